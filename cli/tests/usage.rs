@@ -291,7 +291,7 @@ fn the_error_for_an_invalid_value_names_the_syntax_once() {
     let refused = run(&["ls", "--master", "127.0.0.1"]);
     assert_exit(&refused, 2);
     let text = stderr(&refused);
-    assert!(text.contains("--master: ") && text.contains("`127.0.0.1` is no address"), "{text}");
+    assert!(text.contains("--master: ") && text.contains("`127.0.0.1` is not an address"), "{text}");
     assert_eq!(text.matches("write ").count(), 1, "{text}");
 }
 

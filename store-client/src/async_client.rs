@@ -45,6 +45,7 @@ use worker::Worker;
 use crate::client::{Client, Counters};
 use crate::item::{Part, part};
 use crate::memory::{BufferRange, Fragment};
+use crate::store::RemoveMode;
 
 /// Default limit on waiting operations. While it is reached, tasks with further operations wait.
 pub const QUEUE_JOBS_MAX: usize = 4096;
@@ -101,7 +102,7 @@ enum Job {
     Put(PutJob),
     Get(GetJob),
     Exists(Vec<u8>, Reply<bool>),
-    Remove(Vec<u8>, bool, Reply<bool>),
+    Remove(Vec<u8>, RemoveMode, Reply<bool>),
     Alloc(usize, Reply<SharedRegion>),
     Release(SharedRegion, Reply<()>),
     /// Memory that was allocated for a future that was dropped.
@@ -257,9 +258,9 @@ impl AsyncClient {
 
     /// Removes an object. The result is `false` if there was no such object. See
     /// [`Store::remove`](crate::Store::remove).
-    pub fn remove(&self, key: impl Into<Vec<u8>>, force: bool) -> Pending<bool> {
+    pub fn remove(&self, key: impl Into<Vec<u8>>, mode: RemoveMode) -> Pending<bool> {
         let key = key.into();
-        self.ask(|reply| Job::Remove(key, force, reply))
+        self.ask(|reply| Job::Remove(key, mode, reply))
     }
 
     /// Allocates registered memory. If the future is dropped before it returned the region, the region is

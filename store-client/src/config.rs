@@ -21,6 +21,7 @@ pub(crate) const REQUESTS_PER_BATCH_MIN: u32 = 128;
 /// Settings of a [`Client`](crate::Client).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct ClientConfig {
     /// The master's address. It is not part of this section of a settings file: one file has many sections
     /// and one master.
@@ -51,10 +52,10 @@ pub struct ClientConfig {
     /// How often a call to the master that may safely be repeated is sent, the first time included. 1 to 255.
     /// Default 3.
     pub rpc_tries_max: u8,
-    /// How many places a put may ask the master for, one after the other, when the segments of the place
+    /// How many places a put may request from the master, one after the other, when the segments of the place
     /// before cannot be written. 1 to 9; 1: the put fails if the first place cannot be written. Default 3.
     pub places_max: u8,
-    /// How long a put waits for a segment that accepts no byte before it asks for another place,
+    /// How long a put waits for a segment that accepts no byte before it requests another place,
     /// milliseconds. A long put waits longer, by the time that its bytes take at 25 MB/s. 1 to 600,000.
     /// Default 2,000.
     pub place_ms_max: u32,
@@ -66,6 +67,7 @@ pub struct ClientConfig {
 /// Settings of a [`Node`](crate::Node).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct NodeConfig {
     /// Name of the node, unique in the cluster, 1 to 256 bytes. Its memory is listed under this name.
     pub name: String,

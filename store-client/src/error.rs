@@ -265,7 +265,7 @@ impl fmt::Display for RpcError {
                 tenant.escape_debug()
             ),
             Self::Secret => f.write_str(
-                "the master refused the cluster secret or the admin secret: compare both with the master's settings",
+                "the master refused a secret: compare the cluster secret and the admin secret with the master's settings",
             ),
             Self::Refused(code) => code.fmt(f),
             Self::Forked => f.write_str(FORKED),

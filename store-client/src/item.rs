@@ -84,6 +84,7 @@ pub(crate) type Part = (u64, Option<u64>);
 /// How many items of a batch ended in which way; each item has its own result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "items may have failed"]
+#[non_exhaustive]
 pub struct Tally {
     /// Items that were stored or read.
     pub done: usize,

@@ -8,7 +8,7 @@
 //!                       Store: get put exists remove, in batches
 //!      ┌────────────────────────┬──────────────────────────┐
 //!   Client                BlockingClient              LocalClient
-//!   an engine of its own  threads and tasks share     no engine: asks the node on
+//!   its own engine        threads and tasks share     no engine: uses the node on
 //!      │                  one Client (AsyncClient)    this machine (LocalServer)
 //!      ▼                        │                          │
 //!   ┌───────────────────────┐ ◄─┴──────────────────────────┘ ┌───────────────────────┐
@@ -102,7 +102,7 @@ pub use memory::{BufferRange, Fragment};
 pub use metrics::{ClientMetrics, metrics_text_of};
 pub use node::{Node, NodeStatusReport};
 pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
-pub use store::Store;
+pub use store::{RemoveMode, Store};
 pub use store_core::Placement;
 pub use store_core::message::{
     DrainInfo, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention, SegmentState, TaskCause, TaskReport,

@@ -31,6 +31,7 @@ pub struct MasterClient<'c> {
 
 /// What the master knows about an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ObjectInfo {
     /// Length of the object, bytes.
     pub len: u64,
@@ -42,6 +43,7 @@ pub struct ObjectInfo {
 
 /// One page of a listing of keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ListPage {
     /// The keys, in no particular order.
     pub entries: Vec<ListEntry>,
@@ -51,6 +53,7 @@ pub struct ListPage {
 
 /// One key of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ListEntry {
     /// The key.
     pub key: Vec<u8>,
@@ -66,6 +69,7 @@ pub struct ListEntry {
 
 /// One segment of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SegmentEntry {
     /// Number of the segment, as [`Placement`](store_core::Placement) names it.
     pub segment: store_core::SegmentNo,

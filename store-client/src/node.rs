@@ -47,6 +47,7 @@ pub struct Node {
 
 /// What a node has counted since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NodeStatusReport {
     /// Number of the segment under which its memory is mounted; `None`: it is not mounted.
     pub segment: Option<SegmentNo>,
@@ -80,7 +81,7 @@ struct Shared {
 
 impl Node {
     /// Starts an engine, allocates the memory and mounts it. A master that does not answer is waited for as
-    /// long as [`NodeConfig::wait_master_ms`] says.
+    /// long as [`NodeConfig::wait_master_ms`].
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -354,6 +355,7 @@ impl Shared {
 mod tests {
     use store_master::{Config, MasterHandle, MasterServer};
     use te_engine::{Expulsion, Fabrics, SegmentError};
+    use te_fabric::testkit::eventually;
 
     use super::*;
     use crate::local::{LocalConfig, LocalServerConfig};
@@ -391,13 +393,12 @@ mod tests {
                 assert!(client.put(name.as_bytes(), &[7; 100_000], &ONE).unwrap());
                 expel(&node, client.engine_mut().identity());
                 // The client notices when it connects again; a connection that breaks is not yet the notice.
-                let mut tries = 0;
-                while !client.is_expelled() {
-                    assert!(client.put(b"late", &[8; 100_000], &ONE).is_err(), "{name} over {fabrics}");
-                    tries += 1;
-                    assert!(tries < 1_000, "{name} over {fabrics} does not notice that it was cut off");
-                    thread::sleep(Duration::from_millis(5));
-                }
+                eventually("the client notices that it was cut off", || {
+                    client.is_expelled() || {
+                        assert!(client.put(b"late", &[8; 100_000], &ONE).is_err(), "{name} over {fabrics}");
+                        false
+                    }
+                });
             }
             assert!(plain.put(b"after", &[9; 100_000], &ONE).unwrap(), "{fabrics}");
             assert_eq!(plain.get(b"after").unwrap(), Some(vec![9; 100_000]));
@@ -424,12 +425,7 @@ mod tests {
         let writers = server.shared().identities.lock().unwrap().clone();
         writers.into_iter().for_each(|writer| expel(&node, writer));
         // One call notices that the worker was cut off, and one that the connection is closed.
-        let mut tries = 0;
-        while !local.put(b"after", &[2; 100_000], &ONE).unwrap_or(false) {
-            tries += 1;
-            assert!(tries < 1_000, "the local client does not recover");
-            thread::sleep(Duration::from_millis(5));
-        }
+        eventually("the local client recovers", || local.put(b"after", &[2; 100_000], &ONE).unwrap_or(false));
         assert_eq!(local.get(b"after").unwrap(), Some(vec![2; 100_000]));
         assert_eq!(local.get(b"before").unwrap(), Some(vec![1; 100_000]));
         drop(local);
@@ -440,10 +436,10 @@ mod tests {
     fn nodes_and_clients_keep_no_notifications() {
         let (master, node) = store(Fabrics::TCP);
         let mut client = connect(&master, Fabrics::TCP);
-        let stranger = TransferEngine::start(te_engine::Config::default()).unwrap();
+        let outsider = TransferEngine::start(te_engine::Config::default()).unwrap();
         for endpoint in [node.endpoint().to_owned(), client.engine_mut().name().to_owned()] {
-            let segment = stranger.open_segment(&endpoint).unwrap();
-            let refused = stranger.notify(segment, "a name", b"a message");
+            let segment = outsider.open_segment(&endpoint).unwrap();
+            let refused = outsider.notify(segment, "a name", b"a message");
             assert!(matches!(refused, Err(SegmentError::Refused { .. })), "{endpoint}: {refused:?}");
         }
     }

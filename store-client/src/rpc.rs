@@ -47,6 +47,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// Timeouts of a connection to the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct RpcConfig {
     /// Longest wait for an answer, milliseconds. Default 5,000.
     pub call_ms_max: u32,
@@ -69,6 +70,7 @@ impl Default for RpcConfig {
 /// tenant without a secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Identity {
     /// Tenant whose objects this connection uses, 1 to 64 bytes; empty: no tenant, which is sufficient for a
     /// node.

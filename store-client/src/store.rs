@@ -5,11 +5,34 @@ use store_core::message::PutOptions;
 use crate::error::StoreError;
 use crate::item::{Get, Put, Source, Tally};
 
+/// Which objects a removal may remove.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RemoveMode {
+    /// Objects that are neither leased nor being written. Others are kept.
+    #[default]
+    Unused,
+    /// All objects, even if they are leased or being written.
+    Force,
+}
+
+impl RemoveMode {
+    /// `Force` if `force` is set, otherwise `Unused`: for a flag of a command line or of a protocol.
+    #[must_use]
+    pub const fn forced(force: bool) -> Self {
+        if force { Self::Force } else { Self::Unused }
+    }
+
+    pub(crate) const fn is_force(self) -> bool {
+        matches!(self, Self::Force)
+    }
+}
+
 /// A key-value store of objects.
 ///
 /// | Implemented by | Moves the bytes |
 /// |---|---|
-/// | [`Client`](crate::Client) | with an engine of its own, on the calling thread |
+/// | [`Client`](crate::Client) | with its own engine, on the calling thread |
 /// | [`LocalClient`](crate::LocalClient) | through the node on this machine, without an engine |
 /// | [`BlockingClient`](crate::BlockingClient) | with an `AsyncClient` that threads and tasks share |
 ///
@@ -36,16 +59,15 @@ pub trait Store {
     /// No answer from the master, or from the node on this machine.
     fn batch_exists(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError>;
 
-    /// Removes many objects; with `force` even if they are leased or being written. The result of an item is
-    /// `false` if there was no such object.
+    /// Removes many objects. The result of an item is `false` if there was no such object.
     ///
     /// # Errors
     /// No answer from the master, or from the node on this machine. For an item: `ObjectHasLease`,
-    /// `ReplicaIsNotReady`.
+    /// `ReplicaIsNotReady`, both without [`Force`](RemoveMode::Force).
     fn batch_remove(
         &mut self,
         keys: &[&[u8]],
-        force: bool,
+        mode: RemoveMode,
     ) -> Result<Vec<Result<bool, StoreError>>, StoreError>;
 
     /// Reads an object. `None` is a miss.
@@ -101,13 +123,12 @@ pub trait Store {
         Ok(self.batch_exists(&[key])?.first().copied().unwrap_or(false))
     }
 
-    /// Removes an object; with `force` even if it is leased or being written. Returns `false` if there was no
-    /// such object.
+    /// Removes an object. Returns `false` if there was no such object.
     ///
     /// # Errors
-    /// `ObjectHasLease`, `ReplicaIsNotReady`; as [`batch_remove`](Self::batch_remove).
-    fn remove(&mut self, key: &[u8], force: bool) -> Result<bool, StoreError> {
-        let removed = self.batch_remove(&[key], force)?;
+    /// As [`batch_remove`](Self::batch_remove), whose errors of an item are returned.
+    fn remove(&mut self, key: &[u8], mode: RemoveMode) -> Result<bool, StoreError> {
+        let removed = self.batch_remove(&[key], mode)?;
         removed.into_iter().next().unwrap_or(Ok(false))
     }
 }

@@ -77,6 +77,7 @@ pub struct Config {
 /// Limits of the metadata server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct MetadataLimits {
     /// Most keys at a time. Default 65,536.
     pub keys_max: u32,
@@ -91,6 +92,7 @@ pub struct MetadataLimits {
 /// Limits on clients of an HTTP server. A client that is slower loses its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct HttpLimits {
     /// Most HTTP connections at a time, at least 1. When another one comes, the connection that was silent
     /// for the longest time is closed; while requests are being answered on all of them, `/health` and

@@ -45,6 +45,7 @@ impl Events {
         }
     }
 
+    /// A line about a node that joins, leaves, is replaced or given up.
     fn line(&mut self, event: &Event, now: Instant) {
         match event {
             Event::SegmentMounted { node, name, endpoint, bytes, .. } => {
@@ -97,6 +98,13 @@ impl Events {
                 objects_lost,
                 "node given up: it sent no heartbeat for too long"
             ),
+            _ => self.condition(event, now),
+        }
+    }
+
+    /// A line about a refusal, or about the state of a segment or of the store.
+    fn condition(&mut self, event: &Event, now: Instant) {
+        match event {
             Event::MountRefused { name, endpoint, holder_endpoint, holder_silent_ms } => {
                 self.names_held_total += 1;
                 if let Some(suppressed) = self.refused.may(now) {

@@ -410,7 +410,7 @@ mod tests {
     fn a_route_may_take_longer_than_any_client() {
         let mut server = HttpServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let late = |ConnectInfo(from): ConnectInfo<SocketAddr>| async move {
-            tokio::time::sleep(Duration::from_millis(2_500)).await;
+            tokio::time::sleep(Duration::from_millis(2_500)).await; // timing: longer than the limits below
             from.to_string()
         };
         let limits = HttpLimits { connections_max: 1, head_ms_max: 1_000, stall_ms_max: 1_000 };
@@ -433,7 +433,7 @@ mod tests {
     impl AsyncWrite for Taking {
         fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
             let moment =
-                self.moment.get_or_insert_with(|| Box::pin(tokio::time::sleep(Duration::from_millis(5))));
+                self.moment.get_or_insert_with(|| Box::pin(tokio::time::sleep(Duration::from_millis(5)))); // timing: the reader pauses
             ready!(moment.as_mut().poll(cx));
             self.moment = None;
             Poll::Ready(Ok(self.bytes))

@@ -207,6 +207,16 @@ impl Snapshot {
         self.register_tenants(&mut registry);
         self.register_tasks(&mut registry);
         self.register_eviction(&mut registry);
+        self.register_gauges(&mut registry);
+        self.register_counters(&mut registry);
+        self.register_held(&mut registry);
+        self.register_refusals(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+
+    fn register_gauges(&self, registry: &mut Registry) {
         let stats = &self.stats;
         let gauges: [(&str, &str, u64); 17] = [
             ("objects", "Readable objects", stats.objects),
@@ -243,21 +253,27 @@ impl Snapshot {
             ("resident_bytes", "Resident memory of the process, bytes", resident_bytes()),
             ("epoch", "Epoch of the master: one per life of its process", u64::from(self.epoch)),
         ];
-        gauges.into_iter().for_each(|(name, help, value)| gauge(&mut registry, name, help, value));
+        gauges.into_iter().for_each(|(name, help, value)| gauge(registry, name, help, value));
         let uptime = Gauge::<f64, AtomicU64>::default();
         uptime.set(self.uptime.as_secs_f64());
         registry.register("uptime_seconds", "Time since the start of the process, seconds", uptime);
         let start = Gauge::<f64, AtomicU64>::default();
         start.set(self.started_s);
         registry.register("start_time_seconds", "Time of the start, seconds since the Unix epoch; a change means a restart", start);
-        let counters: [(&str, &str, u64); 30] = [
+    }
+
+    fn register_counters(&self, registry: &mut Registry) {
+        let stats = &self.stats;
+        let counters: [(&str, &str, u64); 31] = [
             ("put_starts", "Puts started", stats.put_starts_total),
             ("put_ends", "Puts committed", stats.put_ends_total),
             ("put_revokes", "Puts revoked", stats.put_revokes_total),
             ("puts_partial", "Puts that got fewer replicas than wanted", stats.puts_partial_total),
             ("puts_no_room", "Puts that found no room", stats.puts_no_room_total),
-            ("puts_exist", "Puts refused because the key was taken", stats.puts_exist_total),
-            ("zombies", "Puts of dead writers", stats.abandoned_puts_total),
+            ("puts_exist", "Puts refused because the key exists", stats.puts_exist_total),
+            ("puts_abandoned", "Puts whose writer was given up", stats.zombies_total),
+            // The former name, for one release.
+            ("zombies", "Deprecated: use snowskin_master_puts_abandoned_total", stats.zombies_total),
             ("gets", "Keys looked up by get", stats.gets_total),
             ("get_hits", "Keys found by get", stats.get_hits_total),
             ("get_bytes", "Bytes of objects found by get", stats.get_bytes_total),
@@ -302,12 +318,7 @@ impl Snapshot {
             ),
             ("streams_broken", "RPC streams closed because of malformed frames", self.requests.broken_total),
         ];
-        counters.into_iter().for_each(|(name, help, value)| counter(&mut registry, name, help, value));
-        self.register_held(&mut registry);
-        self.register_refusals(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry)?;
-        Ok(text)
+        counters.into_iter().for_each(|(name, help, value)| counter(registry, name, help, value));
     }
 
     /// Bytes that are neither free nor part of an object, by reason.

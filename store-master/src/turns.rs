@@ -182,8 +182,8 @@ mod tests {
         account.is_known_now();
         account
     }
-/// A thread whose connections send a request as soon as they were served. Time is counted, not measured.
-    /// A thread whose connections ask again as soon as they were served. Time is counted, not measured.
+
+    /// A thread whose connections send a request as soon as they were served. Time is counted, not measured.
     struct Workload {
         turns: Turns,
         accounts: Vec<Account>,

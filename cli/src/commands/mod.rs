@@ -88,7 +88,8 @@ impl MasterArg {
     /// Opens a connection that acts for another tenant, for an administrator.
     pub(crate) fn connect_to(&self, tenant: &str) -> anyhow::Result<RpcConnection> {
         let settings = self.flags.settings();
-        let identity = Identity { tenant: tenant.to_owned(), ..settings.cluster.identity() };
+        let mut identity = settings.cluster.identity();
+        identity.tenant = tenant.to_owned();
         RpcConnection::connect_as(self.address().clone(), settings.client.rpc, identity).map_err(no_master)
     }
 }

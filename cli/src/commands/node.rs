@@ -259,6 +259,7 @@ const MEMORY_BYTES_MIN: u64 = 4096;
 
 /// Configuration of the local server in a node's process. One object may be as long as all arenas together.
 pub(crate) fn local_server_config(path: PathBuf, store: ClientConfig) -> LocalServerConfig {
-    let config = LocalServerConfig::new(path, store);
-    LocalServerConfig { arena_bytes_max: config.arenas_bytes_max, ..config }
+    let mut config = LocalServerConfig::new(path, store);
+    config.arena_bytes_max = config.arenas_bytes_max;
+    config
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::{Client, LocalClient, Placement, PutOptions, RpcConnection, Store as _, StoreError};
+use store_client::{Client, LocalClient, Placement, PutOptions, RpcConnection, Store as _, StoreError, RemoveMode};
 use store_core::Key;
 use store_core::message::{FindReplicas, Pin, Retention};
 use store_core::placement::NAMED_MAX;
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let bar = Bar::spinner(format!("storing {}", ByteSize(bytes).approximate()), global.quiet);
     let started = Instant::now();
     if args.replace {
-        client.remove(args.key.as_bytes(), true).map_err(|error| refused_in(&client, &args.key, &error))?;
+        client.remove(args.key.as_bytes(), RemoveMode::Force).map_err(|error| refused_in(&client, &args.key, &error))?;
     }
     let placement = placement(args, &mut client)?;
     let options = PutOptions { replicas: args.replicas, placement, retention: retention(args) };
@@ -136,7 +136,7 @@ fn put_local(args: &Args, mut client: LocalClient, value: &[u8]) -> Outcome {
     let failed = |error: StoreError| local::failure(&args.key, &error);
     let started = Instant::now();
     if args.replace {
-        client.remove(args.key.as_bytes(), true).map_err(failed)?;
+        client.remove(args.key.as_bytes(), RemoveMode::Force).map_err(failed)?;
     }
     let stored = args.wait.for_node(
         &mut client,

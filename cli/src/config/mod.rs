@@ -92,12 +92,12 @@ pub(crate) struct ClusterSettings {
 
 impl ClusterSettings {
     pub(crate) fn identity(&self) -> store_client::Identity {
-        store_client::Identity {
-            tenant: self.tenant.clone(),
-            secret: self.tenant_secret.clone(),
-            admin: self.admin_secret.clone(),
-            cluster: self.cluster_secret.clone(),
-        }
+        let mut identity = store_client::Identity::default();
+        identity.tenant = self.tenant.clone();
+        identity.secret = self.tenant_secret.clone();
+        identity.admin = self.admin_secret.clone();
+        identity.cluster = self.cluster_secret.clone();
+        identity
     }
 }
 

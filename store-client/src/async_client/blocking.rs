@@ -12,7 +12,7 @@ use super::queue::Pending;
 use super::{AsyncClient, GetJob, Job, Origin, OwnRange, To};
 use crate::error::StoreError;
 use crate::item::{Get, Put, Sink, Source, Tally};
-use crate::store::Store;
+use crate::store::{RemoveMode, Store};
 
 /// The blocking interface of an [`AsyncClient`]: many threads share one engine, each with a clone of this.
 ///
@@ -110,9 +110,9 @@ impl Store for BlockingClient {
     fn batch_remove(
         &mut self,
         keys: &[&[u8]],
-        force: bool,
+        mode: RemoveMode,
     ) -> Result<Vec<Result<bool, StoreError>>, StoreError> {
-        Ok(Waiter::new().all(keys.iter().map(|key| self.client.remove(*key, force)).collect()))
+        Ok(Waiter::new().all(keys.iter().map(|key| self.client.remove(*key, mode)).collect()))
     }
 }
 

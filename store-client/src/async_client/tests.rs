@@ -94,9 +94,9 @@ fn a_future_that_is_dropped_before_its_operation_begins_undoes_it() {
 fn memory_of_a_dropped_allocation_is_given_back() {
     let (_master, _node, client) = store();
     let regions = || {
-        let (tell, told) = channel();
-        wait(client.run(move |client| tell.send(client.engine_stats().regions).unwrap())).unwrap();
-        told.recv().unwrap()
+        let (sender, receiver) = channel();
+        wait(client.run(move |client| sender.send(client.engine_stats().regions).unwrap())).unwrap();
+        receiver.recv().unwrap()
     };
     let before = regions();
     let unclaimed = begun(client.alloc(4096));

@@ -12,7 +12,7 @@ use crate::client::Client;
 use crate::error::StoreError;
 use crate::item::{Get, Put, Sink, Source};
 use crate::memory::BufferRange;
-use crate::store::Store as _;
+use crate::store::{RemoveMode, Store as _};
 
 /// State of the thread. Dropping it, even in a panic, ends all waiting operations.
 pub(super) struct Worker {
@@ -72,8 +72,8 @@ impl Worker {
                 Job::Put(put) if put.reply.is_wanted() => all.puts.push(put),
                 Job::Get(get) if get.is_wanted() => all.gets.push(get),
                 Job::Exists(key, reply) if reply.is_wanted() => all.exists.push((key, reply)),
-                Job::Remove(key, force, reply) if reply.is_wanted() => {
-                    all.removes[usize::from(force)].push((key, reply));
+                Job::Remove(key, mode, reply) if reply.is_wanted() => {
+                    all.removes[usize::from(mode.is_force())].push((key, reply));
                 }
                 Job::Alloc(len, reply) if reply.is_wanted() => reply.send(self.client.alloc(len)),
                 Job::Release(region, reply) if reply.is_wanted() => {
@@ -102,8 +102,8 @@ impl Worker {
     fn carry_out(&mut self, gathered: Gathered) {
         let Gathered { puts, gets, exists, removes } = gathered;
         self.exists(exists);
-        for (force, removes) in [false, true].into_iter().zip(removes) {
-            self.remove(removes, force);
+        for (mode, removes) in [RemoveMode::Unused, RemoveMode::Force].into_iter().zip(removes) {
+            self.remove(removes, mode);
         }
         self.get(gets);
         self.put(puts);
@@ -120,12 +120,12 @@ impl Worker {
         }
     }
 
-    fn remove(&mut self, asks: Asked<Vec<u8>, bool>, force: bool) {
+    fn remove(&mut self, asks: Asked<Vec<u8>, bool>, mode: RemoveMode) {
         if asks.is_empty() {
             return;
         }
         let (keys, replies): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
-        match self.client.batch_remove(&slices(&keys), force) {
+        match self.client.batch_remove(&slices(&keys), mode) {
             Ok(results) => answer(replies, results),
             Err(error) => refuse(replies, &error),
         }

@@ -117,7 +117,7 @@ mod tests {
     use te_engine::Fabrics;
 
     use crate::engine::PanicAt;
-    use crate::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions, Store as _};
+    use crate::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions, RemoveMode, Store as _};
 
     fn store(fabrics: Fabrics) -> (MasterHandle, Node, Client) {
         let config =
@@ -180,7 +180,7 @@ mod tests {
             client.mover.summed_bytes = 0;
             assert!(client.put(b"k", &parts, &PutOptions::default()).unwrap());
             assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value));
-            assert!(client.remove(b"k", true).unwrap());
+            assert!(client.remove(b"k", RemoveMode::Force).unwrap());
             client.mover.summed_bytes == 0
         });
         assert!(summed_by_rail);

@@ -66,6 +66,7 @@ pub struct Client {
 
 /// What a client has counted since it connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counters {
     /// Keys that were read intact.
     pub hits: u64,

@@ -20,10 +20,11 @@ use super::protocol::{
 use crate::client::removed;
 use crate::error::StoreError;
 use crate::item::{Get, Part, Put, Sink, Source, Tally};
-use crate::store::Store;
+use crate::store::{RemoveMode, Store};
 
 /// Settings of a [`LocalClient`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LocalConfig {
     /// Path of the node's socket.
     pub path: PathBuf,
@@ -503,11 +504,11 @@ impl Store for LocalClient {
     fn batch_remove(
         &mut self,
         keys: &[&[u8]],
-        force: bool,
+        mode: RemoveMode,
     ) -> Result<Vec<Result<bool, StoreError>>, StoreError> {
         let mut results = Vec::with_capacity(keys.len());
         for keys in chunks(keys, |key| key) {
-            let request = Request::Remove { force, keys: keys.iter().map(|key| Key(key)).collect() };
+            let request = Request::Remove { force: mode.is_force(), keys: keys.iter().map(|key| Key(key)).collect() };
             match self.ask(&request)? {
                 Answer::Done(answers) if answers.len() == keys.len() => {
                     results.extend(answers.into_iter().map(removed));

@@ -26,6 +26,7 @@ use crate::metrics::ClientMetrics;
 
 /// Settings of a [`LocalServer`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LocalServerConfig {
     /// Path of the socket. A socket that a dead server left behind is replaced; that of a live server is not.
     pub path: PathBuf,
@@ -110,6 +111,7 @@ pub struct LocalServer {
 
 /// What a [`LocalServer`] has counted since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LocalStats {
     /// Clients at present.
     pub clients: u32,

@@ -1,11 +1,11 @@
 //! Tests with a simulated read that does not drain, which no real fabric produces on demand.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use store_core::message::PutOptions;
 use store_master::{Config, MasterHandle, MasterServer};
 use te_engine::Fabrics;
+use te_fabric::testkit::eventually;
 
 use super::{LocalClient, LocalConfig, LocalServer, LocalServerConfig, default_path};
 use crate::{ClientConfig, Get, Node, NodeConfig, Store as _, StoreError};
@@ -32,14 +32,6 @@ fn store() -> (Store, LocalConfig) {
     let server = LocalServer::start(config).unwrap();
     let local = LocalConfig { arena_bytes: 2 << 20, ..LocalConfig::new(server.path()) };
     (Store { server, _node: node, _master: master, _dir: dir }, local)
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(15);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::client::Client;
 use crate::error::StoreError;
 use crate::item::{Get, Put, Sink, Source};
 use crate::memory::BufferRange;
-use crate::store::Store as _;
+use crate::store::{RemoveMode, Store as _};
 
 pub(super) struct Worker {
     config: LocalServerConfig,
@@ -560,7 +560,7 @@ fn carry_out(client: &mut Client, arena: &SharedRegion, request: &Request<'_>) -
         }
         Request::Remove { force, keys } => {
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.0).collect();
-            match client.batch_remove(&keys, *force) {
+            match client.batch_remove(&keys, RemoveMode::forced(*force)) {
                 Ok(removed) => Answer::Done(
                     removed.into_iter().map(|removed| plain(removed, ErrorCode::KeyNotFound)).collect(),
                 ),

@@ -9,9 +9,11 @@ use store_core::{ErrorCode, Key, SegmentNo};
 use super::{ListPage, MasterClient, listed};
 use crate::client::chunks;
 use crate::error::StoreError;
+use crate::store::RemoveMode;
 
 /// Result of a bulk removal, in objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BulkRemoval {
     /// Objects that were removed.
     pub removed: u64,
@@ -41,8 +43,8 @@ impl MasterClient<'_> {
     ///
     /// # Errors
     /// As [`find`](Self::find). Objects that were removed before the error are gone.
-    pub fn remove_matching(&mut self, pattern: &str, force: bool) -> Result<BulkRemoval, StoreError> {
-        self.remove_pages(Some(pattern), force)
+    pub fn remove_matching(&mut self, pattern: &str, mode: RemoveMode) -> Result<BulkRemoval, StoreError> {
+        self.remove_pages(Some(pattern), mode)
     }
 
     /// Removes every object of the connection's tenant, as [`remove`](crate::Store::remove) does. Objects
@@ -50,8 +52,8 @@ impl MasterClient<'_> {
     ///
     /// # Errors
     /// No answer from the master. Objects that were removed before the error are gone.
-    pub fn remove_all(&mut self, force: bool) -> Result<BulkRemoval, StoreError> {
-        self.remove_pages(None, force)
+    pub fn remove_all(&mut self, mode: RemoveMode) -> Result<BulkRemoval, StoreError> {
+        self.remove_pages(None, mode)
     }
 
     /// The hosts of nodes or segments, at most eight per node.
@@ -92,11 +94,11 @@ impl MasterClient<'_> {
         Ok(results)
     }
 
-    fn remove_pages(&mut self, pattern: Option<&str>, force: bool) -> Result<BulkRemoval, StoreError> {
+    fn remove_pages(&mut self, pattern: Option<&str>, mode: RemoveMode) -> Result<BulkRemoval, StoreError> {
         let mut sum = BulkRemoval::default();
         let mut cursor = 0;
         loop {
-            let query = RemoveQuery { pattern, cursor, force };
+            let query = RemoveQuery { pattern, cursor, force: mode.is_force() };
             let (page, _) = self.rpc.call::<RemoveMany>(&query, std::iter::empty())?;
             sum.removed += u64::from(page.removed);
             sum.leased += u64::from(page.leased);

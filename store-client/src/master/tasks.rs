@@ -12,6 +12,7 @@ use crate::error::StoreError;
 
 /// The current state of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TaskEntry {
     /// Number of the task.
     pub id: TaskId,
@@ -37,6 +38,7 @@ pub struct TaskEntry {
 
 /// One page of tasks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TaskPage {
     /// The tasks, oldest first.
     pub entries: Vec<TaskEntry>,

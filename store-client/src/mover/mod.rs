@@ -17,6 +17,7 @@
 //! therefore computed piece by piece, while the bytes are still in the cache and later pieces are under way.
 
 mod buffers;
+mod land;
 mod parts;
 mod sums;
 
@@ -39,6 +40,7 @@ use crate::memory::{BufferRange, Memory};
 use crate::quarantine::Quarantine;
 pub(crate) use buffers::Buffers;
 use buffers::Cursor;
+use land::land;
 use parts::{Next, Parts};
 use sums::ItemSum;
 
@@ -738,41 +740,6 @@ impl Mover {
         for index in 0..self.jobs.len() {
             self.end_if_over(index);
         }
-    }
-}
-
-/// Handles a piece that has landed: adds it to the checksum and, if it passed through the bounce buffer,
-/// copies it to its destination. A checksum that the rail computed is used for bytes that were read directly
-/// into registered memory; bytes that passed through the bounce buffer are checksummed after the copy.
-fn land(
-    job: &mut Job,
-    piece: &Flying,
-    crc32c: Option<u32>,
-    bounce: &Bounce,
-    memory: &Memory,
-    buffers: &mut Buffers<'_, '_>,
-) {
-    if let Some(parts) = &mut job.parts {
-        if let Some(whole) = parts.land(&job.transfer, piece, crc32c, bounce, memory, buffers) {
-            job.checksum = Checksum::of(whole);
-        }
-        return;
-    }
-    match piece.place {
-        Place::Bounced(at) => {
-            let (item, len) = (job.transfer.item as usize, job.transfer.len);
-            // An object that is longer than its sink is not read. If it were, the checksum would not match.
-            buffers.fill(item, len, piece.offset, piece.len, |skip, place| {
-                // The piece lies inside the region, so this cannot fail. If it did, the checksum would not
-                // match.
-                let _ = bounce.region().read(at.offset + skip, place);
-                job.checksum.update(place);
-            });
-        }
-        Place::Straight(range) => match crc32c {
-            Some(crc32c) => job.checksum.update_summed(crc32c, piece.len),
-            None => memory.checksum(range, &mut job.checksum),
-        },
     }
 }
 

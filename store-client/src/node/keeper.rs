@@ -209,7 +209,7 @@ impl Keeper {
     }
 }
 
-/// A [`MountResponse`] of our own.
+/// A [`MountAnswer`] that owns its data.
 enum Asked {
     Mounted(store_core::message::Mounted),
     Stale { incarnation_min: Incarnation },

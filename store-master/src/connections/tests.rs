@@ -126,7 +126,7 @@ fn flood() -> Vec<u8> {
     let (mut out, none) = (Vec::new(), std::iter::empty);
     let find = FindQuery { pattern: "(a[ab]{20}c|b[ab]{20}d)", limit: 1, cursor: 0 };
     Find::encode_request(&mut out, 1, &find, none()).unwrap();
-    let list = ListQuery { prefix: Key(b"nobody"), limit: 4096, cursor: 0 };
+    let list = ListQuery { prefix: Key(b"absent"), limit: 4096, cursor: 0 };
     List::encode_request(&mut out, 2, &list, none()).unwrap();
     ExplainEviction::encode_request(&mut out, 3, &4096, none()).unwrap();
     let keys = (0..KEYS).map(|_| Key(b"a key of the usual length"));

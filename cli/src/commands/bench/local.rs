@@ -4,10 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use store_client::local::LocalConfig;
-use store_client::{
-    BufferRange, Client, ClientConfig, Get, LocalBuffer, LocalClient, PutOptions, SharedRegion, Store as _,
-    StoreError,
-};
+use store_client::{BufferRange, Client, ClientConfig, Get, LocalBuffer, LocalClient, PutOptions, SharedRegion, Store as _, StoreError, RemoveMode};
 use te_engine::Fabrics;
 
 use super::cpu_s_per_gib;
@@ -109,9 +106,9 @@ impl Way {
     fn remove(&mut self, keys: &[Vec<u8>]) -> anyhow::Result<()> {
         let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
         match self {
-            Self::Embedded(client, _) => drop(client.batch_remove(&keys, true)?),
+            Self::Embedded(client, _) => drop(client.batch_remove(&keys, RemoveMode::Force)?),
             Self::Local(client, _) => {
-                drop(client.batch_remove(&keys, true).map_err(|error| failure("", &error))?);
+                drop(client.batch_remove(&keys, RemoveMode::Force).map_err(|error| failure("", &error))?);
             }
         }
         Ok(())
@@ -147,8 +144,9 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let mut embedded = Client::connect(config).map_err(crate::commands::no_start)?;
     let region = embedded.alloc(usize::try_from(longest)?)?;
     let arena_bytes = 2 * longest.max(1 << 20);
-    let mut local = LocalClient::connect(LocalConfig { arena_bytes, ..LocalConfig::new(&socket) })
-        .map_err(|error| failure("", &StoreError::from(error)))?;
+    let mut config = LocalConfig::new(&socket);
+    config.arena_bytes = arena_bytes;
+    let mut local = LocalClient::connect(config).map_err(|error| failure("", &StoreError::from(error)))?;
     let buffer = local.alloc(longest).map_err(|error| failure("", &error))?;
     let zeros = vec![0; usize::try_from(longest)?];
     region.write(0, &zeros)?;

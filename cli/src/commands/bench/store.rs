@@ -5,9 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::Serialize;
-use store_client::{
-    BufferRange, Client, ClientConfig, ErrorCode, Get, Put, PutOptions, SharedRegion, Store as _, StoreError,
-};
+use store_client::{BufferRange, Client, ClientConfig, ErrorCode, Get, Put, PutOptions, SharedRegion, Store as _, StoreError, RemoveMode};
 use te_engine::Fabrics;
 
 use super::cpu_s_per_gib;
@@ -421,7 +419,7 @@ impl Bench {
     fn remove(&mut self, numbers: std::ops::Range<u64>) -> anyhow::Result<()> {
         let keys: Vec<_> = numbers.map(key_of).collect();
         let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
-        self.client.batch_remove(&keys, true)?;
+        self.client.batch_remove(&keys, RemoveMode::Force)?;
         Ok(())
     }
 

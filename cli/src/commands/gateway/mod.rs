@@ -176,11 +176,10 @@ impl Gateway {
             body_bytes_max: body,
             own_hosts_only: listen.ip().is_loopback(),
         };
-        let http = HttpLimits {
-            connections_max: limits.connections_max.into(),
-            head_ms_max: limits.head_ms_max,
-            stall_ms_max: limits.stall_ms_max,
-        };
+        let mut http = HttpLimits::default();
+        http.connections_max = limits.connections_max.into();
+        http.head_ms_max = limits.head_ms_max;
+        http.stall_ms_max = limits.stall_ms_max;
         let mut server = HttpServer::bind(listen).map_err(|error| {
             Failure::failed(format!("cannot listen at {listen}: {error}"))
                 .hint("stop the process that listens there, or choose another address")

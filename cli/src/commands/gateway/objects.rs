@@ -11,10 +11,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use serde::{Deserialize, Serialize};
-use store_client::{
-    Client, ErrorCode, Get, ObjectInfo, Pin as Keep, PutOptions, Retention, Store as _, StoreError,
-    metrics_text_of,
-};
+use store_client::{Client, ErrorCode, Get, ObjectInfo, Pin as Keep, PutOptions, Retention, Store as _, StoreError, metrics_text_of, RemoveMode};
 use store_master::is_own_host;
 
 use super::parse::{Wanted, has_tag, percent_decode, percent_encode, query_pairs, wanted_range};
@@ -310,7 +307,7 @@ async fn delete_object(State(app): State<App>, uri: Uri) -> Answer {
             (name, _) => return Err(unknown(name, "force=true|false")),
         }
     }
-    match app.pool.call(move |client| client.remove(&key, force)).await?? {
+    match app.pool.call(move |client| client.remove(&key, RemoveMode::forced(force))).await?? {
         true => Ok(StatusCode::NO_CONTENT.into_response()),
         false => Err(miss()),
     }
