@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use store_core::EvictionPolicy;
 use te_engine::Fabrics;
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::exit::Failure;
 use crate::process::{self, Child};
 use crate::progress::Bar;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use store_client::local::make_default_path;
 use store_client::{Address, LocalServer, Node};
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::available_memory;
 use crate::commands::cluster::NodeReady;
 use crate::commands::gateway::Gateway;

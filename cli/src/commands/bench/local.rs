@@ -11,7 +11,7 @@ use store_client::{
 use te_engine::Fabrics;
 
 use super::cpu_s_per_gib;
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::commands::local::failure;
 use crate::content::mix;

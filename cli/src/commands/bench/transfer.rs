@@ -14,7 +14,7 @@ use te_engine::{Config, Engine, FabricEntry, Fabrics, LocalAddr, SharedRegion, T
 
 use super::cpu_s_per_gib;
 use super::target::{TargetReady, touch};
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::fabric_values;
 use crate::commands::metadata::MetadataArg;
 use crate::content::{Content, mix};

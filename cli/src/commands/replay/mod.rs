@@ -17,7 +17,7 @@ use store_core::allocator::GRAIN_BYTES;
 use store_core::blocks::stored_len;
 use te_engine::Fabrics;
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::commands::{FabricParser, eviction_parser};
 use crate::content::Content;
