@@ -1,13 +1,12 @@
 //! Zero allocations on the data path: batch table, slicer, route and `MultiTransport` over a million slices.
 
 use std::alloc::System;
-use std::collections::VecDeque;
 
-use te_core::testkit::{CountingAlloc, allocations, is_counting};
+use te_core::testkit::{CountingAlloc, NullTransport, allocations, is_counting};
 use te_core::{
-    Access, BatchTable, Capabilities, Completion, Delay, Error, ErrorKind, Fault, FaultConfig, Features,
-    HealthConfig, HealthRoute, Instant, MemSpan, Memory, MultiTransport, Op, RegionId, RegionOffset,
-    RemoteOffset, RemoteRegionId, Slice, Slicer, Status, Throttle, Token, Trace, TransferRequest, Transport,
+    Access, BatchTable, Completion, Delay, Fault, FaultConfig, HealthConfig, HealthRoute, Instant, MemSpan,
+    MultiTransport, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Slicer, Status,
+    Throttle, Token, Trace, TransferRequest, Transport,
 };
 
 #[global_allocator]
@@ -18,81 +17,6 @@ const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 const SLICE_BYTES: u32 = 4096;
 const SLICES: u64 = 1 << 20;
 const SLICES_A_BATCH: u64 = 1024;
-
-/// Completes what it is given, in order, without moving a byte.
-struct Loop {
-    ring: VecDeque<Token>,
-    name: &'static str,
-}
-
-impl Loop {
-    fn new(name: &'static str) -> Self {
-        Self { ring: VecDeque::with_capacity(256), name }
-    }
-}
-
-impl Memory for Loop {
-    unsafe fn register(&mut self, _: RegionId, _: MemSpan, _: Access) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn deregister(&mut self, _: RegionId) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn export(&self, _: RegionId, out: &mut [u8]) -> Result<usize, Error> {
-        *out.first_mut().ok_or(ErrorKind::OutOfRange)? = 1;
-        Ok(1)
-    }
-
-    fn attach(&mut self, _: RemoteRegionId, _: &[u8]) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn detach(&mut self, _: RemoteRegionId) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
-impl Transport for Loop {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::new(Features::READ | Features::WRITE)
-            .with_slice_bytes(SLICE_BYTES, u32::MAX)
-            .with_inflight_max(256)
-            .with_export_bytes_max(1)
-    }
-
-    fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
-        let room = (256 - self.ring.len()).min(batch.len());
-        self.ring.extend(batch[..room].iter().map(|slice| slice.token));
-        Ok(room)
-    }
-
-    fn poll(&mut self, _: Instant, out: &mut [Completion]) -> usize {
-        let count = out.len().min(self.ring.len());
-        for (place, token) in out.iter_mut().zip(self.ring.drain(..count)) {
-            *place = Completion::applied(token);
-        }
-        count
-    }
-
-    fn poll_at(&self) -> Option<Instant> {
-        None
-    }
-
-    fn cancel(&mut self, _: Token) -> Result<(), Error> {
-        Err(ErrorKind::NotFound.into())
-    }
-
-    fn fence(&mut self, token: Token, _: RemoteRegionId) -> Result<(), Error> {
-        self.ring.push_back(token);
-        Ok(())
-    }
-}
 
 /// Drives `slices` slices in batches through the table and `transport`; gives the allocations after the first batch.
 fn drive(transport: &mut impl Transport, slices: u64) -> u64 {
@@ -143,9 +67,11 @@ fn drive(transport: &mut impl Transport, slices: u64) -> u64 {
     allocations() - warm
 }
 
-fn multi() -> MultiTransport<Loop, HealthRoute> {
+fn multi() -> MultiTransport<NullTransport, HealthRoute> {
     let route = HealthRoute::new(&[100, 100, 150], HealthConfig::default());
-    MultiTransport::new(["a", "b", "c"].map(Loop::new), route, 512).expect("three rails")
+    let rails = ["a", "b", "c"]
+        .map(|name| NullTransport::new(256).named(name).with_slice_bytes(SLICE_BYTES, u32::MAX));
+    MultiTransport::new(rails, route, 512).expect("three rails")
 }
 
 #[test]

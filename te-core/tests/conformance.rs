@@ -112,12 +112,9 @@ mod through_all_decorators_on_a_stormy_fabric {
 #[test]
 fn the_laws_hold_whatever_the_seed() {
     use te_core::sim::SimConfig;
-    use te_core::testkit::{SimHarness, conformance};
+    use te_core::testkit::{SimHarness, conformance, seeds};
 
-    let seeds = std::env::var("SNOWSKIN_SEEDS").unwrap_or_else(|_| "100..104".into());
-    let (first, last) = seeds.split_once("..").expect("FIRST..LAST");
-    let number = |text: &str| text.parse::<u64>().expect("a number");
-    for seed in number(first)..number(last) {
+    for seed in seeds(100..104) {
         println!("seed {seed}");
         let _report = conformance(&mut SimHarness::new(seed, SimConfig::STORMY));
         let _report = conformance(&mut over_two_rails::harness(seed, SimConfig::STORMY));

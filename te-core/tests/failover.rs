@@ -1,12 +1,12 @@
 //! Rails die one after another and come back: an application over all of them sees neither an error, nor a wrong byte, nor
 //! a byte that changes after the end.
 //!
-//! Every run is a seed. `SNOWSKIN_SEED=n` runs that one and prints what each fault cost; `SNOWSKIN_SEEDS=n` runs the first `n`.
+//! Every run is a seed; see `te_core::testkit::seeds`. With `SNOWSKIN_SEED=n` it prints what each fault cost.
 
 use std::time::Duration;
 
-use te_core::sim::Rng;
 use te_core::testkit::failover::{Fault, Phase, Recovery, drawn, every_fault, simulate};
+use te_core::testkit::{Rng, one_seed, seeds};
 use te_core::{ErrorKind, HealthConfig, HealthRoute};
 
 fn run(seed: u64, plan: &[Phase]) -> Result<Vec<Recovery>, String> {
@@ -15,21 +15,12 @@ fn run(seed: u64, plan: &[Phase]) -> Result<Vec<Recovery>, String> {
     simulate(seed, plan, route, HealthRoute::health)
 }
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
 #[test]
 fn any_fault_on_any_rail_costs_no_transfer_and_no_byte() {
-    let seeds = match (number("SNOWSKIN_SEED"), number("SNOWSKIN_SEEDS")) {
-        (Some(seed), _) => seed..seed + 1,
-        (None, count) => 0..count.unwrap_or(500),
-    };
-    let chatty = seeds.end - seeds.start == 1;
-    for seed in seeds {
+    for seed in seeds(0..500) {
         let plan = drawn(&mut Rng::new(seed), 6);
         match run(seed, &plan) {
-            Ok(recoveries) if chatty => recoveries.iter().for_each(|recovery| println!("{recovery}")),
+            Ok(recoveries) if one_seed() => recoveries.iter().for_each(|recovery| println!("{recovery}")),
             Ok(_) => {}
             Err(what) => panic!("SNOWSKIN_SEED={seed}: {what}\nthe plan: {plan:#?}"),
         }

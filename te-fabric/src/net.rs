@@ -368,14 +368,14 @@ mod tests {
         set_liveness(&stream, 2_000).expect("options that every kernel has");
         set_buffers(&stream, Some(16_384), None).expect("options that every kernel has");
         reset_on_close(&stream);
-        let accepted = (0..1_000).find_map(|_| match listener.accept() {
-            Accepted::Connection(accepted) => Some(accepted),
-            _ => {
-                std::thread::sleep(core::time::Duration::from_millis(1));
-                None
+        let mut accepted = None;
+        crate::testkit::eventually("the connection over loopback is accepted", || {
+            if let Accepted::Connection(stream) = listener.accept() {
+                accepted = Some(stream);
             }
+            accepted.is_some()
         });
-        let accepted = accepted.expect("loopback does not take a second");
+        let accepted = accepted.expect("just seen");
         assert_eq!(accepted.peer_addr().ok(), stream.local_addr().ok());
 
         let now = Instant::from_millis(50);

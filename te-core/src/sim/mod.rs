@@ -39,7 +39,6 @@
 mod blob;
 mod config;
 mod lock;
-mod rng;
 mod slab;
 mod transport;
 mod world;
@@ -50,8 +49,8 @@ use crate::Instant;
 use lock::SpinLock;
 use world::World;
 
+pub use crate::testkit::Rng;
 pub use config::{LinkConfig, SimConfig};
-pub use rng::Rng;
 pub use transport::SimTransport;
 
 /// The fabric that all nodes of one simulation share. A handle: clones are the same network.

@@ -14,9 +14,9 @@ use core::time::Duration;
 
 use super::blob::Export;
 use super::config::{LinkConfig, SimConfig};
-use super::rng::Rng;
 use super::slab::{Key, Slab};
 use super::{NodeId, SimCounters};
+use crate::testkit::Rng;
 use crate::{
     Access, Completion, EXPELLED_MAX, Error, ErrorKind, Features, Instant, MemSpan, Op, Outcome, RegionId,
     RemoteOffset, RemoteRegionId, Slice, Token,
@@ -161,7 +161,7 @@ impl World {
     }
 
     pub(super) fn add_node(&mut self) -> NodeId {
-        let incarnation = self.rng.next_u64() | 1;
+        let incarnation = self.rng.next() | 1;
         self.nodes.push(Node {
             incarnation,
             identity: incarnation,
@@ -309,7 +309,7 @@ impl World {
         if self.nodes[node.0 as usize].regions.contains_key(&id.index) {
             return Err(ErrorKind::Busy.into());
         }
-        let key = self.rng.next_u64();
+        let key = self.rng.next();
         let region = Region { generation: id.generation, span, access, key, local_users: 0, remote_users: 0 };
         self.nodes[node.0 as usize].regions.insert(id.index, region);
         Ok(())
@@ -380,7 +380,7 @@ impl World {
 
     pub(super) fn restart(&mut self, node: NodeId) -> u64 {
         self.kill(node);
-        let incarnation = self.rng.next_u64() | 1;
+        let incarnation = self.rng.next() | 1;
         let me = &mut self.nodes[node.0 as usize];
         me.alive = true;
         me.incarnation = incarnation;

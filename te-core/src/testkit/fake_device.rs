@@ -9,8 +9,8 @@ use core::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::PeekPoke;
+use super::Rng;
 use crate::device::{Devices, Hop, HopDirection, HopEnd, Stager, StagingSlot};
-use crate::sim::Rng;
 use crate::{Buffer, Error, ErrorKind, Location, MemSpan, MemoryKinds, VolatileSpan};
 
 /// Where addresses of fake devices begin: at the end of the address space, which no process has. Whoever takes one for host
@@ -148,7 +148,7 @@ impl Devices for FakeDevices {
             return Err(ErrorKind::Unsupported.into());
         }
         let FakeStaging { slots, slot_bytes, hops_max, .. } = self.staging;
-        let seed = self.lock().rng.next_u64();
+        let seed = self.lock().rng.next();
         Ok(Box::new(FakeStager {
             device: self.clone(),
             rng: Rng::new(seed),

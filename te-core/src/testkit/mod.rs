@@ -32,7 +32,12 @@ mod counting;
 pub mod failover;
 #[cfg(feature = "std")]
 mod fake_device;
+mod null;
+mod pattern;
 mod rig;
+mod rng;
+#[cfg(feature = "std")]
+mod seeds;
 mod sim_harness;
 mod stager;
 
@@ -49,7 +54,12 @@ use crate::{Instant, MemSpan, Transport, VolatileSpan};
 pub use counting::{CountingAlloc, allocations, is_counting};
 #[cfg(feature = "std")]
 pub use fake_device::{FakeDevices, FakeStaging};
+pub use null::NullTransport;
+pub use pattern::{pattern, pattern_at};
 pub use rig::{Rig, Skip};
+pub use rng::Rng;
+#[cfg(feature = "std")]
+pub use seeds::{one_seed, seeds};
 pub use sim_harness::SimHarness;
 pub use stager::stager_conformance;
 #[cfg(feature = "std")]

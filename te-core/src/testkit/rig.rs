@@ -9,10 +9,10 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::time::Duration;
 
+use super::Rng;
 use super::buffer::Buffer;
 use super::counting::allocations;
 use super::{Hook, Law, Pair, Side};
-use crate::sim::Rng;
 use crate::{
     Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, Op, Outcome, RegionId,
     RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token,

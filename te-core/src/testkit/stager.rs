@@ -6,10 +6,10 @@ use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::Rng;
 use super::counting::allocations;
 use super::{ByPointer, PeekPoke};
 use crate::device::{Devices, Hop, HopDirection, HopEnd, Stager, StagingSlot};
-use crate::sim::Rng;
 use crate::{ErrorKind, Location, MemSpan, Token};
 
 /// Stops with a sentence that names the law.

@@ -6,6 +6,7 @@ mod block;
 mod ends;
 mod node;
 mod process;
+mod wait;
 
 pub use block::{Block, pattern};
 pub use ends::{Ends, EndsConfig, Fabric};
@@ -13,3 +14,4 @@ pub use node::{
     ALL, Node, PATIENCE, REGION, SEGMENT, drive, finish, kind, linger, now, read, skip, slice, write,
 };
 pub use process::{Complaint, Process, bytes_of, fork_and, hex, in_a_child};
+pub use wait::eventually;

@@ -33,7 +33,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::time::Duration;
 
-use crate::sim::Rng;
+use crate::testkit::Rng;
 use crate::{ErrorKind, HealthConfig};
 
 pub use sim::{FAST, RAIL_NAMES, TIERS, simulate};

@@ -15,7 +15,8 @@ use core::time::Duration;
 
 use super::super::buffer::Buffer;
 use super::{Fault, Phase, Recovery, Timing, Watch};
-use crate::sim::{LinkConfig, NodeId, Rng, SimConfig, SimNet, SimTransport};
+use crate::sim::{LinkConfig, NodeId, SimConfig, SimNet, SimTransport};
+use crate::testkit::Rng;
 use crate::{
     Access, Completion, Error, ErrorKind, FaultConfig, HealthConfig, HealthRoute, Instant, Memory,
     MultiTransport, Op, Outcome, RailHealth, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route,
@@ -158,11 +159,11 @@ impl<R: Route> Run<R> {
                 detect: Duration::from_micros(if tcp { 2_000 } else { 300 }),
                 ..SimConfig::CALM
             };
-            SimNet::new(rng.next_u64(), config)
+            SimNet::new(rng.next(), config)
         });
         let rails: Vec<Rail> = nets
             .iter()
-            .map(|net: &SimNet| crate::Fault::new(net.node(), rng.next_u64(), FaultConfig::default()))
+            .map(|net: &SimNet| crate::Fault::new(net.node(), rng.next(), FaultConfig::default()))
             .collect();
         let Ok(mut here) = MultiTransport::new(rails, route, 256) else { unreachable!("three rails") };
         let there = nets.iter().map(SimNet::node).collect();

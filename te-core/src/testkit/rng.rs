@@ -1,8 +1,17 @@
-//! A small generator that gives the same numbers everywhere, for ever. A failure is a seed.
+//! A small random number generator that gives the same numbers on every machine and in every release: a
+//! failure is a seed.
 
 use core::ops::Range;
 
 /// xoshiro256++ (Blackman and Vigna, 2019), seeded through splitmix64. Fast and even; not for secrets.
+///
+/// ```
+/// use te_core::testkit::Rng;
+///
+/// let mut rng = Rng::new(7);
+/// assert!(rng.below(10) < 10);
+/// assert_eq!(Rng::new(7).next(), Rng::new(7).next());
+/// ```
 #[derive(Clone, Debug)]
 pub struct Rng([u64; 4]);
 
@@ -19,14 +28,15 @@ impl Rng {
         }))
     }
 
-    /// A generator of its own, for a part whose draws shall not disturb the others'.
+    /// A second generator, seeded from this one, for a part of a test whose draws must not change the draws
+    /// of the others.
     #[must_use]
     pub fn fork(&mut self) -> Self {
-        Self::new(self.next_u64())
+        Self::new(self.next())
     }
 
     /// Any 64 bits.
-    pub fn next_u64(&mut self) -> u64 {
+    pub const fn next(&mut self) -> u64 {
         let [a, b, c, d] = &mut self.0;
         let result = a.wrapping_add(*d).rotate_left(23).wrapping_add(*a);
         let t = *b << 17;
@@ -39,19 +49,25 @@ impl Rng {
         result
     }
 
-    /// A number below `n`; 0 when `n` is 0.
-    pub fn below(&mut self, n: u64) -> u64 {
-        // Lemire's multiplication; its bias of n / 2^64 is of no account here.
-        ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
+    /// The same as [`next`](Self::next), for callers that have not been renamed yet.
+    #[doc(hidden)]
+    pub const fn next_u64(&mut self) -> u64 {
+        self.next()
     }
 
-    /// A number of `range`; its start when it is empty.
+    /// A number below `n`; 0 when `n` is 0.
+    pub const fn below(&mut self, n: u64) -> u64 {
+        // Lemire's multiplication. Its bias of n / 2^64 does not matter here.
+        ((self.next() as u128 * n as u128) >> 64) as u64
+    }
+
+    /// A number in `range`; the start of `range` when it is empty.
     pub fn range(&mut self, range: Range<u64>) -> u64 {
         range.start + self.below(range.end.saturating_sub(range.start))
     }
 
     /// An index below `n`; 0 when `n` is 0.
-    pub fn index(&mut self, n: usize) -> usize {
+    pub const fn index(&mut self, n: usize) -> usize {
         self.below(n as u64) as usize
     }
 
@@ -60,15 +76,15 @@ impl Rng {
         ppm != 0 && self.below(1_000_000) < u64::from(ppm)
     }
 
-    /// Fills `bytes`.
+    /// Overwrites `bytes` with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
-            let word = self.next_u64().to_le_bytes();
+            let word = self.next().to_le_bytes();
             chunk.copy_from_slice(&word[..chunk.len()]);
         }
     }
 
-    /// Puts `items` into some order, all orders alike.
+    /// Puts `items` into a random order; every order is equally likely.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.index(last + 1));
@@ -83,8 +99,8 @@ mod tests {
     #[test]
     fn a_seed_names_a_sequence() {
         let (mut a, mut b, mut c) = (Rng::new(1), Rng::new(1), Rng::new(2));
-        assert_eq!(a.next_u64(), b.next_u64());
-        assert_ne!(a.next_u64(), c.next_u64());
+        assert_eq!(a.next(), b.next());
+        assert_ne!(a.next(), c.next());
     }
 
     #[test]

@@ -1,0 +1,107 @@
+//! Which seeds a test runs: its default, or what the environment asks for. One syntax for every test of the
+//! workspace.
+
+use core::ops::Range;
+use std::string::String;
+
+const SEED: &str = "SNOWSKIN_SEED";
+const SEEDS: &str = "SNOWSKIN_SEEDS";
+
+/// The seeds to run: those of `SNOWSKIN_SEED` or `SNOWSKIN_SEEDS`, or `default` where neither is set.
+///
+/// | variable | seeds |
+/// |---|---|
+/// | `SNOWSKIN_SEED=7` | 7 alone, whatever `SNOWSKIN_SEEDS` is |
+/// | `SNOWSKIN_SEEDS=1000..2000` | 1000 to 1999 |
+/// | `SNOWSKIN_SEEDS=100` | 0 to 99 |
+///
+/// The seeds are the default ones exactly when the result equals `default`: a test that also asserts on what
+/// all of them together have seen compares.
+///
+/// # Panics
+/// With this syntax, when a variable holds anything else or asks for no seed at all.
+#[must_use]
+pub fn seeds(default: Range<u64>) -> Range<u64> {
+    match chosen(variable(SEED).as_deref(), variable(SEEDS).as_deref()) {
+        Ok(seeds) => seeds.unwrap_or(default),
+        Err(complaint) => panic!("{complaint}"),
+    }
+}
+
+/// Whether `SNOWSKIN_SEED` asks for one seed alone, so that a test may print what it sees.
+#[must_use]
+pub fn one_seed() -> bool {
+    std::env::var_os(SEED).is_some()
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|text| text.to_string_lossy().into_owned())
+}
+
+/// The seeds that the two variables ask for; `None` where neither is set.
+fn chosen(seed: Option<&str>, seeds: Option<&str>) -> Result<Option<Range<u64>>, String> {
+    let (name, text, range) = match (seed, seeds) {
+        (Some(text), _) => (SEED, text, one(text)),
+        (None, Some(text)) => (SEEDS, text, many(text)),
+        (None, None) => return Ok(None),
+    };
+    match range {
+        Some(range) => Ok(Some(range)),
+        None => Err(std::format!(
+            "{name}={text:?} names no seeds: write {SEED}=7 for one seed, {SEEDS}=1000..2000 for a range (the end is not \
+             part of it), or {SEEDS}=100 for 0..100"
+        )),
+    }
+}
+
+fn one(text: &str) -> Option<Range<u64>> {
+    let seed: u64 = text.parse().ok()?;
+    Some(seed..seed.checked_add(1)?)
+}
+
+fn many(text: &str) -> Option<Range<u64>> {
+    let range = match text.split_once("..") {
+        Some((first, end)) => first.parse().ok()?..end.parse().ok()?,
+        None => 0..text.parse().ok()?,
+    };
+    (!range.is_empty()).then_some(range)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_seed_a_range_and_a_count_are_understood() {
+        assert_eq!(chosen(None, None), Ok(None));
+        assert_eq!(chosen(Some("7"), None), Ok(Some(7..8)));
+        assert_eq!(chosen(None, Some("1000..2000")), Ok(Some(1000..2000)));
+        assert_eq!(chosen(None, Some("100")), Ok(Some(0..100)));
+        assert_eq!(chosen(Some("7"), Some("nonsense")), Ok(Some(7..8)), "one seed alone");
+    }
+
+    #[test]
+    fn anything_else_is_refused_with_the_syntax() {
+        let max = "18446744073709551615";
+        for text in ["", "a", "-1", "7..8", "7 ", "0x7", max] {
+            assert!(chosen(Some(text), None).is_err(), "SNOWSKIN_SEED={text}");
+        }
+        for text in [
+            "",
+            "a",
+            "0",
+            "1..",
+            "..2",
+            "5..5",
+            "6..5",
+            "1..=2",
+            "1...2",
+            "1..2..3",
+            "1, 2",
+            "18446744073709551616",
+        ] {
+            let complaint = chosen(None, Some(text)).expect_err(text);
+            assert!(complaint.contains("SNOWSKIN_SEEDS=1000..2000"), "{complaint}");
+        }
+    }
+}
