@@ -9,6 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Output, Stdio};
 
 use common::{Daemon, PATIENCE, assert_exit, json, run, snowskin, stderr, stdout};
+use te_core::testkit::pattern;
 
 /// An address at which no process listens now.
 fn free_address() -> String {
@@ -150,7 +151,7 @@ fn objects_of_any_length_are_put_and_fetched_through_the_local_server() {
     let _node = Daemon::start(&[&node[..], &["--local", socket, "--json"]].concat());
     let file = dir.path().join("in");
     for len in [1, 63, 64, 65, 100, 4_097, 14_039, 1_048_577, 300_000_001usize] {
-        let bytes: Vec<u8> = (0..len).map(|i| ((i * 31) >> 3) as u8).collect();
+        let bytes = pattern(1, len);
         std::fs::write(&file, &bytes).unwrap();
         let key = format!("k{len}");
         let put = run(&["put", &key, file.to_str().unwrap(), "--local", socket]);
@@ -170,7 +171,7 @@ fn a_part_of_an_object_is_fetched_through_the_local_server() {
     let address = master.text("rpc");
     let node = ["node", "--master", &address, "--memory", "16MiB", "--local", socket, "--json"];
     let _node = Daemon::start(&node);
-    let bytes: Vec<u8> = (0..200_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
+    let bytes = pattern(1, 200_000);
     std::fs::write(file, &bytes).unwrap();
     assert_exit(&run(&["put", "k", file, "--local", socket]), 0);
     let get = |args: &[&str]| run(&[&["get", "k", "--local", socket], args].concat());
