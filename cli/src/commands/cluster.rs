@@ -143,7 +143,7 @@ impl Cluster {
     ///
     /// # Errors
     /// The master or the last node has ended.
-    pub(crate) fn look_after(&mut self, bar: &Bar) -> anyhow::Result<()> {
+    pub(crate) fn check_children(&mut self, bar: &Bar) -> anyhow::Result<()> {
         if let Some(how) = self.master.died() {
             return fail(
                 Failure::failed(how)

@@ -174,7 +174,7 @@ fn part_failure(args: &Args, error: &StoreError) -> Option<Failure> {
     Some(Failure::failed(message).hint("`snowskin stat KEY` shows the object's length"))
 }
 
-/// The client reports all of these as a miss; this tells the user which of them it was.
+/// Why the client reported a miss: it does not distinguish the causes.
 fn miss(args: &Args, client: &Client) -> Failure {
     let key = brief(&args.key);
     let counters = client.counters();

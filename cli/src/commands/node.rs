@@ -30,7 +30,7 @@ const AFTER_HELP: &str = "Examples:
   snowskin node --listen 0.0.0.0:7400 --advertise node-7.example
   snowskin node --local auto        and then: snowskin get greeting --local auto
   snowskin node --gateway 127.0.0.1:9005
-  snowskin node --drain-on-stop=300                      when told to stop, move everything elsewhere first
+  snowskin node --drain-on-stop=300                      move all objects to other nodes before it stops
   snowskin node --http 10.0.0.7:9004                     /health, /ready, /metrics
   snowskin node --config /etc/snowskin.toml              see `snowskin config reference`";
 
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         }
     };
     running(None, None);
-    let (local, gateway) = ways_in(args)?;
+    let (local, gateway) = local_and_gateway(args)?;
     let local = local.map(Arc::new);
     running(local.as_ref(), gateway.as_ref());
     let ready = NodeReady {
@@ -209,7 +209,7 @@ fn is_remote(master: &Address) -> bool {
 }
 
 /// The local server and the gateway, if they are configured.
-fn ways_in(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)> {
+fn local_and_gateway(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)> {
     let settings = args.flags.settings();
     let node = &settings.node.node;
     let mut store = settings.client.clone();

@@ -192,7 +192,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         }
         let row = match (row, cluster.as_mut()) {
             (Err(error), Some(cluster)) => {
-                cluster.look_after(&bar)?;
+                cluster.check_children(&bar)?;
                 return Err(error);
             }
             (row, _) => row?,

@@ -205,12 +205,12 @@ fn replay(
         if let Err(error) = driver.request(&request.hash_ids) {
             // How the master ended explains more than the broken connection to it.
             std::thread::sleep(CHECK_INTERVAL);
-            cluster.look_after(&bar)?;
+            cluster.check_children(&bar)?;
             return Err(error);
         }
         if looked.elapsed() >= CHECK_INTERVAL {
             looked = Instant::now();
-            cluster.look_after(&bar)?;
+            cluster.check_children(&bar)?;
             bar.set(driver.counters().requests);
             bar.message(format!("hit rate {:.3}", driver.counters().hit_rate()));
         }
@@ -220,7 +220,7 @@ fn replay(
         }
     }
     let elapsed = started.elapsed();
-    cluster.look_after(&bar)?;
+    cluster.check_children(&bar)?;
     let cpu = cluster.cpu().since(cpu_before);
     let stats = driver.store_mut().stats()?;
     drop(bar);

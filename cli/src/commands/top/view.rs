@@ -164,7 +164,7 @@ impl View {
         let paint = |tone: Tone, text: &str| tone.paint(text, self.coloured);
         let mut out = paint(Tone::Strong, &format!("snowskin, master {}", printable(&self.master)));
         if self.paused {
-            out += &paint(Tone::Uneasy, "   paused: press p to continue");
+            out += &paint(Tone::Warning, "   paused: press p to continue");
         }
         out += "\n\n";
         if let Some(why) = &self.away {
@@ -272,7 +272,7 @@ impl View {
                 Tone::Bad
             }
             (0, 0) => Tone::Plain,
-            _ => Tone::Uneasy,
+            _ => Tone::Warning,
         };
         out + &tone.paint(line.trim_end(), self.coloured) + "\n"
     }
@@ -308,7 +308,7 @@ impl View {
         for (line, (node, there)) in lines.zip(&rows) {
             let tone = match there {
                 false => Tone::Bad,
-                true if node.silent_ms > SILENT_MS => Tone::Uneasy,
+                true if node.silent_ms > SILENT_MS => Tone::Warning,
                 true => Tone::Plain,
             };
             out += &tone.paint(line, self.coloured);
