@@ -29,7 +29,7 @@ const AFTER_HELP: &str = "Examples:
   snowskin up --gateway none --local none
   snowskin up --config /etc/snowskin.toml                see `snowskin config reference`
 
-Other commands on this machine find it without further options:
+Other commands on this machine use it without further options:
   snowskin put greeting hello.txt && snowskin get greeting --local auto && curl localhost:9005/v1/objects/greeting";
 
 /// Run a whole store in one process: master, nodes, HTTP gateway, local server

@@ -35,7 +35,7 @@ const MOVE_HELP: &str = "Examples:
 const DRAIN_HELP: &str = "Examples:
   snowskin admin drain node-7 --wait          move all its objects to other nodes, and wait for the end
   snowskin admin drain node-7 --maintenance   accept no new objects, but keep serving
-  snowskin admin drain node-7 --undo          take it back into use";
+  snowskin admin drain node-7 --undo          put it back into use";
 
 /// Move all objects off segments, so that the segments can be removed without loss
 #[derive(Debug, clap::Args)]

@@ -341,11 +341,11 @@ impl View {
     }
 }
 
-const HELP: &str = "  q, Esc           end
+const HELP: &str = "  q, Esc           quit
   p, space         pause and continue
-  tab, arrows      another table: nodes, segments, tenants, tasks, rails
+  tab, arrows      next table: nodes, segments, tenants, tasks, rails
   s                sort by name, share used, size
-  ?                this, and back
+  ?                show or hide this help
 
 Graphs show the last 60 samples, or as many as fit, the latest on the right.
 The scale is beside each graph. A hit rate has gaps where there were no requests.
