@@ -1,9 +1,9 @@
-//! The command tree, and the options that every command has.
+//! The command tree, and the log that every command starts.
 
 use std::path::PathBuf;
 
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 use crate::commands::{
     admin, bench, completions, config, doctor, gateway, get, health, ls, master, node, put, replay, rm, stat,
@@ -11,6 +11,7 @@ use crate::commands::{
 };
 use crate::config::{FlagsOfLog, LogFormat};
 use crate::exit::{EXIT_CODES, Failure};
+use crate::global::Global;
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Cyan.on_default().bold())
@@ -56,17 +57,6 @@ pub(crate) struct Cli {
     /// The command to run.
     #[command(subcommand)]
     pub(crate) command: Command,
-}
-
-/// Options of every command.
-#[derive(Clone, Copy, Debug, clap::Args)]
-pub(crate) struct Global {
-    /// Log more to stderr: -v info, -vv debug, -vvv trace. --log selects by module.
-    #[arg(short, long, action = ArgAction::Count, global = true, display_order = 900)]
-    pub(crate) verbose: u8,
-    /// Show no progress bars. They appear only on a terminal.
-    #[arg(short, long, global = true, env = "SNOWSKIN_QUIET", value_parser = clap::builder::FalseyValueParser::new(), action = ArgAction::SetTrue, hide_env_values = true, display_order = 901)]
-    pub(crate) quiet: bool,
 }
 
 impl Cli {
@@ -122,13 +112,6 @@ impl Cli {
             tracing::warn!("{old} is the old name of {} ({}): use the new one", key.path, key.variable);
         }
         Ok(())
-    }
-}
-
-impl Global {
-    /// The flags that pass these options on to a child process.
-    pub(crate) fn to_args(self) -> Vec<String> {
-        (0..self.verbose).map(|_| "--verbose".to_owned()).collect()
     }
 }
 

@@ -27,12 +27,12 @@ const GRACE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct NodeHttp {
     server: HttpServer,
-    life: Life,
+    phase: SharedPhase,
 }
 
 /// The current phase of the node, shared with the request handlers.
 #[derive(Clone, Default)]
-struct Life(Arc<Mutex<Phase>>);
+struct SharedPhase(Arc<Mutex<Phase>>);
 
 #[derive(Clone, Default)]
 enum Phase {
@@ -58,14 +58,14 @@ impl NodeHttp {
     /// The address cannot be bound, or no thread can be started.
     pub(crate) fn start(addr: SocketAddr) -> io::Result<Self> {
         let mut server = HttpServer::bind(addr)?;
-        let life = Life::default();
+        let phase = SharedPhase::default();
         let router = Router::new()
             .route("/health", get(health))
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
-            .with_state(life.clone());
+            .with_state(phase.clone());
         server.serve(router, HttpLimits::default(), GRACE)?;
-        Ok(Self { server, life })
+        Ok(Self { server, phase })
     }
 
     /// The address that the server listens on.
@@ -75,16 +75,16 @@ impl NodeHttp {
 
     /// Reports that the node runs, with the given servers.
     pub(crate) fn running(&self, running: Running) {
-        self.life.enter(Phase::Running(running));
+        self.phase.enter(Phase::Running(running));
     }
 
     /// Reports that the node is being unmounted. Requests are still answered until this is dropped.
     pub(crate) fn stopping(&self) {
-        self.life.enter(Phase::Stopping);
+        self.phase.enter(Phase::Stopping);
     }
 }
 
-impl Life {
+impl SharedPhase {
     fn enter(&self, phase: Phase) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = phase;
     }
@@ -94,7 +94,7 @@ impl Life {
     }
 }
 
-impl std::fmt::Debug for Life {
+impl std::fmt::Debug for SharedPhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.phase() {
             Phase::Starting => "Starting",
@@ -106,8 +106,8 @@ impl std::fmt::Debug for Life {
 
 /// Liveness: a prober restarts a process that fails here. A node that is not mounted passes, because it
 /// mounts again without help.
-async fn health(State(life): State<Life>) -> Response {
-    let status = match life.phase() {
+async fn health(State(shared): State<SharedPhase>) -> Response {
+    let status = match shared.phase() {
         Phase::Starting => "starting",
         Phase::Stopping => "stopping",
         Phase::Running(running) => match text(running).await {
@@ -119,8 +119,8 @@ async fn health(State(life): State<Life>) -> Response {
 }
 
 /// Readiness: whether the node's memory is part of the store, as far as the node knows.
-async fn ready(State(life): State<Life>) -> Response {
-    let why = match life.phase() {
+async fn ready(State(shared): State<SharedPhase>) -> Response {
+    let why = match shared.phase() {
         Phase::Starting => "the node is starting",
         Phase::Stopping => "the node is stopping",
         Phase::Running(running) => match running.node.status() {
@@ -132,8 +132,8 @@ async fn ready(State(life): State<Life>) -> Response {
     json(StatusCode::SERVICE_UNAVAILABLE, format!("{{\"ready\":false,\"why\":\"{why}\"}}\n"))
 }
 
-async fn metrics(State(life): State<Life>) -> Response {
-    let Phase::Running(running) = life.phase() else {
+async fn metrics(State(shared): State<SharedPhase>) -> Response {
+    let Phase::Running(running) = shared.phase() else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };
     match text(running).await {

@@ -43,6 +43,7 @@ mod commands;
 mod config;
 pub mod content;
 mod exit;
+mod global;
 pub mod histogram;
 mod http;
 mod output;

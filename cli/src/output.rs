@@ -41,7 +41,7 @@ pub(crate) enum Tone {
     /// Something is wrong.
     Bad,
     /// Something may soon be wrong.
-    Uneasy,
+    Warning,
     /// A heading.
     Strong,
     /// Background information.
@@ -55,7 +55,7 @@ impl Tone {
             _ if !colour => return text.to_owned(),
             Self::Plain => return text.to_owned(),
             Self::Bad => "31;1",
-            Self::Uneasy => "33",
+            Self::Warning => "33",
             Self::Strong => "1",
             Self::Faint => "2",
         };

@@ -26,7 +26,7 @@ const LINE_BYTES_MAX: u64 = 4096;
 /// Time for a child to stop before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(3);
 /// How often a wait checks whether the child has ended or Ctrl-C was pressed.
-const LOOK: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A running child. Dropping it kills it and waits for it to end.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Child {
     pub(crate) fn ready<T: DeserializeOwned>(&mut self, timeout: Duration) -> anyhow::Result<T> {
         let deadline = Instant::now() + timeout;
         loop {
-            match self.stdout.recv_timeout(LOOK) {
+            match self.stdout.recv_timeout(CHECK_INTERVAL) {
                 Ok(line) => {
                     return serde_json::from_str(&line).map_err(|error| {
                         Failure::failed(format!(
@@ -96,7 +96,7 @@ impl Child {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     let status = self.wait(STOP_GRACE);
-                    return fail(Failure::failed(self.obituary(status)));
+                    return fail(Failure::failed(self.describe_end(status)));
                 }
             }
             if let Some(exit) = sys::interrupted() {
@@ -137,7 +137,7 @@ impl Child {
             self.status = self.process.try_wait().ok().flatten();
         }
         let status = self.status?;
-        Some(self.obituary(Some(status)))
+        Some(self.describe_end(Some(status)))
     }
 
     /// Sends SIGTERM, without waiting.
@@ -174,7 +174,7 @@ impl Child {
         self.status
     }
 
-    fn obituary(&mut self, status: Option<ExitStatus>) -> String {
+    fn describe_end(&mut self, status: Option<ExitStatus>) -> String {
         let how = status.map_or_else(|| "closed its output".to_owned(), |status| format!("ended ({status})"));
         // The last lines of its stderr may still be in the pipe.
         if status.is_some()

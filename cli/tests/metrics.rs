@@ -9,7 +9,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 
-use common::{Daemon, PATIENCE, signal};
+use common::{Daemon, eventually, signal};
 use store_client::{Client, ClientConfig, PutOptions, Store as _};
 
 struct Cluster {
@@ -154,16 +154,11 @@ fn what_a_tenant_uses_and_what_a_drain_leaves_is_seen_at_the_master() {
     assert!(value(&text, "snowskin_master_tenant_bytes{tenant=\"default\"}") >= 4096.0);
     // There is no other node to which the objects could be moved.
     common::assert_exit(&common::run(&["admin", "drain", "n1", "--master", &rpc]), 0);
-    let deadline = std::time::Instant::now() + PATIENCE;
-    loop {
+    eventually("an object that the drain leaves", || {
         let text = http(&at, "/metrics").1;
         assert_eq!(value(&text, "snowskin_master_segments_draining"), 1.0);
-        if value(&text, "snowskin_master_drain_left_objects{reason=\"no_room\"}") == 1.0 {
-            break;
-        }
-        assert!(std::time::Instant::now() < deadline, "nothing is left:\n{text}");
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+        value(&text, "snowskin_master_drain_left_objects{reason=\"no_room\"}") == 1.0
+    });
 }
 
 #[test]
@@ -184,15 +179,13 @@ fn ready_reports_whether_there_is_memory_and_health_whether_the_process_answers(
     );
     // The master does not answer: the node is alive, but not ready.
     signal(cluster.master.child.id(), "STOP");
-    let deadline = std::time::Instant::now() + PATIENCE;
-    let (status, body) = loop {
-        let (status, body) = http(&node, "/ready");
-        if status == 503 || std::time::Instant::now() > deadline {
-            break (status, body);
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    };
-    assert!(status == 503 && body.contains("master does not answer"), "{status} {body}");
+    let mut body = String::new();
+    eventually("a node that is not ready", || {
+        let (status, text) = http(&node, "/ready");
+        body = text;
+        status == 503
+    });
+    assert!(body.contains("master does not answer"), "{body}");
     assert_eq!(http(&node, "/health").0, 200);
     // A master whose serving thread hangs reports that.
     signal(cluster.master.child.id(), "CONT");

@@ -150,14 +150,16 @@ fn long_replay(more: &[&str]) -> (std::process::Child, Vec<(u32, String)>) {
         children.iter().filter(|(_, arguments)| arguments.contains(" node ")).count() == 2
     });
     // A process may exist long before it serves, and a failure before that ends the start, not the replay.
+    eventually("it puts blocks", || counter(&children, "objects") > Some(0));
+    (child, children)
+}
+
+/// A counter of the replay's master; `None` while it does not answer.
+fn counter(children: &[(u32, String)], name: &str) -> Option<u64> {
     let (_, node) = children.iter().find(|(_, arguments)| arguments.contains(" node ")).expect("a node");
     let (_, master) = node.split_once(" --master ").expect("it has --master");
-    let master = master.split(' ').next().expect("an address");
-    eventually("it puts blocks", || {
-        let stat = run(&["stat", "--json", "--master", master]);
-        stat.status.success() && json(&stat)["objects"].as_u64() > Some(0)
-    });
-    (child, children)
+    let stat = run(&["stat", "--json", "--master", master.split(' ').next().expect("an address")]);
+    stat.status.success().then(|| json(&stat)[name].as_u64())?
 }
 
 /// The output of a process that has ended.
@@ -197,7 +199,11 @@ fn a_node_that_is_killed_costs_its_blocks_and_never_gives_wrong_bytes() {
     let (child, children) = long_replay(&[]);
     let node = children.iter().find(|(_, arguments)| arguments.contains("node-1")).unwrap().0;
     signal(node, "KILL");
-    std::thread::sleep(std::time::Duration::from_millis(1500));
+    // A child that has been waited for is no child any more. After that, the replay continues with the other node.
+    let has_noticed = || children_of(child.id()).iter().all(|(pid, _)| *pid != node);
+    eventually("the replay notices", has_noticed);
+    let gets = counter(&children, "gets_total").expect("the master answers");
+    eventually("reads without the node", || counter(&children, "gets_total") > Some(gets + 5_000));
     signal(child.id(), "INT");
     let output = output_of(child);
     assert_exit(&output, 130);

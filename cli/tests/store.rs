@@ -4,19 +4,19 @@ mod common;
 
 use std::io::Write as _;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
-use common::{Daemon, Store, assert_exit, json, run, snowskin, stderr, stdout};
+use common::{Daemon, Store, assert_exit, eventually, json, run, snowskin, stderr, stdout};
 use store_client::{RpcConfig, RpcConnection};
 use store_core::Key;
 use store_core::message::Get;
+use te_core::testkit::pattern;
 
 #[test]
 fn an_object_is_put_listed_fetched_shown_and_removed() {
-    let store = Store::start();
+    let store = Store::start_with(&["--lease-ms", "60000"]);
     let dir = tempfile::tempdir().unwrap();
     let (file, copy) = (dir.path().join("in.bin"), dir.path().join("out.bin"));
-    let bytes: Vec<u8> = (0..300_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
+    let bytes = pattern(1, 300_000);
     std::fs::write(&file, &bytes).unwrap();
 
     let put = store.run(&["put", "kv/a", file.to_str().unwrap(), "--json"]);
@@ -62,14 +62,11 @@ fn an_object_is_put_listed_fetched_shown_and_removed() {
     assert_eq!((cluster["objects"].as_u64(), cluster["nodes"].as_u64()), (Some(2), Some(1)));
     assert!(stdout(&store.run(&["stat"])).contains("16 MiB"));
 
-    // A reader returns its lease with its last message, which the master may handle a moment later; leases
-    // last for five seconds.
+    // A reader returns its lease with its last message, which the master may handle a moment later. Without
+    // that, the lease would last longer than this waits.
     assert_eq!(store.run(&["get", "kv/a"]).stdout, bytes);
     assert_exit(&store.run(&["stat", "kv/a"]), 0);
-    let read = Instant::now();
-    while store.run(&["rm", "kv/a"]).status.code() != Some(0) {
-        assert!(read.elapsed() < Duration::from_secs(2), "a reader that has ended still holds its lease");
-    }
+    eventually("the return of the lease", || store.run(&["rm", "kv/a"]).status.code() == Some(0));
     // A reader still has a lease on the other object.
     let mut reader = RpcConnection::connect(store.address.parse().unwrap(), RpcConfig::default()).unwrap();
     let (_, found) = reader.call::<Get>(&(), [Key(b"other")].into_iter()).unwrap();
@@ -163,8 +160,7 @@ fn pins_groups_and_times_to_live_are_put_and_explained() {
     put("pin-of-group", &["--group", "g", "--hard-pin"]);
     put("plain", &[]);
     put("mortal", &["--ttl-ms", "1"]);
-    std::thread::sleep(std::time::Duration::from_millis(50));
-    assert_exit(&store.run(&["get", "mortal"]), 3);
+    eventually("the end of its time to live", || store.run(&["get", "mortal"]).status.code() == Some(3));
 
     let keys = ["hard", "soft", "of-group", "plain"];
     let output = store.run(&[&["admin", "evict", "--explain", "--json"], &keys[..]].concat());

@@ -9,6 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Output, Stdio};
 
 use common::{Daemon, PATIENCE, assert_exit, json, run, snowskin, stderr, stdout};
+use te_core::testkit::pattern;
 
 /// An address at which no process listens now.
 fn free_address() -> String {
@@ -150,7 +151,7 @@ fn objects_of_any_length_are_put_and_fetched_through_the_local_server() {
     let _node = Daemon::start(&[&node[..], &["--local", socket, "--json"]].concat());
     let file = dir.path().join("in");
     for len in [1, 63, 64, 65, 100, 4_097, 14_039, 1_048_577, 300_000_001usize] {
-        let bytes: Vec<u8> = (0..len).map(|i| ((i * 31) >> 3) as u8).collect();
+        let bytes = pattern(1, len);
         std::fs::write(&file, &bytes).unwrap();
         let key = format!("k{len}");
         let put = run(&["put", &key, file.to_str().unwrap(), "--local", socket]);
@@ -159,4 +160,37 @@ fn objects_of_any_length_are_put_and_fetched_through_the_local_server() {
         assert_exit(&run(&["get", &key, "--local", socket, "-o", out.to_str().unwrap()]), 0);
         assert!(std::fs::read(&out).unwrap() == bytes, "{len} bytes");
     }
+}
+
+#[test]
+fn a_part_of_an_object_is_fetched_through_the_local_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, socket) = (dir.path().join("in"), dir.path().join("n.sock"));
+    let (file, socket) = (file.to_str().unwrap(), socket.to_str().unwrap());
+    let master = Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"]);
+    let address = master.text("rpc");
+    let node = ["node", "--master", &address, "--memory", "16MiB", "--local", socket, "--json"];
+    let _node = Daemon::start(&node);
+    let bytes = pattern(1, 200_000);
+    std::fs::write(file, &bytes).unwrap();
+    assert_exit(&run(&["put", "k", file, "--local", socket]), 0);
+    let get = |args: &[&str]| run(&[&["get", "k", "--local", socket], args].concat());
+    for (args, part) in [
+        (&["--offset", "70000"][..], 70_000..200_000),
+        (&["--length", "1"], 0..1),
+        (&["--offset", "64KiB", "--length", "1000"], 65_536..66_536),
+        (&["--offset", "199999", "--length", "1"], 199_999..200_000),
+    ] {
+        let output = get(args);
+        assert_exit(&output, 0);
+        assert!(output.stdout == bytes[part], "{args:?}");
+    }
+    for args in [&["--offset", "1MiB"][..], &["--offset", "199999", "--length", "2"]] {
+        let output = get(args);
+        assert_exit(&output, 1);
+        assert!(stderr(&output).contains("shorter than --offset plus --length"), "{}", stderr(&output));
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+    assert_exit(&get(&["--length", "0"]), 2);
+    assert_exit(&run(&["get", "none", "--offset", "1", "--local", socket]), 3);
 }

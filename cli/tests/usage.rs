@@ -88,6 +88,9 @@ fn wrong_usage_ends_with_2_and_names_the_right_usage() {
         (&["bench", "master", "--duration", "0"], "--duration"),
         (&["bench", "allocator", "--allocator", "buddy"], "slab"),
         (&["bench", "target", "--segment", "a"], "--metadata"),
+        (&["bench", "transfer", "--connections", "17"], "1..=16"),
+        // The old name of --connections.
+        (&["bench", "transfer", "--lanes", "17"], "1..=16"),
         (&["bench", "target", "--metadata", "ftp://h:1"], "etcd://"),
         (&["get", "a", "--json"], "--output"),
         (&["repaly"], "replay"),

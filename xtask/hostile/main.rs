@@ -73,10 +73,10 @@ struct Turn {
 impl Turn {
     fn new(seed: &str) -> Result<Self> {
         let over = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&over);
+        let flag = Arc::clone(&over);
         std::thread::spawn(move || {
             wait_for_parent();
-            told.store(true, Ordering::Relaxed);
+            flag.store(true, Ordering::Relaxed);
         });
         say("ready");
         Ok(Self { rng: seed.parse()?, counts: BTreeMap::new(), over, say_at: Instant::now() })

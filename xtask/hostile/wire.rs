@@ -70,7 +70,7 @@ pub(crate) fn flood(turn: &mut Turn, master: SocketAddr) -> Result<()> {
 
 fn burst(kind: u64, random: u64) -> Vec<u8> {
     let mut out = Vec::new();
-    let keys: Vec<Vec<u8>> = (0..1024_u64).map(|n| format!("nobody/{random:x}/{n}").into_bytes()).collect();
+    let keys: Vec<Vec<u8>> = (0..1024_u64).map(|n| format!("missing/{random:x}/{n}").into_bytes()).collect();
     for id in 0..BURST as u64 {
         // The encoded requests are within every limit; a frame that could not be encoded is not sent.
         let _ = match kind {

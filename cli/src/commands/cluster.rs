@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use store_core::EvictionPolicy;
 use te_engine::Fabrics;
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::exit::Failure;
 use crate::process::{self, Child};
 use crate::progress::Bar;
@@ -143,7 +143,7 @@ impl Cluster {
     ///
     /// # Errors
     /// The master or the last node has ended.
-    pub(crate) fn look_after(&mut self, bar: &Bar) -> anyhow::Result<()> {
+    pub(crate) fn check_children(&mut self, bar: &Bar) -> anyhow::Result<()> {
         if let Some(how) = self.master.died() {
             return fail(
                 Failure::failed(how)

@@ -1,7 +1,7 @@
 //! `snowskin get`: fetch an object.
 
 use std::io::Write as _;
-use std::ops::RangeBounds;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use serde::Serialize;
 use store_client::{Client, ErrorCode, Get, LocalClient, Store, StoreError};
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::local::{self, LocalArg};
 use crate::commands::waiting::WaitArg;
 use crate::commands::{available_memory, check_key, refused_in};
@@ -24,6 +24,7 @@ const AFTER_HELP: &str = "Examples:
   snowskin get greeting
   snowskin get model/layer0 -o layer0.bin
   snowskin get model/layer0 --offset 1MiB --length 64KiB | xxd | head
+  snowskin get model/layer0 --local auto --length 4KiB
   snowskin get greeting >/dev/null || echo \"not cached\"";
 
 /// Fetch an object and verify every byte
@@ -40,10 +41,10 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Skip this many bytes at the beginning.
-    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(0), conflicts_with = "local")]
+    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(0))]
     offset: ByteSize,
     /// Fetch this many bytes; without it, all bytes to the end.
-    #[arg(long, value_name = "SIZE", conflicts_with = "local")]
+    #[arg(long, value_name = "SIZE")]
     length: Option<ByteSize>,
     #[command(flatten)]
     flags: FlagsOfClient,
@@ -64,13 +65,17 @@ struct Fetched<'a> {
     file: &'a Path,
 }
 
+/// Offset and end of the requested part; without an end, the part ends with the object.
+type Part = (Bound<u64>, Bound<u64>);
+
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     check_key(&args.key)?;
+    let part = requested_part(args)?;
     let master = &args.flags.settings().cluster.master;
     if args.local.is_given() {
         let client = args.local.connect(master, local::ARENA_BYTES, args.wait)?;
         let started = Instant::now();
-        return deliver(args, &get_local(args, client)?, started);
+        return deliver(args, &get_local(args, client, part)?, started);
     }
     let mut config = args.flags.settings().client.clone();
     if *args.flags.loaded.origin("client.value_bytes_max") == Origin::Default {
@@ -80,30 +85,37 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let connect = || Client::connect(config.clone());
     let mut client = args.wait.for_listener(what, connect).map_err(crate::commands::no_start)?;
     let started = Instant::now();
-    let value = {
+    let read = {
         let _bar = Bar::spinner("fetching", global.quiet);
-        fetch(args, &mut client)?
+        read(&mut client, args.key.as_bytes(), part)
     };
+    let value = read.map_err(|error| match part_failure(args, &error) {
+        Some(failure) => failure.into(),
+        None => refused_in(&client, &args.key, &error),
+    })?;
     let Some(value) = value else { return fail(miss(args, &client)) };
     deliver(args, &value, started)
 }
 
 /// Fetches through the node on this machine.
-fn get_local(args: &Args, mut client: LocalClient) -> anyhow::Result<Vec<u8>> {
+fn get_local(args: &Args, mut client: LocalClient, part: Option<Part>) -> anyhow::Result<Vec<u8>> {
     let key = args.key.as_bytes();
-    let value = match client.get(key) {
-        // It has to fit the arena.
+    let value = match read(&mut client, key, part) {
+        // The bytes have to fit the arena.
         Err(StoreError::ArenaFull { wanted, .. }) => {
             drop(client);
             let master = &args.flags.settings().cluster.master;
-            args.local.connect(master, local::arena_for(wanted), args.wait)?.get(key)
+            read(&mut args.local.connect(master, local::arena_for(wanted), args.wait)?, key, part)
         }
         value => value,
     };
     match value {
         Ok(Some(value)) => Ok(value),
         Ok(None) => fail(not_found(args)),
-        Err(error) => Err(local::failure(&args.key, &error).into()),
+        Err(error) => {
+            let failure = part_failure(args, &error);
+            Err(failure.unwrap_or_else(|| local::failure(&args.key, &error)).into())
+        }
     }
 }
 
@@ -120,44 +132,49 @@ fn deliver(args: &Args, value: &[u8], started: Instant) -> Outcome {
     Ok(Exit::Ok)
 }
 
-/// The whole object, or the requested part of it; `None` if there is no such object.
-fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
-    let key = args.key.as_bytes();
+/// The part that --offset and --length select; `None` is the whole object.
+fn requested_part(args: &Args) -> anyhow::Result<Option<Part>> {
     let offset = args.offset.bytes();
-    let found = match args.length {
-        None if offset == 0 => return client.get(key).map_err(|error| refused_in(client, &args.key, &error)),
-        None => get_part(client, key, offset..),
+    let end = match args.length {
+        None if offset == 0 => return Ok(None),
+        None => Bound::Unbounded,
         Some(length) => match offset.checked_add(length.bytes()) {
-            Some(end) if end > offset => get_part(client, key, offset..end),
-            _ => return fail(Failure::usage("--length must be at least 1, and --offset plus --length at most the length of the largest object")),
+            Some(end) if end > offset => Bound::Excluded(end),
+            Some(_) => return fail(Failure::usage("--length must be at least 1")),
+            None => {
+                let message = "--offset plus --length is more than an object can have";
+                return fail(Failure::usage(message).hint("`snowskin stat KEY` shows the object's length"));
+            }
         },
     };
-    found.map_err(|error| match error.code() {
-        ErrorCode::InvalidParams => {
-            let message = format!("{}: the object is shorter than --offset plus --length", brief(&args.key));
-            Failure::failed(message).hint("`snowskin stat KEY` shows its length").into()
-        }
-        // Refused before the request was sent: this process cannot hold an object of this length.
-        ErrorCode::BufferOverflow if args.length.is_some() => {
-            let length = args.length.unwrap_or(ByteSize(0));
-            let message = format!("--length {length}: this machine does not have that much memory");
-            Failure::failed(message).hint("`snowskin stat KEY` shows the object's length").into()
-        }
-        _ => refused_in(client, &args.key, &error),
-    })
+    Ok(Some((Bound::Included(offset), end)))
 }
 
-fn get_part(
-    store: &mut impl Store,
-    key: &[u8],
-    range: impl RangeBounds<u64>,
-) -> Result<Option<Vec<u8>>, StoreError> {
+/// The whole object, or a part of it; `None` if there is no such object.
+fn read(store: &mut impl Store, key: &[u8], part: Option<Part>) -> Result<Option<Vec<u8>>, StoreError> {
+    let Some(part) = part else { return store.get(key) };
     let mut value = Vec::new();
-    let read = store.get_with(Get::new(key, &mut value).range(range))?;
+    let read = store.get_with(Get::new(key, &mut value).range(part))?;
     Ok(read.map(|_| value))
 }
 
-/// The client reports all of these as a miss; this tells the user which of them it was.
+/// The failure of a request whose --offset or --length does not fit the object or this machine.
+fn part_failure(args: &Args, error: &StoreError) -> Option<Failure> {
+    let message = match error.code() {
+        _ if args.offset.bytes() == 0 && args.length.is_none() => return None,
+        ErrorCode::InvalidParams => {
+            format!("{}: the object is shorter than --offset plus --length", brief(&args.key))
+        }
+        // Refused before the request was sent: this process cannot hold an object of this length.
+        ErrorCode::BufferOverflow => {
+            format!("--length {}: this machine does not have that much memory", args.length?)
+        }
+        _ => return None,
+    };
+    Some(Failure::failed(message).hint("`snowskin stat KEY` shows the object's length"))
+}
+
+/// Why the client reported a miss: it does not distinguish the causes.
 fn miss(args: &Args, client: &Client) -> Failure {
     let key = brief(&args.key);
     let counters = client.counters();

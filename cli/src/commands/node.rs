@@ -10,7 +10,7 @@ use store_client::local::{LocalServerConfig, make_default_path};
 use store_client::{Address, ClientConfig, LocalServer, Node, NodeConfig, RpcConnection};
 use store_core::message::SegmentState;
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::admin::drain_one;
 use crate::commands::cluster::NodeReady;
 use crate::commands::gateway::Gateway;
@@ -30,7 +30,7 @@ const AFTER_HELP: &str = "Examples:
   snowskin node --listen 0.0.0.0:7400 --advertise node-7.example
   snowskin node --local auto        and then: snowskin get greeting --local auto
   snowskin node --gateway 127.0.0.1:9005
-  snowskin node --drain-on-stop=300                      when told to stop, move everything elsewhere first
+  snowskin node --drain-on-stop=300                      move all objects to other nodes before it stops
   snowskin node --http 10.0.0.7:9004                     /health, /ready, /metrics
   snowskin node --config /etc/snowskin.toml              see `snowskin config reference`";
 
@@ -69,18 +69,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let (name, bytes) = (config.name.clone(), config.capacity_bytes);
     let memory = ByteSize(bytes);
     enough(bytes)?;
-    if let Some(available) = available_memory()
-        && bytes > available
-    {
-        return fail(
-            Failure::failed(format!(
-                "--memory {}: this machine has only {} available",
-                memory,
-                ByteSize(available).approximate()
-            ))
-            .hint("lend less, or free memory first"),
-        );
-    }
+    available(bytes)?;
     let http = match args.flags.settings().node.http_listen {
         Some(addr) => Some(NodeHttp::start(addr).map_err(|error| {
             Failure::failed(format!("--http {addr}: {error}"))
@@ -102,7 +91,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         }
     };
     running(None, None);
-    let (local, gateway) = ways_in(args)?;
+    let (local, gateway) = local_and_gateway(args)?;
     let local = local.map(Arc::new);
     running(local.as_ref(), gateway.as_ref());
     let ready = NodeReady {
@@ -121,17 +110,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         format!("node {} ready at {}: lends {}{local}{gateway}\n", ready.name, ready.endpoint, memory)
     });
     warn_of_address(args.flags.settings(), &ready.name, &ready.endpoint);
-    let mut mounted = true;
-    while sys::wait_for_interrupt(Some(Duration::from_secs(1))).is_none() {
-        let now = node.status().segment.is_some();
-        if now != mounted {
-            tracing::warn!(
-                "{}",
-                if now { "mounted again" } else { "not mounted: the master does not answer or has removed this node" }
-            );
-        }
-        mounted = now;
-    }
+    watch(&node);
     tracing::info!("stopping");
     if let Some(http) = &http {
         http.stopping();
@@ -146,6 +125,22 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     // Unmounts. A request that still holds the node delays that until it ends.
     drop(node);
     Ok(drained)
+}
+
+/// Reports when the node is unmounted and mounted again, until a signal requests the end.
+fn watch(node: &Node) {
+    let mut mounted = true;
+    while sys::wait_for_interrupt(Some(Duration::from_secs(1))).is_none() {
+        let now = node.status().segment.is_some();
+        match (mounted, now) {
+            (false, true) => tracing::warn!("mounted again"),
+            (true, false) => {
+                tracing::warn!("not mounted: the master does not answer or has removed this node");
+            }
+            _ => {}
+        }
+        mounted = now;
+    }
 }
 
 /// Starts and mounts a node; Ctrl-C ends the wait for a master.
@@ -214,7 +209,7 @@ fn is_remote(master: &Address) -> bool {
 }
 
 /// The local server and the gateway, if they are configured.
-fn ways_in(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)> {
+fn local_and_gateway(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)> {
     let settings = args.flags.settings();
     let node = &settings.node.node;
     let mut store = settings.client.clone();
@@ -251,6 +246,21 @@ pub(crate) fn enough(bytes: u64) -> anyhow::Result<()> {
             ))
             .hint("write sizes as 64MiB or 8GiB; a number without a unit is bytes"),
         ),
+    }
+}
+
+/// Refuses more memory than the machine has available.
+fn available(bytes: u64) -> anyhow::Result<()> {
+    match available_memory() {
+        Some(available) if bytes > available => fail(
+            Failure::failed(format!(
+                "--memory {}: this machine has only {} available",
+                ByteSize(bytes),
+                ByteSize(available).approximate()
+            ))
+            .hint("lend less, or free memory first"),
+        ),
+        _ => Ok(()),
     }
 }
 

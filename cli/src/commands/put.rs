@@ -11,7 +11,7 @@ use store_core::Key;
 use store_core::message::{FindReplicas, Pin, Retention};
 use store_core::placement::NAMED_MAX;
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::local::{self, LocalArg};
 use crate::commands::waiting::WaitArg;
 use crate::commands::{available_memory, check_key, is_no_segment, no_master, refused_in};

@@ -10,7 +10,7 @@ use serde::Serialize;
 use store_client::local::make_default_path;
 use store_client::{Address, LocalServer, Node};
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::available_memory;
 use crate::commands::cluster::NodeReady;
 use crate::commands::gateway::Gateway;
@@ -29,7 +29,7 @@ const AFTER_HELP: &str = "Examples:
   snowskin up --gateway none --local none
   snowskin up --config /etc/snowskin.toml                see `snowskin config reference`
 
-Other commands on this machine find it without further options:
+Other commands on this machine use it without further options:
   snowskin put greeting hello.txt && snowskin get greeting --local auto && curl localhost:9005/v1/objects/greeting";
 
 /// Run a whole store in one process: master, nodes, HTTP gateway, local server
@@ -121,13 +121,13 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
 }
 
 /// Where clients connect, besides the master.
-struct WaysIn {
+struct Access {
     gateway: Option<SocketAddr>,
     local: Option<PathBuf>,
 }
 
 /// Applies flags over settings, and settings over the defaults of this command.
-fn merge(args: &Args, settings: &mut Settings) -> WaysIn {
+fn merge(args: &Args, settings: &mut Settings) -> Access {
     let given = |key| *args.flags.loaded.origin(key) != Origin::Default;
     if let Some(memory) = args.memory {
         settings.node.node.capacity_bytes = memory.bytes();
@@ -148,7 +148,7 @@ fn merge(args: &Args, settings: &mut Settings) -> WaysIn {
         None if given("node.local") => settings.node.local.clone(),
         None => Some(PathBuf::from("auto")),
     };
-    WaysIn { gateway, local }
+    Access { gateway, local }
 }
 
 /// The default port of `snowskin gateway`.
@@ -170,7 +170,7 @@ fn room_for(nodes: u16, bytes: u64) -> anyhow::Result<()> {
     }
 }
 
-fn start(args: &Args, settings: &Settings, wanted: WaysIn) -> anyhow::Result<(Running, Ready)> {
+fn start(args: &Args, settings: &Settings, wanted: Access) -> anyhow::Result<(Running, Ready)> {
     let server = crate::commands::master::bind(settings.master.clone())?;
     let rpc = server.rpc_addr();
     let http = server.http_addr().map(|addr| addr.to_string());

@@ -239,3 +239,20 @@ fn nodes_without_a_name_are_called_differently_in_one_and_the_same_process() {
     // it is a counter.
     assert!(suffixes.windows(2).any(|pair| pair[0] >> 16 != pair[1] >> 16), "{names:?}");
 }
+
+/// The flags are part of the command tree, whose soundness `args` tests.
+#[test]
+fn every_old_name_of_a_setting_is_accepted_in_the_file_and_as_a_variable() {
+    for key in keys::all() {
+        for old in key.renamed_from.iter().filter(|_| !key.default.is_null() && !key.is_secret()) {
+            let (section, name) = old.rsplit_once('.').unwrap();
+            let text = format!("[{section}]\n{name} = {}\n", key.default);
+            let loaded = read(&text, &[], &[]).unwrap();
+            assert!(loaded.is_given(&key.path) && loaded.renamed.len() == 1, "{old}");
+            let variable = format!("SNOWSKIN_{}", old.replace('.', "_").to_uppercase());
+            let value = key.default.as_str().map_or_else(|| key.default.to_string(), str::to_owned);
+            let loaded = read("", &[(&variable, &value)], &[]).unwrap();
+            assert!(loaded.is_given(&key.path) && loaded.renamed.len() == 1, "{variable}");
+        }
+    }
+}

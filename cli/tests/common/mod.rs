@@ -92,7 +92,13 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn start() -> Self {
-        let master = Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"]);
+        Self::start_with(&[])
+    }
+
+    /// A store whose master has further flags.
+    pub(crate) fn start_with(flags: &[&str]) -> Self {
+        let master = ["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"];
+        let master = Daemon::start(&[&master[..], flags].concat());
         let address = master.text("rpc");
         let node =
             Daemon::start(&["node", "--master", &address, "--memory", "16MiB", "--name", "n1", "--json"]);

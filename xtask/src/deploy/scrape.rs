@@ -196,7 +196,7 @@ mod tests {
         for bad in [
             "rate(snowskin_a_total{cluster=~\"$cluster\"}[5m])",
             "snowskin_a",
-            "snowskin_a{cluster=~\"$cluster\",instance=~\"$nobody\"}",
+            "snowskin_a{cluster=~\"$cluster\",instance=~\"$unknown\"}",
         ] {
             assert_eq!(judge_dashboard(&dashboard(vec![panel(bad, 0)])).len(), 1, "{bad}");
         }

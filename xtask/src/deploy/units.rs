@@ -102,7 +102,7 @@ fn prepare(root: &Path, units: &[Unit]) -> Result<()> {
     }
     // Any program: systemd only checks that it exists.
     fs::copy("/bin/true", root.join("usr/bin/snowskin"))?;
-    for entry in fs::read_dir("/usr/lib/systemd/system").context("systemd has no units of its own here")? {
+    for entry in fs::read_dir("/usr/lib/systemd/system").context("this host has no units of systemd")? {
         let path = entry?.path();
         if let (true, Some(name)) = (path.is_file(), path.file_name()) {
             fs::copy(&path, root.join("usr/lib/systemd/system").join(name))?;

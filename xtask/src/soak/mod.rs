@@ -127,10 +127,10 @@ fn catch_interrupts() -> Result<Arc<AtomicBool>> {
     set.add(Signal::SIGTERM);
     set.thread_block().context("cannot block signals")?;
     let interrupted = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&interrupted);
+    let flag = Arc::clone(&interrupted);
     std::thread::spawn(move || {
         if set.wait().is_ok() {
-            told.store(true, Ordering::Relaxed);
+            flag.store(true, Ordering::Relaxed);
         }
     });
     Ok(interrupted)

@@ -18,7 +18,7 @@ use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
 /// How often a running operation is polled.
-const TURN: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Tasks per page.
 const PAGE: u32 = 1_000;
 
@@ -35,7 +35,7 @@ const MOVE_HELP: &str = "Examples:
 const DRAIN_HELP: &str = "Examples:
   snowskin admin drain node-7 --wait          move all its objects to other nodes, and wait for the end
   snowskin admin drain node-7 --maintenance   accept no new objects, but keep serving
-  snowskin admin drain node-7 --undo          take it back into use";
+  snowskin admin drain node-7 --undo          put it back into use";
 
 /// Move all objects off segments, so that the segments can be removed without loss
 #[derive(Debug, clap::Args)]
@@ -199,7 +199,7 @@ pub(super) fn drain(args: &Drain) -> Outcome {
         wanted.extend(drains.iter().map(|drain| drain.segment));
     }
     while args.wait && drains.iter().any(goes_on) {
-        if let Some(exit) = sys::wait_for_interrupt(Some(TURN)) {
+        if let Some(exit) = sys::wait_for_interrupt(Some(POLL_INTERVAL)) {
             return Ok(exit);
         }
         let last = std::mem::replace(&mut drains, status(&mut rpc, &wanted)?);
@@ -233,7 +233,7 @@ pub(crate) fn drain_one(
         found.next().unwrap_or(Err(ErrorCode::InternalError)).map_err(store_client::StoreError::from)?
     };
     while goes_on(&drain) && Instant::now() < deadline {
-        std::thread::sleep(TURN.min(deadline.saturating_duration_since(Instant::now())));
+        std::thread::sleep(POLL_INTERVAL.min(deadline.saturating_duration_since(Instant::now())));
         let now = status(rpc, &[segment])?;
         let gone = || Failure::failed("the master has removed the node");
         drain = *now.first().ok_or_else(gone)?;
@@ -413,7 +413,7 @@ fn create(key: &str, from: Option<&str>, to: Option<&str>, how: &How) -> Outcome
             let failed = matches!(state, TaskState::Failed | TaskState::Canceled);
             return Ok(if failed { Exit::Failed } else { Exit::Ok });
         }
-        if let Some(exit) = sys::wait_for_interrupt(Some(TURN)) {
+        if let Some(exit) = sys::wait_for_interrupt(Some(POLL_INTERVAL)) {
             return Ok(exit);
         }
     }

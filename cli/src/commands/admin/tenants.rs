@@ -18,7 +18,7 @@ const AFTER_HELP: &str = "Examples:
   snowskin admin tenants --set team-a --quota 64GiB --guaranteed 16GiB
   snowskin admin tenants --remove team-a --force         and all its objects
 
-Changes last until the master ends: what is to last belongs into its settings.";
+Changes are lost when the master ends: put permanent ones into its settings.";
 
 /// List tenants with their usage, or change one
 #[derive(Debug, clap::Args)]

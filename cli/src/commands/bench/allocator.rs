@@ -14,7 +14,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use serde::Serialize;
 use store_core::{AllocationStrategy, AllocatorKind};
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::content::mix;
 use crate::exit::{EXIT_CODES, Exit};
 use crate::output::{Align, LiveTable, figure, rounded, thousands};

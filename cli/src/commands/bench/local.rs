@@ -8,7 +8,7 @@ use store_client::{BufferRange, Client, ClientConfig, Get, LocalBuffer, LocalCli
 use te_engine::Fabrics;
 
 use super::cpu_s_per_gib;
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::commands::local::failure;
 use crate::content::mix;
@@ -65,12 +65,12 @@ const VALUE_BYTES_MAX: u64 = 64 << 20;
 const OBJECTS: u64 = 64;
 
 /// A client, with memory for one object.
-enum Way {
+enum BenchClient {
     Embedded(Box<Client>, SharedRegion),
     Local(Box<LocalClient>, LocalBuffer),
 }
 
-impl Way {
+impl BenchClient {
     const fn name(&self) -> &'static str {
         match self {
             Self::Embedded(..) => "embedded",
@@ -151,7 +151,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let zeros = vec![0; usize::try_from(longest)?];
     region.write(0, &zeros)?;
     buffer.write(0, &zeros).map_err(|error| failure("", &error))?;
-    let mut ways = [Way::Embedded(Box::new(embedded), region), Way::Local(Box::new(local), buffer)];
+    let mut clients = [BenchClient::Embedded(Box::new(embedded), region), BenchClient::Local(Box::new(local), buffer)];
 
     let bar = Bar::new(2 * args.value.len() as u64, "combinations", global.quiet);
     let mut table = LiveTable::new(&[
@@ -167,12 +167,12 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let mut rows = Vec::new();
     for value in args.value.iter().map(|value| value.bytes()) {
         for op in ["put", "get"] {
-            let measured = measure(args, &mut ways, op, value, &mut cluster)?;
+            let measured = measure(args, &mut clients, op, value, &mut cluster)?;
             if let Some(exit) = sys::interrupted() {
                 return Ok(exit);
             }
-            for (way, measured) in ways.iter().zip(measured) {
-                let row = row(op, value, way.name(), &measured);
+            for (client, measured) in clients.iter().zip(measured) {
+                let row = row(op, value, client.name(), &measured);
                 if !args.json {
                     let cells = [
                         op.to_owned(),
@@ -191,7 +191,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
             bar.set(rows.len() as u64 / 2);
         }
     }
-    drop((bar, ways));
+    drop((bar, clients));
     cluster.stop();
     if args.json {
         output::print_json(&rows)?;
@@ -201,7 +201,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
 
 fn measure(
     args: &Args,
-    ways: &mut [Way; 2],
+    clients: &mut [BenchClient; 2],
     op: &'static str,
     value: u64,
     cluster: &mut Cluster,
@@ -216,12 +216,12 @@ fn measure(
     };
     let stored: Vec<_> = (0..if op == "get" { objects } else { 0 }).map(|_| key()).collect();
     for key in &stored {
-        ways[0].put(key, value)?;
+        clients[0].put(key, value)?;
     }
     let mut measured = [Measured::default(), Measured::default()];
     // The first turn of each client is a warm-up.
     for round in 0..=args.rounds {
-        for (way, measured) in ways.iter_mut().zip(&mut measured) {
+        for (client, measured) in clients.iter_mut().zip(&mut measured) {
             let before = cluster.cpu().total();
             let started = Instant::now();
             let mut written = Vec::new();
@@ -232,12 +232,12 @@ fn measure(
                     true => {
                         written.push(key());
                         let begun = Instant::now();
-                        way.put(&written[at], value)?;
+                        client.put(&written[at], value)?;
                         (begun.elapsed(), written.len() as u64 >= objects * 2)
                     }
                     false => {
                         let begun = Instant::now();
-                        way.get(&stored[at % stored.len()], value)?;
+                        client.get(&stored[at % stored.len()], value)?;
                         (begun.elapsed(), false)
                     }
                 };
@@ -247,7 +247,7 @@ fn measure(
                 }
             }
             let (elapsed, cpu) = (started.elapsed(), cluster.cpu().total().saturating_sub(before));
-            way.remove(&written)?;
+            client.remove(&written)?;
             if round > 0 {
                 measured.latency.merge(&latency);
                 measured.elapsed += elapsed;
@@ -255,7 +255,7 @@ fn measure(
             }
         }
     }
-    ways[0].remove(&stored)?;
+    clients[0].remove(&stored)?;
     Ok(measured)
 }
 

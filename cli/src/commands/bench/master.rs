@@ -17,7 +17,7 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Frame, Key, NodeId, Incarnation};
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::cluster::MasterReady;
 use crate::commands::no_master;
 use crate::content::mix;
@@ -161,18 +161,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         })
         .collect();
     let bar = Bar::new(combinations.len() as u64, "combinations", global.quiet);
-    let mut table = LiveTable::new(&[
-        ("op", Align::Left),
-        ("batch", Align::Right),
-        ("clients", Align::Right),
-        ("ops/s", Align::Right),
-        ("keys/s", Align::Right),
-        ("p50 µs", Align::Right),
-        ("p99 µs", Align::Right),
-        ("p99.9 µs", Align::Right),
-        ("CPU µs/key", Align::Right),
-        ("errors", Align::Right),
-    ]);
+    let mut table = LiveTable::new(&COLUMNS);
     let mut rows = Vec::new();
     let mut first = args.objects;
     for (done, &(op, batch, clients)) in combinations.iter().enumerate() {
@@ -185,19 +174,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
             return Ok(exit);
         }
         if !args.json {
-            let cells = [
-                format!("{:?}", row.op).to_lowercase(),
-                batch.to_string(),
-                clients.to_string(),
-                figure(row.ops_s),
-                figure(row.keys_s),
-                figure(row.p50_us),
-                figure(row.p99_us),
-                figure(row.p999_us),
-                figure(row.cpu_us_per_key),
-                thousands(row.errors),
-            ];
-            bar.suspend(|| table.row(&cells))?;
+            bar.suspend(|| table.row(&cells(batch, clients, &row)))?;
         }
         rows.push(row);
         bar.set(done as u64 + 1);
@@ -207,6 +184,34 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     drop(bar);
     finish(args, &rows, memory)?;
     Ok(Exit::Ok)
+}
+
+const COLUMNS: [(&str, Align); 10] = [
+    ("op", Align::Left),
+    ("batch", Align::Right),
+    ("clients", Align::Right),
+    ("ops/s", Align::Right),
+    ("keys/s", Align::Right),
+    ("p50 µs", Align::Right),
+    ("p99 µs", Align::Right),
+    ("p99.9 µs", Align::Right),
+    ("CPU µs/key", Align::Right),
+    ("errors", Align::Right),
+];
+
+fn cells(batch: u32, clients: u32, row: &Row) -> [String; 10] {
+    [
+        format!("{:?}", row.op).to_lowercase(),
+        batch.to_string(),
+        clients.to_string(),
+        figure(row.ops_s),
+        figure(row.keys_s),
+        figure(row.p50_us),
+        figure(row.p99_us),
+        figure(row.p999_us),
+        figure(row.cpu_us_per_key),
+        thousands(row.errors),
+    ]
 }
 
 fn finish(args: &Args, rows: &[Row], memory: Memory) -> anyhow::Result<()> {

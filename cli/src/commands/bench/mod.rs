@@ -10,7 +10,7 @@ mod transfer;
 use std::time::Duration;
 
 use crate::Outcome;
-use crate::args::Global;
+use crate::global::Global;
 use crate::exit::{EXIT_CODES, Failure};
 use crate::output::thousands;
 use crate::size::GIB;

@@ -9,7 +9,7 @@ use store_client::{BufferRange, Client, ClientConfig, ErrorCode, Get, Put, PutOp
 use te_engine::Fabrics;
 
 use super::cpu_s_per_gib;
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::FabricParser;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::content::{Content, mix};
@@ -179,18 +179,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     }
 
     let bar = Bar::new(combinations.len() as u64, "combinations", global.quiet);
-    let mut table = LiveTable::new(&[
-        ("op", Align::Left),
-        ("value", Align::Right),
-        ("batch", Align::Right),
-        ("calls/s", Align::Right),
-        ("GB/s", Align::Right),
-        ("p50 µs", Align::Right),
-        ("p99 µs", Align::Right),
-        ("p99.9 µs", Align::Right),
-        ("CPU s/GiB", Align::Right),
-        ("misses", Align::Right),
-    ]);
+    let mut table = LiveTable::new(&COLUMNS);
     let mut rows = Vec::new();
     let mut ended = Exit::Ok;
     for &(op, value) in &combinations {
@@ -201,25 +190,13 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         }
         let row = match (row, cluster.as_mut()) {
             (Err(error), Some(cluster)) => {
-                cluster.look_after(&bar)?;
+                cluster.check_children(&bar)?;
                 return Err(error);
             }
             (row, _) => row?,
         };
         if !args.json {
-            let cells = [
-                op.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default(),
-                ByteSize(value).to_string(),
-                row.batch.to_string(),
-                figure(row.ops_s),
-                figure(row.gb_s),
-                figure(row.p50_us),
-                figure(row.p99_us),
-                figure(row.p999_us),
-                figure(row.cpu_s_per_gib),
-                thousands(row.misses),
-            ];
-            bar.suspend(|| table.row(&cells))?;
+            bar.suspend(|| table.row(&cells(op, value, &row)))?;
         }
         rows.push(row);
         bar.set(rows.len() as u64);
@@ -233,6 +210,34 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         output::print_json(&rows)?;
     }
     Ok(ended)
+}
+
+const COLUMNS: [(&str, Align); 10] = [
+    ("op", Align::Left),
+    ("value", Align::Right),
+    ("batch", Align::Right),
+    ("calls/s", Align::Right),
+    ("GB/s", Align::Right),
+    ("p50 µs", Align::Right),
+    ("p99 µs", Align::Right),
+    ("p99.9 µs", Align::Right),
+    ("CPU s/GiB", Align::Right),
+    ("misses", Align::Right),
+];
+
+fn cells(op: What, value: u64, row: &Row) -> [String; 10] {
+    [
+        op.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default(),
+        ByteSize(value).to_string(),
+        row.batch.to_string(),
+        figure(row.ops_s),
+        figure(row.gb_s),
+        figure(row.p50_us),
+        figure(row.p99_us),
+        figure(row.p999_us),
+        figure(row.cpu_s_per_gib),
+        thousands(row.misses),
+    ]
 }
 
 /// Number of objects in the store that were not stored by a benchmark.

@@ -14,7 +14,7 @@ use te_engine::{Config, Engine, FabricEntry, Fabrics, LocalAddr, SharedRegion, T
 
 use super::cpu_s_per_gib;
 use super::target::{TargetReady, touch};
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::fabric_values;
 use crate::commands::metadata::MetadataArg;
 use crate::content::{Content, mix};
@@ -38,7 +38,7 @@ Examples:
   snowskin bench transfer --fabric memcpy,shm,tcp --block 1MiB --batch 1
   snowskin bench transfer --fabric tcp --op read --block 4KiB --batch 1 --duration 5 --json
   snowskin bench transfer --fabric tcp --verify --duration 1
-  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --lanes 4
+  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --connections 4
   snowskin bench transfer --target 10.0.0.7:7400 --fabric rdma --device mlx5_0,mlx5_1 --block 1MiB
   snowskin bench transfer --target prefill/3 --metadata http://10.0.0.5:9003/metadata";
 
@@ -81,8 +81,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIZE")]
     working_set: Option<ByteSize>,
     /// TCP connections per engine.
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
-    lanes: u8,
+    #[arg(long, alias = "lanes", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    connections: u8,
     /// TCP congestion control of both ends (of this end, with --target). Default: cubic within a host, else
     /// the kernel's default.
     #[arg(long, value_name = "NAME")]
@@ -407,7 +407,7 @@ fn config(args: &Args, fabrics: Fabrics) -> Result<Config, Failure> {
     config.spin_us = args.spin_us;
     #[cfg(feature = "tcp")]
     {
-        config.tcp.connections = args.lanes;
+        config.tcp.lanes = args.connections;
         config.tcp.checksum = args.checksum;
         config.tcp.congestion.clone_from(&args.congestion);
     }

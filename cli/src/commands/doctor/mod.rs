@@ -17,12 +17,13 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::args::Global;
+use crate::commands::FabricParser;
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::{Outcome, fail, output, progress};
 use checks::{Finding, Verdict};
-use facts::Fabric;
 use source::Source;
+use te_engine::Fabrics;
 
 const AFTER_HELP: &str =
     "Verdicts: ok · warn (works, but slower or restricted) · fail (something does not work) · skip (unknown, or not relevant). \
@@ -30,7 +31,7 @@ const AFTER_HELP: &str =
 
 Examples:
   snowskin doctor                             this machine
-  snowskin doctor --fabric rdma               and whether RDMA would work
+  snowskin doctor --fabric rdma               check that RDMA works
   snowskin doctor --master 10.0.0.5:50051     also check that this master answers
   snowskin doctor --json | jq '.checks[] | select(.verdict == \"fail\" or .verdict == \"warn\")'";
 
@@ -42,9 +43,10 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// The fabric that is meant to be used.
-    #[arg(long, value_enum, default_value_t)]
-    fabric: Fabric,
+    /// The fabrics to use. What a named fabric needs and this machine lacks is a failure; with auto, it is
+    /// skipped.
+    #[arg(long, default_value_t, value_parser = FabricParser, value_name = "FABRIC,…")]
+    fabric: Fabrics,
     /// Also check that this master answers.
     #[arg(long, env = "SNOWSKIN_MASTER", hide_env_values = true, value_name = "HOST:PORT")]
     master: Option<String>,

@@ -17,7 +17,7 @@ use store_core::allocator::GRAIN_BYTES;
 use store_core::chunks::stored_len;
 use te_engine::Fabrics;
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::commands::{FabricParser, eviction_parser};
 use crate::content::Content;
@@ -30,9 +30,9 @@ use report::Report;
 use simulate::Tokens;
 use source::{Source, Survey};
 
-const AFTER_HELP: &str = "What it does, for each request of the trace, in order and without its pauses:
-  1. ask the master how long the cached prefix is       (one batch_exists)
-  2. get the blocks of that prefix, check every byte    (batches of --batch blocks)
+const AFTER_HELP: &str = "For each request of the trace, in order and without its pauses, the command does this:
+  1. ask the master for the length of the cached prefix (one batch_exists)
+  2. get the blocks of that prefix, verify every byte   (batches of --batch blocks)
   3. put the blocks that were missing                   (batches of --batch blocks)
 A block counts as a hit when it is in the longest prefix that was actually read and was correct.
 
@@ -48,11 +48,11 @@ by more than --agree-within percentage points.
 
 A trace has one JSON object per line:
   {\"timestamp\": 0, \"input_length\": 900, \"output_length\": 3, \"hash_ids\": [0, 7]}
-one id = one block of 512 tokens, including everything before it. Without --trace, a multi-turn workload is \
+An id stands for one block of 512 tokens and everything before it. Without --trace, a multi-turn workload is \
 generated.
 
 Examples:
-  snowskin replay                              made-up workload, two nodes, ample capacity
+  snowskin replay                              generated workload, two nodes, enough capacity
   snowskin replay --trace trace.jsonl --json   your trace; prints one JSON object at the end
   snowskin replay --capacity-blocks 2000       too little memory for all blocks: evictions
   snowskin replay --block-bytes 64KiB --nodes 4 --fabric tcp
@@ -205,12 +205,12 @@ fn replay(
         if let Err(error) = driver.request(&request.hash_ids) {
             // How the master ended explains more than the broken connection to it.
             std::thread::sleep(CHECK_INTERVAL);
-            cluster.look_after(&bar)?;
+            cluster.check_children(&bar)?;
             return Err(error);
         }
         if looked.elapsed() >= CHECK_INTERVAL {
             looked = Instant::now();
-            cluster.look_after(&bar)?;
+            cluster.check_children(&bar)?;
             bar.set(driver.counters().requests);
             bar.message(format!("hit rate {:.3}", driver.counters().hit_rate()));
         }
@@ -220,7 +220,7 @@ fn replay(
         }
     }
     let elapsed = started.elapsed();
-    cluster.look_after(&bar)?;
+    cluster.check_children(&bar)?;
     let cpu = cluster.cpu().since(cpu_before);
     let stats = driver.store_mut().stats()?;
     drop(bar);

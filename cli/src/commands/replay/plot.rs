@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::simulate::{BELADY, Simulation, Tokens};
+use super::simulate::{BELADY, Row, Simulation, Tokens};
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 440.0;
@@ -38,84 +38,100 @@ pub(super) fn svg(simulation: &Simulation, title: &str) -> String {
     let mut points: Vec<(usize, u64)> = simulation.capacities_tokens.iter().copied().enumerate().collect();
     points.sort_by_key(|(_, tokens)| *tokens);
     let scale = Scale::new(simulation, &points);
-    let mut out = String::new();
-    let mut line = |text: std::fmt::Arguments<'_>| {
-        // Writing to a string does not fail.
-        let _ = out.write_fmt(text);
-        out.push('\n');
-    };
-    line(format_args!(
+    let mut svg = Svg(String::new());
+    svg.line(format_args!(
         r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="system-ui, sans-serif" font-size="13" fill="#222222">"##
     ));
-    line(format_args!(r##"<title>{}</title>"##, escaped(title)));
-    line(format_args!(r##"<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>"##));
-    line(format_args!(
+    svg.line(format_args!(r##"<title>{}</title>"##, escaped(title)));
+    svg.line(format_args!(r##"<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>"##));
+    svg.line(format_args!(
         r##"<text x="{LEFT}" y="26" font-size="15" font-weight="600">{}</text>"##,
         escaped(title)
     ));
-
-    for step in 0..=scale.steps {
-        let rate = scale.top * f64::from(step) / f64::from(scale.steps);
-        let y = scale.y(rate);
-        line(format_args!(r##"<line x1="{LEFT}" y1="{y:.1}" x2="{RIGHT}" y2="{y:.1}" stroke="#dddddd"/>"##));
-        line(format_args!(
-            r##"<text x="{:.1}" y="{:.1}" text-anchor="end">{:.0} %</text>"##,
-            LEFT - 8.0,
-            y + 4.5,
-            rate * 100.0
-        ));
+    svg.axes(&scale, &points);
+    for (nth, row) in simulation.rows.iter().enumerate() {
+        svg.row(nth, row, &scale, &points);
     }
-    let mut labelled = f64::NEG_INFINITY;
-    for (_, tokens) in &points {
-        let x = scale.x(*tokens);
-        line(format_args!(
-            r##"<line x1="{x:.1}" y1="{BOTTOM}" x2="{x:.1}" y2="{:.1}" stroke="#222222"/>"##,
-            BOTTOM + 5.0
-        ));
-        if x - labelled >= LABEL_SPACE {
-            labelled = x;
-            line(format_args!(
-                r##"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{}</text>"##,
-                BOTTOM + 21.0,
-                Tokens::of(*tokens)
+    svg.line(format_args!("</svg>"));
+    svg.0
+}
+
+/// The lines of the file so far.
+struct Svg(String);
+
+impl Svg {
+    fn line(&mut self, text: std::fmt::Arguments<'_>) {
+        // Writing to a string does not fail.
+        let _ = self.0.write_fmt(text);
+        self.0.push('\n');
+    }
+
+    /// Grid lines, marks of the capacities, and the labels of both axes.
+    fn axes(&mut self, scale: &Scale, points: &[(usize, u64)]) {
+        for step in 0..=scale.steps {
+            let rate = scale.top * f64::from(step) / f64::from(scale.steps);
+            let y = scale.y(rate);
+            self.line(format_args!(
+                r##"<line x1="{LEFT}" y1="{y:.1}" x2="{RIGHT}" y2="{y:.1}" stroke="#dddddd"/>"##
+            ));
+            self.line(format_args!(
+                r##"<text x="{:.1}" y="{:.1}" text-anchor="end">{:.0} %</text>"##,
+                LEFT - 8.0,
+                y + 4.5,
+                rate * 100.0
             ));
         }
+        let mut labelled = f64::NEG_INFINITY;
+        for (_, tokens) in points {
+            let x = scale.x(*tokens);
+            self.line(format_args!(
+                r##"<line x1="{x:.1}" y1="{BOTTOM}" x2="{x:.1}" y2="{:.1}" stroke="#222222"/>"##,
+                BOTTOM + 5.0
+            ));
+            if x - labelled >= LABEL_SPACE {
+                labelled = x;
+                self.line(format_args!(
+                    r##"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{}</text>"##,
+                    BOTTOM + 21.0,
+                    Tokens::of(*tokens)
+                ));
+            }
+        }
+        self.line(format_args!(r##"<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="#222222"/>"##));
+        self.line(format_args!(
+            r##"<text x="{:.1}" y="{:.1}" text-anchor="middle">capacity, tokens (logarithmic)</text>"##,
+            (LEFT + RIGHT) / 2.0,
+            BOTTOM + 44.0
+        ));
+        self.line(format_args!(
+            r##"<text transform="translate(18 {:.1}) rotate(-90)" text-anchor="middle">hit rate</text>"##,
+            (TOP + BOTTOM) / 2.0
+        ));
     }
-    line(format_args!(r##"<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="#222222"/>"##));
-    line(format_args!(
-        r##"<text x="{:.1}" y="{:.1}" text-anchor="middle">capacity, tokens (logarithmic)</text>"##,
-        (LEFT + RIGHT) / 2.0,
-        BOTTOM + 44.0
-    ));
-    line(format_args!(
-        r##"<text transform="translate(18 {:.1}) rotate(-90)" text-anchor="middle">hit rate</text>"##,
-        (TOP + BOTTOM) / 2.0
-    ));
 
-    for (nth, row) in simulation.rows.iter().enumerate() {
+    /// The line of one policy, its marks, and its entry in the legend.
+    fn row(&mut self, nth: usize, row: &Row, scale: &Scale, points: &[(usize, u64)]) {
         let bound = row.policy == BELADY;
         let (colour, mark) = if bound { (BELADY_COLOUR, Mark::Disc) } else { STYLES[nth % STYLES.len()] };
         let dash = if bound { r#" stroke-dasharray="6 4""# } else { "" };
         let places: Vec<(f64, f64)> =
             points.iter().map(|(at, tokens)| (scale.x(*tokens), scale.y(row.hit_rates[*at]))).collect();
         let list: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        line(format_args!(
+        self.line(format_args!(
             r##"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>"##,
             list.join(" ")
         ));
         let marks: String = places.iter().map(|(x, y)| drawn(mark, *x, *y)).collect();
-        line(format_args!(r##"<path d="{marks}" fill="{colour}"/>"##));
+        self.line(format_args!(r##"<path d="{marks}" fill="{colour}"/>"##));
 
         let (x, y) = (RIGHT + 20.0, TOP + 10.0 + 24.0 * nth as f64);
-        line(format_args!(
+        self.line(format_args!(
             r##"<path d="M{x:.1} {y:.1}h28" stroke="{colour}" stroke-width="2"{dash}/><path d="{}" fill="{colour}"/>"##,
             drawn(mark, x + 14.0, y)
         ));
         let name = if bound { "belady (bound)" } else { row.policy };
-        line(format_args!(r##"<text x="{:.1}" y="{:.1}">{name}</text>"##, x + 36.0, y + 4.5));
+        self.line(format_args!(r##"<text x="{:.1}" y="{:.1}">{name}</text>"##, x + 36.0, y + 4.5));
     }
-    line(format_args!("</svg>"));
-    out
 }
 
 /// Converts capacities and rates to coordinates.
@@ -177,7 +193,6 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::replay::simulate::Row;
 
     fn simulation(capacities_tokens: Vec<u64>, rows: Vec<Row>) -> Simulation {
         Simulation { capacities_tokens, rows, ..Simulation::default() }

@@ -111,7 +111,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let interval = Duration::from_secs_f64(args.interval);
     let mut rpc = args.master.connect()?;
-    let first = look(&args.rails, &mut rpc, None)?;
+    let first = sample(&args.rails, &mut rpc, None)?;
     let view = View::new(args.master.address().to_string(), output::is_coloured());
     match args.once || args.json || sys::terminal_size().is_none() {
         true => print_each(args, rpc, first, view, interval),
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 fn print_each(
     args: &Args,
     mut rpc: RpcConnection,
-    mut before: Look,
+    mut before: Sample,
     mut view: View,
     interval: Duration,
 ) -> Outcome {
@@ -132,7 +132,7 @@ fn print_each(
         if let Some(exit) = sys::wait_for_interrupt(Some(interval)) {
             return Ok(exit);
         }
-        before = look(&args.rails, &mut rpc, Some(&before))?;
+        before = sample(&args.rails, &mut rpc, Some(&before))?;
         if args.json {
             output::print_json(&before.1)?;
         } else {
@@ -149,14 +149,14 @@ fn print_each(
 const LINE_COLUMNS: usize = 120;
 
 /// Shows samples on the alternate screen of a terminal, and reads keys.
-fn show_live(args: &Args, rpc: RpcConnection, first: Look, mut view: View, interval: Duration) -> Outcome {
+fn show_live(args: &Args, rpc: RpcConnection, first: Sample, mut view: View, interval: Duration) -> Outcome {
     let mut screen = Screen::open()?;
     view.note(&first.1);
     let (ask, asked) = mpsc::channel();
     let (answer, answers) = mpsc::channel();
-    let looker = Looker { master: args.master.clone(), rails: args.rails.clone(), rpc, before: first };
+    let sampler = Sampler { master: args.master.clone(), rails: args.rails.clone(), rpc, before: first };
     // The thread is not joined at the end, because it may be waiting for a master that does not answer.
-    std::thread::Builder::new().name("look".to_owned()).spawn(move || looker.work(&asked, &answer))?;
+    std::thread::Builder::new().name("sampler".to_owned()).spawn(move || sampler.work(&asked, &answer))?;
     // When the request for a sample was sent, if one is in progress, and when the next is due.
     let (mut waiting, mut due) = (None, Instant::now() + interval.min(FIRST_MAX));
     let mut stale = true;
@@ -186,7 +186,7 @@ fn show_live(args: &Args, rpc: RpcConnection, first: Look, mut view: View, inter
             stale = false;
         }
         let turn = match waiting {
-            Some(_) => TURN_MIN,
+            Some(_) => WAIT_MIN,
             None if view.is_paused() => TURN_MAX,
             None => due.saturating_duration_since(now).min(TURN_MAX),
         };
@@ -206,22 +206,22 @@ const FIRST_MAX: Duration = Duration::from_secs(1);
 /// A sample that takes longer is reported.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Shortest wait for keys and samples. A change of the terminal's size is noticed after this time.
-const TURN_MIN: Duration = Duration::from_millis(20);
+const WAIT_MIN: Duration = Duration::from_millis(20);
 const TURN_MAX: Duration = Duration::from_millis(200);
 
 /// Takes samples on request.
-struct Looker {
+struct Sampler {
     master: MasterArg,
     rails: Vec<String>,
     rpc: RpcConnection,
-    before: Look,
+    before: Sample,
 }
 
-impl Looker {
+impl Sampler {
     /// Takes a sample per request, until the other end of the channel is closed.
     fn work(mut self, asked: &Receiver<()>, answer: &Sender<Result<Frame, String>>) {
         for () in asked {
-            let found = match look(&self.rails, &mut self.rpc, Some(&self.before)) {
+            let found = match sample(&self.rails, &mut self.rpc, Some(&self.before)) {
                 Ok(found) => {
                     self.before = found;
                     Ok(self.before.1.clone())
@@ -242,10 +242,10 @@ impl Looker {
 }
 
 /// When a sample was taken, and the sample.
-type Look = (Instant, Frame);
+type Sample = (Instant, Frame);
 
 /// Takes a sample; rates are since the one before.
-fn look(rails_of: &[String], rpc: &mut RpcConnection, before: Option<&Look>) -> anyhow::Result<Look> {
+fn sample(rails_of: &[String], rpc: &mut RpcConnection, before: Option<&Sample>) -> anyhow::Result<Sample> {
     let stats = rpc.call::<ReadStats>(&(), std::iter::empty()).map_err(no_master)?.0;
     let now = Instant::now();
     let segment_list = ask_segments(rpc)?;

@@ -164,7 +164,7 @@ impl View {
         let paint = |tone: Tone, text: &str| tone.paint(text, self.coloured);
         let mut out = paint(Tone::Strong, &format!("snowskin, master {}", printable(&self.master)));
         if self.paused {
-            out += &paint(Tone::Uneasy, "   paused: press p to continue");
+            out += &paint(Tone::Warning, "   paused: press p to continue");
         }
         out += "\n\n";
         if let Some(why) = &self.away {
@@ -272,7 +272,7 @@ impl View {
                 Tone::Bad
             }
             (0, 0) => Tone::Plain,
-            _ => Tone::Uneasy,
+            _ => Tone::Warning,
         };
         out + &tone.paint(line.trim_end(), self.coloured) + "\n"
     }
@@ -308,7 +308,7 @@ impl View {
         for (line, (node, there)) in lines.zip(&rows) {
             let tone = match there {
                 false => Tone::Bad,
-                true if node.silent_ms > SILENT_MS => Tone::Uneasy,
+                true if node.silent_ms > SILENT_MS => Tone::Warning,
                 true => Tone::Plain,
             };
             out += &tone.paint(line, self.coloured);
@@ -341,11 +341,11 @@ impl View {
     }
 }
 
-const HELP: &str = "  q, Esc           end
+const HELP: &str = "  q, Esc           quit
   p, space         pause and continue
-  tab, arrows      another table: nodes, segments, tenants, tasks, rails
+  tab, arrows      next table: nodes, segments, tenants, tasks, rails
   s                sort by name, share used, size
-  ?                this, and back
+  ?                show or hide this help
 
 Graphs show the last 60 samples, or as many as fit, the latest on the right.
 The scale is beside each graph. A hit rate has gaps where there were no requests.

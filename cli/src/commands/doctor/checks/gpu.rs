@@ -1,9 +1,10 @@
 //! GPUs, and whether NICs can reach their memory.
 
 use super::machine::version;
+use super::rdma::NO_RDMA;
 use super::{Check, Judgement, list, ok, skip, warn};
 use crate::commands::doctor::facts::pci::Function;
-use crate::commands::doctor::facts::{Fabric, Facts};
+use crate::commands::doctor::facts::{Facts, RDMA_DEVICE};
 use crate::size::ByteSize;
 
 pub(super) const CHECKS: &[Check] = &[
@@ -43,10 +44,10 @@ fn gpus_and_nics(facts: &Facts) -> Result<(Vec<&Function>, Vec<&Function>), Judg
         facts.rdma.devices.iter().any(|device| device.pci.as_ref() == Some(&function.address))
     };
     let nics: Vec<_> = facts.pci.iter().filter(is_card).collect();
-    match (gpus.is_empty(), nics.is_empty(), facts.fabric) {
-        (true, ..) => Err(skip(NO_GPU)),
-        (_, _, Fabric::Tcp) => Err(skip("--fabric tcp leaves RDMA out")),
-        (_, true, _) => Err(skip("no RDMA NIC")),
+    match (gpus.is_empty(), nics.is_empty()) {
+        (true, _) => Err(skip(NO_GPU)),
+        _ if !facts.uses(RDMA_DEVICE) => Err(skip(NO_RDMA)),
+        (_, true) => Err(skip("no RDMA NIC")),
         _ => Ok((gpus, nics)),
     }
 }

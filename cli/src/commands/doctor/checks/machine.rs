@@ -3,7 +3,7 @@
 use te_core::topology::{Location, MatrixRow};
 
 use super::{Check, Judgement, count, fail, list, ok, skip, warn};
-use crate::commands::doctor::facts::{Fabric, Facts};
+use crate::commands::doctor::facts::{Facts, RDMA_DEVICE};
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
@@ -89,7 +89,7 @@ fn numa(facts: &Facts) -> Judgement {
     }
     let nodes = format!("{} nodes", facts.nodes.len());
     let cards: Vec<_> = facts.rdma.devices.iter().filter(|device| !device.is_software()).collect();
-    if cards.is_empty() || facts.fabric == Fabric::Tcp {
+    if cards.is_empty() || !facts.uses(RDMA_DEVICE) {
         return warn(
             nodes,
             (

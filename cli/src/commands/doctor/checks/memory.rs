@@ -1,7 +1,7 @@
 //! Memory: its size, the limits on it, and page sizes.
 
 use super::{Check, Judgement, errno_text, fail, list, ok, skip, warn};
-use crate::commands::doctor::facts::{Fabric, Facts};
+use crate::commands::doctor::facts::{Facts, RDMA_DEVICE};
 use crate::size::ByteSize;
 
 pub(super) const CHECKS: &[Check] = &[
@@ -84,8 +84,8 @@ fn memlock(facts: &Facts) -> Judgement {
         return ok("no limit");
     }
     let total = facts.memory.map_or(u64::MAX, |(total, _)| total);
-    let needs_rdma =
-        facts.fabric == Fabric::Rdma || !facts.rdma.devices.is_empty() && facts.fabric != Fabric::Tcp;
+    let has_devices = !facts.rdma.devices.is_empty();
+    let needs_rdma = facts.requires(RDMA_DEVICE) || has_devices && facts.uses(RDMA_DEVICE);
     let found = show(limit);
     if facts.may_lock {
         return ok(format!("{found}, which does not apply with CAP_IPC_LOCK"));

@@ -1,5 +1,6 @@
 //! The checks: tables of pure functions from facts to findings, one table per area.
 
+mod fabrics;
 mod gpu;
 mod machine;
 mod memory;
@@ -94,7 +95,7 @@ struct Check {
     judge: fn(&Facts) -> Judgement,
 }
 
-/// All checks, in the order in which they are printed.
+/// All checks but those of the registry's fabrics, in the order in which they are printed.
 const AREAS: [(&str, &[Check]); 5] = [
     ("machine", machine::CHECKS),
     ("memory", memory::CHECKS),
@@ -105,14 +106,12 @@ const AREAS: [(&str, &[Check]); 5] = [
 
 /// Runs every check.
 pub(super) fn run(facts: &Facts) -> Vec<Finding> {
-    AREAS
-        .iter()
-        .flat_map(|(area, checks)| checks.iter().map(move |check| (area, check)))
-        .map(|(area, check)| {
-            let Judgement { verdict, found, fix } = (check.judge)(facts);
-            Finding { area, check: check.name, verdict, found, why: check.why, fix }
-        })
-        .collect()
+    let checks = AREAS.iter().flat_map(|(area, checks)| checks.iter().map(move |check| (area, check)));
+    let judged = checks.map(|(area, check)| {
+        let Judgement { verdict, found, fix } = (check.judge)(facts);
+        Finding { area, check: check.name, verdict, found, why: check.why, fix }
+    });
+    fabrics::findings("fabrics", facts).chain(judged).collect()
 }
 
 fn ok(found: impl Into<String>) -> Judgement {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Check, Judgement, fail, list, ok, skip, warn};
 use crate::commands::doctor::facts::rdma::{Device, PHYSICAL_ERRORS, Port};
-use crate::commands::doctor::facts::{Fabric, Facts};
+use crate::commands::doctor::facts::{Facts, RDMA_DEVICE};
 
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "rdma devices", why: "Without a device, data goes over TCP.", judge: devices },
@@ -67,14 +67,15 @@ pub(super) const CHECKS: &[Check] = &[
 ];
 
 const NO_DEVICE: &str = "no RDMA device";
-const TCP_ASKED: &str = "--fabric tcp leaves RDMA out";
+/// Why checks of RDMA are skipped when no fabric in use needs it.
+pub(super) const NO_RDMA: &str = "the selected fabrics do not use RDMA";
 
 /// The devices, or why the check is skipped.
 fn cards(facts: &Facts) -> Result<&[Device], Judgement> {
-    match (facts.fabric, facts.rdma.devices.as_slice()) {
-        (Fabric::Tcp, _) => Err(skip(TCP_ASKED)),
-        (_, []) => Err(skip(NO_DEVICE)),
-        (_, devices) => Ok(devices),
+    match facts.rdma.devices.as_slice() {
+        _ if !facts.uses(RDMA_DEVICE) => Err(skip(NO_RDMA)),
+        [] => Err(skip(NO_DEVICE)),
+        devices => Ok(devices),
     }
 }
 
@@ -103,14 +104,14 @@ fn devices(facts: &Facts) -> Judgement {
     };
     let idle: Vec<_> =
         facts.pci.iter().filter(|function| function.is_rdma_nic()).map(|f| &f.address).collect();
-    match facts.fabric {
-        Fabric::Tcp => found,
-        _ if !idle.is_empty() => {
+    match facts.requires(RDMA_DEVICE) {
+        _ if !facts.uses(RDMA_DEVICE) => found,
+        required if !idle.is_empty() => {
             let found = format!("none, although the NIC at {} supports RDMA", list(idle));
             let fix = ("load its RDMA driver", "sudo modprobe -a mlx5_ib ib_uverbs");
-            if facts.fabric == Fabric::Rdma { fail(found, fix) } else { warn(found, fix) }
+            if required { fail(found, fix) } else { warn(found, fix) }
         }
-        Fabric::Rdma => fail(
+        true => fail(
             "none in /sys/class/infiniband",
             (
                 "check for a NIC and its driver (`lspci -nn | grep -iE 'mellanox|infiniband'`, `sudo modprobe -a mlx5_ib ib_uverbs`); in a \
@@ -118,18 +119,18 @@ fn devices(facts: &Facts) -> Judgement {
                 "sudo rdma link add rxe0 type rxe netdev eth0",
             ),
         ),
-        Fabric::Auto => skip("none; data goes over TCP and shared memory"),
+        false => skip("none; data goes over TCP and shared memory"),
     }
 }
 
 fn library(facts: &Facts) -> Judgement {
-    if facts.fabric == Fabric::Tcp {
-        return skip(TCP_ASKED);
+    if !facts.uses(RDMA_DEVICE) {
+        return skip(NO_RDMA);
     }
     match &facts.rdma.library {
         None => skip("not checked"),
         Some(Ok(library)) => ok(library.name.clone()),
-        Some(Err(_)) if facts.fabric == Fabric::Auto && facts.rdma.devices.is_empty() => skip(NO_DEVICE),
+        Some(Err(_)) if !facts.requires(RDMA_DEVICE) && facts.rdma.devices.is_empty() => skip(NO_DEVICE),
         Some(Err(why)) => fail(
             why.clone(),
             (

@@ -9,28 +9,22 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use te_engine::{Fabrics, HostNeed};
 use te_host::topology::{Found, read_sysfs};
 
 use super::source::{Source, number_list};
 use crate::sys;
 
-/// Which fabric somebody means to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Fabric {
-    /// Whatever there is
-    #[default]
-    Auto,
-    /// RDMA: what is missing for it is a failure
-    Rdma,
-    /// TCP alone: RDMA is not looked at
-    Tcp,
-}
+/// The need of fabrics that use RDMA.
+pub(super) const RDMA_DEVICE: HostNeed = HostNeed::DeviceClass("infiniband");
 
 /// The facts; `None` where this machine does not report them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     /// The fabrics that the user wants to use: an input of the checks rather than a fact.
-    pub(super) fabric: Fabric,
+    pub(super) fabrics: Fabrics,
+    /// Libraries and device classes that fabrics need and this machine lacks, with an explanation.
+    pub(super) missing: Vec<(HostNeed, String)>,
     /// `uname -r`.
     pub(super) kernel: Option<String>,
     /// Number of CPUs that this process may use.
@@ -106,8 +100,20 @@ pub(super) struct Facts {
     pub(super) modules: Vec<String>,
 }
 
+impl Facts {
+    /// Whether a fabric with this need may be used.
+    pub(super) fn uses(&self, need: HostNeed) -> bool {
+        te_engine::fabrics().iter().any(|entry| entry.needs.contains(&need) && self.fabrics.uses(entry))
+    }
+
+    /// Whether a fabric with this need must work, because the user has named it.
+    pub(super) fn requires(&self, need: HostNeed) -> bool {
+        self.fabrics.named().any(|entry| entry.needs.contains(&need))
+    }
+}
+
 /// Gathers all facts. Takes a fraction of a second, unless the master does not answer.
-pub(super) fn gather(source: &Source, fabric: Fabric, ports: &[u16], master: Option<&str>) -> Facts {
+pub(super) fn gather(source: &Source, fabrics: Fabrics, ports: &[u16], master: Option<&str>) -> Facts {
     let sysctl = |path: &str| source.line(&format!("proc/sys/{path}"));
     let last_number = |path: &str| sysctl(path)?.split_whitespace().last()?.parse().ok();
     let meminfo = source.text("proc/meminfo").unwrap_or_default();
@@ -117,7 +123,8 @@ pub(super) fn gather(source: &Source, fabric: Fabric, ports: &[u16], master: Opt
     let is_running = !source.is_copy();
     let nodes = nodes(source);
     Facts {
-        fabric,
+        fabrics,
+        missing: missing(source),
         kernel: sysctl("kernel/osrelease"),
         cpus: cpus(source),
         governor: source.line("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
@@ -174,6 +181,19 @@ pub(super) fn gather(source: &Source, fabric: Fabric, ports: &[u16], master: Opt
             .map(|text| text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect())
             .unwrap_or_default(),
     }
+}
+
+/// The libraries and device classes that fabrics of the registry need and the machine lacks.
+fn missing(source: &Source) -> Vec<(HostNeed, String)> {
+    let needs = te_engine::fabrics().iter().flat_map(|entry| entry.needs);
+    let lacks = |need: &HostNeed| match need {
+        HostNeed::Library(name) => rdma::find_library(source, name).err(),
+        HostNeed::DeviceClass(name) if source.entries(&format!("sys/class/{name}")).is_empty() => {
+            Some(format!("no device in /sys/class/{name}"))
+        }
+        _ => None,
+    };
+    needs.filter_map(|need| Some((*need, lacks(need)?))).collect()
 }
 
 /// The value of a line `name:  123 kB`, in bytes; a number without a unit is taken as it is.
@@ -381,7 +401,7 @@ mod tests {
 
     #[test]
     fn this_machine_can_be_examined() {
-        let facts = gather(&Source::this_machine(), Fabric::Auto, &[], None);
+        let facts = gather(&Source::this_machine(), Fabrics::default(), &[], None);
         assert!(facts.cpus >= 1 && facts.files.is_some() && facts.kernel.is_some());
         assert_eq!(facts.files, sys::limit(libc::RLIMIT_NOFILE));
         assert_eq!(facts.memlock, sys::limit(libc::RLIMIT_MEMLOCK).map(|(soft, _)| soft));

@@ -313,12 +313,18 @@ fn library(source: &Source) -> Option<Result<Library, String>> {
         let found = crate::sys::library_has(c"libibverbs.so.1", c"ibv_reg_dmabuf_mr");
         return Some(found.map(|dmabuf| Library { name: SONAME.to_owned(), dmabuf: Some(dmabuf) }));
     }
-    let path = library_dirs(source)
-        .into_iter()
-        .map(|dir| format!("{dir}/{SONAME}"))
-        .find(|path| source.exists(path))
-        .map(|path| format!("/{path}"));
-    Some(path.map(|name| Library { name, dmabuf: None }).ok_or_else(|| format!("no {SONAME}")))
+    Some(find_library(source, SONAME).map(|name| Library { name, dmabuf: None }))
+}
+
+/// Loads a library, or looks for its file in a copy of another machine. Returns its name or path.
+pub(super) fn find_library(source: &Source, name: &str) -> Result<String, String> {
+    if !source.is_copy() {
+        let soname = std::ffi::CString::new(name).map_err(|error| error.to_string())?;
+        return crate::sys::library_has(&soname, c"").map(|_| name.to_owned());
+    }
+    let paths = library_dirs(source).into_iter().map(|dir| format!("{dir}/{name}"));
+    let mut found = paths.filter(|path| source.exists(path));
+    found.next().map(|path| format!("/{path}")).ok_or_else(|| format!("no {name}"))
 }
 
 /// Directories in which distributions install libraries.
