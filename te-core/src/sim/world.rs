@@ -311,7 +311,7 @@ impl World {
             return Err(ErrorKind::Busy.into());
         }
         let key = self.rng.next();
-        let region = Region { generation: id.generation, span, access, key, local_users: 0, remote_users: 0 };
+        let region = Region { generation: id.generation, span, access, key, local_pins: 0, remote_pins: 0 };
         self.nodes[node.0 as usize].regions.insert(id.index, region);
         Ok(())
     }

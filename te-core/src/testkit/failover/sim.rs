@@ -18,7 +18,7 @@ use core::time::Duration;
 use super::super::buffer::Buffer;
 use super::{Fault, Phase, Recovery, Timing, Watch};
 use crate::sim::{LinkConfig, NodeId, SimConfig, SimNet, SimTransport};
-use crate::testkit::Rng;
+use crate::testkit::{Rng, pattern};
 use crate::{
     Access, Completion, Error, ErrorKind, FaultConfig, HealthConfig, HealthRoute, Instant, Memory,
     MultiTransport, Op, Outcome, RailHealth, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route,
