@@ -6,9 +6,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant as Clock};
 use store_core::allocator::Allocator;
 use store_core::message::{
-    Commit, Exists, Get, MountSegment, NewObject, PutAsk, PutEnd, PutOptions, PutStart,
-};
-use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation, Session};
+    Commit, Exists, Get, MountSegment, NewObject, PutRequest, PutEnd, PutOptions, PutStart, RemoveMode};
+use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation, Session, NodeId, Incarnation};
 use te_core::Instant;
 use te_core::testkit::Rng;
 
@@ -76,16 +75,12 @@ fn full_master(keys: &[[u8; 32]]) -> Master {
         let name = format!("node-{node}");
         let len = keys.len() as u64 * 4 * KIB;
         let segment = MountSegment {
-            node,
-            incarnation: 1,
+            node: NodeId::new(node),
+            incarnation: Incarnation::new(1),
             name: &name,
             endpoint: "host:1",
-            base: 0,
             len,
-            export: Default::default(),
-            epoch: 0,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         master.mount(Instant::ZERO, &segment).expect("fresh");
     }
@@ -117,7 +112,7 @@ fn master(criterion: &mut Criterion) {
         let key = [0xff; 32];
         bencher.iter(|| {
             put(&mut master, now, &key);
-            master.remove(now, &key, true).expect("just put");
+            master.remove(now, &key, RemoveMode::Force).expect("just put");
         });
     });
 
@@ -149,7 +144,7 @@ fn master(criterion: &mut Criterion) {
         }
         // Started and committed by two requests, each time under the same keys; the removal between is not timed.
         let keys: Vec<[u8; 32]> = (0..batch).map(|at| [at as u8; 32]).collect();
-        let ask = PutAsk { writer: 7, ..PutAsk::once(ONE_REPLICA) };
+        let ask = PutRequest { writer: 7, ..PutRequest::once(ONE_REPLICA) };
         let start = keys.iter().map(|key| NewObject { key: Key(key), len: 4 * KIB });
         request.clear();
         PutStart::encode_request(&mut request, 1, &ask, start).expect("short");
@@ -180,7 +175,7 @@ fn master(criterion: &mut Criterion) {
                     master.handle(now, &mut session, &frame, &mut answer);
                     spent += began.elapsed();
                     for key in &keys {
-                        master.remove(now, key, true).expect("just put");
+                        master.remove(now, key, RemoveMode::Force).expect("just put");
                     }
                 }
                 spent

@@ -552,7 +552,7 @@ mod unit {
             let stream = TcpStream::connect(listener.local_addr()?)?;
             let (theirs, _) = listener.accept()?;
             let transport = TcpTransport::new(Config { bind: self.bind, ..config() })?;
-            self.bind = transport.local_addr();
+            self.bind = transport.local_address();
             self.process = Some(std::thread::spawn(move || serve(theirs, transport)));
             Ok(stream)
         }

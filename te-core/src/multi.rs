@@ -29,7 +29,7 @@ use crate::{
 use slot::{Slot, slot_of};
 
 /// The largest number of slices that one child gets in one call.
-const RUN: usize = 128;
+const RUN_SLICES_MAX: usize = 128;
 /// The number of consecutive slices that one rail gets while several are usable.
 const SPRAY_RUN_MAX: usize = 16;
 /// Marks the end of the free list and of the retry queue.
@@ -64,7 +64,7 @@ pub struct MultiTransport<C, R> {
     now: Instant,
     /// The slices that one call hands to a child. Kept here, because clearing the array for each call would
     /// cost more than the call.
-    run: Box<[Slice; RUN]>,
+    run: Box<[Slice; RUN_SLICES_MAX]>,
 }
 
 /// The largest number of fences in flight.
@@ -152,7 +152,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             missing: false,
             left_out: None,
             now: Instant::ZERO,
-            run: Box::new([empty; RUN]),
+            run: Box::new([empty; RUN_SLICES_MAX]),
         })
     }
 
@@ -240,7 +240,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         let burst = if !self.route.takes_more(rail) {
             1
         } else if mask.is_power_of_two() {
-            RUN
+            RUN_SLICES_MAX
         } else {
             (whole / mask.count_ones() as usize).clamp(1, SPRAY_RUN_MAX)
         };

@@ -57,6 +57,7 @@ pub trait Route {
 
 /// The limits by which [`HealthRoute`] judges rails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HealthConfig {
     /// The number of rail faults in a row that pause a rail.
     pub errors_max: u32,
@@ -86,6 +87,7 @@ impl Default for HealthConfig {
 
 /// What a [`HealthRoute`] knows about one rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RailHealth {
     /// How it is used.
     pub state: RailState,
@@ -241,7 +243,7 @@ impl HealthRoute {
             let rail = &mut self.rails[index];
             rail.doubt(best, now, &config);
             if !rail.slow && !rail.doubtful && !rail.is_overshadowed(best) {
-                rail.rests();
+                rail.reset_probe();
                 continue;
             }
             if found.is_none() && open & 1 << index != 0 && rail.wants_probe(now) {

@@ -18,8 +18,7 @@ const SLICE_BYTES: u32 = 4096;
 const SLICES: u64 = 1 << 20;
 const SLICES_A_BATCH: u64 = 1024;
 
-/// Drives `slices` slices in batches through the table and `transport`; returns the allocations after the
-/// first batch.
+/// Drives `slices` slices in batches through the table and `transport`; gives the allocations after the first batch.
 fn drive(transport: &mut impl Transport, slices: u64) -> u64 {
     let mut memory = vec![0u8; 4096];
     // SAFETY: no transport here touches memory.
@@ -87,7 +86,8 @@ fn a_million_slices_through_three_rails_allocate_nothing() {
 
 #[test]
 fn decorators_allocate_nothing_either() {
-    let faults = FaultConfig { submit_refused_ppm: 10_000, ..FaultConfig::default() };
+    let mut faults = FaultConfig::default();
+    faults.submit_refused_ppm = 10_000;
     let slow = Throttle::new(multi(), 100_000_000_000, 1 << 20);
     let late = Delay::new(slow, core::time::Duration::from_micros(60));
     let mut traced = Trace::new(Fault::new(late, 1, faults), 100);

@@ -153,7 +153,8 @@ catches! {
 
 #[test]
 fn a_slice_off_the_granule_that_is_carried_out_is_caught() {
-    let config = SimConfig { granule_bytes: 512, ..SimConfig::CALM };
+    let mut config = SimConfig::CALM;
+    config.granule_bytes = 512;
     caught(Flaw::MovesPartsOfGranules, Law::L8, "off the granule was carried out", config);
 }
 

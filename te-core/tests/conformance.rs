@@ -22,8 +22,16 @@ mod on_a_stormy_fabric {
 mod in_granules {
     use te_core::sim::SimConfig;
     use te_core::testkit::SimHarness;
+
+    fn config() -> SimConfig {
+        let mut config = SimConfig::CALM;
+        config.granule_bytes = 512;
+        config.inflight_max = 64;
+        config
+    }
+
     te_core::conformance_tests!(
-        SimHarness::new(8, SimConfig { granule_bytes: 512, inflight_max: 64, ..SimConfig::CALM }),
+        SimHarness::new(8, config()),
         skips[a_caller_driven_transport_releases_memory_in_the_next_poll]
     );
 }
@@ -66,15 +74,16 @@ mod through_faults {
     use te_core::testkit::SimHarness;
     use te_core::{Fault, FaultConfig};
 
-    const CONFIG: fn() -> FaultConfig = || FaultConfig {
-        submit_refused_ppm: 200_000,
-        completion_failed_ppm: 50_000,
-        slice_dropped_ppm: 50_000,
-        ..FaultConfig::default()
-    };
+    fn config() -> FaultConfig {
+        let mut config = FaultConfig::default();
+        config.submit_refused_ppm = 200_000;
+        config.completion_failed_ppm = 50_000;
+        config.slice_dropped_ppm = 50_000;
+        config
+    }
 
     te_core::conformance_tests!(SimHarness::wrapped(6, SimConfig::CALM, |_, sim| {
-        Box::new(Fault::new(sim, 66, CONFIG()))
+        Box::new(Fault::new(sim, 66, config()))
     }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
 }
 
@@ -103,7 +112,9 @@ mod through_all_decorators_on_a_stormy_fabric {
     use te_core::{Delay, Fault, FaultConfig, Throttle, Trace};
     te_core::conformance_tests!(SimHarness::wrapped(9, SimConfig::STORMY, |_, sim| {
         let slow = Throttle::new(sim, 1_000_000_000, 100_000);
-        let lossy = Fault::new(slow, 77, FaultConfig { slice_dropped_ppm: 20_000, ..FaultConfig::default() });
+        let mut faults = FaultConfig::default();
+        faults.slice_dropped_ppm = 20_000;
+        let lossy = Fault::new(slow, 77, faults);
         Box::new(Trace::new(Delay::new(lossy, Duration::from_micros(30)), 64))
     }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate]);
 }

@@ -85,7 +85,8 @@ fn a_fault_strikes_at_the_nth_occasion_and_only_then() {
 
 #[test]
 fn a_refused_submit_can_be_an_error() {
-    let config = FaultConfig { submit_error: Some(ErrorKind::System.into()), ..FaultConfig::default() };
+    let mut config = FaultConfig::default();
+    config.submit_error = Some(ErrorKind::System.into());
     let mut rig = rig(|sim| Fault::new(sim, 1, config));
     rig.here.refuse_nth_submit(1);
     assert_eq!(rig.here.submit(&[slice(1, Op::Read, 8)]), Err(ErrorKind::System.into()));

@@ -1,8 +1,7 @@
 //! Rails fail one after another and come back: an application over all of them sees neither an error, nor a
 //! wrong byte, nor a byte that changes after the end of a transfer.
 //!
-//! Every run is a seed (`te_core::testkit::seeds`). With `SNOWSKIN_SEED=n` it prints the effects of each
-//! fault.
+//! Every run is a seed; see `te_core::testkit::seeds`. With `SNOWSKIN_SEED=n` it prints what each fault cost.
 
 use std::time::Duration;
 

@@ -26,7 +26,11 @@ struct Rails {
 fn rails(link: LinkConfig) -> Rails {
     // One name for both, as with two NICs of one fabric: each must find its own counterpart.
     let names = ["rail", "rail"];
-    let config = |name| SimConfig { name, link, ..SimConfig::CALM };
+    let config = |name| {
+        let mut config = SimConfig::CALM;
+        (config.name, config.link) = (name, link);
+        config
+    };
     let nets: Vec<SimNet> = names.iter().map(|name| SimNet::new(5, config(name))).collect();
     let multi = || {
         let route = HealthRoute::new(&[100, 100], HealthConfig::default());
@@ -122,7 +126,8 @@ fn a_rail_that_goes_down_costs_no_slice() {
 fn a_write_that_succeeds_on_the_second_rail_still_asks_for_a_fence() {
     let mut rails = rails(LinkConfig::CALM);
     // Lost on the left rail, and perhaps late; in order on the right rail.
-    let lossy = LinkConfig { loss_ppm: 200_000, late_ppm: 1_000_000, ..LinkConfig::CALM };
+    let mut lossy = LinkConfig::CALM;
+    (lossy.loss_ppm, lossy.late_ppm) = (200_000, 1_000_000);
     rails.nets[0].set_link(HERE, THERE, lossy);
     let ends = rails.run(Op::Write, 1000, |_, _| {});
     assert!(ends.iter().all(|end| end.outcome == Outcome::Applied));
@@ -161,9 +166,9 @@ fn a_rail_that_refuses_everything_is_paused_like_one_that_fails_everything() {
     let len = there.export(REGION, &mut blob).expect("exported");
     here.attach(REMOTE_REGION, &blob[..len]).expect("attached");
 
-    let error = Some(Error::new(ErrorKind::System));
-    let refuses =
-        FaultConfig { submit_refused_ppm: 1_000_000, submit_error: error, ..FaultConfig::default() };
+    let mut refuses = FaultConfig::default();
+    refuses.submit_refused_ppm = 1_000_000;
+    refuses.submit_error = Some(Error::new(ErrorKind::System));
     here.rails_mut()[0].set_config(refuses);
     let mut out = [Completion::applied(Token(0)); 4];
     let mut now = Instant::ZERO;
@@ -404,8 +409,9 @@ impl Transport for Device {
 
 #[test]
 fn a_region_that_was_registered_while_a_rail_was_gone_joins_it_later() {
-    let nets =
-        [SimNet::new(1, SimConfig::CALM), SimNet::new(2, SimConfig { name: "sim-b", ..SimConfig::CALM })];
+    let mut other = SimConfig::CALM;
+    other.name = "sim-b";
+    let nets = [SimNet::new(1, SimConfig::CALM), SimNet::new(2, other)];
     let gone = std::rc::Rc::new(std::cell::Cell::new(true));
     let never = std::rc::Rc::default();
     let devices = || {

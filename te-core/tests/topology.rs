@@ -67,7 +67,7 @@ fn pci_distance_follows_the_bridges() {
 }
 
 #[test]
-fn pci_addresses_survive_the_way_to_text_and_back() {
+fn pci_addresses_are_written_and_parsed_again() {
     for text in ["0000:18:00.0", "10000:e1:1f.7"] {
         assert_eq!(text.parse::<PciAddress>().expect("an address").to_string(), text);
     }

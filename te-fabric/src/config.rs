@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn the_first_setting_outside_its_limits_is_named_with_them() {
-        let rows = [("connections", 1, 1, 16), ("depth", 9, 1, 8), ("window", 0, 1, 8)];
+        let rows = [("width", 1, 1, 16), ("depth", 9, 1, 8), ("window", 0, 1, 8)];
         let error = check_ranges(rows).expect_err("the depth is too large");
         assert_eq!(error.to_string(), "depth is 9: set it to a value from 1 to 8");
         assert_eq!(check_ranges([("least", 1, 1, 8), ("most", 8, 1, 8)]), Ok(()));

@@ -1,8 +1,8 @@
-//! The transport of every fabric within a host: a queue of slices that `poll` works off with `memcpy`.
+//! The transport of every fabric within a host: a queue of slices that `poll` copies with `memcpy`.
 //!
-//! A slice is copied whole within one call of `poll`, or not at all. So it is never half done: cancelled and
-//! failed slices have touched nothing, every outcome is known, and nothing needs a fence. A bound on the
-//! bytes of one call keeps large copies from starving whoever else is polled.
+//! A slice is copied completely within one call of `poll`, or not at all. Cancelled and failed slices have
+//! therefore changed nothing, every outcome is known, and nothing needs a fence. A limit on the bytes of one
+//! call keeps large copies from delaying other transports of the same polling thread.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,40 +13,40 @@ use te_core::{
 };
 use te_fabric::{Region, Regions, RemoteRegion, RemoteRegions};
 
-use crate::reach::{Copied, EXPORT_BYTES_MAX, Reach};
+use crate::reach::{Checksum, Copied, EXPORT_BYTES_MAX, Reach};
 use crate::sys::{HeldSpan, Window, copy, copy_summed};
 
-/// Longest slice, bytes. Copied in one go, it takes tens of microseconds.
+/// Longest slice, bytes. Copying it in one go takes tens of microseconds.
 const SLICE_BYTES_MAX: u32 = 2 << 20;
-/// Where one more cut no longer pays, bytes.
+/// Size from which on longer slices are no faster, bytes.
 const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
-/// A WRITE of this many bytes is checksummed where that is [asked for](Transport::set_checksums): nobody looks soon at what it leaves at
-/// the target, so it is stored past the cache, which is faster and spares what is there. A shorter one is
-/// copied in the cache, and takes longer to sum than to copy.
-const COLD_BYTES_MIN: u64 = 32 << 10;
-/// Slices and fences in the queue, at most.
+/// A WRITE of at least this many bytes is checksummed when checksums are [wanted](Transport::set_checksums).
+/// The target is unlikely to read the bytes soon, so they are stored past the cache, which is faster and
+/// leaves the cache as it is. A shorter WRITE is copied in the cache, where computing the checksum would take
+/// longer than the copy.
+const PAST_CACHE_BYTES_MIN: u64 = 32 << 10;
+/// Slices and fences in the queue.
 const INFLIGHT_MAX: usize = 4096;
-/// Bytes that one call of `poll` copies before it returns, give or take a slice.
+/// Bytes that one call of `poll` copies before it returns; the last slice may exceed it.
 const POLL_BYTES_MAX: u64 = 1 << 20;
-/// Regions and segments, at most each.
+/// Regions, and remote regions.
 const ROWS_MAX: u32 = 1 << 16;
 
-/// A transport that copies, over the memory that `R` reaches. [`LocalTransport`](crate::LocalTransport) and
+/// A transport that copies between memory that `R` reaches. [`LocalTransport`](crate::LocalTransport) and
 /// [`ShmTransport`](crate::ShmTransport) are two of them.
 ///
-/// Dropping it takes back what was exported: it waits up to a second for a peer that is in the middle of a
-/// copy.
+/// Dropping it revokes what was exported: it waits up to a second for a peer that is in the middle of a copy.
 pub struct Copier<R: Reach> {
     reach: R,
     regions: Regions<Held<R::Export>>,
     segments: RemoteRegions<R::Link>,
     queue: VecDeque<Job>,
-    /// Jobs in the queue that the last `poll` found waiting for their way.
+    /// Jobs in the queue whose remote region the last `poll` could not reach yet.
     stalled: usize,
     /// Jobs in the queue that are cancelled.
     canceled: usize,
-    /// Whether checksums are asked for.
-    summed: bool,
+    /// Whether checksums are wanted.
+    checksum: Checksum,
     now: Instant,
 }
 
@@ -72,12 +72,12 @@ impl<R: Reach> Copier<R> {
             queue: VecDeque::with_capacity(INFLIGHT_MAX),
             stalled: 0,
             canceled: 0,
-            summed: false,
+            checksum: Checksum::Skip,
             now: Instant::ZERO,
         }
     }
 
-    /// Whether the slice can be carried out as far as this side knows.
+    /// Whether the slice can be carried out, as far as this side knows.
     fn check(&self, slice: &Slice) -> Result<(), Error> {
         if slice.len == 0 || slice.len > SLICE_BYTES_MAX {
             return Err(Error::new(ErrorKind::InvalidArgument));
@@ -86,13 +86,13 @@ impl<R: Reach> Copier<R> {
         self.segments.check_remote(slice).map(drop)
     }
 
-    /// A slice has ended: its region and segment are counted out.
+    /// Releases the region and the remote region of a slice that has ended.
     fn unpin(&mut self, slice: &Slice) {
         self.regions.unpin(slice.local.region.index);
         self.segments.unpin(slice.remote.region.index);
     }
 
-    /// Ends what was cancelled, however much is queued before it. Gives how many.
+    /// Ends cancelled slices, wherever they are in the queue. Returns their number.
     fn end_canceled(&mut self, out: &mut [Completion]) -> usize {
         if self.canceled == 0 {
             return 0;
@@ -113,30 +113,30 @@ impl<R: Reach> Copier<R> {
     }
 
     fn copy(&self, slice: &Slice) -> Copied {
-        // Both are counted in, so neither can have gone.
+        // The slice pins both, so both are still there.
         let (region, segment) =
             match (self.regions.find(slice.local.region), self.segments.find(slice.remote.region)) {
                 (Ok(region), Ok(segment)) => (region, segment),
                 (Err(error), _) | (_, Err(error)) => return Copied::Failed(error),
             };
         match region.ext.held.enter() {
-            Some(local) => self.reach.copy(&segment.ext, &local, slice, self.summed),
+            Some(local) => self.reach.copy(&segment.ext, &local, slice, self.checksum),
             None => Copied::Failed(Error::new(ErrorKind::NotFound)),
         }
     }
 }
 
-/// Copies what a slice asks for, between windows in which its ranges have to lie: all of it or nothing. With `summed`, a READ,
-/// and a WRITE that is worth it, is checksummed on the way.
-pub fn carry_out(slice: &Slice, local: Window<'_>, remote: Window<'_>, summed: bool) -> Copied {
+/// Copies the bytes of a slice between two windows, in which its ranges must lie: all of them or nothing.
+/// With `Checksum::Compute`, the checksum of a READ, and of a WRITE that is long enough, is computed during the copy.
+pub fn carry_out(slice: &Slice, local: Window<'_>, remote: Window<'_>, checksum: Checksum) -> Copied {
     let len = u64::from(slice.len);
     let (from, to) = match slice.op {
         Op::Read => ((remote, slice.remote.offset), (local, slice.local.offset)),
         Op::Write => ((local, slice.local.offset), (remote, slice.remote.offset)),
     };
-    let cold = slice.op == Op::Write;
-    let copied = if summed && (!cold || len >= COLD_BYTES_MIN) {
-        copy_summed(from.0, from.1, to.0, to.1, len, cold).map(Some)
+    let past_cache = slice.op == Op::Write;
+    let copied = if checksum == Checksum::Compute && (!past_cache || len >= PAST_CACHE_BYTES_MIN) {
+        copy_summed(from.0, from.1, to.0, to.1, len, past_cache).map(Some)
     } else {
         copy(from.0, from.1, to.0, to.1, len).map(|()| None)
     };
@@ -161,7 +161,7 @@ impl<R: Reach> Memory for Copier<R> {
         }
         self.regions.vacant(id.index)?;
         // SAFETY: the caller's promise lasts until `deregister` returns `Ok`, which it does only after
-        // `revoke` was true.
+        // `revoke` has returned true.
         let held = Arc::new(unsafe { HeldSpan::new(span) });
         let export = if access.is_remote() { self.reach.share(id, &held, access)? } else { None };
         let region = Region::new(id, span.len() as u64, span.location(), access, 0, Held { held, export });
@@ -199,21 +199,11 @@ impl<R: Reach> Memory for Copier<R> {
         self.segments.vacant(id.index)?;
         let (link, len, access) = self.reach.attach(blob)?;
         let generation = id.generation;
-        // What the owner calls the region is between the two sides of `reach`.
-        let (peer, region, region_generation, key, location) = (0, 0, 0, 0, Location::Host);
-        let remote = RemoteRegion {
-            generation,
-            peer,
-            region,
-            region_generation,
-            key,
-            len,
-            location,
-            access,
-            pins: 0,
-            ext: link,
-        };
-        self.segments.insert(id.index, remote)
+        // How the owner names the region is known to `reach` alone.
+        let (peer, region, region_generation, key) = (0, 0, 0, 0);
+        let segment =
+            Segment { generation, peer, region, region_generation, key, len, access, users: 0, ext: link };
+        self.segments.insert(id.index, segment)
     }
 
     fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
@@ -265,7 +255,7 @@ impl<R: Reach> Transport for Copier<R> {
                     Completion::applied(token)
                 }
                 Job::Copy { slice, canceled: true } => {
-                    // There was no room for it before.
+                    // `out` had no room for it before.
                     self.queue.push_front(Job::Copy { slice, canceled: true });
                     break;
                 }
@@ -299,7 +289,7 @@ impl<R: Reach> Transport for Copier<R> {
     }
 
     fn set_checksums(&mut self, wanted: bool) {
-        self.summed = wanted;
+        self.checksum = if wanted { Checksum::Compute } else { Checksum::Skip };
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
@@ -307,7 +297,7 @@ impl<R: Reach> Transport for Copier<R> {
             if let Job::Copy { slice, canceled } = job
                 && slice.token == token
             {
-                // It ends with the next poll, even when it waits for its way.
+                // It ends with the next poll, even when its remote region cannot be reached yet.
                 self.canceled += usize::from(!*canceled);
                 *canceled = true;
                 self.stalled = 0;
@@ -343,9 +333,9 @@ impl<R: Reach> Transport for Copier<R> {
 }
 
 impl<R: Reach> Drop for Copier<R> {
-    /// Peers stop before the memory goes back to whoever dropped us. A copy takes microseconds; a peer that
-    /// died in one is noticed. One that was stopped in the middle of a copy keeps us waiting, but not for
-    /// ever.
+    /// Peers stop using the memory before it goes back to the code that drops the transport. A copy takes
+    /// microseconds, and a peer that died in the middle of one is noticed. For a peer that was stopped in the
+    /// middle of a copy this waits up to a second.
     fn drop(&mut self) {
         let start = std::time::Instant::now();
         for (index, region) in self.regions.iter() {
@@ -364,7 +354,7 @@ impl<R: Reach> Drop for Copier<R> {
     }
 }
 
-/// Ends a region's export and its registration. True: nothing touches its memory, and nothing will.
+/// Ends a region's export and its registration. Returns true when nothing uses its memory any more.
 fn take_back<R: Reach>(reach: &mut R, id: RegionId, region: &Region<Held<R::Export>>) -> bool {
     let Held { held, export } = &region.ext;
     let peers_out = export.as_ref().is_none_or(|export| reach.unshare(id, export));
@@ -387,7 +377,7 @@ mod tests {
         for (side, memory) in [&mut owner, &mut peer].into_iter().zip(&mut memory) {
             let span = MemSpan::new(memory.as_mut_ptr(), memory.len());
             #[allow(unsafe_code, reason = "a test's own memory")]
-            // SAFETY: the memory outlives the transports' use of it, and nobody else touches it meanwhile.
+            // SAFETY: the memory outlives the transports' use of it, and nothing else accesses it meanwhile.
             unsafe {
                 side.register(id, span, Access::all()).unwrap();
             }
@@ -412,7 +402,7 @@ mod tests {
             assert_eq!(peer.poll(Instant::ZERO, &mut out), count);
             ended.extend_from_slice(&out);
         }
-        // The rest of them, and as many copies as one call may do.
+        // The remaining cancelled slices, and as many copies as one call may make.
         assert_eq!(peer.poll(Instant::ZERO, &mut out), 7);
         ended.extend_from_slice(&out[..7]);
         let copied: Vec<u64> = ended.iter().filter(|end| end.result.is_ok()).map(|end| end.token.0).collect();

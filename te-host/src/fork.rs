@@ -1,9 +1,9 @@
-//! Noticing that this process is a fork of the one that something was made in.
+//! Detects that this process is a fork of the one in which something was made.
 //!
-//! A child that forks without `exec` has copies of everything: of locks that a thread holds which the child
-//! does not have, of the numbers of its parent's sockets, of mappings that its parent's peers believe to
-//! know. Whatever it did with them would be done in its parent's name. So memory that is mapped here, an
-//! engine, and everything that it gave out refuse to work in a child; the child starts an engine of its own.
+//! A child that forks without `exec` has copies of everything: of locks held by threads that it does not
+//! have, of the descriptors of its parent's sockets, of mappings that its parent's peers rely on. Whatever it
+//! did with them, peers would attribute to its parent. So mapped memory, an engine, and everything that an
+//! engine handed out refuse to work in a child; the child starts an engine of its own.
 //!
 //! ```
 //! let mark = te_host::fork::Mark::new();
@@ -15,15 +15,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::sys::wiped_on_fork;
 pub use crate::sys::{Own, PerProcess};
 
-/// Remembers the process that it was made in. Checking costs a load and a comparison.
+/// Remembers the process in which it was made. A check costs a load and a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark {
-    /// Holds the number of the process that looks at it; 0 in a child that has not taken one.
+    /// Holds the number of the current process; 0 in a child that has not taken a number.
     here: &'static AtomicU64,
     made_in: u64,
 }
 
-/// The next process' number. A child inherits it, so that no two processes that share a past have the same.
+/// The number of the next process. A child inherits it, so no two processes with a common ancestor have the
+/// same number.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 impl Mark {
@@ -36,12 +37,12 @@ impl Mark {
             return Self { here, made_in: known };
         }
         let fresh = NEXT.fetch_add(1, Ordering::Relaxed);
-        // Another thread may be as far.
+        // Another thread may have done the same meanwhile.
         let taken = here.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed);
         Self { here, made_in: taken.err().unwrap_or(fresh) }
     }
 
-    /// Whether this process is a fork of the one that the mark was made in.
+    /// Whether this process is a fork of the one in which the mark was made.
     #[inline]
     #[must_use]
     pub fn is_forked(&self) -> bool {
@@ -67,7 +68,7 @@ mod tests {
     fn a_mark_tells_a_child_from_its_parent_and_a_childs_own_mark_is_good() {
         let mark = Mark::new();
         assert!(!mark.is_forked());
-        // SAFETY: the child looks at atomics, forks, waits and exits: nothing that another thread could have
+        // SAFETY: the child reads atomics, forks, waits and exits: nothing that another thread could have
         // locked.
         let child = match unsafe { fork() }.unwrap() {
             ForkResult::Parent { child } => child,
@@ -78,7 +79,7 @@ mod tests {
                 match unsafe { fork() } {
                     Ok(ForkResult::Child) => {
                         let good = mark.is_forked() && own.is_forked() && !Mark::new().is_forked();
-                        // SAFETY: ends the process without running what belongs to its parent.
+                        // SAFETY: ends the process without running code that belongs to its parent.
                         unsafe { libc::_exit(i32::from(!good)) }
                     }
                     Ok(ForkResult::Parent { child }) => {

@@ -1,11 +1,12 @@
-//! Keys: bytes that nobody can guess, and comparing them without telling how far a guess was right.
+//! Keys: random bytes that cannot be guessed, and a comparison whose duration does not depend on them.
 
 use te_core::{Access, Error, ErrorKind};
+use te_fabric::OpenError;
 
-/// Bytes that nobody can guess.
+/// Random bytes that cannot be guessed.
 ///
 /// # Errors
-/// `System` when the system has no randomness to give.
+/// `System` when the system returns no random numbers.
 pub fn random<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     let refused = |error: getrandom::Error| {
@@ -15,7 +16,7 @@ pub fn random<const N: usize>() -> Result<[u8; N], Error> {
     Ok(bytes)
 }
 
-/// A random number that is not 0: what peers know an engine by, on every fabric.
+/// A random number that is not 0: the identity of an engine on every fabric.
 ///
 /// # Errors
 /// As [`random`].
@@ -28,19 +29,24 @@ pub fn identity() -> Result<u64, Error> {
     }
 }
 
-/// Whether two secrets are the same, in a time that tells no more than whether their lengths are.
+/// The error of opening a transport for which [`random`] failed.
+pub(crate) fn no_random_numbers(error: Error) -> OpenError {
+    OpenError::step("get random numbers")(std::io::Error::from_raw_os_error(error.code))
+}
+
+/// Whether two secrets are equal. The time that it takes reveals only whether their lengths are.
 #[must_use]
 pub fn same_bytes(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len()
         && std::hint::black_box(a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b))) == 0
 }
 
-/// The rights of an access that peers have, as exports and messages carry them.
+/// The remote rights of an access, as exports and messages contain them.
 pub(crate) const fn remote_bits(access: Access) -> u8 {
     access.intersection(REMOTE).bits()
 }
 
-/// The rights in an export: remote ones only, at least one.
+/// Parses the rights in an export: remote rights only, at least one.
 pub(crate) fn remote_access(bits: u8) -> Result<Access, Error> {
     let access = Access::from_bits(bits).filter(|access| access.is_remote() && REMOTE.contains(*access));
     access.ok_or(ErrorKind::InvalidArgument.into())

@@ -1,17 +1,17 @@
-//! Lending memory to a process on this host that has no engine, over a Unix socket.
+//! Lends memory to a process on this host that has no engine, over a Unix socket.
 //!
 //! ```text
-//!   with an engine                                 without
-//!   SharedMemory (a region of an engine)
+//!   process with an engine                         process without
+//!   SharedMemory (a region of the engine)
 //!                            │ share
-//!                            ▼ descriptor
+//!                            ▼ file descriptor
 //!                       send_with_fd ══════════════ recv_with_fd
 //!                                                      │
 //!                                                 BorrowedMemory: the same bytes
 //! ```
 //!
-//! Both sides can write all of it at any time; the file is sealed, so neither can make the other fault by
-//! cutting it.
+//! Both sides can write all of it at any time. The file is sealed, so neither side can make the other fault
+//! by truncating it.
 
 use std::fmt;
 use std::io;
@@ -19,23 +19,23 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use te_core::{MemSpan, VolatileSpan};
 
-use crate::sys::{self, Mapping};
+use crate::sys::{self, Mapping, Protection};
 
 /// Memory of another process on this host, mapped here. Its owner may write it at any time, so its bytes are
-/// copied in and out, never borrowed (L7). A child after `fork` does not have it: its [`view`](Self::view) is
-/// empty.
+/// copied in and out, never borrowed (L7). In a child after `fork` it is not mapped, and its
+/// [`view`](Self::view) is empty.
 pub struct BorrowedMemory(Mapping);
 
 impl BorrowedMemory {
-    /// Maps the first `len` bytes of what was lent.
+    /// Maps the first `len` bytes of lent memory.
     ///
     /// # Errors
-    /// `InvalidInput` when it is shorter or could be cut under us; the system's reason.
+    /// `InvalidInput` when the memory is shorter or could be truncated; otherwise the system's error.
     pub fn map(lent: BorrowedFd<'_>, len: u64) -> io::Result<Self> {
-        Ok(Self(Mapping::new(lent, 0, len, true)?))
+        Ok(Self(Mapping::new(lent, 0, len, Protection::ReadWrite)?))
     }
 
-    /// Where it is.
+    /// Its address and length.
     #[must_use]
     pub fn span(&self) -> MemSpan {
         self.0.span()
@@ -57,28 +57,29 @@ impl fmt::Debug for BorrowedMemory {
     }
 }
 
-/// Sends bytes over a Unix socket, and a descriptor with the first of them; blocks where the socket does.
-/// Gives how many bytes went; of a stream the rest can follow without the descriptor.
+/// Sends bytes over a Unix socket, with a file descriptor attached to the first of them; blocks if the socket
+/// does. Returns how many bytes were sent; the rest of a stream can follow without the descriptor.
 ///
 /// # Errors
-/// The system's reason.
+/// The system's error.
 pub fn send_with_fd(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<usize> {
     sys::send_with_fd(socket, bytes, Some(fd)).map_err(Into::into)
 }
 
-/// Receives bytes from a Unix socket, and the descriptor that came with them (of several the first; the
-/// others are closed); blocks where the socket does. 0 bytes: the peer has closed.
+/// Receives bytes from a Unix socket, and the file descriptor that came with them; of several descriptors,
+/// all but the first are closed. Blocks if the socket does. 0 bytes mean that the peer has closed the socket.
 ///
 /// # Errors
+/// The system's error.
 /// The system's reason.
 pub fn recv_with_fd(socket: BorrowedFd<'_>, out: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     sys::recv_with_fd(socket, out).map_err(Into::into)
 }
 
-/// The user that the peer of a Unix socket ran as when it connected.
+/// The user id that the peer of a Unix socket had when it connected.
 ///
 /// # Errors
-/// The system's reason.
+/// The system's error.
 pub fn peer_uid(socket: BorrowedFd<'_>) -> io::Result<u32> {
     sys::peer_uid(socket).map_err(Into::into)
 }
@@ -97,7 +98,7 @@ mod tests {
         let options = AllocOptions { peers_may_write: true, ..AllocOptions::default() };
         let memory = SharedMemory::new(10_000, options).unwrap();
         let (here, there) = UnixStream::pair().unwrap();
-        let lent = memory.share(true).unwrap();
+        let lent = memory.share(Protection::ReadWrite).unwrap();
         assert_eq!(send_with_fd(here.as_fd(), b"arena", lent.as_fd()).unwrap(), 5);
         let mut bytes = [0; 16];
         let (len, fd) = recv_with_fd(there.as_fd(), &mut bytes).unwrap();

@@ -1,20 +1,20 @@
-//! What a process gets from the host that it runs on: two fabrics that copy, the memory that they copy
-//! between, and how the host's memory, NICs and GPUs lie to each other.
+//! What a process uses of the host that it runs on: two fabrics that copy, the memory that they copy between,
+//! and the distances between the host's memory, NICs and GPUs.
 //!
 //! ```text
 //!            submit                       poll                    a peer, in this process or another
 //!              │                           ▲                                             ▲
 //!  ┌───────────▼───────────────────────────┴─────────────────────────────┐               │
-//!  │ copier   Copier<R>: regions, segments, queue, cancellation, copies  │               │
+//!  │ copier   Copier<R>: regions, remote regions, queue, cancels, copies │               │
 //!  └───────────┬──────────────────────────────────┬──────────────────────┘               │
-//!              │ Reach: finds the memory          │ carry_out: memcpy, CRC-32C on the way│
+//!              │ Reach: finds the memory          │ carry_out: memcpy, with CRC-32C      │
 //!    ┌─────────┴─────────┐                        ▼                                      │
-//!    │ Local       Shm   │   HeldSpan ── our memory, and who is inside                   │
+//!    │ Local       Shm   │   HeldSpan ── registered memory, and the copies inside it     │
 //!    │ a table     files │   SharedMemory ── memory whose file another process can map ──┘
 //!    └─────────┬─────────┘
-//!              │ Shm: te_core::grant says who may map what, and how it comes back
+//!              │ Shm: te_core::grant decides which process may map what, and revokes it
 //!              ▼
-//!         sockets that carry descriptors
+//!         sockets that carry file descriptors
 //!
 //!   fork  what a child does not inherit      lend  memory for a process without an engine
 //!   topology  sysfs, hwloc, files            Spin, park  waiting
@@ -26,26 +26,29 @@
 //! | one-sided READ and WRITE | yes | yes |
 //! | exports | any host memory | [`SharedMemory`] |
 //! | the owner has to poll | no | to grant a region; not for copies |
-//! | fences | nothing to wait for | nothing to wait for |
+//! | fences | end at once, because nothing is ever late | the same |
 //! | expulsion | yes | yes |
-//! | checksums in the copy | CRC-32C | CRC-32C |
+//! | checksums during the copy | CRC-32C | CRC-32C |
 //!
-//! A slice is copied within one call of `poll`, on the caller's thread, or not at all: its outcome is always
-//! known. Another host fabric, one over a CXL pool for one, is another [`Reach`]; its documentation has one
-//! that compiles.
+//! A slice is copied within one call of `poll`, by the calling thread, or not at all: its outcome is always
+//! known. Another fabric within a host, for example over a CXL pool, is another [`Reach`]; the documentation
+//! of that trait contains one that compiles.
 //!
 //! # Limits
 //!
-//! Linux. Slices of up to 2 MiB; 4,096 slices in flight; 65,536 regions and as many segments; one call of
-//! `poll` copies about 1 MiB. Shared memory: see [`ShmConfig`], and 1,024 grants for each peer.
+//! Linux. Slices of up to 2 MiB; 4,096 slices in flight; 65,536 regions and 65,536 remote regions; one call
+//! of `poll` copies about 1 MiB. Shared memory: see [`ShmConfig`], and 1,024 grants for each peer.
 //!
 //! # Example
 //!
-//! One process writes into memory that another one exports. Here both are this one, and shared memory is used
-//! all the same.
+//! One process writes into memory that another one exports. In this example both are the same process, which
+//! uses shared memory all the same.
 //!
 //! ```
-//! use te_core::{Access, Completion, Instant, Memory, Op, RegionId, RemoteRegionId, RegionOffset, RemoteOffset, Slice, Token, Transport};
+//! use te_core::{
+//!     Access, Completion, Instant, Memory, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice,
+//!     Token, Transport,
+//! };
 //! use te_host::{AllocOptions, SharedMemory, ShmConfig, ShmTransport};
 //!
 //! let options = AllocOptions { peers_may_write: true, ..AllocOptions::default() };
@@ -53,18 +56,18 @@
 //! here.view().write(0, b"kv cache")?;
 //! let open = || ShmTransport::new(ShmConfig::default());
 //! let (mut peer, mut owner) = (open()?, open()?);
-//! let (region, segment) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
-//! // SAFETY: both stay mapped until they are deregistered, and nobody makes references to them.
+//! let (region, remote_region) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
+//! // SAFETY: both stay mapped until they are deregistered, and no reference to them is made.
 //! unsafe {
 //!     peer.register(region, here.span(), Access::LOCAL)?;
 //!     owner.register(region, there.span(), Access::REMOTE_WRITE)?;
 //! }
 //! let mut export = [0; 128];
 //! let len = owner.export(region, &mut export)?;
-//! peer.attach(segment, &export[..len])?;
+//! peer.attach(remote_region, &export[..len])?;
 //!
-//! let (token, local, remote) = (Token(1), RegionOffset::new(region, 0), RemoteOffset::new(segment, 100));
-//! peer.submit(&[Slice { token, local, remote, len: 8, op: Op::Write }])?;
+//! let (local, remote) = (RegionOffset::new(region, 0), RemoteOffset::new(remote_region, 100));
+//! peer.submit(&[Slice { token: Token(1), local, remote, len: 8, op: Op::Write }])?;
 //! let mut ended = [Completion::applied(Token(0))];
 //! // The owner grants the region while it polls.
 //! while peer.poll(Instant::ZERO, &mut ended) == 0 {
@@ -85,7 +88,6 @@ pub mod fork;
 pub mod keys;
 mod lend;
 mod local;
-mod open_error;
 mod reach;
 mod shm;
 mod spin;
@@ -95,11 +97,11 @@ pub mod topology;
 pub use copier::{Copier, carry_out, rights};
 pub use lend::{BorrowedMemory, peer_uid, recv_with_fd, send_with_fd};
 pub use local::{Config as LocalConfig, Local, LocalTransport};
-pub use open_error::OpenError;
-pub use reach::{Copied, EXPORT_BYTES_MAX, Reach};
+pub use reach::{Checksum, Copied, EXPORT_BYTES_MAX, Reach};
 pub use shm::{Shm, ShmConfig, ShmTransport};
 pub use spin::Spin;
 pub use sys::{
-    AllocOptions, Gate, HeldSpan, Inside, SharedMemory, Use, Window, crc32c_at, crc32c_of, node_of, own_uid,
-    park, wait_readable,
+    AllocOptions, Gate, HeldSpan, Inside, Protection, SharedMemory, Use, Window, crc32c_at, crc32c_of,
+    node_of, own_uid, park, wait_readable,
 };
+pub use te_fabric::OpenError;

@@ -1,56 +1,67 @@
-//! The fabric within one process: engines that share an address space copy from one's memory to the other's.
+//! The fabric within one process: transports that share an address space copy from one's memory to the
+//! other's.
 //!
-//! An export names a row of a table that all engines of the process share. Its layout, 50 bytes:
+//! An export names an entry of a table that all transports of the process share. Its layout, 50 bytes:
 //!
 //! ```text
 //!   version u8 = 1 | process 16 | number u64 | key 16 | len u64 | access u8
 //! ```
 //!
 //! `process` is random: an export that another process attaches is `Unreachable`, whatever its process id is,
-//! and though it be a fork of the one that exported it.
+//! even if it is a fork of the process that wrote the export.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use te_core::{Access, EXPELLED_MAX, Error, ErrorKind, RegionId, Slice};
+use te_fabric::OpenError;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::copier::{Copier, carry_out, rights};
 use crate::fork::PerProcess;
-use crate::keys::{identity, random, remote_access, remote_bits, same_bytes};
-use crate::open_error::OpenError;
-use crate::reach::{Copied, EXPORT_BYTES_MAX, Reach};
+use crate::keys::{identity, no_random_numbers, random, remote_access, remote_bits, same_bytes};
+use crate::reach::{Checksum, Copied, EXPORT_BYTES_MAX, Reach};
 use crate::sys::{Gate, HeldSpan, Use};
 
 const VERSION: u8 = 1;
 
-/// How a [`LocalTransport`] is known.
+/// The settings of a [`LocalTransport`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Config {
-    /// What peers know it by, and expel: the same for all transports of one engine. Default 0: a random one.
+    /// How peers identify this process, and expel it: the same for all transports of one engine. Default 0: a
+    /// random one.
     pub identity: u64,
 }
 
 /// Copies within the process. Bytes move inside `poll`; the owner of the other side need not poll.
 pub type LocalTransport = Copier<Local>;
 
+impl Config {
+    /// The settings of a transport with this identity.
+    #[must_use]
+    pub const fn of(identity: u64) -> Self {
+        Self { identity }
+    }
+}
+
 impl LocalTransport {
     /// A transport without regions.
     ///
     /// # Errors
-    /// The system gives no random numbers.
+    /// The system returns no random numbers.
     pub fn new(config: Config) -> Result<Self, OpenError> {
         let identity = if config.identity == 0 { identity() } else { Ok(config.identity) };
         Ok(Self::over(Local {
-            identity: identity.map_err(OpenError::randomness)?,
-            process: process().map_err(OpenError::randomness)?,
+            identity: identity.map_err(no_random_numbers)?,
+            process: process().map_err(no_random_numbers)?,
             gates: Arc::default(),
         }))
     }
 }
 
-/// Finds memory of this process by a table that all its transports share.
+/// Finds memory of this process by a table that all transports of the process share.
 pub struct Local {
     identity: u64,
     process: [u8; 16],
@@ -68,16 +79,16 @@ struct Export {
     access: u8,
 }
 
-/// One gate for each peer that has attached memory of one owner, by its identity. A peer copies inside its
-/// gate; a gate that is shut stays, and keeps its peer out.
+/// One gate for each peer that has attached memory of one owner, by the peer's identity. A peer copies while
+/// it is inside its gate; a gate that is shut is kept, and its peer stays outside.
 #[derive(Default)]
 struct Gates(Mutex<HashMap<u64, Arc<Gate>>>);
 
-/// Gates from which on those are swept out that nobody uses.
+/// From this number of gates on, gates that no peer uses are removed.
 const GATES_SWEPT: usize = 1024;
 
 impl Gates {
-    /// A peer's gate; an error when it was expelled.
+    /// The gate of a peer; an error when the peer was expelled.
     fn gate(&self, peer: u64) -> Result<Arc<Gate>, Error> {
         let mut gates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if gates.len() >= GATES_SWEPT && !gates.contains_key(&peer) {
@@ -111,8 +122,8 @@ pub struct Entry {
     gates: Arc<Gates>,
 }
 
-/// The way to a region: itself, and the gate that its owner can shut.
-pub struct Way {
+/// How a peer reaches a region: the entry, and the peer's gate, which the owner can shut.
+pub struct Attached {
     entry: Arc<Entry>,
     gate: Arc<Gate>,
 }
@@ -126,7 +137,7 @@ struct Table {
 
 static TABLE: PerProcess<Mutex<Table>> = PerProcess::new();
 
-/// This process, and no other that ever ran.
+/// A random number for this process, which no other process has.
 fn process() -> Result<[u8; 16], Error> {
     static PROCESS: PerProcess<OnceLock<[u8; 16]>> = PerProcess::new();
     let known = PROCESS.get();
@@ -144,8 +155,8 @@ impl Reach for Local {
     const EXPORT_BYTES: u32 = size_of::<Export>() as u32;
     const OWNER_POLLS: bool = false;
     type Export = Arc<Entry>;
-    /// Or why it cannot be reached.
-    type Link = Result<Way, Error>;
+    /// An error when the region cannot be reached.
+    type Link = Result<Attached, Error>;
 
     fn share(
         &mut self,
@@ -166,7 +177,7 @@ impl Reach for Local {
     fn unshare(&mut self, _id: RegionId, export: &Arc<Entry>) -> bool {
         let mut table = TABLE.get().lock().unwrap_or_else(PoisonError::into_inner);
         table.entries.remove(&export.number);
-        // Peers hold the same `HeldSpan` that our caller revokes: its word is theirs.
+        // Peers hold the same `HeldSpan`, which the caller revokes.
         true
     }
 
@@ -203,14 +214,16 @@ impl Reach for Local {
         let link = match table.entries.get(&export.number.get()) {
             None => Err(Error::new(ErrorKind::Stale)),
             Some(entry) if !same_bytes(&entry.key, &export.key) => Err(Error::new(ErrorKind::AccessDenied)),
-            Some(entry) => entry.gates.gate(self.identity).map(|gate| Way { entry: entry.clone(), gate }),
+            Some(entry) => {
+                entry.gates.gate(self.identity).map(|gate| Attached { entry: entry.clone(), gate })
+            }
         };
         Ok((link, export.len.get(), access))
     }
 
-    fn copy(&self, link: &Self::Link, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
-        let Way { entry, gate } = match link {
-            Ok(way) => way,
+    fn copy(&self, link: &Self::Link, local: &Use<'_>, slice: &Slice, checksum: Checksum) -> Copied {
+        let Attached { entry, gate } = match link {
+            Ok(attached) => attached,
             Err(error) => return Copied::Failed(*error),
         };
         let Some(_inside) = gate.enter() else {
@@ -222,7 +235,7 @@ impl Reach for Local {
         let Some(remote) = entry.held.enter() else {
             return Copied::Failed(Error::new(ErrorKind::Stale));
         };
-        carry_out(slice, local.window(), remote.window(), summed)
+        carry_out(slice, local.window(), remote.window(), checksum)
     }
 
     fn is_connected(&self, peer: u64) -> bool {

@@ -1,22 +1,22 @@
-//! How long to look again and again before sleeping: a little, and not at all while somebody else wants the
-//! core.
+//! How long to poll before sleeping: for a short time, and not at all while another process needs the core.
 //!
-//! Whoever waits for an answer that takes microseconds looks for it rather than sleep, and gives the core
-//! away each time, should the answer need it. On a core that another process keeps busy that is a bad
-//! bargain: the scheduler gives that one milliseconds. Who sleeps instead is woken when the answer is there,
-//! and goes first. So a yield that took long ends spinning for a while, and for longer when it happens again.
+//! Code that waits for an answer which takes microseconds polls for it instead of sleeping, and yields the
+//! core between polls, in case the answer needs it. On a core that another process keeps busy this does harm:
+//! the scheduler then gives that process milliseconds. A waiter that sleeps instead is woken when the answer
+//! is there, and runs first. So a yield that took long ends spinning for a while, and for longer when it
+//! happens again.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A yield that takes this long has waited for somebody who computes.
+/// A yield that takes this long has waited for a process that computes.
 const CROWDED: Duration = Duration::from_micros(500);
-/// How long spinning pauses then.
+/// How long spinning is paused after that.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
-/// And at most, when the core was found crowded again and again.
+/// Upper limit of the pause, which doubles while the core stays busy.
 const PAUSE_MAX: Duration = Duration::from_millis(640);
 
-/// The spinning of one waiter. See the module.
+/// The spinning of one waiter; see the module's documentation.
 #[derive(Clone, Copy, Debug)]
 pub struct Spin {
     budget: Duration,
@@ -26,19 +26,19 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Spins for `budget` at a time.
+    /// A waiter that spins for at most `budget` per wait.
     #[must_use]
     pub const fn new(budget: Duration) -> Self {
         Self { budget, since: None, paused_until: None, pause: PAUSE_MIN }
     }
 
-    /// What was waited for is there: the next wait begins afresh.
+    /// Ends a wait: what was waited for has happened. The next wait has the whole budget again.
     pub const fn reset(&mut self) {
         self.since = None;
     }
 
-    /// It is not there yet. True: look again; the core was given away once. False: sleep, the time for
-    /// spinning is over.
+    /// Called when what is waited for has not happened yet. Returns true after yielding the core once: poll
+    /// again. Returns false when the time for spinning is over: sleep.
     pub fn again(&mut self) -> bool {
         let now = Instant::now();
         if !self.may_spin(now) {
@@ -63,7 +63,7 @@ impl Spin {
             self.paused_until = Some(to + self.pause);
             self.pause = (self.pause * 2).min(PAUSE_MAX);
         } else if self.paused_until.take().is_some() {
-            // The first after a pause.
+            // The first spin after a pause.
             self.pause = PAUSE_MIN;
         }
     }
@@ -81,10 +81,10 @@ mod tests {
         let mut spin = Spin::new(50 * US);
         assert!(spin.may_spin(start) && spin.may_spin(start + 49 * US));
         assert!(!spin.may_spin(start + 50 * US));
-        assert!(spin.may_spin(start + 51 * US), "after a sleep it has its time again");
+        assert!(spin.may_spin(start + 51 * US), "after a sleep it has its whole budget again");
         spin.reset();
         assert!(spin.may_spin(start + 200 * US), "and after an answer");
-        assert!(!Spin::new(Duration::ZERO).again(), "no time at all is possible");
+        assert!(!Spin::new(Duration::ZERO).again(), "a budget of zero is possible");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Checksums that the copier computes on the way, as they come through rails and decorators.
+//! Checksums that the copier computes during a copy, as they pass through rails and decorators.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ use te_host::{EXPORT_BYTES_MAX, LocalConfig, LocalTransport, crc32c_of};
 const BYTES: usize = 100_000;
 
 #[test]
-fn a_checksum_that_is_asked_for_passes_rails_and_decorators() {
+fn a_requested_checksum_passes_rails_and_decorators() {
     let local = || LocalTransport::new(LocalConfig::default()).unwrap();
     let rails = |rails: Vec<Box<dyn Transport>>| {
         MultiTransport::new(rails, HealthRoute::new(&[100], HealthConfig::default()), 64).unwrap()
@@ -25,7 +25,7 @@ fn a_checksum_that_is_asked_for_passes_rails_and_decorators() {
     let (here, there) = (Block::new(BYTES), Block::new(BYTES));
     let bytes: Vec<u8> = (0..BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
     there.set(0, &bytes);
-    let (region, segment) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
+    let (region, remote) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
     #[allow(unsafe_code, reason = "a test's own memory")]
     // SAFETY: both blocks outlive the transports' use of them, and are only looked at through copies.
     unsafe {
@@ -34,7 +34,7 @@ fn a_checksum_that_is_asked_for_passes_rails_and_decorators() {
     }
     let mut export = [0; EXPORT_BYTES_MAX + 16];
     let len = owner.export(region, &mut export).unwrap();
-    peer.attach(segment, &export[..len]).unwrap();
+    peer.attach(remote, &export[..len]).unwrap();
 
     let mut now = Instant::ZERO;
     let mut sum_of = |wanted, op, len: usize| {
@@ -42,7 +42,7 @@ fn a_checksum_that_is_asked_for_passes_rails_and_decorators() {
         let slice = Slice {
             token: Token(7),
             local: RegionOffset::new(region, 0),
-            remote: RemoteOffset::new(segment, 0),
+            remote: RemoteOffset::new(remote, 0),
             len: len as u32,
             op,
         };
@@ -54,7 +54,7 @@ fn a_checksum_that_is_asked_for_passes_rails_and_decorators() {
         assert_eq!((ended[0].token, ended[0].result), (Token(7), Ok(())));
         ended[0].crc32c.map(|crc32c| crc32c.get())
     };
-    assert_eq!(sum_of(false, Op::Read, BYTES), None, "nobody has asked");
+    assert_eq!(sum_of(false, Op::Read, BYTES), None, "not requested");
     for (op, len) in [(Op::Read, BYTES), (Op::Write, BYTES), (Op::Read, 17), (Op::Write, 32 << 10)] {
         assert_eq!(sum_of(true, op, len), Some(crc32c_of(0, &bytes[..len])), "{op:?} of {len} bytes");
     }
@@ -63,7 +63,7 @@ fn a_checksum_that_is_asked_for_passes_rails_and_decorators() {
         None,
         "a short WRITE takes longer to sum than to copy"
     );
-    assert_eq!(sum_of(false, Op::Read, BYTES), None, "nobody asks any more");
+    assert_eq!(sum_of(false, Op::Read, BYTES), None, "no longer requested");
     owner.deregister(region).unwrap();
     peer.deregister(region).unwrap();
 }

@@ -1,4 +1,4 @@
-//! The laws of `Transport`, held by the fabrics of one host.
+//! Runs the contract's conformance suite on the two fabrics within a host.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use std::ops::Range;
@@ -36,8 +36,12 @@ struct HostHarness {
 impl Fabric {
     fn open(self, identity: u64) -> Box<dyn Transport> {
         match self {
-            Self::Local => Box::new(LocalTransport::new(LocalConfig { identity }).unwrap()),
-            Self::Shm => Box::new(ShmTransport::new(ShmConfig { identity, ..ShmConfig::default() }).unwrap()),
+            Self::Local => Box::new(LocalTransport::new(LocalConfig::of(identity)).unwrap()),
+            Self::Shm => {
+                let mut config = ShmConfig::default();
+                config.identity = identity;
+                Box::new(ShmTransport::new(config).unwrap())
+            }
         }
     }
 }
@@ -76,7 +80,7 @@ impl Pair for HostPair {
     }
 
     fn late_max(&self) -> Duration {
-        // Bytes move inside the initiator's `poll`. There is nothing that could be late.
+        // Bytes move inside the initiator's `poll`, so nothing can be late.
         Duration::from_millis(5)
     }
 
@@ -111,18 +115,18 @@ impl Pair for HostPair {
 
     fn kill_target(&mut self) -> Hook {
         if self.fabric == Fabric::Local {
-            return Hook::Unsupported("one process cannot outlive itself");
+            return Hook::Unsupported("initiator and target are the same process");
         }
         self.target = None;
         Hook::Done
     }
 
     fn restart_target(&mut self) -> Hook {
-        Hook::Unsupported("a new process listens under a new name; the old name answers to nobody")
+        Hook::Unsupported("a new process listens under a new name; nothing listens under the old one")
     }
 
     fn stall_target(&mut self, _stalled: bool) -> Hook {
-        // The suite stops polling it, and nothing else serves it.
+        // Only the suite polls it.
         Hook::Done
     }
 

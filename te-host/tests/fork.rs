@@ -1,11 +1,11 @@
-//! Memory of another process, in a process that forks and goes on without `exec`.
+//! Lent memory in a process that forks and goes on without `exec`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 #![allow(unsafe_code, reason = "copies what a fork inherits")]
 
 use std::os::fd::AsFd;
 
 use te_fabric::testkit::in_a_child;
-use te_host::{AllocOptions, BorrowedMemory, SharedMemory};
+use te_host::{AllocOptions, BorrowedMemory, Protection, SharedMemory};
 
 const LEN: usize = 1 << 20;
 
@@ -17,7 +17,8 @@ fn is<T: std::fmt::Debug + PartialEq>(what: &str, found: T, wanted: T) -> Result
 fn memory_that_was_borrowed_is_empty_in_a_child() {
     let options = AllocOptions { peers_may_write: true, ..AllocOptions::default() };
     let memory = SharedMemory::new(LEN, options).unwrap();
-    let borrowed = BorrowedMemory::map(memory.share(true).unwrap().as_fd(), LEN as u64).unwrap();
+    let borrowed =
+        BorrowedMemory::map(memory.share(Protection::ReadWrite).unwrap().as_fd(), LEN as u64).unwrap();
     borrowed.view().write(0, b"mine").unwrap();
     in_a_child("borrowed", || {
         is("view", borrowed.view().len(), 0)?;

@@ -1,4 +1,4 @@
-//! What hwloc tells of hosts, and of what is none.
+//! What hwloc reads from hosts, and from invalid input.
 #![cfg(feature = "topology-hwloc")]
 
 use std::fs;
@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use te_core::topology::{Distance, GpuVendor, Location, NODES_MAX, NicKind, PortState, Topology};
 use te_host::topology::{Found, HwlocError, HwlocSource, matrix_to_json, read_hwloc};
 
-/// By hand, after what lstopo 2.9 writes: two sockets; a switch with a GPU and a NIC on each, a second NIC
-/// without a link on the first, and a NIC for sockets on the second. Without comments: hwloc's own parser,
-/// used where it has no libxml2, knows none.
+/// Written by hand after the output of lstopo 2.9: two sockets; a switch with a GPU and a NIC on each, a
+/// second NIC without a link on the first, and a NIC without RDMA on the second. It has no comments, because
+/// hwloc's own parser, which is used without libxml2, does not support them.
 const XML: &str = include_str!("fixtures/hwloc/two-sockets.xml");
 
 fn read(source: &HwlocSource) -> Topology {
@@ -23,7 +23,7 @@ fn two_sockets() -> Topology {
     read(&HwlocSource::Xml(path.into()))
 }
 
-/// Reads XML out of a file of its own.
+/// Reads XML from a temporary file.
 fn read_xml(text: impl AsRef<[u8]>) -> Result<Found, HwlocError> {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("host.xml");
@@ -114,7 +114,7 @@ fn this_host_can_be_read() {
 }
 
 #[test]
-fn texts_mean_what_a_person_would_think() {
+fn texts_mean_what_a_reader_expects() {
     let xml = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/hwloc/two-sockets.xml");
     assert_eq!(HwlocSource::from_text(""), HwlocSource::ThisHost);
     assert_eq!(HwlocSource::from_text(xml), HwlocSource::Xml(xml.into()));
@@ -147,7 +147,7 @@ fn xml_that_is_broken_is_refused_with_advice() {
 fn xml_cut_anywhere_is_a_host_or_an_error() {
     let end = XML.find("</topology>").expect("it ends");
     for len in (0..end).step_by(97) {
-        let Err(error) = read_xml(&XML[..len]) else { panic!("a host out of {len} bytes") };
+        let Err(error) = read_xml(&XML[..len]) else { panic!("a host from {len} bytes") };
         assert!(matches!(error, HwlocError::Xml(_)), "{error}");
     }
 }
@@ -164,7 +164,7 @@ fn strings_that_describe_nothing_are_refused_with_advice() {
 }
 
 #[test]
-fn what_xml_says_and_cannot_be_is_left_out_and_named() {
+fn invalid_parts_of_xml_are_left_out_with_a_warning() {
     let text = XML
         .replace("name=\"mlx5_2\"", "name=\"../x\"")
         .replace("name=\"mlx5_1\"", "name=\"mlx5_0\"")

@@ -1,4 +1,5 @@
-//! The gate of registered memory under loom: every interleaving and every reordering that the memory model allows.
+//! The gate before registered memory under loom: every interleaving and every reordering that the memory
+//! model allows.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p te-host --release --test loom_held`
 #![cfg(loom)]
@@ -9,14 +10,14 @@ use loom::sync::Arc;
 use loom::thread;
 use te_host::Gate;
 
-/// A gate, and the memory behind it: a cell for each user, since users do not keep each other out. Loom fails when two threads
-/// touch a cell and nothing orders them.
+/// A gate, and the memory behind it: a cell for each user, because users do not exclude each other. Loom
+/// fails when two threads access a cell and nothing orders them.
 struct Held {
     gate: Gate,
     memory: [UnsafeCell<u32>; 2],
 }
 
-// SAFETY: whether each cell is touched by one thread at a time is what is tested.
+// SAFETY: the test checks that one thread at a time accesses each cell.
 unsafe impl Send for Held {}
 // SAFETY: as above.
 unsafe impl Sync for Held {}
@@ -32,7 +33,7 @@ impl Held {
 
     /// Takes the memory back as its owner does, and writes all of it.
     fn take_back(&self) {
-        // Waiting here, not in `join`, which would order the threads and hide a missing Acquire.
+        // Waits here, not in `join`, which would order the threads and hide a missing Acquire.
         while !self.gate.shut() {
             thread::yield_now();
         }
@@ -42,7 +43,7 @@ impl Held {
         }
     }
 
-    /// What is left of it once all threads have ended.
+    /// Checks the final state, after all threads have ended.
     fn check(&self) {
         assert!(!self.use_once(0) && self.gate.is_shut(), "a gate that is shut stays shut");
         for cell in &self.memory {
@@ -57,7 +58,7 @@ fn held() -> Arc<Held> {
 }
 
 #[test]
-fn memory_behind_a_gate_that_is_shut_is_its_owners_alone() {
+fn memory_behind_a_shut_gate_is_not_used() {
     loom::model(|| {
         let held = held();
         let user = {
@@ -74,7 +75,7 @@ fn memory_behind_a_gate_that_is_shut_is_its_owners_alone() {
 }
 
 #[test]
-fn a_user_that_is_refused_does_not_hide_another_inside() {
+fn a_refused_user_does_not_hide_another_inside() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {

@@ -1,5 +1,5 @@
-//! Rails over the NICs of real hosts: who gets how much, near and far, fast, slow and dead. The hosts are
-//! fixtures, the fabric is simulated, and time is virtual.
+//! Rails over the NICs of real hosts: the share of each rail when rails are near, far, fast, slow or dead.
+//! The hosts are fixtures, the fabric is simulated, and time is virtual.
 
 mod sysfs;
 
@@ -38,12 +38,12 @@ struct Rails {
 }
 
 impl Rails {
-    /// `penalties` of the region's location, one for each rail.
+    /// `penalties` are those of the region's location, one for each rail.
     fn new(seed: u64, penalties: &[u32]) -> Self {
         Self::between(seed, penalties, &vec![100; penalties.len()])
     }
 
-    /// Rails that cost so much here, and so much at the owner of the segment.
+    /// Rails with these penalties here, and `there` at the owner of the remote region.
     fn between(seed: u64, penalties: &[u32], there: &[u32]) -> Self {
         let nets: Vec<SimNet> =
             (0..penalties.len() as u64).map(|rail| SimNet::new(seed + rail, SimConfig::CALM)).collect();
@@ -57,7 +57,7 @@ impl Rails {
         let span = MemSpan::new(memory.as_mut_ptr().cast(), 2 * BYTES);
         let half = |at: usize| span.part((at * BYTES) as u64, BYTES as u64).expect("half");
         #[allow(unsafe_code, reason = "registers memory that the simulation alone uses")]
-        // SAFETY: the memory is dropped after the transports, and nobody looks at it.
+        // SAFETY: the memory is dropped after the transports, and only they access it.
         unsafe {
             here.register(REGION, half(0), Access::LOCAL).expect("registered");
             there.register(REGION, half(1), Access::REMOTE_READ | Access::REMOTE_WRITE).expect("registered");
@@ -72,7 +72,7 @@ impl Rails {
         Self::new(seed, &topology.rail_nics().map(penalty).collect::<Vec<_>>())
     }
 
-    /// Moves `count` slices with at most `window` in flight, and gives the bytes that each rail moved.
+    /// Moves `count` slices with at most `window` in flight; returns the bytes that each rail moved.
     fn run(&mut self, count: usize, window: usize) -> Vec<u64> {
         self.run_with(count, window, |_| SLICE, |_, _| {})
     }
@@ -91,7 +91,7 @@ impl Rails {
             let room = (window - (sent - ended)).min(count - sent).min(128);
             let slice = |token: u64| {
                 let at = token * u64::from(SLICE) % BYTES as u64;
-                // One way: a rail that has a single slice in flight would leave its other direction idle.
+                // Only WRITEs: with single slices in flight, a rail would leave its other direction idle.
                 let op = Op::Read;
                 Slice {
                     token: Token(token),
@@ -124,16 +124,16 @@ impl Rails {
         self.here.route().health(rail).expect("a rail")
     }
 
-    /// Makes the wire of a rail so many times as slow as it was made for.
+    /// Makes the wire of a rail `factor` times as slow as it was.
     fn set_slow(&self, rail: usize, factor: u64) {
-        let calm = LinkConfig::CALM;
-        let link = LinkConfig { bytes_per_s: calm.bytes_per_s / factor, ..calm };
+        let mut link = LinkConfig::CALM;
+        link.bytes_per_s /= factor;
         self.nets[rail].set_link(HERE, THERE, link);
         self.nets[rail].set_link(THERE, HERE, link);
     }
 }
 
-/// What the owner of the segment tells of it.
+/// What the owner exports of the remote region.
 fn export(there: &MultiTransport<SimTransport, HealthRoute>) -> Vec<u8> {
     let mut blob = vec![0; there.capabilities().export_bytes_max as usize];
     let len = there.export(REGION, &mut blob).expect("it fits");
@@ -154,7 +154,7 @@ proptest! {
         seed: u64, rails in 2usize..=8, window in 256usize..400, lens in prop::collection::vec(32 << 10..=SLICE, 1..5),
     ) {
         let mut rails = Rails::new(seed >> 8, &vec![100; rails]);
-        // What comes first is learnt from.
+        // The first slices only train the route.
         rails.run(500, window);
         let bytes = rails.run_with(6000, window, |token| lens[token as usize % lens.len()], |_, _| {});
         for share in shares(&bytes) {
@@ -176,8 +176,8 @@ proptest! {
         prop_assert!((0.06..0.16).contains(&of_others), "{of_others:.3} of what the others got: {bytes:?}");
         for rail in 0..bytes.len() {
             let health = rails.health(rail);
-            // It may have been taken for quick once more, by a run of slices that had luck; and a good one
-            // for slow, for a moment, by a run that had none: about one run in a thousand.
+            // By chance a slow rail may have counted as fast once more, or a fast one as slow for a moment:
+            // about one run in a thousand.
             let (expected, slowdowns) = if rail == slow { (RailState::Slow, 1..=3) } else { (RailState::Open, 0..=1) };
             prop_assert_eq!(health.state, expected, "rail {}: {:?}", rail, health);
             prop_assert!(slowdowns.contains(&health.slowdowns), "rail {}: {:?}", rail, health);
@@ -198,11 +198,11 @@ proptest! {
         let later = rails.health(dead);
         prop_assert_eq!(bytes[dead], 0);
         let probes = later.slices_ended - found.slices_ended;
-        prop_assert_eq!(probes, later.pauses - found.pauses, "one slice a pause");
+        prop_assert_eq!(probes, later.pauses - found.pauses, "one slice per backoff");
         prop_assert!(probes <= 8, "{probes} probes");
 
         rails.nets[dead].link_up(HERE, THERE);
-        // Ten seconds are the longest pause.
+        // Ten seconds are the longest backoff.
         rails.now = rails.now + Duration::from_secs(11);
         rails.run(1000, 256);
         prop_assert_eq!(rails.health(dead).state, RailState::Open);
@@ -248,12 +248,12 @@ fn memory_of_each_node_goes_over_the_nics_of_its_node() {
 
 #[test]
 fn memory_goes_over_the_nics_that_are_near_it_at_its_owner() {
-    // Nothing tells the rails apart here. There, the first and the last are on another socket.
+    // All rails are equally near on this side. At the owner, the first and the last are on another socket.
     let mut rails = Rails::between(17, &[100; 4], &[315, 150, 150, 315]);
     rails.run(100, 1);
     let bytes = rails.run(500, 1);
     assert_eq!((bytes[0], bytes[3]), (0, 0), "{bytes:?}");
-    // Both ends count: here, the first two are near.
+    // Both ends count: on this side, the first two are near.
     let mut rails = Rails::between(19, &[150, 150, 315, 315], &[315, 150, 150, 315]);
     rails.run(100, 1);
     let bytes = rails.run(500, 1);
@@ -272,31 +272,31 @@ fn costs_follow_an_export_when_they_differ_and_wrong_ones_are_refused() {
         rails.here.attach(RemoteRegionId::new(index, 0), blob).map_err(|error| error.kind)
     };
     assert_eq!(attach(10, &costly), Ok(()));
-    assert_eq!(attach(11, &costly[..plain.len()]), Ok(()), "of somebody who tells no costs");
+    assert_eq!(attach(11, &costly[..plain.len()]), Ok(()), "an export without costs");
     let bad = Err(ErrorKind::InvalidArgument);
     assert_eq!(attach(12, &costly[..plain.len() + 2]), bad, "one is missing");
     assert_eq!(attach(12, &[&costly[..], &[10]].concat()), bad, "one too many");
-    assert_eq!(attach(12, &[&costly[..plain.len()], &[10, 0, 10]].concat()), bad, "nothing is for free");
+    assert_eq!(attach(12, &[&costly[..plain.len()], &[10, 0, 10]].concat()), bad, "a cost of 0 is refused");
     for len in 0..plain.len() {
         assert_eq!(attach(12, &costly[..len]), bad, "cut at {len}");
     }
-    assert_eq!(attach(12, &plain), Ok(()), "what was refused left nothing behind");
+    assert_eq!(attach(12, &plain), Ok(()), "a refused attachment leaves nothing behind");
 }
 
 #[test]
 fn the_far_end_counts_as_much_as_the_near_one() {
-    // Here NICs 0 and 1 are near, there NICs 1 and 2.
+    // On this side NICs 0 and 1 are near, at the owner NICs 1 and 2.
     let mut route = HealthRoute::new(&[100; 4], HealthConfig::default());
-    let slice = |region, segment| Slice {
+    let slice = |region, remote| Slice {
         token: Token(0),
         local: RegionOffset::new(RegionId::new(region, 0), 0),
-        remote: RemoteOffset::new(RemoteRegionId::new(segment, 0), 0),
+        remote: RemoteOffset::new(RemoteRegionId::new(remote, 0), 0),
         len: 4096,
         op: Op::Read,
     };
     route.set_region_penalties(RegionId::new(3, 0), Some(&[100, 100, 300, 300]));
-    route.set_remote_region_penalties(RemoteRegionId::new(5, 0), Some(&[300, 100, 100, 300]));
-    let best = |route: &mut HealthRoute, region, segment| route.route(&slice(region, segment), 0b1111);
+    route.set_segment_penalties(RemoteRegionId::new(5, 0), Some(&[300, 100, 100, 300]));
+    let best = |route: &mut HealthRoute, region, segment| route.route(&slice(region, remote), 0b1111);
     use te_core::Route as _;
     assert_eq!(best(&mut route, 3, 5), Some(1), "near on both sides");
     assert_eq!(best(&mut route, 3, 4), Some(0), "nothing is known of the far end");
@@ -307,12 +307,12 @@ fn the_far_end_counts_as_much_as_the_near_one() {
 }
 
 #[test]
-fn a_slow_rail_that_recovers_is_found_out_although_nobody_needs_it() {
+fn a_slow_rail_that_recovers_is_detected_although_it_is_not_needed() {
     let mut rails = Rails::new(11, &[100, 100]);
     rails.set_slow(1, 20);
     rails.run(2000, 256);
     assert_eq!(rails.health(1).state, RailState::Slow);
-    // One slice at a time: the other rail is always cheaper, and this one only gets its probes.
+    // One slice at a time: the other rail is always cheaper, and this one only gets probes.
     let light = rails.run(4000, 1);
     assert!(light[1] > 0 && light[1] < light[0] / 50, "{light:?}");
     assert_eq!(rails.health(1).state, RailState::Slow);

@@ -1,4 +1,4 @@
-//! What is read from hosts of several kinds, and from hosts that lie.
+//! What is read from hosts of several kinds, and from hosts with wrong information.
 
 mod sysfs;
 
@@ -13,14 +13,14 @@ use te_core::topology::{
 };
 use te_host::topology::{SYSFS, SysfsError, matrix_to_json, parse_matrix, read_matrix, read_sysfs};
 
-/// Reads a host that has nothing odd about it.
+/// Reads a host without warnings.
 fn read(name: &str) -> Topology {
     let found = read_sysfs(Sysfs::named(name).path()).expect("it reads");
     assert_eq!(found.warnings, [""; 0]);
     found.topology
 }
 
-/// Reads a host and gives what was odd about it.
+/// Reads a host; returns it with its warnings.
 fn read_odd(sysfs: &Sysfs) -> (Topology, Vec<String>) {
     let found = read_sysfs(sysfs.path()).expect("it reads");
     assert!(!found.warnings.is_empty(), "nothing was odd");
@@ -58,12 +58,12 @@ fn a_gpu_prefers_the_nics_of_its_switch_then_its_node_then_the_others() {
     assert_eq!(row(Location::Numa(1)).preferred, ["mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"]);
     assert!(
         !matrix_to_json(&matrix).contains("eno1"),
-        "sockets serve where there is no RDMA, and only there"
+        "NICs without RDMA are used only where there is no RDMA"
     );
 }
 
 #[test]
-fn one_socket_needs_no_word_of_numa_and_a_port_without_cable_is_not_used() {
+fn one_socket_needs_no_numa_information_and_a_port_without_cable_is_not_used() {
     let host = read("one-socket");
     let (first, second) = (&host.nics()[0], &host.nics()[1]);
     assert_eq!((first.numa_node, first.mbit_per_s()), (Some(0), Some(100_000)));
@@ -79,7 +79,7 @@ fn a_kernel_without_numa_is_one_node() {
     let arm = read("arm");
     assert_eq!((arm.nodes().len(), &arm.nodes()[0].cpus[..]), (1, &[(0, 71)][..]));
     assert_eq!((arm.nics().len(), arm.gpus().len()), (1, 1));
-    let nic = arm.nic("enP2p1s0np0").expect("known by its network device, too");
+    let nic = arm.nic("enP2p1s0np0").expect("also known by its network device");
     assert_eq!(nic.name, "rocep1s0");
     assert_eq!(arm.distance(CUDA_0, nic), Distance::Node, "no host bridge in common");
 }
@@ -111,7 +111,7 @@ fn this_host_can_be_read() {
 }
 
 #[test]
-fn a_directory_that_is_no_sysfs_is_refused_with_advice() {
+fn a_directory_without_sysfs_is_refused_with_advice() {
     let empty = Sysfs::of("");
     let error = read_sysfs(empty.path()).unwrap_err();
     assert!(
@@ -123,7 +123,7 @@ fn a_directory_that_is_no_sysfs_is_refused_with_advice() {
 }
 
 #[test]
-fn missing_files_cost_what_they_would_have_said() {
+fn missing_files_cost_only_what_they_contain() {
     let host =
         Sysfs::of("[devices/system/node/node0]\n[devices/system/node/node1]\n[class/infiniband/mlx5_0]");
     let found = read_sysfs(host.path()).expect("it reads");
@@ -132,7 +132,7 @@ fn missing_files_cost_what_they_would_have_said() {
     let nic = &topology.nics()[0];
     assert_eq!((nic.pci.as_ref(), nic.numa_node, nic.may_have_link()), (None, None, true));
     assert_eq!(topology.distance(Location::Numa(0), nic), Distance::Unknown);
-    assert_eq!(topology.matrix().rows()[1].preferred, ["mlx5_0"], "it is all there is");
+    assert_eq!(topology.matrix().rows()[1].preferred, ["mlx5_0"], "the only NIC");
 }
 
 #[test]
@@ -147,14 +147,16 @@ fn garbage_is_ignored_and_named() {
     host.put(format!("{nic}/infiniband/mlx5_0/ports/1/rate"), "fast");
     host.put(format!("{nic}/infiniband/mlx5_0/ports/1/state"), "\u{1b}[2J");
     let (topology, warnings) = read_odd(&host);
-    let said = warnings.join("\n");
-    for part in ["\"7-3,x\"", "MemTotal: lots", "10 21 31", "numa_node: says 9", "\"wide\"", "\"fast\""] {
-        assert!(said.contains(part), "{part} is not in\n{said}");
+    let text = warnings.join("\n");
+    for part in
+        ["\"7-3,x\"", "MemTotal: lots", "10 21 31", "numa_node: 9 is not a NUMA node", "\"wide\"", "\"fast\""]
+    {
+        assert!(text.contains(part), "{part} is not in\n{text}");
     }
-    assert!(!said.contains('\u{1b}'), "nothing that drives a terminal");
+    assert!(!text.contains('\u{1b}'), "no control characters");
     let nic = topology.nic("mlx5_0").expect("still there");
     assert_eq!((nic.numa_node, nic.link, nic.mbit_per_s()), (None, None, None));
-    assert_eq!(topology.distance(CUDA_0, nic), Distance::Switch(2), "PCI still knows");
+    assert_eq!(topology.distance(CUDA_0, nic), Distance::Switch(2), "by PCI");
     assert_eq!((topology.slit(1, 0), topology.slit(0, 1)), (Some(20), Some(21)));
     assert_eq!(topology.nics().len(), 9);
 }
@@ -170,7 +172,7 @@ fn loops_of_links_and_links_to_nowhere_end() {
     host.put("bus/pci/x", "");
     let found = read_sysfs(host.path()).expect("it reads");
     let names: Vec<_> = found.topology.nics().iter().map(|nic| nic.name.as_str()).collect();
-    assert_eq!(names, ["gone", "self"], "listed, with nothing known of them");
+    assert_eq!(names, ["gone", "self"], "listed without details");
     assert!(found.topology.nics().iter().all(|nic| nic.pci.is_none() && nic.ports.is_empty()));
 }
 
@@ -208,12 +210,12 @@ fn a_path_of_bridges_without_end_is_not_followed() {
     host.put(format!("devices/pci0000:00{deep}/class"), "0x030200");
     host.put(format!("devices/pci0000:00{deep}/vendor"), "0x1002");
     let (topology, warnings) = read_odd(&host);
-    assert_eq!(topology.gpus().len(), 2, "the device, and a link that says it is another one");
+    assert_eq!(topology.gpus().len(), 2, "the device, and a link to it");
     assert!(topology.gpus().iter().all(|gpu| gpu.pci.bridges.is_empty()), "{warnings:?}");
 }
 
 #[test]
-fn pipes_directories_and_forbidden_files_do_not_hold_it_up() {
+fn pipes_directories_and_forbidden_files_do_not_block_reading() {
     let host = Sysfs::named("one-socket");
     let nic = "devices/pci0000:40/0000:40:01.1/0000:41:00.0";
     let at = |name: &str| host.path().join(nic).join(name);
@@ -228,7 +230,7 @@ fn pipes_directories_and_forbidden_files_do_not_hold_it_up() {
 }
 
 #[test]
-fn a_matrix_survives_the_way_to_json_and_back() {
+fn a_matrix_written_as_json_reads_back() {
     for name in ["dgx", "one-socket", "arm", "vm", "lab"] {
         let matrix = read(name).matrix();
         assert_eq!(parse_matrix(&matrix_to_json(&matrix)).expect("it parses"), matrix);
@@ -237,7 +239,7 @@ fn a_matrix_survives_the_way_to_json_and_back() {
 }
 
 #[test]
-fn a_matrix_says_what_each_nic_costs() {
+fn a_matrix_gives_the_cost_of_each_nic() {
     let matrix = parse_matrix(r#"{"cpu:0": [["a"], ["b"]], "*": [["c"], []]}"#).expect("it parses");
     let cost = |location, nic| matrix.penalty_percent(location, nic);
     assert_eq!(
@@ -248,7 +250,7 @@ fn a_matrix_says_what_each_nic_costs() {
 }
 
 #[test]
-fn a_matrix_that_is_wrong_says_where() {
+fn errors_name_the_place_where_a_matrix_is_wrong() {
     for (text, part) in [
         ("", "EOF"),
         ("[]", "an object such as"),

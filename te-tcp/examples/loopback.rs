@@ -1,10 +1,10 @@
-//! Measures the transport between two processes on this machine: GB/s, latency, CPU seconds for each GiB
-//! (both processes).
+//! Measures the transport between two processes on this machine: GB/s, latency, CPU seconds per GiB (both
+//! processes together).
 //!
-//! `cargo run --release -p te-tcp --example loopback -- [--op read,write] [--block 4096,1048576] [--batch
-//! 1,128] [--seconds 2] [--lanes 1] [--checksum] [--congestion cubic] [--spins 20] [--uring]`
+//! `cargo run --release -p te-tcp --example loopback -- [--op read,write] [--slice 4096,1048576] [--batch
+//! 1,128] [--seconds 2] [--connections 1] [--checksum] [--congestion cubic] [--spins 20] [--uring]`
 //!
-//! The target is this program once more. Both park when they have nothing to do.
+//! The target is this program, started once more. Both processes park when they have nothing to do.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -17,15 +17,16 @@ use te_core::{
 use te_tcp::{Config, TcpTransport};
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
-/// Bytes on each side; blocks are taken from it in turn.
+const REMOTE: RemoteRegionId = RemoteRegionId::new(0, 1);
+/// Bytes of registered memory on each side; slices use its parts in turn.
 const MEMORY_BYTES: usize = 64 << 20;
-/// Polls in vain before parking. More win latency when a core is free for each process, and lose it when not.
+/// Idle polls before parking. More polls lower the latency when each process has a core to itself, and raise
+/// it when not.
 const SPINS: u32 = 20;
 
 struct Options {
     ops: Vec<Op>,
-    blocks: Vec<u32>,
+    slice_sizes: Vec<u32>,
     batches: Vec<u64>,
     seconds: f64,
     memory_bytes: usize,
@@ -43,12 +44,12 @@ fn main() {
     let options = parse(&arguments);
     println!(
         "{:>6} {:>9} {:>6} {:>8} {:>9} {:>9} {:>10} {:>9}",
-        "op", "block", "batch", "GB/s", "p50 us", "p99 us", "CPU-s/GiB", "calls/GiB"
+        "op", "slice", "batch", "GB/s", "p50 us", "p99 us", "CPU-s/GiB", "calls/GiB"
     );
     for &op in &options.ops {
-        for &block in &options.blocks {
+        for &slice_bytes in &options.slice_sizes {
             for &batch in &options.batches {
-                measure(&options, &arguments, op, block, batch);
+                measure(&options, &arguments, op, slice_bytes, batch);
             }
         }
     }
@@ -57,7 +58,7 @@ fn main() {
 fn parse(arguments: &[String]) -> Options {
     let mut options = Options {
         ops: vec![Op::Read, Op::Write],
-        blocks: vec![4 << 10, 64 << 10, 1 << 20, 16 << 20],
+        slice_sizes: vec![4 << 10, 64 << 10, 1 << 20, 16 << 20],
         batches: vec![1, 16, 128],
         seconds: 1.0,
         memory_bytes: MEMORY_BYTES,
@@ -72,11 +73,13 @@ fn parse(arguments: &[String]) -> Options {
                 options.ops =
                     value().split(',').map(|op| if op == "read" { Op::Read } else { Op::Write }).collect()
             }
-            "--block" => options.blocks = value().split(',').map(|n| n.parse().expect("bytes")).collect(),
+            "--slice" => {
+                options.slice_sizes = value().split(',').map(|n| n.parse().expect("bytes")).collect()
+            }
             "--batch" => options.batches = value().split(',').map(|n| n.parse().expect("a number")).collect(),
             "--seconds" => options.seconds = value().parse().expect("seconds"),
             "--memory" => options.memory_bytes = value().parse().expect("bytes"),
-            "--lanes" => options.config.lanes = value().parse().expect("a number"),
+            "--connections" => options.config.connections = value().parse().expect("a number"),
             "--piece" => options.config.piece_bytes_max = value().parse().expect("bytes"),
             #[cfg(feature = "uring")]
             "--uring" => options.config.driver = te_tcp::Driver::Uring,
@@ -92,7 +95,7 @@ fn parse(arguments: &[String]) -> Options {
     options
 }
 
-/// A transport and memory that lives as long as the process.
+/// A transport, with memory that lives as long as the process.
 fn open(options: &Options) -> TcpTransport {
     let mut transport = TcpTransport::new(options.config.clone()).expect("a transport");
     let memory = Box::leak(vec![1_u8; options.memory_bytes].into_boxed_slice());
@@ -102,17 +105,17 @@ fn open(options: &Options) -> TcpTransport {
     transport
 }
 
-/// Polls until there is something, spinning first and parking then.
+/// Polls until something has happened: spins first, then parks.
 struct Poller {
     start: Clock,
-    vain: u32,
+    idle_polls: u32,
     spins: u32,
     parks: u64,
 }
 
 impl Poller {
     fn new(spins: u32) -> Self {
-        Self { start: Clock::now(), vain: 0, spins, parks: 0 }
+        Self { start: Clock::now(), idle_polls: 0, spins, parks: 0 }
     }
 
     fn now(&self) -> Instant {
@@ -124,8 +127,8 @@ impl Poller {
         let count = transport.poll(self.now(), out);
         let after = transport.stats();
         let idle = count == 0 && before.receives == after.receives && before.sends == after.sends;
-        self.vain = if idle { self.vain + 1 } else { 0 };
-        if self.vain > self.spins {
+        self.idle_polls = if idle { self.idle_polls + 1 } else { 0 };
+        if self.idle_polls > self.spins {
             self.parks += 1;
             let now = self.now();
             let wait = transport.poll_at().map_or(-1, |at| (at.nanos_since(now).div_ceil(1_000_000)) as i32);
@@ -135,7 +138,7 @@ impl Poller {
                 // SAFETY: one `pollfd` that lives across the call.
                 unsafe { libc::poll(&raw mut poll, 1, wait) };
             }
-            self.vain = self.spins / 2;
+            self.idle_polls = self.spins / 2;
         }
         count
     }
@@ -176,24 +179,24 @@ fn start_target(arguments: &[String]) -> (Target, Vec<u8>) {
     (Target(child), blob)
 }
 
-fn measure(options: &Options, arguments: &[String], op: Op, block: u32, batch: u64) {
+fn measure(options: &Options, arguments: &[String], op: Op, slice_bytes: u32, batch: u64) {
     let (target, blob) = start_target(arguments);
     let mut transport = open(options);
-    transport.attach(SEGMENT, &blob).expect("an export of the target");
+    transport.attach(REMOTE, &blob).expect("an export of the target");
     let mut poller = Poller::new(options.spins);
-    let places = (options.memory_bytes as u64 / u64::from(block)).max(1);
+    let places = (options.memory_bytes as u64 / u64::from(slice_bytes)).max(1);
     let mut out = [Completion::applied(Token(0)); 256];
     let mut started = vec![Clock::now(); batch as usize];
     let mut latencies: Vec<u32> = Vec::with_capacity(1 << 20);
     let mut free: Vec<u64> = (0..batch).rev().collect();
     let (mut next, mut bytes) = (0_u64, 0_u64);
     let mut slices = Vec::with_capacity(batch as usize);
-    let warm = Duration::from_millis(200);
+    let active = Duration::from_millis(200);
     let begin = Clock::now();
     let (mut measuring, mut clock, mut cpu, mut calls) = (false, begin, 0.0, 0);
     loop {
         let elapsed = begin.elapsed();
-        if !measuring && elapsed > warm {
+        if !measuring && elapsed > active {
             (measuring, clock, bytes) = (true, Clock::now(), 0);
             (cpu, calls) = (cpu_seconds(None) + cpu_seconds(Some(target.0.id())), calls_of(&transport));
             latencies.clear();
@@ -204,11 +207,11 @@ fn measure(options: &Options, arguments: &[String], op: Op, block: u32, batch: u
         slices.clear();
         let at = Clock::now();
         while let Some(token) = free.pop() {
-            let offset = next % places * u64::from(block);
+            let offset = next % places * u64::from(slice_bytes);
             next += 1;
             started[token as usize] = at;
-            let (local, remote) = (RegionOffset::new(REGION, offset), RemoteOffset::new(SEGMENT, offset));
-            slices.push(Slice { token: Token(token), local, remote, len: block, op });
+            let (local, remote) = (RegionOffset::new(REGION, offset), RemoteOffset::new(REMOTE, offset));
+            slices.push(Slice { token: Token(token), local, remote, len: slice_bytes, op });
         }
         if !slices.is_empty() {
             let taken = transport.submit(&slices).expect("slices are in order");
@@ -221,7 +224,7 @@ fn measure(options: &Options, arguments: &[String], op: Op, block: u32, batch: u
         let at = Clock::now();
         for completion in &out[..count] {
             completion.result.expect("it works");
-            bytes += u64::from(block);
+            bytes += u64::from(slice_bytes);
             let token = completion.token.0;
             if latencies.len() < latencies.capacity() {
                 latencies.push((at - started[token as usize]).as_nanos().min(u128::from(u32::MAX)) as u32);
@@ -239,7 +242,7 @@ fn measure(options: &Options, arguments: &[String], op: Op, block: u32, batch: u
     let gib = bytes as f64 / f64::from(1 << 30);
     let name = if op == Op::Read { "read" } else { "write" };
     println!(
-        "{name:>6} {block:>9} {batch:>6} {:>8.2} {:>9.1} {:>9.1} {:>10.3} {:>9.0}",
+        "{name:>6} {slice_bytes:>9} {batch:>6} {:>8.2} {:>9.1} {:>9.1} {:>10.3} {:>9.0}",
         bytes as f64 / seconds / 1e9,
         at(0.5),
         at(0.99),
@@ -254,7 +257,7 @@ fn calls_of(transport: &TcpTransport) -> u64 {
     stats.receives + stats.sends + stats.waits
 }
 
-/// User and system time of a process, this one by default.
+/// User and system time of a process in seconds, of this process by default.
 fn cpu_seconds(process: Option<u32>) -> f64 {
     let name = process.map_or("self".to_owned(), |id| id.to_string());
     let stat = std::fs::read_to_string(format!("/proc/{name}/stat")).unwrap_or_default();

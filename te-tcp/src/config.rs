@@ -1,22 +1,23 @@
-//! The settings of one transport, their defaults and their limits.
+//! The settings of one transport, their defaults and their ranges.
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use te_fabric::config::{ConfigError, check_advertised, check_ranges};
 
-/// Lanes to one peer, at most.
-pub const LANES_MAX: u8 = 16;
+/// Upper limit of [`Config::connections`]: data connections to one peer.
+pub const CONNECTIONS_PER_PEER_MAX: u8 = 16;
 
-/// What tells a transport that its sockets are ready.
+/// How a transport learns that its sockets are ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Driver {
-    /// epoll: everywhere, one lane or few.
+    /// epoll: available on every supported kernel, and the better choice with one connection or a few.
     #[default]
     Epoll,
-    /// io_uring: asking who is ready costs no system call, and one call receives for up to 16 lanes.
+    /// io_uring: learning which sockets are ready costs no system call, and one call receives from up to 16
+    /// connections.
     #[cfg(feature = "uring")]
     Uring,
 }
@@ -24,78 +25,92 @@ pub enum Driver {
 /// How a [`TcpTransport`](crate::TcpTransport) listens, connects, and bounds itself. Every field has a
 /// default.
 ///
-/// As text it is without what whoever opens the transport settles: `bind`, `advertise`, `inflight_max` and
-/// `identity`.
+/// A settings file cannot contain `bind`, `advertise`, `inflight_max` and `identity`: the code that opens the
+/// transport sets them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// What tells that sockets are ready. Default epoll.
+    /// How the transport learns that sockets are ready: `epoll`, or `uring` in builds with that feature.
+    /// Default epoll.
     pub driver: Driver,
-    /// Where to listen. Port 0 picks a free one. Default `127.0.0.1:0`.
+    /// Address to listen on. Port 0 picks a free port. Default `127.0.0.1:0`.
     #[serde(skip)]
     pub bind: SocketAddr,
-    /// Port of the data listener, in place of the one in `bind`; 0: that one, and a free one where that is 0,
-    /// too. A port that is named and cannot be had keeps the fabric from starting. Default 0.
+    /// Port of the data listener; it replaces the port in `bind`. 0 keeps the port in `bind`, and picks a
+    /// free one when that is 0 as well. The fabric does not start when the named port is not available.
+    /// Default 0.
     pub port: u16,
-    /// The address that exports carry. Default: the one in `bind`; when that is unspecified (`0.0.0.0`,
+    /// The address written into exports. Default: the one in `bind`; when that is unspecified (`0.0.0.0`,
     /// `::`), the addresses of this host's interfaces.
     #[serde(skip)]
     pub advertise: Option<IpAddr>,
-    /// Connections to one peer, opened as work piles up; 1 to 16. Default 1.
-    pub lanes: u8,
-    /// Sends and checks a CRC32C with every payload of this transport's own operations. Default off.
+    /// Data connections to one peer, opened as work accumulates; 1 to 16. Default 1.
+    #[serde(alias = "lanes")]
+    pub connections: u8,
+    /// Sends and checks a CRC32C with every payload of the operations that this transport initiates. Default
+    /// off.
     pub checksum: bool,
-    /// TCP congestion control, by the kernel's name for it (`sysctl net.ipv4.tcp_available_congestion_control`).
-    /// An algorithm that the kernel lacks, or does not let this process use, keeps the fabric from starting.
-    /// Default: `cubic` between addresses of one host, where a pacing one such as BBR
-    /// costs up to half of the throughput and wins nothing, and the kernel's default elsewhere.
+    /// TCP congestion control, by the kernel's name for it (`sysctl
+    /// net.ipv4.tcp_available_congestion_control`). The fabric does not start with an algorithm that the
+    /// kernel lacks or that this process may not use. Default: `cubic` between addresses of one host, where a
+    /// pacing algorithm such as BBR costs up to half of the throughput and gains nothing, and the kernel's
+    /// default elsewhere.
     pub congestion: Option<String>,
     /// `SO_SNDBUF` of each connection, bytes; 4,096 to 1 GiB. Default: the kernel tunes it.
     pub send_buffer_bytes: Option<u32>,
     /// `SO_RCVBUF` of each connection, bytes; 4,096 to 1 GiB. Default: the kernel tunes it.
     pub receive_buffer_bytes: Option<u32>,
-    /// A peer that owes us an answer and shows no sign of life for so long is dead. Default 5,000.
+    /// A peer that owes an answer and shows no sign of life for this long is considered dead, ms; 20 to
+    /// 3,600,000. Default 5,000.
     ///
-    /// A target shows life only while its owner polls it: set this above the longest pause of any owner.
+    /// A target shows a sign of life only while its process polls it: set this above the longest pause
+    /// between polls of any process.
     pub peer_silence_ms_max: u32,
-    /// Time to connect and shake hands. Default 3,000.
+    /// Time limit for connecting and the handshake, ms; 1 to 3,600,000. Default 3,000.
     pub connect_ms_max: u32,
-    /// Longest pause between attempts to reach a peer again; the first is 10 ms. Default 1,000.
+    /// Longest backoff between attempts to reach a peer, ms; 10 to 3,600,000. The first is 10 ms. Default
+    /// 1,000.
     pub reconnect_ms_max: u32,
-    /// Slices accepted and not yet completed. Default 4,096.
+    /// Upper limit of slices that are accepted and not yet completed, 1 to 1,048,576. Default 4,096.
     #[serde(skip)]
     pub inflight_max: u32,
-    /// Longest slice; a longer operation of a peer is refused. Default 1 GiB.
+    /// Longest slice, bytes, at least 1. A longer operation of a peer is refused. Default 1 GiB.
     pub slice_bytes_max: u32,
-    /// Longer slices travel in pieces of this size, spread over the lanes; with checksums in 4 MiB at most.
-    /// Default 256 KiB.
+    /// Longer slices are cut into pieces of this size, spread over the connections to the peer, bytes; 4,096
+    /// to 64 MiB. With checksums, pieces have 4 MiB at most. Default 256 KiB.
     pub piece_bytes_max: u32,
-    /// A lane takes further pieces while fewer bytes than this are on their way without an answer. Default 2
-    /// MiB between addresses of one host, where a longer queue only leaves the caches, and 8 MiB elsewhere.
+    /// A connection takes further pieces while fewer bytes than this wait for their answers, bytes; 4,096 to
+    /// 1 GiB. Default 2 MiB between addresses of one host, where a longer queue only falls out of the caches,
+    /// and 8 MiB elsewhere.
     pub window_bytes_max: Option<u32>,
-    /// What a cancelled WRITE, or a region withdrawn under a peer's READ, may copy aside to keep a lane in
-    /// step; beyond it the lane is closed instead. Default 4 MiB.
-    pub aside_bytes_max: u32,
-    /// Connections, own and peers', 1 to 1,048,576. A quarter of them is kept for our own. Default 1,024.
+    /// When a WRITE is cancelled, or a region is withdrawn while a peer reads it, the unsent rest of the
+    /// frame may be copied, so that the connection stays usable; this limits the copy, bytes, up to 1 GiB.
+    /// When the rest is longer, the connection is closed instead. Default 4 MiB.
+    #[serde(alias = "aside_bytes_max")]
+    pub detached_bytes_max: u32,
+    /// Upper limit of open connections, those opened here and those of peers together, 1 to 1,048,576. A
+    /// quarter is reserved for those opened here. Default 1,024.
     ///
-    /// Each needs a file descriptor and about 200 KiB. When peers hold all that they may, a newcomer takes
-    /// the place of a lane that has never carried anything, the longest silent first; then of an idle one of
-    /// the address, or of the process, that holds the most; then of the one idle for longest, from a second
-    /// on. A peer that loses an idle lane so opens another when it has something to send, and its slices do
-    /// not notice. Up to 64 more are open while they shake hands or end.
+    /// Each connection needs a file descriptor and about 200 KiB. When peers hold as many as they may, a new
+    /// one replaces the connection that has carried nothing so far and has been silent for longest; if there
+    /// is none, an idle one of the address, or of the process, that holds the most; if there is none, the one
+    /// that has been idle for longest, if for one second at least. A peer that loses an idle connection in
+    /// this way opens another when it has something to send, and its slices are not affected. Up to 64
+    /// connections more are open while they shake hands or end.
     pub connections_max: u32,
-    /// While peers hold more than half of the connections that they may, one of theirs that has not used what
-    /// was exported for so long is closed. One that has never carried anything is closed after five seconds
-    /// in any case. Default 60,000.
+    /// While peers hold more than half of the connections that they may hold, a peer's connection that has
+    /// not accessed exported memory for this long is closed, ms; 10 to 86,400,000. One that has never carried
+    /// anything is closed after five seconds in any case. Default 60,000.
     pub idle_ms_max: u32,
-    /// Region indexes run from 0 to this. Default 65,536.
+    /// Regions that can be registered, 1 to 16,777,216: region indexes are below this. Default 65,536.
     pub regions_max: u32,
-    /// Segment indexes run from 0 to this. Default 65,536.
-    pub segments_max: u32,
-    /// Fences that run at the same time. Default 64.
+    /// Remote regions that can be attached, 1 to 16,777,216: their indexes are below this. Default 65,536.
+    #[serde(alias = "segments_max")]
+    pub remote_regions_max: u32,
+    /// Fences that can run at the same time, 1 to 65,536. Default 64.
     pub fences_max: u32,
-    /// Who our peers take us for: what they expel, and what counts towards one peer's share of their
-    /// connections. The same for all transports of one engine. Default 0: a random one.
+    /// How peers identify this process: expelling goes by it, and so does one process's share of a peer's
+    /// connections. It is the same for all transports of one engine. Default 0: a random one.
     #[serde(skip)]
     pub identity: u64,
 }
@@ -107,7 +122,7 @@ impl Default for Config {
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             port: 0,
             advertise: None,
-            lanes: 1,
+            connections: 1,
             checksum: false,
             congestion: None,
             send_buffer_bytes: None,
@@ -119,11 +134,11 @@ impl Default for Config {
             slice_bytes_max: 1 << 30,
             piece_bytes_max: 256 << 10,
             window_bytes_max: None,
-            aside_bytes_max: 4 << 20,
+            detached_bytes_max: 4 << 20,
             connections_max: 1_024,
             idle_ms_max: 60_000,
             regions_max: 65_536,
-            segments_max: 65_536,
+            remote_regions_max: 65_536,
             fences_max: 64,
             identity: 0,
         }
@@ -159,18 +174,18 @@ impl Config {
     /// The first field that is out of its limits, with the limits.
     pub fn validate(&self) -> Result<(), ConfigError> {
         check_ranges([
-            ("lanes", u64::from(self.lanes), 1, u64::from(LANES_MAX)),
+            ("connections", u64::from(self.connections), 1, u64::from(CONNECTIONS_PER_PEER_MAX)),
             ("peer_silence_ms_max", u64::from(self.peer_silence_ms_max), 20, 3_600_000),
             ("connect_ms_max", u64::from(self.connect_ms_max), 1, 3_600_000),
             ("reconnect_ms_max", u64::from(self.reconnect_ms_max), 10, 3_600_000),
             ("inflight_max", u64::from(self.inflight_max), 1, 1 << 20),
             ("slice_bytes_max", u64::from(self.slice_bytes_max), 1, u64::from(u32::MAX)),
             ("piece_bytes_max", u64::from(self.piece_bytes_max), 4_096, 64 << 20),
-            ("aside_bytes_max", u64::from(self.aside_bytes_max), 0, 1 << 30),
+            ("detached_bytes_max", u64::from(self.detached_bytes_max), 0, 1 << 30),
             ("connections_max", u64::from(self.connections_max), 1, 1 << 20),
             ("idle_ms_max", u64::from(self.idle_ms_max), 10, 86_400_000),
             ("regions_max", u64::from(self.regions_max), 1, 1 << 24),
-            ("segments_max", u64::from(self.segments_max), 1, 1 << 24),
+            ("remote_regions_max", u64::from(self.remote_regions_max), 1, 1 << 24),
             ("fences_max", u64::from(self.fences_max), 1, 65_536),
         ])?;
         let buffers = [
@@ -185,5 +200,28 @@ impl Config {
             self.congestion.as_ref().map(|name| ("congestion (bytes of its name)", name.len() as u64, 1, 15)),
         )?;
         check_advertised(self.advertise)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::value::{Error, MapDeserializer};
+
+    use super::*;
+
+    #[test]
+    fn renamed_settings_are_accepted_by_their_old_names() {
+        let set = |name: &'static str, value: u32| {
+            Config::deserialize(MapDeserializer::<_, Error>::new([(name, value)].into_iter()))
+        };
+        let default = Config::default();
+        for (old, new, expected) in [
+            ("lanes", "connections", Config { connections: 7, ..default.clone() }),
+            ("aside_bytes_max", "detached_bytes_max", Config { detached_bytes_max: 7, ..default.clone() }),
+            ("segments_max", "remote_regions_max", Config { remote_regions_max: 7, ..default }),
+        ] {
+            assert_eq!((set(old, 7), set(new, 7)), (Ok(expected.clone()), Ok(expected)), "{old}");
+        }
+        assert!(set("no_such_setting", 7).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What both sides of a transport are lent for one call, so that each keeps only what is its own.
+//! What initiator and target borrow for one call, so that each of them holds only its own state.
 
 use core::time::Duration;
 
@@ -18,18 +18,18 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// The time of this poll, or of the last one.
+    /// The time of the current poll; between polls, that of the last one.
     pub(crate) fn now(&self) -> Instant {
         self.timers.now()
     }
 
-    /// So many milliseconds from now.
+    /// The time `ms` milliseconds from now.
     pub(crate) fn after_ms(&self, ms: u64) -> Instant {
         self.timers.now() + Duration::from_millis(ms)
     }
 }
 
-/// What tests of either side lend it.
+/// What the unit tests of initiator and target lend them.
 #[cfg(test)]
 pub(crate) mod testing {
     use te_core::{Access, Location, RegionId};
@@ -40,7 +40,7 @@ pub(crate) mod testing {
 
     /// The region that [`Lent::region`] registers.
     pub(crate) const REGION: RegionId = RegionId::new(0, 1);
-    /// What peers have to show for it.
+    /// The key that peers must present for it.
     pub(crate) const KEY: u64 = 77;
 
     /// The shared parts of a transport that listens on loopback.
@@ -59,7 +59,7 @@ pub(crate) mod testing {
             Self { io, regions: Regions::new(config.regions_max), timers, config }
         }
 
-        /// Registers so many bytes that are all `fill`, with every right.
+        /// Registers memory of `bytes` bytes that are all `fill`, with every right.
         pub(crate) fn region(&mut self, bytes: usize, fill: u8) -> Pinned {
             let memory = Pinned::leaked(vec![fill; bytes]);
             let region = Region::new(
@@ -79,7 +79,7 @@ pub(crate) mod testing {
             Context { config, io, regions, timers }
         }
 
-        /// Own slices and peers' payloads that use the region.
+        /// How many own slices and how many payloads of peers use the region.
         pub(crate) fn users(&self) -> (u32, u32) {
             self.regions.find(REGION).map_or((0, 0), |region| (region.pins, region.ext.peers))
         }

@@ -1,20 +1,20 @@
-//! The wire protocol: pure functions from bytes to frames and back. No sockets, no state, no memory but the
-//! caller's.
+//! The wire protocol: pure functions that parse bytes into frames and write frames as bytes. They use no
+//! sockets, keep no state, and touch only the caller's memory.
 //!
-//! All integers are little-endian. A connection is one *lane*. It is opened by the *initiator* (who wants to
-//! read and write) towards the *target* (who exported memory), and its roles never change.
+//! All integers are little-endian. A connection is opened by the *initiator*, which reads and writes remote
+//! memory, towards the *target*, which exported the memory. The roles of a connection never change.
 //!
 //! ```text
 //!  initiator                                              target
 //!     │ HELLO 48 B ───────────────────────────────────────▶ │  once, first
 //!     │ ◀──────────────────────────────────── WELCOME 32 B  │  once, first; then a close unless status 0
 //!     │ READ, WRITE+payloads, FENCE, PING ────────────────▶ │  frames: header, `count` entries, payloads
-//!     │ ◀──────────── DATA+payloads, ACK, FENCE_ACK, PONG   │  in the order of what they answer
-//!     │ ◀──────────────────────────────── RETIRED, ERROR    │  last on a lane that the target ends
+//!     │ ◀──────────── DATA+payloads, ACK, FENCE_ACK, PONG   │  in the order of the requests
+//!     │ ◀──────────────────────────────── GO_AWAY, ERROR    │  last on a connection that the target ends
 //! ```
 //!
 //! Nothing follows a HELLO until its WELCOME has arrived. A connection that still waits in the target's
-//! accept queue therefore holds no WRITE, which is what lets a fence look at accepted lanes only.
+//! accept queue therefore holds no WRITE, so a fence needs to look at accepted connections only.
 //!
 //! **HELLO**, 48 bytes
 //!
@@ -22,8 +22,8 @@
 //! |---|---|---|
 //! | 0 | 8 | magic `snowskin` |
 //! | 8 | 2 | protocol version, now 2. Magic and version stay here in every version |
-//! | 10 | 2 | lane number within the session |
-//! | 12 | 4 | lane generation: grows with each connection that the session opens to this target |
+//! | 10 | 2 | connection number within the session |
+//! | 12 | 4 | connection generation: grows with each connection that the session opens to this target |
 //! | 16 | 8 | session: random, one for each initiating transport |
 //! | 24 | 8 | initiator's incarnation |
 //! | 32 | 8 | incarnation that the target must have |
@@ -37,22 +37,22 @@
 //! | 8 | 2 | the target's protocol version |
 //! | 10 | 2 | zero |
 //! | 12 | 4 | [`Status`]; other than 0: refused, the target closes |
-//! | 16 | 8 | the target's incarnation; 0 when refused, for it is what admits a HELLO |
+//! | 16 | 8 | the target's incarnation; 0 when refused, because knowing it is what gets a HELLO admitted |
 //! | 24 | 8 | longest operation that the target accepts, bytes |
 //!
 //! **Header**, 16 bytes, opens every later frame
 //!
 //! | at | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 1 READ, 2 WRITE, 3 FENCE, 4 PING · 129 DATA, 130 ACK, 131 FENCE_ACK, 132 PONG, 133 RETIRED, 255 ERROR |
+//! | 0 | 1 | kind: 1 READ, 2 WRITE, 3 FENCE, 4 PING · 129 DATA, 130 ACK, 131 FENCE_ACK, 132 PONG, 133 GO_AWAY, 255 ERROR |
 //! | 1 | 1 | flags: 1 = checksums are set (WRITE, DATA) or wanted (READ) |
 //! | 2 | 2 | count of entries that follow |
 //! | 4 | 4 | zero |
-//! | 8 | 8 | READ, WRITE, DATA, ACK: sequence number of the first operation, counted from 0 on each lane · FENCE, PING and their answers: id · RETIRED: the first operation that was not accepted · ERROR: status |
+//! | 8 | 8 | READ, WRITE, DATA, ACK: sequence number of the first operation, counted from 0 on each connection · FENCE, PING and their answers: id · GO_AWAY: the first operation that was not accepted · ERROR: status |
 //!
-//! **READ** and **WRITE** carry 1 to 64 operations of 40 bytes each. After the entries of a WRITE come the
-//! payloads of all its operations, without gaps, also of those that will be refused (the target discards
-//! them).
+//! **READ** and **WRITE** carry 1 to 64 operations of 40 bytes each. The entries of a WRITE are followed by
+//! the payloads of all its operations without gaps, including those of operations that will be refused; the
+//! target discards these.
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -64,10 +64,10 @@
 //! | 32 | 4 | WRITE with checksums: CRC32C of the payload |
 //! | 36 | 4 | zero |
 //!
-//! A READ that wants checksums may ask for 4 MiB in all; its operations beyond that are refused.
+//! A READ with checksums may request 4 MiB in all; its operations beyond that are refused.
 //!
-//! **DATA** answers READs, 1 to 64 entries of 16 bytes, then the payloads of those with status 0, without
-//! gaps.
+//! **DATA** answers READs: 1 to 64 entries of 16 bytes, followed by the payloads of the operations with
+//! status 0, without gaps.
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -75,18 +75,22 @@
 //! | 4 | 4 | with checksums: CRC32C of the payload |
 //! | 8 | 8 | payload bytes: the length asked for, or 0 when refused |
 //!
-//! **ACK** answers WRITEs: 1 to 64 statuses of 4 bytes. Status 0 says that the last byte is in place.
+//! **ACK** answers WRITEs: 1 to 64 statuses of 4 bytes. Status 0 means that the last byte is in place.
 //!
-//! **FENCE** lists the lanes that the initiator still uses, 1 to 64 entries of 8 bytes: lane number (2), zero
-//! (2), lane generation (4). The target drops every other lane of that session, with whatever is unread in
-//! it, and then answers. What came before the FENCE on its own lane has been applied by then, because a lane
-//! is served in order. **RETIRED** (target to initiator) is the last frame of a lane that the target ends
-//! because it was idle and somebody else needs the connection. Every operation before the number in it has
-//! been answered. That one and all after it were not accepted and never will be: the initiator sends them
-//! again on another lane, and its caller does not notice. **ERROR** (target to initiator) is the last frame
-//! of a lane whose initiator broke the protocol.
+//! **FENCE** lists the connections that the initiator still uses, 1 to 64 entries of 8 bytes: connection
+//! number (2), zero (2), connection generation (4). The target closes every other connection of that session,
+//! with whatever is unread in it, and then answers. Requests that came before the FENCE on its own connection
+//! have been applied by then, because a connection is served in order.
 //!
-//! Version 2 added the identity, RETIRED and the status Expelled. Versions are not mixed: either side refuses
+//! **GO_AWAY** (target to initiator) is the last frame of a connection that the target closes because it is
+//! idle and the connection is needed for another peer, or because it has never carried anything. Every
+//! operation before the number in it has been answered. That operation and all later ones were not accepted
+//! and never will be: the initiator sends them again on another connection, and its caller sees nothing of
+//! this.
+//!
+//! **ERROR** (target to initiator) is the last frame of a connection whose initiator broke the protocol.
+//!
+//! Version 2 added the identity, GO_AWAY and the status Expelled. Versions are not mixed: each side refuses
 //! the other's.
 
 pub use te_fabric::export::{EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, ExportFormat};
@@ -97,33 +101,34 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The protocol version of this release.
 pub const VERSION: u16 = 2;
-/// First bytes of HELLO and WELCOME, in every version.
+/// The first bytes of HELLO and WELCOME in every version.
 pub const MAGIC: [u8; 8] = *b"snowskin";
-/// Both, as the handshake wants them.
+/// Magic and version, as the handshake needs them.
 pub const PROTOCOL: Protocol = Protocol { magic: MAGIC, version: VERSION };
-/// Operations, statuses or lanes in one frame, at most.
+/// Operations, statuses or connections that one frame may carry.
 pub const ENTRIES_MAX: usize = 64;
 /// The longest head (header and entries) of any frame, bytes.
 pub const HEAD_BYTES_MAX: usize = size_of::<Header>() + ENTRIES_MAX * size_of::<Operation>();
-/// What one READ may ask for with checksums, all its operations together, bytes: the target computes them
-/// before it answers. The operations beyond are refused as [`Status::TooLong`].
+/// Bytes that all operations of one READ with checksums may request together: the target computes the
+/// checksums before it answers. The operations beyond that are refused with [`Status::TooLong`].
 pub const CHECKSUM_BYTES_MAX: u32 = 4 << 20;
-/// Header flag: checksums are set or wanted.
+/// Header flag: the frame has checksums (WRITE, DATA), or the answer is to have them (READ).
 pub const FLAG_CHECKSUM: u8 = 1;
-/// What distinguishes this fabric's exports from others. Version 3 carries the location of the memory.
+/// Marks exports of this fabric. Version 3 carries the location of the memory.
 pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"stcp", version: 3 };
 
-/// What the kind byte of a [`Header`] can be.
+/// The values of the kind byte in a [`Header`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum Kind {
-    /// Asks for bytes.
+    /// Requests bytes of the target's memory.
     Read = 1,
-    /// Brings bytes.
+    /// Carries bytes for the target's memory.
     Write = 2,
-    /// Asks for the target's word that nothing older will land.
+    /// Requests confirmation that nothing older will land.
     Fence = 3,
-    /// Asks for a sign of life.
+    /// Requests a sign of life.
     Ping = 4,
     /// Answers READs.
     Data = 129,
@@ -133,47 +138,47 @@ pub enum Kind {
     FenceAck = 131,
     /// Answers a PING.
     Pong = 132,
-    /// Ends a lane in favour of somebody else's.
-    Retired = 133,
-    /// Ends a lane whose initiator broke the protocol.
+    /// Closes an idle connection.
+    GoAway = 133,
+    /// Closes a connection whose initiator broke the protocol.
     Error = 255,
 }
 
 te_fabric::statuses! {
-    /// How an operation or a handshake ended at the target.
+    /// Result of an operation or a handshake at the target.
     pub enum Status {
-        /// Zero length.
+        /// The length is zero.
         Empty = 1 => InvalidArgument,
-        /// Longer than the target accepts.
+        /// The operation is longer than the target accepts.
         TooLong = 2 => InvalidArgument,
-        /// No such region.
+        /// There is no such region.
         NotFound = 3 => NotFound,
-        /// The region has another generation by now, or is being withdrawn.
+        /// The region has another generation, or is being withdrawn.
         Stale = 4 => Stale,
-        /// Not inside the region.
+        /// The range is not inside the region.
         OutOfRange = 5 => OutOfRange,
-        /// Wrong key, or the export does not grant this.
+        /// The key is wrong, or the export does not grant this access.
         AccessDenied = 6 => AccessDenied,
-        /// The payload does not have the checksum that came with it.
+        /// The payload does not match the checksum that came with it.
         Corrupt = 7 => Corrupt,
         /// The target has another incarnation than the initiator expects.
         Restarted = 8 => PeerRestarted,
-        /// The target speaks another protocol version.
+        /// The target uses another protocol version.
         Version = 9 => Protocol,
-        /// The connection did not open with the magic.
+        /// The connection did not begin with the magic.
         Magic = 10 => Protocol,
-        /// The target has as many connections as it allows.
+        /// The target has as many connections as its settings allow.
         Full = 11 => Full,
-        /// A frame that makes no sense.
+        /// A frame broke the protocol.
         Protocol = 12 => Protocol,
-        /// The region was withdrawn while a payload was on its way; some of its bytes may be in place.
+        /// The region was withdrawn while a payload was being moved; some of its bytes may be in place.
         Withdrawn = 13 => Stale,
-        /// The target cut this initiator off, for good.
+        /// The target has expelled this initiator for good.
         Expelled = 14 => Expelled,
     }
 }
 
-/// First frame of a lane, initiator to target.
+/// First frame of a connection, from initiator to target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Hello {
@@ -181,21 +186,21 @@ pub struct Hello {
     pub magic: [u8; 8],
     /// [`VERSION`].
     pub version: U16,
-    /// Lane number within the session.
-    pub lane: U16,
-    /// Which connection of the session this is.
-    pub lane_generation: U32,
+    /// Number of the connection within the session.
+    pub connection: U16,
+    /// Counts the connections of the session; a number that is used again gets another generation.
+    pub connection_generation: U32,
     /// Random, one for each initiating transport.
     pub session: U64,
     /// The initiator's incarnation.
     pub initiator: U64,
     /// The incarnation that the target must have.
     pub target: U64,
-    /// Random, one for each initiating engine; never 0. What is expelled goes by it.
+    /// Random, one for each initiating engine, never 0. Targets expel by it.
     pub identity: U64,
 }
 
-/// What opens every frame after the handshake.
+/// The beginning of every frame after the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -203,11 +208,11 @@ pub struct Header {
     pub kind: u8,
     /// [`FLAG_CHECKSUM`] or 0.
     pub flags: u8,
-    /// Entries that follow.
+    /// Number of entries that follow.
     pub count: U16,
     /// Zero.
     pub reserved: U32,
-    /// Sequence number, id or status; see the module.
+    /// Sequence number, id or status; see the module's documentation.
     pub seq: U64,
 }
 
@@ -233,14 +238,14 @@ pub struct Operation {
     pub offset: U64,
     /// Length, bytes.
     pub len: U64,
-    /// CRC32C of the payload when flagged.
+    /// CRC32C of the payload when the frame has [`FLAG_CHECKSUM`].
     pub crc: U32,
     /// Zero.
     pub reserved: U32,
 }
 
-/// Where the length lies in an [`Operation`]: a sender that cancels an operation before it is sent sets it to
-/// 0.
+/// Position of the length in an [`Operation`], bytes. A sender that cancels an operation before it is sent
+/// sets the length to 0.
 pub const OPERATION_LEN_AT: usize = 24;
 
 /// Entry of DATA.
@@ -249,109 +254,112 @@ pub const OPERATION_LEN_AT: usize = 24;
 pub struct DataEntry {
     /// A [`Status`].
     pub status: U32,
-    /// CRC32C of the payload when flagged.
+    /// CRC32C of the payload when the frame has [`FLAG_CHECKSUM`].
     pub crc: U32,
     /// Payload bytes.
     pub len: U64,
 }
 
-/// Entry of FENCE: one lane that the initiator still uses.
+/// Entry of FENCE: a connection that the initiator still uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct LaneEntry {
-    /// Lane number.
-    pub lane: U16,
+pub struct ConnectionEntry {
+    /// Connection number.
+    pub connection: U16,
     /// Zero.
     pub reserved: U16,
-    /// Lane generation.
+    /// Connection generation.
     pub generation: U32,
 }
 
-impl LaneEntry {
-    /// The entry of this lane.
+impl ConnectionEntry {
+    /// The entry of this connection.
     #[must_use]
-    pub const fn new(lane: u16, generation: u32) -> Self {
-        Self { lane: U16::new(lane), reserved: U16::new(0), generation: U32::new(generation) }
+    pub const fn new(connection: u16, generation: u32) -> Self {
+        Self { connection: U16::new(connection), reserved: U16::new(0), generation: U32::new(generation) }
     }
 }
 
-/// A frame that a target may get.
+/// A frame that a target may receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Request<'a> {
-    /// Send me these.
+    /// Requests bytes.
     Read {
-        /// Sequence number of the first.
+        /// Sequence number of the first operation.
         seq: u64,
-        /// Answer with checksums.
+        /// The answer is to have checksums.
         checksum: bool,
-        /// What to read.
+        /// The ranges to read.
         operations: &'a [Operation],
     },
-    /// Here come these; the payloads follow.
+    /// Carries bytes; the payloads follow.
     Write {
-        /// Sequence number of the first.
+        /// Sequence number of the first operation.
         seq: u64,
-        /// Checksums are set.
+        /// The operations have checksums.
         checksum: bool,
-        /// Where to write.
+        /// The ranges to write.
         operations: &'a [Operation],
     },
-    /// Drop every lane of mine but these, then say so.
+    /// Requests that every other connection of the session is closed, and an answer after that.
     Fence {
-        /// Comes back in the answer.
+        /// Repeated in the answer.
         id: u64,
-        /// Lanes in use.
-        lanes: &'a [LaneEntry],
+        /// Connections that the initiator still uses.
+        connections: &'a [ConnectionEntry],
     },
-    /// Are you there?
+    /// Requests a sign of life.
     Ping {
-        /// Comes back in the answer.
+        /// Repeated in the answer.
         id: u64,
     },
 }
 
-/// A frame that an initiator may get.
+/// A frame that an initiator may receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Response<'a> {
-    /// Answers to READs; payloads follow.
+    /// Answers READs; the payloads follow.
     Data {
-        /// Sequence number of the first.
+        /// Sequence number of the first operation.
         seq: u64,
-        /// Checksums are set.
+        /// The entries have checksums.
         checksum: bool,
-        /// One for each READ.
+        /// One entry for each operation.
         entries: &'a [DataEntry],
     },
-    /// Answers to WRITEs.
+    /// Answers WRITEs.
     Ack {
-        /// Sequence number of the first.
+        /// Sequence number of the first operation.
         seq: u64,
-        /// One [`Status`] for each WRITE.
+        /// One [`Status`] for each operation.
         statuses: &'a [U32],
     },
-    /// The fence holds.
+    /// Answers a FENCE: nothing older will land.
     FenceAck {
-        /// Whose.
+        /// Id of the FENCE.
         id: u64,
     },
-    /// I am here.
+    /// Answers a PING.
     Pong {
-        /// Whose.
+        /// Id of the PING.
         id: u64,
     },
-    /// This lane ends; what was not accepted belongs on another one.
-    Retired {
+    /// Closes the connection; operations that were not accepted have to be sent on another one.
+    GoAway {
         /// Sequence number of the first operation that was not accepted.
         next: u64,
     },
-    /// You broke the protocol; this lane ends.
+    /// Closes the connection: its initiator broke the protocol.
     Error {
-        /// How.
+        /// How the protocol was broken.
         status: Status,
     },
 }
 
-/// Parses the first frame that a target gets. Decides on magic and version as soon as they are there.
+/// Parses the first frame that a target receives. A wrong magic or version is reported as soon as its bytes
+/// are there.
 ///
 /// # Errors
 /// See [`FrameError`].
@@ -362,8 +370,8 @@ pub fn parse_hello(bytes: &[u8]) -> Result<Step<Hello>, FrameError> {
     })
 }
 
-/// Parses the first frame that an initiator gets; its detail is the longest operation that the target
-/// accepts, bytes. Another version is no error in a refusal: its status says why.
+/// Parses the first frame that an initiator receives. Its detail is the longest operation that the target
+/// accepts, bytes. Another version is not an error in a refusal, whose status gives the reason.
 ///
 /// # Errors
 /// See [`FrameError`].
@@ -371,7 +379,7 @@ pub fn parse_welcome(bytes: &[u8]) -> Result<Step<Welcome>, FrameError> {
     PROTOCOL.parse_welcome(bytes)
 }
 
-/// Parses the head of the next frame that a target gets.
+/// Parses the head of the next frame that a target receives.
 ///
 /// # Errors
 /// See [`FrameError`].
@@ -385,13 +393,15 @@ pub fn parse_request(bytes: &[u8]) -> Result<Step<Request<'_>>, FrameError> {
         k if k == Kind::Write as u8 => {
             step_entries(header, rest, |operations| Request::Write { seq, checksum, operations })
         }
-        k if k == Kind::Fence as u8 => step_entries(header, rest, |lanes| Request::Fence { id: seq, lanes }),
+        k if k == Kind::Fence as u8 => {
+            step_entries(header, rest, |connections| Request::Fence { id: seq, connections })
+        }
         k if k == Kind::Ping as u8 => step_bare(header, Request::Ping { id: seq }),
         k => Err(FrameError::Kind(k)),
     }
 }
 
-/// Parses the head of the next frame that an initiator gets.
+/// Parses the head of the next frame that an initiator receives.
 ///
 /// # Errors
 /// See [`FrameError`].
@@ -405,7 +415,7 @@ pub fn parse_response(bytes: &[u8]) -> Result<Step<Response<'_>>, FrameError> {
         k if k == Kind::Ack as u8 => step_entries(header, rest, |statuses| Response::Ack { seq, statuses }),
         k if k == Kind::FenceAck as u8 => step_bare(header, Response::FenceAck { id: seq }),
         k if k == Kind::Pong as u8 => step_bare(header, Response::Pong { id: seq }),
-        k if k == Kind::Retired as u8 => step_bare(header, Response::Retired { next: seq }),
+        k if k == Kind::GoAway as u8 => step_bare(header, Response::GoAway { next: seq }),
         k if k == Kind::Error as u8 => {
             let status = Status::from_wire(u32::try_from(seq).unwrap_or(u32::MAX));
             step_bare(header, Response::Error { status })
@@ -422,7 +432,7 @@ pub fn parse_export(bytes: &[u8]) -> Result<Export, FrameError> {
     Export::parse(EXPORT_FORMAT, bytes)
 }
 
-/// The header and what follows it; `None` when it is not all there yet.
+/// The header and the bytes after it; `None` when the header is not complete.
 fn split_header(bytes: &[u8]) -> Result<Option<(Header, &[u8])>, FrameError> {
     let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };
     if header.reserved.get() != 0 {

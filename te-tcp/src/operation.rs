@@ -1,28 +1,29 @@
-//! An accepted slice and the pieces in which it travels: what this fabric keeps beside what every fabric
-//! does.
+//! An accepted slice and the pieces in which it travels: what te-tcp keeps beside the fields that every
+//! fabric keeps.
 
 use te_core::Op;
 
 use crate::staging::SlotId;
 use crate::sys::Memory;
 
-/// The part of an operation that is te-tcp's own.
+/// The part of an operation that only te-tcp needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ext {
-    /// The local bytes.
+    /// The slice's local memory.
     pub(crate) local: Memory,
-    /// Hops to and from them that have not ended.
+    /// Hops to and from that memory that have not ended.
     pub(crate) hops: u16,
-    /// Cancelled, and not completed because hops run.
+    /// The slice is cancelled, and completes when its hops have ended.
     pub(crate) ending: bool,
-    /// Some piece of a WRITE is in place, or may be.
+    /// Bytes of a WRITE have changed the remote memory, or may have.
     pub(crate) touched: bool,
-    /// Not yet completed. A slice that is cancelled stays as a ghost until its last piece is answered.
+    /// The slice has not completed. A cancelled slice keeps its slot after its completion until its last
+    /// piece is answered.
     pub(crate) live: bool,
 }
 
 impl Ext {
-    /// Of a slice that was just accepted.
+    /// For a slice that was just accepted.
     pub(crate) const fn new(local: Memory) -> Self {
         Self { local, hops: 0, ending: false, touched: false, live: true }
     }
@@ -31,40 +32,40 @@ impl Ext {
 pub(crate) type Operation = te_fabric::Operation<Ext>;
 pub(crate) type Operations = te_fabric::Operations<Ext>;
 
-/// How far a piece got.
+/// How much of a piece has been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Not one byte of its payload is sent (a READ has none).
+    /// No byte of its payload. A READ has none.
     Framed,
-    /// Some bytes are.
+    /// A part of its payload.
     Started,
-    /// All are.
+    /// The whole payload.
     Sent,
-    /// Taken back before its entry was sent: the target will refuse it.
+    /// The piece was taken back before its entry was sent: its length is 0, and the target will refuse it.
     Void,
 }
 
-/// Part of an operation that is on a lane, or was.
+/// Part of an operation that a connection carries, has carried, or will carry next.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
-    /// Slot of the operation.
+    /// Slot of the operation in the initiator's table.
     pub(crate) slot: u32,
-    /// Bytes.
+    /// Length, bytes.
     pub(crate) len: u32,
     /// Offset into the slice, bytes.
     pub(crate) offset: u32,
     pub(crate) op: Op,
     pub(crate) stage: Stage,
-    /// The slot that holds its bytes, when the slice's are a device's.
+    /// The staging slot that holds its bytes, when the slice's memory is a device's.
     pub(crate) staged: Option<SlotId>,
-    /// Where its entry lies among the lane's heads.
+    /// Position of its entry in the connection's ring of heads.
     pub(crate) entry_at: u64,
 }
 
 const _: () = assert!(size_of::<Piece>() == 24);
 
 impl Piece {
-    /// Whether bytes of it are in place at the target, or may be.
+    /// Whether some of its bytes have changed the target's memory, or may have.
     pub(crate) fn may_have_landed(&self) -> bool {
         self.op == Op::Write && matches!(self.stage, Stage::Started | Stage::Sent)
     }

@@ -1,17 +1,17 @@
-//! What this fabric keeps of a region, beside what every fabric does: the memory itself, and which peers'
-//! payloads use it.
+//! What te-tcp keeps of a region beside the fields that every fabric keeps: the memory itself, and how many
+//! payloads of peers use it.
 
 use te_core::{Access, ErrorKind, RegionId};
 
 use crate::frame::{Operation, Status};
 use crate::sys::Memory;
 
-/// The part of a region that is te-tcp's own.
+/// The part of a region that only te-tcp needs.
 #[derive(Debug)]
 pub(crate) struct Ext {
     pub(crate) memory: Memory,
-    /// Payloads of peers on their way into or out of it; for memory of a device: parts of them, until their hops
-    /// have ended.
+    /// Payloads of peers that are being moved into or out of the region. For memory of a device: the parts of
+    /// payloads whose hops have not ended.
     pub(crate) peers: u32,
 }
 
@@ -20,7 +20,7 @@ pub(crate) type Regions = te_fabric::Regions<Ext>;
 pub(crate) type Segment = te_fabric::RemoteRegion<()>;
 pub(crate) type Segments = te_fabric::RemoteRegions<()>;
 
-/// What a peer's operation may touch, checked (L6).
+/// Checks a peer's operation against the region that it names, and returns the memory that it may touch (L6).
 pub(crate) fn granted(
     regions: &mut Regions,
     asked: &Operation,

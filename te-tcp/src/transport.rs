@@ -1,4 +1,4 @@
-//! The transport: the place where the parts meet, driven by `poll` alone.
+//! The transport: connects the parts, and is driven by `poll` alone.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -12,15 +12,14 @@ use te_core::{
 use te_fabric::net::{error_of, random_u64};
 use te_fabric::operation::accept_prefix;
 use te_fabric::timers::Earliest;
-use te_fabric::{LocalEnd, Timers};
+use te_fabric::{LocalEnd, OpenError, Timers};
 
 use crate::config::Config;
+use crate::connection::{ConnectionName, Reading};
 use crate::context::Context;
 use crate::frame::{self, EXPORT_BYTES_MAX, EXPORT_FORMAT};
 use crate::initiator::{Greeting, Initiator};
 use crate::io::Io;
-use crate::lane::{LaneName, Reading};
-use crate::open_error::OpenError;
 use crate::peers::Peers;
 use crate::region::{Ext as RegionExt, Region, Regions};
 use crate::staging;
@@ -30,32 +29,32 @@ use crate::sys::JOBS_MAX;
 use crate::sys::Memory as Bytes;
 use crate::target::Target;
 
-/// One-sided reads and writes over TCP. See the [crate] for what it is and how it works.
+/// One-sided reads and writes over TCP. The [crate]'s documentation says how it works.
 ///
-/// A fork inherits the sockets but not the conversation: a child may drop its copy, which closes its
-/// descriptors and does nothing to the parent's connections, and must not call anything else.
+/// A fork inherits the sockets but not the connections' state: a child may drop its copy, which closes its
+/// descriptors without an effect on the parent's connections, and must not call anything else.
 pub struct TcpTransport {
-    /// First, so that it lets go of the sockets before they are closed.
+    /// The first field, so that it is dropped before the sockets are closed.
     io: Io,
     initiator: Initiator,
     target: Target,
     peers: Peers,
     regions: Regions,
     timers: Timers,
-    /// Who copies memory that the CPU cannot touch.
+    /// Locates memory of devices and makes stagers for it.
     devices: Option<Arc<dyn Devices>>,
-    /// A region of theirs was registered.
+    /// A region on memory of a device was registered: polls have to work on hops.
     stages: bool,
-    /// What peers learn of us.
+    /// What exports and HELLOs say about this transport.
     end: LocalEnd,
     config: Config,
 }
 
 impl TcpTransport {
-    /// Listens as `config` says. Connects to nobody yet.
+    /// Opens a transport that listens as `config` says. It does not connect to a peer yet.
     ///
     /// # Errors
-    /// A setting out of its limits, an address that cannot be bound, a congestion control that the kernel
+    /// A setting outside its range, an address that is not available, a congestion control that the kernel
     /// does not have.
     pub fn new(config: Config) -> Result<Self, OpenError> {
         config.validate().map_err(OpenError::Config)?;
@@ -70,7 +69,7 @@ impl TcpTransport {
             io,
             initiator: Initiator::new(greeting, &config),
             target: Target::new(end.incarnation),
-            peers: Peers::new(config.segments_max, config.fences_max),
+            peers: Peers::new(config.remote_regions_max, config.fences_max),
             regions: Regions::new(config.regions_max),
             timers: Timers::new(),
             devices: None,
@@ -82,8 +81,8 @@ impl TcpTransport {
 
     /// As [`new`](Self::new), and moves memory of `devices` as well, through slots of pinned host memory.
     ///
-    /// For each location a stager for slices and one for peers are made, each when the first region there is
-    /// registered that needs it.
+    /// For each location, one stager is made for own slices and one for peers' operations, each when the
+    /// first region that needs it is registered.
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
@@ -91,65 +90,66 @@ impl TcpTransport {
         Ok(Self { devices: Some(devices), ..Self::new(config)? })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     #[must_use]
-    pub const fn local_addr(&self) -> SocketAddr {
+    pub const fn local_address(&self) -> SocketAddr {
         self.end.address
     }
 
-    /// Who it is: random, another one after each restart.
+    /// This transport's incarnation: random, another one after each restart.
     #[must_use]
     pub const fn incarnation(&self) -> u64 {
         self.end.incarnation
     }
 
-    /// Who peers take it for: [`Config::identity`], or the random number in its place.
+    /// How peers identify this process: [`Config::identity`], or the random number in its place.
     #[must_use]
     pub const fn identity(&self) -> u64 {
         self.end.identity
     }
 
-    /// What it has done so far.
+    /// Counters since the transport was opened.
     #[must_use]
     pub const fn stats(&self) -> Stats {
         self.initiator.stats().plus(self.target.stats()).plus(self.io.stats())
     }
 
-    /// The settings it runs with.
+    /// The settings that it runs with.
     #[must_use]
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Connections that are open, own and peers'.
+    /// Open connections: those that this transport opened and those of peers.
     #[must_use]
     pub const fn connections(&self) -> usize {
-        self.io.lanes()
+        self.io.connections()
     }
 
-    /// Slices that were accepted and have not completed, and cancelled ones of which a lane still owes an
-    /// answer.
+    /// Slices that were accepted and have not completed, and cancelled slices that still wait for an answer
+    /// on a connection.
     #[must_use]
     pub fn slices_in_flight(&self) -> usize {
         self.initiator.slices_in_flight()
     }
 
-    /// The parts, and what they are lent.
+    /// The parts, and the context that they borrow.
     fn split(&mut self) -> (&mut Initiator, &mut Target, &mut Peers, Context<'_>) {
         let Self { io, initiator, target, peers, regions, timers, config, .. } = self;
         (initiator, target, peers, Context { config, io, regions, timers })
     }
 }
 
-/// Whose turn it is in `poll`.
+/// The steps of `poll`.
 impl TcpTransport {
-    /// Takes in the ends of hops, and sets going what waits for slots. Host memory needs none of it.
+    /// Takes in hops that have ended, and starts what waits for staging slots. Transports without device
+    /// memory never call it.
     #[cold]
     #[inline(never)]
-    fn stage(&mut self) {
+    fn run_staging(&mut self) {
         let (initiator, target, peers, mut cx) = self.split();
-        target.stage(&mut cx);
-        initiator.stage(peers, &mut cx);
+        target.run_staging(&mut cx);
+        initiator.run_staging(peers, &mut cx);
     }
 
     fn feed(&mut self) {
@@ -163,26 +163,26 @@ impl TcpTransport {
         let (_, target, _, mut cx) = self.split();
         target.begin_poll(&mut cx);
         #[cfg(feature = "uring")]
-        if self.io.tells_changes() {
+        if self.io.reports_changes() {
             self.drive_changes();
             return;
         }
         if self.io.asks(self.timers.polls()) {
             self.drive_ready();
         } else {
-            self.drive_hot();
+            self.drive_active();
         }
     }
 
     fn drive(&mut self, name: u64, reading: Reading, writable: bool) {
         let (initiator, target, peers, mut cx) = self.split();
-        match LaneName::of(name) {
-            LaneName::Own(name) => initiator.drive(name, reading, writable, peers, &mut cx),
-            LaneName::Peer(name) => target.drive(name, reading, writable, &mut cx),
+        match ConnectionName::of(name) {
+            ConnectionName::Own(name) => initiator.drive(name, reading, writable, peers, &mut cx),
+            ConnectionName::Peer(name) => target.drive(name, reading, writable, &mut cx),
         }
     }
 
-    /// Asks the system who is ready, and works on those.
+    /// Asks the poller which connections are ready, and works on those.
     fn drive_ready(&mut self) {
         for at in 0..self.io.ready() {
             if let Some(event) = self.io.event(at) {
@@ -191,20 +191,20 @@ impl TcpTransport {
         }
     }
 
-    /// Works on the lanes that had something to say a moment ago, without asking first.
-    fn drive_hot(&mut self) {
+    /// Works on the active connections without asking the poller.
+    fn drive_active(&mut self) {
         let (initiator, target, peers, mut cx) = self.split();
         let mut at = 0;
-        while let Some(name) = cx.io.hot(at) {
-            let warm = match LaneName::of(name) {
-                LaneName::Own(own) => initiator.drive_hot(own, peers, &mut cx),
-                LaneName::Peer(peer) => target.drive_hot(peer, &mut cx),
+        while let Some(name) = cx.io.active(at) {
+            let active = match ConnectionName::of(name) {
+                ConnectionName::Own(own) => initiator.drive_active(own, peers, &mut cx),
+                ConnectionName::Peer(peer) => target.drive_active(peer, &mut cx),
             };
-            at = cx.io.had_turn(at, name, warm);
+            at = cx.io.had_turn(at, name, active);
         }
     }
 
-    /// Looks at every deadline.
+    /// Checks every deadline.
     fn run_timers(&mut self) {
         self.timers.looking();
         let mut next = Earliest::default();
@@ -216,65 +216,65 @@ impl TcpTransport {
     }
 }
 
-/// Turns where the poller tells changes.
+/// The steps of `poll` with a driver that reports changes.
 #[cfg(feature = "uring")]
 impl TcpTransport {
-    /// Takes in what has changed, and reads all lanes that have something in as few system calls as there can
-    /// be.
+    /// Takes in the changes, and reads all connections that have something to read, in as few system calls as
+    /// possible.
     fn drive_changes(&mut self) {
         for at in 0..self.io.ready() {
             let Some(event) = self.io.event(at) else { continue };
             if event.finished {
-                match LaneName::of(event.token) {
-                    LaneName::Own(name) => self.initiator.set_finished(name),
-                    LaneName::Peer(name) => self.target.set_finished(name),
+                match ConnectionName::of(event.token) {
+                    ConnectionName::Own(name) => self.initiator.set_finished(name),
+                    ConnectionName::Peer(name) => self.target.set_finished(name),
                 }
             }
             if event.writable {
                 self.drive(event.token, Reading::No, true);
             }
             if event.readable {
-                self.io.add_hot(event.token);
+                self.io.add_active(event.token);
             }
         }
         let mut from = 0;
-        while self.io.hot(from).is_some() {
+        while self.io.active(from).is_some() {
             from += self.receive_from(from);
         }
         let (initiator, target) = (&self.initiator, &self.target);
-        let more = self.io.keep_hot(|name| match LaneName::of(name) {
-            LaneName::Own(name) => initiator.is_hot(name),
-            LaneName::Peer(name) => target.is_hot(name),
+        let more = self.io.retain_active(|name| match ConnectionName::of(name) {
+            ConnectionName::Own(name) => initiator.is_active(name),
+            ConnectionName::Peer(name) => target.is_active(name),
         });
         self.timers.wake_if(more);
     }
 
-    /// Receives for the hot lanes from place `from` on in one system call, and works on them. Returns how
-    /// many they are.
+    /// Receives for the active connections from position `from` on in one system call, and works on them.
+    /// Returns their number.
     fn receive_from(&mut self, from: usize) -> usize {
         let Self { io, initiator, target, .. } = self;
         let mut group = [0; JOBS_MAX];
-        let count = io.hot_from(from).len();
-        group[..count].copy_from_slice(io.hot_from(from));
+        let count = io.active_from(from).len();
+        group[..count].copy_from_slice(io.active_from(from));
         let group = &group[..count];
         let (mut own, mut theirs) = ([0; JOBS_MAX], [0; JOBS_MAX]);
         let mut jobs = [const { None }; JOBS_MAX];
         let receives = initiator.receives(group, &mut own).chain(target.receives(group, &mut theirs));
         for (name, job) in receives {
-            // Lanes are worked on in the order in which they had something to say.
+            // Connections are worked on in the order in which they became active.
             if let Some(at) = group.iter().position(|&member| member == name) {
                 jobs[at] = Some(job);
             }
         }
         io.receive_all(&mut jobs);
         let ends = jobs.map(|job| job.map(|job| (job.offered, job.result)));
-        // All are taken in before one is worked on: serving one lane may concern another.
+        // All results are taken in before one connection is worked on, because serving one may close another.
         let mut arrived = [const { None }; JOBS_MAX];
         for ((&name, end), to) in group.iter().zip(ends).zip(&mut arrived) {
             let Some((offered, result)) = end else { continue };
-            *to = match LaneName::of(name) {
-                LaneName::Own(name) => initiator.arrived(name, offered, result),
-                LaneName::Peer(name) => target.arrived(name, offered, result),
+            *to = match ConnectionName::of(name) {
+                ConnectionName::Own(name) => initiator.arrived(name, offered, result),
+                ConnectionName::Peer(name) => target.arrived(name, offered, result),
             };
         }
         for (&name, reading) in group.iter().zip(arrived) {
@@ -286,39 +286,39 @@ impl TcpTransport {
     }
 }
 
-/// For tests of this crate and of those that use it.
+/// For tests of this crate and of crates that use it.
 #[cfg(feature = "testkit")]
 impl TcpTransport {
-    /// Closes every connection, own and peers', in mid-frame if need be. Slices on them end as when a
-    /// connection breaks; what is submitted later opens new ones.
+    /// Closes every connection, even in the middle of a frame. Slices on them end as when a connection
+    /// breaks; slices submitted later open new ones.
     pub fn close_connections(&mut self) {
         let (initiator, target, peers, mut cx) = self.split();
-        initiator.close_lanes(peers, &mut cx);
-        target.close_lanes(&mut cx);
+        initiator.close_connections(peers, &mut cx);
+        target.close_connections(&mut cx);
     }
 
-    /// Slots that slices and peers' operations on memory of devices have at this moment.
+    /// Staging slots that own slices and peers' operations hold at this moment.
     #[must_use]
-    pub fn slots_out(&self) -> usize {
-        self.initiator.slots_out() + self.target.slots_out()
+    pub fn slots_taken(&self) -> usize {
+        self.initiator.slots_taken() + self.target.slots_taken()
     }
 
-    /// How many slices of this transport use region `id` at this moment, and how many payloads of peers do.
+    /// How many slices of this transport and how many payloads of peers use region `id` at this moment.
     ///
     /// # Errors
     /// `NotFound`, `Stale`.
-    pub fn region_users(&self, id: RegionId) -> Result<RegionUsers, Error> {
-        self.regions.find(id).map(|region| RegionUsers { own: region.pins, peers: region.ext.peers })
+    pub fn region_pins(&self, id: RegionId) -> Result<RegionPins, Error> {
+        self.regions.find(id).map(|region| RegionPins { own: region.pins, peers: region.ext.peers })
     }
 }
 
 /// What uses a region at one moment.
 #[cfg(feature = "testkit")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionUsers {
+pub struct RegionPins {
     /// Slices of the transport that registered it.
     pub own: u32,
-    /// Payloads of peers on their way into it or out of it.
+    /// Payloads of peers that are being moved into it or out of it.
     pub peers: u32,
 }
 
@@ -350,7 +350,7 @@ impl Memory for TcpTransport {
             self.stages = true;
             staging::check(&**devices, span)?;
         }
-        // What no peer may reach needs no key: its rights refuse them all.
+        // A region that no peer may reach needs no key: its rights refuse every peer.
         let key = if access.is_remote() { random_u64().map_err(|error| error_of(&error))? } else { 0 };
         // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it
         // does only when no operation, own or a peer's, holds the memory or a part of it.
@@ -366,7 +366,8 @@ impl Memory for TcpTransport {
         }
         if region.ext.peers > 0 {
             if !region.closing {
-                // New operations of peers are refused from here on; those that run get until the next call.
+                // New operations of peers are refused from here on; those that run may continue until the
+                // next call.
                 if let Some(region) = self.regions.get_mut(id.index) {
                     region.closing = true;
                 }
@@ -426,13 +427,14 @@ impl Transport for TcpTransport {
     }
 
     fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
-        // When we ourselves were away, the peers' silence is not their fault.
+        // While this process did not poll, the peers' answers could not be received: their silence does not
+        // count.
         if self.timers.absence(now, self.config.peer_silence_ms_max).is_some() {
             self.peers.forgive(now);
         }
         self.timers.begin(now);
         if self.stages {
-            self.stage();
+            self.run_staging();
         }
         self.feed();
         self.drive_all();
@@ -444,7 +446,7 @@ impl Transport for TcpTransport {
             self.run_timers();
         }
         if self.stages {
-            self.stage();
+            self.run_staging();
         }
         self.feed();
         self.initiator.fetch(out)
@@ -467,12 +469,13 @@ impl Transport for TcpTransport {
         initiator.cancel(token, peers, &mut cx)
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, remote: RemoteRegionId) -> Result<(), Error> {
         let (initiator, _, peers, mut cx) = self.split();
-        initiator.fence(token, segment, peers, &mut cx)
+        initiator.fence(token, remote, peers, &mut cx)
     }
 
-    /// True as well for one whose last lane was closed from here because it was idle: it may be alive.
+    /// Also true for a peer whose last connection this target closed because it was idle: the peer may be
+    /// alive.
     fn is_connected(&self, peer: u64) -> bool {
         peer != 0 && self.target.has_peer(peer)
     }
@@ -483,11 +486,11 @@ impl Transport for TcpTransport {
     }
 }
 
-/// Whether the CPU can touch it.
+/// Whether the CPU can access the memory.
 const fn is_host(span: MemSpan) -> bool {
     span.location().kind().contains(MemoryKinds::HOST)
 }
 
-/// An owner may hand it to another thread.
+/// A caller may move the transport to another thread.
 const fn is_send<T: Send>() {}
 const _: () = is_send::<TcpTransport>();

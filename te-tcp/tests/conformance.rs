@@ -1,4 +1,4 @@
-//! The contract's conformance suite over loopback.
+//! Runs the contract's conformance suite over loopback.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use te_tcp::{Config, TcpTransport};
 #[global_allocator]
 static ALLOCATOR: CountingAlloc<std::alloc::System> = CountingAlloc::new(std::alloc::System);
 
-/// Pairs of transports on this machine.
+/// Opens pairs of transports on this machine.
 struct Loopback(Config);
 
 impl Loopback {
@@ -22,7 +22,7 @@ impl Loopback {
 impl Harness for Loopback {
     fn pair(&mut self) -> Box<dyn Pair + '_> {
         let (initiator, target) = (self.open(), self.open());
-        let restart = Self(Config { bind: target.local_addr(), ..self.0.clone() });
+        let restart = Self(Config { bind: target.local_address(), ..self.0.clone() });
         let config = EndsConfig { patience: Duration::from_secs(10), late_max: Duration::from_millis(30) };
         Box::new(Ends::new(initiator, target, restart, config))
     }
@@ -44,7 +44,7 @@ impl Fabric for Loopback {
     }
 }
 
-/// The suite's longest slices, short limits.
+/// The longest slices of the suite, and short time limits.
 fn plain() -> Config {
     Config {
         peer_silence_ms_max: 1_000,
@@ -54,7 +54,7 @@ fn plain() -> Config {
     }
 }
 
-mod plain_lane {
+mod plain_connection {
     te_core::conformance_tests!(
         super::Loopback(super::plain()),
         skips[a_slice_off_the_granule_is_refused_before_a_byte_moves]
@@ -69,10 +69,10 @@ mod with_checksums {
     );
 }
 
-mod many_lanes_and_small_pieces {
+mod many_connections_and_small_pieces {
     use te_tcp::Config;
     te_core::conformance_tests!(
-        super::Loopback(Config { lanes: 4, piece_bytes_max: 4_096, ..super::plain() }),
+        super::Loopback(Config { connections: 4, piece_bytes_max: 4_096, ..super::plain() }),
         skips[a_slice_off_the_granule_is_refused_before_a_byte_moves]
     );
 }
@@ -83,7 +83,7 @@ mod tight_buffers {
         super::Loopback(Config {
             send_buffer_bytes: Some(32_768),
             receive_buffer_bytes: Some(65_536),
-            aside_bytes_max: 0,
+            detached_bytes_max: 0,
             ..super::plain()
         }),
         skips[a_slice_off_the_granule_is_refused_before_a_byte_moves]
@@ -98,17 +98,17 @@ mod uring {
         Config { driver: Driver::Uring, ..super::plain() }
     }
 
-    mod plain_lane {
+    mod plain_connection {
         te_core::conformance_tests!(
             super::super::Loopback(super::ring()),
             skips[a_slice_off_the_granule_is_refused_before_a_byte_moves]
         );
     }
 
-    mod many_lanes_with_checksums {
+    mod many_connections_with_checksums {
         use te_tcp::Config;
         te_core::conformance_tests!(
-            super::super::Loopback(Config { lanes: 4, checksum: true, ..super::ring() }),
+            super::super::Loopback(Config { connections: 4, checksum: true, ..super::ring() }),
             skips[a_slice_off_the_granule_is_refused_before_a_byte_moves]
         );
     }
@@ -119,7 +119,7 @@ mod uring {
             super::super::Loopback(Config {
                 send_buffer_bytes: Some(32_768),
                 receive_buffer_bytes: Some(65_536),
-                aside_bytes_max: 0,
+                detached_bytes_max: 0,
                 ..super::ring()
             }),
             skips[a_slice_off_the_granule_is_refused_before_a_byte_moves]

@@ -1,4 +1,5 @@
-//! `kill -9` of a target in the middle of a thousand slices. The target is this test binary once more.
+//! `kill -9` of a target in the middle of a thousand slices. The target is this test binary, started once
+//! more.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -6,14 +7,15 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-use common::{Process, SEGMENT, bytes_of, drive, finish, hex, kind, pair, read, write};
+use common::{Process, REMOTE, bytes_of, drive, finish, hex, kind, pair, read, write};
 use te_core::{ErrorKind, Outcome, RemoteOffset, RemoteRegionId, Slice};
 use te_tcp::Config;
 
 const TARGET: &str = "SNOWSKIN_TEST_TARGET";
 const BYTES: usize = 8 << 20;
 
-/// Serves until it is killed, when it is asked to be the target; else there is nothing to test here.
+/// Serves until it is killed, when the environment says that this process is the target; otherwise it tests
+/// nothing.
 #[test]
 fn target_process() {
     if std::env::var_os(TARGET).is_none() {
@@ -45,9 +47,9 @@ fn start_target() -> (Process, Vec<u8>) {
 
 #[test]
 fn every_slice_ends_once_when_the_target_is_killed() {
-    for lanes in [1, 4] {
-        // Another peer that must not notice.
-        let config = Config { lanes, ..common::config() };
+    for connections in [1, 4] {
+        // Another peer, which must not be affected.
+        let config = Config { connections, ..common::config() };
         let (mut a, mut witness) = pair(&config, BYTES);
         let (mut process, blob) = start_target();
         let victim = RemoteRegionId::new(1, 1);
@@ -66,7 +68,7 @@ fn every_slice_ends_once_when_the_target_is_killed() {
         drive(&mut [&mut a], |node| node.done.len() > 50);
         process.0.kill().unwrap();
         process.0.wait().unwrap();
-        a.submit(&[Slice { remote: RemoteOffset::new(SEGMENT, 0), ..write(6_000, 0, 0, 8) }]);
+        a.submit(&[Slice { remote: RemoteOffset::new(REMOTE, 0), ..write(6_000, 0, 0, 8) }]);
         drive(&mut [&mut a, &mut witness], |node| node.done.len() == 1_002);
         assert!(a.ended(6_000).unwrap().result.is_ok(), "the other peer");
         let (mut applied, mut not_applied, mut unknown) = (0, 0, 0);
@@ -82,7 +84,9 @@ fn every_slice_ends_once_when_the_target_is_killed() {
                 assert!(slice.op == te_core::Op::Write || end.outcome == Outcome::NotApplied);
             }
         }
-        println!("{lanes} lanes: {applied} applied, {not_applied} not applied, {unknown} unknown");
+        println!(
+            "{connections} connections: {applied} applied, {not_applied} not applied, {unknown} unknown"
+        );
         assert!(applied >= 50 && not_applied > 0);
         assert_eq!(a.transport.slices_in_flight(), 0);
         te_core::Memory::detach(&mut a.transport, victim).unwrap();

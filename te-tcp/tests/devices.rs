@@ -1,4 +1,4 @@
-//! The contract's conformance suite over memory that the CPU cannot touch, at both ends and at one.
+//! Runs the contract's conformance suite over memory that the CPU cannot access, at both ends and at one end.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::cell::Cell;
@@ -18,7 +18,7 @@ static ALLOCATOR: CountingAlloc<std::alloc::System> = CountingAlloc::new(std::al
 const HERE: Location = Location::Device(GpuVendor::Nvidia, 0);
 const THERE: Location = Location::Device(GpuVendor::Amd, 1);
 
-/// Memory at each end: a device's where there is one, and the host's.
+/// Memory of the devices at both ends, where there are any, and the host's.
 #[derive(Clone)]
 struct Memories {
     initiator: Option<FakeDevices>,
@@ -34,22 +34,22 @@ impl Memories {
 impl PeekPoke for Memories {
     #[allow(unsafe_code, reason = "the suite's promise about the span is passed on")]
     unsafe fn peek(&self, span: MemSpan, out: &mut [u8]) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller gives the same promise.
         unsafe { self.of(span.location()).unwrap().peek(span, out) }
     }
 
     #[allow(unsafe_code, reason = "the suite's promise about the span is passed on")]
     unsafe fn poke(&self, span: MemSpan, bytes: &[u8]) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller gives the same promise.
         unsafe { self.of(span.location()).unwrap().poke(span, bytes) }
     }
 }
 
-/// Pairs of transports on this machine, with devices.
+/// Opens pairs of transports on this machine, with devices.
 struct Devices {
     config: Config,
     staging: FakeStaging,
-    /// Which ends have one.
+    /// Whether initiator and target have a device.
     ends: (bool, bool),
     seed: Cell<u64>,
 }
@@ -78,7 +78,7 @@ impl Harness for Devices {
             Memories { initiator: self.device(HERE, self.ends.0), target: self.device(THERE, self.ends.1) };
         let initiator = open(self.config.clone(), memories.initiator.as_ref());
         let target = open(self.config.clone(), memories.target.as_ref());
-        let config = Config { bind: target.local_addr(), ..self.config.clone() };
+        let config = Config { bind: target.local_address(), ..self.config.clone() };
         let restart = Restart { config, devices: memories.target.clone() };
         let limits = EndsConfig { patience: Duration::from_secs(20), late_max: Duration::from_millis(30) };
         Box::new(OnDevices { ends: Ends::new(initiator, target, restart, limits), memories })
@@ -106,7 +106,7 @@ impl Fabric for Restart {
     }
 }
 
-/// A pair whose memory is where the devices are.
+/// A pair whose memory is on the devices.
 struct OnDevices {
     ends: Ends<Restart>,
     memories: Memories,
@@ -185,7 +185,7 @@ fn plain() -> Config {
     }
 }
 
-/// So few slots that nearly everything waits for one, and an odd length.
+/// So few slots that nearly every piece waits for one, and a length that divides nothing.
 const TINY: FakeStaging = FakeStaging { slots: 2, slot_bytes: 3_001, hops_max: 1, polls_max: 5 };
 
 macro_rules! on_devices {
@@ -205,7 +205,7 @@ on_devices!(both_ends, plain(), FakeStaging::default(), (true, true), skips [
     a_peer_reads_what_was_written_through_a_volatile_span,
 ]);
 
-on_devices!(few_small_slots, Config { lanes: 4, slice_bytes_max: 1 << 20, ..plain() }, TINY, (true, true), skips [
+on_devices!(few_small_slots, Config { connections: 4, slice_bytes_max: 1 << 20, ..plain() }, TINY, (true, true), skips [
     a_slice_off_the_granule_is_refused_before_a_byte_moves,
     a_caller_driven_transport_releases_memory_in_the_next_poll,
     what_a_peer_writes_shows_through_a_volatile_span,

@@ -1,4 +1,4 @@
-//! Fences of an initiator, towards a target that answers when the test says so.
+//! Fences of an initiator, towards a target that the test plays: it answers when the test decides.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -7,28 +7,28 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use common::raw::export_of;
-use common::{Node, PATIENCE, SEGMENT, write};
+use common::{Node, REMOTE, eventually, write};
 use te_core::{Completion, Memory, Token, Transport};
 use te_tcp::Config;
 use te_tcp::frame::{self, Header, Kind, PROTOCOL, Request, Step};
 use zerocopy::IntoBytes;
 
-/// The target's end of one lane.
-struct Lane {
+/// The target's end of one connection.
+struct Connection {
     stream: TcpStream,
     bytes: Vec<u8>,
     greeted: bool,
     writes: usize,
-    /// The ids of the FENCE frames that have come.
+    /// The ids of the FENCE frames that have arrived.
     fences: Vec<u64>,
 }
 
-impl Lane {
-    fn say(&mut self, parts: &[&[u8]]) {
+impl Connection {
+    fn send(&mut self, parts: &[&[u8]]) {
         self.stream.write_all(&parts.concat()).unwrap();
     }
 
-    fn hear(&mut self) {
+    fn receive(&mut self) {
         let mut more = [0; 4_096];
         loop {
             match self.stream.read(&mut more) {
@@ -43,12 +43,12 @@ impl Lane {
         }
     }
 
-    /// Takes in one frame; returns its bytes.
+    /// Takes in one frame; returns its length.
     fn take(&mut self) -> Option<usize> {
         if !self.greeted {
             let Step::Frame(_, used) = frame::parse_hello(&self.bytes).unwrap() else { return None };
             self.greeted = true;
-            self.say(&[PROTOCOL.welcome(0, 5, 1 << 30).as_bytes()]);
+            self.send(&[PROTOCOL.welcome(0, 5, 1 << 30).as_bytes()]);
             return Some(used);
         }
         let Step::Frame(request, head) = frame::parse_request(&self.bytes).unwrap() else { return None };
@@ -71,65 +71,67 @@ impl Lane {
 
 struct Target {
     listener: TcpListener,
-    lanes: Vec<Lane>,
+    connections: Vec<Connection>,
 }
 
 impl Target {
     fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        Self { listener, lanes: Vec::new() }
+        Self { listener, connections: Vec::new() }
     }
 
-    /// Both sides go on until `done`.
+    /// Polls both sides until `done` returns true.
     fn drive(&mut self, a: &mut Node, what: &str, done: impl Fn(&Self, &Node) -> bool) {
-        let start = std::time::Instant::now();
-        while !done(self, a) {
-            assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
+        eventually(what, || {
             a.poll();
             if let Ok((stream, _)) = self.listener.accept() {
                 stream.set_nonblocking(true).unwrap();
-                let lane = Lane { stream, bytes: Vec::new(), greeted: false, writes: 0, fences: Vec::new() };
-                self.lanes.push(lane);
+                let connection =
+                    Connection { stream, bytes: Vec::new(), greeted: false, writes: 0, fences: Vec::new() };
+                self.connections.push(connection);
             }
-            self.lanes.iter_mut().for_each(Lane::hear);
-        }
+            self.connections.iter_mut().for_each(Connection::receive);
+            done(self, a)
+        });
     }
 }
 
 #[test]
-fn an_answer_from_before_a_lane_was_lost_ends_no_fence() {
-    let config = Config { lanes: 2, window_bytes_max: Some(4_096), ..common::config() };
+fn an_answer_from_before_a_connection_was_lost_ends_no_fence() {
+    let config = Config { connections: 2, window_bytes_max: Some(4_096), ..common::config() };
     let mut target = Target::new();
     let mut a = common::node(config, 8_192);
-    a.transport.attach(SEGMENT, &export_of(&target.listener)).unwrap();
+    a.transport.attach(REMOTE, &export_of(&target.listener)).unwrap();
 
-    // The first WRITE fills the window of the first lane, so the second one opens another.
+    // The first WRITE fills the window of the first connection, so the second WRITE opens another.
     a.submit(&[write(1, 0, 0, 4_096)]);
-    target.drive(&mut a, "the first lane has a WRITE", |target, _| {
-        target.lanes.first().is_some_and(|lane| lane.writes == 1)
+    target.drive(&mut a, "the first connection has a WRITE", |target, _| {
+        target.connections.first().is_some_and(|connection| connection.writes == 1)
     });
     a.submit(&[write(2, 4_096, 0, 4_096)]);
-    target.drive(&mut a, "the second lane has one", |target, _| {
-        target.lanes.get(1).is_some_and(|lane| lane.writes == 1)
+    target.drive(&mut a, "the second connection has one", |target, _| {
+        target.connections.get(1).is_some_and(|connection| connection.writes == 1)
     });
-    a.transport.fence(Token(3), SEGMENT).unwrap();
-    target.drive(&mut a, "both lanes have a FENCE", |target, _| {
-        target.lanes.iter().all(|lane| lane.fences.len() == 1)
+    a.transport.fence(Token(3), REMOTE).unwrap();
+    target.drive(&mut a, "both connections have a FENCE", |target, _| {
+        target.connections.iter().all(|connection| connection.fences.len() == 1)
     });
 
-    // The second lane is lost. What the target has of it unread is not covered by the first FENCE, which
-    // names that lane as one that is in use.
-    drop(target.lanes.pop());
-    target.drive(&mut a, "the first lane has another FENCE", |target, _| target.lanes[0].fences.len() == 2);
-    let lane = &mut target.lanes[0];
-    let (first, second) = (lane.fences[0], lane.fences[1]);
-    lane.say(&[Header::new(Kind::FenceAck, 0, 0, first).as_bytes()]);
-    lane.say(&[Header::new(Kind::Ack, 0, 1, 0).as_bytes(), &0_u32.to_le_bytes()]);
+    // The second connection is lost. What the target has of it unread is not covered by the first FENCE,
+    // which lists that connection as one in use.
+    drop(target.connections.pop());
+    target.drive(&mut a, "the first connection has another FENCE", |target, _| {
+        target.connections[0].fences.len() == 2
+    });
+    let connection = &mut target.connections[0];
+    let (first, second) = (connection.fences[0], connection.fences[1]);
+    connection.send(&[Header::new(Kind::FenceAck, 0, 0, first).as_bytes()]);
+    connection.send(&[Header::new(Kind::Ack, 0, 1, 0).as_bytes(), &0_u32.to_le_bytes()]);
     target.drive(&mut a, "the WRITE behind the answer has ended", |_, a| a.ended(1).is_some());
-    assert_eq!(a.ended(3), None, "the target has not dropped the lost lane");
+    assert_eq!(a.ended(3), None, "the target has not dropped the lost connection");
 
-    target.lanes[0].say(&[Header::new(Kind::FenceAck, 0, 0, second).as_bytes()]);
+    target.connections[0].send(&[Header::new(Kind::FenceAck, 0, 0, second).as_bytes()]);
     target.drive(&mut a, "the fence has ended", |_, a| a.ended(3).is_some());
     assert_eq!(a.ended(3), Some(Completion::applied(Token(3))));
 }

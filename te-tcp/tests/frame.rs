@@ -1,4 +1,5 @@
-//! The wire protocol as pure functions: what is written is parsed back, and no bytes make a parser misbehave.
+//! The wire protocol as pure functions: a written frame parses back to itself, and no bytes make a parser
+//! misbehave.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::net::IpAddr;
@@ -22,8 +23,8 @@ fn operation() -> impl Strategy<Value = Operation> {
     })
 }
 
-/// A parser asks for more until it has all, gives the same frame with anything behind it, and takes just its
-/// head.
+/// Checks that a parser needs more bytes until the frame is complete, returns the same frame whatever follows
+/// it, and reports the length of its head.
 fn check<T: PartialEq + std::fmt::Debug>(
     bytes: &[u8],
     parse: impl Fn(&[u8]) -> Result<Step<T>, FrameError>,
@@ -66,12 +67,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_hello_comes_back(lane: u16, lane_generation: u32, session: u64, initiator: u64, target: u64, identity in 1_u64..) {
+    fn a_hello_comes_back(connection: u16, connection_generation: u32, session: u64, initiator: u64, target: u64, identity in 1_u64..) {
         let hello = Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
-            lane: U16::new(lane),
-            lane_generation: U32::new(lane_generation),
+            connection: U16::new(connection),
+            connection_generation: U32::new(connection_generation),
             session: U64::new(session),
             initiator: U64::new(initiator),
             target: U64::new(target),
@@ -126,25 +127,25 @@ proptest! {
     }
 
     #[test]
-    fn fences_and_pings_come_back(fence: u64, lanes in prop::collection::vec(any::<(u16, u32)>(), 1..=ENTRIES_MAX)) {
-        let entries: Vec<LaneEntry> = lanes
+    fn fences_and_pings_come_back(fence: u64, connections in prop::collection::vec(any::<(u16, u32)>(), 1..=ENTRIES_MAX)) {
+        let entries: Vec<ConnectionEntry> = connections
             .iter()
-            .map(|&(lane, generation)| LaneEntry {
-                lane: lane.into(),
+            .map(|&(connection, generation)| ConnectionEntry {
+                connection: connection.into(),
                 reserved: U16::ZERO,
                 generation: generation.into(),
             })
             .collect();
-        let bytes = [Header::new(Kind::Fence, 0, lanes.len() as u16, fence).as_bytes(), entries.as_bytes()].concat();
-        check_borrowed!(bytes, parse_request, Request::Fence { id, lanes } if id == fence && lanes == entries);
+        let bytes = [Header::new(Kind::Fence, 0, connections.len() as u16, fence).as_bytes(), entries.as_bytes()].concat();
+        check_borrowed!(bytes, parse_request, Request::Fence { id, connections } if id == fence && connections == entries);
         check_borrowed!(Header::new(Kind::Ping, 0, 0, fence).as_bytes().to_vec(), parse_request,
             Request::Ping { id } if id == fence);
         check_borrowed!(Header::new(Kind::FenceAck, 0, 0, fence).as_bytes().to_vec(), parse_response,
             Response::FenceAck { id } if id == fence);
         check_borrowed!(Header::new(Kind::Pong, 0, 0, fence).as_bytes().to_vec(), parse_response,
             Response::Pong { id } if id == fence);
-        check_borrowed!(Header::new(Kind::Retired, 0, 0, fence).as_bytes().to_vec(), parse_response,
-            Response::Retired { next } if next == fence);
+        check_borrowed!(Header::new(Kind::GoAway, 0, 0, fence).as_bytes().to_vec(), parse_response,
+            Response::GoAway { next } if next == fence);
     }
 
     #[test]
@@ -176,7 +177,7 @@ proptest! {
         let _ = parse_hello(&bytes);
         let _ = parse_welcome(&bytes);
         let _ = parse_export(&bytes);
-        // Bytes that begin like a frame get further.
+        // Bytes that begin like a frame reach more of the parser.
         let mut header = Header::read_from_bytes(&[0; 16]).unwrap();
         header.kind = kind;
         header.count = count.into();
@@ -193,7 +194,7 @@ proptest! {
 }
 
 #[test]
-fn what_must_not_be_is_named() {
+fn wrong_bytes_are_refused_with_the_reason() {
     let header = |kind, flags, count| Header { kind, ..Header::new(Kind::Read, flags, count, 0) };
     assert_eq!(parse_request(header(1, 0, 0).as_bytes()), Err(FrameError::Count(0)));
     assert_eq!(parse_request(header(2, 0, 65).as_bytes()), Err(FrameError::Count(65)));

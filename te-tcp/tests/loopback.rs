@@ -1,4 +1,4 @@
-//! Bytes from here to there and back, over real sockets on this machine.
+//! Bytes are written to another transport and read back, over real sockets on this machine.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -8,7 +8,7 @@ use te_core::{Completion, Op, Token, Transport};
 use te_tcp::Config;
 
 fn configs() -> Vec<Config> {
-    let small = Config { piece_bytes_max: 4_096, lanes: 3, ..common::config() };
+    let small = Config { piece_bytes_max: 4_096, connections: 3, ..common::config() };
     vec![
         common::config(),
         Config { checksum: true, ..common::config() },
@@ -37,12 +37,12 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn many_small_slices_of_both_kinds_share_a_lane() {
+fn many_small_slices_of_both_kinds_share_a_connection() {
     for config in configs() {
         let (mut a, mut b) = pair(&config, 1 << 20);
         a.memory.paint(1);
         b.memory.paint(2);
-        // Even blocks go there, odd ones come here.
+        // Even chunks are written there, odd ones are read from there.
         let slices: Vec<_> = (0..1_024_u64)
             .map(|i| {
                 let op = if i % 2 == 0 { Op::Write } else { Op::Read };
@@ -68,7 +68,7 @@ fn many_small_slices_of_both_kinds_share_a_lane() {
 fn a_transport_reaches_its_own_regions() {
     let mut a = common::node(common::config(), 1 << 16);
     let blob = a.export();
-    te_core::Memory::attach(&mut a.transport, common::SEGMENT, &blob).unwrap();
+    te_core::Memory::attach(&mut a.transport, common::REMOTE, &blob).unwrap();
     a.memory.set(0, b"to myself");
     a.submit(&[write(1, 0, 1_000, 9)]);
     assert!(finish(&mut [&mut a], 1).result.is_ok());
@@ -82,7 +82,7 @@ fn a_drained_transport_leaves_its_event_source_quiet() {
     a.submit(&slices);
     drive(&mut [&mut a, &mut b], |node| node.done.len() == 64);
     for node in [&mut a, &mut b] {
-        // Heat is no reason to be readable, and neither is an empty lane.
+        // Neither an active connection nor an empty one makes it readable.
         node.poll();
         node.poll();
         let fd = node.transport.event_source().unwrap().0;
@@ -93,7 +93,7 @@ fn a_drained_transport_leaves_its_event_source_quiet() {
 }
 
 #[test]
-fn more_is_asked_for_than_the_windows_hold() {
+fn more_is_requested_than_the_windows_hold() {
     for op in [Op::Read, Op::Write] {
         let (mut a, mut b) = pair(&common::config(), 16 << 20);
         a.memory.paint(1);

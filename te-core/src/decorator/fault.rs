@@ -12,6 +12,7 @@ use crate::{
 
 /// How often each fault happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FaultConfig {
     /// Calls of `submit` that accept nothing, per million.
     pub submit_refused_ppm: u32,
@@ -43,6 +44,7 @@ impl Default for FaultConfig {
 
 /// The number of faults that a [`Fault`] has caused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FaultCounters {
     /// Calls of `submit` that were refused.
     pub submits_refused: u64,

@@ -10,13 +10,13 @@ use crate::{Completion, Error, ErrorKind, Instant, Op, RegionId, RemoteRegionId,
 #[derive(Debug)]
 pub(super) struct Held {
     ledger: Ledger,
-    held: Vec<Held>,
+    held: Vec<Waiting>,
     slices_max: usize,
     fences: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct Waiting {
     due: Instant,
     completion: Completion,
     entry: Entry,
@@ -82,7 +82,7 @@ impl Held {
     }
 
     pub(super) fn hold(&mut self, entry: Entry, completion: Completion, due: Instant) {
-        self.held.push(Held { due, completion, entry });
+        self.held.push(Waiting { due, completion, entry });
     }
 
     /// Writes the completions that are due into `out`.

@@ -13,7 +13,9 @@
 //! last 256 events.
 //! let slow = Throttle::new(sim, 1_000_000_000, 1 << 20);
 //! let late = Delay::new(slow, Duration::from_micros(50));
-//! let lossy = Fault::new(late, 7, FaultConfig { slice_dropped_ppm: 1_000, ..FaultConfig::default() });
+//! let mut faults = FaultConfig::default();
+//! faults.slice_dropped_ppm = 1_000;
+//! let lossy = Fault::new(late, 7, faults);
 //! let rail = Trace::new(lossy, 256);
 //! assert_eq!(rail.name(), "sim");
 //! ```

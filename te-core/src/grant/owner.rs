@@ -147,11 +147,11 @@ impl<L: Rows> Owner<L> {
         let mut all_out = true;
         for (index, slot) in self.peers.iter_mut().enumerate() {
             let Some(holder) = slot else { continue };
-            let tell = |row| {
+            let announce = |row| {
                 let message = Message::Revoked { row };
                 self.effects.push_back(OwnerEffect::Send { peer: index as u32, message });
             };
-            all_out &= holder.revoke(Revoked::Region, |grant| grant.region == id, tell);
+            all_out &= holder.revoke(Revoked::Region, |grant| grant.region == id, announce);
         }
         all_out
     }
@@ -357,7 +357,7 @@ impl<L: Rows> Owner<L> {
 impl<L: Rows> Holder<L> {
     /// Revokes the grants that `of` chooses, and marks the rows that were not revoked before. Returns whether
     /// none of them is in use.
-    fn revoke(&mut self, why: Revoked, of: impl Fn(&Grant) -> bool, mut tell: impl FnMut(u32)) -> bool {
+    fn revoke(&mut self, why: Revoked, of: impl Fn(&Grant) -> bool, mut announce: impl FnMut(u32)) -> bool {
         let Some(rows) = &self.rows else { return true };
         let mut all_out = true;
         for (row, grant) in self.grants.iter_mut().enumerate() {
@@ -365,7 +365,7 @@ impl<L: Rows> Holder<L> {
             grant.quiet = rows.revoke(row as u32, why);
             all_out &= grant.quiet;
             if !core::mem::replace(&mut grant.revoked, true) {
-                tell(row as u32);
+                announce(row as u32);
             }
         }
         all_out

@@ -123,7 +123,7 @@ fn a_peer_that_uses_a_region_is_waited_for_until_it_is_out_or_gone() {
 }
 
 #[test]
-fn an_expelled_peer_is_gone_once_it_is_out_and_comes_back_in_vain() {
+fn an_expelled_peer_is_gone_once_it_is_out_and_is_refused_when_it_comes_back() {
     let mut owner = owner();
     let (peer, rows) = welcome(&mut owner, 7);
     let (other, _) = welcome(&mut owner, 8);

@@ -236,7 +236,7 @@ impl Rail {
     }
 
     /// It gets slices without being tried: the next try, if one is needed, is soon.
-    pub(super) fn rests(&mut self) {
+    pub(super) fn reset_probe(&mut self) {
         (self.probe_at, self.probe_wait_ns) = (Instant::ZERO, 0);
     }
 

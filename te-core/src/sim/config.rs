@@ -6,6 +6,7 @@ use crate::Features;
 
 /// One direction between two nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LinkConfig {
     /// The shortest time on the wire.
     pub latency_min: Duration,
@@ -51,6 +52,7 @@ impl LinkConfig {
 
 /// The whole fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SimConfig {
     /// The name of its transports; the rails of one `MultiTransport` need different names.
     pub name: &'static str,

@@ -475,22 +475,22 @@ mod wall_clock {
     #[derive(Clone, Copy, Debug)]
     pub struct WallClock {
         epoch: std::time::Instant,
-        rest: Duration,
+        pause: Duration,
     }
 
     impl WallClock {
-        /// A clock that starts now and sleeps for `rest` at each tick.
+        /// A clock that starts now and sleeps for `pause` at each tick.
         #[must_use]
-        pub fn new(rest: Duration) -> Self {
-            Self { epoch: std::time::Instant::now(), rest }
+        pub fn new(pause: Duration) -> Self {
+            Self { epoch: std::time::Instant::now(), pause }
         }
 
         /// The implementation of [`Pair::tick`](super::Pair::tick).
         #[must_use]
         pub fn tick(&self) -> Instant {
-            match self.rest.is_zero() {
+            match self.pause.is_zero() {
                 true => std::thread::yield_now(),
-                false => std::thread::sleep(self.rest),
+                false => std::thread::sleep(self.pause),
             }
             self.now()
         }

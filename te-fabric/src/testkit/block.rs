@@ -1,6 +1,7 @@
 //! Memory under test: at a fixed address, without references to it.
 #![allow(unsafe_code, reason = "raw memory, so that no reference to bytes that a peer may write exists (L7)")]
 
+use te_core::testkit::pattern_at;
 use te_core::{MemSpan, VolatileSpan};
 
 /// Memory that stays where it is, and that is read and written only through volatile copies.
@@ -58,5 +59,5 @@ impl Drop for Block {
 /// `len` bytes from `offset` on of a pattern; each byte depends on its place and on the seed.
 #[must_use]
 pub fn pattern(seed: u8, offset: u64, len: usize) -> Vec<u8> {
-    (offset..offset + len as u64).map(|i| (i.wrapping_mul(31) ^ (i >> 8)) as u8 ^ seed).collect()
+    pattern_at(seed.into(), offset, len)
 }

@@ -4,6 +4,7 @@
 
 mod block;
 mod ends;
+mod export;
 mod node;
 mod process;
 mod wait;

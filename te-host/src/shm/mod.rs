@@ -1,4 +1,4 @@
-//! The fabric within one host: processes map each other's memory files and copy, one `memcpy` a slice.
+//! The fabric within one host: processes map each other's memory files and copy, one `memcpy` per slice.
 //!
 //! ```text
 //!      owner                                            peer
@@ -15,28 +15,28 @@
 //!        └─── Revoked{row} ──────────────────────────────► unmapped, Release{row}
 //! ```
 //!
-//! What is said, and what follows from it, is [`te_core::grant`]'s; here are the sockets, the files and the
-//! mappings.
+//! The messages and what follows from them are defined by [`te_core::grant`]; this module has the sockets,
+//! the files and the mappings.
 //!
-//! What holds, and what does not:
-//! * A region is handed out only for its key, and read-only in a way that the kernel enforces when the grant
-//!   is read-only.
-//! * After `deregister` returned `Ok`, no peer that runs this code touches the memory. A peer that died in
-//!   the middle of a copy does not block it: the kernel closes its socket after its memory is gone. A peer
-//!   that holds the key and runs other code can keep its mapping: on one host, the key is the trust.
-//! * A peer that is *expelled* loses all that it was granted, and is refused from then on by the identity
-//!   that it told. It is gone once no row of it is in use: one that is stopped in the middle of a copy is not
-//!   gone until it goes on, and steps out, or dies.
-//! * Any process of the host can connect to the listener. One that is granted nothing within 2 s is dropped,
-//!   one that reads no answers is not heard until it does, and a user other than the owner's (and root) has
-//!   64 connections at most.
-//! * While an owner that took longer than 2 s to grant a region has not done so, copies are `Unreachable` at
-//!   once, so that other fabrics take over. Its answer counts whenever it comes.
-//! * A process that forks without `exec` keeps its sockets open in the child. A child does not use them
-//!   ([`fork`](crate::fork)), and that a peer has died is known by its process as well as by its socket.
-//! * Only [`SharedMemory`] can be exported; other memory is a local side alone, and `export` says
-//!   `Unsupported`.
-//! * Abstract socket names belong to a network namespace: containers that share none do not reach each other.
+//! Guarantees and limits:
+//! * A region is granted only to a peer with its key. When the grant is read-only, the kernel enforces that.
+//! * After `deregister` has returned `Ok`, no peer that runs this code touches the memory. A peer that died
+//!   in the middle of a copy does not delay it: the kernel closes the peer's socket after its memory is gone.
+//!   A peer that has the key and runs other code can keep its mapping: on one host, the key is the trust.
+//! * A peer that is *expelled* loses everything that it was granted, and is refused from then on by the
+//!   identity in its HELLO. The expulsion is complete when no row of the peer is in use: a peer that was
+//!   stopped in the middle of a copy delays it until it continues, and leaves the row, or dies.
+//! * Any process of the host can connect to the listener. One that was granted nothing within 2 s is
+//!   disconnected, one that reads no answers is not read until it does, and a user other than the owner's
+//!   (and root) has 64 connections at most.
+//! * While an owner has not granted a region after 2 s, copies fail with `Unreachable` at once, so that other
+//!   fabrics take over. Its answer counts whenever it arrives.
+//! * A process that forks without `exec` keeps its sockets open in the child. The child does not use them
+//!   ([`fork`](crate::fork)), and the death of a peer is detected by its process as well as by its socket.
+//! * Only [`SharedMemory`] can be exported. Other memory can only be the local side of slices, and `export`
+//!   returns `Unsupported`.
+//! * Abstract socket names belong to a network namespace: containers in different namespaces do not reach
+//!   each other.
 //!
 //! The export, 66 bytes: `version u8 = 1 | boot id 16 | socket 16 | region u64 | key 16 | len u64 | access
 //! u8`.
@@ -55,37 +55,39 @@ use serde::{Deserialize, Serialize};
 use te_core::grant::{Offer, Want};
 use te_core::{Access, Error, ErrorKind, EventSource, Instant, RegionId, Slice};
 use te_fabric::config::{ConfigError, check_ranges};
-use te_fabric::{Epoll, Interest};
+use te_fabric::{Epoll, Interest, OpenError};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::copier::Copier;
-use crate::keys::{identity, random, remote_access, remote_bits};
-use crate::open_error::OpenError;
-use crate::reach::{Copied, EXPORT_BYTES_MAX, Reach};
+use crate::keys::{identity, no_random_numbers, random, remote_access, remote_bits};
+use crate::reach::{Checksum, Copied, EXPORT_BYTES_MAX, Reach};
 use crate::sys::{HeldSpan, SharedMemory, Use};
 use owner::Owner;
 use peer::Peers;
 
 const VERSION: u8 = 1;
-/// Events taken from the kernel at a time.
+/// Events taken from the kernel in one call.
 const EVENTS_MAX: usize = 16;
 
-/// How a [`ShmTransport`] is known, and what it does not put up with.
+/// The settings of a [`ShmTransport`]: its identity, and its limits for peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct ShmConfig {
-    /// What peers know it by, and expel: the same for all transports of one engine. Default 0: a random one.
+    /// How peers identify this process, and expel it: the same for all transports of one engine. Default 0: a
+    /// random one.
     #[serde(skip)]
     pub identity: u64,
-    /// Processes that may map our memory at a time; 1 to 65,536. Default 1,024.
+    /// Processes that may map memory of this process at the same time; 1 to 65,536. Default 1,024.
     pub peers_max: u32,
-    /// Of those, processes of one user that is neither ours nor root. Default 64.
+    /// Processes among these that may belong to one user who is neither this process's user nor root; 0 to
+    /// 65,536. Default 64.
     pub peers_per_user_max: u32,
-    /// How long a process that connects may stay without having been granted anything, milliseconds; 1 to
-    /// 3,600,000. Any process of the host can connect; a peer asks at once. Default 2,000.
+    /// A process that has connected and was granted nothing for this long is disconnected, ms; 1 to
+    /// 3,600,000. Any process of the host can connect, and a peer requests a region at once. Default 2,000.
     pub idle_ms_max: u32,
-    /// How long copies wait for an owner to grant a region, milliseconds; 1 to 3,600,000. After that they are
+    /// How long copies wait for an owner to grant a region, ms; 1 to 3,600,000. After that they fail with
     /// `Unreachable`, so that other fabrics take over, until the owner answers. Default 2,000.
     pub grant_ms_max: u32,
 }
@@ -103,10 +105,10 @@ impl Default for ShmConfig {
 }
 
 impl ShmConfig {
-    /// Checks every field against its limits.
+    /// Checks every field against its range.
     ///
     /// # Errors
-    /// The first field that is out of its limits, with the limits.
+    /// The first field that is outside its range, with the range.
     pub fn validate(&self) -> Result<(), ConfigError> {
         check_ranges([
             ("peers_max", u64::from(self.peers_max), 1, 65_536),
@@ -117,38 +119,38 @@ impl ShmConfig {
     }
 }
 
-/// Shared memory between the processes of one host.
+/// Copies between the processes of one host, through shared memory.
 pub type ShmTransport = Copier<Shm>;
 
 impl ShmTransport {
     /// A transport without regions. It listens from its first export on.
     ///
     /// # Errors
-    /// A setting out of its limits; a host that does not tell its boot id; no descriptor or no randomness of
-    /// the system.
+    /// A setting outside its range; a host whose boot id cannot be read; no file descriptor or no random
+    /// numbers from the system.
     pub fn new(config: ShmConfig) -> Result<Self, OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let identity = if config.identity == 0 { identity() } else { Ok(config.identity) };
         let milliseconds = |ms: u32| Duration::from_millis(ms.into());
         Ok(Self::over(Shm {
-            boot: boot_id().map_err(OpenError::system("read the boot id"))?,
-            socket: random().map_err(OpenError::randomness)?,
-            epoll: Epoll::new(EVENTS_MAX).map_err(OpenError::system("create an epoll instance"))?,
+            boot: boot_id().map_err(OpenError::step("read the boot id"))?,
+            socket: random().map_err(no_random_numbers)?,
+            epoll: Epoll::new(EVENTS_MAX).map_err(OpenError::step("create an epoll instance"))?,
             owner: Owner::new(&config),
-            peers: Peers::new(identity.map_err(OpenError::randomness)?, milliseconds(config.grant_ms_max)),
+            peers: Peers::new(identity.map_err(no_random_numbers)?, milliseconds(config.grant_ms_max)),
         }))
     }
 }
 
-/// Finds memory of other processes of the host by asking them for it.
+/// Finds memory of other processes of the host by requesting it from them.
 pub struct Shm {
     boot: [u8; 16],
-    /// Names our listener.
+    /// Name of this transport's listener.
     socket: [u8; 16],
     epoll: Epoll,
-    /// Our regions, and who maps them.
+    /// The exported regions, and the peers that map them.
     owner: Owner,
-    /// Owners whose regions we map.
+    /// The owners whose regions are mapped here.
     peers: Peers,
 }
 
@@ -164,13 +166,13 @@ struct Export {
     access: u8,
 }
 
-/// Whose socket an event is about.
+/// The socket that an event belongs to.
 #[derive(Clone, Copy)]
 enum Tag {
     Listener,
-    /// One who maps our memory.
+    /// The socket of a peer that maps memory of this process.
     Holder(u32),
-    /// One whose memory we map.
+    /// The socket of an owner whose memory is mapped here.
     Host(u32),
 }
 
@@ -193,7 +195,7 @@ impl Tag {
 }
 
 impl Shm {
-    /// Takes what waits on the sockets.
+    /// Handles what has arrived on the sockets.
     fn events(&mut self) {
         let count = self.epoll.ready().unwrap_or(0);
         for at in 0..count {
@@ -211,7 +213,7 @@ impl Reach for Shm {
     const EXPORT_BYTES: u32 = size_of::<Export>() as u32;
     const OWNER_POLLS: bool = true;
     type Export = [u8; 16];
-    /// A row of `peers`.
+    /// Index of an attached region in `peers`.
     type Link = u32;
 
     fn share(
@@ -232,7 +234,7 @@ impl Reach for Shm {
     }
 
     fn unshare(&mut self, id: RegionId, _export: &[u8; 16]) -> bool {
-        // Whoever died is noticed first.
+        // The death of peers is detected first.
         self.events();
         self.owner.unshare(id)
     }
@@ -275,8 +277,8 @@ impl Reach for Shm {
         self.peers.detach(link);
     }
 
-    fn copy(&self, link: &u32, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
-        self.peers.copy(*link, local, slice, summed)
+    fn copy(&self, link: &u32, local: &Use<'_>, slice: &Slice, checksum: Checksum) -> Copied {
+        self.peers.copy(*link, local, slice, checksum)
     }
 
     fn is_connected(&self, peer: u64) -> bool {
@@ -284,7 +286,8 @@ impl Reach for Shm {
     }
 
     fn expel(&mut self, peer: u64) -> Result<bool, Error> {
-        // Whoever died is noticed first, and who waits at the door is let in to be thrown out.
+        // The death of peers is detected first. A peer that waits in the accept queue is accepted, so that it
+        // can be expelled.
         self.events();
         self.owner.expel(peer)
     }
@@ -305,7 +308,7 @@ impl Reach for Shm {
     }
 }
 
-/// Which boot of which machine this is: shared memory does not reach further.
+/// The boot id of this machine: shared memory does not reach beyond one boot of one machine.
 fn boot_id() -> io::Result<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
@@ -319,7 +322,7 @@ fn boot_id() -> io::Result<[u8; 16]> {
     Ok(id)
 }
 
-/// The abstract name of a listener; readable, since `ss -x` shows it.
+/// The abstract name of a listener. It is printable, because `ss -x` shows it.
 fn socket_name(socket: &[u8; 16]) -> [u8; 41] {
     let mut name = *b"snowskin-00000000000000000000000000000000";
     for (pair, byte) in name[9..].chunks_exact_mut(2).zip(socket) {

@@ -1,4 +1,4 @@
-//! The owner's side: whom our memory was handed to, and the sockets over which that is said.
+//! The owner's side: the peers that were granted memory, and the sockets to them.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -10,47 +10,47 @@ use te_core::{Access, Error, ErrorKind, Instant, RegionId};
 use te_fabric::{Epoll, Interest};
 
 use super::{ShmConfig, Tag, system, watch};
-use crate::sys::{Ledger, Process, SeqSocket, SharedMemory, own_uid};
+use crate::sys::{Ledger, Process, Protection, SeqSocket, SharedMemory, own_uid};
 
-/// How long not to listen after a peer could not be accepted.
-const REST: Duration = Duration::from_millis(100);
-/// Messages of one holder handled before the others have their turn.
+/// Time for which no connection is accepted after accepting one has failed.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Messages of one peer handled before the others get a turn.
 const MESSAGES_MAX: usize = 64;
 
 pub(super) struct Owner {
     listener: Option<SeqSocket>,
     half: grant::Owner<Ledger>,
-    /// What goes with a grant, by region index.
+    /// The memory of exported regions, by region index.
     shared: Vec<Option<Shared>>,
-    /// By the half's number.
+    /// The peers that map memory of this process, by their number in `half`.
     holders: Vec<Option<Holder>>,
-    /// Holders of one user that is neither ours nor root, at most.
+    /// Peers that may belong to one user who is neither this process's user nor root.
     per_user_max: usize,
-    /// We do not listen for a while: no descriptor is left for one more peer, and who waits would wake us
-    /// again and again.
-    rests: bool,
-    /// Until then; told by the first `poll` after it began.
-    rests_until: Option<Instant>,
+    /// Accepting is paused: no descriptor is left for another peer, and a peer that waits would wake this
+    /// process again and again.
+    paused: bool,
+    /// The end of the pause; set by the first `poll` after its begin.
+    paused_until: Option<Instant>,
 }
 
-/// The memory of a region that can be had.
+/// The memory of a region that peers may map.
 struct Shared {
     generation: u32,
     memory: Arc<SharedMemory>,
-    writable: bool,
+    protection: Protection,
 }
 
-/// A process that maps some of our memory.
+/// A peer that maps memory of this process.
 struct Holder {
     socket: SeqSocket,
     uid: u32,
     process: Process,
-    /// Its ledger's file, until it is sent.
+    /// The file of its ledger, until it is sent.
     ledger: Option<OwnedFd>,
-    /// An answer that its socket had no room for; nothing more is read from it until this is sent.
+    /// An answer for which its socket had no room; nothing more is read from it until this is sent.
     blocked: Option<(Message, Option<OwnedFd>)>,
-    /// Whether we wait for room in its socket, and not for messages.
-    deaf: bool,
+    /// The event loop waits for room in its socket, and not for messages.
+    write_blocked: bool,
 }
 
 impl Owner {
@@ -65,12 +65,12 @@ impl Owner {
             shared: Vec::new(),
             holders: Vec::new(),
             per_user_max: config.peers_per_user_max as usize,
-            rests: false,
-            rests_until: None,
+            paused: false,
+            paused_until: None,
         }
     }
 
-    /// Listens, if it does not yet.
+    /// Starts listening, unless it does already.
     pub(super) fn listen(&mut self, epoll: &Epoll, name: &[u8]) -> Result<(), Error> {
         if self.listener.is_none() {
             let listener = SeqSocket::listen(name).map_err(system)?;
@@ -80,18 +80,21 @@ impl Owner {
         Ok(())
     }
 
-    /// Lets peers have a region, which lies in this memory.
+    /// Lets peers map a region, which is in this memory.
     pub(super) fn share(&mut self, id: RegionId, offer: Offer, memory: Arc<SharedMemory>) {
         let index = id.index as usize;
         if self.shared.len() <= index {
             self.shared.resize_with(index + 1, || None);
         }
-        let writable = offer.access.contains(Access::REMOTE_WRITE);
-        self.shared[index] = Some(Shared { generation: id.generation, memory, writable });
+        let protection = match offer.access.contains(Access::REMOTE_WRITE) {
+            true => Protection::ReadWrite,
+            false => Protection::ReadOnly,
+        };
+        self.shared[index] = Some(Shared { generation: id.generation, memory, protection });
         self.half.share(id, offer);
     }
 
-    /// Revokes what was granted of a region. True: nobody copies to or from it any more.
+    /// Revokes what was granted of a region. Returns true when no peer copies to or from it any more.
     pub(super) fn unshare(&mut self, id: RegionId) -> bool {
         if let Some(slot) = self.shared.get_mut(id.index as usize)
             && slot.as_ref().is_some_and(|shared| shared.generation == id.generation)
@@ -99,34 +102,34 @@ impl Owner {
             *slot = None;
         }
         let mut out = self.half.unshare(id);
-        if !out && self.bury() {
+        if !out && self.remove_dead() {
             out = self.half.unshare(id);
         }
         self.settle();
         out
     }
 
-    /// Whether a process with this identity has a connection to us.
+    /// Whether a process with this identity is connected.
     pub(super) fn is_connected(&self, peer: u64) -> bool {
         self.half
             .connections(peer)
             .any(|at| self.holders[at as usize].as_ref().is_some_and(|holder| !holder.process.has_ended()))
     }
 
-    /// Takes back what was granted to a peer, and lets it have nothing from now on. True: it copies nothing
+    /// Revokes what was granted to a peer, and refuses it from now on. Returns true when it copies nothing
     /// any more.
     pub(super) fn expel(&mut self, peer: u64) -> Result<bool, Error> {
         let mut gone = self.half.expel(peer)?;
-        if !gone && self.bury() {
+        if !gone && self.remove_dead() {
             gone = self.half.expel(peer)?;
         }
         self.settle();
         Ok(gone)
     }
 
-    /// Notices holders that died in the middle of a copy: a fork may keep the socket of one open. True: there
-    /// were some.
-    fn bury(&mut self) -> bool {
+    /// Removes peers that have died in the middle of a copy: a fork may keep the socket of such a peer open.
+    /// Returns whether there was one.
+    fn remove_dead(&mut self) -> bool {
         let has_ended =
             |at: &u32| self.holders[*at as usize].as_ref().is_none_or(|holder| holder.process.has_ended());
         let dead: Vec<u32> = self.half.waited_for().filter(has_ended).collect();
@@ -144,29 +147,31 @@ impl Owner {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
                 Err(errno) => {
-                    log::warn!("shm: accepting a peer failed: {errno}");
-                    self.rests = epoll.modify(listener, Tag::Listener.to_bits(), Interest::NONE).is_ok();
+                    log::warn!("shm: cannot accept a peer: {errno}; trying again in 100 ms");
+                    self.paused = epoll.modify(listener, Tag::Listener.to_bits(), Interest::NONE).is_ok();
                     return;
                 }
             };
             let (uid, process) = match socket.peer() {
                 Ok(peer) => peer,
                 Err(errno) => {
-                    log::warn!("shm: a peer that does not say who it is is refused: {errno}");
+                    log::warn!("shm: refused a peer whose credentials cannot be read: {errno}");
                     continue;
                 }
             };
             let same_user = self.holders.iter().flatten().filter(|holder| holder.uid == uid).count();
             if uid != 0 && uid != own_uid() && same_user >= self.per_user_max {
-                log::warn!("shm: {same_user} peers of user {uid} map our memory; one more is refused");
+                log::warn!(
+                    "shm: refused a peer of user {uid}, who has {same_user} already; see peers_per_user_max"
+                );
                 continue;
             }
             let Ok(at) = self.half.connected() else {
-                log::warn!("shm: {} peers map our memory; one more is refused", self.holders.len());
+                log::warn!("shm: refused a peer, there are {} already; see peers_max", self.holders.len());
                 continue;
             };
             if let Err(error) = watch(epoll, &socket, Tag::Holder(at)) {
-                log::warn!("shm: a peer is refused: {error}");
+                log::warn!("shm: refused a peer: {error}");
                 self.half.ended(at);
                 continue;
             }
@@ -174,12 +179,12 @@ impl Owner {
                 self.holders.resize_with(at as usize + 1, || None);
             }
             self.holders[at as usize] =
-                Some(Holder { socket, uid, process, ledger: None, blocked: None, deaf: false });
+                Some(Holder { socket, uid, process, ledger: None, blocked: None, write_blocked: false });
         }
     }
 
-    /// Handles what a holder says, until it says no more, or has no room for an answer. One that says
-    /// nonsense, or is gone, loses its grants.
+    /// Handles the messages of a peer until there are no more, or until its socket has no room for an answer.
+    /// A peer that breaks the protocol, or is gone, loses its grants.
     pub(super) fn receive(&mut self, epoll: &Epoll, at: u32) {
         for _ in 0..MESSAGES_MAX {
             let Some(Some(holder)) = self.holders.get_mut(at as usize) else { return };
@@ -208,25 +213,25 @@ impl Owner {
         }
     }
 
-    /// Parts with those who connected and showed no key in time, and listens again after a rest.
+    /// Disconnects peers that have shown no key in time, and accepts again after a pause.
     pub(super) fn poll(&mut self, epoll: &Epoll, now: Instant) {
-        if let (true, Some(listener)) = (self.rests, &self.listener)
-            && now >= *self.rests_until.get_or_insert(now + REST)
+        if let (true, Some(listener)) = (self.paused, &self.listener)
+            && now >= *self.paused_until.get_or_insert(now + PAUSE)
         {
-            self.rests = epoll.modify(listener, Tag::Listener.to_bits(), Interest::READ).is_err();
-            self.rests_until = None;
+            self.paused = epoll.modify(listener, Tag::Listener.to_bits(), Interest::READ).is_err();
+            self.paused_until = None;
         }
         self.half.poll(now);
         self.settle();
     }
 
-    /// When `poll` has something to do; `now` when it has at once.
+    /// When `poll` has something to do; `now` when it has something at once.
     pub(super) fn poll_at(&self, now: Instant) -> Option<Instant> {
-        let rest = self.rests.then(|| self.rests_until.unwrap_or(now));
-        self.half.poll_at(now).into_iter().chain(rest).min()
+        let pause = self.paused.then(|| self.paused_until.unwrap_or(now));
+        self.half.poll_at(now).into_iter().chain(pause).min()
     }
 
-    /// Does what the half wants done.
+    /// Carries out the effects that `half` has queued.
     fn settle(&mut self) {
         while let Some(effect) = self.half.effect() {
             let (OwnerEffect::MakeRows { peer }
@@ -242,10 +247,10 @@ impl Owner {
                     }
                     Err(errno) => self.half.disconnect(peer, system(errno)),
                 },
-                OwnerEffect::Send { message, .. } => holder.say(message),
+                OwnerEffect::Send { message, .. } => holder.send(message),
                 OwnerEffect::Grant { region, message, .. } => {
                     let shared = self.shared.get(region.index as usize).and_then(Option::as_ref);
-                    match shared.map(|shared| shared.memory.share(shared.writable)) {
+                    match shared.map(|shared| shared.memory.share(shared.protection)) {
                         Some(Ok(fd)) => holder.answer(message, Some(fd)),
                         _ => self.half.withdraw(peer, message),
                     }
@@ -254,10 +259,10 @@ impl Owner {
                     let uid = holder.uid;
                     match why.kind {
                         ErrorKind::TimedOut => log::warn!(
-                            "shm: a peer of user {uid} is dropped: it asked for nothing it may have"
+                            "shm: disconnected a peer of user {uid}: it was granted nothing in time"
                         ),
-                        ErrorKind::Expelled => log::warn!("shm: a peer of user {uid} is cut off"),
-                        _ => log::warn!("shm: a peer is dropped: {why}"),
+                        ErrorKind::Expelled => log::warn!("shm: expelled a peer of user {uid}"),
+                        _ => log::warn!("shm: disconnected a peer: {why}"),
                     }
                     self.holders[peer as usize] = None;
                 }
@@ -267,22 +272,21 @@ impl Owner {
 }
 
 impl Holder {
-    /// While an answer waits for room, what it says meanwhile must not wake us.
+    /// While an answer waits for room, messages of the peer must not wake this process.
     fn listen(&mut self, epoll: &Epoll, at: u32) -> Result<(), Error> {
-        let deaf = self.blocked.is_some();
-        if deaf != self.deaf {
-            let interest = Interest { readable: !deaf, writable: deaf };
+        let write_blocked = self.blocked.is_some();
+        if write_blocked != self.write_blocked {
+            let interest = Interest { readable: !write_blocked, writable: write_blocked };
             epoll.modify(&self.socket, Tag::Holder(at).to_bits(), interest).map_err(system)?;
-            self.deaf = deaf;
+            self.write_blocked = write_blocked;
         }
         Ok(())
     }
 
-    fn say(&mut self, message: Message) {
+    fn send(&mut self, message: Message) {
         match message {
-            // The ledger is the truth. This is so that the peer unmaps soon; it will see the ledger
-            // otherwise. Nor does it overtake the grant. And one that is cut off learns it when it comes
-            // again.
+            // The ledger decides; this message only makes the peer unmap sooner, so it may be lost. It does
+            // not overtake the grant either. An expelled peer learns of it when it comes again.
             Message::Revoked { .. } | Message::Expelled => {
                 if self.blocked.is_none() {
                     let _ = send(&self.socket, message, None);
@@ -297,13 +301,13 @@ impl Holder {
     }
 
     fn answer(&mut self, message: Message, fd: Option<OwnedFd>) {
-        // An error other than fullness shows again when the socket is read.
+        // An error other than a full socket is reported again when the socket is read.
         if send(&self.socket, message, fd.as_ref()) == Err(Errno::EAGAIN) {
             self.blocked = Some((message, fd));
         }
     }
 
-    /// Sends the answer that waits. False: there is still no room.
+    /// Sends the answer that waits. Returns false when there is still no room.
     fn unblock(&mut self) -> bool {
         if let Some((message, fd)) = self.blocked.take() {
             self.answer(message, fd);

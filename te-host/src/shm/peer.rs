@@ -1,4 +1,4 @@
-//! The peer's side: owners whose memory we map, and the sockets over which we ask them for it.
+//! The peer's side: owners whose memory is mapped here, and the sockets over which it is requested.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -11,15 +11,15 @@ use te_fabric::Epoll;
 use super::owner::send;
 use super::{Tag, socket_name, system, watch};
 use crate::copier::carry_out;
-use crate::reach::Copied;
-use crate::sys::{Ledger, Mapping, SeqSocket, Use};
+use crate::reach::{Checksum, Copied};
+use crate::sys::{Ledger, Mapping, Protection, SeqSocket, Use};
 
-/// Messages of one owner handled before the others have their turn.
+/// Messages of one owner handled before the others get a turn.
 const MESSAGES_MAX: usize = 64;
 
 pub(super) struct Peers {
     half: grant::Peer<Ledger, Mapping>,
-    /// Those that are not lost, by the half's number.
+    /// The owners that are connected, by their number in `half`.
     hosts: Vec<Option<Host>>,
 }
 
@@ -34,7 +34,7 @@ impl Peers {
         Self { half: grant::Peer::new(identity, grant_max), hosts: Vec::new() }
     }
 
-    /// Asks the owner for a region.
+    /// Requests a region from its owner.
     pub(super) fn attach(&mut self, epoll: &Epoll, name: [u8; 16], want: Want) -> Result<u32, Error> {
         let host = self.host(epoll, name)?;
         let link = self.half.attach(host, want);
@@ -47,11 +47,11 @@ impl Peers {
         self.settle(None);
     }
 
-    pub(super) fn copy(&self, link: u32, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
+    pub(super) fn copy(&self, link: u32, local: &Use<'_>, slice: &Slice, checksum: Checksum) -> Copied {
         let failed = |kind| Copied::Failed(Error::new(kind));
-        match self.half.link_state(link) {
-            LinkState::Ready { rows, row, mapping } => match rows.enter(row, mapping) {
-                Ok(lease) => carry_out(slice, local.window(), lease.window(), summed),
+        match self.half.way(link) {
+            Way::Ready { rows, row, mapping } => match rows.enter(row, mapping) {
+                Ok(lease) => carry_out(slice, local.window(), lease.window(), checksum),
                 Err(Revoked::Region) => failed(ErrorKind::Stale),
                 Err(Revoked::Peer) => failed(ErrorKind::Expelled),
             },
@@ -61,7 +61,7 @@ impl Peers {
         }
     }
 
-    /// Handles what an owner says. One that says nonsense, or is gone, is dead to us.
+    /// Handles the messages of an owner. An owner that breaks the protocol, or is gone, counts as dead.
     pub(super) fn receive(&mut self, at: u32) {
         let mut was_reset = false;
         for _ in 0..MESSAGES_MAX {
@@ -70,8 +70,8 @@ impl Peers {
             let mut came = None;
             match host.socket.recv(&mut bytes) {
                 Ok(None) => return,
-                // An owner that goes without having read all that we said: its own last words come after the
-                // error.
+                // The owner has closed its socket without reading everything that was sent to it: its last
+                // messages follow the error.
                 Err(Errno::ECONNRESET) if !was_reset => {
                     was_reset = true;
                     continue;
@@ -89,7 +89,7 @@ impl Peers {
         }
     }
 
-    /// Asks what could not be asked, and gives up on owners that do not answer.
+    /// Sends requests that could not be sent, and gives up on owners that do not answer.
     pub(super) fn poll(&mut self, now: Instant) {
         self.half.poll(now);
         self.settle(None);
@@ -124,15 +124,17 @@ impl Peers {
         Ok(at)
     }
 
-    /// Does what the half wants done; `came` is what came with the message that it has just been given.
+    /// Carries out the effects that `half` has queued; `came` is the file descriptor that came with the
+    /// message which was just passed to it.
     fn settle(&mut self, mut came: Option<OwnedFd>) {
         let protocol = Error::new(ErrorKind::Protocol);
         while let Some(effect) = self.half.effect() {
             match effect {
                 PeerEffect::Send { owner, message } => {
                     let Some(Some(host)) = self.hosts.get(owner as usize) else { continue };
-                    // A dead owner shows when its socket is read. Without room for a release the row stays
-                    // taken until the socket closes: a row less, nothing more.
+                    // The death of an owner is noticed when its socket is read. When there is no room for a
+                    // release, the row stays taken until the socket closes, which costs no more than that
+                    // row.
                     if send(&host.socket, message, None) == Err(Errno::EAGAIN) {
                         self.half.unsent(message);
                     }
@@ -149,7 +151,8 @@ impl Peers {
                         self.half.mapped(link, Err(protocol));
                         continue;
                     };
-                    let mapping = Mapping::new(fd.as_fd(), offset, len, writable);
+                    let protection = if writable { Protection::ReadWrite } else { Protection::ReadOnly };
+                    let mapping = Mapping::new(fd.as_fd(), offset, len, protection);
                     self.half.mapped(link, mapping.map_err(system));
                 }
                 PeerEffect::Close { owner } => {

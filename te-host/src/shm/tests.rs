@@ -1,4 +1,5 @@
-//! Owners and peers that are slow, silent or greedy. Time is an argument here: nothing waits for it.
+//! Owners and peers that are slow, silent or greedy. The tests pass the time as an argument, so nothing waits
+//! for it.
 
 use std::os::fd::BorrowedFd;
 
@@ -50,12 +51,12 @@ fn send(socket: &SeqSocket, message: Message) -> Result<(), nix::errno::Errno> {
     socket.send(&bytes[..len], None)
 }
 
-fn ask(export: &[u8]) -> Message {
+fn request(export: &[u8]) -> Message {
     Message::Ask { request: 1, region: ID, key: export[41..57].try_into().unwrap() }
 }
 
-/// Whether the owner has hung up.
-fn is_dropped(socket: &SeqSocket) -> bool {
+/// Whether the owner has closed the connection.
+fn is_disconnected(socket: &SeqSocket) -> bool {
     loop {
         match socket.recv(&mut [0; 64]) {
             Ok(None) => return false,
@@ -74,7 +75,7 @@ fn is_readable(side: &ShmTransport) -> bool {
 }
 
 #[test]
-fn settings_out_of_their_limits_are_refused_by_name() {
+fn settings_outside_their_ranges_are_refused_by_name() {
     let good = ShmConfig::default();
     for (field, config) in [
         ("peers_max", ShmConfig { peers_max: 0, ..good }),
@@ -90,39 +91,39 @@ fn settings_out_of_their_limits_are_refused_by_name() {
 }
 
 #[test]
-fn whoever_is_granted_nothing_in_time_is_dropped() {
+fn a_peer_that_is_granted_nothing_in_time_is_disconnected() {
     let (mut owner, _memory, export) = side();
     let (silent, wrong, good) = (connect(&export), connect(&export), connect(&export));
-    for asker in [&wrong, &good] {
-        send(asker, Message::Hello { protocol: PROTOCOL, identity: 7 }).unwrap();
+    for peer in [&wrong, &good] {
+        send(peer, Message::Hello { protocol: PROTOCOL, identity: 7 }).unwrap();
     }
     send(&wrong, Message::Ask { request: 1, region: ID, key: [0; 16] }).unwrap();
-    send(&good, ask(&export)).unwrap();
+    send(&good, request(&export)).unwrap();
     for _ in 0..4 {
         turn(&mut owner, at(0));
     }
-    assert!(![&silent, &wrong, &good].into_iter().any(is_dropped));
-    // It tells when it wants to look again, and does no more than it said once they are gone.
+    assert!(![&silent, &wrong, &good].into_iter().any(is_disconnected));
+    // It returns when it has to be polled again, and returns nothing once they are disconnected.
     assert_eq!(owner.poll_at(), Some(at(2)));
     turn(&mut owner, at(1));
-    assert!(![&silent, &wrong].into_iter().any(is_dropped));
+    assert!(![&silent, &wrong].into_iter().any(is_disconnected));
     turn(&mut owner, at(2));
-    assert!([&silent, &wrong].into_iter().all(is_dropped));
+    assert!([&silent, &wrong].into_iter().all(is_disconnected));
     assert_eq!(owner.poll_at(), None);
     turn(&mut owner, at(100));
-    assert!(!is_dropped(&good));
+    assert!(!is_disconnected(&good));
 }
 
 #[test]
 fn an_owner_that_answers_late_is_reached_from_then_on() {
     let (mut owner, theirs, export) = side();
     let (mut peer, ours, _) = side();
-    let segment = RemoteRegionId::new(0, 0);
-    peer.attach(segment, &export).unwrap();
+    let remote = RemoteRegionId::new(0, 0);
+    peer.attach(remote, &export).unwrap();
     let read = |token| Slice {
         token: Token(token),
         local: RegionOffset::new(ID, 0),
-        remote: RemoteOffset::new(segment, 0),
+        remote: RemoteOffset::new(remote, 0),
         len: LEN as u32,
         op: te_core::Op::Read,
     };
@@ -130,57 +131,57 @@ fn an_owner_that_answers_late_is_reached_from_then_on() {
     assert_eq!(turn(&mut peer, at(0)), []);
     assert_eq!(peer.poll_at(), Some(at(2)));
     assert_eq!(turn(&mut peer, at(1)), []);
-    // Now it is late. Copies fail, and at once: other fabrics may do them.
+    // The answer is late now. Copies fail at once, so that other fabrics may do them.
     let late = |token| vec![Completion::not_applied(Token(token), Error::new(ErrorKind::Unreachable))];
     assert_eq!(turn(&mut peer, at(2)), late(1));
     peer.submit(&[read(2)]).unwrap();
     assert_eq!(turn(&mut peer, at(100)), late(2));
-    assert_eq!(peer.poll_at(), None, "it waits for an event");
-    // The owner is back.
+    assert_eq!(peer.poll_at(), None, "the peer waits for an event");
+    // The owner is polled again.
     turn(&mut owner, at(100));
     turn(&mut owner, at(100));
     turn(&mut peer, at(101));
     peer.submit(&[read(3)]).unwrap();
     assert_eq!(turn(&mut peer, at(101)), [Completion::applied(Token(3))]);
-    // One whose time passes while the owner is there is no trouble either way.
-    peer.detach(segment).unwrap();
-    peer.attach(segment, &export).unwrap();
-    peer.detach(segment).unwrap();
+    // A region that is detached while it waits for its owner leaves no deadline behind.
+    peer.detach(remote).unwrap();
+    peer.attach(remote, &export).unwrap();
+    peer.detach(remote).unwrap();
     assert_eq!(peer.poll_at(), None);
     drop((owner, peer, theirs, ours));
 }
 
 #[test]
-fn one_that_reads_no_answers_does_not_keep_its_owner_awake() {
+fn a_peer_that_reads_no_answers_does_not_keep_its_owner_awake() {
     let (mut owner, _memory, export) = side();
     let greedy = connect(&export);
     send(&greedy, Message::Hello { protocol: PROTOCOL, identity: 7 }).unwrap();
-    send(&greedy, ask(&export)).unwrap();
+    send(&greedy, request(&export)).unwrap();
     turn(&mut owner, at(0));
-    // Until there is room neither for our questions nor for the answers to them.
+    // Until there is room neither for requests nor for the answers to them.
     let refused = Message::Ask { request: 2, region: ID, key: [0; 16] };
-    let mut asked = 0;
+    let mut requests = 0;
     let mut idle = 0;
     while idle < 3 {
         idle += 1;
         while send(&greedy, refused).is_ok() {
-            (asked, idle) = (asked + 1, 0);
+            (requests, idle) = (requests + 1, 0);
         }
         for _ in 0..4 {
             turn(&mut owner, at(0));
         }
     }
-    assert!(asked > 0);
-    assert!(!is_readable(&owner), "nothing can be done for it");
-    // Once it reads, all of its questions are answered.
+    assert!(requests > 0);
+    assert!(!is_readable(&owner), "the owner can do nothing for it");
+    // Once the peer reads, all its requests are answered.
     let mut answers = 0;
-    while answers < asked {
+    while answers < requests {
         turn(&mut owner, at(0));
         let before = answers;
         while let Some((len, _)) = greedy.recv(&mut [0; 64]).unwrap() {
-            assert!(len > 0, "it is not dropped");
+            assert!(len > 0, "it is not disconnected");
             answers += 1;
         }
-        assert!(answers > before, "{answers} of {asked}");
+        assert!(answers > before, "{answers} of {requests}");
     }
 }

@@ -1,9 +1,9 @@
 //! All unsafe code of this crate, behind types that are safe to use.
 //!
-//! Two contracts carry it. Memory that callers registered: their promise to `register` holds until the
-//! [`HeldSpan`] made from it was revoked, and every access goes through a guard that `revoke` waits for.
-//! Memory that we mapped: the mapping lives as long as its owner here, and its file is sealed against
-//! shrinking, so no access can fault.
+//! It relies on two contracts. For memory that callers registered, their promise to `register` holds until
+//! the [`HeldSpan`] made from it was revoked, and every access takes a guard that `revoke` waits for. For
+//! memory that this process mapped, the mapping lives as long as its owner here, and its file is sealed
+//! against shrinking, so no access can fault.
 #![allow(
     unsafe_code,
     reason = "raw memory, descriptors from the kernel; the contracts are in this module's header"
@@ -18,7 +18,7 @@ mod socket;
 mod wipe;
 
 pub use crc::{crc32c_at, crc32c_of};
-pub use held::{Gate, HeldSpan, Inside, Use, Window};
+pub use held::{Gate, HeldSpan, Inside, Protection, Use, Window};
 pub(crate) use held::{copy, copy_summed};
 pub use memory::{AllocOptions, SharedMemory};
 pub(crate) use memory::{Ledger, Mapping};

@@ -1,4 +1,4 @@
-//! On which NUMA node memory is.
+//! The NUMA node of memory.
 
 use std::{io, ptr};
 
@@ -6,16 +6,16 @@ use libc::{c_int, c_long, c_void};
 use nix::errno::Errno;
 use te_core::MemSpan;
 
-/// Pages of a span that are asked about, at most.
+/// Pages of a span whose node is queried.
 const PAGES_MAX: usize = 16;
-/// The smallest page; the kernel takes any address within one.
+/// The smallest page size; the kernel accepts any address within a page.
 const PAGE: usize = 4096;
 
-/// The node that holds `span`: that of its touched pages among up to 16, spread evenly. `None`: none of them
-/// has been touched, or they are on several nodes.
+/// The node that holds `span`: the node of those among up to 16 pages, spread evenly, that were touched
+/// before. `None`: none of them was touched, or they are on several nodes.
 ///
 /// # Errors
-/// The system's: `ENOSYS` of a kernel without NUMA, `EPERM` of a sandbox.
+/// The system's error: `ENOSYS` on a kernel without NUMA, `EPERM` in a sandbox.
 pub fn node_of(span: MemSpan) -> io::Result<Option<u16>> {
     let addr = span.as_ptr().addr();
     let (first, last) = (addr / PAGE, addr.saturating_add(span.len().saturating_sub(1)) / PAGE);
@@ -26,9 +26,10 @@ pub fn node_of(span: MemSpan) -> io::Result<Option<u16>> {
         *page = ptr::without_provenance(at * PAGE);
     }
     let mut nodes: [c_int; PAGES_MAX] = [-libc::ENOENT; PAGES_MAX];
-    // SAFETY: move_pages(2): with a null array of nodes it moves nothing and, of this process (pid 0), writes
+    // SAFETY: move_pages(2): without an array of nodes it moves nothing and, for this process (pid 0), writes
     // the node or a negative errno of each of `count` pages to the last array; both arrays have as many
-    // entries. It does not touch the pages, so addresses that are not mapped are answers, not faults.
+    // entries. It does not access the pages, so for addresses that are not mapped it reports an error and
+    // does not fault.
     let asked = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
@@ -65,7 +66,7 @@ mod tests {
                 let page = memory.span().part(700_000, 1).unwrap();
                 assert_eq!(node_of(page).unwrap(), Some(node), "a single byte will do");
             }
-            // What the caller must be prepared for, the same before and after.
+            // Kernels and sandboxes in which the call fails; it fails in the same way before and after.
             Err(error) => {
                 let code = error.raw_os_error();
                 assert!(matches!(code, Some(libc::ENOSYS | libc::EPERM)), "{error}");

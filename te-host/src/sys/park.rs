@@ -1,4 +1,4 @@
-//! Sleeping until one of several descriptors is readable.
+//! Sleeping until one of several file descriptors is readable.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
@@ -6,16 +6,16 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Descriptors that one call waits on, at most.
+/// Descriptors that one call waits on.
 const FDS_MAX: usize = 40;
 
-/// Sleeps until a descriptor is readable or `timeout` is over. May wake early.
+/// Sleeps until a descriptor is readable or `timeout` has passed. It may return earlier.
 pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) {
     park([fd.as_raw_fd()], Some(timeout));
 }
 
-/// Sleeps until one of `fds` is readable or `timeout` is over (`None`: no limit). May wake early. A number
-/// that is no descriptor, or another one's by now, wakes it early at worst.
+/// Sleeps until one of `fds` is readable or `timeout` has passed (`None`: no limit). It may return earlier. A
+/// number that is not an open descriptor, or by now another one, makes it return early at worst.
 pub fn park(fds: impl IntoIterator<Item = RawFd>, timeout: Option<Duration>) {
     let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(8);
     // SAFETY: the callers pass descriptors that their transports keep open; they are only waited on, within
@@ -26,7 +26,7 @@ pub fn park(fds: impl IntoIterator<Item = RawFd>, timeout: Option<Duration>) {
             .take(FDS_MAX)
             .map(|fd| PollFd::new(unsafe { BorrowedFd::borrow_raw(fd) }, PollFlags::POLLIN)),
     );
-    // Rounded up: waking a moment before the time would spin.
+    // Rounded up: waking shortly before the time would make the caller spin.
     let timeout = match timeout {
         None => PollTimeout::NONE,
         Some(timeout) => {

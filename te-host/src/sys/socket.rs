@@ -1,4 +1,4 @@
-//! Unix sockets that keep message boundaries and carry descriptors.
+//! Unix sockets that keep message boundaries and carry file descriptors.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -14,12 +14,12 @@ use nix::sys::socket::{
 // SAFETY: plain arithmetic.
 const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(253 * size_of::<RawFd>() as u32) } as usize;
 
-/// Aligned as control messages want to be.
+/// Aligned as control messages must be.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// A process that one may watch end. Of one in a namespace that we do not see, or on a kernel before 5.3,
-/// nothing is known: it never has ended.
+/// A process whose end can be noticed. For a process in a namespace that is not visible here, or on a kernel
+/// before 5.3, nothing is known: it counts as running for ever.
 #[derive(Debug)]
 pub(crate) struct Process(Option<OwnedFd>);
 
@@ -28,13 +28,13 @@ impl Process {
         if pid <= 0 {
             return Self(None);
         }
-        // SAFETY: takes numbers and gives a new descriptor, or an error.
+        // SAFETY: takes numbers and returns a new descriptor, or an error.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-        // Its descriptors are closed on exec.
+        // The kernel sets close-on-exec for the descriptor.
         Self(RawFd::try_from(fd).ok().filter(|&fd| fd >= 0).map(wrap_fd))
     }
 
-    /// Whether all of it has ended: its memory is gone.
+    /// Whether the whole process has ended: its memory is gone.
     pub(crate) fn has_ended(&self) -> bool {
         let Some(fd) = &self.0 else { return false };
         let mut polled = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
@@ -55,7 +55,7 @@ impl SeqSocket {
         Ok(this)
     }
 
-    /// Connects to an abstract name; at once or not at all.
+    /// Connects to an abstract name, without waiting.
     pub(crate) fn connect(name: &[u8]) -> Result<Self, Errno> {
         let this = Self::new()?;
         connect(this.0.as_raw_fd(), &UnixAddr::new_abstract(name)?)?;
@@ -71,19 +71,19 @@ impl SeqSocket {
         }
     }
 
-    /// The user that the peer ran as when it connected, and its process.
+    /// The user id that the peer had when it connected, and its process.
     pub(crate) fn peer(&self) -> Result<(u32, Process), Errno> {
         let peer = getsockopt(&self.0, PeerCredentials)?;
         Ok((peer.uid(), Process::open(peer.pid())))
     }
 
-    /// Sends one message, whole or not at all.
+    /// Sends one message, completely or not at all.
     pub(crate) fn send(&self, message: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         send_with_fd(self.0.as_fd(), message, fd).map(drop)
     }
 
-    /// The next message, if one waits: its length (0: the peer has closed) and the descriptor that came with
-    /// it.
+    /// The next message, if one waits: its length (0: the peer has closed the socket) and the file descriptor
+    /// that came with it.
     pub(crate) fn recv(&self, out: &mut [u8]) -> Result<Option<(usize, Option<OwnedFd>)>, Errno> {
         match recv_with_fd(self.0.as_fd(), out) {
             Ok(received) => Ok(Some(received)),
@@ -104,12 +104,13 @@ impl AsFd for SeqSocket {
     }
 }
 
-/// The user that the peer of a Unix socket ran as when it connected.
+/// The user id that the peer of a Unix socket had when it connected.
 pub(crate) fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     getsockopt(&socket, PeerCredentials).map(|peer| peer.uid())
 }
 
-/// Sends bytes, and a descriptor with the first of them; blocks where the socket does. How many bytes went.
+/// Sends bytes, with a file descriptor attached to the first of them; blocks if the socket does. Returns how
+/// many bytes were sent.
 pub(crate) fn send_with_fd(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -121,8 +122,8 @@ pub(crate) fn send_with_fd(
     sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None)
 }
 
-/// Receives bytes, and the descriptor that came with them; blocks where the socket does. 0 bytes: the peer
-/// has closed.
+/// Receives bytes, and the file descriptor that came with them; blocks if the socket does. 0 bytes: the peer
+/// has closed the socket.
 pub(crate) fn recv_with_fd(
     socket: BorrowedFd<'_>,
     out: &mut [u8],
@@ -136,11 +137,11 @@ pub(crate) fn recv_with_fd(
     // SAFETY: the header points to `out` and `control` with their lengths, and both outlive the call.
     let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
     let count = Errno::result(count)? as usize;
-    // All are taken, whatever else is wrong with the message, so that those we did not ask for are closed.
+    // All descriptors are taken, even if the message is otherwise invalid, so that unwanted ones are closed.
     Ok((count, take_fds(&header)))
 }
 
-/// The user that this process runs as.
+/// The user id of this process.
 #[must_use]
 pub fn own_uid() -> u32 {
     // SAFETY: it has no preconditions and cannot fail.
@@ -163,7 +164,7 @@ fn take_fds(header: &libc::msghdr) -> Option<OwnedFd> {
             for index in 0..count {
                 // SAFETY: `count` descriptors lie there, as the length says.
                 let fd = unsafe { data.cast::<RawFd>().add(index).read_unaligned() };
-                // Every one is wrapped: what is not kept is closed here.
+                // Every descriptor is wrapped: those that are not kept are closed here.
                 let fd = wrap_fd(fd);
                 first.get_or_insert(fd);
             }
@@ -174,9 +175,9 @@ fn take_fds(header: &libc::msghdr) -> Option<OwnedFd> {
     first
 }
 
-/// Takes over a descriptor that the kernel has just made for us.
+/// Takes over a descriptor that the kernel has just opened for this process.
 fn wrap_fd(fd: RawFd) -> OwnedFd {
-    // SAFETY: callers pass what `accept4` or `recvmsg` has just given; nobody else knows the number.
+    // SAFETY: callers pass what `accept4` or `recvmsg` has just returned; nothing else knows the number.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -192,7 +193,7 @@ mod tests {
         let listener = SeqSocket::listen(name.as_bytes()).unwrap();
         let sender = SeqSocket::connect(name.as_bytes()).unwrap();
         let receiver = listener.accept().unwrap().unwrap();
-        // A pipe tells when its last writing end is closed.
+        // A pipe reports when its last writing end is closed.
         for count in [1usize, 2, 5, 253] {
             let (mut reader, writer) = std::io::pipe().unwrap();
             let fds = vec![writer.as_raw_fd(); count];
@@ -207,7 +208,7 @@ mod tests {
             drop(first);
             assert!(at_end(&mut reader), "{count}: all are closed");
         }
-        // No descriptor at all.
+        // No descriptor.
         sender.send(b"y", None).unwrap();
         assert!(receiver.recv(&mut [0; 8]).unwrap().unwrap().1.is_none());
     }

@@ -1,5 +1,5 @@
-//! What a child does not inherit: a word that is 0 in every process that was forked since it was set, and
-//! what goes by it.
+//! What a child process does not inherit: a word that is 0 in every process that was forked after it was set,
+//! and values that depend on it.
 
 use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
@@ -11,17 +11,17 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, m
 
 use crate::fork::Mark;
 
-/// Where it is, from the first call on. No lock: a fork in the middle of the first call must not leave one
-/// held.
+/// Address of the word, from the first call on. There is no lock: a fork in the middle of the first call must
+/// not leave one held.
 static WORD: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
-/// Where it is on kernels before 4.14.
+/// The word on kernels before 4.14.
 static PLAIN: AtomicU64 = AtomicU64::new(0);
 const PAGE: NonZeroUsize = NonZeroUsize::new(4096).expect("not 0");
 
-/// The word. The same one at every call.
+/// The word. Every call returns the same one.
 pub(crate) fn wiped_on_fork() -> &'static AtomicU64 {
     let known = WORD.load(Ordering::Acquire);
-    // SAFETY: `WORD` holds null, or what `made` gave: an aligned, zeroed or set word that lives for ever.
+    // SAFETY: `WORD` holds null, or what `made` returned: an aligned word, zero or set, that lives for ever.
     if let Some(word) = unsafe { known.as_ref() } {
         return word;
     }
@@ -33,9 +33,9 @@ pub(crate) fn wiped_on_fork() -> &'static AtomicU64 {
             if !ptr::eq(ours, &raw const PLAIN)
                 && let Some(page) = ptr::NonNull::new(ours.cast())
             {
-                // SAFETY: `made` mapped it, and nobody else has seen it.
+                // SAFETY: `made` mapped it, and no other thread has seen it.
                 let unmapped = unsafe { munmap(page, PAGE.get()) };
-                debug_assert!(unmapped.is_ok(), "unmapping our own page");
+                debug_assert!(unmapped.is_ok(), "munmap of a page of this process");
             }
             // SAFETY: as above.
             unsafe { &*theirs }
@@ -43,20 +43,21 @@ pub(crate) fn wiped_on_fork() -> &'static AtomicU64 {
     }
 }
 
-/// A page that the kernel wipes in a child; where it cannot, a word that the C library's `fork` wipes.
+/// A page that the kernel wipes in a child; where it cannot, a word that a handler of the C library's `fork`
+/// wipes.
 fn made() -> *mut AtomicU64 {
     let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     // SAFETY: the kernel picks the address, so nothing that exists is replaced.
     if let Ok(page) = unsafe { mmap_anonymous(None, PAGE, rights, MapFlags::MAP_PRIVATE) } {
-        // SAFETY: our own page, which nobody looks at yet.
+        // SAFETY: a page of this process that nothing uses yet.
         if unsafe { madvise(page, PAGE.get(), MmapAdvise::MADV_WIPEONFORK) }.is_ok() {
             return page.as_ptr().cast();
         }
-        // SAFETY: our own page, which nobody has seen.
+        // SAFETY: a page of this process that no other thread has seen.
         let unmapped = unsafe { munmap(page, PAGE.get()) };
-        debug_assert!(unmapped.is_ok(), "unmapping our own page");
+        debug_assert!(unmapped.is_ok(), "munmap of a page of this process");
     }
-    // SAFETY: the handler does nothing but store to an atomic, which is allowed in a child.
+    // SAFETY: the handler only stores to an atomic, which is allowed in a child.
     let handled = unsafe { libc::pthread_atfork(None, None, Some(wipe_plain)) };
     if handled != 0 {
         log::warn!("a fork of this process cannot be noticed: do not use its engines in a child");
@@ -68,20 +69,20 @@ extern "C" fn wipe_plain() {
     PLAIN.store(0, Ordering::Relaxed);
 }
 
-/// Something that each process has its own of. A child makes one afresh: what it inherited is its parent's,
-/// and may be locked by a thread that the child does not have.
+/// A value of which each process has its own. A child makes a new one: the inherited value belongs to its
+/// parent, and may be locked by a thread that the child does not have.
 pub struct PerProcess<T> {
     made: AtomicPtr<(Mark, T)>,
 }
 
 impl<T: Default + Send + Sync + 'static> PerProcess<T> {
-    /// Nothing yet: each process makes its own when it asks for it first.
+    /// Without a value: each process makes its own on first use.
     #[must_use]
     pub const fn new() -> Self {
         Self { made: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// This process' one.
+    /// The value of this process.
     #[must_use]
     pub fn get(&self) -> &'static T {
         let known = self.made.load(Ordering::Acquire);
@@ -91,16 +92,16 @@ impl<T: Default + Send + Sync + 'static> PerProcess<T> {
         {
             return made;
         }
-        // What the parent made is leaked as well: it is not ours to drop.
+        // The parent's value is leaked: this process must not drop it.
         let fresh = Box::into_raw(Box::new((Mark::new(), T::default())));
         match self.made.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: leaked above.
             Ok(_) => unsafe { &(*fresh).1 },
             Err(theirs) => {
-                // SAFETY: nobody has seen it.
+                // SAFETY: no other thread has seen it.
                 drop(unsafe { Box::from_raw(fresh) });
-                // SAFETY: leaked above, by another thread of this process: it changed `made` after we did
-                // look.
+                // SAFETY: leaked above by another thread of this process, which changed `made` after this
+                // thread had read it.
                 unsafe { &(*theirs).1 }
             }
         }
@@ -113,15 +114,15 @@ impl<T: Default + Send + Sync + 'static> Default for PerProcess<T> {
     }
 }
 
-/// Dropped by the process that made it alone. A child leaks it: its threads are not there, and its sockets
-/// are its parent's.
+/// A value that is dropped only by the process that made it. A child leaks it: its threads do not run there,
+/// and its sockets are the parent's.
 pub struct Own<T> {
     mark: Mark,
     value: ManuallyDrop<T>,
 }
 
 impl<T> Own<T> {
-    /// Belongs to this process.
+    /// A value that belongs to this process.
     #[must_use]
     pub fn new(value: T) -> Self {
         Self { mark: Mark::new(), value: ManuallyDrop::new(value) }

@@ -1,8 +1,8 @@
 //! Reads a [`Topology`] with hwloc 2 (<https://www.open-mpi.org/projects/hwloc/>): of this host, of another
 //! host from the XML that its `lstopo` wrote, or of one that a synthetic string describes.
 //!
-//! hwloc tells where devices hang and what is near them. It does not tell how wide and fast their slots run,
-//! nor the speed of ports: [`read_sysfs`](super::read_sysfs) does.
+//! hwloc reports where devices are attached and what is near them. It does not report the width and speed of
+//! their slots, nor the speed of ports: [`read_sysfs`](super::read_sysfs) does.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -32,8 +32,9 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 /// Characters of a synthetic string that an error repeats.
 const SHOWN_MAX: usize = 80;
 
-/// What hwloc reads.
+/// The source that hwloc reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HwlocSource {
     /// This host.
     ThisHost,
@@ -45,8 +46,8 @@ pub enum HwlocSource {
 }
 
 impl HwlocSource {
-    /// What a person means: nothing is this host, a text with a colon that names no file is a synthetic
-    /// string, anything else an XML file.
+    /// The source that a command-line argument means: an empty text is this host, a text with a colon that
+    /// names no file is a synthetic string, anything else an XML file.
     #[must_use]
     pub fn from_text(text: &str) -> Self {
         if text.is_empty() {
@@ -59,11 +60,11 @@ impl HwlocSource {
     }
 }
 
-/// Reads a host. Devices that make no sense, or beyond the limits of [`te_core::topology`], are left out with
-/// a warning.
+/// Reads a host. Invalid devices, and those beyond the limits of [`te_core::topology`], are left out with a
+/// warning.
 ///
 /// # Errors
-/// When the source is not what it is said to be, or hwloc fails.
+/// When the source is not of the stated kind, or hwloc fails.
 pub fn read_hwloc(source: &HwlocSource) -> Result<Found, HwlocError> {
     let host = load(source)?;
     let mut reader = Reader { host: &host, nodes: Vec::new(), warnings: Warnings::default() };
@@ -85,7 +86,7 @@ fn load(source: &HwlocSource) -> Result<hwlocality::Topology, HwlocError> {
     };
     let builder = match source {
         HwlocSource::ThisHost => builder,
-        // Read here: hwloc would not say why it cannot open a file.
+        // Read here, because hwloc does not report why it cannot open a file.
         HwlocSource::Xml(path) => builder.from_xml(&read_text(path)?).map_err(|_| refused())?,
         HwlocSource::Synthetic(text) => builder.from_synthetic(text).map_err(|_| refused())?,
     };
@@ -105,7 +106,7 @@ fn read_text(path: &Path) -> Result<String, HwlocError> {
 
 struct Reader<'a> {
     host: &'a hwlocality::Topology,
-    /// Ids of the NUMA nodes there are.
+    /// Ids of the NUMA nodes.
     nodes: Vec<u16>,
     warnings: Warnings,
 }
@@ -134,7 +135,7 @@ impl Reader<'_> {
         found.into_iter().enumerate().map(node).collect()
     }
 
-    /// The matrix of the firmware; without one, what the kernel would assume.
+    /// The distances that the firmware reports; without them, those that the kernel assumes.
     fn distances(&mut self, ids: &[u16]) -> Vec<Vec<u8>> {
         let assumed = |a: usize| {
             (0..ids.len()).map(|b| if a == b { SLIT_LOCAL } else { SLIT_REMOTE }).collect::<Vec<u8>>()
@@ -181,7 +182,7 @@ impl Reader<'_> {
         gpus
     }
 
-    /// RDMA devices, then network devices that belong to none of them and to some hardware.
+    /// RDMA devices, then network devices that belong to no RDMA device and are hardware.
     fn nics(&mut self) -> Vec<Nic> {
         let devices = |wanted: OSDeviceType| {
             let is_wanted = move |device: &&TopologyObject| matches!(device.attributes(), Some(ObjectAttributes::OSDevice(os)) if os.device_type() == wanted);
@@ -224,7 +225,7 @@ impl Reader<'_> {
             return;
         };
         if nics.iter().any(|other| other.name == name) {
-            self.warnings.add(format!("NIC {name:?} is left out: there is another one of that name"));
+            self.warnings.add(format!("NIC {name:?} is left out: another NIC has the same name"));
             return;
         }
         nics.push(Nic {
@@ -237,7 +238,7 @@ impl Reader<'_> {
         });
     }
 
-    /// The only node near a device; `None` when several are as near.
+    /// The node that is nearest to a device; `None` when several are equally near.
     fn numa_node(&self, device: &TopologyObject) -> Option<u16> {
         let near = device.first_non_io_ancestor()?.nodeset()?;
         let id = u16::try_from(usize::from(near.first_set()?)).ok()?;
@@ -249,15 +250,15 @@ fn name(object: &TopologyObject) -> Option<&str> {
     object.name()?.to_str().ok()
 }
 
-/// The PCI device that a network or RDMA device is a face of.
+/// The PCI device that a network or RDMA device belongs to.
 fn pci_device(device: &TopologyObject) -> Option<&TopologyObject> {
     device.first_ancestor_with_type(ObjectType::PCIDevice)
 }
 
-/// Runs of CPUs.
+/// Ranges of CPUs.
 fn cpus(node: &TopologyObject) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
-    // A set without a weight has no end.
+    // A set without a weight is infinite.
     let Some(set) = node.cpuset().filter(|set| set.weight().is_some()) else { return runs };
     for cpu in set.iter_set().filter_map(|cpu| u32::try_from(usize::from(cpu)).ok()) {
         match runs.last_mut() {
@@ -268,7 +269,8 @@ fn cpus(node: &TopologyObject) -> Vec<(u32, u32)> {
     runs
 }
 
-/// What `ibstat` calls the state of each port, as far as there are infos `Port1State` and so on.
+/// The state of each port as `ibstat` names it, as long as there are attributes `Port1State`, `Port2State`
+/// and so on.
 fn ports(device: &TopologyObject) -> Vec<NicPort> {
     let port = |number: u8| {
         let state = device.info(&format!("Port{number}State"))?;
@@ -292,7 +294,7 @@ fn address(pci: &PCIDeviceAttributes) -> Option<PciAddress> {
     })
 }
 
-/// The way from the host bridge down to a PCI device; `None` when hwloc does not know all of it.
+/// The path from the host bridge down to a PCI device; `None` when hwloc does not know all of it.
 fn pci_path(device: &TopologyObject) -> Option<PciPath> {
     let Some(ObjectAttributes::PCIDevice(pci)) = device.attributes() else { return None };
     let mut bridges = Vec::new();
@@ -313,7 +315,7 @@ fn pci_path(device: &TopologyObject) -> Option<PciPath> {
     None
 }
 
-/// Why hwloc found no host.
+/// Why hwloc read no host.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum HwlocError {
@@ -321,18 +323,18 @@ pub enum HwlocError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is longer than 16 MiB.
+    /// The file is longer than 16 MiB.
     TooLong(PathBuf),
-    /// It is not XML that hwloc 2 understands.
+    /// The file is not XML that hwloc 2 understands.
     Xml(PathBuf),
-    /// It is no synthetic description; its first characters.
+    /// The text is not a synthetic description; contains its first characters.
     Synthetic(String),
-    /// hwloc cannot look at this host.
+    /// hwloc cannot read this host.
     Failed,
-    /// What it says makes no host.
+    /// The source describes no valid host.
     Topology(TopologyError),
 }
 
@@ -342,7 +344,7 @@ impl fmt::Display for HwlocError {
             Self::Io { path, source } => write!(f, "cannot read {}: {source}", path.display()),
             Self::TooLong(path) => write!(
                 f,
-                "{} is longer than {FILE_BYTES_MAX} bytes: is it what lstopo wrote?",
+                "{} is longer than {FILE_BYTES_MAX} bytes: is it a file that lstopo wrote?",
                 path.display()
             ),
             Self::Xml(path) => write!(
@@ -352,10 +354,10 @@ impl fmt::Display for HwlocError {
             ),
             Self::Synthetic(text) => write!(
                 f,
-                "{text:?} names no file and is no synthetic host: write \"package:2 numa:1 core:4 pu:1\", with pu last"
+                "{text:?} is neither a file nor a synthetic host: write for example \"package:2 numa:1 core:4 pu:1\", with pu last"
             ),
             Self::Failed => f.write_str(
-                "hwloc cannot look at this host: `lstopo` may say why; variables HWLOC_* change what it does",
+                "hwloc cannot read this host: run `lstopo` for its error message, and check the variables HWLOC_*",
             ),
             Self::Topology(error) => error.fmt(f),
         }

@@ -27,10 +27,11 @@ pub fn read_matrix(path: &Path) -> Result<PriorityMatrix, MatrixFileError> {
     parse_matrix(&text)
 }
 
-/// Parses a matrix: an object that gives each location an array of two, preferred NICs and secondary ones.
+/// Parses a matrix: an object that gives each location an array of two lists, of preferred NICs and of
+/// secondary ones.
 ///
 /// # Errors
-/// `Json` says where the text is not that; `Matrix` what its rows have wrong.
+/// `Json` with the position where the text is not that; `Matrix` with what is wrong in its rows.
 pub fn parse_matrix(text: &str) -> Result<PriorityMatrix, MatrixFileError> {
     let Rows(rows) = serde_json::from_str(text).map_err(MatrixFileError::Json)?;
     let row = |(location, (preferred, secondary)): (String, Lists)| {
@@ -40,7 +41,7 @@ pub fn parse_matrix(text: &str) -> Result<PriorityMatrix, MatrixFileError> {
     rows.and_then(PriorityMatrix::new).map_err(MatrixFileError::Matrix)
 }
 
-/// The matrix as [`parse_matrix`] reads it, one location per line.
+/// Writes the matrix in the form that [`parse_matrix`] reads, one location per line.
 #[must_use]
 pub fn matrix_to_json(matrix: &PriorityMatrix) -> String {
     // Names are printable ASCII: `Debug` escapes what JSON does, quotes and backslashes.
@@ -57,7 +58,7 @@ pub fn matrix_to_json(matrix: &PriorityMatrix) -> String {
 
 type Lists = (Vec<String>, Vec<String>);
 
-/// Rows in the order of the file; a map would lose that, and hide a location that stands there twice.
+/// Rows in the order of the file. A map would lose the order, and hide a location that occurs twice.
 struct Rows(Vec<(String, Lists)>);
 
 impl<'de> Deserialize<'de> for Rows {
@@ -82,7 +83,7 @@ impl<'de> Deserialize<'de> for Rows {
     }
 }
 
-/// Why there is no matrix.
+/// Why a matrix could not be read.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum MatrixFileError {
@@ -90,17 +91,17 @@ pub enum MatrixFileError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is longer than 1 MiB.
+    /// The file is longer than 1 MiB.
     TooLong {
         /// The file.
         path: PathBuf,
     },
-    /// It is not the JSON of a matrix.
+    /// The text is not the JSON of a matrix.
     Json(serde_json::Error),
-    /// Its rows are wrong.
+    /// The rows are invalid.
     Matrix(MatrixError),
 }
 

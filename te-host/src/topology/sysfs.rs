@@ -28,20 +28,20 @@ use te_core::topology::{
 use super::found::{Found, Warnings};
 use super::{GPU_CLASSES, SLIT_LOCAL, SLIT_REMOTE, gpu_vendor, is_plain};
 
-/// Where Linux has it.
+/// Where Linux mounts sysfs.
 pub const SYSFS: &str = "/sys";
-/// Longest file that is read, bytes; what is longer is cut.
+/// Longest file that is read, bytes; the rest of a longer file is ignored.
 const FILE_BYTES_MAX: u64 = 64 << 10;
-/// Entries of one directory that are looked at, at most.
+/// Entries of one directory that are read.
 const ENTRIES_MAX: usize = 1 << 16;
 
-/// Reads the host under `root`, which is [`SYSFS`] but in tests and in containers that mount it elsewhere.
+/// Reads the host under `root`, which is [`SYSFS`] except in tests and in containers that mount it elsewhere.
 ///
-/// A host without NUMA information is one node; without PCI or NICs it just has none. Values that make no
-/// sense, and devices beyond the limits of [`te_core::topology`], are left out with a warning.
+/// A host without NUMA information has one node; one without PCI or NICs has no devices. Invalid values, and
+/// devices beyond the limits of [`te_core::topology`], are left out with a warning.
 ///
 /// # Errors
-/// When `root` cannot be read, or holds none of `devices`, `class` and `bus`.
+/// When `root` cannot be read, or has none of `devices`, `class` and `bus`.
 pub fn read_sysfs(root: &Path) -> Result<Found, SysfsError> {
     fs::read_dir(root).map_err(|source| SysfsError::Root { path: root.into(), source })?;
     if !["devices", "class", "bus"].iter().any(|name| root.join(name).is_dir()) {
@@ -60,7 +60,7 @@ pub fn read_sysfs(root: &Path) -> Result<Found, SysfsError> {
 
 struct Reader<'a> {
     root: &'a Path,
-    /// Ids of the NUMA nodes there are.
+    /// Ids of the NUMA nodes.
     nodes: Vec<u16>,
     warnings: Warnings,
 }
@@ -120,9 +120,9 @@ impl Reader<'_> {
         )
     }
 
-    /// The row of node number `at` among `count`.
+    /// The row of node number `at` among `count` nodes.
     fn distances(&mut self, path: &Path, at: usize, count: usize) -> Vec<u8> {
-        // What the kernel assumes, too, when the firmware has no table.
+        // The kernel assumes the same when the firmware has no table.
         let assumed = || (0..count).map(|other| if other == at { SLIT_LOCAL } else { SLIT_REMOTE }).collect();
         let Some(text) = self.text(path) else { return assumed() };
         let row: Option<Vec<u8>> = text.split_whitespace().map(|number| number.parse().ok()).collect();
@@ -141,7 +141,7 @@ impl Reader<'_> {
         for name in self.entries(base) {
             let Ok(address) = name.parse::<PciAddress>() else { continue };
             let class = self.hex(&base.join(&name).join("class")).unwrap_or(0);
-            // Above the programming interface.
+            // Bits above the programming interface.
             let Ok(class) = u16::try_from(class >> 8) else { continue };
             if !GPU_CLASSES.contains(&class) {
                 continue;
@@ -168,7 +168,7 @@ impl Reader<'_> {
         let mut nics = Vec::with_capacity(names.len());
         for name in names {
             let dir = base.join(&name);
-            // Software devices (rxe, siw) sit on a network device, and name it.
+            // Software devices (rxe, siw) use a network device, which they name.
             let parent = self.text(&dir.join("parent")).filter(|name| is_plain(name));
             let pci = self.device(&dir).or_else(|| {
                 let parent = parent.as_ref()?;
@@ -206,7 +206,7 @@ impl Reader<'_> {
         NicPort { number, state, mbit_per_s }
     }
 
-    /// Adds network devices that belong to no RDMA device and to some hardware.
+    /// Adds network devices that belong to no RDMA device and are hardware.
     fn ethernet_nics(&mut self, nics: &mut Vec<Nic>) {
         let taken: HashSet<String> = nics.iter().filter_map(|nic| nic.netdev.clone()).collect();
         let addresses: HashSet<PciAddress> =
@@ -227,7 +227,7 @@ impl Reader<'_> {
                 Some("down" | "lowerlayerdown" | "notpresent") => PortState::Down,
                 _ => PortState::Unknown,
             };
-            // -1, or an error to read it, while there is no link.
+            // -1, or an error when reading it, while there is no link.
             let speed = self.number::<i64>(&dir.join("speed")).and_then(|speed| u32::try_from(speed).ok());
             let port = NicPort { number: 1, state, mbit_per_s: speed.filter(|&speed| speed > 0) };
             let nic = Nic { kind: NicKind::Ethernet, ports: vec![port], ..Nic::named(&name) };
@@ -256,7 +256,7 @@ impl Reader<'_> {
         nics.push(nic);
     }
 
-    /// Where the device of a class entry hangs: the entry is a link into `devices/`.
+    /// The PCI path of a device class entry, which is a link into `devices/`.
     fn device(&mut self, entry: &Path) -> Option<PciPath> {
         let path = self.target(entry).and_then(|target| PciPath::parse_sysfs(&target));
         path.or_else(|| {
@@ -271,22 +271,23 @@ impl Reader<'_> {
         let path = path.filter(|path| path.address == address);
         if path.is_none() {
             self.warnings.add(format!(
-                "{}: does not say where the device hangs; its PCI path is unknown",
+                "{}: not a path below a PCI host bridge; the PCI path of the device is unknown",
                 entry.display()
             ));
         }
         path
     }
 
-    /// The node that sysfs names, if there is such a node. A host with a single node needs no telling.
+    /// The node that sysfs names, if it exists. On a host with a single node it is that node.
     fn numa_node(&mut self, address: Option<PciAddress>) -> Option<u16> {
         let only = if let [only] = self.nodes[..] { Some(only) } else { None };
         let path = pci_device(address?).join("numa_node");
-        // -1: the firmware does not say.
+        // -1: the firmware does not report it.
         let node = self.number::<i64>(&path).filter(|&node| node != -1);
         let known = node.and_then(|node| u16::try_from(node).ok()).filter(|node| self.nodes.contains(node));
         if let (Some(node), None) = (node, known) {
-            self.warnings.add(format!("{}: says {node}, and there is no such NUMA node", path.display()));
+            self.warnings
+                .add(format!("{}: {node} is not a NUMA node of this host; it is ignored", path.display()));
         }
         known.or(only)
     }
@@ -307,9 +308,9 @@ impl Reader<'_> {
         })
     }
 
-    /// The text of a file; `None` when it cannot be read, which for sysfs often means "does not apply".
+    /// The text of a file; `None` when it cannot be read, which for sysfs often means that it does not apply.
     fn text(&mut self, path: &Path) -> Option<String> {
-        // A pipe in the place of a file must not hold us up.
+        // Opening a pipe that is in the place of a file must not block.
         let file =
             OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(self.root.join(path)).ok()?;
         let mut bytes = Vec::new();
@@ -340,7 +341,7 @@ impl Reader<'_> {
         Some(fs::read_link(self.root.join(path)).ok()?.to_str()?.to_owned())
     }
 
-    /// Names in a directory, in order; none when it is not there.
+    /// Names in a directory, in order; none when the directory does not exist.
     fn entries(&mut self, path: &Path) -> Vec<String> {
         let entries = match fs::read_dir(self.root.join(path)) {
             Ok(entries) => entries,
@@ -379,20 +380,20 @@ fn thousandths(text: &str) -> Option<u32> {
     whole.parse::<u32>().ok()?.checked_mul(1000)?.checked_add(part.parse::<u32>().ok()? * scale)
 }
 
-/// Why a directory does not serve as sysfs.
+/// Why a directory cannot be read as sysfs.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SysfsError {
-    /// It cannot be read.
+    /// The directory cannot be read.
     Root {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// It holds nothing that sysfs has.
+    /// The directory has nothing that sysfs has.
     NotSysfs(PathBuf),
-    /// What it says makes no host.
+    /// The files describe no valid host.
     Topology(TopologyError),
 }
 

@@ -1,4 +1,4 @@
-//! Fixtures of sysfs: one text file a host, expanded into a directory, links and all.
+//! Fixtures of sysfs: one text file per host, which is expanded into a directory with its links.
 //!
 //! ```text
 //!   [devices/pci0000:16/0000:16:01.0/0000:19:00.0]     a directory of the root
@@ -6,16 +6,16 @@
 //!   infiniband/mlx5_0/ports/1/state = 4: ACTIVE        deeper down
 //! ```
 //!
-//! The links that sysfs would have are made for what is there: `bus/pci/devices/ADDRESS` to each directory
-//! named like a PCI address, `class/net/NAME` and `class/infiniband/NAME` to each `…/net/NAME` and
-//! `…/infiniband/NAME`, and back from those a `device` link, but not for virtual devices.
+//! The links of sysfs are made for what is there: `bus/pci/devices/ADDRESS` to each directory named like a
+//! PCI address, `class/net/NAME` and `class/infiniband/NAME` to each `…/net/NAME` and `…/infiniband/NAME`,
+//! and from those a `device` link back, except for virtual devices.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// A host to read. Tests may break it before they do.
+/// A host to be read. Tests may change its files first.
 pub(crate) struct Sysfs(tempfile::TempDir);
 
 impl Sysfs {
@@ -26,7 +26,7 @@ impl Sysfs {
         Self::of(&fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
     }
 
-    /// A host from text.
+    /// A host described by `text`.
     pub(crate) fn of(text: &str) -> Self {
         let this = Self(tempfile::tempdir().expect("a directory"));
         let mut section = PathBuf::new();
@@ -56,7 +56,7 @@ impl Sysfs {
         fs::write(self.path().join(path), format!("{value}\n")).expect("written");
     }
 
-    /// Makes a link as it is given.
+    /// Makes a link to `target`, as it is given.
     pub(crate) fn put_link(&self, path: &str, target: &str) {
         let path = self.path().join(path);
         fs::create_dir_all(path.parent().expect("a directory")).expect("created");
@@ -71,7 +71,7 @@ impl Sysfs {
             if name.parse::<te_core::topology::PciAddress>().is_ok() {
                 self.link_to(Path::new("bus/pci/devices").join(name), dir);
             } else if dir.starts_with("class") {
-                // A real directory in the place of a link.
+                // A real directory in place of a link.
             } else if let Some(class @ ("net" | "infiniband")) = parent {
                 self.link_to(Path::new("class").join(class).join(name), dir);
                 if !dir.starts_with("devices/virtual") {

@@ -1,24 +1,25 @@
-//! Our own slices: accepted, cut into pieces, framed onto lanes, settled by the answers. And the lanes
-//! themselves: opened as there is work for them, given up when the peer is silent.
+//! Slices of this transport: they are accepted, cut into pieces, framed onto connections, and settled by the
+//! answers. The connections are opened while there is work for them, and given up when the peer is silent.
 //!
 //! ```text
-//!   accept ──▶ slices ──▶ framing ──▶ lane ─────▶ io
+//!   accept ──▶ slices ──▶ framing ──▶ connection ─────▶ io
 //!                 ▲                    │
 //!   fetch ◀───────┴───── answers ◀─────┘
 //! ```
 //!
-//! A slice that is cancelled lets go of its memory at once, or when hops to and from a device's memory have
-//! ended; what a lane still owes it is discarded. A lane that ends settles its pieces by how far they got.
+//! A cancelled slice releases its memory at once, or when hops to and from a device's memory have ended;
+//! answers that still arrive for it are discarded. When a connection ends, its pieces are settled according
+//! to how much of them was sent.
 
 mod answers;
+mod connection;
 mod framing;
-mod lane;
 mod slices;
 mod staged;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use lane::Greeting;
+pub(crate) use connection::Greeting;
 
 use core::net::SocketAddr;
 use std::io;
@@ -31,17 +32,17 @@ use te_fabric::{Export, Interest, Slab};
 use zerocopy::IntoBytes;
 
 use self::answers::Answers;
+use self::connection::{ConnectionEnd, Own, OwnConnection, Phase};
 use self::framing::Frame;
-use self::lane::{LaneEnd, Own, OwnLane, Phase};
 use self::slices::Slices;
 use self::staged::{Stagings, release};
-use crate::config::{Config, LANES_MAX};
-use crate::context::Context;
-use crate::frame::{ENTRIES_MAX, Header, Kind, LaneEntry};
-use crate::io::{Io, RECEIVE_BYTES_MAX, tune_to_peer};
+use crate::config::{CONNECTIONS_PER_PEER_MAX, Config};
 #[cfg(feature = "uring")]
-use crate::lane::{Destination, LaneName};
-use crate::lane::{OwnName, Reading};
+use crate::connection::{Destination, shared_receive};
+use crate::connection::{OwnName, Reading};
+use crate::context::Context;
+use crate::frame::{ConnectionEntry, ENTRIES_MAX, Header, Kind};
+use crate::io::{Io, RECEIVE_BYTES_MAX, tune_to_peer};
 use crate::peers::{Peers, Sent};
 use crate::region::Regions;
 use crate::stats::Stats;
@@ -52,36 +53,37 @@ use crate::sys::Job;
 pub(crate) struct Initiator {
     greeting: Greeting,
     slices: Slices,
-    lanes: Slab<OwnLane, OwnName>,
+    connections: Slab<OwnConnection, OwnName>,
     frame: Frame,
-    /// Slots and hops of slices whose local memory is a device's.
+    /// Staging slots and hops of slices whose local memory is a device's.
     staging: Stagings,
-    /// Number of the peer, modulo how many there are, that got a slot first the last time. Wraps.
+    /// Counts the rounds in which staging slots were given out, so that each round begins with another peer.
+    /// Wraps.
     first_served: u32,
-    /// Lanes opened so far. Wraps.
-    lane_generation: u32,
-    /// The last FENCE frame that was sent.
+    /// Connections opened so far. Wraps.
+    connection_generation: u32,
+    /// Number of the last FENCE that was sent.
     last_fence: u64,
     stats: Stats,
 }
 
 impl Initiator {
-    /// Room for as many slices, segments and fences as `config` says.
+    /// An initiator with room for the slices, remote regions and fences that `config` allows.
     pub(crate) fn new(greeting: Greeting, config: &Config) -> Self {
         Self {
             greeting,
-            slices: Slices::new(config.segments_max, config.inflight_max, config.fences_max),
-            lanes: Slab::new(),
+            slices: Slices::new(config.remote_regions_max, config.inflight_max, config.fences_max),
+            connections: Slab::new(),
             frame: Frame::new(),
             staging: Stagings::new(),
             first_served: 0,
-            lane_generation: 0,
+            connection_generation: 0,
             last_fence: 0,
             stats: Stats::default(),
         }
     }
 
-    /// Slices that hold a slot, ghosts of cancelled ones included.
+    /// Slices in the table: those that have not completed, and cancelled ones that still wait for answers.
     pub(crate) fn slices_in_flight(&self) -> usize {
         self.slices.len()
     }
@@ -95,20 +97,20 @@ impl Initiator {
         self.slices.has_completions()
     }
 
-    /// Hands completions out; returns how many.
+    /// Writes completions to `out`; returns their number.
     pub(crate) fn fetch(&mut self, out: &mut [Completion]) -> usize {
         self.slices.fetch(out)
     }
 
-    /// What became of our slices and lanes.
+    /// Counters of slices and of connections that this transport opened.
     pub(crate) const fn stats(&self) -> Stats {
         self.stats.plus(self.slices.stats())
     }
 }
 
-/// What the owner asks for.
+/// Calls of the transport's user.
 impl Initiator {
-    /// Attaches a segment of the peer that wrote `export`.
+    /// Attaches a region of the peer that wrote `export`.
     ///
     /// # Errors
     /// `Full`, `Busy`.
@@ -121,7 +123,7 @@ impl Initiator {
         self.slices.attach(id, export, peers)
     }
 
-    /// Detaches a segment, and lets go of its peer when that was the last.
+    /// Detaches a remote region, and removes its peer when that was the peer's last.
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Busy`.
@@ -142,7 +144,7 @@ impl Initiator {
     /// Accepts a slice; it is sent by the next poll.
     ///
     /// # Errors
-    /// What [`te_core::Transport::submit`] says of the first slice of a batch.
+    /// Those that [`te_core::Transport::submit`] documents for the first slice of a batch.
     pub(crate) fn accept(
         &mut self,
         slice: &Slice,
@@ -157,27 +159,28 @@ impl Initiator {
         Ok(())
     }
 
-    /// A fence towards the peer of `segment`; it is sent by the next poll.
+    /// Starts a fence towards the peer that owns `remote`; it is sent by the next poll.
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Full`.
     pub(crate) fn fence(
         &mut self,
         token: Token,
-        segment: RemoteRegionId,
+        remote: RemoteRegionId,
         peers: &mut Peers,
         cx: &mut Context<'_>,
     ) -> Result<(), Error> {
-        let peer = self.slices.begin_fence(token, segment, peers)?;
+        let peer = self.slices.begin_fence(token, remote, peers)?;
         peers.list(peer, cx.timers);
         cx.timers.wake();
         Ok(())
     }
 
-    /// L3: ends a slice, at once unless hops to or from its memory run. What a lane still owes it is discarded.
+    /// L3: ends a slice, at once unless hops to or from its memory run. Answers that still arrive for it are
+    /// discarded.
     ///
     /// # Errors
-    /// `NotFound`: there is no such slice, or its completion was handed out.
+    /// `NotFound`: there is no such slice, or its completion was already fetched.
     pub(crate) fn cancel(
         &mut self,
         token: Token,
@@ -186,10 +189,12 @@ impl Initiator {
     ) -> Result<(), Error> {
         let Some(slot) = self.slices.find(token)? else { return Ok(()) };
         let Self { slices, staging, .. } = self;
-        let on_lanes = slices.begin_cancel(slot, peers, |piece| release(piece, staging));
-        if let Some((op, Some(peer))) = on_lanes {
-            for index in peers.get(peer).map_or([None; LANES_MAX as usize], |peer| peer.lanes) {
-                self.cut_lane(index, slot, op, peers, cx);
+        let on_connections = slices.begin_cancel(slot, peers, |piece| release(piece, staging));
+        if let Some((op, Some(peer))) = on_connections {
+            for index in
+                peers.get(peer).map_or([None; CONNECTIONS_PER_PEER_MAX as usize], |peer| peer.connections)
+            {
+                self.cut_connection(index, slot, op, peers, cx);
             }
         }
         self.slices.end_cancel(slot, peers, cx.regions);
@@ -197,31 +202,38 @@ impl Initiator {
         Ok(())
     }
 
-    /// Closes every lane, in mid-frame if need be.
+    /// Closes every connection, even in the middle of a frame.
     #[cfg(feature = "testkit")]
-    pub(crate) fn close_lanes(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
+    pub(crate) fn close_connections(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
         let error = Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET);
-        for index in 0..self.lanes.bound() {
-            self.end(index, LaneEnd::Lost(error), peers, cx);
+        for index in 0..self.connections.bound() {
+            self.end(index, ConnectionEnd::Lost(error), peers, cx);
         }
     }
 
-    fn cut_lane(&mut self, index: Option<u32>, slot: u32, op: Op, peers: &mut Peers, cx: &mut Context<'_>) {
+    fn cut_connection(
+        &mut self,
+        index: Option<u32>,
+        slot: u32,
+        op: Op,
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
+    ) {
         let Some(index) = index else { return };
-        let Some(lane) = self.lanes.get_mut(index) else { return };
-        let cut = lane.cut(slot, op, cx.config.aside_bytes_max);
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        let cut = connection.cut(slot, op, cx.config.detached_bytes_max);
         if cut.touched {
             self.slices.touch(slot);
         }
-        if !cut.in_step {
-            self.end(index, LaneEnd::Lost(Error::new(ErrorKind::Rail)), peers, cx);
+        if !cut.usable {
+            self.end(index, ConnectionEnd::Lost(Error::new(ErrorKind::Rail)), peers, cx);
         }
     }
 }
 
 /// Sending.
 impl Initiator {
-    /// Frames and sends what waits, for every peer that has something waiting.
+    /// Frames and sends what waits, for every listed peer.
     pub(crate) fn feed(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
         let mut at = 0;
         while let Some(peer) = peers.listed(at) {
@@ -232,76 +244,77 @@ impl Initiator {
 
     fn feed_peer(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) {
         while self.send_fence(number, peers, cx) {}
-        let mut fed = [None; LANES_MAX as usize];
+        let mut fed = [None; CONNECTIONS_PER_PEER_MAX as usize];
         let mut wanting = false;
         while let Some(peer) = peers.get_mut(number)
             && let Some(op) = self.slices.next(peer)
         {
-            let Some((lane, index)) = self.pick_lane(&peer.lanes, op) else {
+            let Some((connection, index)) = self.pick_connection(&peer.connections, op) else {
                 wanting = true;
                 break;
             };
-            let Some(open) = self.lanes.get_mut(index) else { break };
+            let Some(open) = self.connections.get_mut(index) else { break };
             if !self.frame.send(op, peer, open, &mut self.slices, &self.staging, cx.config) {
                 break;
             }
             self.stats.frames_sent += 1;
-            fed[lane] = Some(index);
+            fed[connection] = Some(index);
         }
         for index in fed.into_iter().flatten() {
-            self.drive_lane(index, Reading::No, false, peers, cx);
+            self.drive_connection(index, Reading::No, false, peers, cx);
         }
-        if wanting || peers.get(number).is_some_and(|peer| peer.has_work() && peer.lane_count() == 0) {
-            self.open_lane(number, peers, cx);
+        if wanting || peers.get(number).is_some_and(|peer| peer.has_work() && peer.connection_count() == 0) {
+            self.open_connection(number, peers, cx);
         }
     }
 
-    /// The live lane with the least on it that has room.
-    fn pick_lane(&self, lanes: &[Option<u32>], op: Op) -> Option<(usize, u32)> {
-        let open = lanes.iter().enumerate().filter_map(|(number, index)| {
-            let lane = self.lanes.get((*index)?)?;
-            lane.takes(op).then_some((number, (*index)?, lane.load()))
+    /// The live connection with room for another frame and the fewest unanswered bytes.
+    fn pick_connection(&self, connections: &[Option<u32>], op: Op) -> Option<(usize, u32)> {
+        let open = connections.iter().enumerate().filter_map(|(number, index)| {
+            let connection = self.connections.get((*index)?)?;
+            connection.takes(op).then_some((number, (*index)?, connection.load()))
         });
         open.min_by_key(|&(.., load)| load).map(|(number, index, _)| (number, index))
     }
 
-    /// Sends a fence that is not yet on its way, if a live lane can carry it. True: one was sent.
+    /// Sends one fence that was not sent yet, if a live connection has room. Returns whether one was sent.
     fn send_fence(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
         let Some(peer) = peers.get_mut(number) else { return false };
         let Some(fence) = peer.fences.iter_mut().find(|fence| fence.sent.is_none()) else { return false };
-        let mut lanes = [LaneEntry::new(0, 0); ENTRIES_MAX];
+        let mut connections = [ConnectionEntry::new(0, 0); ENTRIES_MAX];
         let (mut count, mut live) = (0, 0_u32);
-        for lane in peer.lanes.iter().flatten().filter_map(|&index| self.lanes.get(index)) {
-            lanes[count] = LaneEntry::new(u16::from(lane.role.number), lane.role.generation);
+        for connection in peer.connections.iter().flatten().filter_map(|&index| self.connections.get(index)) {
+            connections[count] =
+                ConnectionEntry::new(u16::from(connection.role.number), connection.role.generation);
             count += 1;
-            if lane.role.is_live() {
-                if !lane.outbox.has_room(0) {
+            if connection.role.is_live() {
+                if !connection.outbox.has_room(0) {
                     return false;
                 }
-                live |= 1 << lane.role.number;
+                live |= 1 << connection.role.number;
             }
         }
         if live == 0 {
             return false;
         }
         self.last_fence += 1;
-        fence.sent = Some(Sent { id: self.last_fence, lanes: live });
+        fence.sent = Some(Sent { id: self.last_fence, connections: live });
         let header = Header::new(Kind::Fence, 0, count as u16, self.last_fence);
-        let indexes = peer.lanes;
+        let indexes = peer.connections;
         for (_, index) in indexes.into_iter().enumerate().filter(|(number, _)| live & 1 << number != 0) {
             let Some(index) = index else { continue };
-            if let Some(lane) = self.lanes.get_mut(index) {
-                lane.outbox.push_head(&[header.as_bytes(), lanes[..count].as_bytes()]);
-                self.drive_lane(index, Reading::No, false, peers, cx);
+            if let Some(connection) = self.connections.get_mut(index) {
+                connection.outbox.push_head(&[header.as_bytes(), connections[..count].as_bytes()]);
+                self.drive_connection(index, Reading::No, false, peers, cx);
             }
         }
         true
     }
 }
 
-/// Turns of single lanes.
+/// Work on single connections.
 impl Initiator {
-    /// Works on a lane after an event.
+    /// Works on a connection after an event.
     pub(crate) fn drive(
         &mut self,
         name: OwnName,
@@ -310,32 +323,38 @@ impl Initiator {
         peers: &mut Peers,
         cx: &mut Context<'_>,
     ) {
-        if let Some(index) = self.lanes.index(name) {
-            self.drive_lane(index, reading, writable, peers, cx);
+        if let Some(index) = self.connections.index(name) {
+            self.drive_connection(index, reading, writable, peers, cx);
         }
     }
 
-    /// Works on a lane without having asked whether there is anything. False: it has gone cold, or has ended.
-    pub(crate) fn drive_hot(&mut self, name: OwnName, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
-        let Some(index) = self.lanes.index(name) else { return false };
-        match self.lanes.get_mut(index) {
-            Some(lane) if lane.heat > 0 && !lane.role.is_awaited() => {
-                lane.cool();
-                lane.heat > 0
+    /// Reads a connection without asking the poller first. Returns false when it is no longer active, or has
+    /// ended.
+    pub(crate) fn drive_active(&mut self, name: OwnName, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
+        let Some(index) = self.connections.index(name) else { return false };
+        match self.connections.get_mut(index) {
+            Some(connection) if connection.is_active() && !connection.role.is_awaited() => {
+                connection.read_nothing();
+                connection.is_active()
             }
-            Some(lane) if lane.heat > 0 => self.drive_lane(index, Reading::Yes, false, peers, cx),
+            Some(connection) if connection.is_active() => {
+                self.drive_connection(index, Reading::Yes, false, peers, cx)
+            }
             _ => false,
         }
     }
 
-    /// Whether the lane is worth reading without asking first.
+    /// Whether the connection is worth reading without asking the poller first.
     #[cfg(feature = "uring")]
-    pub(crate) fn is_hot(&self, name: OwnName) -> bool {
-        self.lanes.index(name).and_then(|index| self.lanes.get(index)).is_some_and(|lane| lane.heat > 0)
+    pub(crate) fn is_active(&self, name: OwnName) -> bool {
+        self.connections
+            .index(name)
+            .and_then(|index| self.connections.get(index))
+            .is_some_and(|connection| connection.is_active())
     }
 
-    /// Works on a lane. True: it is worth reading without asking first.
-    fn drive_lane(
+    /// Works on a connection. Returns whether it is worth reading without asking the poller first.
+    fn drive_connection(
         &mut self,
         index: u32,
         reading: Reading,
@@ -343,14 +362,14 @@ impl Initiator {
         peers: &mut Peers,
         cx: &mut Context<'_>,
     ) -> bool {
-        let Some(lane) = self.lanes.get_mut(index) else { return false };
+        let Some(connection) = self.connections.get_mut(index) else { return false };
         let Context { config, io, regions, timers } = &mut *cx;
         let answers =
             Answers { slices: &mut self.slices, staging: &mut self.staging, peers, regions, timers };
-        match (Turn { greeting: &self.greeting, answers, config, io }).run(lane, reading, writable) {
+        match (Turn { greeting: &self.greeting, answers, config, io }).run(connection, reading, writable) {
             Ok(()) => {
-                cx.io.settle_interest(lane);
-                lane.heat > 0
+                cx.io.settle_interest(connection);
+                connection.is_active()
             }
             Err(end) => {
                 self.end(index, end, peers, cx);
@@ -360,7 +379,7 @@ impl Initiator {
     }
 }
 
-/// One lane's turn.
+/// Work on one connection.
 struct Turn<'a> {
     greeting: &'a Greeting,
     answers: Answers<'a>,
@@ -369,101 +388,98 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Goes on with the handshake, takes in what has arrived, and sends what waits.
-    fn run(mut self, lane: &mut OwnLane, reading: Reading, writable: bool) -> Result<(), LaneEnd> {
+    /// Continues the handshake, takes in what has arrived, and sends what waits.
+    fn run(
+        mut self,
+        connection: &mut OwnConnection,
+        reading: Reading,
+        writable: bool,
+    ) -> Result<(), ConnectionEnd> {
         if writable {
-            if lane.blocked {
-                // The peer makes room: it reads. What merely fits into the socket says nothing about it.
-                self.answers.sign_of_life(lane.role.peer);
+            if connection.blocked {
+                // The peer makes room, so it reads: a sign of life. Bytes that merely fit into the socket are
+                // none.
+                self.answers.sign_of_life(connection.role.peer);
             }
-            lane.blocked = false;
-            if lane.role.phase == Phase::Connecting {
-                lane.socket.take_error().map_err(|error| LaneEnd::Refused(error_of(&error)))?;
-                self.greet(lane);
+            connection.blocked = false;
+            if connection.role.phase == Phase::Connecting {
+                connection.socket.take_error().map_err(|error| ConnectionEnd::Refused(error_of(&error)))?;
+                self.greet(connection);
             }
         }
-        if !lane.role.is_up() {
+        if !connection.role.is_up() {
             return Ok(());
         }
         if reading.is_wanted() {
-            self.read(lane, reading)?;
+            self.read(connection, reading)?;
         }
-        if self.io.send(lane, Own::progress).map_err(|error| LaneEnd::Lost(error_of(&error)))? {
-            // An answer is likely soon.
-            self.io.heat_up(lane);
+        if self.io.send(connection, Own::progress).map_err(|error| ConnectionEnd::Lost(error_of(&error)))? {
+            // An answer is likely to arrive soon.
+            self.io.mark_active(connection);
         }
         Ok(())
     }
 
-    fn greet(&self, lane: &mut OwnLane) {
-        let same_host = tune_to_peer(&lane.socket, self.config);
-        let target = self.answers.peers.get(lane.role.peer).map_or(0, |peer| peer.contact.incarnation());
-        lane.greet(self.greeting, target, same_host, self.config.window_bytes_max);
+    fn greet(&self, connection: &mut OwnConnection) {
+        let same_host = tune_to_peer(&connection.socket, self.config);
+        let target =
+            self.answers.peers.get(connection.role.peer).map_or(0, |peer| peer.contact.incarnation());
+        connection.greet(self.greeting, target, same_host, self.config.window_bytes_max);
     }
 
-    fn read(&mut self, lane: &mut OwnLane, mut reading: Reading) -> Result<(), LaneEnd> {
+    fn read(&mut self, connection: &mut OwnConnection, mut reading: Reading) -> Result<(), ConnectionEnd> {
         let mut budget = RECEIVE_BYTES_MAX;
         loop {
-            let received = match self.io.receive(lane, &mut reading) {
+            let received = match self.io.receive(connection, &mut reading) {
                 Ok(Some(received)) => received,
                 Ok(None) => return Ok(()),
-                Err(error) if lane.role.is_live() => return Err(LaneEnd::Lost(error_of(&error))),
-                Err(error) => return Err(LaneEnd::Refused(error_of(&error))),
+                Err(error) if connection.role.is_live() => return Err(ConnectionEnd::Lost(error_of(&error))),
+                Err(error) => return Err(ConnectionEnd::Refused(error_of(&error))),
             };
-            self.answers.sign_of_life(lane.role.peer);
-            self.answers.take(lane)?;
+            self.answers.sign_of_life(connection.role.peer);
+            self.answers.take(connection)?;
             budget = budget.saturating_sub(received.bytes);
             if received.drained || budget == 0 {
-                let drained = received.drained && !lane.finished;
-                self.io.stopped_reading(lane, drained, self.answers.timers);
+                let drained = received.drained && !connection.finished;
+                self.io.stopped_reading(connection, drained, self.answers.timers);
                 return Ok(());
             }
         }
     }
 }
 
-/// Receives for many lanes at once.
+/// One receive for several connections.
 #[cfg(feature = "uring")]
 impl Initiator {
-    /// The peer has finished sending on this lane.
+    /// See [`shared_receive::set_finished`].
     pub(crate) fn set_finished(&mut self, name: OwnName) {
-        if let Some(lane) = self.lanes.index(name).and_then(|index| self.lanes.get_mut(index)) {
-            lane.finished = true;
-        }
+        shared_receive::set_finished(&mut self.connections, name);
     }
 
-    /// The next receive of each lane among `names` that is ours and can be read, with the name of the lane.
-    /// `indexes` is room to work in, for as many lanes.
-    pub(crate) fn receives(
-        &mut self,
+    /// See [`shared_receive::receives`].
+    pub(crate) fn receives<'a>(
+        &'a mut self,
         names: &[u64],
-        indexes: &mut [u32],
-    ) -> impl Iterator<Item = (u64, Job<'_, Destination>)> {
-        let ours = names.iter().filter_map(|&name| match LaneName::of(name) {
-            LaneName::Own(name) => self.lanes.index(name),
-            LaneName::Peer(_) => None,
-        });
-        let count = indexes.iter_mut().zip(ours).map(|(to, index)| *to = index).count();
-        let lanes = self.lanes.each_mut(&mut indexes[..count]).map(|(_, lane)| lane);
-        lanes.filter(|lane| lane.role.is_up()).map(|lane| (lane.name, lane.inbox.job(&lane.socket)))
+        indexes: &'a mut [u32],
+    ) -> impl Iterator<Item = (u64, Job<'a, Destination>)> {
+        shared_receive::receives(&mut self.connections, names, indexes, |connection| connection.role.is_up())
     }
 
-    /// A receive of this lane has ended.
+    /// See [`shared_receive::arrived`].
     pub(crate) fn arrived(
         &mut self,
         name: OwnName,
         offered: usize,
         result: io::Result<usize>,
     ) -> Option<Reading> {
-        let index = self.lanes.index(name)?;
-        Some(Reading::Arrived(self.lanes.get_mut(index)?.inbox.arrived(offered, result)))
+        shared_receive::arrived(&mut self.connections, name, offered, result)
     }
 }
 
-/// Lanes begin and end.
+/// Opening and closing connections.
 impl Initiator {
-    /// Opens one more lane, if there may be one and nothing keeps us away.
-    fn open_lane(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) {
+    /// Opens another connection to the peer, if the limits and the peer's backoff allow it.
+    fn open_connection(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) {
         let Some(peer) = peers.get_mut(number) else { return };
         let (at, address) = match peer.contact.attempt(cx.now()) {
             Attempt::To(at, address) => (at, address),
@@ -473,58 +489,59 @@ impl Initiator {
                 return;
             }
         };
-        let is_opening = |index: &u32| self.lanes.get(*index).is_none_or(|lane| !lane.role.is_live());
-        let opening = peer.lanes.iter().flatten().any(is_opening);
-        let Some(vacant) = peer.vacant_lane(cx.config.lanes) else { return };
+        let is_opening =
+            |index: &u32| self.connections.get(*index).is_none_or(|connection| !connection.role.is_live());
+        let opening = peer.connections.iter().flatten().any(is_opening);
+        let Some(vacant) = peer.vacant_connection(cx.config.connections) else { return };
         if opening {
             return;
         }
-        let (all, own) = (cx.io.lanes(), self.lanes.len());
+        let (all, own) = (cx.io.connections(), self.connections.len());
         if all >= cx.config.connections_max as usize && own >= cx.config.connections_kept() {
             self.refused(number, at, ErrorKind::Full.into(), peers, cx);
             return;
         }
-        let role = Own::new(number, vacant as u8, at, self.lane_generation.wrapping_add(1));
-        match self.start_lane(address, role, cx) {
-            Ok(index) => peer.lanes[vacant] = Some(index),
+        let role = Own::new(number, vacant as u8, at, self.connection_generation.wrapping_add(1));
+        match self.start_connection(address, role, cx) {
+            Ok(index) => peer.connections[vacant] = Some(index),
             Err(error) => self.refused(number, at, error_of(&error), peers, cx),
         }
     }
 
-    fn start_lane(&mut self, address: SocketAddr, role: Own, cx: &mut Context<'_>) -> io::Result<u32> {
+    fn start_connection(&mut self, address: SocketAddr, role: Own, cx: &mut Context<'_>) -> io::Result<u32> {
         let socket = cx.io.connect(address, cx.config)?;
-        self.lane_generation = role.generation;
-        let (index, name) = self.lanes.reserve();
-        let mut lane = OwnLane::new(socket, name.raw(), Interest::BOTH, role);
-        if let Err(error) = cx.io.watch(&lane) {
-            self.lanes.release(index);
+        self.connection_generation = role.generation;
+        let (index, name) = self.connections.reserve();
+        let mut connection = OwnConnection::new(socket, name.raw(), Interest::BOTH, role);
+        if let Err(error) = cx.io.watch(&connection) {
+            self.connections.release(index);
             return Err(error);
         }
-        lane.blocked = true;
-        lane.deadline = Some(cx.after_ms(u64::from(cx.config.connect_ms_max)));
-        self.lanes.put(index, lane);
-        self.stats.lanes_opened += 1;
+        connection.blocked = true;
+        connection.deadline = Some(cx.after_ms(u64::from(cx.config.connect_ms_max)));
+        self.connections.put(index, connection);
+        self.stats.connections_opened += 1;
         cx.timers.changed();
         Ok(index)
     }
 
-    /// A lane has ended: its pieces are settled by how far they got.
-    fn end(&mut self, index: u32, end: LaneEnd, peers: &mut Peers, cx: &mut Context<'_>) {
-        let Some(lane) = self.lanes.remove(index) else { return };
-        reset_on_close(&lane.socket);
-        cx.io.forget(&lane);
-        let OwnLane { socket, role, .. } = lane;
-        // The socket goes before its pieces are settled: from here on the kernel reads and writes nothing of
-        // ours (L2).
+    /// Ends a connection: its pieces are settled according to how much of them was sent.
+    fn end(&mut self, index: u32, end: ConnectionEnd, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(connection) = self.connections.remove(index) else { return };
+        reset_on_close(&connection.socket);
+        cx.io.forget(&connection);
+        let OwnConnection { socket, role, .. } = connection;
+        // The socket is closed before its pieces are settled: from here on the kernel neither reads nor
+        // writes memory of the slices (L2).
         drop(socket);
-        self.stats.lanes_lost += 1;
+        self.stats.connections_lost += 1;
         let number = role.peer;
-        log::debug!("lane {} to peer {number} ended: {:?}", role.number, end);
+        log::debug!("connection {} to peer {number} ended: {:?}", role.number, end);
         if let Some(peer) = peers.get_mut(number) {
-            peer.lane_lost(usize::from(role.number));
+            peer.connection_lost(usize::from(role.number));
         }
         let error = peer_dead(end.error());
-        if end == LaneEnd::Retired {
+        if end == ConnectionEnd::GoAway {
             self.send_again(number, &role, peers, cx.regions);
             peers.list(number, cx.timers);
             return;
@@ -533,29 +550,29 @@ impl Initiator {
             release(piece, &mut self.staging);
             self.slices.settle(piece.slot, Some(error), piece.may_have_landed(), peers, cx.regions);
         }
-        if let LaneEnd::Refused(error) = end {
+        if let ConnectionEnd::Refused(error) = end {
             self.refused(number, role.address, error, peers, cx);
         }
         peers.list(number, cx.timers);
     }
 
-    /// The target has not accepted the pieces of this lane, and said so: they wait for another lane, as if
-    /// for the first.
+    /// Queues the pieces of a connection whose target has said that it did not accept them: another
+    /// connection sends them as if for the first time.
     fn send_again(&mut self, number: u32, role: &Own, peers: &mut Peers, regions: &mut Regions) {
         for piece in role.pieces() {
             if self.slices.live(piece.slot).is_some()
                 && let Some(peer) = peers.get_mut(number)
             {
-                peer.again.push_back(*piece);
+                peer.ready.push_back(*piece);
             } else {
-                // Cancelled; its memory is nobody's concern any more.
+                // The slice was cancelled and has completed; only its slot is left.
                 release(piece, &mut self.staging);
                 self.slices.settle(piece.slot, None, false, peers, regions);
             }
         }
     }
 
-    /// An attempt to open a lane to address `at` has failed.
+    /// Notes that an attempt to open a connection to address number `at` has failed.
     fn refused(&mut self, number: u32, at: u8, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
         let Some(peer) = peers.get_mut(number) else { return };
         cx.timers.changed();
@@ -571,31 +588,32 @@ impl Initiator {
             Refusal::Paused(error) => error,
         };
         if error.kind == ErrorKind::Full {
-            // Somebody's lane falls idle soon. What waits may wait as long as for a connection that is slow
-            // to come.
-            let since = *peer.crowded.get_or_insert(cx.now());
+            // Another connection will fall idle and make room. Slices wait for that as long as they would
+            // wait for a connection to be established.
+            let since = *peer.full_since.get_or_insert(cx.now());
             if cx.now().nanos_since(since) < u64::from(cx.config.connect_ms_max) * 1_000_000 {
                 return;
             }
-            peer.crowded = None;
+            peer.full_since = None;
         }
-        if peer.lane_count() == 0 {
+        if peer.connection_count() == 0 {
             self.fail_waiting(number, error, peers, cx);
         }
     }
 
-    /// The peer is dead or another one: every lane goes, everything that waits ends.
+    /// Ends every connection to the peer and everything that waits for it: the peer is dead, or another
+    /// incarnation has its address.
     fn give_up(&mut self, number: u32, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
         let Some(peer) = peers.get(number) else { return };
-        for index in peer.lanes.into_iter().flatten() {
-            self.end(index, LaneEnd::Lost(error), peers, cx);
+        for index in peer.connections.into_iter().flatten() {
+            self.end(index, ConnectionEnd::Lost(error), peers, cx);
         }
         self.fail_waiting(number, error, peers, cx);
     }
 
-    /// Ends what waits for a lane that will not come.
+    /// Ends everything that waits for a connection to this peer: none can be opened.
     fn fail_waiting(&mut self, number: u32, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
-        while let Some(piece) = peers.get_mut(number).and_then(|peer| peer.again.pop_front()) {
+        while let Some(piece) = peers.get_mut(number).and_then(|peer| peer.ready.pop_front()) {
             release(&piece, &mut self.staging);
             self.slices.settle(piece.slot, Some(error), false, peers, cx.regions);
         }
@@ -614,43 +632,47 @@ impl Initiator {
 
 /// Deadlines.
 impl Initiator {
-    /// Ends lanes that do not come up in time, and gives up peers that are silent. Returns the next time to
-    /// look.
+    /// Closes connections that were not established in time, and gives up peers that are silent. Returns when
+    /// to look again.
     pub(crate) fn look(&mut self, peers: &mut Peers, cx: &mut Context<'_>) -> Option<Instant> {
         let mut next = Earliest::default();
-        for index in 0..self.lanes.bound() {
-            let Some(deadline) = self.lanes.get(index).and_then(|lane| lane.deadline) else { continue };
+        for index in 0..self.connections.bound() {
+            let Some(deadline) = self.connections.get(index).and_then(|connection| connection.deadline)
+            else {
+                continue;
+            };
             if cx.now() < deadline {
                 next.note(Some(deadline));
             } else {
                 let error = Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT);
-                self.end(index, LaneEnd::Refused(error), peers, cx);
+                self.end(index, ConnectionEnd::Refused(error), peers, cx);
             }
         }
         for peer in 0..peers.bound() {
-            next.note(self.check_pulse(peer, peers, cx));
+            next.note(self.check_liveness(peer, peers, cx));
         }
         next.note(peers.next_attempt());
         next.get()
     }
 
-    /// Looks after a peer's pulse; gives the next time to look.
-    fn check_pulse(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> Option<Instant> {
+    /// Checks when a peer was last heard from, and gives it up after too long a silence. Returns when to look
+    /// again.
+    fn check_liveness(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> Option<Instant> {
         let (now, limit) = (cx.now(), u64::from(cx.config.peer_silence_ms_max) * 1_000_000);
         let peer = peers.get_mut(number)?;
         if !peer.is_awaited() {
-            peer.pulse = None;
+            peer.last_heard = None;
             return None;
         }
-        let pulse = *peer.pulse.get_or_insert(now);
-        if now.nanos_since(pulse) >= limit / 4 {
-            for index in peer.lanes.into_iter().flatten() {
-                self.feel_pulse(index, peers, cx);
+        let last_heard = *peer.last_heard.get_or_insert(now);
+        if now.nanos_since(last_heard) >= limit / 4 {
+            for index in peer.connections.into_iter().flatten() {
+                self.keep_alive(index, peers, cx);
             }
         }
         let peer = peers.get_mut(number)?;
-        let silent = now.nanos_since(peer.pulse.unwrap_or(now));
-        if silent >= limit && peer.lane_count() > 0 {
+        let silent = now.nanos_since(peer.last_heard.unwrap_or(now));
+        if silent >= limit && peer.connection_count() > 0 {
             log::warn!("peer {number} is silent for {} ms: given up", silent / 1_000_000);
             peer.contact.back_off(now, cx.config.reconnect_ms_max);
             self.stats.peers_lost += 1;
@@ -661,14 +683,14 @@ impl Initiator {
         Some(Instant::from_nanos(now.as_nanos() + wait))
     }
 
-    /// Asks a silent peer for a sign of life, and looks whether its kernel still takes bytes.
-    fn feel_pulse(&mut self, index: u32, peers: &mut Peers, cx: &mut Context<'_>) {
-        let Some(lane) = self.lanes.get_mut(index) else { return };
-        if lane.feel_pulse()
-            && let Some(peer) = peers.get_mut(lane.role.peer)
+    /// Sends a PING to a silent peer, and counts it as heard from when its kernel still acknowledges bytes.
+    fn keep_alive(&mut self, index: u32, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        if connection.keep_alive()
+            && let Some(peer) = peers.get_mut(connection.role.peer)
         {
-            peer.pulse = Some(cx.now());
+            peer.last_heard = Some(cx.now());
         }
-        self.drive_lane(index, Reading::No, false, peers, cx);
+        self.drive_connection(index, Reading::No, false, peers, cx);
     }
 }

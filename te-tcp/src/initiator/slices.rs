@@ -1,30 +1,30 @@
-//! Our own slices, from the moment they are accepted to their completions: what each refers to, how far it
-//! is, and how it ended. How its pieces travel is the business of lanes.
+//! Slices of this transport, from acceptance to completion: what each one pins, how much of it is done, and
+//! how it ended. How pieces travel is up to the connections.
 
 use te_core::{Completion, Error, ErrorKind, MemSpan, Op, RemoteRegionId, Slice, Token};
 use te_fabric::peer::Fence;
 use te_fabric::{Export, RemoteBytes};
 
+use crate::connection::Destination;
 use crate::frame::Status;
-use crate::lane::Destination;
 use crate::operation::{Ext, Operation, Operations, Piece};
 use crate::peers::{Endpoint, Peers, Sent};
 use crate::region::{Regions, Segment, Segments};
 use crate::stats::Stats;
 use crate::sys::{Memory, Reach};
 
-/// Accepted slices, their completions, and the segments that they refer to.
+/// Accepted slices, their completions, and the remote regions that they refer to.
 #[derive(Debug)]
 pub(super) struct Slices {
-    segments: Segments,
+    remote_regions: Segments,
     operations: Operations,
     stats: Stats,
 }
 
 impl Slices {
-    pub(super) fn new(segments_max: u32, inflight_max: u32, fences_max: u32) -> Self {
+    pub(super) fn new(remote_regions_max: u32, inflight_max: u32, fences_max: u32) -> Self {
         Self {
-            segments: Segments::new(segments_max),
+            remote_regions: Segments::new(remote_regions_max),
             operations: Operations::new(inflight_max, fences_max),
             stats: Stats::default(),
         }
@@ -35,7 +35,7 @@ impl Slices {
         self.operations.room()
     }
 
-    /// Slices that hold a slot, ghosts of cancelled ones included.
+    /// Slices in the table: those that have not completed, and cancelled ones that still wait for answers.
     pub(super) fn len(&self) -> usize {
         self.operations.len()
     }
@@ -44,20 +44,20 @@ impl Slices {
         self.operations.has_completions()
     }
 
-    /// Hands completions out; returns how many.
+    /// Writes completions to `out`; returns their number.
     pub(super) fn fetch(&mut self, out: &mut [Completion]) -> usize {
         self.operations.fetch(out)
     }
 
-    /// Payload bytes, and slices that failed.
+    /// Counters of payload bytes and of failed slices.
     pub(super) const fn stats(&self) -> &Stats {
         &self.stats
     }
 }
 
-/// Segments.
+/// Remote regions.
 impl Slices {
-    /// Attaches a segment of the peer that wrote `export`.
+    /// Attaches a region of the peer that wrote `export`.
     ///
     /// # Errors
     /// `Full`, `Busy`.
@@ -67,52 +67,52 @@ impl Slices {
         export: &Export,
         peers: &mut Peers,
     ) -> Result<(), Error> {
-        self.segments.vacant(id.index)?;
+        self.remote_regions.vacant(id.index)?;
         let peer = peers.attach(export)?;
-        self.segments.insert(id.index, Segment::new(id, peer, export, ()))
+        self.remote_regions.insert(id.index, Segment::new(id, peer, export, ()))
     }
 
-    /// Detaches a segment that nothing uses; returns its peer.
+    /// Detaches a remote region that nothing uses; returns its peer.
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Busy`.
     pub(super) fn detach(&mut self, id: RemoteRegionId) -> Result<u32, Error> {
-        self.segments.detach(id).map(|segment| segment.peer)
+        self.remote_regions.detach(id).map(|remote| remote.peer)
     }
 
-    pub(super) fn segment(&self, index: u32) -> Option<&Segment> {
-        self.segments.get(index)
+    pub(super) fn remote_region(&self, index: u32) -> Option<&Segment> {
+        self.remote_regions.get(index)
     }
 
-    /// A fence towards the peer of `segment` is to be sent; returns the peer.
+    /// Starts a fence towards the peer that owns `remote`; returns the peer.
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Full`.
     pub(super) fn begin_fence(
         &mut self,
         token: Token,
-        segment: RemoteRegionId,
+        remote: RemoteRegionId,
         peers: &mut Peers,
     ) -> Result<u32, Error> {
-        let peer = self.segments.find(segment)?.peer;
-        peers.begin_fence(peer, Fence { token, remote_region: segment.index, sent: None })?;
-        self.segments.pin(segment.index);
+        let peer = self.remote_regions.find(remote)?.peer;
+        peers.begin_fence(peer, Fence { token, remote_region: remote.index, sent: None })?;
+        self.remote_regions.pin(remote.index);
         Ok(peer)
     }
 
-    /// A fence has ended so.
+    /// Ends a fence with this completion.
     pub(super) fn end_fence(&mut self, fence: &Fence<Sent>, completion: Completion) {
         self.operations.complete(completion);
-        self.segments.unpin(fence.remote_region);
+        self.remote_regions.unpin(fence.remote_region);
     }
 }
 
-/// From acceptance to a lane.
+/// From acceptance to a connection.
 impl Slices {
-    /// Accepts a slice: it waits for a lane of its peer, which is returned.
+    /// Accepts a slice: it waits for a connection to its peer. Returns the peer.
     ///
     /// # Errors
-    /// What [`te_core::Transport::submit`] says of the first slice of a batch.
+    /// Those that [`te_core::Transport::submit`] documents for the first slice of a batch.
     pub(super) fn accept(
         &mut self,
         slice: &Slice,
@@ -121,7 +121,7 @@ impl Slices {
     ) -> Result<u32, Error> {
         let region = regions.check_local(slice)?;
         let local = region.ext.memory.part(slice.local.offset, u64::from(slice.len))?;
-        let number = self.segments.check_remote(slice)?.peer;
+        let number = self.remote_regions.check_remote(slice)?.peer;
         let operation = Operation::new(slice, number, Ext::new(local));
         let Some(peer) = peers.get_mut(number) else { return Err(ErrorKind::NotFound.into()) };
         let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
@@ -129,13 +129,13 @@ impl Slices {
         self.operations.push_back(queue, slot);
         peer.slice_accepted();
         regions.pin(slice.local.region.index);
-        self.segments.pin(slice.remote.region.index);
+        self.remote_regions.pin(slice.remote.region.index);
         Ok(number)
     }
 
-    /// What the next piece for this peer does, if there is one.
+    /// The operation of the next piece for this peer, if there is one.
     pub(super) fn next(&self, peer: &Endpoint) -> Option<Op> {
-        if let Some(piece) = peer.again.front() {
+        if let Some(piece) = peer.ready.front() {
             return Some(piece.op);
         }
         self.operations.get(peer.pending.first()?).map(|operation| operation.op)
@@ -145,12 +145,13 @@ impl Slices {
         self.operations.get(slot)
     }
 
-    /// The operation in `slot`, unless it has completed already.
+    /// The operation in `slot`, unless it has completed.
     pub(super) fn live(&self, slot: u32) -> Option<&Operation> {
         self.operations.get(slot).filter(|operation| operation.ext.live)
     }
 
-    /// A lane takes the next `len` bytes of the first slice that waits for `peer`.
+    /// Takes the next `len` bytes of the slice in `slot`, which is the first that waits for `peer`: they
+    /// travel as one piece.
     pub(super) fn issue(&mut self, slot: u32, len: u32, peer: &mut Endpoint) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
         operation.issued += len;
@@ -160,7 +161,7 @@ impl Slices {
         }
     }
 
-    /// Takes a slice off the queue of `peer` that it is in, if it is in one.
+    /// Removes a slice from the queue of `peer` that it is in, if it is in one.
     fn unqueue(&mut self, slot: u32, peer: &mut Endpoint) {
         let Some(operation) = self.operations.get(slot) else { return };
         let queue = if operation.ext.local.is_device() { &mut peer.unstaged } else { &mut peer.pending };
@@ -170,7 +171,7 @@ impl Slices {
 
 /// From an answer to the completion.
 impl Slices {
-    /// All bytes of a READ's piece are in, or it was refused.
+    /// Settles a piece of a READ: all its bytes have arrived, or it was refused.
     pub(super) fn piece_read(
         &mut self,
         piece: &Piece,
@@ -188,7 +189,7 @@ impl Slices {
         self.settle(piece.slot, error, false, peers, regions);
     }
 
-    /// The target has said how a WRITE's piece ended.
+    /// Settles a piece of a WRITE with the status that the target has sent.
     pub(super) fn piece_written(
         &mut self,
         piece: &Piece,
@@ -205,15 +206,15 @@ impl Slices {
                 self.stats.corrupt += 1;
                 true
             }
-            // The target took the region away while the payload was coming in.
+            // The target withdrew the region while the payload was arriving.
             Status::Withdrawn => true,
             _ => false,
         };
         self.settle(piece.slot, status.error(), touched, peers, regions);
     }
 
-    /// A piece of `slot` has had its answer, or will never have one. `touched`: it changed remote bytes, or
-    /// may have.
+    /// Settles a piece of the slice in `slot`: it has its answer, or will never have one. `touched` says that
+    /// it changed remote bytes, or may have.
     pub(super) fn settle(
         &mut self,
         slot: u32,
@@ -229,7 +230,7 @@ impl Slices {
             operation.error = error;
         }
         if operation.error.is_some() && operation.is_queued() {
-            // What is not yet on a lane would only prolong it.
+            // The slice has failed: what no connection has taken is not sent any more.
             let peer = operation.peer;
             if let Some(peer) = peers.get_mut(peer) {
                 self.unqueue(slot, peer);
@@ -238,7 +239,7 @@ impl Slices {
         self.finish(slot, peers, regions);
     }
 
-    /// Ends the first slice of those that wait for `peer`. False: there is none.
+    /// Ends the first slice that waits for `peer` with `error`. Returns false when no slice waits.
     pub(super) fn fail_first(
         &mut self,
         peer: u32,
@@ -256,7 +257,8 @@ impl Slices {
         true
     }
 
-    /// Completes `slot` if nothing of it is left anywhere.
+    /// Removes the operation in `slot` when none of its pieces is left, and completes it if that was not
+    /// done.
     fn finish(&mut self, slot: u32, peers: &mut Peers, regions: &mut Regions) {
         let Some(operation) = self.operations.get(slot) else { return };
         if operation.open > 0 || operation.is_queued() {
@@ -268,7 +270,7 @@ impl Slices {
         self.operations.remove(slot);
     }
 
-    /// Hands the completion out and lets go of region, segment and peer. The slot stays.
+    /// Completes the slice, and releases its region, its remote region and its peer. It keeps its slot.
     fn complete(&mut self, slot: u32, peers: &mut Peers, regions: &mut Regions) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
         operation.ext.live = false;
@@ -282,7 +284,7 @@ impl Slices {
         }
         self.operations.complete(completion);
         regions.unpin(operation.region);
-        self.segments.unpin(operation.remote_region);
+        self.remote_regions.unpin(operation.remote_region);
         if let Some(peer) = peers.get_mut(operation.peer) {
             peer.slice_completed();
         }
@@ -291,8 +293,8 @@ impl Slices {
 
 /// Cancelling.
 impl Slices {
-    /// The slot of the slice with this token. `None`: it has completed and waits to be fetched, or it was
-    /// cancelled before.
+    /// The slot of the slice with this token. `None`: it has completed and its completion was not fetched
+    /// yet, or it was cancelled before.
     ///
     /// # Errors
     /// `NotFound`.
@@ -304,8 +306,8 @@ impl Slices {
         if self.operations.is_completed(token) { Ok(None) } else { Err(ErrorKind::NotFound.into()) }
     }
 
-    /// Takes back what no lane has of the slice. Returns what it does, and its peer if lanes have pieces of
-    /// it. `freed` is told what was taken back.
+    /// Takes back every piece that no connection has. Calls `freed` for each of them. Returns the slice's
+    /// operation, and its peer when connections have pieces of it.
     pub(super) fn begin_cancel(
         &mut self,
         slot: u32,
@@ -317,29 +319,29 @@ impl Slices {
         let (op, number) = (operation.op, operation.peer);
         let peer = peers.get_mut(number)?;
         self.unqueue(slot, peer);
-        let waiting = peer.again.len();
-        peer.again.retain(|piece| {
+        let waiting = peer.ready.len();
+        peer.ready.retain(|piece| {
             let other = piece.slot != slot;
             if !other {
                 freed(piece);
             }
             other
         });
-        let taken_back = (waiting - peer.again.len()) as u32;
+        let taken_back = (waiting - peer.ready.len()) as u32;
         let operation = self.operations.get_mut(slot)?;
         operation.open -= taken_back;
         Some((op, (operation.open > 0).then_some(number)))
     }
 
-    /// Bytes of the slice have begun to leave.
+    /// Notes that bytes of the slice may change the remote memory.
     pub(super) fn touch(&mut self, slot: u32) {
         if let Some(operation) = self.operations.get_mut(slot) {
             operation.ext.touched = true;
         }
     }
 
-    /// No lane uses the memory of the slice: completes it, or has the last of its hops do so. Its slot stays
-    /// until the last of its pieces is answered.
+    /// Completes the slice, or leaves that to its last hop. No connection uses the slice's memory any more.
+    /// The slot stays taken until the last piece is answered.
     pub(super) fn end_cancel(&mut self, slot: u32, peers: &mut Peers, regions: &mut Regions) {
         let Some(operation) = self.operations.get_mut(slot).filter(|operation| operation.ext.live) else {
             return;
@@ -352,9 +354,9 @@ impl Slices {
     }
 }
 
-/// Pieces of a device's memory.
+/// Pieces whose memory is a device's.
 impl Slices {
-    /// The device memory of the piece, if its slice still wants the bytes.
+    /// The piece's memory on the device, unless the slice has failed or completed.
     pub(super) fn device_part(&self, piece: &Piece) -> Option<MemSpan> {
         let operation = self.live(piece.slot).filter(|operation| operation.error.is_none())?;
         match operation.ext.local.part(u64::from(piece.offset), u64::from(piece.len)).map(Memory::reach) {
@@ -363,26 +365,26 @@ impl Slices {
         }
     }
 
-    /// A hop of a piece begins.
+    /// Notes that a hop for a piece of this slice begins.
     pub(super) fn hop_begins(&mut self, slot: u32) {
         if let Some(operation) = self.operations.get_mut(slot) {
             operation.ext.hops += 1;
         }
     }
 
-    /// A hop of a piece has ended. The piece is still open.
+    /// Notes that a hop has ended. Its piece is not settled yet.
     pub(super) fn hop_ended(&mut self, slot: u32) {
         if let Some(operation) = self.operations.get_mut(slot) {
             operation.ext.hops -= 1;
         }
     }
 
-    /// A hop brought the bytes of a READ's piece in place.
+    /// Counts the bytes of a READ's piece that a hop has brought to the device.
     pub(super) fn landed(&mut self, piece: &Piece) {
         self.stats.bytes_read += u64::from(piece.len);
     }
 
-    /// Completes a cancelled slice whose last hop has ended.
+    /// Completes a cancelled slice if its last hop has ended.
     pub(super) fn end_cancel_after_hop(&mut self, slot: u32, peers: &mut Peers, regions: &mut Regions) {
         if self.operations.get(slot).is_some_and(|operation| operation.ext.ending) {
             self.end_cancel(slot, peers, regions);
@@ -398,10 +400,10 @@ mod tests {
     use crate::config::Config;
     use crate::context::testing::{Lent, REGION};
     use crate::frame::EXPORT_FORMAT;
-    use core::net::{IpAddr, Ipv4Addr};
-    use te_core::{Access, Outcome};
+    use te_core::Outcome;
+    use te_fabric::testkit::export;
 
-    const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+    const REMOTE: RemoteRegionId = RemoteRegionId::new(0, 1);
 
     fn drop_piece(_: &Piece) {}
 
@@ -412,23 +414,12 @@ mod tests {
     }
 
     impl Rig {
-        /// A segment of one peer, and a region.
+        /// One attached region of one peer, and one local region.
         fn new() -> Self {
-            let export = Export {
-                format: EXPORT_FORMAT,
-                rights: Access::all().bits(),
-                addresses: [IpAddr::V4(Ipv4Addr::LOCALHOST); te_fabric::EXPORT_ADDRESSES_MAX],
-                address_count: 1,
-                port: 9,
-                incarnation: 5,
-                region: 0,
-                generation: 1,
-                key: 7,
-                len: 4_096,
-                location: te_core::Location::Host,
-            };
+            let mut export = export(EXPORT_FORMAT);
+            export.len = 4_096;
             let (mut slices, mut peers) = (Slices::new(2, 2, 1), Peers::new(2, 1));
-            slices.attach(SEGMENT, &export, &mut peers).expect("room");
+            slices.attach(REMOTE, &export, &mut peers).expect("room");
             let mut lent = Lent::new(Config::default());
             lent.region(4_096, 0);
             Self { slices, peers, lent }
@@ -438,14 +429,14 @@ mod tests {
             let slice = Slice {
                 token: Token(token),
                 local: RegionOffset::new(REGION, 0),
-                remote: RemoteOffset::new(SEGMENT, 0),
+                remote: RemoteOffset::new(REMOTE, 0),
                 len,
                 op: Op::Write,
             };
             self.slices.accept(&slice, &mut self.lent.regions, &mut self.peers)
         }
 
-        /// A lane takes so many bytes of the first slice that waits.
+        /// Takes `len` bytes of the first slice that waits.
         fn issue(&mut self, len: u32) -> u32 {
             let peer = self.peers.get_mut(0).expect("attached");
             let slot = peer.pending.first().expect("a slice waits");
@@ -462,11 +453,11 @@ mod tests {
             (self.slices.fetch(&mut out) == 1).then_some(out[0])
         }
 
-        /// Whether a region, a segment and a peer are in use.
+        /// Whether the region, the remote region and the peer are in use.
         fn in_use(&self) -> (bool, bool, bool) {
-            let segment = self.slices.segment(SEGMENT.index).is_some_and(|segment| segment.pins > 0);
+            let remote = self.slices.remote_region(REMOTE.index).is_some_and(|remote| remote.pins > 0);
             let peer = self.peers.get(0).is_some_and(Endpoint::is_awaited);
-            (self.lent.users() != (0, 0), segment, peer)
+            (self.lent.users() != (0, 0), remote, peer)
         }
     }
 
@@ -497,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_takes_what_no_lane_has_off_the_queue() {
+    fn an_error_takes_what_no_connection_has_off_the_queue() {
         let mut rig = Rig::new();
         rig.accept(1, 4_096).expect("room");
         let slot = rig.issue(1_000);
@@ -508,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_that_is_cancelled_completes_at_once_and_leaves_a_ghost_for_its_answer() {
+    fn a_slice_that_is_cancelled_completes_at_once_and_its_slot_waits_for_the_answer() {
         let mut rig = Rig::new();
         rig.accept(1, 4_096).expect("room");
         let slot = rig.issue(4_096);
@@ -526,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_that_no_lane_has_is_taken_back_whole() {
+    fn a_slice_that_no_connection_has_is_taken_back_whole() {
         let mut rig = Rig::new();
         rig.accept(1, 4_096).expect("room");
         let slot = rig.slices.find(Token(1)).expect("accepted").expect("not completed");

@@ -1,19 +1,20 @@
-//! Slices whose local memory is a device's: their pieces get slots before lanes see them.
+//! Slices whose local memory is a device's: their pieces get staging slots before connections see them.
 //!
 //! ```text
-//!   WRITE   unstaged ──▶ slot ──▶ hop ──▶ again ──▶ lane ──▶ answer ──▶ slot back
-//!   READ    unstaged ──▶ slot ──▶ again ──▶ lane ──▶ payload ──▶ hop ──▶ slot back
+//!   WRITE   unstaged ──▶ slot ──▶ hop ──▶ ready ──▶ connection ──▶ answer ──▶ slot given back
+//!   READ    unstaged ──▶ slot ──▶ ready ──▶ connection ──▶ payload ──▶ hop ──▶ slot given back
 //! ```
 //!
-//! A piece has its slot from before it is framed until its last use, and is no longer than the slot: what is
-//! on a lane never waits for a slot, and lanes, cancels and retirements treat its bytes as any host memory.
+//! A piece has its slot from before it is framed until its last use, and is no longer than the slot. So what
+//! is on a connection never waits for a slot, and connections, cancels and closed connections treat its bytes
+//! like any host memory.
 
 use te_core::Location;
 use te_core::device::{Devices, HopDirection};
 
 use super::*;
+use crate::connection::Destination;
 use crate::frame::CHECKSUM_BYTES_MAX;
-use crate::lane::Destination;
 use crate::operation::{Piece, Stage};
 use crate::staging::{SlotId, Staging};
 use crate::sys::Reach;
@@ -24,11 +25,11 @@ pub(super) struct Hopping {
     pub(super) piece: Piece,
 }
 
-/// What an initiator stages with.
+/// The staging slots and hops of an initiator.
 pub(super) type Stagings = Staging<Hopping>;
 
 impl Initiator {
-    /// Slices may use memory there from now on.
+    /// Prepares for slices on memory at this location.
     ///
     /// # Errors
     /// Those of [`Devices::stager`].
@@ -36,14 +37,14 @@ impl Initiator {
         self.staging.prepare(location, devices)
     }
 
-    /// Slots that pieces have.
+    /// Slots that pieces hold.
     #[cfg(feature = "testkit")]
-    pub(crate) fn slots_out(&self) -> usize {
-        self.staging.slots_out()
+    pub(crate) fn slots_taken(&self) -> usize {
+        self.staging.slots_taken()
     }
 
-    /// Takes in the ends of hops, and gives slots to pieces that wait for one.
-    pub(crate) fn stage(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
+    /// Takes in the hops that have ended, and gives slots to pieces that wait for one.
+    pub(crate) fn run_staging(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
         self.staging.collect();
         while let Some(end) = self.staging.next_end() {
             self.hop_ended(end.slot, &end.tag, end.result, peers, cx);
@@ -67,7 +68,7 @@ impl Initiator {
             && self.slices.device_part(piece).is_some()
             && let Some(peer) = peers.get_mut(*number)
         {
-            peer.again.push_back(*piece);
+            peer.ready.push_back(*piece);
             peers.list(*number, cx.timers);
             return;
         }
@@ -79,7 +80,8 @@ impl Initiator {
         self.slices.end_cancel_after_hop(piece.slot, peers, cx.regions);
     }
 
-    /// One slot a turn to each peer whose slices wait for one. Another peer is first each time.
+    /// Gives out free slots in rounds: one per round to each peer whose slices wait for one and whose share
+    /// allows it. Each call begins with another peer.
     fn give_slots(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
         let bound = peers.bound();
         self.first_served = self.first_served.wrapping_add(1);
@@ -93,7 +95,8 @@ impl Initiator {
         }
     }
 
-    /// Gives a slot to the next piece for this peer. False: there is none, neither piece nor slot.
+    /// Gives a slot to the next piece for this peer. Returns false when no piece waits, no slot is free, or the
+    /// peer has its share.
     fn give_slot(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
         let Some(peer) = peers.get_mut(number) else { return false };
         let Some((slot, operation)) =
@@ -102,7 +105,7 @@ impl Initiator {
             return false;
         };
         let Reach::Device(local) = operation.ext.local.reach() else { return false };
-        let Some(staged) = self.staging.take(local.location()) else { return false };
+        let Some(staged) = self.staging.take_share(local.location(), number) else { return false };
         let longest = match cx.config.checksum {
             true => cx.config.piece_bytes_max.min(CHECKSUM_BYTES_MAX),
             false => cx.config.piece_bytes_max,
@@ -112,7 +115,7 @@ impl Initiator {
         let piece = Piece { slot, len, offset, op, stage: Stage::Framed, staged: Some(staged), entry_at: 0 };
         self.slices.issue(slot, len, peer);
         if op == Op::Read {
-            peer.again.push_back(piece);
+            peer.ready.push_back(piece);
             peers.list(number, cx.timers);
         } else if let Ok(device) = local.part(u64::from(offset), u64::from(len)) {
             self.slices.hop_begins(slot);
@@ -122,8 +125,8 @@ impl Initiator {
     }
 }
 
-/// All bytes of a READ's piece are in its slot, or it was refused. True: they hop to the device, and the
-/// piece is settled when they are there.
+/// Takes in a piece of a READ whose bytes are all in its slot, or which was refused. Returns true when a hop
+/// to the device was started; the piece is settled when that has ended.
 #[inline(never)]
 pub(super) fn land(
     staged: SlotId,
@@ -147,7 +150,7 @@ pub(super) fn land(
     }
 }
 
-/// A piece has ended: its slot, if it has one, is free again.
+/// Gives back the slot of a piece that is settled, if it has one.
 #[inline]
 pub(super) fn release(piece: &Piece, staging: &mut Stagings) {
     if let Some(staged) = piece.staged {

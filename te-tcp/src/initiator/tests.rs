@@ -1,18 +1,19 @@
-//! An initiator without a transport around it, towards a listener that the test answers for.
+//! An initiator without a transport, connected to a listener at which the test plays the target.
 
-use core::net::IpAddr;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use te_core::{Access, Outcome, RegionOffset, RemoteOffset};
+use te_core::{Outcome, RegionOffset, RemoteOffset};
 use zerocopy::FromBytes;
 
+use te_fabric::testkit::{eventually, export};
+
 use super::*;
+use crate::connection::ConnectionName;
 use crate::context::testing::{Lent, REGION};
 use crate::frame::{self, EXPORT_FORMAT, Hello, PROTOCOL, Request, Status, Step};
-use crate::lane::LaneName;
 
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE: RemoteRegionId = RemoteRegionId::new(0, 1);
 const US: Greeting = Greeting { session: 1, incarnation: 2, identity: 3 };
 /// The incarnation of the target.
 const THEM: u64 = 5;
@@ -28,22 +29,11 @@ impl Rig {
     fn new(config: Config) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
         let address = listener.local_addr().expect("it is bound");
-        let export = Export {
-            format: EXPORT_FORMAT,
-            rights: Access::all().bits(),
-            addresses: [IpAddr::from([127, 0, 0, 1]); te_fabric::EXPORT_ADDRESSES_MAX],
-            address_count: 1,
-            port: address.port(),
-            incarnation: THEM,
-            region: 6,
-            generation: 1,
-            key: 7,
-            len: 1 << 20,
-            location: te_core::Location::Host,
-        };
+        let mut export = export(EXPORT_FORMAT);
+        (export.port, export.incarnation, export.region) = (address.port(), THEM, 6);
         let mut initiator = Initiator::new(US, &config);
-        let mut peers = Peers::new(config.segments_max, config.fences_max);
-        initiator.attach(SEGMENT, &export, &mut peers).expect("room");
+        let mut peers = Peers::new(config.remote_regions_max, config.fences_max);
+        initiator.attach(REMOTE, &export, &mut peers).expect("room");
         let mut lent = Lent::new(config);
         lent.region(1 << 20, 9);
         Self { initiator, peers, lent, listener }
@@ -53,41 +43,39 @@ impl Rig {
         let slice = Slice {
             token: Token(token),
             local: RegionOffset::new(REGION, 0),
-            remote: RemoteOffset::new(SEGMENT, 0),
+            remote: RemoteOffset::new(REMOTE, 0),
             len,
             op: Op::Write,
         };
         self.initiator.accept(&slice, &mut self.peers, &mut self.lent.cx()).expect("a good slice");
     }
 
-    /// One turn of what a poll does for the initiator.
+    /// Does once what a poll does for the initiator.
     fn poll(&mut self) {
         let Self { initiator, peers, lent, .. } = self;
         initiator.feed(peers, &mut lent.cx());
         for at in 0..lent.io.ready() {
             let Some(event) = lent.io.event(at) else { continue };
-            if let LaneName::Own(name) = LaneName::of(event.token) {
+            if let ConnectionName::Own(name) = ConnectionName::of(event.token) {
                 initiator.drive(name, Reading::of(event.readable), event.writable, peers, &mut lent.cx());
             }
         }
         initiator.feed(peers, &mut lent.cx());
     }
 
+    /// Polls until `done` returns true.
     fn poll_until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
-        for _ in 0..5_000 {
+        eventually("the rig has reached the expected state", || {
             self.poll();
-            if done(self) {
-                return;
-            }
-            std::thread::sleep(core::time::Duration::from_millis(1));
-        }
-        panic!("waited for too long");
+            done(self)
+        });
     }
 
-    /// The target's end of a lane that has been welcomed.
+    /// Accepts the initiator's connection, reads its HELLO and answers with a WELCOME. Returns the target's
+    /// end of the connection.
     fn welcomed(&mut self) -> (TcpStream, Hello) {
         self.poll();
-        let (mut stream, _) = self.listener.accept().expect("a lane");
+        let (mut stream, _) = self.listener.accept().expect("a connection");
         self.poll_until(|rig| rig.lent.io.stats().bytes_sent >= size_of::<Hello>() as u64);
         let mut hello = [0; size_of::<Hello>()];
         stream.read_exact(&mut hello).expect("a HELLO");
@@ -102,13 +90,13 @@ impl Rig {
 }
 
 #[test]
-fn a_slice_opens_a_lane_that_says_who_we_are() {
+fn a_slice_opens_a_connection_that_says_who_we_are() {
     let mut rig = Rig::new(Config::default());
     rig.write(1, 100);
     let (mut stream, hello) = rig.welcomed();
     let said = (hello.session.get(), hello.initiator.get(), hello.target.get(), hello.identity.get());
     assert_eq!(said, (US.session, US.incarnation, THEM, US.identity));
-    assert_eq!((rig.lent.io.lanes(), rig.initiator.stats().lanes_opened), (1, 1));
+    assert_eq!((rig.lent.io.connections(), rig.initiator.stats().connections_opened), (1, 1));
 
     rig.poll_until(|rig| rig.initiator.stats().frames_sent == 1);
     let mut head = [0; size_of::<Header>() + size_of::<frame::Operation>() + 100];
@@ -129,7 +117,7 @@ fn a_slice_opens_a_lane_that_says_who_we_are() {
 }
 
 #[test]
-fn an_answer_to_what_was_not_asked_ends_the_lane_and_settles_its_pieces() {
+fn an_answer_to_what_was_not_asked_ends_the_connection_and_settles_its_pieces() {
     let mut rig = Rig::new(Config::default());
     rig.write(1, 100);
     let (mut stream, _) = rig.welcomed();
@@ -137,7 +125,7 @@ fn an_answer_to_what_was_not_asked_ends_the_lane_and_settles_its_pieces() {
     // Two statuses for one WRITE.
     stream.write_all(Header::new(Kind::Ack, 0, 2, 0).as_bytes()).expect("room");
     stream.write_all(&[0; 8]).expect("room");
-    rig.poll_until(|rig| rig.initiator.stats().lanes_lost == 1);
+    rig.poll_until(|rig| rig.initiator.stats().connections_lost == 1);
     let end = rig.fetch().expect("L1");
     assert_eq!(end.outcome, Outcome::Unknown);
     assert_eq!(end.result.map_err(|error| error.kind), Err(ErrorKind::Protocol));
@@ -145,7 +133,7 @@ fn an_answer_to_what_was_not_asked_ends_the_lane_and_settles_its_pieces() {
 }
 
 #[test]
-fn a_slice_cancelled_before_a_lane_is_up_ends_at_once() {
+fn a_slice_cancelled_before_a_connection_is_up_ends_at_once() {
     let mut rig = Rig::new(Config::default());
     rig.write(1, 100);
     rig.poll();
@@ -157,7 +145,7 @@ fn a_slice_cancelled_before_a_lane_is_up_ends_at_once() {
 }
 
 #[test]
-fn a_lane_that_does_not_come_up_in_time_is_given_up() {
+fn a_connection_that_does_not_come_up_in_time_is_given_up() {
     let mut rig = Rig::new(Config { connect_ms_max: 50, ..Config::default() });
     rig.write(1, 100);
     rig.poll();
@@ -165,20 +153,20 @@ fn a_lane_that_does_not_come_up_in_time_is_given_up() {
     assert_eq!(initiator.look(peers, &mut lent.cx()), Some(Instant::from_millis(1_050)));
     lent.timers.begin(Instant::from_millis(1_050));
     initiator.look(peers, &mut lent.cx());
-    assert_eq!((initiator.stats().lanes_lost, lent.io.lanes()), (1, 0));
+    assert_eq!((initiator.stats().connections_lost, lent.io.connections()), (1, 0));
     let end = rig.fetch().expect("there is no other address");
     let kind = end.result.map_err(|error| error.kind);
     assert_eq!((end.outcome, kind), (Outcome::NotApplied, Err(ErrorKind::PeerDead)));
 }
 
 #[test]
-fn a_peer_goes_with_its_last_segment() {
+fn a_peer_goes_with_its_last_remote_region() {
     let mut rig = Rig::new(Config::default());
     rig.write(1, 100);
     let kind = |result: Result<(), Error>| result.map_err(|error| error.kind);
     let Rig { initiator, peers, lent, .. } = &mut rig;
-    assert_eq!(kind(initiator.detach(SEGMENT, peers, &mut lent.cx())), Err(ErrorKind::Busy));
+    assert_eq!(kind(initiator.detach(REMOTE, peers, &mut lent.cx())), Err(ErrorKind::Busy));
     initiator.cancel(Token(1), peers, &mut lent.cx()).expect("it is in flight");
-    assert_eq!(kind(initiator.detach(SEGMENT, peers, &mut lent.cx())), Ok(()));
+    assert_eq!(kind(initiator.detach(REMOTE, peers, &mut lent.cx())), Ok(()));
     assert!(peers.get(0).is_none() && !peers.has_listed());
 }

@@ -1,9 +1,9 @@
-//! Sockets: who is ready, whose turn it is, and the system calls that move bytes. It knows lanes by their
-//! names and does not know what they carry.
+//! Sockets: which are ready, which is served next, and the system calls that move bytes. This module knows
+//! connections by their names, and does not know what they carry.
 //!
-//! With epoll, asking who is ready is a system call, so lanes that had something to say a moment ago (*hot*)
-//! are read without asking. With io_uring asking is free, and a lane is hot while there is something left in
-//! its socket.
+//! With epoll, asking which sockets are ready is a system call, so connections on which something happened a
+//! moment ago (*active*) are read without asking. With io_uring asking costs nothing, and a connection is
+//! active while something is left in its socket.
 
 #[cfg(test)]
 mod tests;
@@ -13,43 +13,42 @@ use std::io;
 
 use te_core::Instant;
 use te_fabric::net::{Accepted, Listener, set_buffers, set_congestion};
-use te_fabric::{Epoll, Event, Interest, Timers};
+use te_fabric::{Epoll, Event, Interest, OpenError, Timers};
 
 use crate::config::{Config, Driver};
 #[cfg(feature = "uring")]
-use crate::lane::Destination;
-use crate::lane::{Lane, Owner, Progress, Reading, Received};
-use crate::open_error::OpenError;
+use crate::connection::Destination;
+use crate::connection::{Connection, Progress, Reading, Received, Source};
 use crate::stats::Stats;
 use crate::sys::{Buffers, Poller, Socket};
 #[cfg(feature = "uring")]
 use crate::sys::{JOBS_MAX, Job, Ring};
 
-/// Received from one lane before the others get a turn, bytes.
+/// Bytes received from one connection before the others get a turn.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
-/// Vain attempts after which a lane is no longer read without asking.
-const HEAT: u16 = 64;
-/// Every so many polls the system is asked, however warm the lanes are: new connections and cold lanes want
-/// their turn.
+/// Reads without a result after which a connection is no longer active.
+const EAGER_READS: u16 = 64;
+/// In every poll with a number divisible by this, the poller is asked even when connections are active, so
+/// that new connections and those that are not active get a turn.
 const ASK_EVERY: u32 = 16;
 /// Events taken in one poll.
 const EVENTS_MAX: usize = 64;
-/// The name of the listener's events; no lane has it.
+/// The name in the listener's events; no connection has it.
 const LISTENER: u64 = u64::MAX;
 
-/// The sockets of a transport: its poller, its listener, and which lanes are read next.
+/// The sockets of a transport: its poller, its listener, and the connections that are read next.
 pub(crate) struct Io {
-    /// First, so that it lets go of the sockets before they are closed.
+    /// The first field, so that it is dropped before the sockets are closed.
     poller: Poller,
     listener: Listener,
-    /// Connections may be waiting to be accepted.
+    /// The listener has reported connections that were not accepted yet.
     listener_waits: bool,
     buffers: Buffers,
-    /// Lanes that are watched.
-    lanes: usize,
-    /// Names of lanes that are read without asking.
-    hot: Vec<u64>,
-    /// Lanes of which the poller is to tell when they can be written.
+    /// Number of connections that are watched.
+    connections: usize,
+    /// Names of the active connections.
+    active: Vec<u64>,
+    /// Connections for which the poller reports writability.
     waiting_to_write: u32,
     stats: Stats,
 }
@@ -58,7 +57,7 @@ impl Io {
     /// Listens as `config` says, and prepares its driver.
     ///
     /// # Errors
-    /// An address that cannot be bound, a congestion control or a driver that the kernel does not have.
+    /// An address that is not available, a congestion control or a driver that the kernel does not have.
     pub(crate) fn open(config: &Config) -> Result<Self, OpenError> {
         let step = OpenError::step;
         let listener = Listener::bind(config.listen()).map_err(step("listen on the address in `bind`"))?;
@@ -80,37 +79,37 @@ impl Io {
             listener,
             listener_waits: false,
             buffers: Buffers::new(),
-            lanes: 0,
-            hot: Vec::new(),
+            connections: 0,
+            active: Vec::new(),
             waiting_to_write: 0,
             stats: Stats::default(),
         })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub(crate) fn local_address(&self) -> io::Result<SocketAddr> {
         self.listener.local_address()
     }
 
-    /// The descriptor that is readable while something is ready.
+    /// A descriptor that is readable while something is ready.
     pub(crate) fn raw_fd(&self) -> std::os::fd::RawFd {
         self.poller.raw_fd()
     }
 
-    /// Lanes of both sides that are open.
-    pub(crate) const fn lanes(&self) -> usize {
-        self.lanes
+    /// Open connections: those that this transport opened and those of peers.
+    pub(crate) const fn connections(&self) -> usize {
+        self.connections
     }
 
-    /// Bytes and system calls.
+    /// Counters of bytes and system calls.
     pub(crate) const fn stats(&self) -> &Stats {
         &self.stats
     }
 }
 
-/// Single lanes.
+/// Single connections.
 impl Io {
-    /// Starts to connect to `address`; that the socket becomes writable tells the end.
+    /// Starts to connect to `address`. The socket becomes writable when that has succeeded or failed.
     pub(crate) fn connect(&self, address: SocketAddr, config: &Config) -> io::Result<Socket> {
         let socket = Socket::new(address)?;
         tune(&socket, config)?;
@@ -118,49 +117,54 @@ impl Io {
         Ok(socket)
     }
 
-    /// Watches a lane from now on, for what its `interest` says.
-    pub(crate) fn watch<R>(&mut self, lane: &Lane<R>) -> io::Result<()> {
-        self.poller.add(&lane.socket, lane.name, lane.interest)?;
-        self.waiting_to_write += u32::from(lane.interest.writable);
-        self.lanes += 1;
+    /// Watches a connection from now on, for its `interest`.
+    pub(crate) fn watch<R>(&mut self, connection: &Connection<R>) -> io::Result<()> {
+        self.poller.add(&connection.socket, connection.name, connection.interest)?;
+        self.waiting_to_write += u32::from(connection.interest.writable);
+        self.connections += 1;
         Ok(())
     }
 
-    /// A lane that was watched has ended. To be called before its socket is closed.
-    pub(crate) fn forget<R>(&mut self, lane: &Lane<R>) {
-        self.poller.remove(lane.name);
-        self.waiting_to_write -= u32::from(lane.interest.writable);
-        self.hot.retain(|&known| known != lane.name);
-        self.lanes -= 1;
+    /// Stops watching a connection. Must be called before its socket is closed.
+    pub(crate) fn forget<R>(&mut self, connection: &Connection<R>) {
+        self.poller.remove(connection.name);
+        self.waiting_to_write -= u32::from(connection.interest.writable);
+        self.active.retain(|&known| known != connection.name);
+        self.connections -= 1;
     }
 
-    /// Sends what waits, and tells `progress` what got how far. True: something was sent.
+    /// Sends what waits, and calls `progress` for each item of which something was sent. Returns whether
+    /// something was sent.
     #[inline]
     pub(crate) fn send<R>(
         &mut self,
-        lane: &mut Lane<R>,
-        progress: impl FnMut(&mut R, Owner, Progress),
+        connection: &mut Connection<R>,
+        progress: impl FnMut(&mut R, Source, Progress),
     ) -> io::Result<bool> {
-        // Most turns have nothing to send.
-        if lane.blocked || lane.outbox.is_empty() { Ok(false) } else { self.send_some(lane, progress) }
+        // Most calls have nothing to send.
+        if connection.blocked || connection.outbox.is_empty() {
+            Ok(false)
+        } else {
+            self.send_some(connection, progress)
+        }
     }
 
     fn send_some<R>(
         &mut self,
-        lane: &mut Lane<R>,
-        mut progress: impl FnMut(&mut R, Owner, Progress),
+        connection: &mut Connection<R>,
+        mut progress: impl FnMut(&mut R, Source, Progress),
     ) -> io::Result<bool> {
         let mut some = false;
-        while !lane.blocked && !lane.outbox.is_empty() {
-            let Lane { outbox, socket, role, .. } = lane;
-            match outbox.flush(socket, &mut self.buffers, |owner, how| progress(role, owner, how)) {
+        while !connection.blocked && !connection.outbox.is_empty() {
+            let Connection { outbox, socket, role, .. } = connection;
+            match outbox.flush(socket, &mut self.buffers, |source, how| progress(role, source, how)) {
                 Ok((sent, all)) => {
                     self.stats.sends += 1;
                     self.stats.bytes_sent += sent as u64;
-                    lane.blocked = !all;
+                    connection.blocked = !all;
                     some = true;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => lane.blocked = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => connection.blocked = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -168,17 +172,18 @@ impl Io {
         Ok(some)
     }
 
-    /// Receives once, or takes what was received for the lane. `None`: there is nothing. The end of the
-    /// stream is an error.
+    /// Receives once, or returns what was already received for the connection. `None`: there is nothing. The
+    /// end of the stream is an error.
     #[inline]
     pub(crate) fn receive<R>(
         &mut self,
-        lane: &mut Lane<R>,
+        connection: &mut Connection<R>,
         reading: &mut Reading,
     ) -> io::Result<Option<Received>> {
         loop {
-            let result =
-                reading.take().unwrap_or_else(|| lane.inbox.receive(&lane.socket, &mut self.buffers));
+            let result = reading
+                .take()
+                .unwrap_or_else(|| connection.inbox.receive(&connection.socket, &mut self.buffers));
             match result {
                 Ok(received) => {
                     self.stats.receives += 1;
@@ -186,7 +191,7 @@ impl Io {
                     return Ok(Some(received));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    lane.cool();
+                    connection.read_nothing();
                     return Ok(None);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -195,69 +200,76 @@ impl Io {
         }
     }
 
-    /// From now on the lane is read without asking, until that has been in vain for a while.
+    /// Makes the connection active: it is read without asking until enough reads have found nothing.
     #[inline]
-    pub(crate) fn heat_up<R>(&mut self, lane: &mut Lane<R>) {
-        if self.poller.tells_changes() {
-            // Asking costs nothing there.
+    pub(crate) fn mark_active<R>(&mut self, connection: &mut Connection<R>) {
+        if self.poller.reports_changes() {
+            // The io_uring driver asks at no cost.
             return;
         }
-        if lane.heat == 0 {
-            self.add_hot(lane.name);
+        if connection.eager_reads == 0 {
+            self.add_active(connection.name);
         }
-        lane.heat = HEAT;
+        connection.eager_reads = EAGER_READS;
     }
 
-    /// A lane was read, or may be read again, and there may be more (unless `drained`). Where changes are
-    /// told and not states, it is up to us to come back.
+    /// Called when reading a connection has stopped or may begin again. Unless it is `drained`, there may be
+    /// more to read, and a driver that reports changes will not report that again: the connection stays
+    /// active.
     #[inline]
-    pub(crate) fn stopped_reading<R>(&mut self, lane: &mut Lane<R>, drained: bool, timers: &mut Timers) {
-        if self.poller.tells_changes() {
-            lane.heat = u16::from(!drained);
+    pub(crate) fn stopped_reading<R>(
+        &mut self,
+        connection: &mut Connection<R>,
+        drained: bool,
+        timers: &mut Timers,
+    ) {
+        if self.poller.reports_changes() {
+            connection.eager_reads = u16::from(!drained);
             if !drained {
                 timers.wake();
-                self.add_hot(lane.name);
+                self.add_active(connection.name);
             }
         }
     }
 
-    /// Tells the poller what a lane waits for, if that has changed.
+    /// Changes the poller's interest to what the connection waits for, if it differs.
     #[inline]
-    pub(crate) fn settle_interest<R>(&mut self, lane: &mut Lane<R>) {
-        let wanted = Interest { readable: !lane.paused, writable: lane.blocked };
-        if wanted == lane.interest {
+    pub(crate) fn settle_interest<R>(&mut self, connection: &mut Connection<R>) {
+        let wanted = Interest { readable: !connection.paused, writable: connection.blocked };
+        if wanted == connection.interest {
             return;
         }
-        if self.poller.modify(&lane.socket, lane.name, wanted).is_ok() {
-            self.waiting_to_write -= u32::from(lane.interest.writable);
+        if self.poller.modify(&connection.socket, connection.name, wanted).is_ok() {
+            self.waiting_to_write -= u32::from(connection.interest.writable);
             self.waiting_to_write += u32::from(wanted.writable);
-            lane.interest = wanted;
+            connection.interest = wanted;
         }
     }
 }
 
-/// Whose turn it is.
+/// Which connections are served next.
 impl Io {
-    /// Whether the poller tells changes rather than states.
+    /// Whether the driver reports changes rather than states.
     #[cfg(feature = "uring")]
-    pub(crate) const fn tells_changes(&self) -> bool {
-        self.poller.tells_changes()
+    pub(crate) const fn reports_changes(&self) -> bool {
+        self.poller.reports_changes()
     }
 
-    /// Whether poll number `polls` asks the system who is ready rather than read the hot lanes.
+    /// Whether poll number `polls` asks the poller which sockets are ready. Otherwise it reads the active
+    /// connections.
     #[inline]
     pub(crate) fn asks(&self, polls: u32) -> bool {
-        self.hot.is_empty() || self.waiting_to_write > 0 || polls.is_multiple_of(ASK_EVERY)
+        self.active.is_empty() || self.waiting_to_write > 0 || polls.is_multiple_of(ASK_EVERY)
     }
 
-    /// Asks the system who is ready; returns how many, to be read with [`Self::event`].
+    /// Asks the poller which sockets are ready; returns the number of events for [`Self::event`].
     pub(crate) fn ready(&mut self) -> usize {
         self.stats.waits += 1;
         self.poller.ready().unwrap_or(0)
     }
 
-    /// Event `at` of those that the last [`Self::ready`] counted. `None`: the listener's, which is
-    /// remembered.
+    /// Event `at` of those that the last [`Self::ready`] counted. `None`: it was the listener's, which is
+    /// noted.
     pub(crate) fn event(&mut self, at: usize) -> Option<Event> {
         let event = self.poller.event(at);
         if event.token == LISTENER {
@@ -267,41 +279,41 @@ impl Io {
         Some(event)
     }
 
-    /// The hot lane at place `at`.
+    /// The active connection at position `at`.
     #[inline]
-    pub(crate) fn hot(&self, at: usize) -> Option<u64> {
-        self.hot.get(at).copied()
+    pub(crate) fn active(&self, at: usize) -> Option<u64> {
+        self.active.get(at).copied()
     }
 
-    /// The lane at place `at` of the hot ones has had its turn; it stays there if it is still `warm`. Returns
-    /// the place of the next.
+    /// Notes that the connection at position `at` was read; it stays in the list while it is `active`.
+    /// Returns the position of the next.
     #[inline]
-    pub(crate) fn had_turn(&mut self, at: usize, name: u64, warm: bool) -> usize {
-        if warm {
+    pub(crate) fn had_turn(&mut self, at: usize, name: u64, active: bool) -> usize {
+        if active {
             return at + 1;
         }
-        if self.hot.get(at) == Some(&name) {
-            self.hot.swap_remove(at);
+        if self.active.get(at) == Some(&name) {
+            self.active.swap_remove(at);
         }
         at
     }
 
-    /// Keeps the hot lanes of which `warm` is true. True: there are some, or changes have come up that were
-    /// not told yet.
+    /// Keeps the active connections for which `active` returns true. Returns whether there is one, or whether
+    /// the driver has changes that were not returned yet.
     #[cfg(feature = "uring")]
-    pub(crate) fn keep_hot(&mut self, warm: impl Fn(u64) -> bool) -> bool {
-        self.hot.retain(|&name| warm(name));
-        !self.hot.is_empty() || matches!(&self.poller, Poller::Ring(ring) if ring.has_news())
+    pub(crate) fn retain_active(&mut self, active: impl Fn(u64) -> bool) -> bool {
+        self.active.retain(|&name| active(name));
+        !self.active.is_empty() || matches!(&self.poller, Poller::Ring(ring) if ring.has_news())
     }
 
-    /// The hot lanes from place `from` on, as many as one call receives for.
+    /// The active connections from position `from` on, as many as one call can receive for.
     #[cfg(feature = "uring")]
-    pub(crate) fn hot_from(&self, from: usize) -> &[u64] {
-        let until = self.hot.len().min(from + JOBS_MAX);
-        self.hot.get(from..until).unwrap_or(&[])
+    pub(crate) fn active_from(&self, from: usize) -> &[u64] {
+        let until = self.active.len().min(from + JOBS_MAX);
+        self.active.get(from..until).unwrap_or(&[])
     }
 
-    /// Receives for up to [`JOBS_MAX`] lanes in one system call.
+    /// Receives for up to [`JOBS_MAX`] connections in one system call.
     #[cfg(feature = "uring")]
     pub(crate) fn receive_all(&mut self, jobs: &mut [Option<Job<'_, Destination>>]) {
         if let Poller::Ring(ring) = &mut self.poller {
@@ -309,18 +321,19 @@ impl Io {
         }
     }
 
-    /// The lane is read in this poll.
+    /// Adds a connection to those that are read without asking.
     #[inline]
-    pub(crate) fn add_hot(&mut self, name: u64) {
-        if !self.hot.contains(&name) {
-            self.hot.push(name);
+    pub(crate) fn add_active(&mut self, name: u64) {
+        if !self.active.contains(&name) {
+            self.active.push(name);
         }
     }
 }
 
 /// The listener.
 impl Io {
-    /// Whether connections may be waiting that can be accepted now. Asked once.
+    /// Whether connections may wait that can be accepted now. The next call returns false unless the listener
+    /// reports again.
     pub(crate) fn takes_connections(&mut self) -> bool {
         std::mem::take(&mut self.listener_waits) && self.listener.paused_until().is_none()
     }
@@ -330,20 +343,20 @@ impl Io {
         self.listener.accept()
     }
 
-    /// There may be more connections than were accepted, and not every driver says so twice.
+    /// Notes that more connections may wait than were accepted: not every driver reports that twice.
     pub(crate) const fn accepts_more(&mut self) {
         self.listener_waits = true;
     }
 
-    /// Accepting failed with `error`, and would fail again at once: the listener rests for a while.
-    pub(crate) fn rest(&mut self, error: &io::Error, connections_max: u32, timers: &mut Timers) {
+    /// Pauses the listener for a while: accepting failed with `error`, and would fail again at once.
+    pub(crate) fn pause_listener(&mut self, error: &io::Error, connections_max: u32, timers: &mut Timers) {
         if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
             self.listener.pause(timers.now(), error, connections_max);
             timers.due_by(timers.now());
         }
     }
 
-    /// Watches the listener again when its rest is over. Returns until when it rests.
+    /// Watches the listener again when its pause is over. Returns when the pause ends.
     pub(crate) fn look_at_listener(&mut self, timers: &mut Timers) -> Option<Instant> {
         if self.listener.is_pause_over(timers.now())
             && self.poller.modify(&self.listener, LISTENER, Interest::READ).is_ok()
@@ -356,7 +369,7 @@ impl Io {
     }
 }
 
-/// Settings that every socket gets before it is used.
+/// Applies the settings that every socket gets before it is used.
 pub(crate) fn tune(socket: &Socket, config: &Config) -> io::Result<()> {
     socket.set_nodelay()?;
     set_buffers(socket, config.send_buffer_bytes, config.receive_buffer_bytes)?;
@@ -366,12 +379,13 @@ pub(crate) fn tune(socket: &Socket, config: &Config) -> io::Result<()> {
     }
 }
 
-/// Settings that depend on who is at the other end of a connected socket. True: a process on this host.
+/// Applies the settings that depend on the address at the other end of a connected socket. Returns whether
+/// that is an address of this host.
 pub(crate) fn tune_to_peer(socket: &Socket, config: &Config) -> bool {
     let (Ok(here), Ok(there)) = (socket.local_address(), socket.peer_address()) else { return false };
     let same_host = there.ip().is_loopback() || here.ip() == there.ip();
     if same_host && config.congestion.is_none() {
-        // Pacing within one host only costs. A kernel without cubic keeps what it has.
+        // Within one host pacing gains nothing. A kernel without cubic keeps its default.
         let _ = set_congestion(socket, "cubic");
     }
     same_host

@@ -2,11 +2,11 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use super::*;
-use crate::lane::PeerName;
+use crate::connection::PeerName;
 use te_fabric::Slab;
 
-/// A lane that is watched, and its peer's end.
-fn lane(io: &mut Io, names: &mut Slab<(), PeerName>) -> (Lane<u32>, TcpStream) {
+/// A connection that is watched, and the peer's end of it.
+fn connection(io: &mut Io, names: &mut Slab<(), PeerName>) -> (Connection<u32>, TcpStream) {
     let theirs = TcpStream::connect(io.local_address().expect("it is bound")).expect("it listens");
     let ours = loop {
         match io.accept() {
@@ -15,9 +15,9 @@ fn lane(io: &mut Io, names: &mut Slab<(), PeerName>) -> (Lane<u32>, TcpStream) {
             other => panic!("{other:?}"),
         }
     };
-    let lane = Lane::new(ours.into(), names.reserve().1.raw(), Interest::READ, 0);
-    io.watch(&lane).expect("a fresh socket");
-    (lane, theirs)
+    let connection = Connection::new(ours.into(), names.reserve().1.raw(), Interest::READ, 0);
+    io.watch(&connection).expect("a fresh socket");
+    (connection, theirs)
 }
 
 fn open() -> (Io, Slab<(), PeerName>) {
@@ -25,45 +25,46 @@ fn open() -> (Io, Slab<(), PeerName>) {
 }
 
 #[test]
-fn lanes_are_counted_while_they_are_watched() {
+fn connections_are_counted_while_they_are_watched() {
     let (mut io, mut names) = open();
-    let (one, _theirs) = lane(&mut io, &mut names);
-    let (other, _others) = lane(&mut io, &mut names);
-    assert_eq!(io.lanes(), 2);
+    let (one, _theirs) = connection(&mut io, &mut names);
+    let (other, _others) = connection(&mut io, &mut names);
+    assert_eq!(io.connections(), 2);
     io.forget(&one);
-    assert_eq!(io.lanes(), 1);
+    assert_eq!(io.connections(), 1);
     io.forget(&other);
-    assert_eq!(io.lanes(), 0);
+    assert_eq!(io.connections(), 0);
 }
 
 #[test]
 fn bytes_go_out_and_come_in_and_are_counted() {
     let (mut io, mut names) = open();
-    let (mut lane, mut theirs) = lane(&mut io, &mut names);
-    lane.outbox.push_head(&[b"there"]);
+    let (mut connection, mut theirs) = connection(&mut io, &mut names);
+    connection.outbox.push_head(&[b"there"]);
     let mut finished = 0;
-    let sent = io.send(&mut lane, |role, _, progress| {
+    let sent = io.send(&mut connection, |role, _, progress| {
         *role += 1;
         finished += u32::from(progress == Progress::Finished);
     });
-    assert_eq!((sent.ok(), lane.role, finished), (Some(true), 1, 1));
-    assert_eq!(io.send(&mut lane, |_, _, _| {}).ok(), Some(false), "nothing waits");
+    assert_eq!((sent.ok(), connection.role, finished), (Some(true), 1, 1));
+    assert_eq!(io.send(&mut connection, |_, _, _| {}).ok(), Some(false), "nothing waits");
     let mut bytes = [0; 5];
     theirs.read_exact(&mut bytes).expect("five bytes");
     assert_eq!(&bytes, b"there");
 
-    let nothing = io.receive(&mut lane, &mut Reading::Yes).expect("the connection is up");
+    let nothing = io.receive(&mut connection, &mut Reading::Yes).expect("the connection is up");
     assert!(nothing.is_none());
     theirs.write_all(b"here").expect("room");
     let received = loop {
-        if let Some(received) = io.receive(&mut lane, &mut Reading::Yes).expect("the connection is up") {
+        if let Some(received) = io.receive(&mut connection, &mut Reading::Yes).expect("the connection is up")
+        {
             break received;
         }
     };
-    assert_eq!((received.bytes, received.drained, lane.inbox.staged()), (4, true, &b"here"[..]));
+    assert_eq!((received.bytes, received.drained, connection.inbox.unparsed()), (4, true, &b"here"[..]));
     drop(theirs);
     let end = loop {
-        match io.receive(&mut lane, &mut Reading::Yes) {
+        match io.receive(&mut connection, &mut Reading::Yes) {
             Ok(_) => std::thread::yield_now(),
             Err(error) => break error.kind(),
         }
@@ -74,51 +75,54 @@ fn bytes_go_out_and_come_in_and_are_counted() {
 }
 
 #[test]
-fn a_hot_lane_is_read_without_asking_until_it_has_cooled_down() {
+fn an_active_connection_is_read_without_asking_until_it_has_been_idle_for_long() {
     let (mut io, mut names) = open();
-    let (mut lane, _theirs) = lane(&mut io, &mut names);
-    assert!(io.asks(1), "nothing is hot");
-    io.heat_up(&mut lane);
-    io.heat_up(&mut lane);
-    assert_eq!((io.hot(0), io.hot(1), io.asks(1), io.asks(ASK_EVERY)), (Some(lane.name), None, false, true));
-    for _ in 1..HEAT {
-        assert!(io.receive(&mut lane, &mut Reading::Yes).expect("the connection is up").is_none());
-        assert_eq!(io.had_turn(0, lane.name, lane.heat > 0), 1);
+    let (mut connection, _theirs) = connection(&mut io, &mut names);
+    assert!(io.asks(1), "no connection is active");
+    io.mark_active(&mut connection);
+    io.mark_active(&mut connection);
+    assert_eq!(
+        (io.active(0), io.active(1), io.asks(1), io.asks(ASK_EVERY)),
+        (Some(connection.name), None, false, true)
+    );
+    for _ in 1..EAGER_READS {
+        assert!(io.receive(&mut connection, &mut Reading::Yes).expect("the connection is up").is_none());
+        assert_eq!(io.had_turn(0, connection.name, connection.is_active()), 1);
     }
-    assert!(io.receive(&mut lane, &mut Reading::Yes).expect("the connection is up").is_none());
-    assert_eq!((lane.heat, io.had_turn(0, lane.name, false), io.hot(0)), (0, 0, None));
-    io.heat_up(&mut lane);
-    io.forget(&lane);
-    assert_eq!(io.hot(0), None, "it has ended");
+    assert!(io.receive(&mut connection, &mut Reading::Yes).expect("the connection is up").is_none());
+    assert_eq!((connection.eager_reads, io.had_turn(0, connection.name, false), io.active(0)), (0, 0, None));
+    io.mark_active(&mut connection);
+    io.forget(&connection);
+    assert_eq!(io.active(0), None, "it has ended");
 }
 
 #[test]
-fn a_lane_that_waits_for_its_socket_makes_the_system_be_asked() {
+fn a_connection_that_waits_for_its_socket_makes_the_system_be_asked() {
     let (mut io, mut names) = open();
-    let (mut lane, _theirs) = lane(&mut io, &mut names);
-    io.heat_up(&mut lane);
+    let (mut connection, _theirs) = connection(&mut io, &mut names);
+    io.mark_active(&mut connection);
     assert!(!io.asks(1));
-    lane.blocked = true;
-    io.settle_interest(&mut lane);
-    assert_eq!((lane.interest, io.asks(1)), (Interest::BOTH, true));
-    lane.blocked = false;
-    io.settle_interest(&mut lane);
+    connection.blocked = true;
+    io.settle_interest(&mut connection);
+    assert_eq!((connection.interest, io.asks(1)), (Interest::BOTH, true));
+    connection.blocked = false;
+    io.settle_interest(&mut connection);
     assert!(!io.asks(1));
-    lane.blocked = true;
-    io.settle_interest(&mut lane);
-    io.forget(&lane);
+    connection.blocked = true;
+    io.settle_interest(&mut connection);
+    io.forget(&connection);
     assert_eq!(io.waiting_to_write, 0);
 }
 
 #[test]
-fn a_listener_that_rests_takes_no_connections_until_its_rest_is_over() {
+fn a_paused_listener_takes_no_connections_until_its_pause_is_over() {
     let (mut io, _) = open();
     let mut timers = Timers::new();
     timers.begin(Instant::from_millis(1_000));
     io.accepts_more();
-    io.rest(&io::Error::from_raw_os_error(libc::EMFILE), 8, &mut timers);
+    io.pause_listener(&io::Error::from_raw_os_error(libc::EMFILE), 8, &mut timers);
     assert_eq!((io.takes_connections(), timers.is_due()), (false, true));
-    let until = io.look_at_listener(&mut timers).expect("it rests");
+    let until = io.look_at_listener(&mut timers).expect("accepting is paused");
     timers.begin(until);
     assert_eq!((io.look_at_listener(&mut timers), io.takes_connections()), (None, true));
 }

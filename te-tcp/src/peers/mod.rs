@@ -1,7 +1,8 @@
-//! The peers of an initiator: which there are, how each is reached, and which of them have something to send.
+//! The peers of an initiator: which ones exist, how each is reached, and which of them have something to
+//! send.
 //!
-//! A peer is one incarnation of a target. It is here while a segment of it is attached; what was learned of
-//! those that were let go is remembered, because what was sent to them may still land.
+//! A peer is one incarnation of a target. It is in the table while a region of it is attached. Incarnations
+//! that were connected once and then removed are remembered, because what was sent to them may still land.
 
 mod endpoint;
 
@@ -16,16 +17,16 @@ use te_fabric::{Export, Table, Timers};
 #[derive(Debug)]
 pub(crate) struct Peers {
     table: Table<Endpoint>,
-    /// Peers that were met and let go.
+    /// Incarnations that were connected and are no longer in the table.
     known: KnownIncarnations,
     /// Peers that have something to send.
     listed: Vec<u32>,
-    /// Fences of all peers.
+    /// Fences of all peers together.
     fences: FenceCount,
 }
 
 impl Peers {
-    /// No peer yet; room for `peers_max`, and for `fences_max` fences that run at the same time.
+    /// An empty table with room for `peers_max` peers, and for `fences_max` fences that run at the same time.
     pub(crate) fn new(peers_max: u32, fences_max: u32) -> Self {
         Self {
             table: Table::new(peers_max),
@@ -48,7 +49,7 @@ impl Peers {
         self.table.bound()
     }
 
-    /// One more segment of the peer that wrote this export is attached; returns the peer's number.
+    /// Another region of the peer that wrote this export is attached; returns the peer's number.
     ///
     /// # Errors
     /// `Full`.
@@ -65,7 +66,7 @@ impl Peers {
         Ok(number)
     }
 
-    /// A segment of the peer was detached. True: nothing needs the peer any more.
+    /// A region of the peer was detached. Returns true when nothing needs the peer any more.
     pub(crate) fn detach(&mut self, peer: u32) -> bool {
         self.table.get_mut(peer).is_some_and(|peer| {
             peer.detached();
@@ -73,7 +74,7 @@ impl Peers {
         })
     }
 
-    /// Lets go of a peer, and remembers it if it was met.
+    /// Removes a peer, and remembers its incarnation if it was connected.
     pub(crate) fn remove(&mut self, peer: u32) {
         self.listed.retain(|&known| known != peer);
         if let Some(peer) = self.table.remove(peer) {
@@ -81,22 +82,22 @@ impl Peers {
         }
     }
 
-    /// Whether nothing of ours can land at the peer any more, or ever could.
+    /// Whether nothing that this transport sent can land at the peer any more, or ever could.
     pub(crate) fn is_harmless(&self, peer: u32) -> bool {
         self.table.get(peer).is_none_or(|peer| peer.contact.is_harmless(&self.known))
     }
 
-    /// We ourselves were away until `now`: the peers' silence is not their fault.
+    /// This transport was not polled until `now`: the time before does not count as the peers' silence.
     pub(crate) fn forgive(&mut self, now: Instant) {
         for peer in 0..self.table.bound() {
             if let Some(peer) = self.table.get_mut(peer) {
-                peer.pulse = peer.pulse.map(|_| now);
+                peer.last_heard = peer.last_heard.map(|_| now);
             }
         }
     }
 }
 
-/// The list of those that have something to send.
+/// The list of peers that have something to send.
 impl Peers {
     /// Puts a peer into the list.
     pub(crate) fn list(&mut self, peer: u32, timers: &mut Timers) {
@@ -107,18 +108,18 @@ impl Peers {
         }
     }
 
-    /// Whether there is one.
+    /// Whether the list has a peer.
     pub(crate) fn has_listed(&self) -> bool {
         !self.listed.is_empty()
     }
 
-    /// The peer at place `at` of the list.
+    /// The peer at position `at` of the list.
     pub(crate) fn listed(&self, at: usize) -> Option<u32> {
         self.listed.get(at).copied()
     }
 
-    /// The peer at place `at` has sent what it could; it stays in the list while it has more. Returns the
-    /// place of the next.
+    /// The peer at position `at` has sent what it could; it stays in the list while it has more. Returns the
+    /// position of the next.
     pub(crate) fn had_turn(&mut self, at: usize) -> usize {
         let Some(&number) = self.listed.get(at) else { return at };
         match self.table.get_mut(number) {
@@ -130,7 +131,7 @@ impl Peers {
         at
     }
 
-    /// When the first pause of a peer in the list ends.
+    /// When the first backoff of a peer in the list ends.
     pub(crate) fn next_attempt(&self) -> Option<Instant> {
         let mut next = Earliest::default();
         for &peer in &self.listed {
@@ -142,7 +143,7 @@ impl Peers {
 
 /// Fences.
 impl Peers {
-    /// A fence towards this peer is to be sent.
+    /// Adds a fence towards this peer; it is sent by the next poll.
     ///
     /// # Errors
     /// `NotFound`: no such peer. `Full`: too many fences run.
@@ -153,15 +154,15 @@ impl Peers {
         Ok(())
     }
 
-    /// The answer `id` to a FENCE has come on lane `number` of the peer. Gives the fence whose last answer
-    /// that was.
+    /// The answer `id` to a FENCE has arrived on connection `number` of the peer. Returns the fence when this
+    /// was its last missing answer.
     pub(crate) fn fence_answered(&mut self, peer: u32, number: u8, id: u64) -> Option<Fence<Sent>> {
         let fence = self.table.get_mut(peer)?.fence_answered(number, id)?;
         self.fences.end();
         Some(fence)
     }
 
-    /// Takes a fence out that no answer can end any more.
+    /// Removes a fence that no answer can end any more.
     pub(crate) fn pop_fence(&mut self, peer: u32) -> Option<Fence<Sent>> {
         let fence = self.table.get_mut(peer)?.fences.pop()?;
         self.fences.end();
@@ -173,24 +174,12 @@ impl Peers {
 mod tests {
     use super::*;
     use crate::frame::EXPORT_FORMAT;
-    use core::net::{IpAddr, Ipv4Addr};
     use te_core::Token;
-    use te_fabric::EXPORT_ADDRESSES_MAX;
 
     fn export(incarnation: u64) -> Export {
-        Export {
-            format: EXPORT_FORMAT,
-            rights: 12,
-            addresses: [IpAddr::V4(Ipv4Addr::LOCALHOST); EXPORT_ADDRESSES_MAX],
-            address_count: 1,
-            port: 9,
-            incarnation,
-            region: 0,
-            generation: 1,
-            key: 7,
-            len: 4_096,
-            location: te_core::Location::Host,
-        }
+        let mut export = te_fabric::testkit::export(EXPORT_FORMAT);
+        export.incarnation = incarnation;
+        export
     }
 
     fn fence(token: u64, sent: Option<Sent>) -> Fence<Sent> {
@@ -198,14 +187,14 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_its_incarnation_and_stays_while_a_segment_is_attached() {
+    fn a_peer_is_its_incarnation_and_stays_while_a_region_of_it_is_attached() {
         let mut peers = Peers::new(2, 1);
         assert_eq!(
             (peers.attach(&export(5)), peers.attach(&export(6)), peers.attach(&export(5))),
             (Ok(0), Ok(1), Ok(0))
         );
         assert_eq!(peers.attach(&export(7)).map_err(|error| error.kind), Err(ErrorKind::Full));
-        assert!(!peers.detach(0), "another segment of it is attached");
+        assert!(!peers.detach(0), "another region of it is attached");
         assert!(peers.detach(0));
         peers.remove(0);
         assert!(peers.get(0).is_none() && peers.get(1).is_some());
@@ -250,13 +239,13 @@ mod tests {
         for incarnation in [5, 6] {
             peers.attach(&export(incarnation)).expect("room");
         }
-        let sent = Some(Sent { id: 9, lanes: 0b11 });
+        let sent = Some(Sent { id: 9, connections: 0b11 });
         assert_eq!(peers.begin_fence(0, fence(1, sent)), Ok(()));
         assert_eq!(peers.begin_fence(1, fence(2, None)), Ok(()));
         let full = peers.begin_fence(0, fence(3, None)).map_err(|error| error.kind);
         assert_eq!(full, Err(ErrorKind::Full));
         assert!(peers.fence_answered(0, 0, 8).is_none(), "the answer to an earlier one");
-        assert!(peers.fence_answered(0, 0, 9).is_none(), "another lane has not answered");
+        assert!(peers.fence_answered(0, 0, 9).is_none(), "another connection has not answered");
         assert_eq!(peers.fence_answered(0, 1, 9).map(|fence| fence.token), Some(Token(1)));
         assert_eq!(peers.begin_fence(0, fence(3, None)), Ok(()));
     }
@@ -267,9 +256,9 @@ mod tests {
         for incarnation in [5, 6] {
             peers.attach(&export(incarnation)).expect("room");
         }
-        peers.get_mut(1).expect("attached").pulse = Some(Instant::from_millis(1));
+        peers.get_mut(1).expect("attached").last_heard = Some(Instant::from_millis(1));
         peers.forgive(Instant::from_millis(9));
-        let pulse = |peer| peers.get(peer).and_then(|peer| peer.pulse);
-        assert_eq!((pulse(0), pulse(1)), (None, Some(Instant::from_millis(9))));
+        let last_heard = |peer| peers.get(peer).and_then(|peer| peer.last_heard);
+        assert_eq!((last_heard(0), last_heard(1)), (None, Some(Instant::from_millis(9))));
     }
 }

@@ -1,7 +1,8 @@
-//! Memory of devices crosses to the host and back through slots: which slots are out, and which hops run.
+//! Bytes of device memory cross to the host and back through staging slots: which slots are taken, and which
+//! hops run.
 //!
-//! Initiator and target have one of these each, with stagers of their own. So neither waits for slots of the
-//! other: a target that has slots lets its peers' WRITEs end, whatever its own slices wait for.
+//! Initiator and target have one `Staging` each, with stagers of their own, so neither waits for slots of the
+//! other: a target with free slots lets its peers' WRITEs end, whatever its own slices wait for.
 //!
 //! ```text
 //!   take ──▶ a slot ──▶ start ──▶ hop ──▶ next_end ──▶ give_back
@@ -18,12 +19,12 @@ use te_core::{Error, ErrorKind, Location, MemSpan, Token};
 
 use crate::sys::{Pinned, Slots};
 
-/// Slots that are out at the same time, at most.
+/// Slots that may be taken at the same time.
 const SLOTS_MAX: usize = u16::MAX as usize;
-/// Ends of hops that are taken at a time.
+/// Ends of hops taken from a stager in one call.
 const ENDS_MAX: usize = 32;
 
-/// A slot that was taken. It can be named until it is given back.
+/// Names a slot from when it is taken until it is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotId(NonZeroU16);
 
@@ -37,33 +38,38 @@ impl SlotId {
     }
 }
 
-/// Slots and hops of one side. `T` is what that side wants to know when a hop has ended.
+/// Slots and hops of one side. `T` is the record that the side attaches to a hop and gets back when the hop
+/// has ended.
 pub(crate) struct Staging<T> {
-    /// One for each location that a region is at.
-    bays: Vec<Bay>,
-    /// Slots that are out, by their ids.
-    out: Vec<Option<Out<T>>>,
-    /// Ids that name nothing.
+    /// One pool for each location of registered device memory.
+    pools: Vec<Pool>,
+    /// The slots that are taken, by id.
+    taken: Vec<Option<Taken<T>>>,
+    /// Ids that are not in use.
     free: Vec<u16>,
-    /// Hops that were started here and whose ends were not handed out.
+    /// Hops that were started and whose ends [`Self::next_end`] has not returned.
     hops: usize,
-    /// Ends that were not handed out.
+    /// Ends that [`Self::next_end`] has not returned.
     ends: VecDeque<(u16, Result<(), Error>)>,
 }
 
-struct Bay {
+struct Pool {
     location: Location,
     slots: Slots,
-    /// Hops for which the copy queue has had no room.
+    /// Hops that wait for room in the copy queue.
     waiting: VecDeque<Hop>,
     /// Hops that the stager has.
     running: usize,
+    /// Slots that are free.
+    free: usize,
 }
 
-struct Out<T> {
-    bay: usize,
+struct Taken<T> {
+    pool: usize,
     slot: StagingSlot,
     memory: Pinned,
+    /// The number that [`Staging::take_share`] was called with.
+    holder: Option<u32>,
     hop: Option<T>,
 }
 
@@ -76,21 +82,21 @@ pub(crate) struct Ended<T> {
 
 impl<T> Staging<T> {
     pub(crate) const fn new() -> Self {
-        Self { bays: Vec::new(), out: Vec::new(), free: Vec::new(), hops: 0, ends: VecDeque::new() }
+        Self { pools: Vec::new(), taken: Vec::new(), free: Vec::new(), hops: 0, ends: VecDeque::new() }
     }
 
-    /// Whether no region is at any device.
+    /// Whether no device memory was ever registered.
     #[inline]
     pub(crate) fn is_unused(&self) -> bool {
-        self.bays.is_empty()
+        self.pools.is_empty()
     }
 
-    /// Makes a stager for memory there, unless there is one.
+    /// Makes a stager for memory at this location, unless there is one.
     ///
     /// # Errors
-    /// Those of [`Devices::stager`]; `Full` when that has no slot.
+    /// Those of [`Devices::stager`]; `Full` when the stager has no slot.
     pub(crate) fn prepare(&mut self, location: Location, devices: &dyn Devices) -> Result<(), Error> {
-        if self.bay(location).is_some() {
+        if self.pool(location).is_some() {
             return Ok(());
         }
         let mut slots = Slots::new(devices.stager(location)?);
@@ -98,75 +104,102 @@ impl<T> Staging<T> {
         if count == 0 {
             return Err(ErrorKind::Full.into());
         }
-        // Later, nothing allocates.
-        self.out.reserve(count);
+        // Nothing allocates later.
+        self.taken.reserve(count);
         self.free.reserve(count);
         self.ends.reserve(count);
-        self.bays.push(Bay { location, slots, waiting: VecDeque::with_capacity(count), running: 0 });
+        self.pools.push(Pool {
+            location,
+            slots,
+            waiting: VecDeque::with_capacity(count),
+            running: 0,
+            free: count,
+        });
         Ok(())
     }
 
-    /// Length of a slot for memory there, bytes.
+    /// Length of a slot for memory at this location, bytes; 0 when there is no stager.
     pub(crate) fn slot_bytes(&self, location: Location) -> u32 {
-        self.bay(location).map_or(0, |bay| self.bays[bay].slots.slot_bytes())
+        self.pool(location).map_or(0, |pool| self.pools[pool].slots.slot_bytes())
     }
 
-    /// A free slot for memory there. `None`: all are out.
+    /// Takes a free slot for memory at this location. `None`: all are taken.
     pub(crate) fn take(&mut self, location: Location) -> Option<SlotId> {
-        let bay = self.bay(location)?;
-        if self.free.is_empty() && self.out.len() == SLOTS_MAX {
+        let pool = self.pool(location)?;
+        self.take_from(pool, None)
+    }
+
+    /// Takes a free slot for memory at this location within the share of `holder`: one that has slots gets
+    /// another only while it has fewer than twice as many as are free, and never the last one. So no holder
+    /// keeps all slots from the others, however long it holds its own.
+    pub(crate) fn take_share(&mut self, location: Location, holder: u32) -> Option<SlotId> {
+        let pool = self.pool(location)?;
+        let free = self.pools[pool].free;
+        let is_its = |taken: &&Taken<T>| taken.pool == pool && taken.holder == Some(holder);
+        let held = self.taken.iter().flatten().filter(is_its).count();
+        if held > 0 && (free < 2 || held >= 2 * free) {
             return None;
         }
-        let (slot, memory) = self.bays[bay].slots.take()?;
+        self.take_from(pool, Some(holder))
+    }
+
+    fn take_from(&mut self, pool: usize, holder: Option<u32>) -> Option<SlotId> {
+        if self.free.is_empty() && self.taken.len() == SLOTS_MAX {
+            return None;
+        }
+        let (slot, memory) = self.pools[pool].slots.take()?;
+        self.pools[pool].free -= 1;
         let id = self.free.pop().unwrap_or_else(|| {
-            self.out.push(None);
-            (self.out.len() - 1) as u16
+            self.taken.push(None);
+            (self.taken.len() - 1) as u16
         });
-        self.out[usize::from(id)] = Some(Out { bay, slot, memory, hop: None });
+        self.taken[usize::from(id)] = Some(Taken { pool, slot, memory, holder, hop: None });
         SlotId::new(id)
     }
 
     /// The first `len` bytes of the slot.
     #[inline(never)]
     pub(crate) fn memory(&self, slot: SlotId, len: u64) -> Option<Pinned> {
-        self.out.get(slot.at())?.as_ref()?.memory.part(0, len).ok()
+        self.taken.get(slot.at())?.as_ref()?.memory.part(0, len).ok()
     }
 
-    /// Takes a slot back that no hop uses.
+    /// Gives back a slot that no hop uses.
     #[inline(never)]
     pub(crate) fn give_back(&mut self, id: SlotId) {
-        if let Some(Out { bay, slot, hop, .. }) = self.out.get_mut(id.at()).and_then(Option::take) {
+        if let Some(Taken { pool, slot, hop, .. }) = self.taken.get_mut(id.at()).and_then(Option::take) {
             debug_assert!(hop.is_none(), "a hop uses the slot");
-            self.bays[bay].slots.give_back(slot);
+            self.pools[pool].slots.give_back(slot);
+            self.pools[pool].free += 1;
             self.free.push(id.at() as u16);
         } else {
             debug_assert!(false, "a slot is given back once");
         }
     }
 
-    /// Starts a hop between the beginning of the slot and `device`; [`Self::flush`] sets it going.
+    /// Queues a hop between the beginning of the slot and `device`; [`Self::flush`] hands it to the stager.
     pub(crate) fn start(&mut self, slot: SlotId, device: MemSpan, direction: HopDirection, tag: T) {
-        let Some(out) = self.out.get_mut(slot.at()).and_then(Option::as_mut) else { return };
-        debug_assert!(out.hop.is_none(), "one hop at a time uses a slot");
-        out.hop = Some(tag);
-        let hop = Hop { token: Token(slot.at() as u64), slot: out.slot.index, offset: 0, device, direction };
-        self.bays[out.bay].waiting.push_back(hop);
+        let Some(taken) = self.taken.get_mut(slot.at()).and_then(Option::as_mut) else { return };
+        debug_assert!(taken.hop.is_none(), "one hop at a time uses a slot");
+        taken.hop = Some(tag);
+        let hop =
+            Hop { token: Token(slot.at() as u64), slot: taken.slot.index, offset: 0, device, direction };
+        self.pools[taken.pool].waiting.push_back(hop);
         self.hops += 1;
     }
 
-    /// Hands the hops that wait to the copy queues, as far as those have room.
+    /// Hands the waiting hops to the stagers, as far as their copy queues have room.
     pub(crate) fn flush(&mut self) {
-        for bay in &mut self.bays {
-            while !bay.waiting.is_empty() {
-                match bay.slots.start(bay.waiting.make_contiguous()) {
+        for pool in &mut self.pools {
+            while !pool.waiting.is_empty() {
+                match pool.slots.start(pool.waiting.make_contiguous()) {
                     Ok(0) => break,
                     Ok(count) => {
-                        bay.waiting.drain(..count);
-                        bay.running += count;
+                        pool.waiting.drain(..count);
+                        pool.running += count;
                     }
                     Err(error) => {
-                        // It is about the first, which can never be started.
-                        let first = bay.waiting.pop_front();
+                        // The error is about the first hop, which can never be started.
+                        let first = pool.waiting.pop_front();
                         self.ends.extend(first.map(|hop| (hop.token.0 as u16, Err(error))));
                     }
                 }
@@ -174,22 +207,22 @@ impl<T> Staging<T> {
         }
     }
 
-    /// Takes in the ends of hops, to be handed out by [`Self::next_end`].
+    /// Takes the ends of hops from the stagers; [`Self::next_end`] returns them.
     pub(crate) fn collect(&mut self) {
         let mut ends = [HopEnd { token: Token(0), result: Ok(()) }; ENDS_MAX];
-        for bay in self.bays.iter_mut().filter(|bay| bay.running > 0) {
-            let count = bay.slots.poll(&mut ends);
-            bay.running -= count;
+        for pool in self.pools.iter_mut().filter(|pool| pool.running > 0) {
+            let count = pool.slots.poll(&mut ends);
+            pool.running -= count;
             self.ends.extend(ends[..count].iter().map(|end| (end.token.0 as u16, end.result)));
         }
     }
 
-    /// The next end of a hop. Its slot is still out.
+    /// The next end of a hop. Its slot is still taken.
     pub(crate) fn next_end(&mut self) -> Option<Ended<T>> {
         loop {
             let (id, result) = self.ends.pop_front()?;
-            let out = self.out.get_mut(usize::from(id)).and_then(Option::as_mut);
-            if let Some(tag) = out.and_then(|out| out.hop.take()) {
+            let taken = self.taken.get_mut(usize::from(id)).and_then(Option::as_mut);
+            if let Some(tag) = taken.and_then(|taken| taken.hop.take()) {
                 self.hops -= 1;
                 return Some(Ended { slot: SlotId::new(id)?, tag, result });
             }
@@ -202,23 +235,23 @@ impl<T> Staging<T> {
         self.hops > 0
     }
 
-    /// The hops that have not ended.
+    /// The records of the hops that have not ended.
     pub(crate) fn hops(&self) -> impl Iterator<Item = &T> {
-        self.out.iter().flatten().filter_map(|out| out.hop.as_ref())
+        self.taken.iter().flatten().filter_map(|taken| taken.hop.as_ref())
     }
 
-    /// Slots that are out.
+    /// Slots that are taken.
     #[cfg(any(test, feature = "testkit"))]
-    pub(crate) fn slots_out(&self) -> usize {
-        self.out.iter().flatten().count()
+    pub(crate) fn slots_taken(&self) -> usize {
+        self.taken.iter().flatten().count()
     }
 
-    fn bay(&self, location: Location) -> Option<usize> {
-        self.bays.iter().position(|bay| bay.location == location)
+    fn pool(&self, location: Location) -> Option<usize> {
+        self.pools.iter().position(|pool| pool.location == location)
     }
 }
 
-/// Slots that the stager has, all of them free.
+/// Counts the slots of a stager whose slots are all free.
 fn count(slots: &mut Slots) -> usize {
     let mut all = Vec::new();
     while all.len() < SLOTS_MAX
@@ -231,7 +264,7 @@ fn count(slots: &mut Slots) -> usize {
     count
 }
 
-/// Checks that `span` is memory of these devices.
+/// Checks that `span` is memory of these devices, at the location that it states.
 ///
 /// # Errors
 /// `InvalidArgument` when it is not.

@@ -1,4 +1,4 @@
-//! Slots and hops, over a device that is not there.
+//! Slots and hops, with simulated devices.
 
 use te_core::device::Stager;
 use te_core::testkit::{FakeDevices, FakeStaging, PeekPoke};
@@ -18,7 +18,7 @@ fn staging(devices: &FakeDevices) -> Staging<u32> {
     staging
 }
 
-/// Polls until all hops have ended; gives the tags in the order of their ends.
+/// Polls until all hops have ended; returns the tags in the order in which they ended.
 fn ends(staging: &mut Staging<u32>) -> Vec<(u32, Result<(), Error>)> {
     let mut ended = Vec::new();
     while staging.is_hopping() {
@@ -38,14 +38,14 @@ fn slots_run_out_and_come_back() {
     let mut staging = staging(&devices(2, 2));
     assert_eq!((staging.slot_bytes(DEVICE), staging.slot_bytes(Location::Host)), (64, 0));
     let (Some(first), Some(second)) = (staging.take(DEVICE), staging.take(DEVICE)) else { panic!("two") };
-    assert!(first != second && staging.take(DEVICE).is_none() && staging.slots_out() == 2);
+    assert!(first != second && staging.take(DEVICE).is_none() && staging.slots_taken() == 2);
     assert_eq!(staging.memory(first, 64).map(Pinned::len), Some(64));
     assert!(staging.memory(first, 65).is_none());
     staging.give_back(first);
     assert!(staging.memory(first, 1).is_none());
     assert_eq!(staging.take(DEVICE), Some(first));
     [first, second].into_iter().for_each(|slot| staging.give_back(slot));
-    assert_eq!(staging.slots_out(), 0);
+    assert_eq!(staging.slots_taken(), 0);
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn hops_wait_for_the_copy_queue_and_each_ends_once() {
     assert_eq!(staging.hops().count(), 8);
     let mut tags: Vec<u32> = ends(&mut staging).into_iter().map(|(tag, _)| tag).collect();
     tags.sort_unstable();
-    assert_eq!((tags, staging.slots_out(), staging.hops().count()), ((0..8).collect(), 0, 0));
+    assert_eq!((tags, staging.slots_taken(), staging.hops().count()), ((0..8).collect(), 0, 0));
     for tag in 0..8 {
         let mut bytes = [0; 64];
         let part = memory.part(u64::from(tag) * 64, 64).expect("inside");
@@ -84,7 +84,7 @@ fn hops_wait_for_the_copy_queue_and_each_ends_once() {
 
 #[allow(unsafe_code, reason = "looks at memory of the device")]
 fn peek(device: &FakeDevices, span: MemSpan, out: &mut [u8]) {
-    // SAFETY: memory of the device, which no hop uses any more.
+    // SAFETY: memory of the device that no hop uses any more.
     unsafe { device.peek(span, out) };
 }
 
@@ -104,7 +104,7 @@ fn a_hop_that_cannot_be_started_ends_with_the_reason_and_the_next_go_on() {
     assert_eq!(ended, [(1, Ok(())), (2, refused), (3, Ok(()))]);
 }
 
-/// Devices of two locations.
+/// Devices at two locations.
 struct Two(FakeDevices, FakeDevices);
 
 impl Devices for Two {
@@ -139,4 +139,22 @@ fn each_location_has_slots_of_its_own() {
     assert!(check(&two, elsewhere).is_err(), "its address is the other device's");
     let host = MemSpan::new(Box::leak(Box::new([0_u8; 8])).as_mut_ptr(), 8).at(DEVICE);
     assert!(check(&two, host).is_err());
+}
+
+#[test]
+fn no_holder_gets_the_slots_that_others_need() {
+    let mut staging = staging(&devices(8, 8));
+    let take_all = |staging: &mut Staging<u32>, holder| {
+        core::iter::from_fn(|| staging.take_share(DEVICE, holder)).collect::<Vec<_>>()
+    };
+    let first = take_all(&mut staging, 1);
+    let others = [2, 3, 4].map(|holder| take_all(&mut staging, holder).len());
+    assert_eq!((first.len(), others), (6, [1, 1, 0]));
+    // Holder 1 gives one back: a holder without a slot gets it, and holder 1 does not.
+    staging.give_back(first[0]);
+    assert!(staging.take_share(DEVICE, 1).is_none() && staging.take_share(DEVICE, 4).is_some());
+    // Slots that are taken without a holder count against all.
+    first[1..].iter().for_each(|slot| staging.give_back(*slot));
+    (0..3).for_each(|_| assert!(staging.take(DEVICE).is_some()));
+    assert_eq!(take_all(&mut staging, 5).len(), 1);
 }

@@ -1,13 +1,13 @@
-//! Registered memory, as an address whose registrant promised to keep it.
+//! Registered memory: an address that stays valid because of the promise given at registration.
 
 use te_core::{Error, MemSpan, MemoryKinds, copy_bytes};
 
-/// Memory of a region: the host's, or a device's, which is only an address whose bytes hop to a slot and
-/// back.
+/// Memory of a region. It is the host's, or a device's; the latter is only an address, and its bytes hop to a
+/// staging slot and back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory(MemSpan);
 
-/// Memory by what can touch it.
+/// Memory, by what can touch it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reach {
     Host(Pinned),
@@ -31,7 +31,7 @@ impl Memory {
         self.0.part(offset, len).map(Self)
     }
 
-    /// Memory that can be sent from and received to as it lies.
+    /// The memory if the host can touch it: it can then be sent from and received into directly.
     #[inline]
     pub(crate) const fn host(self) -> Option<Pinned> {
         if self.is_device() { None } else { Some(Pinned(self.0)) }
@@ -49,9 +49,9 @@ impl Memory {
 
 /// A span, or part of one, that stays mapped until its region is deregistered.
 ///
-/// The transport keeps two counts for each region, its own slices' and its peers', and gives a region up only
-/// when both are zero; each `Pinned` that it holds is covered by one of the two. Every `SAFETY` comment here
-/// leans on that.
+/// The transport keeps two counts for each region, of its own slices and of peers' payloads, and gives up a
+/// region only when both are zero; each `Pinned` that it holds is covered by one of the two. Every `SAFETY`
+/// comment of this crate relies on that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pinned(MemSpan);
 
@@ -79,7 +79,7 @@ impl Pinned {
         self.0.part(offset, len).map(Self)
     }
 
-    /// The part from `offset` on, nothing when that lies outside.
+    /// The part from `offset` to the end; empty when `offset` lies outside.
     pub(crate) fn tail(self, offset: u64) -> Self {
         let left = (self.0.len() as u64).saturating_sub(offset);
         self.0.part(offset, left).map_or(Self(MemSpan::new(self.0.as_ptr(), 0)), Self)
@@ -89,7 +89,7 @@ impl Pinned {
         self.0.as_ptr()
     }
 
-    /// Copies as much of `bytes` as fits into the front.
+    /// Copies as many of `bytes` as fit to the beginning of the memory.
     pub(crate) fn fill_from(self, bytes: &[u8]) {
         let len = bytes.len().min(self.len());
         // SAFETY: `new`: the span is mapped and no reference to it exists; `bytes` is a reference, so they
@@ -100,21 +100,21 @@ impl Pinned {
     /// Copies the bytes out.
     pub(crate) fn to_vec(self) -> Vec<u8> {
         let mut out = vec![0; self.len()];
-        // SAFETY: as in `fill_from`, with the direction turned round.
+        // SAFETY: as in `fill_from`, in the other direction.
         unsafe { copy_bytes(self.as_ptr(), out.as_mut_ptr(), out.len()) };
         out
     }
 
-    /// CRC32C of the bytes, carried on from `crc`. They go through a small buffer, because a peer may be
-    /// writing them and the checksum wants a reference.
+    /// CRC32C of the bytes, appended to `crc`. The bytes are copied to a small buffer first, because a peer
+    /// may be writing them and the checksum code needs a reference.
     pub(crate) fn crc32c(self, mut crc: u32) -> u32 {
-        let mut block = [0; 4_096];
+        let mut chunk = [0; 4_096];
         let mut done = 0;
         while done < self.len() {
-            let len = (self.len() - done).min(block.len());
-            // SAFETY: `new`: mapped; `done + len` stays inside; `block` is ours.
-            unsafe { copy_bytes(self.as_ptr().wrapping_add(done), block.as_mut_ptr(), len) };
-            crc = crc32c::crc32c_append(crc, &block[..len]);
+            let len = (self.len() - done).min(chunk.len());
+            // SAFETY: `new`: mapped; `done + len` stays inside; `chunk` is ours.
+            unsafe { copy_bytes(self.as_ptr().wrapping_add(done), chunk.as_mut_ptr(), len) };
+            crc = crc32c::crc32c_append(crc, &chunk[..len]);
             done += len;
         }
         crc

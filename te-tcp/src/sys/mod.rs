@@ -1,5 +1,5 @@
-//! The only unsafe code of this crate: raw memory, vectored socket I/O, io_uring. What it offers upwards is
-//! safe, given the one promise that [`Pinned::new`] asks for.
+//! The only unsafe code of this crate: raw memory, vectored socket I/O, io_uring. Its interface is safe,
+//! provided that the promise which [`Pinned::new`] requires is kept.
 #![allow(unsafe_code, reason = "system calls and raw memory live here and nowhere else in the crate")]
 
 mod mem;

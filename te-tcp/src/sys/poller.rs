@@ -1,4 +1,4 @@
-//! Who is ready: epoll, or io_uring where asked for.
+//! Readiness of sockets: epoll, or io_uring where the settings say so.
 
 use std::io;
 #[cfg(feature = "uring")]
@@ -18,9 +18,9 @@ pub(crate) enum Poller {
 }
 
 impl Poller {
-    /// Whether it tells changes rather than states: who stops before a socket is empty must come back by
-    /// itself.
-    pub(crate) const fn tells_changes(&self) -> bool {
+    /// Whether it reports changes rather than states: code that stops before a socket is empty must come back
+    /// without another event.
+    pub(crate) const fn reports_changes(&self) -> bool {
         match self {
             Self::Epoll(_) => false,
             #[cfg(feature = "uring")]
@@ -47,16 +47,16 @@ impl Poller {
     pub(crate) fn modify(&mut self, fd: &impl AsFd, name: u64, interest: Interest) -> io::Result<()> {
         match self {
             Self::Epoll(epoll) => epoll.modify(fd, name, interest),
-            // Changes of all kinds are told anyway.
+            // It reports changes of every kind.
             #[cfg(feature = "uring")]
             Self::Ring(_) => Ok(()),
         }
     }
 
-    /// To be called before the socket is closed.
+    /// Must be called before the socket is closed.
     pub(crate) fn remove(&mut self, name: u64) {
         match self {
-            // Closing the socket is enough.
+            // epoll forgets a socket when it is closed.
             Self::Epoll(_) => _ = name,
             #[cfg(feature = "uring")]
             Self::Ring(ring) => ring.remove(name),

@@ -1,9 +1,10 @@
-//! io_uring (feature `uring`): readiness that is read from memory, and the receives of many lanes in one
-//! system call.
+//! io_uring (feature `uring`): readiness that is read from memory, and the receives of several connections in
+//! one system call.
 //!
-//! Each socket has one multishot poll. It tells *changes*, so whoever stops before a socket is empty must
-//! come back by itself. Receives are submitted against non-blocking sockets: each has ended, with bytes or
-//! `WouldBlock`, when the call returns, and no request that names memory of a caller ever outlives it (L2).
+//! Each socket has one multishot poll. It reports *changes*, so code that stops before a socket is empty must
+//! come back without another event. Receives are submitted for non-blocking sockets: each has ended, with
+//! bytes or `WouldBlock`, when the call returns, and no request that names memory of a caller outlives the
+//! call (L2).
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -14,21 +15,21 @@ use te_fabric::Event;
 
 use super::socket::{AsIncoming, Buffers, Job};
 
-/// Requests that one submission takes.
+/// Requests that one submission can hold.
 const ENTRIES: u32 = 256;
-/// Receives in one call, at most.
+/// Receives in one call.
 pub(crate) const JOBS_MAX: usize = 16;
 
-/// Tells the completion of a poll from that of a receive.
+/// Marks the completion of a poll, as opposed to one of a receive.
 const POLL: u64 = 1 << 63;
-/// A completion that nobody waits for.
+/// Marks a completion that is ignored.
 const IGNORED: u64 = 1 << 62;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Watch {
     fd: RawFd,
     name: u64,
-    /// Which poll of this slot is the current one: late completions of others are dropped.
+    /// Number of the slot's current poll. Late completions of earlier polls are ignored.
     serial: u32,
     used: bool,
 }
@@ -39,15 +40,15 @@ impl Watch {
     }
 }
 
-/// An io_uring instance, what it watches, and room for one batch of receives.
+/// An io_uring instance, the sockets that it watches, and scratch space for one batch of receives.
 pub(crate) struct Ring {
     ring: ManuallyDrop<IoUring>,
-    /// Whose it is: a fork has its descriptor, and not its memory.
+    /// The process that it belongs to: a fork has its descriptor, but not its memory.
     process: u32,
     watches: Vec<Watch>,
     events: Vec<Event>,
-    /// How many of them `ready` has told of; the others came up during receives.
-    told: usize,
+    /// How many of the events `ready` has returned; the others came up during receives.
+    returned: usize,
     buffers: Vec<Buffers>,
 }
 
@@ -61,7 +62,7 @@ impl Ring {
             process: std::process::id(),
             watches: Vec::new(),
             events: Vec::with_capacity(sockets_max.min(4_096)),
-            told: 0,
+            returned: 0,
             buffers: (0..JOBS_MAX).map(|_| Buffers::new()).collect(),
         })
     }
@@ -81,7 +82,8 @@ impl Ring {
         self.arm(slot)
     }
 
-    /// Stops watching. To be called before the socket is closed: a poll keeps its file open.
+    /// Stops watching a socket. Must be called before the socket is closed, because a poll keeps its file
+    /// open.
     pub(crate) fn remove(&mut self, name: u64) {
         let slot = slot_of(name);
         let Some(watch) = self.watches.get_mut(slot).filter(|watch| watch.used && watch.name == name) else {
@@ -94,22 +96,21 @@ impl Ring {
         }
     }
 
-    /// What has changed; gives how many, to be read with [`Self::event`]. Without news to the kernel this is
-    /// no system call.
+    /// Collects the changes; returns their number for [`Self::event`]. This is no system call unless requests
+    /// wait to be submitted.
     pub(crate) fn ready(&mut self) -> io::Result<usize> {
         if !self.ring.submission().is_empty() || self.ring.submission().cq_overflow() {
             self.submit(0)?;
         }
-        self.events.drain(..self.told);
+        self.events.drain(..self.returned);
         self.reap(&mut |_, _| {});
-        self.told = self.events.len();
-        Ok(self.told)
+        self.returned = self.events.len();
+        Ok(self.returned)
     }
 
-    /// Whether changes have come up of which `ready` has not told yet. The descriptor does not show them any
-    /// more.
+    /// Whether there are changes that `ready` has not returned yet. The descriptor no longer shows them.
     pub(crate) fn has_news(&self) -> bool {
-        self.events.len() > self.told
+        self.events.len() > self.returned
     }
 
     pub(crate) fn event(&self, i: usize) -> Event {
@@ -121,10 +122,10 @@ impl Ring {
         let mut waiting = 0;
         for at in 0..jobs.len().min(JOBS_MAX) {
             let Some(job) = &mut jobs[at] else { continue };
-            job.offered = self.buffers[at].gather(job.into.iter().map(AsIncoming::incoming), job.stage);
+            job.offered = self.buffers[at].gather(job.into.iter().map(AsIncoming::incoming), job.buffer);
             let message = self.buffers[at].message();
             let fd = types::Fd(job.socket.raw_fd());
-            // Without the flag the kernel would rather wait than say that there is nothing.
+            // Without the flag the kernel would wait for bytes instead of reporting that there are none.
             let request = opcode::RecvMsg::new(fd, message).flags(libc::MSG_DONTWAIT as u32);
             let request = request.build().user_data(at as u64);
             match self.push(&request) {
@@ -133,13 +134,13 @@ impl Ring {
             }
         }
         while waiting > 0 {
-            // The memory of the jobs is borrowed until here returns: it must not before every one of them has
-            // ended.
+            // The memory of the jobs is borrowed until this function returns, so it must not return before
+            // every receive has ended.
             match self.submit(waiting) {
                 Ok(()) => {}
                 Err(error) => {
-                    // Nor may a panic leave here: whoever unwinds frees memory that the kernel may still
-                    // fill.
+                    // A panic must not leave this function either: unwinding would free memory that the
+                    // kernel may still fill.
                     log::error!("io_uring_enter failed with receives in flight: {error}");
                     std::process::abort();
                 }
@@ -166,7 +167,7 @@ impl Ring {
     fn push(&mut self, request: &io_uring::squeue::Entry) -> io::Result<()> {
         for _ in 0..2 {
             // SAFETY: polls name no memory. A receive names pieces that its job borrows until `receive_all`
-            // has seen its completion, and an array of `self.buffers` that is not touched before.
+            // has seen its completion, and an array of `self.buffers` that is not touched before that.
             if unsafe { self.ring.submission().push(request) }.is_ok() {
                 return Ok(());
             }
@@ -175,13 +176,13 @@ impl Ring {
         Err(io::Error::from_raw_os_error(libc::EBUSY))
     }
 
-    /// Hands the requests to the kernel and waits for so many completions.
+    /// Submits the requests and waits for `wait` completions.
     fn submit(&mut self, wait: usize) -> io::Result<()> {
         loop {
             match self.ring.submit_and_wait(wait) {
                 Ok(_) => return Ok(()),
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                // Completions have to be taken first.
+                // Completions have to be taken before more can be submitted.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN)) => {
                     return Ok(());
                 }
@@ -190,7 +191,7 @@ impl Ring {
         }
     }
 
-    /// Takes all completions: polls become events, receives go to `received`.
+    /// Takes all completions: polls become events, receives are passed to `received`.
     fn reap(&mut self, received: &mut dyn FnMut(usize, i32)) {
         loop {
             let Some(completion) = self.ring.completion().next() else { return };
@@ -215,7 +216,7 @@ impl Ring {
                 finished: failed || bits & i32::from(libc::POLLRDHUP) != 0,
             });
             if !cqueue::more(completion.flags()) {
-                // The kernel has dropped it, say because the thread that armed it is gone.
+                // The kernel has ended the poll, for example because the thread that armed it has exited.
                 self.watches[slot].serial = watch.serial.wrapping_add(1);
                 let _ = self.arm(slot);
             }
@@ -226,24 +227,24 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // The rings are not mapped in a child, what is mapped in their place is somebody else's, and the
+            // A child process does not have the rings mapped; other memory may be in their place, and the
             // requests behind the descriptor are the parent's. SAFETY: the descriptor is this process's copy,
             // which nothing uses any more: `ring` is never dropped.
             unsafe { libc::close(self.ring.as_raw_fd()) };
             return;
         }
-        // The sockets are closed next, and must not be kept open by a poll.
+        // The sockets are closed next, and a poll would keep them open.
         for slot in 0..self.watches.len() {
             if self.watches[slot].used {
                 self.remove(self.watches[slot].name);
             }
         }
-        // SAFETY: dropped here and nowhere else, and not used afterwards.
+        // SAFETY: dropped only here, and not used afterwards.
         unsafe { ManuallyDrop::drop(&mut self.ring) };
     }
 }
 
-/// The listener's name is all ones; it takes the first slot.
+/// The listener's name has all bits set; it takes the first slot.
 fn slot_of(name: u64) -> usize {
     (name as u32).wrapping_add(1) as usize
 }

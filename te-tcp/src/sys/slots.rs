@@ -1,11 +1,11 @@
-//! The slots of one device's stager, as memory that can be sent from and received to.
+//! The slots of one device's stager, as memory that can be sent from and received into.
 
 use te_core::Error;
 use te_core::device::{Hop, HopEnd, Stager, StagingSlot};
 
 use super::mem::Pinned;
 
-/// A stager, and the slots that it lends.
+/// A stager, whose slots are lent one by one.
 pub(crate) struct Slots(Box<dyn Stager>);
 
 impl Slots {
@@ -18,11 +18,11 @@ impl Slots {
         self.0.slot_bytes()
     }
 
-    /// A free slot, and its memory: good until the slot is given back.
+    /// A free slot, and its memory, which is valid until the slot is given back.
     pub(crate) fn take(&mut self) -> Option<(StagingSlot, Pinned)> {
         let slot = self.0.take()?;
-        // SAFETY: `Stager` guarantees that a taken slot is mapped host memory that nothing but our hops
-        // touches; `Staging` uses the memory of a slot only while it has it, and no reference to it is made.
+        // SAFETY: the stager keeps its slots mapped and lends each to one taker at a time; `Staging` uses the
+        // memory of a slot only while it holds the slot, and no reference to it is made.
         let memory = unsafe { Pinned::new(slot.span) };
         Some((slot, memory))
     }

@@ -1,4 +1,4 @@
-//! Non-blocking TCP sockets and vectored I/O straight from and to registered memory.
+//! Non-blocking TCP sockets, and vectored I/O directly from and into registered memory.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -10,44 +10,45 @@ use super::mem::Pinned;
 
 /// Pieces of memory that one system call takes.
 pub(crate) const IOV_MAX: usize = 1_024;
-/// What is to be discarded is read into here; nobody reads it.
+/// Size of the memory into which discarded bytes are received.
 const SINK_BYTES: usize = 64 << 10;
 
 /// Where received bytes go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Incoming {
     Memory(Pinned),
-    /// So many bytes are discarded.
+    /// This many bytes are discarded.
     Discard(usize),
 }
 
-/// Something that says where received bytes go.
+/// Describes where received bytes go.
 pub(crate) trait AsIncoming {
     fn incoming(&self) -> Incoming;
 }
 
-/// One receive: its places, borrowed until it has ended, and its end.
+/// One receive: the destinations, borrowed until it has ended, and its result.
 pub(crate) struct Job<'a, T> {
     pub(crate) socket: &'a Socket,
     pub(crate) into: &'a [T],
-    pub(crate) stage: &'a mut [u8],
-    /// Bytes that there was room for.
+    pub(crate) buffer: &'a mut [u8],
+    /// Bytes that the destinations and the buffer had room for.
     pub(crate) offered: usize,
     pub(crate) result: io::Result<usize>,
 }
 
 impl<T: AsIncoming> Job<'_, T> {
-    /// Receives once: pieces first, what is beyond into the stage. 0 bytes mean the peer has finished.
+    /// Receives once: into the destinations, then into the buffer. 0 bytes mean that the peer has finished
+    /// sending.
     pub(crate) fn run(&mut self, buffers: &mut Buffers) {
-        self.offered = buffers.gather(self.into.iter().map(AsIncoming::incoming), self.stage);
+        self.offered = buffers.gather(self.into.iter().map(AsIncoming::incoming), self.buffer);
         let fd = self.socket.raw_fd();
         // SAFETY: each piece is registered memory that its counts keep mapped (`Pinned`), the sink, or the
-        // stage that the job borrows; all outlive the call, and the kernel keeps none of the pointers.
+        // buffer that the job borrows; all outlive the call, and the kernel keeps none of the pointers.
         self.result = check_len(unsafe { libc::readv(fd, buffers.pieces.as_ptr(), buffers.used as i32) });
     }
 }
 
-/// What is to be sent.
+/// Memory to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outgoing<'a> {
     Memory(Pinned),
@@ -63,8 +64,7 @@ pub(crate) struct Buffers {
     message: Box<libc::msghdr>,
 }
 
-// SAFETY: the pointers in `pieces` mean something only within one call of `Socket::receive` or
-// `Socket::send`.
+// SAFETY: the pointers in `pieces` are used only within one call of `Socket::receive` or `Socket::send`.
 unsafe impl Send for Buffers {}
 
 impl Buffers {
@@ -77,8 +77,8 @@ impl Buffers {
         }
     }
 
-    /// Lays out where received bytes go; gives how many there is room for.
-    pub(super) fn gather(&mut self, into: impl Iterator<Item = Incoming>, stage: &mut [u8]) -> usize {
+    /// Lays out where received bytes go; returns how many bytes there is room for.
+    pub(super) fn gather(&mut self, into: impl Iterator<Item = Incoming>, buffer: &mut [u8]) -> usize {
         self.clear();
         let sink = self.sink.as_mut_ptr();
         let (mut offered, mut all) = (0, true);
@@ -94,19 +94,19 @@ impl Buffers {
                 left -= len;
             }
             if left > 0 {
-                // What follows in the stream must not be read before the rest of this piece.
+                // Bytes behind this piece in the stream must not be read before the rest of the piece.
                 all = false;
                 break;
             }
         }
         if all && self.has_room() {
-            self.push(stage.as_mut_ptr(), stage.len());
-            offered += stage.len();
+            self.push(buffer.as_mut_ptr(), buffer.len());
+            offered += buffer.len();
         }
         offered
     }
 
-    /// The pieces in the form that `recvmsg` takes; good until the next `gather`.
+    /// The pieces in the form that `recvmsg` takes, valid until the next `gather`.
     #[cfg(feature = "uring")]
     pub(super) fn message(&mut self) -> *mut libc::msghdr {
         self.message.msg_iov = self.pieces.as_mut_ptr();
@@ -130,7 +130,7 @@ impl Buffers {
     }
 }
 
-/// A TCP socket that never blocks. Closed on drop.
+/// A TCP socket that never blocks. It is closed on drop.
 #[derive(Debug)]
 pub(crate) struct Socket(TcpStream);
 
@@ -140,7 +140,8 @@ impl Socket {
         net::socket(address).map(Self)
     }
 
-    /// Starts to connect; writability tells the end, [`Self::take_error`] which.
+    /// Starts to connect. The socket becomes writable when that has ended; [`Self::take_error`] returns the
+    /// result.
     pub(crate) fn connect(&self, address: SocketAddr) -> io::Result<()> {
         net::start_connect(&self.0, address)
     }
@@ -157,7 +158,7 @@ impl Socket {
         self.0.peer_addr().map(net::canonical)
     }
 
-    /// The error that a connect or the network left, once.
+    /// The pending error of the socket, from connecting or from the network. It is returned once.
     pub(crate) fn take_error(&self) -> io::Result<()> {
         self.0.take_error()?.map_or(Ok(()), Err)
     }
@@ -166,13 +167,13 @@ impl Socket {
         self.0.set_nodelay(true)
     }
 
-    /// Says that nothing more will be sent. It fails only when the connection is gone, which the next read
-    /// tells.
+    /// Shuts down the sending direction. It fails only when the connection is gone, which the next read
+    /// reports.
     pub(crate) fn finish_sending(&self) {
         let _ = self.0.shutdown(Shutdown::Write);
     }
 
-    /// Bytes that the peer's kernel has not acknowledged.
+    /// Bytes that were sent and that the peer's kernel has not acknowledged.
     pub(crate) fn unacknowledged(&self) -> u64 {
         let mut bytes: i32 = 0;
         // SAFETY: TIOCOUTQ (SIOCOUTQ on a socket) writes one `int`.
@@ -180,8 +181,8 @@ impl Socket {
         if ok { u64::try_from(bytes).unwrap_or(0) } else { 0 }
     }
 
-    /// Sends what fits of `pieces`, in order; gives the bytes that were taken and the bytes that were
-    /// offered.
+    /// Sends as many of `pieces` as fit, in order; returns the bytes that the socket took and the bytes that
+    /// it was offered.
     pub(crate) fn send<'a>(
         &self,
         buffers: &mut Buffers,
@@ -200,7 +201,7 @@ impl Socket {
                 }
                 Outgoing::Bytes(bytes) => {
                     offered += bytes.len();
-                    // The kernel only reads what is sent; `iovec` has no const form.
+                    // The kernel only reads this memory; `iovec` has no const form.
                     buffers.push(bytes.as_ptr().cast_mut(), bytes.len());
                 }
             }
@@ -224,13 +225,13 @@ impl AsFd for Socket {
 }
 
 impl From<TcpStream> for Socket {
-    /// One that does not block already.
+    /// The stream must be non-blocking.
     fn from(stream: TcpStream) -> Self {
         Self(stream)
     }
 }
 
-/// Turns a byte count, or the -1 of a system call, into a result.
+/// Converts the result of a system call, a byte count or -1.
 fn check_len(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }

@@ -1,16 +1,16 @@
-//! Whose lanes there is room for: who waits to be admitted, who was sent away, who is refused for good, and
-//! which lane makes room for another. It decides; lanes are closed by the target.
+//! Decides which connections of peers are served: which are admitted, which have to make room for others, and
+//! which peers are refused for good. The target closes the connections.
 //!
 //! ```text
-//!   accept ──▶ outside: HELLO awaited, or the last word said   at most 64, each for a limited time
+//!   accept ──▶ not admitted: HELLO awaited, or last frame sent   at most 64, each for a limited time
 //!                 │ HELLO                    ▲
-//!                 ▼                          │ RETIRED: idle, and somebody else needs the connection
+//!                 ▼                          │ GO_AWAY: idle, and the connection is needed for another peer
 //!              admitted: served              ┘                  at most three quarters of `connections_max`
 //! ```
 //!
-//! Whoever can reach the port can connect and say a good HELLO, so neither may keep others out. A lane that
-//! is asked to go costs its peer nothing but a new handshake (RETIRED in [`frame`](crate::frame)), which is
-//! why it may go so easily.
+//! Any process that reaches the port can connect and send a valid HELLO, so neither may keep others out.
+//! Closing an idle connection costs its peer no more than a new handshake (GO_AWAY in
+//! [`frame`](crate::frame)), so it is done readily.
 
 use core::net::IpAddr;
 use std::collections::{HashMap, VecDeque};
@@ -18,79 +18,81 @@ use std::collections::{HashMap, VecDeque};
 use te_core::{Error, ExpelMode, Instant};
 use te_fabric::peer::Expelled;
 
-/// Peers' connections that are not admitted: their HELLO has not come, or they have had their last word.
-const OUTSIDE_MAX: usize = 64;
-/// A lane that has been welcomed gets so long for its first operation before it may have to make room.
-const FIRST_WORD_MS: u64 = 250;
-/// A lane that has carried something and is idle for so long may have to make room.
+/// Connections that may be open without being admitted: their HELLO has not arrived, or their last frame is
+/// being sent.
+const UNADMITTED_MAX: usize = 64;
+/// Time that a connection has for its first operation after the WELCOME before it may have to make room, ms.
+const FIRST_OPERATION_MS: u64 = 250;
+/// Idle time after which a connection that has carried something may have to make room, ms.
 const IDLE_MS: u64 = 1_000;
-/// Identities of peers whose lanes were closed from here, remembered at most.
+/// Identities of peers whose connections this target closed, kept at most.
 const SENT_AWAY_MAX: usize = 4_096;
 
-/// Counts and lists of peers' lanes, beside the table of them.
+/// Counts and lists of peers' connections, beside the table of them.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
-    /// Lanes that are served.
+    /// Number of connections that are served.
     admitted: usize,
-    /// The others, by the names of their events, and whose they are, in the order in which they got here.
-    outside: Vec<(u64, IpAddr)>,
-    /// Peers that may be alive without a lane, because it was we who closed it.
+    /// The other connections, by the name of their events and their address group, in the order in which they
+    /// came.
+    unadmitted: Vec<(u64, IpAddr)>,
+    /// Identities of peers that may be alive without a connection, because this target closed it.
     sent_away: VecDeque<u64>,
     /// Peers that are refused for good.
     expelled: Expelled,
 }
 
 impl Admission {
-    /// Lanes that are served.
+    /// Number of connections that are served.
     pub(super) const fn admitted(&self) -> usize {
         self.admitted
     }
 
-    /// One more connection that is not admitted. When there are too many, returns the one that goes in its
-    /// favour: of the address that has the most of them, the one that has been there for longest.
-    pub(super) fn wait_outside(&mut self, name: u64, group: IpAddr) -> Option<u64> {
-        let gone = self.surplus().map(|at| self.outside.remove(at).0);
-        self.outside.push((name, group));
+    /// Adds a connection that is not admitted. When there are too many, returns the one to close: the oldest
+    /// one of the address that has the most.
+    pub(super) fn add_unadmitted(&mut self, name: u64, group: IpAddr) -> Option<u64> {
+        let gone = self.surplus().map(|at| self.unadmitted.remove(at).0);
+        self.unadmitted.push((name, group));
         gone
     }
 
-    /// The connection that has to go before another one can wait.
+    /// Index of the connection to close before another one can be added. `None`: there is room.
     fn surplus(&self) -> Option<usize> {
-        if self.outside.len() < OUTSIDE_MAX {
+        if self.unadmitted.len() < UNADMITTED_MAX {
             return None;
         }
-        let share = |group: IpAddr| self.outside.iter().filter(|(_, other)| *other == group).count();
-        let largest = self.outside.iter().map(|&(_, group)| share(group)).max();
-        self.outside.iter().position(|&(_, group)| Some(share(group)) == largest)
+        let share = |group: IpAddr| self.unadmitted.iter().filter(|(_, other)| *other == group).count();
+        let largest = self.unadmitted.iter().map(|&(_, group)| share(group)).max();
+        self.unadmitted.iter().position(|&(_, group)| Some(share(group)) == largest)
     }
 
-    /// A lane that was waiting outside is served from now on. Its peer is here again.
+    /// Counts a connection as served from now on. Its peer has come back.
     pub(super) fn admit(&mut self, name: u64, identity: u64) {
         self.leave(name);
         self.forget_sent_away(identity);
         self.admitted += 1;
     }
 
-    /// A lane is no longer served.
+    /// Counts a connection as no longer served.
     pub(super) fn dismiss(&mut self) {
-        debug_assert!(self.admitted > 0, "a lane is dismissed once");
+        debug_assert!(self.admitted > 0, "a connection is dismissed once");
         self.admitted -= 1;
     }
 
-    /// A connection waits outside no longer.
+    /// Removes a connection from those that are not admitted.
     pub(super) fn leave(&mut self, name: u64) {
-        self.outside.retain(|&(known, _)| known != name);
+        self.unadmitted.retain(|&(known, _)| known != name);
     }
 }
 
-/// Peers that have no lane here.
+/// Peers that have no connection here.
 impl Admission {
-    /// Whether the peer may be alive without a lane, because it was we who closed its last.
+    /// Whether the peer may be alive without a connection, because this target closed its last one.
     pub(super) fn was_sent_away(&self, identity: u64) -> bool {
         self.sent_away.contains(&identity)
     }
 
-    /// A lane of this peer was closed from here.
+    /// Remembers that this target closed a connection of the peer.
     pub(super) fn remember_sent_away(&mut self, identity: u64) {
         if !self.sent_away.contains(&identity) {
             if self.sent_away.len() >= SENT_AWAY_MAX {
@@ -108,7 +110,8 @@ impl Admission {
         self.expelled.contains(identity)
     }
 
-    /// Refuses a peer from now on. `connected`: it has a lane here, which protects it without `force`.
+    /// Refuses a peer from now on. `connected` says that it has a connection here, which protects it unless
+    /// `force` is set.
     ///
     /// # Errors
     /// `InvalidArgument`, `Busy`, `Full`.
@@ -119,67 +122,67 @@ impl Admission {
     }
 }
 
-/// A lane that is served, as the choice of one that makes room sees it.
+/// A connection that is served, with what decides whether it has to make room.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Guest {
+pub(super) struct Candidate {
     pub(super) index: u32,
-    /// Which lanes are one host's.
+    /// The group that its address belongs to: one for each host.
     pub(super) group: IpAddr,
-    /// Which lanes are one process's.
+    /// The identity that its HELLO carried: one for each process.
     pub(super) identity: u64,
-    /// Something has moved on it that had been granted.
+    /// Bytes of a granted operation have moved on it.
     pub(super) carried: bool,
-    /// When something last did.
+    /// When such bytes last moved, or when it was admitted.
     pub(super) used: Instant,
-    /// Nothing is going on on it: it may have to make room.
+    /// No operation is under way on it: it may have to make room.
     pub(super) idle: bool,
 }
 
-impl Guest {
+impl Candidate {
     fn quiet_ms(&self, now: Instant) -> u64 {
         now.nanos_since(self.used) / 1_000_000
     }
 
-    /// Whether it has had its chance to carry something and has not.
+    /// Whether it has carried nothing although it had time for it.
     fn is_silent(&self, now: Instant) -> bool {
-        self.idle && !self.carried && self.quiet_ms(now) >= FIRST_WORD_MS
+        self.idle && !self.carried && self.quiet_ms(now) >= FIRST_OPERATION_MS
     }
 }
 
-/// The lane that was silent for longest, without ever having carried anything.
-pub(super) fn silent(guests: &[Guest], now: Instant) -> Option<u32> {
-    oldest(guests.iter().filter(|guest| guest.is_silent(now)))
+/// The connection that has been silent for longest among those that have never carried anything.
+pub(super) fn silent(candidates: &[Candidate], now: Instant) -> Option<u32> {
+    oldest(candidates.iter().filter(|candidate| candidate.is_silent(now)))
 }
 
-/// The lane that makes room for a newcomer from `group` with this identity. `None`: everybody is busy, and
-/// nobody has more than the newcomer.
-pub(super) fn victim(guests: &[Guest], group: IpAddr, identity: u64, now: Instant) -> Option<u32> {
-    if let Some(index) = silent(guests, now) {
+/// The connection that has to make room for a new one from `group` with this identity. `None`: every
+/// connection is busy or recently used, and no address and no process has more than the new one's.
+pub(super) fn victim(candidates: &[Candidate], group: IpAddr, identity: u64, now: Instant) -> Option<u32> {
+    if let Some(index) = silent(candidates, now) {
         return Some(index);
     }
     let (mut groups, mut peers) = (HashMap::new(), HashMap::new());
-    for guest in guests {
-        *groups.entry(guest.group).or_insert(0_usize) += 1;
-        *peers.entry(guest.identity).or_insert(0_usize) += 1;
+    for candidate in candidates {
+        *groups.entry(candidate.group).or_insert(0_usize) += 1;
+        *peers.entry(candidate.identity).or_insert(0_usize) += 1;
     }
-    // Whoever holds so many that it has still more than the newcomer after one has changed hands.
+    // An address or a process gives up a connection when it still has more than the new one's afterwards.
     let (here, mine) = (groups.get(&group).copied(), peers.get(&identity).copied());
     let greedy = |share: usize, own: Option<usize>| share >= own.unwrap_or(0) + 2;
-    let idle = || guests.iter().filter(|guest| guest.idle);
-    let most = idle().map(|guest| groups[&guest.group]).max()?;
+    let idle = || candidates.iter().filter(|candidate| candidate.idle);
+    let most = idle().map(|candidate| groups[&candidate.group]).max()?;
     if greedy(most, here) {
-        return oldest(idle().filter(|guest| groups[&guest.group] == most));
+        return oldest(idle().filter(|candidate| groups[&candidate.group] == most));
     }
-    let most = idle().map(|guest| peers[&guest.identity]).max()?;
+    let most = idle().map(|candidate| peers[&candidate.identity]).max()?;
     if greedy(most, mine) {
-        return oldest(idle().filter(|guest| peers[&guest.identity] == most));
+        return oldest(idle().filter(|candidate| peers[&candidate.identity] == most));
     }
-    oldest(idle().filter(|guest| guest.quiet_ms(now) >= IDLE_MS))
+    oldest(idle().filter(|candidate| candidate.quiet_ms(now) >= IDLE_MS))
 }
 
-/// Of these lanes, the one that has carried nothing, or the one that was used longest ago.
-fn oldest<'a>(guests: impl Iterator<Item = &'a Guest>) -> Option<u32> {
-    guests.min_by_key(|guest| (guest.carried, guest.used)).map(|guest| guest.index)
+/// Among these connections, one that has carried nothing, or the one whose last use is longest ago.
+fn oldest<'a>(candidates: impl Iterator<Item = &'a Candidate>) -> Option<u32> {
+    candidates.min_by_key(|candidate| (candidate.carried, candidate.used)).map(|candidate| candidate.index)
 }
 
 #[cfg(test)]
@@ -192,54 +195,55 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// A lane that is idle, and was used so long ago.
-    fn guest(index: u32, last: u8, identity: u64, quiet_ms: u64) -> Guest {
+    /// An idle connection whose last use was `quiet_ms` ago.
+    fn candidate(index: u32, last: u8, identity: u64, quiet_ms: u64) -> Candidate {
         let used = Instant::from_millis(100_000 - quiet_ms);
-        Guest { index, group: host(last), identity, carried: true, used, idle: true }
+        Candidate { index, group: host(last), identity, carried: true, used, idle: true }
     }
 
     #[test]
-    fn too_many_outside_cost_the_address_with_the_most_of_them() {
+    fn too_many_unadmitted_cost_the_address_with_the_most_of_them() {
         let mut admission = Admission::default();
-        assert_eq!(admission.wait_outside(1_000, host(1)), None);
-        for name in 0..OUTSIDE_MAX as u64 - 1 {
-            assert_eq!(admission.wait_outside(name, host(2)), None);
+        assert_eq!(admission.add_unadmitted(1_000, host(1)), None);
+        for name in 0..UNADMITTED_MAX as u64 - 1 {
+            assert_eq!(admission.add_unadmitted(name, host(2)), None);
         }
-        assert_eq!(admission.wait_outside(2_000, host(3)), Some(0));
-        assert_eq!(admission.wait_outside(2_001, host(3)), Some(1));
+        assert_eq!(admission.add_unadmitted(2_000, host(3)), Some(0));
+        assert_eq!(admission.add_unadmitted(2_001, host(3)), Some(1));
         admission.leave(2_001);
-        assert_eq!(admission.wait_outside(2_002, host(3)), None);
+        assert_eq!(admission.add_unadmitted(2_002, host(3)), None);
     }
 
     #[test]
-    fn a_lane_that_never_carried_anything_makes_room_first_once_it_had_its_chance() {
-        let silent_for = |index, quiet_ms| Guest { carried: false, ..guest(index, 1, 1, quiet_ms) };
-        let guests = [guest(0, 1, 1, 9_000), silent_for(1, 249), silent_for(2, 250), silent_for(3, 300)];
-        assert_eq!((silent(&guests, NOW), victim(&guests, host(1), 1, NOW)), (Some(3), Some(3)));
-        assert_eq!(silent(&guests[..2], NOW), None);
-        let busy = Guest { idle: false, ..silent_for(0, 300) };
+    fn a_connection_that_never_carried_anything_makes_room_first_once_it_had_its_chance() {
+        let silent_for = |index, quiet_ms| Candidate { carried: false, ..candidate(index, 1, 1, quiet_ms) };
+        let candidates =
+            [candidate(0, 1, 1, 9_000), silent_for(1, 249), silent_for(2, 250), silent_for(3, 300)];
+        assert_eq!((silent(&candidates, NOW), victim(&candidates, host(1), 1, NOW)), (Some(3), Some(3)));
+        assert_eq!(silent(&candidates[..2], NOW), None);
+        let busy = Candidate { idle: false, ..silent_for(0, 300) };
         assert_eq!((silent(&[busy], NOW), victim(&[busy], host(9), 9, NOW)), (None, None));
     }
 
     #[test]
     fn the_address_that_holds_the_most_makes_room_then_the_process_then_who_is_idle_for_long() {
-        let mut guests = vec![guest(0, 1, 1, 10), guest(1, 1, 2, 20), guest(2, 2, 3, 30)];
-        assert_eq!(victim(&guests, host(3), 9, NOW), Some(1), "two of one address");
-        assert_eq!(victim(&guests, host(1), 9, NOW), None, "its own address holds the most");
-        guests[2].used = Instant::from_millis(100_000 - 1_000);
-        assert_eq!(victim(&guests, host(1), 9, NOW), Some(2), "idle for a second");
-        guests[1].identity = 1;
-        assert_eq!(victim(&guests, host(1), 9, NOW), Some(1), "two lanes of one process");
-        assert_eq!(victim(&guests, host(1), 1, NOW), Some(2), "the newcomer is that process");
+        let mut candidates = vec![candidate(0, 1, 1, 10), candidate(1, 1, 2, 20), candidate(2, 2, 3, 30)];
+        assert_eq!(victim(&candidates, host(3), 9, NOW), Some(1), "two of one address");
+        assert_eq!(victim(&candidates, host(1), 9, NOW), None, "its own address holds the most");
+        candidates[2].used = Instant::from_millis(100_000 - 1_000);
+        assert_eq!(victim(&candidates, host(1), 9, NOW), Some(2), "idle for a second");
+        candidates[1].identity = 1;
+        assert_eq!(victim(&candidates, host(1), 9, NOW), Some(1), "two connections of one process");
+        assert_eq!(victim(&candidates, host(1), 1, NOW), Some(2), "the newcomer is that process");
     }
 
     #[test]
-    fn lanes_that_are_busy_count_and_do_not_go() {
-        let mut guests = [guest(0, 1, 1, 10), guest(1, 1, 1, 20)];
-        guests[1].idle = false;
-        assert_eq!(victim(&guests, host(2), 9, NOW), Some(0));
-        guests[0].idle = false;
-        assert_eq!(victim(&guests, host(2), 9, NOW), None);
+    fn connections_that_are_busy_count_and_do_not_go() {
+        let mut candidates = [candidate(0, 1, 1, 10), candidate(1, 1, 1, 20)];
+        candidates[1].idle = false;
+        assert_eq!(victim(&candidates, host(2), 9, NOW), Some(0));
+        candidates[0].idle = false;
+        assert_eq!(victim(&candidates, host(2), 9, NOW), None);
     }
 
     #[test]

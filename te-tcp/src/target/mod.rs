@@ -1,15 +1,15 @@
-//! Peers' operations on the regions exported here. Their connections are accepted, admitted by their HELLO,
-//! served in order, and let go in favour of others.
+//! Serves peers' operations on the regions that are exported here. Peers' connections are accepted, admitted
+//! by their HELLO, served in order, and closed to make room for others.
 //!
 //! ```text
-//!   io ──▶ accept ──▶ lane ──▶ serving ──▶ regions        staged ──▶ regions on devices
+//!   io ──▶ accept ──▶ connection ──▶ serving ──▶ regions        staged ──▶ regions on devices
 //!                      │          │ HELLO, FENCE
 //!                      ▼          ▼
-//!                  admission: which lanes there are
+//!                  admission: which connections there are
 //! ```
 
 mod admission;
-mod lane;
+mod connection;
 mod serving;
 mod staged;
 #[cfg(test)]
@@ -26,61 +26,62 @@ use te_fabric::timers::Earliest;
 use te_fabric::{Interest, Slab, Timers};
 use zerocopy::IntoBytes;
 
-use self::admission::{Admission, Guest, silent, victim};
-use self::lane::{PeerLane, Phase, Theirs};
+use self::admission::{Admission, Candidate, silent, victim};
+use self::connection::{PeerConnection, Phase, Theirs};
 use self::serving::{Answer, Serving, Stop};
 use self::staged::{Staged, Stagings, Tag, release};
-use crate::config::LANES_MAX;
+use crate::config::CONNECTIONS_PER_PEER_MAX;
+use crate::connection::{ConnectionName, PeerName, Progress, Reading, Source};
+#[cfg(feature = "uring")]
+use crate::connection::{Destination, shared_receive};
 use crate::context::Context;
 use crate::frame::{
-    self, ENTRIES_MAX, FrameError, Header, Hello, Kind, LaneEntry, PROTOCOL, Request, Status, Step,
+    self, ConnectionEntry, ENTRIES_MAX, FrameError, Header, Hello, Kind, PROTOCOL, Request, Status, Step,
 };
 use crate::io::{Io, RECEIVE_BYTES_MAX, tune, tune_to_peer};
-#[cfg(feature = "uring")]
-use crate::lane::Destination;
-use crate::lane::{LaneName, Owner, PeerName, Progress, Reading};
 use crate::region::peer_ends;
 use crate::stats::Stats;
 #[cfg(feature = "uring")]
 use crate::sys::Job;
 use crate::sys::Socket;
 
-/// Bytes of which one poll computes checksums for peers before it leaves the rest to the next.
+/// Bytes whose checksums one poll computes for peers; the rest is left to the next poll.
 const CHECKSUMS_BYTES_MAX: u64 = 8 << 20;
-/// Connections accepted in one poll, at most.
+/// Connections that one poll accepts.
 const ACCEPTS_MAX: usize = 64;
-/// Lanes of one peer, at most: twice what an initiator opens, because those it lost may not have ended here
-/// yet.
-const PEER_LANES_MAX: usize = 2 * LANES_MAX as usize;
-/// How long a lane that has had its last word may take to hang up.
-const LAST_WORD_MS: u64 = 1_000;
-/// How long a lane that moves nothing may keep slots for which others wait.
+/// Connections that one peer may have: twice as many as an initiator opens, because those that it has lost
+/// may not have ended here yet.
+const ADMITTED_PER_PEER_MAX: usize = 2 * CONNECTIONS_PER_PEER_MAX as usize;
+/// Time that a connection has to close after its last frame, ms.
+const ENDING_MS: u64 = 1_000;
+/// Time for which a connection that moves nothing may hold staging slots that others wait for, ms.
 const SLOTS_MS: u64 = 1_000;
 
 /// The serving half of a transport.
 pub(crate) struct Target {
-    /// Which incarnation peers must want to reach.
+    /// The incarnation that a HELLO must name.
     incarnation: u64,
-    lanes: Slab<PeerLane, PeerName>,
-    /// Who is there of those, and what became of the others.
+    connections: Slab<PeerConnection, PeerName>,
+    /// Decides which connections are served.
     admission: Admission,
     answer: Answer,
     /// What is left of [`CHECKSUMS_BYTES_MAX`] in this poll.
     checksums_left: u64,
-    /// Lanes that wait for the next poll's, for slots, or for hops.
+    /// Connections that the next poll works on without an event: they wait for its checksum budget, for
+    /// staging slots, or for hops.
     deferred: Vec<u32>,
-    /// Slots and hops of peers' operations on memory of devices.
+    /// Staging slots and hops of peers' operations on memory of devices.
     staging: Stagings,
     spare: Vec<Staged>,
     stats: Stats,
 }
 
 impl Target {
-    /// Serves peers that want to reach this incarnation.
+    /// A target that serves peers which want to reach this incarnation.
     pub(crate) fn new(incarnation: u64) -> Self {
         Self {
             incarnation,
-            lanes: Slab::new(),
+            connections: Slab::new(),
             admission: Admission::default(),
             answer: Answer::new(),
             checksums_left: 0,
@@ -91,21 +92,23 @@ impl Target {
         }
     }
 
-    /// What became of peers' lanes and operations.
+    /// Counters of peers' connections and operations.
     pub(crate) const fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// Whether the peer has a lane here, or may be alive without one because it was we who closed its last.
+    /// Whether the peer has a connection here, or may be alive without one because this target closed its
+    /// last one.
     pub(crate) fn has_peer(&self, identity: u64) -> bool {
-        let is = |index| self.lanes.get(index).is_some_and(|lane| lane.role.is_of(identity));
-        (0..self.lanes.bound()).any(is) || self.admission.was_sent_away(identity)
+        let is =
+            |index| self.connections.get(index).is_some_and(|connection| connection.role.is_of(identity));
+        (0..self.connections.bound()).any(is) || self.admission.was_sent_away(identity)
     }
 
-    /// Closes every lane of the peer, with whatever is unread in it, and refuses it from now on. When this
-    /// returns `Ok`, no byte of it lands any more: nothing is under way in a transport that nobody polls, no
-    /// request to the kernel outlives a poll, and a connection without a WELCOME holds no WRITE. `Ok(false)`:
-    /// but for hops to memory of devices, which end by themselves.
+    /// Closes every connection of the peer, with whatever is unread in it, and refuses the peer from now on.
+    /// When this returns `Ok(true)`, no byte of the peer lands any more: without a poll nothing is under way,
+    /// no request to the kernel outlives a poll, and a connection without a WELCOME holds no WRITE.
+    /// `Ok(false)`: hops to memory of devices still run; they end by themselves.
     ///
     /// # Errors
     /// `InvalidArgument`, `Busy`, `Full`; nothing has changed.
@@ -117,11 +120,11 @@ impl Target {
     ) -> Result<bool, Error> {
         let connected = self.has_peer(identity);
         self.admission.expel(identity, mode, connected)?;
-        for index in 0..self.lanes.bound() {
-            if let Some(lane) = self.lanes.get(index)
-                && lane.role.is_of(identity)
+        for index in 0..self.connections.bound() {
+            if let Some(connection) = self.connections.get(index)
+                && connection.role.is_of(identity)
             {
-                reset_on_close(&lane.socket);
+                reset_on_close(&connection.socket);
                 self.end(index, cx);
             }
         }
@@ -129,40 +132,41 @@ impl Target {
         Ok(!self.is_landing(identity))
     }
 
-    /// Takes `region` away from every peer in the middle of an operation: what still comes in is discarded,
-    /// what still has to go out is copied aside. Lanes for which that would be too much are closed.
+    /// Takes `region` away from every peer's operation: payloads that still arrive are discarded, payloads
+    /// that still have to be sent are copied first. A connection for which that copy would be too large is
+    /// closed.
     pub(crate) fn withdraw(&mut self, region: u32, cx: &mut Context<'_>) {
-        for index in 0..self.lanes.bound() {
-            let Some(lane) = self.lanes.get_mut(index) else { continue };
-            let (unsent, incoming, outgoing) = lane.uses(region);
-            if unsent > u64::from(cx.config.aside_bytes_max) {
-                reset_on_close(&lane.socket);
+        for index in 0..self.connections.bound() {
+            let Some(connection) = self.connections.get_mut(index) else { continue };
+            let (unsent, incoming, outgoing) = connection.uses(region);
+            if unsent > u64::from(cx.config.detached_bytes_max) {
+                reset_on_close(&connection.socket);
                 self.end(index, cx);
                 continue;
             }
-            lane.inbox.redirect(region, Status::Withdrawn as u32);
-            lane.outbox.detach(Owner::Region(region));
+            connection.inbox.redirect(region, Status::Withdrawn as u32);
+            connection.outbox.detach(Source::Region(region));
             for _ in 0..incoming + outgoing {
                 peer_ends(cx.regions, region);
             }
         }
     }
 
-    /// Closes every lane, in mid-frame if need be.
+    /// Closes every connection, even in the middle of a frame.
     #[cfg(feature = "testkit")]
-    pub(crate) fn close_lanes(&mut self, cx: &mut Context<'_>) {
-        for index in 0..self.lanes.bound() {
-            if let Some(lane) = self.lanes.get(index) {
-                reset_on_close(&lane.socket);
+    pub(crate) fn close_connections(&mut self, cx: &mut Context<'_>) {
+        for index in 0..self.connections.bound() {
+            if let Some(connection) = self.connections.get(index) {
+                reset_on_close(&connection.socket);
                 self.end(index, cx);
             }
         }
     }
 }
 
-/// Turns of single lanes.
+/// Work on single connections.
 impl Target {
-    /// A poll begins: works on the lanes whose requests the last one had no time for.
+    /// Begins a poll: works on the connections that the last one deferred.
     #[inline]
     pub(crate) fn begin_poll(&mut self, cx: &mut Context<'_>) {
         self.checksums_left = CHECKSUMS_BYTES_MAX;
@@ -175,42 +179,51 @@ impl Target {
     fn drive_deferred(&mut self, cx: &mut Context<'_>) {
         let count = self.deferred.len();
         for at in 0..count {
-            // It may have to wait once more, and is listed anew then.
+            // It may have to wait once more, and is then added to the list again.
             let index = std::mem::replace(&mut self.deferred[at], u32::MAX);
-            if let Some(lane) = self.lanes.get_mut(index) {
-                lane.role.waits = false;
+            if let Some(connection) = self.connections.get_mut(index) {
+                connection.role.waits = false;
             }
-            self.drive_lane(index, Reading::No, false, cx);
+            self.drive_connection(index, Reading::No, false, cx);
         }
         self.deferred.drain(..count);
     }
 
-    /// Works on a lane after an event.
+    /// Works on a connection after an event.
     pub(crate) fn drive(&mut self, name: PeerName, reading: Reading, writable: bool, cx: &mut Context<'_>) {
-        if let Some(index) = self.lanes.index(name) {
-            self.drive_lane(index, reading, writable, cx);
+        if let Some(index) = self.connections.index(name) {
+            self.drive_connection(index, reading, writable, cx);
         }
     }
 
-    /// Works on a lane without having asked whether there is anything. False: it has gone cold, or has ended.
-    pub(crate) fn drive_hot(&mut self, name: PeerName, cx: &mut Context<'_>) -> bool {
-        let Some(index) = self.lanes.index(name) else { return false };
-        match self.lanes.get_mut(index) {
-            Some(lane) if lane.heat > 0 && lane.paused => {
-                lane.cool();
-                lane.heat > 0
+    /// Reads a connection without asking the poller first. Returns false when it is no longer active, or has
+    /// ended.
+    pub(crate) fn drive_active(&mut self, name: PeerName, cx: &mut Context<'_>) -> bool {
+        let Some(index) = self.connections.index(name) else { return false };
+        match self.connections.get_mut(index) {
+            Some(connection) if connection.is_active() && connection.paused => {
+                connection.read_nothing();
+                connection.is_active()
             }
-            Some(lane) if lane.heat > 0 => self.drive_lane(index, Reading::Yes, false, cx),
+            Some(connection) if connection.is_active() => {
+                self.drive_connection(index, Reading::Yes, false, cx)
+            }
             _ => false,
         }
     }
 
-    /// Works on a lane. True: it is worth reading without asking first.
-    fn drive_lane(&mut self, index: u32, mut reading: Reading, writable: bool, cx: &mut Context<'_>) -> bool {
-        let Some(lane) = self.lanes.get_mut(index) else { return false };
-        lane.blocked &= !writable;
+    /// Works on a connection. Returns whether it is worth reading without asking the poller first.
+    fn drive_connection(
+        &mut self,
+        index: u32,
+        mut reading: Reading,
+        writable: bool,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let Some(connection) = self.connections.get_mut(index) else { return false };
+        connection.blocked &= !writable;
         let mut stopped = false;
-        while let Some(lane) = self.lanes.get_mut(index) {
+        while let Some(connection) = self.connections.get_mut(index) {
             let Context { config, io, regions, timers } = &mut *cx;
             let serving = Serving {
                 now: timers.now(),
@@ -222,18 +235,20 @@ impl Target {
                 checksums_left: &mut self.checksums_left,
                 slice_bytes_max: config.slice_bytes_max,
             };
-            match (Turn { serving, io, timers }.run(lane, &mut reading, stopped)) {
+            match (Turn { serving, io, timers }.run(connection, &mut reading, stopped)) {
                 Ok(Stop::Wait) => return self.end_turn(index, cx),
                 Ok(Stop::Hello(hello)) => self.hello(index, &hello, cx),
                 Ok(Stop::Fence) => self.fence(index, cx),
                 Ok(Stop::Broken(error)) => self.end_with(index, error, cx),
                 Ok(Stop::Lost) => {
-                    log::warn!("a peer's lane ends: memory of a device was withdrawn or could not be copied");
-                    reset_on_close(&lane.socket);
+                    log::warn!(
+                        "closed a peer's connection: memory of a device was withdrawn or could not be copied"
+                    );
+                    reset_on_close(&connection.socket);
                     self.end(index, cx);
                 }
                 Err(error) => {
-                    log::debug!("a peer's lane ended: {error}");
+                    log::debug!("a peer's connection ended: {error}");
                     self.end(index, cx);
                 }
             }
@@ -242,22 +257,23 @@ impl Target {
         false
     }
 
-    /// Nothing more can be done on a lane for the moment. True: it is worth reading without asking first.
+    /// Ends the work on a connection: nothing more can be done on it for the moment. Returns whether it is
+    /// worth reading without asking the poller first.
     fn end_turn(&mut self, index: u32, cx: &mut Context<'_>) -> bool {
-        let Some(lane) = self.lanes.get_mut(index) else { return false };
-        if lane.role.waits || (self.checksums_left == 0 && lane.paused && lane.has_room()) {
+        let Some(connection) = self.connections.get_mut(index) else { return false };
+        if connection.role.waits || (self.checksums_left == 0 && connection.paused && connection.has_room()) {
             if !self.deferred.contains(&index) {
                 self.deferred.push(index);
             }
             cx.timers.wake();
         }
-        lane.finish_last_word();
-        cx.io.settle_interest(lane);
-        lane.heat > 0
+        connection.finish_ending();
+        cx.io.settle_interest(connection);
+        connection.is_active()
     }
 }
 
-/// One lane's turn.
+/// Work on one connection.
 struct Turn<'a> {
     serving: Serving<'a>,
     io: &'a mut Io,
@@ -265,105 +281,114 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Sends answers, takes in what has arrived, serves it, and sends again. `stopped`: there may be requests
-    /// that an earlier turn has taken in and not served.
-    fn run(&mut self, lane: &mut PeerLane, reading: &mut Reading, stopped: bool) -> io::Result<Stop> {
+    /// Sends answers, takes in what has arrived, serves it, and sends again. `stopped` says that there may be
+    /// requests that were received before and not served.
+    fn run(
+        &mut self,
+        connection: &mut PeerConnection,
+        reading: &mut Reading,
+        stopped: bool,
+    ) -> io::Result<Stop> {
         if stopped
-            && !lane.role.waits
-            && let Some(stop) = self.requests(lane)
+            && !connection.role.waits
+            && let Some(stop) = self.requests(connection)
         {
             return Ok(stop);
         }
-        if let Some(stop) = self.serve(lane)? {
+        if let Some(stop) = self.serve(connection)? {
             return Ok(stop);
         }
-        if reading.is_wanted() && !lane.paused {
-            if let Some(stop) = self.read(lane, reading)? {
+        if reading.is_wanted() && !connection.paused {
+            if let Some(stop) = self.read(connection, reading)? {
                 return Ok(stop);
             }
-            if let Some(stop) = self.serve(lane)? {
+            if let Some(stop) = self.serve(connection)? {
                 return Ok(stop);
             }
         }
         Ok(Stop::Wait)
     }
 
-    /// Sends answers; as long as that makes room, serves requests that wait for it.
-    fn serve(&mut self, lane: &mut PeerLane) -> io::Result<Option<Stop>> {
+    /// Sends answers; while that makes room, serves the requests that wait for it.
+    fn serve(&mut self, connection: &mut PeerConnection) -> io::Result<Option<Stop>> {
         loop {
-            self.send(lane)?;
-            if !lane.paused || lane.role.waits || !lane.has_room() || *self.serving.checksums_left == 0 {
+            self.send(connection)?;
+            if !connection.paused
+                || connection.role.waits
+                || !connection.has_room()
+                || *self.serving.checksums_left == 0
+            {
                 return Ok(None);
             }
-            lane.paused = false;
-            self.io.stopped_reading(lane, false, self.timers);
-            if let Some(stop) = self.requests(lane) {
+            connection.paused = false;
+            self.io.stopped_reading(connection, false, self.timers);
+            if let Some(stop) = self.requests(connection) {
                 return Ok(Some(stop));
             }
         }
     }
 
-    /// Sends answers; regions whose last byte is out are no longer used by them.
-    fn send(&mut self, lane: &mut PeerLane) -> io::Result<()> {
+    /// Sends answers, and releases the regions and staging slots whose last byte is sent.
+    fn send(&mut self, connection: &mut PeerConnection) -> io::Result<()> {
         let Serving { regions, staging, now, .. } = &mut self.serving;
-        self.io.send(lane, |role, owner, progress| match owner {
-            Owner::Region(region) => {
+        self.io.send(connection, |role, source, progress| match source {
+            Source::Region(region) => {
                 role.used = *now;
                 if progress == Progress::Finished {
                     peer_ends(regions, region);
                 }
             }
-            Owner::Slot(slot) => {
+            Source::Slot(slot) => {
                 role.used = *now;
                 if progress == Progress::Finished {
                     staging.give_back(slot);
                 }
             }
-            Owner::Lane | Owner::Piece(_) => {}
+            Source::Connection | Source::Piece(_) => {}
         })?;
         Ok(())
     }
 
-    fn read(&mut self, lane: &mut PeerLane, reading: &mut Reading) -> io::Result<Option<Stop>> {
+    fn read(&mut self, connection: &mut PeerConnection, reading: &mut Reading) -> io::Result<Option<Stop>> {
         let mut budget = RECEIVE_BYTES_MAX;
-        while !lane.paused {
-            let Some(received) = self.io.receive(lane, reading)? else { break };
-            self.io.heat_up(lane);
-            if lane.inbox.open_payloads().first().is_some_and(|payload| payload.memory.is_some()) {
-                lane.role.used = self.serving.now;
+        while !connection.paused {
+            let Some(received) = self.io.receive(connection, reading)? else { break };
+            self.io.mark_active(connection);
+            if connection.inbox.open_payloads().first().is_some_and(|payload| payload.memory.is_some()) {
+                connection.role.used = self.serving.now;
             }
-            if let Some(stop) = self.requests(lane) {
+            if let Some(stop) = self.requests(connection) {
                 return Ok(Some(stop));
             }
             budget = budget.saturating_sub(received.bytes);
             if received.drained || budget == 0 {
-                let drained = received.drained && !lane.finished;
-                self.io.stopped_reading(lane, drained, self.timers);
+                let drained = received.drained && !connection.finished;
+                self.io.stopped_reading(connection, drained, self.timers);
                 break;
             }
         }
         Ok(None)
     }
 
-    /// Serves what has arrived. `None`: nothing of it concerns other lanes.
-    fn requests(&mut self, lane: &mut PeerLane) -> Option<Stop> {
-        Some(self.serving.run(lane)).filter(|stop| !matches!(stop, Stop::Wait))
+    /// Serves what has arrived. `None`: no request in it affects other connections.
+    fn requests(&mut self, connection: &mut PeerConnection) -> Option<Stop> {
+        Some(self.serving.run(connection)).filter(|stop| !matches!(stop, Stop::Wait))
     }
 }
 
-/// What is said on one lane and concerns others.
+/// Requests that affect other connections.
 impl Target {
     /// Answers a HELLO.
     fn hello(&mut self, index: u32, hello: &Hello, cx: &mut Context<'_>) {
         let status = self.admit(index, hello, cx);
-        let Some(lane) = self.lanes.get_mut(index) else { return };
-        welcome(lane, status, self.incarnation, cx.config.slice_bytes_max);
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        welcome(connection, status, self.incarnation, cx.config.slice_bytes_max);
         if status != Status::Ok {
             self.begin_end(index, cx);
         }
     }
 
-    /// What a HELLO is answered. `Ok`: its lane is admitted, and counted.
+    /// The status that answers a HELLO. `Ok`: the connection is admitted and counted.
     fn admit(&mut self, index: u32, hello: &Hello, cx: &mut Context<'_>) -> Status {
         let identity = hello.identity.get();
         if hello.target.get() != self.incarnation {
@@ -373,102 +398,113 @@ impl Target {
             self.stats.turned_away += 1;
             return Status::Expelled;
         }
-        if self.live_lanes(identity) >= PEER_LANES_MAX || !self.make_room(index, identity, cx) {
+        if self.live_connections(identity) >= ADMITTED_PER_PEER_MAX || !self.make_room(index, identity, cx) {
             self.stats.turned_away += 1;
             return Status::Full;
         }
-        let Some(lane) = self.lanes.get_mut(index) else { return Status::Full };
-        self.admission.admit(lane.name, identity);
-        lane.role.phase = Phase::Live;
-        lane.deadline = None;
-        lane.role.used = cx.now();
-        // It may stay silent.
+        let Some(connection) = self.connections.get_mut(index) else { return Status::Full };
+        self.admission.admit(connection.name, identity);
+        connection.role.phase = Phase::Live;
+        connection.deadline = None;
+        connection.role.used = cx.now();
+        // Its deadline for silence begins now.
         cx.timers.changed();
         Status::Ok
     }
 
-    /// Lanes of the peer that are served.
-    fn live_lanes(&self, identity: u64) -> usize {
-        self.guests().filter(|guest| guest.identity == identity).count()
+    /// Connections of the peer that are served.
+    fn live_connections(&self, identity: u64) -> usize {
+        self.candidates().filter(|candidate| candidate.identity == identity).count()
     }
 
-    /// Sees to it that lane `index`, whose peer has said who it is, can be admitted. False: everybody is
-    /// busy, and nobody has more than the newcomer.
+    /// Makes room for connection `index`, whose HELLO has arrived. Returns false when every connection is
+    /// busy or recently used, and no address and no process has more than the new one's.
     fn make_room(&mut self, index: u32, identity: u64, cx: &mut Context<'_>) -> bool {
-        let own = cx.io.lanes() - self.lanes.len();
+        let own = cx.io.connections() - self.connections.len();
         let admitted = self.admission.admitted();
         if admitted < cx.config.connections_for_peers() && own + admitted < cx.config.connections_max as usize
         {
             return true;
         }
-        let Some(newcomer) = self.lanes.get(index) else { return false };
-        let guests: Vec<Guest> = self.guests().collect();
-        let Some(leaving) = victim(&guests, newcomer.role.group, identity, cx.now()) else { return false };
-        // The lane that leaves needs a place outside, and the newcomer no longer does.
+        let Some(newcomer) = self.connections.get(index) else { return false };
+        let candidates: Vec<Candidate> = self.candidates().collect();
+        let Some(leaving) = victim(&candidates, newcomer.role.group, identity, cx.now()) else {
+            return false;
+        };
+        // The connection that is closed needs one of the places for connections that are not admitted, and
+        // the new one no longer does.
         self.admission.leave(newcomer.name);
-        self.retire(leaving, cx);
+        self.evict(leaving, cx);
         true
     }
 
-    /// The lanes that are served.
-    fn guests(&self) -> impl Iterator<Item = Guest> {
-        let lanes = (0..self.lanes.bound()).filter_map(|index| Some((index, self.lanes.get(index)?)));
-        lanes.filter(|(_, lane)| lane.role.phase == Phase::Live).map(|(index, lane)| {
-            let Theirs { group, identity, carried, used, .. } = lane.role;
-            Guest { index, group, identity, carried, used, idle: lane.is_idle() }
-        })
+    /// The connections that are served.
+    fn candidates(&self) -> impl Iterator<Item = Candidate> {
+        let connections =
+            (0..self.connections.bound()).filter_map(|index| Some((index, self.connections.get(index)?)));
+        connections.filter(|(_, connection)| connection.role.phase == Phase::Live).map(
+            |(index, connection)| {
+                let Theirs { group, identity, carried, used, .. } = connection.role;
+                Candidate { index, group, identity, carried, used, idle: connection.is_idle() }
+            },
+        )
     }
 
-    /// L5: ends every lane of the session that the FENCE does not list, with whatever lies unread in it, and
-    /// says so.
+    /// L5: closes every connection of the session that the FENCE does not list, with whatever is unread in
+    /// it, and answers.
     fn fence(&mut self, index: u32, cx: &mut Context<'_>) {
-        let Some(lane) = self.lanes.get(index) else { return };
-        let (session, identity) = (lane.role.session(), lane.role.identity);
-        let Ok(Step::Frame(Request::Fence { id, lanes }, head)) = frame::parse_request(lane.inbox.staged())
+        let Some(connection) = self.connections.get(index) else { return };
+        let (session, identity) = (connection.role.session(), connection.role.identity);
+        let Ok(Step::Frame(Request::Fence { id, connections }, head)) =
+            frame::parse_request(connection.inbox.unparsed())
         else {
             return;
         };
-        let mut listed = [LaneEntry::new(0, 0); ENTRIES_MAX];
-        let listed = &mut listed[..lanes.len()];
-        listed.copy_from_slice(lanes);
-        for other in (0..self.lanes.bound()).filter(|&other| other != index) {
-            if self.lanes.get(other).is_some_and(|lane| lane.role.is_fenced(session, listed)) {
+        let mut listed = [ConnectionEntry::new(0, 0); ENTRIES_MAX];
+        let listed = &mut listed[..connections.len()];
+        listed.copy_from_slice(connections);
+        for other in (0..self.connections.bound()).filter(|&other| other != index) {
+            if self
+                .connections
+                .get(other)
+                .is_some_and(|connection| connection.role.is_fenced(session, listed))
+            {
                 self.end(other, cx);
             }
         }
         let waits = self.is_landing(identity);
-        let Some(lane) = self.lanes.get_mut(index) else { return };
+        let Some(connection) = self.connections.get_mut(index) else { return };
         if waits {
-            // Asked again in the next poll.
-            (lane.paused, lane.role.waits) = (true, true);
+            // The next poll looks at the FENCE again.
+            (connection.paused, connection.role.waits) = (true, true);
             return;
         }
-        lane.outbox.push_head(&[Header::new(Kind::FenceAck, 0, 0, id).as_bytes()]);
-        lane.inbox.take(head);
+        connection.outbox.push_head(&[Header::new(Kind::FenceAck, 0, 0, id).as_bytes()]);
+        connection.inbox.take(head);
         self.stats.fences_served += 1;
     }
 
-    /// Tells a peer that it broke the protocol, as the lane's last word.
+    /// Sends a peer the error by which it broke the protocol, as the connection's last frame.
     fn end_with(&mut self, index: u32, error: FrameError, cx: &mut Context<'_>) {
         log::warn!("a peer broke the protocol: {error}");
         self.stats.protocol_errors += 1;
-        let Some(lane) = self.lanes.get_mut(index) else { return };
-        if lane.role.phase == Phase::Greeting {
-            welcome(lane, error.into(), self.incarnation, cx.config.slice_bytes_max);
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        if connection.role.phase == Phase::Greeting {
+            welcome(connection, error.into(), self.incarnation, cx.config.slice_bytes_max);
         } else {
             let header = Header::new(Kind::Error, 0, 0, Status::from(error) as u64);
-            lane.outbox.push_head(&[header.as_bytes()]);
+            connection.outbox.push_head(&[header.as_bytes()]);
         }
         self.begin_end(index, cx);
     }
 }
 
-fn welcome(lane: &mut PeerLane, status: Status, incarnation: u64, slice_bytes_max: u32) {
+fn welcome(connection: &mut PeerConnection, status: Status, incarnation: u64, slice_bytes_max: u32) {
     let welcome = PROTOCOL.welcome(status as u32, incarnation, u64::from(slice_bytes_max));
-    lane.outbox.push_head(&[welcome.as_bytes()]);
+    connection.outbox.push_head(&[welcome.as_bytes()]);
 }
 
-/// Lanes begin.
+/// Connections begin.
 impl Target {
     /// Accepts the connections that wait.
     pub(crate) fn accept_all(&mut self, cx: &mut Context<'_>) {
@@ -476,7 +512,7 @@ impl Target {
             match cx.io.accept() {
                 Accepted::Connection(stream) => {
                     if let Err(error) = self.adopt(stream.into(), cx) {
-                        log::debug!("a connection was given up: {error}");
+                        log::debug!("cannot use an accepted connection: {error}");
                     }
                 }
                 Accepted::Gone => {}
@@ -487,19 +523,19 @@ impl Target {
                 }
             }
         }
-        // There may be more, and not every driver says so twice.
+        // There may be more, and not every driver reports that twice.
         cx.io.accepts_more();
         cx.timers.wake();
     }
 
-    /// Trying again at once would fail again: rests, and lets go of a descriptor that somebody holds for
-    /// nothing.
+    /// Pauses accepting, because trying again at once would fail again, and closes one connection that is
+    /// silent to free its descriptor.
     fn cannot_accept(&mut self, error: &io::Error, cx: &mut Context<'_>) {
-        let guests: Vec<Guest> = self.guests().collect();
-        if let Some(index) = silent(&guests, cx.now()) {
-            self.retire(index, cx);
+        let candidates: Vec<Candidate> = self.candidates().collect();
+        if let Some(index) = silent(&candidates, cx.now()) {
+            self.evict(index, cx);
         }
-        cx.io.rest(error, cx.config.connections_max, cx.timers);
+        cx.io.pause_listener(error, cx.config.connections_max, cx.timers);
     }
 
     fn adopt(&mut self, socket: Socket, cx: &mut Context<'_>) -> io::Result<()> {
@@ -508,24 +544,24 @@ impl Target {
         tune(&socket, cx.config)?;
         tune_to_peer(&socket, cx.config);
         set_liveness(&socket, cx.config.peer_silence_ms_max)?;
-        let (group, (index, name)) = (role.group, self.lanes.reserve());
-        let mut lane = PeerLane::new(socket, name.raw(), Interest::READ, role);
-        if let Err(error) = cx.io.watch(&lane) {
-            self.lanes.release(index);
+        let (group, (index, name)) = (role.group, self.connections.reserve());
+        let mut connection = PeerConnection::new(socket, name.raw(), Interest::READ, role);
+        if let Err(error) = cx.io.watch(&connection) {
+            self.connections.release(index);
             return Err(error);
         }
-        lane.deadline = Some(cx.after_ms(u64::from(cx.config.connect_ms_max)));
-        self.lanes.put(index, lane);
-        self.wait_outside(name.raw(), group, cx);
+        connection.deadline = Some(cx.after_ms(u64::from(cx.config.connect_ms_max)));
+        self.connections.put(index, connection);
+        self.add_unadmitted(name.raw(), group, cx);
         cx.timers.changed();
         Ok(())
     }
 
-    /// One more connection that is not admitted; another one may have to go for it.
-    fn wait_outside(&mut self, name: u64, group: IpAddr, cx: &mut Context<'_>) {
-        if let Some(gone) = self.admission.wait_outside(name, group)
-            && let LaneName::Peer(gone) = LaneName::of(gone)
-            && let Some(index) = self.lanes.index(gone)
+    /// Adds a connection that is not admitted; another one may be closed for it.
+    fn add_unadmitted(&mut self, name: u64, group: IpAddr, cx: &mut Context<'_>) {
+        if let Some(gone) = self.admission.add_unadmitted(name, group)
+            && let ConnectionName::Peer(gone) = ConnectionName::of(gone)
+            && let Some(index) = self.connections.index(gone)
         {
             self.stats.turned_away += 1;
             self.end(index, cx);
@@ -533,70 +569,71 @@ impl Target {
     }
 }
 
-/// Lanes end.
+/// Connections end.
 impl Target {
-    /// Ends an idle lane in such a way that its peer loses nothing.
-    fn retire(&mut self, index: u32, cx: &mut Context<'_>) {
-        let Some(lane) = self.lanes.get_mut(index) else { return };
-        self.stats.retired += 1;
-        self.admission.remember_sent_away(lane.role.identity);
-        lane.say_retired();
+    /// Closes an idle connection with a GO_AWAY, so that its peer loses nothing.
+    fn evict(&mut self, index: u32, cx: &mut Context<'_>) {
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        self.stats.evicted += 1;
+        self.admission.remember_sent_away(connection.role.identity);
+        connection.send_go_away();
         self.begin_end(index, cx);
-        self.drive_lane(index, Reading::No, false, cx);
+        self.drive_connection(index, Reading::No, false, cx);
     }
 
-    /// From here on the lane only has its last words.
+    /// Begins to close a connection: only what is queued is still sent.
     fn begin_end(&mut self, index: u32, cx: &mut Context<'_>) {
-        let Some(lane) = self.lanes.get_mut(index) else { return };
-        let was = std::mem::replace(&mut lane.role.phase, Phase::Ending);
-        lane.deadline = Some(cx.after_ms(LAST_WORD_MS));
-        let (name, group) = (lane.name, lane.role.group);
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        let was = std::mem::replace(&mut connection.role.phase, Phase::Ending);
+        connection.deadline = Some(cx.after_ms(ENDING_MS));
+        let (name, group) = (connection.name, connection.role.group);
         if was == Phase::Live {
             self.admission.dismiss();
-            self.wait_outside(name, group, cx);
+            self.add_unadmitted(name, group, cx);
         }
         cx.timers.changed();
     }
 
-    /// A lane has ended: nothing more of it is read or written.
+    /// Ends a connection: nothing more of it is read or written.
     fn end(&mut self, index: u32, cx: &mut Context<'_>) {
-        let Some(mut lane) = self.lanes.remove(index) else { return };
-        match lane.role.phase {
+        let Some(mut connection) = self.connections.remove(index) else { return };
+        match connection.role.phase {
             Phase::Live => self.admission.dismiss(),
-            Phase::Greeting | Phase::Ending => self.admission.leave(lane.name),
+            Phase::Greeting | Phase::Ending => self.admission.leave(connection.name),
         }
-        release(&mut lane, cx.regions, &mut self.staging);
-        for owner in lane.outbox.owners() {
-            match owner {
-                Owner::Region(region) => peer_ends(cx.regions, region),
-                Owner::Slot(slot) => self.staging.give_back(slot),
-                Owner::Lane | Owner::Piece(_) => {}
+        release(&mut connection, cx.regions, &mut self.staging);
+        for source in connection.outbox.sources() {
+            match source {
+                Source::Region(region) => peer_ends(cx.regions, region),
+                Source::Slot(slot) => self.staging.give_back(slot),
+                Source::Connection | Source::Piece(_) => {}
             }
         }
-        cx.io.forget(&lane);
+        cx.io.forget(&connection);
     }
 
-    /// Ends lanes that did not do in time what they had to. Returns the next time to look.
+    /// Closes connections whose deadline has passed. Returns when to look again.
     pub(crate) fn look(&mut self, cx: &mut Context<'_>) -> Option<Instant> {
         let mut next = Earliest::default();
-        for index in 0..self.lanes.bound() {
+        for index in 0..self.connections.bound() {
             next.note(self.check_deadline(index, cx));
             next.note(self.check_slots(index, cx));
         }
         next.get()
     }
 
-    /// Ends a lane that did not do in time what it had to. Gives the deadline of one that still may.
+    /// Closes a connection whose deadline has passed. Returns the deadline of one that is still open.
     fn check_deadline(&mut self, index: u32, cx: &mut Context<'_>) -> Option<Instant> {
         let crowded = self.admission.admitted() > cx.config.connections_for_peers() / 2;
-        let lane = self.lanes.get(index)?;
-        let deadline = lane.deadline.or_else(|| lane.quiet_until(crowded, cx.config.idle_ms_max))?;
+        let connection = self.connections.get(index)?;
+        let deadline =
+            connection.deadline.or_else(|| connection.quiet_until(crowded, cx.config.idle_ms_max))?;
         if cx.now() < deadline {
             return Some(deadline);
         }
-        if lane.role.phase == Phase::Live && lane.is_idle() {
-            self.retire(index, cx);
-            return self.lanes.get(index)?.deadline;
+        if connection.role.phase == Phase::Live && connection.is_idle() {
+            self.evict(index, cx);
+            return self.connections.get(index)?.deadline;
         }
         self.end(index, cx);
         None
@@ -605,7 +642,7 @@ impl Target {
 
 /// Memory of devices.
 impl Target {
-    /// Peers may use memory there from now on.
+    /// Prepares for regions on memory at this location.
     ///
     /// # Errors
     /// Those of [`Devices::stager`].
@@ -613,27 +650,27 @@ impl Target {
         self.staging.prepare(location, devices)
     }
 
-    /// Slots that lanes have.
+    /// Staging slots that connections hold.
     #[cfg(feature = "testkit")]
-    pub(crate) fn slots_out(&self) -> usize {
-        self.staging.slots_out()
+    pub(crate) fn slots_taken(&self) -> usize {
+        self.staging.slots_taken()
     }
 
-    /// Takes in the ends of hops, and sets those going that were started.
-    pub(crate) fn stage(&mut self, cx: &mut Context<'_>) {
+    /// Takes in the hops that have ended, and starts those that wait.
+    pub(crate) fn run_staging(&mut self, cx: &mut Context<'_>) {
         self.take_hops(cx);
         self.staging.flush();
         cx.timers.wake_if(self.staging.is_hopping());
     }
 
-    /// Takes in the ends of hops.
+    /// Takes in the hops that have ended.
     fn take_hops(&mut self, cx: &mut Context<'_>) {
         self.staging.collect();
         while let Some(end) = self.staging.next_end() {
             peer_ends(cx.regions, end.tag.region);
             let is_used = self
                 .index_of(&end.tag)
-                .and_then(|index| self.lanes.get_mut(index)?.role.staged.as_mut())
+                .and_then(|index| self.connections.get_mut(index)?.role.staged.as_mut())
                 .is_some_and(|staged| staged.hop_ended(end.slot, &end.tag, end.result));
             if !is_used {
                 self.staging.give_back(end.slot);
@@ -641,76 +678,67 @@ impl Target {
         }
     }
 
-    /// The lane that a hop is for, if it has not ended.
+    /// The connection that a hop belongs to, if it has not ended.
     fn index_of(&self, tag: &Tag) -> Option<u32> {
-        match LaneName::of(tag.lane) {
-            LaneName::Peer(name) => self.lanes.index(name),
-            LaneName::Own(_) => None,
+        match ConnectionName::of(tag.connection) {
+            ConnectionName::Peer(name) => self.connections.index(name),
+            ConnectionName::Own(_) => None,
         }
     }
 
-    /// Whether hops run that bring bytes of this peer's WRITEs in place, of lanes that have ended.
+    /// Whether hops of this peer's WRITEs still run whose connections have ended.
     fn is_landing(&self, identity: u64) -> bool {
         let is = |tag: &Tag| tag.op == Op::Write && tag.identity == identity && self.index_of(tag).is_none();
         self.staging.hops().any(is)
     }
 
-    /// Ends a lane whose peer keeps others waiting for the slots that it has. Gives when that will be.
+    /// Closes a connection that moves nothing while others wait for the staging slots that it holds. Returns
+    /// when that is due.
     fn check_slots(&mut self, index: u32, cx: &mut Context<'_>) -> Option<Instant> {
         if self.staging.is_unused() || !self.deferred.iter().any(|&other| other != index) {
             return None;
         }
-        let lane = self.lanes.get(index).filter(|lane| lane.holds_slots())?;
-        let deadline = lane.role.used + Duration::from_millis(SLOTS_MS);
+        let connection = self.connections.get(index).filter(|connection| connection.holds_slots())?;
+        let deadline = connection.role.used + Duration::from_millis(SLOTS_MS);
         if cx.now() < deadline {
             return Some(deadline);
         }
-        reset_on_close(&lane.socket);
+        reset_on_close(&connection.socket);
         self.end(index, cx);
         None
     }
 }
 
-/// Receives for many lanes at once.
+/// One receive for several connections.
 #[cfg(feature = "uring")]
 impl Target {
-    /// Whether the lane is to be read once more.
-    pub(crate) fn is_hot(&self, name: PeerName) -> bool {
-        let lane = self.lanes.index(name).and_then(|index| self.lanes.get(index));
-        lane.is_some_and(|lane| lane.heat > 0 && !lane.paused)
+    /// Whether the connection is to be read once more.
+    pub(crate) fn is_active(&self, name: PeerName) -> bool {
+        let connection = self.connections.index(name).and_then(|index| self.connections.get(index));
+        connection.is_some_and(|connection| connection.is_active() && !connection.paused)
     }
 
-    /// The peer has finished sending on this lane.
+    /// See [`shared_receive::set_finished`].
     pub(crate) fn set_finished(&mut self, name: PeerName) {
-        if let Some(lane) = self.lanes.index(name).and_then(|index| self.lanes.get_mut(index)) {
-            lane.finished = true;
-        }
+        shared_receive::set_finished(&mut self.connections, name);
     }
 
-    /// The next receive of each lane among `names` that is a peer's and can be read, with the name of the
-    /// lane. `indexes` is room to work in, for as many lanes.
-    pub(crate) fn receives(
-        &mut self,
+    /// See [`shared_receive::receives`].
+    pub(crate) fn receives<'a>(
+        &'a mut self,
         names: &[u64],
-        indexes: &mut [u32],
-    ) -> impl Iterator<Item = (u64, Job<'_, Destination>)> {
-        let theirs = names.iter().filter_map(|&name| match LaneName::of(name) {
-            LaneName::Peer(name) => self.lanes.index(name),
-            LaneName::Own(_) => None,
-        });
-        let count = indexes.iter_mut().zip(theirs).map(|(to, index)| *to = index).count();
-        let lanes = self.lanes.each_mut(&mut indexes[..count]).map(|(_, lane)| lane);
-        lanes.filter(|lane| !lane.paused).map(|lane| (lane.name, lane.inbox.job(&lane.socket)))
+        indexes: &'a mut [u32],
+    ) -> impl Iterator<Item = (u64, Job<'a, Destination>)> {
+        shared_receive::receives(&mut self.connections, names, indexes, |connection| !connection.paused)
     }
 
-    /// A receive of this lane has ended.
+    /// See [`shared_receive::arrived`].
     pub(crate) fn arrived(
         &mut self,
         name: PeerName,
         offered: usize,
         result: io::Result<usize>,
     ) -> Option<Reading> {
-        let index = self.lanes.index(name)?;
-        Some(Reading::Arrived(self.lanes.get_mut(index)?.inbox.arrived(offered, result)))
+        shared_receive::arrived(&mut self.connections, name, offered, result)
     }
 }

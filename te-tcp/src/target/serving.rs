@@ -1,78 +1,78 @@
-//! Requests of a peer: checked, served in order, answered in order.
+//! Requests of a peer are checked, served and answered in their order.
 
 use te_core::{Access, Instant, Op};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use super::lane::{PeerLane, Phase};
+use super::connection::{PeerConnection, Phase};
 use super::staged::{Flow, Staged, Stagings, release};
+use crate::connection::{Connection, Destination, Inbox, Source};
 use crate::frame::{
     self, CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Hello, Kind,
     Operation, Request, Status, Step,
 };
-use crate::lane::{Destination, Inbox, Lane, Owner};
 use crate::region::{Regions, granted, peer_begins, peer_ends};
 use crate::stats::Stats;
 use crate::sys::Pinned;
 
-/// What requests use and change.
+/// The parts of the target that requests use and change.
 pub(super) struct Serving<'a> {
     pub(super) regions: &'a mut Regions,
     pub(super) stats: &'a mut Stats,
     pub(super) answer: &'a mut Answer,
     pub(super) staging: &'a mut Stagings,
-    /// Room for requests that touch memory of a device, of lanes that serve none at the moment.
+    /// Unused records of requests on memory of devices, kept so that serving does not allocate.
     pub(super) spare: &'a mut Vec<Staged>,
-    /// Bytes of which checksums may still be computed in this poll.
+    /// Bytes whose checksums may still be computed in this poll.
     pub(super) checksums_left: &'a mut u64,
     pub(super) slice_bytes_max: u32,
     pub(super) now: Instant,
 }
 
-/// Why no further request of a lane is served by itself.
+/// Why serving the requests of a connection has stopped.
 pub(super) enum Stop {
-    /// More bytes have to come, or its answers have no room.
+    /// More bytes have to arrive, or there is no room for answers.
     Wait,
-    /// This HELLO has come.
+    /// This HELLO has arrived.
     Hello(Hello),
-    /// A FENCE is next: it concerns other lanes.
+    /// A FENCE is next, and it affects other connections.
     Fence,
     /// The peer broke the protocol.
     Broken(FrameError),
-    /// An answer that has begun cannot be brought to its end.
+    /// An answer whose beginning was sent cannot be completed.
     Lost,
 }
 
 impl Serving<'_> {
-    /// Serves the requests that have arrived, as long as there is room for the answers.
-    pub(super) fn run(&mut self, lane: &mut PeerLane) -> Stop {
+    /// Serves the requests that have arrived while there is room for the answers.
+    pub(super) fn run(&mut self, connection: &mut PeerConnection) -> Stop {
         loop {
-            if lane.role.phase == Phase::Ending {
-                let rest = lane.inbox.staged().len();
-                lane.inbox.take(rest);
-                release(lane, self.regions, self.staging);
+            if connection.role.phase == Phase::Ending {
+                let rest = connection.inbox.unparsed().len();
+                connection.inbox.take(rest);
+                release(connection, self.regions, self.staging);
                 return Stop::Wait;
             }
-            if lane.role.staged.is_some() {
-                match self.go_on(lane) {
+            if connection.role.staged.is_some() {
+                match self.go_on(connection) {
                     None => {}
                     Some(stop) => return stop,
                 }
             }
-            self.payloads(lane);
-            if lane.inbox.expects_payload() {
+            self.payloads(connection);
+            if connection.inbox.expects_payload() {
                 return Stop::Wait;
             }
-            if !lane.inbox.announced().is_empty() {
-                lane.acknowledge();
+            if !connection.inbox.announced().is_empty() {
+                connection.acknowledge();
             }
-            if !lane.has_room() || *self.checksums_left == 0 {
-                lane.paused = true;
+            if !connection.has_room() || *self.checksums_left == 0 {
+                connection.paused = true;
                 return Stop::Wait;
             }
-            let stop = match lane.role.phase {
-                Phase::Greeting => hello(lane),
-                _ => self.request(lane),
+            let stop = match connection.role.phase {
+                Phase::Greeting => hello(connection),
+                _ => self.request(connection),
             };
             match stop {
                 Ok(None) => {}
@@ -82,38 +82,38 @@ impl Serving<'_> {
         }
     }
 
-    /// Goes on with the request that touches memory of a device. `None`: it is answered.
+    /// Continues with the request that touches memory of a device. `None`: it is answered.
     #[inline(never)]
-    fn go_on(&mut self, lane: &mut PeerLane) -> Option<Stop> {
-        let mut staged = lane.role.staged.take()?;
-        let flow = self.staged(&mut staged, lane);
+    fn go_on(&mut self, connection: &mut PeerConnection) -> Option<Stop> {
+        let mut staged = connection.role.staged.take()?;
+        let flow = self.staged(&mut staged, connection);
         if matches!(flow, Flow::Done) {
             self.spare.push(staged);
             return None;
         }
-        lane.role.staged = Some(staged);
-        lane.paused |= matches!(flow, Flow::Wait | Flow::Full);
-        lane.role.waits = matches!(flow, Flow::Wait);
+        connection.role.staged = Some(staged);
+        connection.paused |= matches!(flow, Flow::Wait | Flow::Full);
+        connection.role.waits = matches!(flow, Flow::Wait);
         Some(if matches!(flow, Flow::Lost) { Stop::Lost } else { Stop::Wait })
     }
 
-    /// Payloads that are all in no longer use their regions.
-    fn payloads(&mut self, lane: &mut PeerLane) {
-        while let Some(destination) = lane.inbox.next_complete() {
+    /// Releases the regions of payloads that have arrived completely.
+    fn payloads(&mut self, connection: &mut PeerConnection) {
+        while let Some(destination) = connection.inbox.next_complete() {
             if destination.memory.is_some() {
-                peer_ends(self.regions, destination.owner);
+                peer_ends(self.regions, destination.user);
                 self.stats.bytes_served += destination.len;
             }
             if !destination.is_intact() {
                 self.stats.corrupt += 1;
-                lane.inbox.set_status(Status::Corrupt as u32);
+                connection.inbox.set_status(Status::Corrupt as u32);
             }
         }
     }
 
-    /// Serves one request, unless it is not all there yet or concerns other lanes.
-    fn request(&mut self, lane: &mut PeerLane) -> Result<Option<Stop>, FrameError> {
-        let Lane { inbox, outbox, role, .. } = lane;
+    /// Serves one request, unless it has not arrived completely or affects other connections.
+    fn request(&mut self, connection: &mut PeerConnection) -> Result<Option<Stop>, FrameError> {
+        let Connection { inbox, outbox, role, .. } = connection;
         let (staged, plan) = inbox.split();
         let Step::Frame(request, head) = frame::parse_request(staged)? else { return Ok(Some(Stop::Wait)) };
         if let Request::Read { seq, checksum, operations } | Request::Write { seq, checksum, operations } =
@@ -125,7 +125,7 @@ impl Serving<'_> {
             role.next += operations.len() as u64;
             if !self.staging.is_unused() && self.is_staged(operations) {
                 let op = if matches!(request, Request::Read { .. }) { Op::Read } else { Op::Write };
-                role.staged = Some(self.stage(op, checksum, seq, operations));
+                role.staged = Some(self.begin_staged(op, checksum, seq, operations));
                 inbox.take(head);
                 return Ok(None);
             }
@@ -145,7 +145,7 @@ impl Serving<'_> {
                 let entries = &self.answer.entries[..operations.len()];
                 outbox.push_head(&[header.as_bytes(), entries.as_bytes()]);
                 for (part, region) in self.answer.payloads.drain(..) {
-                    outbox.push_payload(part, Owner::Region(region));
+                    outbox.push_payload(part, Source::Region(region));
                 }
             }
             Request::Write { seq, checksum, operations } => {
@@ -167,14 +167,15 @@ impl Serving<'_> {
         Ok(None)
     }
 
-    /// The entry that answers one operation of a READ. Its payload, unless it is refused, is added to the
-    /// answer. `checksums_left`: bytes of which checksums may still be computed for this frame.
+    /// The entry that answers one operation of a READ. Its payload is added to the answer unless it is
+    /// refused. `checksums_left` is the number of bytes whose checksums may still be computed for this frame.
     pub(super) fn read(&mut self, asked: &Operation, checksum: bool, checksums_left: &mut u64) -> DataEntry {
         let part = match granted(self.regions, asked, Access::REMOTE_READ, self.slice_bytes_max) {
             Ok(_) if checksum && asked.len.get() > *checksums_left => Err(Status::TooLong),
             other => other,
         };
-        // A request that touches memory of a device goes another way.
+        // A request that touches memory of a device is served in `staged`; the region has changed since that
+        // was checked.
         let part = match part.and_then(|memory| memory.host().ok_or(Status::Stale)) {
             Ok(part) => part,
             Err(status) => {
@@ -194,7 +195,7 @@ impl Serving<'_> {
         entry
     }
 
-    /// Where the payload of a WRITE goes. That of one which is refused is discarded.
+    /// Where the payload of a WRITE goes. The payload of a refused WRITE is discarded.
     fn write(&mut self, asked: &Operation, checksum: bool) -> Destination {
         let (memory, status) = match granted(self.regions, asked, Access::REMOTE_WRITE, self.slice_bytes_max)
             .and_then(|memory| memory.host().ok_or(Status::Stale))
@@ -213,18 +214,18 @@ impl Serving<'_> {
             done: 0,
             checksum: checksum.then_some((asked.crc.get(), 0)),
             status: status as u32,
-            owner: asked.region.get(),
+            user: asked.region.get(),
         }
     }
 }
 
 pub(super) const EMPTY: DataEntry = DataEntry { status: U32::ZERO, crc: U32::ZERO, len: U64::ZERO };
 
-/// Room in which one DATA frame after the other is put together.
+/// Scratch space in which DATA frames are assembled, one after the other.
 #[derive(Debug)]
 pub(super) struct Answer {
     entries: Box<[DataEntry; ENTRIES_MAX]>,
-    /// Payloads, and the regions that they are in. Empty between two frames.
+    /// Payloads, each with the index of its region. Empty between frames.
     pub(super) payloads: Vec<(Pinned, u32)>,
 }
 
@@ -234,21 +235,21 @@ impl Answer {
     }
 }
 
-/// Forgets the payloads that are announced: what still comes of them is discarded.
+/// Forgets the announced payloads: what still arrives of them is discarded.
 pub(super) fn drop_plan(inbox: &mut Inbox, regions: &mut Regions) {
     for destination in inbox.open_payloads() {
         if destination.memory.is_some() {
-            peer_ends(regions, destination.owner);
+            peer_ends(regions, destination.user);
         }
     }
     inbox.clear_plan();
 }
 
-fn hello(lane: &mut PeerLane) -> Result<Option<Stop>, FrameError> {
-    let Step::Frame(hello, head) = frame::parse_hello(lane.inbox.staged())? else {
+fn hello(connection: &mut PeerConnection) -> Result<Option<Stop>, FrameError> {
+    let Step::Frame(hello, head) = frame::parse_hello(connection.inbox.unparsed())? else {
         return Ok(Some(Stop::Wait));
     };
-    lane.inbox.take(head);
-    lane.role.introduce(&hello);
+    connection.inbox.take(head);
+    connection.role.introduce(&hello);
     Ok(Some(Stop::Hello(hello)))
 }

@@ -1,14 +1,15 @@
-//! Requests that touch memory of a device: their bytes go through slots, as many at a time as there are.
+//! Requests that touch memory of a device: their bytes go through staging slots, as many at the same time as
+//! are free.
 //!
 //! ```text
-//!   WRITE   socket ──▶ slot ──▶ hop ──▶ slot back      ACK when the last hop has ended
-//!   READ    slot ──▶ hop ──▶ DATA ──▶ socket ──▶ slot back
+//!   WRITE   socket ──▶ slot ──▶ hop ──▶ slot given back      ACK when the last hop has ended
+//!   READ    slot ──▶ hop ──▶ DATA ──▶ socket ──▶ slot given back
 //! ```
 //!
-//! While there is no slot, the lane is not read. Each part of an operation is checked anew before it gets its
-//! slot, so a region that is withdrawn meanwhile is used by the hops that run and by nothing else. A hop
-//! belongs to the target and not to its lane: it goes on when the lane has ended, and is waited for by
-//! whoever must know that nothing lands any more.
+//! While no slot is free, the connection is not read. Each part of an operation is checked again before it
+//! gets its slot, so a region that is withdrawn meanwhile is used only by hops that already run. A hop
+//! belongs to the target and not to its connection: it continues after the connection has ended, and what has
+//! to know that nothing lands any more (an ACK, a fence, an expulsion, a deregistration) waits for it.
 
 use std::collections::VecDeque;
 
@@ -17,31 +18,31 @@ use te_core::{Access, Error, MemSpan, Op};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use super::lane::PeerLane;
+use super::connection::PeerConnection;
 use super::serving::{EMPTY, Serving, drop_plan};
+use crate::connection::{Destination, Source};
 use crate::frame::{
     CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation, Status,
 };
-use crate::lane::{Destination, Owner};
 use crate::region::{Regions, granted, peer_begins, peer_ends};
 use crate::staging::{SlotId, Staging};
 use crate::sys::{Memory, Reach};
 
-/// Parts of one lane's operations that are under way at the same time, at most.
+/// Parts of one connection's operations that may be under way at the same time.
 const PARTS_MAX: usize = 16;
 
-/// What a hop of a peer's operation is for.
+/// What a hop of a peer's operation belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tag {
-    /// Name of the lane's events.
-    pub(super) lane: u64,
-    /// Whose lane it is.
+    /// Name of the connection's events.
+    pub(super) connection: u64,
+    /// Identity of the connection's peer.
     pub(super) identity: u64,
     pub(super) region: u32,
     pub(super) op: Op,
 }
 
-/// What a target stages with.
+/// The staging slots and hops of a target.
 pub(super) type Stagings = Staging<Tag>;
 
 /// A request that touches memory of a device, while it is served.
@@ -51,24 +52,26 @@ pub(super) struct Staged {
     checksum: bool,
     seq: u64,
     operations: Vec<Operation>,
-    /// WRITE: what each operation will be answered.
+    /// WRITE: the status of each operation for the ACK.
     statuses: Vec<U32>,
-    /// The operation whose next part is begun next, and its bytes that are in parts already.
+    /// The operation whose next part is begun next.
     at: usize,
+    /// Bytes of operation `at` that are in parts already.
     begun: u64,
-    /// READ: the parts of `at` that are begun are for the checksum alone.
+    /// READ: the parts of operation `at` that are begun are only for its checksum.
     summing: bool,
-    /// READ: the checksum of `at` is computed, or begun to be.
+    /// READ: the checksum of operation `at` is computed, or parts for it are begun.
     summed: bool,
-    /// In the order of the stream. WRITE: parts that are to be received. READ: parts that are to be sent.
+    /// Parts in the order of the stream. WRITE: those that are to be received. READ: those that are to be
+    /// sent.
     parts: VecDeque<Part>,
-    /// WRITE: hops that run.
+    /// WRITE: number of hops that run.
     hops: usize,
     /// A hop has failed.
     failed: bool,
-    /// Of the parts that are through.
+    /// Checksum of the parts that are finished.
     crc: u32,
-    /// READ: bytes of which checksums may still be computed for this request.
+    /// READ: bytes whose checksums may still be computed for this request.
     checksums_left: u64,
 }
 
@@ -77,37 +80,38 @@ struct Part {
     operation: usize,
     len: u64,
     slot: Option<SlotId>,
-    /// It is the first of its operation, or the last.
+    /// It is the first part of its operation.
     first: bool,
+    /// It is the last part of its operation.
     last: bool,
     what: What,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum What {
-    /// WRITE: goes there once it has been received, or is discarded.
+    /// WRITE: the part goes to this memory once it has been received; `None`: it is discarded.
     Receive(Option<MemSpan>),
-    /// READ: its hop runs, or has ended; it is to be sent, or only summed.
+    /// READ: the hop of the part runs, or has ended; the part is to be sent, or only counts for the checksum.
     Hop { ended: bool, send: bool },
-    /// READ: is not a device's, and is answered when its turn comes.
+    /// READ: the operation is not on a device, and is answered when its turn comes.
     Plain,
-    /// READ: is refused.
+    /// READ: the operation is refused.
     Refuse(Status),
-    /// READ: cannot be brought to its end, and its beginning has been sent.
+    /// READ: the operation cannot be completed, and its beginning has been sent.
     Lost,
 }
 
-/// What becomes of a staged request next.
+/// How serving a staged request goes on.
 pub(super) enum Flow {
-    /// It was answered.
+    /// The request is answered.
     Done,
-    /// Bytes have to come.
+    /// Bytes have to arrive.
     Read,
-    /// A slot or the end of a hop has to come.
+    /// A staging slot must become free, or a hop must end.
     Wait,
-    /// Answers have no room.
+    /// There is no room for answers.
     Full,
-    /// It cannot be answered: its lane has to end.
+    /// The request cannot be answered: the connection has to be closed.
     Lost,
 }
 
@@ -131,7 +135,7 @@ impl Staged {
         }
     }
 
-    /// Begins with another request.
+    /// Begins with another request, in the record of an earlier one.
     pub(super) fn begin(&mut self, op: Op, checksum: bool, seq: u64, operations: &[Operation]) {
         (self.op, self.checksum, self.seq) = (op, checksum, seq);
         self.operations.clear();
@@ -144,7 +148,7 @@ impl Staged {
         self.parts.clear();
     }
 
-    /// A hop has ended. True: the slot is still needed.
+    /// Takes in the end of a hop. Returns whether the slot is still needed.
     pub(super) fn hop_ended(&mut self, slot: SlotId, tag: &Tag, result: Result<(), Error>) -> bool {
         self.failed |= result.is_err();
         if tag.op == Op::Write {
@@ -159,7 +163,7 @@ impl Staged {
         false
     }
 
-    /// The operation `at` has all its bytes in parts, or needs none.
+    /// Goes to the next operation: all bytes of operation `at` are in parts, or it needs none.
     fn next_operation(&mut self) {
         self.at += 1;
         self.begun = 0;
@@ -170,7 +174,7 @@ impl Staged {
         self.parts.push_back(Part { operation: self.at, len, slot, first, last, what });
     }
 
-    /// A status other than the first is not remembered.
+    /// Sets the status of an operation, unless one was set before.
     fn refuse(&mut self, operation: usize, status: u32) {
         if let Some(known) = self.statuses.get_mut(operation).filter(|known| **known == U32::ZERO) {
             *known = U32::new(status);
@@ -178,11 +182,12 @@ impl Staged {
     }
 }
 
-/// Lets go of what a lane has of slots and announced payloads. What hops, ends by itself.
+/// Releases the staging slots and announced payloads of a connection. Slots of hops that run are released
+/// when these end.
 #[inline(never)]
-pub(super) fn release(lane: &mut PeerLane, regions: &mut Regions, staging: &mut Stagings) {
-    drop_plan(&mut lane.inbox, regions);
-    if let Some(staged) = lane.role.staged.take() {
+pub(super) fn release(connection: &mut PeerConnection, regions: &mut Regions, staging: &mut Stagings) {
+    drop_plan(&mut connection.inbox, regions);
+    if let Some(staged) = connection.role.staged.take() {
         for part in &staged.parts {
             if let Some(slot) = part.slot
                 && !matches!(part.what, What::Hop { ended: false, .. })
@@ -194,7 +199,7 @@ pub(super) fn release(lane: &mut PeerLane, regions: &mut Regions, staging: &mut 
 }
 
 impl Serving<'_> {
-    /// Whether any of the operations is on memory of a device.
+    /// Whether one of the operations is on memory of a device.
     #[inline(never)]
     pub(super) fn is_staged(&self, operations: &[Operation]) -> bool {
         let is_device = |asked: &Operation| {
@@ -205,60 +210,66 @@ impl Serving<'_> {
 
     /// Begins with a request that touches memory of a device.
     #[inline(never)]
-    pub(super) fn stage(&mut self, op: Op, checksum: bool, seq: u64, operations: &[Operation]) -> Staged {
+    pub(super) fn begin_staged(
+        &mut self,
+        op: Op,
+        checksum: bool,
+        seq: u64,
+        operations: &[Operation],
+    ) -> Staged {
         let mut staged = self.spare.pop().unwrap_or_else(Staged::new);
         staged.begin(op, checksum, seq, operations);
         staged
     }
 
-    /// Goes on with the request that is staged.
+    /// Continues with the staged request.
     #[inline(never)]
-    pub(super) fn staged(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> Flow {
+    pub(super) fn staged(&mut self, staged: &mut Staged, connection: &mut PeerConnection) -> Flow {
         if staged.failed {
             return Flow::Lost;
         }
         match staged.op {
-            Op::Write => self.staged_write(staged, lane),
-            Op::Read => self.staged_read(staged, lane),
+            Op::Write => self.staged_write(staged, connection),
+            Op::Read => self.staged_read(staged, connection),
         }
     }
 
-    fn start(&mut self, lane: &PeerLane, slot: SlotId, device: MemSpan, region: u32, op: Op) {
+    fn start(&mut self, connection: &PeerConnection, slot: SlotId, device: MemSpan, region: u32, op: Op) {
         let direction = match op {
             Op::Read => HopDirection::ToHost,
             Op::Write => HopDirection::ToDevice,
         };
-        let tag = Tag { lane: lane.name, identity: lane.role.identity, region, op };
+        let tag = Tag { connection: connection.name, identity: connection.role.identity, region, op };
         self.staging.start(slot, device, direction, tag);
     }
 }
 
 /// WRITE.
 impl Serving<'_> {
-    fn staged_write(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> Flow {
+    fn staged_write(&mut self, staged: &mut Staged, connection: &mut PeerConnection) -> Flow {
         loop {
-            while let Some(destination) = lane.inbox.next_complete() {
-                self.received(staged, &destination, lane);
+            while let Some(destination) = connection.inbox.next_complete() {
+                self.received(staged, &destination, connection);
             }
-            if lane.inbox.expects_payload() {
+            if connection.inbox.expects_payload() {
                 return Flow::Read;
             }
-            lane.inbox.clear_plan();
-            self.plan(staged, lane);
-            if lane.inbox.expects_payload() {
+            connection.inbox.clear_plan();
+            self.plan(staged, connection);
+            if connection.inbox.expects_payload() {
                 continue;
             }
             if staged.at < staged.operations.len() || staged.hops > 0 {
                 return Flow::Wait;
             }
             let header = Header::new(Kind::Ack, 0, staged.statuses.len() as u16, staged.seq);
-            lane.outbox.push_head(&[header.as_bytes(), staged.statuses.as_bytes()]);
+            connection.outbox.push_head(&[header.as_bytes(), staged.statuses.as_bytes()]);
             return Flow::Done;
         }
     }
 
-    /// Announces the next parts, as many as there are slots for.
-    fn plan(&mut self, staged: &mut Staged, lane: &mut PeerLane) {
+    /// Announces the next parts, as many as slots are free.
+    fn plan(&mut self, staged: &mut Staged, connection: &mut PeerConnection) {
         while staged.parts.len() < PARTS_MAX
             && let Some(asked) = staged.operations.get(staged.at).copied()
         {
@@ -288,10 +299,10 @@ impl Serving<'_> {
             }
             if memory.is_some() {
                 peer_begins(self.regions, region);
-                lane.role.carries(self.now);
+                connection.role.carries(self.now);
             }
-            let (_, plan) = lane.inbox.split();
-            plan.push(Destination { memory, len, done: 0, checksum, status: 0, owner: region });
+            let (_, plan) = connection.inbox.split();
+            plan.push(Destination { memory, len, done: 0, checksum, status: 0, user: region });
             staged.begun += len;
             if len == rest {
                 staged.next_operation();
@@ -299,8 +310,8 @@ impl Serving<'_> {
         }
     }
 
-    /// All bytes of the next part are there.
-    fn received(&mut self, staged: &mut Staged, destination: &Destination, lane: &PeerLane) {
+    /// Takes in the next part, all of whose bytes have arrived.
+    fn received(&mut self, staged: &mut Staged, destination: &Destination, connection: &PeerConnection) {
         let Some(part) = staged.parts.pop_front() else { return };
         staged.refuse(part.operation, destination.status);
         if destination.memory.is_some() {
@@ -312,11 +323,11 @@ impl Serving<'_> {
                     staged.crc = memory.crc32c(if part.first { 0 } else { staged.crc });
                 }
                 staged.hops += 1;
-                // The region is used until the hop has ended.
-                self.start(lane, slot, device, destination.owner, Op::Write);
+                // The hop uses the region until it has ended.
+                self.start(connection, slot, device, destination.user, Op::Write);
             }
             (Some(slot), ..) => self.staging.give_back(slot),
-            (None, Some(_), _) => peer_ends(self.regions, destination.owner),
+            (None, Some(_), _) => peer_ends(self.regions, destination.user),
             (None, None, _) => {}
         }
         let asked = staged.operations.get(part.operation).map_or(0, |asked| asked.crc.get());
@@ -333,21 +344,21 @@ impl Serving<'_> {
 
 /// READ.
 impl Serving<'_> {
-    fn staged_read(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> Flow {
+    fn staged_read(&mut self, staged: &mut Staged, connection: &mut PeerConnection) -> Flow {
         loop {
             while let Some(part) = staged.parts.front() {
                 if matches!(part.what, What::Hop { ended: false, .. }) {
                     break;
                 }
-                if !lane.has_room() || *self.checksums_left == 0 {
+                if !connection.has_room() || *self.checksums_left == 0 {
                     return Flow::Full;
                 }
                 if matches!(part.what, What::Lost) {
                     return Flow::Lost;
                 }
-                self.answer(staged, lane);
+                self.answer(staged, connection);
             }
-            if !self.begin_parts(staged, lane) {
+            if !self.begin_parts(staged, connection) {
                 break;
             }
         }
@@ -357,8 +368,8 @@ impl Serving<'_> {
         }
     }
 
-    /// Begins the next parts, as many as there are slots for. True: some that wait for nothing.
-    fn begin_parts(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> bool {
+    /// Begins the next parts, as many as slots are free. Returns whether one of them needs no hop.
+    fn begin_parts(&mut self, staged: &mut Staged, connection: &mut PeerConnection) -> bool {
         let mut some = false;
         while staged.parts.len() < PARTS_MAX
             && let Some(asked) = staged.operations.get(staged.at).copied()
@@ -396,14 +407,14 @@ impl Serving<'_> {
             let what = What::Hop { ended: false, send: !staged.summing };
             staged.push(bytes, Some(slot), first, last, what);
             peer_begins(self.regions, asked.region.get());
-            lane.role.carries(self.now);
+            connection.role.carries(self.now);
             if let Ok(device) = span.part(staged.begun, bytes) {
-                self.start(lane, slot, device, asked.region.get(), Op::Read);
+                self.start(connection, slot, device, asked.region.get(), Op::Read);
             }
             staged.begun += bytes;
             match (last, staged.summing) {
                 (true, false) => staged.next_operation(),
-                // The same bytes once more, to be sent.
+                // The same bytes once more, this time to be sent.
                 (true, true) => (staged.begun, staged.summing) = (0, false),
                 (false, _) => {}
             }
@@ -411,15 +422,15 @@ impl Serving<'_> {
         some
     }
 
-    /// Answers, or sums, the part that is next.
-    fn answer(&mut self, staged: &mut Staged, lane: &mut PeerLane) {
+    /// Sends the next part, or adds it to the checksum.
+    fn answer(&mut self, staged: &mut Staged, connection: &mut PeerConnection) {
         let Some(part) = staged.parts.pop_front() else { return };
         let Some(asked) = staged.operations.get(part.operation).copied() else { return };
         let seq = staged.seq + part.operation as u64;
         let flags = if staged.checksum { FLAG_CHECKSUM } else { 0 };
-        let mut say = |entry: DataEntry| {
+        let mut send = |entry: DataEntry| {
             let header = Header::new(Kind::Data, flags, 1, seq);
-            lane.outbox.push_head(&[header.as_bytes(), entry.as_bytes()]);
+            connection.outbox.push_head(&[header.as_bytes(), entry.as_bytes()]);
         };
         match (part.what, part.slot) {
             (What::Hop { send: false, .. }, Some(slot)) => {
@@ -437,21 +448,21 @@ impl Serving<'_> {
                 }
                 if part.first {
                     let crc = if staged.checksum { staged.crc } else { 0 };
-                    say(DataEntry { crc: U32::new(crc), len: U64::new(asked.len.get()), ..EMPTY });
+                    send(DataEntry { crc: U32::new(crc), len: U64::new(asked.len.get()), ..EMPTY });
                 }
                 self.stats.bytes_served += part.len;
-                lane.outbox.push_payload(memory, Owner::Slot(slot));
+                connection.outbox.push_payload(memory, Source::Slot(slot));
             }
             (What::Refuse(status), _) => {
                 self.stats.refused += 1;
-                say(DataEntry { status: U32::new(status as u32), ..EMPTY });
+                send(DataEntry { status: U32::new(status as u32), ..EMPTY });
             }
             _ => {
                 let mut left = staged.checksums_left;
-                say(self.read(&asked, staged.checksum, &mut left));
+                send(self.read(&asked, staged.checksum, &mut left));
                 staged.checksums_left = left;
                 for (memory, region) in self.answer.payloads.drain(..) {
-                    lane.outbox.push_payload(memory, Owner::Region(region));
+                    connection.outbox.push_payload(memory, Source::Region(region));
                 }
             }
         }

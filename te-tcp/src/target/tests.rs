@@ -1,10 +1,12 @@
-//! A target without a transport around it, and peers that the test speaks for.
+//! A target without a transport, and peers that the test plays over sockets.
 
 use core::net::SocketAddr;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use zerocopy::little_endian::{U16, U32, U64};
+
+use te_fabric::testkit::eventually;
 
 use super::*;
 use crate::config::Config;
@@ -28,13 +30,13 @@ impl Rig {
         Self { target: Target::new(US), lent, address }
     }
 
-    /// One turn of what a poll does for the target.
+    /// Does once what a poll does for the target.
     fn poll(&mut self) {
         let Self { target, lent, .. } = self;
         target.begin_poll(&mut lent.cx());
         for at in 0..lent.io.ready() {
             let Some(event) = lent.io.event(at) else { continue };
-            if let LaneName::Peer(name) = LaneName::of(event.token) {
+            if let ConnectionName::Peer(name) = ConnectionName::of(event.token) {
                 target.drive(name, Reading::of(event.readable), event.writable, &mut lent.cx());
             }
         }
@@ -43,25 +45,22 @@ impl Rig {
         }
     }
 
+    /// Polls until `done` returns true.
     fn poll_until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
-        for _ in 0..5_000 {
+        eventually("the rig has reached the expected state", || {
             self.poll();
-            if done(self) {
-                return;
-            }
-            std::thread::sleep(core::time::Duration::from_millis(1));
-        }
-        panic!("waited for too long");
+            done(self)
+        });
     }
 
-    /// Connects, says HELLO, and returns the status of the WELCOME.
-    fn connect(&mut self, session: u64, lane: u16, target: u64) -> (TcpStream, u32) {
+    /// Connects, sends a HELLO, and returns the stream and the status of the WELCOME.
+    fn connect(&mut self, session: u64, connection: u16, target: u64) -> (TcpStream, u32) {
         let mut stream = TcpStream::connect(self.address).expect("it listens");
         let hello = Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
-            lane: U16::new(lane),
-            lane_generation: U32::new(1),
+            connection: U16::new(connection),
+            connection_generation: U32::new(1),
             session: U64::new(session),
             initiator: U64::new(8),
             target: U64::new(target),
@@ -116,20 +115,20 @@ fn a_hello_for_another_incarnation_is_refused() {
 }
 
 #[test]
-fn a_fence_ends_the_lanes_of_its_session_that_it_does_not_list() {
+fn a_fence_ends_the_connections_of_its_session_that_it_does_not_list() {
     let mut rig = Rig::new(Config::default());
     let (mut first, _) = rig.connect(1, 0, US);
     let (mut second, _) = rig.connect(1, 1, US);
     let (_other, _) = rig.connect(2, 1, US);
-    // A WRITE that is half there on the second lane.
+    // A WRITE that has arrived by half on the second connection.
     second.write_all(Header::new(Kind::Write, 0, 1, 0).as_bytes()).expect("room");
     second.write_all(asked(KEY, 100).as_bytes()).expect("room");
     rig.poll_until(|rig| rig.lent.users() == (0, 1));
 
     first.write_all(Header::new(Kind::Fence, 0, 1, 33).as_bytes()).expect("room");
-    first.write_all(LaneEntry::new(0, 1).as_bytes()).expect("room");
+    first.write_all(ConnectionEntry::new(0, 1).as_bytes()).expect("room");
     rig.poll_until(|rig| rig.target.stats().fences_served == 1);
-    assert_eq!((rig.target.lanes.len(), rig.lent.io.lanes(), rig.lent.users()), (2, 2, (0, 0)));
+    assert_eq!((rig.target.connections.len(), rig.lent.io.connections(), rig.lent.users()), (2, 2, (0, 0)));
     let mut answer = [0; size_of::<Header>()];
     first.read_exact(&mut answer).expect("FENCE_ACK");
     assert_eq!(answer, Header::new(Kind::FenceAck, 0, 0, 33).as_bytes());
@@ -153,19 +152,19 @@ fn a_region_is_withdrawn_from_a_write_in_the_middle() {
 }
 
 #[test]
-fn a_lane_that_never_carries_anything_is_retired_in_time() {
+fn a_connection_that_never_carries_anything_is_closed_in_time() {
     let mut rig = Rig::new(Config::default());
     let (mut stream, _) = rig.connect(1, 0, US);
     assert_eq!(rig.target.look(&mut rig.lent.cx()), Some(Instant::from_millis(6_000)));
     rig.lent.timers.begin(Instant::from_millis(6_000));
     assert_eq!(rig.target.look(&mut rig.lent.cx()), Some(Instant::from_millis(7_000)));
     let mut last = [0; size_of::<Header>()];
-    stream.read_exact(&mut last).expect("RETIRED");
-    assert_eq!(last, Header::new(Kind::Retired, 0, 0, 0).as_bytes());
+    stream.read_exact(&mut last).expect("GO_AWAY");
+    assert_eq!(last, Header::new(Kind::GoAway, 0, 0, 0).as_bytes());
     assert!(rig.target.has_peer(1), "it may be alive");
     rig.lent.timers.begin(Instant::from_millis(7_000));
-    assert_eq!((rig.target.look(&mut rig.lent.cx()), rig.lent.io.lanes()), (None, 0));
-    assert!(rig.target.has_peer(1), "it was we who closed its lane");
+    assert_eq!((rig.target.look(&mut rig.lent.cx()), rig.lent.io.connections()), (None, 0));
+    assert!(rig.target.has_peer(1), "this target closed its connection");
     assert_eq!(rig.target.expel(1, ExpelMode::Force, &mut rig.lent.cx()), Ok(true));
     assert_eq!(rig.connect(1, 0, US).1, Status::Expelled as u32);
 }

@@ -1,16 +1,17 @@
-//! What the tests share: transports with memory of their own, driven in one thread against the real clock.
+//! Helpers of the tests: transports with memory of their own, driven by one thread on the real clock.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod raw;
 
 use te_core::Access;
+pub(crate) use te_fabric::testkit::SEGMENT as REMOTE;
 pub(crate) use te_fabric::testkit::*;
-use te_tcp::{Config, RegionUsers, TcpTransport};
+use te_tcp::{Config, RegionPins, TcpTransport};
 
 pub(crate) type Node = te_fabric::testkit::Node<TcpTransport>;
 
-/// The defaults, on the driver that this build is to test.
+/// The default settings, with the driver that this build tests.
 pub(crate) fn config() -> Config {
     Config {
         #[cfg(feature = "uring")]
@@ -19,7 +20,7 @@ pub(crate) fn config() -> Config {
     }
 }
 
-/// A node with these settings, and a region of so many bytes with all rights.
+/// A node with these settings, and a region of `bytes` bytes with all rights.
 pub(crate) fn node(config: Config, bytes: usize) -> Node {
     node_with(config, bytes, ALL)
 }
@@ -36,11 +37,11 @@ pub(crate) fn pair(config: &Config, bytes: usize) -> (Node, Node) {
 }
 
 /// What uses the first region of a node.
-pub(crate) fn users(node: &Node) -> RegionUsers {
-    node.transport.region_users(REGION).unwrap()
+pub(crate) fn users(node: &Node) -> RegionPins {
+    node.transport.region_pins(REGION).unwrap()
 }
 
-/// So many payloads of peers use a region, and no slice of its own transport does.
-pub(crate) const fn by_peers(peers: u32) -> RegionUsers {
-    RegionUsers { own: 0, peers }
+/// `peers` payloads of peers use a region, and no slice of its own transport does.
+pub(crate) const fn by_peers(peers: u32) -> RegionPins {
+    RegionPins { own: 0, peers }
 }

@@ -1,4 +1,4 @@
-//! A client without a transport: it says on a connection what it likes, to a target that is polled meanwhile.
+//! A client without a transport: it sends any bytes on a connection, to a target that it polls meanwhile.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,45 +10,45 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 use super::{Node, PATIENCE};
 
-/// A raw connection to a target that is polled while it talks.
+/// A raw connection to a target, which is polled while the client sends and receives.
 pub(crate) struct Raw {
     pub(crate) stream: TcpStream,
     pub(crate) export: Export,
-    pub(crate) heard: Vec<u8>,
+    pub(crate) received: Vec<u8>,
 }
 
 impl Raw {
     pub(crate) fn new(target: &Node) -> Self {
-        Self::over(TcpStream::connect(target.transport.local_addr()).unwrap(), target)
+        Self::over(TcpStream::connect(target.transport.local_address()).unwrap(), target)
     }
 
     pub(crate) fn over(stream: TcpStream, target: &Node) -> Self {
         stream.set_nonblocking(true).unwrap();
         stream.set_nodelay(true).unwrap();
-        Self { stream, export: frame::parse_export(&target.export()).unwrap(), heard: Vec::new() }
+        Self { stream, export: frame::parse_export(&target.export()).unwrap(), received: Vec::new() }
     }
 
-    pub(crate) fn greeted(target: &mut Node, session: u64, lane: u16) -> Self {
-        Self::new(target).welcomed(target, session, lane)
+    pub(crate) fn greeted(target: &mut Node, session: u64, connection: u16) -> Self {
+        Self::new(target).welcomed(target, session, connection)
     }
 
-    pub(crate) fn welcomed(self, target: &mut Node, session: u64, lane: u16) -> Self {
+    pub(crate) fn welcomed(self, target: &mut Node, session: u64, connection: u16) -> Self {
         let mut raw = self;
-        let hello = raw.hello(session, lane);
-        raw.say(target, hello.as_bytes());
-        let welcome = raw.hear(target, 32);
+        let hello = raw.hello(session, connection);
+        raw.send(target, hello.as_bytes());
+        let welcome = raw.receive(target, 32);
         let Ok(Step::Frame(welcome, 32)) = frame::parse_welcome(&welcome) else { panic!("no welcome") };
         assert_eq!(welcome.status.get(), Status::Ok as u32);
         assert_eq!(welcome.incarnation.get(), target.transport.incarnation());
         raw
     }
 
-    pub(crate) fn hello(&self, session: u64, lane: u16) -> Hello {
+    pub(crate) fn hello(&self, session: u64, connection: u16) -> Hello {
         Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
-            lane: U16::new(lane),
-            lane_generation: U32::new(1),
+            connection: U16::new(connection),
+            connection_generation: U32::new(1),
             session: U64::new(session),
             initiator: U64::new(1),
             target: U64::new(self.export.incarnation),
@@ -68,10 +68,10 @@ impl Raw {
         }
     }
 
-    pub(crate) fn say(&mut self, target: &mut Node, mut bytes: &[u8]) {
+    pub(crate) fn send(&mut self, target: &mut Node, mut bytes: &[u8]) {
         let start = Clock::now();
         while !bytes.is_empty() {
-            assert!(start.elapsed() < PATIENCE, "the target does not listen");
+            assert!(start.elapsed() < PATIENCE, "the target does not receive");
             match self.stream.write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
@@ -81,42 +81,42 @@ impl Raw {
         }
     }
 
-    /// Receives what there is; false when the target has closed.
-    pub(crate) fn listen(&mut self) -> bool {
+    /// Receives what is there; false when the target has closed the connection.
+    pub(crate) fn receive_some(&mut self) -> bool {
         let mut bytes = [0; 4_096];
         match self.stream.read(&mut bytes) {
             Ok(0) => false,
             Ok(n) => {
-                self.heard.extend_from_slice(&bytes[..n]);
+                self.received.extend_from_slice(&bytes[..n]);
                 true
             }
             Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
         }
     }
 
-    pub(crate) fn hear(&mut self, target: &mut Node, len: usize) -> Vec<u8> {
+    pub(crate) fn receive(&mut self, target: &mut Node, len: usize) -> Vec<u8> {
         let start = Clock::now();
-        while self.heard.len() < len {
+        while self.received.len() < len {
             assert!(start.elapsed() < PATIENCE, "no answer");
             target.poll();
-            assert!(self.listen() || self.heard.len() >= len, "closed after {:?}", self.heard);
+            assert!(self.receive_some() || self.received.len() >= len, "closed after {:?}", self.received);
         }
-        self.heard.drain(..len).collect()
+        self.received.drain(..len).collect()
     }
 
-    /// Everything until the target closes.
-    pub(crate) fn hear_out(&mut self, target: &mut Node) -> Vec<u8> {
+    /// Everything until the target closes the connection.
+    pub(crate) fn receive_rest(&mut self, target: &mut Node) -> Vec<u8> {
         let start = Clock::now();
-        while self.listen() {
+        while self.receive_some() {
             assert!(start.elapsed() < PATIENCE, "the target does not close");
             target.poll();
         }
-        std::mem::take(&mut self.heard)
+        std::mem::take(&mut self.received)
     }
 
     pub(crate) fn is_alive(&mut self, target: &mut Node) -> bool {
-        self.say(target, Header::new(Kind::Ping, 0, 0, 77).as_bytes());
-        let answer = self.hear(target, 16);
+        self.send(target, Header::new(Kind::Ping, 0, 0, 77).as_bytes());
+        let answer = self.receive(target, 16);
         frame::parse_response(&answer) == Ok(Step::Frame(Response::Pong { id: 77 }, 16))
     }
 }
@@ -127,36 +127,25 @@ pub(crate) fn frame_of(kind: Kind, flags: u8, seq: u64, operations: &[Operation]
 }
 
 impl Raw {
-    /// So many bytes, or fewer when the target closes.
-    pub(crate) fn hear_until(&mut self, target: &mut Node, len: usize) -> Vec<u8> {
+    /// `len` bytes, or fewer when the target closes the connection.
+    pub(crate) fn receive_up_to(&mut self, target: &mut Node, len: usize) -> Vec<u8> {
         let start = Clock::now();
-        while self.heard.len() < len {
+        while self.received.len() < len {
             assert!(start.elapsed() < PATIENCE, "no answer");
             target.poll();
-            if !self.listen() {
+            if !self.receive_some() {
                 break;
             }
         }
-        std::mem::take(&mut self.heard)
+        std::mem::take(&mut self.received)
     }
 }
 
 /// An export of 4 KiB that leads to this listener.
 pub(crate) fn export_of(listener: &TcpListener) -> Vec<u8> {
     let address = listener.local_addr().unwrap();
-    let export = Export {
-        format: frame::EXPORT_FORMAT,
-        rights: 12,
-        addresses: [address.ip(); 4],
-        address_count: 1,
-        port: address.port(),
-        incarnation: 5,
-        region: 0,
-        generation: 1,
-        key: 1,
-        len: 4_096,
-        location: te_core::Location::Host,
-    };
+    let mut export = te_fabric::testkit::export(frame::EXPORT_FORMAT);
+    (export.addresses[0], export.port, export.len) = (address.ip(), address.port(), 4_096);
     let mut blob = [0; frame::EXPORT_BYTES_MAX];
     let len = export.write(&mut blob).unwrap();
     blob[..len].to_vec()

@@ -18,7 +18,7 @@ use core::time::Duration;
 use super::super::buffer::Buffer;
 use super::{Fault, Phase, Recovery, Timing, Watch};
 use crate::sim::{LinkConfig, NodeId, SimConfig, SimNet, SimTransport};
-use crate::testkit::Rng;
+use crate::testkit::{Rng, pattern};
 use crate::{
     Access, Completion, Error, ErrorKind, FaultConfig, HealthConfig, HealthRoute, Instant, Memory,
     MultiTransport, Op, Outcome, RailHealth, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route,
@@ -499,7 +499,7 @@ impl<R: Route> Run<R> {
                 self.fresh_local(at)?;
             }
             Op::Read => {
-                let (local, remote) = (read(&self.local, at), pattern(place.remote));
+                let (local, remote) = (read(&self.local, at), bytes_of(place.remote));
                 for nth in ends.into_iter().enumerate().filter_map(ended(Outcome::Applied)) {
                     // The canary of an old incarnation is not kept, so it cannot be checked any more.
                     if current && local[range(nth)] != remote[range(nth)] {
@@ -566,7 +566,7 @@ impl<R: Route> Run<R> {
 
     /// Checks the local canary, and replaces it by another.
     fn fresh_local(&mut self, at: usize) -> Result<(), String> {
-        if read(&self.local, at) != pattern(self.places[at].local) {
+        if read(&self.local, at) != bytes_of(self.places[at].local) {
             return Err(format!("place {at}: local bytes changed after the end of a transfer (L2)"));
         }
         self.fill_local(at);
@@ -576,20 +576,21 @@ impl<R: Route> Run<R> {
     fn fill_local(&mut self, at: usize) {
         self.patterns += 1;
         self.places[at].local = self.patterns;
-        self.local.write(at * PLACE_BYTES, &pattern(self.patterns));
+        self.local.write(at * PLACE_BYTES, &bytes_of(self.patterns));
     }
 
     fn fill_remote(&mut self, at: usize) {
         self.patterns += 1;
         let place = &mut self.places[at];
         (place.remote, place.remote_is) = (self.patterns, [Outcome::NotApplied; SLICES_MAX]);
-        self.remote.write(at * PLACE_BYTES, &pattern(self.patterns));
+        self.remote.write(at * PLACE_BYTES, &bytes_of(self.patterns));
     }
 
     /// Checks that the remote place holds the right bytes.
     fn check_remote(&self, at: usize) -> Result<(), String> {
         let place = &self.places[at];
-        let (bytes, source, canary) = (read(&self.remote, at), pattern(place.source), pattern(place.remote));
+        let (bytes, source, canary) =
+            (read(&self.remote, at), bytes_of(place.source), bytes_of(place.remote));
         for (nth, is) in place.remote_is.iter().enumerate() {
             let range = range(nth);
             let right = match is {
@@ -618,8 +619,7 @@ fn read(buffer: &Buffer, at: usize) -> Box<[u8]> {
     buffer.read(at * PLACE_BYTES, PLACE_BYTES).into()
 }
 
-/// Bytes that show which pattern they are of, and where in it they belong.
-fn pattern(number: u64) -> Box<[u8]> {
-    let word = |at: usize| (number << 16 | at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
-    (0..PLACE_BYTES / 8).flat_map(word).collect()
+/// The bytes of a place that holds pattern `number`.
+fn bytes_of(number: u64) -> Box<[u8]> {
+    pattern(number, PLACE_BYTES).into()
 }

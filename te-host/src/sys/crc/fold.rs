@@ -1,8 +1,8 @@
-//! CRC-32C in two ways at once.
+//! CRC-32C by two units of the processor at once.
 //!
 //! A processor has one unit for the `crc32` instruction and another for carry-less multiplication, and a copy
-//! out of a warm cache leaves both idle. Each alone makes 23 GB/s on the machine this was written on, both
-//! together 34. So a block is cut into four streams that do not wait for each other:
+//! from the cache uses neither. Each alone reached 23 GB/s on the machine where this was written, both
+//! together 34. So a chunk is divided into four streams that do not depend on each other:
 //!
 //! ```text
 //!   ┌── crc32 ──┬── crc32 ──┬── crc32 ──┬───── carry-less, eight lanes of 16 bytes ─────┐
@@ -10,18 +10,18 @@
 //!   └───────────┴───────────┴───────────┴───────────────────────────────────────────────┘
 //! ```
 //!
-//! and their checksums are put together at its end. The folding is Intel's ("Fast CRC Computation for Generic
+//! and their checksums are combined at its end. The folding is Intel's ("Fast CRC Computation for Generic
 //! Polynomials Using PCLMULQDQ Instruction", 2009) for reflected polynomials: a lane (low, high) moved D bits
 //! ahead becomes `low × K(D + 32) ⊕ high × K(D - 32)`, `K(n) = reflect(xⁿ mod P) << 1`.
 //!
-//! A copy is woven in by the block: while one is summed, which leaves the memory idle, part of the next is
-//! fetched. Of memory that is not in the cache, copy and checksum then take hardly longer than the copy.
-//! (Storing from the registers of the sum instead, word by word, was slower than copying first and summing
-//! then.) Where nobody will look at the copy soon, storing past the cache spares fetching what is to be
-//! overwritten: 1 MiB from and to memory that is not in the cache took 67 µs with its checksum, 94 µs through
-//! the cache, and 70 to 80 µs with `memcpy` and no checksum.
+//! A copy is interleaved chunk by chunk: while one chunk is summed, which leaves the memory bus idle, part of
+//! the next is fetched. For memory that is not in the cache, copy and checksum together then take hardly
+//! longer than the copy. (Storing from the registers of the checksum instead, word by word, was slower than
+//! copying first and summing afterwards.) When the copy is unlikely to be read soon, storing past the cache
+//! avoids fetching what is to be overwritten: 1 MiB between memory that is not in the cache took 67 µs with
+//! its checksum, 94 µs through the cache, and 70 to 80 µs with `memcpy` and no checksum.
 //!
-//! The parent module does without where the processor has no `vpclmulqdq`, and for what is short.
+//! The parent module uses other code where the processor has no `vpclmulqdq`, and for short memory.
 
 use std::arch::is_x86_feature_detected;
 use std::arch::x86_64::{
@@ -33,25 +33,26 @@ use std::arch::x86_64::{
 
 use te_core::crc32c_power as power;
 
-/// Steps of one block.
+/// Steps of one chunk.
 const STEPS: usize = 64;
-/// Bytes that the carry-less stream takes in a step: four registers of two lanes.
+/// Bytes that the carry-less stream takes per step: four registers of two lanes.
 const FOLD_BYTES: usize = 128;
-/// Words that each of the three other streams takes in a step. As many as fit beside eight multiplications.
+/// Words that each of the three other streams takes per step: as many as can be processed during eight
+/// multiplications.
 const WORDS: usize = 5;
-/// Bytes of each of the three.
+/// Bytes of each of the three streams in a chunk.
 const STREAM_BYTES: usize = (STEPS - 1) * WORDS * 8;
-/// Cache lines fetched ahead in a step of a copy. Two, which is half of the next block, are better than none
-/// and than four.
+/// Cache lines fetched ahead per step of a copy. Two, which is half of the next chunk, are better than none
+/// and better than four.
 const COPY_LINES: usize = 2;
-/// The same where stores go past the cache: all of the next block.
+/// The same when storing past the cache: all of the next chunk.
 const STREAM_LINES: usize = 4;
 /// Bytes that are stored past the cache at a time: two cache lines.
 const STORE_BYTES: usize = 128;
-/// Bytes of one block; less is not worth it.
-pub(super) const BLOCK_BYTES: usize = 3 * STREAM_BYTES + STEPS * FOLD_BYTES;
+/// Bytes of one chunk. For less, folding does not pay.
+pub(super) const CHUNK_BYTES: usize = 3 * STREAM_BYTES + STEPS * FOLD_BYTES;
 
-/// Whether this processor has what [`blocks`] needs.
+/// Whether this processor has the features that [`chunks`] needs.
 pub(super) fn can_fold() -> bool {
     is_x86_feature_detected!("vpclmulqdq")
         && is_x86_feature_detected!("pclmulqdq")
@@ -59,26 +60,26 @@ pub(super) fn can_fold() -> bool {
         && is_x86_feature_detected!("sse4.2")
 }
 
-/// CRC-32C of `len` bytes at `bytes`, appended to that of what came before.
+/// CRC-32C of `len` bytes at `bytes`, appended to the checksum of earlier bytes.
 ///
 /// # Safety
 /// The bytes are readable, and the processor has the features.
 #[target_feature(enable = "avx2,vpclmulqdq,pclmulqdq,sse4.2")]
-pub(super) unsafe fn blocks(so_far: u32, bytes: *const u8, len: usize) -> u32 {
-    // The instruction knows no inversions.
+pub(super) unsafe fn chunks(so_far: u32, bytes: *const u8, len: usize) -> u32 {
+    // The instruction does not invert its input and output.
     let mut crc = !so_far;
     let mut at = 0;
-    while at + BLOCK_BYTES <= len {
-        // SAFETY: a block inside `len`.
-        crc = unsafe { block::<0>(crc, bytes.add(at), std::ptr::null()) };
-        at += BLOCK_BYTES;
+    while at + CHUNK_BYTES <= len {
+        // SAFETY: a chunk inside `len`.
+        crc = unsafe { chunk::<0>(crc, bytes.add(at), std::ptr::null()) };
+        at += CHUNK_BYTES;
     }
-    // SAFETY: what is left of `len`.
+    // SAFETY: the rest of `len`.
     !unsafe { rest(crc, bytes.add(at), len - at) }
 }
 
-/// Copies `len` bytes, block by block, and gives the CRC-32C of what was written: summed where it was copied
-/// to, since a peer may change the source meanwhile.
+/// Copies `len` bytes, chunk by chunk, and returns the CRC-32C of what was written: it is computed at the
+/// destination, because a peer may change the source during the call.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, they do not overlap, and the processor has the
@@ -87,31 +88,31 @@ pub(super) unsafe fn blocks(so_far: u32, bytes: *const u8, len: usize) -> u32 {
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> u32 {
     let mut crc = !0;
     let mut at = 0;
-    while at + BLOCK_BYTES <= len {
-        // SAFETY: a block inside `len`.
+    while at + CHUNK_BYTES <= len {
+        // SAFETY: a chunk inside `len`.
         crc = unsafe {
-            te_core::copy_bytes(from.add(at), to.add(at), BLOCK_BYTES);
-            block::<COPY_LINES>(crc, to.add(at), from.wrapping_add(at + BLOCK_BYTES))
+            te_core::copy_bytes(from.add(at), to.add(at), CHUNK_BYTES);
+            chunk::<COPY_LINES>(crc, to.add(at), from.wrapping_add(at + CHUNK_BYTES))
         };
-        at += BLOCK_BYTES;
+        at += CHUNK_BYTES;
     }
-    // SAFETY: what is left of `len`.
+    // SAFETY: the rest of `len`.
     !unsafe {
         te_core::copy_bytes(from.add(at), to.add(at), len - at);
         rest(crc, to.add(at), len - at)
     }
 }
 
-/// Copies `len` bytes past the cache, and gives the CRC-32C of the source, each byte of which is read twice:
-/// a peer that changes it meanwhile gets a checksum that does not fit.
+/// Copies `len` bytes past the cache, and returns the CRC-32C of the source, each byte of which is read
+/// twice: if a peer changes the source during the call, the checksum does not match.
 ///
 /// # Safety
 /// As [`copy`].
 #[target_feature(enable = "avx2,vpclmulqdq,pclmulqdq,sse4.2")]
 pub(super) unsafe fn stream(from: *const u8, to: *mut u8, len: usize) -> u32 {
-    // Stores past the cache are of whole, aligned registers.
+    // Stores past the cache write whole, aligned registers.
     let mut done = to.align_offset(align_of::<__m256i>()).min(len);
-    // SAFETY: as much as is before the first aligned register.
+    // SAFETY: the bytes before the first aligned register.
     unsafe { te_core::copy_bytes(from, to, done) };
     let mut store_until = |until: usize| {
         while done < until && len - done >= STORE_BYTES {
@@ -127,32 +128,32 @@ pub(super) unsafe fn stream(from: *const u8, to: *mut u8, len: usize) -> u32 {
         done
     };
     let (mut crc, mut at) = (!0, 0);
-    while at + BLOCK_BYTES <= len {
-        // It brings the block into the cache.
-        store_until(at + BLOCK_BYTES);
-        // SAFETY: a block inside `len`.
-        crc = unsafe { block::<STREAM_LINES>(crc, from.add(at), from.wrapping_add(at + BLOCK_BYTES)) };
-        at += BLOCK_BYTES;
+    while at + CHUNK_BYTES <= len {
+        // This brings the chunk into the cache.
+        store_until(at + CHUNK_BYTES);
+        // SAFETY: a chunk inside `len`.
+        crc = unsafe { chunk::<STREAM_LINES>(crc, from.add(at), from.wrapping_add(at + CHUNK_BYTES)) };
+        at += CHUNK_BYTES;
     }
     let done = store_until(len);
-    // SAFETY: what is left of `len`.
+    // SAFETY: the rest of `len`.
     unsafe {
         te_core::copy_bytes(from.add(done), to.add(done), len - done);
         crc = rest(crc, from.add(at), len - at);
     }
-    // Such stores are not ordered before whatever tells others that they are done.
+    // Such stores are not ordered before the stores that report the copy as done.
     _mm_sfence();
     !crc
 }
 
-/// Of a block at `next`, `FETCH` lines a step are asked for meanwhile: wherever that points, asking does no
-/// harm.
+/// `FETCH` cache lines per step are prefetched from the chunk at `next`. Prefetching from any address is
+/// harmless.
 ///
 /// # Safety
-/// `BLOCK_BYTES` are readable, and the processor has the features.
+/// `CHUNK_BYTES` are readable, and the processor has the features.
 #[target_feature(enable = "avx2,vpclmulqdq,pclmulqdq,sse4.2")]
-unsafe fn block<const FETCH: usize>(crc: u32, bytes: *const u8, next: *const u8) -> u32 {
-    // SAFETY: `at` is inside the block by at least a word or a register, at any alignment.
+unsafe fn chunk<const FETCH: usize>(crc: u32, bytes: *const u8, next: *const u8) -> u32 {
+    // SAFETY: `at` is inside the chunk by at least a word or a register, at any alignment.
     let word = |at: usize| unsafe { bytes.add(at).cast::<u64>().read_unaligned() };
     // SAFETY: as above.
     let register = |at: usize| unsafe { _mm256_loadu_si256(bytes.add(at).cast::<__m256i>()) };
@@ -179,7 +180,7 @@ unsafe fn block<const FETCH: usize>(crc: u32, bytes: *const u8, next: *const u8)
             c = _mm_crc32_u64(c, word(from + 2 * STREAM_BYTES + 8 * index));
         }
     }
-    // Eight lanes into one, each moved ahead onto its neighbour.
+    // Combines eight lanes into one: each is moved ahead onto its neighbour.
     let next = keys(KLANE);
     let mut sum = _mm_setzero_si128();
     for lane in lanes {
@@ -214,8 +215,8 @@ unsafe fn rest(crc: u32, bytes: *const u8, len: usize) -> u32 {
     crc
 }
 
-/// The checksum as if that many zeros followed as `key` stands for: the instruction itself multiplies by x³²,
-/// and the product of reflected factors lacks one x, so `key` is x^(bits - 33).
+/// The checksum after as many zero bits as `key` stands for: the instruction itself multiplies by x³², and
+/// the product of reflected factors lacks one x, so `key` is x^(bits - 33).
 #[target_feature(enable = "pclmulqdq,sse4.2")]
 fn shift(crc: u64, key: u32) -> u32 {
     let product =
@@ -235,7 +236,7 @@ const SHIFT_A: u32 = power((2 * STREAM_BYTES + STEPS * FOLD_BYTES) as u64 * 8 - 
 const SHIFT_B: u32 = power((STREAM_BYTES + STEPS * FOLD_BYTES) as u64 * 8 - 33);
 const SHIFT_C: u32 = power((STEPS * FOLD_BYTES) as u64 * 8 - 33);
 
-/// K(bits + 32) and K(bits - 32) of the module's docs.
+/// K(bits + 32) and K(bits - 32) of the module's documentation.
 const fn lane_keys(bits: u64) -> (u64, u64) {
     ((power(bits + 32) as u64) << 1, (power(bits - 32) as u64) << 1)
 }
@@ -254,10 +255,10 @@ mod tests {
         if !can_fold() {
             println!("skipped: this processor has no vpclmulqdq");
         }
-        let all = bytes(3 * BLOCK_BYTES + 100);
+        let all = bytes(3 * CHUNK_BYTES + 100);
         for start in [0, 1, 7, 31] {
             for len in
-                [BLOCK_BYTES, 2 * BLOCK_BYTES, 3 * BLOCK_BYTES].into_iter().flat_map(|len| len..len + 20)
+                [CHUNK_BYTES, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES].into_iter().flat_map(|len| len..len + 20)
             {
                 let part = &all[start..start + len];
                 let so_far = len as u32 * 77;
@@ -270,10 +271,10 @@ mod tests {
 
     #[test]
     fn every_bit_counts() {
-        let mut all = bytes(BLOCK_BYTES);
+        let mut all = bytes(CHUNK_BYTES);
         // SAFETY: a slice.
         let good = unsafe { crc32c_at(0, all.as_ptr(), all.len()) };
-        for at in (0..BLOCK_BYTES).step_by(13) {
+        for at in (0..CHUNK_BYTES).step_by(13) {
             all[at] ^= 1 << (at % 8);
             // SAFETY: a slice.
             assert_ne!(unsafe { crc32c_at(0, all.as_ptr(), all.len()) }, good, "byte {at}");
@@ -283,8 +284,8 @@ mod tests {
 
     #[test]
     fn a_copy_that_is_woven_in_is_exact_and_stays_in_its_place() {
-        let all = bytes(2 * BLOCK_BYTES + 100);
-        for len in [0, 1, 100, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 77, 2 * BLOCK_BYTES + 9] {
+        let all = bytes(2 * CHUNK_BYTES + 100);
+        for len in [0, 1, 100, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 77, 2 * CHUNK_BYTES + 9] {
             let mut to = vec![0xee; len + 16];
             // SAFETY: both vectors are longer, and apart.
             let crc = unsafe { super::super::copy(all.as_ptr().add(3), to.as_mut_ptr().add(8), len) };
@@ -296,10 +297,10 @@ mod tests {
 
     #[test]
     fn a_copy_past_the_cache_is_exact_and_stays_in_its_place() {
-        let all = bytes(2 * BLOCK_BYTES + 200);
+        let all = bytes(2 * CHUNK_BYTES + 200);
         for start in [0, 1, 31, 32] {
             for len in
-                [0, 1, 31, 127, 128, 300, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 77, 2 * BLOCK_BYTES + 9]
+                [0, 1, 31, 127, 128, 300, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 77, 2 * CHUNK_BYTES + 9]
             {
                 let mut to = vec![0xee; len + 64];
                 let place = to.as_mut_ptr().wrapping_add(start);
@@ -317,7 +318,7 @@ mod tests {
 
     #[test]
     fn what_is_short_is_right_as_well() {
-        for len in [0, 1, 16, 4096, BLOCK_BYTES - 1] {
+        for len in [0, 1, 16, 4096, CHUNK_BYTES - 1] {
             let bytes = bytes(len);
             // SAFETY: a slice.
             assert_eq!(unsafe { crc32c_at(9, bytes.as_ptr(), len) }, crc32c::crc32c_append(9, &bytes));
