@@ -57,7 +57,9 @@ impl MetadataArg {
     pub(crate) fn config_of(&self, segment: Option<&str>) -> Result<MetadataConfig, Failure> {
         let mut config = self.config()?;
         if segment.is_some() && config.source.is_peer_to_peer() {
-            return Err(Failure::usage("--segment needs --metadata URL: the directory in which to register the name"));
+            return Err(Failure::usage(
+                "--segment needs --metadata URL: the directory in which to register the name",
+            ));
         }
         config.name = segment.map(Into::into);
         Ok(config)

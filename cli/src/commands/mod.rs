@@ -165,7 +165,9 @@ fn refusal(key: &str, error: &StoreError) -> Failure {
 /// Refuses a key of invalid length.
 pub(crate) fn check_key(key: &str) -> anyhow::Result<()> {
     match key.len() {
-        0 => fail(Failure::usage("the key is empty, but keys have 1 to 1024 bytes; is a shell variable unset?")),
+        0 => fail(Failure::usage(
+            "the key is empty, but keys have 1 to 1024 bytes; is a shell variable unset?",
+        )),
         1..=KEY_BYTES_MAX => Ok(()),
         len => fail(Failure::usage(format!(
             "{}: the key has {len} bytes, but keys have 1 to {KEY_BYTES_MAX}",

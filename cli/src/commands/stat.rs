@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use store_client::RpcConnection;
 use store_core::message::{Get, LeaseRange, ReadStats, Segments};
-use store_core::{Key, Stats, unbound, SegmentNo};
+use store_core::{Key, SegmentNo, Stats, unbound};
 
 use crate::commands::{MasterArg, check_key, no_master, refused};
 use crate::exit::{EXIT_CODES, Exit};

@@ -20,7 +20,7 @@ const SOURCES: [(&str, &str); 8] = [
         "store_core",
         concat!(
             include_str!("../../../store-core/src/config.rs"),
-            include_str!("../../../store-core/src/heat.rs"),
+            include_str!("../../../store-core/src/read_rates.rs"),
             include_str!("../../../store-core/src/tasks.rs"),
             include_str!("../../../store-core/src/tenant.rs")
         ),
@@ -34,7 +34,7 @@ const SOURCES: [(&str, &str); 8] = [
     ),
     ("te_engine", include_str!("../../../te-engine/src/config.rs")),
     ("te_host", include_str!("../../../te-host/src/shm/mod.rs")),
-    ("te_rdma", include_str!("../../../te-rdma/src/settings.rs")),
+    ("te_rdma", include_str!("../../../te-rdma/src/config.rs")),
     ("te_tcp", include_str!("../../../te-tcp/src/config.rs")),
 ];
 

@@ -14,9 +14,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use serde::Serialize;
 use store_core::{AllocationStrategy, AllocatorKind};
 
-use crate::global::Global;
 use crate::content::mix;
 use crate::exit::{EXIT_CODES, Exit};
+use crate::global::Global;
 use crate::output::{Align, LiveTable, figure, rounded, thousands};
 use crate::progress::Bar;
 use crate::{Outcome, output, sys};
@@ -308,7 +308,9 @@ impl Report<'_> {
         if !self.wants(Workload::Scale) {
             return Ok(None);
         }
-        self.heading("4 KiB objects: ns per put with half of the space free; ns per removal and put with none free")?;
+        self.heading(
+            "4 KiB objects: ns per put with half of the space free; ns per removal and put with none free",
+        )?;
         // A million objects; fewer if fewer allocations are measured, but some per segment.
         let capacity = self.args.allocations.clamp(16 << 10, 1 << 20) * 4096;
         let mut table = LiveTable::new(&[
@@ -353,7 +355,9 @@ impl Report<'_> {
         if !self.wants(Workload::Join) {
             return Ok(None);
         }
-        self.heading("An empty segment joins 16 others: its share of the next puts, by seconds since it joined")?;
+        self.heading(
+            "An empty segment joins 16 others: its share of the next puts, by seconds since it joined",
+        )?;
         let mut columns = vec![("others", Align::Right), ("strategy        ", Align::Left)];
         columns.extend(["0 s", "15 s", "30 s", "45 s", "60 s"].map(|name| (name, Align::Right)));
         let mut table = LiveTable::new(&columns);

@@ -5,15 +5,18 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::Serialize;
-use store_client::{BufferRange, Client, ClientConfig, ErrorCode, Get, Put, PutOptions, SharedRegion, Store as _, StoreError, RemoveMode};
+use store_client::{
+    BufferRange, Client, ClientConfig, ErrorCode, Get, Put, PutOptions, RemoveMode, SharedRegion, Store as _,
+    StoreError,
+};
 use te_engine::Fabrics;
 
 use super::cpu_s_per_gib;
-use crate::global::Global;
 use crate::commands::FabricParser;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::content::{Content, mix};
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::histogram::Histogram;
 use crate::output::{Align, LiveTable, figure, rounded, thousands};
 use crate::progress::Bar;

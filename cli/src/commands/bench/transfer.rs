@@ -14,11 +14,11 @@ use te_engine::{Config, Engine, FabricEntry, Fabrics, LocalAddr, SharedRegion, T
 
 use super::cpu_s_per_gib;
 use super::target::{TargetReady, touch};
-use crate::global::Global;
 use crate::commands::fabric_values;
 use crate::commands::metadata::MetadataArg;
 use crate::content::{Content, mix};
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::histogram::Histogram;
 use crate::output::{Align, LiveTable, figure, rounded};
 use crate::process::Child;
@@ -153,7 +153,8 @@ impl TypedValueParser for ViaParser {
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        let memcpy = PossibleValue::new("memcpy").help("Without an engine: memcpy of the C library, for comparison");
+        let memcpy =
+            PossibleValue::new("memcpy").help("Without an engine: memcpy of the C library, for comparison");
         Some(Box::new(fabric_values().chain([memcpy])))
     }
 }

@@ -123,7 +123,10 @@ impl LimitArgs {
                 direction",
                 self.body_bytes_max, self.buffered_bytes
             );
-            return fail(Failure::usage(message).hint("--body-bytes-max is at least 1 B, --buffered-bytes at most 1 TiB"));
+            return fail(
+                Failure::usage(message)
+                    .hint("--body-bytes-max is at least 1 B, --buffered-bytes at most 1 TiB"),
+            );
         }
         Ok((body, buffered))
     }

@@ -17,11 +17,11 @@ use store_core::allocator::GRAIN_BYTES;
 use store_core::chunks::stored_len;
 use te_engine::Fabrics;
 
-use crate::global::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::commands::{FabricParser, eviction_parser};
 use crate::content::Content;
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
@@ -367,7 +367,9 @@ fn pool_bytes(args: &Args, capacity: Option<u64>, distinct_blocks: Option<u64>) 
         }
     };
     let Some(bytes) = blocks.checked_mul(block_bytes) else {
-        return fail(Failure::usage("--capacity-blocks times --block-bytes exceeds the memory of any machine"));
+        return fail(Failure::usage(
+            "--capacity-blocks times --block-bytes exceeds the memory of any machine",
+        ));
     };
     // At least one page per node.
     let bytes = bytes.max(u64::from(args.nodes) * 4096);

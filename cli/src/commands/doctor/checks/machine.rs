@@ -11,7 +11,11 @@ pub(super) const CHECKS: &[Check] = &[
         why: "Shared memory, io_uring and RDMA need features of newer kernels.",
         judge: kernel,
     },
-    Check { name: "cpus", why: "The thread that moves bytes and the thread that uses them need a CPU each.", judge: cpus },
+    Check {
+        name: "cpus",
+        why: "The thread that moves bytes and the thread that uses them need a CPU each.",
+        judge: cpus,
+    },
     Check {
         name: "cpu governor",
         why: "A CPU that lowers its frequency between transfers adds latency to each one.",
@@ -43,12 +47,14 @@ pub(super) const CHECKS: &[Check] = &[
 fn kernel(facts: &Facts) -> Judgement {
     let Some(release) = &facts.kernel else { return skip("unknown") };
     match version(release) {
-        v if v < (4, 14) => {
-            fail(release, "memfd, TCP_ULP and epoll features that this program uses need Linux 4.14; use 5.15 or newer")
-        }
-        v if v < (5, 15) => {
-            warn(release, "io_uring of this kernel is incomplete, so epoll is used; prefer Linux 5.15 or newer")
-        }
+        v if v < (4, 14) => fail(
+            release,
+            "memfd, TCP_ULP and epoll features that this program uses need Linux 4.14; use 5.15 or newer",
+        ),
+        v if v < (5, 15) => warn(
+            release,
+            "io_uring of this kernel is incomplete, so epoll is used; prefer Linux 5.15 or newer",
+        ),
         _ => ok(release),
     }
 }

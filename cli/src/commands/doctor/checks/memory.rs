@@ -66,10 +66,7 @@ fn overcommit(facts: &Facts) -> Judgement {
         None => skip("unknown"),
         Some(2) => warn(
             "never",
-            (
-                "use heuristic overcommit, or raise vm.overcommit_ratio",
-                "sudo sysctl vm.overcommit_memory=0",
-            ),
+            ("use heuristic overcommit, or raise vm.overcommit_ratio", "sudo sysctl vm.overcommit_memory=0"),
         ),
         Some(1) => ok("always"),
         Some(_) => ok("heuristic"),
@@ -138,7 +135,10 @@ fn huge_pages(facts: &Facts) -> Judgement {
         Some(mode @ ("always" | "madvise")) => ok(format!("none reserved, transparent: {mode}")),
         Some(mode) => warn(
             format!("none reserved, transparent: {mode}"),
-            ("allow pools to request them", "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
+            (
+                "allow pools to request them",
+                "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
+            ),
         ),
         None => skip("not supported by the kernel"),
     }

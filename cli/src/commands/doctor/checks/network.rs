@@ -37,8 +37,16 @@ pub(super) const CHECKS: &[Check] = &[
         why: "When the firewall's table is full it drops the packets of new connections.",
         judge: conntrack,
     },
-    Check { name: "firewall", why: "A peer behind a firewall that drops packets looks like a dead peer.", judge: firewall },
-    Check { name: "tcp over loopback", why: "Without it, no process of the store can reach another.", judge: loopback },
+    Check {
+        name: "firewall",
+        why: "A peer behind a firewall that drops packets looks like a dead peer.",
+        judge: firewall,
+    },
+    Check {
+        name: "tcp over loopback",
+        why: "Without it, no process of the store can reach another.",
+        judge: loopback,
+    },
     Check { name: "master", why: "Clients and nodes connect to it first.", judge: master },
 ];
 
@@ -106,7 +114,9 @@ fn io_uring(facts: &Facts) -> Judgement {
     match facts.io_uring {
         None => skip("unknown"),
         Some(Ok(())) => ok("allowed"),
-        Some(Err(libc::ENOSYS)) => warn("not in this kernel", "epoll is used instead; Linux 5.15 or newer has io_uring"),
+        Some(Err(libc::ENOSYS)) => {
+            warn("not in this kernel", "epoll is used instead; Linux 5.15 or newer has io_uring")
+        }
         Some(Err(errno)) => warn(
             format!("refused ({})", errno_text(errno)),
             (
@@ -236,7 +246,10 @@ fn loopback(facts: &Facts) -> Judgement {
             if us > 200.0 {
                 return warn(
                     found,
-                    ("slow: the machine is busy, or its CPUs use deep sleep states", "sudo cpupower idle-set -D 10"),
+                    (
+                        "slow: the machine is busy, or its CPUs use deep sleep states",
+                        "sudo cpupower idle-set -D 10",
+                    ),
                 );
             }
             ok(found)

@@ -10,7 +10,11 @@ use crate::commands::doctor::facts::{Facts, RDMA_DEVICE};
 
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "rdma devices", why: "Without a device, data goes over TCP.", judge: devices },
-    Check { name: "libibverbs", why: "This program reaches the driver through this library.", judge: library },
+    Check {
+        name: "libibverbs",
+        why: "This program reaches the driver through this library.",
+        judge: library,
+    },
     Check {
         name: "rdma providers",
         why: "libibverbs ignores a device whose provider it cannot load.",
@@ -235,7 +239,8 @@ fn port_state(facts: &Facts) -> Judgement {
         if idle.is_empty() && !active.is_empty() {
             return ok(format!("{} ACTIVE", list(active.iter().map(|port| &port.name))));
         }
-        let found = list(idle.iter().map(|port| format!("{} {} ({})", port.name, port.state.1, port.physical.1)));
+        let found =
+            list(idle.iter().map(|port| format!("{} {} ({})", port.name, port.state.1, port.physical.1)));
         let Some(port) = idle.first() else {
             return fail("no port at all", "the driver has not started: see `dmesg | grep -i -E 'mlx|ib_'`");
         };
@@ -245,8 +250,13 @@ fn port_state(facts: &Facts) -> Judgement {
                 "the link is up, but no subnet manager has configured it: start one on a switch or on a host",
                 "sudo systemctl start opensm".to_owned(),
             ),
-            (false, 3) => ("its network interface is down: bring it up", format!("sudo ip link set {netdev} up")),
-            (true, _) => ("no signal: check cable, transceiver and switch port", format!("ibstat {}", port.name.replace('/', " "))),
+            (false, 3) => {
+                ("its network interface is down: bring it up", format!("sudo ip link set {netdev} up"))
+            }
+            (true, _) => (
+                "no signal: check cable, transceiver and switch port",
+                format!("ibstat {}", port.name.replace('/', " ")),
+            ),
             (false, _) => (
                 "check cable, transceiver and switch port, and that its network interface is up",
                 format!("sudo ip link set {netdev} up && ethtool {netdev}"),
@@ -390,7 +400,10 @@ fn partitions(facts: &Facts) -> Judgement {
             return ok("full member");
         }
         warn(
-            format!("{} is only a limited member of its partitions", list(limited.iter().map(|port| &port.name))),
+            format!(
+                "{} is only a limited member of its partitions",
+                list(limited.iter().map(|port| &port.name))
+            ),
             "make its port a full member in the subnet manager's partitions.conf (`ALL=full`)",
         )
     }))
