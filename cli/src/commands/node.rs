@@ -178,7 +178,8 @@ fn drain(settings: &Settings, node: &Node, timeout: Duration) -> Exit {
     };
     let size = ByteSize(left.used_bytes).approximate();
     eprintln!(
-        "snowskin: not drained: {size} were not moved ({why}); objects without a replica on another node are lost"
+        "snowskin: not drained: {size} were not moved ({why}); objects without a replica on another node are \
+        lost"
     );
     Exit::Failed
 }
@@ -190,14 +191,16 @@ pub(crate) fn warn_of_address(settings: &Settings, name: &str, endpoint: &str) {
     let master = &settings.cluster.master;
     if !node.engine.listen.ip().is_loopback() && settings.cluster.cluster_secret.is_empty() {
         tracing::warn!(
-            "node {name} listens at {endpoint} without a cluster secret: any process that reaches it can read and write its memory. Give the \
-            master, all nodes and all clients a --cluster-secret-file, or restrict access with a firewall"
+            "node {name} listens at {endpoint} without a cluster secret: any process that reaches it can \
+            read and write its memory. Give the master, all nodes and all clients a --cluster-secret-file, \
+            or restrict access with a firewall"
         );
     }
     if node.engine.listen.ip().is_loopback() && node.engine.advertise_host.is_none() && is_remote(master) {
         tracing::warn!(
-            "node {name} listens at {endpoint}, which only this machine reaches, but clients on other machines can get that address from \
-            the master at {master}: give --listen ADDR:0 with an address of this machine, or --advertise HOST"
+            "node {name} listens at {endpoint}, which only this machine reaches, but clients on other \
+            machines can get that address from the master at {master}: give --listen ADDR:0 with an address \
+            of this machine, or --advertise HOST"
         );
     }
 }

@@ -180,8 +180,8 @@ fn report(args: &Args, bytes: u64, elapsed: Duration, copies: usize) -> Outcome 
     if copies < usize::from(args.replicas) {
         let key = brief(&args.key);
         eprintln!(
-            "snowskin: {key}: stored {copies} of {} copies, because each goes to another segment: no other segment has room for it or may be \
-            used; `snowskin stat` lists the segments",
+            "snowskin: {key}: stored {copies} of {} copies, because each goes to another segment: no other \
+            segment has room for it or may be used; `snowskin stat` lists the segments",
             args.replicas
         );
     }

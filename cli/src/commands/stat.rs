@@ -174,7 +174,8 @@ fn held(stats: &Stats) -> impl Iterator<Item = (u64, &'static str)> {
         ),
         (
             stats.held_unknown_writer_bytes,
-            "writers without an identity: free when they have finished, or when the node mounts its memory again",
+            "writers without an identity: free when they have finished, or when the node mounts its memory \
+            again",
         ),
     ];
     all.into_iter().filter(|(bytes, _)| *bytes > 0)

@@ -24,13 +24,14 @@ use cluster::Cluster;
 use published::Published;
 
 const AFTER_HELP: &str =
-    "Utilisation is the bytes of live objects divided by the bytes of the pool. Every pool is filled until it refuses an \
-    object, and is then kept full: at each refusal, random objects are freed, one at a time, or 5 % of all with 3.12 MB blocks \
-    and pairs. Utilisation is sampled after every allocation, or with 5 % at each refusal. Time is CPU time, the average per \
-    allocation; in the first table it includes the frees that make room, in the others it is a whole put_start of the \
-    master, including its table of objects. Published figures are Mooncake's, from its documentation, measured on another \
-    machine; in the second table they are of its allocation strategies alone. Objects are aligned to 64 bytes here, so \
-    those shorter than about 512 bytes fill less.
+    "Utilisation is the bytes of live objects divided by the bytes of the pool. Every pool is filled until \
+    it refuses an object, and is then kept full: at each refusal, random objects are freed, one at a time, \
+    or 5 % of all with 3.12 MB blocks and pairs. Utilisation is sampled after every allocation, or with 5 % \
+    at each refusal. Time is CPU time, the average per allocation; in the first table it includes the frees \
+    that make room, in the others it is a whole put_start of the master, including its table of objects. \
+    Published figures are Mooncake's, from its documentation, measured on another machine; in the second \
+    table they are of its allocation strategies alone. Objects are aligned to 64 bytes here, so those \
+    shorter than about 512 bytes fill less.
 
 Examples:
   snowskin bench allocator
@@ -255,7 +256,8 @@ impl Report<'_> {
         }
         let gib = self.args.segment_gib;
         self.heading(&format!(
-            "Through a master, {gib} GiB per segment: utilisation, ns per put_start; published: 1,024 GiB, another machine"
+            "Through a master, {gib} GiB per segment: utilisation, ns per put_start; published: 1,024 GiB, \
+            another machine"
         ))?;
         let mut table = LiveTable::new(&[
             ("objects", Align::Left),

@@ -22,9 +22,10 @@ use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
-const AFTER_HELP: &str = "Starts a master and a node with a local socket. Both clients have one operation in progress at a time, to and \
-from registered memory; what is read is verified against its checksum. They take turns, so that other load on \
-the machine affects both. CPU time is that of client, master and node.
+const AFTER_HELP: &str =
+    "Starts a master and a node with a local socket. Both clients have one operation in \
+progress at a time, to and from registered memory; what is read is verified against its checksum. They take \
+turns, so that other load on the machine affects both. CPU time is that of client, master and node.
 
 Examples:
   snowskin bench local

@@ -32,10 +32,10 @@ use crate::{Outcome, fail, output, sys};
 const ASK: PutRequest = PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) };
 
 const AFTER_HELP: &str =
-    "exists and get request random keys among --objects stored ones; put stores new keys, and counts one when its start and its \
-    end are both answered. Keys have 32 bytes. Latency is that of one request of --batch keys (put: of both requests), with \
-    --depth of them in progress per connection. Memory per object is the growth of the process (VmRSS), and the master's own \
-    estimate, both divided by --objects.
+    "exists and get request random keys among --objects stored ones; put stores new keys, and counts one \
+    when its start and its end are both answered. Keys have 32 bytes. Latency is that of one request of \
+    --batch keys (put: of both requests), with --depth of them in progress per connection. Memory per object \
+    is the growth of the process (VmRSS), and the master's own estimate, both divided by --objects.
 
 Examples:
   snowskin bench master
@@ -220,7 +220,8 @@ fn finish(args: &Args, rows: &[Row], memory: Memory) -> anyhow::Result<()> {
     }
     let measured = memory.measured.map(|bytes| format!("{} B measured, ", figure(bytes))).unwrap_or_default();
     output::print(&format!(
-        "\nmaster's memory per object, for {} objects with 32-byte keys: {measured}{} B by its own estimate\n",
+        "\nmaster's memory per object, for {} objects with 32-byte keys: {measured}{} B by its own \
+        estimate\n",
         thousands(args.objects),
         figure(memory.estimated)
     ))

@@ -16,8 +16,8 @@ use crate::output::thousands;
 use crate::size::GIB;
 
 const AFTER_HELP: &str =
-    "Every benchmark starts the processes it needs and stops them. GB = 10⁹ bytes, GiB = 2³⁰ bytes; latencies in µs \
-    are per batch, and CPU time is that of all participating processes.
+    "Every benchmark starts the processes it needs and stops them. GB = 10⁹ bytes, GiB = 2³⁰ bytes; \
+    latencies in µs are per batch, and CPU time is that of all participating processes.
 
 Examples:
   snowskin bench transfer --fabric shm --block 1MiB

@@ -27,11 +27,11 @@ use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
 const AFTER_HELP: &str =
-    "Each thread has its own engine and polls it. A batch of --batch requests is submitted, and the next one when all \
-    of it has ended: latency is that of a whole batch, from submission to completion. Buffers have at most --window \
-    bytes on either side; a larger batch uses the same places again. GB/s counts 10⁹ bytes; CPU time is that of both \
-    processes per GiB (with --target, of this process alone). memcpy copies within this process without an engine, to \
-    show what the memory can do.
+    "Each thread has its own engine and polls it. A batch of --batch requests is submitted, and the next one \
+    when all of it has ended: latency is that of a whole batch, from submission to completion. Buffers have \
+    at most --window bytes on either side; a larger batch uses the same places again. GB/s counts 10⁹ bytes; \
+    CPU time is that of both processes per GiB (with --target, of this process alone). memcpy copies within \
+    this process without an engine, to show what the memory can do.
 
 Examples:
   snowskin bench transfer
@@ -285,7 +285,8 @@ fn check(args: &Args) -> anyhow::Result<()> {
         && needed > available / 10 * 9
     {
         return fail(Failure::failed(format!(
-            "the buffers need {}, but this machine has only {} available: choose a smaller --window or fewer --threads",
+            "the buffers need {}, but this machine has only {} available: choose a smaller --window or fewer \
+            --threads",
             ByteSize(needed).approximate(),
             ByteSize(available).approximate()
         )));

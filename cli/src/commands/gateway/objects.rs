@@ -537,7 +537,8 @@ fn miss() -> Problem {
 
 pub(super) fn too_large(max: u64) -> Problem {
     let message = format!(
-        "an object has at most {max} bytes here: use the client library for longer ones, or raise --body-bytes-max"
+        "an object has at most {max} bytes here: use the client library for longer ones, or raise \
+        --body-bytes-max"
     );
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, message)
 }

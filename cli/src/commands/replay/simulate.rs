@@ -169,7 +169,8 @@ impl Simulation {
         }
         let cut = if self.interrupted { "\nInterrupted: these figures are incomplete." } else { "" };
         format!(
-            "{}\nSimulated: {} requests, {} block references, {} distinct blocks of {} tokens; {:.1} % with unlimited capacity.{cut}\n",
+            "{}\nSimulated: {} requests, {} block references, {} distinct blocks of {} tokens; {:.1} % with \
+            unlimited capacity.{cut}\n",
             table.render(),
             thousands(self.requests),
             thousands(self.block_refs),

@@ -28,12 +28,14 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         name: "numa balancing",
-        why: "The kernel unmaps pages to find out which CPU uses them, and moves pages that RDMA has not pinned.",
+        why: "The kernel unmaps pages to find out which CPU uses them, and moves pages that RDMA has not \
+            pinned.",
         judge: numa_balancing,
     },
     Check {
         name: "zone reclaim",
-        why: "A full NUMA node then drops its page cache instead of using memory of other nodes, and allocations stall.",
+        why: "A full NUMA node then drops its page cache instead of using memory of other nodes, and \
+            allocations stall.",
         judge: zone_reclaim,
     },
     Check { name: "clock", why: "Each batch of transfers reads the clock.", judge: clock },
@@ -109,8 +111,8 @@ fn numa(facts: &Facts) -> Judgement {
     if !homeless.is_empty() {
         return warn(
             format!("{nodes}, but the firmware does not report the node of {}", list(homeless)),
-            "update the firmware (BIOS), or expose the host's topology to the guest; without it, the NIC nearest to memory cannot be \
-            chosen",
+            "update the firmware (BIOS), or expose the host's topology to the guest; without it, the NIC \
+            nearest to memory cannot be chosen",
         );
     }
     let bare: Vec<_> =

@@ -23,7 +23,8 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         name: "huge pages",
-        why: "NICs and CPUs translate addresses per page: small pages slow down registration and cause cache misses.",
+        why: "NICs and CPUs translate addresses per page: small pages slow down registration and cause cache \
+            misses.",
         judge: huge_pages,
     },
     Check { name: "/dev/shm", why: "Other software on the machine exchanges data there.", judge: dev_shm },
@@ -52,8 +53,8 @@ fn cgroup(facts: &Facts) -> Judgement {
     let Some((limit, used)) = facts.cgroup_memory else { return skip("no visible limit") };
     let left = limit.saturating_sub(used);
     let found = format!("{} of {} left", show(left), show(limit));
-    let fix = "raise `MemoryMax=` of the systemd unit, `docker run --memory`, or resources.limits.memory of the pod; or start \
-    nodes with a --memory that fits";
+    let fix = "raise `MemoryMax=` of the systemd unit, `docker run --memory`, or resources.limits.memory of \
+    the pod; or start nodes with a --memory that fits";
     match left {
         l if l < 256 << 20 => fail(found, fix),
         l if l < 2 << 30 => warn(found, fix),
@@ -161,8 +162,8 @@ fn memfd(facts: &Facts) -> Judgement {
         Some(Ok(())) => ok("allowed"),
         Some(Err(errno)) => warn(
             format!("refused ({})", errno_text(errno)),
-            "transfers between processes of this host use TCP instead of shared memory: allow memfd_create in the container's seccomp \
-            profile",
+            "transfers between processes of this host use TCP instead of shared memory: allow memfd_create \
+            in the container's seccomp profile",
         ),
     }
 }

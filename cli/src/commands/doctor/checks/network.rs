@@ -17,19 +17,22 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         name: "listen backlog",
-        why: "When many clients connect at once, connections beyond the backlog are dropped and retried a second later.",
+        why: "When many clients connect at once, connections beyond the backlog are dropped and retried a \
+            second later.",
         judge: backlog,
     },
     Check { name: "io_uring", why: "It saves the TCP fabric most of its system calls.", judge: io_uring },
     Check { name: "ports", why: "A master and a node listen on them.", judge: ports },
     Check {
         name: "ephemeral ports",
-        why: "Outgoing connections use ports of this range, possibly the port of a master that is not running yet.",
+        why: "Outgoing connections use ports of this range, possibly the port of a master that is not \
+            running yet.",
         judge: ephemeral,
     },
     Check {
         name: "tcp sockets",
-        why: "A client without free ports cannot connect, and a closed connection keeps its port for a minute.",
+        why: "A client without free ports cannot connect, and a closed connection keeps its port for a \
+            minute.",
         judge: sockets,
     },
     Check {
@@ -57,8 +60,8 @@ fn congestion(facts: &Facts) -> Judgement {
         "bbr" if cubic => warn(
             name,
             (
-                "bbr paces packets, which costs throughput in fast local networks (TCP transfers within one host use cubic in any case): \
-                use cubic, or dctcp with switches that mark packets",
+                "bbr paces packets, which costs throughput in fast local networks (TCP transfers within one \
+                host use cubic in any case): use cubic, or dctcp with switches that mark packets",
                 "sudo sysctl net.ipv4.tcp_congestion_control=cubic",
             ),
         ),
@@ -120,7 +123,8 @@ fn io_uring(facts: &Facts) -> Judgement {
         Some(Err(errno)) => warn(
             format!("refused ({})", errno_text(errno)),
             (
-                "epoll is used instead; to allow io_uring, permit io_uring_setup in the container's seccomp profile, and:",
+                "epoll is used instead; to allow io_uring, permit io_uring_setup in the container's seccomp \
+                profile, and:",
                 "sudo sysctl kernel.io_uring_disabled=0",
             ),
         ),
@@ -153,7 +157,8 @@ fn ports(facts: &Facts) -> Judgement {
     warn(
         found,
         (
-            "correct if that is your master; otherwise stop that process, or choose other ports with --listen and --http",
+            "correct if that is your master; otherwise stop that process, or choose other ports with \
+            --listen and --http",
             format!("sudo ss -ltnp 'sport = :{port}'"),
         ),
     )
