@@ -1,4 +1,5 @@
-//! What `snowskin --version --verbose` says of this build. Fetches nothing, and does without git.
+//! Compiles build information into the binary, for `snowskin --version --verbose`. Fetches nothing from the
+//! network and works without git.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,7 +17,8 @@ fn main() {
     say("RUSTC", &output(Command::new(rustc).arg("--version")).unwrap_or_else(|| "unknown".to_owned()));
 }
 
-/// Of this source tree: what `SNOWSKIN_COMMIT` says, where there is no git, or what git says.
+/// The commit of this source tree: `SNOWSKIN_COMMIT` if it is set (for builds without git), otherwise what
+/// git reports.
 fn commit() -> String {
     if let Ok(commit) = std::env::var("SNOWSKIN_COMMIT")
         && !commit.is_empty()
@@ -26,19 +28,19 @@ fn commit() -> String {
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let git = |args: &[&str]| output(Command::new("git").arg("-C").arg(&root).args(args));
-    // A tree that was unpacked within somebody else's repository is none of its commits.
+    // A source tree that was unpacked inside another git repository is not one of that repository's commits.
     let top = git(&["rev-parse", "--show-toplevel"]).and_then(|top| std::fs::canonicalize(top).ok());
     if top.is_none() || top != std::fs::canonicalize(&root).ok() {
         return "unknown".to_owned();
     }
-    // Moves with each commit and checkout, in linked work trees, too.
+    // This file changes with each commit and checkout, in linked work trees as well.
     if let Some(log) = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"]) {
         println!("cargo:rerun-if-changed={log}");
     }
     git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// Those of this crate that are on.
+/// The features of this crate that are enabled.
 fn features() -> String {
     let mut features: Vec<String> = std::env::vars()
         .filter_map(|(name, _)| Some(name.strip_prefix("CARGO_FEATURE_")?.to_lowercase().replace('_', "-")))
@@ -48,7 +50,7 @@ fn features() -> String {
     if features.is_empty() { "none".to_owned() } else { features.join(" ") }
 }
 
-/// Its first line, if it ended well.
+/// The first line of the command's output, if the command succeeded.
 fn output(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     let text = String::from_utf8(output.stdout).ok()?;

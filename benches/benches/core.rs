@@ -1,10 +1,11 @@
-//! te-core: slicing, batches, routes, and what `MultiTransport` costs a slice.
+//! te-core: slicing, batches, routes, and the cost of `MultiTransport` per slice.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
-use benches::{InstantRail, REGION, SEGMENT, slices};
+use benches::{REGION, REMOTE_REGION, slices};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::time::Duration;
+use te_core::testkit::NullTransport;
 use te_core::{
     Access, BatchTable, Completion, Delay, Fault, FaultConfig, HealthConfig, HealthRoute, Instant, Mailbox,
     MemSpan, Memory, MultiTransport, Op, RegionOffset, RemoteOffset, Route, Slice, Slicer, Throttle, Token,
@@ -12,7 +13,7 @@ use te_core::{
 };
 
 const BATCH: u32 = 128;
-const BLOCK: u32 = 4 << 10;
+const SLICE_BYTES: u32 = 4 << 10;
 
 fn slicing(criterion: &mut Criterion) {
     let slicer = Slicer::default();
@@ -30,20 +31,20 @@ fn slicing(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A batch's whole life: created, cut, accepted, completed, freed.
+/// A whole batch: created, cut, accepted, completed, freed.
 fn batch_table(criterion: &mut Criterion) {
     let request = |index: u32| {
-        let offset = u64::from(index) * u64::from(BLOCK);
+        let offset = u64::from(index) * u64::from(SLICE_BYTES);
         TransferRequest {
             op: Op::Read,
             local: RegionOffset::new(REGION, offset),
-            remote: RemoteOffset::new(SEGMENT, offset),
-            len: BLOCK.into(),
+            remote: RemoteOffset::new(REMOTE_REGION, offset),
+            len: SLICE_BYTES.into(),
         }
     };
     let requests: Vec<_> = (0..BATCH).map(request).collect();
     let mut table = BatchTable::new(16, BATCH as usize);
-    let mut cut = slices(Op::Read, 64, BLOCK);
+    let mut cut = slices(Op::Read, 64, SLICE_BYTES);
 
     let mut group = criterion.benchmark_group("batch table");
     group.throughput(Throughput::Elements(BATCH.into()));
@@ -67,7 +68,7 @@ fn batch_table(criterion: &mut Criterion) {
 }
 
 fn routes(criterion: &mut Criterion) {
-    let slice = slices(Op::Write, 1, BLOCK)[0];
+    let slice = slices(Op::Write, 1, SLICE_BYTES)[0];
     let mut group = criterion.benchmark_group("health route");
     group.throughput(Throughput::Elements(1));
     for rails in [1usize, 2, 8] {
@@ -85,14 +86,15 @@ fn routes(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The budget is 20 ns a slice: submit and poll through `dyn Transport` children, routing included. With books: one request
-/// of 128 slices is created, cut, accepted, submitted, polled, completed and freed, which is all that a slice passes through.
+/// The budget is 20 ns per slice: submit and poll through `dyn Transport` children, routing included. With
+/// books: one request of 128 slices is created, cut, accepted, submitted, polled, completed and freed, which
+/// is everything that a slice passes through.
 fn multi(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("multi transport");
     group.throughput(Throughput::Elements(BATCH.into()));
-    let batch = slices(Op::Write, BATCH, BLOCK);
+    let batch = slices(Op::Write, BATCH, SLICE_BYTES);
     for rails in [1usize, 2, 8] {
-        let children = (0..rails).map(|_| Box::new(InstantRail::new(1024)) as Box<dyn Transport>);
+        let children = (0..rails).map(|_| Box::new(NullTransport::new(1024)) as Box<dyn Transport>);
         let route = HealthRoute::new(&vec![100; rails], HealthConfig::default());
         let mut multi = MultiTransport::new(children, route, 1024).expect("valid");
         attach(&mut multi);
@@ -106,7 +108,7 @@ fn multi(criterion: &mut Criterion) {
             bencher.iter(|| booked_round(&mut multi, &mut table, &mut cut, &mut clock));
         });
     }
-    let mut alone = InstantRail::new(1024);
+    let mut alone = NullTransport::new(1024);
     let mut clock = Clock::default();
     group.bench_function("128 slices, no multi", |bencher| {
         bencher.iter(|| round(&mut alone, &batch, &mut clock));
@@ -114,12 +116,12 @@ fn multi(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What a decorator costs when it does nothing but look on.
+/// The cost of a decorator that changes nothing.
 fn decorators(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("decorator");
     group.throughput(Throughput::Elements(BATCH.into()));
-    let batch = slices(Op::Write, BATCH, BLOCK);
-    let rail = || InstantRail::new(1024);
+    let batch = slices(Op::Write, BATCH, SLICE_BYTES);
+    let rail = || NullTransport::new(1024);
     let quiet = FaultConfig::default();
     let decorated: [(&str, Box<dyn Transport>); 5] = [
         ("none", Box::new(rail())),
@@ -136,7 +138,7 @@ fn decorators(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// One thread on both ends: the cost of the ring itself. What it costs between two threads is the caches' business.
+/// One thread on both ends: the cost of the ring itself. Between two threads, the cost depends on the caches.
 fn mailbox(criterion: &mut Criterion) {
     let mailbox = Mailbox::new(256);
     let mut group = criterion.benchmark_group("mailbox");
@@ -150,7 +152,7 @@ fn mailbox(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Registers and attaches what [`slices`] refer to.
+/// Registers and attaches the regions of [`slices`].
 fn attach(transport: &mut impl Transport) {
     // SAFETY: no rail here touches the span; it is never dereferenced.
     unsafe {
@@ -160,10 +162,10 @@ fn attach(transport: &mut impl Transport) {
     }
     let mut blob = [0; 256];
     let len = transport.export(REGION, &mut blob).expect("exportable");
-    transport.attach(SEGMENT, &blob[..len]).expect("fresh");
+    transport.attach(REMOTE_REGION, &blob[..len]).expect("fresh");
 }
 
-/// Time that moves on with every look at it.
+/// A clock that moves forward at each call.
 #[derive(Default)]
 struct Clock(u64);
 
@@ -187,7 +189,7 @@ fn round(transport: &mut impl Transport, batch: &[Slice], clock: &mut Clock) {
     }
 }
 
-/// The same as one request of a batch, which is cut, booked, and freed at the end.
+/// The same as one request of a batch, which is cut, counted, and freed at the end.
 fn booked_round(
     transport: &mut impl Transport,
     table: &mut BatchTable,
@@ -195,14 +197,14 @@ fn booked_round(
     clock: &mut Clock,
 ) {
     let mut out = [Completion::applied(Token(0)); BATCH as usize];
-    let len = u64::from(BATCH) * u64::from(BLOCK);
+    let len = u64::from(BATCH) * u64::from(SLICE_BYTES);
     let request = TransferRequest {
         op: Op::Write,
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len,
     };
-    let handle = table.create([request].into_iter(), Slicer::new(BLOCK)).expect("room");
+    let handle = table.create([request].into_iter(), Slicer::new(SLICE_BYTES)).expect("room");
     let mut ended = None;
     while ended.is_none() {
         let count = table.next(handle, cut).expect("live");

@@ -1,6 +1,7 @@
-//! The engine, polled by its caller, on each fabric of this build: submit a batch of requests, poll until it is in place.
+//! The engine, polled by its caller, on each fabric of this build: submit a batch of requests, poll until it
+//! has completed.
 //!
-//! As in `transports`, both engines live in one thread, so a figure holds the work of both.
+//! As in `transports`, one thread polls both engines, so a figure contains the work of both.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -8,11 +9,11 @@ use te_core::{Access, Op, Status};
 use te_engine::{Config, Engine, Fabrics, LocalAddr, TransferRequest, fabrics};
 
 const KIB: u64 = 1 << 10;
-/// Requests in a batch, and bytes in a request.
+/// Requests per batch, and bytes per request.
 const SHAPES: [(u64, u64); 3] = [(1, 4 * KIB), (128, 4 * KIB), (1, 1024 * KIB)];
 const REGION_BYTES: u64 = 1024 * KIB;
 
-/// An engine that asks, one that is asked, and where the bytes go.
+/// The engine of the initiator, that of the target, and the request.
 struct Engines {
     initiator: Engine,
     target: Engine,

@@ -1,10 +1,11 @@
-//! What te-rdma costs a slice: from `submit` to its completion, without a NIC.
+//! The cost of te-rdma per slice, from `submit` to its completion, without a NIC.
 //!
-//! `instant` completes every work request as it is posted and moves no byte: what is measured is te-rdma. `simulated` is the
-//! provider that the tests use, which copies the bytes and keeps the rules of a queue pair: what te-rdma's own tests run on,
-//! and no measure of a device. Side channels are real sockets on loopback; they are silent while slices move.
+//! `instant` completes every work request as it is posted and moves no bytes: the figure is the cost of
+//! te-rdma alone. `simulated` is the provider of te-rdma's tests, which copies the bytes and keeps the rules
+//! of a queue pair; it does not predict the speed of a device. Control connections are real sockets on
+//! loopback, and idle while slices move.
 //!
-//! For instructions a slice, see `examples/rdma_slices.rs`; for allocations, of which there are none, `tests/rdma.rs`.
+//! `examples/rdma_slices.rs` counts instructions per slice; `tests/rdma.rs` checks that nothing is allocated.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
 use benches::{InstantVerbs, Pair, slices};
@@ -14,7 +15,7 @@ use te_rdma::sim::{DeviceConfig, SimConfig, SimFabric};
 use te_rdma::verbs::Verbs;
 use te_rdma::{Config, RdmaTransport};
 
-/// Slices in a batch, and bytes in a slice.
+/// Slices per batch, and bytes per slice.
 const SHAPES: [(u32, u32); 4] = [(1, 64), (1, 4096), (128, 64), (128, 4096)];
 const BYTES: usize = 128 * 4096;
 

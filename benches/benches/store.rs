@@ -1,22 +1,22 @@
 //! The store's state machines: the allocator, and the master's operations with and without their frames.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
-use benches::Random;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::time::{Duration, Instant as Clock};
 use store_core::allocator::Allocator;
 use store_core::message::{
-    Commit, Exists, Get, MountSegment, NewObject, PutAsk, PutEnd, PutOptions, PutStart,
-};
-use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation, Session};
+    Commit, Exists, Get, MountSegment, NewObject, PutRequest, PutEnd, PutOptions, PutStart, RemoveMode};
+use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation, Session, NodeId, Incarnation};
 use te_core::Instant;
+use te_core::testkit::Rng;
 
 const KIB: u64 = 1 << 10;
 const OBJECTS: usize = 100_000;
 const ONE_REPLICA: PutOptions = PutOptions::DEFAULT;
 
-/// A segment that is three quarters full: each iteration frees a random block and takes another of a random size.
+/// A segment that is three quarters full: each iteration frees a random block and allocates one of a random
+/// size.
 fn allocator(criterion: &mut Criterion) {
     const CAPACITY: u64 = 64 << 30;
     let lengths = [
@@ -30,10 +30,10 @@ fn allocator(criterion: &mut Criterion) {
         group.throughput(Throughput::Elements(1));
         for (name, len_min, len_max) in lengths {
             let mut allocator = kind.build(CAPACITY);
-            let mut random = Random::new(1);
+            let mut random = Rng::new(1);
             let mut len = move || match len_max - len_min {
                 0 => len_min,
-                // One or the other.
+                // One of two sizes.
                 more if name.contains("or") => len_min + more * random.below(2),
                 more => len_min + random.below(more + 1),
             };
@@ -41,7 +41,7 @@ fn allocator(criterion: &mut Criterion) {
             while allocator.used_bytes() < CAPACITY / 4 * 3 && blocks.len() < 1_000_000 {
                 blocks.push(allocator.allocate(len(), 0).expect("room").0);
             }
-            let mut choose = Random::new(2);
+            let mut choose = Rng::new(2);
             group.bench_function(BenchmarkId::new("free and allocate", name), |bencher| {
                 bencher.iter(|| {
                     let chosen = choose.below(blocks.len() as u64) as usize;
@@ -56,9 +56,9 @@ fn allocator(criterion: &mut Criterion) {
     }
 }
 
-/// Keys as clients make them: 32 bytes of hash.
+/// Keys like those of clients: 32 bytes of hash.
 fn keys() -> Vec<[u8; 32]> {
-    let mut random = Random::new(3);
+    let mut random = Rng::new(3);
     let key = |_| {
         let mut key = [0; 32];
         for part in key.chunks_exact_mut(8) {
@@ -75,16 +75,12 @@ fn full_master(keys: &[[u8; 32]]) -> Master {
         let name = format!("node-{node}");
         let len = keys.len() as u64 * 4 * KIB;
         let segment = MountSegment {
-            node,
-            incarnation: 1,
+            node: NodeId::new(node),
+            incarnation: Incarnation::new(1),
             name: &name,
             endpoint: "host:1",
-            base: 0,
             len,
-            export: Default::default(),
-            epoch: 0,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         master.mount(Instant::ZERO, &segment).expect("fresh");
     }
@@ -102,7 +98,7 @@ fn put(master: &mut Master, now: Instant, key: &[u8]) {
 fn master(criterion: &mut Criterion) {
     let keys: &[[u8; 32]] = &keys();
     let mut master = full_master(keys);
-    let mut random = Random::new(4);
+    let mut random = Rng::new(4);
     let mut any = move || &keys[random.below(OBJECTS as u64) as usize];
     let now = Instant::from_millis(1);
 
@@ -116,7 +112,7 @@ fn master(criterion: &mut Criterion) {
         let key = [0xff; 32];
         bencher.iter(|| {
             put(&mut master, now, &key);
-            master.remove(now, &key, true).expect("just put");
+            master.remove(now, &key, RemoveMode::Force).expect("just put");
         });
     });
 
@@ -148,7 +144,7 @@ fn master(criterion: &mut Criterion) {
         }
         // Started and committed by two requests, each time under the same keys; the removal between is not timed.
         let keys: Vec<[u8; 32]> = (0..batch).map(|at| [at as u8; 32]).collect();
-        let ask = PutAsk { writer: 7, ..PutAsk::once(ONE_REPLICA) };
+        let ask = PutRequest { writer: 7, ..PutRequest::once(ONE_REPLICA) };
         let start = keys.iter().map(|key| NewObject { key: Key(key), len: 4 * KIB });
         request.clear();
         PutStart::encode_request(&mut request, 1, &ask, start).expect("short");
@@ -179,7 +175,7 @@ fn master(criterion: &mut Criterion) {
                     master.handle(now, &mut session, &frame, &mut answer);
                     spent += began.elapsed();
                     for key in &keys {
-                        master.remove(now, key, true).expect("just put");
+                        master.remove(now, key, RemoveMode::Force).expect("just put");
                     }
                 }
                 spent
@@ -189,7 +185,7 @@ fn master(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What every reader and writer pays for never serving wrong bytes, beside a copy of as many.
+/// The checksum that every reader and writer computes, compared with a copy of as many bytes.
 fn checksum(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("checksum");
     for len in [4 * KIB, 1024 * KIB] {

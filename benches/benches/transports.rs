@@ -1,7 +1,7 @@
-//! Posting and completing on each transport: submit a batch, poll both ends until it is in place.
+//! Posting and completing on each transport: submit a batch, poll both ends until it has completed.
 //!
-//! Both ends live in one thread, so a figure holds the work of both. Two processes on two cores do it at the same time:
-//! for throughput see `snowskin bench transfer`.
+//! One thread polls both ends, so a figure contains the work of both. Two processes on two cores work at the
+//! same time: for throughput see `snowskin bench transfer`.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
 use benches::{Pair, slices};
@@ -11,7 +11,7 @@ use te_host::{LocalConfig, LocalTransport};
 use te_tcp::{Config, TcpTransport};
 
 const KIB: u32 = 1 << 10;
-/// Slices in a batch, and bytes in a slice.
+/// Slices per batch, and bytes per slice.
 const SHAPES: [(u32, u32); 3] = [(1, 4 * KIB), (128, 4 * KIB), (4, 1024 * KIB)];
 
 fn rounds<T: Transport>(criterion: &mut Criterion, name: &str, mut pair: Pair<T>) {

@@ -6,10 +6,10 @@
 //! valgrind --tool=callgrind --callgrind-out-file=/dev/null target/release/examples/rdma_slices 2000
 //! ```
 //!
-//! The difference of the two counts, divided by the 1000 rounds × 128 slices that lie between them, is the cost of one
-//! slice of 4 KiB from `submit` to its completion, with the target polled as well. A second argument `sim` counts the simulated
-//! provider too, `read` takes READs instead of WRITEs.
-#![allow(clippy::print_stdout, reason = "its output is what it is for")]
+//! The difference of the two counts, divided by the 1000 rounds × 128 slices between them, is the cost of one
+//! slice of 4 KiB from `submit` to its completion, with the target polled as well. A second argument `sim`
+//! includes the simulated provider; `read` uses READs instead of WRITEs.
+#![allow(clippy::print_stdout, reason = "prints its result")]
 
 use benches::{InstantVerbs, Pair, slices};
 use te_core::{Op, Transport};
@@ -38,7 +38,7 @@ fn main() {
 fn run<T: Transport>(initiator: T, target: T, op: Op, rounds: u32) {
     let mut pair = Pair::new(initiator, target, (SLICES * SLICE_BYTES) as usize);
     let batch = slices(op, SLICES, SLICE_BYTES);
-    // Connected, and with keys, before anything counts.
+    // Connects and exchanges keys before the count begins.
     pair.round(&batch);
     let began = std::time::Instant::now();
     (0..rounds).for_each(|_| pair.round(&batch));

@@ -1,5 +1,5 @@
-//! A provider of verbs that does nothing: what is left is the cost of te-rdma.
-#![allow(unsafe_code, reason = "implements verbs, some of which only a caller can promise for")]
+//! A provider of verbs that moves no bytes, to measure the cost of te-rdma alone.
+#![allow(unsafe_code, reason = "implements verbs whose promises the caller makes")]
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,8 @@ use te_rdma::verbs::{
     Sge, Verbs, WcStatus, WorkCompletion, WorkRequest,
 };
 
-/// A simulated device on whose queue pairs every work request is done once it is posted, and no byte moves.
+/// A simulated device on whose queue pairs every work request completes when it is posted, and moves no
+/// bytes.
 #[derive(Debug)]
 pub struct InstantVerbs {
     device: SimDevice,
@@ -19,7 +20,7 @@ pub struct InstantVerbs {
 }
 
 impl InstantVerbs {
-    /// Over `device`, which keeps the registrations and the queue pairs.
+    /// A provider over `device`, which holds the registrations and the queue pairs.
     #[must_use]
     pub fn new(device: SimDevice) -> Self {
         let done = VecDeque::with_capacity(device.info().cq_depth as usize);

@@ -3,32 +3,26 @@
 //! ```text
 //! cargo bench -p benches                    all of them
 //! cargo bench -p benches --bench core       one file
-//! cargo bench -p benches -- multi           those whose name holds `multi`
-//! cargo test --workspace --bench '*'        each once, to see that it runs (CI)
+//! cargo bench -p benches -- multi           those whose name contains `multi`
+//! cargo test --workspace --bench '*'        each once, to check that it runs (CI)
 //! ```
 //!
-//! A benchmark that handles many slices in one iteration declares them as its throughput: the time of an iteration divided
-//! by the elements is the time of a slice.
+//! A benchmark that handles many slices per iteration declares them as its throughput: the time of an
+//! iteration divided by the number of elements is the time per slice.
 #![deny(unsafe_code)]
 
-mod instant;
 mod instant_verbs;
 mod pair;
-mod random;
-mod ring;
 
-pub use instant::InstantRail;
 pub use instant_verbs::InstantVerbs;
 pub use pair::Pair;
-pub use random::Random;
-pub use ring::TokenRing;
 
 use te_core::{Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token};
 
 /// Region 0, first generation.
 pub const REGION: RegionId = RegionId::new(0, 1);
-/// Segment 0, first generation.
-pub const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+/// Remote region 0, first generation.
+pub const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 
 /// `count` slices of `len` bytes, one after the other, with tokens from 0 on.
 #[must_use]
@@ -38,7 +32,7 @@ pub fn slices(op: Op, count: u32, len: u32) -> Vec<Slice> {
         Slice {
             token: Token(u64::from(index)),
             local: RegionOffset::new(REGION, offset),
-            remote: RemoteOffset::new(SEGMENT, offset),
+            remote: RemoteOffset::new(REMOTE_REGION, offset),
             len,
             op,
         }

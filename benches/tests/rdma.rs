@@ -1,5 +1,5 @@
-//! te-rdma's data path allocates nothing: a million slices over a provider that does nothing, so that every allocation
-//! would be te-rdma's.
+//! te-rdma's data path allocates nothing: a million slices over a provider that moves no bytes, so that every
+//! allocation would be te-rdma's.
 
 use std::alloc::System;
 
@@ -22,7 +22,7 @@ fn a_million_slices_over_rdma_allocate_nothing() {
     };
     let mut pair = Pair::new(open(), open(), 128 * 4096);
     let (writes, reads) = (slices(Op::Write, 128, 4096), slices(Op::Read, 128, 64));
-    // Connections, keys, and queues that have found their size.
+    // Connections, keys, and queues that have grown to their size.
     for _ in 0..64 {
         pair.round(&writes);
         pair.round(&reads);

@@ -1,9 +1,9 @@
-//! The command tree, and the options that every command has.
+//! The command tree, and the log that every command starts.
 
 use std::path::PathBuf;
 
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 use crate::commands::{
     admin, bench, completions, config, doctor, gateway, get, health, ls, master, node, put, replay, rm, stat,
@@ -11,6 +11,7 @@ use crate::commands::{
 };
 use crate::config::{FlagsOfLog, LogFormat};
 use crate::exit::{EXIT_CODES, Failure};
+use crate::global::Global;
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Cyan.on_default().bold())
@@ -18,7 +19,7 @@ const STYLES: Styles = Styles::styled()
     .literal(AnsiColor::Green.on_default())
     .placeholder(AnsiColor::Yellow.on_default());
 
-const AFTER_HELP: &str = "Try it, all on this machine and without setting anything up:
+const AFTER_HELP: &str = "Try it on this machine, without any setup:
   snowskin replay                          a cluster of processes, a multi-turn workload, a table
   snowskin replay --trace requests.jsonl   the same with your own trace
 
@@ -26,14 +27,14 @@ Run a store, here in the foreground:
   snowskin up                              master, node, gateway and local server in one process
   snowskin put greeting hello.txt && snowskin get greeting
 
-Run a cluster, each on its machine:
+Run a cluster, each process on its own machine:
   snowskin master --listen 10.0.0.5:50051
   snowskin node --memory 64GiB --master 10.0.0.5:50051 --listen 10.0.0.7:0
 
 When something is slow or does not start:
   snowskin doctor";
 
-/// Moves and stores KV-cache blocks: a cluster of memory behind one master, in one binary.
+/// Moves and stores KV-cache blocks: memory of a cluster behind one master, in one binary.
 #[derive(Debug, Parser)]
 #[command(name = "snowskin", version, styles = STYLES, propagate_version = true, max_term_width = 100)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
@@ -41,7 +42,7 @@ pub(crate) struct Cli {
     /// Options of every command.
     #[command(flatten)]
     pub(crate) global: Global,
-    /// A settings file: TOML, see `snowskin config reference`. Variables SNOWSKIN_* and flags win over it.
+    /// Settings file in TOML; see `snowskin config reference`. Variables SNOWSKIN_* and flags override it.
     #[arg(
         long,
         global = true,
@@ -53,34 +54,23 @@ pub(crate) struct Cli {
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) log: FlagsOfLog,
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// Options of every command.
-#[derive(Clone, Copy, Debug, clap::Args)]
-pub(crate) struct Global {
-    /// Say more on stderr: -v what happens, -vv why, -vvv everything. --log says which.
-    #[arg(short, long, action = ArgAction::Count, global = true, display_order = 900)]
-    pub(crate) verbose: u8,
-    /// No progress bars. They only ever show on a terminal.
-    #[arg(short, long, global = true, env = "SNOWSKIN_QUIET", value_parser = clap::builder::FalseyValueParser::new(), action = ArgAction::SetTrue, hide_env_values = true, display_order = 901)]
-    pub(crate) quiet: bool,
-}
-
 impl Cli {
-    /// Sends logs to stderr, as much of them as was asked for.
+    /// Sends logs to stderr, at the level that the flags and settings select.
     ///
     /// # Errors
-    /// A filter that is none.
+    /// The log filter is not valid.
     pub(crate) fn start_logging(&self) -> Result<(), Failure> {
         use tracing_subscriber::EnvFilter;
         let log = &self.log.settings().log;
         let level = match (self.global.verbose, &self.command) {
-            // Who comes and goes is what its log is for.
+            // The master's log reports which nodes and clients connect and leave.
             (0, Command::Master(_)) => "warn,store_master=info",
-            // Whose memory they cannot reach, and why: nobody who asks them can see that.
+            // These report which node's memory is unreachable, and why: their own clients cannot see that.
             (0, Command::Gateway(_) | Command::Node(_) | Command::Up(_)) => {
                 "warn,store_client::segments=info"
             }
@@ -94,7 +84,8 @@ impl Cli {
                     .hint("write a level such as `debug`, or `info,store_master=debug`")
             })?,
         };
-        // A log that cannot be written is lost. To say so on stderr would end the process, for that is what is full.
+        // Messages that cannot be written are lost. Reporting that on stderr would panic, because stderr is
+        // what cannot be written.
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
@@ -106,26 +97,25 @@ impl Cli {
             }
             LogFormat::Json => subscriber.json().flatten_event(true).with_current_span(false).init(),
         }
-        for (name, near) in &self.log.loaded.strange_variables {
+        for (name, near) in &self.log.loaded.unknown_variables {
             match near {
-                Some(near) => tracing::warn!("{name} is no setting, and is ignored: did you mean {near}?"),
+                Some(near) => {
+                    tracing::warn!("{name} is not a setting and is ignored: did you mean {near}?");
+                }
                 None => tracing::warn!(
-                    "{name} looks like a setting and is none: `snowskin config reference` lists them"
+                    "{name} looks like a setting but is not one, and is ignored: \
+                     `snowskin config reference` lists all settings"
                 ),
             }
+        }
+        for (old, key) in &self.log.loaded.renamed {
+            tracing::warn!("{old} is the old name of {} ({}): use the new one", key.path, key.variable);
         }
         Ok(())
     }
 }
 
-impl Global {
-    /// The same for a child.
-    pub(crate) fn to_args(self) -> Vec<String> {
-        (0..self.verbose).map(|_| "--verbose".to_owned()).collect()
-    }
-}
-
-/// What to do. Each command's arguments say what it is.
+/// The commands. Each command's arguments document it.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Up(up::Args),
@@ -163,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn every_variable_of_a_command_is_known_where_slips_of_the_pen_are_looked_for() {
+    fn every_variable_of_a_command_is_known_where_typing_errors_are_looked_for() {
         fn walk(command: &clap::Command, found: &mut BTreeSet<String>) {
             let variables = command.get_arguments().filter_map(clap::Arg::get_env);
             found.extend(variables.map(|name| name.to_string_lossy().into_owned()));
@@ -181,14 +171,14 @@ mod tests {
         fn walk(command: &clap::Command, path: &str) {
             let path = format!("{path} {}", command.get_name());
             let text = command.clone().render_long_help().to_string();
-            assert!(text.contains("Exit codes:"), "{path} does not say how it ends");
-            assert!(command.get_about().is_some(), "{path} does not say what it is");
+            assert!(text.contains("Exit codes:"), "{path} does not document its exit codes");
+            assert!(command.get_about().is_some(), "{path} has no description");
             let leaf = command.get_subcommands().next().is_none();
             assert!(!leaf || text.contains("Examples:"), "{path} has no examples");
             for argument in command.get_arguments() {
                 assert!(argument.get_help().is_some(), "{path}: {} has no help", argument.get_id());
             }
-            // A paragraph is one line, so that it is broken where the terminal ends and nowhere else.
+            // A paragraph is one line, so that the terminal's width alone decides where it wraps.
             let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let is_text = |line: &str| !line.is_empty() && !line.starts_with(' ') && !line.ends_with(':');
             let broken = after.lines().zip(after.lines().skip(1)).find(|(a, b)| is_text(a) && is_text(b));

@@ -1,10 +1,11 @@
-//! Bytes that tell whose they are: each block's content follows from its id, and every byte of it is checked.
+//! Verifiable block contents: every byte of a block follows from the run's seed and the block's id, and every
+//! byte is checked.
 //!
-//! Word `i` of block `id` is a bijection of `seed(id) + i × odd`, so no word repeats inside a block, and a block that is
-//! shifted, truncated, stale or somebody else's does not pass. Adds and shifts only: the compiler makes vectors of it, and
-//! checking costs less than copying.
+//! Word `i` of block `id` is a bijection of `seed(id) + i × odd`, so no word repeats inside a block, and a
+//! block that is shifted, truncated, stale or another block's does not pass. It uses additions and shifts
+//! only: the compiler vectorises it, and checking costs less than copying.
 
-/// Makes and checks contents. The seed tells runs apart.
+/// Generates and checks the contents of blocks. Two runs with different seeds have different contents.
 #[derive(Clone, Copy, Debug)]
 pub struct Content {
     seed: u64,
@@ -12,24 +13,25 @@ pub struct Content {
 
 /// Bytes of one word.
 const WORD: usize = size_of::<u64>();
-/// Odd, so that `i × STEP` takes every value once; 2⁶⁴ divided by the golden ratio, so that neighbours differ in all bytes.
+/// Odd, so that `i × STEP` takes every value once; 2⁶⁴ divided by the golden ratio, so that neighbouring
+/// words differ in all bytes.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Bytes that are compared before the result is looked at.
+/// Bytes that are compared before the result is tested.
 const CHUNK: usize = 1024;
 
-/// A byte that is not what it should be.
+/// The first byte of a block that differs from its expected content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// Where in the block.
+    /// Offset in the block, bytes.
     pub offset: usize,
-    /// What should be there.
+    /// The byte that belongs there.
     pub expected: u8,
-    /// What is there.
+    /// The byte that was found there.
     pub found: u8,
 }
 
 impl Content {
-    /// Contents of the run `seed`.
+    /// The contents of the run with this seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self { seed }
@@ -118,9 +120,10 @@ mod tests {
         assert_eq!(block(1, 2, 4096), block(1, 2, 4096));
         assert_ne!(block(1, 2, 4096), block(2, 2, 4096));
         assert_ne!(block(1, 2, 4096), block(1, 3, 4096));
-        // A longer block begins like a shorter one: lengths are checked by whoever reads.
+        // A longer block begins like a shorter one: the reader has to check the length.
         assert_eq!(block(1, 2, 13), block(1, 2, 4096)[..13]);
-        // The stream is part of nobody's format, but a change must be meant: both sides of a cluster make it.
+        // The stream is not part of any stored format, but both sides of a cluster generate it: a change must
+        // be deliberate.
         assert_eq!(block(42, 7, 8), word_of(mix(mix(42) ^ 7)).to_le_bytes());
     }
 

@@ -1,33 +1,33 @@
-//! How a command ends: codes that scripts can test, and errors that say what to do.
+//! How a command ends: exit codes that scripts can test, and errors that state what to do.
 
 use std::fmt;
 use std::io::Write as _;
 
-/// The lines on exit codes that every `--help` ends with.
+/// The section on exit codes that ends every `--help`.
 pub(crate) const EXIT_CODES: &str = "Exit codes:\n  0  ok\n  1  failed; stderr says why and what to do\n  2  wrong usage\n  \
      3  not found: no such key\n  4  bytes differ from what was stored\n  130  interrupted (Ctrl-C)   143  terminated";
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// Did what was asked.
+    /// The command did what was requested.
     Ok,
-    /// Did not.
+    /// The command failed.
     Failed,
-    /// Was asked wrongly.
+    /// The command line or a setting is wrong.
     Usage,
-    /// The key is not there.
+    /// The key does not exist.
     NotFound,
-    /// Bytes are not those that were stored.
+    /// Bytes differ from what was stored.
     Verification,
-    /// Ctrl-C.
+    /// Ended by Ctrl-C.
     Interrupted,
-    /// SIGTERM.
+    /// Ended by SIGTERM.
     Terminated,
 }
 
 impl Exit {
-    /// As the shell sees it.
+    /// The exit code of the process.
     pub(crate) const fn code(self) -> u8 {
         match self {
             Self::Ok => 0,
@@ -41,7 +41,7 @@ impl Exit {
     }
 }
 
-/// An error that knows its exit code and, if it can, what to do next.
+/// An error with its exit code and, where possible, a hint on what to do next.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: Exit,
@@ -50,27 +50,27 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Ends with `exit`, saying `message`; an empty one says nothing.
+    /// An error that ends the command with `exit`. An empty `message` prints nothing.
     pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
         Self { exit, message: message.into(), hint: None }
     }
 
-    /// A failure of code 1.
+    /// An error with exit code 1.
     pub(crate) fn failed(message: impl Into<String>) -> Self {
         Self::new(Exit::Failed, message)
     }
 
-    /// A misuse that clap cannot see.
+    /// Wrong usage that clap cannot detect.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(Exit::Usage, message)
     }
 
-    /// Ends without a word: whoever reads our output has left, or the user knows.
+    /// Ends without a message: the reader of stdout has closed it, or the user knows already.
     pub(crate) fn silent(exit: Exit) -> Self {
         Self::new(exit, "")
     }
 
-    /// What to do about it.
+    /// Adds a hint on what to do about it.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -85,12 +85,12 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Prints `error` on stderr and gives the code to end with.
+/// Prints `error` on stderr and returns the exit code.
 pub(crate) fn report(error: &anyhow::Error) -> Exit {
     let failure = error.downcast_ref::<Failure>();
     let text = describe(error, failure.and_then(|failure| failure.hint.as_deref()));
     if !text.is_empty() {
-        // Nobody is left to tell when stderr is gone.
+        // A failed write is ignored: with stderr closed, there is no other place for the message.
         let _ = std::io::stderr().write_all(text.as_bytes());
     }
     failure.map_or(Exit::Failed, |failure| failure.exit)
@@ -105,7 +105,8 @@ fn describe(error: &anyhow::Error, hint: Option<&str>) -> String {
     format!("snowskin: {message}\n{hint}")
 }
 
-/// What went wrong, and of its causes those that say anything more: many an error quotes its cause already.
+/// The error's text, followed by the text of each cause that adds something: many errors quote their cause
+/// already.
 fn message(error: &anyhow::Error) -> String {
     let mut message = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {

@@ -1,11 +1,11 @@
-//! Latencies in logarithmic buckets: fixed memory, no allocation on record, 0.8 % error.
+//! Latency histogram with logarithmic buckets: fixed memory, no allocation when recording, 0.8 % error.
 
-/// Buckets for one power of two, as a power of two. 64 of them: a bucket is at most 1/64 of its value wide.
+/// Log2 of the buckets per power of two. With 64 of them, a bucket is at most 1/64 of its value wide.
 const SUB_BITS: u32 = 6;
 const SUB: usize = 1 << SUB_BITS;
 const BUCKETS: usize = (64 - SUB_BITS as usize + 1) * SUB;
 
-/// Counts of nanoseconds, with exact minimum, maximum and sum.
+/// A histogram of durations in nanoseconds, with exact minimum, maximum and sum.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     buckets: Box<[u64]>,
@@ -16,13 +16,13 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Empty.
+    /// An empty histogram.
     #[must_use]
     pub fn new() -> Self {
         Self { buckets: vec![0; BUCKETS].into(), count: 0, sum_ns: 0, min_ns: u64::MAX, max_ns: 0 }
     }
 
-    /// Counts one duration, nanoseconds.
+    /// Records one duration, nanoseconds.
     pub fn record_ns(&mut self, ns: u64) {
         self.buckets[bucket_of(ns)] += 1;
         self.count += 1;
@@ -31,12 +31,12 @@ impl Histogram {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// Counts one duration.
+    /// Records one duration.
     pub fn record(&mut self, duration: std::time::Duration) {
         self.record_ns(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Adds another one's counts.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine += theirs;
@@ -47,19 +47,19 @@ impl Histogram {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// How many were counted.
+    /// Number of recorded durations.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// Seconds, all together.
+    /// Sum of all recorded durations, seconds.
     #[must_use]
     pub fn sum_s(&self) -> f64 {
         self.sum_ns as f64 / 1e9
     }
 
-    /// The value that a share `q` (0 to 1) of the counts does not exceed, microseconds; 0 when empty.
+    /// The `q` quantile (`q` from 0 to 1), microseconds; 0 when the histogram is empty.
     #[must_use]
     pub fn quantile_us(&self, q: f64) -> f64 {
         if self.count == 0 {
@@ -86,7 +86,8 @@ impl Default for Histogram {
     }
 }
 
-/// Values below `SUB` have a bucket each; above, each power of two is cut into `SUB`.
+/// The bucket of a value: values below `SUB` have a bucket each; above that, each power of two is divided
+/// into `SUB` buckets.
 const fn bucket_of(ns: u64) -> usize {
     if ns < SUB as u64 {
         return ns as usize;

@@ -1,7 +1,9 @@
-//! What people and their tools ask a node: `/health`, `/ready`, `/metrics`. The master's are its own.
+//! The HTTP endpoints of a node for operators and monitoring: `/health`, `/ready`, `/metrics`. The master has
+//! its own.
 //!
-//! On a thread and a runtime of its own, from before the node's memory is there (which takes a second for each few GiB) until it
-//! is unmounted, so that whoever asks learns which of these it is.
+//! The server has its own thread and runtime. It answers before the node's memory is allocated (which takes
+//! about a second per few GiB) and until the node is unmounted, so that a prober learns which phase the node
+//! is in.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,21 +18,21 @@ use axum::routing::get;
 use store_client::{ClientMetrics, LocalServer, Node, metrics_text_of};
 use store_master::{HttpLimits, HttpServer};
 
-/// A node whose engine does not answer for longer is stuck.
+/// A node whose engine does not answer within this time counts as stuck.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long answers under way have to end when the node has stopped.
+/// Time for requests in progress to finish after the node has stopped.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// The server, held to the limits that a master's has by default. Dropping it stops it.
+/// The server, with the default limits of a master's HTTP server. Dropping it stops it.
 #[derive(Debug)]
 pub(crate) struct NodeHttp {
     server: HttpServer,
-    life: Life,
+    phase: SharedPhase,
 }
 
-/// Where the node is in its life.
+/// The current phase of the node, shared with the request handlers.
 #[derive(Clone, Default)]
-struct Life(Arc<Mutex<Phase>>);
+struct SharedPhase(Arc<Mutex<Phase>>);
 
 #[derive(Clone, Default)]
 enum Phase {
@@ -40,49 +42,49 @@ enum Phase {
     Stopping,
 }
 
-/// A node that runs, and the ways into it.
+/// A running node, and the servers that belong to it.
 #[derive(Clone)]
 pub(crate) struct Running {
     pub(crate) node: Arc<Node>,
     pub(crate) local: Option<Arc<LocalServer>>,
-    /// Of the gateway's clients.
+    /// Metrics of the gateway's clients.
     pub(crate) gateway: Vec<ClientMetrics>,
 }
 
 impl NodeHttp {
-    /// Listens and answers; the node starts now.
+    /// Binds `addr` and serves requests; the node is in its starting phase.
     ///
     /// # Errors
-    /// The address cannot be listened on, or there is no thread.
+    /// The address cannot be bound, or no thread can be started.
     pub(crate) fn start(addr: SocketAddr) -> io::Result<Self> {
         let mut server = HttpServer::bind(addr)?;
-        let life = Life::default();
+        let phase = SharedPhase::default();
         let router = Router::new()
             .route("/health", get(health))
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
-            .with_state(life.clone());
+            .with_state(phase.clone());
         server.serve(router, HttpLimits::default(), GRACE)?;
-        Ok(Self { server, life })
+        Ok(Self { server, phase })
     }
 
-    /// Where it listens.
+    /// The address that the server listens on.
     pub(crate) fn addr(&self) -> SocketAddr {
         self.server.addr()
     }
 
-    /// The node runs, with these ways into it.
+    /// Reports that the node runs, with the given servers.
     pub(crate) fn running(&self, running: Running) {
-        self.life.enter(Phase::Running(running));
+        self.phase.enter(Phase::Running(running));
     }
 
-    /// The node unmounts now; answers go on until this is dropped.
+    /// Reports that the node is being unmounted. Requests are still answered until this is dropped.
     pub(crate) fn stopping(&self) {
-        self.life.enter(Phase::Stopping);
+        self.phase.enter(Phase::Stopping);
     }
 }
 
-impl Life {
+impl SharedPhase {
     fn enter(&self, phase: Phase) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = phase;
     }
@@ -92,7 +94,7 @@ impl Life {
     }
 }
 
-impl std::fmt::Debug for Life {
+impl std::fmt::Debug for SharedPhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.phase() {
             Phase::Starting => "Starting",
@@ -102,9 +104,10 @@ impl std::fmt::Debug for Life {
     }
 }
 
-/// Whether it lives: restart what says no. A node that is not mounted lives; it mounts again by itself.
-async fn health(State(life): State<Life>) -> Response {
-    let status = match life.phase() {
+/// Liveness: a prober restarts a process that fails here. A node that is not mounted passes, because it
+/// mounts again without help.
+async fn health(State(shared): State<SharedPhase>) -> Response {
+    let status = match shared.phase() {
         Phase::Starting => "starting",
         Phase::Stopping => "stopping",
         Phase::Running(running) => match text(running).await {
@@ -115,13 +118,13 @@ async fn health(State(life): State<Life>) -> Response {
     json(StatusCode::OK, format!("{{\"status\":\"{status}\"}}\n"))
 }
 
-/// Whether its memory is part of the store, as far as it knows.
-async fn ready(State(life): State<Life>) -> Response {
-    let why = match life.phase() {
+/// Readiness: whether the node's memory is part of the store, as far as the node knows.
+async fn ready(State(shared): State<SharedPhase>) -> Response {
+    let why = match shared.phase() {
         Phase::Starting => "the node is starting",
         Phase::Stopping => "the node is stopping",
         Phase::Running(running) => match running.node.status() {
-            status if status.segment.is_none() => "not mounted: the master gave this node up",
+            status if status.segment.is_none() => "not mounted: the master has removed this node",
             status if !status.heard => "the master does not answer",
             _ => return json(StatusCode::OK, "{\"ready\":true}\n".to_owned()),
         },
@@ -129,8 +132,8 @@ async fn ready(State(life): State<Life>) -> Response {
     json(StatusCode::SERVICE_UNAVAILABLE, format!("{{\"ready\":false,\"why\":\"{why}\"}}\n"))
 }
 
-async fn metrics(State(life): State<Life>) -> Response {
-    let Phase::Running(running) = life.phase() else {
+async fn metrics(State(shared): State<SharedPhase>) -> Response {
+    let Phase::Running(running) = shared.phase() else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };
     match text(running).await {
@@ -142,12 +145,12 @@ async fn metrics(State(life): State<Life>) -> Response {
     }
 }
 
-/// `None`: the engine does not answer.
+/// The metrics; `None` when the engine does not answer in time.
 async fn text(running: Running) -> Option<String> {
     let text = move || {
         let mut clients = running.gateway;
         clients.extend(running.local.iter().flat_map(|local| local.client_metrics()));
-        // Without any, there is nothing to tell of them.
+        // Without clients, their metrics are left out.
         let of_clients = if clients.is_empty() { String::new() } else { metrics_text_of(&clients) };
         of_clients + &running.node.metrics_text()
     };

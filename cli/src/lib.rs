@@ -1,8 +1,9 @@
-//! The `snowskin` command line: start a cluster, use it, replay a trace against it, measure it, and ask what is wrong.
+//! The `snowskin` command line: start a cluster, use it, replay a trace against it, measure it, and diagnose
+//! it.
 //!
 //! ```text
-//!   args ──▶ commands ─┬─ up                          all of it in one process
-//!                      ├─ master · node · gateway     daemons, one process each
+//!   args ──▶ commands ─┬─ up                          a whole store in one process
+//!                      ├─ master · node · gateway     servers, one process each
 //!                      ├─ put get rm ls stat          one request against a master
 //!                      ├─ replay ──▶ cluster ──▶ process   a master and N nodes as children
 //!                      ├─ bench transfer|store|master|target
@@ -11,11 +12,11 @@
 //!                      └─ health · completions · man  for scripts, shells and readers
 //!
 //!   config: defaults ◀ file ◀ environment ◀ flags, one struct
-//!   what they share:  trace · workload (requests)   content (bytes that tell whose they are)   histogram
-//!                     size · output · progress · exit (codes)   sys (the only unsafe)
+//!   shared:  trace · workload (requests)   content (verifiable block contents)   histogram
+//!            size · output · progress · exit (codes)   sys (the only unsafe code)
 //! ```
 //!
-//! The parts that parse or count are public, so that fuzz targets and benches reach them:
+//! The modules that parse or count are public, so that fuzz targets and benchmarks can use them:
 //!
 //! ```
 //! use cli::{content::Content, histogram::Histogram, trace::Request};
@@ -42,6 +43,7 @@ mod commands;
 mod config;
 pub mod content;
 mod exit;
+mod global;
 pub mod histogram;
 mod http;
 mod output;
@@ -60,7 +62,7 @@ use clap::Parser;
 use crate::args::Cli;
 use crate::exit::{Exit, Failure};
 
-/// Parses the arguments, runs the command, and says how it ended.
+/// Parses the arguments, runs the command, and returns its exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     if version::is_asked(std::env::args_os().skip(1)) {
@@ -75,10 +77,10 @@ pub fn main() -> ExitCode {
     ExitCode::from(exit.code())
 }
 
-/// What a command gives: how it ended, or why it could not.
+/// The result of a command: its exit code, or why it failed.
 type Outcome = anyhow::Result<Exit>;
 
-/// A failure with a code of its own, as an error.
+/// Returns a failure with its own exit code as an error.
 fn fail<T>(failure: Failure) -> anyhow::Result<T> {
     Err(failure.into())
 }

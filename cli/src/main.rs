@@ -1,4 +1,5 @@
-//! The `snowskin` binary. Everything it does is in the library beside it, where tests and fuzz targets reach it too.
+//! The `snowskin` binary. The implementation is in the library of this crate, where tests and fuzz targets
+//! can use it.
 
 fn main() -> std::process::ExitCode {
     cli::main()

@@ -1,4 +1,5 @@
-//! What goes to stdout: tables for people, JSON for programs. Whoever stops reading ends the command, without noise.
+//! Output on stdout: tables for people, JSON for programs. When the reader closes stdout, the command ends
+//! without an error message.
 
 use std::io::{self, Write as _};
 
@@ -6,15 +7,16 @@ use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
 
-/// Prints `text` as it is.
+/// Prints `text` unchanged.
 ///
 /// # Errors
-/// A silent end when the reader has left (`| head`); a failure when stdout cannot be written.
+/// A silent failure when the reader has closed stdout (`| head`); otherwise a failure when stdout cannot be
+/// written.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     print_bytes(text.as_bytes())
 }
 
-/// Prints `bytes` as they are. Errors as [`print()`].
+/// Prints `bytes` unchanged. Errors as [`print()`].
 pub(crate) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -31,29 +33,29 @@ pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print(&text)
 }
 
-/// How a piece of text is shown on a terminal that shows it.
+/// How a piece of text is highlighted on a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
-    /// As everything.
+    /// Not highlighted.
     Plain,
     /// Something is wrong.
     Bad,
-    /// Something may soon be.
-    Uneasy,
+    /// Something may soon be wrong.
+    Warning,
     /// A heading.
     Strong,
-    /// What is only there to be read if one looks for it.
+    /// Background information.
     Faint,
 }
 
 impl Tone {
-    /// The text in this tone; as it is where there is to be no colour.
+    /// The text with the escape sequences of this tone; unchanged when `colour` is false.
     pub(crate) fn paint(self, text: &str, colour: bool) -> String {
         let code = match self {
             _ if !colour => return text.to_owned(),
             Self::Plain => return text.to_owned(),
             Self::Bad => "31;1",
-            Self::Uneasy => "33",
+            Self::Warning => "33",
             Self::Strong => "1",
             Self::Faint => "2",
         };
@@ -61,13 +63,13 @@ impl Tone {
     }
 }
 
-/// Whether stdout is to be coloured: it is a terminal, and NO_COLOR (no-color.org) is not set.
+/// Whether to colour stdout: it is a terminal, and NO_COLOR (no-color.org) is not set.
 pub(crate) fn is_coloured() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
         && io::IsTerminal::is_terminal(&io::stdout())
 }
 
-/// The beginning of a line, as many characters as fit; what sets its tone takes no room.
+/// The first `columns` columns of a line. Escape sequences take no columns.
 pub(crate) fn clip(line: &str, columns: usize) -> String {
     let (mut out, mut shown, mut in_code) = (String::new(), 0, false);
     for c in line.chars() {
@@ -81,17 +83,17 @@ pub(crate) fn clip(line: &str, columns: usize) -> String {
             out.push(c);
             shown += char_width(c);
         } else {
-            // What follows does not move up into the gap that a wide character leaves.
+            // The next character must not move into the gap that a wide character leaves.
             shown = columns;
         }
     }
     out
 }
 
-/// A first column is not cut to less than this, columns.
+/// The first column is never cut to less than this, columns.
 const FIRST_MIN: usize = 12;
 
-/// Where a column's cells stand.
+/// Alignment of a column's cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Align {
     /// Text.
@@ -100,7 +102,7 @@ pub(crate) enum Align {
     Right,
 }
 
-/// Rows under a header, as wide as they need to be.
+/// A table with a header; each column is as wide as its widest cell.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     columns: Vec<(&'static str, Align)>,
@@ -108,7 +110,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// An empty table with these columns. Nameless columns print no header.
+    /// An empty table with these columns. If all names are empty, no header is printed.
     pub(crate) fn new(columns: &[(&'static str, Align)]) -> Self {
         Self { columns: columns.to_vec(), rows: Vec::new() }
     }
@@ -118,13 +120,13 @@ impl Table {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 
-    /// Columns that the widest line has.
+    /// Width of the widest line, columns.
     pub(crate) fn width(&self) -> usize {
         let widths = self.widths();
         widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)
     }
 
-    /// The whole table in so many columns, as far as it can be: texts of the first column that is not numbers are cut, to
+    /// The whole table, within `columns` columns if possible: the first column that holds text is cut, to
     /// [`FIRST_MIN`] at least.
     pub(crate) fn render_in(&self, columns: usize) -> String {
         let over = self.width().saturating_sub(columns);
@@ -151,7 +153,7 @@ impl Table {
         widths
     }
 
-    /// The whole table.
+    /// The whole table as text.
     pub(crate) fn render(&self) -> String {
         let widths = self.widths();
         let mut out = String::new();
@@ -188,7 +190,7 @@ impl Table {
     }
 }
 
-/// A table whose rows appear as they come: columns are as wide as their header or `WIDTH_MIN`.
+/// A table whose rows are printed one by one: a column is as wide as its header, and at least `WIDTH_MIN`.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveTable {
     table: Table,
@@ -205,7 +207,7 @@ impl LiveTable {
         Self { table: Table::new(columns), widths, started: false }
     }
 
-    /// Prints a row, the first time under the header. Errors as [`print()`].
+    /// Prints a row, and the header before the first one. Errors as [`print()`].
     pub(crate) fn row(&mut self, cells: &[String]) -> anyhow::Result<()> {
         let mut out = String::new();
         if !self.started {
@@ -217,7 +219,8 @@ impl LiveTable {
     }
 }
 
-/// As much of a text as so many columns take, from both ends: names often differ in their last characters alone.
+/// The beginning and the end of a text, within `columns` columns: names often differ only in their last
+/// characters.
 fn shortened(text: &str, columns: usize) -> String {
     let room = columns.saturating_sub(1);
     let head = clip(text, room.div_ceil(2));
@@ -233,7 +236,8 @@ fn shortened(text: &str, columns: usize) -> String {
     head + "…" + &tail.into_iter().rev().collect::<String>()
 }
 
-/// A key, or anything else that others chose, fit for one line of a terminal.
+/// A key, or any other text of foreign origin, escaped so that it fits on one terminal line and cannot
+/// control the terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
@@ -242,12 +246,13 @@ pub(crate) fn printable(text: &str) -> String {
         .collect()
 }
 
-/// Whether a character changes how others are shown: marks of direction and joiners, which make a name look like another.
+/// Whether a character changes how others are shown: direction marks and joiners, which can make one name
+/// look like another.
 fn is_format(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// The same, cut where it is longer than a line: for messages that name a key.
+/// As [`printable`], cut to the length of a line: for messages that name a key.
 pub(crate) fn brief(text: &str) -> String {
     const CHARS_MAX: usize = 64;
     let text = printable(text);
@@ -275,7 +280,7 @@ pub(crate) fn counted(number: u64, one: &str) -> String {
     format!("{} {one}{}", thousands(number), if number == 1 { "" } else { "s" })
 }
 
-/// A number with as many decimals as its size bears.
+/// A number with as many decimals as suit its size.
 pub(crate) fn figure(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
@@ -287,7 +292,7 @@ pub(crate) fn figure(value: f64) -> String {
     }
 }
 
-/// A number as JSON should carry it: six significant digits.
+/// A number for JSON: rounded to six significant digits.
 pub(crate) fn rounded(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return 0.0;
@@ -296,12 +301,12 @@ pub(crate) fn rounded(value: f64) -> f64 {
     (value * scale).round() / scale
 }
 
-/// Columns of a terminal that the text takes.
+/// Width of the text on a terminal, columns.
 pub(crate) fn width(text: &str) -> usize {
     text.chars().map(char_width).sum()
 }
 
-/// Marks that go onto the letter before take none; what East Asian scripts and emoji are written with takes two.
+/// Width of one character: combining marks take no column, East Asian characters and emoji take two.
 fn char_width(c: char) -> usize {
     match c {
         '\u{300}'..='\u{36f}' | '\u{20d0}'..='\u{20ff}' | '\u{fe00}'..='\u{fe0f}' => 0,

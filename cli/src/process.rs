@@ -1,7 +1,9 @@
-//! Children: this same binary, started again as a master, a node or a target, and never outliving us.
+//! Child processes: this same binary, started again as a master, a node or a target. A child never outlives
+//! its parent.
 //!
-//! A child says on its stdout, in one line of JSON, that it is ready and where it listens. Its stderr is kept, so that a
-//! child that fails can be quoted. It dies with us (`PR_SET_PDEATHSIG`), even when we are killed.
+//! A child reports on its stdout, in one line of JSON, that it is ready and where it listens. The last lines
+//! of its stderr are kept, so that the message about a failed child can quote them. `PR_SET_PDEATHSIG` ends
+//! the child with its parent, even when the parent is killed.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
@@ -19,14 +21,14 @@ use crate::{fail, sys};
 
 /// Lines of a child's stderr that are kept.
 const STDERR_LINES_MAX: usize = 20;
-/// Bytes of one line that are kept.
+/// Bytes that are kept of each line.
 const LINE_BYTES_MAX: u64 = 4096;
-/// How long a child may take to stop before it is killed.
+/// Time for a child to stop before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(3);
-/// How often a wait looks whether the child died or somebody pressed Ctrl-C.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often a wait checks whether the child has ended or Ctrl-C was pressed.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A running child. Dropping it kills it and waits for its end.
+/// A running child. Dropping it kills it and waits for it to end.
 #[derive(Debug)]
 pub(crate) struct Child {
     name: String,
@@ -42,10 +44,10 @@ impl Child {
     /// Starts this binary with `args`; messages call the child `name`.
     ///
     /// # Errors
-    /// When the system cannot start it.
+    /// The system cannot start the process.
     pub(crate) fn start(name: impl Into<String>, args: &[String]) -> anyhow::Result<Self> {
         let name = name.into();
-        // The running image, even when the file was replaced by a newer build meanwhile.
+        // The running binary, even if its file has been replaced by a newer build.
         let mut command = Command::new("/proc/self/exe");
         std::os::unix::process::CommandExt::arg0(&mut command, "snowskin");
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -73,18 +75,19 @@ impl Child {
         Ok(Self { name, process, status: None, stdout, stderr, reader, last_cpu: Duration::ZERO })
     }
 
-    /// Waits for the line that says where it listens.
+    /// Waits for the line in which the child reports that it is ready.
     ///
     /// # Errors
-    /// When it dies first, takes longer than `timeout`, or says something else: with what it wrote to stderr.
+    /// The child ends first, takes longer than `timeout`, or prints another line. The error quotes its
+    /// stderr.
     pub(crate) fn ready<T: DeserializeOwned>(&mut self, timeout: Duration) -> anyhow::Result<T> {
         let deadline = Instant::now() + timeout;
         loop {
-            match self.stdout.recv_timeout(LOOK) {
+            match self.stdout.recv_timeout(CHECK_INTERVAL) {
                 Ok(line) => {
                     return serde_json::from_str(&line).map_err(|error| {
                         Failure::failed(format!(
-                            "{} said `{line}` instead of where it listens: {error}",
+                            "{} printed `{line}` where a JSON line with its addresses was expected: {error}",
                             self.name
                         ))
                         .into()
@@ -93,7 +96,7 @@ impl Child {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     let status = self.wait(STOP_GRACE);
-                    return fail(Failure::failed(self.obituary(status)));
+                    return fail(Failure::failed(self.describe_end(status)));
                 }
             }
             if let Some(exit) = sys::interrupted() {
@@ -109,7 +112,7 @@ impl Child {
         }
     }
 
-    /// CPU time so far; after its end, as much as was seen last.
+    /// CPU time used so far; after the child has ended, the last value that was read.
     pub(crate) fn cpu(&mut self) -> Duration {
         if self.status.is_none()
             && let Some(cpu) = sys::process_cpu(self.process.id())
@@ -126,25 +129,25 @@ impl Child {
         line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
     }
 
-    /// How it ended, if it has: for a message to the user.
+    /// If the child has ended: how, as a message for the user.
     pub(crate) fn died(&mut self) -> Option<String> {
         if self.status.is_none() {
-            // Its CPU time must be read while its id is still its own.
+            // CPU time is read before the child is reaped: after that its process id may be reused.
             self.cpu();
             self.status = self.process.try_wait().ok().flatten();
         }
         let status = self.status?;
-        Some(self.obituary(Some(status)))
+        Some(self.describe_end(Some(status)))
     }
 
-    /// Asks it to stop; does not wait.
+    /// Sends SIGTERM, without waiting.
     pub(crate) fn ask_to_stop(&mut self) {
         if self.died().is_none() {
             sys::terminate(self.process.id());
         }
     }
 
-    /// Waits for its end, and kills it when it takes too long.
+    /// Stops the child and waits for it; kills it when it takes longer than `STOP_GRACE`.
     pub(crate) fn stop(&mut self) {
         self.ask_to_stop();
         if self.wait(STOP_GRACE).is_none() {
@@ -171,9 +174,9 @@ impl Child {
         self.status
     }
 
-    fn obituary(&mut self, status: Option<ExitStatus>) -> String {
+    fn describe_end(&mut self, status: Option<ExitStatus>) -> String {
         let how = status.map_or_else(|| "closed its output".to_owned(), |status| format!("ended ({status})"));
-        // Its last words may still be on their way through the pipe.
+        // The last lines of its stderr may still be in the pipe.
         if status.is_some()
             && let Some(reader) = self.reader.take()
         {
@@ -188,7 +191,7 @@ impl Child {
     fn quoted_stderr(&self) -> String {
         let kept = self.stderr.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.is_empty() {
-            return ", without a word on stderr".to_owned();
+            return "; stderr was empty".to_owned();
         }
         kept.iter().fold(":".to_owned(), |text, line| text + "\n    | " + line)
     }
@@ -200,7 +203,7 @@ impl Drop for Child {
     }
 }
 
-/// Stops all at once and waits for each.
+/// Stops all children at the same time and waits for each.
 pub(crate) fn stop_all<'a>(children: impl IntoIterator<Item = &'a mut Child>) {
     let mut children: Vec<_> = children.into_iter().collect();
     for child in &mut children {
@@ -211,7 +214,7 @@ pub(crate) fn stop_all<'a>(children: impl IntoIterator<Item = &'a mut Child>) {
     }
 }
 
-/// Calls `line` for each line, cut at `LINE_BYTES_MAX`, until the pipe closes.
+/// Calls `line` for each line, cut at `LINE_BYTES_MAX`, until the pipe is closed.
 fn for_each_line(pipe: impl Read, mut line: impl FnMut(String)) {
     let mut input = BufReader::new(pipe);
     let mut buffer = Vec::new();

@@ -1,17 +1,17 @@
-//! A bar on stderr while long work runs; nothing when stderr is not a terminal or nobody wants it.
+//! A progress bar on stderr for long operations; hidden when stderr is not a terminal or with --quiet.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A bar that clears itself when dropped, so that no way out leaves half of it on the screen.
+/// A bar that is erased when dropped, so that no return path leaves part of it on the screen.
 #[derive(Debug)]
 pub(crate) struct Bar {
     bar: ProgressBar,
 }
 
 impl Bar {
-    /// Counts up to `total` of `what`. indicatif hides it by itself when stderr is not a terminal.
+    /// A bar that counts `what` up to `total`. indicatif hides it when stderr is not a terminal.
     pub(crate) fn new(total: u64, what: &'static str, quiet: bool) -> Self {
         let target = target(quiet);
         let bar = ProgressBar::with_draw_target(Some(total), target);
@@ -24,7 +24,7 @@ impl Bar {
         Self { bar }
     }
 
-    /// Waits for something whose length nobody knows.
+    /// A spinner, for an operation of unknown length.
     pub(crate) fn spinner(what: impl Into<String>, quiet: bool) -> Self {
         let target = target(quiet);
         let bar = ProgressBar::with_draw_target(None, target);
@@ -36,30 +36,31 @@ impl Bar {
         Self { bar }
     }
 
-    /// `done` so far.
+    /// Sets the count to `done`.
     pub(crate) fn set(&self, done: u64) {
         self.bar.set_position(done);
     }
 
-    /// What is going on.
+    /// Shows `text` beside the bar.
     pub(crate) fn message(&self, text: impl Into<String>) {
         if !self.bar.is_hidden() {
             self.bar.set_message(text.into());
         }
     }
 
-    /// Prints a line on stderr above the bar, which may be hidden.
+    /// Prints a line on stderr above the bar, even when the bar is hidden.
     pub(crate) fn note(&self, text: &str) {
         self.bar.suspend(|| eprintln!("snowskin: {text}"));
     }
 
-    /// Runs `print` while the bar is off the screen.
+    /// Runs `print` with the bar removed from the screen.
     pub(crate) fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         self.bar.suspend(print)
     }
 }
 
-/// Where it is drawn, if anywhere: a process in the background of a shell leaves the screen to the one in the foreground.
+/// Where the bar is drawn. A process in the background of a shell draws none, because the foreground process
+/// has the screen.
 fn target(quiet: bool) -> ProgressDrawTarget {
     match quiet || crate::sys::is_in_background() {
         true => ProgressDrawTarget::hidden(),

@@ -1,4 +1,4 @@
-//! Sizes as people write them: `4KiB`, `1MiB`, `64k`.
+//! Sizes in text form: `4KiB`, `1MiB`, `64k`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,20 +7,20 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(pub u64);
 
-/// Binary units first: the first that divides without rest names a size.
+/// Binary units. A size is printed with the first unit that divides it.
 const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 /// Bytes of one GiB, for rates.
 pub const GIB: f64 = (1u64 << 30) as f64;
 
 impl ByteSize {
-    /// Bytes.
+    /// The size in bytes.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         self.0
     }
 
-    /// About this much, in two or three digits, for people.
+    /// The size rounded to two or three digits, for people.
     #[must_use]
     pub fn approximate(self) -> String {
         for (name, unit) in UNITS {
@@ -62,7 +62,7 @@ impl FromStr for ByteSize {
             return whole.checked_mul(unit).map(Self).ok_or_else(error);
         }
         let bytes = number.parse::<f64>().map_err(|_| error())? * unit as f64;
-        // A fraction of a byte is a slip of the pen, and so is more than memory can hold.
+        // A fraction of a byte is a typing error, and so is more than any memory holds.
         if bytes.fract() != 0.0 || !(0.0..=(1u64 << 53) as f64).contains(&bytes) {
             return Err(error());
         }
@@ -70,7 +70,7 @@ impl FromStr for ByteSize {
     }
 }
 
-/// A number of bytes, or a text as people write it.
+/// Accepts a number of bytes, or a text with a unit.
 impl<'de> serde::Deserialize<'de> for ByteSize {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Reader;
@@ -78,7 +78,7 @@ impl<'de> serde::Deserialize<'de> for ByteSize {
             type Value = ByteSize;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("bytes, or a size such as \"64KiB\"")
+                f.write_str("a number of bytes, or a size such as \"64KiB\"")
             }
 
             fn visit_u64<E: serde::de::Error>(self, bytes: u64) -> Result<ByteSize, E> {
@@ -87,7 +87,7 @@ impl<'de> serde::Deserialize<'de> for ByteSize {
 
             fn visit_i64<E: serde::de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
                 u64::try_from(bytes).map(ByteSize).map_err(|_| {
-                    E::custom(format_args!("`{bytes}` is not a size: write bytes, or a size such as 64KiB"))
+                    E::custom(format_args!("`{bytes}` is not a size: write a number of bytes, or a size such as 64KiB"))
                 })
             }
 
@@ -99,7 +99,7 @@ impl<'de> serde::Deserialize<'de> for ByteSize {
     }
 }
 
-/// Exact: what it prints parses to the same size.
+/// Exact: the printed text parses to the same size.
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match UNITS.iter().find(|(_, unit)| self.0 >= *unit && self.0.is_multiple_of(*unit)) {
@@ -119,7 +119,7 @@ impl fmt::Display for SizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "`{}` is not a size: write bytes, or a number with KiB, MiB, GiB, TiB, such as 64KiB",
+            "`{}` is not a size: write a number of bytes, or a number with KiB, MiB, GiB, TiB, such as 64KiB",
             self.text
         )
     }

@@ -1,5 +1,5 @@
-//! System calls that the standard library does not wrap. The only unsafe code of this crate.
-#![allow(unsafe_code, reason = "system calls; every block names what it relies on")]
+//! System calls that the standard library does not wrap. This is the only unsafe code of the crate.
+#![allow(unsafe_code, reason = "system calls; every block states what it relies on")]
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -12,34 +12,36 @@ use std::time::Duration;
 use crate::exit::Exit;
 
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
-/// An event that the handler raises, for whoever sleeps; -1 before [`catch_interrupts`].
+/// An eventfd that the signal handler raises to wake sleepers; -1 before [`catch_interrupts`].
 static EVENT: AtomicI32 = AtomicI32::new(-1);
 
-/// From now on Ctrl-C and SIGTERM are noted, to be asked for with [`interrupted`]. A second one ends the process at once:
-/// its children die with it ([`die_with_parent`]).
+/// From now on Ctrl-C, SIGTERM and SIGHUP are recorded; [`interrupted`] returns them. A second signal ends
+/// the process at once, and its children with it ([`die_with_parent`]).
 pub(crate) fn catch_interrupts() {
     extern "C" fn note(signal: libc::c_int) {
         SIGNAL.store(signal, Ordering::Relaxed);
         let one = 1u64;
-        // SAFETY: `write` is async-signal-safe, and `one` outlives it. Without an event it fails, which does no harm;
-        // with one it cannot change errno, because an eventfd that holds at most three is never full.
+        // SAFETY: `write` is async-signal-safe, and `one` outlives it. Without an event the call fails, which
+        // has no effect; with one it cannot change errno, because an eventfd that holds at most three is
+        // never full.
         unsafe { libc::write(EVENT.load(Ordering::Relaxed), (&raw const one).cast(), size_of::<u64>()) };
     }
     // SAFETY: no memory is involved; the descriptor is open for the rest of the process's life.
     EVENT.store(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }, Ordering::Relaxed);
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // SAFETY: `old` outlives the call, which fills it or leaves it zeroed.
+        // SAFETY: `old` outlives the call, which either fills it or leaves it zeroed.
         let ignored = unsafe {
             let mut old: libc::sigaction = MaybeUninit::zeroed().assume_init();
             libc::sigaction(signal, std::ptr::null(), &raw mut old);
             old.sa_sigaction == libc::SIG_IGN
         };
-        // `nohup` means it.
+        // A process started by `nohup` keeps ignoring SIGHUP.
         if ignored && signal == libc::SIGHUP {
             continue;
         }
-        // SAFETY: the zeroed struct is a valid sigaction with an empty mask; the handler does only what is
-        // async-signal-safe. No SA_RESTART: system calls that wait return EINTR, and their callers look at the note.
+        // SAFETY: the zeroed struct is a valid sigaction with an empty mask, and the handler only calls what
+        // is async-signal-safe. Without SA_RESTART, blocking system calls return EINTR and their callers
+        // check [`interrupted`].
         unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
             action.sa_sigaction = note as *const () as libc::sighandler_t;
@@ -49,7 +51,7 @@ pub(crate) fn catch_interrupts() {
     }
 }
 
-/// How to end, if somebody asked us to.
+/// How to end, if a signal has requested it.
 pub(crate) fn interrupted() -> Option<Exit> {
     match SIGNAL.load(Ordering::Relaxed) {
         0 => None,
@@ -58,7 +60,7 @@ pub(crate) fn interrupted() -> Option<Exit> {
     }
 }
 
-/// Columns and lines of the terminal that stdout is, if it is one.
+/// Columns and lines of the terminal, if stdout is one.
 pub(crate) fn terminal_size() -> Option<(usize, usize)> {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: TIOCGWINSZ (ioctl_tty(2)) writes one `winsize`, which outlives the call.
@@ -66,29 +68,32 @@ pub(crate) fn terminal_size() -> Option<(usize, usize)> {
     (result == 0 && size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col.into(), size.ws_row.into()))
 }
 
-/// Whether stderr is a terminal that another process group has the use of.
+/// Whether stderr is a terminal whose foreground process group is another one.
 pub(crate) fn is_in_background() -> bool {
-    // SAFETY: neither call involves memory. Without a terminal the first gives -1.
+    // SAFETY: neither call involves memory. Without a terminal the first returns -1.
     let (front, own) = unsafe { (libc::tcgetpgrp(libc::STDERR_FILENO), libc::getpgrp()) };
     front > 0 && front != own
 }
 
-/// Sleeps until somebody asks us to end, at most `timeout`; says how, if so. Burns no CPU.
+/// Sleeps until a signal requests the end of the process, at most `timeout`, without using the CPU. Returns
+/// how to end, if it came.
 pub(crate) fn wait_for_interrupt(timeout: Option<Duration>) -> Option<Exit> {
     let mut event = libc::pollfd { fd: EVENT.load(Ordering::Relaxed), events: libc::POLLIN, revents: 0 };
     let timeout_ms = timeout.map_or(-1, |timeout| i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX));
-    // SAFETY: one pollfd, which outlives the call. A signal ends it early, and so does the event it raised before.
+    // SAFETY: one pollfd, which outlives the call. A signal ends the wait early, and so does an event that
+    // was raised before.
     unsafe { libc::poll(&raw mut event, 1, timeout_ms) };
     interrupted()
 }
 
-/// The terminal that stdin is, in a mode where keys come one by one and are not shown, until it is dropped.
+/// Puts the terminal on stdin into a mode in which keys are delivered one by one and not echoed, until this
+/// is dropped.
 pub(crate) struct KeyMode {
     before: libc::termios,
 }
 
 impl KeyMode {
-    /// `None` when stdin is no terminal of ours to change.
+    /// `None` when stdin is not a terminal that this process may change.
     pub(crate) fn enter() -> Option<Self> {
         if is_in_background() {
             return None;
@@ -102,9 +107,10 @@ impl KeyMode {
             before.assume_init()
         };
         let mut keys = before;
-        // Signals stay what they are: Ctrl-C ends us as ever.
+        // Signals are unchanged: Ctrl-C still ends the process.
         keys.c_lflag &= !(libc::ICANON | libc::ECHO);
-        // But Ctrl-Z comes as a key: the terminal has to be put right before we stop.
+        // Ctrl-Z is delivered as a key, because the terminal's mode has to be restored before the process
+        // stops.
         keys.c_cc[libc::VSUSP] = libc::_POSIX_VDISABLE;
         keys.c_cc[libc::VMIN] = 0;
         keys.c_cc[libc::VTIME] = 0;
@@ -113,8 +119,8 @@ impl KeyMode {
         set.then_some(Self { before })
     }
 
-    /// Sleeps until a key is pressed or somebody asks us to end, at most `timeout`. Gives the bytes that the terminal sent, none
-    /// when there was no key.
+    /// Sleeps until a key is pressed or a signal requests the end of the process, at most `timeout`. Returns
+    /// how many bytes the terminal sent; 0 without a key.
     pub(crate) fn wait(&self, timeout: Duration, bytes: &mut [u8]) -> usize {
         let event = EVENT.load(Ordering::Relaxed);
         let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -125,7 +131,7 @@ impl KeyMode {
         if ready <= 0 || fds[1].revents == 0 {
             return 0;
         }
-        // SAFETY: writes at most as many bytes as the slice has, which outlives the call.
+        // SAFETY: the call writes at most as many bytes as the slice has, and the slice outlives it.
         let read = unsafe { libc::read(libc::STDIN_FILENO, bytes.as_mut_ptr().cast(), bytes.len()) };
         usize::try_from(read).unwrap_or(0)
     }
@@ -133,19 +139,20 @@ impl KeyMode {
 
 impl Drop for KeyMode {
     fn drop(&mut self) {
-        // SAFETY: what was there before; it outlives the call.
+        // SAFETY: `before` is the mode that was read in `enter`; it outlives the call.
         unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &raw const self.before) };
     }
 }
 
-/// Stops this process as Ctrl-Z does, until the shell lets it go on.
+/// Stops this process as Ctrl-Z does, until the shell continues it.
 pub(crate) fn suspend() {
     // SAFETY: no memory is involved; the signal is delivered before the call returns.
     unsafe { libc::raise(libc::SIGTSTP) };
 }
 
-/// The child that `command` starts gets SIGKILL when the thread that starts it ends, however that comes about. It leads a
-/// process group of its own, so that Ctrl-C reaches us alone and we stop it in order.
+/// Makes the kernel send SIGKILL to the child that `command` starts when the thread that starts it ends, for
+/// whatever reason. The child leads its own process group, so that Ctrl-C reaches only the parent, which then
+/// stops its children in order.
 pub(crate) fn die_with_parent(command: &mut Command) {
     let parent = std::process::id().cast_signed();
     command.process_group(0);
@@ -155,7 +162,7 @@ pub(crate) fn die_with_parent(command: &mut Command) {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            // The parent may have died before the call above; then nobody will tell us.
+            // The parent may have died before the call above; then no signal would ever arrive.
             if libc::getppid() != parent {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
@@ -164,9 +171,10 @@ pub(crate) fn die_with_parent(command: &mut Command) {
     }
 }
 
-/// Asks a child of ours to stop.
+/// Sends SIGTERM to a child of this process.
 pub(crate) fn terminate(pid: u32) {
-    // SAFETY: no memory is involved. The caller has not yet waited for the child, so the id is still its own.
+    // SAFETY: no memory is involved. The caller has not yet waited for the child, so the process id is not
+    // reused.
     unsafe { libc::kill(pid.cast_signed(), libc::SIGTERM) };
 }
 
@@ -175,7 +183,7 @@ pub(crate) fn own_cpu() -> Duration {
     clock(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default()
 }
 
-/// CPU time of another process with all its threads, user and system. `None` when it is gone.
+/// CPU time of another process with all its threads, user and system. `None` when the process does not exist.
 pub(crate) fn process_cpu(pid: u32) -> Option<Duration> {
     let mut id: libc::clockid_t = 0;
     // SAFETY: `id` outlives the call.
@@ -193,14 +201,14 @@ fn duration(time: libc::timespec) -> Duration {
     Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Soft and hard limit of a resource; `u64::MAX` is no limit.
+/// Soft and hard limit of a resource; `u64::MAX` means unlimited.
 pub(crate) fn limit(resource: libc::__rlimit_resource_t) -> Option<(u64, u64)> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` outlives the call.
     (unsafe { libc::getrlimit(resource, &raw mut limit) } == 0).then_some((limit.rlim_cur, limit.rlim_max))
 }
 
-/// Lifts the soft limit of open files to the hard one, as every server does. Failure changes nothing.
+/// Raises the soft limit of open files to the hard limit, as servers commonly do. A failure changes nothing.
 pub(crate) fn lift_file_limit() {
     if let Some((soft, hard)) = limit(libc::RLIMIT_NOFILE)
         && soft < hard
@@ -215,7 +223,8 @@ pub(crate) fn lift_file_limit() {
 pub(crate) fn available_bytes(path: &str) -> Option<u64> {
     let path = CString::new(path).ok()?;
     let mut stat = MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: `path` ends with NUL, `stat` is large enough; it is read only after the call succeeded and filled it.
+    // SAFETY: `path` ends with NUL, `stat` is large enough, and it is read only after the call succeeded and
+    // filled it.
     let stat = unsafe {
         if libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) != 0 {
             return None;
@@ -225,9 +234,9 @@ pub(crate) fn available_bytes(path: &str) -> Option<u64> {
     stat.f_bavail.checked_mul(stat.f_frsize)
 }
 
-/// Whether memory files can be made.
+/// Whether the kernel can create memory files (memfd).
 pub(crate) fn try_memfd() -> Result<(), io::Error> {
-    // SAFETY: the name ends with NUL; the descriptor is ours alone and closed at once.
+    // SAFETY: the name ends with NUL; only this function has the descriptor, and closes it at once.
     unsafe {
         let fd = libc::memfd_create(c"snowskin-doctor".as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 {
@@ -238,12 +247,13 @@ pub(crate) fn try_memfd() -> Result<(), io::Error> {
     Ok(())
 }
 
-/// Whether a ring of io_uring can be made.
+/// Whether the kernel can create an io_uring.
 pub(crate) fn try_io_uring() -> Result<(), io::Error> {
     /// Bytes of `struct io_uring_params`.
     const PARAMS_BYTES: usize = 120;
     let mut params = [0u64; PARAMS_BYTES / 8];
-    // SAFETY: the kernel reads and writes exactly one zeroed `io_uring_params`; the descriptor is ours alone and closed.
+    // SAFETY: the kernel reads and writes exactly one zeroed `io_uring_params`; only this function has the
+    // descriptor, and closes it.
     unsafe {
         let fd = libc::syscall(libc::SYS_io_uring_setup, 4u32, params.as_mut_ptr());
         if fd < 0 {
@@ -254,10 +264,12 @@ pub(crate) fn try_io_uring() -> Result<(), io::Error> {
     Ok(())
 }
 
-/// Loads a shared library, which stays, and says whether it has `symbol`; or why it cannot be loaded.
+/// Loads a shared library, which stays loaded, and returns whether it has `symbol`, or why it cannot be
+/// loaded.
 pub(crate) fn library_has(library: &CStr, symbol: &CStr) -> Result<bool, String> {
-    // SAFETY: both names end with NUL. Loading runs the library's constructors, which is what whoever asks for this
-    // library wants, and nothing is unloaded again. The text of `dlerror` is copied before any other call of its family.
+    // SAFETY: both names end with NUL. Loading runs the library's constructors, which the caller of this
+    // function intends, and the library is not unloaded. The text of `dlerror` is copied before any other
+    // call of that family.
     unsafe {
         let handle = libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
         if handle.is_null() {

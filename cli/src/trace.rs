@@ -1,11 +1,12 @@
-//! Request traces in the format of the FAST'25 paper: one JSON object a line.
+//! Request traces in the format of the FAST'25 paper: one JSON object per line.
 //!
 //! ```text
 //! {"timestamp": 27000, "input_length": 6955, "output_length": 52, "hash_ids": [0, 46, 47, 2353]}
 //! ```
 //!
-//! `hash_ids` name the request's blocks of 512 tokens. Ids are chained: an id stands for its block *and everything before
-//! it*, so two requests that share an id share the prefix up to it. Unknown fields are ignored, blank lines skipped.
+//! `hash_ids` name the request's blocks of 512 tokens. Ids are chained: an id stands for its block *and
+//! everything before it*, so two requests that share an id share the prefix up to it. Unknown fields are
+//! ignored, blank lines skipped.
 
 use std::fmt;
 use std::fs::File;
@@ -14,12 +15,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-/// What a trace may ask of memory.
+/// Limits on one line of a trace, which bound the reader's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Longest line, bytes.
     pub line_bytes_max: usize,
-    /// Most blocks of one request.
+    /// Most blocks per request.
     pub ids_per_request_max: usize,
 }
 
@@ -32,13 +33,13 @@ impl Default for Limits {
 /// One request of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Request {
-    /// When it arrived, milliseconds from the beginning of the trace.
+    /// Arrival time, milliseconds from the beginning of the trace.
     pub timestamp: f64,
-    /// Tokens of the prompt.
+    /// Length of the prompt, tokens.
     pub input_length: u64,
-    /// Tokens of the answer.
+    /// Length of the answer, tokens.
     pub output_length: u64,
-    /// Its blocks, in order.
+    /// The blocks of the prompt, in order.
     pub hash_ids: Vec<u64>,
 }
 
@@ -46,7 +47,7 @@ impl Request {
     /// Parses one line.
     ///
     /// # Errors
-    /// Why it is not a request, or which limit it breaks.
+    /// The line is not a request, or exceeds a limit.
     pub fn parse(line: &[u8], limits: &Limits) -> Result<Self, LineError> {
         if line.len() > limits.line_bytes_max {
             return Err(LineError::TooLong { line_bytes_max: limits.line_bytes_max });
@@ -72,19 +73,19 @@ impl Request {
 pub enum LineError {
     /// Not JSON, or not with these fields.
     Json {
-        /// What the parser says.
+        /// The parser's message.
         why: String,
-        /// Where, counted from 1.
+        /// The column, counted from 1.
         column: usize,
     },
-    /// Longer than a line may be.
+    /// The line is too long.
     TooLong {
-        /// The limit.
+        /// The limit, bytes.
         line_bytes_max: usize,
     },
-    /// More blocks than a request may have.
+    /// The request has too many blocks.
     TooManyIds {
-        /// As many.
+        /// Number of blocks in the request.
         ids: usize,
         /// The limit.
         ids_per_request_max: usize,
@@ -100,7 +101,7 @@ impl fmt::Display for LineError {
                  {{\"timestamp\": 0, \"input_length\": 900, \"output_length\": 3, \"hash_ids\": [0, 7]}}"
             ),
             Self::TooLong { line_bytes_max } => {
-                write!(f, "longer than {line_bytes_max} bytes; expected one request a line")
+                write!(f, "longer than {line_bytes_max} bytes; expected one request per line")
             }
             Self::TooManyIds { ids, ids_per_request_max } => {
                 write!(f, "{ids} hash_ids; expected at most {ids_per_request_max} in one request")
@@ -111,24 +112,24 @@ impl fmt::Display for LineError {
 
 impl std::error::Error for LineError {}
 
-/// Why a trace cannot be read on.
+/// Why reading the trace stopped.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// The file does not open or read.
+    /// The file cannot be opened or read.
     Io {
-        /// Which file.
+        /// The file.
         file: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// A line is not a request.
     Line {
-        /// Which file.
+        /// The file.
         file: PathBuf,
-        /// Which line, counted from 1.
+        /// The line, counted from 1.
         line: u64,
-        /// What is wrong with it.
+        /// What is wrong with the line.
         source: LineError,
     },
 }
@@ -142,10 +143,10 @@ impl fmt::Display for TraceError {
     }
 }
 
-// The text of the cause is part of ours already.
+// The message includes the text of the cause, so `source` is not reported again.
 impl std::error::Error for TraceError {}
 
-/// Reads requests one by one; memory is bounded by the limits, not by the file.
+/// Reads requests one by one. Its memory is bounded by the limits, not by the size of the file.
 #[derive(Debug)]
 pub struct TraceReader<R> {
     input: R,
@@ -168,7 +169,7 @@ impl TraceReader<BufReader<File>> {
 }
 
 impl<R: BufRead> TraceReader<R> {
-    /// Reads `input`, which messages call `file`.
+    /// Reads `input`; error messages call it `file`.
     #[must_use]
     pub fn new(input: R, file: impl Into<PathBuf>, limits: Limits) -> Self {
         Self { input, file: file.into(), limits, line: 0, buffer: Vec::new(), failed: false }
@@ -207,7 +208,7 @@ impl<R: BufRead> TraceReader<R> {
     }
 }
 
-/// Ends after the first error: what follows a broken line cannot be trusted.
+/// Ends after the first error, because what follows a broken line cannot be trusted.
 impl<R: BufRead> Iterator for TraceReader<R> {
     type Item = Result<Request, TraceError>;
 
@@ -228,7 +229,8 @@ impl<R: BufRead> Iterator for TraceReader<R> {
     }
 }
 
-/// serde_json ends its messages with "at line 1 column 7"; our own say which line of the file it is.
+/// serde_json ends its messages with "at line 1 column 7". This removes it, because the error names the line
+/// of the file.
 fn without_line(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.rfind(" at line ").map_or(text.clone(), |end| text[..end].to_owned())

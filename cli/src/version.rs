@@ -1,6 +1,6 @@
 //! `--version --verbose`: which build this is.
 
-/// The version, and how it was built, line by line.
+/// The version and the build information, one item per line.
 pub(crate) fn text() -> String {
     format!(
         "snowskin {}\ncommit: {}\nfeatures: {}\ntarget: {}\nprofile: {}\nrustc: {}\n",
@@ -13,8 +13,8 @@ pub(crate) fn text() -> String {
     )
 }
 
-/// Whether these arguments, without the program's name, ask for that: `--version` and `--verbose` in any order and nothing else. The
-/// version flag alone ends the reading of arguments where it stands.
+/// Whether these arguments (without the program's name) request that: `--version` and `--verbose` in any
+/// order and nothing else. With `--version` alone, clap prints the version and ends.
 pub(crate) fn is_asked(arguments: impl Iterator<Item = std::ffi::OsString>) -> bool {
     let (mut version, mut verbose) = (false, false);
     for argument in arguments {

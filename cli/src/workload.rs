@@ -1,28 +1,28 @@
-//! A multi-turn workload to replay when there is no trace: seeded, endless, and the same for everyone.
+//! A multi-turn workload to replay without a trace: seeded, endless, and reproducible on every machine.
 //!
-//! Conversations begin with one of a few system prompts (Zipf), and each turn sends everything said so far plus a new
-//! question, as chat front ends do. People come back: a request continues a recent conversation more likely than an old
-//! one (Zipf over recency). The result has the shape of the published traces: a shared head, long private prefixes, a tail
-//! of blocks that are seen once.
+//! A conversation begins with one of a few system prompts (Zipf distributed), and each turn sends the whole
+//! conversation so far plus a new question, as chat front ends do. A request is more likely to continue a
+//! recent conversation than an old one (Zipf over recency). The result has the shape of the published traces:
+//! a shared head, long private prefixes, and a tail of blocks that are used once.
 
 use crate::content::mix;
 use crate::trace::Request;
 
-/// Tokens of one block.
+/// Tokens per block.
 const BLOCK_TOKENS: u64 = 512;
 
 /// The shape of a workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
-    /// System prompts to choose from.
+    /// Number of system prompts.
     pub prompts: usize,
-    /// Blocks of a system prompt, at most.
+    /// Most blocks of a system prompt.
     pub prompt_blocks_max: usize,
-    /// Blocks that one turn adds, at most.
+    /// Most blocks that one turn adds.
     pub turn_blocks_max: usize,
     /// Blocks at which a conversation ends.
     pub conversation_blocks_max: usize,
-    /// Conversations that are still open, at most; the one not used for longest ends first.
+    /// Most conversations that are open at the same time; the least recently used one ends first.
     pub conversations_max: usize,
     /// Share of requests that begin a conversation, percent.
     pub new_percent: u64,
@@ -127,12 +127,13 @@ impl Random {
         value
     }
 
-    /// 0 to `bound` - 1.
+    /// A random number from 0 to `bound` - 1.
     fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// 0 to `count` - 1, about as likely as 1 / (rank + 1): the inverse of the harmonic sum's continuous cousin.
+    /// A random number from 0 to `count` - 1, with a probability of about 1 / (rank + 1): the inverse of the
+    /// continuous approximation of the harmonic sum.
     fn zipf(&mut self, count: usize) -> usize {
         let uniform = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
         let rank = ((count as f64 + 1.0).powf(uniform) - 1.0) as usize;

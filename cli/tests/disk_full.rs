@@ -1,4 +1,4 @@
-//! Where logs go is full: the store serves all the same. (Its processes write nothing else to a disk.)
+//! The store serves when the device for its logs is full. (Its processes write nothing else to a disk.)
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -9,7 +9,8 @@ use std::process::{Child, Stdio};
 
 use common::{PATIENCE, assert_exit, signal, snowskin, wait};
 
-/// A daemon that logs everything to a full device, and the address that it says.
+/// Starts a server that logs everything to a full device; returns it with the address that it reports in
+/// `field`.
 fn start(args: &[&str], field: &str) -> (Child, String) {
     let full = File::options().write(true).open("/dev/full").expect("every Linux has it");
     let mut child = snowskin(args)
@@ -26,7 +27,7 @@ fn start(args: &[&str], field: &str) -> (Child, String) {
 }
 
 #[test]
-fn a_master_and_a_node_whose_logs_find_no_room_serve_all_the_same() {
+fn a_master_and_a_node_whose_logs_cannot_be_written_still_serve() {
     let (mut master, address) =
         start(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"], "rpc");
     let node = ["node", "--master", &address, "--memory", "16MiB", "--name", "n1", "--json"];

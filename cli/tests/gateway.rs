@@ -1,4 +1,4 @@
-//! The HTTP gateway, spoken to over bare sockets: what it serves, what it refuses, and what it does not wait for.
+//! The HTTP gateway over plain sockets: what it serves, what it refuses, and what it does not wait for.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use common::{Daemon, PATIENCE, Store, assert_exit, json, run, stderr};
 use serde_json::Value;
+use te_core::testkit::pattern;
 
-/// An answer, taken apart.
+/// A parsed response.
 struct Answer {
     status: u16,
     headers: Vec<(String, String)>,
@@ -34,7 +35,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Asserts what a refusal looks like.
+    /// Asserts that this is an error response with this status, and with this text in its message.
     fn refused(&self, status: u16, word: &str) {
         assert_eq!(self.status, status, "{self:?}");
         let problem = self.json();
@@ -73,7 +74,7 @@ impl Gateway {
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}{length}\r\n"
         );
         stream.write_all(head.as_bytes()).unwrap();
-        // It may have answered before it has read everything.
+        // The gateway may have answered before it has read everything.
         let _ = stream.write_all(body);
         read_answer(&mut stream, method == "HEAD")
     }
@@ -87,11 +88,11 @@ impl Gateway {
     }
 }
 
-/// Reads up to the end of the connection.
+/// Reads until the connection is closed.
 fn read_answer(stream: &mut TcpStream, no_body: bool) -> Answer {
     let mut bytes = Vec::new();
     let mut piece = [0; 1 << 16];
-    // A reset after the answer is no news.
+    // A reset after the response is ignored.
     while let Ok(len @ 1..) = stream.read(&mut piece) {
         bytes.extend_from_slice(&piece[..len]);
     }
@@ -112,7 +113,7 @@ fn read_answer(stream: &mut TcpStream, no_body: bool) -> Answer {
 }
 
 impl Gateway {
-    /// Waits until a line stands in its metrics.
+    /// Waits until its metrics contain a line.
     fn until(&self, line: &str) {
         let deadline = Instant::now() + PATIENCE;
         while !String::from_utf8_lossy(&self.get("/metrics").body).contains(line) {
@@ -121,12 +122,8 @@ impl Gateway {
     }
 }
 
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
-}
-
 #[test]
-fn a_web_page_whose_name_was_made_to_mean_this_host_is_refused() {
+fn a_web_page_whose_name_resolves_to_this_host_is_refused() {
     let gateway = Gateway::start(&[]);
     let asked = |host: &str| {
         let mut stream = gateway.connect();
@@ -145,13 +142,13 @@ fn a_web_page_whose_name_was_made_to_mean_this_host_is_refused() {
 }
 
 #[test]
-fn an_object_is_put_found_fetched_listed_and_forgotten() {
+fn an_object_is_put_found_fetched_listed_and_removed() {
     let gateway = Gateway::start(&[]);
-    let value = pattern(300_000);
+    let value = pattern(1, 300_000);
     let stored = gateway.put("/v1/objects/kv/a%20b?replicas=1&ttl_ms=600000&pin=soft&group=g", &value);
     assert_eq!((stored.status, stored.json()["bytes"].as_u64()), (201, Some(300_000)));
     gateway.put("/v1/objects/kv/a%20b", b"other").refused(409, "remove it first");
-    // The same key, written otherwise.
+    // The same key in another encoding.
     let found = gateway.get("/v1/objects/kv%2Fa%20b");
     assert_eq!(found.status, 200);
     assert!(found.body == value, "every byte");
@@ -160,7 +157,7 @@ fn an_object_is_put_found_fetched_listed_and_forgotten() {
     let tag = found.header("etag").expect("a tag").to_owned();
     let checksum = format!("\"{:08x}-", te_host::crc32c_of(0, &value));
     assert!(tag.starts_with(&checksum) && tag.ends_with('"'), "{tag}");
-    // The command line sees the same object.
+    // The command line reads the same object.
     assert!(gateway.store.run(&["get", "kv/a b"]).stdout == value);
 
     let head = gateway.ask("HEAD", "/v1/objects/kv/a%20b", "", b"");
@@ -217,7 +214,7 @@ fn a_list_has_pages_that_hold_every_key_once() {
 #[test]
 fn parts_of_an_object_are_served_and_parts_it_does_not_have_are_not() {
     let gateway = Gateway::start(&[]);
-    let value = pattern(200_000);
+    let value = pattern(1, 200_000);
     assert_eq!(gateway.put("/v1/objects/k", &value).status, 201);
     for (range, first, last) in [
         ("bytes=0-0", 0, 0),
@@ -238,7 +235,7 @@ fn parts_of_an_object_are_served_and_parts_it_does_not_have_are_not() {
         none.refused(416, "200000");
         assert_eq!(none.header("content-range"), Some("bytes */200000"));
     }
-    // A range of another version of the object than this is not wanted.
+    // The client has part of another version of the object, so the range is ignored.
     let all = gateway.ask("GET", "/v1/objects/k", "Range: bytes=0-9\r\nIf-Range: \"other\"\r\n", b"");
     assert_eq!((all.status, all.body.len()), (200, 200_000));
     let tag = all.header("etag").unwrap().to_owned();
@@ -247,7 +244,7 @@ fn parts_of_an_object_are_served_and_parts_it_does_not_have_are_not() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_advice() {
+fn malformed_requests_are_refused_with_advice() {
     let gateway = Gateway::start(&["--body-bytes-max", "100KiB"]);
     for path in ["/v1/objects/%zz", "/v1/objects/a%2", "/v1/objects/a%"] {
         gateway.get(path).refused(400, "%25");
@@ -275,7 +272,7 @@ fn what_makes_no_sense_is_refused_with_advice() {
     gateway.get("/v1/objects/").refused(404, "openapi");
     gateway.get("/elsewhere").refused(404, "openapi");
     gateway.ask("PATCH", "/v1/objects/k", "", b"").refused(405, "openapi");
-    // Longer than it may be: announced, and found out on the way.
+    // Longer than allowed: by Content-Length, and by the bytes that arrive.
     gateway.put("/v1/objects/k", &[1; 100 * 1024 + 1]).refused(413, "--body-bytes-max");
     let mut chunked = b"19001\r\n".to_vec();
     chunked.extend([1; 0x19001]);
@@ -286,12 +283,12 @@ fn what_makes_no_sense_is_refused_with_advice() {
     stream.write_all(head).unwrap();
     let _ = stream.write_all(&chunked);
     read_answer(&mut stream, false).refused(413, "--body-bytes-max");
-    // Heads without end.
+    // Heads without an end.
     let long = format!("X: {}\r\n", "y".repeat(400_000));
     assert_eq!(gateway.ask("GET", "/health", &long, b"").status, 431);
     let many = "X: y\r\n".repeat(100);
     assert_eq!(gateway.ask("GET", "/health", &many, b"").status, 431);
-    // After all of this it serves, and nothing was stored.
+    // After all of this it still serves, and nothing was stored.
     assert_eq!(gateway.get("/v1/objects").json()["objects"], serde_json::json!([]));
     assert_eq!(gateway.put("/v1/objects/k", &[1; 100 * 1024]).status, 201);
 }
@@ -311,38 +308,38 @@ fn a_chunked_body_is_stored_as_a_whole() {
 
 #[test]
 fn a_body_that_ends_early_or_never_comes_stores_nothing() {
-    // Short to wait for, and enough for those who do send all, however busy the machine is.
+    // Short, but long enough for clients that send everything, even on a busy machine.
     let gateway = Gateway::start(&["--body-ms-max", "1500", "--head-ms-max", "1500"]);
-    // Announced and cut short.
+    // Content-Length promises more than is sent.
     let mut stream = gateway.connect();
     stream
         .write_all(b"PUT /v1/objects/cut HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nhalf")
         .unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     let _ = stream.read_to_end(&mut Vec::new());
-    // A chunk cut short.
+    // A chunk that is cut off.
     let mut stream = gateway.connect();
     let head =
         b"PUT /v1/objects/cut HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel";
     stream.write_all(head).unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     let _ = stream.read_to_end(&mut Vec::new());
-    // One that stops sending.
+    // A client that stops sending.
     let mut stream = gateway.connect();
     stream
         .write_all(
             b"PUT /v1/objects/cut HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 9\r\n\r\nhalf",
         )
         .unwrap();
-    read_answer(&mut stream, false).refused(408, "faster");
-    // One whose head never ends: it is hung up on.
+    read_answer(&mut stream, false).refused(408, "too slowly");
+    // A client whose head never ends is disconnected.
     let mut stream = gateway.connect();
-    let started = Instant::now();
+    let deadline = Instant::now() + PATIENCE;
     let mut bytes = Vec::new();
     stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     stream.write_all(b"GET /health HTTP/1.1\r\nX: ").unwrap();
     loop {
-        // A byte now and then does not help.
+        // A byte from time to time does not prevent that.
         let sent = stream.write_all(b"y");
         match stream.read(&mut [0; 512]) {
             Ok(0) => break,
@@ -351,7 +348,7 @@ fn a_body_that_ends_early_or_never_comes_stores_nothing() {
                 if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {}
             Err(_) => break,
         }
-        assert!(started.elapsed() < PATIENCE, "it is never hung up on");
+        assert!(Instant::now() < deadline, "it is never disconnected");
         if sent.is_err() {
             break;
         }
@@ -363,25 +360,25 @@ fn a_body_that_ends_early_or_never_comes_stores_nothing() {
 #[test]
 fn more_bytes_than_the_gateway_may_hold_are_refused_until_there_is_room() {
     let gateway = Gateway::start(&["--body-bytes-max", "1MiB", "--buffered-bytes", "2MiB"]);
-    // One that sends nearly all of it holds nearly all that there is for what comes.
+    // A client that sends nearly all of its body holds nearly all of the memory for uploads.
     let mut hog = gateway.connect();
     hog.write_all(b"PUT /v1/objects/hog HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n\r\n")
         .unwrap();
-    hog.write_all(&pattern(1_000_000)).unwrap();
+    hog.write_all(&pattern(1, 1_000_000)).unwrap();
     gateway.until("snowskin_gateway_incoming_bytes 1048576");
-    let value = pattern(100_000);
+    let value = pattern(1, 100_000);
     let answer = gateway.put("/v1/objects/k", &value);
     answer.refused(503, "--buffered-bytes");
     assert_eq!(answer.header("retry-after"), Some("1"));
     drop(hog);
     let deadline = Instant::now() + PATIENCE;
     while gateway.put("/v1/objects/later", &value).status == 503 {
-        assert!(Instant::now() < deadline, "the room does not come back");
+        assert!(Instant::now() < deadline, "the memory is not freed");
     }
 }
 
 #[test]
-fn uploads_that_announce_much_and_send_little_keep_nobody_out() {
+fn uploads_that_announce_much_and_send_little_do_not_block_others() {
     let gateway = Gateway::start(&[]);
     assert_eq!(gateway.put("/v1/objects/there", b"hello").status, 201);
     let slow: Vec<_> = (0..8)
@@ -392,19 +389,19 @@ fn uploads_that_announce_much_and_send_little_keep_nobody_out() {
             stream
         })
         .collect();
-    // They have arrived when they are counted: with the one that asks.
+    // The uploads have arrived when they are counted, together with the request for the metrics.
     gateway.until("snowskin_gateway_requests_in_flight 9");
     for turn in 0..10 {
-        assert_eq!(gateway.put(&format!("/v1/objects/k{turn}"), &pattern(100_000)).status, 201);
+        assert_eq!(gateway.put(&format!("/v1/objects/k{turn}"), &pattern(1, 100_000)).status, 201);
         assert_eq!(gateway.get("/v1/objects/there").body, b"hello");
     }
     drop(slow);
 }
 
 #[test]
-fn uploads_that_fill_their_share_keep_nobody_from_reading() {
+fn uploads_that_fill_their_share_do_not_block_readers() {
     let gateway = Gateway::start(&["--body-bytes-max", "1MiB", "--buffered-bytes", "2MiB"]);
-    let value = pattern(1 << 20);
+    let value = pattern(1, 1 << 20);
     assert_eq!(gateway.put("/v1/objects/there", &value).status, 201);
     let mut hog = gateway.connect();
     hog.write_all(b"PUT /v1/objects/hog HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n\r\n")
@@ -416,7 +413,7 @@ fn uploads_that_fill_their_share_keep_nobody_from_reading() {
 }
 
 #[test]
-fn an_upload_that_comes_to_a_halt_is_ended() {
+fn an_upload_that_stalls_is_aborted() {
     let gateway = Gateway::start(&["--stall-ms-max", "300"]);
     let mut stream = gateway.connect();
     stream
@@ -424,12 +421,12 @@ fn an_upload_that_comes_to_a_halt_is_ended() {
             b"PUT /v1/objects/k HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 9999999\r\n\r\nx",
         )
         .unwrap();
-    // Long before all of it may have taken its time, and whatever trickles in.
-    read_answer(&mut stream, false).refused(408, "faster");
+    // Long before the timeout of the whole body, however slowly bytes arrive.
+    read_answer(&mut stream, false).refused(408, "too slowly");
 }
 
 #[test]
-fn an_answer_that_nobody_takes_gives_its_memory_back() {
+fn a_response_that_is_not_read_frees_its_memory() {
     let gateway = Gateway::start(&[
         "--body-bytes-max",
         "10MiB",
@@ -440,16 +437,16 @@ fn an_answer_that_nobody_takes_gives_its_memory_back() {
         "--connections-max",
         "2",
     ]);
-    let value = pattern(10 << 20);
+    let value = pattern(1, 10 << 20);
     assert_eq!(gateway.put("/v1/objects/k", &value).status, 201);
-    // They ask, and never read; then there are no places left.
-    let mut deaf: Vec<_> = (0..2).map(|_| gateway.connect()).collect();
-    for stream in &mut deaf {
+    // These clients send requests and never read. Then there is no free connection left.
+    let mut stalled: Vec<_> = (0..2).map(|_| gateway.connect()).collect();
+    for stream in &mut stalled {
         stream.write_all(b"GET /v1/objects/k HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     }
     let deadline = Instant::now() + PATIENCE;
     while gateway.put("/v1/objects/later", b"x").status == 503 {
-        assert!(Instant::now() < deadline, "the room does not come back");
+        assert!(Instant::now() < deadline, "the memory is not freed");
     }
 }
 
@@ -472,18 +469,18 @@ fn requests_follow_one_another_on_a_connection() {
 }
 
 #[test]
-fn it_says_how_it_is_and_describes_itself() {
+fn it_reports_its_health_and_describes_its_api() {
     let gateway = Gateway::start(&[]);
     assert_eq!(gateway.get("/health").json()["status"], "ok");
     assert_eq!(gateway.get("/ready").json()["ready"], true);
     let document = gateway.get("/openapi.json").json();
     assert!(document["info"]["description"].as_str().unwrap().contains("NO AUTHENTICATION"));
-    // Every path and method of the document is served: whatever it answers, it is not "no such path".
+    // Every path and method of the document is served: the response is never "this path does not exist".
     for (path, item) in document["paths"].as_object().unwrap() {
         for method in item.as_object().unwrap().keys().filter(|method| *method != "parameters") {
             let answer = gateway.ask(&method.to_uppercase(), &path.replace("{key}", "some/key"), "", b"");
             let text = String::from_utf8_lossy(&answer.body).into_owned();
-            assert!(answer.status != 405 && !text.contains("no such path:"), "{method} {path}: {answer:?}");
+            assert!(answer.status != 405 && !text.contains("this path does not exist:"), "{method} {path}: {answer:?}");
         }
     }
     assert_eq!(gateway.put("/v1/objects/k", &[7; 1000]).status, 201);
@@ -505,7 +502,7 @@ fn it_says_how_it_is_and_describes_itself() {
 
 #[test]
 fn without_a_master_it_does_not_start_and_without_nodes_it_is_not_ready() {
-    // One that is only just starting is waited for; a host that does not exist will not start.
+    // A gateway waits for a master that is being started, but not for a host that does not exist.
     let away = run(&["gateway", "--listen", "127.0.0.1:0", "--master", "no-such-host.invalid:1"]);
     assert_exit(&away, 1);
     assert!(stderr(&away).contains("no-such-host.invalid"), "{}", stderr(&away));
@@ -521,7 +518,7 @@ fn without_a_master_it_does_not_start_and_without_nodes_it_is_not_ready() {
 }
 
 #[test]
-fn a_node_is_a_gateway_and_serves_light_clients_when_told_to() {
+fn a_node_is_a_gateway_and_serves_local_clients_with_flags() {
     let master = Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"]);
     let address = master.text("rpc");
     let dir = tempfile::tempdir().unwrap();
@@ -542,7 +539,7 @@ fn a_node_is_a_gateway_and_serves_light_clients_when_told_to() {
     let node = Daemon::start(&node);
     assert_eq!(node.text("local"), path);
     let file = dir.path().join("in");
-    let value = pattern(3_000_000);
+    let value = pattern(1, 3_000_000);
     std::fs::write(&file, &value).unwrap();
     let put = run(&["put", "k", file.to_str().unwrap(), "--local", path, "--json"]);
     assert_exit(&put, 0);
@@ -558,10 +555,10 @@ fn a_node_is_a_gateway_and_serves_light_clients_when_told_to() {
     let away = run(&["get", "k", "--local", dir.path().join("no").to_str().unwrap()]);
     assert_exit(&away, 1);
     assert!(stderr(&away).contains("snowskin node --local"), "{}", stderr(&away));
-    // Over HTTP it is the same store.
+    // It serves the same store over HTTP.
     let mut stream = TcpStream::connect(node.text("gateway")).unwrap();
     stream.write_all(b"GET /v1/objects/k HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
     assert!(read_answer(&mut stream, false).body == value);
     assert_eq!(node.terminate(), Some(0));
-    assert!(!socket.exists(), "the socket goes with its node");
+    assert!(!socket.exists(), "the socket is removed with its node");
 }

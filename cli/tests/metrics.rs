@@ -1,6 +1,6 @@
-//! What master, node and client tell Prometheus, and what is made of it: the reference, the dashboard, the alerts.
+//! The metrics of master, node and client, and what uses them: the reference, the dashboard, the alerts.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 
-use common::{Daemon, PATIENCE, signal};
+use common::{Daemon, eventually, signal};
 use store_client::{Client, ClientConfig, PutOptions, Store as _};
 
 struct Cluster {
@@ -44,18 +44,18 @@ fn http(addr: &str, path: &str) -> (u16, String) {
     (status, text.split_once("\r\n\r\n").unwrap().1.to_owned())
 }
 
-/// Names as Prometheus stores them: counters end in `_total`.
+/// Metric names as Prometheus stores them: counters end in `_total`.
 fn families(text: &str) -> BTreeSet<String> {
     let family = |line: &str| {
         let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
-        // In Prometheus' plain format the name has its ending already.
+        // In Prometheus' plain format the name ends in `_total` already.
         let counter = || format!("{}_total", name.strip_suffix("_total").unwrap_or(name));
         Some(if kind == "counter" { counter() } else { name.to_owned() })
     };
     text.lines().filter_map(family).collect()
 }
 
-/// Every metric that a text names.
+/// Every metric name in a text.
 fn named(text: &str) -> BTreeSet<String> {
     let part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let words = text.split(|c| !part(c)).filter(|word| word.starts_with("snowskin_"));
@@ -78,7 +78,7 @@ fn value(text: &str, series: &str) -> f64 {
 
 #[test]
 fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
-    // Limits that are not there have no series.
+    // Limits that are not set have no series.
     let limits = "[{name = \"default\", quota_bytes = 1048576, quota_objects = 100}]";
     let cluster = Cluster::start(&["--store-tenants", limits]);
     let mut said = families(&http(&cluster.master.text("http"), "/metrics").1);
@@ -96,7 +96,7 @@ fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
     let missing: Vec<_> = said.difference(&listed).collect();
     assert!(missing.is_empty(), "add to docs/reference/metrics.md: {missing:?}");
     let gone: Vec<_> = listed.difference(&said).collect();
-    assert!(gone.is_empty(), "nobody says, take out of docs/reference/metrics.md: {gone:?}");
+    assert!(gone.is_empty(), "not exported, remove from docs/reference/metrics.md: {gone:?}");
 
     let dashboard: serde_json::Value = serde_json::from_str(&file("deploy/grafana/snowskin.json")).unwrap();
     let mut used = BTreeSet::new();
@@ -109,7 +109,7 @@ fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
     let exprs = alerts.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
     exprs.for_each(|expr| used.extend(named(expr)));
     let unknown: Vec<_> = used.difference(&said).collect();
-    assert!(used.len() > 30 && unknown.is_empty(), "nobody says {unknown:?}");
+    assert!(used.len() > 30 && unknown.is_empty(), "not exported: {unknown:?}");
 }
 
 #[test]
@@ -152,22 +152,17 @@ fn what_a_tenant_uses_and_what_a_drain_leaves_is_seen_at_the_master() {
     let text = http(&at, "/metrics").1;
     assert_eq!(value(&text, "snowskin_master_tenant_objects{tenant=\"default\"}"), 1.0);
     assert!(value(&text, "snowskin_master_tenant_bytes{tenant=\"default\"}") >= 4096.0);
-    // There is no other node to move it to.
+    // There is no other node to which the objects could be moved.
     common::assert_exit(&common::run(&["admin", "drain", "n1", "--master", &rpc]), 0);
-    let deadline = std::time::Instant::now() + PATIENCE;
-    loop {
+    eventually("an object that the drain leaves", || {
         let text = http(&at, "/metrics").1;
         assert_eq!(value(&text, "snowskin_master_segments_draining"), 1.0);
-        if value(&text, "snowskin_master_drain_left_objects{reason=\"no_room\"}") == 1.0 {
-            break;
-        }
-        assert!(std::time::Instant::now() < deadline, "nothing is left:\n{text}");
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+        value(&text, "snowskin_master_drain_left_objects{reason=\"no_room\"}") == 1.0
+    });
 }
 
 #[test]
-fn ready_says_whether_memory_is_there_and_health_whether_somebody_answers() {
+fn ready_reports_whether_there_is_memory_and_health_whether_the_process_answers() {
     let master = Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"]);
     let at = master.text("http");
     assert_eq!(http(&at, "/health").0, 200);
@@ -175,26 +170,24 @@ fn ready_says_whether_memory_is_there_and_health_whether_somebody_answers() {
     assert!(status == 503 && body.contains("no node has mounted"), "{status} {body}");
     drop(master);
 
-    // Soon over when nobody answers, and not before on a busy machine.
+    // Short, but not so short that a busy machine loses a node that is alive.
     let cluster = Cluster::start(&["--node-ttl-ms", "3000"]);
     let (master, node) = (cluster.master.text("http"), cluster.node.text("http"));
     assert_eq!(
         (http(&master, "/ready").0, http(&node, "/ready").0, http(&node, "/health").0),
         (200, 200, 200)
     );
-    // A master that does not answer: the node lives, and is not ready.
+    // The master does not answer: the node is alive, but not ready.
     signal(cluster.master.child.id(), "STOP");
-    let deadline = std::time::Instant::now() + PATIENCE;
-    let (status, body) = loop {
-        let (status, body) = http(&node, "/ready");
-        if status == 503 || std::time::Instant::now() > deadline {
-            break (status, body);
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    };
-    assert!(status == 503 && body.contains("master does not answer"), "{status} {body}");
+    let mut body = String::new();
+    eventually("a node that is not ready", || {
+        let (status, text) = http(&node, "/ready");
+        body = text;
+        status == 503
+    });
+    assert!(body.contains("master does not answer"), "{body}");
     assert_eq!(http(&node, "/health").0, 200);
-    // And one whose serving thread hangs is said to.
+    // A master whose serving thread hangs reports that.
     signal(cluster.master.child.id(), "CONT");
 }
 
@@ -210,7 +203,7 @@ fn an_operation_has_one_number_in_the_error_and_in_the_masters_log() {
     std::io::BufRead::read_line(&mut std::io::BufReader::new(master.stdout.take().unwrap()), &mut line)
         .unwrap();
     let ready: serde_json::Value = serde_json::from_str(&line).unwrap();
-    // A put that nobody has room for: the master is asked, and refuses.
+    // A put without space: the master gets the request and refuses it.
     let rpc = ready["rpc"].as_str().unwrap();
     let mut client = Client::connect(ClientConfig::new(rpc.parse().unwrap())).unwrap();
     let error = client.put(b"a", b"b", &PutOptions::default()).unwrap_err();

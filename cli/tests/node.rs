@@ -1,4 +1,4 @@
-//! Nodes as an operator runs them: how they stop, and what they warn of.
+//! Nodes as an operator runs them: how they stop, and what they warn about.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -50,7 +50,7 @@ fn a_node_that_drains_when_it_is_stopped_loses_nothing() {
 }
 
 #[test]
-fn a_node_that_has_nowhere_to_drain_to_says_what_is_lost_and_ends() {
+fn a_node_that_cannot_drain_reports_what_is_lost_and_ends() {
     let cluster = Cluster::start();
     let args = ["node", "--master", &cluster.address, "--memory", "16MiB", "--name", "n1", "--json"];
     let mut node = snowskin(&[&args[..], &["--drain-on-stop=5"]].concat())
@@ -65,12 +65,12 @@ fn a_node_that_has_nowhere_to_drain_to_says_what_is_lost_and_ends() {
     let mut text = String::new();
     node.stderr.take().unwrap().read_to_string(&mut text).unwrap();
     assert_eq!(status.code(), Some(1), "{text}");
-    assert!(text.contains("not drained") && text.contains("no room on other nodes"), "{text}");
+    assert!(text.contains("not drained") && text.contains("do not fit on other nodes"), "{text}");
 }
 
 #[test]
-fn a_node_that_only_this_machine_can_reach_is_warned_of_where_the_master_is_for_all() {
-    // Any address of this machine but loopback: what is bound to all of them is found at the one that routes go out by.
+fn a_node_that_only_this_machine_can_reach_is_warned_about_when_the_master_is_reachable_from_others() {
+    // An address of this machine other than loopback: the one from which packets to other hosts are sent.
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
     let Some(ip) = socket.connect("192.0.2.1:9").ok().and_then(|()| socket.local_addr().ok()) else {
         eprintln!("skipped: this machine has no address but loopback");
@@ -87,7 +87,7 @@ fn a_node_that_only_this_machine_can_reach_is_warned_of_where_the_master_is_for_
             .spawn()
             .unwrap();
         let mut byte = [0];
-        // The ready line is out, and with it what goes before; the rest follows before it ends.
+        // The ready line comes after the warnings about the address; the node logs the rest before it ends.
         while node.stdout.as_mut().unwrap().read(&mut byte).unwrap() == 1 && byte != *b"\n" {}
         signal(node.id(), "TERM");
         assert_eq!(wait(&mut node).expect("it ends").code(), Some(0));
@@ -110,7 +110,7 @@ fn servers_are_started_in_any_order() {
         snowskin(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let mut servers = [start(&["node", "--memory", "1MiB"]), start(&["gateway", "--listen", "127.0.0.1:0"])];
-    // They have met nobody by the time that they complain.
+    // None of them has reached a master when it logs that it waits.
     for server in &mut servers {
         let (mut byte, stderr) = ([0], server.stderr.as_mut().unwrap());
         while stderr.read(&mut byte).unwrap() == 1 && byte != *b"\n" {}
@@ -143,7 +143,7 @@ fn a_node_that_waits_for_its_master_can_be_stopped() {
 }
 
 #[test]
-fn a_node_tells_what_clients_have_seen_that_come_in_by_it() {
+fn a_node_exports_the_metrics_of_its_gateway_and_local_clients() {
     let cluster = Cluster::start();
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("n.sock");

@@ -1,21 +1,21 @@
-//! README.md and README.zh-CN.md say the same: headings, commands, links and figures. What a language is free in is not compared.
+//! README.md and README.zh-CN.md have the same headings, commands, links and figures. Texts are not compared.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 
-/// A heading and what stands below it, up to the next.
+/// A heading and the text below it, up to the next heading.
 #[derive(Debug, Default)]
 struct Section {
     title: String,
     level: usize,
-    /// Commands without their comments; other blocks as they are.
+    /// Commands without their comments; other code blocks unchanged.
     code: Vec<String>,
-    /// Cells of each row of tables.
+    /// Number of cells in each row of tables.
     rows: Vec<usize>,
-    /// Sorted: a language orders its sentences as it likes.
+    /// Sorted, because the order of a sentence depends on the language.
     numbers: Vec<String>,
-    /// Sorted, those to headings within the page aside.
+    /// Sorted, without links to headings within the page.
     links: Vec<String>,
 }
 
@@ -63,7 +63,7 @@ fn sections(file: &str) -> Vec<Section> {
     sections
 }
 
-/// `0.3664`, `64`, `2.04`; what ends a sentence is none of it.
+/// `0.3664`, `64`, `2.04`; a full stop is not part of a number.
 fn numbers(line: &str) -> Vec<String> {
     let is_part = |c: char| c.is_ascii_digit() || c == '.' || c == ',';
     line.split(|c| !is_part(c))

@@ -1,4 +1,4 @@
-//! The main job, and how it ends when something goes wrong.
+//! `snowskin replay`: the main use case, and how it ends when something fails.
 
 mod common;
 
@@ -100,7 +100,7 @@ fn a_simulation_gives_a_table_json_and_a_plot_and_starts_nothing() {
     let line = |ids: &[u32]| {
         format!("{{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":{ids:?}}}\n")
     };
-    // Room for three blocks: 0 is read again, the rest comes once, then 0 and 2 come back.
+    // Room for three blocks: 0 is read again, the others come once, then 0 and 2 come again.
     let requests: String = [[0], [0], [1], [2], [3], [4], [0], [2]].iter().map(|ids| line(ids)).collect();
     std::fs::write(&trace, requests).unwrap();
     let simulate =
@@ -140,7 +140,7 @@ fn a_simulation_gives_a_table_json_and_a_plot_and_starts_nothing() {
     assert_exit(&run(&["replay", "--svg", "x.svg"]), 2);
 }
 
-/// A replay that is at work and goes on until it is disturbed, and the processes it started.
+/// A replay in progress that continues until it is disturbed, and the processes that it has started.
 fn long_replay(more: &[&str]) -> (std::process::Child, Vec<(u32, String)>) {
     let args = [&["replay", "--requests", "100000000", "--capacity-blocks", "5000", "--json"], more].concat();
     let child = snowskin(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -149,18 +149,20 @@ fn long_replay(more: &[&str]) -> (std::process::Child, Vec<(u32, String)>) {
         children = children_of(child.id());
         children.iter().filter(|(_, arguments)| arguments.contains(" node ")).count() == 2
     });
-    // Processes that run may be far from serving, and what disturbs them earlier ends a start, not a replay.
-    let (_, node) = children.iter().find(|(_, arguments)| arguments.contains(" node ")).expect("a node");
-    let (_, master) = node.split_once(" --master ").expect("it is told its master");
-    let master = master.split(' ').next().expect("an address");
-    eventually("it puts blocks", || {
-        let stat = run(&["stat", "--json", "--master", master]);
-        stat.status.success() && json(&stat)["objects"].as_u64() > Some(0)
-    });
+    // A process may exist long before it serves, and a failure before that ends the start, not the replay.
+    eventually("it puts blocks", || counter(&children, "objects") > Some(0));
     (child, children)
 }
 
-/// Its output, once it has ended.
+/// A counter of the replay's master; `None` while it does not answer.
+fn counter(children: &[(u32, String)], name: &str) -> Option<u64> {
+    let (_, node) = children.iter().find(|(_, arguments)| arguments.contains(" node ")).expect("a node");
+    let (_, master) = node.split_once(" --master ").expect("it has --master");
+    let stat = run(&["stat", "--json", "--master", master.split(' ').next().expect("an address")]);
+    stat.status.success().then(|| json(&stat)[name].as_u64())?
+}
+
+/// The output of a process that has ended.
 fn output_of(mut child: std::process::Child) -> std::process::Output {
     let status = wait(&mut child).expect("it ends");
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
@@ -197,7 +199,11 @@ fn a_node_that_is_killed_costs_its_blocks_and_never_gives_wrong_bytes() {
     let (child, children) = long_replay(&[]);
     let node = children.iter().find(|(_, arguments)| arguments.contains("node-1")).unwrap().0;
     signal(node, "KILL");
-    std::thread::sleep(std::time::Duration::from_millis(1500));
+    // A child that has been waited for is no child any more. After that, the replay continues with the other node.
+    let has_noticed = || children_of(child.id()).iter().all(|(pid, _)| *pid != node);
+    eventually("the replay notices", has_noticed);
+    let gets = counter(&children, "gets_total").expect("the master answers");
+    eventually("reads without the node", || counter(&children, "gets_total") > Some(gets + 5_000));
     signal(child.id(), "INT");
     let output = output_of(child);
     assert_exit(&output, 130);
@@ -224,8 +230,8 @@ fn a_master_that_is_killed_ends_it_with_a_clear_error() {
 }
 
 #[test]
-fn what_processes_hit_is_what_the_simulation_promised() {
-    // SIEVE aside, for which batches of puts make a difference in a pool as small as this.
+fn the_hit_rate_of_processes_is_that_of_the_simulation() {
+    // Without SIEVE, for which batches of puts make a difference in a pool as small as this.
     let args =
         ["replay", "--compare", "--requests", "3000", "--capacity-blocks", "3000", "--block-bytes", "512"];
     let output =
@@ -244,7 +250,7 @@ fn what_processes_hit_is_what_the_simulation_promised() {
 #[test]
 fn a_comparison_that_finds_the_two_apart_ends_with_1() {
     let args = ["replay", "--compare", "--requests", "100", "--capacity-blocks", "100", "--policies", "fifo"];
-    // Nothing that is being read can go, so nearly all of so small a pool is barred to what comes.
+    // Leased blocks are not evicted, so nearly all of such a small pool is closed to new blocks.
     let output = run(&[&args[..], &["--lease-ms", "60000", "--agree-within", "0"]].concat());
     assert_exit(&output, 1);
     let text = stdout(&output);

@@ -31,13 +31,13 @@ fn a_picture_shows_nodes_devices_distances_and_the_matrix() {
 }
 
 #[test]
-fn a_host_with_nothing_says_so_and_ends_well() {
+fn a_host_without_devices_is_reported_as_such() {
     let output = on("vm", &[]);
     assert_exit(&output, 0);
-    assert!(stdout(&output).contains("nothing to choose between"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("no NICs and no GPUs to choose from"), "{}", stdout(&output));
     let value = json(&on("vm", &["--json"]));
     assert_eq!((value["nics"].as_array().unwrap().len(), value["gpus"].as_array().unwrap().len()), (0, 0));
-    // The machine that the tests run on, whatever it is.
+    // The machine that runs the tests, whatever it has.
     assert_exit(&run(&["topology"]), 0);
 }
 
@@ -82,7 +82,7 @@ fn a_written_matrix_is_shown_and_checked_against_the_host() {
     let output = on("dgx", &["--file", file]);
     assert_exit(&output, 0);
     let text = stdout(&output);
-    for part in ["as the file says", "  cpu:0  mlx5_1", "names mlx5_9, a NIC", "a row for hip:3"] {
+    for part in ["as the file specifies", "  cpu:0  mlx5_1", "names NIC mlx5_9", "a row for hip:3"] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
     let matrix = on("dgx", &["--file", file, "--json"]);
@@ -124,7 +124,7 @@ fn bad_input_ends_with_a_code_and_advice() {
 }
 
 #[test]
-fn odd_values_are_told_and_cannot_drive_the_terminal() {
+fn invalid_values_are_reported_and_cannot_control_the_terminal() {
     let host = Sysfs::named("dgx");
     host.put("devices/system/node/node0/cpulist", "\u{1b}[2J");
     let output = run(&["topology", "--sysfs", host.path().to_str().unwrap()]);
@@ -133,7 +133,7 @@ fn odd_values_are_told_and_cannot_drive_the_terminal() {
     assert!(text.contains("Odd\n  devices/system/node/node0/cpulist") && !text.contains('\u{1b}'), "{text}");
 }
 
-/// Where the build has hwloc.
+/// In builds with hwloc.
 #[cfg(feature = "topology-hwloc")]
 #[test]
 fn hwloc_describes_this_host_one_from_xml_and_one_from_a_string() {

@@ -1,4 +1,4 @@
-//! `snowskin up`, and commands that are pasted behind servers that are still starting.
+//! `snowskin up`, and commands that run while their servers are still starting.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,18 +9,19 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Output, Stdio};
 
 use common::{Daemon, PATIENCE, assert_exit, json, run, snowskin, stderr, stdout};
+use te_core::testkit::pattern;
 
-/// An address that nobody listens at now.
+/// An address at which no process listens now.
 fn free_address() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
-/// Starts a command that others are to be started behind.
+/// Starts a command that waits for servers.
 fn start(args: &[&str]) -> Child {
     snowskin(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits until a child has said on stderr that it waits.
+/// Waits until a child reports on stderr that it waits; returns what it has written.
 fn has_said_that_it_waits(child: &mut Child) -> String {
     let (mut said, mut byte) = (Vec::new(), [0]);
     let stderr = child.stderr.as_mut().unwrap();
@@ -44,7 +45,7 @@ fn get(address: &str, path: &str) -> String {
 }
 
 #[test]
-fn up_serves_by_every_way_in_and_leaves_nothing_behind() {
+fn up_serves_all_kinds_of_clients_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("local.sock");
     let any = "127.0.0.1:0";
@@ -69,7 +70,7 @@ fn up_serves_by_every_way_in_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn up_that_cannot_have_an_address_names_it_and_the_flag_once() {
+fn up_names_an_address_in_use_and_its_flag_once() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
     for flag in ["--listen", "--http", "--gateway"] {
@@ -90,7 +91,7 @@ fn up_that_cannot_have_an_address_names_it_and_the_flag_once() {
 }
 
 #[test]
-fn a_put_that_is_pasted_behind_its_servers_waits_for_them() {
+fn a_put_waits_for_servers_that_are_starting() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("in");
     std::fs::write(&file, "hello\n").unwrap();
@@ -107,7 +108,7 @@ fn a_put_that_is_pasted_behind_its_servers_waits_for_them() {
 }
 
 #[test]
-fn a_put_that_no_node_comes_for_says_so_and_one_that_may_not_wait_does_not() {
+fn a_put_without_a_node_reports_that_it_waits_unless_it_must_not_wait() {
     let master = Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"]);
     let address = master.text("rpc");
     let args = ["put", "k", "/proc/self/status", "--master", &address, "--wait"];
@@ -123,7 +124,7 @@ fn a_put_that_no_node_comes_for_says_so_and_one_that_may_not_wait_does_not() {
 }
 
 #[test]
-fn a_local_get_that_is_pasted_behind_its_node_waits_for_it() {
+fn a_local_get_waits_for_a_node_that_is_starting() {
     let dir = tempfile::tempdir().unwrap();
     let (file, socket) = (dir.path().join("in"), dir.path().join("n.sock"));
     std::fs::write(&file, "hello\n").unwrap();
@@ -140,7 +141,7 @@ fn a_local_get_that_is_pasted_behind_its_node_waits_for_it() {
 }
 
 #[test]
-fn objects_of_any_length_go_and_come_by_the_local_way() {
+fn objects_of_any_length_are_put_and_fetched_through_the_local_server() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("n.sock");
     let socket = socket.to_str().unwrap();
@@ -150,7 +151,7 @@ fn objects_of_any_length_go_and_come_by_the_local_way() {
     let _node = Daemon::start(&[&node[..], &["--local", socket, "--json"]].concat());
     let file = dir.path().join("in");
     for len in [1, 63, 64, 65, 100, 4_097, 14_039, 1_048_577, 300_000_001usize] {
-        let bytes: Vec<u8> = (0..len).map(|i| ((i * 31) >> 3) as u8).collect();
+        let bytes = pattern(1, len);
         std::fs::write(&file, &bytes).unwrap();
         let key = format!("k{len}");
         let put = run(&["put", &key, file.to_str().unwrap(), "--local", socket]);
@@ -159,4 +160,37 @@ fn objects_of_any_length_go_and_come_by_the_local_way() {
         assert_exit(&run(&["get", &key, "--local", socket, "-o", out.to_str().unwrap()]), 0);
         assert!(std::fs::read(&out).unwrap() == bytes, "{len} bytes");
     }
+}
+
+#[test]
+fn a_part_of_an_object_is_fetched_through_the_local_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, socket) = (dir.path().join("in"), dir.path().join("n.sock"));
+    let (file, socket) = (file.to_str().unwrap(), socket.to_str().unwrap());
+    let master = Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"]);
+    let address = master.text("rpc");
+    let node = ["node", "--master", &address, "--memory", "16MiB", "--local", socket, "--json"];
+    let _node = Daemon::start(&node);
+    let bytes = pattern(1, 200_000);
+    std::fs::write(file, &bytes).unwrap();
+    assert_exit(&run(&["put", "k", file, "--local", socket]), 0);
+    let get = |args: &[&str]| run(&[&["get", "k", "--local", socket], args].concat());
+    for (args, part) in [
+        (&["--offset", "70000"][..], 70_000..200_000),
+        (&["--length", "1"], 0..1),
+        (&["--offset", "64KiB", "--length", "1000"], 65_536..66_536),
+        (&["--offset", "199999", "--length", "1"], 199_999..200_000),
+    ] {
+        let output = get(args);
+        assert_exit(&output, 0);
+        assert!(output.stdout == bytes[part], "{args:?}");
+    }
+    for args in [&["--offset", "1MiB"][..], &["--offset", "199999", "--length", "2"]] {
+        let output = get(args);
+        assert_exit(&output, 1);
+        assert!(stderr(&output).contains("shorter than --offset plus --length"), "{}", stderr(&output));
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+    assert_exit(&get(&["--length", "0"]), 2);
+    assert_exit(&run(&["get", "none", "--offset", "1", "--local", socket]), 3);
 }

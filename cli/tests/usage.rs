@@ -1,4 +1,4 @@
-//! What somebody sees who tries things out.
+//! Help, usage errors and messages: what a new user sees.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use common::{assert_exit, json, run, snowskin, stderr, stdout};
 
 #[test]
-fn help_of_every_command_teaches() {
+fn help_of_every_command_has_usage_examples_and_exit_codes() {
     let commands: &[&[&str]] = &[
         &["master"],
         &["node"],
@@ -44,7 +44,7 @@ fn help_of_every_command_teaches() {
 }
 
 #[test]
-fn a_settings_file_that_cannot_be_is_refused_with_its_lines_before_anything_starts() {
+fn an_invalid_settings_file_is_refused_with_its_lines_before_anything_starts() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "[master]\nspin = 1\n\n[master.store]\nlease_ttl_ms = 0\n").unwrap();
     let name = file.path().to_str().unwrap();
@@ -76,7 +76,7 @@ fn a_master_of_tenants_does_not_start_without_an_admins_secret() {
 }
 
 #[test]
-fn wrong_usage_ends_with_2_and_says_what_would_be_right() {
+fn wrong_usage_ends_with_2_and_names_the_right_usage() {
     for (args, hint) in [
         (&["replay", "--block-bytes", "4XB"][..], "64KiB"),
         (&["replay", "--block-bytes", "0"], "--block-bytes"),
@@ -88,6 +88,9 @@ fn wrong_usage_ends_with_2_and_says_what_would_be_right() {
         (&["bench", "master", "--duration", "0"], "--duration"),
         (&["bench", "allocator", "--allocator", "buddy"], "slab"),
         (&["bench", "target", "--segment", "a"], "--metadata"),
+        (&["bench", "transfer", "--connections", "17"], "1..=16"),
+        // The old name of --connections.
+        (&["bench", "transfer", "--lanes", "17"], "1..=16"),
         (&["bench", "target", "--metadata", "ftp://h:1"], "etcd://"),
         (&["get", "a", "--json"], "--output"),
         (&["repaly"], "replay"),
@@ -107,7 +110,7 @@ fn a_reader_that_leaves_early_ends_it_quietly() {
         &["--help"],
     ] {
         let mut child = snowskin(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // `head -n 0`: gone before the first byte.
+        // Like `head -n 0`: closed before the first byte.
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
         assert!(matches!(output.status.code(), Some(0 | 1)), "{args:?}: {:?}", output.status);
@@ -122,11 +125,11 @@ fn a_reader_that_leaves_early_ends_it_quietly() {
 }
 
 #[test]
-fn the_congestion_control_is_asked_of_both_sides() {
+fn the_congestion_control_is_requested_on_both_ends() {
     let args = ["bench", "transfer", "--fabric", "tcp", "--op", "read", "--block", "4KiB", "--batch", "1"];
     let with = |name| run(&[&args[..], &["--duration", "0.02", "--congestion", name]].concat());
     assert_exit(&with("reno"), 0);
-    // Each named fabric is tried here first, so this process's refusal is what is seen.
+    // Each named fabric is started in this process first, so its refusal is reported here.
     let refused = with("no-such");
     assert_exit(&refused, 1);
     assert!(stderr(&refused).contains("--fabric tcp"), "{}", stderr(&refused));
@@ -134,7 +137,7 @@ fn the_congestion_control_is_asked_of_both_sides() {
 }
 
 #[test]
-fn bench_transfer_prints_one_checked_row_a_combination() {
+fn bench_transfer_prints_one_verified_row_per_combination() {
     let common = ["--block", "4KiB,64KiB", "--batch", "3", "--duration", "0.05", "--verify", "--json"];
     for fabric in ["tcp", "shm", "local"] {
         let output = run(&[&["bench", "transfer", "--fabric", fabric][..], &common].concat());
@@ -203,8 +206,8 @@ fn bench_store_and_bench_master_print_their_rows() {
 }
 
 #[test]
-fn bench_allocator_prints_what_was_published_beside_what_it_measures() {
-    // A refusal comes after 5 % of 335,000 objects.
+fn bench_allocator_prints_published_results_beside_its_own() {
+    // With 335,000 objects, the first refusal comes after 5 % of them.
     let common = ["--allocations", "40000", "--segment-gib", "1"];
     let workload = ["--workload", "random,kv,paired,cluster"];
     let output = run(&[&["bench", "allocator", "--json"], &workload[..], &common].concat());
@@ -228,11 +231,11 @@ fn bench_allocator_prints_what_was_published_beside_what_it_measures() {
 }
 
 #[test]
-fn messages_say_one_cause_once_with_the_value_and_what_to_do() {
+fn messages_name_each_cause_once_with_the_value_and_what_to_do() {
     let long = "k".repeat(1_100);
     let cases: &[(&[&str], i32, &[&str], &str)] = &[
         (&["put", &long, "/proc/self/status"], 2, &["1100 bytes", "1 to 1024", "…"], &long),
-        (&["get", ""], 2, &["empty key"], "INVALID"),
+        (&["get", ""], 2, &["key is empty"], "INVALID"),
         (&["node", "--memory", "5"], 2, &["--memory 5B", "4KiB"], "INVALID_PARAMS"),
         (&["ls", "--tenant", &long[..65]], 2, &["--tenant", "1 to 64 bytes"], "check lengths"),
         (&["ls", "--config", "/nope.toml"], 2, &["/nope.toml: cannot be read"], "nope.toml:1"),
@@ -249,7 +252,7 @@ fn messages_say_one_cause_once_with_the_value_and_what_to_do() {
 }
 
 #[test]
-fn help_lists_the_fabrics_and_writes_sizes_as_people_do() {
+fn help_lists_the_fabrics_and_shows_sizes_with_units() {
     let help =
         |command: &str| stdout(&run(&[command, "-h"])).split_whitespace().collect::<Vec<_>>().join(" ");
     for command in ["node", "put", "get", "gateway"] {
@@ -260,7 +263,7 @@ fn help_lists_the_fabrics_and_writes_sizes_as_people_do() {
 }
 
 #[test]
-fn settings_are_shown_to_programs_with_their_types() {
+fn settings_are_shown_in_json_with_their_types() {
     let rows = json(&run(&["config", "show", "log", "--json"]));
     assert_eq!((rows[0]["key"].as_str(), rows[0]["value"].as_str()), (Some("log.format"), Some("text")));
     let rows = json(&run(&["config", "show", "master.store.lease_ttl_ms", "--json"]));
@@ -287,16 +290,16 @@ fn completions_and_manual_pages_cover_every_command() {
 }
 
 #[test]
-fn a_value_that_cannot_be_is_told_what_to_write_once() {
+fn the_error_for_an_invalid_value_names_the_syntax_once() {
     let refused = run(&["ls", "--master", "127.0.0.1"]);
     assert_exit(&refused, 2);
     let text = stderr(&refused);
-    assert!(text.contains("--master: ") && text.contains("`127.0.0.1` is no address"), "{text}");
+    assert!(text.contains("--master: ") && text.contains("`127.0.0.1` is not an address"), "{text}");
     assert_eq!(text.matches("write ").count(), 1, "{text}");
 }
 
 #[test]
-fn a_build_says_what_it_is_of() {
+fn a_build_reports_its_version_and_features() {
     let text = stdout(&run(&["--version", "--verbose"]));
     for part in ["snowskin ", "commit: ", "features: ", "target: ", "rustc: rustc "] {
         assert!(text.contains(part), "{text}");
@@ -306,7 +309,7 @@ fn a_build_says_what_it_is_of() {
 }
 
 #[test]
-fn health_says_how_a_server_is_by_its_exit_code() {
+fn health_reports_the_health_of_a_server_by_its_exit_code() {
     let master =
         common::Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"]);
     let http = master.text("http");

@@ -1,4 +1,5 @@
-//! What a peer's engine says about its memory: regions that are accepted lie apart, in order, and come back the same.
+//! The descriptor of a peer's engine: regions that are accepted do not overlap, are in order, and are written
+//! as the same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! What peers say to an engine beside its descriptor: the control port's frames, and the messages of shared memory.
+//! The messages that peers send to an engine besides descriptors: the frames of its control port, and those
+//! of shared memory.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -13,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// What is understood of a message comes back the same.
+/// A message that parses is written as the same message.
 fn grant_message(bytes: &[u8]) {
     let Ok(understood) = Message::decode(bytes) else { return };
     let mut out = [0; MESSAGE_BYTES_MAX];

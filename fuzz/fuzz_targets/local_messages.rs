@@ -1,4 +1,4 @@
-//! What a local client says to a node, and what a node answers.
+//! The messages of a local client to a node, and the node's responses.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! The parsers of RDMA control connections and its export: they agree with themselves however little of a
-//! frame is there, and what they accept is within the protocol's limits.
+//! The parsers of RDMA control connections and of its export: a prefix of a frame never gives another result
+//! than the whole, and accepted frames are within the protocol's limits.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +10,7 @@ use te_rdma::wire::{
 
 type Parsed<T> = Result<Step<T>, FrameError>;
 
-/// With fewer bytes a parser asks for more than it has, or says already what it will say of the whole.
+/// With fewer bytes a parser requests more than it has, or already returns its result for the whole.
 fn grows<'a, T: PartialEq + Debug>(bytes: &'a [u8], parse: fn(&'a [u8]) -> Parsed<T>) -> Parsed<T> {
     let whole = parse(bytes);
     if let Ok(Step::Frame(_, used)) = &whole {
@@ -56,7 +56,8 @@ fuzz_target!(|bytes: &[u8]| {
             if let Ok(export) = wire::parse_export(bytes) {
                 let mut again = [0; wire::EXPORT_BYTES_MAX];
                 let written = export.write(&mut again);
-                // Addresses have more than one spelling: what is written is read as the same.
+                // An address has more than one encoding: the encoding that is written parses as the same
+                // address.
                 assert_eq!(written.map(|len| wire::parse_export(&again[..len])), Some(Ok(export)));
             }
         }

@@ -1,4 +1,5 @@
-//! What a directory of segment names keeps, and connection strings: what is understood comes back the same.
+//! Entries of a directory of segment names, and connection strings: what parses is written and parsed again
+//! as the same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -12,7 +13,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(source) = text.parse::<MetadataSource>() else { return };
-    // A password is not written, so it cannot come back.
+    // A password is not written, so it cannot be parsed again.
     let written = source.to_string();
     assert!(written.contains(":***@") || written.parse() == Ok(source), "{written}");
 });

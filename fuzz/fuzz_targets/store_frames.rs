@@ -1,4 +1,5 @@
-//! A stream of the store's RPC: however it is cut into reads, the same frames come out, and the same error ends it.
+//! A stream of the store's RPC: however it is split into reads, the parser returns the same frames and ends
+//! with the same error.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,9 +1,9 @@
-//! A client that says anything at all to a master: every request has exactly one answer (but for those that never have one), and
-//! the master lives.
+//! A client that sends arbitrary requests to a master: every request has exactly one response (except those
+//! that never have one), and the master does not panic.
 //!
-//! Input: `flags u8`, then `step u8 | kind u8 | len u8 | body`, again and again. `step` moves the clock, 100 ms each. With an odd
-//! `flags` the master has secrets and tenants. The kind 255 is a greeting with proofs, which nobody guesses: its body says
-//! which of them there are, and which one is spoiled.
+//! Input: `flags u8`, then `step u8 | kind u8 | len u8 | body`, repeated. `step` moves the clock, 100 ms per
+//! unit. With an odd `flags` the master has secrets and tenants. The kind 255 is a greeting with proofs,
+//! which the fuzzer could not guess: its body chooses which of them it has, and which one is wrong.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -34,7 +34,7 @@ fn config(with_secrets: bool) -> MasterConfig {
     }
 }
 
-/// A greeting with the proofs that `body` names, right but for one that it spoils.
+/// A greeting with the proofs that `body` chooses, all of them right except the one that `body` makes wrong.
 fn greeting(body: &[u8], challenge: &[u8; 32]) -> Vec<u8> {
     let [shown, spoiled, bit] = [0, 1, 2].map(|at| body.get(at).copied().unwrap_or(0));
     let proofs = SECRETS.map(|(role, secret)| {

@@ -1,4 +1,5 @@
-//! Bodies of the store's RPC, both directions: what decodes, encodes again, and from then on to the same bytes.
+//! Bodies of the store's RPC, in both directions: a body that decodes can be encoded again, and its encoding
+//! is stable.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -37,7 +38,7 @@ fn both<O: Operation>(body: &[u8]) {
     }
 }
 
-/// One arm for each operation.
+/// One arm per operation.
 macro_rules! each {
     ($kind:expr, $body:expr, $($operation:ident)*) => {
         match $kind {

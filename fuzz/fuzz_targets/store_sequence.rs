@@ -1,7 +1,7 @@
-//! Sequences of well-formed requests to one master, from nodes and clients that follow no protocol: whatever they do, in
-//! whatever order, every byte of every segment is accounted for, memory stays bounded, and in the end all space comes back.
+//! Sequences of well-formed requests to one master, from nodes and clients in any order: every byte of every
+//! segment stays accounted for, memory stays bounded, and in the end all space is free.
 //!
-//! Input: `op u8 | a u8 | b u8 | c u8`, again and again; names are few, so that requests meet.
+//! Input: `op u8 | a u8 | b u8 | c u8`, repeated; there are few names, so that requests meet.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -9,28 +9,27 @@ use std::time::Duration;
 use store_core::message::*;
 use store_core::{
     ErrorCode, Frame, FullKey, Key, Master, MasterConfig, Role, Secret, SegmentNo, Session, TenantConfig,
-    prove,
-};
+    prove, NodeId, Incarnation, TaskId, TenantNo};
 use te_core::Instant;
 
 const TENANTS: [&str; 2] = ["a", "b"];
-/// More than a master needs for all that one input can make.
+/// The limit of a master's memory; one input cannot make it need more.
 const MEMORY_BYTES_MAX: u64 = 64 << 20;
 
 struct World {
     master: Master,
     session: Session,
     now: Instant,
-    /// Every start that was answered.
+    /// The key, the generation and the handle of every put that was started.
     started: Vec<([u8; 2], (u64, u64))>,
-    /// Every order of a task that a node was given.
+    /// The id, the try and the checksum of every order that a node got.
     orders: Vec<(TaskId, u64, u32)>,
-    /// There was a task, or there may have been one.
+    /// Whether there was a task, or may have been one.
     tasked: bool,
 }
 
 impl World {
-    /// Asks, and is answered once, with as many items as it asked for.
+    /// Sends a request, and checks that it is answered once, with one item per item of the request.
     fn ask<'a, O: Operation>(
         &mut self,
         ask: &O::Ask<'_>,
@@ -59,35 +58,32 @@ impl World {
             0 => (key, (u64::from(b), 0)),
             len => self.started[usize::from(b) % len],
         };
-        // Now and then somebody means another's key.
+        // Sometimes with the key of another put.
         let ended = if c & 2 == 0 { started } else { key };
         match op % 18 {
             0 => {
                 let name = format!("n{}", c % 4);
                 let segment = MountSegment {
-                    node: u64::from(a % 3),
-                    incarnation: u64::from(b),
+                    node: NodeId::new((a % 3).into()),
+                    incarnation: Incarnation::new(b.into()),
                     name: &name,
                     endpoint: "n:1",
                     base: u64::from(c) << 20,
                     len: 64 * (1 + u64::from(c)),
-                    export: Export::default(),
-                    epoch: 0,
-                    key: 0,
-                    takeover: false,
+                    ..MountSegment::default()
                 };
                 self.ask::<Mount>(&segment, std::iter::empty(), drop);
             }
             1 => {
-                let segments: Vec<(SegmentNo, u64)> =
+                let segments: Vec<(SegmentNo, Incarnation)> =
                     self.master.segments().map(|info| (info.segment, info.incarnation)).collect();
                 let (segment, incarnation) =
-                    segments.get(usize::from(a)).copied().unwrap_or((a.into(), c.into()));
-                let unmount = UnmountSegment { node: u64::from(b % 3), incarnation, segment, key: 0 };
+                    segments.get(usize::from(a)).copied().unwrap_or((SegmentNo::new(a.into()), Incarnation::new(c.into())));
+                let unmount = UnmountSegment { node: NodeId::new((b % 3).into()), incarnation, segment, key: 0 };
                 self.ask::<Unmount>(&unmount, std::iter::empty(), drop);
             }
             2 => {
-                let beat = Heartbeat { node: u64::from(a % 3), incarnation: u64::from(b), key: 0 };
+                let beat = Heartbeat { node: NodeId::new((a % 3).into()), incarnation: Incarnation::new(b.into()), key: 0 };
                 self.ask::<Beat>(&beat, std::iter::empty(), drop);
             }
             3 | 4 => {
@@ -97,7 +93,7 @@ impl World {
                     group: (c & 32 != 0).then_some(u64::from(c >> 6)),
                 };
                 let options = PutOptions { replicas: c & 3, retention, ..PutOptions::DEFAULT };
-                let ask = PutAsk { nonce: u32::from(op / 18), options, writer: 1 + u64::from(a % 3) };
+                let ask = PutRequest { nonce: u32::from(op / 18), options, writer: 1 + u64::from(a % 3) };
                 let keys: Vec<[u8; 2]> = (0..1 + op / 128).map(|n| [b'k', (a % 8) + n]).collect();
                 let items: Vec<NewObject<'_>> =
                     keys.iter().map(|key| NewObject { key: Key(key), len: u64::from(b) * 16 }).collect();
@@ -132,7 +128,7 @@ impl World {
             }
             11 => {
                 let tenant = TENANTS[usize::from(a) % TENANTS.len()];
-                // A connection of its own: a greeting before has used the challenge up.
+                // On a new connection: an earlier greeting has used the challenge.
                 self.session = Session::default();
                 let proof = prove(b"s", Role::Admin, &[0; 32], tenant);
                 let greeting = Greeting {
@@ -152,12 +148,12 @@ impl World {
             13 => self.tasks(&key, a, b, c),
             14 => self.fetch(a, b),
             15 => {
-                // The node of a task reports, or somebody else does.
+                // The node of a task reports, or another node does.
                 let Some((id, attempt, checksum)) = self.orders.get(usize::from(a)).copied() else { return };
                 let result = if b & 1 == 0 { Ok(checksum) } else { Err(ErrorCode::TransferFail) };
                 let end = TaskEnd { id, attempt: attempt + u64::from(b & 6 == 6), result, quiet: c & 1 == 0 };
                 self.ask::<EndTasks>(
-                    &NodeProof { node: u64::from(c >> 4 & 3), key: 0 },
+                    &NodeProof { node: NodeId::new((c >> 4 & 3).into()), key: 0 },
                     std::iter::once(end),
                     drop,
                 );
@@ -177,13 +173,13 @@ impl World {
 
     fn segment(&self, at: u8) -> SegmentNo {
         let segments: Vec<SegmentNo> = self.master.segments().map(|info| info.segment).collect();
-        segments.get(usize::from(at) % segments.len().max(1)).copied().unwrap_or(at.into())
+        segments.get(usize::from(at) % segments.len().max(1)).copied().unwrap_or(SegmentNo::new(at.into()))
     }
 
-    /// An admin orders something of tasks or segments.
+    /// An administrator's request about tasks or segments.
     fn tasks(&mut self, key: &[u8], a: u8, b: u8, c: u8) {
         let (source, target) = (self.segment(b), self.segment(c));
-        let id = u64::from(b);
+        let id = TaskId::new(b.into());
         self.tasked |= c % 6 < 5;
         match c % 6 {
             0 | 1 => {
@@ -211,20 +207,20 @@ impl World {
         }
     }
 
-    /// A node asks what it has to do.
+    /// A node fetches its tasks.
     fn fetch(&mut self, a: u8, b: u8) {
-        let node = u64::from(a % 3);
+        let node = NodeId::new((a % 3).into());
         let known = self.master.segments().find(|info| info.node == node).map(|info| info.incarnation);
-        let incarnation = known.filter(|_| b & 7 != 7).unwrap_or(b.into());
+        let incarnation = known.filter(|_| b & 7 != 7).unwrap_or(Incarnation::new(b.into()));
         let mut orders = Vec::new();
-        let fetch = FetchAsk { node, incarnation, count_max: 4, key: 0 };
+        let fetch = FetchRequest { node, incarnation, count_max: 4, key: 0 };
         self.ask::<FetchTasks>(&fetch, std::iter::empty(), |order: TaskOrder<'_>| {
             orders.push((order.id, order.attempt, order.checksum));
         });
         self.orders.extend(orders);
     }
 
-    /// What lies in segments is an object's, or held back; nothing else is.
+    /// Checks that used space belongs to objects, or is pending release, and that no other space is used.
     fn check(&self) {
         let stats = self.master.stats();
         let segments: u64 = self.master.segments().map(|info| info.used).sum();
@@ -232,15 +228,15 @@ impl World {
         let mut bytes = 0;
         self.each_object(|_, listed| bytes += listed.len.div_ceil(64) * 64 * u64::from(listed.replicas));
         let accounted = bytes + stats.quarantined_bytes + stats.deferred_bytes;
-        // The rest is of copies on their way.
+        // The rest belongs to copies that are being made.
         assert!(stats.used_bytes >= accounted, "{stats:?}");
         assert!(stats.used_bytes == accounted || self.tasked, "{stats:?}");
         assert!(stats.memory_bytes <= MEMORY_BYTES_MAX, "{stats:?}");
     }
 
-    fn each_object<'a>(&'a self, mut each: impl FnMut(u16, Listed<'a>)) {
+    fn each_object<'a>(&'a self, mut each: impl FnMut(TenantNo, Listed<'a>)) {
         let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
-        for tenant in 0..=TENANTS.len() as u16 {
+        for tenant in (0..=TENANTS.len() as u16).map(TenantNo::new) {
             self.master.list_of(self.now, tenant, &query, |listed| {
                 each(tenant, listed);
                 true
@@ -248,12 +244,12 @@ impl World {
         }
     }
 
-    /// Everything is removed, and every timeout passes but that of the nodes.
+    /// Removes everything, and lets every timeout pass except that of the nodes.
     fn end(mut self) {
         let mut keys = Vec::new();
         self.each_object(|tenant, listed| keys.push((tenant, listed.key.0.to_vec())));
         for (tenant, key) in &keys {
-            assert_eq!(self.master.remove(self.now, FullKey { tenant: *tenant, key }, true), Ok(()));
+            assert_eq!(self.master.remove(self.now, FullKey { tenant: *tenant, key }, RemoveMode::Force), Ok(()));
         }
         self.now = self.now + Duration::from_secs(86_400);
         self.master.handle_timeout(self.now);

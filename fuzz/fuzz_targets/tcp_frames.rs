@@ -1,5 +1,5 @@
-//! The TCP fabric's parsers: they agree with themselves however little of a frame is there, and what they accept is within
-//! the protocol's limits.
+//! The parsers of the TCP fabric: a prefix of a frame never gives another result than the whole, and accepted
+//! frames are within the protocol's limits.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -8,7 +8,7 @@ use te_tcp::frame::{self, ENTRIES_MAX, FrameError, HEAD_BYTES_MAX, Request, Resp
 
 type Parsed<T> = Result<Step<T>, FrameError>;
 
-/// With fewer bytes a parser asks for more than it has, or says already what it will say of the whole.
+/// With fewer bytes a parser requests more than it has, or already returns its result for the whole.
 fn grows<'a, T: PartialEq + Debug>(bytes: &'a [u8], parse: fn(&'a [u8]) -> Parsed<T>) -> Parsed<T> {
     let whole = parse(bytes);
     if let Ok(Step::Frame(_, head_bytes)) = &whole {

@@ -1,4 +1,4 @@
-//! Lines of a request trace, which come from whoever recorded it.
+//! Lines of a request trace, a file that users supply.
 #![no_main]
 
 #[allow(dead_code, reason = "only the parser is under test")]

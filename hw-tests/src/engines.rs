@@ -48,7 +48,7 @@ pub(crate) fn start_breakable(rails: &[Rail], listen: &str, button: &Button) -> 
         rails.iter().map(open_one).collect()
     };
     let about = "RDMA that breaks when it is told to";
-    let breakable = FabricEntry { name: "breakable", tier: Tier::Rdma, about, fabric: Some(&open) };
+    let breakable = FabricEntry::new("breakable", Tier::Rdma, about, &open);
     let config = Config { listen, fabrics: Fabrics::NONE, ..Config::default() };
     Ok(TransferEngine::start_with_fabrics(config, &[breakable])?)
 }

@@ -23,8 +23,8 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::rc::Rc;
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Instant, MemSpan, Memory, MemoryKinds,
-    RegionId, RemoteRegionId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Instant, MemSpan, Memory,
+    MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 
 /// Longest payload either way, bytes.
@@ -323,8 +323,8 @@ impl Transport for Remote {
         self.ask(Ask::IsConnected, [peer, 0, 0]).is_ok_and(|value| value == 1)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        self.ask(Ask::Expel, [peer, u64::from(force), 0]).map(|value| value == 1)
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        self.ask(Ask::Expel, [peer, u64::from(mode == ExpelMode::Force), 0]).map(|value| value == 1)
     }
 }
 
@@ -488,7 +488,10 @@ impl<T: Severable> Served<T> {
                 Ok(self.transport.poll(now, &mut []) as u64)
             }
             Ask::IsConnected => Ok(u64::from(self.transport.is_connected(a))),
-            Ask::Expel => self.transport.expel(a, b == 1).map(u64::from),
+            Ask::Expel => {
+                let mode = if b == 1 { ExpelMode::Force } else { ExpelMode::SpareConnected };
+                self.transport.expel(a, mode).map(u64::from)
+            }
             Ask::Sever => {
                 self.transport.sever();
                 Ok(0)

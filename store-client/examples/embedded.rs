@@ -1,4 +1,4 @@
-//! A client with an engine of its own: the fastest way in, for a process that moves much.
+//! A client with its own engine: the fastest kind, for a process that moves many bytes.
 //!
 //! ```text
 //! cargo run -p store-client --example embedded
@@ -8,7 +8,7 @@ use store_client::{BufferRange, Client, ClientConfig, Get, Node, NodeConfig, Put
 use store_master::{Config, MasterServer};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // As a rule these are other processes: `snowskin master` and `snowskin node`.
+    // Usually these are other processes: `snowskin master` and `snowskin node`.
     let config = Config { rpc_listen: "127.0.0.1:0".parse()?, http_listen: None, ..Config::default() };
     let master = MasterServer::bind(config)?.spawn()?;
     let node = Node::start(NodeConfig::new("node-1", master.rpc_addr().into(), 64 << 20))?;
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     client.put(b"greeting", b"hello", &options)?;
     println!("{:?}", client.get(b"greeting")?);
 
-    // Blocks of a KV cache live in registered memory, and move from and into it without a copy.
+    // Blocks of a KV cache in registered memory move from and into it without a copy.
     const BLOCK: u64 = 16 << 10;
     let cache = client.alloc(16 * BLOCK as usize)?;
     let block = |index: u64| BufferRange::part(&cache, index * BLOCK, BLOCK);
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
 
-    // What the master knows, without moving a byte.
+    // Information from the master, without moving bytes.
     println!("{} objects", client.master().stats()?.objects);
     drop(client);
     node.stop();

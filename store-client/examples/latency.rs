@@ -19,9 +19,9 @@ use store_client::{
 };
 use store_core::message::{
     Allocation, Beat, Commit, Exists, Get as AskGet, Heartbeat, Mount, MountSegment, NewObject, Operation,
-    PutAsk, PutEnd, PutOptions, PutStart,
+    PutRequest, PutEnd, PutOptions, PutStart,
 };
-use store_core::{ErrorCode, Key};
+use store_core::{ErrorCode, Key, NodeId, Incarnation};
 use store_master::{Config, MasterServer};
 use te_core::{Access, Op};
 use te_engine::{Engine, LocalAddr, TransferRequest};
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
         "master" => measure_master(),
         "store" => measure_store(),
         "all" => measure_master().and_then(|()| measure_store()),
-        other => Err(format!("`{other}`: say master, store or all").into()),
+        other => Err(format!("`{other}` is not a measurement: use master, store or all").into()),
     }
 }
 
@@ -57,7 +57,7 @@ fn serve_node() -> Result<()> {
     Ok(())
 }
 
-/// The pipe breaks when the parent ends, whichever way.
+/// Stops when the parent ends, in whatever way: the pipe breaks then.
 fn stop_with_parent(stopper: store_master::Stopper) {
     std::thread::spawn(move || {
         let _ = std::io::stdin().read(&mut [0]);
@@ -94,23 +94,20 @@ fn measure_master() -> Result<()> {
     let master = Process::start(&["serve-master"])?;
     let mut rpc = RpcConnection::connect(master.says.parse()?, RpcConfig::default())?;
     let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
         name: "fake",
         endpoint: "127.0.0.1:1",
-        base: 0,
         len: 1 << 40,
-        export: Default::default(),
         epoch: rpc.welcome().epoch,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     rpc.call::<Mount>(&segment, std::iter::empty())?;
     println!("{:<8} {:>6} {:>6} {:>12} {:>12}", "op", "batch", "depth", "requests/s", "keys/s");
     for (batch, depth, rounds) in [(1, 1, 5_000), (1, 64, 200_000), (32, 16, 10_000), (128, 8, 4_000)] {
         let keys: Vec<Vec<u8>> =
             (0..rounds * batch).map(|i| format!("{batch:04}-{depth:04}-{i:022}").into_bytes()).collect();
-        rpc.call::<Beat>(&Heartbeat { node: 1, incarnation: 1, key: 0 }, std::iter::empty())?;
+        rpc.call::<Beat>(&Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 0 }, std::iter::empty())?;
         let started = Instant::now();
         keys.chunks(UNFINISHED_MAX).try_for_each(|keys| put(&mut rpc, batch, depth, keys))?;
         row("put", batch, depth, rounds, started.elapsed());
@@ -136,7 +133,8 @@ fn measure_master() -> Result<()> {
     Ok(())
 }
 
-/// Puts that are begun before the first of them is ended: a master lets a connection have 65,536 (`session_puts_max`).
+/// Puts that are begun before the first of them is ended: a master allows 65,536 per connection
+/// (`session_puts_max`).
 const UNFINISHED_MAX: usize = 1 << 15;
 
 /// Begins and ends puts of these keys; no bytes are moved.
@@ -148,7 +146,7 @@ fn put(rpc: &mut RpcConnection, batch: usize, depth: usize, keys: &[Vec<u8>]) ->
         keys.chunks(batch),
         |rpc, keys| {
             let objects = keys.iter().map(|key| NewObject { key: Key(key), len: 4096 });
-            rpc.queue::<PutStart>(&PutAsk { writer: 1, ..PutAsk::default() }, objects)
+            rpc.queue::<PutStart>(&PutRequest { writer: 1, ..PutRequest::default() }, objects)
         },
         |results| {
             started.extend(results.map(|result: std::result::Result<Allocation, ErrorCode>| {
@@ -223,7 +221,7 @@ fn measure_store() -> Result<()> {
     Ok(())
 }
 
-/// What the engine alone does, over as much memory.
+/// Measures the engine alone, over as much memory.
 fn measure_raw(endpoint: &str, fabrics: Fabrics, value_bytes: usize) -> Result<()> {
     let mut engine = Engine::start(te_engine::Config { fabrics, ..te_engine::Config::default() })?;
     let segment = engine.open_segment(endpoint)?;
@@ -278,18 +276,18 @@ fn measure_values(client: &mut Client, name: &str, value_bytes: usize) -> Result
         if client.batch_get(&mut items).is_complete() { Ok(()) } else { Err("missed".into()) }
     })?;
     client.unregister(many.id())?;
-    client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
+    client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), RemoveMode::Force)?;
     let keys: Vec<Vec<u8>> = keys.iter().map(|key| [key, b"-from".as_slice()].concat()).collect();
     for _ in 0..2 {
-        // The second time into pages that this process has touched.
+        // The second pass uses pages that this process has touched.
         sample("put mem", &keys, value_bytes, |key| Ok(client.put(key, range, &options).map(|_| ())?))?;
-        client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
+        client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), RemoveMode::Force)?;
     }
     client.unregister(region.id())?;
     Ok(())
 }
 
-/// Parts of objects, each verified by its own blocks.
+/// Parts of objects, each verified by its own checksum chunks.
 fn measure_parts(client: &mut Client, keys: &[Vec<u8>], value_bytes: usize) -> Result<()> {
     let into = client.alloc(value_bytes)?;
     let edge = value_bytes as u64 / 2 + 100;
@@ -305,7 +303,7 @@ fn measure_parts(client: &mut Client, keys: &[Vec<u8>], value_bytes: usize) -> R
     Ok(client.unregister(into.id())?)
 }
 
-/// Many tasks, one client: what waits goes together.
+/// Many tasks, one client: waiting operations go together.
 fn measure_tasks(client: Client) -> Result<()> {
     const TASKS: usize = 64;
     let client = AsyncClient::start(client)?;
@@ -326,7 +324,7 @@ fn measure_tasks(client: Client) -> Result<()> {
     Ok(())
 }
 
-/// The least of an executor: polls all of them whenever it is woken.
+/// A minimal executor: polls all futures whenever it is woken.
 fn block_on_all<F: Future + Unpin>(mut futures: Vec<F>) -> Vec<F::Output> {
     struct Unpark(std::thread::Thread);
     impl Wake for Unpark {

@@ -1,5 +1,4 @@
-//! A client without an engine: it asks the node on its machine, which moves the bytes. For many small
-//! processes.
+//! A client without an engine: the node on its machine moves the bytes. For many small processes.
 //!
 //! ```text
 //! cargo run -p store-client --example local
@@ -10,7 +9,7 @@ use store_client::{ClientConfig, Get, LocalClient, LocalServer, Node, NodeConfig
 use store_master::{Config, MasterServer};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // As a rule these are other processes: `snowskin master` and `snowskin node --local PATH`.
+    // Usually these are other processes: `snowskin master` and `snowskin node --local PATH`.
     let config = Config { rpc_listen: "127.0.0.1:0".parse()?, http_listen: None, ..Config::default() };
     let master = MasterServer::bind(config)?.spawn()?;
     let node = Node::start(NodeConfig::new("node-1", master.rpc_addr().into(), 64 << 20))?;
@@ -23,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     client.put(b"greeting", b"hello", &options)?;
     println!("{:?}", client.get(b"greeting")?);
 
-    // The arena is shared with the node: what lies there moves without a copy in this process.
+    // The arena is shared with the node: values in it move without a copy in this process.
     let buffer = client.alloc(1 << 20)?;
     buffer.write(0, &[7; 4096])?;
     client.put(b"block", buffer.part(0, 4096), &options)?;

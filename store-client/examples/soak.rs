@@ -6,8 +6,8 @@
 //! cargo run --release -p store-client --example soak client 1 127.0.0.1:50051 42 1024
 //! ```
 //!
-//! Each ends when its standard input does. `cargo xtask soak` runs several of them, kills and stops them, and judges.
-//! A client prints a line of counters a second, and `wrong …` for each wrong byte.
+//! Each ends when its standard input ends. `cargo xtask soak` runs several of them, kills and stops them, and
+//! judges. A client prints a line of counters per second, and `wrong …` for each wrong byte.
 
 use std::env;
 use std::io::{Read, Write};
@@ -15,10 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use store_client::{
-    Address, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, Node, NodeConfig, Put, PutOptions,
-    Store as _,
-};
+use store_client::{Address, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, Node, NodeConfig, Put, PutOptions, Store as _, RemoveMode};
 use store_core::MasterConfig;
 use store_master::{Config, MasterServer};
 use te_engine::SharedRegion;
@@ -29,7 +26,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 const OBJECT_BYTES_MAX: u64 = 128 << 10;
 /// Objects in a batch, at most.
 const BATCH_MAX: u64 = 8;
-/// Who put it, and which of its puts it is.
+/// The writer's number, and the number of its put.
 const HEAD_BYTES: usize = 16;
 
 fn main() -> Result<()> {
@@ -41,11 +38,11 @@ fn main() -> Result<()> {
         ["client", who, master, seed, keys] => {
             be_client(who.parse()?, master.parse()?, seed.parse()?, keys.parse()?)
         }
-        _ => Err("say `master LISTEN`, `node NAME MASTER BYTES` or `client WHO MASTER SEED KEYS`".into()),
+        _ => Err("use `master LISTEN`, `node NAME MASTER BYTES` or `client WHO MASTER SEED KEYS`".into()),
     }
 }
 
-/// Leases, windows and patience are short, so that a soak of minutes sees them run out thousands of times.
+/// Leases, windows and timeouts are short, so that a soak of minutes sees them expire thousands of times.
 fn be_master(listen: &str) -> Result<()> {
     let store = MasterConfig {
         lease_ttl_ms: 500,
@@ -58,7 +55,7 @@ fn be_master(listen: &str) -> Result<()> {
     let server = MasterServer::bind(Config {
         rpc_listen: listen.parse()?,
         http_listen: None,
-        // Cores are few here, and there are more processes than cores.
+        // There are more processes than cores.
         spin_us: 0,
         store,
         ..Config::default()
@@ -84,21 +81,21 @@ fn be_client(who: u64, master: Address, seed: u64, keys: u64) -> Result<()> {
     let mut config = ClientConfig::new(master);
     config.rpc.call_ms_max = 3_000;
     config.transfer_ms_max = 2_000;
-    // Odd ones go through sockets, even ones through shared memory.
+    // Clients with odd numbers use sockets, those with even numbers shared memory.
     if who % 2 == 1 {
         config = config.fabrics(Fabrics::TCP);
     }
     let client = Client::connect(config)?;
     say("ready");
     let over = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&over);
+    let flag = Arc::clone(&over);
     std::thread::spawn(move || {
         wait_for_parent();
-        told.store(true, Ordering::Relaxed);
+        flag.store(true, Ordering::Relaxed);
     });
-    // A client that is started again must not take its former puts for its own.
+    // A restarted client must not take its former puts for its own.
     let life = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64;
-    let mut soak = Soak::new(client, who, Rng(seed ^ life | 1), keys, life)?;
+    let mut soak = Soak::new(client, who, Rng::new(seed ^ life), keys, life)?;
     let mut say_at = Instant::now();
     while !over.load(Ordering::Relaxed) {
         soak.step();
@@ -121,7 +118,7 @@ struct Soak {
     counts: Counts,
 }
 
-/// Since the process began.
+/// Counts since the process began.
 #[derive(Default)]
 struct Counts {
     puts: u64,
@@ -140,7 +137,7 @@ impl Soak {
         Ok(Self { client, region, rng, who, keys, puts_begun: life, counts: Counts::default() })
     }
 
-    /// One call of a kind that chance chooses.
+    /// One call of a random kind.
     fn step(&mut self) {
         match self.rng.below(100) {
             0..10 => self.put(1),
@@ -168,7 +165,7 @@ impl Soak {
         for (slot, name) in names.iter().enumerate() {
             let value = self.next_value(*name);
             let at = slot as u64 * OBJECT_BYTES_MAX;
-            // A range that is still quarantined from before is refused below.
+            // A range that is still in quarantine is refused below.
             let _ = self.region.write(at, &value);
             items.push((key(*name), BufferRange::part(&self.region, at, value.len() as u64)));
         }
@@ -229,7 +226,7 @@ impl Soak {
     fn remove(&mut self) {
         let name = self.rng.below(self.keys);
         let force = self.rng.below(2) == 0;
-        match self.client.remove(&key(name), force) {
+        match self.client.remove(&key(name), RemoveMode::forced(force)) {
             Ok(removed) => self.counts.removes += u64::from(removed),
             Err(error)
                 if [ErrorCode::ObjectHasLease, ErrorCode::ReplicaIsNotReady].contains(&error.code()) => {}
@@ -244,7 +241,7 @@ impl Soak {
     fn names(&mut self, count: u64) -> Vec<u64> {
         let mut names = Vec::new();
         for _ in 0..count {
-            // Small numbers more often than large ones.
+            // Small numbers occur more often than large ones.
             let name = self.rng.below(self.keys).min(self.rng.below(self.keys));
             if !names.contains(&name) {
                 names.push(name);
@@ -271,7 +268,7 @@ impl Soak {
         self.counts.errors += tally.failed as u64;
     }
 
-    /// The head says whose put it is; every other byte, and the length, follow from that and from the key.
+    /// The head names the put; every other byte, and the length, follow from it and from the key.
     fn verify(&mut self, name: u64, value: &[u8]) {
         self.counts.hits += 1;
         let word = |at: usize| {
@@ -335,16 +332,7 @@ const fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0) % n.max(1)
-    }
-}
-
-/// One line, at once. A parent that does not listen any more is about to end us.
+/// Prints one line at once. If the parent does not read any more, it is about to end this process.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

@@ -1,4 +1,4 @@
-//! One client for many tasks: what they ask for at the same time goes in one batch.
+//! One client for many tasks: simultaneous operations go in one batch.
 //!
 //! ```text
 //! cargo run -p store-client --example tasks
@@ -9,7 +9,7 @@ use store_master::{Config, MasterServer};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // As a rule these are other processes: `snowskin master` and `snowskin node`.
+    // Usually these are other processes: `snowskin master` and `snowskin node`.
     let config = Config { rpc_listen: "127.0.0.1:0".parse()?, http_listen: None, ..Config::default() };
     let master = MasterServer::bind(config)?.spawn()?;
     let node = Node::start(NodeConfig::new("node-1", master.rpc_addr().into(), 64 << 20))?;
@@ -30,12 +30,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{:?}", task.await??);
     }
 
-    // Registered memory is held by the operation for as long as it takes.
+    // The operation holds its registered memory until it has ended.
     let region = client.alloc(4096).await?;
     client.put("block", SharedPart::all(&region), &options).await?;
     println!("{:?}", client.get_into("block", .., vec![SharedPart::part(&region, 0, 4096)]).await?);
 
-    // Threads wait for the same client.
+    // Threads share the same client.
     let mut blocking = client.blocking();
     println!("{:?}", std::thread::spawn(move || blocking.exists(b"task/3")).join());
     client.stop();

@@ -1,24 +1,25 @@
-//! [`AsyncClient`]: a [`Client`] on a thread of its own, for tasks.
+//! [`AsyncClient`]: a [`Client`] on its own thread, for asynchronous tasks.
 //!
 //! ```text
-//!   task ── put(…).await ──▶ ┌───────────────┐     takes all that waits     ┌────────────────────┐
+//!   task ── put(…).await ──▶ ┌───────────────┐     takes all waiting jobs   ┌────────────────────┐
 //!   task ── get(…).await ──▶ │ bounded queue │ ───────────────────────────▶ │ thread: a Client   │
-//!   task ── get(…).await ──▶ └───────────────┘  one batch of each kind      │  one call a batch  │
+//!   task ── get(…).await ──▶ └───────────────┘  one batch of each kind      │ one call per batch │
 //!     ▲                                                                     └─────────┬──────────┘
 //!     └──────────────────────────── wakers ───────────────────────────────────────────┘
 //! ```
 //!
-//! Its speed is that it gathers: operations that wait when the thread comes back become one batch of their kind, with one
-//! question to the master and one flight of transfers, whichever tasks they are from. An operation alone pays two thread
-//! switches instead; whoever wants the lowest latency for one operation at a time owns a [`Client`].
+//! It is fast because it gathers: operations that wait when the thread returns form one batch per kind, with
+//! one request to the master and all transfers under way together, whichever tasks they come from. A single
+//! operation pays two thread switches instead. A caller that needs the lowest latency for one operation at a
+//! time uses a [`Client`].
 //!
-//! # What a dropped future leaves behind
-//! An operation owns its buffers: `Vec`s, and handles of regions. A future that is dropped before its operation began undoes
-//! it. One that is dropped later does not stop it: the operation ends as any other, its buffers are held until then, and
-//! nothing touches them afterwards. A put whose future was dropped may have happened, or not. Memory that was allocated for
-//! a future that nobody waits for is given back.
+//! # Dropped futures
+//! An operation owns its buffers: `Vec`s, and handles of regions. Dropping a future before its operation
+//! began undoes it. Dropping it later does not stop the operation: it ends like any other, its buffers are
+//! held until then, and nothing touches them afterwards. A put whose future was dropped may or may not have
+//! happened. Memory that was allocated for a dropped future is freed.
 //!
-//! No runtime is needed or known: the futures are woken by wakers alone.
+//! The futures work with every executor: they only use wakers.
 
 mod blocking;
 mod queue;
@@ -44,12 +45,13 @@ use worker::Worker;
 use crate::client::{Client, Counters};
 use crate::item::{Part, part};
 use crate::memory::{BufferRange, Fragment};
+use crate::store::RemoveMode;
 
-/// Operations that wait at most; further ones make their tasks wait.
+/// Default limit on waiting operations. While it is reached, tasks with further operations wait.
 pub const QUEUE_JOBS_MAX: usize = 4096;
 
-/// A handle of a [`Client`] that runs on a thread of its own. Cheap to clone; the thread ends when the last one is gone and
-/// everything that was asked for is done.
+/// A handle of a [`Client`] that runs on its own thread. It is cheap to clone. The thread ends when the last
+/// handle is dropped and all operations are done.
 #[derive(Clone)]
 pub struct AsyncClient {
     handle: Arc<Handle>,
@@ -60,50 +62,50 @@ struct Handle {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A part of a region that [`AsyncClient::alloc`] gave. Holds the region.
+/// A range of a region that [`AsyncClient::alloc`] allocated. It keeps the region alive.
 #[derive(Clone)]
 pub struct SharedPart {
     /// The region.
     pub region: SharedRegion,
-    /// Where in it, bytes.
+    /// Offset in the region, bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length, bytes.
     pub len: u64,
 }
 
 impl SharedPart {
-    /// All of a region.
+    /// A whole region.
     #[must_use]
     pub fn all(region: &SharedRegion) -> Self {
         Self::part(region, 0, region.len() as u64)
     }
 
-    /// `len` bytes of a region from `offset` on.
+    /// `len` bytes of a region at `offset`.
     #[must_use]
     pub fn part(region: &SharedRegion, offset: u64, len: u64) -> Self {
         Self { region: region.clone(), offset, len }
     }
 }
 
-/// What an object is put from: memory that the operation owns until it is over.
+/// The bytes of an object to put, in memory that the operation owns until it is over.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum OwnedSource {
-    /// Plain memory, end to end.
+    /// Plain memory, joined in order.
     Plain(Vec<Vec<u8>>),
-    /// Registered memory, end to end.
+    /// Registered memory, joined in order.
     Shared(Vec<SharedPart>),
 }
 
-/// What the thread is asked to do.
+/// A request to the thread.
 enum Job {
     Put(PutJob),
     Get(GetJob),
     Exists(Vec<u8>, Reply<bool>),
-    Remove(Vec<u8>, bool, Reply<bool>),
+    Remove(Vec<u8>, RemoveMode, Reply<bool>),
     Alloc(usize, Reply<SharedRegion>),
     Release(SharedRegion, Reply<()>),
-    /// What was allocated, and nobody came for.
+    /// Memory that was allocated for a future that was dropped.
     GiveBack(SharedRegion),
     Counters(Reply<Counters>),
     #[cfg(test)]
@@ -123,21 +125,21 @@ struct GetJob {
     to: To,
 }
 
-/// Where a put comes from.
+/// The memory that a put reads.
 enum Origin {
     Plain(Vec<Vec<u8>>),
     Memory(Vec<OwnRange>),
 }
 
-/// Where a get goes, and who waits for it.
+/// The memory that a get writes, and where its result goes.
 enum To {
     Plain(Reply<Option<Vec<u8>>>),
     Memory(Vec<OwnRange>, Reply<Option<u64>>),
     Fragments(Vec<Fragment>, Reply<Option<u64>>),
 }
 
-/// A range of memory that the client has registered; and, unless the client's own caller named it, the region
-/// that it is of.
+/// A range of registered memory. It holds the region, unless the range was named by a caller that borrows the
+/// client's memory.
 struct OwnRange {
     range: BufferRange,
     region: Option<SharedRegion>,
@@ -181,18 +183,18 @@ impl From<Vec<SharedPart>> for OwnedSource {
 }
 
 impl AsyncClient {
-    /// Moves a client to a thread of its own. (Connecting blocks, so do that where blocking is no harm.)
+    /// Moves a client to its own thread. (Connecting a client blocks, so do that where blocking is allowed.)
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The operating system did not create a thread.
     pub fn start(client: Client) -> io::Result<Self> {
         Self::with_queue(client, QUEUE_JOBS_MAX)
     }
 
-    /// The same, with a queue of another length: operations that wait at most, 1 at least.
+    /// As [`start`](Self::start), with another limit on waiting operations: at least 1.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The operating system did not create a thread.
     pub fn with_queue(client: Client, jobs_max: usize) -> io::Result<Self> {
         let queue = Arc::new(Queue::new(jobs_max.max(1)));
         let worker = Worker { client, queue: Arc::clone(&queue) };
@@ -200,14 +202,14 @@ impl AsyncClient {
         Ok(Self { handle: Arc::new(Handle { queue, thread: Mutex::new(Some(thread)) }) })
     }
 
-    /// The same client for code that waits: a [`Store`](crate::Store) that threads may share by cloning it.
+    /// The same client with a blocking interface: a [`Store`](crate::Store) that threads share by cloning it.
     #[must_use]
     pub fn blocking(&self) -> BlockingClient {
         BlockingClient::new(self.clone())
     }
 
-    /// Stores an object: plain memory (a `Vec<u8>`, or several, end to end), or registered memory
-    /// ([`SharedPart`], or several), from which it goes without a copy. Gives `false` when the key is taken.
+    /// Stores an object from plain memory (a `Vec<u8>`, or several that are joined) or from registered memory
+    /// ([`SharedPart`], or several), without a copy. The result is `false` when the key exists.
     pub fn put(
         &self,
         key: impl Into<Vec<u8>>,
@@ -235,8 +237,8 @@ impl AsyncClient {
         self.get_plain(key.into(), part(range))
     }
 
-    /// Reads an object, or a part of it, straight into registered memory, filling the parts one after the
-    /// other; gives the number of bytes.
+    /// Reads an object, or a part of it, directly into registered memory, filling the parts in order. The
+    /// result is the number of bytes.
     pub fn get_into(
         &self,
         key: impl Into<Vec<u8>>,
@@ -248,44 +250,47 @@ impl AsyncClient {
         self.ask(|reply| Job::Get(GetJob { key, part, to: To::Memory(into, reply) }))
     }
 
-    /// Whether a get would find it.
+    /// Whether a get would find the object.
     pub fn exists(&self, key: impl Into<Vec<u8>>) -> Pending<bool> {
         let key = key.into();
         self.ask(|reply| Job::Exists(key, reply))
     }
 
-    /// Forgets an object. Gives `false` when there was none. See [`Store::remove`](crate::Store::remove).
-    pub fn remove(&self, key: impl Into<Vec<u8>>, force: bool) -> Pending<bool> {
+    /// Removes an object. The result is `false` if there was no such object. See
+    /// [`Store::remove`](crate::Store::remove).
+    pub fn remove(&self, key: impl Into<Vec<u8>>, mode: RemoveMode) -> Pending<bool> {
         let key = key.into();
-        self.ask(|reply| Job::Remove(key, force, reply))
+        self.ask(|reply| Job::Remove(key, mode, reply))
     }
 
-    /// Allocates registered memory. When the future is dropped before it gave the region, that is given back.
+    /// Allocates registered memory. If the future is dropped before it returned the region, the region is
+    /// freed.
     pub fn alloc(&self, len: usize) -> Pending<SharedRegion> {
         let queue = Arc::clone(&self.handle.queue);
         let give_back = move |region| queue.send_anyway(Job::GiveBack(region));
         Pending::or_back(&self.handle.queue, give_back, |reply| Job::Alloc(len, reply))
     }
 
-    /// Ends the registration of memory that [`alloc`](Self::alloc) gave.
+    /// Ends the registration of memory that [`alloc`](Self::alloc) allocated.
     pub fn unregister(&self, region: SharedRegion) -> Pending<()> {
         self.ask(|reply| Job::Release(region, reply))
     }
 
-    /// What the client has seen since it connected.
+    /// The client's counters.
     pub fn counters(&self) -> Pending<Counters> {
         self.ask(Job::Counters)
     }
 
-    /// Takes no more operations, of no handle, does those that wait, and ends the thread. Blocks until then.
+    /// Refuses further operations from all handles, carries out those that wait, and ends the thread. Blocks
+    /// until then.
     pub fn stop(self) {
         if self.handle.queue.is_forked() {
-            // The thread is the parent's.
+            // The thread belongs to the parent.
             return;
         }
         self.handle.queue.close();
         let thread = self.handle.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // One that panicked has told everybody who waited.
+        // A thread that panicked has reported that to every waiting task.
         thread.into_iter().for_each(|thread| drop(thread.join()));
     }
 

@@ -1,11 +1,11 @@
-//! Registered memory through which plain bytes pass that are not lent to the rails where they are.
+//! The bounce buffer: registered memory through which plain memory is copied that is not registered itself.
 //!
-//! Two halves, each filled from front to back. When one is full, the other is taken, as soon as nothing in it is in use: so
-//! one half can be on its way while the other is filled.
+//! It has two halves, each filled from front to back. When one is full, the other is used as soon as nothing
+//! in it is in use: one half can be under way while the other is filled.
 
 use te_engine::SharedRegion;
 
-/// Where a piece lies.
+/// A piece of the bounce buffer, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) offset: u64,
@@ -15,14 +15,14 @@ pub(crate) struct Piece {
 pub(crate) struct Bounce {
     region: SharedRegion,
     half_bytes: u64,
-    /// Bytes given out of each half since it was last empty.
+    /// Bytes handed out of each half since it was last empty.
     used: [u64; 2],
-    /// Pieces of each half in use.
+    /// Number of pieces in use, per half.
     pieces: [u32; 2],
     current: usize,
 }
 
-/// Pieces begin at multiples of this.
+/// Offsets of pieces are multiples of this, bytes.
 const ALIGN: u64 = 64;
 
 impl Bounce {
@@ -35,12 +35,13 @@ impl Bounce {
         &self.region
     }
 
-    /// The longest piece that there can be.
+    /// Longest possible piece, bytes.
     pub(crate) fn piece_bytes_max(&self) -> u64 {
         self.half_bytes
     }
 
-    /// Room for up to `wanted` bytes, at most `piece_bytes_max` at a time; `None` while everything is in use.
+    /// Takes a piece of `wanted` bytes, limited to `piece_bytes_max` and to half of the buffer; `None` while
+    /// there is no room.
     pub(crate) fn take(&mut self, wanted: u64, piece_bytes_max: u64) -> Option<Piece> {
         let len = wanted.min(piece_bytes_max).min(self.half_bytes);
         for _ in 0..2 {
@@ -59,7 +60,7 @@ impl Bounce {
         None
     }
 
-    /// Nothing is in use any more but these pieces.
+    /// Marks all pieces as free except these.
     pub(crate) fn reclaim(&mut self, held: impl Iterator<Item = Piece>) {
         self.pieces = [0; 2];
         for piece in held {
@@ -67,7 +68,7 @@ impl Bounce {
         }
     }
 
-    /// Gives a piece back. One that is never given back (quarantined) keeps its half from being used again.
+    /// Gives a piece back. A quarantined piece that is never given back keeps its half from being reused.
     pub(crate) fn give(&mut self, piece: Piece) {
         let half = self.half_of(piece);
         self.pieces[half] = self.pieces[half].saturating_sub(1);

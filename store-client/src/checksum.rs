@@ -4,32 +4,32 @@ use te_core::MemSpan;
 
 use crate::sys;
 
-/// A checksum in the making.
+/// An incremental checksum.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Checksum(u32);
 
 impl Checksum {
-    /// Takes further bytes in.
+    /// Appends bytes.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0 = te_host::crc32c_of(self.0, bytes);
     }
 
-    /// Takes further bytes of registered memory in. What does not lie inside changes nothing.
+    /// Appends bytes of registered memory. A range that does not lie inside the span changes nothing.
     pub(crate) fn update_span(&mut self, span: MemSpan, offset: u64, len: u64) {
         self.0 = sys::checksum_span(self.0, span, offset, len).unwrap_or(self.0);
     }
 
-    /// Takes `len` further bytes in, of which no more than their own checksum is known.
+    /// Appends `len` bytes of which only the checksum is known.
     pub(crate) fn update_summed(&mut self, crc32c: u32, len: u64) {
         self.0 = te_core::crc32c_joined(self.0, crc32c, len);
     }
 
-    /// Of bytes that were summed elsewhere.
+    /// The state after bytes that were summed elsewhere.
     pub(crate) const fn of(crc32c: u32) -> Self {
         Self(crc32c)
     }
 
-    /// Of all bytes so far.
+    /// The checksum of all bytes so far.
     pub(crate) const fn finish(self) -> u32 {
         self.0
     }
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn it_is_the_castagnoli_polynomial() {
-        // RFC 3720, B.4.
+        // Test vector of RFC 3720, B.4.
         let mut checksum = Checksum::default();
         checksum.update(&[0; 16]);
         checksum.update(&[0; 16]);

@@ -1,9 +1,9 @@
-//! What clients and nodes can be told.
+//! Settings of clients and nodes.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
-use store_core::blocks::BLOCK_BYTES;
+use store_core::chunks::CHUNK_BYTES;
 use store_core::placement::NAMED_MAX;
 use te_engine::Fabrics;
 
@@ -11,81 +11,97 @@ use crate::error::ConnectError;
 use crate::rpc::{Address, Identity, RpcConfig};
 
 /// Two halves, each with room for one block, the least that a read of a part reads.
-const BOUNCE_BYTES_MIN: usize = 2 * BLOCK_BYTES as usize;
+const BOUNCE_BYTES_MIN: usize = 2 * CHUNK_BYTES as usize;
 /// A put names the segments that have failed, and can name so many less one.
 const PLACES_MAX: usize = NAMED_MAX + 1;
-/// What is moved goes in batches of so many pieces; an engine that took fewer would refuse them, one by one, as misses.
+/// The mover submits batches of up to this many requests. An engine with a lower limit would refuse every
+/// batch, and each operation would end as a miss.
 pub(crate) const REQUESTS_PER_BATCH_MIN: u32 = 128;
 
-/// What a [`Client`](crate::Client) can be told.
+/// Settings of a [`Client`](crate::Client).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct ClientConfig {
-    /// Where the master is. No part of a settings file's section: one file has many sections and one master.
+    /// The master's address. It is not part of this section of a settings file: one file has many sections
+    /// and one master.
     #[serde(skip)]
     pub master: Address,
-    /// Times of the connection to it.
+    /// Timeouts of the connection to the master.
     pub rpc: RpcConfig,
-    /// Which tenant this is, and what proves it. Default the default tenant.
+    /// The tenant that this client acts for, and the secrets that prove it. Default: the default tenant,
+    /// without a secret.
     #[serde(skip)]
     pub identity: Identity,
-    /// The engine that moves the bytes. Its `listen` must be an address that nodes could reach; port 0 will do.
-    /// Its `requests_per_batch_max` must be at least 128.
+    /// The transfer engine that moves the bytes. Its `listen` must be an address that nodes can reach; port 0
+    /// is fine. Its `requests_per_batch_max` must be at least 128.
     pub engine: te_engine::Config,
-    /// How long moving the bytes of one operation may take, milliseconds. The lease or the put's window may end it
-    /// earlier. Default 10,000.
+    /// Longest time that moving the bytes of one operation may take, milliseconds. The lease of a get or the
+    /// window of a put may end it earlier. At least 1. Default 10,000.
     pub transfer_ms_max: u32,
-    /// Memory through which `put` and `get` of plain bytes pass, bytes; a larger value passes in pieces. At least 128 KiB. Default 8 MiB.
+    /// Size of the bounce buffer, bytes: registered memory through which `put` and `get` of plain memory
+    /// pass. A longer value passes through it piece by piece. At least 131,072 (two halves of one
+    /// checksum chunk each). Default 8 MiB.
     pub bounce_bytes: usize,
-    /// Longest value that `get` makes room for, bytes. Default 1 GiB.
+    /// Longest value for which `get` allocates memory, bytes. A longer value is an error. Default 1 GiB.
     pub value_bytes_max: u64,
-    /// A node that could not be reached is left alone for this long, milliseconds. Default 500.
+    /// How long the client waits before it tries again to open a segment that it could not reach,
+    /// milliseconds. Until then, reads go to other replicas and puts to other places. 0: it tries at each
+    /// use. Default 500.
     pub unreachable_ms: u32,
-    /// Tries of a call that may be repeated. At least 1. Default 3.
+    /// How often a call to the master that may safely be repeated is sent, the first time included. 1 to 255.
+    /// Default 3.
     pub rpc_tries_max: u8,
-    /// Places that a put asks the master for, one after the other, when the segments of the one before cannot be written to. 1 to 9;
-    /// 1: the first must do. Default 3.
+    /// How many places a put may request from the master, one after the other, when the segments of the place
+    /// before cannot be written. 1 to 9; 1: the put fails if the first place cannot be written. Default 3.
     pub places_max: u8,
-    /// How long a segment may take no byte of a put before the put asks for another place, milliseconds; a put of many bytes waits
-    /// as much longer as they take at 25 MB/s. 1 to 600,000. Default 2,000.
+    /// How long a put waits for a segment that accepts no byte before it requests another place,
+    /// milliseconds. A long put waits longer, by the time that its bytes take at 25 MB/s. 1 to 600,000.
+    /// Default 2,000.
     pub place_ms_max: u32,
-    /// Gets and puts that take longer are logged, with their number, milliseconds; 0: none. Default 1,000.
+    /// Gets and puts that take longer than this are logged with their operation number, milliseconds; 0: none
+    /// is logged. Default 1,000.
     pub slow_operation_ms: u32,
 }
 
-/// What a [`Node`](crate::Node) can be told.
+/// Settings of a [`Node`](crate::Node).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct NodeConfig {
-    /// Its name, unique in the cluster. Its memory appears under it.
+    /// Name of the node, unique in the cluster, 1 to 256 bytes. Its memory is listed under this name.
     pub name: String,
-    /// Where the master is. No part of a settings file's section: one file has many sections and one master.
+    /// The master's address. It is not part of this section of a settings file: one file has many sections
+    /// and one master.
     #[serde(skip)]
     pub master: Address,
-    /// Times of the connection to it.
+    /// Timeouts of the connection to the master.
     pub rpc: RpcConfig,
-    /// What proves that it may contribute memory. Default nobody's, with no secret.
+    /// The secrets that prove that this node may contribute memory. Default: no tenant and no secret.
     #[serde(skip)]
     pub identity: Identity,
-    /// Memory to contribute, bytes.
+    /// Memory that the node contributes, bytes. At least 1. Default 1 GiB.
     pub capacity_bytes: u64,
-    /// Touches every page before it is mounted, so that no put pays for it. Takes about a second for each few GiB.
-    /// Default true.
+    /// Whether the node touches every page before it mounts its memory, so that no put waits for a page
+    /// fault. This takes about one second per few GiB. Default true.
     pub populate: bool,
-    /// The engine that serves it: `engine.listen` is where clients connect.
+    /// The transfer engine that serves the memory: clients connect to `engine.listen`.
     pub engine: te_engine::Config,
-    /// How often the node says that it lives, milliseconds; 0: a third of what the master tolerates. Default 0.
+    /// Time between two heartbeats, milliseconds; 0: one third of the silence that the master tolerates.
+    /// Default 0.
     pub heartbeat_ms: u32,
-    /// How long a node that starts waits for a master that is away, milliseconds; 4,294,967,295: for ever. Default 10,000.
+    /// How long a node that starts waits for a master that does not answer, milliseconds; 4,294,967,295:
+    /// without limit. Default 10,000.
     pub wait_master_ms: u32,
-    /// How long a node that is stopped waits for its objects to be moved to other nodes, milliseconds; 0: it does not have them
-    /// moved. Default 0.
+    /// How long a node that is stopped waits until its objects have been moved to other nodes, milliseconds;
+    /// 0: its objects are not moved. Default 0.
     pub drain_on_stop_ms: u32,
-    /// How fast it may copy objects from other nodes when a segment is drained or an object gets another replica, bytes per
-    /// second; 0: as fast as the fabric carries. Default 0.
+    /// Limit on the rate at which this node copies objects from other nodes, when a segment is drained or an
+    /// object gets another replica, bytes per second; 0: no limit. Default 0.
     pub copy_bytes_per_s_max: u64,
-    /// Takes the name from another node that has it and lives: for the operator who knows that the other must not have it.
-    /// Default false: the node waits for one that is silent to be given up, and refuses to start when the other lives.
+    /// Whether the node takes its name over from another node that holds it and is alive. For an operator who
+    /// knows that the other node must not have the name. Default false: the node waits until a silent holder
+    /// is given up, and does not start while the holder is alive.
     pub takeover: bool,
 }
 
@@ -95,7 +111,7 @@ impl Default for ClientConfig {
     }
 }
 
-/// Without a name; one gibibyte.
+/// A node without a name that contributes 1 GiB.
 impl Default for NodeConfig {
     fn default() -> Self {
         Self::new("", Address::default(), 1 << 30)
@@ -103,7 +119,7 @@ impl Default for NodeConfig {
 }
 
 impl ClientConfig {
-    /// The defaults, for the master there.
+    /// The defaults, for a client of this master.
     #[must_use]
     pub fn new(master: Address) -> Self {
         let mut engine = te_engine::Config::default();
@@ -124,14 +140,14 @@ impl ClientConfig {
         }
     }
 
-    /// The same, over these fabrics only.
+    /// Restricts the engine to these fabrics.
     #[must_use]
     pub fn fabrics(mut self, fabrics: Fabrics) -> Self {
         self.engine.fabrics = fabrics;
         self
     }
 
-    /// What the state machines of gets and puts are told.
+    /// The part of the settings that the state machines of gets and puts use.
     pub(crate) fn machines(&self) -> store_core::client::ClientConfig {
         store_core::client::ClientConfig {
             rpc_tries_max: self.rpc_tries_max,
@@ -140,10 +156,10 @@ impl ClientConfig {
         }
     }
 
-    /// Checks what can be checked before anything is opened.
+    /// Checks everything that can be checked before anything is opened.
     ///
     /// # Errors
-    /// Names the field and what it may be.
+    /// [`ConnectError::Config`] with the field and the values that it may have.
     pub fn validate(&self) -> Result<(), ConnectError> {
         if self.bounce_bytes < BOUNCE_BYTES_MIN {
             return Err(ConnectError::Config { field: "bounce_bytes", need: "must be at least 131072" });
@@ -169,10 +185,10 @@ impl ClientConfig {
 }
 
 impl NodeConfig {
-    /// [`wait_master_ms`](Self::wait_master_ms) of a node that never gives up.
+    /// Value of [`wait_master_ms`](Self::wait_master_ms) for a node that waits without limit.
     pub const FOR_EVER: u32 = u32::MAX;
 
-    /// The defaults, for a node of this name that listens on loopback.
+    /// The defaults, for a node with this name that listens on loopback.
     #[must_use]
     pub fn new(name: &str, master: Address, capacity_bytes: u64) -> Self {
         let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -192,17 +208,17 @@ impl NodeConfig {
         }
     }
 
-    /// The same, over these fabrics only.
+    /// Restricts the engine to these fabrics.
     #[must_use]
     pub fn fabrics(mut self, fabrics: Fabrics) -> Self {
         self.engine.fabrics = fabrics;
         self
     }
 
-    /// Checks what can be checked before anything is opened.
+    /// Checks everything that can be checked before anything is opened.
     ///
     /// # Errors
-    /// Names the field and what it may be.
+    /// [`ConnectError::Config`] with the field and the values that it may have.
     pub fn validate(&self) -> Result<(), ConnectError> {
         if self.name.is_empty() || self.name.len() > store_core::message::NAME_BYTES_MAX {
             return Err(ConnectError::Config { field: "name", need: "must have 1 to 256 bytes" });

@@ -1,4 +1,5 @@
-//! The engine of a client: one owner, who polls. In unit tests it is one that can be told to misbehave.
+//! The engine of a client, polled by the thread that uses the client. In unit tests it can be made to
+//! misbehave.
 
 #[cfg(test)]
 mod faulty;
@@ -11,31 +12,31 @@ pub(crate) use faulty::{Engine, PanicAt};
 #[cfg(not(test))]
 pub(crate) use te_engine::Engine;
 
-/// Starts an engine that checksums what it copies.
+/// Starts an engine that computes checksums while it copies.
 pub(crate) fn start(config: Config) -> Result<Engine, StartError> {
     let mut engine = Engine::start(config)?;
     engine.checksum_copies(true);
     Ok(engine)
 }
 
-/// Whether a batch has ended. One that was freed has.
+/// Whether a batch has ended. A batch that was freed has ended.
 pub(crate) fn is_over(engine: &Engine, batch: BatchHandle) -> bool {
     engine.is_done(batch).unwrap_or(true)
 }
 
-/// Whether local memory of a batch may still be touched.
+/// Whether a fabric may still touch local memory of a batch.
 pub(crate) fn is_quarantined(engine: &Engine, batch: BatchHandle) -> bool {
     engine.report(batch).is_ok_and(|report| report.quarantined)
 }
 
-/// Whether a request with this status moved all of its bytes.
+/// Whether a request with this status moved all its bytes.
 pub(crate) const fn is_complete(status: &te_engine::RequestStatus) -> bool {
     matches!(status.status, Status::Completed)
 }
 
-/// Gives a batch that is over back.
+/// Frees a batch that is over.
 pub(crate) fn free(engine: &mut Engine, batch: BatchHandle) {
     if let Err(error) = engine.free(batch) {
-        log::debug!("freeing a batch: {error}");
+        log::debug!("a batch could not be freed: {error}");
     }
 }

@@ -1,4 +1,4 @@
-//! One enum for each area: the connection to the master, operations of every client, start-up.
+//! Error types, one per area: the connection to the master, operations of any client, start-up.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -12,122 +12,125 @@ use te_engine::{RegisterError, StartError};
 use crate::item::PARTS_MAX;
 use crate::local::LocalError;
 
-/// Why the master gave no (good) answer.
+/// Why a request to the master has no usable answer.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RpcError {
-    /// Not an address.
+    /// The text is not an address.
     Address {
-        /// What was given.
+        /// The text as it was given.
         text: String,
     },
-    /// Nobody there.
+    /// Nothing accepts connections at the master's address.
     Connect {
-        /// Where.
+        /// The address.
         address: String,
-        /// The system's reason.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The connection broke; whether the request was carried out is not known.
+    /// The connection broke; whether the master carried out the request is not known.
     Lost {
-        /// The system's reason.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// There is no connection; the request was not sent.
     Disconnected,
-    /// No answer in time; whether the request was carried out is not known.
+    /// No answer arrived in time; whether the master carried out the request is not known.
     TimedOut {
-        /// How long it was waited for.
+        /// How long the caller waited, milliseconds.
         call_ms_max: u32,
-        /// The operation, as the master's log names it.
+        /// The operation's number, as it appears in the master's log.
         trace: Trace,
     },
-    /// The master speaks another version.
+    /// The master speaks another version of the protocol.
     Version {
-        /// Which.
+        /// The master's version.
         theirs: u16,
     },
-    /// The request cannot be sent, or the answer cannot be read.
+    /// The request could not be encoded, or the answer could not be decoded.
     Wire(WireError),
-    /// The master does not know the tenant, or not with this secret.
+    /// The master does not know the tenant, or the tenant's secret is wrong.
     Tenant {
-        /// Its name.
+        /// Name of the tenant.
         tenant: String,
     },
-    /// A secret that was given is not the master's.
+    /// The master refused the cluster secret or the admin secret.
     Secret,
-    /// The master refused.
+    /// The master refused the request.
     Refused(ErrorCode),
-    /// This process is a fork of the one that connected.
+    /// This process is a fork of the process that connected.
     Forked,
 }
 
-/// What a child hears that goes on using what its parent made.
+/// The message for a child process that uses a connection, client or node that its parent made.
 pub(crate) const FORKED: &str = "this process was forked: connect anew in the child";
 
-/// Why an operation of a client did not succeed, of whichever client and of one item or a batch. A miss is
-/// not an error.
+/// Why an operation failed: the error of every client, for single items and for batches. A miss is not an
+/// error.
 ///
-/// Cheap to clone: what fails a whole request is the result of each of its items.
+/// Cheap to clone: an error of a whole request becomes the result of each of its items.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The master, or the operation, said no.
+    /// The master refused the request, or the operation failed with one of the store's error codes.
     Refused(ErrorCode),
-    /// The master could not be asked.
+    /// The master could not be reached or did not answer.
     Rpc(Arc<RpcError>),
-    /// The node on this machine could not be asked.
+    /// The node on this machine could not be reached or did not answer.
     Local(Arc<LocalError>),
     /// Memory could not be registered or allocated.
     Memory(RegisterError),
-    /// What is to be read is longer than its sink.
+    /// The object, or the requested part, is longer than its sink.
     TooLong {
-        /// Bytes that the sink has room for.
+        /// Bytes that fit the sink.
         room: u64,
     },
-    /// The object ends before the part that is to be read.
+    /// The object ends before the requested part does.
     BeyondEnd {
-        /// The object would have to have so many bytes, at least.
+        /// Length that the object would need for the request to succeed, bytes.
         end: u64,
     },
-    /// A part of an object that has no byte, or goes beyond the largest offset; or a range together with
-    /// [`Sink::Fragments`](crate::Sink::Fragments), which name their own.
+    /// The requested part has no bytes or ends beyond the largest possible offset; or a range was given
+    /// together with [`Sink::Fragments`](crate::Sink::Fragments), which carry their own ranges.
     BadRange {
-        /// Where in the object it begins.
+        /// Offset of the part in the object, bytes.
         start: u64,
-        /// Bytes.
+        /// Length of the part, bytes.
         len: u64,
     },
-    /// More parts than an item may have.
+    /// The item has more parts than [`PARTS_MAX`](crate::PARTS_MAX).
     TooManyParts {
-        /// How many.
+        /// Number of parts that were given.
         parts: usize,
     },
-    /// The range does not lie inside memory that is registered with this client; or not inside its buffer.
+    /// The range does not lie inside memory that is registered with this client, or not inside its buffer.
     Unregistered {
-        /// Where it begins, bytes from the beginning of the region or buffer.
+        /// Offset of the range in its region or buffer, bytes.
         offset: u64,
-        /// Bytes.
+        /// Length of the range, bytes.
         len: u64,
     },
-    /// The memory is of another client, or of a connection that is gone.
+    /// The memory belongs to another client, or to a connection that has been lost.
     ForeignMemory,
-    /// A fabric, or a node that was given up, may still write the memory, or store what is in it.
+    /// A transfer that was given up may still write the memory, or a node may still store its contents.
     Held,
-    /// The arena of a local client has no room for it.
+    /// The arena of a local client has no free part that is long enough.
     ArenaFull {
-        /// Bytes wanted.
+        /// Bytes requested.
         wanted: u64,
-        /// Bytes of the longest free part.
+        /// Length of the longest free part, bytes.
         largest_free: u64,
-        /// Bytes of the arena.
+        /// Length of the arena, bytes.
         arena_bytes: u64,
     },
-    /// The thread of the [`AsyncClient`](crate::AsyncClient) has ended; whether the operation was carried out is not known.
+    /// The thread of the [`AsyncClient`](crate::AsyncClient) has ended; whether the operation was carried out
+    /// is not known.
     Stopped,
-    /// This process is a fork of the one that connected. What was under way is the parent's.
+    /// This process is a fork of the process that connected. Operations that were under way belong to the
+    /// parent.
     Forked,
-    /// Nodes cut this client off: it was stopped for longer than they wait, and its space is somebody else's by now.
+    /// Nodes cut this client off, because it made no progress for longer than they tolerate. The space that
+    /// it was writing may have been given to others.
     Expelled,
 }
 
@@ -135,36 +138,36 @@ pub enum StoreError {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// A field of the configuration cannot be.
+    /// A field of the configuration has an invalid value.
     Config {
-        /// Which.
+        /// Name of the field.
         field: &'static str,
-        /// What it may be.
+        /// The values that the field may have.
         need: &'static str,
     },
-    /// The master could not be reached.
+    /// The master could not be reached, or refused the connection.
     Rpc(RpcError),
-    /// This process is a fork of the one that started the node.
+    /// This process is a fork of the process that started the node.
     Forked,
-    /// Another node that lives has the name.
+    /// Another node that is alive has the name.
     Held {
-        /// Which.
+        /// The name.
         name: String,
-        /// Where the other is.
+        /// Address of the node that has the name.
         endpoint: String,
-        /// How long the master has not heard of it, milliseconds.
+        /// Time since the master last heard from that node, milliseconds.
         silent_ms: u64,
     },
     /// The transfer engine did not start.
     Engine(StartError),
-    /// Its memory could not be allocated or registered.
+    /// The node's memory could not be allocated or registered.
     Memory(RegisterError),
-    /// No thread.
+    /// The operating system did not create a thread.
     System(io::Error),
 }
 
 impl RpcError {
-    /// As one of the store's codes.
+    /// The store's error code for this error.
     #[must_use]
     pub const fn code(&self) -> ErrorCode {
         match self {
@@ -181,7 +184,7 @@ impl RpcError {
         }
     }
 
-    /// Whether waiting may change it: nobody is there yet, or the master is starting.
+    /// Whether waiting may help: the master cannot be reached yet, or is starting.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         matches!(
@@ -194,7 +197,7 @@ impl RpcError {
         )
     }
 
-    /// Whether the connection is of no more use, and a new one might do better.
+    /// Whether this connection is unusable and a new one may work.
     #[must_use]
     pub const fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::Disconnected | Self::Connect { .. })
@@ -202,7 +205,7 @@ impl RpcError {
 }
 
 impl ConnectError {
-    /// Whether waiting may change it: the master is away, or starting.
+    /// Whether waiting may help: the master cannot be reached yet, or is starting.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         matches!(self, Self::Rpc(error) if error.is_transient())
@@ -210,7 +213,7 @@ impl ConnectError {
 }
 
 impl StoreError {
-    /// The store's code of it, under Mooncake's number.
+    /// The store's error code for this error, with Mooncake's number.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
@@ -234,9 +237,11 @@ impl StoreError {
 impl fmt::Display for RpcError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Address { text } => write!(f, "`{text}` is no address: write host:port, or unix:/path"),
+            Self::Address { text } => {
+                write!(f, "`{text}` is not an address: write host:port, or unix:/path")
+            }
             Self::Connect { address, source } => {
-                write!(f, "no master at {address}: {source}: check that it runs, and its address")
+                write!(f, "no master at {address}: {source}: check that it runs, and the address")
             }
             Self::Lost { source } => write!(f, "the connection to the master broke: {source}: try again"),
             Self::Disconnected => f.write_str("not connected to the master: try again"),
@@ -247,20 +252,20 @@ impl fmt::Display for RpcError {
                      `call_ms_max`"
                 )
             }
-            Self::Version { theirs } => {
-                write!(
-                    f,
-                    "the master speaks protocol {theirs}, this client {VERSION}: run the same release on both sides"
-                )
-            }
+            Self::Version { theirs } => write!(
+                f,
+                "the master speaks protocol version {theirs}, this client version {VERSION}: run the same release on \
+                 both sides"
+            ),
             Self::Wire(error) => error.fmt(f),
             Self::Tenant { tenant } => write!(
                 f,
-                "the master does not let tenant `{}` in: check its name and secret, or add it to the master's tenants",
+                "the master refused tenant `{}`: check the tenant's name and secret, or add the tenant to the \
+                 master's settings",
                 tenant.escape_debug()
             ),
             Self::Secret => f.write_str(
-                "the master refused a secret that was given: compare the cluster secret and the admin secret with the master's",
+                "the master refused a secret: compare the cluster secret and the admin secret with the master's settings",
             ),
             Self::Refused(code) => code.fmt(f),
             Self::Forked => f.write_str(FORKED),
@@ -288,42 +293,44 @@ impl fmt::Display for StoreError {
             Self::Memory(error) => error.fmt(f),
             Self::TooLong { room } => write!(
                 f,
-                "what is to be read is longer than the {room} bytes that there is room for: ask for the object's \
-                 size, then pass a larger buffer, or read a part"
+                "the object or the requested part is longer than the {room} bytes of its destination: look up the \
+                 object's size, then pass a larger buffer or read a part"
             ),
-            Self::BeyondEnd { end } => {
-                write!(f, "the object ends before byte {end}: ask for its size, and read a part that it has")
-            }
+            Self::BeyondEnd { end } => write!(
+                f,
+                "the object ends before byte {end}: look up its size and read a part that lies inside it"
+            ),
             Self::BadRange { start, len } => write!(
                 f,
-                "a part of {len} bytes from byte {start} on cannot be read: give it at least one byte and an end \
-                 that an object can have, and name no range beside fragments"
+                "a part of {len} bytes at offset {start} cannot be read: use at least one byte and an end below \
+                 2^64, and no range together with fragments"
             ),
             Self::TooManyParts { parts } => {
-                write!(f, "{parts} parts of one item are too many: pass {PARTS_MAX} at most")
+                write!(f, "the item has {parts} parts: pass {PARTS_MAX} at most, or split the item")
             }
             Self::Unregistered { offset, len } => write!(
                 f,
-                "{len} bytes from offset {offset} on do not lie inside the registered memory that they name: check \
-                 offset and length, and that the memory is still registered with this client"
+                "{len} bytes at offset {offset} do not lie inside registered memory: check offset and length, and \
+                 that the memory is still registered with this client"
             ),
             Self::ForeignMemory => f.write_str(
-                "the buffer is of another client, or of a connection that is gone: allocate another with this \
-                 client, and fill it again",
+                "the buffer belongs to another client or to a connection that has been lost: allocate a new buffer \
+                 with this client and fill it again",
+            ),
             ),
             Self::Held => f.write_str(
                 "a transfer that was given up may still use the buffer: try again later, or use another buffer",
             ),
             Self::ArenaFull { wanted, largest_free, arena_bytes } => write!(
                 f,
-                "{wanted} bytes do not fit the arena: of {arena_bytes} bytes, {largest_free} are free in one piece: drop \
-                 buffers, or ask for a larger arena"
+                "{wanted} bytes do not fit the arena of {arena_bytes} bytes, whose longest free part has \
+                 {largest_free}: drop buffers, or configure a larger arena (`arena_bytes`)"
             ),
-            Self::Stopped => f.write_str("the client was stopped, or its thread has died: start a new one"),
+            Self::Stopped => f.write_str("the client was stopped, or its thread has failed: start a new client"),
             Self::Forked => f.write_str(FORKED),
             Self::Expelled => f.write_str(
-                "nodes cut this client off, because it was stopped for longer than they wait: connect a new one, and \
-                 register its memory there",
+                "nodes cut this client off, because it made no progress for longer than they tolerate: connect a new \
+                 client and register its memory there",
             ),
         }
     }
@@ -387,14 +394,14 @@ impl fmt::Display for ConnectError {
             Self::Forked => f.write_str(FORKED),
             Self::Held { name, endpoint, silent_ms } => write!(
                 f,
-                "the name `{}` is held by the node at {}, which the master heard of {silent_ms} ms ago: stop that node, \
-                 choose another name, or take the name over",
-                name.escape_debug(),
-                endpoint.escape_debug()
+                "the node at {} has the name `{}`; the master last heard from it {silent_ms} ms ago: stop that node, \
+                 choose another name, or take the name over (`takeover`)",
+                endpoint.escape_debug(),
+                name.escape_debug()
             ),
             Self::Engine(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
-            Self::System(error) => write!(f, "the system refused: {error}"),
+            Self::System(error) => write!(f, "the operating system did not create a thread: {error}"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is got and put: an item is a key, the memory that its bytes come from or go to, and how it ended.
+//! Items of gets and puts: a key, the memory that the bytes come from or go to, and the result.
 
 use std::ops::{Bound, RangeBounds};
 
@@ -8,8 +8,8 @@ use crate::error::StoreError;
 use crate::local::LocalRange;
 use crate::memory::{BufferRange, Fragment};
 
-/// Most parts of one item: slices or ranges of registered memory that an object is put from or read into, and
-/// parts of an object that are read together.
+/// Most parts of one item: slices or ranges of registered memory that make up an object or receive it, or
+/// fragments of an object that are read together.
 pub const PARTS_MAX: usize = 1024;
 
 /// Where the bytes of an object to put come from.
@@ -21,39 +21,40 @@ pub const PARTS_MAX: usize = 1024;
 pub enum Source<'a> {
     /// Plain memory.
     Bytes(&'a [u8]),
-    /// Plain memory in several places, end to end; empty slices are passed over. At most [`PARTS_MAX`].
+    /// Plain memory in several places, joined in order; empty slices are skipped. At most [`PARTS_MAX`].
     Slices(&'a [&'a [u8]]),
     /// A range of memory that is registered with the client.
     Region(BufferRange),
-    /// Several ranges of registered memory, end to end; they may be of different regions, and empty ones are
-    /// passed over. At most [`PARTS_MAX`].
+    /// Several ranges of registered memory, joined in order; they may belong to different regions, and empty
+    /// ranges are skipped. At most [`PARTS_MAX`].
     Regions(&'a [BufferRange]),
     /// A range of a [`LocalClient`](crate::LocalClient)'s arena.
     Local(LocalRange<'a>),
 }
 
-/// Where the bytes that are read go.
+/// Where the bytes of an object to get go.
 ///
-/// After an item that ended as a miss or an error the memory may have been written all the same, except for a
-/// `Vec`, which is empty then. Sinks of one batch must not overlap: the bytes would mix, and the checksum
-/// would make misses of them.
+/// After an item that ended as a miss or an error the memory may have been written nevertheless; only a `Vec`
+/// is then empty. Sinks of one batch must not overlap: their bytes would mix, and the checksums would turn
+/// the items into misses.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Sink<'a> {
-    /// Replaced by the bytes that are read, at most `value_bytes_max`. Its memory is used again if there is
-    /// enough of it.
+    /// A vector whose contents are replaced by the bytes that are read, at most `value_bytes_max`. Its
+    /// allocation is reused if it is large enough.
     Vec(&'a mut Vec<u8>),
     /// Plain memory, filled from its beginning.
     Bytes(&'a mut [u8]),
-    /// Plain memory in several places, filled one after the other. At most [`PARTS_MAX`].
+    /// Plain memory in several places, filled in order. At most [`PARTS_MAX`].
     Slices(&'a mut [&'a mut [u8]]),
     /// A range of memory that is registered with the client, filled from its beginning.
     Region(BufferRange),
-    /// Several ranges of registered memory, filled one after the other; they may be of different regions. At
-    /// most [`PARTS_MAX`].
+    /// Several ranges of registered memory, filled in order; they may belong to different regions. At most
+    /// [`PARTS_MAX`].
     Regions(&'a [BufferRange]),
-    /// Several parts of the object, each to its own place in registered memory: 1 to [`PARTS_MAX`]. They may
-    /// overlap in the object. All of them are read or none, and no block of the object is read twice.
+    /// Several parts of the object, each with its own destination in registered memory: 1 to [`PARTS_MAX`].
+    /// The parts may overlap in the object. Either all of them are read or none, and no checksum chunk
+    /// is read twice.
     Fragments(&'a [Fragment]),
     /// A range of a [`LocalClient`](crate::LocalClient)'s arena, filled from its beginning.
     Local(LocalRange<'a>),
@@ -67,62 +68,63 @@ pub struct Put<'a> {
     pub(crate) result: Result<bool, StoreError>,
 }
 
-/// An object, or a part of it, to read; where it goes, and whether it was read.
+/// An object, or a part of it, to get; where its bytes go, and whether it was read.
 #[derive(Debug)]
 pub struct Get<'a> {
     pub(crate) key: &'a [u8],
-    /// `None`: all of the object.
+    /// `None`: the whole object.
     pub(crate) part: Option<Part>,
     pub(crate) sink: Sink<'a>,
     pub(crate) result: Result<Option<u64>, StoreError>,
 }
 
-/// Where a part begins, and how long it is, if not to the end. A length of 0 is refused.
+/// Offset of a part, and its length; `None`: to the end. A length of 0 is refused.
 pub(crate) type Part = (u64, Option<u64>);
 
-/// How many items of a batch ended how; each item knows its own result.
+/// How many items of a batch ended in which way; each item has its own result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "items may have failed"]
+#[non_exhaustive]
 pub struct Tally {
     /// Items that were stored or read.
     pub done: usize,
-    /// Items whose key was taken (puts), or not found intact and in time (gets).
+    /// Items whose key existed (puts), or that were not found intact and in time (gets).
     pub missed: usize,
-    /// Items that ended in an error.
+    /// Items that ended with an error.
     pub failed: usize,
 }
 
 impl<'a> Put<'a> {
-    /// The object `key` will be what `source` holds. Nothing happens before
+    /// An item that stores the contents of `source` under `key`. Nothing happens before
     /// [`batch_put`](crate::Store::batch_put).
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized), source: impl Into<Source<'a>>) -> Self {
         Self { key: key.as_ref(), source: source.into(), result: Ok(false) }
     }
 
-    /// Its key.
+    /// Key of the object.
     #[must_use]
     pub const fn key(&self) -> &'a [u8] {
         self.key
     }
 
-    /// Whether it was stored; `false` when the key was taken, and before it was tried.
+    /// Whether the object was stored; `false` when the key existed, and before the put.
     ///
     /// # Errors
-    /// Why it was not stored.
+    /// Why the object was not stored.
     pub fn result(&self) -> Result<bool, StoreError> {
         self.result.clone()
     }
 
-    /// The same, at the end of the item's life.
+    /// The result, without a clone.
     ///
     /// # Errors
-    /// Why it was not stored.
+    /// As [`result`](Self::result).
     pub fn into_result(self) -> Result<bool, StoreError> {
         self.result
     }
 
-    /// Whether it can be put, as far as that does not depend on the client.
+    /// The checks that do not depend on the client.
     pub(crate) const fn check(&self) -> Result<(), StoreError> {
         match self.source {
             Source::Slices(slices) => check_parts(slices.len()),
@@ -133,17 +135,17 @@ impl<'a> Put<'a> {
 }
 
 impl<'a> Get<'a> {
-    /// All of the object `key`, to `sink`. Nothing happens before [`batch_get`](crate::Store::batch_get) or
-    /// [`get_with`](crate::Store::get_with).
+    /// An item that reads the whole object `key` into `sink`. Nothing happens before
+    /// [`batch_get`](crate::Store::batch_get) or [`get_with`](crate::Store::get_with).
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized), sink: impl Into<Sink<'a>>) -> Self {
         Self { key: key.as_ref(), part: None, sink: sink.into(), result: Ok(None) }
     }
 
-    /// Only these bytes of the object: `100..200`, or `100..` to its end.
+    /// Restricts the get to this range of the object: `100..200`, or `100..` up to the end.
     ///
     /// No more is read than the blocks of 64 KiB that the part touches and their checksums, and the part is
-    /// verified like the whole ([`store_core::blocks`]). A range that is empty, or ends beyond the object, is
+    /// verified like the whole ([`store_core::chunks`]). A range that is empty, or ends beyond the object, is
     /// an error of the item. [`Sink::Fragments`] names its own parts, and takes no range.
     #[must_use]
     pub fn range(mut self, range: impl RangeBounds<u64>) -> Self {
@@ -151,30 +153,30 @@ impl<'a> Get<'a> {
         self
     }
 
-    /// Its key.
+    /// Key of the object.
     #[must_use]
     pub const fn key(&self) -> &'a [u8] {
         self.key
     }
 
-    /// How many bytes were read; `None` is a miss: the key was not found, or not intact and in time. `None`
-    /// before it was tried.
+    /// The number of bytes that were read. `None` is a miss: the key was not found, or not intact and in
+    /// time; it is also the value before the get.
     ///
     /// # Errors
-    /// Why it was not read.
+    /// Why the object was not read.
     pub fn result(&self) -> Result<Option<u64>, StoreError> {
         self.result.clone()
     }
 
-    /// The same, at the end of the item's life.
+    /// The result, without a clone.
     ///
     /// # Errors
-    /// Why it was not read.
+    /// As [`result`](Self::result).
     pub fn into_result(self) -> Result<Option<u64>, StoreError> {
         self.result
     }
 
-    /// Whether it can be read, as far as that does not depend on the client.
+    /// The checks that do not depend on the client.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         if let Some((start, Some(0))) = self.part {
             return Err(StoreError::BadRange { start, len: 0 });
@@ -199,7 +201,7 @@ impl<'a> Get<'a> {
         }
     }
 
-    /// Where the last byte that is wanted lies: so long must the object be; `None`: any length will do.
+    /// Length that the object must have at least; `None`: any length will do.
     pub(crate) fn end(&self) -> Option<u64> {
         match (&self.sink, self.part) {
             (Sink::Fragments(parts), _) => parts.iter().filter_map(Fragment::end).max(),
@@ -209,7 +211,7 @@ impl<'a> Get<'a> {
         }
     }
 
-    /// How many bytes are read of an object of this length.
+    /// How many bytes are read from an object of this length.
     pub(crate) fn bytes_of(&self, object_len: u64) -> u64 {
         match (&self.sink, self.part) {
             (Sink::Fragments(parts), _) => parts.iter().map(|part| part.into.len).sum(),
@@ -219,7 +221,7 @@ impl<'a> Get<'a> {
         }
     }
 
-    /// The item is over: a `Vec` of one that was not read is emptied.
+    /// Sets the result. A `Vec` of an item that was not read is emptied.
     pub(crate) fn end_with(&mut self, result: Result<Option<u64>, StoreError>) {
         if let (Sink::Vec(bytes), Ok(None) | Err(_)) = (&mut self.sink, &result) {
             bytes.clear();
@@ -253,7 +255,7 @@ impl Tally {
 }
 
 impl Source<'_> {
-    /// Bytes.
+    /// Total length, bytes.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
@@ -264,7 +266,7 @@ impl Source<'_> {
         }
     }
 
-    /// Its ranges of the engine's registered memory.
+    /// The ranges of registered memory, if the source is registered memory.
     pub(crate) const fn ranges(&self) -> Option<&[BufferRange]> {
         match self {
             Self::Region(range) => Some(std::slice::from_ref(range)),
@@ -273,7 +275,7 @@ impl Source<'_> {
         }
     }
 
-    /// Its plain memory.
+    /// The slices, if the source is plain memory.
     pub(crate) const fn slices(&self) -> Option<&[&[u8]]> {
         match self {
             Self::Bytes(bytes) => Some(std::slice::from_ref(bytes)),
@@ -282,7 +284,7 @@ impl Source<'_> {
         }
     }
 
-    /// Plain memory in one piece, and what is done to it.
+    /// The plain memory, if it is in one piece, and the access that a transfer needs.
     pub(crate) const fn lendable(&self) -> Option<(MemSpan, Access)> {
         match self {
             Self::Bytes(bytes) => {
@@ -294,7 +296,7 @@ impl Source<'_> {
 }
 
 impl Sink<'_> {
-    /// Bytes that have room; `None`: as many as there are.
+    /// Bytes that fit; `None`: no limit.
     pub(crate) fn room(&self) -> Option<u64> {
         match self {
             Self::Vec(_) => None,
@@ -309,7 +311,7 @@ impl Sink<'_> {
         }
     }
 
-    /// Its ranges of the engine's registered memory that are filled one after the other.
+    /// The ranges of registered memory that are filled in order, if the sink is one of these.
     pub(crate) const fn ranges(&self) -> Option<&[BufferRange]> {
         match self {
             Self::Region(range) => Some(std::slice::from_ref(range)),
@@ -318,7 +320,7 @@ impl Sink<'_> {
         }
     }
 
-    /// Plain memory in one piece that is there already, and what is done to it.
+    /// The plain memory, if it is in one piece and allocated already, and the access that a transfer needs.
     pub(crate) const fn lendable(&mut self) -> Option<(MemSpan, Access)> {
         match self {
             Self::Bytes(bytes) => Some((MemSpan::new(bytes.as_mut_ptr(), bytes.len()), Access::LOCAL)),
@@ -326,8 +328,9 @@ impl Sink<'_> {
         }
     }
 
-    /// Hands out the plain memory for bytes `at..at + len` of the `total` bytes that are read, stretch by
-    /// stretch, each with its distance from `at`. Memory that is not plain, or not there, is left out.
+    /// Calls `copy` for each contiguous stretch of plain memory that holds bytes `at..at + len` of the
+    /// `total` bytes of the get, with the stretch's distance from `at`. Memory that is not plain, or does not
+    /// exist, is skipped.
     pub(crate) fn fill(&mut self, total: u64, at: u64, len: u64, mut copy: impl FnMut(u64, &mut [u8])) {
         let wanted = at as usize..(at + len) as usize;
         match self {
@@ -335,7 +338,7 @@ impl Sink<'_> {
                 let total = total as usize;
                 if bytes.len() != total {
                     if bytes.capacity() < total {
-                        // The system's zeros cost nothing until they are written.
+                        // Zeroed memory comes from the system and costs nothing until it is written.
                         **bytes = vec![0; total];
                     }
                     bytes.resize(total, 0);
@@ -369,7 +372,8 @@ const fn check_parts(parts: usize) -> Result<(), StoreError> {
     if parts > PARTS_MAX { Err(StoreError::TooManyParts { parts }) } else { Ok(()) }
 }
 
-/// `None`: all there is. What holds no byte, or goes beyond the largest offset, becomes a part of no bytes.
+/// Converts a range. `None`: the whole object. A range that holds no byte, or goes beyond the largest offset,
+/// becomes a part of length 0.
 pub(crate) fn part(range: impl RangeBounds<u64>) -> Option<Part> {
     let start = match range.start_bound() {
         Bound::Included(start) => Some(*start),

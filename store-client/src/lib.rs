@@ -1,13 +1,14 @@
 //! Clients and nodes of the store.
 //!
-//! Three ways in, one trait: [`Store`]. All of them get and put [items](Get), each with its key, its
-//! [`Source`] or [`Sink`] and its own result, and report one error, [`StoreError`].
+//! There are three kinds of clients with one trait, [`Store`]. All of them get and put [items](Get), each
+//! with its key, its [`Source`] or [`Sink`] and its own result, and all report one error type,
+//! [`StoreError`].
 //!
 //! ```text
 //!                       Store: get put exists remove, in batches
 //!      ┌────────────────────────┬──────────────────────────┐
 //!   Client                BlockingClient              LocalClient
-//!   an engine of its own  threads and tasks share     no engine: asks the node on
+//!   its own engine        threads and tasks share     no engine: uses the node on
 //!      │                  one Client (AsyncClient)    this machine (LocalServer)
 //!      ▼                        │                          │
 //!   ┌───────────────────────┐ ◄─┴──────────────────────────┘ ┌───────────────────────┐
@@ -16,22 +17,23 @@
 //!   │   │              │    │  bytes                          │ memory (exported)  │  │
 //!   │ RpcConnection  mover ═╪═══════ te_engine ═══════════════╪══▶                 │  │
 //!   └───┼───────────────────┘                                 └────────────────────┼──┘
-//!       │ who has it, where, under which lease                         mount, beat │
+//!       │ which replicas, where, under which lease                     mount, beat │
 //!       └──────────────────────────────▶ the master ◀──────────────────────────────┘
 //! ```
 //!
-//! [`Client`] runs the state machines of [`store_core::client`] on the calling thread: it asks the master,
-//! moves the bytes itself, checks them, and believes nothing that it has not checked. [`Node`] lends memory
-//! to the store. [`AsyncClient`] is a client on a thread of its own, for tasks, and [`BlockingClient`] its
-//! face for threads. [`LocalClient`] has neither engine nor fabric: it asks the node on its machine, which
-//! runs a [`LocalServer`] (module [`local`]). [`MasterClient`] asks the master alone: what there is and
-//! where, tasks, drains. [`RpcConnection`] is the bare connection, for tools and for load.
+//! [`Client`] runs the state machines of [`store_core::client`] on the calling thread: it sends requests to
+//! the master, moves the bytes itself, and verifies every checksum and lease. [`Node`] lends memory to the
+//! store. [`AsyncClient`] is a client on its own thread, for asynchronous tasks, and [`BlockingClient`] is
+//! its blocking interface for threads. [`LocalClient`] has neither engine nor fabric: it sends its requests
+//! to the node on its machine, which runs a [`LocalServer`] (module [`local`]). [`MasterClient`] has the
+//! requests that concern the master alone: which objects exist and where, tasks, drains. [`RpcConnection`] is
+//! the bare connection, for tools and load generators.
 //!
 //! ```
 //! use store_client::{BufferRange, Client, ClientConfig, Get, Node, NodeConfig, Put, PutOptions, Store as _};
 //! use store_master::{Config, MasterServer};
 //!
-//! // A master, a node and a client, as a rule three processes on three machines.
+//! // A master, a node and a client, usually three processes on three machines.
 //! let config = Config { rpc_listen: "127.0.0.1:0".parse()?, http_listen: None, ..Config::default() };
 //! let master = MasterServer::bind(config)?.spawn()?;
 //! let address = master.rpc_addr();
@@ -41,9 +43,9 @@
 //! // Bytes in, bytes out.
 //! assert!(client.put(b"prompt/0", b"the block's bytes", &PutOptions::default())?);
 //! assert_eq!(client.get(b"prompt/0")?.as_deref(), Some(b"the block's bytes".as_slice()));
-//! assert_eq!(client.get(b"prompt/1")?, None); // a miss is no error
+//! assert_eq!(client.get(b"prompt/1")?, None); // a miss is not an error
 //!
-//! // Many at once, without a copy: from and into registered memory. Each item knows its own result.
+//! // Many items in one call, without a copy: from and into registered memory. Each item has its own result.
 //! let blocks = client.alloc(1 << 20)?;
 //! let range = |block: u64| BufferRange::part(&blocks, block * 4096, 4096);
 //! let mut puts = [Put::new("prompt/1", range(0)), Put::new("prompt/2", range(1))];
@@ -100,12 +102,12 @@ pub use memory::{BufferRange, Fragment};
 pub use metrics::{ClientMetrics, metrics_text_of};
 pub use node::{Node, NodeStatusReport};
 pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
-pub use store::Store;
+pub use store::{RemoveMode, Store};
 pub use store_core::Placement;
 pub use store_core::message::{
-    DrainInfo, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention, SegmentState, TaskCause, TaskId,
-    TaskReport, TaskState,
+    DrainInfo, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention, SegmentState, TaskCause, TaskReport,
+    TaskState,
 };
-pub use store_core::{ErrorCode, SegmentNo, Stats, Trace};
+pub use store_core::{ErrorCode, Incarnation, NodeId, SegmentNo, Stats, TaskId, Trace};
 pub use te_core::{MemSpan, RegionId};
 pub use te_engine::{Fabrics, SharedRegion};

@@ -1,4 +1,4 @@
-//! [`MasterClient`]: what is asked of the master alone.
+//! [`MasterClient`]: requests that concern the master alone.
 
 mod queries;
 mod tasks;
@@ -12,11 +12,11 @@ use crate::rpc::RpcConnection;
 pub use queries::BulkRemoval;
 pub use tasks::{TaskEntry, TaskPage};
 
-/// What is asked of the master alone, and moves no bytes here: what there is and where, tasks, drains,
-/// counters.
+/// Requests that concern the master alone and move no bytes here: which objects and segments exist and where,
+/// tasks, drains, counters.
 ///
-/// A view of a connection: of a client's ([`Client::master`](crate::Client::master)), or of a bare one, which
-/// needs no engine.
+/// It borrows a connection: that of a client ([`Client::master`](crate::Client::master)), or a bare one,
+/// which needs no engine.
 ///
 /// ```no_run
 /// # use store_client::{MasterClient, RpcConfig, RpcConnection};
@@ -29,74 +29,78 @@ pub struct MasterClient<'c> {
     rpc: &'c mut RpcConnection,
 }
 
-/// What the master knows of an object. The bytes are another question.
+/// What the master knows about an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ObjectInfo {
-    /// Bytes.
+    /// Length of the object, bytes.
     pub len: u64,
-    /// CRC-32C of all bytes.
+    /// CRC-32C of the object's bytes.
     pub checksum: u32,
-    /// Which put of this key it is from.
+    /// Number of the put that stored the object.
     pub generation: u64,
 }
 
-/// A page of keys.
+/// One page of a listing of keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ListPage {
     /// The keys, in no particular order.
     pub entries: Vec<ListEntry>,
-    /// Where the next page begins; 0: that was all.
+    /// Where the next page begins; 0: this was the last page.
     pub cursor: u64,
 }
 
 /// One key of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ListEntry {
     /// The key.
     pub key: Vec<u8>,
-    /// Bytes.
+    /// Length of the object, bytes.
     pub len: u64,
-    /// Copies.
+    /// Number of replicas.
     pub replicas: u8,
-    /// Readable; else it is being written.
+    /// Whether the object is readable; otherwise it is being written.
     pub complete: bool,
-    /// Readers hold a lease.
+    /// Whether a reader holds a lease.
     pub leased: bool,
 }
 
 /// One segment of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SegmentEntry {
-    /// Its number, for [`Placement`](store_core::Placement).
+    /// Number of the segment, as [`Placement`](store_core::Placement) names it.
     pub segment: store_core::SegmentNo,
     /// The node that contributes it.
-    pub node: u64,
+    pub node: store_core::NodeId,
     /// Which life of the node's exports.
-    pub incarnation: u64,
+    pub incarnation: store_core::Incarnation,
     /// Its name.
     pub name: String,
-    /// Where the engine finds it.
+    /// Address at which the engine opens it.
     pub endpoint: String,
-    /// Bytes.
+    /// Length, bytes.
     pub len: u64,
-    /// Bytes that are allocated or held back.
+    /// Bytes that are allocated or pending release.
     pub used: u64,
-    /// Longest object for which there is room without eviction, bytes; a little more may fit.
+    /// Length of the longest object that fits without eviction, bytes; a slightly longer one may fit.
     pub free_bytes_largest: u64,
 }
 
 impl<'c> MasterClient<'c> {
-    /// Asks over this connection, as the tenant that it was made for.
+    /// Requests over this connection, for the tenant that the connection was made for.
     #[must_use]
     pub const fn new(rpc: &'c mut RpcConnection) -> Self {
         Self { rpc }
     }
 
-    /// What an object is. It is leased as by a get, so that a get that follows at once finds it. `None` is a
-    /// miss.
+    /// Looks an object up. The lookup leases the object as a get does, so that a get that follows soon finds
+    /// it. `None` is a miss.
     ///
     /// # Errors
-    /// An invalid key; a master that cannot be asked.
+    /// An invalid key, or no answer from the master.
     pub fn look_up(&mut self, key: &[u8]) -> Result<Option<ObjectInfo>, StoreError> {
         let (_, answers) = self.rpc.call::<Get>(&(), std::iter::once(Key(key)))?;
         let found = answers.into_iter().next().unwrap_or(Err(ErrorCode::InternalError));
@@ -111,10 +115,11 @@ impl<'c> MasterClient<'c> {
         }
     }
 
-    /// A page of at most `limit` keys that begin with `prefix`. `cursor` is 0 to begin with, then what the page before gave.
+    /// Lists at most `limit` keys that begin with `prefix`. `cursor` is 0 for the first page, then the cursor
+    /// of the page before.
     ///
     /// # Errors
-    /// A master that cannot be asked.
+    /// No answer from the master.
     pub fn list(&mut self, prefix: &[u8], cursor: u64, limit: u32) -> Result<ListPage, StoreError> {
         self.rpc.begin_trace();
         let query = ListQuery { prefix: Key(prefix), cursor, limit };
@@ -123,10 +128,10 @@ impl<'c> MasterClient<'c> {
         Ok(ListPage { entries, cursor })
     }
 
-    /// The segments of the store.
+    /// Lists the segments of the store.
     ///
     /// # Errors
-    /// A master that cannot be asked.
+    /// No answer from the master.
     pub fn segments(&mut self) -> Result<Vec<SegmentEntry>, StoreError> {
         self.rpc.begin_trace();
         let (_, infos) = self.rpc.call::<AskSegments>(&(), std::iter::empty())?;
@@ -147,7 +152,7 @@ impl<'c> MasterClient<'c> {
     /// The master's counters and gauges.
     ///
     /// # Errors
-    /// A master that cannot be asked.
+    /// No answer from the master.
     pub fn stats(&mut self) -> Result<Stats, StoreError> {
         self.rpc.begin_trace();
         let (stats, _) = self.rpc.call::<ReadStats>(&(), std::iter::empty())?;

@@ -1,4 +1,4 @@
-//! Registered memory of a client: what there is, and how to read and checksum it.
+//! Registered memory of a client: the table of regions, and copies and checksums of ranges.
 
 use std::collections::HashMap;
 
@@ -8,49 +8,49 @@ use te_engine::SharedRegion;
 use crate::checksum::Checksum;
 use crate::sys;
 
-/// A part of registered memory.
+/// A range of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferRange {
     /// The region.
     pub region: RegionId,
-    /// Where in it, bytes.
+    /// Offset in the region, bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length, bytes.
     pub len: u64,
 }
 
 impl BufferRange {
-    /// All of a region.
+    /// A whole region.
     #[must_use]
     pub fn all(region: &SharedRegion) -> Self {
         Self { region: region.id(), offset: 0, len: region.len() as u64 }
     }
 
-    /// `len` bytes of a region from `offset` on.
+    /// `len` bytes of a region at `offset`.
     #[must_use]
     pub fn part(region: &SharedRegion, offset: u64, len: u64) -> Self {
         Self { region: region.id(), offset, len }
     }
 }
 
-/// A part of an object, and where it is to go.
+/// A part of an object, and its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// Where in the object it begins, bytes.
+    /// Offset in the object, bytes.
     pub offset: u64,
-    /// Where it goes; as long as the part.
+    /// The destination. Its length is that of the part.
     pub into: BufferRange,
 }
 
 impl Fragment {
-    /// Where the part ends in the object; `None`: it has no byte, or ends beyond the largest offset there is.
+    /// Where the part ends in the object; `None` if it is empty or ends beyond the largest offset.
     pub(crate) fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.into.len).filter(|_| self.into.len > 0)
     }
 }
 
 impl BufferRange {
-    /// Whether they have a byte in common.
+    /// Whether the two ranges have a byte in common.
     pub(crate) fn overlaps(self, other: Self) -> bool {
         self.region == other.region
             && self.offset < other.offset.saturating_add(other.len)
@@ -58,16 +58,16 @@ impl BufferRange {
     }
 }
 
-/// What a region is made of.
+/// The memory of a region.
 #[derive(Clone)]
 pub(crate) enum Held {
-    /// The engine's own.
+    /// Memory of the engine, kept alive by this handle.
     Shared(SharedRegion),
-    /// The caller's, kept alive by the contract of [`Client::register`](crate::Client::register).
+    /// Memory of the caller, kept alive by the contract of [`Client::register`](crate::Client::register).
     Raw(MemSpan),
 }
 
-/// Every region that a client may name.
+/// The regions that a caller may name.
 #[derive(Default)]
 pub(crate) struct Memory {
     regions: HashMap<RegionId, Held>,
@@ -86,24 +86,24 @@ impl Memory {
         self.regions.is_empty()
     }
 
-    /// Whether the region is known and lies there.
+    /// Whether the region is known and consists of this span.
     pub(crate) fn is_at(&self, region: RegionId, span: MemSpan) -> bool {
         self.regions.get(&region).is_some_and(|held| held.span() == span)
     }
 
-    /// Whether the range is of a known region and inside it.
+    /// Whether the range lies inside a known region.
     pub(crate) fn contains(&self, range: BufferRange) -> bool {
         self.regions.get(&range.region).is_some_and(|held| held.span().contains(range.offset, range.len))
     }
 
-    /// Takes a range into a checksum. A range that is not there changes nothing.
+    /// Appends a range to a checksum. An invalid range changes nothing.
     pub(crate) fn checksum(&self, range: BufferRange, checksum: &mut Checksum) {
         if let Some(held) = self.regions.get(&range.region) {
             checksum.update_span(held.span(), range.offset, range.len);
         }
     }
 
-    /// Copies bytes of another registered region to a range. A range that is not there stays as it is.
+    /// Copies bytes of another registered region to a range. An invalid range stays unchanged.
     pub(crate) fn copy_in(&self, from: MemSpan, offset: u64, into: BufferRange) {
         if let Some(held) = self.regions.get(&into.region) {
             sys::copy_span(from, offset, held.span(), into.offset, into.len);

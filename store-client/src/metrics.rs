@@ -1,6 +1,6 @@
-//! What a client, a node and their engines tell Prometheus: OpenMetrics text, made when somebody asks.
+//! The metrics of clients, nodes and their engines, rendered as OpenMetrics text on request.
 //!
-//! `docs/reference/metrics.md` says what each is.
+//! `docs/reference/metrics.md` describes each.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -19,14 +19,14 @@ use store_core::Times;
 use crate::client::Counters;
 use crate::node::NodeStatusReport;
 
-/// What a client's operations took.
+/// Durations of a client's operations.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OperationTimes {
     pub(crate) get: Times,
     pub(crate) put: Times,
 }
 
-/// What a client has seen, for whoever asks from another thread: clones are handles to the same. See
+/// A client's counters, readable from another thread. Clones refer to the same counters. See
 /// [`Client::metrics_handle`](crate::Client::metrics_handle).
 #[derive(Clone, Debug, Default)]
 pub struct ClientMetrics(Arc<Mutex<Seen>>);
@@ -38,7 +38,7 @@ struct Seen {
 }
 
 impl ClientMetrics {
-    /// What it has seen, up to its latest operation.
+    /// The counters as of the client's latest operation.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.seen().counters
@@ -53,8 +53,8 @@ impl ClientMetrics {
     }
 }
 
-/// What these clients have seen together, as OpenMetrics text for Prometheus: the families `snowskin_client_*`, without those of
-/// their engines and without the line that ends a text, so that others can follow.
+/// The sums of these clients' counters as OpenMetrics text for Prometheus: the families `snowskin_client_*`,
+/// without those of their engines, and without the final line, so that other families can follow.
 #[must_use]
 pub fn metrics_text_of(clients: &[ClientMetrics]) -> String {
     let (mut counters, mut times) = (Counters::default(), Vec::new());
@@ -68,7 +68,7 @@ pub fn metrics_text_of(clients: &[ClientMetrics]) -> String {
     out
 }
 
-/// A client's text.
+/// The text of one client and its engine.
 pub(crate) fn of_client(counters: &Counters, times: &OperationTimes, engine: &te_engine::Stats) -> String {
     text(client_registry(counters, vec![*times]), engine)
 }
@@ -76,23 +76,23 @@ pub(crate) fn of_client(counters: &Counters, times: &OperationTimes, engine: &te
 fn client_registry(counters: &Counters, times: Vec<OperationTimes>) -> Registry {
     let mut registry = Registry::with_prefix("snowskin_client");
     let values = [
-        ("hits", "Keys that were read, intact", counters.hits),
-        ("misses", "Keys that were not, for whichever reason that is no error", counters.misses),
+        ("hits", "Keys that were read intact", counters.hits),
+        ("misses", "Keys that were not read, for any reason that is not an error", counters.misses),
         (
             "checksum_mismatches",
             "Replicas whose bytes were not those that were committed",
             counters.checksum_mismatches,
         ),
         ("lease_misses", "Misses because reading took longer than the lease", counters.lease_misses),
-        ("replica_failovers", "Reads that went on to another replica", counters.replica_failovers),
+        ("replica_failovers", "Reads that continued with another replica", counters.replica_failovers),
         ("transfer_misses", "Misses because no replica could be read", counters.transfer_misses),
         ("puts", "Keys that were committed", counters.puts),
         ("put_failures", "Keys whose put failed", counters.put_failures),
         ("read_bytes", "Bytes of values read", counters.read_bytes),
-        ("written_bytes", "Bytes of values committed, each counted once", counters.written_bytes),
+        ("written_bytes", "Bytes of values committed; each value counts once", counters.written_bytes),
         (
             "quarantined_pieces",
-            "Pieces of memory kept from use because a fabric might still touch them",
+            "Pieces of memory that were put in quarantine because a fabric might still touch them",
             counters.quarantined_pieces,
         ),
         ("connects", "Connections made to the master", counters.connects),
@@ -102,7 +102,7 @@ fn client_registry(counters: &Counters, times: Vec<OperationTimes>) -> Registry 
     registry
 }
 
-/// A node's text.
+/// The text of a node and its engine.
 pub(crate) fn of_node(
     status: &NodeStatusReport,
     capacity_bytes: u64,
@@ -111,19 +111,19 @@ pub(crate) fn of_node(
 ) -> String {
     let mut registry = Registry::with_prefix("snowskin_node");
     let mounted = status.segment.is_some() && status.heard;
-    let help = "1 while its memory is part of the store, and the master answers";
+    let help = "1 while the node's memory is part of the store and the master answers";
     gauge(&mut registry, "mounted", help, mounted.into());
-    gauge(&mut registry, "capacity_bytes", "Memory that it contributes", capacity_bytes);
+    gauge(&mut registry, "capacity_bytes", "Memory that the node lends to the store, bytes", capacity_bytes);
     let seconds = Gauge::<f64, AtomicU64>::default();
     seconds.set(uptime.as_secs_f64());
-    registry.register("uptime_seconds", "Time since the start", seconds);
-    counter(&mut registry, "mounts", "Times it was mounted", status.mounts);
+    registry.register("uptime_seconds", "Time since the start of the process, seconds", seconds);
+    counter(&mut registry, "mounts", "Times that the memory was mounted", status.mounts);
     counter(&mut registry, "heartbeats", "Heartbeats that were answered", status.heartbeats);
-    counter(&mut registry, "failures", "Times that the master could not be asked", status.failures);
+    counter(&mut registry, "failures", "Heartbeats and mounts that failed", status.failures);
     text(registry, engine)
 }
 
-/// The registry's text, and the engine's behind it.
+/// The text of a registry, followed by that of the engine.
 fn text(registry: Registry, engine: &te_engine::Stats) -> String {
     let mut out = String::new();
     let mut of_engine = Registry::with_prefix("snowskin_engine");
@@ -162,15 +162,15 @@ fn register_engine(registry: &mut Registry, stats: &te_engine::Stats) {
         seconds.get_or_create(&labels).set(rail.slice_ns as f64 / 1e9);
     }
     registry.register("rail_bytes", "Bytes moved over a rail", bytes);
-    registry.register("rail_slices", "Slices that ended well", slices);
-    registry.register("rail_errors", "Slices that did not", errors);
-    registry.register("rail_pauses", "Times that a rail was paused for its errors", pauses);
+    registry.register("rail_slices", "Slices that completed successfully", slices);
+    registry.register("rail_errors", "Slices that failed", errors);
+    registry.register("rail_pauses", "Times that a rail was paused because of errors", pauses);
     registry.register("rail_slowdowns", "Times that a rail became slow", slowdowns);
     registry.register("rail_inflight_bytes", "Bytes under way on a rail", inflight);
-    registry.register("rail_paused", "1 while a rail is left out", paused);
-    registry.register("rail_slow", "1 while a rail is several times slower than others of its kind", slow);
+    registry.register("rail_paused", "1 while a rail is paused", paused);
+    registry.register("rail_slow", "1 while a rail is several times slower than others of its fabric", slow);
     registry.register("rail_bytes_per_second", "Recent throughput of a rail, smoothed", rate);
-    registry.register("rail_slice_seconds", "Recent time of a slice, smoothed", seconds);
+    registry.register("rail_slice_seconds", "Recent time per slice, smoothed, seconds", seconds);
     for (name, help, value) in [
         ("regions", "Registered regions", stats.regions.into()),
         ("registered_bytes", "Registered bytes", stats.registered_bytes),
@@ -178,31 +178,31 @@ fn register_engine(registry: &mut Registry, stats: &te_engine::Stats) {
         ("batches", "Batches under way or not yet freed", stats.batches.into()),
         (
             "quarantined_batches",
-            "Batches that did not drain in time, and have not since",
+            "Batches in quarantine: not drained by their deadline, nor since",
             stats.quarantined_batches.into(),
         ),
-        ("quarantined_bytes", "Bytes of their local memory", stats.quarantined_bytes),
+        ("quarantined_bytes", "Bytes of local memory of batches in quarantine", stats.quarantined_bytes),
         (
             "quarantined_regions",
-            "Regions set aside because a peer that does not answer may be in the middle of a copy",
+            "Regions in quarantine, because a peer that does not answer may be in the middle of a copy",
             stats.quarantined_regions.into(),
         ),
         (
             "quarantined_region_bytes",
-            "Bytes of them; their pages are the system's",
+            "Bytes of regions in quarantine; their pages are returned to the system",
             stats.quarantined_region_bytes,
         ),
         (
             "leaked_bytes",
-            "Bytes of buffers of dropped transfers that could not be given back",
+            "Bytes of buffers of dropped transfers that could not be freed",
             stats.leaked_bytes,
         ),
     ] {
         gauge(registry, name, help, value);
     }
-    counter(registry, "batches_timed_out", "Batches that ran into their deadline", stats.batches_timed_out);
+    counter(registry, "batches_timed_out", "Batches that exceeded their deadline", stats.batches_timed_out);
     let refused = stats.notifications_refused;
-    counter(registry, "notifications_refused", "Notifications refused because too many waited", refused);
+    counter(registry, "notifications_refused", "Notifications refused because too many were waiting", refused);
 }
 
 fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
@@ -227,13 +227,13 @@ struct RailLabels {
     device: String,
 }
 
-/// Of one client, or of several.
+/// The operation times of one or several clients.
 #[derive(Debug)]
 struct AllTimes(Vec<OperationTimes>);
 
 impl Collector for AllTimes {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Time of an operation, that of all keys of a batch";
+        let help = "Time of an operation on all keys of a batch, seconds";
         let mut family = encoder.encode_descriptor("operation_seconds", help, None, MetricType::Histogram)?;
         for op in ["get", "put"] {
             let mut classes: Vec<(f64, u64)> = Times::default().classes().collect();
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_clients_are_told_as_one() {
+    fn the_counters_of_several_clients_are_summed() {
         let (a, b) = (ClientMetrics::default(), ClientMetrics::default());
         let mut times = OperationTimes::default();
         times.get.record_ns(1_500_000);

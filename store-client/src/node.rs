@@ -1,4 +1,4 @@
-//! [`Node`]: contributes memory.
+//! [`Node`]: contributes memory to the store.
 
 mod exports;
 mod expulsions;
@@ -30,9 +30,9 @@ use waiting::Waiting;
 
 /// Memory of this process in the store.
 ///
-/// Clients read and write it over the fabrics, without this process being asked; a thread tells the master that it lives.
-/// When the master has given it up, or was restarted, the memory is exported afresh and mounted anew, empty. Dropping the
-/// node unmounts it.
+/// Clients read and write it over the fabrics, without any action of this process's code. A thread sends
+/// heartbeats to the master. When the master has given the node up, or was restarted, the memory is exported
+/// and mounted anew, empty. Dropping the node unmounts it.
 pub struct Node {
     config: NodeConfig,
     endpoint: String,
@@ -45,22 +45,23 @@ pub struct Node {
     mark: Mark,
 }
 
-/// What a node has seen since it started.
+/// What a node has counted since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NodeStatusReport {
-    /// The number under which its memory is mounted now; none: it is not.
+    /// Number of the segment under which its memory is mounted; `None`: it is not mounted.
     pub segment: Option<SegmentNo>,
-    /// Whether the master has answered lately: within the time after which it gives a silent node up.
+    /// Whether the master has answered recently: within the time after which it gives a silent node up.
     pub heard: bool,
-    /// Times it was mounted.
+    /// How often the memory was mounted.
     pub mounts: u64,
     /// Heartbeats that were answered.
     pub heartbeats: u64,
-    /// Times that the master could not be asked.
+    /// Heartbeats and mounts that failed.
     pub failures: u64,
-    /// Replicas made here, on the master's word, from those of other nodes.
+    /// Replicas that this node copied from other nodes, as the master requested.
     pub copies: u64,
-    /// Of these, tries that failed.
+    /// Copies that failed.
     pub copy_failures: u64,
 }
 
@@ -73,14 +74,14 @@ struct Shared {
     failures: AtomicU64,
     copies: AtomicU64,
     copy_failures: AtomicU64,
-    /// When the master answered last, and how long that counts.
+    /// When the master answered last, and how long that answer counts as recent.
     heard: Mutex<Option<(Instant, Duration)>>,
     region: Mutex<Option<SharedRegion>>,
 }
 
 impl Node {
-    /// Starts an engine, allocates the memory and mounts it. Waits for a master that is away for as long as
-    /// [`NodeConfig::wait_master_ms`] says.
+    /// Starts an engine, allocates the memory and mounts it. A master that does not answer is waited for as
+    /// long as [`NodeConfig::wait_master_ms`].
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -88,11 +89,11 @@ impl Node {
         Self::start_unless(config, || false)
     }
 
-    /// As [`start`](Self::start). While it waits for the master it asks about every 50 ms whether to give up: for a process
-    /// that was told to end.
+    /// As [`start`](Self::start). While it waits for the master, it calls `gives_up` about every 50 ms and
+    /// stops waiting when that returns `true`: for a process that was asked to end.
     ///
     /// # Errors
-    /// See [`ConnectError`]; when it gave up, why it was still waiting.
+    /// See [`ConnectError`]; if `gives_up` returned `true`, the error of the latest try.
     pub fn start_unless(
         mut config: NodeConfig,
         gives_up: impl FnMut() -> bool,
@@ -101,9 +102,9 @@ impl Node {
         if config.identity.cluster.is_set() {
             config.engine.cluster_secret = config.identity.cluster_secret();
         }
-        // Nobody would take them.
+        // A node reads no notifications.
         config.engine.control.notifications_max = 0;
-        // Whatever is wrong here is told before anybody waits.
+        // Errors of the engine are reported before the wait for the master.
         let engine = TransferEngine::start(config.engine.clone())?;
         let endpoint = engine.name().to_owned();
         let mut waiting = Waiting::new(&config, gives_up);
@@ -134,13 +135,13 @@ impl Node {
         })
     }
 
-    /// Where clients' engines find its memory.
+    /// Address of its engine, at which clients reach its memory.
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// What it has seen. In a fork of the process that started it, nothing.
+    /// Its counters. All are 0 in a fork of the process that started it.
     #[must_use]
     pub fn status(&self) -> NodeStatusReport {
         if self.mark.is_forked() {
@@ -148,7 +149,7 @@ impl Node {
         }
         let segment = self.shared.segment.load(Ordering::Relaxed);
         NodeStatusReport {
-            segment: segment.checked_sub(1).and_then(|no| SegmentNo::try_from(no).ok()),
+            segment: segment.checked_sub(1).and_then(|no| u32::try_from(no).ok()).map(SegmentNo::new),
             heard: self.shared.has_heard(),
             mounts: self.shared.mounts.load(Ordering::Relaxed),
             heartbeats: self.shared.heartbeats.load(Ordering::Relaxed),
@@ -158,15 +159,15 @@ impl Node {
         }
     }
 
-    /// What it has seen, and the engine's rails, as OpenMetrics text for Prometheus. Names begin with `snowskin_node_` and
-    /// `snowskin_engine_`; `docs/reference/metrics.md` says what each is.
+    /// Its counters and its engine's rails as OpenMetrics text for Prometheus. Names begin with
+    /// `snowskin_node_` and `snowskin_engine_`; `docs/reference/metrics.md` describes each.
     #[must_use]
     pub fn metrics_text(&self) -> String {
         let engine = self.engine.stats();
         crate::metrics::of_node(&self.status(), self.capacity_bytes, self.started.elapsed(), &engine)
     }
 
-    /// The memory that is mounted now, for tests that corrupt it.
+    /// The memory that is mounted, for tests that corrupt it.
     #[cfg(any(test, feature = "testkit"))]
     #[must_use]
     pub fn region(&self) -> Option<SharedRegion> {
@@ -176,8 +177,8 @@ impl Node {
         self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Unmounts the memory and ends. Objects that are nowhere else are gone, unless [`NodeConfig::drain_on_stop_ms`] has them
-    /// moved elsewhere before; how that went is logged.
+    /// Unmounts the memory and ends. Objects without another replica are lost, unless
+    /// [`NodeConfig::drain_on_stop_ms`] makes the node move them to other nodes before; the result is logged.
     pub fn stop(mut self) {
         let timeout = Duration::from_millis(self.config.drain_on_stop_ms.into());
         if timeout.is_zero() || self.mark.is_forked() {
@@ -186,37 +187,40 @@ impl Node {
         let name = self.config.name.clone();
         match self.stop_drained(timeout) {
             Ok(info) if info.blocks == 0 => {
-                log::info!("node {name}: drained: {} objects moved", info.moved_total);
+                log::info!("node {name}: drained: {} objects were moved to other nodes", info.moved_total);
             }
             Ok(info) => log::warn!(
-                "node {name}: not all was moved within {} ms: {} objects of {} bytes are gone from here",
+                "node {name}: not drained within {} ms: {} objects, {} bytes, were not moved; raise `drain_on_stop_ms`",
                 timeout.as_millis(),
                 info.blocks,
                 info.used_bytes
             ),
-            Err(error) => log::warn!("node {name}: ended without being drained: {error}"),
+            Err(error) => log::warn!("node {name}: stopped without being drained: {error}"),
         }
     }
 
-    /// Has everything moved to other nodes, and waits for that at most `timeout`, or until nothing more can be moved. Gives how far it
-    /// came. The node goes on: what is left in [`DrainInfo::blocks`] can be read until it is stopped.
+    /// Moves all objects to other nodes. It waits at most `timeout`, or until nothing more can be moved, and
+    /// returns the progress. The node continues: the objects that are left ([`DrainInfo::blocks`]) can be
+    /// read until it is stopped.
     ///
     /// # Errors
-    /// The master could not be asked to the last.
+    /// The master did not answer before the timeout.
     pub fn drain(&self, timeout: Duration) -> Result<DrainInfo, ConnectError> {
         self.drain_until(Instant::now() + timeout, |_| ControlFlow::Continue(()))
     }
 
-    /// Has everything moved to other nodes, waits for that at most `timeout`, then ends as [`stop`](Self::stop) does. Gives how
-    /// far it came: what is left in [`DrainInfo::blocks`] was unmounted with the memory.
+    /// Moves all objects to other nodes, waits at most `timeout`, then ends as [`stop`](Self::stop) does.
+    /// Returns the progress: the objects that were left ([`DrainInfo::blocks`]) were unmounted with the
+    /// memory.
     ///
     /// # Errors
-    /// The master could not be asked to the last; the node has ended all the same.
+    /// The master did not answer before the timeout; the node has ended nevertheless.
     pub fn stop_drained(self, timeout: Duration) -> Result<DrainInfo, ConnectError> {
         self.stop_drained_while(timeout, |_| ControlFlow::Continue(()))
     }
 
-    /// As [`stop_drained`](Self::stop_drained). `watch` is shown how far it is, about every 50 ms, and may break off the waiting.
+    /// As [`stop_drained`](Self::stop_drained). `watch` receives the progress about every 50 ms, and may end
+    /// the wait.
     ///
     /// # Errors
     /// As [`stop_drained`](Self::stop_drained).
@@ -230,7 +234,8 @@ impl Node {
         drained
     }
 
-    /// A master that is away meanwhile is waited for, and memory that was mounted anew is drained anew.
+    /// A master that does not answer meanwhile is waited for, and memory that was mounted anew is drained
+    /// anew.
     fn drain_until(
         &self,
         deadline: Instant,
@@ -247,10 +252,10 @@ impl Node {
             let step = self.drain_step(&mut rpc, &mut ordered);
             match &step {
                 Ok(Some(now)) => info = *now,
-                // Nothing of ours is in the store.
+                // Nothing of this node is mounted.
                 Ok(None) => info = DrainInfo::default(),
                 Err(error) => {
-                    log::debug!("node {}: draining: {error}", config.name);
+                    log::debug!("node {}: the drain cannot be checked: {error}", config.name);
                     rpc = None;
                 }
             }
@@ -269,7 +274,7 @@ impl Node {
         }
     }
 
-    /// Orders what is mounted now to be drained, once, and asks how far that is. `None`: nothing is mounted.
+    /// Orders the drain of the mounted segment, once, and asks for the progress. `None`: nothing is mounted.
     fn drain_step(
         &self,
         rpc: &mut Option<RpcConnection>,
@@ -299,11 +304,11 @@ impl Node {
 
     fn join(&mut self) {
         if self.mark.is_forked() {
-            // The thread, and whatever it holds a lock of, is the parent's.
+            // The thread, and the locks that it holds, belong to the parent.
             std::mem::forget((self.stop.take(), self.thread.take()));
             return;
         }
-        // Hanging up is the sign.
+        // Dropping the sender ends the thread.
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -311,10 +316,10 @@ impl Node {
     }
 }
 
-/// Between two questions how far the draining is.
+/// Time between two questions about the progress of a drain.
 const DRAIN_PAUSE: Duration = Duration::from_millis(50);
 
-/// The answer for the only item.
+/// The answer for the only item of a request.
 fn first<T>(answer: Result<((), Items<'_, Result<T, ErrorCode>>), RpcError>) -> Result<T, RpcError>
 where
     Result<T, ErrorCode>: serde::de::DeserializeOwned,
@@ -323,7 +328,7 @@ where
     items.next().unwrap_or(Err(ErrorCode::InternalError)).map_err(RpcError::Refused)
 }
 
-/// A random number. The keys of a process that was forked are its parent's; the engine is its own.
+/// A random number. A forked child has the same hash keys as its parent, but an engine with another identity.
 fn random(engine: &TransferEngine) -> u64 {
     RandomState::new().hash_one(engine.identity())
 }
@@ -350,6 +355,7 @@ impl Shared {
 mod tests {
     use store_master::{Config, MasterHandle, MasterServer};
     use te_engine::{Expulsion, Fabrics, SegmentError};
+    use te_fabric::testkit::eventually;
 
     use super::*;
     use crate::local::{LocalConfig, LocalServerConfig};
@@ -372,13 +378,13 @@ mod tests {
     }
 
     fn expel(node: &Node, writer: u64) {
-        while node.engine.expel(writer, true).unwrap() != Expulsion::Gone {
+        while node.engine.expel(writer, te_core::ExpelMode::Force).unwrap() != Expulsion::Gone {
             thread::yield_now();
         }
     }
 
     #[test]
-    fn a_client_that_was_cut_off_goes_on_with_another_engine_unless_its_memory_is_the_old_ones() {
+    fn a_client_that_was_cut_off_continues_with_another_engine_unless_it_holds_memory_of_the_old_one() {
         for fabrics in [Fabrics::TCP, Fabrics::SHM] {
             let (master, node) = store(fabrics);
             let (mut plain, mut holding) = (connect(&master, fabrics), connect(&master, fabrics));
@@ -386,14 +392,13 @@ mod tests {
             for (name, client) in [("plain", &mut plain), ("holding", &mut holding)] {
                 assert!(client.put(name.as_bytes(), &[7; 100_000], &ONE).unwrap());
                 expel(&node, client.engine_mut().identity());
-                // It hears so when it comes back, and a connection that breaks is not that yet.
-                let mut tries = 0;
-                while !client.is_expelled() {
-                    assert!(client.put(b"late", &[8; 100_000], &ONE).is_err(), "{name} over {fabrics}");
-                    tries += 1;
-                    assert!(tries < 1_000, "{name} over {fabrics} never hears of it");
-                    thread::sleep(Duration::from_millis(5));
-                }
+                // The client notices when it connects again; a connection that breaks is not yet the notice.
+                eventually("the client notices that it was cut off", || {
+                    client.is_expelled() || {
+                        assert!(client.put(b"late", &[8; 100_000], &ONE).is_err(), "{name} over {fabrics}");
+                        false
+                    }
+                });
             }
             assert!(plain.put(b"after", &[9; 100_000], &ONE).unwrap(), "{fabrics}");
             assert_eq!(plain.get(b"after").unwrap(), Some(vec![9; 100_000]));
@@ -419,13 +424,8 @@ mod tests {
         assert!(local.put(b"before", &[1; 100_000], &ONE).unwrap());
         let writers = server.shared().identities.lock().unwrap().clone();
         writers.into_iter().for_each(|writer| expel(&node, writer));
-        // One call finds out, and one finds the connection gone.
-        let mut tries = 0;
-        while !local.put(b"after", &[2; 100_000], &ONE).unwrap_or(false) {
-            tries += 1;
-            assert!(tries < 1_000, "it never came back");
-            thread::sleep(Duration::from_millis(5));
-        }
+        // One call notices that the worker was cut off, and one that the connection is closed.
+        eventually("the local client recovers", || local.put(b"after", &[2; 100_000], &ONE).unwrap_or(false));
         assert_eq!(local.get(b"after").unwrap(), Some(vec![2; 100_000]));
         assert_eq!(local.get(b"before").unwrap(), Some(vec![1; 100_000]));
         drop(local);
@@ -433,13 +433,13 @@ mod tests {
     }
 
     #[test]
-    fn nodes_and_clients_park_no_notifications() {
+    fn nodes_and_clients_keep_no_notifications() {
         let (master, node) = store(Fabrics::TCP);
         let mut client = connect(&master, Fabrics::TCP);
-        let stranger = TransferEngine::start(te_engine::Config::default()).unwrap();
+        let outsider = TransferEngine::start(te_engine::Config::default()).unwrap();
         for endpoint in [node.endpoint().to_owned(), client.engine_mut().name().to_owned()] {
-            let segment = stranger.open_segment(&endpoint).unwrap();
-            let refused = stranger.notify(segment, "a name", b"a message");
+            let segment = outsider.open_segment(&endpoint).unwrap();
+            let refused = outsider.notify(segment, "a name", b"a message");
             assert!(matches!(refused, Err(SegmentError::Refused { .. })), "{endpoint}: {refused:?}");
         }
     }

@@ -1,8 +1,8 @@
-//! Memory that a fabric may still touch, though the operation it was for is over.
+//! The quarantine: memory that a fabric may still touch although the operation that used it is over.
 //!
-//! A batch that could not be drained in time is given up by the engine: *quarantined*. Until it has drained after all, the
-//! fabric may still write where a READ of it was to land. So what it used of the bounce buffer is not given out again, and a
-//! caller's range is refused. Both come back by themselves.
+//! A batch that could not be drained in time is given up by the engine: it is *quarantined*. Until it has
+//! drained, the fabric may still write the destination of a READ. Its pieces of the bounce buffer are not
+//! handed out again, and a caller's range is refused. Both become usable again when the batch has drained.
 
 use te_core::BatchHandle;
 
@@ -16,17 +16,17 @@ pub(crate) struct Quarantine {
     total: u64,
 }
 
-/// What one batch may still touch.
+/// The memory that one batch may still touch.
 struct Held {
     batch: BatchHandle,
-    /// Of the bounce buffer.
+    /// Pieces of the bounce buffer.
     bounced: Vec<Piece>,
-    /// Of callers, to be read into.
+    /// Ranges of callers that are read into.
     ranges: Vec<BufferRange>,
 }
 
 impl Quarantine {
-    /// Takes the memory of a batch in. The batch is kept, because it tells when it has drained.
+    /// Adds the memory of a batch. The batch is kept, because its state shows when it has drained.
     pub(crate) fn hold(
         &mut self,
         batch: BatchHandle,
@@ -38,7 +38,7 @@ impl Quarantine {
         self.held.push(Held { batch, bounced, ranges });
     }
 
-    /// Lets go of what has drained; `give_back` gets its pieces of the bounce buffer.
+    /// Releases everything that has drained; `give_back` receives the pieces of the bounce buffer.
     pub(crate) fn settle(&mut self, engine: &mut Engine, mut give_back: impl FnMut(Piece)) {
         if self.held.is_empty() {
             return;
@@ -54,17 +54,17 @@ impl Quarantine {
         });
     }
 
-    /// Whether a fabric may still write to some of the range.
+    /// Whether a fabric may still write a part of the range.
     pub(crate) fn covers(&self, range: BufferRange) -> bool {
         self.held.iter().flat_map(|held| &held.ranges).any(|held| held.overlaps(range))
     }
 
-    /// What it holds of the bounce buffer.
+    /// The pieces of the bounce buffer that are held here.
     pub(crate) fn bounced(&self) -> impl Iterator<Item = Piece> {
         self.held.iter().flat_map(|held| &held.bounced).copied()
     }
 
-    /// Pieces that were ever taken in.
+    /// Number of pieces that were ever added.
     pub(crate) const fn total(&self) -> u64 {
         self.total
     }
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(
             busy(given_up),
             ErrorCode::UnavailableInCurrentStatus,
-            "a miss would give the memory back"
+            "a miss would allow the caller to use the memory again"
         );
         let after = client.counters();
         assert!(after.quarantined_pieces > 0);
@@ -150,22 +150,22 @@ mod tests {
         client.put(b"k", &vec![5; LEN as usize], &TWO).unwrap();
         for _ in 0..100 {
             client.engine_mut().stick_next(Op::Read);
-            // Plain bytes pass through memory of ours, so another replica may be tried.
+            // Plain memory is copied through the bounce buffer, so another replica may be tried.
             assert!(client.get(b"k").unwrap().is_some());
             client.engine_mut().unstick();
         }
     }
 
     #[test]
-    fn a_writer_with_a_stuck_write_does_not_say_that_it_is_quiet() {
+    fn a_writer_with_a_stuck_write_does_not_report_that_it_has_ended() {
         let (_master, _nodes, mut client) = store();
         let memory = client.alloc(LEN as usize).unwrap();
         client.engine_mut().stick_next(Op::Write);
         let put = client.put(b"k", BufferRange::all(&memory), &PutOptions::default());
-        assert!(put.unwrap(), "it went to the other node");
-        assert!(client.master().stats().unwrap().quarantined_bytes >= LEN, "the master holds the space back");
+        assert!(put.unwrap(), "it was stored on the other node");
+        assert!(client.master().stats().unwrap().quarantined_bytes >= LEN, "the space is pending release");
 
-        // Without anything stuck, a put is none the worse.
+        // After the stuck write has drained, puts succeed as before.
         client.engine_mut().unstick();
         assert!(client.put(b"l", BufferRange::all(&memory), &PutOptions::default()).unwrap());
     }

@@ -1,13 +1,13 @@
 //! A connection to the master: blocking calls and pipelines, with timeouts and reconnection.
 //!
 //! ```text
-//!   call::<Get>(…)                          one question, its answer, retried
-//!   queue::<Exists>(…)… flush() recv()…     many questions under way; answers carry the request's id
+//!   call::<Get>(…)                          one request and its answer, with retries
+//!   queue::<Exists>(…)… flush() recv()…     many requests under way; answers carry the request's id
 //! ```
 //!
-//! # What is retried
-//! A call whose answer was lost is sent again, once reconnected: doing any of them twice does no harm. Why not is said with
-//! the messages, in [`store_core::message`].
+//! # Retries
+//! A call whose answer was lost is sent again after the connection has been made again. Carrying out any
+//! request twice is harmless; the messages in [`store_core::message`] document why.
 
 mod address;
 mod stream;
@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use store_core::message::{Greeting, Hello, LeaseRange, Operation, ReturnLeases, Welcome};
-use store_core::wire::{HEADER_BYTES, VERSION};
+use store_core::wire::{Header, VERSION};
 use store_core::{
-    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, Items, Key, Role, Secret, Trace, WireError, prove,
+    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, FrameBuffer, Items, Key, Role, Secret, Trace, WireError, prove,
 };
 use te_host::Spin;
 use te_host::fork::Mark;
@@ -32,27 +32,31 @@ pub use address::Address;
 use crate::error::RpcError;
 use stream::Stream;
 
+/// Room for each read from the socket, bytes.
 const READ_BYTES: usize = 64 << 10;
-/// Questions that wait to be written, bytes, before `queue` writes by itself.
+/// Bytes of queued requests above which `queue` flushes.
 const QUEUE_BYTES_MAX: usize = 256 << 10;
-/// Batches of leases that wait to be given back.
+/// Most ranges of leases that wait to be returned.
 const RETURNS_MAX: usize = 64;
-/// So many leases are given back together by gets, at least.
+/// Number of leases from which on a get returns them in a frame of its own.
 const RETURNED_MIN: u32 = 8;
+/// First and longest pause between two tries to connect. It doubles with each failure.
 const BACKOFF_MIN: Duration = Duration::from_millis(2);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// The times that a connection takes.
+/// Timeouts of a connection to the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct RpcConfig {
-    /// How long an answer may take, milliseconds. Default 5,000.
+    /// Longest wait for an answer, milliseconds. Default 5,000.
     pub call_ms_max: u32,
-    /// How long connecting may take, greeting included, milliseconds. Default 2,000.
+    /// Longest time to connect, handshake included, milliseconds. Default 2,000.
     pub connect_ms_max: u32,
-    /// How long a call waits for a master that is away, trying again and again, milliseconds. Default 1,000.
+    /// How long a call keeps trying to reconnect to a master that cannot be reached, milliseconds; 0: one
+    /// try. Default 1,000.
     pub reconnect_ms_max: u32,
-    /// How long a caller spins before it sleeps in the kernel, microseconds. Default 50.
+    /// How long a call spins before it sleeps in the kernel, microseconds; 0: it does not spin. Default 50.
     pub spin_us: u32,
 }
 
@@ -62,18 +66,22 @@ impl Default for RpcConfig {
     }
 }
 
-/// Who connects, to a master that has tenants. The default is the default tenant, without a secret.
+/// Who connects to the master: a tenant and the secrets that prove its rights. The default is the default
+/// tenant without a secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Identity {
-    /// Whose objects the connection is about, 1 to 64 bytes; empty: nobody's, which is enough for a node.
+    /// Tenant whose objects this connection uses, 1 to 64 bytes; empty: no tenant, which is sufficient for a
+    /// node.
     pub tenant: String,
-    /// The tenant's secret, if it has one.
+    /// Secret of the tenant, if the tenant has one.
     pub secret: Secret,
-    /// The admin's secret: whoever administers a master that has one needs it. It does for a node, too.
+    /// The admin secret. Administrative requests to a master that has one need it. It also authorises a node.
     pub admin: Secret,
-    /// The secret that nodes, and the other servers of a cluster, share with their master and with each other. Nodes need it, or
-    /// the admin's, when the master has either; and clients need it to reach nodes that have it.
+    /// The cluster secret, which nodes and other servers of a cluster share with the master and with each
+    /// other. If the master has an admin or a cluster secret, a node needs one of the two. Clients need it to
+    /// reach nodes that have it.
     pub cluster: Secret,
 }
 
@@ -82,7 +90,7 @@ impl Identity {
         self.secret.is_set() || self.admin.is_set() || self.cluster.is_set()
     }
 
-    /// As engines want it.
+    /// The cluster secret as the engine takes it.
     pub(crate) fn cluster_secret(&self) -> te_engine::Secret {
         te_engine::Secret::new(self.cluster.bytes())
     }
@@ -95,7 +103,7 @@ impl Default for Identity {
     }
 }
 
-/// A connection to a master. See the module.
+/// A connection to a master. See the module's documentation.
 #[derive(Debug)]
 pub struct RpcConnection {
     address: Address,
@@ -103,41 +111,33 @@ pub struct RpcConnection {
     identity: Identity,
     stream: Option<Stream>,
     welcome: Welcome,
-    input: Input,
+    input: FrameBuffer,
     out: Vec<u8>,
     written: usize,
     id: u64,
     connects_total: u64,
     backoff: Duration,
     spin: Spin,
-    /// Leases of this connection that nobody needs any more: given back in front of the next request.
+    /// Leases of this connection to return before the next request.
     returns: Vec<LeaseRange>,
-    /// How many those are.
+    /// Number of leases in `returns`.
     returned: u32,
     mark: Mark,
 }
 
-/// What has arrived and is not yet consumed.
-#[derive(Debug, Default)]
-struct Input {
-    bytes: Vec<u8>,
-    start: usize,
-    end: usize,
-}
-
 impl RpcConnection {
-    /// Connects and greets as the default tenant.
+    /// Connects as the default tenant.
     ///
     /// # Errors
-    /// Nobody there, or not a master of this release.
+    /// The master cannot be reached, or is of another release.
     pub fn connect(address: Address, config: RpcConfig) -> Result<Self, RpcError> {
         Self::connect_as(address, config, Identity::default())
     }
 
-    /// Connects and greets.
+    /// Connects as this identity.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect), and `Tenant` when the master will not have this tenant.
+    /// As [`connect`](Self::connect), and `Tenant` or `Secret` when the master refuses the identity.
     pub fn connect_as(address: Address, config: RpcConfig, identity: Identity) -> Result<Self, RpcError> {
         let mut this = Self {
             address,
@@ -154,7 +154,7 @@ impl RpcConnection {
                 node_ttl_ms: 0,
                 challenge: [0; CHALLENGE_BYTES],
             },
-            input: Input::default(),
+            input: FrameBuffer::new(),
             out: Vec::new(),
             written: 0,
             id: Trace::random(RandomState::new().build_hasher().finish()).base(),
@@ -169,8 +169,8 @@ impl RpcConnection {
         Ok(this)
     }
 
-    /// Who is at the other end, as it introduced itself when last connected. A new `epoch` is a master that has forgotten
-    /// everything.
+    /// What the master sent when this connection was made. A new `epoch` means that the master was restarted
+    /// and has no objects.
     #[must_use]
     pub fn welcome(&self) -> &Welcome {
         &self.welcome
@@ -182,37 +182,38 @@ impl RpcConnection {
         &self.address
     }
 
-    /// How often a connection was made; more than 1: it was lost in between.
+    /// How often a connection was made. A value above 1 means that it was lost in between.
     #[must_use]
     pub fn connects_total(&self) -> u64 {
         self.connects_total
     }
 
-    /// Begins an operation: requests carry its number from here on, and the master's logs show it.
+    /// Begins an operation: from now on requests carry its number, which the master's logs show.
     pub fn begin_trace(&mut self) -> Trace {
         self.id = self.trace().next().base();
         self.trace()
     }
 
-    /// The number of the operation that requests belong to now.
+    /// The number of the operation that requests currently belong to.
     #[must_use]
     pub fn trace(&self) -> Trace {
         Trace::of(self.id)
     }
 
-    /// Asks and waits for the answer; reconnects, and asks again (see the module).
+    /// Sends a request and waits for the answer; reconnects and sends it again if necessary (see the module's
+    /// documentation).
     ///
-    /// Answers to what was [`queue`](Self::queue)d before and not received are dropped.
+    /// Answers to requests that were [queued](Self::queue) before and not received are dropped.
     ///
     /// # Errors
-    /// `Refused` when the master answered with an error; else why there is no answer.
+    /// `Refused` when the master answered with an error; otherwise why there is no answer.
     pub fn call<'a, O: Operation>(
         &mut self,
         ask: &O::Ask<'_>,
         items: impl ExactSizeIterator<Item = O::AskItem<'a>> + Clone,
     ) -> Result<(O::Answer<'_>, Items<'_, O::AnswerItem<'_>>), RpcError> {
         let mut tries_left = 3;
-        let len = loop {
+        loop {
             tries_left -= 1;
             let fresh = self.ensure_connected()?;
             let attempt = self.queue::<O>(ask, items.clone()).and_then(|id| {
@@ -221,8 +222,9 @@ impl RpcConnection {
                 self.wait_for(id, deadline)
             });
             match attempt {
-                Ok(len) => break len,
-                // A connection that idled may be found dead only now; a request that never left is sent again, too.
+                Ok(()) => break,
+                // An idle connection may be found closed only now. A request that was never sent is sent
+                // again, too.
                 Err(error) if error.is_lost() => {
                     self.disconnect();
                     if tries_left == 0 || fresh && tries_left < 2 {
@@ -231,15 +233,16 @@ impl RpcConnection {
                 }
                 Err(error) => return Err(error),
             }
-        };
-        let frame = self.input.take(len).ok_or(RpcError::Wire(WireError::Body))?;
+        }
+        let frame = take(&mut self.input)?;
         O::decode_response(&frame).map_err(RpcError::Refused)
     }
 
-    /// Appends a request to those that go out with the next [`flush`](Self::flush) or [`recv`](Self::recv); gives its id.
+    /// Appends a request to those that the next [`flush`](Self::flush) or [`recv`](Self::recv) sends, and
+    /// returns its id.
     ///
     /// # Errors
-    /// It is too large, or the connection is gone.
+    /// The request is too large, or the connection is lost.
     pub fn queue<'a, O: Operation>(
         &mut self,
         ask: &O::Ask<'_>,
@@ -253,27 +256,27 @@ impl RpcConnection {
         Ok(id)
     }
 
-    /// A fresh id, and the buffer to append a request with it to. For state machines that encode by themselves. Leases that were
-    /// [given back](Self::return_leases) go in front of it.
+    /// A new id, and the buffer to append a request with that id to, for state machines that encode their
+    /// requests themselves. Leases to [return](Self::return_leases) are sent before it.
     pub fn queue_raw(&mut self) -> (u64, &mut Vec<u8>) {
         if self.returned > 0 && self.stream.is_some() {
             let id = self.next_id();
             self.returned = 0;
-            // A handful of numbers always fits a frame.
+            // A few numbers always fit a frame.
             let _ = ReturnLeases::encode_request(&mut self.out, id, &(), self.returns.drain(..));
         }
         (self.next_id(), &mut self.out)
     }
 
-    /// The same for a get. It goes alone as long as few leases are to be given back: for one after each small get, the master
-    /// would work half as much again.
+    /// As [`queue_raw`](Self::queue_raw), for a get. A few leases are kept back: returning one after each
+    /// small get would increase the master's work by half.
     pub(crate) fn queue_get(&mut self) -> (u64, &mut Vec<u8>) {
         if self.returned >= RETURNED_MIN { self.queue_raw() } else { (self.next_id(), &mut self.out) }
     }
 
-    /// Gives leases back that this connection was granted, in front of its next request or when it is dropped; a client's gets take
-    /// eight or more together. Their objects may be evicted or removed from then on. Call it when nothing reads there any more.
-    /// Those of a connection that is lost run out.
+    /// Returns leases that this connection was granted, before its next request or when it is dropped; gets
+    /// return eight or more at a time. Their objects may be evicted or removed from then on. Call it when
+    /// nothing reads the objects any more. Leases of a lost connection expire.
     pub fn return_leases(&mut self, leases: LeaseRange) {
         if self.stream.is_none() {
             return;
@@ -282,7 +285,7 @@ impl RpcConnection {
         match self.returns.last_mut() {
             Some(last) if last.first + u64::from(last.count) == leases.first => last.count += leases.count,
             _ if room => self.returns.push(leases),
-            // What does not fit runs out by itself.
+            // Leases beyond the limit expire.
             _ => return,
         }
         self.returned += leases.count;
@@ -293,10 +296,10 @@ impl RpcConnection {
         self.id
     }
 
-    /// Writes what is queued.
+    /// Sends the queued requests.
     ///
     /// # Errors
-    /// The connection is gone, or the master reads nothing for `call_ms_max`.
+    /// The connection is lost, or the master does not read for `call_ms_max`.
     pub fn flush(&mut self) -> Result<(), RpcError> {
         if self.written == self.out.len() {
             return Ok(());
@@ -309,11 +312,10 @@ impl RpcConnection {
                 Ok(0) => return Err(lost(ErrorKind::WriteZero.into())),
                 Ok(len) => self.written += len,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    // The master does not read because we do not: take its answers meanwhile.
-                    let room = self.input.room(READ_BYTES);
-                    match stream.read_some(room) {
+                    // The master does not read because this side does not: its answers are read meanwhile.
+                    match stream.read_some(self.input.spare_mut(READ_BYTES)) {
                         Ok(0) => return Err(lost(ErrorKind::UnexpectedEof.into())),
-                        Ok(len) => self.input.end += len,
+                        Ok(len) => self.input.filled(len),
                         Err(error) if error.kind() == ErrorKind::WouldBlock => thread::yield_now(),
                         Err(error) => return Err(lost(error)),
                     }
@@ -329,42 +331,33 @@ impl RpcConnection {
         Ok(())
     }
 
-    /// The next answer, whichever request it belongs to; writes what is queued first.
+    /// Sends the queued requests and returns the next answer, whichever request it belongs to.
     ///
     /// # Errors
-    /// `TimedOut` after `call_ms_max`; the connection is gone; the stream makes no sense.
+    /// `TimedOut` after `call_ms_max`; the connection is lost; the answer is invalid.
     pub fn recv(&mut self) -> Result<Frame<'_>, RpcError> {
         self.flush()?;
         let deadline = self.call_deadline();
-        let len = self.wait_frame(deadline)?;
-        self.input.take(len).ok_or(RpcError::Wire(WireError::Body))
+        self.wait_frame(deadline)?;
+        take(&mut self.input)
     }
 
-    /// An answer that is here, or can be had without waiting.
+    /// Returns an answer that has arrived, without waiting.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv), but for the timeout.
+    /// As [`recv`](Self::recv), except for the timeout.
     pub fn try_recv(&mut self) -> Result<Option<Frame<'_>>, RpcError> {
-        let len = match self.input.frame_len()? {
-            Some(len) => len,
-            None => {
-                if !self.fill_once()? {
-                    return Ok(None);
-                }
-                match self.input.frame_len()? {
-                    Some(len) => len,
-                    None => return Ok(None),
-                }
-            }
-        };
-        Ok(self.input.take(len))
+        if self.front()?.is_none() && !self.fill_once()? {
+            return Ok(None);
+        }
+        self.input.next_frame().map_err(unreadable)
     }
 
-    /// Makes sure that there is a connection; waits for a master that is away at most `reconnect_ms_max`. Whether it is a
-    /// new one.
+    /// Connects if there is no connection. A master that cannot be reached is tried again for at most
+    /// `reconnect_ms_max`. Returns whether the connection is new.
     ///
     /// # Errors
-    /// It stayed away.
+    /// Why the latest try failed.
     pub fn ensure_connected(&mut self) -> Result<bool, RpcError> {
         if self.stream.is_some() {
             return Ok(false);
@@ -376,7 +369,7 @@ impl RpcConnection {
                     self.backoff = BACKOFF_MIN;
                     return Ok(true);
                 }
-                // Waiting changes nothing about these.
+                // Waiting does not change these errors.
                 Err(
                     error @ (RpcError::Version { .. }
                     | RpcError::Address { .. }
@@ -395,7 +388,8 @@ impl RpcConnection {
         }
     }
 
-    /// Notices a connection that the master closed meanwhile, and makes a new one. Cheap when all is well.
+    /// Replaces a connection that the master has closed. Cheap while the connection is open. Returns whether
+    /// the connection is new.
     ///
     /// # Errors
     /// As [`ensure_connected`](Self::ensure_connected).
@@ -406,29 +400,29 @@ impl RpcConnection {
         self.ensure_connected()
     }
 
-    /// Writes what is queued and waits for the answer to request `id`; other answers are dropped.
+    /// Sends the queued requests and waits for the answer to request `id`; other answers are dropped.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn exchange(&mut self, id: u64) -> Result<Frame<'_>, RpcError> {
         self.flush()?;
         let deadline = self.call_deadline();
-        let len = self.wait_for(id, deadline)?;
-        self.input.take(len).ok_or(RpcError::Wire(WireError::Body))
+        self.wait_for(id, deadline)?;
+        take(&mut self.input)
     }
 
-    /// Drops the connection, and with it every request under way.
+    /// Closes the connection, which ends every request under way.
     pub fn disconnect(&mut self) {
         self.stream = None;
         self.returns.clear();
         self.returned = 0;
         self.out.clear();
         self.written = 0;
-        (self.input.start, self.input.end) = (0, 0);
+        self.input.consume(usize::MAX);
     }
 
-    /// What a child would say on the connection, its parent would have said; and whatever came back first would be taken for the
-    /// answer to the other's question.
+    /// A forked child shares the parent's socket: its requests would look like the parent's, and each process
+    /// could receive the other's answers.
     fn check_process(&self) -> Result<(), RpcError> {
         if self.mark.is_forked() { Err(RpcError::Forked) } else { Ok(()) }
     }
@@ -447,7 +441,8 @@ impl RpcConnection {
         Ok(())
     }
 
-    /// Says who connects. Whoever has secrets asks for the challenge first, and gives the proofs then: no secret travels.
+    /// Identifies this side. With a secret, it first requests the challenge and then sends proofs: secrets
+    /// are not sent.
     fn greet(&mut self, deadline: Instant) -> Result<Welcome, RpcError> {
         let identity = self.identity.clone();
         let tenant = identity.tenant.as_str();
@@ -478,8 +473,8 @@ impl RpcConnection {
         };
         Hello::encode_request(out, id, greeting, std::iter::empty()).map_err(RpcError::Wire)?;
         self.flush()?;
-        let len = self.wait_for(id, deadline)?;
-        let frame = self.input.take(len).ok_or(RpcError::Wire(WireError::Body))?;
+        self.wait_for(id, deadline)?;
+        let frame = take(&mut self.input)?;
         let welcome = Hello::decode_response(&frame).map_err(|code| refused(code, &self.identity.tenant))?.0;
         if welcome.version == VERSION {
             Ok(welcome)
@@ -496,35 +491,31 @@ impl RpcConnection {
         Instant::now() + Duration::from_millis(self.config.call_ms_max.into())
     }
 
-    /// Drops frames until the one with this id lies at the front; its length.
-    fn wait_for(&mut self, id: u64, deadline: Instant) -> Result<usize, RpcError> {
+    /// Drops frames until the answer to request `id` is at the front.
+    fn wait_for(&mut self, id: u64, deadline: Instant) -> Result<(), RpcError> {
         loop {
-            let len = self.wait_frame(deadline)?;
-            let front = self.input.peek(len).map(|frame| frame.header);
-            match front {
-                Some(header) if header.request_id == id => return Ok(len),
-                // Id 0 is the master speaking about the connection itself: it is about to close it.
-                Some(header) if header.request_id == 0 => {
-                    self.input.take(len);
-                    self.stream = None;
-                    return Err(RpcError::Refused(header.result().err().unwrap_or(ErrorCode::InternalError)));
-                }
-                _ => {
-                    self.input.take(len);
-                }
+            let header = self.wait_frame(deadline)?;
+            if header.request_id == id {
+                return Ok(());
+            }
+            take(&mut self.input)?;
+            // Id 0 is about the connection itself: the master is about to close it.
+            if header.request_id == 0 {
+                self.stream = None;
+                return Err(RpcError::Refused(header.result().err().unwrap_or(ErrorCode::InternalError)));
             }
         }
     }
 
-    /// Waits for a complete frame at the front; its length.
-    fn wait_frame(&mut self, deadline: Instant) -> Result<usize, RpcError> {
-        if let Some(len) = self.input.frame_len()? {
-            return Ok(len);
+    /// Waits for a complete frame at the front. Returns its header.
+    fn wait_frame(&mut self, deadline: Instant) -> Result<Header, RpcError> {
+        if let Some(header) = self.front()? {
+            return Ok(header);
         }
         self.spin.reset();
         loop {
             if !self.fill_once()? {
-                // Should the master wait for this very core, it has it meanwhile.
+                // The master may be waiting for this core.
                 if self.spin.again() {
                     continue;
                 }
@@ -535,21 +526,26 @@ impl RpcConnection {
                 self.stream.as_ref().ok_or(RpcError::Disconnected)?.wait(left);
                 continue;
             }
-            if let Some(len) = self.input.frame_len()? {
-                return Ok(len);
+            if let Some(header) = self.front()? {
+                return Ok(header);
             }
         }
     }
 
-    /// Reads what is there. Whether anything was.
+    /// The header of the frame at the front, if that is complete.
+    fn front(&self) -> Result<Option<Header>, RpcError> {
+        let front = self.input.peek_frame().map_err(unreadable)?;
+        Ok(front.map(|(frame, _)| frame.header))
+    }
+
+    /// Reads the bytes that have arrived. Returns whether there were any.
     fn fill_once(&mut self) -> Result<bool, RpcError> {
         self.check_process()?;
         let stream = self.stream.as_mut().ok_or(RpcError::Disconnected)?;
-        let room = self.input.room(READ_BYTES);
-        match stream.read_some(room) {
+        match stream.read_some(self.input.spare_mut(READ_BYTES)) {
             Ok(0) => Err(lost(ErrorKind::UnexpectedEof.into())),
             Ok(len) => {
-                self.input.end += len;
+                self.input.filled(len);
                 Ok(true)
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
@@ -558,7 +554,8 @@ impl RpcConnection {
     }
 }
 
-/// Leases that wait to be given back are, as far as that costs no waiting: whoever connects for one read leaves none behind.
+/// Leases that wait to be returned are sent, as far as that does not block: a client that connects for one
+/// read leaves none behind.
 impl Drop for RpcConnection {
     fn drop(&mut self) {
         if self.returns.is_empty() || !self.out.is_empty() || self.mark.is_forked() {
@@ -566,55 +563,27 @@ impl Drop for RpcConnection {
         }
         let id = self.next_id();
         let Some(stream) = &mut self.stream else { return };
-        // What cannot be sent now runs out by itself.
+        // Leases that cannot be returned now expire.
         if ReturnLeases::encode_request(&mut self.out, id, &(), self.returns.drain(..)).is_ok() {
             let _ = stream.write_some(&self.out);
         }
     }
 }
 
-impl Input {
-    /// At least `bytes_min` writable bytes at the end.
-    fn room(&mut self, bytes_min: usize) -> &mut [u8] {
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        }
-        if self.bytes.len() - self.end < bytes_min {
-            self.bytes.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-            if self.bytes.len() - self.end < bytes_min {
-                self.bytes.resize(self.end + bytes_min, 0);
-            }
-        }
-        &mut self.bytes[self.end..]
-    }
+/// Takes the complete frame at the front.
+fn take(input: &mut FrameBuffer) -> Result<Frame<'_>, RpcError> {
+    input.next_frame().map_err(unreadable)?.ok_or(RpcError::Wire(WireError::Body))
+}
 
-    /// Length of the frame at the front, once it is complete.
-    fn frame_len(&self) -> Result<Option<usize>, RpcError> {
-        if self.end - self.start < HEADER_BYTES {
-            return Ok(None);
-        }
-        match Frame::parse(&self.bytes[self.start..self.end]) {
-            Ok(frame) => Ok(frame.map(|(_, len)| len)),
-            Err(WireError::Version { theirs, .. }) => Err(RpcError::Version { theirs }),
-            Err(error) => Err(RpcError::Wire(error)),
-        }
-    }
-
-    fn peek(&self, len: usize) -> Option<Frame<'_>> {
-        let bytes = self.bytes.get(self.start..self.start + len)?;
-        Frame::parse(bytes).ok().flatten().map(|(frame, _)| frame)
-    }
-
-    fn take(&mut self, len: usize) -> Option<Frame<'_>> {
-        let start = self.start;
-        self.start = (start + len).min(self.end);
-        let bytes = self.bytes.get(start..self.start)?;
-        Frame::parse(bytes).ok().flatten().map(|(frame, _)| frame)
+/// The error for a stream that cannot be read.
+fn unreadable(error: WireError) -> RpcError {
+    match error {
+        WireError::Version { theirs, .. } => RpcError::Version { theirs },
+        error => RpcError::Wire(error),
     }
 }
 
-/// The master says no to the greeting.
+/// The error for a greeting that the master refused.
 fn refused(code: ErrorCode, tenant: &str) -> RpcError {
     match code {
         ErrorCode::TenantNotRegistered => RpcError::Tenant { tenant: tenant.to_owned() },

@@ -1,4 +1,5 @@
-//! Where segments are: asked of the master once, opened in the engine once, forgotten when either restarts.
+//! The segments that a client has opened. A segment is looked up at the master and opened in the engine at
+//! its first use, and forgotten when either restarts.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,33 +11,35 @@ use te_engine::{PeerToPeer, SegmentError, SegmentHandle};
 use crate::engine::Engine;
 use crate::rpc::RpcConnection;
 
-/// The segments that a client has met.
+/// The segments that a client has used.
 pub(crate) struct Segments {
-    /// Asks engines what they export.
+    /// Fetches descriptors from engines.
     descriptors: PeerToPeer,
     known: HashMap<SegmentNo, Known>,
     epoch: u64,
-    /// Segments that the master knows, and whose owner could not be reached.
+    /// Segments that the master knows, but whose owner could not be reached.
     unreached: Vec<SegmentNo>,
-    /// Why the latest of them could not.
+    /// Why the latest of them could not be reached.
     why: Option<String>,
 }
 
 #[derive(Clone, Copy)]
 enum Known {
     Open(SegmentHandle),
-    /// Not reachable, or unknown to the master; not tried again before then.
+    /// The segment could not be reached, or the master does not know it. It is not tried again before this
+    /// time.
     Shunned(Instant),
 }
 
 impl Segments {
-    /// None, yet; for an engine of this configuration.
+    /// No segments yet, for an engine with this configuration.
     pub(crate) fn new(config: &te_engine::Config) -> Self {
         let descriptors = PeerToPeer::of(config);
         Self { descriptors, known: HashMap::new(), epoch: 0, unreached: Vec::new(), why: None }
     }
 
-    /// Call when a connection was made: another life of the master numbers segments afresh.
+    /// Call this after a connection was made: a restarted master (another epoch) assigns segment numbers
+    /// anew.
     pub(crate) fn reconnected(&mut self, epoch: u64, engine: &mut Engine) {
         if self.epoch != epoch {
             self.epoch = epoch;
@@ -48,7 +51,7 @@ impl Segments {
         }
     }
 
-    /// The engine's handle of a segment; `None` while it cannot be had.
+    /// The engine's handle of a segment; `None` while the segment cannot be opened.
     pub(crate) fn open(
         &mut self,
         segment: SegmentNo,
@@ -66,7 +69,7 @@ impl Segments {
             Opened::Unknown => None,
             Opened::Unreached(why) => {
                 if self.why.as_ref() != Some(&why) {
-                    log::info!("segment {segment} could not be reached: {why}");
+                    log::info!("segment {segment} could not be reached: {why}: other segments are used for {} ms", shun.as_millis());
                 }
                 self.why = Some(why);
                 self.unreached.push(segment);
@@ -78,27 +81,29 @@ impl Segments {
         opened
     }
 
-    /// What could not be reached since this was asked last.
+    /// The segments that could not be reached since the last call.
     pub(crate) fn take_unreached(&mut self) -> Vec<SegmentNo> {
         std::mem::take(&mut self.unreached)
     }
 
-    /// Why the latest that could not be reached could not.
+    /// Why the latest unreachable segment could not be reached.
     pub(crate) fn why_unreached(&self) -> Option<&str> {
         self.why.as_deref()
     }
 
-    /// Fences an open segment and waits. Whether its owner said so; one that is not open is asked nothing.
+    /// Fences an open segment and waits for the end. Returns whether its owner confirmed the fence; `false`
+    /// for a segment that is not open.
     pub(crate) fn fence(&self, segment: SegmentNo, engine: &mut Engine, timeout: Duration) -> bool {
         let Some(Known::Open(handle)) = self.known.get(&segment) else { return false };
         let Ok(fence) = engine.fence(*handle, Some(timeout)) else { return false };
         let held = engine.wait_fence(fence, Some(timeout)).is_ok();
-        // It is known: it was made above.
+        // The fence was created above, so it is known.
         let _ = engine.free_fence(fence);
         held
     }
 
-    /// A transfer found that its owner is gone or another: opened anew, in a while, should anybody still name it.
+    /// Forgets a segment after a transfer found that its owner is gone or has restarted. It is opened again
+    /// when an operation names it after the pause.
     pub(crate) fn failed(&mut self, segment: SegmentNo, engine: &mut Engine, shun: Duration) {
         if let Some(Known::Open(handle)) = self.known.insert(segment, Known::Shunned(Instant::now() + shun)) {
             close(handle, engine);
@@ -106,8 +111,9 @@ impl Segments {
     }
 }
 
-/// Asks where a segment is and opens it. The node may export afresh between the two, even at the same addresses; bytes that
-/// are meant for the old export must not land in the new one. So when it is another by then, the master is asked again.
+/// Looks a segment up at the master and opens it. The node may have exported its memory anew between the two
+/// steps, even at the same addresses, and bytes that are meant for the old export must not land in the new
+/// one. If the export is another one, the segment is looked up again.
 fn open(
     segment: SegmentNo,
     rpc: &mut RpcConnection,
@@ -119,14 +125,15 @@ fn open(
         let Some((endpoint, export)) = ask(segment, rpc) else { return Opened::Unknown };
         match open_export(&endpoint, export, descriptors, engine) {
             Ok(Some(handle)) => return Opened::Here(handle),
-            Ok(None) => why = format!("{endpoint}: something else is exported there now"),
+            Ok(None) => why = format!("{endpoint}: the node has replaced the export that the master knows"),
             Err(error) => return Opened::Unreached(error.to_string()),
         }
     }
     Opened::Unreached(why)
 }
 
-/// Opens what an endpoint exports, if the export is still `wanted` one; `None`: it is another.
+/// Opens the memory that an endpoint exports, if it is still the `wanted` export; `None` if it is another
+/// one.
 fn open_export(
     endpoint: &str,
     wanted: Export,
@@ -139,23 +146,23 @@ fn open_export(
     if there { engine.attach_segment(endpoint, &descriptor).map(Some) } else { Ok(None) }
 }
 
-/// Transfers that still use it keep it open; it is then closed with the engine.
+/// Transfers that still use the segment keep it open; it is then closed with the engine.
 fn close(segment: SegmentHandle, engine: &mut Engine) {
     if let Err(error) = engine.close_segment(segment) {
-        log::debug!("closing a segment: {error}");
+        log::debug!("a segment could not be closed: {error}");
     }
 }
 
-/// What came of opening a segment.
+/// Result of opening a segment.
 enum Opened {
     Here(SegmentHandle),
-    /// The master could not be asked, or does not know it.
+    /// No answer from the master, or the master does not know the segment.
     Unknown,
-    /// Its owner could not be reached, or exports something else: where, and what was wrong.
+    /// The owner could not be reached, or exports something else: its address and the error.
     Unreached(String),
 }
 
-/// Times that the master is asked in a row.
+/// How often the segment is looked up before it counts as unreachable.
 const TRIES: u32 = 2;
 
 fn ask(segment: SegmentNo, rpc: &mut RpcConnection) -> Option<(String, Export)> {

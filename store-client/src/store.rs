@@ -1,71 +1,93 @@
-//! [`Store`]: what every client of the store can do, whichever way it goes.
+//! [`Store`]: the trait that all clients of the store implement.
 
 use store_core::message::PutOptions;
 
 use crate::error::StoreError;
 use crate::item::{Get, Put, Source, Tally};
 
-/// Objects in, objects out.
+/// Which objects a removal may remove.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RemoveMode {
+    /// Objects that are neither leased nor being written. Others are kept.
+    #[default]
+    Unused,
+    /// All objects, even if they are leased or being written.
+    Force,
+}
+
+impl RemoveMode {
+    /// `Force` if `force` is set, otherwise `Unused`: for a flag of a command line or of a protocol.
+    #[must_use]
+    pub const fn forced(force: bool) -> Self {
+        if force { Self::Force } else { Self::Unused }
+    }
+
+    pub(crate) const fn is_force(self) -> bool {
+        matches!(self, Self::Force)
+    }
+}
+
+/// A key-value store of objects.
 ///
 /// | Implemented by | Moves the bytes |
 /// |---|---|
-/// | [`Client`](crate::Client) | with an engine of its own, on the calling thread |
-/// | [`LocalClient`](crate::LocalClient) | by way of the node on this machine, without an engine |
+/// | [`Client`](crate::Client) | with its own engine, on the calling thread |
+/// | [`LocalClient`](crate::LocalClient) | through the node on this machine, without an engine |
 /// | [`BlockingClient`](crate::BlockingClient) | with an `AsyncClient` that threads and tasks share |
 ///
-/// A batch is the natural form: one question to the master, one flight of transfers. Each item has its own
-/// result, and an item that fails does so alone. [`get`](Self::get), [`put`](Self::put) and their like are
-/// batches of one. The batch forms make the trait usable as `dyn Store`.
+/// A batch is the natural form: one request to the master, and all transfers under way together. Each item
+/// has its own result, and a failed item does not affect the others. [`get`](Self::get), [`put`](Self::put)
+/// and the other single forms are batches of one item. The batch forms make the trait usable as `dyn Store`.
 ///
-/// A miss is not an error: a key that is not found, or not found intact and in time, is `None`.
+/// A miss is not an error: a key that is not found, or not found intact and in time, gives `None`.
 ///
-/// [`AsyncClient`](crate::AsyncClient) has the same verbs with futures for results. They are not a trait: an
+/// [`AsyncClient`](crate::AsyncClient) has the same operations as futures. It does not implement a trait: an
 /// operation whose future may be dropped at any time has to own its keys and its memory, and here they are
 /// borrowed.
 pub trait Store {
-    /// Reads many objects, or parts of them. Allocates nothing itself but what
-    /// [`Sink::Vec`](crate::Sink::Vec) asks for.
+    /// Reads many objects, or parts of them. Allocates only for [`Sink::Vec`](crate::Sink::Vec).
     fn batch_get(&mut self, items: &mut [Get<'_>]) -> Tally;
 
-    /// Stores many objects. An item whose key is taken ends `false`, and leaves the object there as it is.
+    /// Stores many objects. An item whose key exists ends with `false`, and the existing object stays
+    /// unchanged.
     fn batch_put(&mut self, items: &mut [Put<'_>], options: &PutOptions) -> Tally;
 
     /// Whether gets would find the objects. Neither leases them nor counts as a use.
     ///
     /// # Errors
-    /// The master, or the node on this machine, cannot be asked.
+    /// No answer from the master, or from the node on this machine.
     fn batch_exists(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError>;
 
-    /// Forgets many objects; with `force` even under a lease or while they are written. `false`: there was
-    /// none.
+    /// Removes many objects. The result of an item is `false` if there was no such object.
     ///
     /// # Errors
-    /// The master, or the node on this machine, cannot be asked. For an item `ObjectHasLease`,
-    /// `ReplicaIsNotReady`.
+    /// No answer from the master, or from the node on this machine. For an item: `ObjectHasLease`,
+    /// `ReplicaIsNotReady`, both without [`Force`](RemoveMode::Force).
     fn batch_remove(
         &mut self,
         keys: &[&[u8]],
-        force: bool,
+        mode: RemoveMode,
     ) -> Result<Vec<Result<bool, StoreError>>, StoreError>;
 
     /// Reads an object. `None` is a miss.
     ///
     /// # Errors
-    /// A value over `value_bytes_max`, or a master or node that cannot be asked. A key that no object can
-    /// have is a miss.
+    /// A value longer than `value_bytes_max`; no answer from the master or node. An invalid key is a miss,
+    /// because no object can have it.
     fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let mut value = Vec::new();
         let read = self.get_with(Get::new(key, &mut value))?;
         Ok(read.map(|_| value))
     }
 
-    /// Reads one object, or a part of it, to where the item says; gives the number of bytes. `None` is a
+    /// Reads one object, or a part of it, into the item's sink, and returns the number of bytes. `None` is a
     /// miss.
     ///
     /// # Errors
     /// `TooLong` when the object, or the part, is longer than the sink; `BeyondEnd` and `BadRange` for a part
-    /// that is not there; `Unregistered`, `ForeignMemory`, `Held` for memory that cannot be used; a master or
-    /// node that cannot be asked.
+    /// that the object does not have; `Unregistered`, `ForeignMemory` and `Held` for memory that cannot be
+    /// used; no answer from the master or node.
     fn get_with(&mut self, item: Get<'_>) -> Result<Option<u64>, StoreError> {
         let mut items = [item];
         let _ = self.batch_get(&mut items);
@@ -73,11 +95,11 @@ pub trait Store {
         item.into_result()
     }
 
-    /// Stores one object. Gives `false` when the key is taken, and leaves the object there as it is.
+    /// Stores one object. Returns `false` when the key exists, and leaves the existing object unchanged.
     ///
     /// # Errors
-    /// No room, an invalid key, no value, or nobody to write to; `Unregistered`, `ForeignMemory`, `Held` for
-    /// memory that cannot be used; a master or node that cannot be asked.
+    /// No space, an invalid key, an empty value, or no reachable segment; `Unregistered`, `ForeignMemory` and
+    /// `Held` for memory that cannot be used; no answer from the master or node.
     fn put<'a>(
         &mut self,
         key: &[u8],
@@ -101,13 +123,12 @@ pub trait Store {
         Ok(self.batch_exists(&[key])?.first().copied().unwrap_or(false))
     }
 
-    /// Forgets an object; with `force` even under a lease or while it is written. Gives `false` when there
-    /// was none.
+    /// Removes an object. Returns `false` if there was no such object.
     ///
     /// # Errors
-    /// `ObjectHasLease`, `ReplicaIsNotReady`; as [`batch_remove`](Self::batch_remove).
-    fn remove(&mut self, key: &[u8], force: bool) -> Result<bool, StoreError> {
-        let removed = self.batch_remove(&[key], force)?;
+    /// As [`batch_remove`](Self::batch_remove), whose errors of an item are returned.
+    fn remove(&mut self, key: &[u8], mode: RemoveMode) -> Result<bool, StoreError> {
+        let removed = self.batch_remove(&[key], mode)?;
         removed.into_iter().next().unwrap_or(Ok(false))
     }
 }

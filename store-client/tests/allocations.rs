@@ -1,6 +1,7 @@
-//! What one get or put of one block allocates on the calling thread, once everything has its size.
+//! Counts the allocations of one get or put of one block on the calling thread, once all buffers have their
+//! size.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![allow(unsafe_code, reason = "counting allocations takes an allocator")]
+#![allow(unsafe_code, reason = "counting allocations needs an allocator")]
 
 mod common;
 
@@ -16,16 +17,16 @@ thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: passes everything on to the system's allocator.
+// SAFETY: passes every call on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -33,8 +34,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How many allocations this thread makes meanwhile: the least of several tries, since buffers grow now and
-/// then.
+/// The number of allocations of this thread during `run`: the lowest of several tries, since buffers grow
+/// occasionally.
 fn allocations(mut run: impl FnMut()) -> u64 {
     let tries = (0..20).map(|_| {
         let before = COUNT.with(Cell::get);
@@ -45,7 +46,7 @@ fn allocations(mut run: impl FnMut()) -> u64 {
 }
 
 #[test]
-fn blocks_in_memory_of_the_callers_cost_no_allocation() {
+fn blocks_in_the_callers_memory_cost_no_allocation() {
     let master = master();
     let _node = node_over("a", master.rpc_addr(), Fabrics::SHM);
     let mut client = client_over(master.rpc_addr(), Fabrics::SHM);
@@ -77,6 +78,6 @@ fn blocks_in_memory_of_the_callers_cost_no_allocation() {
         let mut items = [Put::new(&a, range(0)), Put::new(&b, range(1))];
         assert!(client.batch_put(&mut items, &options).is_complete());
     });
-    assert_eq!((get, get_plain, get_batch, get_vec), (0, 0, 0, 1), "the value of a `Vec` alone");
+    assert_eq!((get, get_plain, get_batch, get_vec), (0, 0, 0, 1), "only the value of a `Vec` is allocated");
     assert_eq!((put, put_plain, put_batch), (0, 0, 0));
 }

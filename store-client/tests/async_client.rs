@@ -1,4 +1,4 @@
-//! The client of tasks, under an executor of a few lines and under tokio.
+//! The asynchronous client, with an executor of a few lines and with tokio.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -10,11 +10,11 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use common::{client, master, node, pattern};
-use store_client::{AsyncClient, ErrorCode, PutOptions, SharedPart, StoreError};
+use store_client::{AsyncClient, ErrorCode, PutOptions, SharedPart, StoreError, RemoveMode};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 
-/// All that an executor has to do.
+/// The waker of a minimal executor.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -77,8 +77,8 @@ async fn everything(client: &AsyncClient) {
     assert_eq!(outside.map_err(|error| error.code()), Err(ErrorCode::InvalidParams));
     client.unregister(region).await.unwrap();
     for key in [b"k", b"l", b"m"] {
-        assert!(client.remove(key, true).await.unwrap());
-        assert!(!client.remove(key, true).await.unwrap());
+        assert!(client.remove(key, RemoveMode::Force).await.unwrap());
+        assert!(!client.remove(key, RemoveMode::Force).await.unwrap());
     }
     assert!(client.counters().await.unwrap().hits >= 5);
 }
@@ -105,7 +105,7 @@ async fn every_operation_works_under_tokio_and_tasks_share_a_client() {
                 let (key, value) = (format!("task-{task}"), pattern(task, 1000 + task as usize));
                 assert!(client.put(key.as_bytes(), value.clone(), &ONE).await.unwrap());
                 assert_eq!(client.get(key.as_bytes()).await.unwrap(), Some(value));
-                assert!(client.remove(key.as_bytes(), true).await.unwrap());
+                assert!(client.remove(key.as_bytes(), RemoveMode::Force).await.unwrap());
             })
         })
         .collect();
@@ -117,7 +117,7 @@ async fn every_operation_works_under_tokio_and_tasks_share_a_client() {
 }
 
 #[test]
-fn more_operations_than_the_queue_holds_wait_their_turn() {
+fn more_operations_than_the_queue_holds_wait_for_room() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     let client = AsyncClient::with_queue(client(master.rpc_addr()), 2).unwrap();
@@ -132,7 +132,7 @@ fn more_operations_than_the_queue_holds_wait_their_turn() {
 }
 
 #[test]
-fn one_that_fails_does_so_alone() {
+fn an_operation_that_fails_does_so_alone() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     let client = AsyncClient::start(client(master.rpc_addr())).unwrap();
@@ -155,7 +155,7 @@ fn one_that_fails_does_so_alone() {
 }
 
 #[test]
-fn a_dropped_future_leaves_its_buffers_alone_once_the_next_one_has_them() {
+fn a_dropped_future_does_not_touch_its_buffers_once_another_operation_has_them() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     let client = AsyncClient::start(client(master.rpc_addr())).unwrap();
@@ -180,7 +180,7 @@ fn a_dropped_future_leaves_its_buffers_alone_once_the_next_one_has_them() {
             region.read(0, &mut found).unwrap();
             assert!(found.iter().all(|byte| *byte == kept), "round {round}");
         }
-        // The region is gone here; a read into it may still wait.
+        // The region is dropped here; a read into it may still wait.
         let mut read = client.get_into([0], .., vec![SharedPart::all(&region)]);
         std::future::poll_fn(|context| Poll::Ready(std::pin::Pin::new(&mut read).poll(context).is_pending()))
             .await;
@@ -190,7 +190,7 @@ fn a_dropped_future_leaves_its_buffers_alone_once_the_next_one_has_them() {
 }
 
 #[test]
-fn the_thread_ends_with_the_last_handle_and_futures_that_are_left_are_answered() {
+fn the_thread_ends_with_the_last_handle_and_the_remaining_futures_get_an_error() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     let client = AsyncClient::start(client(master.rpc_addr())).unwrap();

@@ -1,5 +1,5 @@
-//! Processes that fork and go on without `exec`, with real children. A child never reads a value through what its parent made, and
-//! its parent never reads a wrong one.
+//! Processes that fork and continue without `exec`, with real children. A child never reads a value through
+//! an object that its parent made, and its parent never reads a wrong value.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod common;
@@ -12,10 +12,7 @@ use std::time::Duration;
 
 use common::{Process, client_over, fabrics, get_batch, get_range, master, node, pattern, role, say};
 use store_client::local::{LocalConfig, LocalServerConfig};
-use store_client::{
-    AsyncClient, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, LocalClient, LocalServer, Node,
-    NodeConfig, Pending, PutOptions, RpcConfig, RpcConnection, RpcError, Store as _, StoreError,
-};
+use store_client::{AsyncClient, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, LocalClient, LocalServer, Node, NodeConfig, Pending, PutOptions, RpcConfig, RpcConnection, RpcError, Store as _, StoreError, RemoveMode};
 use store_core::message::ReadStats;
 use te_fabric::testkit::{Complaint, fork_and};
 
@@ -23,7 +20,7 @@ const ONE: PutOptions = PutOptions::DEFAULT;
 const OBJECTS: u64 = 100;
 const FORKS: u64 = 40;
 
-/// Where children begin. As a test of its own it does nothing.
+/// Where children begin. As a test it does nothing.
 #[test]
 fn entry() {
     let Some(role) = role() else { return };
@@ -49,7 +46,8 @@ fn value(object: u64) -> Vec<u8> {
     pattern(object, 1_000 + 700 * object as usize)
 }
 
-/// Reads distinct objects with the parent's client while children read others, with the same client and with one of theirs.
+/// Reads distinct objects with the parent's client while children read others, with the same client and with
+/// their own.
 fn be_forking(role: &[String]) {
     let master = role[1].parse().unwrap();
     let rail = fabrics(&role[2]);
@@ -59,7 +57,7 @@ fn be_forking(role: &[String]) {
         assert!(client.put(&key(object), &value(object), &ONE).unwrap());
     }
     for round in 0..FORKS {
-        // Somebody else's memory in the child, and whatever is dropped there is dropped in the middle of it.
+        // In the child these are the parent's objects, and they are dropped in the middle of its work.
         let shared = RefCell::new(Some(client));
         fork_and(
             "a client",
@@ -78,7 +76,7 @@ fn be_forking(role: &[String]) {
                 forked("put", inherited.put(b"child", b"value", &ONE))?;
                 forked("put from memory", inherited.put(b"child", BufferRange::all(&memory), &ONE))?;
                 forked("exists", inherited.exists(&key(1)))?;
-                forked("remove", inherited.remove(&key(1), true))?;
+                forked("remove", inherited.remove(&key(1), RemoveMode::Force))?;
                 forked("alloc", inherited.alloc(4096))?;
                 forked("unregister", inherited.unregister(memory.id()))?;
                 if inherited.metrics_text().is_empty() {
@@ -116,13 +114,13 @@ fn be_forking(role: &[String]) {
                 let range = BufferRange::part(&memory, 0, value(3).len() as u64);
                 assert!(client.put(name.as_bytes(), range, &ONE).unwrap());
                 assert!(client.get(name.as_bytes()).unwrap() == Some(value(3)));
-                assert!(client.remove(name.as_bytes(), true).unwrap());
+                assert!(client.remove(name.as_bytes(), RemoveMode::Force).unwrap());
             },
         );
         client = shared.into_inner().unwrap();
     }
     assert_eq!(client.counters().checksum_mismatches, 0);
-    assert_eq!(client.counters().connects, 1, "nobody closed its connection");
+    assert_eq!(client.counters().connects, 1, "the connection was closed");
     say("done");
 }
 
@@ -139,7 +137,8 @@ fn wait<T>(mut pending: Pending<T>) -> Result<T, StoreError> {
     }
 }
 
-/// Everything else that a process may have when it forks: a node, an asynchronous client, a local server and a client of it.
+/// The other objects that a process may have when it forks: a node, an asynchronous client, a local server
+/// and a client of it.
 fn be_forking_rest(role: &[String]) {
     let master: std::net::SocketAddr = role[1].parse().unwrap();
     let node = Node::start(NodeConfig::new("forking", master.into(), 8 << 20)).unwrap();
@@ -215,7 +214,7 @@ fn be_forking_rest(role: &[String]) {
         );
     }
     let (node, ..) = all.into_inner().unwrap();
-    assert_eq!(node.status().mounts, 1, "no child unmounted it");
+    assert_eq!(node.status().mounts, 1, "a child unmounted the node");
     say("done");
 }
 
@@ -227,13 +226,13 @@ fn parent_and_child_read_right_values_or_none_over_each_rail() {
         let mut forking = Process::start("entry", &["forks", &master.rpc_addr().to_string(), rail]);
         assert_eq!(forking.said(), "done", "{rail}");
         forking.stop();
-        // It left something behind for the next.
+        // The parent's work has no effect on the next one.
         let mut client = client_over(master.rpc_addr(), Fabrics::TCP);
         for object in 0..OBJECTS {
-            assert!(client.remove(&key(object), true).unwrap());
+            assert!(client.remove(&key(object), RemoveMode::Force).unwrap());
         }
         for round in 0..FORKS {
-            assert!(client.remove(format!("child-{round}").as_bytes(), true).unwrap());
+            assert!(client.remove(format!("child-{round}").as_bytes(), RemoveMode::Force).unwrap());
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The light local client against a server for it, a node and a master: what works, what is refused, and who dies.
+//! The local client with a server, a node and a master: what works, what is refused, and what happens when
+//! processes die.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -8,21 +9,16 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use common::{
-    Process, client, codes, eventually, get_batch, master, node, pattern, put_batch, role, say,
-    wait_for_parent,
-};
+use common::{Process, client, codes, eventually, get_batch, master, node, pattern, put_batch, role, say, wait_for_parent, with};
 use store_client::local::{LocalConfig, LocalError, LocalServerConfig, LocalStartError, Refusal};
-use store_client::{
-    ClientConfig, ErrorCode, Get, LocalClient, LocalServer, Node, PutOptions, Store as _, StoreError,
-};
+use store_client::{ClientConfig, ErrorCode, Get, LocalClient, LocalServer, Node, PutOptions, Store as _, StoreError, RemoveMode};
 use store_core::message::{Operation as _, ReadStats};
 use store_core::{Frame, FrameWriter, Header};
 use store_master::MasterHandle;
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 const MIB: u64 = 1 << 20;
-/// A hello as it lies on the wire: variant, version, tenant, and 4,096 bytes of arena.
+/// The bytes of a hello: variant, version, tenant, and 4,096 bytes of arena.
 const HELLO: &[u8] = b"\x00\x02\x07default\x80\x20";
 
 struct Store {
@@ -49,7 +45,7 @@ impl Store {
     }
 
     fn config(&self) -> LocalConfig {
-        LocalConfig { arena_bytes: 8 * MIB, ..LocalConfig::new(self.server.path()) }
+        with(LocalConfig::new(self.server.path()), |config| config.arena_bytes = 8 * MIB)
     }
 
     fn client(&self) -> LocalClient {
@@ -61,7 +57,7 @@ impl Store {
     }
 }
 
-/// Where children begin. As a test of its own it does nothing.
+/// Where children begin. As a test it does nothing.
 #[test]
 fn entry() {
     let Some(role) = role() else { return };
@@ -72,7 +68,7 @@ fn entry() {
     }
 }
 
-/// Puts and gets for ever, until it is killed.
+/// Puts and gets until it is killed.
 fn be_busy_client(role: &[String]) {
     let mut client = LocalClient::connect(LocalConfig::new(&role[1])).unwrap();
     let big = pattern(7, 4 << 20);
@@ -80,11 +76,11 @@ fn be_busy_client(role: &[String]) {
     for round in 0u64.. {
         let key = format!("{}-{round}", role[2]);
         let stored = client.put(key.as_bytes(), &big, &ONE);
-        // The pool fills up; what counts is what is under way when we die.
+        // The pool fills up; only the work under way at the moment of death matters.
         if matches!(stored, Ok(true)) {
             assert_eq!(client.get(key.as_bytes()).unwrap_or(None).unwrap_or_else(|| big.clone()), big);
         }
-        let _ = client.remove(key.as_bytes(), true);
+        let _ = client.remove(key.as_bytes(), RemoveMode::Force);
     }
 }
 
@@ -98,14 +94,14 @@ fn be_server(role: &[String]) {
 }
 
 #[test]
-fn what_one_way_puts_the_other_gets() {
+fn objects_that_one_kind_of_client_puts_are_got_by_the_other() {
     let store = Store::new();
     let (mut local, mut embedded) = (store.client(), client(store.master.rpc_addr()));
     for (seed, len) in [1usize, 63, 4096, 65_536, 65_537, 1 << 20, 3_000_001].into_iter().enumerate() {
         let value = pattern(seed as u64, len);
         let (a, b) = (format!("local-{len}"), format!("embedded-{len}"));
         assert!(local.put(a.as_bytes(), &value, &ONE).unwrap());
-        assert!(!local.put(a.as_bytes(), b"other", &ONE).unwrap(), "the key is taken");
+        assert!(!local.put(a.as_bytes(), b"other", &ONE).unwrap(), "the key exists");
         assert_eq!(embedded.get(a.as_bytes()).unwrap().as_ref(), Some(&value));
         assert!(embedded.put(b.as_bytes(), &value, &ONE).unwrap());
         assert_eq!(local.get(b.as_bytes()).unwrap(), Some(value));
@@ -113,12 +109,12 @@ fn what_one_way_puts_the_other_gets() {
     }
     assert_eq!(local.get(b"nothing").unwrap(), None);
     assert!(!local.exists(b"nothing").unwrap());
-    assert!(!local.remove(b"nothing", false).unwrap());
-    // A fresh lease, however long all that took.
+    assert!(!local.remove(b"nothing", RemoveMode::Unused).unwrap());
+    // A new lease, however long the lines above took.
     assert_eq!(embedded.get(b"local-1").unwrap(), Some(pattern(0, 1)));
-    let leased = local.remove(b"local-1", false).unwrap_err();
+    let leased = local.remove(b"local-1", RemoveMode::Unused).unwrap_err();
     assert_eq!(leased.code(), ErrorCode::ObjectHasLease);
-    assert!(local.remove(b"local-1", true).unwrap());
+    assert!(local.remove(b"local-1", RemoveMode::Force).unwrap());
     assert_eq!(embedded.get(b"local-1").unwrap(), None);
     assert_eq!(local.put(b"empty", b"", &ONE).unwrap_err().code(), ErrorCode::InvalidParams);
     assert_eq!(local.put(b"", b"x", &ONE).unwrap_err().code(), ErrorCode::InvalidKey);
@@ -126,11 +122,11 @@ fn what_one_way_puts_the_other_gets() {
 }
 
 #[test]
-fn batches_have_a_result_for_each_key_however_they_are_cut() {
-    // More values than the arena holds at once, and more keys than one request carries.
+fn batches_have_a_result_for_each_key_however_they_are_split() {
+    // More values than fit the arena at once, and more keys than fit one request.
     let store = Store::with(|config| config.arena_bytes_max = MIB);
     let mut client = store.client();
-    assert_eq!(client.arena_bytes(), MIB, "the node gives less than was asked for");
+    assert_eq!(client.arena_bytes(), MIB, "the node gives less than requested");
     let values: Vec<_> = (0..1500u64).map(|seed| pattern(seed, 1 + (seed as usize * 37) % 9000)).collect();
     let keys: Vec<_> = (0..1500).map(|i| format!("k{i}")).collect();
     let items: Vec<(&[u8], &[u8])> =
@@ -149,13 +145,13 @@ fn batches_have_a_result_for_each_key_however_they_are_cut() {
     }
     let there = client.batch_exists(&wanted).unwrap();
     assert_eq!(there.iter().filter(|there| !**there).count(), 1);
-    let removed = codes(client.batch_remove(&wanted, true).unwrap());
+    let removed = codes(client.batch_remove(&wanted, RemoveMode::Force).unwrap());
     assert_eq!(removed[700], Ok(false));
     assert_eq!(removed.iter().filter(|removed| **removed == Ok(true)).count(), 1500);
 }
 
 #[test]
-fn values_lie_in_the_arena_for_as_long_as_their_buffer() {
+fn values_stay_in_the_arena_for_as_long_as_their_buffer() {
     let store = Store::new();
     let mut client = store.client();
     let value = pattern(3, 100_000);
@@ -168,7 +164,7 @@ fn values_lie_in_the_arena_for_as_long_as_their_buffer() {
     assert_eq!(found, value);
     let got = client.get_buffer(b"k").unwrap().unwrap();
     assert_eq!((got.len(), got.span().len()), (100_000, 100_000));
-    // What does not fit, and what lies outside.
+    // A value that does not fit, and a range that lies outside.
     assert_eq!(
         client.get_with(Get::new(b"k", buffer.part(0, 99_999))).unwrap_err().code(),
         ErrorCode::BufferOverflow
@@ -180,7 +176,7 @@ fn values_lie_in_the_arena_for_as_long_as_their_buffer() {
     assert!(matches!(buffer.read(200_000, &mut [0]), Err(StoreError::Unregistered { .. })));
     assert!(matches!(client.alloc(9 * MIB), Err(StoreError::ArenaFull { .. })));
     assert!(matches!(client.put(b"l", &vec![1; 9 << 20], &ONE), Err(StoreError::ArenaFull { .. })));
-    // A buffer may outlive its client, and is of no use to another.
+    // A buffer may outlive its client, and is refused by another one.
     let mut other = store.client();
     assert!(matches!(other.put(b"l", buffer.all(), &ONE), Err(StoreError::ForeignMemory)));
     drop(client);
@@ -205,20 +201,20 @@ fn many_clients_share_a_few_workers() {
             });
         }
     });
-    eventually("all have gone", || store.server.stats().clients == 0);
-    eventually("their memory has gone with them", || store.server.stats().arenas_bytes == 0);
+    eventually("all clients have gone", || store.server.stats().clients == 0);
+    eventually("their memory is freed", || store.server.stats().arenas_bytes == 0);
     assert_eq!(store.server.stats().clients_total, 6);
 }
 
 #[test]
-fn a_writer_that_changes_its_arena_meanwhile_harms_nobody_else() {
+fn a_writer_that_changes_its_arena_during_a_put_harms_only_its_own_object() {
     let store = Store::new();
     let (mut local, mut embedded) = (store.client(), client(store.master.rpc_addr()));
     let other = pattern(1, 500_000);
     assert!(embedded.put(b"other", &other, &ONE).unwrap());
     let buffer = local.alloc(2 * MIB).unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
-    /// So that the writer ends however the rest does.
+    /// Stops the writer even if the test panics.
     struct Stops<'a>(&'a std::sync::atomic::AtomicBool);
     impl Drop for Stops<'_> {
         fn drop(&mut self) {
@@ -235,41 +231,21 @@ fn a_writer_that_changes_its_arena_meanwhile_harms_nobody_else() {
                 buffer.write(2 * MIB - 4096, &[byte; 4096]).unwrap();
             }
         });
-        // Read space comes back with its lease: all rounds together fit.
+        // The space is released with the leases of reads: all rounds together fit.
         for round in 0..12 {
             let key = format!("mine-{round}");
             local.put(key.as_bytes(), buffer.all(), &ONE).unwrap();
-            // Either what was committed, or nothing: which of the two is the writer's luck.
+            // Either the committed bytes or a miss: which of the two depends on the moment of the change.
             let found = embedded.get(key.as_bytes()).unwrap();
             assert!(found.is_none_or(|bytes| bytes.len() == 2 << 20));
             assert_eq!(embedded.get(b"other").unwrap().as_ref(), Some(&other));
-            embedded.remove(key.as_bytes(), true).unwrap();
+            embedded.remove(key.as_bytes(), RemoveMode::Force).unwrap();
         }
     });
 }
 
 #[test]
-fn clients_killed_in_the_middle_of_anything_leave_nothing_behind() {
-    let store = Store::new();
-    let mut witness = store.client();
-    let value = pattern(9, 300_000);
-    assert!(witness.put(b"witness", &value, &ONE).unwrap());
-    let path = store.server.path().to_str().unwrap().to_owned();
-    for round in 0..12u64 {
-        let mut doomed = Process::start("entry", &["busy-client", &path, &round.to_string()]);
-        // At another point of its loop each time.
-        std::thread::sleep(std::time::Duration::from_micros(500 + round * 1_700));
-        doomed.kill();
-        assert_eq!(witness.get(b"witness").unwrap().as_ref(), Some(&value));
-    }
-    eventually("only the witness is left", || store.server.stats().clients == 1);
-    let arena_bytes = witness.arena_bytes();
-    eventually("and only its arena", || store.server.stats().arenas_bytes == arena_bytes);
-    assert_eq!(store.server.stats().broken_total, 0);
-}
-
-#[test]
-fn a_node_that_dies_is_an_error_and_the_next_call_finds_its_successor() {
+fn a_node_that_dies_is_an_error_and_the_next_call_uses_its_successor() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     let dir = tempfile::tempdir().unwrap();
@@ -287,7 +263,7 @@ fn a_node_that_dies_is_an_error_and_the_next_call_finds_its_successor() {
     let error = client.get(b"k").unwrap_err();
     assert!(is(&error, |error| matches!(error, LocalError::Connect { .. })), "{error}");
     assert!(error.to_string().contains("--local"), "{error}");
-    // The socket of the dead one is in nobody's way.
+    // The socket that the dead node left behind is replaced.
     let _server = Process::start("entry", &role);
     assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value));
     assert_eq!(old.to_vec().unwrap(), value, "a buffer of the old arena can be read");
@@ -295,14 +271,14 @@ fn a_node_that_dies_is_an_error_and_the_next_call_finds_its_successor() {
 }
 
 #[test]
-fn what_a_lost_node_was_reading_into_stays_held() {
+fn buffers_that_a_lost_node_was_writing_stay_held() {
     let store = Store::new();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("relay");
     let listener = UnixListener::bind(&path).unwrap();
     let mut client = None;
     std::thread::scope(|scope| {
-        // A node that welcomes, hears a question, and dies before it answers.
+        // A node that accepts the client, receives a request, and dies before it answers.
         let relay = scope.spawn(|| relay_hello(&listener, store.server.path()));
         client = Some(LocalClient::connect(LocalConfig::new(&path)).unwrap());
         let (mut near, far) = relay.join().unwrap();
@@ -316,12 +292,12 @@ fn what_a_lost_node_was_reading_into_stays_held() {
         let error = client.get_with(Get::new(b"k", buffer.all())).unwrap_err();
         assert!(is(&error, |error| matches!(error, LocalError::Lost { .. })), "{error}");
         assert!(matches!(buffer.read(0, &mut [0]), Err(StoreError::Held)));
-        assert!(idle.read(0, &mut [0]).is_ok(), "others are their owner's");
+        assert!(idle.read(0, &mut [0]).is_ok(), "other buffers are not held");
     });
 }
 
 #[test]
-fn what_a_lost_node_may_still_store_is_not_written_any_more() {
+fn buffers_that_a_lost_node_may_still_store_cannot_be_written_any_more() {
     let store = Store::new();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("relay");
@@ -342,16 +318,16 @@ fn what_a_lost_node_may_still_store_is_not_written_any_more() {
         assert!(is(&error, |error| matches!(error, LocalError::Lost { .. })), "{error}");
         assert!(matches!(buffer.write(0, b"other"), Err(StoreError::Held)));
         assert_eq!(buffer.to_vec().unwrap(), value, "it can be read");
-        assert!(idle.write(0, b"other").is_ok(), "others are their owner's");
+        assert!(idle.write(0, b"other").is_ok(), "other buffers are not held");
     });
 }
 
-/// Whether an operation failed for what became of the connection to the node.
+/// Whether an operation failed because of this error of the connection to the node.
 fn is(error: &StoreError, what: impl FnOnce(&LocalError) -> bool) -> bool {
     matches!(error, StoreError::Local(error) if what(error))
 }
 
-/// Lets one hello through to a real server and its answer back, descriptor and all.
+/// Relays one hello to a real server, and its answer with the file descriptor back.
 fn relay_hello(listener: &UnixListener, server: &Path) -> (UnixStream, UnixStream) {
     use std::os::fd::AsFd as _;
     let (mut near, _) = listener.accept().unwrap();
@@ -365,7 +341,7 @@ fn relay_hello(listener: &UnixListener, server: &Path) -> (UnixStream, UnixStrea
 }
 
 #[test]
-fn hostile_peers_are_hung_up_on_and_others_do_not_notice() {
+fn connections_of_hostile_peers_are_closed_and_other_clients_are_not_affected() {
     let store = Store::with(|config| config.workers = 1);
     let mut client = store.client();
     let value = pattern(4, 10_000);
@@ -398,7 +374,7 @@ fn hostile_peers_are_hung_up_on_and_others_do_not_notice() {
     let broken = cases.len() as u64;
     for (what, bytes) in cases {
         let mut stream = store.raw();
-        // It may hang up before all is written.
+        // The server may close the connection before everything is written.
         let _ = stream.write_all(&bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
@@ -409,7 +385,7 @@ fn hostile_peers_are_hung_up_on_and_others_do_not_notice() {
     }
     assert_eq!(store.server.stats().broken_total, broken);
     eventually("they are gone", || store.server.stats().clients == 1);
-    // One that hangs up in the middle of a frame is no offender.
+    // A client that closes its connection in the middle of a frame does not count as broken.
     let mut stream = store.raw();
     stream.write_all(&hello[..10]).unwrap();
     drop(stream);
@@ -418,7 +394,7 @@ fn hostile_peers_are_hung_up_on_and_others_do_not_notice() {
 }
 
 #[test]
-fn a_range_outside_the_arena_is_refused_and_the_connection_lives() {
+fn a_range_outside_the_arena_is_refused_and_the_connection_survives() {
     let store = Store::new();
     let mut neighbour = store.client();
     let secret = neighbour.alloc(4096).unwrap();
@@ -436,7 +412,7 @@ fn a_range_outside_the_arena_is_refused_and_the_connection_lives() {
         Frame::parse(&bytes[..len]).unwrap().unwrap().0.body.to_vec()
     };
     assert_eq!(send(&mut stream, HELLO), [0, 0x80, 0x20]);
-    // A get of all of `k` into offset, len: beyond the end, over the edge, around the end of all numbers.
+    // Gets of all of `k` into offset, len: beyond the end, across the end, and with an overflow.
     let into: [&[u8]; 3] =
         [&[0x80, 0x20, 1], &[0xff, 0x1f, 2], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 2]];
     let invalid = {
@@ -452,31 +428,31 @@ fn a_range_outside_the_arena_is_refused_and_the_connection_lives() {
     for place in into {
         let request = [&[2, 1, 1, b'k'], place, &[0]].concat();
         let answer = send(&mut stream, &request);
-        // Got, one, failed, InvalidParams.
+        // The answer: `Got`, one item, failed, `InvalidParams`.
         assert_eq!(answer, [&[3, 1, 4][..], &invalid].concat());
     }
     assert_eq!(secret.to_vec().unwrap(), [7; 4096]);
 }
 
 #[test]
-fn a_client_of_another_release_is_told_which_version_the_node_does_not_speak() {
+fn a_client_of_another_release_gets_the_version_that_the_node_does_not_speak() {
     let store = Store::new();
     let mut stream = store.raw();
     let mut out = Vec::new();
     let mut frame =
         FrameWriter::begin(&mut out, &Header { kind: 90, response: false, request_id: 5, status: 0 });
-    // As the first release said hello.
+    // The hello of the first release.
     frame.body().extend_from_slice(b"\x00\x01\x07default\x80\x20");
     frame.finish().unwrap();
     stream.write_all(&out).unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
-    // Refused, version, 1; and it was hung up on.
+    // `Refused`, `Version`, 1; then the connection is closed.
     assert_eq!(Frame::parse(&answer).unwrap().unwrap().0.body, [1, 0, 1]);
     let refusal = Refusal::Version { theirs: 1 };
     assert!(refusal.to_string().contains("version 1 of the local protocol"), "{refusal}");
     assert_eq!(LocalError::Refused(refusal).code(), ErrorCode::InvalidVersion);
-    assert_eq!(store.server.stats().broken_total, 0, "it did nothing wrong");
+    assert_eq!(store.server.stats().broken_total, 0, "a refused client does not count as broken");
 }
 
 #[test]
@@ -486,40 +462,40 @@ fn limits_and_identities_are_refused_by_name() {
         config.arenas_bytes_max = 3 * MIB;
         config.client.identity.tenant = "default".into();
     });
-    let red = |arena_bytes| LocalConfig { arena_bytes, ..store.config() };
+    let red = |arena_bytes| with(store.config(), |config| config.arena_bytes = arena_bytes);
     let refused = |config| match LocalClient::connect(config) {
         Err(LocalError::Refused(refusal)) => refusal,
         other => panic!("{other:?}"),
     };
-    assert_eq!(refused(LocalConfig { tenant: "blue".into(), ..store.config() }), Refusal::Tenant);
+    assert_eq!(refused(with(store.config(), |config| config.tenant = "blue".into())), Refusal::Tenant);
     eventually("it is gone", || store.server.stats().clients == 0);
     let first = LocalClient::connect(red(2 * MIB)).unwrap();
     assert_eq!(refused(red(2 * MIB)), Refusal::Memory { bytes_left: MIB });
     eventually("it is gone", || store.server.stats().clients == 1);
     let second = LocalClient::connect(red(MIB)).unwrap();
-    // Said, whether the hello arrives before or after the node hangs up.
+    // The reason is delivered whether the hello arrives before or after the node closes the connection.
     for _ in 0..200 {
         assert_eq!(refused(red(1)), Refusal::Clients { clients_max: 2 });
     }
     drop((first, second));
-    eventually("all is free again", || store.server.stats().arenas_bytes == 0);
+    eventually("all memory is free again", || store.server.stats().arenas_bytes == 0);
     LocalClient::connect(red(3 * MIB)).unwrap();
     assert!(store.server.stats().refused_total >= 3);
 }
 
 #[test]
-fn a_client_that_does_not_say_hello_or_reads_nothing_is_in_nobodys_way() {
+fn a_client_without_a_hello_or_that_reads_nothing_does_not_affect_others() {
     let store = Store::with(|config| {
         config.workers = 1;
-        // Enough for those who do say hello, however busy the machine is.
+        // Long enough for clients that send a hello, however busy the machine is.
         config.hello_ms_max = 1_000;
     });
     let mut client = store.client();
     let mut silent = store.raw();
-    assert_eq!(silent.read(&mut [0]).unwrap(), 0, "it is hung up on");
+    assert_eq!(silent.read(&mut [0]).unwrap(), 0, "its connection is closed");
 
-    // One that asks and asks, and never reads an answer.
-    let mut deaf = store.raw();
+    // A client that sends requests and never reads an answer.
+    let mut write_blocked = store.raw();
     let mut out = Vec::new();
     let ask = |out: &mut Vec<u8>, body: &[u8]| {
         let mut frame =
@@ -528,16 +504,16 @@ fn a_client_that_does_not_say_hello_or_reads_nothing_is_in_nobodys_way() {
         frame.finish().unwrap();
     };
     ask(&mut out, HELLO);
-    deaf.write_all(&out).unwrap();
+    write_blocked.write_all(&out).unwrap();
     out.clear();
     for _ in 0..1000 {
         ask(&mut out, &[5, 0]);
     }
-    deaf.set_nonblocking(true).unwrap();
+    write_blocked.set_nonblocking(true).unwrap();
     // Until both sockets are full.
     let mut full = 0;
     while full < 50 {
-        match deaf.write(&out) {
+        match write_blocked.write(&out) {
             Ok(_) => full = 0,
             Err(_) => full += 1,
         }
@@ -546,17 +522,17 @@ fn a_client_that_does_not_say_hello_or_reads_nothing_is_in_nobodys_way() {
     for _ in 0..100 {
         assert!(!client.exists(b"k").unwrap());
     }
-    // When it reads after all, it is answered to the end.
-    deaf.set_nonblocking(false).unwrap();
-    deaf.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+    // When it reads after all, it gets every answer.
+    write_blocked.set_nonblocking(false).unwrap();
+    write_blocked.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
     let mut bytes = [0; 1 << 16];
-    assert!(deaf.read(&mut bytes).unwrap() > 0);
-    drop(deaf);
+    assert!(write_blocked.read(&mut bytes).unwrap() > 0);
+    drop(write_blocked);
     eventually("it is gone", || store.server.stats().clients == 1);
 }
 
 #[test]
-fn the_socket_is_ours_alone_and_goes_with_its_server() {
+fn the_socket_is_for_this_user_alone_and_is_removed_with_its_server() {
     let store = Store::new();
     let path = store.server.path().to_owned();
     let meta = std::fs::symlink_metadata(&path).unwrap();
@@ -564,19 +540,19 @@ fn the_socket_is_ours_alone_and_goes_with_its_server() {
     assert_eq!(meta.uid(), te_host::own_uid());
     let config = || LocalServerConfig::new(&path, ClientConfig::new(store.master.rpc_addr().into()));
     assert!(matches!(LocalServer::start(config()), Err(LocalStartError::InUse { .. })));
-    assert_eq!(store.client().get(b"nothing").unwrap(), None, "the first serves on");
-    // A file that is no socket is nobody's to remove.
+    assert_eq!(store.client().get(b"nothing").unwrap(), None, "the first server still serves");
+    // A file that is not a socket is never removed.
     let file = store.dir.path().join("file");
     std::fs::write(&file, "precious").unwrap();
-    let taken = LocalServer::start(LocalServerConfig { path: file.clone(), ..config() });
+    let taken = LocalServer::start(with(config(), |config| config.path = file.clone()));
     assert!(matches!(taken, Err(LocalStartError::Bind { .. })), "{taken:?}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
     for config in [
-        LocalServerConfig { workers: 0, ..config() },
-        LocalServerConfig { clients_max: 0, ..config() },
-        LocalServerConfig { mode: 0o444, ..config() },
-        LocalServerConfig { mode: 0o4600, ..config() },
-        LocalServerConfig { arena_bytes_max: 0, ..config() },
+        with(config(), |config| config.workers = 0),
+        with(config(), |config| config.clients_max = 0),
+        with(config(), |config| config.mode = 0o444),
+        with(config(), |config| config.mode = 0o4600),
+        with(config(), |config| config.arena_bytes_max = 0),
     ] {
         assert!(matches!(LocalServer::start(config), Err(LocalStartError::Config { .. })));
     }
@@ -586,7 +562,7 @@ fn the_socket_is_ours_alone_and_goes_with_its_server() {
 }
 
 #[test]
-fn without_a_master_a_client_is_told_so() {
+fn without_a_master_a_client_gets_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let mut client = ClientConfig::new("127.0.0.1:1".parse().unwrap());
     client.rpc.reconnect_ms_max = 10;
@@ -595,7 +571,8 @@ fn without_a_master_a_client_is_told_so() {
     assert!(matches!(refused, Err(LocalError::Refused(Refusal::Store(ErrorCode::RpcFail)))), "{refused:?}");
 }
 
-/// Lengths on both sides of every rounding: of a grain, a page, a block, and the largest that the node of the tests holds.
+/// Lengths on both sides of every rounding: of a grain, a page, a checksum chunk, and the largest that the
+/// test's node holds.
 fn lengths() -> impl Iterator<Item = usize> {
     (1..=200).chain([4_096, 4_097, 65_536, 65_537, 1_048_577, 20_000_001])
 }
@@ -606,7 +583,7 @@ fn a_value_of_any_length_passes_through_an_arena_of_its_own_length() {
     for len in lengths() {
         let value = pattern(len as u64, len);
         let connect =
-            |arena_bytes| LocalClient::connect(LocalConfig { arena_bytes, ..store.config() }).unwrap();
+            |arena_bytes| LocalClient::connect(with(store.config(), |config| config.arena_bytes = arena_bytes)).unwrap();
         let key = format!("k{len}");
         let mut exact = connect(len as u64);
         assert!(exact.arena_bytes() >= len as u64, "{len}");
@@ -614,28 +591,28 @@ fn a_value_of_any_length_passes_through_an_arena_of_its_own_length() {
         assert_eq!(exact.get(key.as_bytes()).unwrap().as_ref(), Some(&value), "{len}");
         drop(exact);
         assert_eq!(connect(len as u64).get(key.as_bytes()).unwrap(), Some(value), "{len}");
-        client(store.master.rpc_addr()).remove(key.as_bytes(), true).unwrap();
+        client(store.master.rpc_addr()).remove(key.as_bytes(), RemoveMode::Force).unwrap();
     }
 }
 
 #[test]
-fn a_value_that_is_longer_than_the_arena_has_it_exchanged_unless_a_buffer_is_held() {
-    // The old connection may not have been seen to close when the new one comes.
+fn an_arena_is_replaced_for_a_longer_value_unless_a_buffer_is_held() {
+    // The server may not have noticed that the old connection is closed when the new one comes.
     let store = Store::with(|config| {
         config.clients_max = 1;
         config.arena_bytes_max = 20 * MIB + 7;
     });
-    let mut local = LocalClient::connect(LocalConfig { arena_bytes: 4_096, ..store.config() }).unwrap();
+    let mut local = LocalClient::connect(with(store.config(), |config| config.arena_bytes = 4_096)).unwrap();
     for len in [4_097, 70_000, 1_048_577, 5_000_001] {
         let (key, value) = (format!("k{len}"), pattern(len as u64, len));
         assert!(local.put(key.as_bytes(), &value, &ONE).unwrap(), "{len}");
         assert_eq!(get_batch(&mut local, &[key.as_bytes()]), [Ok(Some(value))], "{len}");
     }
     drop(local);
-    // One that reads what it has not written finds out how long it is.
+    // A client that did not write the value has to find out its length.
     let mut reader = None;
-    eventually("the other has gone", || {
-        reader = LocalClient::connect(LocalConfig { arena_bytes: 4_096, ..store.config() }).ok();
+    eventually("the other client has gone", || {
+        reader = LocalClient::connect(with(store.config(), |config| config.arena_bytes = 4_096)).ok();
         reader.is_some()
     });
     let mut reader = reader.unwrap();
@@ -643,10 +620,10 @@ fn a_value_that_is_longer_than_the_arena_has_it_exchanged_unless_a_buffer_is_hel
     held.write(0, b"kept").unwrap();
     let full = reader.get(b"k5000001").unwrap_err();
     assert!(matches!(full, StoreError::ArenaFull { wanted: 5_000_001, .. }), "{full}");
-    assert!(reader.put(b"held", held.part(0, 4), &ONE).unwrap(), "its arena is still the node's");
+    assert!(reader.put(b"held", held.part(0, 4), &ONE).unwrap(), "its arena is unchanged");
     drop(held);
     assert_eq!(reader.get(b"k5000001").unwrap(), Some(pattern(5_000_001, 5_000_001)));
-    // The node gives no more than it may, and says how much that is.
+    // The node gives no more than its limit, and reports how much that is.
     let refused = reader.put(b"longer", &pattern(1, 20 * MIB as usize + 7), &ONE).unwrap_err();
     assert!(
         matches!(refused, StoreError::ArenaFull { arena_bytes, .. } if arena_bytes == 20 * MIB),
@@ -656,9 +633,9 @@ fn a_value_that_is_longer_than_the_arena_has_it_exchanged_unless_a_buffer_is_hel
 }
 
 #[test]
-fn a_short_value_is_read_through_what_little_room_is_left() {
+fn a_short_value_is_read_through_the_little_room_that_is_left() {
     let store = Store::new();
-    let mut local = LocalClient::connect(LocalConfig { arena_bytes: MIB, ..store.config() }).unwrap();
+    let mut local = LocalClient::connect(with(store.config(), |config| config.arena_bytes = MIB)).unwrap();
     assert!(local.put(b"k", b"short", &ONE).unwrap());
     let _held = local.alloc(MIB - 64).unwrap();
     assert_eq!(local.get(b"k").unwrap().as_deref(), Some(b"short".as_slice()));
@@ -669,7 +646,7 @@ fn a_short_value_is_read_through_what_little_room_is_left() {
 }
 
 #[test]
-fn what_the_servers_own_clients_have_seen_can_be_told() {
+fn metrics_of_the_servers_own_clients_can_be_exported() {
     let store = Store::new();
     assert_eq!(store.server.client_metrics().len(), 0);
     let mut local = store.client();
@@ -681,4 +658,30 @@ fn what_the_servers_own_clients_have_seen_can_be_told() {
     assert_eq!((counters.puts, counters.hits, counters.misses), (1, 1, 1));
     let text = store_client::metrics_text_of(&metrics);
     assert!(text.contains("snowskin_client_puts_total 1\n"), "{text}");
+}
+
+mod timing {
+    //! Real time: processes are killed at different points of their work.
+
+    use super::*;
+
+    #[test]
+    fn clients_killed_at_any_point_leave_nothing_behind() {
+        let store = Store::new();
+        let mut witness = store.client();
+        let value = pattern(9, 300_000);
+        assert!(witness.put(b"witness", &value, &ONE).unwrap());
+        let path = store.server.path().to_str().unwrap().to_owned();
+        for round in 0..12u64 {
+            let mut doomed = Process::start("entry", &["busy-client", &path, &round.to_string()]);
+            // At another point of its loop each time.
+            std::thread::sleep(std::time::Duration::from_micros(500 + round * 1_700));
+            doomed.kill();
+            assert_eq!(witness.get(b"witness").unwrap().as_ref(), Some(&value));
+        }
+        eventually("only the witness is left", || store.server.stats().clients == 1);
+        let arena_bytes = witness.arena_bytes();
+        eventually("only its arena is left", || store.server.stats().arenas_bytes == arena_bytes);
+        assert_eq!(store.server.stats().broken_total, 0);
+    }
 }

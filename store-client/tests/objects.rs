@@ -1,18 +1,13 @@
-//! What callers do with objects, in one process.
+//! Gets and puts of objects, in one process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
-use std::time::{Duration, Instant};
-
 use common::{
-    MIB, client, client_over, codes, get_batch, get_range, master, master_with, node, node_over, pattern,
+    MIB, client, client_over, codes, eventually, get_batch, get_range, master, master_with, node, node_over, pattern,
     put_batch,
 };
-use store_client::{
-    BufferRange, Client, ErrorCode, Fabrics, Get, MemSpan, Placement, Put, PutOptions, RpcConfig,
-    RpcConnection, Store as _, StoreError,
-};
+use store_client::{BufferRange, Client, ErrorCode, Fabrics, Get, MemSpan, Placement, Put, PutOptions, RpcConfig, RpcConnection, Store as _, StoreError, RemoveMode};
 use store_core::MasterConfig;
 use store_core::message::{Export, Mount, MountSegment, Segments};
 
@@ -35,8 +30,8 @@ fn round_trips(client: &mut Client) {
     let entry = page.entries.iter().find(|entry| entry.key == b"key-2").unwrap();
     assert_eq!((entry.len, entry.replicas, entry.complete), (4096, 1, true));
     assert!(client.master().list(b"none", 0, 100).unwrap().entries.is_empty());
-    assert!(client.remove(b"key-0", true).unwrap());
-    assert!(!client.remove(b"key-0", true).unwrap());
+    assert!(client.remove(b"key-0", RemoveMode::Force).unwrap());
+    assert!(!client.remove(b"key-0", RemoveMode::Force).unwrap());
     assert_eq!(client.get(b"key-0").unwrap(), None);
     let counters = client.counters();
     assert_eq!((counters.hits, counters.misses, counters.puts), (6, 7, 6));
@@ -58,7 +53,7 @@ fn objects_come_back_as_they_were_put_over_tcp() {
 }
 
 #[test]
-fn objects_come_back_as_they_were_put_over_whatever_is_fastest() {
+fn objects_come_back_as_they_were_put_over_the_fastest_fabric() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     round_trips(&mut client(master.rpc_addr()));
@@ -94,7 +89,7 @@ fn registered_memory_needs_no_copy_and_no_more_room_than_the_object() {
 }
 
 #[test]
-fn plain_memory_of_the_callers_is_read_into_as_far_as_the_object_goes() {
+fn plain_memory_of_the_caller_is_filled_as_far_as_the_object_goes() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     for fabrics in [Fabrics::TCP, Fabrics::SHM] {
@@ -112,9 +107,10 @@ fn plain_memory_of_the_callers_is_read_into_as_far_as_the_object_goes() {
     }
 }
 
-/// Longer values go straight from and to where they are: around the length at which that begins, and around blocks of checksums.
+/// Long values are moved directly from and to plain memory: lengths around the shortest such value, and
+/// around checksum chunks.
 #[test]
-fn plain_memory_is_lent_for_one_operation_and_let_go_of_with_it() {
+fn plain_memory_is_registered_for_one_operation_and_released_with_it() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     for fabrics in [Fabrics::TCP, Fabrics::SHM] {
@@ -123,7 +119,7 @@ fn plain_memory_is_lent_for_one_operation_and_let_go_of_with_it() {
         let lens = [32_767, 32_768, 65_535, 65_536, 65_537, 131_072, 300_001];
         let bytes = pattern(9, 400_000);
         let keys: Vec<Vec<u8>> = lens.iter().map(|len| format!("{fabrics:?}-{len}").into_bytes()).collect();
-        // They overlap, so only one of them can be lent.
+        // They overlap, so only one of them can be registered.
         let items: Vec<(&[u8], &[u8])> =
             keys.iter().zip(lens).map(|(key, len)| (key.as_slice(), &bytes[3..3 + len])).collect();
         assert_eq!(put_batch(&mut client, &items, &ONE), [Ok(true); 7]);
@@ -135,16 +131,16 @@ fn plain_memory_is_lent_for_one_operation_and_let_go_of_with_it() {
                 assert_eq!(client.get_with(Get::new(key, &mut found[1..])).unwrap(), Some(len as u64));
                 assert_eq!((found[0], found[len + 1]), (0xaa, 0xaa));
                 assert_eq!(found[1..=len], bytes[3..3 + len], "{len}");
-                // By the checksums of its blocks.
+                // Verified by the checksums of its chunks.
                 let tail = get_range(&mut client, key, len as u64 - 30_000..).unwrap().unwrap();
                 assert_eq!(tail, bytes[3 + len - 30_000..3 + len], "{len}");
             }
         }
-        // What cannot be stored or read is let go of as well.
+        // Memory of values that cannot be stored or read is released as well.
         let too_long = vec![0; 2 << 30];
         assert!(client.put(b"too long", &too_long, &ONE).is_err());
         assert_eq!(client.get_with(Get::new(b"absent", &mut vec![0; 100_000][..])).unwrap(), None);
-        assert!(!client.put(&keys[6], &bytes, &ONE).unwrap(), "it is there");
+        assert!(!client.put(&keys[6], &bytes, &ONE).unwrap(), "the key exists");
         let now = (client.engine_stats().regions, client.engine_stats().registered_bytes);
         assert_eq!(now, own, "{fabrics:?}");
         assert_eq!(client.counters().checksum_mismatches, 0);
@@ -158,7 +154,7 @@ fn bytes_inside_registered_memory_can_be_put_as_plain_ones() {
     let mut client = client(master.rpc_addr());
     let memory: &'static mut [u8] = Box::leak(pattern(4, 200_000).into_boxed_slice());
     let span = MemSpan::new(memory.as_mut_ptr(), memory.len());
-    #[allow(unsafe_code, reason = "registering the caller's memory takes the caller's promise")]
+    #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     // SAFETY: leaked, so it stays mapped; nothing writes it, and it is only read from here on.
     let region = unsafe { client.register(span) }.unwrap();
     assert!(client.put(b"k", &memory[100..150_100], &ONE).unwrap());
@@ -167,7 +163,7 @@ fn bytes_inside_registered_memory_can_be_put_as_plain_ones() {
 }
 
 #[test]
-#[allow(unsafe_code, reason = "registering the caller's memory takes the caller's promise")]
+#[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
 fn the_callers_own_memory_can_be_registered() {
     let master = master();
     let _node = node("a", master.rpc_addr());
@@ -184,7 +180,7 @@ fn the_callers_own_memory_can_be_registered() {
 }
 
 #[test]
-fn batches_tell_each_key_its_own_result() {
+fn batches_report_a_result_for_each_key() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     let mut client = client(master.rpc_addr());
@@ -204,7 +200,7 @@ fn batches_tell_each_key_its_own_result() {
     let found = client.batch_exists(&wanted).unwrap();
     assert_eq!(found.iter().filter(|found| !**found).count(), 1);
     assert!(!found[3]);
-    // Room for 2,600 bytes: what is longer is refused, and all that is not lies at the beginning of its place.
+    // Room for 2,600 bytes: longer values are refused, and each other value begins at the start of its place.
     let mut room = vec![0xaa; 2600 * wanted.len()];
     let mut places: Vec<&mut [u8]> = room.chunks_mut(2600).collect();
     places[5] = &mut [];
@@ -220,21 +216,21 @@ fn batches_tell_each_key_its_own_result() {
         }
         let len = len.unwrap().unwrap() as usize;
         assert_eq!(&bytes[..len], value);
-        assert!(bytes[len..].iter().all(|byte| *byte == 0xaa), "it wrote beyond the object");
+        assert!(bytes[len..].iter().all(|byte| *byte == 0xaa), "bytes after the object were written");
     }
     let mut got = get_batch(&mut client, &wanted);
     assert_eq!(got.remove(3), Ok(None));
     for (got, value) in got.iter().zip(&values) {
         assert_eq!(got.as_ref().unwrap().as_ref(), Some(value));
     }
-    let removed = codes(client.batch_remove(&wanted, true).unwrap());
+    let removed = codes(client.batch_remove(&wanted, RemoveMode::Force).unwrap());
     assert_eq!(removed[3], Ok(false));
     assert_eq!(removed.iter().filter(|result| **result == Ok(true)).count(), 2500);
     assert_eq!(client.master().stats().unwrap().objects, 0);
 }
 
 #[test]
-fn batches_of_registered_memory_land_each_in_its_range() {
+fn batches_of_registered_memory_fill_their_ranges() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     let mut client = client(master.rpc_addr());
@@ -277,7 +273,7 @@ fn values_longer_than_the_bounce_buffer_pass_in_pieces() {
         for (got, value) in get_batch(&mut client, &keys).into_iter().zip(&values) {
             assert_eq!(got.unwrap().as_ref(), Some(value));
         }
-        client.batch_remove(&keys, true).unwrap();
+        client.batch_remove(&keys, RemoveMode::Force).unwrap();
         node.stop();
     }
 }
@@ -289,7 +285,8 @@ fn corrupted_bytes_are_a_miss_and_counted() {
     let mut client = client(master.rpc_addr());
     let value = pattern(1, 5000);
     assert!(client.put(b"k", &value, &ONE).unwrap());
-    // The segment is new and has this one object, so it lies somewhere among the first bytes; spoil them all.
+    // The segment is new and has this one object, which lies somewhere among the first bytes: all of them are
+    // changed.
     let region = node.region().unwrap();
     for offset in (0..64 << 10).step_by(4096) {
         let mut byte = [0];
@@ -304,7 +301,7 @@ fn corrupted_bytes_are_a_miss_and_counted() {
 }
 
 #[test]
-fn a_corrupted_replica_is_passed_over_for_a_good_one() {
+fn a_corrupted_replica_is_skipped_for_a_good_one() {
     let master = master();
     let a = node("a", master.rpc_addr());
     let _b = node("b", master.rpc_addr());
@@ -326,7 +323,7 @@ fn a_corrupted_replica_is_passed_over_for_a_good_one() {
 
 #[test]
 fn a_read_that_outlives_its_lease_is_a_miss() {
-    // So short a lease is over before the answer is there.
+    // A lease this short is over before the answer arrives.
     let master = master_with(MasterConfig { lease_ttl_ms: 1, ..MasterConfig::default() });
     let _node = node("a", master.rpc_addr());
     let mut client = client(master.rpc_addr());
@@ -339,7 +336,7 @@ fn a_read_that_outlives_its_lease_is_a_miss() {
 }
 
 #[test]
-fn a_full_store_evicts_what_was_not_read_and_says_when_there_is_no_room() {
+fn a_full_store_evicts_what_was_not_read_and_reports_when_there_is_no_room() {
     let master = master_with(MasterConfig { lease_ttl_ms: 1, lease_guard_ms: 0, ..MasterConfig::default() });
     let _node = node("a", master.rpc_addr());
     let mut client = client(master.rpc_addr());
@@ -350,7 +347,7 @@ fn a_full_store_evicts_what_was_not_read_and_says_when_there_is_no_room() {
     assert!(client.master().stats().unwrap().evictions_total >= 32);
     let larger = client.put(b"too large", &pattern(2, 33 << 20), &ONE);
     assert!(matches!(larger, Err(StoreError::Refused(ErrorCode::ObjectTooLarge))), "{larger:?}");
-    // Nothing of it is left behind.
+    // Nothing of the failed put is left.
     assert_eq!(client.master().list(b"too large", 0, 10).unwrap().entries, []);
 }
 
@@ -361,14 +358,14 @@ fn an_object_under_a_lease_is_not_removed_without_force() {
     let (mut reader, mut client) = (client(master.rpc_addr()), client(master.rpc_addr()));
     assert!(client.put(b"k", b"value", &ONE).unwrap());
     assert!(reader.get(b"k").unwrap().is_some());
-    let refused = client.remove(b"k", false);
+    let refused = client.remove(b"k", RemoveMode::Unused);
     assert!(matches!(refused, Err(StoreError::Refused(ErrorCode::ObjectHasLease))), "{refused:?}");
     assert_eq!(refused.unwrap_err().code().code(), -706);
-    assert!(client.remove(b"k", true).unwrap());
+    assert!(client.remove(b"k", RemoveMode::Force).unwrap());
 }
 
 #[test]
-fn a_put_prefers_the_segment_it_is_told() {
+fn a_put_prefers_the_requested_segment() {
     let master = master();
     let _a = node("a", master.rpc_addr());
     let b = node("b", master.rpc_addr());
@@ -397,7 +394,7 @@ fn a_put_prefers_the_segment_it_is_told() {
 }
 
 #[test]
-fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place() {
+fn bytes_for_a_revoked_export_do_not_land_in_its_successor() {
     let master = master();
     let node = node("a", master.rpc_addr());
     let region = node.region().unwrap();
@@ -406,7 +403,7 @@ fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place()
     let real = infos.next().unwrap().unwrap().export;
     let epoch = rpc.welcome().epoch;
     let mut client = client(master.rpc_addr());
-    // What a client finds that asked just before the node exported afresh: same place, same addresses.
+    // The answers to a client that asked just before the node exported anew: same place, same addresses.
     let gone = [
         Export { engine: real.engine - 1, ..real },
         Export { region: real.region ^ (1 << 32), ..real },
@@ -414,8 +411,8 @@ fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place()
     ];
     for (node_no, export) in gone.into_iter().chain([real]).enumerate() {
         let segment = MountSegment {
-            node: node_no as u64,
-            incarnation: 1,
+            node: NodeId::new(node_no as u64),
+            incarnation: Incarnation::new(1),
             name: &format!("old-{node_no}"),
             endpoint: node.endpoint(),
             // Where the node's own segment has nothing yet.
@@ -423,8 +420,7 @@ fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place()
             len: MIB,
             export,
             epoch,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         let mounted = rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0.mounted().unwrap();
         let options = PutOptions { placement: Placement::on(mounted.segment), ..ONE };
@@ -436,14 +432,14 @@ fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place()
         assert_eq!(
             (landed, found == [0xa5; 4096]),
             (export == real, export == real),
-            "else it went elsewhere"
+            "it was stored elsewhere"
         );
     }
 }
 
 #[test]
-fn a_reader_that_is_done_gives_its_leases_back_with_its_next_request() {
-    let master = master();
+fn a_reader_that_is_done_returns_its_leases_with_its_next_request() {
+    let master = master_with(MasterConfig { lease_ttl_ms: 600_000, ..MasterConfig::default() });
     let _node = node("a", master.rpc_addr());
     let (mut reader, mut other) = (client(master.rpc_addr()), client(master.rpc_addr()));
     let keys: Vec<Vec<u8>> = (0..50u8).map(|i| vec![b'k', i]).collect();
@@ -453,21 +449,23 @@ fn a_reader_that_is_done_gives_its_leases_back_with_its_next_request() {
     let wanted: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     assert!(get_batch(&mut reader, &wanted).into_iter().all(|got| got.unwrap().is_some()));
     assert!(reader.get(&keys[7]).unwrap().is_some());
-    let held = other.remove(&keys[7], false).unwrap_err();
-    assert_eq!(held.code(), ErrorCode::ObjectHasLease, "the reader has not said a word since");
+    let held = other.remove(&keys[7], RemoveMode::Unused).unwrap_err();
+    assert_eq!(held.code(), ErrorCode::ObjectHasLease, "the reader has sent nothing since");
     assert!(reader.exists(b"another").is_ok());
-    for removed in other.batch_remove(&wanted, false).unwrap() {
+    for removed in other.batch_remove(&wanted, RemoveMode::Unused).unwrap() {
         assert!(removed.unwrap());
     }
-    // A connection that is lost takes its leases with it, and nothing of them is said on the next one.
+    // A lost connection takes its leases with it: they are not returned on the next one.
     assert!(reader.put(b"k", b"v", &ONE).unwrap());
     assert!(reader.get(b"k").unwrap().is_some());
     assert_eq!(reader.get(b"k").unwrap().as_deref(), Some(b"v".as_slice()));
-    // One that goes gives them back as it does: the default lease would hold the object for seconds.
+    // A client that disconnects returns its leases: otherwise this lease would hold the object for minutes.
     drop(reader);
-    let dropped = Instant::now();
-    while let Err(error) = other.remove(b"k", false) {
-        assert_eq!(error.code(), ErrorCode::ObjectHasLease);
-        assert!(dropped.elapsed() < Duration::from_secs(2), "a reader that is gone holds its lease");
-    }
+    eventually("the lease is returned", || match other.remove(b"k", RemoveMode::Unused) {
+        Err(error) => {
+            assert_eq!(error.code(), ErrorCode::ObjectHasLease);
+            false
+        }
+        Ok(removed) => removed,
+    });
 }

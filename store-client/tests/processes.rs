@@ -1,9 +1,8 @@
-//! Real processes that die without a word, and come back.
+//! Real processes that die without notice, and are restarted.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
-use std::time::Duration;
 
 use common::{
     Process, be_node, client, client_over, eventually, fabrics, get_batch, master_at, master_with, node,
@@ -13,13 +12,13 @@ use store_client::{
     Client, ClientConfig, ErrorCode, Fabrics, Placement, PutOptions, RpcConfig, RpcConnection, Store as _,
     StoreError,
 };
-use store_core::message::{NewObject, PutAsk, PutStart};
+use store_core::message::{NewObject, PutRequest, PutStart};
 use store_core::{Key, MasterConfig};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 const TWO: PutOptions = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
 
-/// Where children begin. As a test of its own it does nothing.
+/// Where children begin. As a test it does nothing.
 #[test]
 fn entry() {
     let Some(role) = role() else { return };
@@ -35,18 +34,18 @@ fn start_node(name: &str, master: &dyn std::fmt::Display, fabrics: &str) -> Proc
     Process::start("entry", &["node", name, &master.to_string(), fabrics])
 }
 
-/// Misses nodes soon, but none that is only slow on a busy machine.
+/// Gives dead nodes up soon, but no node that is only slow on a busy machine.
 fn quick() -> MasterConfig {
     MasterConfig { node_ttl_ms: 2_000, ..MasterConfig::default() }
 }
 
-/// Puts one object, then starts another and never ends it.
+/// Puts one object, then starts another put and never ends it.
 fn be_half_put(role: &[String]) {
     let mut client = Client::connect(ClientConfig::new(role[1].parse().unwrap())).unwrap();
     assert!(client.put(b"whole", &pattern(1, 10_000), &ONE).unwrap());
     let mut rpc = RpcConnection::connect(role[1].parse().unwrap(), RpcConfig::default()).unwrap();
     let object = NewObject { key: Key(b"half"), len: 10_000 };
-    // By a name, as every client has one: its node says that nothing of it will come any more.
+    // With an identity, as every client has one: its node can confirm that no write of it is under way.
     let ask = PutAsk { writer: 0xdead, ..PutAsk::once(ONE) };
     let (_, mut allocations) = rpc.call::<PutStart>(&ask, std::iter::once(object)).unwrap();
     assert!(allocations.next().unwrap().is_ok());
@@ -54,7 +53,7 @@ fn be_half_put(role: &[String]) {
     wait_for_parent();
 }
 
-/// Reads and writes in a process of its own.
+/// Reads and writes in its own process.
 fn be_client(role: &[String]) {
     let config = ClientConfig::new(role[1].parse().unwrap()).fabrics(fabrics(&role[2]));
     let mut client = Client::connect(config).unwrap();
@@ -82,12 +81,12 @@ fn master_node_and_clients_are_processes_over_each_rail() {
         }
     }
     node.stop();
-    // It said goodbye, so nobody waits for its silence.
+    // The node unmounted its memory, so the master does not wait for its silence.
     assert_eq!(client(master.rpc_addr()).master().stats().unwrap().segments, 0);
 }
 
 #[test]
-fn a_node_killed_between_put_and_get_is_passed_over() {
+fn a_node_killed_between_put_and_get_is_skipped() {
     let master = master_with(MasterConfig::default());
     let mut doomed = start_node("a", &master.rpc_addr(), "tcp");
     let _other = node_over("b", master.rpc_addr(), Fabrics::TCP);
@@ -101,7 +100,7 @@ fn a_node_killed_between_put_and_get_is_passed_over() {
         assert_eq!(client.get(key).unwrap(), Some(pattern(seed as u64, 20_000)), "key {seed}");
     }
     assert!(client.counters().replica_failovers > 0);
-    // A client that never saw it alive does as well.
+    // So is it for a client that has never used it.
     let mut newcomer = client_over(master.rpc_addr(), Fabrics::TCP);
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     assert!(get_batch(&mut newcomer, &refs).iter().all(|got| matches!(got, Ok(Some(_)))));
@@ -136,7 +135,7 @@ fn objects_of_a_dead_node_vanish_and_others_stay() {
 }
 
 #[test]
-fn after_a_restart_of_the_master_nodes_mount_anew_and_clients_reconnect() {
+fn after_a_restart_of_the_master_nodes_are_mounted_anew_and_clients_reconnect() {
     let first = master_at(own_host(11), quick());
     let addr = first.rpc_addr();
     let node = node("a", addr);
@@ -147,8 +146,8 @@ fn after_a_restart_of_the_master_nodes_mount_anew_and_clients_reconnect() {
     assert!(matches!(&away, Err(error) if error.code() == ErrorCode::RpcFail), "{away:?}");
 
     let second = master_at(addr, quick());
-    eventually("the node mounts anew", || node.status().mounts >= 2 && node.status().segment.is_some());
-    // What the first knew is gone, and nothing of it is served.
+    eventually("the node is mounted anew", || node.status().mounts >= 2 && node.status().segment.is_some());
+    // The objects that the first master knew are gone, and none of them is served.
     assert_eq!(client.get(b"before").unwrap(), None);
     assert!(client.put(b"after", &pattern(5, 100_000), &ONE).unwrap());
     assert_eq!(client.get(b"after").unwrap(), Some(pattern(5, 100_000)));
@@ -164,14 +163,14 @@ fn a_put_right_after_a_restart_of_the_master_is_not_lost() {
     first.stop().unwrap();
     let _second = master_at(addr, quick());
     let _node = node("a", addr);
-    // The client's connection is dead, and it does not know yet.
+    // The client's connection is closed, and the client has not noticed yet.
     assert!(client.put(b"k", b"value", &ONE).unwrap());
 }
 
 #[test]
-fn a_node_that_was_given_up_mounts_anew() {
+fn a_node_that_was_given_up_is_mounted_anew() {
     let master = master_with(quick());
-    // It beats less often than the master tolerates only because it is stopped in between.
+    // It sends heartbeats often enough; only the stop makes it silent.
     let process = start_node("a", &master.rpc_addr(), "auto");
     let mut client = client(master.rpc_addr());
     assert!(client.put(b"k", b"value", &ONE).unwrap());
@@ -179,9 +178,9 @@ fn a_node_that_was_given_up_mounts_anew() {
     eventually("the silent node is given up", || client.master().stats().unwrap().nodes == 0);
     assert_eq!(client.get(b"k").unwrap(), None);
     process.signal("CONT");
-    eventually("it mounts anew", || client.master().stats().unwrap().segments == 1);
+    eventually("it is mounted anew", || client.master().stats().unwrap().segments == 1);
     assert_eq!(client.get(b"k").unwrap(), None);
-    eventually("it takes objects again", || client.put(b"k2", &pattern(1, 5000), &ONE).is_ok());
+    eventually("it accepts objects again", || client.put(b"k2", &pattern(1, 5000), &ONE).is_ok());
     assert_eq!(client.get(b"k2").unwrap(), Some(pattern(1, 5000)));
 }
 
@@ -201,16 +200,16 @@ fn a_client_killed_in_mid_put_leaves_nothing_readable() {
     assert_eq!(client.get(b"whole").unwrap(), Some(pattern(1, 10_000)));
     assert_eq!(client.get(b"half").unwrap(), None);
     assert!(!client.exists(b"half").unwrap());
-    // Another writer may have the key once the first has had its time.
+    // Another writer may use the key after the window of the first one.
     eventually("the key is free", || client.put(b"half", &pattern(2, 500), &ONE).unwrap_or(false));
     assert_eq!(client.get(b"half").unwrap(), Some(pattern(2, 500)));
-    eventually("the dead writer's space comes back", || {
+    eventually("the dead writer's space is released", || {
         client.master().stats().unwrap().quarantined_bytes == 0
     });
 }
 
 #[test]
-fn without_a_master_errors_say_so() {
+fn without_a_master_errors_name_its_address() {
     let master = master_with(MasterConfig::default());
     let addr = master.rpc_addr();
     let mut config = ClientConfig::new(addr.into());
@@ -220,7 +219,6 @@ fn without_a_master_errors_say_so() {
     let error = client.exists(b"k").unwrap_err();
     assert!(matches!(&error, StoreError::Rpc(_)), "{error:?}");
     assert!(error.to_string().contains(&addr.to_string()), "{error}");
-    std::thread::sleep(Duration::from_millis(1));
     assert_eq!(
         Client::connect(config).err().map(|error| error.to_string().contains("no master at")),
         Some(true)

@@ -1,4 +1,4 @@
-//! Parts of objects out, and objects in and out by way of many buffers, in one process.
+//! Reads of parts of objects, and puts and gets with several buffers, in one process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -6,21 +6,18 @@ mod common;
 use std::ops::Bound;
 
 use common::{client, client_over, codes, get_range, master, node, node_over, pattern, put_batch};
-use store_client::{
-    BufferRange, Client, ErrorCode, Fabrics, Fragment, Get, MemSpan, Node, PARTS_MAX, Put, PutOptions,
-    SharedRegion, Sink, Source, Store as _, StoreError,
-};
+use store_client::{BufferRange, Client, ErrorCode, Fabrics, Fragment, Get, MemSpan, Node, PARTS_MAX, Put, PutOptions, SharedRegion, Sink, Source, Store as _, StoreError, RemoveMode};
 use store_core::blocks::{BLOCK_BYTES, stored_len, trailer_len};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 const TWO: PutOptions = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
-const B: u64 = BLOCK_BYTES;
+const B: u64 = CHUNK_BYTES;
 
 fn code<T: std::fmt::Debug>(result: Result<T, StoreError>) -> ErrorCode {
     result.unwrap_err().code()
 }
 
-/// As many bytes of an object as the range has, from `offset` on.
+/// Reads as many bytes of an object as the range has, at `offset`.
 fn get_range_into(
     client: &mut Client,
     key: &[u8],
@@ -31,7 +28,7 @@ fn get_range_into(
     client.get_with(Get::new(key, into).range((Bound::Included(offset), end)))
 }
 
-/// Parts of objects, one batch.
+/// Reads parts of objects in one batch.
 fn get_fragments(client: &mut Client, items: &[(&[u8], &[Fragment])]) -> Vec<Result<Option<u64>, ErrorCode>> {
     let mut gets: Vec<_> = items.iter().map(|(key, parts)| Get::new(*key, *parts)).collect();
     let _ = client.batch_get(&mut gets);
@@ -44,7 +41,7 @@ fn read(region: &SharedRegion, offset: u64, len: u64) -> Vec<u8> {
     bytes
 }
 
-/// Where a node has the object: at a multiple of 64 bytes.
+/// Offset of the object in the node's memory: a multiple of 64 bytes.
 fn find(node: &Node, value: &[u8]) -> u64 {
     let region = node.region().unwrap();
     let start = &value[..value.len().min(64)];
@@ -60,7 +57,7 @@ fn spoil(node: &Node, offset: u64) {
     region.write(offset, &[byte ^ 0x40]).unwrap();
 }
 
-/// Every way to cut an object of `len` bytes that differs from others.
+/// The ways to cut an object of `len` bytes that make a difference.
 fn interesting(len: u64) -> Vec<(u64, u64)> {
     let mut points = vec![0, 1, 100, B - 1, B, B + 1, 2 * B - 1, 2 * B, 3 * B + 7, 4 * B, 5 * B];
     points.extend([len.saturating_sub(1), len, len / B * B, len / 2]);
@@ -118,7 +115,7 @@ fn parts_are_those_of_the_whole_over_tcp() {
 }
 
 #[test]
-fn parts_that_are_not_there_are_an_error_and_what_is_not_stored_is_a_miss() {
+fn parts_that_do_not_exist_are_an_error_and_objects_that_do_not_exist_are_a_miss() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     let mut client = client(master.rpc_addr());
@@ -161,7 +158,7 @@ fn parts_that_are_not_there_are_an_error_and_what_is_not_stored_is_a_miss() {
 }
 
 #[test]
-fn a_part_longer_than_a_client_makes_room_for_is_refused_before_it_is_read() {
+fn a_part_longer_than_the_limit_of_a_client_is_refused_before_it_is_read() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     let mut config = store_client::ClientConfig::new(master.rpc_addr().into());
@@ -177,7 +174,7 @@ fn a_part_longer_than_a_client_makes_room_for_is_refused_before_it_is_read() {
 }
 
 #[test]
-fn many_parts_of_many_objects_come_with_one_question() {
+fn many_parts_of_many_objects_are_read_with_one_request() {
     for fabrics in [Fabrics::LOCAL, Fabrics::TCP] {
         let master = master();
         let _node = node_over("a", master.rpc_addr(), fabrics);
@@ -193,7 +190,7 @@ fn many_parts_of_many_objects_come_with_one_question() {
             at += len + 13;
             Fragment { offset, into }
         };
-        // Out of order, overlapping, next to one another, a whole block twice, and most of the object.
+        // Out of order, overlapping, adjacent, a whole chunk twice, and most of the object.
         let parts = vec![
             part(5 * B, B + 321),
             part(10, 20),
@@ -208,9 +205,9 @@ fn many_parts_of_many_objects_come_with_one_question() {
             vec![(keys[1], &parts), (b"absent", &parts[..2]), (keys[2], &parts[..1])];
         let gets = client.master().stats().unwrap().gets_total;
         let bytes: u64 = parts.iter().map(|part| part.into.len).sum();
-        // The last one and the first share memory, so one after the other.
+        // The last one and the first share memory, so they are read one after the other.
         assert_eq!(get_fragments(&mut client, &wanted[..2]), [Ok(Some(bytes)), Ok(None)]);
-        assert_eq!(client.master().stats().unwrap().gets_total, gets + 2, "each key is asked for once");
+        assert_eq!(client.master().stats().unwrap().gets_total, gets + 2, "each key is looked up once");
         for Fragment { offset, into } in &parts {
             let found = read(&memory, into.offset, into.len);
             assert_eq!(found, values[1][*offset as usize..][..into.len as usize], "{offset}+{}", into.len);
@@ -224,7 +221,7 @@ fn many_parts_of_many_objects_come_with_one_question() {
 }
 
 #[test]
-fn a_damaged_block_is_a_miss_where_it_is_wanted_and_no_matter_where_it_is_not() {
+fn a_damaged_chunk_is_a_miss_for_parts_that_need_it_and_for_no_other() {
     for fabrics in [Fabrics::LOCAL, Fabrics::TCP] {
         let master = master();
         let node = node_over("a", master.rpc_addr(), fabrics);
@@ -235,7 +232,8 @@ fn a_damaged_block_is_a_miss_where_it_is_wanted_and_no_matter_where_it_is_not() 
         let at = find(&node, &value);
         spoil(&node, at + 2 * B + 5);
         let into = |len: u64| BufferRange::part(&memory, 0, len);
-        // Straight to its place, by way of the bounce buffer, together with good ones, and plain.
+        // Directly into the destination, through the bounce buffer, together with good ones, and into plain
+        // memory.
         for (start, end) in [
             (2 * B, 3 * B),
             (2 * B + 100, 2 * B + 101),
@@ -266,7 +264,7 @@ fn a_damaged_block_is_a_miss_where_it_is_wanted_and_no_matter_where_it_is_not() 
 }
 
 #[test]
-fn a_damaged_trailer_is_a_miss_of_every_part_and_no_matter_to_the_whole() {
+fn a_damaged_trailer_is_a_miss_of_every_part_and_does_not_affect_the_whole() {
     let master = master();
     let node = node("a", master.rpc_addr());
     let mut client = client(master.rpc_addr());
@@ -283,14 +281,14 @@ fn a_damaged_trailer_is_a_miss_of_every_part_and_no_matter_to_the_whole() {
     assert_eq!(client.counters().checksum_mismatches, 32);
     spoil(&node, trailer);
     assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value));
-    // A block and its checksum that fit each other, but not what was committed.
+    // A chunk and a checksum that match each other, but were not committed.
     let region = node.region().unwrap();
     let other = pattern(2, B as usize);
     spoil(&node, trailer);
     region.write(trailer - 50 - 3 * B, &other).unwrap();
     region.write(trailer, &te_host::crc32c_of(0, &other).to_le_bytes()).unwrap();
-    assert_eq!(get_range(&mut client, b"k", 0..B).unwrap(), None, "somebody else's block");
-    assert_eq!(get_range(&mut client, b"k", B..2 * B).unwrap(), None, "by somebody else's trailer");
+    assert_eq!(get_range(&mut client, b"k", 0..B).unwrap(), None, "another chunk");
+    assert_eq!(get_range(&mut client, b"k", B..2 * B).unwrap(), None, "another trailer");
 }
 
 #[test]
@@ -325,7 +323,7 @@ fn parts_and_wholes_agree_however_an_object_was_put() {
     for (name, fabrics) in [("a", Fabrics::LOCAL), ("b", Fabrics::TCP)] {
         let node = node_over(name, master.rpc_addr(), fabrics);
         let mut config = store_client::ClientConfig::new(master.rpc_addr().into()).fabrics(fabrics);
-        // So small that a block at a time passes.
+        // So small that one chunk at a time fits.
         config.bounce_bytes = 2 * B as usize;
         let mut client = Client::connect(config).unwrap();
         for len in [B + 1, 4 * B, 20 * B + 17] {
@@ -349,7 +347,7 @@ fn parts_and_wholes_agree_however_an_object_was_put() {
                     let found = get_range(&mut client, key, start..end).unwrap();
                     assert_eq!(found.as_deref(), Some(&value[start as usize..end as usize]));
                 }
-                assert!(client.remove(key, true).unwrap());
+                assert!(client.remove(key, RemoveMode::Force).unwrap());
             }
         }
         node.stop();
@@ -357,7 +355,7 @@ fn parts_and_wholes_agree_however_an_object_was_put() {
 }
 
 #[test]
-#[allow(unsafe_code, reason = "registering the caller's memory takes the caller's promise")]
+#[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
 fn an_object_goes_from_and_into_buffers_of_different_regions() {
     let master = master();
     for (name, fabrics) in [("a", Fabrics::LOCAL), ("b", Fabrics::TCP)] {
@@ -371,7 +369,7 @@ fn an_object_goes_from_and_into_buffers_of_different_regions() {
         let value = pattern(7, 2 * B as usize + 100);
         shared.write(0, &value).unwrap();
         assert!(client.put(b"first", BufferRange::all(&shared), &ONE).unwrap());
-        // Into the caller's own memory, and from there and the engine's in turns.
+        // Into the caller's own memory, and then alternately from there and from the engine's.
         let own = |offset, len| BufferRange { region, offset, len };
         assert_eq!(
             client.get_with(Get::new(b"first", &[own(0, 1), own(1, 4 * B - 1)])).unwrap(),
@@ -390,7 +388,7 @@ fn an_object_goes_from_and_into_buffers_of_different_regions() {
         assert_eq!(client.get_with(Get::new(b"second", &apart)).unwrap(), Some(2 * B + 100));
         assert_eq!(read(&shared, 3 * B, 50), value[..50]);
         assert_eq!(read(&shared, 0, 2 * B), value[50..2 * B as usize + 50]);
-        // What is longer than all of them together does not fit.
+        // A value that is longer than all of them together does not fit.
         assert_eq!(code(client.get_with(Get::new(b"second", &apart[..3]))), ErrorCode::BufferOverflow);
         let fragments = [
             Fragment { offset: 100, into: own(5, 20) },
@@ -401,7 +399,7 @@ fn an_object_goes_from_and_into_buffers_of_different_regions() {
         assert!(client.put(b"third", &[own(5, 20)], &ONE).unwrap());
         assert_eq!(client.get(b"third").unwrap().as_deref(), Some(&value[100..120]));
         for key in [b"first".as_slice(), b"second", b"third"] {
-            client.remove(key, true).unwrap();
+            client.remove(key, RemoveMode::Force).unwrap();
         }
         client.unregister(region).unwrap();
         assert_eq!(code(client.put(b"fourth", &turns, &ONE)), ErrorCode::InvalidParams);
@@ -410,7 +408,7 @@ fn an_object_goes_from_and_into_buffers_of_different_regions() {
 }
 
 #[test]
-fn parts_are_bounded_and_none_at_all_is_no_object() {
+fn the_number_of_parts_is_bounded_and_an_object_without_bytes_is_refused() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     let mut client = client(master.rpc_addr());
@@ -445,7 +443,7 @@ fn parts_are_bounded_and_none_at_all_is_no_object() {
         Put::new("x", &slices[..2]),
         Put::new("slices", &slices),
         Put::new("y", &slices[2..3]),
-        // Those that are refused fail alone.
+        // Refused items fail alone.
         Put::new("z", &more_slices),
         Put::new("z", &more_ranges),
     ];
@@ -456,7 +454,7 @@ fn parts_are_bounded_and_none_at_all_is_no_object() {
 }
 
 #[test]
-fn the_trailer_is_allocated_and_given_back_with_the_object() {
+fn the_trailer_is_allocated_and_freed_with_the_object() {
     let master = master();
     let _node = node("a", master.rpc_addr());
     let mut client = client(master.rpc_addr());
@@ -464,6 +462,6 @@ fn the_trailer_is_allocated_and_given_back_with_the_object() {
     client.put(b"k", &pattern(1, len as usize), &ONE).unwrap();
     assert_eq!(client.master().list(b"k", 0, 1).unwrap().entries[0].len, len);
     assert_eq!(client.master().stats().unwrap().used_bytes, stored_len(len).next_multiple_of(64));
-    client.remove(b"k", true).unwrap();
+    client.remove(b"k", RemoveMode::Force).unwrap();
     assert_eq!(client.master().stats().unwrap().used_bytes, 0);
 }

@@ -1,21 +1,18 @@
-//! The trait that all clients have: the same calls over each way in, with the same results.
+//! The trait that all clients have: the same calls to each kind of client, with the same results.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
-use common::{client, codes, get_batch, get_range, master, node, pattern, put_batch};
+use common::{client, codes, get_batch, get_range, master, node, pattern, put_batch, with};
 use store_client::local::{LocalConfig, LocalServerConfig};
-use store_client::{
-    AsyncClient, BlockingClient, BufferRange, Client, ClientConfig, ErrorCode, Fragment, Get, LocalClient,
-    LocalServer, Node, PARTS_MAX, Put, PutOptions, Source, Store, StoreError,
-};
+use store_client::{AsyncClient, BlockingClient, BufferRange, Client, ClientConfig, ErrorCode, Fragment, Get, LocalClient, LocalServer, Node, PARTS_MAX, Put, PutOptions, Source, Store, StoreError, RemoveMode};
 use store_master::MasterHandle;
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 const LEN: usize = 200_000;
 
-/// One store, and each of the ways into it.
-struct Ways {
+/// One store, and one client of each kind.
+struct Clients {
     embedded: Client,
     shared: BlockingClient,
     local: LocalClient,
@@ -25,14 +22,14 @@ struct Ways {
     _dir: tempfile::TempDir,
 }
 
-impl Ways {
+impl Clients {
     fn new() -> Self {
         let master = master();
         let node = node("a", master.rpc_addr());
         let dir = tempfile::tempdir().unwrap();
         let config = ClientConfig::new(master.rpc_addr().into());
         let server = LocalServer::start(LocalServerConfig::new(dir.path().join("s"), config)).unwrap();
-        let local = LocalConfig { arena_bytes: 4 << 20, ..LocalConfig::new(server.path()) };
+        let local = with(LocalConfig::new(server.path()), |config| config.arena_bytes = 4 << 20);
         Self {
             embedded: client(master.rpc_addr()),
             shared: AsyncClient::start(client(master.rpc_addr())).unwrap().blocking(),
@@ -57,9 +54,9 @@ impl Ways {
 }
 
 #[test]
-fn every_way_in_gives_the_same_results() {
-    let mut ways = Ways::new();
-    for (name, store) in ways.each() {
+fn every_client_gives_the_same_results() {
+    let mut clients = Clients::new();
+    for (name, store) in clients.each() {
         let value = pattern(name.len() as u64, LEN);
         let key = |what: &str| format!("{name}/{what}").into_bytes();
         let (a, b, c, none) = (key("a"), key("b"), key("c"), key("none"));
@@ -77,21 +74,21 @@ fn every_way_in_gives_the_same_results() {
         assert_eq!(store.get(&none).unwrap(), None);
         assert!(store.exists(&a).unwrap() && !store.exists(&none).unwrap());
         assert_eq!(store.batch_exists(&[&a, &none, &b]).unwrap(), [true, false, true]);
-        let removed = codes(store.batch_remove(&[&a, &none], true).unwrap());
+        let removed = codes(store.batch_remove(&[&a, &none], RemoveMode::Force).unwrap());
         assert_eq!(removed, [Ok(true), Ok(false)], "{name}");
-        assert!(store.remove(&b, true).unwrap() && !store.remove(&b, true).unwrap());
+        assert!(store.remove(&b, RemoveMode::Force).unwrap() && !store.remove(&b, RemoveMode::Force).unwrap());
     }
-    ways.stop();
+    clients.stop();
 }
 
 #[test]
-fn every_way_in_reads_parts() {
-    let mut ways = Ways::new();
+fn every_client_reads_parts() {
+    let mut clients = Clients::new();
     let value = pattern(3, LEN);
     let len = LEN as u64;
-    assert!(ways.embedded.put(b"k", &value, &ONE).unwrap());
-    assert!(ways.embedded.put(b"short", &value[..100], &ONE).unwrap());
-    for (name, store) in ways.each() {
+    assert!(clients.embedded.put(b"k", &value, &ONE).unwrap());
+    assert!(clients.embedded.put(b"short", &value[..100], &ONE).unwrap());
+    for (name, store) in clients.each() {
         for (start, end) in [(0, 1), (5, 6), (65_535, 65_537), (65_536, 131_072), (1, len), (len - 1, len)] {
             let wanted = &value[start as usize..end as usize];
             assert_eq!(
@@ -99,7 +96,8 @@ fn every_way_in_reads_parts() {
                 Some(wanted),
                 "{name} {start}..{end}"
             );
-            // Plain memory in one piece, and in several; longer than needed, and left alone behind the part.
+            // Plain memory in one piece and in several pieces; longer than needed, and unchanged after the
+            // part.
             let mut bytes = vec![0xee; wanted.len() + 3];
             let read = store.get_with(Get::new("k", &mut bytes[..]).range(start..end)).unwrap();
             assert_eq!((read, &bytes[..wanted.len()]), (Some(end - start), wanted), "{name}");
@@ -128,17 +126,17 @@ fn every_way_in_reads_parts() {
         let error = store.get_with(Get::new("k", &mut [0; 9])).unwrap_err();
         assert!(matches!(error, StoreError::TooLong { room: 9 }), "{name}: {error}");
     }
-    ways.stop();
+    clients.stop();
 }
 
 #[test]
 fn an_item_that_cannot_be_carried_out_fails_alone() {
-    let mut ways = Ways::new();
-    let region = ways.embedded.alloc(1 << 16).unwrap();
+    let mut clients = Clients::new();
+    let region = clients.embedded.alloc(1 << 16).unwrap();
     let foreign = BufferRange::part(&region, 0, 4096);
     let outside = BufferRange::part(&region, 1 << 16, 1);
     let fragments = [Fragment { offset: 0, into: outside }];
-    for (name, store) in ways.each() {
+    for (name, store) in clients.each() {
         let slices = vec![&b"x"[..]; PARTS_MAX + 1];
         let mut puts = [
             Put::new(name, b"value"),
@@ -174,34 +172,34 @@ fn an_item_that_cannot_be_carried_out_fails_alone() {
         assert!(matches!(gets[3].result(), Err(StoreError::BadRange { start: 1, len: 1 })), "{name}");
         assert_eq!((&value[..], &stale[..]), (&b"value"[..], &b""[..]), "{name}");
     }
-    // A local client has no registered memory, and an engine none of its arena.
-    let error = ways.local.put(b"foreign", foreign, &ONE).unwrap_err();
+    // A local client refuses registered memory, and an engine refuses an arena.
+    let error = clients.local.put(b"foreign", foreign, &ONE).unwrap_err();
     assert!(matches!(error, StoreError::ForeignMemory), "{error}");
-    let buffer = ways.local.alloc(64).unwrap();
+    let buffer = clients.local.alloc(64).unwrap();
     for error in [
-        ways.embedded.get_with(Get::new("local", buffer.all())).unwrap_err(),
-        ways.embedded.put(b"foreign", buffer.all(), &ONE).unwrap_err(),
-        ways.shared.get_with(Get::new("local", buffer.all())).unwrap_err(),
-        ways.shared.put(b"foreign", buffer.all(), &ONE).unwrap_err(),
+        clients.embedded.get_with(Get::new("local", buffer.all())).unwrap_err(),
+        clients.embedded.put(b"foreign", buffer.all(), &ONE).unwrap_err(),
+        clients.shared.get_with(Get::new("local", buffer.all())).unwrap_err(),
+        clients.shared.put(b"foreign", buffer.all(), &ONE).unwrap_err(),
     ] {
         assert!(matches!(error, StoreError::ForeignMemory), "{error}");
         assert_eq!(error.code(), ErrorCode::InvalidParams);
     }
-    ways.stop();
+    clients.stop();
 }
 
 #[test]
-fn the_arena_of_a_local_client_takes_parts_and_fragments_go_to_registered_memory() {
-    let mut ways = Ways::new();
+fn the_arena_of_a_local_client_accepts_parts_and_fragments_go_to_registered_memory() {
+    let mut clients = Clients::new();
     let value = pattern(8, LEN);
-    assert!(ways.embedded.put(b"k", &value, &ONE).unwrap());
-    let buffer = ways.local.alloc(100_000).unwrap();
-    let read = ways.local.get_with(Get::new("k", buffer.part(10, 70_000)).range(65_000..135_000)).unwrap();
+    assert!(clients.embedded.put(b"k", &value, &ONE).unwrap());
+    let buffer = clients.local.alloc(100_000).unwrap();
+    let read = clients.local.get_with(Get::new("k", buffer.part(10, 70_000)).range(65_000..135_000)).unwrap();
     assert_eq!(read, Some(70_000));
     let mut found = vec![0; 70_000];
     buffer.read(10, &mut found).unwrap();
     assert_eq!(found, value[65_000..135_000]);
-    // Beside others, in one request; the part to the end is longer than its place.
+    // Together with other items in one request; the part to the end is longer than its place.
     let (mut whole, mut part) = (Vec::new(), [0; 4]);
     let mut items = [
         Get::new("k", buffer.part(0, 10)).range(5..15),
@@ -209,29 +207,29 @@ fn the_arena_of_a_local_client_takes_parts_and_fragments_go_to_registered_memory
         Get::new("k", buffer.part(10, 10)).range(100..),
         Get::new("k", &mut part).range(9..13),
     ];
-    let tally = ways.local.batch_get(&mut items);
+    let tally = clients.local.batch_get(&mut items);
     assert_eq!((tally.done, tally.failed), (3, 1));
     assert!(matches!(items[2].result(), Err(StoreError::TooLong { room: 10 })));
     let mut found = [0; 10];
     buffer.read(0, &mut found).unwrap();
     assert_eq!((&found[..], &part[..], whole == value), (&value[5..15], &value[9..13], true));
 
-    // Several ranges of registered memory share a part between them.
-    let region = ways.embedded.alloc(LEN).unwrap();
+    // Several ranges of registered memory share one part.
+    let region = clients.embedded.alloc(LEN).unwrap();
     let ranges = [
         BufferRange::part(&region, 100_000, 3),
         BufferRange::part(&region, 0, 0),
         BufferRange::part(&region, 0, 90_000),
     ];
-    let read = ways.embedded.get_with(Get::new("k", &ranges).range(65_534..131_077)).unwrap();
+    let read = clients.embedded.get_with(Get::new("k", &ranges).range(65_534..131_077)).unwrap();
     assert_eq!(read, Some(65_543));
     let mut found = vec![0; 65_543];
     region.read(100_000, &mut found[..3]).unwrap();
     region.read(0, &mut found[3..]).unwrap();
     assert_eq!(found, value[65_534..131_077]);
-    let read = ways.embedded.get_with(Get::new("k", &ranges).range(110_000..)).unwrap();
+    let read = clients.embedded.get_with(Get::new("k", &ranges).range(110_000..)).unwrap();
     assert_eq!(read, Some(90_000));
-    ways.stop();
+    clients.stop();
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Copies, moves and drains, by real nodes, while readers read.
+//! Copies, moves and drains by real nodes, while clients read.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{MIB, client, client_over, eventually, get_range, master, master_with, pattern};
+use common::{MIB, client, client_over, eventually, get_range, master, master_with, pattern, with};
 use store_client::{
     Client, ErrorCode, Fabrics, Node, NodeConfig, Placement, PutOptions, ReplicaState, SegmentNo,
     SegmentState, Store as _, TaskId, TaskState,
@@ -18,7 +18,7 @@ use store_client::{
 use store_core::message::Kind;
 use store_core::{Frame, MasterConfig, ReplicationConfig, ReplicationMode};
 
-/// A node that asks for work often.
+/// A node with frequent heartbeats.
 fn node(name: &str, master: SocketAddr, fabrics: Fabrics) -> Node {
     let mut config = NodeConfig::new(name, master.into(), 32 * MIB).fabrics(fabrics);
     config.heartbeat_ms = 20;
@@ -40,7 +40,7 @@ fn done(client: &mut Client, id: TaskId) {
 fn segments_of(client: &mut Client, key: &[u8]) -> Vec<SegmentNo> {
     let mut segments: Vec<_> =
         client.master().replicas(key).unwrap().iter().map(|replica| replica.segment).collect();
-    // In the order in which they became readable.
+    // Sorted, because the order is that in which they became readable.
     segments.sort_unstable();
     segments
 }
@@ -51,7 +51,7 @@ fn copies_and_moves(fabrics: Fabrics) {
     let nodes = ["a", "b", "c"].map(|name| node(name, address, fabrics));
     let [a, b, c] = [0, 1, 2].map(|at: usize| nodes[at].status().segment.unwrap());
     let mut client = client_over(address, fabrics);
-    // One block, and many with a trailer.
+    // One object of a single chunk, and one of many with a trailer.
     for (key, len) in [(b"small".as_slice(), 4_000), (b"large", 3_000_001)] {
         let value = pattern(len as u64, len);
         assert!(client.put(key, &value, &on(a)).unwrap());
@@ -60,7 +60,7 @@ fn copies_and_moves(fabrics: Fabrics) {
         let replicas = client.master().replicas(key).unwrap();
         assert!(replicas.iter().all(|replica| replica.state == ReplicaState::Complete));
         assert_eq!(segments_of(&mut client, key), [a, b, c]);
-        // Every turn reads another replica.
+        // Each get reads another replica.
         for _ in 0..6 {
             assert_eq!(client.get(key).unwrap().as_ref(), Some(&value));
         }
@@ -91,15 +91,15 @@ fn replicas_are_copied_and_moved_over_tcp() {
 }
 
 #[test]
-fn replicas_are_copied_and_moved_over_whatever_is_fastest() {
+fn replicas_are_copied_and_moved_over_the_fastest_fabric() {
     copies_and_moves(Fabrics::default());
 }
 
 /// How often a call is sent before it is given up.
 const SENT: u64 = 2;
 
-/// Stands between a node and its master, and loses the first call that tells how tasks ended, however often it is sent, and
-/// the connection each time. Gives how often such a call was sent.
+/// A proxy between a node and its master that loses the first report of ended tasks, however often it is
+/// sent, and the connection each time. Returns how often such a report was sent.
 fn losing_the_first_end(master: SocketAddr) -> (SocketAddr, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -124,7 +124,7 @@ fn losing_the_first_end(master: SocketAddr) -> (SocketAddr, Arc<AtomicU64>) {
     (address, ends)
 }
 
-/// Until one of them hangs up, or a call is lost.
+/// Forwards until a side closes the connection, or a report is lost.
 fn forward(mut node: &TcpStream, mut master: &TcpStream, seen: &AtomicU64) {
     let (mut bytes, mut chunk) = (Vec::new(), [0; 4096]);
     while let Ok(count @ 1..) = node.read(&mut chunk) {
@@ -141,7 +141,7 @@ fn forward(mut node: &TcpStream, mut master: &TcpStream, seen: &AtomicU64) {
 }
 
 #[test]
-fn a_node_whose_word_was_lost_tells_it_again_and_does_not_write_again() {
+fn a_node_whose_report_was_lost_reports_again_and_does_not_write_again() {
     let master = master();
     let address = master.rpc_addr();
     let (through, ends) = losing_the_first_end(address);
@@ -152,16 +152,16 @@ fn a_node_whose_word_was_lost_tells_it_again_and_does_not_write_again() {
     assert!(client.put(b"k", &value, &on(a)).unwrap());
     let created = client.master().copy(b"k", &[b]).unwrap();
     done(&mut client, created[0].unwrap());
-    assert_eq!(ends.load(Ordering::Relaxed), SENT + 1, "the first call was lost, the second was heard");
-    // What is not read again is not written again: by then the place could be somebody else's.
+    assert_eq!(ends.load(Ordering::Relaxed), SENT + 1, "the first report was lost, the second arrived");
+    // The replica is not written again: by then its place could belong to another object.
     assert_eq!(into.status().copies, 1);
     for _ in 0..2 {
-        assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value), "each replica has its turn");
+        assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value), "each get reads another replica");
     }
 }
 
 #[test]
-fn a_damaged_replica_is_not_copied_and_goes_when_two_have_found_it() {
+fn a_damaged_replica_is_not_copied_and_is_dropped_when_two_readers_have_reported_it() {
     let master = master();
     let address = master.rpc_addr();
     let nodes = ["a", "b"].map(|name| node(name, address, Fabrics::default()));
@@ -176,18 +176,18 @@ fn a_damaged_replica_is_not_copied_and_goes_when_two_have_found_it() {
     eventually("the task has failed", || reader.master().task(id).unwrap().state == TaskState::Failed);
     assert_eq!(reader.master().task(id).unwrap().error, Some(ErrorCode::ChecksumMismatch));
     assert_eq!(segments_of(&mut reader, b"k"), [a]);
-    // The node has said so, and now a reader does.
+    // The node has reported it, and now a reader does.
     eventually("one report", || reader.master().task_report().unwrap().bad_reports_total == 1);
     assert_eq!(reader.get(b"k").unwrap(), None);
     assert_eq!(reader.master().task_report().unwrap().bad_dropped_total, 1);
-    assert!(!reader.exists(b"k").unwrap(), "it was the last one");
+    assert!(!reader.exists(b"k").unwrap(), "it was the last replica");
     assert!(reader.put(b"k", &value, &on(b)).unwrap());
     assert_eq!(reader.get(b"k").unwrap(), Some(value));
 }
 
 #[test]
 fn readers_find_every_byte_while_a_node_is_drained_and_leaves() {
-    // The drain waits for the readers' leases, and a move on a busy machine is to fit into one.
+    // The drain waits for the readers' leases, and a move on a busy machine must fit into one.
     let config = MasterConfig { lease_ttl_ms: 2_000, ..MasterConfig::default() };
     let master = master_with(config);
     let address = master.rpc_addr();
@@ -211,7 +211,7 @@ fn readers_find_every_byte_while_a_node_is_drained_and_leaves() {
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    // A miss may be the end of a lease on a machine that is very busy; wrong bytes never.
+                    // A miss may be the end of a lease on a very busy machine; wrong bytes never are.
                     match client.get(format!("k{i}").as_bytes()).unwrap() {
                         Some(found) => assert!(found == content(i), "k{i}"),
                         None => misses += 1,
@@ -222,12 +222,12 @@ fn readers_find_every_byte_while_a_node_is_drained_and_leaves() {
             })
         })
         .collect();
-    eventually("everybody reads", || reads.load(Ordering::Relaxed) > 20);
+    eventually("all clients read", || reads.load(Ordering::Relaxed) > 20);
     let info = leaving.stop_drained(Duration::from_secs(30)).unwrap();
     assert_eq!((info.state, info.blocks), (SegmentState::Drained, 0), "{info:?}");
     assert_eq!(info.moved_total, objects);
     let so_far = reads.load(Ordering::Relaxed);
-    eventually("they read on", || reads.load(Ordering::Relaxed) > so_far + 100);
+    eventually("they continue to read", || reads.load(Ordering::Relaxed) > so_far + 100);
     stop.store(true, Ordering::Relaxed);
     for reader in readers {
         let (counters, misses) = reader.join().unwrap();
@@ -242,15 +242,15 @@ fn readers_find_every_byte_while_a_node_is_drained_and_leaves() {
 }
 
 #[test]
-fn a_drain_takes_few_heartbeats_and_is_over_with_its_last_move() {
+fn a_drain_takes_few_heartbeats_and_ends_with_its_last_move() {
     const OBJECTS: u64 = 200;
-    // Whoever waited for a lease that nobody has would not be done in time.
+    // A drain that waited for a lease would not end in time.
     let master = master_with(MasterConfig { lease_ttl_ms: 600_000, ..MasterConfig::default() });
     let address = master.rpc_addr();
     let orders_max = u64::from(MasterConfig::default().tasks.per_node_max);
     let [leaving, staying] = ["a", "b"].map(|name| {
         let config = NodeConfig::new(name, address.into(), 32 * MIB);
-        Node::start(NodeConfig { heartbeat_ms: 2_000, ..config }).unwrap()
+        Node::start(with(config, |config| config.heartbeat_ms = 2_000)).unwrap()
     });
     let segment = leaving.status().segment.unwrap();
     let mut writer = client(address);
@@ -260,14 +260,14 @@ fn a_drain_takes_few_heartbeats_and_is_over_with_its_last_move() {
     let beats = staying.status().heartbeats;
     let info = leaving.stop_drained(Duration::from_secs(60)).unwrap();
     assert_eq!((info.state, info.blocks, info.moved_total), (SegmentState::Drained, 0, OBJECTS), "{info:?}");
-    // A node that asked for work with its heartbeats alone would have had so much with each.
+    // A node that fetched work only with its heartbeats would have needed more of them.
     let beats = staying.status().heartbeats - beats;
     assert!(beats * orders_max < OBJECTS, "{beats} heartbeats");
     assert_eq!(writer.get(b"k7").unwrap(), Some(pattern(7, 10_000)));
 }
 
 #[test]
-fn what_is_read_very_often_gets_a_second_replica_by_itself() {
+fn an_object_that_is_read_very_often_gets_a_second_replica() {
     let replication = ReplicationConfig {
         mode: ReplicationMode::Enforce,
         gets_per_s_min: 1.0,

@@ -1,12 +1,13 @@
-//! Checksums that hold for one put of one key, and for nothing else.
+//! Checksums that are valid for one put of one key only.
 //!
-//! A CRC alone says which bytes they are, not whose. So what the master keeps, hands out and compares is the CRC-32C of an
-//! object *bound* to its key and generation: the two are hashed, the hash folded to 32 bits, and the CRC xored with it. A
-//! reader binds what it has read with the key that it asked for; an answer that was meant for another key, or names another
-//! generation than the bytes are from, does not verify, but for one case in 2^32.
+//! A CRC alone identifies bytes, not the object that they belong to. So the master keeps, returns and
+//! compares the CRC-32C of an object *bound* to its key and generation: the two are hashed, the hash is
+//! folded to 32 bits, and the CRC is xored with it. A reader binds what it has read with the key that it
+//! requested; a response that was meant for another key, or that names another generation than that of the
+//! bytes, does not verify, except in one case in 2^32.
 //!
-//! The hash is part of the protocol: the same on every machine and in every release that speaks it. It guards against
-//! mix-ups, not against somebody who chooses bytes to fit.
+//! The hash is part of the protocol: it is the same on every machine and in every release that speaks it. It
+//! protects against mix-ups, not against an attacker who chooses bytes to fit.
 
 /// The CRC-32C of an object's bytes, bound to its key and generation.
 #[must_use]
@@ -14,14 +15,15 @@ pub const fn bound(crc32c: u32, key: &[u8], generation: u64) -> u32 {
     crc32c ^ mask(key, generation)
 }
 
-/// The CRC-32C of an object's bytes again. Binding is an involution; the two names say which way it goes.
+/// The CRC-32C of an object's bytes, from a bound checksum. The function is the same as [`bound`]; the two
+/// names show the direction.
 #[must_use]
 pub const fn unbound(checksum: u32, key: &[u8], generation: u64) -> u32 {
     checksum ^ mask(key, generation)
 }
 
-/// 32 bits that depend on every bit of the key and the generation. Eight bytes of the key at a time are folded in by a
-/// multiplication to 128 bits, as in wyhash.
+/// 32 bits that depend on every bit of the key and the generation. The key is folded in eight bytes at a time
+/// by a multiplication to 128 bits, as in wyhash.
 const fn mask(key: &[u8], generation: u64) -> u32 {
     const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
     const STEP: u64 = 0xe703_7ed1_a0b4_28db;

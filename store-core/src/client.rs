@@ -1,4 +1,4 @@
-//! The client: one get or put of many keys, as a state machine without sockets or clocks.
+//! The client: one get or one put of many keys, as a state machine without sockets or clocks.
 //!
 //! ```text
 //!            poll ─▶ Call ──▶ the master ──▶ handle_response / handle_call_failed
@@ -7,12 +7,13 @@
 //!            poll ─▶ Fence ───▶ the fabric ──▶ handle_fence            ┘ then result(item)
 //! ```
 //!
-//! [`GetOp`] and [`PutOp`] keep their buffers between operations: `start` one, run it until [`GetOp::is_done`], read the
-//! results, `start` the next. Their methods come in quinn's four groups: *inputs* (`start`, `abort`, `handle_*`), *outputs*
-//! (`poll`, `poll_timeout`), *timeouts* (`handle_timeout`) and *getters*. After any input or timeout, call `poll` until it
-//! gives `None`.
+//! [`GetOp`] and [`PutOp`] keep their buffers between operations: `start` an operation, run it until
+//! [`GetOp::is_done`], read the results, `start` the next. Their methods form four groups: *inputs* (`start`,
+//! `abort`, `handle_*`), *outputs* (`poll`, `poll_timeout`), *timeouts* (`handle_timeout`) and *getters*.
+//! After any input or timeout, call `poll` until it returns `None`.
 //!
-//! Operations that are one call and one answer (exists, remove, list, …) need no machine: use [`crate::message`] directly.
+//! Operations that are one request and one response (exists, remove, list, …) need no state machine: use
+//! [`crate::message`] directly.
 
 mod get;
 mod put;
@@ -26,21 +27,22 @@ pub use put::{PutItem, PutOp};
 
 use crate::SegmentNo;
 
-/// What the shell is to do next.
+/// What the caller of an operation has to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// A request frame was appended to `out`, under the request id that the caller passed: send it.
     Call,
-    /// Move bytes. The end goes to `handle_transfer`, exactly once.
+    /// Move bytes. Report the end with `handle_transfer`, exactly once.
     Transfer(Transfer),
-    /// Cancel a transfer that was asked for. Its end still comes.
+    /// Cancel a transfer. Its end is still reported.
     Cancel {
-        /// Which.
+        /// The [`Transfer::id`].
         transfer: u32,
     },
-    /// Fence the owner of a segment (L5). The end goes to `handle_fence`, exactly once.
+    /// Fence the process that owns a segment's memory (law L5). Report the end with `handle_fence`, exactly
+    /// once.
     Fence {
-        /// Which.
+        /// The segment.
         segment: SegmentNo,
     },
 }
@@ -48,19 +50,20 @@ pub enum Action {
 /// Bytes to move between the caller's buffer for an item and one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// Names it, within its operation.
+    /// Identifies the transfer within its operation.
     pub id: u32,
-    /// Which item of the operation: the caller knows its buffer.
+    /// The index of the item in the operation, by which the caller finds the buffer.
     pub item: u32,
-    /// Read or write.
+    /// Whether to read or to write.
     pub op: Op,
-    /// The replica's segment. Unknown here: ask the master for [`crate::message::Segments`].
+    /// The replica's segment. To learn where it is, send [`crate::message::Segments`] to the master.
     pub segment: SegmentNo,
     /// The replica's address in the segment's export.
     pub addr: u64,
-    /// Bytes of the object's data, which lie there from `addr` on, followed by the trailer ([`crate::blocks`]).
+    /// Bytes of the object's data, which begin at `addr`. The trailer follows them ([`crate::chunks`]).
     ///
-    /// A write writes both. A read of all reads the data; one of a part the trailer and the blocks that it needs.
+    /// A write transfers data and trailer. A read of the whole object transfers the data; a read of a part
+    /// transfers the trailer and the chunks that the part touches.
     pub len: u64,
 }
 
@@ -69,50 +72,68 @@ pub struct Transfer {
 pub struct TransferEnd {
     /// What is known about the destination; the worst over all slices.
     pub outcome: Outcome,
-    /// Some slice said that a copy of the bytes may still land.
+    /// At least one slice reported that a copy of its bytes may still land.
     pub fence_needed: bool,
-    /// A read that was applied: CRC-32C of the object by what arrived. Of all bytes as they were summed; of a part the
-    /// checksums in the trailer, joined ([`crate::blocks`]). Else ignored.
+    /// For a read that was applied: CRC-32C of the object as it was read. Of the whole object, the sum over
+    /// all bytes; of a part, the checksums of the trailer combined ([`crate::chunks`]). Ignored for writes.
     pub checksum: u32,
-    /// A part was read, and a block of it is not what the trailer says.
+    /// A part was read, and one of its chunks does not match the trailer.
     pub damaged: bool,
 }
 
 impl TransferEnd {
-    /// A write that is in place.
+    /// A write that was applied.
     #[must_use]
     pub const fn written() -> Self {
         Self::read(0)
     }
 
-    /// A read that is in place, and what arrived.
+    /// A read that was applied, with the CRC-32C of what was read.
     #[must_use]
     pub const fn read(checksum: u32) -> Self {
         Self { outcome: Outcome::Applied, fence_needed: false, checksum, damaged: false }
     }
 
-    /// It failed and no byte will change.
+    /// A transfer that failed and will not change a byte any more.
     #[must_use]
     pub const fn not_applied() -> Self {
         Self { outcome: Outcome::NotApplied, ..Self::read(0) }
     }
 
-    /// A write of which bytes may still land.
+    /// A write that failed and whose bytes may still land.
     #[must_use]
     pub const fn unknown() -> Self {
         Self { outcome: Outcome::Unknown, fence_needed: true, ..Self::read(0) }
     }
 }
 
-/// How often, and for how long, something is tried.
+/// How a fence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FenceEnd {
+    /// The target has confirmed that nothing older can land any more.
+    Held,
+    /// Bytes may still land.
+    Failed,
+}
+
+impl FenceEnd {
+    /// `Held` if the fence held.
+    #[must_use]
+    pub const fn of(held: bool) -> Self {
+        if held { Self::Held } else { Self::Failed }
+    }
+}
+
+/// Limits on retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// Tries of a call. Default 3.
+    /// Tries per call to the master. Default 3.
     pub rpc_tries_max: u8,
-    /// Places that a put asks for, one after the other, when segments cannot be written to. 1: the first must do. Default 3.
+    /// Places that a put requests, one after the other, while segments cannot be written to. 1: no second
+    /// place is requested. Default 3.
     pub places_max: u8,
-    /// A segment that has not taken a byte for so long, milliseconds, and as much longer as a put's bytes take at 25 MB/s, is
-    /// given up for another place. Default 2,000.
+    /// A segment that has not accepted a byte for this long, milliseconds, plus the time that the put's bytes
+    /// take at 25 MB/s, is abandoned for another place. Default 2,000.
     pub place_ms_max: u32,
 }
 
@@ -122,7 +143,7 @@ impl Default for ClientConfig {
     }
 }
 
-/// Keys of one operation, end to end in one buffer that is kept.
+/// The keys of one operation, concatenated in one buffer that is reused.
 #[derive(Debug, Default)]
 struct KeyList {
     bytes: Vec<u8>,

@@ -1,7 +1,8 @@
-//! Bodies: postcard, read where they lie.
+//! Message bodies: postcard, decoded in place.
 //!
-//! A body is a *head* (one postcard value) and a sequence of *items* (a postcard `Vec`: a varint count, then the items).
-//! [`Items`] reads the sequence lazily from the frame, so that a batch of thousands of keys allocates nothing.
+//! A body is a *head* (one postcard value) and a sequence of *items* (a postcard `Vec`: a varint count, then
+//! the items). [`Items`] decodes the sequence lazily from the frame, so that a batch of thousands of keys
+//! allocates nothing.
 
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
@@ -11,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::wire::{KEYS_PER_BATCH_MAX, WireError};
 
-/// A key: bytes, not text. Printed as text, with what is not UTF-8 replaced.
+/// An object's key: bytes, not text. `Display` prints it as text and replaces what is not UTF-8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key<'a>(pub &'a [u8]);
 
@@ -39,8 +40,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
     }
 }
 
-/// Numbers that are as likely large as small: eight bytes, least first, behind their count. A varint would take ten, and five
-/// times as long to read.
+/// Numbers that are as likely to be large as small: a count byte, then eight bytes, least significant first.
+/// A varint would take ten bytes and five times as long to decode.
 pub(crate) mod fixed {
     use serde::{Deserialize, Deserializer, Serializer, de};
 
@@ -55,7 +56,7 @@ pub(crate) mod fixed {
     }
 }
 
-/// A sequence of `T` that was checked as a whole and is decoded one by one.
+/// A sequence of `T` that was validated as a whole and is decoded item by item.
 #[derive(Debug)]
 pub struct Items<'a, T> {
     bytes: &'a [u8],
@@ -72,7 +73,7 @@ impl<T> Clone for Items<'_, T> {
 impl<T> Copy for Items<'_, T> {}
 
 impl<'a, T: Deserialize<'a>> Items<'a, T> {
-    /// Reads a count and checks that as many items follow, and nothing else.
+    /// Reads the count and checks that exactly that many items follow.
     pub(crate) fn parse(body: &'a [u8]) -> Result<Self, WireError> {
         let (count, bytes) = postcard::take_from_bytes::<u32>(body).map_err(|_| WireError::Body)?;
         let left = count as usize;
@@ -88,13 +89,13 @@ impl<'a, T: Deserialize<'a>> Items<'a, T> {
 }
 
 impl<T> Items<'_, T> {
-    /// How many.
+    /// Number of items that are left.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.left
     }
 
-    /// Whether there are none.
+    /// Whether no items are left.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.left == 0
@@ -109,7 +110,7 @@ impl<'a, T: Deserialize<'a>> Iterator for Items<'a, T> {
             return None;
         }
         self.left -= 1;
-        // `parse` has decoded these very bytes, so this does not fail.
+        // `parse` has decoded these very bytes, so decoding them again does not fail.
         let (item, rest) = postcard::take_from_bytes(self.bytes).ok()?;
         self.bytes = rest;
         Some(item)
@@ -124,7 +125,8 @@ impl<'a, T: Deserialize<'a>> ExactSizeIterator for Items<'a, T> {}
 
 /// A list of at most `N` items; on the wire a postcard `Vec`.
 ///
-/// Kept inline, because an object has one replica as a rule and eight at most.
+/// The items are stored in place, without an allocation: an object usually has one replica and never more
+/// than eight.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Short<T, const N: usize> {
     len: u8,
@@ -132,23 +134,23 @@ pub struct Short<T, const N: usize> {
 }
 
 impl<T: Copy, const N: usize> Short<T, N> {
-    /// Empty; `unused` stands where no item is.
+    /// An empty list; `unused` fills the places without an item.
     pub(crate) const fn of(unused: T) -> Self {
         Self { len: 0, items: [unused; N] }
     }
 }
 
 impl<T: Copy + Default, const N: usize> Short<T, N> {
-    /// Empty.
+    /// An empty list.
     #[must_use]
     pub fn new() -> Self {
         Self::of(T::default())
     }
 
-    /// Appends; gives the item back when there is no room.
+    /// Appends an item.
     ///
     /// # Errors
-    /// The item itself.
+    /// The item itself, when the list is full.
     pub fn push(&mut self, item: T) -> Result<(), T> {
         match self.items.get_mut(usize::from(self.len)) {
             Some(slot) => {
@@ -209,7 +211,7 @@ impl<'de, T: Deserialize<'de> + Copy + Default, const N: usize> Deserialize<'de>
     }
 }
 
-/// Appends the postcard form of `value`.
+/// Appends the postcard encoding of `value`.
 pub(crate) fn put<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) -> Result<(), WireError> {
     struct Append<'v>(&'v mut Vec<u8>);
     impl postcard::ser_flavors::Flavor for Append<'_> {
@@ -232,7 +234,7 @@ pub(crate) fn put<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) -> Result
     postcard::serialize_with_flavor(value, Append(out)).map_err(|_| WireError::Body)
 }
 
-/// Reads one value from the front; gives it and the rest.
+/// Decodes one value from the front; returns it and the rest.
 pub(crate) fn take<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<(T, &'a [u8]), WireError> {
     postcard::take_from_bytes(body).map_err(|_| WireError::Body)
 }

@@ -6,7 +6,7 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::allocator::GRAIN_BYTES;
-use crate::heat::ReplicationConfig;
+use crate::read_rates::ReplicationConfig;
 use crate::master::REPORTERS_MAX;
 use crate::message::REPLICAS_MAX;
 use crate::tasks::TaskConfig;
@@ -14,97 +14,103 @@ use crate::tenant::{DEFAULT_TENANT, SECRET_BYTES_MAX};
 use crate::wire;
 use crate::{AllocationStrategy, AllocatorKind, EvictionPolicy, Secret, TenantConfig};
 
-/// What can be set, with its default. [`Self::validate`] before use; [`Master::new`](crate::Master::new) does.
+/// The master's settings with their defaults. [`Master::new`](crate::Master::new) calls [`Self::validate`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MasterConfig {
     /// How long a reader may read what a get returned, ms. Default 5,000.
     pub lease_ttl_ms: u32,
-    /// How much longer than promised a lease is kept, ms: covers a clock that is read once a loop, and drift. Default 100.
+    /// How much longer than promised a lease is kept, ms: covers drift, and a clock that is read once per
+    /// loop. Default 100.
     pub lease_guard_ms: u32,
-    /// How long a writer may take before another may displace it, ms. Default 30,000.
+    /// How long a writer may take before another writer may displace its put, ms. Default 30,000.
     pub put_start_discard_timeout_ms: u32,
-    /// After how long the nodes are told to cut off a writer that never said it is quiet, ms; its space comes back when they
-    /// have. On nodes that cannot, the space comes back then: there it must be longer than the longest time that a write can
-    /// be under way in the fabric. Longer than the discard timeout. Default 600,000.
+    /// After this time the nodes are told to cut off a writer that never reported that it is quiet, ms; its
+    /// space is released when they have. On nodes that cannot cut off writers, the space is released at this
+    /// time: there the setting must be longer than the longest time that a write can be under way in the
+    /// fabric. Longer than the discard timeout. Default 600,000.
     pub put_start_release_timeout_ms: u32,
-    /// A node that is silent for longer is given up, ms. Default 10,000.
+    /// A node that is silent for longer than this is given up, ms. Default 10,000.
     pub node_ttl_ms: u32,
-    /// How a segment's bytes are given out. Default [`AllocatorKind::Offset`].
+    /// The allocator of segments. Default [`AllocatorKind::Offset`].
     pub allocator: AllocatorKind,
     /// How segments are drawn for new replicas. Default [`AllocationStrategy::FreeRatioFirst`].
     pub allocation_strategy: AllocationStrategy,
-    /// How long a segment that was just mounted gets fewer new replicas than its share, ms; 0: not at all. Default 60,000.
+    /// How long a segment that was just mounted gets fewer new replicas than its share, ms; 0: never. Default
+    /// 60,000.
     pub slow_start_ms: u32,
-    /// How the object to evict is chosen. Default [`EvictionPolicy::Trial`].
+    /// The policy that chooses the object to evict. Default [`EvictionPolicy::Trial`].
     pub eviction: EvictionPolicy,
-    /// How long a soft pin holds after the object was last read or written, ms. Default 1,800,000.
+    /// How long a soft pin is valid after the object was last read or written, ms. Default 1,800,000.
     pub soft_pin_ttl_ms: u32,
-    /// The share of all bytes that may be pinned for good; further such puts find no room. Default 0.5.
+    /// The share of all bytes that may be pinned for good, 0 to 1; puts above it find no room. Default 0.5.
     pub hard_pin_share_max: f64,
-    /// Eviction begins when this share of all bytes is used. What is above is a reserve for further replicas and copies, for
-    /// which nothing is evicted; a put evicts what it needs, which costs little, so the reserve need not be large: every
-    /// per cent of it is a per cent less of cache. Default 0.99.
+    /// Eviction begins when this share of all bytes is used. The rest is a reserve for further replicas and
+    /// copies, for which nothing is evicted. A put evicts what it needs, which costs little, so the reserve
+    /// need not be large: every per cent of it makes the cache a per cent smaller. Default 0.99.
     pub eviction_high_watermark: f64,
-    /// Eviction ends this share below the watermark. Default 0.005.
+    /// Eviction ends when the used share is this far below the watermark. Default 0.005.
     pub eviction_ratio: f64,
-    /// Most objects evicted in one call, and most that are looked at for one of them, so that a call stays short; the rest
-    /// follows in the next. A group counts as one. Default 4,096.
+    /// Most objects evicted in one call, and most candidates examined for one eviction, so that a call stays
+    /// short; the rest follows in the next call. A group counts as one. Default 4,096.
     pub evictions_per_call_max: u32,
-    /// Most replicas of an object, 1 to 8. Default 8.
+    /// Most replicas per object, 1 to 8. Default 8.
     pub replicas_max: u8,
-    /// Most objects, those being written included. Default 100,000,000.
+    /// Most objects, including those that are being written. Default 100,000,000.
     pub objects_max: u32,
-    /// Longest key, bytes. Default 1,024.
+    /// Length limit of a key, bytes. Default 1,024.
     pub key_bytes_max: u32,
-    /// Most segments mounted at a time. Default 4,096.
+    /// Most segments that are mounted at the same time. Default 4,096.
     pub segments_max: u32,
-    /// Longest segment, bytes. Default 64 TiB.
+    /// Length limit of a segment, bytes. Default 64 TiB.
     pub segment_bytes_max: u64,
-    /// Most nodes known at a time, those lately given up included. Default 4,096.
+    /// Most nodes that are known at the same time, including those that were given up lately. Default 4,096.
     pub nodes_max: u32,
-    /// Which life of the master this is; must be higher in each, and seconds of wall time at its start are meant. Generations
-    /// begin at `epoch << 32`, and segment numbers somewhere else in each life, so that whoever still acts on the word of a
-    /// former life finds nothing instead of something else. Default 0, for a master that is never started twice.
+    /// The number of this start of the master, higher than that of every earlier start; seconds of wall time
+    /// are intended. Generations begin at `epoch << 32`, and each epoch has its own range of segment numbers,
+    /// so that a request that relies on a response of an earlier epoch finds nothing instead of something
+    /// else. Default 0, for a master that is never started twice.
     pub epoch: u32,
-    /// Whether there are other tenants than the default one. A server wants an [`Self::admin_secret`] then: without one, whoever
-    /// connects could be a node. Off, everybody is the default tenant, and whoever names another is
-    /// refused. On, nothing but `Hello` is answered to a connection that has not named a tenant; the default one exists if
-    /// [`Self::tenants`] names it. Default off.
+    /// Whether there are other tenants than the default one. A server needs an [`Self::admin_secret`] then:
+    /// without it, every peer could act as a node. When off, every connection acts for the default tenant,
+    /// and a connection that names another tenant is refused. When on, a connection that has not named a
+    /// tenant may only send `Hello`; the default tenant exists if [`Self::tenants`] names it. Default off.
     pub multi_tenants: bool,
-    /// The tenants that there are from the beginning. Without [`Self::multi_tenants`] only the default one may be among them.
+    /// The tenants at the start. Without [`Self::multi_tenants`] only the default tenant may be among them.
     /// Default none.
     pub tenants: Vec<TenantConfig>,
-    /// A tenant that is not known is created, like this one but for its name. Default none: it is refused.
+    /// The template of tenants that are created when they are first named; everything but the name is copied.
+    /// Default none: unknown tenants are refused.
     pub tenant_default: Option<TenantConfig>,
-    /// Most tenants. Eviction looks at each of them for a victim. Default 1,024.
+    /// Most tenants. Eviction examines each of them to find a victim. Default 1,024.
     pub tenants_max: u32,
-    /// Who proves to know this is an admin, and may be any tenant. Without one, and without tenants, connections from this host
-    /// are admins. Default none.
+    /// A connection that proves this secret has the rights of an admin, and may act for any tenant. If no
+    /// secret is set and there are no other tenants, connections from this host are admins. Default none.
     pub admin_secret: Secret,
-    /// Who proves to know this is of the cluster, as nodes are. As soon as it or [`Self::admin_secret`] is set, whoever wants to
-    /// mount memory, to speak for a node, or to drain one has to know one of them. Default none: anybody may who reaches the
-    /// master.
+    /// A connection that proves this secret is of the cluster, as nodes are. As soon as it or
+    /// [`Self::admin_secret`] is set, mounting memory, acting for a node and draining a node require one of
+    /// the two. Default none: every peer that reaches the master may.
     pub cluster_secret: Secret,
-    /// Most memory that what the master knows of objects, unfinished puts and readers' leases may need, bytes. At the limit,
-    /// a put evicts objects for as much as it needs; if none can go it is refused. Default 16 GiB.
+    /// Memory limit for the metadata of objects, unfinished puts and leases, bytes. At the limit, a put
+    /// evicts as many objects as it needs, and is refused if none can go. Default 16 GiB.
     pub metadata_bytes_max: u64,
-    /// Most puts that one connection may have begun and not ended. Default 65,536.
+    /// Most unfinished puts per connection. Default 65,536.
     pub session_puts_max: u32,
-    /// Most puts that the connections of one tenant may have begun and not ended. Default 1,048,576.
+    /// Most unfinished puts per tenant, over all of its connections. Default 1,048,576.
     pub tenant_puts_max: u32,
-    /// Wall time at the zero of the clock that the master is given, ms since 1970; 0: unknown, and the incarnations of nodes are
-    /// not compared with it. Set by whoever starts the master.
+    /// Wall time at the zero of the clock that the master is given, ms since 1970; 0: unknown, and the
+    /// incarnations of nodes are not compared with it. Set by the process that starts the master.
     #[serde(skip)]
     pub started_wall_ms: u64,
-    /// What handles of puts are made with, 128 random bits. Set by whoever starts the master.
+    /// The key of put handles, 128 random bits. Set by the process that starts the master.
     #[serde(skip)]
     pub handle_key: [u64; 2],
-    /// Seeds the hash of keys, so that nobody can choose keys that collide. Default 0; give it a random number.
+    /// Seeds the hash of keys, so that clients cannot choose keys that collide. Default 0; set it to a random
+    /// number.
     pub hash_seed: u64,
-    /// Tasks, drains and reports.
+    /// Limits of tasks, drains and reports.
     pub tasks: TaskConfig,
-    /// Further replicas of what is read very often.
+    /// Further replicas of objects that are read very often.
     pub replication: ReplicationConfig,
 }
 
@@ -154,7 +160,7 @@ impl MasterConfig {
     /// Checks every setting against its limits.
     ///
     /// # Errors
-    /// The first that is out of them.
+    /// The first setting that is not within its limits.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let whole = |setting: &'static str, value: u32, min: u32, max: u32| {
             if (min..=max).contains(&value) {
@@ -230,7 +236,7 @@ impl MasterConfig {
             let reason = Reason::Range { min: 1.0, max: f64::from(TENANTS_MAX) };
             return Err(ConfigError { setting: "tenants_max", reason });
         }
-        // One more: the default tenant has a number in any case.
+        // One less: the default tenant always has a number.
         if self.tenants.len() >= self.tenants_max as usize {
             return Err(ConfigError { setting: "tenants", reason: Reason::TooManyTenants });
         }
@@ -254,10 +260,10 @@ impl MasterConfig {
     }
 }
 
-/// A setting that is out of its limits.
+/// A setting that is not within its limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConfigError {
-    /// Its name.
+    /// The name of the setting.
     pub setting: &'static str,
     reason: Reason,
 }
@@ -275,15 +281,15 @@ enum Reason {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.reason {
-            Reason::Range { min, max } => write!(f, "{}: choose a value from {min} to {max}", self.setting),
-            Reason::TooManyTenants => write!(f, "{}: more than tenants_max: raise it", self.setting),
+            Reason::Range { min, max } => write!(f, "{}: the value must be between {min} and {max}", self.setting),
+            Reason::TooManyTenants => write!(f, "{}: there are more than tenants_max: raise that limit, or remove some", self.setting),
             Reason::Tenant => write!(
                 f,
-                "{}: names have 1 to 64 bytes, secrets 256 at most, and a guarantee is within the quota",
+                "{}: names must have 1 to 64 bytes, secrets at most 256, and a guarantee must not exceed the quota",
                 self.setting
             ),
-            Reason::TenantTwice => write!(f, "{}: a name is there twice", self.setting),
-            Reason::OneTenant => write!(f, "{}: only \"default\", or set multi_tenants", self.setting),
+            Reason::TenantTwice => write!(f, "{}: a name occurs twice", self.setting),
+            Reason::OneTenant => write!(f, "{}: without multi_tenants, only \"default\" is allowed", self.setting),
             Reason::ReleaseBeforeDiscard => {
                 write!(f, "{}: must be longer than put_start_discard_timeout_ms", self.setting)
             }

@@ -1,58 +1,61 @@
-//! Events: what happened in a master that somebody may want to read in a log.
+//! Events: what happened in a master and belongs into its log.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
-use crate::SegmentNo;
 use crate::message::SegmentState;
+use crate::{NodeId, SegmentNo};
 
-/// Events that wait to be taken.
+/// Limit on events that wait to be taken.
 const EVENTS_MAX: usize = 1_024;
 
-/// Something that does not happen with every request. Removals and evictions are none.
+/// Something that does not happen with every request. Removals and evictions of objects are not events.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are named for what they are; bytes and ms as their names say")]
 pub enum Event {
-    /// A node has contributed memory.
-    SegmentMounted { node: u64, segment: SegmentNo, name: Box<str>, endpoint: Box<str>, bytes: u64 },
-    /// A mount took a name over: from a former life of the same node, from one that was gone, or because it was asked to.
+    /// A node has mounted a segment.
+    SegmentMounted { node: NodeId, segment: SegmentNo, name: Box<str>, endpoint: Box<str>, bytes: u64 },
+    /// A mount took over a name: from an earlier incarnation of the same node, from a node that is gone, or
+    /// because takeover was requested.
     SegmentReplaced {
-        node: u64,
+        node: NodeId,
         name: Box<str>,
         endpoint: Box<str>,
         old_endpoint: Box<str>,
         objects_lost: u64,
         takeover: bool,
     },
-    /// A node took its memory back.
-    SegmentUnmounted { node: u64, segment: SegmentNo, name: Box<str>, endpoint: Box<str>, objects_lost: u64 },
-    /// A node was silent for too long. Name and endpoint are those of its first segment.
+    /// A node has unmounted a segment.
+    SegmentUnmounted { node: NodeId, segment: SegmentNo, name: Box<str>, endpoint: Box<str>, objects_lost: u64 },
+    /// A node was silent for too long and was given up. Name and endpoint are those of its first segment.
     NodeGivenUp {
-        node: u64,
+        node: NodeId,
         name: Box<str>,
         endpoint: Box<str>,
         silent_ms: u64,
         segments: u32,
         objects_lost: u64,
     },
-    /// A node wanted a name that another one has who lives.
+    /// A node requested a name that another live node has mounted.
     MountRefused { name: Box<str>, endpoint: Box<str>, holder_endpoint: Box<str>, holder_silent_ms: u64 },
     /// A node's mount was refused, because its incarnation is more than an hour ahead of the master's clock: the clock of the
     /// node or that of the master is wrong. Both in ms since 1970.
     IncarnationTooHigh { name: Box<str>, endpoint: Box<str>, incarnation_ms: u64, wall_ms: u64 },
-    /// A segment was put into another state.
+    /// The state of a segment was changed.
     SegmentState { segment: SegmentNo, name: Box<str>, state: SegmentState },
-    /// A segment is empty, or its drain goes on but what it has cannot be moved for now: objects for which no other segment has
-    /// room, and bad ones. Told again when that becomes worse or the bad ones change, not with every round.
+    /// A segment is empty, or its drain cannot move some objects for now: objects for which no other segment
+    /// has room, and bad ones. Reported again when their number grows or the bad ones change, not with every
+    /// round.
     SegmentDrained { segment: SegmentNo, name: Box<str>, left_objects: u64, left_bad: u64 },
     /// A client could not reach a segment.
     SegmentUnreachable { segment: SegmentNo, name: Box<str>, endpoint: Box<str> },
-    /// Its node was heard of since.
+    /// A segment's node was heard of after the segment had been out of reach.
     SegmentReachable { segment: SegmentNo, name: Box<str>, endpoint: Box<str> },
-    /// A node has cut a writer off.
-    WriterExpelled { writer: u64, node: u64, freed_bytes: u64 },
-    /// The master's own memory is used up. Told once until there is some again.
+    /// A node has cut off a writer.
+    WriterExpelled { writer: u64, node: NodeId, freed_bytes: u64 },
+    /// The memory limit of the master is reached. Reported once, and again only after memory had become
+    /// available.
     MetadataFull { bytes: u64, bytes_max: u64 },
 }
 

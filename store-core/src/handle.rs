@@ -1,11 +1,12 @@
-//! Handles: what shows that whoever ends a put is who began it.
+//! Put handles: the proof that the process that ends a put is the one that began it.
 //!
-//! Generations are counted up, so that anybody who starts a put knows those of others. A handle is the SipHash-2-4 of the
-//! generation under a key that nobody but the master has: it need not be kept, and it cannot be guessed.
+//! Generations are counted up, so every client that starts a put can guess the generations of others. A
+//! handle is the SipHash-2-4 of the generation under a key that only the master knows: it need not be stored,
+//! and it cannot be guessed.
 //!
 //! J.-P. Aumasson, D. J. Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012.
 
-/// The handle of a put.
+/// The handle of the put with this generation.
 pub(crate) const fn handle_of(key: [u64; 2], generation: u64) -> u64 {
     let mut v = [
         key[0] ^ 0x736f_6d65_7073_6575,
@@ -13,7 +14,7 @@ pub(crate) const fn handle_of(key: [u64; 2], generation: u64) -> u64 {
         key[0] ^ 0x6c79_6765_6e65_7261,
         key[1] ^ 0x7465_6462_7974_6573,
     ];
-    // One word, then the length of the message, 8 bytes, in the highest byte of the last.
+    // One word, then the message length of 8 bytes in the highest byte of the last word.
     let words = [generation, 8 << 56];
     let mut at = 0;
     while at < words.len() {

@@ -1,33 +1,38 @@
 //! The store as pure state machines: no I/O, no clock, no randomness, no threads.
 //!
 //! ```text
-//!      a client's shell                       the wire                       the master's shell
+//!      a client's process                     the wire                       the master's process
 //!   sockets, buffers, fabric                                                 sockets, clock
 //!  ┌───────────────────────┐                                              ┌───────────────────┐
 //!  │ client::GetOp, PutOp  │ ── request ─▶ ┌──────────────────┐ ────────▶ │ Master            │
 //!  │  what to call, move,  │               │ wire: frames     │           │  objects  leases  │
 //!  │  fence, verify        │ ◀─ response ─ │ message: bodies  │ ◀──────── │  segments  nodes  │
-//!  └──────────┬────────────┘               └──────────────────┘           │  limbo  eviction  │
-//!             │ bytes, one-sided                                          └─────────▲─────────┘
+//!  └──────────┬────────────┘               └──────────────────┘           │ pending release   │
+//!             │ bytes, one-sided                                          │ eviction          │
+//!             │                                                           └─────────▲─────────┘
 //!             ▼                                                                     │ mount, heartbeat
 //!   ┌───────────────────────────────────────────────────────────────────────────────┴─────────┐
 //!   │ nodes: memory, exported through te-core                                                 │
 //!   └─────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! An object's life: `put_start` reserves space on distinct segments, the writer moves its bytes straight to the nodes,
-//! `put_end` commits them with a checksum, and from then on `get` says where they are, under a lease. The master never
-//! sees a byte of an object. Three rules keep a reader from ever seeing the wrong ones:
+//! The life of an object: `put_start` reserves space on distinct segments, the writer moves its bytes
+//! straight to the nodes, `put_end` commits them with a checksum, and from then on `get` returns where they
+//! are, under a lease. No byte of an object passes through the master. Three rules ensure that a reader never
+//! accepts wrong bytes:
 //!
-//! * **Space is reused when nobody can touch it any more.** Not while a lease runs, and not while a writer's bytes may be
-//!   on their way: it committed, it vouched that it is quiet (every write known to have ended, or fenced by its target), or
-//!   its node said that the writer is cut off. See [`Master`].
-//! * **Readers verify.** The bytes count when their checksum, bound to key and generation ([`bound`]), is the committed one and the lease had not run out on the
-//!   reader's own clock. Everything else is a miss. See [`client::GetOp`].
-//! * **Nothing is named twice.** Generations and segment numbers are never reused, over restarts of the master too.
+//! * **Space is reused only when no process can touch it any more.** Not while a lease is valid, and not
+//!   while a writer's bytes may still land: the writer committed, or reported that it is quiet (every write
+//!   has ended, or was fenced by its target), or the node reported that it has cut the writer off. See
+//!   [`Master`].
+//! * **Readers verify.** The bytes count only if their checksum, bound to key and generation ([`bound`]), is
+//!   the committed one and the lease had not run out on the reader's own clock. Everything else is a miss.
+//!   See [`client::GetOp`].
+//! * **Nothing is named twice.** Generations and segment numbers are never reused, not even after a restart
+//!   of the master.
 //!
-//! Everything is driven by calls that take the time as an argument, so that the whole store runs in one thread, with every
-//! fault there is, from one seed: `tests/simulation`.
+//! Every call takes the time as an argument, so the whole store runs in one thread, with every fault, from
+//! one seed: `tests/simulation`.
 //!
 //! # Limits
 //!
@@ -37,24 +42,24 @@
 //! | Keys in a request | 4,096 | [`wire::KEYS_PER_BATCH_MAX`] |
 //! | Key | 1 to 1,024 bytes | [`wire::KEY_BYTES_MAX`], [`MasterConfig::key_bytes_max`] |
 //! | Replicas of an object | 8 | [`message::REPLICAS_MAX`], [`MasterConfig::replicas_max`] |
-//! | Object | 1 byte to one segment, its trailer included | [`blocks`] |
+//! | Object | 1 byte to one segment, its trailer included | [`chunks`] |
 //! | Segment | 64 bytes to 64 TiB | [`allocator::GRAIN_BYTES`], [`MasterConfig::segment_bytes_max`] |
 //! | Segments, nodes | 4,096 each | [`MasterConfig::segments_max`], [`MasterConfig::nodes_max`] |
 //! | Members of a group | 4,096 | [`message::Retention::group`] |
 //! | Bytes pinned for good | half of all | [`MasterConfig::hard_pin_share_max`] |
-//! | Objects | 100 million, 2^31 at most | [`MasterConfig::objects_max`] |
+//! | Objects | 100 million by default, at most 2^31 | [`MasterConfig::objects_max`] |
 //! | Master memory per object | about 160 bytes with keys up to 38 bytes and one replica | `tests/memory.rs` |
-//! | Tenants | 1,024, 4,096 at most | [`MasterConfig::tenants_max`] |
-//! | Name, endpoint of a segment | 256 bytes | [`message::NAME_BYTES_MAX`] |
+//! | Tenants | 1,024 by default, at most 4,096 | [`MasterConfig::tenants_max`] |
+//! | Name or endpoint of a segment | 256 bytes | [`message::NAME_BYTES_MAX`] |
 //!
 //! # Example
 //!
-//! One put and one get, with a `Vec` for the fabric and the node:
+//! One put and one get, with a `Vec` in place of the fabric and the node:
 //!
 //! ```
 //! use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, TransferEnd};
-//! use store_core::message::{MountSegment, PutAsk};
-//! use store_core::{Frame, Master, MasterConfig, Session};
+//! use store_core::message::{MountSegment, PutRequest};
+//! use store_core::{Frame, Incarnation, Master, MasterConfig, NodeId, Session};
 //! use te_core::Instant;
 //!
 //! let now = Instant::from_millis(1);
@@ -62,21 +67,17 @@
 //! let mut session = Session::default();
 //! let mut memory = vec![0u8; 4096];
 //! let segment = MountSegment {
-//!     node: 1,
-//!     incarnation: 1,
+//!     node: NodeId::new(1),
+//!     incarnation: Incarnation::new(1),
 //!     name: "n1",
 //!     endpoint: "n1:9000",
-//!     base: 0,
 //!     len: 4096,
-//!     export: Default::default(),
-//!     epoch: 0,
-//!     key: 0,
-//!     takeover: false,
+//!     ..MountSegment::default()
 //! };
 //! master.mount(now, &segment)?.mounted()?;
 //!
 //! let mut put = PutOp::new(ClientConfig::default());
-//! put.start([PutItem { key: b"greeting", len: 5, checksum: 42 }], PutAsk { writer: 1, ..PutAsk::default() });
+//! put.start([PutItem { key: b"greeting", len: 5, checksum: 42 }], PutRequest { writer: 1, ..PutRequest::default() });
 //! let (mut request, mut response) = (Vec::new(), Vec::new());
 //! let mut request_id = 0;
 //! while !put.is_done() {
@@ -123,8 +124,8 @@
 extern crate alloc;
 
 pub mod allocator;
-pub mod blocks;
 mod bound;
+pub mod chunks;
 pub mod client;
 mod codec;
 mod config;
@@ -132,15 +133,16 @@ mod error;
 mod event;
 mod eviction;
 mod handle;
-mod heat;
-mod limbo;
+mod ids;
 mod master;
 pub mod message;
 mod nodes;
 mod objects;
 mod pattern;
+mod pending_release;
 pub mod placement;
 mod proof;
+mod read_rates;
 mod room;
 mod segments;
 mod serve;
@@ -160,19 +162,20 @@ pub use codec::{Items, Key, Short};
 pub use config::{ConfigError, MasterConfig};
 pub use error::ErrorCode;
 pub use event::Event;
-pub use eviction::{EvictionPolicy, Place, UnknownPolicy};
-pub use heat::{ReplicationConfig, ReplicationMode};
+pub use eviction::{BatchOrder, EvictionPolicy, Place, UnknownPolicy};
+pub use ids::{Incarnation, NodeId, SegmentNo, TaskId, TenantNo};
 pub use master::Master;
-pub use message::{Kind, Operation, SegmentNo};
+pub use message::{Kind, Operation};
 pub use placement::{AllocationStrategy, Placement, UnknownStrategy};
 pub use proof::{CHALLENGE_BYTES, PROOF_BYTES, Role, prove};
+pub use read_rates::{ReplicationConfig, ReplicationMode};
 pub use session::{Peer, Session};
 pub use stats::Stats;
 pub use tasks::TaskConfig;
 /// The time that every operation takes, because nothing here has a clock.
 pub use te_core::Instant;
 pub use tenant::{
-    DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, Secret, TENANT_BYTES_MAX, TenantConfig, TenantNo,
+    DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, Secret, TENANT_BYTES_MAX, TenantConfig,
 };
 pub use times::Times;
 pub use trace::Trace;

@@ -1,53 +1,54 @@
-//! Messages: what is asked and what is answered, operation by operation.
+//! Messages: the requests and responses of every operation.
 //!
-//! Every operation is a batch: a head said once, then one item for each key; one key is a batch of one. Answers have one
-//! item for each item asked, in the same order. Nothing is allocated to decode one.
+//! Every operation is a batch: a head, sent once, then one item per key; a single key is a batch of one. A
+//! response has one item per item of the request, in the same order. Decoding allocates nothing.
 //!
-//! | Kind | head asked, items asked | head answered, items answered | again |
+//! | Kind | Head of the request · items | Head of the response · items | Effect of a repetition |
 //! |---|---|---|---|
 //! | [`Hello`] | [`Greeting`] · – | [`Welcome`] · – | changes nothing |
-//! | [`Mount`] | [`MountSegment`] · – | [`MountAnswer`] · – | the same incarnation mounts the same: the same number |
+//! | [`Mount`] | [`MountSegment`] · – | [`MountResponse`] · – | the same incarnation mounts the same: the same number |
 //! | [`Unmount`] | [`UnmountSegment`] · – | – · – | `SegmentNotFound`: what is gone stays gone, numbers are never used twice |
-//! | [`Beat`] | [`Heartbeat`] · – | [`NodeStatus`] · – | lives, still |
-//! | [`PutStart`] | [`PutAsk`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error | the same space, by its writer and nonce, while the put is unfinished; then `ObjectAlreadyExists` |
+//! | [`Beat`] | [`Heartbeat`] · – | [`NodeStatus`] · – | is alive, still |
+//! | [`PutStart`] | [`PutRequest`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error | the same space, by its writer and nonce, while the put is unfinished; then `ObjectAlreadyExists` |
 //! | [`PutEnd`] | – · [`Commit`]s | – · `()` or error | committed, by its generation |
 //! | [`PutRevoke`] | – · [`Revocation`]s | – · `()` or error | `PutIsOver`, by its generation: as wanted |
 //! | [`Get`] | – · [`Key`]s | [`Lease`] · [`Object`] or error | a lease that ends later |
 //! | [`Exists`] | – · [`Key`]s | – · `bool` | changes nothing |
-//! | [`ReturnLeases`] | – · [`LeaseRange`]s | never answered | changes nothing: each lease is given back once |
-//! | [`ReportSegments`] | – · segment ids | – · `()` or error | is marked, still |
-//! | [`FetchExpulsions`] | [`FetchAsk`] · – | – · [`Expulsion`]s | the same orders |
+//! | [`ReturnLeases`] | – · [`LeaseRange`]s | no response | changes nothing: each lease is returned once |
+//! | [`ReportSegments`] | – · [`SegmentNo`]s | – · `()` or error | is marked, still |
+//! | [`FetchExpulsions`] | [`FetchRequest`] · – | – · [`Expulsion`]s | the same orders |
 //! | [`EndExpulsions`] | [`NodeProof`] · [`ExpulsionEnd`]s | – · `()` or error | has ended, by its ticket |
-//! | [`Remove`] | – · [`Removal`]s | – · `()` or error | `KeyNotFound`; what was put in between goes, too, as eviction might have done |
+//! | [`Remove`] | – · [`Removal`]s | – · `()` or error | `KeyNotFound`; an object put in between is removed, too, as eviction might have done |
 //! | [`List`] | [`ListQuery`] · – | [`ListPosition`] · [`Listed`] | changes nothing |
-//! | [`Segments`] | – · segment ids, none for all | – · [`SegmentInfo`] or error | changes nothing |
+//! | [`Segments`] | – · [`SegmentNo`]s; no item: all | – · [`SegmentInfo`] or error | changes nothing |
 //! | [`ReadStats`] | – · – | [`Stats`] · – | changes nothing |
-//! | [`ExplainEviction`] | how many at most · – | [`EvictionReport`] · [`NextVictim`]s | changes nothing |
+//! | [`ExplainEviction`] | most victims to list · – | [`EvictionReport`] · [`NextVictim`]s | changes nothing |
 //! | [`ReadConfig`] | – · – | [`MasterConfig`] · – | changes nothing |
-//! | [`EvictNow`] | [`Evict`] · – | [`Evicted`] · – | nothing to evict: what is asked for is what to leave |
+//! | [`EvictNow`] | [`Evict`] · – | [`Evicted`] · – | evicts nothing: the request says how much to leave |
 //! | [`ListNodes`] | – · – | – · [`NodeInfo`] | changes nothing |
-//! | [`WhyKept`] | – · [`Key`]s | – · [`Kept`] or none, or error | changes nothing |
-//! | [`ReportReplicas`] | who · [`BadReplica`]s | – · [`Verdict`] or error | a reporter counts once; what is dropped already is `ReplicaNotFound` |
+//! | [`WhyKept`] | – · [`Key`]s | – · optional [`Kept`], or error | changes nothing |
+//! | [`ReportReplicas`] | the reporter's random number · [`BadReplica`]s | – · [`Verdict`] or error | a reporter counts once; a dropped replica is `ReplicaNotFound` |
 //! | [`FindReplicas`] | – · [`Key`]s | – · [`ReplicaInfos`] or error | changes nothing |
 //! | [`CreateTasks`] | – · [`NewTask`]s | – · [`TaskId`] or error | the same task while it is unfinished; then, if a source or target was named, `ReplicaNotFound` or `ReplicaAlreadyExists`; else one more |
-//! | [`QueryTasks`] | – · task ids | – · [`TaskInfo`] or error | changes nothing |
+//! | [`QueryTasks`] | – · [`TaskId`]s | – · [`TaskInfo`] or error | changes nothing |
 //! | [`ListTasks`] | [`TaskQuery`] · – | [`ListPosition`] · [`TaskInfo`]s | changes nothing |
-//! | [`CancelTasks`] | – · task ids | – · [`TaskInfo`] or error | is canceled, still |
-//! | [`RetryTasks`] | – · task ids | – · [`TaskInfo`] or error | is pending or processing, still |
-//! | [`FetchTasks`] | [`FetchAsk`] · – | [`Lease`] · [`TaskOrder`]s | the same orders, with the same attempts, and more if there is room |
+//! | [`CancelTasks`] | – · [`TaskId`]s | – · [`TaskInfo`] or error | is canceled, still |
+//! | [`RetryTasks`] | – · [`TaskId`]s | – · [`TaskInfo`] or error | is pending or processing, still |
+//! | [`FetchTasks`] | [`FetchRequest`] · – | [`Lease`] · [`TaskOrder`]s | the same orders, with the same attempts, and more if there is room |
 //! | [`EndTasks`] | [`NodeProof`] · [`TaskEnd`]s | – · `()` or error | has ended, by its attempt |
 //! | [`OrderSegments`] | – · [`SegmentOrder`]s | – · [`DrainInfo`] or error | is in that state, still |
-//! | [`DrainStatus`] | – · segment ids, none for all that are not active | – · [`DrainInfo`] or error | changes nothing |
+//! | [`DrainStatus`] | – · [`SegmentNo`]s; no item: all that are not active | – · [`DrainInfo`] or error | changes nothing |
 //! | [`ReadTaskReport`] | – · – | [`TaskReport`] · – | changes nothing |
-//! | [`TenantList`] | – · names, none for all | – · [`TenantUsage`] or error | changes nothing |
+//! | [`TenantList`] | – · names; no item: all | – · [`TenantUsage`] or error | changes nothing |
 //! | [`TenantSet`] | [`TenantSetting`] · – | – · – | sets the same |
 //! | [`TenantRemove`] | name · – | – · – | `TenantNotRegistered`: as wanted |
 //! | [`Find`] | [`FindQuery`] · – | [`ListPosition`] · [`Listed`] | changes nothing |
-//! | [`RemoveMany`] | [`RemoveQuery`] · – | [`RemovedPage`] · – | finds less |
-//! | [`QueryHosts`] | – · [`Whereabouts`] | – · [`Hosts`] or error | changes nothing |
-//! | [`ClearReplicas`] | segment, or none for all · [`Key`]s | – · `()` or error | `KeyNotFound` or `ReplicaNotFound`: as wanted |
+//! | [`RemoveMany`] | [`RemoveQuery`] · – | [`RemovedPage`] · – | finds fewer objects |
+//! | [`QueryHosts`] | – · [`HostQuery`] | – · [`Hosts`] or error | changes nothing |
+//! | [`ClearReplicas`] | optional [`SegmentNo`]; none: all · [`Key`]s | – · `()` or error | `KeyNotFound` or `ReplicaNotFound`: as wanted |
 //!
-//! Every operation may be sent again when its answer was lost: the last column says what the second one does.
+//! Every operation may be repeated when its response was lost: the last column says what the second request
+//! does.
 //!
 //! ```
 //! use store_core::{Frame, Key, message::{Get, Operation}};
@@ -73,7 +74,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codec::{self, Items, Key};
 use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, WireError};
-use crate::{ErrorCode, MasterConfig, Stats};
+use crate::{ErrorCode, MasterConfig, SegmentNo, Stats, TaskId};
 
 pub use eviction::*;
 pub use nodes::*;
@@ -81,103 +82,101 @@ pub use objects::*;
 pub use queries::*;
 pub use tasks::*;
 
-/// Most replicas that an object can have.
+/// Most replicas per object.
 pub const REPLICAS_MAX: usize = 8;
-/// Longest name and longest endpoint of a segment, bytes.
+/// Length limit of a segment's name, and of its endpoint, bytes.
 pub const NAME_BYTES_MAX: usize = 256;
 
-/// Most hosts of a node in an answer.
+/// Most hosts of a node in a response.
 pub const HOSTS_MAX: usize = 8;
-
-/// The number of a segment in its master's life: counted up, never used twice.
-pub type SegmentNo = u32;
 
 /// One operation: its number on the wire and the types of its messages.
 pub trait Operation {
-    /// Its number.
+    /// The operation's number.
     const KIND: Kind;
-    /// Said once in the request.
-    type Ask<'a>: Serialize + Deserialize<'a>;
-    /// Said for each key in the request.
-    type AskItem<'a>: Serialize + Deserialize<'a>;
-    /// Said once in the response.
-    type Answer<'a>: Serialize + Deserialize<'a>;
-    /// Said for each key in the response.
-    type AnswerItem<'a>: Serialize + Deserialize<'a>;
+    /// The head of a request.
+    type Request<'a>: Serialize + Deserialize<'a>;
+    /// An item of a request, usually one per key.
+    type RequestItem<'a>: Serialize + Deserialize<'a>;
+    /// The head of a response.
+    type Response<'a>: Serialize + Deserialize<'a>;
+    /// An item of a response, one per item of the request.
+    type ResponseItem<'a>: Serialize + Deserialize<'a>;
 
     /// Appends a request frame.
     ///
     /// # Errors
-    /// `TooManyKeys`, `TooLong`; `out` is as it was.
+    /// `TooManyKeys`, `TooLong`; `out` is as it was before.
     fn encode_request<'a>(
         out: &mut Vec<u8>,
         request_id: u64,
-        ask: &Self::Ask<'_>,
-        items: impl ExactSizeIterator<Item = Self::AskItem<'a>>,
+        head: &Self::Request<'_>,
+        items: impl ExactSizeIterator<Item = Self::RequestItem<'a>>,
     ) -> Result<(), WireError> {
         let header = Header { kind: Self::KIND as u8, response: false, request_id, status: 0 };
-        encode(out, &header, ask, items)
+        encode(out, &header, head, items)
     }
 
-    /// Reads the body of a request.
+    /// Decodes the body of a request.
     ///
     /// # Errors
     /// `Body`, `TooManyKeys`.
-    fn decode_request(body: &[u8]) -> Result<(Self::Ask<'_>, Items<'_, Self::AskItem<'_>>), WireError> {
-        let (ask, rest) = codec::take(body)?;
-        Ok((ask, Items::parse(rest)?))
+    fn decode_request(body: &[u8]) -> Result<(Self::Request<'_>, Items<'_, Self::RequestItem<'_>>), WireError> {
+        let (head, rest) = codec::take(body)?;
+        Ok((head, Items::parse(rest)?))
     }
 
-    /// Appends a response frame. A server that answers as it goes wants [`Answer`] instead.
+    /// Appends a response frame. A server that produces its items one by one uses [`ResponseWriter`] instead.
     ///
     /// # Errors
-    /// `TooManyKeys`, `TooLong`; `out` is as it was.
+    /// `TooManyKeys`, `TooLong`; `out` is as it was before.
     fn encode_response<'a>(
         out: &mut Vec<u8>,
         request_id: u64,
-        answer: &Self::Answer<'_>,
-        items: impl ExactSizeIterator<Item = Self::AnswerItem<'a>>,
+        head: &Self::Response<'_>,
+        items: impl ExactSizeIterator<Item = Self::ResponseItem<'a>>,
     ) -> Result<(), WireError> {
         let header = Header { kind: Self::KIND as u8, response: true, request_id, status: 0 };
-        encode(out, &header, answer, items)
+        encode(out, &header, head, items)
     }
 
-    /// Reads a response: its body, or why the request failed as a whole.
+    /// Decodes a response: its body, or the error of a request that failed as a whole.
     ///
     /// # Errors
-    /// The status of the response; `InternalError` for one that does not decode or is not of this operation.
+    /// The status of the response; `InternalError` for a response that does not decode or belongs to another
+    /// operation.
     fn decode_response<'a>(
         frame: &Frame<'a>,
-    ) -> Result<(Self::Answer<'a>, Items<'a, Self::AnswerItem<'a>>), ErrorCode> {
+    ) -> Result<(Self::Response<'a>, Items<'a, Self::ResponseItem<'a>>), ErrorCode> {
         frame.header.result()?;
         if frame.header.kind != Self::KIND as u8 || !frame.header.response {
             return Err(ErrorCode::InternalError);
         }
-        let (answer, rest) = codec::take(frame.body).map_err(|_| ErrorCode::InternalError)?;
-        Ok((answer, Items::parse(rest).map_err(|_| ErrorCode::InternalError)?))
+        let (head, rest) = codec::take(frame.body).map_err(|_| ErrorCode::InternalError)?;
+        Ok((head, Items::parse(rest).map_err(|_| ErrorCode::InternalError)?))
     }
 }
 
-/// A response whose items are appended one by one; the count is known before.
+/// A response whose items are appended one by one. Their number is known before.
 #[derive(Debug)]
-pub struct Answer<'v> {
+pub struct ResponseWriter<'v> {
     frame: FrameWriter<'v>,
 }
 
-impl<'v> Answer<'v> {
-    /// Appends header, head and count.
+impl<'v> ResponseWriter<'v> {
+    /// Appends header, head and number of items.
     ///
     /// # Errors
-    /// `Body` when the head does not serialise.
+    /// `Body` when the head cannot be encoded.
     pub fn begin<O: Operation>(
         out: &'v mut Vec<u8>,
         request_id: u64,
-        answer: &O::Answer<'_>,
+        head: &O::Response<'_>,
         count: usize,
     ) -> Result<Self, WireError> {
         let header = Header { kind: O::KIND as u8, response: true, request_id, status: 0 };
         let mut frame = FrameWriter::begin(out, &header);
-        codec::put(frame.body(), answer)?;
+        codec::put(frame.body(), head)?;
         codec::put(frame.body(), &(count as u32))?;
         Ok(Self { frame })
     }
@@ -185,12 +184,12 @@ impl<'v> Answer<'v> {
     /// Appends one item.
     ///
     /// # Errors
-    /// `Body` when it does not serialise.
+    /// `Body` when it cannot be encoded.
     pub fn item<T: Serialize>(&mut self, item: &T) -> Result<(), WireError> {
         codec::put(self.frame.body(), item)
     }
 
-    /// Fills in the length.
+    /// Writes the body's length into the header.
     ///
     /// # Errors
     /// `TooLong`; the buffer is as it was before.
@@ -199,10 +198,10 @@ impl<'v> Answer<'v> {
     }
 }
 
-/// Appends a response to a request that failed as a whole.
+/// Appends the response to a request that failed as a whole.
 pub fn encode_failure(out: &mut Vec<u8>, kind: u8, request_id: u64, error: ErrorCode) {
     let header = Header { kind, response: true, request_id, status: error.code() };
-    // An empty body is never too long.
+    // An empty body is within every limit.
     let _ = FrameWriter::begin(out, &header).finish();
 }
 
@@ -226,7 +225,7 @@ fn encode<T: Serialize, H: Serialize>(
 }
 
 macro_rules! operations {
-    ($($(#[$doc:meta])* $name:ident = $number:literal, ($ask:ty, $ask_item:ty) -> ($answer:ty, $answer_item:ty);)*) => {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, ($request:ty, $request_item:ty) -> ($response:ty, $response_item:ty);)*) => {
         /// The number of an operation in a frame's header.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
@@ -236,7 +235,7 @@ macro_rules! operations {
         }
 
         impl Kind {
-            /// Every operation of this release.
+            /// All operations of this release.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
             /// The operation with this number.
@@ -248,7 +247,7 @@ macro_rules! operations {
                 }
             }
 
-            /// Its name, for logs and metrics.
+            /// The operation's name, for logs and metrics.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -264,97 +263,99 @@ macro_rules! operations {
 
             impl Operation for $name {
                 const KIND: Kind = Kind::$name;
-                type Ask<'a> = $ask;
-                type AskItem<'a> = $ask_item;
-                type Answer<'a> = $answer;
-                type AnswerItem<'a> = $answer_item;
+                type Request<'a> = $request;
+                type RequestItem<'a> = $request_item;
+                type Response<'a> = $response;
+                type ResponseItem<'a> = $response_item;
             }
         )*
     };
 }
 
 operations! {
-    /// First on every connection: versions and limits.
+    /// The first request on every connection: exchanges versions and limits, proves secrets.
     Hello = 1, (Greeting<'a>, ()) -> (Welcome, ());
     /// A node contributes memory.
-    Mount = 2, (MountSegment<'a>, ()) -> (MountAnswer<'a>, ());
-    /// A node takes it back.
+    Mount = 2, (MountSegment<'a>, ()) -> (MountResponse<'a>, ());
+    /// A node takes a segment back.
     Unmount = 3, (UnmountSegment, ()) -> ((), ());
-    /// A node says that it lives.
+    /// A node reports that it is alive.
     Beat = 4, (Heartbeat, ()) -> (NodeStatus, ());
-    /// Space for new objects. They are not readable yet.
-    PutStart = 5, (PutAsk, NewObject<'a>) -> (PutWindow, Result<Allocation, ErrorCode>);
-    /// The bytes are in place, all of them: readable from here.
+    /// Reserves space for new objects. They are not readable yet.
+    PutStart = 5, (PutRequest, NewObject<'a>) -> (PutWindow, Result<Allocation, ErrorCode>);
+    /// Commits objects whose bytes are in place: they are readable from here.
     PutEnd = 6, ((), Commit<'a>) -> ((), Result<(), ErrorCode>);
-    /// The writer gives up.
+    /// Gives puts up.
     PutRevoke = 7, ((), Revocation<'a>) -> ((), Result<(), ErrorCode>);
-    /// Where objects are, with a lease to read them.
+    /// Looks up where objects are, and leases them for reading.
     Get = 8, ((), Key<'a>) -> (Lease, Result<Object, ErrorCode>);
-    /// Whether they are readable. Neither leases nor counts as a use.
+    /// Whether objects are readable. Neither leases them nor counts as a use.
     Exists = 9, ((), Key<'a>) -> ((), bool);
-    /// The reader is done with these: eviction need not wait for the leases to run out. Never answered.
+    /// Returns leases before their end, so that eviction need not wait. Has no response.
     ReturnLeases = 14, ((), LeaseRange) -> ((), ());
-    /// Segments that a client could not reach.
+    /// Reports segments that a client could not reach.
     ReportSegments = 15, ((), SegmentNo) -> ((), Result<(), ErrorCode>);
-    /// A node asks which writers it is to cut off.
-    FetchExpulsions = 16, (FetchAsk, ()) -> ((), Expulsion);
-    /// A node has cut writers off, or left them alone.
+    /// Returns the orders to a node to cut off writers.
+    FetchExpulsions = 16, (FetchRequest, ()) -> ((), Expulsion);
+    /// Reports that a node has cut off writers, or has left them alone.
     EndExpulsions = 17, (NodeProof, ExpulsionEnd) -> ((), Result<(), ErrorCode>);
-    /// Forget objects.
+    /// Removes objects.
     Remove = 10, ((), Removal<'a>) -> ((), Result<(), ErrorCode>);
-    /// Keys, a page at a time.
+    /// Lists keys, by pages.
     List = 11, (ListQuery<'a>, ()) -> (ListPosition, Listed<'a>);
     /// What segments are and where.
     Segments = 12, ((), SegmentNo) -> ((), Result<SegmentInfo<'a>, ErrorCode>);
-    /// Counters and gauges.
+    /// Returns gauges and counters.
     ReadStats = 13, ((), ()) -> (Stats, ());
-    /// What eviction did, what keeps objects from it, and what goes next.
+    /// What eviction did, what keeps objects from it, and what is evicted next.
     ExplainEviction = 21, (u32, ()) -> (EvictionReport, NextVictim<'a>);
-    /// The settings that the master runs with, secrets left out. For admins.
+    /// The settings that the master runs with, without secrets. For admins.
     ReadConfig = 80, ((), ()) -> (MasterConfig, ());
-    /// Evict now. For admins.
+    /// Evicts now. For admins.
     EvictNow = 81, (Evict, ()) -> (Evicted, ());
-    /// Who the nodes are. For admins.
+    /// Lists the nodes. For admins.
     ListNodes = 82, ((), ()) -> ((), NodeInfo);
     /// Why objects cannot be evicted now; none if they can.
     WhyKept = 22, ((), Key<'a>) -> ((), Result<Option<Kept>, ErrorCode>);
-    /// A reader, which names itself by a random number, found replicas with other bytes than were committed.
+    /// Reports replicas whose bytes were not the committed ones. The reader identifies itself by a random
+    /// number.
     ReportReplicas = 40, (u64, BadReplica<'a>) -> ((), Result<Verdict, ErrorCode>);
-    /// Where objects are, readable or not. Neither leases nor counts as a use.
+    /// Where objects are, readable or not. Neither leases them nor counts as a use.
     FindReplicas = 41, ((), Key<'a>) -> ((), Result<ReplicaInfos, ErrorCode>);
-    /// Copy or move replicas.
+    /// Creates tasks that copy or move replicas.
     CreateTasks = 42, ((), NewTask<'a>) -> ((), Result<TaskId, ErrorCode>);
-    /// How far tasks are.
+    /// Returns the state of tasks.
     QueryTasks = 43, ((), TaskId) -> ((), Result<TaskInfo<'a>, ErrorCode>);
-    /// Tasks, a page at a time.
+    /// Lists tasks, by pages.
     ListTasks = 44, (TaskQuery, ()) -> (ListPosition, TaskInfo<'a>);
-    /// Give tasks up.
+    /// Cancels tasks.
     CancelTasks = 45, ((), TaskId) -> ((), Result<TaskInfo<'a>, ErrorCode>);
-    /// Try tasks again that were given up.
+    /// Retries tasks that failed or were canceled.
     RetryTasks = 46, ((), TaskId) -> ((), Result<TaskInfo<'a>, ErrorCode>);
-    /// A node asks for its work.
-    FetchTasks = 47, (FetchAsk, ()) -> (Lease, TaskOrder<'a>);
-    /// A node has done it, or not.
+    /// Returns the tasks of a node.
+    FetchTasks = 47, (FetchRequest, ()) -> (Lease, TaskOrder<'a>);
+    /// Reports how attempts of a node ended.
     EndTasks = 48, (NodeProof, TaskEnd) -> ((), Result<(), ErrorCode>);
-    /// Drain segments, spare them, or take them back into use.
+    /// Puts segments into a state: draining, maintenance, active.
     OrderSegments = 49, ((), SegmentOrder) -> ((), Result<DrainInfo, ErrorCode>);
-    /// How far segments are drained; none for all that are not active.
+    /// Returns the progress of draining; no item: of all segments that are not active.
     DrainStatus = 50, ((), SegmentNo) -> ((), Result<DrainInfo, ErrorCode>);
-    /// Counters and gauges of tasks, drains, heat and reports.
+    /// Returns gauges and counters of tasks, drains, hot objects and reports.
     ReadTaskReport = 51, ((), ()) -> (TaskReport, ());
-    /// What tenants use and may: these, or all for none. Whoever is no admin learns of no other than its own.
+    /// Returns the usage and the limits of tenants; no item: of all. A connection without the rights of an
+    /// admin sees its own tenant only.
     TenantList = 60, ((), &'a str) -> ((), Result<TenantUsage<'a>, ErrorCode>);
     /// Adds or changes a tenant. For admins.
     TenantSet = 61, (TenantSetting<'a>, ()) -> ((), ());
-    /// Forgets a tenant that has no objects. For admins.
+    /// Removes a tenant that has no objects. For admins.
     TenantRemove = 62, (&'a str, ()) -> ((), ());
-    /// Keys that a regular expression matches, a page at a time.
+    /// Lists keys that a regular expression matches, by pages.
     Find = 70, (FindQuery<'a>, ()) -> (ListPosition, Listed<'a>);
-    /// Forgets all objects of a tenant, or those whose key a regular expression matches, a page at a time.
+    /// Removes all objects of a tenant, or those whose keys a regular expression matches, by pages.
     RemoveMany = 71, (RemoveQuery<'a>, ()) -> (RemovedPage, ());
-    /// The hosts that nodes or segments are on.
-    QueryHosts = 72, ((), Whereabouts) -> ((), Result<Hosts<'a>, ErrorCode>);
-    /// Drops the replicas of objects on a segment; none: on all of them. What has none left is gone. What somebody reads or
-    /// writes is left alone.
+    /// Returns the hosts of nodes or segments.
+    QueryHosts = 72, ((), HostQuery) -> ((), Result<Hosts<'a>, ErrorCode>);
+    /// Drops the replicas of objects on a segment; no segment: on all of them. An object without replicas is
+    /// removed. Objects that are leased or being written are left alone.
     ClearReplicas = 73, (Option<SegmentNo>, Key<'a>) -> ((), Result<(), ErrorCode>);
 }

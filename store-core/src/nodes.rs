@@ -1,4 +1,4 @@
-//! Nodes: who lives, and which incarnations are over.
+//! Nodes: which are alive, and which incarnations are over.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -9,59 +9,60 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use te_core::Instant;
 
-use crate::SegmentNo;
 use crate::message::MountSegment;
+use crate::{Incarnation, NodeId, SegmentNo};
 
 #[derive(Debug)]
 pub(crate) struct Node {
-    pub(crate) incarnation: u64,
-    /// What it proves with that it is itself.
+    pub(crate) incarnation: Incarnation,
+    /// The key with which the node proves its identity.
     pub(crate) key: u64,
     pub(crate) seen: Instant,
-    /// The connection that it was heard on last; 0: not known which.
+    /// The connection that it was last heard on; 0: unknown.
     session: u64,
-    /// That connection stands, as far as is known.
+    /// That connection is open, as far as is known.
     pub(crate) connected: bool,
     pub(crate) segments: Vec<SegmentNo>,
 }
 
-/// A segment that went away. Until late writers are over, its name comes back only under a higher incarnation: memory
-/// that is mounted again under the old one could still be written by somebody who holds the old export.
+/// A segment that was unmounted. Until late writes are over, its name can be mounted again only under a
+/// higher incarnation: memory that is mounted again under the old one could still be written by a process
+/// that holds the old export.
 #[derive(Debug)]
-struct Grave {
+struct PastMount {
     name: Box<str>,
-    incarnation: u64,
+    incarnation: Incarnation,
     until: Instant,
 }
 
-/// Nodes with segments, and graves.
+/// Nodes with segments, and names of unmounted segments.
 #[derive(Debug)]
 pub(crate) struct Nodes {
-    map: HashMap<u64, Node, FixedState>,
-    graves: VecDeque<Grave>,
-    graves_max: usize,
+    map: HashMap<NodeId, Node, FixedState>,
+    past_mounts: VecDeque<PastMount>,
+    past_mounts_max: usize,
     ttl: Duration,
-    /// No node runs out before this.
+    /// No node expires before this time.
     check_at: Option<Instant>,
 }
 
 impl Nodes {
-    pub(crate) fn new(ttl: Duration, graves_max: usize) -> Self {
+    pub(crate) fn new(ttl: Duration, past_mounts_max: usize) -> Self {
         Self {
             map: HashMap::with_hasher(FixedState::with_seed(0)),
-            graves: VecDeque::new(),
-            graves_max,
+            past_mounts: VecDeque::new(),
+            past_mounts_max,
             ttl,
             check_at: None,
         }
     }
 
-    pub(crate) fn get(&self, node: u64) -> Option<&Node> {
+    pub(crate) fn get(&self, node: NodeId) -> Option<&Node> {
         self.map.get(&node)
     }
 
-    /// Notes that a node lives, and on which connection it said so.
-    pub(crate) fn heard(&mut self, now: Instant, node: u64, session: u64) {
+    /// Notes that a node is alive, and the connection that it was heard on.
+    pub(crate) fn heard(&mut self, now: Instant, node: NodeId, session: u64) {
         if let Some(node) = self.map.get_mut(&node) {
             node.seen = node.seen.max(now);
             (node.session, node.connected) = (session, true);
@@ -75,8 +76,8 @@ impl Nodes {
         }
     }
 
-    /// All, by number: the map's order is not part of the contract.
-    pub(crate) fn all(&self) -> Vec<(u64, &Node)> {
+    /// All nodes, sorted by number: the map's order must not show.
+    pub(crate) fn all(&self) -> Vec<(NodeId, &Node)> {
         let mut all: Vec<_> = self.map.iter().map(|(no, node)| (*no, node)).collect();
         all.sort_unstable_by_key(|(no, _)| *no);
         all
@@ -86,7 +87,7 @@ impl Nodes {
         self.map.len()
     }
 
-    /// Notes a mounted segment; its node lives.
+    /// Notes a mounted segment. Its node is alive.
     pub(crate) fn mounted(&mut self, now: Instant, mount: &MountSegment<'_>, segment: SegmentNo) {
         let MountSegment { node, incarnation, key, .. } = *mount;
         let fresh = Node { incarnation, key, seen: now, session: 0, connected: true, segments: Vec::new() };
@@ -100,10 +101,10 @@ impl Nodes {
     /// Notes that a segment is gone. A node without segments is forgotten.
     pub(crate) fn unmounted(
         &mut self,
-        node: u64,
+        node: NodeId,
         segment: SegmentNo,
         name: Box<str>,
-        incarnation: u64,
+        incarnation: Incarnation,
         until: Instant,
     ) {
         if let Some(entry) = self.map.get_mut(&node) {
@@ -112,36 +113,36 @@ impl Nodes {
                 self.map.remove(&node);
             }
         }
-        if self.graves.len() >= self.graves_max {
-            self.graves.pop_front();
+        if self.past_mounts.len() >= self.past_mounts_max {
+            self.past_mounts.pop_front();
         }
-        self.graves.push_back(Grave { name, incarnation, until });
+        self.past_mounts.push_back(PastMount { name, incarnation, until });
     }
 
     /// The highest incarnation of a name that is over and may still be written to.
-    pub(crate) fn buried(&self, now: Instant, name: &str) -> Option<u64> {
-        let graves = self.graves.iter().filter(|grave| *grave.name == *name && now < grave.until);
-        graves.map(|grave| grave.incarnation).max()
+    pub(crate) fn last_incarnation(&self, now: Instant, name: &str) -> Option<Incarnation> {
+        let past_mounts = self.past_mounts.iter().filter(|past| *past.name == *name && now < past.until);
+        past_mounts.map(|past| past.incarnation).max()
     }
 
     /// Nodes that have been silent for too long.
-    pub(crate) fn expired(&mut self, now: Instant) -> Vec<u64> {
+    pub(crate) fn expired(&mut self, now: Instant) -> Vec<NodeId> {
         if self.check_at.is_none_or(|at| now < at) {
             return Vec::new();
         }
-        while self.graves.front().is_some_and(|grave| grave.until <= now) {
-            self.graves.pop_front();
+        while self.past_mounts.front().is_some_and(|past| past.until <= now) {
+            self.past_mounts.pop_front();
         }
         let over = |node: &Node| node.seen + self.ttl <= now;
-        let mut expired: Vec<u64> =
+        let mut expired: Vec<NodeId> =
             self.map.iter().filter(|(_, node)| over(node)).map(|(id, _)| *id).collect();
-        // The map's order is not part of the contract.
+        // Sorted: the map's order must not show.
         expired.sort_unstable();
         self.check_at = self.map.values().filter(|node| !over(node)).map(|node| node.seen + self.ttl).min();
         expired
     }
 
-    /// When a node runs out, at the earliest.
+    /// The earliest time at which a node expires.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.check_at
     }

@@ -1,14 +1,14 @@
-//! Objects: a hash table of slab indices, and lists that say which of them may go.
+//! Objects: a hash table of slab indices, and lists of what may be evicted.
 //!
 //! ```text
-//!   table  hash ─▶ index          9 bytes a slot; carries 32 bits of the hash, so it grows without touching entries
-//!   slots  which are taken        1 bit; pages of 1,024 entries that are empty go, and a table that is too large shrinks
+//!   table  hash ─▶ index          9 bytes per slot; keeps 32 bits of the hash, so it grows without touching entries
+//!   slots  which are taken        1 bit; empty pages of 1,024 entries are freed, and a table that is too large shrinks
 //!   slab   [entry][entry][entry]… 96 bytes: key (inline to 38 bytes), length, checksum, generation, replica, lease
 //!   nodes  [node][node][node]…    16 bytes: links and the eviction policy's marks
 //!   kept   index ─▶ …             only for objects with a pin, a time to live or a group
 //! ```
 //!
-//! What may be done to an object and when is in `retention.rs`.
+//! The rules on what may be done to an object and when are in `retention.rs`.
 
 mod groups;
 mod leases;
@@ -31,8 +31,8 @@ use te_core::Instant;
 use crate::eviction::{Eviction as _, EvictionPolicy, List, Nodes, Place};
 use crate::message::Retention;
 use crate::segments::Placed;
-use crate::slab::{Chunks, Slots, trim_heap, trim_map};
-use crate::{FullKey, TenantNo};
+use crate::slab::{Slots, Values, trim_heap, trim_map};
+use crate::{FullKey, SegmentNo, TenantNo};
 use groups::Groups;
 use leases::LeaseCount;
 use retention::Kept;
@@ -41,27 +41,28 @@ use shares::Order;
 pub(crate) use shares::{Usage, charge};
 use table::{BUCKETS_PER_TIMEOUT, SLOT_BYTES, Table};
 
-/// What state an entry is in, that is what it is on.
+/// The state of an entry. It determines the list that the entry is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
-    /// Being written; `time` is when it was started. On a list, oldest start first.
+    /// Being written; `time` is the start of the put. On a list, oldest start first.
     Processing,
-    /// Readable, and pinned for good; on a list.
+    /// Readable, and pinned for good. On a list.
     Hard,
-    /// Readable, and softly pinned; on a list of its tenant's, oldest revival first.
+    /// Readable, and softly pinned. On a list of its tenant, oldest renewal first.
     Soft,
-    /// Readable. A reader was at it when its turn to be evicted came.
-    Aside,
-    /// Readable, and with the policy.
+    /// Readable. It was leased when its turn to be evicted came. In the leased set until the lease is over.
+    Leased,
+    /// Readable, and in the order of the eviction policy.
     Candidate,
-    /// Readable, and of a group: another member stands for it, or none while the group cannot go.
+    /// Readable, and member of a group: another member stands for the group, or none while the group cannot
+    /// be evicted.
     Member,
-    /// No object.
+    /// A free entry.
     Vacant,
 }
 
-/// States that have a list here.
+/// Number of states that have a list in [`Objects`].
 const LISTS: usize = State::Hard as usize + 1;
 
 /// One object. 96 bytes.
@@ -70,22 +71,22 @@ pub(crate) struct Entry {
     pub(crate) key: KeyBytes,
     pub(crate) generation: u64,
     pub(crate) len: u64,
-    /// While it is being written when that began, then when its last lease ends.
+    /// While the object is being written: the start of the put. Then the end of its last lease.
     pub(crate) time: Instant,
     pub(crate) replicas: Placements,
-    /// While it is being written the nonce of the put.
+    /// While the object is being written: the nonce of the put.
     pub(crate) checksum: u32,
-    /// Whose.
+    /// The tenant that the object belongs to.
     pub(crate) tenant: TenantNo,
     pub(crate) state: State,
-    /// Some of [`Self::RENEWED`] and what follows.
+    /// A combination of [`Self::RENEWED`] and the constants after it.
     marks: u8,
 }
 
 const _: () = assert!(size_of::<Entry>() <= 96);
 
 impl Entry {
-    /// What is not there.
+    /// What free entries read as.
     const VACANT: Self = Self {
         key: KeyBytes::EMPTY,
         generation: 0,
@@ -99,18 +100,18 @@ impl Entry {
     };
     /// Softly pinned, and read since it was put at its place of the list.
     const RENEWED: u8 = 1;
-    /// There is more to know in `Objects::kept`.
+    /// The object has an entry in `Objects::kept`.
     const KEPT: u8 = 2;
-    /// Stood last in its batch.
+    /// The object was the last of its batch.
     const LAST: u8 = 4;
-    /// Came back soon after its eviction.
+    /// The object was put again soon after its eviction.
     const RETURNING: u8 = 8;
-    /// The upper bits count the leases that run and were not given back.
+    /// The upper bits count the valid leases that were not given back.
     const LEASE: u8 = 16;
-    /// So many are not counted any more: they run out.
+    /// From this count on leases are not counted any more: they end by time.
     const LEASES_MANY: u8 = 0xf0;
 
-    /// What it is found by.
+    /// The key that the object is found by.
     pub(crate) fn full_key(&self) -> FullKey<'_> {
         FullKey { tenant: self.tenant, key: self.key.as_slice() }
     }
@@ -123,7 +124,7 @@ impl Entry {
         self.is_complete() && now < self.time
     }
 
-    /// One more lease runs. `fresh`: the first.
+    /// Counts a lease. `fresh`: it is the only one.
     fn count_lease(&mut self, fresh: bool) {
         let others = if fresh { 0 } else { self.marks & Self::LEASES_MANY };
         let count = if others == Self::LEASES_MANY { others } else { others + Self::LEASE };
@@ -135,7 +136,7 @@ impl Entry {
     }
 }
 
-/// The bytes of a key, inline as long as they are few.
+/// The bytes of a key, stored in place if they are few.
 #[derive(Debug)]
 pub(crate) enum KeyBytes {
     Inline { len: u8, bytes: [u8; Self::INLINE_MAX] },
@@ -174,7 +175,7 @@ impl KeyBytes {
     }
 }
 
-/// Where an object's bytes are. One replica is the rule and needs no allocation.
+/// The places of an object's bytes. One replica is the usual case and needs no allocation.
 #[derive(Debug)]
 pub(crate) enum Placements {
     One(Placed),
@@ -200,12 +201,12 @@ impl Placements {
         }
     }
 
-    /// Forgets the replica on a segment; gives whether any is left.
-    pub(crate) fn drop_segment(&mut self, segment: u32) -> bool {
+    /// Forgets the replica on a segment; returns whether any replica is left.
+    pub(crate) fn drop_segment(&mut self, segment: SegmentNo) -> bool {
         let left: crate::codec::Short<Placed, { crate::message::REPLICAS_MAX }> = {
             let mut left = crate::codec::Short::new();
             for placed in self.as_slice().iter().filter(|placed| placed.segment != segment) {
-                // There were no more than fit.
+                // The list has room for all replicas of one object.
                 let _ = left.push(*placed);
             }
             left
@@ -222,7 +223,7 @@ impl Placements {
     }
 }
 
-/// A new object.
+/// An object that a put creates.
 #[derive(Debug)]
 pub(crate) struct New<'a> {
     pub(crate) key: FullKey<'a>,
@@ -234,40 +235,42 @@ pub(crate) struct New<'a> {
     pub(crate) retention: Retention,
 }
 
-/// Times at which something may be due for an object, the next first, with the object's generation and index.
+/// Times at which something may be due for an object, the earliest first, with the object's generation and
+/// index.
 type Times = BinaryHeap<Reverse<(Instant, u64, u32)>>;
 
 /// All objects.
 #[derive(Debug)]
 pub(crate) struct Objects {
     slots: Slots,
-    entries: Chunks<Entry>,
+    entries: Values<Entry>,
     table: Table,
     hasher: FixedState,
     heap_bytes: usize,
-    /// Bytes of complete objects, each counted once.
+    /// Bytes of complete objects, each object counted once.
     complete_bytes: u64,
-    /// The same of objects that are being written.
+    /// Bytes of objects that are being written, each object counted once.
     processing_bytes: u64,
     nodes: Nodes,
-    /// Indexed by `State`, as far as that has a list.
+    /// Indexed by `State`, for the states with a list.
     lists: [List; LISTS],
-    /// By tenant.
+    /// Indexed by tenant.
     orders: Vec<Order>,
-    /// By tenant.
+    /// Indexed by tenant.
     usage: Vec<Usage>,
-    /// What an object has that most have not.
+    /// Properties that most objects do not have.
     kept: HashMap<u32, Kept, FixedState>,
     groups: Groups,
-    /// When the lease of what is aside ends, and when soft pins run out, at the earliest. May name what is so no more.
+    /// Ends of the leases of the leased set, and of soft pins, at the earliest. May name objects that are
+    /// gone or not in that state any more.
     wakings: Times,
-    /// Objects that are aside.
-    aside: u32,
-    /// Objects that are softly pinned.
+    /// Number of objects in the leased set.
+    leased: u32,
+    /// Number of softly pinned objects.
     soft: u32,
-    /// When objects with a time to live are over. May name what is gone.
+    /// Ends of times to live. May name objects that are gone.
     expiries: Times,
-    /// Entries of `kept` with a time to live that runs.
+    /// Number of entries of `kept` with a time to live that has begun.
     mortal: u32,
     soft_pin_ttl: Duration,
     leases: LeaseCount,
@@ -284,7 +287,7 @@ impl Objects {
     ) -> Self {
         let mut this = Self {
             slots: Slots::new(),
-            entries: Chunks::new(Entry::VACANT),
+            entries: Values::new(Entry::VACANT),
             table: Table::new(),
             hasher: FixedState::with_seed(hash_seed),
             heap_bytes: 0,
@@ -297,7 +300,7 @@ impl Objects {
             kept: HashMap::with_hasher(FixedState::with_seed(hash_seed)),
             groups: Groups::new(hash_seed),
             wakings: Times::new(),
-            aside: 0,
+            leased: 0,
             soft: 0,
             expiries: Times::new(),
             mortal: 0,
@@ -314,13 +317,13 @@ impl Objects {
         self.table.find(short(self.hash(key)), |index| self.entries[index].full_key() == key)
     }
 
-    /// Touches what looking the keys up will touch. The loads of one key do not wait for those of another, as they would
-    /// with the work of an operation between them.
+    /// Touches the memory that looking up the keys will touch. The loads of different keys do not wait for
+    /// each other, as they would with the work of an operation between them.
     pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = FullKey<'a>>) {
         let mut sum = 0;
         for key in keys {
             if let Some(index) = self.table.find(short(self.hash(key)), |_| true) {
-                // The two ends of an entry lie in two cache lines.
+                // The two ends of an entry lie in different cache lines.
                 let entry = &self.entries[index];
                 sum ^= u64::from(entry.key.first()) ^ u64::from(entry.checksum);
                 sum ^= self.nodes.node(index).stamp();
@@ -329,12 +332,12 @@ impl Objects {
         core::hint::black_box(sum);
     }
 
-    /// What is not there, or not any more, reads as vacant, of generation 0.
+    /// The entry at an index. A free one reads as vacant, with generation 0.
     pub(crate) fn entry(&self, index: u32) -> &Entry {
         &self.entries[index]
     }
 
-    /// Adds an object that is being written. The key must not be there, and its group must have room.
+    /// Adds an object that is being written. The key must not exist, and the object's group must have room.
     pub(crate) fn insert(&mut self, now: Instant, new: New<'_>) -> u32 {
         let hash = short(self.hash(new.key));
         let key = KeyBytes::new(new.key.key);
@@ -354,7 +357,7 @@ impl Objects {
                 | mark(new.place.last, Entry::LAST)
                 | mark(new.place.returning, Entry::RETURNING),
         };
-        let usage = &mut self.usage[usize::from(entry.tenant)];
+        let usage = &mut self.usage[entry.tenant.index()];
         usage.objects += 1;
         usage.bytes += entry.charge();
         self.processing_bytes += entry.len;
@@ -369,18 +372,18 @@ impl Objects {
         index
     }
 
-    /// Takes an object out; gives what it held.
+    /// Removes an object; returns what it held.
     pub(crate) fn remove(&mut self, index: u32) -> Removed {
         self.leave(index);
         self.erase(index)
     }
 
-    /// The same for one that is on no list any more.
+    /// As [`Self::remove`], for an object that is on no list any more.
     fn erase(&mut self, index: u32) -> Removed {
         let hash = short(self.hash(self.entries[index].full_key()));
         self.table.remove(hash, index);
         let entry = &mut self.entries[index];
-        let usage = &mut self.usage[usize::from(entry.tenant)];
+        let usage = &mut self.usage[entry.tenant.index()];
         usage.objects -= 1;
         usage.bytes -= entry.charge();
         if entry.is_complete() {
@@ -405,10 +408,10 @@ impl Objects {
         removed
     }
 
-    /// Forgets the replica on a segment; gives whether any is left.
-    pub(crate) fn drop_segment(&mut self, index: u32, segment: u32) -> bool {
+    /// Forgets the replica on a segment; returns whether any replica is left.
+    pub(crate) fn drop_segment(&mut self, index: u32, segment: SegmentNo) -> bool {
         let entry = &mut self.entries[index];
-        let usage = &mut self.usage[usize::from(entry.tenant)];
+        let usage = &mut self.usage[entry.tenant.index()];
         usage.bytes -= entry.charge();
         self.heap_bytes -= entry.replicas.heap_bytes();
         let left = entry.replicas.drop_segment(segment);
@@ -417,16 +420,16 @@ impl Objects {
         left
     }
 
-    /// Adds a replica of a complete object. There must be fewer than an object can have.
+    /// Adds a replica to a complete object, which must have fewer than the limit.
     pub(crate) fn add_replica(&mut self, index: u32, placed: Placed) {
         let entry = &mut self.entries[index];
-        let usage = &mut self.usage[usize::from(entry.tenant)];
+        let usage = &mut self.usage[entry.tenant.index()];
         usage.bytes -= entry.charge();
         self.heap_bytes -= entry.replicas.heap_bytes();
         let mut all: crate::codec::Short<Placed, { crate::message::REPLICAS_MAX }> =
             crate::codec::Short::new();
         for placed in entry.replicas.as_slice().iter().chain([&placed]) {
-            // The caller has seen that they fit.
+            // The caller has checked that there is room.
             let _ = all.push(*placed);
         }
         entry.replicas = Placements::new(&all);
@@ -434,25 +437,25 @@ impl Objects {
         usage.bytes += entry.charge();
     }
 
-    /// Takes the replica on a segment out.
-    pub(crate) fn take_replica(&mut self, index: u32, segment: u32) -> Option<Placed> {
+    /// Removes the replica on a segment.
+    pub(crate) fn take_replica(&mut self, index: u32, segment: SegmentNo) -> Option<Placed> {
         let replicas = self.entries[index].replicas.as_slice();
         let placed = *replicas.iter().find(|placed| placed.segment == segment)?;
         self.drop_segment(index, segment);
         Some(placed)
     }
 
-    /// The oldest that is being written.
+    /// The object whose put began first, of those that are being written.
     pub(crate) fn processing(&self) -> Option<u32> {
         self.lists[State::Processing as usize].front()
     }
 
-    /// How many are being written.
+    /// Number of objects that are being written.
     pub(crate) fn processing_len(&self) -> u32 {
         self.lists[State::Processing as usize].len()
     }
 
-    /// All objects, those being written included.
+    /// Number of all objects, including those that are being written.
     pub(crate) fn len(&self) -> u32 {
         self.slots.taken()
     }
@@ -465,7 +468,7 @@ impl Objects {
         self.complete_bytes
     }
 
-    /// Slots, vacant ones included; for walking.
+    /// Number of slots, vacant ones included; for iteration.
     pub(crate) fn slots(&self) -> u32 {
         self.slots.end()
     }
@@ -483,8 +486,8 @@ impl Objects {
             + (self.wakings.capacity() + self.expiries.capacity()) * size_of::<Reverse<(Instant, u64, u32)>>()
     }
 
-    /// What the objects that there are take, vacant slots not counted: entry, node, slot of the table with its slack, block of
-    /// an allocator, keys and further replicas. In O(1).
+    /// Memory of the existing objects without vacant slots: entry, node, slot of the table with its slack,
+    /// block of an allocator, keys and further replicas. In O(1).
     pub(crate) fn live_bytes(&self) -> usize {
         const BLOCK_BYTES: usize = 32;
         const NODE_BYTES: usize = 16;
@@ -495,12 +498,12 @@ impl Objects {
             + self.groups.memory_bytes()
     }
 
-    /// Whether a table is too large, and [`Self::tidy`] has something to do.
+    /// Whether a table is too large, so that [`Self::tidy`] has work to do.
     pub(crate) fn is_shrinking(&self) -> bool {
         self.table.is_shrinking()
     }
 
-    /// Gives back some of the memory that is not needed any more.
+    /// Returns some of the memory that is no longer needed.
     pub(crate) fn tidy(&mut self) {
         self.table.shrink(BUCKETS_PER_TIMEOUT);
         trim_map(&mut self.kept);
@@ -513,12 +516,12 @@ impl Objects {
     fn hash(&self, key: FullKey<'_>) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write(key.key);
-        // The default tenant's keys are their own hash; an odd number spreads the others.
-        hasher.finish() ^ u64::from(key.tenant).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        // Keys of the default tenant are hashed alone; an odd factor spreads the other tenants.
+        hasher.finish() ^ u64::from(key.tenant.get()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
 
-/// What slots keep of a hash.
+/// The bits of a hash that slots keep.
 const fn short(hash: u64) -> u32 {
     (hash >> 32) as u32
 }

@@ -1,9 +1,10 @@
-//! Regular expressions that strangers send: what they cost is bounded, whatever they are.
+//! Regular expressions of untrusted clients: their cost is bounded, whatever they are.
 //!
-//! A pattern runs as a lazy automaton: states are made when a key first leads to them, and kept. Where states exist a byte takes
-//! 2 ns; making one takes about a microsecond. A pattern that needs so many of them that the cache overflows is refused instead
-//! of being run in another, slow way. So a call costs at most one pass over [`KEY_BYTES_PER_CALL`] bytes and one filled cache
-//! (measured: 65 µs and 180 µs), and compiling what is the longest pattern allowed 120 µs.
+//! A pattern runs as a lazy automaton: states are built when a key first leads to them, and cached. With
+//! cached states a byte takes 2 ns; building one takes about a microsecond. A pattern that needs so many
+//! states that the cache overflows is refused instead of being run in another, slower way. So a call costs at
+//! most one pass over [`KEY_BYTES_PER_CALL`] bytes and one filled cache (measured: 65 µs and 180 µs), and
+//! compiling the longest allowed pattern takes 120 µs.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -15,20 +16,21 @@ use regex_automata::util::syntax;
 
 use crate::ErrorCode;
 
-/// Longest pattern, bytes.
+/// Length limit of a pattern, bytes.
 pub(crate) const PATTERN_BYTES_MAX: usize = 1_024;
-/// Bytes of keys that one call may run a pattern on.
+/// Bytes of keys that one call may search.
 pub(crate) const KEY_BYTES_PER_CALL: usize = 32 << 10;
-/// What a pattern may compile to before it is made an automaton, bytes.
+/// Size limit of a compiled pattern, before the automaton is built, bytes.
 const PROGRAM_BYTES_MAX: usize = 8 << 10;
-/// States that are kept, bytes.
+/// Size of the cache of states, bytes.
 const CACHE_BYTES: usize = 32 << 10;
-/// A pattern whose cache has overflowed goes on only if each of its states was good for so many bytes of keys.
+/// A pattern whose cache has overflowed continues only if each of its states served at least this many bytes
+/// of keys.
 const BYTES_PER_STATE_MIN: usize = 40;
-/// Nested groups and repetitions.
+/// Limit on nested groups and repetitions.
 const NEST_MAX: u32 = 32;
 
-/// A compiled pattern, and the states that were made of it so far.
+/// A compiled pattern, and its states so far.
 #[derive(Debug)]
 pub(crate) struct Pattern {
     text: Box<str>,
@@ -36,7 +38,7 @@ pub(crate) struct Pattern {
     states: Cache,
 }
 
-/// What one call may still run a pattern on.
+/// What one call may still search.
 #[derive(Debug)]
 pub(crate) struct Budget {
     key_bytes: usize,
@@ -70,18 +72,19 @@ impl Pattern {
         &self.text
     }
 
-    /// For a call that begins.
+    /// The budget of a call that begins.
     pub(crate) fn budget(&self) -> Budget {
         Budget { key_bytes: KEY_BYTES_PER_CALL, overflows: self.states.clear_count() }
     }
 
-    /// Whether a key matches, anywhere in it. `None`: the budget is used up, before the key was looked at.
+    /// Whether a key matches anywhere. `None`: the budget is used up, and the key was not searched.
     ///
     /// # Errors
-    /// `InvalidPattern`: it is too costly.
+    /// `InvalidPattern`: the pattern is too costly.
     pub(crate) fn matches(&mut self, key: &[u8], budget: &mut Budget) -> Result<Option<bool>, ErrorCode> {
         let overflown = self.states.clear_count() != budget.overflows;
-        // One key at least, or nobody would get anywhere: the first finds the budget whole.
+        // The first key finds the whole budget: each call searches at least one key, so that every listing
+        // makes progress.
         if overflown || budget.key_bytes < key.len() {
             return Ok(None);
         }

@@ -1,22 +1,24 @@
-//! Placement: on which segment a replica goes.
+//! Placement: the choice of the segment for a replica.
 //!
 //! ```text
-//!   named segments ─▶ the near node ─▶ draws, a few ─▶ whoever has room, from a random one on
-//!    in their order     its segments     by strategy      found in a tree, not by looking at all
+//!   named segments ─▶ the near node ─▶ a few draws  ─▶ search for room, from a random segment on
+//!    in their order     its segments     by strategy      in a tree, without visiting all segments
 //! ```
 //!
-//! What a put forbids (excluded segments, a second replica on a segment, with [`Placement::distinct_nodes`] on a node) holds on
-//! the whole way; what it prefers is where the way begins. A segment that takes nothing new is passed over everywhere.
+//! What a put forbids (excluded segments, a second replica on a segment, and with
+//! [`Placement::distinct_nodes`] on a node) applies in every step; what it prefers decides where the search
+//! begins. A segment that accepts nothing new is skipped in every step.
 //!
-//! *Slow start.* A segment that has just been mounted is empty, and the emptiest of all. Without care it gets every write, and
-//! soon every read, of the whole cluster, from a machine that is still warming up. So for
-//! [`slow_start_ms`](crate::MasterConfig::slow_start_ms) it takes part in a draw only with the chance
-//! `its age / the age of the oldest`, which is 1/16 at first and 1 in the end; when all others are full, that is its share of
-//! the puts, and the rest evict where they would have without it. Only the chance counts, nobody waits: a put that finds no
-//! other place goes there all the same, and segments mounted at about the same time have about the same chance.
+//! *Slow start.* A segment that has just been mounted is empty, and the emptiest of all. Without precaution
+//! it would get every write, and soon every read, of the whole cluster, on a machine that is still warming
+//! up. So for [`slow_start_ms`](crate::MasterConfig::slow_start_ms) it takes part in a draw only with the
+//! probability `its age / the age of the oldest`, which is 1/16 at first and 1 in the end. When all others
+//! are full, that is its share of the puts, and the rest evict where they would have without it. Only the
+//! probability is reduced; no put waits: a put that finds no other place goes there anyway, and segments
+//! mounted at about the same time have about the same probability.
 //!
-//! Two draws and the emptier of them, instead of the emptiest of all: M. Mitzenmacher, "The power of two choices in randomized
-//! load balancing", IEEE TPDS 12(10), 2001.
+//! Two draws and the emptier of them, instead of the emptiest of all: M. Mitzenmacher, "The power of two
+//! choices in randomized load balancing", IEEE TPDS 12(10), 2001.
 
 use core::fmt;
 use core::str::FromStr;
@@ -24,48 +26,49 @@ use core::str::FromStr;
 use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
-use crate::SegmentNo;
 use crate::allocator::Allocator;
 use crate::codec::Short;
 use crate::message::REPLICAS_MAX;
 use crate::segments::{Placed, Segments};
+use crate::{NodeId, SegmentNo};
 
 /// Most segments that a put can prefer, and most that it can exclude.
 pub const NAMED_MAX: usize = 8;
-/// Times that a segment is drawn before the tree is asked.
+/// Draws before the tree is searched.
 const DRAWS_MAX: usize = 8;
 /// Segments of the near node that are tried.
 const NEAR_MAX: usize = 8;
 /// Segments that may refuse, though they seemed to have room, before a put evicts instead.
 const REFUSALS_MAX: usize = 64;
-/// The chance of a segment that has just been mounted is one in so many.
+/// The reciprocal of the probability of a segment that has just been mounted.
 const SLOW_START_SHARE: u32 = 16;
 
-/// Where a new object may go, and where it should.
+/// Where a new object may be placed, and where it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
-    /// Try these segments first, in this order: the first replica goes to the first that has room, the next replica to the
-    /// next. At most 8.
+    /// Try these segments first, in this order: the first replica goes to the first one with room, the next
+    /// replica to the next. At most 8.
     pub preferred: Short<SegmentNo, NAMED_MAX>,
-    /// Never use these. At most 8.
+    /// Never use these segments. At most 8.
     pub excluded: Short<SegmentNo, NAMED_MAX>,
-    /// Then try the segments of this node, for every replica: the writer's own, or that of the rest of its batch.
-    pub near: Option<u64>,
-    /// Never two replicas on one node, even if there are fewer then. Without it they share a node only if they must, or if
-    /// `preferred` or `near` says so.
+    /// Then try the segments of this node, for every replica: the writer's own node, or the node of the rest
+    /// of its batch.
+    pub near: Option<NodeId>,
+    /// Never place two replicas on one node, even if that means fewer replicas. Without it replicas share a
+    /// node only if there is no other way, or if `preferred` or `near` requests it.
     pub distinct_nodes: bool,
 }
 
 impl Placement {
-    /// Wherever the strategy says.
+    /// Any segment, by the strategy.
     pub const ANY: Self =
         Self { preferred: Short::of(0), excluded: Short::of(0), near: None, distinct_nodes: false };
 
-    /// On this segment, if it has room.
+    /// This segment first, if it has room.
     #[must_use]
     pub fn on(segment: SegmentNo) -> Self {
         let mut placement = Self::ANY;
-        // There is room for the first.
+        // An empty list has room for one.
         let _ = placement.preferred.push(segment);
         placement
     }
@@ -82,18 +85,19 @@ impl Default for Placement {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum AllocationStrategy {
-    /// Two at random, and the one whose free share is larger: nodes fill up evenly. The default.
+    /// Draw two segments at random and take the one with the larger free share: nodes fill up evenly. The
+    /// default.
     #[default]
     FreeRatioFirst,
-    /// One at random.
+    /// Draw one segment at random.
     Random,
 }
 
 impl AllocationStrategy {
-    /// Every one of this release.
+    /// All strategies of this release.
     pub const ALL: &'static [Self] = &[Self::FreeRatioFirst, Self::Random];
 
-    /// As written in configurations and on command lines.
+    /// The name in configurations and on command lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -117,40 +121,41 @@ impl FromStr for AllocationStrategy {
     }
 }
 
-/// No strategy has this name.
+/// No strategy has the given name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownStrategy;
 
 impl fmt::Display for UnknownStrategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no such allocation strategy: choose one of")?;
+        f.write_str("unknown allocation strategy: choose one of")?;
         AllocationStrategy::ALL.iter().try_for_each(|strategy| write!(f, " {strategy}"))
     }
 }
 
 impl core::error::Error for UnknownStrategy {}
 
-/// One replica to place.
+/// A request for the place of one replica.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct PlaceRequest<'a> {
     pub(crate) now: Instant,
     pub(crate) len: u64,
     pub(crate) tag: u32,
     pub(crate) placement: &'a Placement,
-    /// The segments of [`Placement::near`], the first of them.
+    /// The first segments of the node [`Placement::near`].
     pub(crate) near: Short<SegmentNo, NEAR_MAX>,
-    /// How far to go for a place.
+    /// Which segments the search may use.
     pub(crate) spared: Spared,
 }
 
-/// Which segments are left alone as long as there is another way.
+/// Which segments are spared as long as there is another choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Spared {
-    /// New ones take part by their chance, those out of reach not at all, and the search ends after some refusals.
+    /// New segments take part with their probability, those out of reach do not, and the search ends after
+    /// some refusals.
     Alone,
-    /// New ones are taken, too, and the search has no end but the end of the segments.
+    /// New segments take part fully, and the search ends only after the last segment.
     New,
-    /// Those out of reach as well.
+    /// Segments out of reach take part as well.
     All,
 }
 
@@ -161,48 +166,48 @@ struct Others<'a> {
 }
 
 impl Segments {
-    /// Room for one more replica, on a segment that has none of `others`.
-    pub(crate) fn place(&mut self, ask: &Ask<'_>, others: &[Placed]) -> Option<Placed> {
-        if ask.len > self.rooms.most() {
+    /// Allocates one more replica on a segment that has none of `others`.
+    pub(crate) fn place(&mut self, request: &PlaceRequest<'_>, others: &[Placed]) -> Option<Placed> {
+        if request.len > self.rooms.most() {
             return None;
         }
         let others = Others { placed: others, nodes: self.nodes_of(others) };
-        self.place_where_wished(ask, &others)
-            .or_else(|| self.place_by_draw(ask, &others))
-            .or_else(|| self.place_by_search(ask, &others, false))
+        self.place_where_wished(request, &others)
+            .or_else(|| self.place_by_draw(request, &others))
+            .or_else(|| self.place_by_search(request, &others, false))
             .or_else(|| {
-                let may_share = !others.nodes.is_empty() && !ask.placement.distinct_nodes;
-                if may_share { self.place_by_search(ask, &others, true) } else { None }
+                let may_share = !others.nodes.is_empty() && !request.placement.distinct_nodes;
+                if may_share { self.place_by_search(request, &others, true) } else { None }
             })
     }
 
-    /// Room on one given segment, for the first replica.
-    pub(crate) fn place_on(&mut self, no: SegmentNo, ask: &Ask<'_>) -> Option<Placed> {
+    /// Allocates the first replica on one given segment.
+    pub(crate) fn place_on(&mut self, no: SegmentNo, request: &PlaceRequest<'_>) -> Option<Placed> {
         let at = self.position(no)?;
-        let allowed = self.rooms.bound(at) >= ask.len
-            && !ask.placement.excluded.contains(&no)
-            && (ask.spared == Spared::All || !self.list[at].unreachable);
-        if allowed { self.take(at, ask) } else { None }
+        let allowed = self.rooms.bound(at) >= request.len
+            && !request.placement.excluded.contains(&no)
+            && (request.spared == Spared::All || !self.list[at].unreachable);
+        if allowed { self.take(at, request) } else { None }
     }
 
-    /// Whether the replica could go to this segment if it were empty.
-    pub(crate) fn would_serve(&self, no: SegmentNo, ask: &Ask<'_>) -> bool {
+    /// Whether the replica could be placed on this segment if it were empty.
+    pub(crate) fn would_serve(&self, no: SegmentNo, request: &PlaceRequest<'_>) -> bool {
         let Some(at) = self.position(no) else { return false };
         let segment = &self.list[at];
         segment.accepts_new
-            && segment.allocator.capacity_bytes() >= ask.len
-            && (ask.spared > Spared::Alone || at == 0 || segment.joined + self.slow_start <= ask.now)
-            && (ask.spared == Spared::All || !segment.unreachable)
-            && !ask.placement.excluded.contains(&no)
+            && segment.allocator.capacity_bytes() >= request.len
+            && (request.spared > Spared::Alone || at == 0 || segment.joined + self.slow_start <= request.now)
+            && (request.spared == Spared::All || !segment.unreachable)
+            && !request.placement.excluded.contains(&no)
     }
 
-    fn place_where_wished(&mut self, ask: &Ask<'_>, others: &Others<'_>) -> Option<Placed> {
-        let wished = ask.placement.preferred.iter().chain(ask.near.iter());
+    fn place_where_wished(&mut self, request: &PlaceRequest<'_>, others: &Others<'_>) -> Option<Placed> {
+        let wished = request.placement.preferred.iter().chain(request.near.iter());
         for no in wished {
             let Some(at) = self.position(*no) else { continue };
             let shares = others.nodes.contains(&self.list[at].node);
-            if self.suits(at, ask, others, shares) && !(shares && ask.placement.distinct_nodes) {
-                let placed = self.take(at, ask);
+            if self.suits(at, request, others, shares) && !(shares && request.placement.distinct_nodes) {
+                let placed = self.take(at, request);
                 if placed.is_some() {
                     return placed;
                 }
@@ -211,22 +216,22 @@ impl Segments {
         None
     }
 
-    fn place_by_draw(&mut self, ask: &Ask<'_>, others: &Others<'_>) -> Option<Placed> {
+    fn place_by_draw(&mut self, request: &PlaceRequest<'_>, others: &Others<'_>) -> Option<Placed> {
         for _ in 0..DRAWS_MAX {
             let draw = self.draw();
             let count = self.list.len();
             let pick = |bits: u64| ((bits & 0xffff_ffff) as usize * count) >> 32;
-            let one = self.drawn(pick(draw), ask, others);
+            let one = self.drawn(pick(draw), request, others);
             let two = match self.strategy {
                 AllocationStrategy::Random => None,
-                AllocationStrategy::FreeRatioFirst => self.drawn(pick(draw >> 32), ask, others),
+                AllocationStrategy::FreeRatioFirst => self.drawn(pick(draw >> 32), request, others),
             };
             let at = match (one, two) {
                 (Some(one), Some(two)) if self.free_share(two) > self.free_share(one) => two,
                 (Some(at), _) | (None, Some(at)) => at,
                 (None, None) => continue,
             };
-            let placed = self.take(at, ask);
+            let placed = self.take(at, request);
             if placed.is_some() {
                 return placed;
             }
@@ -234,25 +239,26 @@ impl Segments {
         None
     }
 
-    /// The segment at `at`, if it can be taken.
-    fn drawn(&mut self, at: usize, ask: &Ask<'_>, others: &Others<'_>) -> Option<usize> {
-        (self.suits(at, ask, others, false) && self.is_admitted(at, ask)).then_some(at)
+    /// The segment at `at`, if it can be used.
+    fn drawn(&mut self, at: usize, request: &PlaceRequest<'_>, others: &Others<'_>) -> Option<usize> {
+        (self.suits(at, request, others, false) && self.is_admitted(at, request)).then_some(at)
     }
 
-    /// Whoever has room: the first from a random one on. `shares`: among those whose nodes have a replica already.
-    fn place_by_search(&mut self, ask: &Ask<'_>, others: &Others<'_>, shares: bool) -> Option<Placed> {
+    /// The first segment with room, from a random one on. `shares`: only segments whose node has a replica
+    /// already.
+    fn place_by_search(&mut self, request: &PlaceRequest<'_>, others: &Others<'_>, shares: bool) -> Option<Placed> {
         let count = self.list.len();
         let start = ((self.draw() & 0xffff_ffff) as usize * count) >> 32;
         let mut refusals = 0;
         for (mut at, end) in [(start, count), (0, start)] {
-            while let Some(found) = self.rooms.next(at, ask.len).filter(|found| *found < end) {
+            while let Some(found) = self.rooms.next(at, request.len).filter(|found| *found < end) {
                 at = found + 1;
-                if !self.suits(found, ask, others, shares) || !self.is_admitted(found, ask) {
+                if !self.suits(found, request, others, shares) || !self.is_admitted(found, request) {
                     continue;
                 }
-                let placed = self.take(found, ask);
+                let placed = self.take(found, request);
                 refusals += 1;
-                if placed.is_some() || (refusals >= REFUSALS_MAX && ask.spared == Spared::Alone) {
+                if placed.is_some() || (refusals >= REFUSALS_MAX && request.spared == Spared::Alone) {
                     return placed;
                 }
             }
@@ -260,36 +266,37 @@ impl Segments {
         None
     }
 
-    /// Whether the segment at `at` may be used and seems to have room. `shares`: and its node has a replica.
-    fn suits(&self, at: usize, ask: &Ask<'_>, others: &Others<'_>, shares: bool) -> bool {
-        if self.rooms.bound(at) < ask.len {
+    /// Whether the segment at `at` may be used and seems to have room. `shares`: its node has a replica
+    /// already.
+    fn suits(&self, at: usize, request: &PlaceRequest<'_>, others: &Others<'_>, shares: bool) -> bool {
+        if self.rooms.bound(at) < request.len {
             return false;
         }
         let segment = &self.list[at];
-        !ask.placement.excluded.contains(&segment.no)
-            && (ask.spared == Spared::All || !segment.unreachable)
+        !request.placement.excluded.contains(&segment.no)
+            && (request.spared == Spared::All || !segment.unreachable)
             && (others.placed.is_empty() && !shares
                 || others.nodes.contains(&segment.node) == shares
                     && others.placed.iter().all(|placed| placed.segment != segment.no))
     }
 
-    /// Whether its slow start lets it take part this time.
-    fn is_admitted(&mut self, at: usize, ask: &Ask<'_>) -> bool {
-        if ask.spared > Spared::Alone || ask.now >= self.settled_at {
+    /// Whether its slow start admits it to this draw.
+    fn is_admitted(&mut self, at: usize, request: &PlaceRequest<'_>) -> bool {
+        if request.spared > Spared::Alone || request.now >= self.settled_at {
             return true;
         }
         let least = self.slow_start / SLOW_START_SHARE;
-        let age = |joined: Instant| (ask.now - joined).clamp(least, self.slow_start);
+        let age = |joined: Instant| (request.now - joined).clamp(least, self.slow_start);
         // The list is in the order of mounting.
         let (own, oldest) = (age(self.list[at].joined), age(self.list[0].joined));
         own >= oldest || u128::from(self.draw() >> 32) * oldest.as_nanos() < own.as_nanos() << 32
     }
 
-    fn take(&mut self, at: usize, ask: &Ask<'_>) -> Option<Placed> {
+    fn take(&mut self, at: usize, request: &PlaceRequest<'_>) -> Option<Placed> {
         let segment = &mut self.list[at];
         let before = segment.allocator.used_bytes();
-        let Some((block, offset)) = segment.allocator.allocate(ask.len, ask.tag) else {
-            self.rooms.set(at, segment.allocator.refused_above(ask.len));
+        let Some((block, offset)) = segment.allocator.allocate(request.len, request.tag) else {
+            self.rooms.set(at, segment.allocator.refused_above(request.len));
             return None;
         };
         self.used_bytes += segment.allocator.used_bytes() - before;
@@ -304,7 +311,7 @@ impl Segments {
     fn nodes_of(&self, others: &[Placed]) -> Short<u64, REPLICAS_MAX> {
         let mut nodes = Short::new();
         for segment in others.iter().filter_map(|placed| self.get(placed.segment)) {
-            // There are no more than fit.
+            // The list has room for all replicas of one object.
             let _ = nodes.push(segment.node);
         }
         nodes
@@ -316,7 +323,7 @@ impl Segments {
     }
 }
 
-/// Spreads a counter over 64 bits (the finisher of SplitMix64).
+/// Spreads a counter over 64 bits (the finaliser of SplitMix64).
 const fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -359,7 +366,7 @@ mod tests {
     fn a_segment_that_takes_nothing_new_gets_nothing_even_if_it_alone_has_room() {
         let mut segments = three();
         let wish = Placement::on(8);
-        let mut ask = Ask {
+        let mut request = PlaceRequest {
             now: Instant::ZERO,
             len: 1024,
             tag: 0,
@@ -367,23 +374,23 @@ mod tests {
             near: Short::new(),
             spared: Spared::Alone,
         };
-        let _ = ask.near.push(8);
-        let there = segments.place(&ask, &[]).unwrap();
+        let _ = request.near.push(8);
+        let there = segments.place(&request, &[]).unwrap();
         assert_eq!(there.segment, 8);
         assert!(segments.set_accepts_new(8, false) && !segments.set_accepts_new(99, false));
         for (spared, times) in [(Spared::Alone, 4), (Spared::New, 2), (Spared::All, 2)] {
-            let ask = Ask { spared, ..ask };
-            assert!(segments.place_on(8, &ask).is_none() && !segments.would_serve(8, &ask));
+            let request = PlaceRequest { spared, ..request };
+            assert!(segments.place_on(8, &request).is_none() && !segments.would_serve(8, &request));
             for _ in 0..times {
-                assert_ne!(segments.place(&ask, &[]).unwrap().segment, 8);
+                assert_ne!(segments.place(&request, &[]).unwrap().segment, 8);
             }
         }
-        assert!(segments.place(&Ask { spared: Spared::All, ..ask }, &[]).is_none(), "8 alone has room");
-        // What is freed there does not open it again; its replicas stay until then.
+        assert!(segments.place(&PlaceRequest { spared: Spared::All, ..request }, &[]).is_none(), "8 alone has room");
+        // Freeing space there does not make it accept new replicas; the existing ones stay until then.
         assert_eq!(segments.free(&there), 1024);
-        assert!(segments.place(&Ask { spared: Spared::All, ..ask }, &[]).is_none());
+        assert!(segments.place(&PlaceRequest { spared: Spared::All, ..request }, &[]).is_none());
         assert!(segments.set_accepts_new(8, true));
-        assert_eq!(segments.place(&ask, &[]).unwrap().segment, 8);
+        assert_eq!(segments.place(&request, &[]).unwrap().segment, 8);
     }
 
     #[test]

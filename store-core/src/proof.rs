@@ -1,8 +1,10 @@
-//! Proofs of secrets: who knows one shows that it does, and nobody on the way learns it.
+//! Proofs of secrets: a peer that knows a secret proves it, and no observer of the connection learns the
+//! secret.
 //!
-//! The master gives every connection a challenge, 32 random bytes. A proof is the HMAC-SHA256, under the secret, of what the
-//! proof is for: the protocol, the role, the challenge and the tenant's name. So it is worth nothing on another connection,
-//! in another role or for another tenant, and nothing once the challenge was used.
+//! The master sends every connection a challenge, 32 random bytes. A proof is the HMAC-SHA256, keyed with the
+//! secret, of its purpose: the protocol, the role, the challenge and the tenant's name. So a proof is
+//! worthless on another connection, in another role or for another tenant, and worthless once the challenge
+//! was used.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -17,19 +19,19 @@ pub const PROOF_BYTES: usize = 32;
 /// Separates these proofs from all others that may be made with the same secret.
 const CONTEXT: &[u8] = b"snowskin-rpc-2";
 
-/// What is proved.
+/// What a proof is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Role {
-    /// To be a tenant.
+    /// The right to act for a tenant.
     Tenant = 1,
-    /// To be an admin.
+    /// The rights of an admin.
     Admin = 2,
-    /// To be of the cluster: a node, or another server of it.
+    /// Membership of the cluster: a node, or another server of it.
     Cluster = 3,
 }
 
-/// The proof that one knows `secret`, for a connection with this challenge on which one is `tenant`.
+/// The proof of `secret` for a connection with this challenge that acts for `tenant`.
 #[must_use]
 pub fn prove(
     secret: &[u8],
@@ -41,8 +43,8 @@ pub fn prove(
 }
 
 impl Secret {
-    /// Whether these bytes prove that somebody knows the secret. Never for a secret that is not set. Takes as long for
-    /// every wrong proof.
+    /// Whether these bytes prove knowledge of the secret. Never for a secret that is not set. Takes the same
+    /// time for every wrong proof.
     #[must_use]
     pub fn is_proved_by(
         &self,
@@ -55,13 +57,13 @@ impl Secret {
     }
 }
 
-/// The challenge after this one. Not secret: what is kept from being used twice is the proof.
+/// The next challenge. It need not be secret: only a proof must not be used twice.
 pub(crate) fn next_challenge(challenge: &[u8; CHALLENGE_BYTES]) -> [u8; CHALLENGE_BYTES] {
     Sha256::new_with_prefix(CONTEXT).chain_update(challenge).finalize().into()
 }
 
 fn mac(secret: &[u8], role: Role, challenge: &[u8; CHALLENGE_BYTES], tenant: &str) -> Hmac<Sha256> {
-    // A key of any length will do.
+    // HMAC accepts keys of any length.
     #[expect(
         clippy::expect_used,
         reason = "HMAC takes keys of any length; the error type is shared with ciphers"
@@ -86,7 +88,7 @@ mod tests {
         assert!(!secret.is_proved_by(&proof[..31], Role::Tenant, &challenge, "alice"));
         assert!(!secret.is_proved_by(&[], Role::Tenant, &challenge, "alice"));
         assert!(!Secret::new(b"open sesamf").is_proved_by(&proof, Role::Tenant, &challenge, "alice"));
-        // Nobody can prove a secret that there is not, by leaving it out.
+        // A secret that is not set cannot be proved.
         let none = prove(b"", Role::Admin, &challenge, "");
         assert!(!Secret::default().is_proved_by(&none, Role::Admin, &challenge, ""));
     }

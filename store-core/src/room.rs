@@ -1,8 +1,9 @@
-//! Which segments may have room: for each the most bytes that are worth asking for, and the first segment with enough of them
-//! in a time that grows with the logarithm of their number.
+//! Which segments may have room: per segment the most bytes that are worth requesting, and a search for the
+//! first segment with enough of them in logarithmic time.
 //!
-//! What is kept is a bound, not the truth: it begins at the segment's length, comes down when its allocator refuses, and goes
-//! up again when something is freed there. So a put that finds room at its first try changes nothing here.
+//! The number is an upper bound and may be too high: it starts at the segment's length, is lowered when the
+//! segment's allocator refuses, and is raised when something is freed there. So a put that finds room at its
+//! first try changes nothing here.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -10,8 +11,8 @@ use alloc::vec::Vec;
 /// Bounds by position in the list of segments.
 #[derive(Debug, Default)]
 pub(crate) struct Rooms {
-    /// A binary tree without pointers: the root at 1, the children of `n` at `2 n` and `2 n + 1`, the bounds from `width` on; an
-    /// inner node is the larger of its children.
+    /// A binary tree without pointers: the root at 1, the children of `n` at `2 n` and `2 n + 1`, the bounds
+    /// from `width` on; an inner node is the maximum of its children.
     tree: Vec<u64>,
     width: usize,
     len: usize,
@@ -39,7 +40,7 @@ impl Rooms {
         self.tree[self.width + at]
     }
 
-    /// The largest of all; 0 if there is none.
+    /// The largest bound; 0 if there are no segments.
     pub(crate) fn most(&self) -> u64 {
         self.tree.get(1).copied().unwrap_or(0)
     }
@@ -57,13 +58,13 @@ impl Rooms {
         }
     }
 
-    /// The first position from `at` on whose bound is `len` or more; `len` is not 0.
+    /// The first position from `at` on with a bound of at least `len`; `len` is not 0.
     pub(crate) fn next(&self, at: usize, len: u64) -> Option<usize> {
         if at >= self.len {
             return None;
         }
         let mut node = self.width + at;
-        // Up, until this node or one to its right has it.
+        // Go up until this node, or one to its right, is large enough.
         while self.tree[node] < len {
             while node & 1 == 1 {
                 node /= 2;

@@ -1,5 +1,5 @@
-//! Segments: the memory that nodes contribute, and what of it is taken. Which of them a replica goes to is in
-//! [`crate::placement`].
+//! Segments: the memory that nodes contribute, and how much of it is allocated. The choice of a segment for a
+//! replica is in [`crate::placement`].
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -7,14 +7,14 @@ use core::time::Duration;
 
 use te_core::Instant;
 
-use crate::ErrorCode;
+use crate::{ErrorCode, Incarnation, NodeId, SegmentNo};
 use crate::allocator::{Allocator, AnyAllocator, Block};
-use crate::message::{Export, SegmentInfo, SegmentNo};
+use crate::message::{Export, SegmentInfo};
 use crate::placement::{AllocationStrategy, Placement};
 use crate::room::Rooms;
 use crate::slab::NIL;
 
-/// One replica's place: 16 bytes.
+/// The place of one replica: 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) addr: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Placed {
 
 impl Placed {
     /// No segment has the number 0.
-    pub(crate) const NOWHERE: Self = Self { addr: 0, segment: 0, block: 0 };
+    pub(crate) const NOWHERE: Self = Self { addr: 0, segment: SegmentNo::new(0), block: 0 };
 
     pub(crate) const fn new(addr: u64, segment: SegmentNo, block: Block) -> Self {
         Self { addr, segment, block: block.index() }
@@ -41,14 +41,14 @@ impl Default for Placed {
     }
 }
 
-/// The tag of blocks that belong to no object any more but are held back.
+/// The tag of blocks that are held back and belong to no object.
 pub(crate) const HELD: u32 = NIL;
 
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) no: SegmentNo,
-    pub(crate) node: u64,
-    pub(crate) incarnation: u64,
+    pub(crate) node: NodeId,
+    pub(crate) incarnation: Incarnation,
     pub(crate) name: Box<str>,
     pub(crate) endpoint: Box<str>,
     pub(crate) base: u64,
@@ -56,9 +56,9 @@ pub(crate) struct Segment {
     pub(crate) export: Export,
     /// When it was mounted.
     pub(crate) joined: Instant,
-    /// Whether new replicas may go there. See [`Segments::set_accepts_new`].
+    /// Whether new replicas may be placed on it. See [`Segments::set_accepts_new`].
     pub(crate) accepts_new: bool,
-    /// A client could not reach it, and its node has not been heard of since.
+    /// A client reported it as out of reach, and its node has not been heard of since.
     pub(crate) unreachable: bool,
     pub(crate) allocator: AnyAllocator,
 }
@@ -79,7 +79,7 @@ impl Segment {
         }
     }
 
-    /// How much is worth asking for before it has refused anything.
+    /// The most bytes that are worth requesting before an allocation was refused.
     fn bound(&self) -> u64 {
         if self.accepts_new { self.allocator.capacity_bytes() } else { 0 }
     }
@@ -88,24 +88,24 @@ impl Segment {
 /// All mounted segments, by number.
 #[derive(Debug)]
 pub(crate) struct Segments {
-    /// Numbers only go up, so that appending keeps it sorted.
+    /// Numbers only grow, so that appending keeps the list sorted.
     pub(crate) list: Vec<Segment>,
-    /// Of each, in the same order.
+    /// The bound of each segment, in the same order.
     pub(crate) rooms: Rooms,
     last_no: SegmentNo,
     capacity_bytes: u64,
-    /// Segments that are out of reach.
+    /// Number of segments that are out of reach.
     pub(crate) unreachable: u32,
     pub(crate) used_bytes: u64,
     pub(crate) strategy: AllocationStrategy,
     pub(crate) slow_start: Duration,
-    /// When every segment's slow start is over.
+    /// When the slow start of every segment is over.
     pub(crate) settled_at: Instant,
     pub(crate) draws: u64,
 }
 
 impl Segments {
-    /// None; the first will have the number after `no`.
+    /// No segments; the first one will have the number after `no`.
     pub(crate) fn after(no: SegmentNo, strategy: AllocationStrategy, slow_start: Duration) -> Self {
         Self {
             list: Vec::new(),
@@ -121,14 +121,14 @@ impl Segments {
         }
     }
 
-    /// Whether a further `len` bytes still fit a number of bytes.
+    /// Whether the capacity stays within `u64` with `len` more bytes.
     pub(crate) fn can_count(&self, len: u64) -> bool {
         self.capacity_bytes.checked_add(len).is_some()
     }
 
-    /// `None`: the numbers are used up, or [`Self::can_count`] says no.
+    /// `None`: the numbers are used up, or [`Self::can_count`] is false.
     pub(crate) fn add(&mut self, make: impl FnOnce(SegmentNo) -> Segment) -> Option<SegmentNo> {
-        let no = self.last_no.checked_add(1)?;
+        let no = self.last_no.next()?;
         let segment = make(no);
         self.capacity_bytes = self.capacity_bytes.checked_add(segment.allocator.capacity_bytes())?;
         self.last_no = no;
@@ -138,7 +138,7 @@ impl Segments {
         Some(self.last_no)
     }
 
-    /// Takes a segment away, with all its blocks.
+    /// Removes a segment, with all its blocks.
     pub(crate) fn remove(&mut self, no: SegmentNo) -> Option<Segment> {
         let at = self.position(no)?;
         let segment = self.list.remove(at);
@@ -149,7 +149,8 @@ impl Segments {
         Some(segment)
     }
 
-    /// Whether new replicas may go to a segment; those that are there stay. Gives whether it is mounted.
+    /// Sets whether new replicas may be placed on a segment; existing ones stay. Returns whether it is
+    /// mounted.
     pub(crate) fn set_accepts_new(&mut self, no: SegmentNo, accepts: bool) -> bool {
         let Some(at) = self.position(no) else { return false };
         self.list[at].accepts_new = accepts;
@@ -157,7 +158,8 @@ impl Segments {
         true
     }
 
-    /// Marks a segment as out of reach, or takes the mark away. Gives whether that changed; `None`: it is not mounted.
+    /// Marks a segment as out of reach, or removes the mark. Returns whether that changed; `None`: it is not
+    /// mounted.
     pub(crate) fn set_unreachable(&mut self, no: SegmentNo, unreachable: bool) -> Option<bool> {
         let at = self.position(no)?;
         let changed = core::mem::replace(&mut self.list[at].unreachable, unreachable) != unreachable;
@@ -169,7 +171,7 @@ impl Segments {
         Some(changed)
     }
 
-    /// Gives a replica's bytes, held back so far, to an object.
+    /// Assigns a replica's bytes, held back so far, to an object.
     pub(crate) fn own(&mut self, placed: &Placed, tag: u32) {
         if let Some(at) = self.position(placed.segment) {
             self.list[at].allocator.set_tag(Block::new(placed.block), tag);
@@ -203,7 +205,7 @@ impl Segments {
     /// Whether some segment that a put allows could hold `len` bytes if it were empty.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why no segment could.
     pub(crate) fn could_hold(&self, len: u64, placement: &Placement) -> Result<(), ErrorCode> {
         let mut large = self.list.iter().filter(|segment| segment.allocator.capacity_bytes() >= len);
         let (mut any, mut open) = (false, false);
@@ -225,7 +227,7 @@ impl Segments {
         self.get(no).map(|segment| &segment.allocator)
     }
 
-    /// Gives a replica's bytes back; gives how many. 0: the segment is gone.
+    /// Frees a replica's bytes; returns their number. 0: the segment is gone.
     pub(crate) fn free(&mut self, placed: &Placed) -> u64 {
         let Some(at) = self.position(placed.segment) else { return 0 };
         let bytes = self.list[at].allocator.free(Block::new(placed.block)).unwrap_or(0);
@@ -235,7 +237,7 @@ impl Segments {
         bytes
     }
 
-    /// Marks a replica's bytes as held back; gives how many. 0: the segment is gone.
+    /// Marks a replica's bytes as held back; returns their number. 0: the segment is gone.
     pub(crate) fn hold(&mut self, placed: &Placed, len: u64) -> u64 {
         let Some(at) = self.position(placed.segment) else { return 0 };
         self.list[at].allocator.set_tag(Block::new(placed.block), HELD);
@@ -252,9 +254,9 @@ impl Segments {
     }
 
     pub(crate) fn position(&self, no: SegmentNo) -> Option<usize> {
-        // As long as none has gone away, it is as far from the first as its number.
+        // As long as no segment was removed, the position is the distance from the first number.
         let first = self.list.first()?.no;
-        let last = (no.checked_sub(first)? as usize).min(self.list.len() - 1);
+        let last = (no.get().checked_sub(first.get())? as usize).min(self.list.len() - 1);
         if self.list[last].no == no {
             return Some(last);
         }

@@ -1,7 +1,7 @@
-//! Frames in, frames out: the master's operations behind the wire.
+//! The master's operations behind the wire: one frame in, one frame out.
 //!
-//! One table, `operations!`, says of every operation who may ask for it and what carries it out. A handler is called with a
-//! request that is permitted already.
+//! The table `operations!` lists the needed right and the handler of every operation. A handler is called
+//! only with a permitted request.
 
 mod admin;
 mod nodes;
@@ -23,18 +23,18 @@ use crate::{ErrorCode, FullKey, Key, Master, Session, TenantNo};
 /// Bytes of keys in one page of a listing; the rest goes to the next page.
 const LIST_BYTES_MAX: usize = 1 << 20;
 
-/// Keys of a batch that are looked up ahead, so that their cache misses overlap.
+/// Number of keys of a batch that are looked up ahead, so that their cache misses overlap.
 const WARM_KEYS: usize = 32;
 
-/// In place of a tenant: the request is about the objects of all tenants. No tenant has this number.
-const EVERYBODY: TenantNo = TenantNo::MAX;
+/// Stands for a tenant when the request is about the objects of all tenants. No tenant has this number.
+const ALL_TENANTS: TenantNo = TenantNo::MAX;
 
-/// Makes the table of operations: what each needs ([`Right::of`]) and what carries it out (`Master::serve`). An operation
-/// that has no row here does not compile.
+/// Generates the table of operations: the right that each needs ([`Right::of`]) and its handler
+/// (`Master::serve`). An operation without a row does not compile.
 macro_rules! operations {
     ($($kind:ident: $right:ident, $handler:path;)*) => {
         impl Right {
-            /// What an operation needs.
+            /// The right that an operation needs.
             const fn of(kind: Kind) -> Self {
                 match kind {
                     $(Kind::$kind => Self::$right,)*
@@ -43,7 +43,7 @@ macro_rules! operations {
         }
 
         impl Master {
-            /// Carries out a request that is permitted.
+            /// Carries out a permitted request.
             fn serve(&mut self, kind: Kind, call: Call<'_>) -> Result<(), ErrorCode> {
                 match kind {
                     $(Kind::$kind => $handler(self, call),)*
@@ -54,7 +54,7 @@ macro_rules! operations {
 }
 
 operations! {
-    // Operation      Right                What carries it out
+    // Operation      Right                Handler
     Hello:            Nothing,             admin::hello;
 
     Mount:            Node,                nodes::mount;
@@ -102,19 +102,21 @@ operations! {
     TenantRemove:     Admin,               admin::tenant_remove;
 }
 
-/// What a connection has to be before it may ask for an operation, and whose objects the request is about then. All but
-/// the first require that the connection has said who it is, if the master has tenants.
+/// The right that an operation needs, which also determines the tenant whose objects the request is about.
+/// All but the first require that the connection has sent a greeting, if the master has tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Right {
-    /// Anything.
+    /// No right.
     Nothing,
     /// A tenant, for its own objects.
     Tenant,
-    /// A tenant, for its own objects; or an admin, for totals and for its own objects if it is a tenant as well.
+    /// A tenant, for its own objects; or an admin, for totals and, if it is a tenant as well, for its own
+    /// objects.
     TenantOrAdmin,
     /// A tenant, for its own objects; or an admin, for the objects of all tenants.
     TenantOrAdminForAll,
-    /// A tenant, for its own objects; or a node that is no tenant, for the objects of all tenants, which it copies.
+    /// A tenant, for its own objects; or a node without a tenant, for the objects of all tenants, which it
+    /// copies.
     TenantOrNodeForAll,
     /// A tenant or a node, for no object: exports open the memory of all tenants.
     TenantOrNode,
@@ -125,11 +127,11 @@ enum Right {
 }
 
 impl Right {
-    /// Whose objects the request is about; any number if it is about no object.
+    /// The tenant whose objects the request is about; any number if it is about no object.
     ///
     /// # Errors
-    /// `TenantNotRegistered` for a connection that has to be a tenant, or to say who it is; `PermissionDenied` for one that has
-    /// to be a node or an admin.
+    /// `TenantNotRegistered` for a connection that has to act for a tenant, or to send a greeting;
+    /// `PermissionDenied` for one that needs the rights of a node or an admin.
     fn permit(self, rights: Rights) -> Result<TenantNo, ErrorCode> {
         let Rights { known, tenant, admin, node } = rights;
         let own = tenant.ok_or(ErrorCode::TenantNotRegistered);
@@ -138,8 +140,8 @@ impl Right {
             _ if !known => Err(ErrorCode::TenantNotRegistered),
             Self::Tenant => own,
             Self::TenantOrAdmin if admin => Ok(tenant.unwrap_or(0)),
-            Self::TenantOrAdminForAll if admin => Ok(EVERYBODY),
-            Self::TenantOrNodeForAll if node && tenant.is_none() => Ok(EVERYBODY),
+            Self::TenantOrAdminForAll if admin => Ok(ALL_TENANTS),
+            Self::TenantOrNodeForAll if node && tenant.is_none() => Ok(ALL_TENANTS),
             Self::TenantOrAdmin | Self::TenantOrAdminForAll | Self::TenantOrNodeForAll => own,
             Self::TenantOrNode if node => Ok(0),
             Self::TenantOrNode => own.map(|_| 0),
@@ -150,14 +152,14 @@ impl Right {
     }
 }
 
-/// A request, and what is known of who asks.
+/// A request with its connection's session and rights.
 struct Call<'c> {
     now: Instant,
-    /// What the master keeps of the connection.
+    /// The master's state of the connection.
     session: &'c mut Session,
-    /// None for an operation that needs none.
+    /// Default rights for an operation that needs none.
     rights: Rights,
-    /// Whose objects it is about, as [`Right::permit`] says.
+    /// The tenant whose objects it is about, as [`Right::permit`] returned it.
     tenant: TenantNo,
     request: Request<'c>,
 }
@@ -169,34 +171,36 @@ struct Request<'c> {
     out: &'c mut Vec<u8>,
 }
 
-/// What a request asks for: its head, and its items.
-type Asked<'c, O> = (<O as Operation>::Ask<'c>, Items<'c, <O as Operation>::AskItem<'c>>);
+/// A decoded request: its head and its items.
+type Decoded<'c, O> = (<O as Operation>::Request<'c>, Items<'c, <O as Operation>::RequestItem<'c>>);
 
 impl<'c> Request<'c> {
-    fn read<O: Operation>(&self) -> Result<Asked<'c, O>, ErrorCode> {
+    fn read<O: Operation>(&self) -> Result<Decoded<'c, O>, ErrorCode> {
         Ok(O::decode_request(self.body)?)
     }
 
-    fn answer<'a, O: Operation>(
+    fn respond<'a, O: Operation>(
         self,
-        head: &O::Answer<'_>,
-        items: impl ExactSizeIterator<Item = O::AnswerItem<'a>>,
+        head: &O::Response<'_>,
+        items: impl ExactSizeIterator<Item = O::ResponseItem<'a>>,
     ) -> Result<(), ErrorCode> {
         Ok(O::encode_response(self.out, self.id, head, items)?)
     }
 
-    /// The same without items.
-    fn answer_head<O: Operation>(self, head: &O::Answer<'_>) -> Result<(), ErrorCode> {
-        self.answer::<O>(head, core::iter::empty())
+    /// Appends a response without items.
+    fn respond_head<O: Operation>(self, head: &O::Response<'_>) -> Result<(), ErrorCode> {
+        self.respond::<O>(head, core::iter::empty())
     }
 }
 
 impl Master {
-    /// Carries out one request frame of a connection and appends exactly one response frame to `out`; none for
-    /// [`ReturnLeases`](message::ReturnLeases). `session` is what the master keeps of the connection. `now` is a time that was
-    /// read just before, not at the beginning of a longer turn: what a reader may count on is measured from it.
+    /// Carries out one request frame of a connection and appends exactly one response frame to `out`; none
+    /// for [`ReturnLeases`](message::ReturnLeases). `session` is the master's state of the connection. `now`
+    /// is a time that was read just before, not at the beginning of a longer turn: leases are measured from
+    /// it.
     ///
-    /// A request that cannot be read, or is of no operation here, is answered with a status and changes nothing.
+    /// A request that does not decode, or belongs to no known operation, gets a response with a status and
+    /// changes nothing.
     pub fn handle(&mut self, now: Instant, session: &mut Session, frame: &Frame<'_>, out: &mut Vec<u8>) {
         let start = out.len();
         if let Err(error) = self.carry_out(now, session, frame, out) {
@@ -217,7 +221,7 @@ impl Master {
         }
         let kind = Kind::from_byte(frame.header.kind).ok_or(ErrorCode::NotSupported)?;
         let right = Right::of(kind);
-        // Looking the rights up is spared where none is needed.
+        // Rights are not looked up for operations that need none.
         let rights = if right == Right::Nothing { Rights::default() } else { self.rights(session) };
         let tenant = right.permit(rights)?;
         let request = Request { id: frame.header.request_id, body: frame.body, out };
@@ -225,7 +229,7 @@ impl Master {
     }
 }
 
-/// Items with a key, as many as fit an answer.
+/// Items with a key, as many as fit into a response.
 struct Page<T> {
     items: Vec<T>,
     key_bytes: usize,
@@ -238,7 +242,7 @@ impl<T> Default for Page<T> {
 }
 
 impl<T> Page<T> {
-    /// Whether it fitted.
+    /// Returns whether the item fits.
     fn push(&mut self, item: T, key: Key<'_>) -> bool {
         self.key_bytes += key.0.len();
         let fits = self.key_bytes <= LIST_BYTES_MAX;
@@ -249,36 +253,36 @@ impl<T> Page<T> {
     }
 }
 
-/// One answer for each item asked, appended as they are found.
+/// Appends one response item per request item, as they are computed.
 fn batch<O: Operation>(
     master: &mut Master,
     tenant: TenantNo,
     request: Request<'_>,
-    head: &O::Answer<'_>,
-    mut each: impl FnMut(&mut Master, usize, &O::Ask<'_>, O::AskItem<'_>) -> O::AnswerItem<'static>,
+    head: &O::Response<'_>,
+    mut each: impl FnMut(&mut Master, usize, &O::Request<'_>, O::RequestItem<'_>) -> O::ResponseItem<'static>,
 ) -> Result<(), ErrorCode>
 where
-    for<'a> O::AskItem<'a>: Keyed<'a> + Copy,
+    for<'a> O::RequestItem<'a>: Keyed<'a> + Copy,
 {
-    let (ask, mut items) = request.read::<O>()?;
-    let mut answer = Answer::begin::<O>(request.out, request.id, head, items.len())?;
+    let (head_of_request, mut items) = request.read::<O>()?;
+    let mut response = ResponseWriter::begin::<O>(request.out, request.id, head, items.len())?;
     if items.len() == 1 {
         for item in items {
-            answer.item(&each(master, 0, &ask, item))?;
+            response.item(&each(master, 0, &head_of_request, item))?;
         }
-        return Ok(answer.finish()?);
+        return Ok(response.finish()?);
     }
     let mut at = 0;
     let mut some = Vec::with_capacity(items.len().min(WARM_KEYS));
     while !items.is_empty() {
         some.extend(items.by_ref().take(WARM_KEYS));
-        master.warm(some.iter().map(|item: &O::AskItem<'_>| item.of(tenant)));
+        master.warm(some.iter().map(|item: &O::RequestItem<'_>| item.of(tenant)));
         for item in some.drain(..) {
-            answer.item(&each(master, at, &ask, item))?;
+            response.item(&each(master, at, &head_of_request, item))?;
             at += 1;
         }
     }
-    Ok(answer.finish()?)
+    Ok(response.finish()?)
 }
 
 /// An item that is about one key.

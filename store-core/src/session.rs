@@ -1,16 +1,16 @@
-//! Sessions: what the master knows of one connection.
+//! Sessions: the master's state per connection.
 
 use alloc::collections::VecDeque;
 
 use te_core::Instant;
 
 use crate::proof::CHALLENGE_BYTES;
-use crate::tenant::TenantNo;
+use crate::TenantNo;
 
-/// Most leases that a connection can give back; older ones run out.
+/// Most leases that a connection can give back; older ones end by time.
 const LEASES_MAX: usize = 1_024;
 
-/// Where a connection comes from, as far as that says what it may.
+/// Where a connection comes from. Decides on some of its rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// This host: a Unix socket, or the loopback address.
@@ -19,39 +19,39 @@ pub enum Peer {
     Remote,
 }
 
-/// What the master knows of one connection: whose objects its requests are about, and what else it may.
+/// The master's state of one connection: the tenant that its requests act for, and its rights.
 ///
-/// One for each connection, from its beginning to its end, which is told to the master with
-/// [`Master::session_ended`](crate::Master::session_ended). `Hello` fills it in; before that, requests are about the default
-/// tenant's objects if the master has no other ([`MasterConfig::multi_tenants`](crate::MasterConfig::multi_tenants)), and are
-/// refused otherwise.
+/// There is one per connection, from its beginning to its end, which is reported to the master with
+/// [`Master::session_ended`](crate::Master::session_ended). `Hello` fills it in. Before that, requests act
+/// for the default tenant if the master has no other
+/// ([`MasterConfig::multi_tenants`](crate::MasterConfig::multi_tenants)), and are refused otherwise.
 #[derive(Debug)]
 pub struct Session {
     pub(crate) peer: Peer,
-    /// What the next proofs have to be made with.
+    /// The challenge that the next proofs have to be made with.
     pub(crate) challenge: [u8; CHALLENGE_BYTES],
-    /// The tenant, and which of those that had the number.
+    /// The tenant's number, and how often that number had been given before.
     pub(crate) tenant: Option<(TenantNo, u32)>,
-    /// It said `Hello`, and was let in.
+    /// `Hello` succeeded.
     pub(crate) greeted: bool,
-    /// It proved the admin's secret.
+    /// The peer proved that it knows the admin secret.
     pub(crate) admin: bool,
-    /// It proved the cluster's secret.
+    /// The peer proved that it knows the cluster secret.
     pub(crate) cluster: bool,
     pub(crate) proofs_failed: u32,
-    /// It spoke for a node and knew its key.
+    /// The peer proved that it is a node, with the node's key.
     pub(crate) node: bool,
-    /// Its number, once the master has to tell it from others; 0: not yet.
+    /// The connection's number, once the master has to distinguish it from others; 0: it has none yet.
     pub(crate) no: u64,
-    /// Puts that it began and that are not finished.
+    /// Number of its unfinished puts.
     pub(crate) puts: u32,
-    /// Who writes for it, by what it said last; 0: unknown.
+    /// The writer of its latest put; 0: unknown.
     pub(crate) writer: u64,
     pub(crate) leases: Leases,
 }
 
 impl Session {
-    /// Of a connection that has said nothing yet. The challenge is 32 random bytes, other ones for each connection.
+    /// The state of a new connection. The challenge is 32 random bytes, different ones per connection.
     #[must_use]
     pub const fn new(peer: Peer, challenge: [u8; CHALLENGE_BYTES]) -> Self {
         Self {
@@ -70,7 +70,7 @@ impl Session {
         }
     }
 
-    /// Of the process that owns the master, which needs to prove nothing: it may whatever an admin may.
+    /// The state of the process that runs the master: it has the rights of an admin without a proof.
     #[must_use]
     pub const fn owner() -> Self {
         let mut owner = Self::new(Peer::Local, [0; CHALLENGE_BYTES]);
@@ -78,32 +78,32 @@ impl Session {
         owner
     }
 
-    /// Whether it proved the admin's secret, or is the owner.
+    /// Whether it has the rights of an admin.
     #[must_use]
     pub const fn is_admin(&self) -> bool {
         self.admin
     }
 
-    /// Whether it has spoken for a node, and knew its key.
+    /// Whether it proved that it is a node.
     #[must_use]
     pub const fn is_node(&self) -> bool {
         self.node
     }
 
-    /// Whether a put of it is unfinished, or it may still give leases back.
+    /// Whether it has an unfinished put or leases that it can give back.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.puts > 0 || !self.leases.list.is_empty()
     }
 
-    /// Proofs on this connection that proved nothing.
+    /// Number of wrong proofs on this connection.
     #[must_use]
     pub const fn proofs_failed(&self) -> u32 {
         self.proofs_failed
     }
 }
 
-/// Of a process with itself.
+/// As [`Session::owner`].
 impl Default for Session {
     fn default() -> Self {
         Self::new(Peer::Local, [0; CHALLENGE_BYTES])
@@ -115,17 +115,17 @@ impl Default for Session {
 pub(crate) struct Granted {
     pub(crate) index: u32,
     pub(crate) generation: u64,
-    /// It runs out by itself.
+    /// The end of the lease.
     pub(crate) until: Instant,
     returned: bool,
 }
 
-/// The latest leases of a connection, by the numbers they were granted under.
+/// The latest leases of a connection, by the numbers under which they were granted.
 #[derive(Debug)]
 pub(crate) struct Leases {
-    /// In the order of their numbers, and so of their ends.
+    /// In the order of their numbers, which is the order of their ends.
     list: VecDeque<Granted>,
-    /// The number of the next.
+    /// The number of the next lease.
     next: u64,
 }
 
@@ -134,17 +134,17 @@ impl Leases {
         Self { list: VecDeque::new(), next: 1 }
     }
 
-    /// The number that the next one will have.
+    /// The number that the next lease will have.
     pub(crate) const fn next(&self) -> u64 {
         self.next
     }
 
-    /// Memory that it takes, bytes.
+    /// Memory of the list, bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.list.capacity() * size_of::<Granted>()
     }
 
-    /// Notes one. What has run out, or is more than can be remembered, is forgotten.
+    /// Adds a lease. Leases that have ended, or are more than can be remembered, are forgotten.
     pub(crate) fn note(&mut self, now: Instant, index: u32, generation: u64, until: Instant) {
         while self.list.front().is_some_and(|oldest| oldest.returned || oldest.until <= now)
             || self.list.len() >= LEASES_MAX
@@ -155,7 +155,7 @@ impl Leases {
         self.next += 1;
     }
 
-    /// Takes back those of a range that can be given back still, and tells `each` of them.
+    /// Removes the leases of a range that can still be given back, and calls `each` with each of them.
     pub(crate) fn take(&mut self, now: Instant, first: u64, count: u32, mut each: impl FnMut(Granted)) {
         let oldest = self.next - self.list.len() as u64;
         let end = first.saturating_add(count.into()).min(self.next);

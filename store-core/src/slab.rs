@@ -1,13 +1,14 @@
-//! Arrays of slots that never move, indexed by `u32`: they grow by a page of fixed length, and give back pages that are empty.
+//! Arrays of slots that never move, indexed by `u32`. They grow by pages of fixed length and free pages that
+//! are empty.
 //!
-//! A `Vec` of a million entries wastes up to half its memory, copies all of it when it grows, and never returns any. Here
-//! nothing is copied, and at most two pages are empty. The lowest slot that is free is taken first, so that what comes and goes
-//! gathers at the beginning and pages at the end become empty. Taking and giving back look at a few words, whatever the number
-//! of slots: nothing is ever done at once for many of them.
+//! A `Vec` of a million entries wastes up to half of its memory, copies all of it when it grows, and never
+//! shrinks. Here nothing is copied, and at most two pages are empty. The lowest free slot is taken first, so
+//! that entries gather at the beginning and pages at the end become empty. Taking and freeing a slot look at
+//! a few words, whatever the number of slots: nothing is ever done for many slots at once.
 //!
 //! ```text
-//!   Slots    which are taken: bits             ▏1111▏1011▏    ▏0010▏     pages; the third is not there
-//!   Chunks   what is in them                   ▏████▏█ ██▏    ▏  █ ▏
+//!   Slots    which slots are taken: bits       ▏1111▏1011▏    ▏0010▏     pages; the third is not allocated
+//!   Values   what the slots contain            ▏████▏█ ██▏    ▏  █ ▏
 //!   Slab     both
 //! ```
 
@@ -22,24 +23,24 @@ use hashbrown::HashMap;
 const PAGE_BITS: u32 = 10;
 const PAGE_LEN: usize = 1 << PAGE_BITS;
 const WORDS: usize = PAGE_LEN / 64;
-/// An empty page stays as long as there are fewer free slots than this, so that few objects that come and go do not make pages
-/// come and go.
+/// An empty page stays allocated as long as there are fewer free slots than this, so that a few objects that
+/// come and go do not allocate and free pages.
 const SPARE_SLOTS: u32 = 2 * PAGE_LEN as u32;
 
-/// No slot.
+/// Index of no slot.
 pub(crate) const NIL: u32 = u32::MAX;
 
 /// Which slots are taken.
 #[derive(Debug)]
 pub(crate) struct Slots {
     pages: Vec<Option<Box<Page>>>,
-    /// A bit for each page that has a free slot.
+    /// One bit per page: it has a free slot.
     open: Vec<u64>,
-    /// No word before this one has a bit.
+    /// No word before this one has a bit set.
     first_open: usize,
-    /// Pages that were given back, but for those at the end.
+    /// Pages that were freed, except for those at the end.
     absent: BTreeSet<u32>,
-    /// In pages that are there.
+    /// Number of free slots in allocated pages.
     free: u32,
     taken: u32,
 }
@@ -48,7 +49,7 @@ pub(crate) struct Slots {
 #[derive(Debug)]
 struct Page {
     words: [u64; WORDS],
-    /// A bit for each word that has one.
+    /// One bit per word: it has a bit set.
     open: u16,
     taken: u16,
 }
@@ -65,17 +66,17 @@ impl Slots {
         }
     }
 
-    /// How many are taken.
+    /// Number of taken slots.
     pub(crate) const fn taken(&self) -> u32 {
         self.taken
     }
 
-    /// Where they end: no slot from here on is taken.
+    /// One more than the highest slot that may be taken.
     pub(crate) const fn end(&self) -> u32 {
         (self.pages.len() << PAGE_BITS) as u32
     }
 
-    /// Takes the lowest that is free.
+    /// Takes the lowest free slot.
     pub(crate) fn take(&mut self) -> u32 {
         if self.free == 0 {
             self.add_page();
@@ -84,7 +85,7 @@ impl Slots {
             self.first_open += 1;
         }
         let page = self.first_open * 64 + self.open[self.first_open].trailing_zeros() as usize;
-        let Some(slots) = &mut self.pages[page] else { unreachable!("a page that is open is there") };
+        let Some(slots) = &mut self.pages[page] else { unreachable!("an open page is allocated") };
         let word = slots.open.trailing_zeros() as usize;
         let bit = slots.words[word].trailing_zeros();
         slots.words[word] &= slots.words[word] - 1;
@@ -100,12 +101,12 @@ impl Slots {
         ((page << PAGE_BITS) + word * 64) as u32 + bit
     }
 
-    /// Gives one back that was taken. Gives the page that is not there any more, if one has gone with it.
+    /// Frees a slot. Returns the page that was freed with it, if one was.
     #[must_use]
     pub(crate) fn give_back(&mut self, index: u32) -> Option<usize> {
         let (page, at) = place(index);
         let slots = self.pages[page].as_mut()?;
-        debug_assert!(slots.words[at / 64] & 1 << (at % 64) == 0, "given back twice");
+        debug_assert!(slots.words[at / 64] & 1 << (at % 64) == 0, "a slot was freed twice");
         slots.words[at / 64] |= 1 << (at % 64);
         slots.open |= 1 << (at / 64);
         slots.taken -= 1;
@@ -133,7 +134,7 @@ impl Slots {
         (self.pages.len() - self.absent.len()) * size_of::<Page>()
             + self.pages.capacity() * size_of::<Option<Box<Page>>>()
             + self.open.capacity() * size_of::<u64>()
-            // A tree's nodes are half full at least.
+            // A tree's nodes are at least half full.
             + self.absent.len() * 2 * size_of::<u32>()
     }
 
@@ -155,22 +156,22 @@ impl Slots {
     }
 }
 
-/// What is in slots.
+/// The contents of slots.
 #[derive(Debug)]
-pub(crate) struct Chunks<T> {
+pub(crate) struct Values<T> {
     pages: Vec<Vec<T>>,
     there: usize,
-    /// Stands for whatever is not there.
+    /// What free slots and freed pages read as.
     vacant: T,
 }
 
-impl<T> Chunks<T> {
-    /// `vacant` is what a slot reads as that is not there.
+impl<T> Values<T> {
+    /// `vacant` is what free slots read as.
     pub(crate) const fn new(vacant: T) -> Self {
         Self { pages: Vec::new(), there: 0, vacant }
     }
 
-    /// Fills a slot that [`Slots::take`] gave.
+    /// Fills a slot that [`Slots::take`] returned.
     pub(crate) fn put(&mut self, index: u32, value: T) {
         let (page, at) = place(index);
         if self.pages.len() <= page {
@@ -181,7 +182,7 @@ impl<T> Chunks<T> {
             *slot = value;
             return;
         }
-        // The lowest is taken first, so that nothing is left out.
+        // The lowest slot is taken first, so that pages are filled without gaps.
         if page.capacity() == 0 {
             page.reserve_exact(PAGE_LEN);
             self.there += 1;
@@ -189,7 +190,7 @@ impl<T> Chunks<T> {
         page.push(value);
     }
 
-    /// A page has gone, as [`Slots::give_back`] said.
+    /// Frees a page, as [`Slots::give_back`] returned it.
     pub(crate) fn close(&mut self, page: usize) {
         self.pages[page] = Vec::new();
         self.there -= 1;
@@ -199,13 +200,13 @@ impl<T> Chunks<T> {
         trim_vec(&mut self.pages);
     }
 
-    /// Memory that the chunks take, bytes.
+    /// Memory of the pages, bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.there * PAGE_LEN * size_of::<T>() + self.pages.capacity() * size_of::<Vec<T>>()
     }
 }
 
-impl<T> Index<u32> for Chunks<T> {
+impl<T> Index<u32> for Values<T> {
     type Output = T;
 
     fn index(&self, index: u32) -> &T {
@@ -214,46 +215,46 @@ impl<T> Index<u32> for Chunks<T> {
     }
 }
 
-impl<T> IndexMut<u32> for Chunks<T> {
+impl<T> IndexMut<u32> for Values<T> {
     fn index_mut(&mut self, index: u32) -> &mut T {
         let (page, at) = place(index);
         &mut self.pages[page][at]
     }
 }
 
-/// Slots and what is in them.
+/// Slots and their contents.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     slots: Slots,
-    chunks: Chunks<T>,
+    values: Values<T>,
 }
 
 impl<T: Copy> Slab<T> {
-    /// `vacant` is what a slot reads as that is free.
+    /// `vacant` is what free slots read as.
     pub(crate) const fn new(vacant: T) -> Self {
-        Self { slots: Slots::new(), chunks: Chunks::new(vacant) }
+        Self { slots: Slots::new(), values: Values::new(vacant) }
     }
 
     pub(crate) fn insert(&mut self, value: T) -> u32 {
         let index = self.slots.take();
-        self.chunks.put(index, value);
+        self.values.put(index, value);
         index
     }
 
     pub(crate) fn remove(&mut self, index: u32) {
-        self.chunks[index] = self.chunks.vacant;
+        self.values[index] = self.values.vacant;
         if let Some(page) = self.slots.give_back(index) {
-            self.chunks.close(page);
+            self.values.close(page);
         }
     }
 
-    /// Where they end: every slot from here on is free.
+    /// One more than the highest slot that may be taken.
     pub(crate) const fn end(&self) -> u32 {
         self.slots.end()
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.slots.memory_bytes() + self.chunks.memory_bytes()
+        self.slots.memory_bytes() + self.values.memory_bytes()
     }
 }
 
@@ -261,13 +262,13 @@ impl<T> Index<u32> for Slab<T> {
     type Output = T;
 
     fn index(&self, index: u32) -> &T {
-        &self.chunks[index]
+        &self.values[index]
     }
 }
 
 impl<T> IndexMut<u32> for Slab<T> {
     fn index_mut(&mut self, index: u32) -> &mut T {
-        &mut self.chunks[index]
+        &mut self.values[index]
     }
 }
 
@@ -275,31 +276,31 @@ const fn place(index: u32) -> (usize, usize) {
     ((index >> PAGE_BITS) as usize, index as usize % PAGE_LEN)
 }
 
-/// Elements of a map or a heap that is shrunk: so few that nobody waits for it.
+/// Shrinking moves at most this many elements, so that no call takes long.
 const TRIMMED_MAX: usize = 512;
 
-/// Gives the memory of a map back that has had many more elements than it has.
+/// Shrinks a map that had many more elements than it has.
 pub(crate) fn trim_map<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
     if map.len() <= TRIMMED_MAX && map.capacity() > 8 * TRIMMED_MAX {
         map.shrink_to(2 * TRIMMED_MAX);
     }
 }
 
-/// The same for a heap.
+/// As [`trim_map`], for a heap.
 pub(crate) fn trim_heap<T: Ord>(heap: &mut BinaryHeap<T>) {
     if heap.len() <= TRIMMED_MAX && heap.capacity() > 8 * TRIMMED_MAX {
         heap.shrink_to(2 * TRIMMED_MAX);
     }
 }
 
-/// The same for a queue.
+/// As [`trim_map`], for a queue.
 pub(crate) fn trim_queue<T>(queue: &mut VecDeque<T>) {
     if queue.len() <= TRIMMED_MAX && queue.capacity() > 8 * TRIMMED_MAX {
         queue.shrink_to(2 * TRIMMED_MAX);
     }
 }
 
-/// A list of pages that has become much shorter.
+/// As [`trim_map`], for a list of pages.
 fn trim_vec<T>(list: &mut Vec<T>) {
     if list.capacity() > 64 && list.len() < list.capacity() / 4 {
         list.shrink_to(2 * list.len());
@@ -355,7 +356,7 @@ mod tests {
                         prop_assert_eq!(model.insert(index, next), None, "taken twice");
                         next += 1;
                     } else {
-                        // Single ones somewhere, or all from a point on.
+                        // Either single slots, or all slots from one on.
                         let from = if what < 6 { pick.wrapping_mul(turn.wrapping_add(7_919)) % slab.end().max(1) } else { pick % slab.end().max(1) };
                         let Some(index) = model.range(from..).next().map(|(index, _)| *index) else { break };
                         model.remove(&index);
@@ -371,7 +372,7 @@ mod tests {
                 let pages: BTreeSet<u32> = model.keys().map(|index| index >> PAGE_BITS).collect();
                 let there = slab.slots.pages.iter().flatten().count();
                 prop_assert!(there <= pages.len() + 2, "{} pages for {} in use", there, pages.len());
-                prop_assert_eq!(there, slab.chunks.there);
+                prop_assert_eq!(there, slab.values.there);
             }
         }
     }

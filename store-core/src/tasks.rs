@@ -1,4 +1,5 @@
-//! Tasks: who is to make which replica, and how far that is. Bounded queues; what a task means is `master/tasks.rs`'.
+//! Tasks: which node makes which replica, and the state of each. Bounded queues; what the states mean to
+//! objects is in `master/tasks.rs`.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -7,31 +8,32 @@ use core::time::Duration;
 use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
-use crate::blocks::stored_len;
-use crate::message::{SegmentNo, TaskCause, TaskId, TaskInfo, TaskState};
+use crate::chunks::stored_len;
+use crate::message::{TaskCause, TaskInfo, TaskState};
 use crate::objects::charge;
 use crate::segments::Placed;
-use crate::{ErrorCode, Key, TenantNo};
+use crate::{ErrorCode, Key, NodeId, SegmentNo, TaskId, TenantNo};
 
 /// Limits of tasks, drains and reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TaskConfig {
-    /// Most tasks that wait or run. Default 10,000.
+    /// Most tasks that are pending or processing. Default 10,000.
     pub unfinished_max: u32,
     /// Most finished tasks that are remembered. Default 10,000.
     pub finished_max: u32,
-    /// Most tasks that a node is at. Default 64.
+    /// Most tasks that one node processes at once. Default 64.
     pub per_node_max: u32,
-    /// How long a task may wait for its node, ms. Default 300,000.
+    /// Time limit for a task to wait for its node, ms. Default 300,000.
     pub pending_timeout_ms: u32,
-    /// How long a node may be at one, ms; what it holds is a zombie's then. Default 60,000.
+    /// Time limit for a node to process a task, ms; then the space of the copy is pending release. Default
+    /// 60,000.
     pub processing_timeout_ms: u32,
-    /// Most tries of a task. Default 3.
+    /// Most attempts per task. Default 3.
     pub attempts_max: u32,
-    /// Most moves under way for each segment that is drained. Default 64.
+    /// Most moves in progress per segment that is drained. Default 64.
     pub drain_moves_max: u32,
-    /// Readers that must have found a replica bad before it is dropped. Default 2.
+    /// Number of readers that must have reported a replica as bad before it is dropped. Default 2.
     pub bad_reports_min: u32,
 }
 
@@ -50,32 +52,33 @@ impl Default for TaskConfig {
     }
 }
 
-/// One replica to be.
+/// One replica to be made.
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) tenant: TenantNo,
     pub(crate) key: Box<[u8]>,
-    /// The object's entry, as long as that has this generation.
+    /// Index of the object's entry, as long as that entry has this generation.
     pub(crate) index: u32,
     pub(crate) generation: u64,
     pub(crate) len: u64,
     pub(crate) source: Option<SegmentNo>,
-    /// The target that was asked for.
+    /// The requested target; `None`: any segment.
     pub(crate) wanted: Option<SegmentNo>,
     pub(crate) cause: TaskCause,
     pub(crate) state: TaskState,
     pub(crate) error: Option<ErrorCode>,
     pub(crate) attempts: u32,
-    /// Names the latest try, once it is processed; in limbo, too.
+    /// Identifies the latest attempt, once there is one; also in
+    /// [`PendingRelease`](crate::pending_release::PendingRelease).
     pub(crate) attempt: u64,
     /// Space for the new replica: reserved while the task is unfinished.
     pub(crate) placed: Placed,
-    /// Whose that space is.
-    pub(crate) node: u64,
+    /// The node that owns that space.
+    pub(crate) node: NodeId,
     pub(crate) created: Instant,
-    /// When it has waited, or run, for too long.
+    /// When the task has waited, or was processed, for too long.
     pub(crate) deadline: Instant,
-    /// Until when the object is held for the latest try; over: not any more.
+    /// Until when the object is held for the latest attempt; in the past: it is not held.
     pub(crate) held_until: Instant,
 }
 
@@ -96,37 +99,37 @@ impl Task {
     }
 }
 
-/// Tasks by number, and what is due.
+/// All tasks by number, with indices by object, node and deadline.
 #[derive(Debug)]
 pub(crate) struct Tasks {
     map: BTreeMap<TaskId, Task>,
     last: TaskId,
-    /// Unfinished ones, by their object.
+    /// Unfinished tasks by object.
     by_object: BTreeSet<(u64, TaskId)>,
-    /// Unfinished ones, by their node: what waits, in its order, and what runs.
-    waiting: BTreeMap<u64, VecDeque<TaskId>>,
-    running: BTreeMap<u64, BTreeSet<TaskId>>,
+    /// Unfinished tasks by node: those that wait, in order, and those that are processed.
+    waiting: BTreeMap<NodeId, VecDeque<TaskId>>,
+    running: BTreeMap<NodeId, BTreeSet<TaskId>>,
     deadlines: BTreeSet<(Instant, TaskId)>,
     finished: VecDeque<TaskId>,
     finished_max: usize,
     pending: u32,
     processing: u32,
-    /// By tenant, what its unfinished copies will cost it. A move costs nothing more.
+    /// Per tenant: bytes that its unfinished copies will be charged. A move is charged nothing.
     reserved: BTreeMap<TenantNo, u64>,
 }
 
 impl Tasks {
-    /// What a tenant's unfinished copies will cost it, bytes.
+    /// Bytes that a tenant will be charged for its unfinished copies.
     pub(crate) fn reserved(&self, tenant: TenantNo) -> u64 {
         self.reserved.get(&tenant).copied().unwrap_or(0)
     }
 
-    /// Whether a tenant has tasks that are not finished.
+    /// Whether a tenant has unfinished tasks.
     pub(crate) fn has_unfinished_of(&self, tenant: TenantNo) -> bool {
         self.by_object.iter().any(|(_, id)| self.map.get(id).is_some_and(|task| task.tenant == tenant))
     }
 
-    /// Forgets the finished tasks of a tenant that is gone: its number will be another's.
+    /// Forgets the finished tasks of a tenant that was removed: another tenant may get its number.
     pub(crate) fn forget(&mut self, tenant: TenantNo) {
         let map = &mut self.map;
         self.finished.retain(|id| {
@@ -138,7 +141,7 @@ impl Tasks {
         });
     }
 
-    /// None; numbers begin after `last`.
+    /// No tasks; numbers begin after `last`.
     pub(crate) fn after(last: TaskId, finished_max: u32) -> Self {
         Self {
             map: BTreeMap::new(),
@@ -167,10 +170,10 @@ impl Tasks {
         self.finished.len()
     }
 
-    /// Adds one that is pending.
+    /// Adds a pending task.
     pub(crate) fn add(&mut self, task: Task) -> TaskId {
-        self.last += 1;
-        let id = self.last;
+        let id = TaskId::new(self.last.get() + 1);
+        self.last = id;
         self.map.insert(id, task);
         self.enter(id);
         id
@@ -180,51 +183,51 @@ impl Tasks {
         self.map.get(&id)
     }
 
-    /// From `id` on.
+    /// All tasks from `id` on.
     pub(crate) fn from(&self, id: TaskId) -> impl Iterator<Item = (TaskId, &Task)> {
         self.map.range(id..).map(|(id, task)| (*id, task))
     }
 
     /// Unfinished tasks of an object.
     pub(crate) fn of_object(&self, generation: u64) -> impl Iterator<Item = (TaskId, &Task)> {
-        let ids = self.by_object.range((generation, 0)..=(generation, TaskId::MAX));
+        let ids = self.by_object.range((generation, TaskId::default())..=(generation, TaskId::MAX));
         ids.filter_map(|(_, id)| Some((*id, self.map.get(id)?)))
     }
 
-    /// Whether a node has anything to do, or to go on with.
-    pub(crate) fn has_work(&self, node: u64) -> bool {
-        // The steady state is that there is none at all.
+    /// Whether a node has tasks to begin or to continue.
+    pub(crate) fn has_work(&self, node: NodeId) -> bool {
+        // Usually there are no tasks at all.
         self.pending + self.processing > 0
             && (self.waiting.contains_key(&node) || self.running.contains_key(&node))
     }
 
-    pub(crate) fn running(&self, node: u64) -> impl Iterator<Item = TaskId> {
+    pub(crate) fn running(&self, node: NodeId) -> impl Iterator<Item = TaskId> {
         self.running.get(&node).into_iter().flatten().copied()
     }
 
-    pub(crate) fn next_waiting(&self, node: u64) -> Option<TaskId> {
+    pub(crate) fn next_waiting(&self, node: NodeId) -> Option<TaskId> {
         self.waiting.get(&node)?.front().copied()
     }
 
-    /// A pending task is begun: a try of its own name.
+    /// Begins an attempt of a pending task.
     pub(crate) fn start(&mut self, id: TaskId, attempt: u64, deadline: Instant) {
         self.leave(id);
         if let Some(task) = self.map.get_mut(&id) {
             (task.state, task.attempt, task.deadline) = (TaskState::Processing, attempt, deadline);
-            // What was held for the try before runs out: its node may be at it still.
+            // The hold for the attempt before ends by time: its node may still be reading.
             task.held_until = Instant::ZERO;
             task.attempts += 1;
         }
         self.enter(id);
     }
 
-    /// The object is held for the latest try until then; gives until when it was.
+    /// Holds the object for the latest attempt until then; returns until when it was held.
     pub(crate) fn hold(&mut self, id: TaskId, until: Instant) -> Instant {
         self.map.get_mut(&id).map_or(until, |task| core::mem::replace(&mut task.held_until, until))
     }
 
-    /// Back to those that wait, with space elsewhere.
-    pub(crate) fn requeue(&mut self, id: TaskId, placed: Placed, node: u64, deadline: Instant) {
+    /// Puts a task back into the queue, with space elsewhere.
+    pub(crate) fn requeue(&mut self, id: TaskId, placed: Placed, node: NodeId, deadline: Instant) {
         self.leave(id);
         if let Some(task) = self.map.get_mut(&id) {
             (task.state, task.placed, task.node, task.deadline) =
@@ -233,28 +236,28 @@ impl Tasks {
         self.enter(id);
     }
 
-    /// The try is over, whatever comes next: the space is not the task's any more.
+    /// The attempt has failed: its space no longer belongs to the task.
     pub(crate) fn failed(&mut self, id: TaskId, error: ErrorCode) -> Placed {
         let Some(task) = self.map.get_mut(&id) else { return Placed::NOWHERE };
         task.error = Some(error);
         core::mem::replace(&mut task.placed, Placed::NOWHERE)
     }
 
-    /// For a moment, an unfinished task is none of its object's.
-    pub(crate) fn set_aside(&mut self, id: TaskId) {
+    /// Temporarily takes an unfinished task off its object's list. [`Self::attach_to_object`] puts it back.
+    pub(crate) fn detach_from_object(&mut self, id: TaskId) {
         if let Some(task) = self.map.get(&id) {
             self.by_object.remove(&(task.generation, id));
         }
     }
 
-    /// The moment is over.
-    pub(crate) fn put_back(&mut self, id: TaskId) {
+    /// Reverses [`Self::detach_from_object`].
+    pub(crate) fn attach_to_object(&mut self, id: TaskId) {
         if let Some(task) = self.map.get(&id) {
             self.by_object.insert((task.generation, id));
         }
     }
 
-    /// Nothing will change any more. Forgets the oldest of too many.
+    /// Ends a task for good. Forgets the oldest finished tasks when there are too many.
     pub(crate) fn finish(&mut self, id: TaskId, state: TaskState) {
         self.leave(id);
         if let Some(task) = self.map.get_mut(&id) {
@@ -268,8 +271,8 @@ impl Tasks {
         }
     }
 
-    /// A finished one begins anew, with these tries behind it forgotten.
-    pub(crate) fn revive(&mut self, id: TaskId, placed: Placed, node: u64, deadline: Instant) {
+    /// Makes a finished task pending again and resets its attempts.
+    pub(crate) fn revive(&mut self, id: TaskId, placed: Placed, node: NodeId, deadline: Instant) {
         self.finished.retain(|finished| *finished != id);
         if let Some(task) = self.map.get_mut(&id) {
             (task.state, task.error, task.attempts) = (TaskState::Pending, None, 0);
@@ -278,7 +281,7 @@ impl Tasks {
         self.enter(id);
     }
 
-    /// One that has waited or run for too long.
+    /// A task whose deadline has passed.
     pub(crate) fn overdue(&self, now: Instant) -> Option<TaskId> {
         self.deadlines.first().filter(|(at, _)| *at <= now).map(|(_, id)| *id)
     }
@@ -287,13 +290,13 @@ impl Tasks {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// Unfinished ones that have space on a segment.
+    /// Unfinished tasks with space on a segment.
     pub(crate) fn on_segment(&self, no: SegmentNo) -> impl Iterator<Item = TaskId> {
         let unfinished = self.by_object.iter().map(|(_, id)| *id);
         unfinished.filter(move |id| self.map.get(id).is_some_and(|task| task.placed.segment == no))
     }
 
-    /// Unfinished ones that move from a segment, because it is drained, and that no node is at.
+    /// Pending moves away from a segment because it is drained.
     pub(crate) fn draining(&self, no: SegmentNo) -> impl Iterator<Item = TaskId> {
         let unfinished = self.by_object.iter().map(|(_, id)| *id);
         unfinished.filter(move |id| {
@@ -304,7 +307,7 @@ impl Tasks {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        // The keys, and what a map of this size takes, roughly.
+        // The keys, and the approximate size of a map of this length.
         self.map.values().map(|task| task.key.len()).sum::<usize>()
             + self.map.len() * (size_of::<Task>() + 128)
     }
@@ -325,7 +328,7 @@ impl Tasks {
         }
     }
 
-    /// Takes an unfinished one off everything that it is on.
+    /// Removes an unfinished task from all indices.
     fn leave(&mut self, id: TaskId) {
         let Some(task) = self.map.get(&id).filter(|task| !task.state.is_finished()) else { return };
         self.by_object.remove(&(task.generation, id));
@@ -363,7 +366,7 @@ impl Tasks {
     }
 }
 
-/// When a task that begins to wait or run now has done so for too long.
+/// The deadline of a task that begins to wait, or to be processed, now.
 pub(crate) fn deadline(now: Instant, timeout_ms: u32) -> Instant {
     now + Duration::from_millis(timeout_ms.into())
 }

@@ -1,9 +1,9 @@
-//! Tenants: whose object a key names.
+//! Tenants: namespaces of keys.
 //!
-//! A tenant is a namespace with a number. Keys of two tenants never meet: the number is part of what an object is found by.
-//! What a tenant may use, and what becomes of it, is the master's affair; a node lends its memory to all of them, so that
-//! whoever can reach a node's exports can read every tenant's bytes. Tenants keep apart those who share a store, not those
-//! who attack its fabric.
+//! A tenant is a namespace with a number. Keys of two tenants never collide: the number is part of what an
+//! object is found by. What a tenant may use, and what becomes of it, is decided by the master. Nodes lend
+//! their memory to all tenants, so that every process that can reach a node's exports can read every tenant's
+//! bytes: tenants separate users who share a store; they do not protect against attackers in its fabric.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -12,22 +12,19 @@ use core::hint::black_box;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::Key;
+use crate::{Key, TenantNo};
 
-/// The number of a tenant in its master's life. Chosen by the master; another may have it later.
-pub type TenantNo = u16;
-
-/// The tenant of whoever names none.
+/// The tenant of clients that name none.
 pub const DEFAULT_TENANT: &str = "default";
-/// Longest name of a tenant, bytes.
+/// Length limit of a tenant's name, bytes.
 pub const TENANT_BYTES_MAX: usize = 64;
-/// Longest secret, bytes.
+/// Length limit of a secret, bytes.
 pub const SECRET_BYTES_MAX: usize = 256;
 
-/// A key, and whose. Bytes alone are a key of the default tenant.
+/// A key with its tenant. A byte string converts to a key of the default tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FullKey<'a> {
-    /// Whose.
+    /// The tenant.
     pub tenant: TenantNo,
     /// The key.
     pub key: &'a [u8],
@@ -35,25 +32,25 @@ pub struct FullKey<'a> {
 
 impl<'a> From<&'a [u8]> for FullKey<'a> {
     fn from(key: &'a [u8]) -> Self {
-        Self { tenant: 0, key }
+        Self { tenant: TenantNo::DEFAULT, key }
     }
 }
 
 impl<'a, const N: usize> From<&'a [u8; N]> for FullKey<'a> {
     fn from(key: &'a [u8; N]) -> Self {
-        Self { tenant: 0, key }
+        Self { tenant: TenantNo::DEFAULT, key }
     }
 }
 
 impl<'a> From<&'a Vec<u8>> for FullKey<'a> {
     fn from(key: &'a Vec<u8>) -> Self {
-        Self { tenant: 0, key }
+        Self { tenant: TenantNo::DEFAULT, key }
     }
 }
 
 impl<'a> From<Key<'a>> for FullKey<'a> {
     fn from(key: Key<'a>) -> Self {
-        Self { tenant: 0, key: key.0 }
+        Self { tenant: TenantNo::DEFAULT, key: key.0 }
     }
 }
 
@@ -63,44 +60,44 @@ impl fmt::Display for FullKey<'_> {
     }
 }
 
-/// Bytes that prove something. Printed and serialised without them, and compared in a time that depends on nothing but
-/// their lengths. Empty: there is none.
+/// Secret bytes. `Debug` and serialisation leave them out, and comparison takes a time that depends on
+/// nothing but lengths. Empty: no secret is set.
 #[derive(Clone, Default, Eq, Deserialize)]
 #[serde(from = "alloc::string::String")]
 pub struct Secret(Box<[u8]>);
 
 impl Secret {
-    /// These bytes.
+    /// A secret with these bytes.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
         Self(bytes.into())
     }
 
-    /// Whether there is one.
+    /// Whether a secret is set.
     #[must_use]
     pub fn is_set(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// How long it is, bytes.
+    /// Length of the secret, bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether no secret is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// To prove it with: [`prove`](crate::prove).
+    /// The bytes, to make a proof with: [`prove`](crate::prove).
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Whether these are its bytes. Takes as long for every wrong guess of one length.
+    /// Whether these are the secret's bytes. Takes the same time for every wrong guess of one length.
     #[must_use]
     pub fn matches(&self, guess: &[u8]) -> bool {
         let differ = self.0.iter().zip(guess).fold(0, |differ, (a, b)| black_box(differ | (a ^ b)));
@@ -108,7 +105,7 @@ impl Secret {
     }
 }
 
-/// As [`Secret::matches`].
+/// In constant time, as [`Secret::matches`].
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
         self.matches(&other.0)
@@ -127,7 +124,8 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// An empty text, whatever it is: a configuration that is printed gives nothing away, and does not open what it was.
+/// Always an empty string: a configuration that is printed contains no secret and cannot be read back with
+/// one.
 impl Serialize for Secret {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str("")
@@ -140,19 +138,22 @@ impl Serialize for Secret {
 pub struct TenantConfig {
     /// Its name, 1 to 64 bytes.
     pub name: alloc::string::String,
-    /// Most bytes of its objects, each rounded up to 64 and counted once for each copy, those being written or held back
-    /// included. Above it, a put evicts objects of this tenant. Default none: all there are.
+    /// Most bytes of its objects, each rounded up to 64 and counted once per replica, including those that
+    /// are being written or are pending release. Above the limit, a put evicts objects of this tenant.
+    /// Default none: unlimited.
     pub quota_bytes: Option<u64>,
-    /// Most objects, those being written included. Default none.
+    /// Most objects, including those that are being written. Default none: unlimited.
     pub quota_objects: Option<u32>,
-    /// Bytes that nobody else's puts take from it, as long as another tenant has more than is guaranteed to it. Default 0.
+    /// Bytes that puts of other tenants do not take from it, as long as another tenant has more than is
+    /// guaranteed to it. Default 0.
     pub guaranteed_bytes: u64,
-    /// What its clients have to say; empty: nothing. Default none.
+    /// The secret that its clients have to prove; empty: none is required. Default none.
     pub secret: Secret,
 }
 
 impl TenantConfig {
-    /// Whether its name and its secret have a length that they may have, and its guarantee is within its quota.
+    /// Whether the lengths of its name and secret are within the limits, and its guarantee is within its
+    /// quota.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         (1..=TENANT_BYTES_MAX).contains(&self.name.len())

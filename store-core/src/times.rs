@@ -1,6 +1,6 @@
-//! [`Times`]: how long things took, in few and fixed classes.
+//! [`Times`]: a histogram of durations with few and fixed classes.
 
-/// Counts by how long something took. Small enough to have one for each operation.
+/// Counts durations by class. Small enough to have one per operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     counts: [u64; CLASSES],
@@ -9,7 +9,8 @@ pub struct Times {
 
 const CLASSES: usize = BOUNDS_NS.len() + 1;
 
-/// Upper ends of the classes but the last, which has none, nanoseconds: each four times the one before.
+/// Upper bounds of all classes but the last, which is unbounded, nanoseconds: each four times the previous
+/// one.
 const BOUNDS_NS: [u64; 12] = {
     let mut bounds = [1_000; 12];
     let mut at = 1;
@@ -21,26 +22,26 @@ const BOUNDS_NS: [u64; 12] = {
 };
 
 impl Times {
-    /// Counts one.
+    /// Counts one duration.
     pub fn record_ns(&mut self, ns: u64) {
         let class = BOUNDS_NS.iter().position(|bound| ns <= *bound).unwrap_or(BOUNDS_NS.len());
         self.counts[class] += 1;
         self.sum_ns = self.sum_ns.saturating_add(ns);
     }
 
-    /// How many were counted.
+    /// Number of durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// All of them together, seconds.
+    /// Sum of all durations, seconds.
     #[must_use]
     pub fn sum_s(&self) -> f64 {
         self.sum_ns as f64 / 1e9
     }
 
-    /// Each class: its upper end in seconds, and how many fell into it and no lower one. The last has no end.
+    /// Each class: its upper bound in seconds (infinite for the last), and the number of durations in it.
     pub fn classes(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         let ends = BOUNDS_NS.iter().map(|bound| *bound as f64 / 1e9).chain([f64::MAX]);
         ends.zip(self.counts)

@@ -1,41 +1,44 @@
-//! [`Trace`]: which operation of a client a request belongs to.
+//! [`Trace`]: the operation of a client to which a request belongs.
 //!
-//! A get or a put is several requests, and a person who looks into one wants to find all of them in the logs of the client,
-//! the master and the node. Nothing is sent for it: the upper bits of a request's id, which the asker chooses anyway, are the
-//! operation's number, and the lower bits count its requests. The bytes themselves are moved one-sided, without the node being
-//! asked, so there is no trace of that at the node; what a node asks (mounts, heartbeats) has its own.
+//! A get or a put is several requests, and an operator who examines one wants to find all of them in the logs
+//! of the client, the master and the node. Nothing extra is sent for it: the upper bits of a request's id,
+//! which the client chooses anyway, are the number of the operation, and the lower bits count its requests.
+//! The payload is moved one-sided, without the node taking part, so the node logs nothing about it; requests
+//! that a node sends (mounts, heartbeats) have traces of their own.
 
 use core::fmt;
 
-/// The number of an operation: 48 bits, drawn at random by the connection for its first and counted up from there, so that
-/// those of two clients are different as a rule. For people and logs; nothing depends on it.
+/// The number of an operation: 48 bits, drawn at random by the connection for its first operation and counted
+/// up from there, so that the numbers of two clients usually differ. Only for logs and their readers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Trace(u64);
 
-/// Bits of a request's id that count the requests of one operation. An operation with more runs into the next number.
+/// Bits of a request's id that count the requests of one operation. An operation with more requests runs into
+/// the next number.
 const CALL_BITS: u32 = 16;
 
 impl Trace {
-    /// That of the request with this id.
+    /// The trace of the request with this id.
     #[must_use]
     pub const fn of(request_id: u64) -> Self {
         Self(request_id >> CALL_BITS)
     }
 
-    /// One of a connection that begins, from random bits.
+    /// The first trace of a connection, from random bits.
     #[must_use]
     pub const fn random(bits: u64) -> Self {
         // Half of the range is left to count up in.
         Self(bits >> (CALL_BITS + 1))
     }
 
-    /// The operation after this one.
+    /// The next operation.
     #[must_use]
     pub const fn next(self) -> Self {
         Self((self.0 + 1) & (u64::MAX >> CALL_BITS))
     }
 
-    /// The id before its first request's. Never the last id there is, so that counting up does not wrap.
+    /// The id before that of its first request. Never the last possible id, so that counting up does not
+    /// wrap.
     #[must_use]
     pub const fn base(self) -> u64 {
         self.0 << CALL_BITS

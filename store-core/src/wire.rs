@@ -1,4 +1,4 @@
-//! Frames: how requests and responses are cut out of a byte stream.
+//! Frames: how requests and responses are delimited in a byte stream.
 //!
 //! Every message is one frame: a fixed header of 24 bytes, then `body_len` bytes of body. All integers are little-endian.
 //!
@@ -8,16 +8,16 @@
 //!       4     2  version      2 bytes, this release speaks 2
 //!       6     1  kind         which operation, see [`Kind`](crate::message::Kind)
 //!       7     1  flags        bit 0: response. All other bits are 0
-//!       8     8  request_id   chosen by the asker, repeated in the response; responses may come in any order. The upper 48
-//!                             bits are the number of the client's operation, see [`Trace`](crate::Trace)
+//!       8     8  request_id   chosen by the requester, repeated in the response; responses may come in any order. The
+//!                             upper 48 bits are the number of the client's operation, see [`Trace`](crate::Trace)
 //!      16     4  status       0, or the negative error code of a request that failed as a whole. 0 in requests
 //!      20     4  body_len     bytes that follow; at most FRAME_BYTES_MAX - 24
 //!      24     …  body         postcard, see `message`
 //! ```
 //!
-//! A stream that breaks any of this cannot be resynchronised: close the connection. The one exception is `version`: the
-//! header has the same shape in every version, so a server answers a frame of another version with status
-//! `INVALID_VERSION` before it closes.
+//! A stream that violates any of this cannot be resynchronised: close the connection. The one exception is
+//! `version`: the header has the same shape in every version, so a server responds to a frame of another
+//! version with status `INVALID_VERSION` before it closes.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -27,22 +27,22 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::ErrorCode;
 
-/// First bytes of every frame.
+/// The first bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"SNWS";
-/// The version of the protocol that this release speaks.
+/// The version of the protocol that this release uses.
 pub const VERSION: u16 = 2;
-/// Bytes of a header.
+/// Length of a header, bytes.
 pub const HEADER_BYTES: usize = size_of::<RawHeader>();
-/// Longest frame, header included, bytes.
+/// Length limit of a frame, header included, bytes.
 pub const FRAME_BYTES_MAX: usize = 4 << 20;
-/// Most keys in one request.
+/// Limit on the number of keys in one request.
 pub const KEYS_PER_BATCH_MAX: usize = 4096;
-/// Longest key, bytes.
+/// Length limit of a key, bytes.
 pub const KEY_BYTES_MAX: usize = 1024;
 
 const FLAG_RESPONSE: u8 = 1;
 
-/// The header as it lies on the wire.
+/// The header as it is encoded on the wire.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct RawHeader {
@@ -57,24 +57,25 @@ struct RawHeader {
 
 const _: () = assert!(HEADER_BYTES == 24);
 
-/// What a header says, checked.
+/// A decoded and validated header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Which operation. A byte, because a newer peer may know more of them than we do.
+    /// The operation. A byte and not a [`Kind`](crate::message::Kind), because a newer peer may know more
+    /// operations than this release.
     pub kind: u8,
-    /// A response, not a request.
+    /// True for a response, false for a request.
     pub response: bool,
     /// Pairs a response with its request.
     pub request_id: u64,
-    /// 0, or why the request failed as a whole. In a response only.
+    /// 0, or the error code of a request that failed as a whole. Always 0 in requests.
     pub status: i32,
 }
 
 impl Header {
-    /// `Ok` for status 0.
+    /// `Ok` when the status is 0.
     ///
     /// # Errors
-    /// The error of a response that failed as a whole.
+    /// The error of a request that failed as a whole.
     pub fn result(&self) -> Result<(), ErrorCode> {
         match self.status {
             0 => Ok(()),
@@ -83,23 +84,24 @@ impl Header {
     }
 }
 
-/// One frame, borrowed from the buffer it arrived in.
+/// One frame, borrowed from the buffer that it was received into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// What and for whom.
+    /// The operation and the request that the frame belongs to.
     pub header: Header,
-    /// The message.
+    /// The encoded message.
     pub body: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// Cuts the first frame out of `bytes`; gives it and its length. `None`: it is not complete yet, read more.
+    /// Splits the first frame off `bytes`; returns it and its length. `None`: the frame is not complete yet,
+    /// read more.
     ///
     /// # Errors
-    /// The stream is broken, or of another version; see [`WireError`].
+    /// The stream is damaged, or of another version; see [`WireError`].
     pub fn parse(bytes: &'a [u8]) -> Result<Option<(Self, usize)>, WireError> {
         let Ok((raw, rest)) = RawHeader::ref_from_prefix(bytes) else {
-            // Garbage need not be as long as a header to be recognised.
+            // Bytes of another protocol are recognised before a whole header has arrived.
             let seen = bytes.len().min(MAGIC.len());
             return if bytes[..seen] == MAGIC[..seen] { Ok(None) } else { Err(WireError::Magic) };
         };
@@ -131,7 +133,8 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// A frame under construction at the end of a caller's buffer. Dropping it unfinished takes it out again.
+/// A frame under construction at the end of a caller's buffer. Dropping it before [`Self::finish`] removes it
+/// from the buffer.
 #[derive(Debug)]
 pub struct FrameWriter<'v> {
     out: &'v mut Vec<u8>,
@@ -140,7 +143,7 @@ pub struct FrameWriter<'v> {
 }
 
 impl<'v> FrameWriter<'v> {
-    /// Appends the header; the body is appended to [`Self::body`].
+    /// Appends the header. The caller appends the body to [`Self::body`].
     #[must_use]
     pub fn begin(out: &'v mut Vec<u8>, header: &Header) -> Self {
         let start = out.len();
@@ -157,7 +160,7 @@ impl<'v> FrameWriter<'v> {
         Self { out, start, finished: false }
     }
 
-    /// The buffer, to append to.
+    /// The buffer to which the body is appended.
     pub fn body(&mut self) -> &mut Vec<u8> {
         self.out
     }
@@ -168,7 +171,7 @@ impl<'v> FrameWriter<'v> {
         self.out.len() - self.start - HEADER_BYTES
     }
 
-    /// Fills in the length.
+    /// Writes the body's length into the header.
     ///
     /// # Errors
     /// `TooLong` when the body is over the limit; the buffer is as it was before.
@@ -192,10 +195,11 @@ impl Drop for FrameWriter<'_> {
     }
 }
 
-/// Collects bytes as they arrive and lends complete frames. For one connection.
+/// Collects the bytes of one connection as they arrive and returns complete frames.
 ///
-/// Read into [`Self::spare_mut`] and tell [`Self::filled`], or [`Self::extend`]; then call [`Self::next_frame`] until it
-/// gives `None`. Memory is bounded by one longest frame plus one read.
+/// Read into [`Self::spare_mut`] and call [`Self::filled`] with the number of bytes, or copy with
+/// [`Self::extend`]; then call [`Self::next_frame`] until it returns `None`. Memory is bounded by one longest
+/// frame plus one read.
 #[derive(Debug, Default)]
 pub struct FrameBuffer {
     bytes: Vec<u8>,
@@ -204,13 +208,14 @@ pub struct FrameBuffer {
 }
 
 impl FrameBuffer {
-    /// Empty.
+    /// An empty buffer.
     #[must_use]
     pub const fn new() -> Self {
         Self { bytes: Vec::new(), start: 0, end: 0 }
     }
 
-    /// At least `bytes_min` writable bytes after what has arrived. Moves what is left to the front when that makes room.
+    /// At least `bytes_min` writable bytes behind what has arrived. Moves what is unread to the front when
+    /// that makes room.
     pub fn spare_mut(&mut self, bytes_min: usize) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -225,33 +230,33 @@ impl FrameBuffer {
         &mut self.bytes[self.end..]
     }
 
-    /// `len` bytes of [`Self::spare_mut`] now hold data.
+    /// The first `len` bytes of [`Self::spare_mut`] now hold data.
     pub fn filled(&mut self, len: usize) {
         self.end = (self.end + len).min(self.bytes.len());
     }
 
-    /// Appends a copy.
+    /// Appends a copy of `bytes`.
     pub fn extend(&mut self, bytes: &[u8]) {
         self.spare_mut(bytes.len())[..bytes.len()].copy_from_slice(bytes);
         self.filled(bytes.len());
     }
 
-    /// Memory that it holds, bytes.
+    /// Memory of the buffer, bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Bytes that have arrived and are not yet part of a frame that was lent.
+    /// Bytes that have arrived and are not yet part of a frame that was returned.
     #[must_use]
     pub const fn pending_bytes(&self) -> usize {
         self.end - self.start
     }
 
-    /// Lends the next complete frame. `None`: read more.
+    /// Returns the next complete frame and consumes it. `None`: read more.
     ///
     /// # Errors
-    /// As [`Frame::parse`]; the stream cannot go on.
+    /// As [`Frame::parse`]; the stream is unusable from then on.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, WireError> {
         match Frame::parse(&self.bytes[self.start..self.end])? {
             Some((frame, len)) => {
@@ -262,47 +267,48 @@ impl FrameBuffer {
         }
     }
 
-    /// Lends the next complete frame and its length, and leaves it where it is. `None`: read more.
+    /// Returns the next complete frame and its length without consuming it. `None`: read more.
     ///
     /// # Errors
-    /// As [`Frame::parse`]; the stream cannot go on.
+    /// As [`Frame::parse`]; the stream is unusable from then on.
     pub fn peek_frame(&self) -> Result<Option<(Frame<'_>, usize)>, WireError> {
         Frame::parse(&self.bytes[self.start..self.end])
     }
 
-    /// Takes `bytes` that were looked at with [`Self::peek_frame`], or as many as there are.
+    /// Consumes `bytes`, or as many as have arrived. For frames that [`Self::peek_frame`] returned.
     pub fn consume(&mut self, bytes: usize) {
         self.start = self.start.saturating_add(bytes).min(self.end);
     }
 }
 
-/// A stream or a body that is not of this protocol.
+/// Why a stream or a body is not of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WireError {
     /// The bytes do not begin with [`MAGIC`].
     Magic,
-    /// Another version of the protocol; the rest of the header is as ever.
+    /// The frame has another version of the protocol. The other fields of the header are the same in every
+    /// version.
     Version {
-        /// What the peer speaks.
+        /// The peer's version.
         theirs: u16,
-        /// For the answer.
+        /// The request to respond to.
         request_id: u64,
-        /// For the answer.
+        /// The operation to respond to.
         kind: u8,
     },
-    /// Reserved flags are set.
+    /// Reserved flags are set. Contains all flags.
     Flags(u8),
-    /// The body is longer than a frame may be.
+    /// The body is longer than the limit.
     TooLong {
-        /// As announced or built.
+        /// Length as announced by the peer, or as encoded here.
         bytes: usize,
     },
-    /// No such operation.
+    /// This release knows no operation with this number.
     Kind(u8),
-    /// More keys than a batch may have.
+    /// The batch has more keys than the limit.
     TooManyKeys {
-        /// As announced or built.
+        /// Number of keys as announced by the peer, or as passed by the caller.
         keys: usize,
     },
     /// The body ends early, has bytes left over, or does not decode.
@@ -310,7 +316,7 @@ pub enum WireError {
 }
 
 impl WireError {
-    /// The status under which a server reports it.
+    /// The error code with which a server responds.
     #[must_use]
     pub const fn code(self) -> ErrorCode {
         match self {
@@ -325,11 +331,11 @@ impl WireError {
 impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Magic => f.write_str("not a Snowskin store: check the address and port"),
+            Self::Magic => f.write_str("the peer is not a Snowskin store: check the address and the port"),
             Self::Version { theirs, .. } => {
                 write!(
                     f,
-                    "the peer speaks protocol version {theirs}, this side {VERSION}: run the same release on both sides"
+                    "the peer uses protocol version {theirs}, this side uses {VERSION}: run the same release on both sides"
                 )
             }
             Self::Flags(flags) => write!(
@@ -339,15 +345,15 @@ impl fmt::Display for WireError {
             Self::TooLong { bytes } => {
                 write!(
                     f,
-                    "a body of {bytes} bytes, {} at most: send smaller batches",
+                    "the body has {bytes} bytes and may have {} at most: send smaller batches",
                     FRAME_BYTES_MAX - HEADER_BYTES
                 )
             }
             Self::Kind(kind) => {
-                write!(f, "operation {kind} is unknown here: run the same release on both sides")
+                write!(f, "this release knows no operation {kind}: run the same release on both sides")
             }
             Self::TooManyKeys { keys } => {
-                write!(f, "{keys} keys in one request, {KEYS_PER_BATCH_MAX} at most: send smaller batches")
+                write!(f, "the request has {keys} keys and may have {KEYS_PER_BATCH_MAX} at most: send smaller batches")
             }
             Self::Body => f.write_str("the message does not decode: run the same release on both sides"),
         }
@@ -356,7 +362,7 @@ impl fmt::Display for WireError {
 
 impl core::error::Error for WireError {}
 
-/// As [`WireError::code`].
+/// The error code with which a server responds, as [`WireError::code`].
 impl From<WireError> for ErrorCode {
     fn from(error: WireError) -> Self {
         error.code()
@@ -423,7 +429,7 @@ mod tests {
         let mut out = vec![1, 2, 3];
         let mut writer =
             FrameWriter::begin(&mut out, &Header { kind: 1, response: true, request_id: 1, status: 0 });
-        // Three bytes were there before; one more than fits is left.
+        // The buffer held three bytes before; the body is one byte too long.
         writer.body().resize(3 + FRAME_BYTES_MAX + 1, 0);
         assert!(matches!(writer.finish(), Err(WireError::TooLong { .. })));
         assert_eq!(out, [1, 2, 3]);

@@ -1,12 +1,14 @@
-//! Writers: who is at which unfinished put, and which of them nodes are to cut off.
+//! Writers: which writer has which unfinished puts, and which writers the nodes have to cut off.
 //!
-//! A writer moves its bytes one-sided, so that only the node it writes to can tell whether anything of it can still land. As
-//! long as the writer says nothing, its space is given to nobody else; when it seems to be gone (its connection to the master
-//! has ended) or is too slow, the nodes are told to cut it off, and their word frees the space.
+//! Writers write one-sided, so only the node that they write to can tell whether a write can still land. As
+//! long as the writer does not report that it is quiet, its space is not given out again. When the writer
+//! seems to be gone (its connection to the master has ended) or is too slow, the nodes are told to cut it
+//! off, and their confirmation releases the space.
 //!
-//! Every put passes here twice, so that what a put needs is found without hashing: unfinished puts lie in a ring in the order
-//! of their generations, and name their connection and their writer by slots. The unfinished puts of a writer are a list
-//! through the ring; what is in limbo for it, which is rare, is in a tree.
+//! Every put passes here twice, so everything that it needs is found without hashing: unfinished puts lie in
+//! a ring in the order of their generations, and refer to their connection and their writer by slots. The
+//! unfinished puts of a writer form a list through the ring. Space of a writer that is pending release, which
+//! is rare, is in a tree.
 //!
 //! ```text
 //!   by generation   ┌────┬────┬────┬────┬────┐        slots of connections    puts
@@ -21,15 +23,15 @@ use alloc::vec::Vec;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-use crate::TenantNo;
 use crate::message::Allocation;
 use crate::slab::{trim_map, trim_queue};
+use crate::{NodeId, TenantNo};
 
-/// No slot.
+/// Index of no slot.
 const NONE: u32 = u32::MAX;
 
-/// A ring that is longer than this and an eighth full or less gives up its oldest puts, so that one put that stays unfinished
-/// for minutes costs one entry of a table and not a ring of everything since.
+/// A ring that is longer than this and at most an eighth full moves its oldest puts to a table, so that one
+/// put that stays unfinished for minutes costs one entry of that table and not a ring of everything since.
 const RING_MIN: usize = 1_024;
 
 /// A put that is not finished.
@@ -37,47 +39,47 @@ const RING_MIN: usize = 1_024;
 pub(crate) struct Put {
     /// The identity of the writer's transfer engine; 0: unknown.
     pub(crate) writer: u64,
-    /// What its end has to name.
+    /// The handle that the end of the put has to carry.
     pub(crate) handle: u64,
-    /// The object's entry.
+    /// Index of the object's entry.
     pub(crate) index: u32,
     tenant: TenantNo,
-    /// Slots; [`NONE`]: no connection, an unknown writer.
+    /// Slots of the connection and of the writer; [`NONE`]: no connection, an unknown writer.
     session_slot: u32,
     writer_slot: u32,
-    /// Generations of the writer's puts before and after this one; 0: none.
+    /// Generations of the writer's previous and next put; 0: there is none.
     before: u64,
     after: u64,
 }
 
-/// What a node is to do.
+/// An order to a node to cut off a writer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {
     pub(crate) ticket: u64,
     pub(crate) force: bool,
-    /// Puts up to this generation are meant.
+    /// The order applies to puts up to this generation.
     pub(crate) generation_max: u64,
-    /// What the writer held on the node when the order was given, bytes.
+    /// Bytes that the writer held on the node when the order was given.
     pub(crate) bytes: u64,
 }
 
-/// Unfinished puts of one connection, or of one writer.
+/// Number of unfinished puts of one connection, or of one writer.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     whose: u64,
     puts: u32,
-    /// Of a writer: its oldest and its latest.
+    /// Of a writer: the generations of its oldest and its latest put.
     first: u64,
     last: u64,
 }
 
-/// Slots of those who have unfinished puts, and of whoever had the last one.
+/// Slots of the connections or writers with unfinished puts, and of the one that had the last such put.
 #[derive(Debug)]
 struct Slots {
     list: Vec<Slot>,
     vacant: Vec<u32>,
     places: HashMap<u64, u32, FixedState>,
-    /// Whose put began last: the next one is its, too, as a rule.
+    /// The slot that began a put last: usually it begins the next one, too.
     latest: u32,
 }
 
@@ -100,7 +102,7 @@ impl Slots {
         self.list.get(at as usize)
     }
 
-    /// The slot of somebody who begins a put; [`NONE`] for 0.
+    /// Counts a put of a connection or writer; returns its slot, [`NONE`] for the number 0.
     fn enter(&mut self, whose: u64) -> u32 {
         if whose == 0 {
             return NONE;
@@ -133,7 +135,7 @@ impl Slots {
         }
     }
 
-    /// Forgets who has no puts, unless it had the latest.
+    /// Removes a slot without puts, unless it began the latest one.
     fn leave(&mut self, at: u32) {
         if let Some(slot) = self.list.get(at as usize).filter(|slot| slot.puts == 0 && at != self.latest) {
             self.places.remove(&slot.whose);
@@ -151,11 +153,11 @@ impl Slots {
 /// Puts by generation.
 #[derive(Debug)]
 struct Ring {
-    /// The generation of the first.
+    /// The generation of the ring's first place.
     first: u64,
     list: VecDeque<Option<Put>>,
     len: usize,
-    /// Those that the ring went past.
+    /// Puts that were moved out of the ring.
     older: HashMap<u64, Put, FixedState>,
 }
 
@@ -183,12 +185,12 @@ impl Ring {
         }
     }
 
-    /// Adds the latest; generations grow.
+    /// Appends a put; generations grow.
     fn push(&mut self, generation: u64, put: Put) {
         if self.list.is_empty() {
             self.first = generation;
         }
-        // Copies have generations, too.
+        // Copies consume generations, too.
         let gap = (generation - self.first) as usize - self.list.len();
         if gap > RING_MIN {
             self.retire(self.list.len());
@@ -214,8 +216,8 @@ impl Ring {
         Some(put)
     }
 
-    /// The first so many go to the table.
-    fn retire(&mut self, count: usize) {
+    /// Moves the first `count` puts to the table.
+    fn move_to_table(&mut self, count: usize) {
         for _ in 0..count {
             if let Some(put) = self.list.pop_front().flatten() {
                 self.older.insert(self.first, put);
@@ -240,10 +242,10 @@ pub(crate) struct Writers {
     sessions: Slots,
     writers: Slots,
     by_tenant: Vec<u32>,
-    /// Writers that are known, and the generations of what is in limbo for them.
+    /// Known writers, and the generations of their space that is pending release.
     held: BTreeSet<(u64, u64)>,
-    /// By node and writer.
-    orders: BTreeMap<(u64, u64), Order>,
+    /// Orders by node and writer.
+    orders: BTreeMap<(NodeId, u64), Order>,
     ordered_bytes: u64,
     tickets: u64,
 }
@@ -262,12 +264,12 @@ impl Writers {
         }
     }
 
-    /// Unfinished puts of a connection and of a tenant.
+    /// Number of unfinished puts of a connection and of a tenant.
     pub(crate) fn count(&self, session: u64, tenant: TenantNo) -> (u32, u32) {
-        (self.of_session(session), self.by_tenant.get(usize::from(tenant)).copied().unwrap_or(0))
+        (self.of_session(session), self.by_tenant.get(tenant.index()).copied().unwrap_or(0))
     }
 
-    /// Unfinished puts of a connection.
+    /// Number of unfinished puts of a connection.
     pub(crate) fn of_session(&self, session: u64) -> u32 {
         self.sessions.get(session).map_or(0, |slot| slot.puts)
     }
@@ -282,10 +284,10 @@ impl Writers {
         index: u32,
     ) {
         let Allocation { generation, handle, .. } = *allocation;
-        if self.by_tenant.len() <= usize::from(tenant) {
-            self.by_tenant.resize(usize::from(tenant) + 1, 0);
+        if self.by_tenant.len() <= tenant.index() {
+            self.by_tenant.resize(tenant.index() + 1, 0);
         }
-        self.by_tenant[usize::from(tenant)] += 1;
+        self.by_tenant[tenant.index()] += 1;
         let session_slot = self.sessions.enter(session);
         let writer_slot = self.writers.enter(writer);
         let mut before = 0;
@@ -301,13 +303,14 @@ impl Writers {
         self.puts.push(generation, put);
     }
 
-    /// A put is committed or over: nothing of it is held for its writer.
+    /// A put was committed, or is over and holds no space for its writer.
     pub(crate) fn ended(&mut self, generation: u64) {
         self.remove(generation);
     }
 
-    /// A put is over, and what it has is held until its writer is known to be gone. Gives who that is; 0: unknown.
-    pub(crate) fn ended_in_limbo(&mut self, generation: u64) -> u64 {
+    /// A put is over, and its space is held until its writer is known to be gone. Returns the writer; 0:
+    /// unknown.
+    pub(crate) fn ended_pending_release(&mut self, generation: u64) -> u64 {
         let writer = self.remove(generation).map_or(0, |put| put.writer);
         if writer != 0 {
             self.held.insert((writer, generation));
@@ -317,7 +320,7 @@ impl Writers {
 
     fn remove(&mut self, generation: u64) -> Option<Put> {
         let put = self.puts.remove(generation)?;
-        self.by_tenant[usize::from(put.tenant)] -= 1;
+        self.by_tenant[put.tenant.index()] -= 1;
         if let Some(slot) = self.writers.list.get_mut(put.writer_slot as usize) {
             match self.puts.get_mut(put.before) {
                 Some(before) => before.after = put.after,
@@ -333,7 +336,7 @@ impl Writers {
         Some(put)
     }
 
-    /// Nothing of this put is in limbo for its writer any more.
+    /// No space of this put is pending release for its writer any more.
     pub(crate) fn let_go(&mut self, writer: u64, generation: u64) {
         if writer != 0 {
             self.held.remove(&(writer, generation));
@@ -344,7 +347,7 @@ impl Writers {
         self.puts.get(generation)
     }
 
-    /// Generations of what a writer holds: what is in limbo for it, and its unfinished puts.
+    /// Generations of what a writer holds: its space that is pending release, and its unfinished puts.
     pub(crate) fn holdings(&self, writer: u64) -> impl Iterator<Item = u64> {
         let held = self.held.range((writer, 0)..=(writer, u64::MAX)).map(|(_, generation)| *generation);
         let first = self.writers.get(writer).map_or(0, |slot| slot.first);
@@ -354,8 +357,9 @@ impl Writers {
         held.chain(unfinished)
     }
 
-    /// Gives a node an order, or makes more of the one that it has. One that says no more keeps its ticket.
-    pub(crate) fn order(&mut self, node: u64, writer: u64, force: bool, generation_max: u64, bytes: u64) {
+    /// Gives an order to a node, or extends the node's order for that writer. An order that is not extended
+    /// keeps its ticket.
+    pub(crate) fn order(&mut self, node: NodeId, writer: u64, force: bool, generation_max: u64, bytes: u64) {
         let old = self.orders.get(&(node, writer)).copied();
         let same = old.is_some_and(|old| old.force || !force);
         let ticket = match old.filter(|_| same) {
@@ -371,18 +375,18 @@ impl Writers {
         self.orders.insert((node, writer), Order { ticket, force, generation_max, bytes });
     }
 
-    /// What a node is to do, by writer.
-    pub(crate) fn orders(&self, node: u64) -> impl Iterator<Item = (u64, &Order)> {
+    /// The orders of a node, with their writers.
+    pub(crate) fn orders(&self, node: NodeId) -> impl Iterator<Item = (u64, &Order)> {
         self.orders.range((node, 0)..=(node, u64::MAX)).map(|((_, writer), order)| (*writer, order))
     }
 
-    pub(crate) fn has_orders(&self, node: u64) -> bool {
-        // The steady state is that there is none at all.
+    pub(crate) fn has_orders(&self, node: NodeId) -> bool {
+        // Usually there are no orders at all.
         !self.orders.is_empty() && self.orders(node).next().is_some()
     }
 
-    /// Takes the order with this ticket away.
-    pub(crate) fn take(&mut self, node: u64, ticket: u64) -> Option<(u64, Order)> {
+    /// Removes the order with this ticket.
+    pub(crate) fn take(&mut self, node: NodeId, ticket: u64) -> Option<(u64, Order)> {
         let (writer, order) = self.orders(node).find(|(_, order)| order.ticket == ticket)?;
         let found = (writer, *order);
         self.orders.remove(&(node, writer));
@@ -390,20 +394,20 @@ impl Writers {
         Some(found)
     }
 
-    /// A node is gone, and with it what it was to do.
-    pub(crate) fn forget_node(&mut self, node: u64) {
+    /// A node is gone, and its orders with it.
+    pub(crate) fn forget_node(&mut self, node: NodeId) {
         let tickets: Vec<u64> = self.orders(node).map(|(_, order)| order.ticket).collect();
         for ticket in tickets {
             self.take(node, ticket);
         }
     }
 
-    /// What nodes are to free, as it was when they were told, bytes.
+    /// Bytes that the nodes' orders will release, as counted when the orders were given.
     pub(crate) const fn ordered_bytes(&self) -> u64 {
         self.ordered_bytes
     }
 
-    /// Gives memory back that is not needed any more.
+    /// Returns memory that is no longer needed.
     pub(crate) fn tidy(&mut self) {
         trim_queue(&mut self.puts.list);
         trim_map(&mut self.puts.older);
@@ -412,7 +416,7 @@ impl Writers {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        // A tree's nodes are half full at least.
+        // A tree's nodes are at least half full.
         self.puts.memory_bytes()
             + self.sessions.memory_bytes()
             + self.writers.memory_bytes()
@@ -421,7 +425,7 @@ impl Writers {
             + self.orders.len() * 2 * (size_of::<(u64, u64)>() + size_of::<Order>())
     }
 
-    /// The same as far as it is needed now.
+    /// As [`Self::memory_bytes`], but only what the present entries need.
     pub(crate) fn live_bytes(&self) -> usize {
         self.puts.live() * size_of::<Option<Put>>() + self.held.len() * 2 * size_of::<(u64, u64)>()
     }
@@ -435,7 +439,7 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        /// So many generations pass, and a put begins.
+        /// Generations to skip before a put begins.
         Begin {
             gap: u64,
             writer: u64,
@@ -444,7 +448,7 @@ mod tests {
         },
         End {
             which: prop::sample::Index,
-            limbo: bool,
+            pending_release: bool,
         },
         LetGo {
             which: prop::sample::Index,
@@ -461,7 +465,7 @@ mod tests {
             5 => (gap, 0u64..4, 0u64..4, 0u16..3)
                 .prop_map(|(gap, writer, session, tenant)| Step::Begin { gap, writer, session, tenant }),
             4 => (any::<prop::sample::Index>(), prop::bool::weighted(0.2))
-                .prop_map(|(which, limbo)| Step::End { which, limbo }),
+                .prop_map(|(which, pending_release)| Step::End { which, pending_release }),
             1 => any::<prop::sample::Index>().prop_map(|which| Step::LetGo { which }),
         ]
     }
@@ -470,7 +474,7 @@ mod tests {
         #[test]
         fn they_are_what_plain_lists_would_be(steps in prop::collection::vec(step(), 1..400)) {
             let mut writers = Writers::new();
-            // Generation, writer, session, tenant; and what is in limbo.
+            // Generation, writer, session and tenant of unfinished puts; then what is pending release.
             let mut puts: Vec<(u64, u64, u64, TenantNo)> = Vec::new();
             let mut held: Vec<(u64, u64)> = Vec::new();
             let mut generation = 0;
@@ -481,10 +485,10 @@ mod tests {
                         writers.began(&given(generation), writer, session, tenant, generation as u32);
                         puts.push((generation, writer, session, tenant));
                     }
-                    Step::End { which, limbo } if !puts.is_empty() => {
+                    Step::End { which, pending_release } if !puts.is_empty() => {
                         let (generation, writer, ..) = puts.remove(which.index(puts.len()));
-                        if limbo {
-                            prop_assert_eq!(writers.ended_in_limbo(generation), writer);
+                        if pending_release {
+                            prop_assert_eq!(writers.ended_pending_release(generation), writer);
                             held.extend((writer != 0).then_some((writer, generation)));
                         } else {
                             writers.ended(generation);
@@ -506,7 +510,7 @@ mod tests {
                     let of_session = puts.iter().filter(|put| who != 0 && put.2 == who).count();
                     let of_tenant = puts.iter().filter(|put| u64::from(put.3) == who).count();
                     prop_assert_eq!(
-                        writers.count(who, who as TenantNo),
+                        writers.count(who, TenantNo::new(who as u16)),
                         (of_session as u32, of_tenant as u32)
                     );
                     let mut wanted: Vec<u64> =
@@ -532,7 +536,7 @@ mod tests {
         assert!(writers.memory_bytes() < 1 << 20, "{} bytes", writers.memory_bytes());
         assert_eq!(writers.holdings(7).collect::<Vec<_>>(), [1]);
         assert_eq!(writers.count(7, 0), (1, 1));
-        assert_eq!(writers.ended_in_limbo(1), 7);
+        assert_eq!(writers.ended_pending_release(1), 7);
         assert_eq!(writers.live_bytes(), 2 * size_of::<(u64, u64)>());
     }
 }

@@ -1,8 +1,8 @@
-//! What an admin asks: to evict now, who the nodes are, what the settings are.
+//! Requests of admins: evicting on request, the list of nodes, the settings.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, Kind, Master, MasterConfig, Peer, Secret, Session};
+use store_core::{ErrorCode, Frame, Kind, Master, MasterConfig, Peer, Secret, Session, NodeId, Incarnation};
 use te_core::Instant;
 
 const LEN: u64 = 4096;
@@ -16,15 +16,12 @@ fn segment(node: u64) -> MountSegment<'static> {
     let export = Export::default();
     MountSegment {
         node,
-        incarnation: 1,
+        incarnation: Incarnation::new(1),
         name,
         endpoint: "n:1",
-        base: 0,
         len: 64 * LEN,
         export,
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     }
 }
 
@@ -40,7 +37,7 @@ fn master(config: MasterConfig) -> Master {
     master
 }
 
-fn ask<O: Operation>(master: &mut Master, session: &mut Session, ask: &O::Ask<'_>) -> Vec<u8> {
+fn ask<O: Operation>(master: &mut Master, session: &mut Session, ask: &O::Request<'_>) -> Vec<u8> {
     let (mut request, mut answer) = (Vec::new(), Vec::new());
     O::encode_request(&mut request, 1, ask, std::iter::empty()).unwrap();
     master.handle(at(10), session, &Frame::parse(&request).unwrap().unwrap().0, &mut answer);
@@ -52,7 +49,7 @@ fn status<O: Operation>(answer: &[u8]) -> Result<(), ErrorCode> {
 }
 
 #[test]
-fn eviction_on_demand_leaves_what_it_was_told_to_leave_and_a_second_one_takes_nothing() {
+fn eviction_on_demand_leaves_what_it_was_to_leave_and_a_second_one_takes_nothing() {
     let mut master = master(MasterConfig::default());
     let leave = Evict { objects_max: 40, used_bytes_max: u64::MAX };
     let evicted = master.evict_now(at(10), leave);
@@ -86,7 +83,7 @@ fn eviction_on_demand_spares_what_is_leased_and_what_is_pinned_for_good() {
 #[test]
 fn nodes_are_listed_with_what_they_hold_and_since_when_they_are_silent() {
     let mut master = master(MasterConfig::default());
-    master.heartbeat(at(400), &Heartbeat { node: 2, incarnation: 1, key: 0 }).unwrap();
+    master.heartbeat(at(400), &Heartbeat { node: NodeId::new(2), incarnation: Incarnation::new(1), key: 0 }).unwrap();
     let nodes: Vec<NodeInfo> = master.nodes(at(500)).collect();
     assert_eq!(nodes.len(), 2);
     assert_eq!((nodes[0].node, nodes[0].segments, nodes[0].silent_ms), (1, 1, 499));
@@ -95,7 +92,7 @@ fn nodes_are_listed_with_what_they_hold_and_since_when_they_are_silent() {
 }
 
 #[test]
-fn only_admins_are_answered_and_no_secret_is_told() {
+fn only_admins_get_a_response_and_it_contains_no_secret() {
     let secret = Secret::new(b"open sesame");
     let mut master = master(MasterConfig { admin_secret: secret, ..MasterConfig::default() });
     for peer in [Peer::Local, Peer::Remote] {

@@ -1,4 +1,4 @@
-//! The allocators, against a list of what is taken. Everything here holds for each of them, through the trait.
+//! Both allocators against a list of what is allocated, through the trait.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use store_core::allocator::{Allocator, Block, GRAIN_BYTES, OffsetAllocator, Slab
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// The slow and obvious allocator: what is taken, by offset.
+/// The naive allocator: what is allocated, by offset.
 #[derive(Default)]
 struct Model {
     taken: BTreeMap<u64, u64>,
@@ -47,7 +47,7 @@ struct Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    // A few lengths that come again and again, and any.
+    // A few lengths that recur, and arbitrary ones.
     let len = prop_oneof![
         1u64..300,
         Just(4096),
@@ -55,7 +55,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         Just(70_001),
         (6u32..21).prop_flat_map(|bits| 1u64 << bits..=1 << (bits + 1))
     ];
-    // Stretches of taking and of giving back, so that slabs fill and empty.
+    // Runs of allocations and of frees, so that slabs fill and empty.
     let stretch =
         (0u32..4, prop::collection::vec((0u32..4, len, any::<u32>()), 1..120)).prop_map(|(bias, steps)| {
             steps
@@ -66,7 +66,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(stretch, 1..8).prop_map(|stretches| stretches.concat())
 }
 
-/// Carries out the steps; `each` looks at the allocator and the model after every one, and at what was refused.
+/// Carries out the steps; `each` examines the allocator and the model after every step, and what was refused.
 fn run<A: Allocator>(
     mut allocator: A,
     grain: u64,
@@ -100,7 +100,7 @@ fn run<A: Allocator>(
         prop_assert_eq!(allocator.used_bytes(), taken);
         prop_assert_eq!(allocator.free_bytes(), capacity - taken);
         prop_assert_eq!(allocator.blocks_used() as usize, live.len());
-        // What it says is free can be had.
+        // What it reports as free can be allocated.
         let largest = allocator.largest_free();
         if largest > 0 {
             let block = allocator.allocate(largest, 0);
@@ -125,7 +125,7 @@ fn run<A: Allocator>(
     for (block, ..) in live {
         prop_assert!(allocator.free(block).is_some());
     }
-    prop_assert_eq!(allocator.largest_free(), capacity, "not one free range at the end");
+    prop_assert_eq!(allocator.largest_free(), capacity, "the free space is not one range at the end");
     prop_assert_eq!((allocator.blocks_used(), allocator.used_bytes()), (0, 0));
     prop_assert_eq!(allocator.blocks().count(), 0);
     Ok(())
@@ -142,7 +142,7 @@ proptest! {
         for kind in AllocatorKind::ALL {
             let allocator = kind.build(capacity);
             run(allocator, GRAIN_BYTES, &steps, |allocator, _, refused| {
-                // Until something is freed, what it says is hopeless is refused.
+                // Until something is freed, what it reports as hopeless is refused.
                 let Some(refused) = refused else { return Ok(()) };
                 let above = allocator.refused_above(refused);
                 for more in [refused, above + 1, above + 64, above + above / 3 + 1, 2 * above + 1, above + 70_000] {
@@ -164,7 +164,7 @@ proptest! {
         let allocator = OffsetAllocator::with_grain(capacity, grain);
         let capacity = allocator.capacity_bytes();
         run(allocator, grain, &steps, |allocator, model, refused| {
-            // The bin of its own length is searched to a limit.
+            // The bin of its own length is searched up to a limit.
             if let Some(rounded) = refused.map(|len| allocator.rounded(len)) {
                 prop_assert!(model.largest_gap(capacity) < rounded + rounded / 32 + grain);
             }
@@ -186,7 +186,7 @@ proptest! {
             prop_assert!(slab / rounded >= 32);
             prop_assert!(slab % rounded <= slab / 64 + rounded / 8, "{} left of {}", slab % rounded, slab);
         }
-        prop_assert_eq!(allocator.rounded(rounded), rounded, "of its own length");
+        prop_assert_eq!(allocator.rounded(rounded), rounded, "it is stored with its own length");
     }
 }
 
@@ -221,7 +221,7 @@ fn ranges_of_any_length_work() {
         assert_eq!((tiny.capacity_bytes(), tiny.allocate(1, 0), tiny.largest_free()), (0, None, 0));
         let mut small = kind.build(128);
         assert_eq!((small.allocate(65, 0).map(|(_, at)| at), small.allocate(1, 0)), (Some(0), None));
-        assert_eq!(small.free(Block::new(99)), None, "there never was one");
+        assert_eq!(small.free(Block::new(99)), None, "no such block was allocated");
         assert_eq!(kind.name().parse(), Ok(*kind));
     }
     assert!("buddy".parse::<AllocatorKind>().unwrap_err().to_string().contains("offset slab"));
@@ -235,7 +235,7 @@ fn an_empty_slab_goes_to_another_class_or_to_a_long_object() {
     };
     let short = fill(&mut allocator, KIB);
     assert_eq!(allocator.allocate(1500, 0), None, "all slabs are of another class");
-    // One block in each slab is enough to keep it.
+    // One allocated block per slab keeps the slab.
     let (keep, give): (Vec<_>, Vec<_>) = short.iter().enumerate().partition(|(at, _)| at % 64 == 0);
     give.into_iter().for_each(|(_, block)| assert!(allocator.free(*block).is_some()));
     assert_eq!(allocator.allocate(1500, 0), None);
@@ -266,6 +266,6 @@ fn a_million_blocks_cost_little_memory() {
             allocator.allocate(4 * KIB, tag).unwrap();
         }
         let each = (allocator.memory_bytes() - empty) / 1_000_000;
-        assert!(each < most, "{kind}: {each} bytes a block");
+        assert!(each < most, "{kind}: {each} bytes per block");
     }
 }

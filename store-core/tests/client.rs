@@ -1,9 +1,9 @@
-//! The client's machines, fed by hand.
+//! The client's state machines, driven by hand.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, Transfer, TransferEnd};
+use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, Transfer, TransferEnd, FenceEnd};
 use store_core::message::{
-    Allocation, Commit, Get, Lease, Object, Operation, PutAsk, PutEnd, PutRevoke, PutStart, PutWindow,
+    Allocation, Commit, Get, Lease, Object, Operation, PutRequest, PutEnd, PutRevoke, PutStart, PutWindow,
     Replica, Replicas, Revocation,
 };
 use store_core::{ErrorCode, Frame, Kind, bound, unbound};
@@ -23,7 +23,7 @@ fn object(segments: &[u32]) -> Object {
     Object { len: 4096, checksum: bound(7, b"key", 0), generation: 0, replicas: replicas(segments) }
 }
 
-/// A get of the given objects, answered at 1 ms under a lease of 100 ms.
+/// A get of the given objects whose response came at 1 ms, under a lease of 100 ms.
 fn get_answered(objects: &[Result<Object, ErrorCode>]) -> (GetOp, Vec<Transfer>) {
     let mut get = GetOp::new(ClientConfig::default());
     get.start(objects.iter().map(|_| GetItem { key: b"key", capacity: 8192, len_min: 1 }), &[]);
@@ -50,11 +50,12 @@ fn transfers(mut poll: impl FnMut() -> Option<Action>) -> Vec<Transfer> {
     transfers
 }
 
-/// A put of `items` objects with the given replicas, answered at `now` with a window of 100 ms from 0.
+/// A put of `items` objects with the given replicas whose response came at `now`, with a window of 100 ms
+/// from 0.
 fn put_answered(items: usize, segments: &[u32], now: Instant) -> (PutOp, Vec<Action>) {
-    // One place and no other: `tests/places.rs` is about those.
+    // A single place: `tests/places.rs` is about further ones.
     let mut put = PutOp::new(ClientConfig { places_max: 1, ..ClientConfig::default() });
-    put.start((0..items).map(|_| PutItem { key: b"key", len: 4096, checksum: 9 }), PutAsk::default());
+    put.start((0..items).map(|_| PutItem { key: b"key", len: 4096, checksum: 9 }), PutRequest::default());
     let mut out = Vec::new();
     assert_eq!(put.poll(at(0), 5, &mut out), Some(Action::Call));
     let answers = (0..items).map(|item| {
@@ -73,10 +74,10 @@ fn put_answered(items: usize, segments: &[u32], now: Instant) -> (PutOp, Vec<Act
     (put, actions)
 }
 
-/// Commits with their checksums, revocations with their vow to be quiet.
+/// Commits with their checksums, and revocations with their statement of quiet.
 type Endings = (Vec<(u64, u32)>, Vec<(u64, bool)>);
 
-/// Takes the calls that end a put.
+/// Takes the requests that end a put.
 fn endings(put: &mut PutOp, now: Instant) -> Endings {
     let (mut commits, mut revocations) = (Vec::new(), Vec::new());
     for request_id in 50.. {
@@ -247,7 +248,7 @@ fn a_put_commits_when_every_replica_is_written() {
             (write.op, write.segment, write.item),
             (Op::Write, 1 + count as u32 % 2, count as u32 / 2)
         );
-        assert_eq!(put.poll(at(1), 7, &mut Vec::new()), None, "nothing is committed before all is written");
+        assert_eq!(put.poll(at(1), 7, &mut Vec::new()), None, "nothing is committed before everything is written");
         put.handle_transfer(write.id, TransferEnd::written());
     }
     put.set_checksum(1, 10);
@@ -281,7 +282,7 @@ fn a_write_that_lost_sight_of_its_bytes_is_fenced_before_anything_is_said_about_
         put.handle_transfer(write.id, end);
         assert_eq!(put.poll(at(2), 7, &mut Vec::new()), Some(Action::Fence { segment: 4 }));
         assert_eq!(put.poll(at(2), 7, &mut Vec::new()), None);
-        put.handle_fence(4, held);
+        put.handle_fence(4, FenceEnd::of(held));
         assert_eq!(endings(&mut put, at(3)), expected, "{end:?} held {held}");
         assert!(put.is_done());
     }
@@ -307,17 +308,17 @@ fn when_the_window_ends_writes_are_cancelled_and_revoked_once_they_have_ended() 
     assert_eq!(put.poll(at(100), 7, &mut Vec::new()), None);
     put.handle_transfer(second.id, TransferEnd::unknown());
     assert_eq!(put.poll(at(100), 7, &mut Vec::new()), Some(Action::Fence { segment: 2 }));
-    put.handle_fence(2, true);
+    put.handle_fence(2, FenceEnd::Held);
     assert_eq!(endings(&mut put, at(101)), (vec![], vec![(100, true)]));
 }
 
 #[test]
 fn a_put_that_is_aborted_before_its_answer_gives_the_space_back() {
     let mut put = PutOp::new(ClientConfig::default());
-    put.start([PutItem { key: b"key", len: 1, checksum: 0 }], PutAsk::default());
+    put.start([PutItem { key: b"key", len: 1, checksum: 0 }], PutRequest::default());
     assert_eq!(put.poll(at(0), 5, &mut Vec::new()), Some(Action::Call));
     put.abort(ErrorCode::RpcTimeout);
-    assert!(!put.is_done(), "the answer may name space");
+    assert!(!put.is_done(), "the response may grant space");
     let mut answer = Vec::new();
     let allocation = Ok(Allocation { generation: 1, handle: 7, replicas: replicas(&[1]) });
     PutStart::encode_response(&mut answer, 5, &PutWindow { window_ms: 100 }, [allocation].into_iter())

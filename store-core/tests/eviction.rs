@@ -1,4 +1,4 @@
-//! Who is evicted, who is kept and why, and what it costs.
+//! Eviction: what is evicted, what is kept and why, and the cost.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use store_core::message::{
-    EvictionReport, ExplainEviction, Kept, MountSegment, Operation, Pin, PutAsk, PutOptions, PutStart,
-    Retention, WhyKept,
-};
-use store_core::{ErrorCode, EvictionPolicy, Frame, Instant, Key, Master, MasterConfig, Place, Session};
+    EvictionReport, ExplainEviction, Kept, MountSegment, Operation, Pin, PutRequest, PutOptions, PutStart,
+    Retention, WhyKept, RemoveMode};
+use store_core::{ErrorCode, EvictionPolicy, Frame, Instant, Key, Master, MasterConfig, Place, Session, NodeId, Incarnation, BatchOrder};
 
 const LEASE_MS: u64 = 1_000;
 const SOFT_MS: u64 = 60_000;
@@ -35,20 +34,16 @@ fn config(eviction: EvictionPolicy) -> MasterConfig {
     }
 }
 
-/// A pool of so many objects of one grain.
+/// A pool of `objects` objects of one grain.
 fn master_with(config: MasterConfig, objects: u64) -> Master {
     let mut master = Master::new(config).unwrap();
     let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
         name: "s",
         endpoint: "host:1",
-        base: 0,
         len: objects * GRAIN,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(at(0), &segment).unwrap();
     master
@@ -91,13 +86,13 @@ fn there(master: &mut Master, keys: &[&str]) -> Vec<bool> {
     keys.iter().map(|key| master.exists(key.as_bytes())).collect()
 }
 
-// ---- what it costs ----
+// ---- cost ----
 
 #[test]
 fn eviction_looks_at_nothing_that_cannot_go_more_than_once_a_lease() {
     for policy in EvictionPolicy::ALL {
         let looks = |stuck: u64| {
-            // `stuck` objects cannot go, 100 can; each of 1,000 puts evicts one.
+            // `stuck` objects cannot be evicted, 100 can; each of 1,000 puts evicts one.
             let config = MasterConfig { evictions_per_call_max: u32::MAX, ..config(*policy) };
             let mut master = master_with(config, stuck + 100);
             for object in 0..stuck {
@@ -119,9 +114,10 @@ fn eviction_looks_at_nothing_that_cannot_go_more_than_once_a_lease() {
             let after = master.eviction();
             assert_eq!(after.evictions_total - before.evictions_total, 1_000, "{policy}");
             let looks = after.looks_total - before.looks_total;
-            // One for each victim, and one for each lease: that is what a get pays for. SIEVE's hand also takes the bits.
+            // One look per victim, and one per lease, for which its get pays. SIEVE's hand also clears the
+            // bits.
             assert!(looks <= 1_000 + 2 * gets, "{policy}: {looks} looks, {gets} gets");
-            // And now that they stepped aside, nobody looks at them again.
+            // Objects in the leased set are not examined again.
             for object in 0..1_000 {
                 put(&mut master, 2, &format!("newer-{object}"), &PutOptions::DEFAULT);
             }
@@ -148,12 +144,12 @@ fn one_call_looks_at_no_more_than_its_limit_and_the_next_goes_on() {
     }
     put(&mut master, 1, "new", &PutOptions::DEFAULT);
     assert_eq!(there(&mut master, &["34", "35", "36"]), [true, false, true]);
-    assert!(master.exists(b"soft"), "there was something else to evict, only not found at once");
+    assert!(master.exists(b"soft"), "there was another object to evict, which was found later");
     assert_eq!(master.eviction().kept_leased, 30);
 }
 
 #[test]
-fn what_stepped_aside_for_a_lease_is_evicted_after_it() {
+fn an_object_of_the_leased_set_is_evicted_after_its_lease() {
     for policy in EvictionPolicy::ALL {
         let mut master = master_with(config(*policy), 2);
         plain(&mut master, 0, &["a", "b"]);
@@ -190,11 +186,11 @@ fn put_batch(master: &mut Master, ms: u64, keys: &[&str]) {
     let mut puts = Vec::new();
     for (index, key) in keys.iter().enumerate() {
         let place = Place::new(index, keys.len(), returning);
-        let put = master.put_start_in(at(ms), key.as_bytes(), GRAIN, &PutAsk::default(), place).unwrap();
+        let put = master.put_start_in(at(ms), key.as_bytes(), GRAIN, &PutRequest::default(), place).unwrap();
         puts.push((key, put.generation));
     }
     for (index, (key, generation)) in puts.into_iter().enumerate() {
-        master.put_end_in(at(ms), key.as_bytes(), generation, 0, index > 0).unwrap();
+        master.put_end_in(at(ms), key.as_bytes(), generation, 0, BatchOrder::of(index)).unwrap();
     }
 }
 
@@ -224,7 +220,7 @@ fn trial_keeps_what_was_read_again_three_times_as_long() {
             gone_at = Some(round);
         }
     }
-    // Nine others have an age of nine when they go, so it goes at an age of 27.
+    // Nine other objects are evicted at an age of nine, so this one is evicted at an age of 27.
     assert!(gone_at.is_some_and(|round| (25..=28).contains(&round)), "{gone_at:?}");
 }
 
@@ -240,12 +236,12 @@ fn trial_takes_a_prefix_that_comes_back_for_proven_up_to_the_last_key_it_remembe
     assert_eq!(
         master.returning(keys(&["x", "3", "y"])),
         2,
-        "without the one before it, it could not have been read"
+        "without the previous one, it could not have been read"
     );
     assert_eq!(master.returning(keys(&["x", "y"])), 0);
     put_batch(&mut master, 2, &["1", "2", "3"]);
     assert_eq!(master.eviction().returned_total, 3);
-    // "a" is the last that is still on trial, and goes first; then the end of what is proven.
+    // "a" is the last object on trial, and is evicted first; then the end of what is proven.
     put_batch(&mut master, 3, &["p", "q"]);
     assert_eq!(there(&mut master, &["a", "1", "2", "3"]), [false, true, true, false]);
 }
@@ -265,7 +261,7 @@ fn a_hard_pin_is_never_evicted_and_too_many_are_refused() {
     assert_eq!(there(&mut master, &["p1", "p2", "17", "18", "19"]), [true, true, false, true, true]);
     assert_eq!(master.kept(at(1), b"p1"), Ok(Some(Kept::HardPinned)));
     assert_eq!(master.eviction().hard_pinned_bytes, 2 * GRAIN);
-    master.remove(at(2), b"p1", false).unwrap();
+    master.remove(at(2), b"p1", RemoveMode::IfUnused).unwrap();
     put(&mut master, 2, "p3", &pinned(Pin::Hard));
 }
 
@@ -277,14 +273,14 @@ fn a_soft_pin_goes_last_decays_and_revives() {
     assert_eq!(there(&mut master, &["soft", "a", "b", "c", "d"]), [true, false, false, true, true]);
     assert_eq!(master.kept(at(0), b"soft"), Ok(Some(Kept::SoftPinned)));
 
-    // Nothing else may go: both others are leased.
+    // Nothing else can be evicted: both others are leased.
     master.get(at(10), b"c").unwrap();
     master.get(at(10), b"d").unwrap();
     plain(&mut master, 20, &["e"]);
     assert_eq!(there(&mut master, &["soft", "c", "d", "e"]), [false, true, true, true]);
     assert_eq!(master.eviction().soft_pinned_evicted_total, 1);
 
-    // It decays when nobody reads it for its time, and then goes like any other.
+    // It decays when it is not read for its time, and is then evicted like any other object.
     let mut master = self::master(3);
     put(&mut master, 0, "soft", &pinned(Pin::Soft));
     plain(&mut master, 0, &["a", "b"]);
@@ -293,7 +289,7 @@ fn a_soft_pin_goes_last_decays_and_revives() {
     assert_eq!(master.kept(at(2 * SOFT_MS - 2), b"soft"), Ok(Some(Kept::SoftPinned)), "the read renewed it");
     master.handle_timeout(at(2 * SOFT_MS));
     assert_eq!(master.kept(at(2 * SOFT_MS), b"soft"), Ok(None), "decayed");
-    // And a read revives it.
+    // A read revives it.
     master.get(at(2 * SOFT_MS + 1), b"soft").unwrap();
     let after_lease = 2 * SOFT_MS + 1 + LEASE_MS;
     assert_eq!(master.kept(at(after_lease), b"soft"), Ok(Some(Kept::SoftPinned)));
@@ -318,7 +314,7 @@ fn a_group_is_evicted_whole_and_a_read_of_one_member_is_a_read_of_all() {
     assert_eq!(there(&mut master, &["g1", "g2", "g3", "a", "b"]), [true, true, true, false, true]);
     plain(&mut master, after, &["d"]);
     plain(&mut master, after, &["e"]);
-    assert_eq!(there(&mut master, &["g1", "g2", "g3"]), [false; 3], "oldest now, and all of it");
+    assert_eq!(there(&mut master, &["g1", "g2", "g3"]), [false; 3], "it is the oldest now, and is evicted as a whole");
     assert_eq!(there(&mut master, &["c", "d", "e"]), [true; 3]);
     assert_eq!((master.eviction().groups_evicted_total, master.eviction().groups), (1, 0));
 }
@@ -346,7 +342,7 @@ fn a_group_stays_while_a_member_is_leased_pinned_or_being_written() {
     assert_eq!(held.eviction().kept_by_group, 2);
     assert_eq!(try_put(&mut held, 1, "x", &PutOptions::DEFAULT), Err(ErrorCode::NoAvailableHandle));
     assert!(both(&mut held));
-    held.remove(at(2), b"pin", false).unwrap();
+    held.remove(at(2), b"pin", RemoveMode::IfUnused).unwrap();
     plain(&mut held, 2, &["x", "y"]);
     assert_eq!(there(&mut held, &keys), [false, false]);
 
@@ -379,23 +375,23 @@ fn an_object_is_gone_when_its_time_is_over_and_readers_finish() {
     put(&mut master, 0, "k", &mortal(500));
     assert_eq!(master.poll_timeout(), Some(at(500)));
     master.get(at(499), b"k").unwrap();
-    assert_eq!(master.get(at(500), b"k"), Err(ErrorCode::ObjectNotFound), "nobody had to look after it");
+    assert_eq!(master.get(at(500), b"k"), Err(ErrorCode::ObjectNotFound), "no timeout had to run");
     master.handle_timeout(at(500));
     assert!(!master.exists(b"k"));
     let stats = master.stats();
-    assert_eq!((stats.used_bytes, stats.deferred_bytes), (GRAIN, GRAIN), "somebody is still reading");
+    assert_eq!((stats.used_bytes, stats.deferred_bytes), (GRAIN, GRAIN), "a reader still has a lease");
     master.handle_timeout(at(499 + LEASE_MS));
     assert_eq!(master.stats().used_bytes, 0);
     assert_eq!(master.eviction().expired_total, 1);
 
-    // The key is free at once, and a pin does not help.
+    // The key is free at once, and a pin makes no difference.
     let retention = Retention { pin: Pin::Hard, ttl_ms: Some(10), group: Some(1) };
     put(&mut master, 2_000, "p", &retained(retention));
     assert_eq!(try_put(&mut master, 2_009, "p", &PutOptions::DEFAULT), Err(ErrorCode::ObjectAlreadyExists));
     put(&mut master, 2_010, "p", &PutOptions::DEFAULT);
     assert_eq!(try_put(&mut master, 2_011, "q", &mortal(0)), Err(ErrorCode::InvalidParams));
     master.handle_timeout(at(3_000));
-    assert!(master.exists(b"p"), "the new one lives on");
+    assert!(master.exists(b"p"), "the new object stays");
 }
 
 #[test]
@@ -403,7 +399,7 @@ fn objects_that_go_before_their_time_leave_nothing_behind() {
     let mut master = master(8);
     for round in 0..100_000u64 {
         put(&mut master, round, "k", &mortal(1_000_000_000));
-        master.remove(at(round), b"k", false).unwrap();
+        master.remove(at(round), b"k", RemoveMode::IfUnused).unwrap();
     }
     assert!(master.memory_bytes() < 1 << 20, "{} bytes", master.memory_bytes());
 }
@@ -424,7 +420,7 @@ fn retention_and_the_explanation_travel() {
     PutStart::encode_request(
         &mut request,
         2,
-        &PutAsk { writer: 1, ..PutAsk::once(retained(retention)) },
+        &PutRequest { writer: 1, ..PutRequest::once(retained(retention)) },
         items(),
     )
     .unwrap();
@@ -449,7 +445,7 @@ fn retention_and_the_explanation_travel() {
     let (report, next) = ExplainEviction::decode_response(&frame).unwrap();
     let next: Vec<_> = next.map(|victim| (victim.key.0.to_vec(), victim.company, victim.leased)).collect();
     assert_eq!(next, [(b"next".to_vec(), 1, false)]);
-    assert_eq!(report, EvictionReport { ..master.eviction() });
+    assert_eq!(report, master.eviction());
     assert_eq!((report.kept_hard_pinned, report.candidates), (1, 1));
 }
 
@@ -494,13 +490,13 @@ struct Known {
     expires: Option<u64>,
 }
 
-/// Marks a lease on the whole group, which outlives the member that was read as long as the group does.
+/// Marks a lease on the whole group, which outlives the member that was read, as long as the group exists.
 fn lease_group(model: &mut BTreeMap<u8, Known>, group: Option<u64>, until: u64) {
     let members = model.values_mut().filter(|known| group.is_some() && known.retention.group == group);
     members.for_each(|known| known.group_leased_until = until);
 }
 
-/// What the rules say about a set of objects, looked up object by object.
+/// The rules about a set of objects, evaluated object by object.
 struct Rules<'a>(&'a BTreeMap<u8, Known>, u64);
 
 impl Rules<'_> {
@@ -518,7 +514,7 @@ impl Rules<'_> {
     fn is_soft(&self, key: u8) -> bool {
         self.0[&key].retention.pin == Pin::Soft && self.0[&key].soft_until > self.1
     }
-    /// Nothing but a soft pin keeps it.
+    /// Whether at most a soft pin keeps it.
     fn may_go(&self, key: u8) -> bool {
         self.company(key).iter().all(|key| {
             let known = &self.0[key];
@@ -531,125 +527,152 @@ impl Rules<'_> {
     }
 }
 
-fn check(policy: EvictionPolicy, ops: &[Op]) -> Result<(), TestCaseError> {
-    const ROOM: u64 = 12;
-    let mut master = master_with(config(policy), ROOM);
-    let mut model: BTreeMap<u8, Known> = BTreeMap::new();
-    let mut now = 0;
-    for op in ops {
-        now += 1;
-        model.retain(|_, known| !known.complete || known.expires.is_none_or(|expires| expires > now));
-        master.handle_timeout(at(now));
+/// Objects for which the pool of [`Check`] has room.
+const ROOM: u64 = 12;
+
+/// A master, and the objects that it should have.
+struct Check {
+    master: Master,
+    model: BTreeMap<u8, Known>,
+    now: u64,
+}
+
+impl Check {
+    fn new(policy: EvictionPolicy) -> Self {
+        Self { master: master_with(config(policy), ROOM), model: BTreeMap::new(), now: 0 }
+    }
+
+    fn step(&mut self, op: &Op) -> Result<(), TestCaseError> {
+        self.now += 1;
+        let now = self.now;
+        self.model.retain(|_, known| !known.complete || known.expires.is_none_or(|expires| expires > now));
+        self.master.handle_timeout(at(now));
         match op {
-            Op::Wait(ms) => now += ms,
-            Op::Get(key) => {
-                let hit = master.get(at(now), &[*key]).is_ok();
-                prop_assert_eq!(hit, model.get(key).is_some_and(|known| known.complete));
-                if let Some(known) = model.get_mut(key).filter(|known| known.complete) {
-                    known.leased_until = now + LEASE_MS;
-                    known.soft_until = now + SOFT_MS;
-                    let group = known.retention.group;
-                    lease_group(&mut model, group, now + LEASE_MS);
-                }
-            }
-            Op::Remove(key) => {
-                let ok = master.remove(at(now), &[*key], false).is_ok();
-                prop_assert_eq!(
-                    ok,
-                    model.get(key).is_some_and(|known| known.complete && known.leased_until <= now)
-                );
-                if ok {
-                    model.remove(key);
-                }
-            }
+            Op::Wait(ms) => self.now += ms,
+            Op::Get(key) => self.get(*key)?,
+            Op::Remove(key) => self.remove(*key)?,
             Op::Finish => {
-                for (key, known) in model.iter_mut().filter(|(_, known)| !known.complete) {
-                    master.put_end(at(now), &[*key], known.generation, 0).unwrap();
+                for (key, known) in self.model.iter_mut().filter(|(_, known)| !known.complete) {
+                    self.master.put_end(at(now), &[*key], known.generation, 0).unwrap();
                     finish(known, now);
                 }
             }
-            Op::Put(key, retention) | Op::Start(key, retention) => {
-                let used = master.stats().used_bytes;
-                let result = master.put_start(at(now), &[*key], GRAIN, &retained(*retention));
-                prop_assert_eq!(result == Err(ErrorCode::ObjectAlreadyExists), model.contains_key(key));
-                let rules = Rules(&model, now);
-                let left: BTreeSet<u8> =
-                    model.keys().copied().filter(|key| is_there(&mut master, at(now), *key)).collect();
-                let gone: Vec<u8> = model.keys().copied().filter(|key| !left.contains(key)).collect();
-                for key in &gone {
-                    prop_assert!(rules.may_go(*key), "{key} was evicted: {:?}", model[key]);
-                    prop_assert!(
-                        rules.company(*key).iter().all(|other| gone.contains(other)),
-                        "half a group"
-                    );
-                    if !rules.is_free(*key) {
-                        let free = model.keys().find(|other| rules.is_free(**other));
-                        prop_assert!(free.is_none(), "soft {key} was evicted, {free:?} could have been");
-                    }
-                }
-                if result == Err(ErrorCode::NoAvailableHandle) {
-                    let free = model.keys().find(|key| rules.is_free(**key));
-                    prop_assert!(
-                        gone.is_empty() && free.is_none(),
-                        "no room, and {free:?} could have been evicted"
-                    );
-                }
-                prop_assert!(gone.is_empty() || used == ROOM * GRAIN, "evicted for nothing");
-                model.retain(|key, _| !gone.contains(key));
-                if let Ok(put) = result {
-                    let mut group = model.values().filter(|known| known.retention.group == retention.group);
-                    let group_leased_until = group
-                        .next()
-                        .filter(|_| retention.group.is_some())
-                        .map_or(0, |known| known.group_leased_until);
-                    let mut known = Known {
-                        retention: *retention,
-                        generation: put.generation,
-                        complete: false,
-                        leased_until: 0,
-                        group_leased_until,
-                        soft_until: 0,
-                        expires: None,
-                    };
-                    if matches!(op, Op::Put(..)) {
-                        master.put_end(at(now), &[*key], put.generation, 0).unwrap();
-                        finish(&mut known, now);
-                    }
-                    model.insert(*key, known);
-                }
+            Op::Put(key, retention) => self.put(*key, *retention, true)?,
+            Op::Start(key, retention) => self.put(*key, *retention, false)?,
+        }
+        self.check_kept()
+    }
+
+    fn get(&mut self, key: u8) -> Result<(), TestCaseError> {
+        let now = self.now;
+        let hit = self.master.get(at(now), &[key]).is_ok();
+        prop_assert_eq!(hit, self.model.get(&key).is_some_and(|known| known.complete));
+        if let Some(known) = self.model.get_mut(&key).filter(|known| known.complete) {
+            known.leased_until = now + LEASE_MS;
+            known.soft_until = now + SOFT_MS;
+            let group = known.retention.group;
+            lease_group(&mut self.model, group, now + LEASE_MS);
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, key: u8) -> Result<(), TestCaseError> {
+        let ok = self.master.remove(at(self.now), &[key], RemoveMode::IfUnused).is_ok();
+        let idle = |known: &Known| known.complete && known.leased_until <= self.now;
+        prop_assert_eq!(ok, self.model.get(&key).is_some_and(idle));
+        if ok {
+            self.model.remove(&key);
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, key: u8, retention: Retention, complete: bool) -> Result<(), TestCaseError> {
+        let now = self.now;
+        let used = self.master.stats().used_bytes;
+        let result = self.master.put_start(at(now), &[key], GRAIN, &retained(retention));
+        prop_assert_eq!(result == Err(ErrorCode::ObjectAlreadyExists), self.model.contains_key(&key));
+        let gone = self.evicted()?;
+        if result == Err(ErrorCode::NoAvailableHandle) {
+            let rules = Rules(&self.model, now);
+            let free = self.model.keys().find(|key| rules.is_free(**key));
+            prop_assert!(gone.is_empty() && free.is_none(), "no room, and {free:?} could have been evicted");
+        }
+        prop_assert!(gone.is_empty() || used == ROOM * GRAIN, "objects were evicted without need");
+        self.model.retain(|key, _| !gone.contains(key));
+        let Ok(put) = result else { return Ok(()) };
+        let mut group = self.model.values().filter(|known| known.retention.group == retention.group);
+        let group_leased_until = group
+            .next()
+            .filter(|_| retention.group.is_some())
+            .map_or(0, |known| known.group_leased_until);
+        let mut known = Known {
+            retention,
+            generation: put.generation,
+            complete: false,
+            leased_until: 0,
+            group_leased_until,
+            soft_until: 0,
+            expires: None,
+        };
+        if complete {
+            self.master.put_end(at(now), &[key], put.generation, 0).unwrap();
+            finish(&mut known, now);
+        }
+        self.model.insert(key, known);
+        Ok(())
+    }
+
+    /// The objects that are gone. Each of them could be evicted, with its group, and no other one had to be first.
+    fn evicted(&mut self) -> Result<Vec<u8>, TestCaseError> {
+        let rules = Rules(&self.model, self.now);
+        let keys = self.model.keys().copied();
+        let gone: Vec<u8> =
+            keys.filter(|key| !is_there(&mut self.master, at(self.now), *key)).collect();
+        for key in &gone {
+            prop_assert!(rules.may_go(*key), "{key} was evicted: {:?}", self.model[key]);
+            let whole = rules.company(*key).iter().all(|other| gone.contains(other));
+            prop_assert!(whole, "a part of a group was evicted");
+            if !rules.is_free(*key) {
+                let free = self.model.keys().find(|other| rules.is_free(**other));
+                prop_assert!(free.is_none(), "soft {key} was evicted, {free:?} could have been");
             }
         }
-        let rules = Rules(&model, now);
-        for key in model.keys() {
-            let known = &model[key];
-            let expected_some = !rules.is_free(*key);
-            // Soft pins are found to be over, and leases, when somebody asks for room.
-            let kept = master.kept(at(now), &[*key]).unwrap();
+        Ok(gone)
+    }
+
+    /// What the master reports about objects that are kept.
+    fn check_kept(&mut self) -> Result<(), TestCaseError> {
+        let rules = Rules(&self.model, self.now);
+        for (key, known) in &self.model {
+            // Ends of soft pins and leases are noticed when room is needed.
+            let kept = self.master.kept(at(self.now), &[*key]).unwrap();
             if known.retention.pin == Pin::Hard && known.complete {
                 prop_assert_eq!(kept, Some(Kept::HardPinned));
             }
-            prop_assert!(kept.is_some() || !expected_some, "{key} is kept: {known:?}");
+            prop_assert!(kept.is_some() || rules.is_free(*key), "{key} is kept: {known:?}");
         }
-        let report = master.eviction();
-        let hard = model.values().filter(|known| known.retention.pin == Pin::Hard);
+        let report = self.master.eviction();
+        let hard = self.model.values().filter(|known| known.retention.pin == Pin::Hard);
         prop_assert_eq!(report.hard_pinned_bytes, hard.count() as u64 * GRAIN);
-        prop_assert_eq!(
-            report.kept_unfinished,
-            model.values().filter(|known| !known.complete).count() as u64
-        );
+        let unfinished = self.model.values().filter(|known| !known.complete);
+        prop_assert_eq!(report.kept_unfinished, unfinished.count() as u64);
+        Ok(())
     }
-    // In the end everything can be taken out, and nothing is left.
-    now += 10 * SOFT_MS;
-    for key in 0..30u8 {
-        let _ = master.remove(at(now), &[key], true);
+
+    /// In the end everything can be removed, and nothing is left.
+    fn remove_all(mut self) -> Result<(), TestCaseError> {
+        self.now += 10 * SOFT_MS;
+        for key in 0..30u8 {
+            let _ = self.master.remove(at(self.now), &[key], RemoveMode::Force);
+        }
+        let report = self.master.eviction();
+        prop_assert_eq!(report.candidates + report.kept_leased + report.kept_soft_pinned + report.groups, 0);
+        prop_assert_eq!(report.kept_hard_pinned + report.kept_by_group + report.hard_pinned_bytes, 0);
+        Ok(())
     }
-    let report = master.eviction();
-    prop_assert_eq!(report.candidates + report.kept_leased + report.kept_soft_pinned + report.groups, 0);
-    prop_assert_eq!(report.kept_hard_pinned + report.kept_by_group + report.hard_pinned_bytes, 0);
-    Ok(())
 }
 
-/// Whether the object of the model is there, written or not.
+/// Whether the object of the model exists, written or not.
 fn is_there(master: &mut Master, now: Instant, key: u8) -> bool {
     master.kept(now, &[key]).is_ok()
 }
@@ -667,6 +690,8 @@ proptest! {
         policy in prop::sample::select(EvictionPolicy::ALL),
         ops in prop::collection::vec(op(), 1..150),
     ) {
-        check(policy, &ops)?;
+        let mut check = Check::new(policy);
+        ops.iter().try_for_each(|op| check.step(op))?;
+        check.remove_all()?;
     }
 }

@@ -1,26 +1,23 @@
-//! The master behind the wire: every operation as frames, and everything that is not one.
+//! The master behind the wire: every operation as frames, and bytes that are not valid frames.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use proptest::prelude::*;
 use store_core::message::*;
 use store_core::{
-    ErrorCode, Frame, FrameWriter, Header, Key, Kind, Master, MasterConfig, Placement, Session, wire,
+    ErrorCode, Frame, FrameWriter, Header, Incarnation, Key, Kind, Master, MasterConfig, NodeId, Placement,
+    SegmentNo, Session, wire,
 };
 use te_core::Instant;
 
 fn master() -> Master {
     let mut master = Master::new(MasterConfig::default()).unwrap();
     let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
         name: "s",
         endpoint: "h:1",
-        base: 0,
         len: 1 << 20,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(Instant::ZERO, &segment).unwrap();
     master
@@ -37,7 +34,7 @@ fn ask(master: &mut Master, request: &[u8]) -> Vec<u8> {
     out
 }
 
-/// One request and what came back.
+/// Sends one request; returns the response.
 macro_rules! call {
     ($master:expr, $operation:ty, $ask:expr, $items:expr) => {{
         let mut request = Vec::new();
@@ -46,68 +43,76 @@ macro_rules! call {
     }};
 }
 
-fn answer<O: Operation>(bytes: &[u8]) -> Result<(O::Answer<'_>, Vec<O::AnswerItem<'_>>), ErrorCode> {
+fn answer<O: Operation>(bytes: &[u8]) -> Result<(O::Response<'_>, Vec<O::ResponseItem<'_>>), ErrorCode> {
     let (frame, _) = Frame::parse(bytes).unwrap().unwrap();
     O::decode_response(&frame).map(|(head, items)| (head, items.collect()))
 }
 
-#[test]
-fn every_operation_goes_over_the_wire() {
-    let mut master = master();
-    let master = &mut master;
-    let welcome = call!(master, Hello, Greeting::default(), []);
-    assert_eq!(answer::<Hello>(&welcome).unwrap().0.keys_per_batch_max, 4096);
-    assert_eq!(
-        answer::<Hello>(&call!(master, Hello, Greeting { version: 9, ..Greeting::default() }, []))
-            .unwrap_err(),
-        ErrorCode::InvalidVersion
-    );
-    let second = MountSegment {
-        node: 2,
-        incarnation: 4,
+fn second() -> MountSegment<'static> {
+    MountSegment {
+        node: NodeId::new(2),
+        incarnation: Incarnation::new(4),
         name: "t",
         endpoint: "h:2",
         base: 1 << 40,
         len: 1 << 20,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
-    };
-    let mounted = call!(master, Mount, second, []);
-    assert_eq!(answer::<Mount>(&mounted).unwrap().0.mounted().unwrap().segment, 2);
-    assert_eq!(
-        answer::<Mount>(&call!(master, Mount, MountSegment { len: 0, ..second }, [])),
-        Err(ErrorCode::InvalidParams)
-    );
-    let beat = call!(master, Beat, Heartbeat { node: 2, incarnation: 4, key: 0 }, []);
+        ..MountSegment::default()
+    }
+}
+
+#[test]
+fn greetings_nodes_and_segments_go_over_the_wire() {
+    let mut master = master();
+    let master = &mut master;
+    let welcome = call!(master, Hello, Greeting::default(), []);
+    assert_eq!(answer::<Hello>(&welcome).unwrap().0.keys_per_batch_max, 4096);
+    let newer = call!(master, Hello, Greeting { version: 9, ..Greeting::default() }, []);
+    assert_eq!(answer::<Hello>(&newer).unwrap_err(), ErrorCode::InvalidVersion);
+    let mounted = call!(master, Mount, second(), []);
+    let segment = answer::<Mount>(&mounted).unwrap().0.mounted().unwrap().segment;
+    assert_eq!(segment, SegmentNo::new(2));
+    let empty = call!(master, Mount, MountSegment { len: 0, ..second() }, []);
+    assert_eq!(answer::<Mount>(&empty), Err(ErrorCode::InvalidParams));
+    let (node, incarnation) = (second().node, second().incarnation);
+    let beat = call!(master, Beat, Heartbeat { node, incarnation, key: 0 }, []);
     assert_eq!(answer::<Beat>(&beat).unwrap().0, NodeStatus::Ok);
-    let options = PutOptions { replicas: 2, placement: Placement::on(2), ..PutOptions::DEFAULT };
+    let all = call!(master, Segments, (), []);
+    let names: Vec<&str> =
+        answer::<Segments>(&all).unwrap().1.into_iter().map(|info| info.unwrap().name).collect();
+    assert_eq!(names, ["s", "t"]);
+    let some = call!(master, Segments, (), [segment, SegmentNo::new(3)]);
+    let some = answer::<Segments>(&some).unwrap().1;
+    assert_eq!((some[0].unwrap().endpoint, some[1].unwrap_err()), ("h:2", ErrorCode::SegmentNotFound));
+    let unmounted = call!(master, Unmount, UnmountSegment { node, incarnation, segment, key: 0 }, []);
+    assert!(answer::<Unmount>(&unmounted).is_ok());
+    let stats = call!(master, ReadStats, (), []);
+    assert_eq!(answer::<ReadStats>(&stats).unwrap().0, master.stats());
+}
+
+#[test]
+fn objects_go_over_the_wire() {
+    let mut master = master();
+    let segment = master.mount(Instant::ZERO, &second()).unwrap().mounted().unwrap().segment;
+    let master = &mut master;
+    let options = PutOptions { replicas: 2, placement: Placement::on(segment), ..PutOptions::DEFAULT };
     let new = [
         NewObject { key: Key(b"a"), len: 100 },
         NewObject { key: Key(b""), len: 1 },
         NewObject { key: Key(b"b"), len: 5 },
     ];
-    let started = call!(master, PutStart, PutAsk { writer: 1, ..PutAsk::once(options) }, new);
+    let started = call!(master, PutStart, PutRequest { writer: 1, ..PutRequest::once(options) }, new);
     let (window, started) = answer::<PutStart>(&started).unwrap();
     assert_eq!((window.window_ms, started.len()), (30_000, 3));
     assert_eq!(started[1], Err(ErrorCode::InvalidKey));
     let a = started[0].unwrap();
-    assert_eq!((a.replicas[0].segment, a.replicas[0].addr, a.replicas[1].segment), (2, 1 << 40, 1));
+    assert_eq!((a.replicas[0].segment, a.replicas[0].addr), (segment, 1 << 40));
+    assert_eq!(a.replicas[1].segment, SegmentNo::new(1));
     let b = started[2].unwrap();
-    let ended = call!(
-        master,
-        PutEnd,
-        (),
-        [Commit { key: Key(b"a"), generation: a.generation, handle: a.handle, checksum: 5 }]
-    );
+    let commit = Commit { key: Key(b"a"), generation: a.generation, handle: a.handle, checksum: 5 };
+    let ended = call!(master, PutEnd, (), [commit]);
     assert_eq!(answer::<PutEnd>(&ended).unwrap().1, [Ok(())]);
-    let revoked = call!(
-        master,
-        PutRevoke,
-        (),
-        [Revocation { key: Key(b"b"), generation: b.generation, handle: b.handle, quiet: true }]
-    );
+    let revocation = Revocation { key: Key(b"b"), generation: b.generation, handle: b.handle, quiet: true };
+    let revoked = call!(master, PutRevoke, (), [revocation]);
     assert_eq!(answer::<PutRevoke>(&revoked).unwrap().1, [Ok(())]);
     let found = call!(master, Get, (), [Key(b"a"), Key(b"b")]);
     let (lease, found) = answer::<Get>(&found).unwrap();
@@ -122,18 +127,6 @@ fn every_operation_goes_over_the_wire() {
     assert_eq!((position.cursor, listed.len(), listed[0].key, listed[0].leased), (0, 1, Key(b"a"), true));
     let removed = call!(master, Remove, (), [false, true].map(|force| Removal { key: Key(b"a"), force }));
     assert_eq!(answer::<Remove>(&removed).unwrap().1, [Err(ErrorCode::ObjectHasLease), Ok(())]);
-    let all = call!(master, Segments, (), []);
-    let names: Vec<&str> =
-        answer::<Segments>(&all).unwrap().1.into_iter().map(|info| info.unwrap().name).collect();
-    assert_eq!(names, ["s", "t"]);
-    let some = call!(master, Segments, (), [2, 3]);
-    let some = answer::<Segments>(&some).unwrap().1;
-    assert_eq!((some[0].unwrap().endpoint, some[1].unwrap_err()), ("h:2", ErrorCode::SegmentNotFound));
-    let unmounted =
-        call!(master, Unmount, UnmountSegment { node: 2, incarnation: 4, segment: 2, key: 0 }, []);
-    assert!(answer::<Unmount>(&unmounted).is_ok());
-    let stats = call!(master, ReadStats, (), []);
-    assert_eq!(answer::<ReadStats>(&stats).unwrap().0, master.stats());
 }
 
 #[test]
@@ -159,16 +152,12 @@ fn batches_have_a_limit_on_both_sides() {
 fn a_listing_of_the_longest_keys_fits_its_frame() {
     let mut master = Master::new(MasterConfig::default()).unwrap();
     let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
         name: "s",
         endpoint: "h:1",
-        base: 0,
         len: 1 << 30,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(Instant::ZERO, &segment).unwrap();
     for key in 0..4096 {
@@ -224,7 +213,7 @@ proptest! {
         let mut master = master();
         let mut request = Vec::new();
         let new = [NewObject { key: Key(b"some-key"), len: 100 }, NewObject { key: Key(b"another-key"), len: 100 }];
-        PutStart::encode_request(&mut request, 1, &PutAsk { writer: 1, ..PutAsk::default() }, new.into_iter()).unwrap();
+        PutStart::encode_request(&mut request, 1, &PutRequest { writer: 1, ..PutRequest::default() }, new.into_iter()).unwrap();
         let at = at % request.len();
         request[at] ^= 1 << bit;
         if let Ok(Some((frame, _))) = Frame::parse(&request) {

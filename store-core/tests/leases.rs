@@ -1,10 +1,9 @@
-//! Leases: never shorter than the reader was told, and over as soon as the last reader says so.
+//! Leases: never shorter than the reader was told, and over as soon as the last reader returns its lease.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::{
-    Get, Kept, LeaseRange, MountSegment, Operation, PutOptions, Removal, Remove, Retention, ReturnLeases,
-};
-use store_core::{ErrorCode, Frame, Instant, Key, Master, MasterConfig, Session};
+    Get, Kept, LeaseRange, MountSegment, Operation, PutOptions, Removal, Remove, Retention, ReturnLeases, RemoveMode};
+use store_core::{ErrorCode, Frame, Instant, Key, Master, MasterConfig, Session, NodeId, Incarnation};
 
 const KIB: u64 = 1 << 10;
 const LEASE_MS: u64 = 1_000;
@@ -23,16 +22,12 @@ fn master(len: u64) -> Master {
     };
     let mut master = Master::new(config).unwrap();
     let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
         name: "s",
         endpoint: "n:1",
-        base: 0,
         len,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(at(0), &segment).unwrap().mounted().unwrap();
     master
@@ -43,10 +38,10 @@ fn put(master: &mut Master, ms: u64, key: &str, options: &PutOptions) -> Result<
     master.put_end(at(ms), key.as_bytes(), started.generation, 1)
 }
 
-fn ask<O>(master: &mut Master, ms: u64, session: &mut Session, items: &[O::AskItem<'_>]) -> Vec<u8>
+fn ask<O>(master: &mut Master, ms: u64, session: &mut Session, items: &[O::RequestItem<'_>]) -> Vec<u8>
 where
     for<'a> O: Operation<Ask<'a> = ()>,
-    for<'a> O::AskItem<'a>: Copy,
+    for<'a> O::RequestItem<'a>: Copy,
 {
     let (mut request, mut out) = (Vec::new(), Vec::new());
     O::encode_request(&mut request, 1, &(), items.iter().copied()).unwrap();
@@ -54,7 +49,7 @@ where
     out
 }
 
-/// Gets keys; gives the leases of those that were found.
+/// Gets keys; returns the leases of those that were found.
 fn get(master: &mut Master, ms: u64, session: &mut Session, keys: &[&str]) -> LeaseRange {
     let keys: Vec<_> = keys.iter().map(|key| Key(key.as_bytes())).collect();
     let out = ask::<Get>(master, ms, session, &keys);
@@ -63,7 +58,7 @@ fn get(master: &mut Master, ms: u64, session: &mut Session, keys: &[&str]) -> Le
 }
 
 fn give_back(master: &mut Master, ms: u64, session: &mut Session, range: LeaseRange) {
-    assert!(ask::<ReturnLeases>(master, ms, session, &[range]).is_empty(), "it is never answered");
+    assert!(ask::<ReturnLeases>(master, ms, session, &[range]).is_empty(), "it has no response");
 }
 
 fn remove(master: &mut Master, ms: u64, key: &str) -> Result<(), ErrorCode> {
@@ -77,7 +72,8 @@ fn a_lease_is_measured_from_the_handling_of_its_own_request_however_long_the_tur
     let mut master = master(64 * KIB);
     put(&mut master, 0, "k", &PutOptions::DEFAULT).unwrap();
     let mut session = Session::default();
-    // One turn of the loop takes three seconds, and every request in it is given the time that was read before it.
+    // One turn of the loop takes three seconds, and every request in it is given the time that was read
+    // before it.
     for ms in (1_000..4_000).step_by(500) {
         get(&mut master, ms, &mut session, &["k"]);
     }
@@ -98,13 +94,13 @@ fn with_the_last_reader_that_gives_its_lease_back_the_object_may_go() {
     assert_eq!((first.first, second.first, second.count, other.first), (1, 2, 1, 1));
     assert!(a.holds() && b.holds());
     give_back(&mut master, 4, &mut a, first);
-    // Once is enough: the same word again is about nothing.
+    // A repetition returns nothing.
     for _ in 0..5 {
         give_back(&mut master, 4, &mut a, first);
     }
     give_back(&mut master, 4, &mut a, second);
     assert!(!a.holds());
-    assert_eq!(remove(&mut master, 5, "k"), Err(ErrorCode::ObjectHasLease), "the other one reads still");
+    assert_eq!(remove(&mut master, 5, "k"), Err(ErrorCode::ObjectHasLease), "the other reader still has its lease");
     assert_eq!(master.stats().objects_leased, 1);
     give_back(&mut master, 6, &mut b, other);
     assert_eq!((master.stats().objects_leased, master.stats().leases_returned_total), (0, 3));
@@ -112,7 +108,7 @@ fn with_the_last_reader_that_gives_its_lease_back_the_object_may_go() {
 }
 
 #[test]
-fn nobody_gives_back_what_it_was_not_granted() {
+fn a_connection_returns_only_leases_that_it_was_granted() {
     let mut master = master(64 * KIB);
     put(&mut master, 0, "k", &PutOptions::DEFAULT).unwrap();
     let (mut reader, mut liar) = (Session::default(), Session::default());
@@ -127,7 +123,7 @@ fn nobody_gives_back_what_it_was_not_granted() {
     }
     give_back(&mut master, 2, &mut reader, LeaseRange { first: lease.first + 1, count: 9 });
     assert_eq!(remove(&mut master, 3, "k"), Err(ErrorCode::ObjectHasLease));
-    // What has run out is not given back to somebody who came later.
+    // A lease that has run out is not returned in place of another reader's.
     get(&mut master, 1_500, &mut liar, &["k"]);
     give_back(&mut master, 1_501, &mut reader, lease);
     assert_eq!(remove(&mut master, 1_502, "k"), Err(ErrorCode::ObjectHasLease));
@@ -139,7 +135,7 @@ fn a_lease_of_an_object_that_is_gone_is_not_taken_for_one_of_its_successor() {
     put(&mut master, 0, "k", &PutOptions::DEFAULT).unwrap();
     let mut session = Session::default();
     let old = get(&mut master, 1, &mut session, &["k"]);
-    master.remove(at(2), b"k", true).unwrap();
+    master.remove(at(2), b"k", RemoveMode::Force).unwrap();
     put(&mut master, 3, "k", &PutOptions::DEFAULT).unwrap();
     get(&mut master, 4, &mut Session::default(), &["k"]);
     give_back(&mut master, 5, &mut session, old);
@@ -158,13 +154,13 @@ fn more_readers_than_are_counted_wait_for_the_time() {
     assert_eq!(
         remove(&mut master, 3, "k"),
         Err(ErrorCode::ObjectHasLease),
-        "it may be long, but not too short"
+        "the count may be late, but not early"
     );
     assert_eq!(remove(&mut master, 1_101, "k"), Ok(()));
 }
 
 #[test]
-fn what_stepped_aside_for_a_lease_can_be_evicted_as_soon_as_that_is_given_back() {
+fn an_object_of_the_leased_set_can_be_evicted_as_soon_as_its_lease_is_returned() {
     let mut master = master(2 * KIB);
     for key in ["a", "b"] {
         put(&mut master, 0, key, &PutOptions::DEFAULT).unwrap();
@@ -200,5 +196,5 @@ fn what_a_connection_may_give_back_is_bounded() {
     let first = get(&mut master, 1, &mut session, &["k"]);
     get(&mut master, 1, &mut session, &["k"; 2_000]);
     give_back(&mut master, 2, &mut session, first);
-    assert_eq!(master.stats().leases_returned_total, 0, "it was forgotten, and runs out");
+    assert_eq!(master.stats().leases_returned_total, 0, "it was forgotten, and ends by time");
 }

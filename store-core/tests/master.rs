@@ -4,10 +4,9 @@
 use std::time::Duration;
 
 use store_core::message::{
-    Allocation, ExpulsionEnd, FetchAsk, Heartbeat, ListQuery, MountAnswer, MountSegment, NodeInfo,
-    NodeStatus, PutAsk, PutOptions, UnmountSegment,
-};
-use store_core::{ErrorCode, EvictionPolicy, Key, Master, MasterConfig, Place, Placement};
+    Allocation, ExpulsionEnd, FetchRequest, Heartbeat, ListQuery, MountResponse, MountSegment, NodeInfo,
+    NodeStatus, PutRequest, PutOptions, UnmountSegment, RemoveMode, WriterState};
+use store_core::{ErrorCode, EvictionPolicy, Key, Master, MasterConfig, Place, Placement, NodeId, Incarnation, SegmentNo};
 use te_core::Instant;
 
 const KIB: u64 = 1024;
@@ -40,10 +39,7 @@ fn segment(node: u64, incarnation: u64, name: &str, len: u64) -> MountSegment<'_
         endpoint: "host:1",
         base: 0x1000,
         len,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     }
 }
 
@@ -65,17 +61,17 @@ fn put(master: &mut Master, now: Instant, key: &str, len: u64) -> u64 {
     generation
 }
 
-/// Begins a put of a writer that says who it is.
+/// Begins a put of a writer with an identity.
 fn begin(master: &mut Master, now: Instant, key: &[u8], len: u64) -> Allocation {
-    master.put_start_in(now, key, len, &PutAsk { writer: 7, ..PutAsk::once(ONE) }, Place::ALONE).unwrap()
+    master.put_start_in(now, key, len, &PutRequest { writer: 7, ..PutRequest::once(ONE) }, Place::ALONE).unwrap()
 }
 
-/// Every node cuts off whom it is told to; gives how many writers that were.
+/// Every node carries out its orders to cut off writers; returns the number of writers.
 fn cut_off(master: &mut Master, now: Instant) -> usize {
     let nodes: Vec<_> = master.nodes(now).collect();
     let mut count = 0;
     for NodeInfo { node, incarnation, .. } in nodes {
-        let ask = FetchAsk { node, incarnation, count_max: 10, key: 0 };
+        let ask = FetchRequest { node, incarnation, count_max: 10, key: 0 };
         for order in master.fetch_expulsions(now, &ask).unwrap() {
             assert!(order.force && order.writer == 7, "{order:?}");
             master.end_expulsion(now, node, &ExpulsionEnd { ticket: order.ticket, gone: true }).unwrap();
@@ -98,9 +94,9 @@ fn an_object_is_readable_exactly_from_put_end_on() {
     let object = master.get(at(4), b"k").unwrap();
     assert_eq!((object.len, object.checksum, object.generation), (5 * KIB, 9, started.generation));
     assert_eq!(object.replicas, started.replicas);
-    assert_eq!(master.put_end(at(5), b"k", started.generation, 9), Ok(()), "a repeated commit is harmless");
+    assert_eq!(master.put_end(at(5), b"k", started.generation, 9), Ok(()), "a repeated commit has no effect");
     assert_eq!(master.put_end(at(5), b"k", started.generation, 8), Err(ErrorCode::InvalidWrite));
-    assert_eq!(master.put_revoke(at(5), b"k", started.generation, true), Err(ErrorCode::InvalidWrite));
+    assert_eq!(master.put_revoke(at(5), b"k", started.generation, WriterState::Quiet), Err(ErrorCode::InvalidWrite));
     assert_eq!(master.put_start(at(6), b"k", KIB, &ONE), Err(ErrorCode::ObjectAlreadyExists));
 }
 
@@ -155,17 +151,17 @@ fn a_preferred_segment_is_taken_while_it_has_room() {
 #[test]
 fn a_dead_writers_key_is_free_after_the_discard_timeout_and_its_space_after_the_release_timeout() {
     let mut master = master(&[64 * KIB]);
-    let zombie = begin(&mut master, at(0), b"k", 16 * KIB);
+    let lost = begin(&mut master, at(0), b"k", 16 * KIB);
     assert_eq!(master.put_start(at(2_999), b"k", 16 * KIB, &ONE), Err(ErrorCode::ObjectAlreadyExists));
     let fresh = begin(&mut master, at(3_000), b"k", 16 * KIB);
-    assert_ne!(fresh.replicas, zombie.replicas, "the zombie may still write there");
+    assert_ne!(fresh.replicas, lost.replicas, "the lost writer may still write there");
     assert_eq!(master.stats().quarantined_bytes, 16 * KIB);
     assert_eq!(master.put_end(at(3_001), b"k", fresh.generation, 1), Ok(()));
     assert_eq!(master.poll_timeout(), Some(at(60_000)));
     master.handle_timeout(at(59_999));
     assert_eq!(master.stats().used_bytes, 32 * KIB);
     master.handle_timeout(at(60_000));
-    assert_eq!(master.stats().used_bytes, 32 * KIB, "time alone frees nothing");
+    assert_eq!(master.stats().used_bytes, 32 * KIB, "time alone releases nothing");
     assert_eq!(cut_off(&mut master, at(60_001)), 1);
     assert_eq!((master.stats().used_bytes, master.stats().quarantined_bytes), (16 * KIB, 0));
 }
@@ -174,14 +170,14 @@ fn a_dead_writers_key_is_free_after_the_discard_timeout_and_its_space_after_the_
 fn a_displaced_writer_that_is_quiet_gives_its_space_back_at_once() {
     for vouch in ["commit", "revoke"] {
         let mut master = master(&[64 * KIB]);
-        let zombie = master.put_start(at(0), b"k", 16 * KIB, &ONE).unwrap();
+        let lost = master.put_start(at(0), b"k", 16 * KIB, &ONE).unwrap();
         master.put_start(at(3_000), b"k", 16 * KIB, &ONE).unwrap();
         if vouch == "commit" {
-            assert_eq!(master.put_end(at(3_001), b"k", zombie.generation, 1), Err(ErrorCode::PutIsOver));
+            assert_eq!(master.put_end(at(3_001), b"k", lost.generation, 1), Err(ErrorCode::PutIsOver));
         } else {
-            assert_eq!(master.put_revoke(at(3_001), b"k", zombie.generation, false), Ok(()));
+            assert_eq!(master.put_revoke(at(3_001), b"k", lost.generation, WriterState::MayWrite), Ok(()));
             assert_eq!(master.stats().quarantined_bytes, 16 * KIB, "not quiet yet");
-            assert_eq!(master.put_revoke(at(3_002), b"k", zombie.generation, true), Ok(()));
+            assert_eq!(master.put_revoke(at(3_002), b"k", lost.generation, WriterState::Quiet), Ok(()));
         }
         assert_eq!((master.stats().used_bytes, master.stats().quarantined_bytes), (16 * KIB, 0));
     }
@@ -191,7 +187,7 @@ fn a_displaced_writer_that_is_quiet_gives_its_space_back_at_once() {
 fn a_revoke_that_is_not_quiet_holds_the_space_back_from_then_on() {
     let mut master = master(&[16 * KIB]);
     let put = begin(&mut master, at(0), b"k", 16 * KIB);
-    master.put_revoke(at(1_000), b"k", put.generation, false).unwrap();
+    master.put_revoke(at(1_000), b"k", put.generation, WriterState::MayWrite).unwrap();
     assert_eq!(master.put_start(at(2_000), b"k", KIB, &ONE), Err(ErrorCode::NoAvailableHandle));
     master.handle_timeout(at(60_999));
     assert_eq!(master.stats().used_bytes, 16 * KIB);
@@ -205,17 +201,17 @@ fn a_revoke_that_is_not_quiet_holds_the_space_back_from_then_on() {
 fn revoking_again_and_again_puts_the_release_off_and_costs_no_memory() {
     let mut master = master(&[8 * KIB]);
     let started = begin(&mut master, at(0), b"k", 8 * KIB);
-    master.put_revoke(at(0), b"k", started.generation, false).unwrap();
+    master.put_revoke(at(0), b"k", started.generation, WriterState::MayWrite).unwrap();
     let memory = master.memory_bytes();
     for now in 1..=10_000 {
-        master.put_revoke(at(now), b"k", started.generation, false).unwrap();
+        master.put_revoke(at(now), b"k", started.generation, WriterState::MayWrite).unwrap();
     }
     assert_eq!(master.memory_bytes(), memory);
     master.handle_timeout(at(69_999));
     assert_eq!(
         master.stats().quarantined_bytes,
         8 * KIB,
-        "held back for the release timeout from the last word on"
+        "pending release for the release timeout from the last report on"
     );
     assert_eq!(master.poll_timeout(), Some(at(70_000)));
     master.handle_timeout(at(70_000));
@@ -225,15 +221,15 @@ fn revoking_again_and_again_puts_the_release_off_and_costs_no_memory() {
 }
 
 #[test]
-fn a_zombie_that_nobody_displaces_goes_at_the_release_timeout() {
+fn a_lost_put_that_is_not_displaced_ends_at_the_release_timeout() {
     let mut master = master(&[64 * KIB]);
-    let zombie = begin(&mut master, at(0), b"k", KIB);
+    let lost = begin(&mut master, at(0), b"k", KIB);
     assert_eq!(master.poll_timeout(), Some(at(60_000)));
     master.handle_timeout(at(60_000));
     assert_eq!((master.stats().objects_processing, master.stats().quarantined_bytes), (0, KIB));
     assert_eq!(cut_off(&mut master, at(60_000)), 1);
     assert_eq!((master.stats().objects_processing, master.stats().used_bytes), (0, 0));
-    assert_eq!(master.put_end(at(60_001), b"k", zombie.generation, 1), Err(ErrorCode::PutIsOver));
+    assert_eq!(master.put_end(at(60_001), b"k", lost.generation, 1), Err(ErrorCode::PutIsOver));
 }
 
 #[test]
@@ -241,8 +237,8 @@ fn a_leased_object_is_removed_by_force_only_and_its_space_waits_for_the_lease() 
     let mut master = master(&[64 * KIB]);
     put(&mut master, at(0), "k", 64 * KIB);
     master.get(at(100), b"k").unwrap();
-    assert_eq!(master.remove(at(1_099), b"k", false), Err(ErrorCode::ObjectHasLease));
-    assert_eq!(master.remove(at(500), b"k", true), Ok(()));
+    assert_eq!(master.remove(at(1_099), b"k", RemoveMode::IfUnused), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(master.remove(at(500), b"k", RemoveMode::Force), Ok(()));
     assert!(!master.exists(b"k"));
     assert_eq!(master.stats().deferred_bytes, 64 * KIB);
     assert_eq!(master.put_start(at(600), b"k", KIB, &ONE), Err(ErrorCode::NoAvailableHandle));
@@ -250,16 +246,16 @@ fn a_leased_object_is_removed_by_force_only_and_its_space_waits_for_the_lease() 
     master.handle_timeout(at(1_100));
     assert_eq!((master.stats().used_bytes, master.stats().deferred_bytes), (0, 0));
     put(&mut master, at(1_200), "k", KIB);
-    assert_eq!(master.remove(at(1_201), b"k", false), Ok(()), "a lease that is over does not count");
-    assert_eq!(master.remove(at(1_202), b"k", false), Err(ErrorCode::KeyNotFound));
+    assert_eq!(master.remove(at(1_201), b"k", RemoveMode::IfUnused), Ok(()), "a lease that is over does not count");
+    assert_eq!(master.remove(at(1_202), b"k", RemoveMode::IfUnused), Err(ErrorCode::KeyNotFound));
 }
 
 #[test]
 fn removing_what_is_being_written_needs_force_and_holds_the_space_back() {
     let mut master = master(&[64 * KIB]);
     master.put_start(at(0), b"k", KIB, &ONE).unwrap();
-    assert_eq!(master.remove(at(1), b"k", false), Err(ErrorCode::ReplicaIsNotReady));
-    assert_eq!(master.remove(at(1), b"k", true), Ok(()));
+    assert_eq!(master.remove(at(1), b"k", RemoveMode::IfUnused), Err(ErrorCode::ReplicaIsNotReady));
+    assert_eq!(master.remove(at(1), b"k", RemoveMode::Force), Ok(()));
     assert_eq!(master.stats().quarantined_bytes, KIB);
 }
 
@@ -271,7 +267,7 @@ fn eviction_takes_the_least_recently_read_and_spares_the_leased_and_the_unfinish
     }
     master.put_start(at(0), b"unfinished", KIB, &ONE).unwrap();
     master.get(at(10), b"a").unwrap();
-    assert!(master.exists(b"b"), "asking does not count as use");
+    assert!(master.exists(b"b"), "exists does not count as a use");
     put(&mut master, at(20), "d", KIB);
     assert!(!master.exists(b"b") && master.exists(b"a") && master.exists(b"c"));
     put(&mut master, at(30), "e", KIB);
@@ -280,7 +276,7 @@ fn eviction_takes_the_least_recently_read_and_spares_the_leased_and_the_unfinish
     master.get(at(40), b"e").unwrap();
     assert_eq!(master.put_start(at(50), b"f", KIB, &ONE), Err(ErrorCode::NoAvailableHandle), "all leased");
     assert_eq!(master.stats().evictions_starved_total, 1);
-    // The lease of "a" is the first to end.
+    // The lease of "a" is the first one to end.
     put(&mut master, at(1_010), "f", KIB);
     assert!(!master.exists(b"a") && master.exists(b"d") && master.exists(b"e"));
 }
@@ -309,7 +305,7 @@ fn an_object_that_does_not_fit_does_not_cost_the_whole_cache() {
         master.put_start(at(0), format!("w{key}").as_bytes(), KIB, &ONE).unwrap();
     }
     assert_eq!(master.put_start(at(1), b"big", 2 * KIB, &ONE), Err(ErrorCode::NoAvailableHandle));
-    assert_eq!(master.stats().evictions_total, 0, "nothing is evicted for nothing");
+    assert_eq!(master.stats().evictions_total, 0, "nothing is evicted without need");
 }
 
 #[test]
@@ -343,7 +339,7 @@ fn a_silent_node_is_given_up_with_everything_that_was_only_there() {
     let unfinished = master.put_start(at(0), b"unfinished", KIB, &only(1)).unwrap();
     assert_eq!(master.poll_timeout(), Some(at(10_000)));
     assert_eq!(
-        master.heartbeat(at(9_000), &Heartbeat { node: 2, incarnation: 1, key: 0 }),
+        master.heartbeat(at(9_000), &Heartbeat { node: NodeId::new(2), incarnation: Incarnation::new(1), key: 0 }),
         Ok(NodeStatus::Ok)
     );
     master.handle_timeout(at(10_000));
@@ -357,20 +353,20 @@ fn a_silent_node_is_given_up_with_everything_that_was_only_there() {
     assert_eq!(master.stats().used_bytes, 2 * KIB);
     assert_eq!(master.stats().objects_lost_total, 1);
     assert_eq!(
-        master.heartbeat(at(10_002), &Heartbeat { node: 1, incarnation: 1, key: 0 }),
+        master.heartbeat(at(10_002), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 0 }),
         Ok(NodeStatus::NeedRemount)
     );
-    // Its old export may still be written through: only a new incarnation may come back, under a new number.
+    // The old export may still be written through: only a new incarnation may be mounted, under a new number.
     assert_eq!(
         master.mount(at(10_003), &segment(1, 1, "s1", 64 * KIB)),
-        Ok(MountAnswer::Stale { incarnation_min: 2 })
+        Ok(MountResponse::Stale { incarnation_min: 2 })
     );
     assert_eq!(
         master.mount(at(10_004), &segment(1, 2, "s1", 64 * KIB)).unwrap().mounted().unwrap().segment,
         3
     );
     assert_eq!(
-        master.heartbeat(at(10_005), &Heartbeat { node: 1, incarnation: 2, key: 0 }),
+        master.heartbeat(at(10_005), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(2), key: 0 }),
         Ok(NodeStatus::Ok)
     );
     assert_eq!(master.poll_timeout(), Some(at(19_000)));
@@ -387,27 +383,27 @@ fn a_restarted_node_replaces_its_old_self_and_a_late_word_of_the_old_one_does_no
     );
     assert_eq!(
         master.mount(at(1), &segment(9, 1, "s1", 64 * KIB)),
-        Ok(MountAnswer::Held { endpoint: "host:1", silent_ms: 0 })
+        Ok(MountResponse::Held { endpoint: "host:1", silent_ms: 0 })
     );
     assert_eq!(master.mount(at(2), &segment(1, 2, "s1", 32 * KIB)).unwrap().mounted().unwrap().segment, 2);
     assert!(!master.exists(b"k"));
     assert_eq!(
         master.mount(at(3), &segment(1, 1, "s1", 64 * KIB)),
-        Ok(MountAnswer::Stale { incarnation_min: 3 })
+        Ok(MountResponse::Stale { incarnation_min: 3 })
     );
     assert_eq!(
-        master.heartbeat(at(3), &Heartbeat { node: 1, incarnation: 1, key: 0 }),
+        master.heartbeat(at(3), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 0 }),
         Ok(NodeStatus::NeedRemount)
     );
-    assert_eq!(master.heartbeat(at(3), &Heartbeat { node: 1, incarnation: 2, key: 0 }), Ok(NodeStatus::Ok));
+    assert_eq!(master.heartbeat(at(3), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(2), key: 0 }), Ok(NodeStatus::Ok));
     assert_eq!(
-        master.heartbeat(at(4), &Heartbeat { node: 1, incarnation: 3, key: 0 }),
+        master.heartbeat(at(4), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(3), key: 0 }),
         Ok(NodeStatus::NeedRemount)
     );
     assert_eq!(
         (master.stats().segments, master.stats().capacity_bytes),
         (1, 32 * KIB),
-        "a beat drops nothing"
+        "a heartbeat drops nothing"
     );
 }
 
@@ -420,17 +416,17 @@ fn memory_that_was_exported_under_another_life_of_the_master_is_not_mounted() {
 }
 
 #[test]
-fn unmounting_takes_zombies_and_leased_remains_with_it() {
+fn unmounting_drops_lost_puts_and_leased_space() {
     let mut master = master(&[64 * KIB]);
     let revoked = master.put_start(at(0), b"z", KIB, &ONE).unwrap();
-    master.put_revoke(at(0), b"z", revoked.generation, false).unwrap();
+    master.put_revoke(at(0), b"z", revoked.generation, WriterState::MayWrite).unwrap();
     put(&mut master, at(0), "l", KIB);
     master.get(at(0), b"l").unwrap();
-    master.remove(at(0), b"l", true).unwrap();
-    let theirs = UnmountSegment { node: 1, incarnation: 1, segment: 1, key: 0 };
+    master.remove(at(0), b"l", RemoveMode::Force).unwrap();
+    let theirs = UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: SegmentNo::new(1), key: 0 };
     for not in [
-        UnmountSegment { node: 2, ..theirs },
-        UnmountSegment { incarnation: 2, ..theirs },
+        UnmountSegment { node: NodeId::new(2), ..theirs },
+        UnmountSegment { incarnation: Incarnation::new(2), ..theirs },
         UnmountSegment { key: 1, ..theirs },
     ] {
         assert_eq!(master.unmount(at(1), &not), Err(ErrorCode::IllegalClient));
@@ -440,7 +436,7 @@ fn unmounting_takes_zombies_and_leased_remains_with_it() {
     let stats = master.stats();
     assert_eq!((stats.used_bytes, stats.quarantined_bytes, stats.deferred_bytes), (0, 0, 0));
     master.handle_timeout(at(100_000));
-    assert_eq!(master.put_revoke(at(100_000), b"z", revoked.generation, true), Err(ErrorCode::PutIsOver));
+    assert_eq!(master.put_revoke(at(100_000), b"z", revoked.generation, WriterState::Quiet), Err(ErrorCode::PutIsOver));
 }
 
 #[test]
@@ -450,7 +446,7 @@ fn a_listing_in_pages_sees_every_key_once() {
         put(&mut master, at(0), &format!("{}/{key}", if key % 2 == 0 { "even" } else { "odd" }), 64);
     }
     for key in (0..500).step_by(4) {
-        master.remove(at(0), format!("even/{key}").as_bytes(), false).unwrap();
+        master.remove(at(0), format!("even/{key}").as_bytes(), RemoveMode::IfUnused).unwrap();
     }
     let mut seen = std::collections::BTreeSet::new();
     let mut cursor = 0;

@@ -1,4 +1,4 @@
-//! The budget of master memory per object, counted at the allocator, not estimated, and that it comes back.
+//! Master memory per object, measured at the allocator and not estimated, and that it is freed.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(unsafe_code, reason = "a counting global allocator is unsafe by its trait")]
 
@@ -6,8 +6,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use store_core::message::{MountSegment, PutOptions, Retention};
-use store_core::{AllocatorKind, Master, MasterConfig};
+use store_core::message::{MountSegment, PutOptions, Retention, RemoveMode};
+use store_core::{AllocatorKind, Master, MasterConfig, Incarnation};
 use te_core::Instant;
 
 struct Counting;
@@ -18,7 +18,7 @@ static LIVE: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise, passed on.
+        // The caller's promise, passed on.
         unsafe { System.alloc(layout) }
     }
 
@@ -34,8 +34,8 @@ static ALLOCATOR: Counting = Counting;
 
 const BYTES_PER_OBJECT_MAX: f64 = 200.0;
 
-/// A master with room for so many objects. Tests count all that is allocated, so that they take turns: the guard is to be
-/// dropped last.
+/// A master with room for `objects` objects. The tests count all allocations of the process, so they run one
+/// after the other: drop the guard last.
 fn master(objects: u64, kind: AllocatorKind) -> (MutexGuard<'static, ()>, Master, usize) {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -45,15 +45,11 @@ fn master(objects: u64, kind: AllocatorKind) -> (MutexGuard<'static, ()>, Master
         let name = format!("node-{node}");
         let segment = MountSegment {
             node,
-            incarnation: 1,
+            incarnation: Incarnation::new(1),
             name: &name,
             endpoint: "127.0.0.1:9000",
-            base: 0,
             len: objects * 4096,
-            export: Default::default(),
-            epoch: 0,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         master.mount(Instant::ZERO, &segment).unwrap();
     }
@@ -85,13 +81,13 @@ fn an_object_with_a_key_of_32_bytes_and_one_replica_costs_at_most_200_bytes() {
         "{each:.1} bytes per object at {objects} objects, {worst:.1} at worst on the way, {estimate:.1} estimated"
     );
     assert!(worst.max(each) <= BYTES_PER_OBJECT_MAX, "{each:.1}, {worst:.1} at worst");
-    assert!((estimate - each).abs() < each * 0.05, "the estimate is off: {estimate:.1} for {each:.1}");
+    assert!((estimate - each).abs() < each * 0.05, "the estimate is wrong: {estimate:.1} for {each:.1}");
 }
 
-/// What is left of a master that was filled and emptied, bytes.
+/// Limit on the memory of a master that was filled and emptied, bytes.
 const LEFT_BYTES_MAX: usize = 1 << 20;
 
-/// Does what is due, and says how often it had to be asked.
+/// Does what is due; returns the number of calls.
 fn settle(master: &mut Master) -> u32 {
     let mut turns = 0;
     while master.poll_timeout().is_some_and(|at| at <= Instant::ZERO) {
@@ -110,7 +106,7 @@ fn memory_comes_back_when_objects_are_removed_one_by_one_whatever_the_order() {
         for (stride, retained) in [(1, false), (7_919, false), (objects - 1, false), (7_919, true)] {
             let (_turn, mut master, before) = master(objects, kind);
             let empty = (LIVE.load(Ordering::Relaxed) - before, master.memory_bytes());
-            // Twice: what is filled again must not be larger, nor may less of it come back.
+            // Twice: the second time, the master must not become larger, nor free less.
             let mut full = 0;
             for _ in 0..2 {
                 for object in 0..objects {
@@ -120,11 +116,11 @@ fn memory_comes_back_when_objects_are_removed_one_by_one_whatever_the_order() {
                 full = LIVE.load(Ordering::Relaxed) - before;
                 for turn in 0..objects {
                     let key = format!("{:032x}", turn * stride % objects);
-                    master.remove(Instant::ZERO, key.as_bytes(), false).unwrap();
+                    master.remove(Instant::ZERO, key.as_bytes(), RemoveMode::IfUnused).unwrap();
                 }
                 settle(&mut master);
             }
-            // What was to happen to objects that are gone is forgotten when its time has come.
+            // Queued events about objects that are gone are forgotten at their time.
             master.handle_timeout(Instant::from_millis(61_000));
             let left = (LIVE.load(Ordering::Relaxed) - before, master.memory_bytes());
             println!("{kind:?}, stride {stride}: {full} bytes full, {left:?} left, {empty:?} empty");
@@ -141,19 +137,20 @@ fn what_comes_and_goes_gathers_so_that_memory_comes_back_though_something_stays(
     let (_turn, mut master, before) = master(objects, AllocatorKind::default());
     (0..objects).for_each(|object| put(&mut master, object, &PutOptions::DEFAULT));
     let full = LIVE.load(Ordering::Relaxed) - before;
-    // One in ten stays, all over the place, and is replaced one by one.
+    // One object in ten stays, in random places, and they are replaced one by one.
     let mut there: Vec<u64> = (0..objects).filter(|object| object % 10 == 0).collect();
     let gone = (0..objects).filter(|object| object % 10 != 0);
-    gone.for_each(|object| master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), false).unwrap());
+    gone.for_each(|object| master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), RemoveMode::IfUnused).unwrap());
     for object in &mut there {
-        master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), false).unwrap();
+        master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), RemoveMode::IfUnused).unwrap();
         *object += objects;
         put(&mut master, *object, &PutOptions::DEFAULT);
     }
     settle(&mut master);
     let left = LIVE.load(Ordering::Relaxed) - before;
     println!("{full} bytes for {objects} objects, {left} for {}", there.len());
-    // Of the rest most is the allocators': there is a free block, which needs memory as well, for nearly each that is used.
+    // Most of the rest belongs to the allocators: nearly every allocated block has a free neighbour, which
+    // needs memory as well.
     assert!(left < full * 2 / 5, "{left} of {full}");
     assert!(there.iter().all(|object| master.exists(format!("{object:032x}").as_bytes())));
 }

@@ -1,16 +1,14 @@
-//! Who may mount, who speaks for a node, and what a node is told to do with writers that are gone.
+//! Mounts, node keys, and the orders to nodes to cut off writers.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::{
-    Beat, Commit, EndTasks, Expulsion, ExpulsionEnd, FetchAsk, FetchExpulsions, FetchTasks, Greeting,
-    Heartbeat, Hello, Mount, MountAnswer, MountSegment, NewObject, NodeProof, NodeStatus, Operation,
-    OrderSegments, PutAsk, PutEnd, PutOptions, PutRevoke, PutStart, Revocation, SegmentOrder, SegmentState,
-    Unmount, UnmountSegment,
-};
+    Beat, Commit, EndTasks, Expulsion, ExpulsionEnd, FetchRequest, FetchExpulsions, FetchTasks, Greeting,
+    Heartbeat, Hello, Mount, MountResponse, MountSegment, NewObject, NodeProof, NodeStatus, Operation,
+    OrderSegments, PutRequest, PutEnd, PutOptions, PutRevoke, PutStart, Revocation, SegmentOrder, SegmentState,
+    Unmount, UnmountSegment, RemoveMode};
 use store_core::{
     ErrorCode, Event, Frame, Instant, Key, Master, MasterConfig, Peer, Placement, Role, Secret, Session,
-    prove,
-};
+    prove, NodeId, Incarnation, SegmentNo};
 
 const KIB: u64 = 1 << 10;
 const HOUR_MS: u64 = 3_600_000;
@@ -35,16 +33,13 @@ fn segment<'a>(node: u64, incarnation: u64, name: &'a str, key: u64) -> MountSeg
         incarnation,
         name,
         endpoint: "host:1",
-        base: 0,
         len: 64 * KIB,
-        export: Default::default(),
-        epoch: 0,
         key,
-        takeover: false,
+        ..MountSegment::default()
     }
 }
 
-/// One request of a connection; its answer, or the status it failed with.
+/// One request of a connection; returns its response, or the status it failed with.
 macro_rules! call {
     ($master:expr, $ms:expr, $session:expr, $operation:ty, $ask:expr, $items:expr) => {{
         let (mut request, mut out) = (Vec::new(), Vec::new());
@@ -68,7 +63,7 @@ fn mount(
 ) -> Result<u32, String> {
     let out = call!(master, ms, session, Mount, *segment, []);
     match head!(Mount, out) {
-        Ok(MountAnswer::Mounted(mounted)) => Ok(mounted.segment),
+        Ok(MountResponse::Mounted(mounted)) => Ok(mounted.segment),
         other => Err(format!("{other:?}")),
     }
 }
@@ -87,10 +82,10 @@ fn as_soon_as_there_is_a_secret_who_knows_none_does_nothing_a_node_does() {
         for peer in [Peer::Local, Peer::Remote] {
             let mut session = Session::new(peer, [9; 32]);
             let master = &mut master;
-            let fetch = FetchAsk { node: 1, incarnation: 1, count_max: 9, key: 7 };
-            let proof = NodeProof { node: 1, key: 7 };
-            let beat = Heartbeat { node: 1, incarnation: 1, key: 7 };
-            let unmount = UnmountSegment { node: 1, incarnation: 1, segment: 1, key: 7 };
+            let fetch = FetchRequest { node: NodeId::new(1), incarnation: Incarnation::new(1), count_max: 9, key: 7 };
+            let proof = NodeProof { node: NodeId::new(1), key: 7 };
+            let beat = Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 7 };
+            let unmount = UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: SegmentNo::new(1), key: 7 };
             let order = SegmentOrder { segment: 1, state: SegmentState::Draining };
             let denied = Err(ErrorCode::PermissionDenied);
             assert_eq!(
@@ -134,25 +129,25 @@ fn who_does_not_know_a_nodes_key_cannot_speak_for_it() {
     master.mount(at(0), &segment(1, 5, "s", 7)).unwrap();
     let illegal = Err(ErrorCode::IllegalClient);
     for incarnation in [4, 5, 6, u64::MAX] {
-        assert_eq!(master.heartbeat(at(1), &Heartbeat { node: 1, incarnation, key: 8 }).map(drop), illegal);
+        assert_eq!(master.heartbeat(at(1), &Heartbeat { node: NodeId::new(1), incarnation, key: 8 }).map(drop), illegal);
     }
     assert_eq!(
-        master.unmount(at(1), &UnmountSegment { node: 1, incarnation: 5, segment: 1, key: 8 }),
+        master.unmount(at(1), &UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(5), segment: SegmentNo::new(1), key: 8 }),
         illegal
     );
-    let ask = FetchAsk { node: 1, incarnation: 5, count_max: 9, key: 8 };
+    let ask = FetchRequest { node: NodeId::new(1), incarnation: Incarnation::new(5), count_max: 9, key: 8 };
     assert_eq!(master.fetch_tasks(at(1), &ask).map(drop), illegal);
     assert_eq!(master.fetch_expulsions(at(1), &ask).map(drop), illegal);
     let mut stranger = Session::default();
-    let proof = NodeProof { node: 1, key: 8 };
+    let proof = NodeProof { node: NodeId::new(1), key: 8 };
     assert_eq!(head!(EndTasks, call!(&mut master, 1, &mut stranger, EndTasks, proof, [])), illegal);
     assert!(!stranger.is_node());
-    // Its number, with another key, is another node.
-    let held = MountAnswer::Held { endpoint: "host:1", silent_ms: 1 };
+    // The same number with another key is another node.
+    let held = MountResponse::Held { endpoint: "host:1", silent_ms: 1 };
     assert_eq!(master.mount(at(1), &segment(1, 9, "t", 8)), Ok(held));
     assert_eq!((master.segments_len(), master.stats().unmounts_total), (1, 0));
-    // And it has not kept the real one from being heard.
-    assert_eq!(master.heartbeat(at(2), &Heartbeat { node: 1, incarnation: 5, key: 7 }), Ok(NodeStatus::Ok));
+    // The real node is still heard of.
+    assert_eq!(master.heartbeat(at(2), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(5), key: 7 }), Ok(NodeStatus::Ok));
 }
 
 #[test]
@@ -162,7 +157,7 @@ fn a_beat_drops_nothing_whatever_incarnation_it_names() {
     let put = master.put_start(at(0), b"k", KIB, &PutOptions::DEFAULT).unwrap();
     master.put_end(at(0), b"k", put.generation, 1).unwrap();
     for incarnation in [0, 4, 6, u64::MAX] {
-        let beat = Heartbeat { node: 1, incarnation, key: 7 };
+        let beat = Heartbeat { node: NodeId::new(1), incarnation, key: 7 };
         assert_eq!(master.heartbeat(at(1), &beat), Ok(NodeStatus::NeedRemount));
     }
     assert_eq!((master.segments_len(), master.stats().objects_lost_total), (1, 0));
@@ -174,24 +169,24 @@ fn a_name_belongs_to_who_mounted_it_while_that_one_lives() {
     let mut master = Master::new(config()).unwrap();
     let (mut first, mut second) = (Session::default(), Session::default());
     assert_eq!(mount(&mut master, 0, &mut first, &segment(1, 5, "s", 7)), Ok(1));
-    // The second changes nothing, however often it asks and whatever its incarnation.
+    // The second node changes nothing, however often it tries and whatever its incarnation is.
     for (ms, incarnation) in [(1, 1), (2, 5), (3, 6), (4, u64::MAX)] {
         let refused = mount(&mut master, ms, &mut second, &segment(2, incarnation, "s", 8)).unwrap_err();
         assert!(refused.contains("Held"), "{refused}");
-        let beat = Heartbeat { node: 1, incarnation: 5, key: 7 };
+        let beat = Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(5), key: 7 };
         assert_eq!(head!(Beat, call!(&mut master, ms, &mut first, Beat, beat, [])), Ok(NodeStatus::Ok));
     }
     assert_eq!((master.stats().mounts_total, master.stats().unmounts_total), (1, 0));
     let refusals = std::iter::from_fn(|| master.poll_event());
     assert_eq!(refusals.filter(|event| matches!(event, Event::MountRefused { .. })).count(), 4);
-    // The first one's connection ends: it is gone, as far as anybody knows.
+    // The first node's connection ends: it counts as gone.
     master.session_ended(at(10), first);
     assert!(mount(&mut master, 11, &mut second, &segment(2, 5, "s", 8)).unwrap_err().contains("Stale"));
     assert_eq!(mount(&mut master, 11, &mut second, &segment(2, 6, "s", 8)), Ok(2));
-    // Now it is the second's, also against the first.
+    // The name belongs to the second node now, also against the first.
     let refused = mount(&mut master, 12, &mut Session::default(), &segment(1, 9, "s", 7)).unwrap_err();
     assert!(refused.contains("Held"), "{refused}");
-    // Whoever means it takes it over; and whoever is silent for too long has lost it.
+    // A takeover succeeds; and a node that is silent for too long has lost the name.
     let takeover = MountSegment { takeover: true, ..segment(3, 10, "s", 9) };
     assert_eq!(mount(&mut master, 13, &mut Session::default(), &takeover), Ok(3));
     assert!(mount(&mut master, 10_012, &mut second, &segment(2, 11, "s", 8)).unwrap_err().contains("Held"));
@@ -204,17 +199,17 @@ fn a_clock_that_went_back_costs_one_more_mount() {
     let mut session = Session::default();
     assert_eq!(mount(&mut master, 0, &mut session, &segment(1, 1_000, "s", 7)), Ok(1));
     master.session_ended(at(1), session);
-    // The process is another one, an hour earlier by its clock.
+    // Another process, with a clock that is an hour behind.
     for ms in [2, 100_000] {
         let late = segment(2, 500, "s", 8);
         let answer = master.mount(at(ms), &late).unwrap();
-        if let MountAnswer::Stale { incarnation_min } = answer {
+        if let MountResponse::Stale { incarnation_min } = answer {
             let again = MountSegment { incarnation: incarnation_min, ..late };
             assert!(master.mount(at(ms), &again).unwrap().mounted().is_ok());
             return;
         }
     }
-    panic!("it is told at once from where on");
+    panic!("the response must contain the lowest acceptable incarnation");
 }
 
 #[test]
@@ -226,7 +221,7 @@ fn an_incarnation_far_above_the_masters_clock_is_refused() {
         assert_eq!(
             master.mount(at(1), &segment(1, incarnation, "s", 7)),
             Err(ErrorCode::IncarnationTooHigh),
-            "a name must not be taken for ever"
+            "a name must not be taken forever"
         );
         let told = master.poll_event();
         let incarnation_ms = incarnation / 1_000_000;
@@ -243,14 +238,14 @@ fn an_incarnation_far_above_the_masters_clock_is_refused() {
     let advice = ErrorCode::IncarnationTooHigh.to_string();
     assert!(advice.contains("clock") && advice.contains("restart the node"), "{advice}");
     assert!(master.mount(at(1), &segment(1, ns(wall_ms + HOUR_MS), "s", 7)).unwrap().mounted().is_ok());
-    // The master's clock is corrected: the node need not be restarted.
+    // After the master's clock is corrected, the node need not be restarted.
     master.set_wall_ms(at(2), wall_ms + 2 * HOUR_MS);
     assert!(master.mount(at(3), &segment(1, ns(wall_ms + 3 * HOUR_MS), "s", 7)).unwrap().mounted().is_ok());
 }
 
 // ---- handles and writers ----
 
-/// Two nodes with a segment each.
+/// Two nodes with one segment each.
 fn pair() -> Master {
     let mut master = Master::new(config()).unwrap();
     for node in [1, 2] {
@@ -260,11 +255,11 @@ fn pair() -> Master {
 }
 
 fn beat(master: &mut Master, ms: u64, node: u64) -> NodeStatus {
-    master.heartbeat(at(ms), &Heartbeat { node, incarnation: 1, key: 7 }).unwrap()
+    master.heartbeat(at(ms), &Heartbeat { node, incarnation: Incarnation::new(1), key: 7 }).unwrap()
 }
 
 fn orders(master: &mut Master, ms: u64, node: u64) -> Vec<Expulsion> {
-    let ask = FetchAsk { node, incarnation: 1, count_max: 9, key: 7 };
+    let ask = FetchRequest { node, incarnation: Incarnation::new(1), count_max: 9, key: 7 };
     master.fetch_expulsions(at(ms), &ask).unwrap()
 }
 
@@ -277,7 +272,7 @@ fn start(
     writer: u64,
 ) -> (u64, u64) {
     let options = PutOptions { placement: Placement::on(on), ..PutOptions::DEFAULT };
-    let ask = PutAsk { writer, ..PutAsk::once(options) };
+    let ask = PutRequest { writer, ..PutRequest::once(options) };
     let out = call!(master, ms, session, PutStart, ask, [NewObject { key: Key(key), len: 16 * KIB }]);
     let frame = Frame::parse(&out).unwrap().unwrap().0;
     let allocation = PutStart::decode_response(&frame).unwrap().1.next().unwrap().unwrap();
@@ -311,29 +306,29 @@ fn who_guesses_a_generation_neither_ends_nor_revokes_the_put_of_another() {
     assert_eq!(PutEnd::decode_response(&frame).unwrap().1.next(), Some(Ok(())));
 }
 
-/// Its request comes again over whatever connection, so that the nonce is what names it; but a nonce has 32 bits only, and a
-/// batch asks for thousands of them.
+/// A request may be repeated over any connection, so that the nonce identifies it; but a nonce has only 32
+/// bits, and a batch tries thousands of them.
 #[test]
-fn who_guesses_a_nonce_is_not_given_the_handle_of_anothers_put() {
+fn a_guessed_nonce_does_not_yield_the_handle_of_anothers_put() {
     let mut master = pair();
     let (mut writer, mut stranger) = (Session::default(), Session::default());
     let new = NewObject { key: Key(b"k"), len: 16 * KIB };
-    let ask = PutAsk { nonce: 5_000, writer: 3, ..PutAsk::default() };
-    let started = |master: &mut Master, session: &mut Session, ask: PutAsk| {
+    let ask = PutRequest { nonce: 5_000, writer: 3, ..PutRequest::default() };
+    let started = |master: &mut Master, session: &mut Session, ask: PutRequest| {
         let out = call!(master, 2, session, PutStart, ask, [new; 4_096]);
         let frame = Frame::parse(&out).unwrap().unwrap().0;
         PutStart::decode_response(&frame).unwrap().1.filter_map(Result::ok).collect::<Vec<_>>()
     };
     let own = started(&mut master, &mut writer, ask);
     assert_eq!(own.len(), 1);
-    // They know the key and the length from a list, not who writes.
+    // The other clients know the key and the length from a listing, but not the writer.
     for writer in [4, u64::MAX] {
         for nonce in [1, 4_097] {
-            let guess = PutAsk { nonce, writer, ..PutAsk::default() };
+            let guess = PutRequest { nonce, writer, ..PutRequest::default() };
             assert_eq!(started(&mut master, &mut stranger, guess), []);
         }
     }
-    // The writer itself is given the same again, over another connection, too.
+    // The writer itself gets the same space again, over another connection, too.
     assert_eq!(started(&mut master, &mut Session::default(), ask), own);
 }
 
@@ -351,10 +346,10 @@ fn a_writer_whose_connection_ends_is_cut_off_unless_it_is_connected_and_its_spac
     for node in [1, 2] {
         assert_eq!(beat(&mut master, 5, node), NodeStatus::Work);
         let told = orders(&mut master, 5, node);
-        assert_eq!(told, orders(&mut master, 6, node), "the same, until it has said how it went");
+        assert_eq!(told, orders(&mut master, 6, node), "the same orders, until their results are reported");
         assert_eq!((told.len(), told[0].writer, told[0].force), (1, 3, false));
     }
-    // The first node says that it is gone; to the second it is connected, and left alone.
+    // The first node reports that the writer is gone; it is connected to the second node and left alone.
     let ticket = orders(&mut master, 7, 1)[0].ticket;
     assert_eq!(
         master.end_expulsion(at(7), 2, &ExpulsionEnd { ticket, gone: true }),
@@ -369,13 +364,13 @@ fn a_writer_whose_connection_ends_is_cut_off_unless_it_is_connected_and_its_spac
         (16 * KIB, 16 * KIB, 0)
     );
     assert_eq!((stats.held_dead_writer_bytes, stats.expulsions_total), (0, 1));
-    // At the release timeout it is not asked any more.
+    // After the release timeout it gets no further orders.
     for ms in [9_000, 18_000, 27_000, 36_000, 45_000, 54_000, 60_001, 60_003] {
         beat(&mut master, ms, 1);
         beat(&mut master, ms, 2);
         master.handle_timeout(at(ms));
     }
-    assert_eq!(master.stats().used_bytes, 16 * KIB, "time alone frees nothing");
+    assert_eq!(master.stats().used_bytes, 16 * KIB, "time alone releases nothing");
     let told = orders(&mut master, 60_003, 2);
     assert_eq!((told.len(), told[0].force), (1, true));
     master.end_expulsion(at(60_004), 2, &ExpulsionEnd { ticket: told[0].ticket, gone: true }).unwrap();
@@ -401,7 +396,7 @@ fn what_no_node_vouches_for_waits_for_a_remount_however_long_that_takes() {
     for (key, on) in [(b"a", 1), (b"b", 2)] {
         start(&mut master, 1, &mut session, key, on, 3);
     }
-    // A writer without a name, which only the owner of the master can have: nobody can be asked about it.
+    // An unknown writer, which only the process of the master can have: no node can report about it.
     let unnamed = PutOptions { placement: Placement::on(1), ..PutOptions::DEFAULT };
     assert_eq!(master.put_start(at(1), b"c", 16 * KIB, &unnamed).unwrap().replicas[0].segment, 1);
     for ms in [9_000, 18_000, 27_000, 36_000, 45_000, 54_000, 60_001] {
@@ -411,12 +406,12 @@ fn what_no_node_vouches_for_waits_for_a_remount_however_long_that_takes() {
     }
     let held = |master: &Master| (master.stats().used_bytes, master.stats().held_unknown_writer_bytes);
     assert_eq!(held(&master), (48 * KIB, 16 * KIB));
-    // The first node cannot cut it off, now or ever: its list of those is full, or a fabric of it has none.
+    // The first node cannot cut it off, now or later: its list is full, or one of its fabrics cannot.
     let told = orders(&mut master, 60_002, 1);
     assert_eq!((told.len(), told[0].writer, told[0].force), (1, 3, true));
     master.end_expulsion(at(60_002), 1, &ExpulsionEnd { ticket: told[0].ticket, gone: false }).unwrap();
-    assert_eq!(held(&master), (48 * KIB, 32 * KIB), "it may write as soon as it goes on");
-    // The second can.
+    assert_eq!(held(&master), (48 * KIB, 32 * KIB), "the writer may continue at any time");
+    // The second node can.
     let told = orders(&mut master, 60_003, 2);
     master.end_expulsion(at(60_003), 2, &ExpulsionEnd { ticket: told[0].ticket, gone: true }).unwrap();
     assert_eq!(held(&master), (32 * KIB, 32 * KIB));
@@ -427,7 +422,7 @@ fn what_no_node_vouches_for_waits_for_a_remount_however_long_that_takes() {
         }
         master.handle_timeout(at(hours * HOUR_MS + HOUR_MS - 9_000));
     }
-    assert_eq!(held(&master), (32 * KIB, 32 * KIB), "time alone frees nothing");
+    assert_eq!(held(&master), (32 * KIB, 32 * KIB), "time alone releases nothing");
     // Mounted anew, the memory is another export, which the writer does not know.
     master.mount(at(10 * HOUR_MS), &segment(1, 2, "a", 7)).unwrap().mounted().unwrap();
     assert_eq!(held(&master), (0, 0));
@@ -437,7 +432,7 @@ fn what_no_node_vouches_for_waits_for_a_remount_however_long_that_takes() {
 fn a_put_whose_writer_has_no_name_is_refused() {
     let mut master = pair();
     let new = NewObject { key: Key(b"k"), len: 16 * KIB };
-    let out = call!(&mut master, 1, &mut Session::default(), PutStart, PutAsk::default(), [new]);
+    let out = call!(&mut master, 1, &mut Session::default(), PutStart, PutRequest::default(), [new]);
     assert_eq!(head!(PutStart, out).map(drop), Err(ErrorCode::InvalidParams));
     assert_eq!((master.stats().used_bytes, master.stats().objects_processing), (0, 0));
 }
@@ -450,11 +445,11 @@ fn a_connection_begins_no_more_puts_than_it_may_without_ending_them() {
     let mut session = Session::default();
     let names: Vec<String> = (0..5).map(|n| n.to_string()).collect();
     let new: Vec<_> = names.iter().map(|name| NewObject { key: Key(name.as_bytes()), len: 64 }).collect();
-    let out = call!(&mut master, 1, &mut session, PutStart, PutAsk { writer: 3, ..PutAsk::default() }, new);
+    let out = call!(&mut master, 1, &mut session, PutStart, PutRequest { writer: 3, ..PutRequest::default() }, new);
     let frame = Frame::parse(&out).unwrap().unwrap().0;
     let answers: Vec<_> = PutStart::decode_response(&frame).unwrap().1.map(|answer| answer.err()).collect();
     assert_eq!(answers, [None, None, None, Some(ErrorCode::TooManyPuts), Some(ErrorCode::TooManyPuts)]);
-    // Others are not disturbed.
+    // Other clients are not affected.
     assert!(master.put_start(at(2), b"other", 64, &PutOptions::DEFAULT).is_ok());
 }
 
@@ -465,7 +460,7 @@ fn a_tenant_begins_no_more_puts_than_it_may_over_however_many_connections() {
     master.mount(at(0), &segment(1, 1, "s", 7)).unwrap();
     let begin = |master: &mut Master, key: &str| {
         let new = NewObject { key: Key(key.as_bytes()), len: 64 };
-        let ask = PutAsk { writer: 3, ..PutAsk::default() };
+        let ask = PutRequest { writer: 3, ..PutRequest::default() };
         let out = call!(master, 1, &mut Session::default(), PutStart, ask, [new]);
         let frame = Frame::parse(&out).unwrap().unwrap().0;
         PutStart::decode_response(&frame).unwrap().1.next().unwrap()
@@ -475,11 +470,11 @@ fn a_tenant_begins_no_more_puts_than_it_may_over_however_many_connections() {
         begin(&mut master, key).unwrap();
     }
     assert_eq!(begin(&mut master, "3"), Err(ErrorCode::TooManyPuts));
-    // One that is over makes way for the next, however it ended.
+    // A put that has ended makes room for the next one, however it ended.
     master.put_end(at(2), b"0", first.generation, 1).unwrap();
     begin(&mut master, "3").unwrap();
     assert_eq!(begin(&mut master, "4"), Err(ErrorCode::TooManyPuts));
-    master.remove(at(3), b"1", true).unwrap();
+    master.remove(at(3), b"1", RemoveMode::Force).unwrap();
     begin(&mut master, "4").unwrap();
     assert_eq!(begin(&mut master, "5"), Err(ErrorCode::TooManyPuts));
 }
@@ -501,12 +496,12 @@ fn a_segment_that_clients_cannot_reach_is_used_last_and_not_vouched_for_until_it
         (master.exists(b"a"), master.exists(b"b"), master.stats().segments_unreachable),
         (false, true, 1)
     );
-    assert!(master.get(at(1), b"a").is_ok(), "nothing is dropped for it");
+    assert!(master.get(at(1), b"a").is_ok(), "nothing is dropped");
     for n in 0..32 {
         let put = master.put_start(at(2), format!("{n}").as_bytes(), KIB, &on(1)).unwrap();
-        assert_eq!(put.replicas[0].segment, 2, "while another will do");
+        assert_eq!(put.replicas[0].segment, 2, "while another segment has room");
     }
-    // The other is full: better out of reach than nowhere.
+    // The other segment is full: a segment out of reach is better than none.
     let full = (0..64).map(|n| master.put_start(at(3), format!("x{n}").as_bytes(), KIB, &on(2)).unwrap());
     assert!(full.collect::<Vec<_>>().iter().any(|put| put.replicas[0].segment == 1));
     assert_eq!(beat(&mut master, 4, 1), NodeStatus::Ok);

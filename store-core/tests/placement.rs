@@ -1,11 +1,11 @@
-//! Where replicas go: what a put wishes, what it forbids, and how much a newcomer gets.
+//! Placement: what a put prefers, what it forbids, and the share of a new segment.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use store_core::message::{Allocation, MountSegment, PutOptions, UnmountSegment};
-use store_core::{AllocationStrategy, AllocatorKind, ErrorCode, Master, MasterConfig, Placement, SegmentNo};
+use store_core::message::{Allocation, MountSegment, PutOptions, UnmountSegment, RemoveMode, WriterState};
+use store_core::{AllocationStrategy, AllocatorKind, ErrorCode, Master, MasterConfig, Placement, SegmentNo, NodeId, Incarnation};
 use te_core::Instant;
 
 const KIB: u64 = 1024;
@@ -34,12 +34,8 @@ fn mount(master: &mut Master, ms: u64, node: u64, incarnation: u64, name: &str, 
         incarnation,
         name,
         endpoint: "host:1",
-        base: 0,
         len,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(at(ms), &segment).unwrap().mounted().unwrap().segment
 }
@@ -53,7 +49,7 @@ fn store(strategy: AllocationStrategy, nodes: &[u64], len: u64) -> Master {
     master
 }
 
-/// Starts a put that nobody ends: nothing can evict it.
+/// Starts a put that never ends: it cannot be evicted.
 fn start(
     master: &mut Master,
     key: &str,
@@ -86,7 +82,7 @@ fn placement(preferred: &[SegmentNo], excluded: &[SegmentNo]) -> Placement {
 fn preferred_segments_are_tried_in_their_order_and_each_holds_one_replica() {
     for strategy in AllocationStrategy::ALL {
         let mut master = store(*strategy, &[1, 2, 3, 4, 5], 64 * KIB);
-        // 9 is not there.
+        // Segment 9 does not exist.
         let wish = placement(&[9, 4, 2], &[]);
         for turn in 0..4 {
             assert_eq!(start(&mut master, &format!("a{turn}"), 16 * KIB, 1, wish), Ok(vec![4]));
@@ -113,8 +109,8 @@ fn excluded_segments_are_never_used_not_even_when_there_is_no_other() {
         }
         assert_eq!(master.stats().puts_partial_total, 64);
         let refused = start(&mut master, "k", KIB, 1, wish);
-        assert_eq!(refused, Err(ErrorCode::NoAvailableHandle), "only those that are excluded have room");
-        // And nothing is evicted there in vain: what lies there stays.
+        assert_eq!(refused, Err(ErrorCode::NoAvailableHandle), "only excluded segments have room");
+        // Nothing is evicted there without need.
         let mut master = store(*strategy, &[1], 64 * KIB);
         put(&mut master, 0, "kept", KIB);
         let all = placement(&[], &[1]);
@@ -123,10 +119,10 @@ fn excluded_segments_are_never_used_not_even_when_there_is_no_other() {
 }
 
 #[test]
-fn room_that_may_not_be_used_keeps_nobody_from_evicting_where_it_may() {
+fn room_on_excluded_segments_does_not_prevent_eviction_elsewhere() {
     for strategy in AllocationStrategy::ALL {
         let mut master = store(*strategy, &[1, 2], 64 * KIB);
-        // What goes first lies on the segment that is excluded, which has room, too.
+        // The next victims are on the excluded segment, which has room, too.
         let on = |master: &mut Master, key: String, placement| {
             let options = PutOptions { placement, ..PutOptions::DEFAULT };
             let started = master.put_start(at(0), key.as_bytes(), KIB, &options).unwrap();
@@ -141,7 +137,7 @@ fn room_that_may_not_be_used_keeps_nobody_from_evicting_where_it_may() {
         }
         let options = PutOptions { placement: placement(&[], &[1]), ..PutOptions::DEFAULT };
         for turn in 0..8 {
-            // 4 lengths may go for each.
+            // Up to four objects may be evicted per put.
             let started = master.put_start(at(1), format!("c{turn}").as_bytes(), KIB, &options);
             if let Ok(started) = started {
                 assert_eq!(segments_of(&started), [2]);
@@ -186,12 +182,12 @@ fn replicas_share_a_node_only_if_they_must_and_never_if_that_is_forbidden() {
         }
         let apart = Placement { distinct_nodes: true, ..placement(&[1, 2, 3], &[]) };
         let placed = start(&mut master, "d", KIB, 4, apart).unwrap();
-        assert_eq!(placed, [1, 4], "a wish does not lift it");
+        assert_eq!(placed, [1, 4], "a preference does not override it");
     }
 }
 
-/// Shares of the next 2,000 puts that go to the newcomer, at the beginning, in the middle and after its slow start. `fill`: how
-/// full the eight others are when it comes.
+/// Shares of the next 2,000 puts that go to a new segment: at the beginning, in the middle and after its slow
+/// start. `fill`: the used share of the eight others when it is mounted.
 fn newcomers_shares(strategy: AllocationStrategy, fill: f64) -> [f64; 3] {
     const LEN: u64 = 64 * KIB;
     const PER_NODE: u64 = 4_000;
@@ -216,7 +212,7 @@ fn newcomers_shares(strategy: AllocationStrategy, fill: f64) -> [f64; 3] {
 #[test]
 fn a_newcomers_share_of_the_puts_is_bounded_and_grows() {
     for strategy in AllocationStrategy::ALL {
-        // The others have room: in the end it is one of nine, or the emptier of two drawn from nine.
+        // The others have room: in the end its share is one of nine, or the emptier of two drawn from nine.
         let [first, middle, last] = newcomers_shares(*strategy, 0.9);
         let drawn = match strategy {
             AllocationStrategy::Random => 1.0 / 9.0,
@@ -225,7 +221,7 @@ fn a_newcomers_share_of_the_puts_is_bounded_and_grows() {
         assert!(first > 0.0 && first < drawn / 8.0, "{strategy}: {first}");
         assert!(middle > drawn / 4.0 && middle < drawn * 0.75, "{strategy}: {middle}");
         assert!((last - drawn).abs() < drawn / 4.0, "{strategy}: {last}");
-        // They have none: without slow start it would get every put from the first on.
+        // The others are full: without slow start it would get every put from the first on.
         let [first, middle, last] = newcomers_shares(*strategy, 1.0);
         assert!(first > 0.0 && first < 0.2, "{strategy}: {first}");
         assert!(middle > first * 2.0 && middle < 0.9, "{strategy}: {middle}");
@@ -255,7 +251,7 @@ fn a_newcomer_is_used_when_there_is_no_other_place() {
         assert_eq!(put(&mut master, 10_000_000, &format!("{object}"), KIB), newcomer);
     }
     assert_eq!(master.stats().evictions_total, 0);
-    // And when it alone is long enough, hardly anything is evicted before.
+    // When only the new segment is long enough, hardly anything is evicted before.
     let mut master = store(AllocationStrategy::FreeRatioFirst, &[1, 2], 64 * KIB);
     for object in 0..128 {
         put(&mut master, 1, &format!("old {object}"), KIB);
@@ -288,11 +284,11 @@ fn a_full_store_finds_the_one_segment_with_room() {
             let key = format!("{object}");
             keys.insert(start(&mut master, &key, KIB, 1, Placement::ANY).unwrap()[0], key);
         }
-        assert_eq!(keys.len(), 200, "each has one");
+        assert_eq!(keys.len(), 200, "each object has a replica");
         assert_eq!(start(&mut master, "more", 64, 1, Placement::ANY), Err(ErrorCode::NoAvailableHandle));
         for no in [1, 77, 200, 128] {
             master
-                .unmount(at(0), &UnmountSegment { node: no.into(), incarnation: 1, segment: no, key: 0 })
+                .unmount(at(0), &UnmountSegment { node: no.into(), incarnation: Incarnation::new(1), segment: no, key: 0 })
                 .unwrap();
             mount(&mut master, 0, no.into(), 2, &format!("s{no}"), KIB);
             assert!(start(&mut master, &format!("again {no}"), KIB, 1, Placement::ANY).unwrap()[0] > 200);
@@ -323,7 +319,7 @@ proptest! {
         let strategy = AllocationStrategy::ALL[usize::from(random)];
         let mut master = Master::new(MasterConfig { allocator, ..config(strategy) }).unwrap();
         for (index, node) in nodes.iter().enumerate() {
-            // They come one after the other, so that some are in their slow start.
+            // They are mounted one after the other, so that some are in their slow start.
             mount(&mut master, index as u64 * 10_000, *node, 1, &format!("s{}", index + 1), 200 * KIB);
         }
         let now = at(nodes.len() as u64 * 10_000);
@@ -335,7 +331,7 @@ proptest! {
             let key = format!("{index}");
             let options = PutOptions { replicas, placement: wish, ..PutOptions::DEFAULT };
             let result = master.put_start(now, key.as_bytes(), len, &options);
-            // What may be used and surely has room.
+            // Segments that may be used and certainly have room.
             let has_room = |no: &&SegmentNo| before[*no] >= len + len / 16 + 64 && !excluded.contains(*no);
             let open: Vec<SegmentNo> = before.keys().filter(has_room).copied().collect();
             let node = |no: SegmentNo| nodes[no as usize - 1];
@@ -349,12 +345,12 @@ proptest! {
                     let mut distinct = placed.clone();
                     distinct.sort_unstable();
                     distinct.dedup();
-                    prop_assert_eq!(distinct.len(), placed.len(), "two on one segment");
+                    prop_assert_eq!(distinct.len(), placed.len(), "two replicas on one segment");
                     prop_assert!(placed.iter().all(|no| !excluded.contains(no)));
                     let mut used: Vec<u64> = placed.iter().map(|no| node(*no)).collect();
                     used.sort_unstable();
                     used.dedup();
-                    prop_assert!(!distinct_nodes || used.len() == placed.len(), "two on one node");
+                    prop_assert!(!distinct_nodes || used.len() == placed.len(), "two replicas on one node");
                     let first = preferred.iter().find(|no| open.contains(no));
                     prop_assert!(first.is_none_or(|no| placed.contains(no) || distinct_nodes || placed.len() == usize::from(replicas)));
                     if placed.len() < usize::from(replicas) {
@@ -368,11 +364,11 @@ proptest! {
             }
             if drop_one && !started.is_empty() {
                 let (key, generation) = started.swap_remove(index * 7 % started.len());
-                prop_assert_eq!(master.put_revoke(now, key.as_bytes(), generation, true), Ok(()));
+                prop_assert_eq!(master.put_revoke(now, key.as_bytes(), generation, WriterState::Quiet), Ok(()));
             }
         }
         for (key, generation) in started {
-            prop_assert_eq!(master.put_revoke(now, key.as_bytes(), generation, true), Ok(()));
+            prop_assert_eq!(master.put_revoke(now, key.as_bytes(), generation, WriterState::Quiet), Ok(()));
         }
         prop_assert_eq!(master.stats().used_bytes, 0);
         prop_assert!(master.segments().all(|info| info.free_bytes_largest == 200 * KIB && info.used == 0));
@@ -391,7 +387,7 @@ fn the_slab_allocator_serves_a_master_as_well_node_death_included() {
     let options = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
     let mut bytes = 0;
     for object in 0..3_000u64 {
-        // Short ones share slabs, long ones lie alone.
+        // Short objects share slabs, long ones are allocated directly.
         let (key, len) = (format!("{object}"), if object % 100 == 0 { 50 * KIB } else { 1 + object % 2_000 });
         let options = if object % 3 == 0 { options } else { PutOptions::DEFAULT };
         let started = master.put_start(at(0), key.as_bytes(), len, &options).unwrap();
@@ -399,14 +395,14 @@ fn the_slab_allocator_serves_a_master_as_well_node_death_included() {
         bytes += len * started.replicas.len() as u64;
     }
     assert!(master.stats().used_bytes >= bytes && master.stats().evictions_total == 0);
-    master.unmount(at(1), &UnmountSegment { node: 1, incarnation: 1, segment: 1, key: 0 }).unwrap();
+    master.unmount(at(1), &UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: SegmentNo::new(1), key: 0 }).unwrap();
     for object in 0..3_000u64 {
         let key = format!("{object}");
         match master.get(at(1), key.as_bytes()) {
             Ok(found) => assert!(found.replicas.iter().all(|replica| replica.segment == 2)),
             Err(error) => assert!(error == ErrorCode::ObjectNotFound && object % 3 != 0, "{object}: {error}"),
         }
-        let _ = master.remove(at(10_000), key.as_bytes(), true);
+        let _ = master.remove(at(10_000), key.as_bytes(), RemoveMode::Force);
     }
     assert_eq!(master.stats().used_bytes, 0);
     assert_eq!(master.stats().free_bytes_largest, 8192 * KIB);

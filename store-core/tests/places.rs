@@ -1,9 +1,9 @@
-//! A put whose segments cannot be written to asks for another place, in the same operation.
+//! A put whose segments cannot be written to requests another place within the same operation.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use store_core::client::{Action, ClientConfig, PutItem, PutOp, Transfer, TransferEnd};
+use store_core::client::{Action, ClientConfig, PutItem, PutOp, Transfer, TransferEnd, FenceEnd};
 use store_core::message::{
-    Allocation, Operation, PutAsk, PutEnd, PutRevoke, PutStart, PutWindow, Replica, Replicas,
+    Allocation, Operation, PutRequest, PutEnd, PutRevoke, PutStart, PutWindow, Replica, Replicas,
 };
 use store_core::{ErrorCode, Frame, Kind, SegmentNo};
 use te_core::Instant;
@@ -20,19 +20,19 @@ fn replicas(segments: &[SegmentNo]) -> Replicas {
     replicas
 }
 
-/// A put and the master that it talks to, which does as it is told.
+/// A put, and a scripted master.
 struct Talk {
     put: PutOp,
     now: Instant,
     /// The next generation.
     generation: u64,
     request_id: u64,
-    starts: Vec<PutAsk>,
+    starts: Vec<PutRequest>,
     /// Keys of each start.
     asked: Vec<Vec<Vec<u8>>>,
     /// Generations.
     commits: Vec<u64>,
-    /// Generations, and whether the writer said that it is quiet.
+    /// Generations, and whether the writer reported that it is quiet.
     revocations: Vec<(u64, bool)>,
 }
 
@@ -40,7 +40,7 @@ impl Talk {
     fn new(config: ClientConfig, keys: &[&'static [u8]]) -> Self {
         let mut put = PutOp::new(config);
         let items = keys.iter().map(|key| PutItem { key, len: 4096, checksum: 9 });
-        put.start(items, PutAsk { nonce: 7, ..PutAsk::default() });
+        put.start(items, PutRequest { nonce: 7, ..PutRequest::default() });
         Self {
             put,
             now: at(0),
@@ -53,8 +53,8 @@ impl Talk {
         }
     }
 
-    /// Answers calls until something else is wanted. `place` says where each item goes.
-    fn run(&mut self, place: impl Fn(&PutAsk) -> Result<Vec<SegmentNo>, ErrorCode>) -> Vec<Action> {
+    /// Responds to requests until another action is wanted. `place` chooses the segments of each item.
+    fn run(&mut self, place: impl Fn(&PutRequest) -> Result<Vec<SegmentNo>, ErrorCode>) -> Vec<Action> {
         let mut actions = Vec::new();
         loop {
             self.request_id += 1;
@@ -67,7 +67,7 @@ impl Talk {
         }
     }
 
-    fn answer(&mut self, request: &[u8], place: impl Fn(&PutAsk) -> Result<Vec<SegmentNo>, ErrorCode>) {
+    fn answer(&mut self, request: &[u8], place: impl Fn(&PutRequest) -> Result<Vec<SegmentNo>, ErrorCode>) {
         let (frame, _) = Frame::parse(request).unwrap().unwrap();
         let (id, mut answer) = (frame.header.request_id, Vec::new());
         match Kind::from_byte(frame.header.kind).unwrap() {
@@ -100,8 +100,8 @@ impl Talk {
     }
 }
 
-/// Segment 1 if it may be, else 2, and so on.
-fn first_allowed(ask: &PutAsk) -> Result<Vec<SegmentNo>, ErrorCode> {
+/// Segment 1 unless it is excluded, else 2, and so on.
+fn first_allowed(ask: &PutRequest) -> Result<Vec<SegmentNo>, ErrorCode> {
     let segment = (1..=4).find(|segment| !ask.options.placement.excluded.contains(segment));
     segment.map(|segment| vec![segment]).ok_or(ErrorCode::SegmentsExcluded)
 }
@@ -117,7 +117,7 @@ fn transfers(actions: &[Action]) -> Vec<Transfer> {
 #[test]
 fn a_put_that_a_segment_refuses_is_written_elsewhere_by_the_same_operation() {
     let mut talk = Talk::new(ClientConfig::default(), &[b"a", b"b"]);
-    // The master gives both the same segment, which takes one of them.
+    // The master gives both items the same segment, which accepts one of them.
     let writes = transfers(&talk.run(first_allowed));
     assert_eq!(writes.iter().map(|write| write.segment).collect::<Vec<_>>(), [1, 1]);
     talk.put.handle_transfer(writes[0].id, TransferEnd::written());
@@ -126,7 +126,7 @@ fn a_put_that_a_segment_refuses_is_written_elsewhere_by_the_same_operation() {
     assert_eq!((talk.commits.as_slice(), talk.revocations.as_slice()), (&[101][..], &[(102, true)][..]));
     assert_eq!(talk.asked, [vec![b"a".to_vec(), b"b".to_vec()], vec![b"b".to_vec()]]);
     assert_eq!(*talk.starts[1].options.placement.excluded, [1]);
-    assert_ne!(talk.starts[0].nonce, talk.starts[1].nonce, "another put must not be taken for the first");
+    assert_ne!(talk.starts[0].nonce, talk.starts[1].nonce, "the second put must not be mistaken for the first");
     assert_eq!((again.len(), again[0].segment, again[0].item), (1, 2, 1));
     talk.put.handle_transfer(again[0].id, TransferEnd::written());
     assert!(talk.run(first_allowed).is_empty() && talk.put.is_done());
@@ -140,14 +140,14 @@ fn a_segment_that_takes_no_byte_is_given_up_and_its_space_is_not_called_quiet() 
     let writes = transfers(&talk.run(first_allowed));
     talk.now = at(1_999);
     talk.put.handle_timeout(talk.now);
-    assert!(talk.run(first_allowed).is_empty(), "it has time still");
+    assert!(talk.run(first_allowed).is_empty(), "its time is not over");
     assert_eq!(talk.put.poll_timeout(), Some(at(2_000)));
     talk.now = at(2_000);
     talk.put.handle_timeout(talk.now);
     assert_eq!(talk.run(first_allowed), [Action::Cancel { transfer: writes[0].id }]);
     talk.put.handle_transfer(writes[0].id, TransferEnd::unknown());
     assert_eq!(talk.run(first_allowed), [Action::Fence { segment: 1 }]);
-    talk.put.handle_fence(1, false);
+    talk.put.handle_fence(1, FenceEnd::Failed);
     let again = transfers(&talk.run(first_allowed));
     assert_eq!((talk.revocations.as_slice(), again[0].segment), (&[(101, false)][..], 2));
     talk.put.handle_transfer(again[0].id, TransferEnd::written());
@@ -162,7 +162,7 @@ fn a_segment_that_has_taken_bytes_is_waited_for() {
     talk.put.handle_transfer(writes[0].id, TransferEnd::written());
     talk.now = at(5_000);
     talk.put.handle_timeout(talk.now);
-    assert!(talk.run(first_allowed).is_empty(), "nothing is cancelled: the segment is slow, not silent");
+    assert!(talk.run(first_allowed).is_empty(), "nothing is cancelled: the segment is slow but not silent");
     assert_eq!(talk.put.poll_timeout(), Some(at(WINDOW_MS.into())));
     talk.put.handle_transfer(writes[1].id, TransferEnd::written());
     talk.run(first_allowed);
@@ -172,7 +172,7 @@ fn a_segment_that_has_taken_bytes_is_waited_for() {
 #[test]
 fn long_objects_have_as_much_more_time_as_their_bytes_take() {
     let mut put = PutOp::new(ClientConfig::default());
-    put.start([PutItem { key: b"a", len: 250_000_000, checksum: 9 }], PutAsk::default());
+    put.start([PutItem { key: b"a", len: 250_000_000, checksum: 9 }], PutRequest::default());
     let mut talk = Talk { put, ..Talk::new(ClientConfig::default(), &[b"a"]) };
     assert_eq!(talk.run(first_allowed).len(), 1);
     assert_eq!(talk.put.poll_timeout(), Some(at(2_000 + 10_000)));
@@ -184,7 +184,7 @@ fn a_write_that_cannot_be_fenced_is_put_elsewhere_too() {
     let writes = transfers(&talk.run(first_allowed));
     talk.put.handle_transfer(writes[0].id, TransferEnd { fence_needed: true, ..TransferEnd::written() });
     assert_eq!(talk.run(first_allowed), [Action::Fence { segment: 1 }]);
-    talk.put.handle_fence(1, false);
+    talk.put.handle_fence(1, FenceEnd::Failed);
     let again = transfers(&talk.run(first_allowed));
     assert_eq!((talk.revocations.as_slice(), again[0].segment), (&[(101, false)][..], 2));
 }
@@ -207,7 +207,7 @@ fn a_put_tries_so_many_places_and_no_more() {
 #[test]
 fn where_there_is_no_other_place_the_put_fails_for_its_own_reason() {
     let mut talk = Talk::new(ClientConfig::default(), &[b"a"]);
-    let only = |ask: &PutAsk| match ask.options.placement.excluded.contains(&1) {
+    let only = |ask: &PutRequest| match ask.options.placement.excluded.contains(&1) {
         true => Err(ErrorCode::SegmentsExcluded),
         false => Ok(vec![1]),
     };
@@ -226,7 +226,7 @@ fn an_operation_that_is_given_up_asks_for_no_other_place() {
             talk.put.abort(ErrorCode::RpcTimeout);
         }
         talk.put.handle_transfer(writes[0].id, TransferEnd::not_applied());
-        // Also when it has come to the revocation already.
+        // Also when it is already being revoked.
         talk.put.abort(ErrorCode::RpcTimeout);
         talk.run(first_allowed);
         assert!(talk.put.is_done() && talk.put.result(0).unwrap().is_err());
@@ -237,7 +237,7 @@ fn an_operation_that_is_given_up_asks_for_no_other_place() {
 #[test]
 fn one_of_two_replicas_that_fails_moves_the_whole_object() {
     let mut talk = Talk::new(ClientConfig::default(), &[b"a"]);
-    let pairs = |ask: &PutAsk| {
+    let pairs = |ask: &PutRequest| {
         let excluded = &ask.options.placement.excluded;
         Ok((1..=4).filter(|segment| !excluded.contains(segment)).take(2).collect())
     };

@@ -1,15 +1,13 @@
-//! Puts that find no room: nothing is evicted for them, and they are told why.
+//! Puts that find no room: nothing is evicted for them, and the error says why.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use proptest::prelude::*;
 use store_core::message::{
-    FetchAsk, Get, MountSegment, Operation, Pin, PutAsk, PutOptions, Retention, SegmentOrder, SegmentState,
-    TaskEnd,
-};
+    FetchRequest, Get, MountSegment, Operation, Pin, PutRequest, PutOptions, Retention, SegmentOrder, SegmentState,
+    TaskEnd, WriterState};
 use store_core::{
     AllocatorKind, ErrorCode, Event, Frame, FullKey, Instant, Key, Master, MasterConfig, Place, Placement,
-    ReplicationConfig, ReplicationMode, Session, TenantConfig, TenantNo,
-};
+    ReplicationConfig, ReplicationMode, Session, TenantConfig, TenantNo, NodeId, Incarnation};
 
 const MIB: u64 = 1 << 20;
 const KIB: u64 = 1 << 10;
@@ -38,15 +36,11 @@ fn master(config: MasterConfig, segments: &[u64]) -> Master {
     for (at_no, len) in segments.iter().enumerate() {
         let segment = MountSegment {
             node: at_no as u64 + 1,
-            incarnation: 1,
+            incarnation: Incarnation::new(1),
             name: &format!("s{at_no}"),
             endpoint: "n:1",
-            base: 0,
             len: *len,
-            export: Default::default(),
-            epoch: 0,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         master.mount(at(0), &segment).unwrap().mounted().unwrap();
     }
@@ -71,23 +65,23 @@ fn excluding(segments: &[u32]) -> PutOptions {
     PutOptions { placement, ..PutOptions::DEFAULT }
 }
 
-/// Puts that fail, and what each may say.
+/// Puts that fail, and their error.
 fn refuses(master: &mut Master, of: TenantNo, len: u64, options: &PutOptions, why: ErrorCode) {
     let before = (master.stats().objects, master.stats().evictions_total, master.stats().used_bytes);
     for turn in 0..8 {
         assert_eq!(put(master, 1, (of, &format!("refused {turn}")), len, options), Err(why));
     }
     let after = (master.stats().objects, master.stats().evictions_total, master.stats().used_bytes);
-    assert_eq!(after, before, "a put that is refused ({why}) costs nobody anything");
+    assert_eq!(after, before, "a put that is refused ({why}) must change nothing");
 }
 
 #[test]
-fn a_wish_that_no_segment_fulfils_costs_nothing_and_is_told_why() {
+fn a_put_that_no_segment_can_take_changes_nothing_and_the_error_says_why() {
     let plain = PutOptions::DEFAULT;
     let mut empty = master(config(), &[]);
     refuses(&mut empty, 0, 1, &plain, ErrorCode::NoSegment);
 
-    // Nearly full, and full: eviction could make room, but not where the put may go.
+    // Nearly full, and full: eviction could make room, but not where the put may be placed.
     for objects in [40, 64] {
         let mut pool = master(config(), &[64 * MIB]);
         for object in 0..objects {
@@ -109,8 +103,8 @@ fn a_wish_that_no_segment_fulfils_costs_nothing_and_is_told_why() {
 }
 
 #[test]
-fn while_the_only_room_is_on_a_segment_that_is_excluded_or_closed_the_other_loses_nothing_in_vain() {
-    // The other one is full of what may not go.
+fn while_the_only_room_is_on_a_segment_that_is_excluded_or_closed_the_other_loses_nothing_needlessly() {
+    // The other segment is full of objects that cannot be evicted.
     let mut pool = master(config(), &[4 * MIB, 4 * MIB]);
     let on = |no| PutOptions { placement: Placement::on(no), ..PutOptions::DEFAULT };
     for object in 0..4 {
@@ -121,7 +115,7 @@ fn while_the_only_room_is_on_a_segment_that_is_excluded_or_closed_the_other_lose
     refuses(&mut pool, 0, MIB - KIB, &excluding(&[1]), ErrorCode::NoAvailableHandle);
     pool.order_segment(at(1), &SegmentOrder { segment: 1, state: SegmentState::Draining }).unwrap();
     refuses(&mut pool, 0, MIB - KIB, &PutOptions::DEFAULT, ErrorCode::NoAvailableHandle);
-    // As soon as something may go where the put may, it does.
+    // As soon as an object can be evicted where the put may be placed, it is.
     put(&mut pool, 2_000, (0, "new"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
     assert_eq!(pool.stats().evictions_total, 1);
 }
@@ -132,14 +126,34 @@ fn a_long_object_takes_neighbours_and_only_those_it_needs() {
     for object in 0..16 {
         put(&mut pool, 0, (0, &format!("{object:02}")), MIB - KIB, &PutOptions::DEFAULT).unwrap();
     }
-    // Every other one is leased: no two neighbours can go.
+    // Every other object is leased: no two neighbours can be evicted.
     for object in (0..16).step_by(2) {
         pool.get(at(1), format!("{object:02}").as_bytes()).unwrap();
     }
     refuses(&mut pool, 0, 2 * MIB, &PutOptions::DEFAULT, ErrorCode::NoAvailableHandle);
     let before = pool.stats().evictions_total;
     put(&mut pool, 2_000, (0, "long"), 3 * MIB - 8 * KIB, &PutOptions::DEFAULT).unwrap();
-    assert_eq!(pool.stats().evictions_total - before, 3, "three neighbours, and no other");
+    assert_eq!(pool.stats().evictions_total - before, 3, "exactly three neighbours");
+}
+
+#[test]
+fn what_a_long_object_passes_over_goes_with_it_and_not_more_than_a_few_times_its_length() {
+    let mut pool = master(config(), &[64 * MIB]);
+    let name = |object: u32| format!("{object:04}");
+    for object in 0..1_024 {
+        put(&mut pool, 0, (0, &name(object)), 64 * KIB, &PutOptions::DEFAULT).unwrap();
+    }
+    // Every other one is read: the rest goes first, and no two of the rest are neighbours.
+    for object in (0..1_024).step_by(2) {
+        pool.get(at(1), name(object).as_bytes()).unwrap();
+    }
+    put(&mut pool, 2_000, (0, "long"), 256 * KIB, &PutOptions::DEFAULT).unwrap();
+    let gone: Vec<u32> =
+        (0..1_024).filter(|object| !pool.exists(name(*object).as_bytes())).collect();
+    // Four neighbours make room; of the ones that stood before them, three times as many bytes go.
+    assert_eq!(gone[..4], [0, 1, 2, 3]);
+    assert!((12..=16).contains(&gone.len()), "{gone:?}");
+    assert!(gone[4..].iter().all(|object| object % 2 == 1), "only what stood before the neighbours: {gone:?}");
 }
 
 #[test]
@@ -155,12 +169,12 @@ fn extra_replicas_go_only_where_they_make_room() {
     let pinned =
         PutOptions { retention: Retention { pin: Pin::Hard, ..Retention::DEFAULT }, ..PutOptions::DEFAULT };
     let on = |no, options| PutOptions { placement: Placement::on(no), ..options };
-    // It is read so often that it has a second replica soon, on the other segment.
+    // It is read so often that it soon has a second replica, on the other segment.
     put(&mut pool, 0, (0, "hot"), MIB - KIB, &on(1, pinned)).unwrap();
     for ms in 0..12 {
         pool.get(at(10 * ms), b"hot").unwrap();
     }
-    let fetch = FetchAsk { node: 2, incarnation: 1, count_max: 9, key: 0 };
+    let fetch = FetchRequest { node: NodeId::new(2), incarnation: Incarnation::new(1), count_max: 9, key: 0 };
     let orders = pool.fetch_tasks(at(200), &fetch).unwrap();
     let end = TaskEnd { id: orders[0].id, attempt: orders[0].attempt, result: Ok(1), quiet: true };
     pool.end_task(at(200), 2, &end).unwrap();
@@ -168,14 +182,14 @@ fn extra_replicas_go_only_where_they_make_room() {
         put(&mut pool, 300, (0, &format!("{object}")), MIB - KIB, &on(1, PutOptions::DEFAULT)).unwrap();
         pool.get(at(2_000), format!("{object}").as_bytes()).unwrap();
     }
-    // All else there is pinned or leased. What is on the other segment would not help.
+    // Everything else is pinned or leased. Objects on the other segment would not help.
     let before = pool.stats().used_bytes;
     for turn in 0..8 {
         let refused = put(&mut pool, 2_001, (0, &format!("refused {turn}")), MIB - KIB, &excluding(&[2]));
         assert_eq!(refused, Err(ErrorCode::NoAvailableHandle));
     }
     assert_eq!((pool.stats().used_bytes, pool.task_report().extras_shed_total), (before, 0));
-    // Where it does help, it goes before any object.
+    // Where the extra replica helps, it is dropped before any object is evicted.
     for object in 3..7 {
         put(&mut pool, 2_002, (0, &format!("{object}")), MIB - KIB, &excluding(&[1])).unwrap();
     }
@@ -192,7 +206,7 @@ fn a_tenant_that_wishes_the_impossible_takes_nothing_from_others() {
     }
     refuses(&mut pool, 2, 100, &excluding(&[1]), ErrorCode::SegmentsExcluded);
     refuses(&mut pool, 2, 2 * MIB, &PutOptions::DEFAULT, ErrorCode::TenantQuotaExceeded);
-    // Bob's own are leased: his quota cannot be kept, and nothing of Alice's goes for it either.
+    // Bob's objects are leased: his quota cannot be kept, and nothing of Alice's is evicted for it either.
     put(&mut pool, 0, (2, "own"), 900 * KIB, &PutOptions::DEFAULT).unwrap();
     pool.get(at(1), FullKey { tenant: 2, key: b"own" }).unwrap();
     refuses(&mut pool, 2, 900 * KIB, &PutOptions::DEFAULT, ErrorCode::TenantQuotaExceeded);
@@ -235,7 +249,7 @@ fn what_would_have_to_go_for_a_limit_stays_while_the_put_has_no_place() {
             assert_eq!(refused, Err(ErrorCode::SegmentsExcluded));
         }
         assert_eq!((pool.stats().evictions_total, pool.stats().used_bytes), (0, before.used_bytes));
-        // As soon as it has one, they go.
+        // As soon as the put has a place, they are evicted.
         put(&mut pool, 2_000, (of, "new"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
         assert!(pool.stats().evictions_total > 0);
     }
@@ -245,7 +259,7 @@ fn what_would_have_to_go_for_a_limit_stays_while_the_put_has_no_place() {
 fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refusal() {
     let mut pool = master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
     let key = |n: u32| format!("{n:0>1000}");
-    // Puts that nobody ends: nothing can go, so that they are refused before long.
+    // Puts that never end: nothing can be evicted, so that they are refused before long.
     let begun =
         (0..5_000).take_while(|n| pool.put_start(at(1), key(*n).as_bytes(), 1, &PutOptions::DEFAULT).is_ok());
     let begun = begun.count();
@@ -256,7 +270,7 @@ fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refus
     let told = std::iter::from_fn(|| pool.poll_event());
     assert_eq!(told.filter(|event| matches!(event, Event::MetadataFull { .. })).count(), 1);
 
-    // Objects make way for others, as they do when there is no room for their bytes.
+    // Objects are evicted for others, as when there is no room for their bytes.
     let mut pool = master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
     for n in 0..5_000 {
         put(&mut pool, 1, (0, &key(n)), 1, &PutOptions::DEFAULT).unwrap();
@@ -264,10 +278,10 @@ fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refus
     assert!((500..1_000).contains(&pool.stats().objects), "{:?}", pool.stats());
     assert!(pool.exists(key(4_999).as_bytes()) && !pool.exists(key(0).as_bytes()));
 
-    // What is known of who writes counts, too: of unfinished puts there are fewer.
+    // Metadata of writers counts, too: fewer unfinished puts fit.
     let short = |n: u32| format!("{n:08}");
     let begin = |pool: &mut Master, n: u32| {
-        let ask = PutAsk { writer: 7, ..PutAsk::once(PutOptions::DEFAULT) };
+        let ask = PutRequest { writer: 7, ..PutRequest::once(PutOptions::DEFAULT) };
         pool.put_start_in(at(1), short(n).as_bytes(), 1, &ask, Place::ALONE)
     };
     let bounded = || master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
@@ -294,7 +308,7 @@ fn leases_that_connections_can_give_back_count_for_what_the_master_may_know() {
     let mut readers = Vec::new();
     while readers.len() < 100 {
         let Ok(put) = pool.put_start(at(1), b"new", 1, &PutOptions::DEFAULT) else { break };
-        pool.put_revoke(at(1), b"new", put.generation, true).unwrap();
+        pool.put_revoke(at(1), b"new", put.generation, WriterState::Quiet).unwrap();
         let mut session = Session::default();
         pool.handle(at(1), &mut session, &frame, &mut Vec::new());
         readers.push(session);
@@ -302,7 +316,7 @@ fn leases_that_connections_can_give_back_count_for_what_the_master_may_know() {
     assert!((20..60).contains(&readers.len()), "{} readers with 1,024 leases each in 1 MiB", readers.len());
     let refused = pool.put_start(at(1), b"new", 1, &PutOptions::DEFAULT);
     assert_eq!(refused, Err(ErrorCode::MetadataFull));
-    assert!(pool.memory_bytes() > before + (1 << 19), "and they are in the books");
+    assert!(pool.memory_bytes() > before + (1 << 19), "the memory of leases is counted");
     readers.into_iter().for_each(|session| pool.session_ended(at(2), session));
     assert!(pool.put_start(at(2), b"new", 1, &PutOptions::DEFAULT).is_ok());
 }
@@ -310,7 +324,7 @@ fn leases_that_connections_can_give_back_count_for_what_the_master_may_know() {
 #[test]
 fn what_is_guaranteed_stays_to_the_byte() {
     let cases = [(10 * MIB, MIB), (10 * MIB, 4 * MIB), (10 * MIB, 9 * MIB), (10 * MIB, 1_000)];
-    // Who reads all that he put can give nothing of his own.
+    // A tenant that reads all that it has put has nothing of its own to evict.
     for ((guaranteed, len), reads) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
         let tenants = vec![tenant("alice", None, guaranteed), tenant("bob", None, 0)];
         let config = MasterConfig { multi_tenants: true, tenants, ..config() };
@@ -321,7 +335,7 @@ fn what_is_guaranteed_stays_to_the_byte() {
         {
             object += 1;
         }
-        // Bob takes all he can get, in pieces of all lengths.
+        // Bob puts as much as he can, in pieces of all lengths.
         for turn in 0..400u64 {
             let len = [1_000, 100 * KIB, MIB, 3 * MIB][turn as usize % 4];
             let key = format!("bob {turn}");

@@ -1,30 +1,28 @@
-//! What one question costs the others: each call looks at a bounded part, and pages together see everything.
+//! The cost of one query to all other requests: each call examines a bounded part, and the pages together
+//! show everything.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;
 
 use store_core::message::{FindQuery, ListQuery, MountSegment, PutOptions, RemoveQuery};
-use store_core::{ErrorCode, Key, Master, MasterConfig};
+use store_core::{ErrorCode, Key, Master, MasterConfig, NodeId, Incarnation};
 use te_core::Instant;
 
 const NOW: Instant = Instant::from_millis(10);
-/// Pages that a walk may take, so that a test ends that would go on for ever.
+/// Limit on the pages of one walk, so that a test that would not end fails.
 const PAGES_MAX: usize = 100_000;
 
 /// A store with these keys.
 fn master(keys: impl Iterator<Item = Vec<u8>>) -> Master {
     let mut master = Master::new(MasterConfig::default()).unwrap();
     let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
         name: "n",
         endpoint: "n:1",
-        base: 0,
         len: 64 << 20,
-        export: Default::default(),
-        epoch: 0,
         key: 1,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(NOW, &segment).unwrap().mounted().unwrap();
     for key in keys {
@@ -34,7 +32,8 @@ fn master(keys: impl Iterator<Item = Vec<u8>>) -> Master {
     master
 }
 
-/// The keys that a pattern matches, and on how many bytes of keys the longest page ran it at most, given their length.
+/// The keys that a pattern matches, and the most bytes of keys on which a page ran the pattern, given their
+/// length.
 fn find_all(master: &mut Master, pattern: &str) -> Result<(BTreeSet<Vec<u8>>, usize), ErrorCode> {
     let (mut found, mut cursor, mut largest) = (BTreeSet::new(), 0, 0);
     for _ in 0..PAGES_MAX {
@@ -49,7 +48,7 @@ fn find_all(master: &mut Master, pattern: &str) -> Result<(BTreeSet<Vec<u8>>, us
             return Ok((found, largest));
         }
     }
-    panic!("the pages do not end");
+    panic!("the listing does not end");
 }
 
 #[test]
@@ -80,7 +79,7 @@ fn a_pattern_is_run_on_so_many_bytes_of_keys_in_one_call() {
         key[..4].copy_from_slice(&i.to_be_bytes());
         key
     }));
-    // Every key matches, and still a page has no more of them than 32 KiB hold.
+    // Every key matches, and still no page has more of them than 32 KiB hold.
     let (found, largest) = find_all(&mut master, "x$").unwrap();
     assert_eq!((found.len(), largest), (200, 32));
 }
@@ -102,7 +101,7 @@ fn a_removal_removes_so_many_objects_in_one_call() {
     }
 }
 
-/// Patterns that take microseconds a byte where a search falls back to simulating them.
+/// Patterns that take microseconds per byte where a search falls back to simulating them.
 #[test]
 fn costly_patterns_are_refused_and_cheap_ones_with_the_same_look_are_not() {
     let mut dice = 1u64;

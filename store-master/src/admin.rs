@@ -1,9 +1,9 @@
-//! The admin's HTTP/JSON, and the page that shows it.
+//! The administrative HTTP/JSON interface, and the status page that uses it.
 //!
-//! A request becomes an RPC frame that the serving thread carries out between two others, as a session that may what an admin
-//! may: there is one way to every operation. Who may ask is decided here. Reading is for everybody who reaches the port.
-//! What changes something is for who says the admin's secret (`Authorization: Bearer …`), or, while the master has none, for
-//! who asks from this host.
+//! A request becomes an RPC frame that the serving thread carries out between two others, in a session with
+//! the rights of an admin: there is one implementation per operation. Authorisation is decided here. Every
+//! peer that reaches the port may read. Requests that change something need the admin secret (`Authorization:
+//! Bearer …`) or, while the master has none, must come from this host.
 
 use std::net::SocketAddr;
 
@@ -22,7 +22,7 @@ use store_core::message::{
     TenantUsage,
 };
 use store_core::wire::KEYS_PER_BATCH_MAX;
-use store_core::{ErrorCode, Frame, Items, Stats};
+use store_core::{ErrorCode, Frame, Items, Stats, NodeId, SegmentNo};
 
 use crate::hosts;
 use crate::http::{Asker, BODY_TIME_MAX, Unanswered};
@@ -30,12 +30,12 @@ use crate::http::{Asker, BODY_TIME_MAX, Unanswered};
 /// Longest body of a request, bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
 
-/// Tasks in an answer, when nobody says how many.
+/// Number of tasks in an answer if the request has no `limit`.
 const TASKS_DEFAULT: u32 = 256;
 
-/// The page, as it is: no build step, nothing fetched from elsewhere.
+/// The status page: one file without a build step that loads nothing from other hosts.
 const PAGE: &str = include_str!("page.html");
-/// Of every route here.
+/// Describes every route in this file.
 const OPENAPI: &str = include_str!("openapi.json");
 
 pub(crate) fn routes(asker: Asker) -> Router<Asker> {
@@ -54,7 +54,7 @@ pub(crate) fn routes(asker: Asker) -> Router<Asker> {
 }
 
 async fn page() -> Response {
-    // Nothing but this file runs in it, and it talks to this master alone.
+    // Only this file's own script runs, and it connects to this master alone.
     let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                   frame-ancestors 'none'";
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(PAGE)).into_response()
@@ -70,7 +70,7 @@ struct Status {
     epoch: u32,
     uptime_s: f64,
     connections: u64,
-    /// When it started, seconds since the Unix epoch.
+    /// Time of the start, seconds since the Unix epoch.
     started_s: f64,
     stats: Stats,
     eviction: EvictionReport,
@@ -91,17 +91,17 @@ async fn status(State(asker): State<Asker>) -> Result<Response, Refusal> {
     }))
 }
 
-/// A segment as JSON has it: numbers of 64 bits that name something are texts, because many readers have 53.
+/// A segment in JSON. 64-bit identifiers are strings, because many readers of JSON have 53 bits.
 #[derive(Serialize)]
 struct Segment<'a> {
-    segment: u32,
+    segment: SegmentNo,
     name: &'a str,
     endpoint: &'a str,
     node: String,
     incarnation: String,
     capacity_bytes: u64,
     used_bytes: u64,
-    /// `active`, or how far it is with being left.
+    /// `active`, or the state of its drain.
     state: &'static str,
 }
 
@@ -132,10 +132,10 @@ async fn segments(State(asker): State<Asker>) -> Result<Response, Refusal> {
         .await
 }
 
-/// A segment that is not active.
+/// A segment in JSON that is not active.
 #[derive(Serialize)]
 struct Drain {
-    segment: u32,
+    segment: SegmentNo,
     node: String,
     state: &'static str,
     used_bytes: u64,
@@ -172,11 +172,11 @@ async fn drains(State(asker): State<Asker>) -> Result<Response, Refusal> {
     Ok(json(&asker.drains().await?.iter().map(Drain::from).collect::<Vec<_>>()))
 }
 
-/// A task. Numbers of 64 bits that name something are texts.
+/// A task in JSON. 64-bit identifiers are strings.
 #[derive(Serialize)]
 struct Task {
     id: String,
-    /// For admins alone: it is a tenant's.
+    /// For admins only: keys belong to tenants.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
     bytes: u64,
@@ -191,13 +191,13 @@ struct Task {
 
 #[derive(Serialize)]
 struct Tasks {
-    /// Where to go on; absent at the end.
+    /// Where the next page begins; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
     tasks: Vec<Task>,
 }
 
-/// Which tasks: `?state=…&limit=…&cursor=…`.
+/// Selects tasks: `?state=…&limit=…&cursor=…`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WhichTasks {
@@ -214,7 +214,7 @@ async fn tasks(
     which: Result<Query<WhichTasks>, QueryRejection>,
 ) -> Result<Response, Refusal> {
     let wrong =
-        || Refusal::Body("ask with ?state=STATE&limit=1..4096&cursor=CURSOR, each of them if wanted".into());
+        || Refusal::Body("use ?state=STATE&limit=1..4096&cursor=CURSOR; each parameter is optional".into());
     let Query(which) = which.map_err(|_| wrong())?;
     let state = match which.state.as_deref() {
         None => None,
@@ -313,13 +313,13 @@ async fn nodes(State(asker): State<Asker>) -> Result<Response, Refusal> {
 }
 
 async fn config(State(asker): State<Asker>) -> Result<Response, Refusal> {
-    // With the seed, anybody could choose keys that collide.
+    // With the seed, a client could choose keys that collide.
     asker
         .ask::<ReadConfig, _>(&(), |config, _| json(&store_core::MasterConfig { hash_seed: 0, ..config }))
         .await
 }
 
-/// What a POST to `/api/v1/evict` says: how much to leave. None: as much as there is.
+/// Body of a POST to `/api/v1/evict`: how much to leave. `None`: no limit.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Leave {
@@ -336,7 +336,7 @@ async fn evict(
     asker.may_change(peer, &headers).await?;
     let leave: Leave = read(&headers, body).await?;
     if leave.objects_max.is_none() && leave.used_bytes_max.is_none() {
-        return Err(Refusal::Body("say objects_max, used_bytes_max, or both".into()));
+        return Err(Refusal::Body("objects_max and used_bytes_max are missing: give at least one of them".into()));
     }
     let leave = Evict {
         objects_max: leave.objects_max.unwrap_or(u64::MAX),
@@ -345,22 +345,22 @@ async fn evict(
     asker.ask::<EvictNow, _>(&leave, |evicted, _| json(&evicted)).await
 }
 
-/// Why a request got no answer.
+/// Why a request was refused or has no answer.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// The serving thread did not answer in time.
     Unanswered(Unanswered),
-    /// The body is not JSON, or says something else than this operation wants.
+    /// The body is not JSON, or has fields that this operation does not have.
     Body(String),
-    /// The body is longer than any.
+    /// The body is longer than `BODY_BYTES_MAX`.
     Long,
     /// The body did not arrive in time.
     Slow,
-    /// Changes things, and comes from another host while there is no secret that it could say.
+    /// The request changes something and comes from another host, and the master has no admin secret.
     Elsewhere,
-    /// Changes things, and the secret is missing or wrong.
+    /// The request changes something, and the admin secret is missing or wrong.
     Secret,
-    /// A browser was sent here by somebody else's page.
+    /// The request has a host name that another web page may have chosen.
     Host,
     /// The master refused.
     Refused(ErrorCode),
@@ -377,18 +377,18 @@ impl IntoResponse for Refusal {
         let (status, why) = match self {
             Self::Unanswered(why) => (StatusCode::SERVICE_UNAVAILABLE, why.text().to_owned()),
             Self::Body(why) => (StatusCode::BAD_REQUEST, why),
-            Self::Long => (StatusCode::PAYLOAD_TOO_LARGE, format!("send {BODY_BYTES_MAX} bytes at most")),
+            Self::Long => (StatusCode::PAYLOAD_TOO_LARGE, format!("the body is too long: send at most {BODY_BYTES_MAX} bytes")),
             Self::Slow => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time".to_owned()),
             Self::Elsewhere => (
                 StatusCode::FORBIDDEN,
-                "only from the master's host, or with an admin's secret, which this master has not: set admin_secret".into(),
+                "this request is allowed from the master's host only, because the master has no admin secret: set `store.admin_secret`".into(),
             ),
             Self::Secret => {
-                (StatusCode::UNAUTHORIZED, "say the admin's secret: `Authorization: Bearer SECRET`".into())
+                (StatusCode::UNAUTHORIZED, "the admin secret is missing or wrong: send `Authorization: Bearer SECRET`".into())
             }
             Self::Host => (
                 StatusCode::FORBIDDEN,
-                "ask under the master's address, localhost, a name without dots, or one that `http_hosts` lists".into(),
+                "the Host of this request is not allowed: use an address, localhost, a name without dots, or one of `http_hosts`".into(),
             ),
             Self::Refused(code) => (StatusCode::CONFLICT, code.to_string()),
         };
@@ -405,7 +405,7 @@ impl IntoResponse for Refusal {
 }
 
 impl Asker {
-    /// Carries an operation out, and makes something of its answer.
+    /// Carries out an operation, and renders its answer.
     async fn ask<O: Operation, T>(
         &self,
         ask: &O::Ask<'_>,
@@ -423,18 +423,18 @@ impl Asker {
         Ok(render(head, items))
     }
 
-    /// Every segment that is not active.
+    /// All segments that are not active.
     async fn drains(&self) -> Result<Vec<DrainInfo>, Refusal> {
         self.ask::<DrainStatus, _>(&(), |(), items| items.flatten().collect()).await
     }
 
-    /// Whether a request is an admin's, as [`Self::may_change`] wants it.
+    /// Whether a request has the rights of an admin, as in [`Self::may_change`].
     fn is_admin(&self, peer: SocketAddr, headers: &HeaderMap) -> bool {
         let secret = self.admin_secret();
         if secret.is_set() { secret.matches(bearer(headers).as_bytes()) } else { peer.ip().is_loopback() }
     }
 
-    /// Whether a request may change something.
+    /// Checks that a request may change something.
     async fn may_change(&self, peer: SocketAddr, headers: &HeaderMap) -> Result<(), Refusal> {
         let secret = self.admin_secret();
         if secret.is_set() {
@@ -449,7 +449,7 @@ impl Asker {
         if !peer.ip().is_loopback() {
             return Err(Refusal::Elsewhere);
         }
-        // A page whose name somebody pointed at this address would be of the same origin to a browser.
+        // A page whose name resolves to this address would have the same origin for a browser.
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
         if host.is_some_and(|host| hosts::is_allowed(host, self.http_hosts())) {
             Ok(())
@@ -459,13 +459,14 @@ impl Asker {
     }
 }
 
-/// What a request says to be the admin's secret; empty: nothing.
+/// The admin secret in a request; empty: none.
 pub(crate) fn bearer(headers: &HeaderMap) -> &str {
     let said = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     said.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or("")
 }
 
-/// The JSON of a request. Only what says that it is JSON: a form that another site's page sends cannot.
+/// Parses the JSON body of a request. It must be declared as JSON, which a form of another site's page cannot
+/// do.
 async fn read<T: for<'de> Deserialize<'de>>(headers: &HeaderMap, body: Body) -> Result<T, Refusal> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     if kind.split(';').next().map(str::trim) != Some("application/json") {
@@ -483,13 +484,13 @@ fn json(value: &impl Serialize) -> Response {
     match serde_json::to_string(value) {
         Ok(text) => ([(header::CONTENT_TYPE, "application/json")], text + "\n").into_response(),
         Err(error) => {
-            tracing::error!(%error, "an answer is no JSON");
+            tracing::error!(%error, "an answer cannot be encoded as JSON");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
 }
 
-fn node_name(node: u64) -> String {
+fn node_name(node: NodeId) -> String {
     format!("{node:016x}")
 }
 

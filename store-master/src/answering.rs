@@ -1,8 +1,8 @@
-//! Frames to the state machine, with the time at which they are handled; and what is counted and logged of them.
+//! Passes frames to the state machine with the current time, and counts and logs the results.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use store_core::message::{self, Greeting, MountAnswer, Operation as _};
+use store_core::message::{self, Greeting, MountResponse, Operation as _};
 use store_core::{ErrorCode, Frame, Kind, Master, Role, Session, Stats, Trace, WireError};
 use tracing::{debug, info, warn};
 
@@ -12,12 +12,12 @@ use crate::events::Events;
 use crate::metrics::RequestCounters;
 use crate::places::Source;
 use crate::proofs::Proofs;
-use crate::seldom::Seldom;
+use crate::log_limit::LogLimit;
 
-/// How often the log says how everything is.
+/// Time between two log lines with a summary.
 const SUMMARY_EVERY: Duration = Duration::from_secs(60);
 
-/// What answers; apart from the connections, so that both can be borrowed.
+/// Answers requests. It is separate from the connections, so that both can be borrowed.
 pub(crate) struct Answering {
     pub(crate) master: Master,
     pub(crate) requests: RequestCounters,
@@ -25,35 +25,35 @@ pub(crate) struct Answering {
     pub(crate) events: Events,
     pub(crate) refusals: Refusals,
     proofs: Proofs,
-    wrong_proofs: Seldom,
-    refused_mounts: Seldom,
-    /// What takes longer is logged.
+    wrong_proofs: LogLimit,
+    refused_mounts: LogLimit,
+    /// Requests that take longer are logged.
     slow: Duration,
     turn: Turn,
-    /// What the last summary was about, and when it was.
+    /// Time of the latest summary, and the counters at that time.
     summary: (Instant, Stats),
 }
 
-/// What was refused since the start.
+/// Number of refusals since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Refusals {
-    /// Wrong proofs of a tenant's, an admin's and the cluster's secret.
+    /// Wrong proofs of a tenant's secret, the admin secret and the cluster secret.
     pub(crate) proofs: [u64; 3],
-    /// Mounts under an incarnation that is over, or that no clock can have given.
+    /// Mounts with an incarnation that has ended, or that is too far in the future.
     pub(crate) incarnations: u64,
     /// Mounts without a proof, or with a wrong key.
     pub(crate) mounts_unproved: u64,
 }
 
-/// What one connection asked in its turn.
+/// The requests of one connection in its turn.
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
     requests: u32,
-    /// The last one.
+    /// Kind of the last request.
     kind: u8,
     request_id: u64,
-    /// It was logged already.
-    told: bool,
+    /// Whether a slow request was logged already.
+    logged: bool,
 }
 
 impl Answering {
@@ -67,14 +67,14 @@ impl Answering {
             events: Events::default(),
             refusals: Refusals::default(),
             proofs: Proofs::default(),
-            wrong_proofs: Seldom::default(),
-            refused_mounts: Seldom::default(),
+            wrong_proofs: LogLimit::default(),
+            refused_mounts: LogLimit::default(),
             slow: slow_ms(slow_request_ms),
             turn: Turn::default(),
         }
     }
 
-    /// Does what is due.
+    /// Handles the timeouts that are due.
     pub(crate) fn timeout(&mut self) {
         self.master.handle_timeout(self.time.core());
         if self.events.is_draining() {
@@ -82,12 +82,12 @@ impl Answering {
         }
     }
 
-    /// Tells the log what has happened.
-    pub(crate) fn tell(&mut self) {
-        self.events.tell(&mut self.master, self.time.last());
+    /// Logs the events since the last call.
+    pub(crate) fn log_events(&mut self) {
+    self.events.log(&mut self.master, self.time.last());
     }
 
-    /// The wall clock goes its own way: it is set, and it counts while this process is stopped.
+    /// Updates the wall clock, which may be set, and which continues while this process is stopped.
     pub(crate) fn set_wall(&mut self) {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         if let Ok(wall_ms @ 1..) = u64::try_from(since.as_millis()) {
@@ -95,7 +95,7 @@ impl Answering {
         }
     }
 
-    /// Once a minute, if anybody is there: a line of how everything is.
+    /// Logs a summary once per minute, while there are connections.
     pub(crate) fn summarize(&mut self, connections: usize) {
         let now = self.time.last();
         let took = now.saturating_duration_since(self.summary.0);
@@ -124,15 +124,15 @@ impl Answering {
         );
     }
 
-    /// An HTTP request said a wrong admin's secret.
+    /// Counts an HTTP request with a wrong admin secret.
     pub(crate) fn wrong_bearer(&mut self) {
         self.refusals.proofs[Role::Admin as usize - 1] += 1;
-        if let Some(left_out) = self.wrong_proofs.may(self.time.last()) {
-            warn!(left_out, "wrong admin's secret over HTTP");
+        if let Some(suppressed) = self.wrong_proofs.may(self.time.last()) {
+            warn!(suppressed, "wrong admin secret over HTTP");
         }
     }
 
-    /// What a Hello tries to prove; `None`: nothing.
+    /// The role that a Hello tries to prove, if any.
     fn proves(frame: &Frame<'_>) -> Option<Role> {
         if frame.header.kind != Kind::Hello as u8 {
             return None;
@@ -147,21 +147,21 @@ impl Answering {
         }
     }
 
-    /// A mount was answered.
+    /// Counts and logs a mount that was refused.
     fn mount_answered(&mut self, source: Source, frame: &Frame<'_>, answer: &[u8], status: i32) {
         let Ok((asked, _)) = message::Mount::decode_request(frame.body) else { return };
         let (name, endpoint) = (asked.name, asked.endpoint);
         if status == ErrorCode::PermissionDenied.code() || status == ErrorCode::IllegalClient.code() {
             self.refusals.mounts_unproved += 1;
-            if let Some(left_out) = self.refused_mounts.may(self.time.last()) {
+            if let Some(suppressed) = self.refused_mounts.may(self.time.last()) {
                 let why = ErrorCode::from_code(status).map(|code| code.to_string()).unwrap_or_default();
-                warn!(name, endpoint, %source, left_out, why, "mount refused");
+                warn!(name, endpoint, %source, suppressed, why, "mount refused");
             }
         }
         let Ok(Some((answer, _))) = Frame::parse(answer) else { return };
-        if let Ok((MountAnswer::Stale { incarnation_min }, _)) = message::Mount::decode_response(&answer) {
+        if let Ok((MountResponse::Stale { incarnation_min }, _)) = message::Mount::decode_response(&answer) {
             self.refusals.incarnations += 1;
-            debug!(name, endpoint, incarnation_min, "mount refused: the incarnation is over");
+            debug!(name, endpoint, incarnation_min, "mount refused: the incarnation has ended");
         }
     }
 }
@@ -191,17 +191,17 @@ impl Handler for Answering {
         self.master.handle(self.time.core(), session, frame, out);
         let answer = out.get(start..).unwrap_or_default();
         let status = self.requests.count(kind, answer);
-        let mut told = false;
+        let mut logged = false;
         if let Some(began) = timed {
             let took = began.elapsed();
             self.requests.time(kind, took);
-            told = took >= self.slow;
-            if told {
-                tell_slow(kind, request_id, 1, took);
+            logged = took >= self.slow;
+            if logged {
+                log_slow(kind, request_id, 1, took);
             }
         }
         let requests = self.turn.requests + 1;
-        self.turn = Turn { requests, kind, request_id, told: told | self.turn.told };
+        self.turn = Turn { requests, kind, request_id, logged: logged | self.turn.logged };
         debug!(op = name(kind), trace = %Trace::of(request_id), status, "request");
         match Kind::from_byte(kind) {
             Some(Kind::Mount) => self.mount_answered(source, frame, answer, status),
@@ -213,22 +213,22 @@ impl Handler for Answering {
         };
         self.proofs.was_wrong(source, self.time.last());
         self.refusals.proofs[role as usize - 1] += 1;
-        if let Some(left_out) = self.wrong_proofs.may(self.time.last()) {
-            warn!(%source, ?role, left_out, "wrong secret: connection closed");
+        if let Some(suppressed) = self.wrong_proofs.may(self.time.last()) {
+            warn!(%source, ?role, suppressed, "wrong secret: connection closed");
         }
         Verdict::Last
     }
 
     fn broken(&mut self, error: WireError) {
-        debug!(%error, "stream broken");
+        debug!(%error, "a connection sent an invalid frame");
         self.requests.count_broken();
     }
 
-    /// Requests that are not timed one by one are judged together.
+    /// Requests that are not timed one by one are judged together, by the time of their turn.
     fn turn_ended(&mut self, took: Duration) {
         let turn = std::mem::take(&mut self.turn);
-        if took >= self.slow && turn.requests > 0 && !turn.told {
-            tell_slow(turn.kind, turn.request_id, turn.requests, took);
+        if took >= self.slow && turn.requests > 0 && !turn.logged {
+            log_slow(turn.kind, turn.request_id, turn.requests, took);
         }
     }
 
@@ -237,7 +237,7 @@ impl Handler for Answering {
     }
 }
 
-/// A threshold; 0 is none.
+/// A threshold in milliseconds; 0: none.
 fn slow_ms(ms: u32) -> Duration {
     if ms == 0 { Duration::MAX } else { Duration::from_millis(ms.into()) }
 }
@@ -246,9 +246,9 @@ fn name(kind: u8) -> &'static str {
     Kind::from_byte(kind).map_or("unknown", Kind::name)
 }
 
-/// `requests` arrived together and took this long; `kind` is that of the last.
+/// Logs that `requests` that arrived together took this long; `kind` is that of the last.
 #[cold]
-fn tell_slow(kind: u8, request_id: u64, requests: u32, took: Duration) {
+fn log_slow(kind: u8, request_id: u64, requests: u32, took: Duration) {
     let took_ms = took.as_millis() as u64;
     warn!(op = name(kind), trace = %Trace::of(request_id), requests, took_ms, "slow request");
 }

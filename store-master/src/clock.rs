@@ -1,37 +1,38 @@
-//! The serving thread's clock, and what of its time the master counts.
+//! The serving thread's clock, and how much of its time the master counts.
 //!
-//! The master is told how long it has been served, not how long it has existed: when the whole process was stopped (a signal, a
-//! debugger, a machine that paused), or one request took very long, nobody could say that it lives. So of a gap between two
-//! looks at the clock at most [`GAP_MAX`] counts. Everything that the master times then takes longer in the world than it
-//! was told, which is the safe side of each: leases, the patience with writers, the silence of nodes.
+//! The master's time is the time in which it was served, not the time in which it existed. When the whole
+//! process was stopped (by a signal, a debugger, a suspended machine), or one request took very long, no peer
+//! could prove that it is alive. Of a gap between two readings of the clock, at most [`GAP_MAX`] counts.
+//! Everything that the master times then takes longer in real time than configured, which is the safe side
+//! for leases, for waiting writers and for silent nodes.
 
 use std::time::{Duration, Instant};
 
-/// Of a gap in which nobody was listened to, as much counts.
+/// Most of a gap without input that counts.
 const GAP_MAX: Duration = Duration::from_millis(250);
 
-/// See the module.
+/// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Clock {
     started: Instant,
     last: Instant,
     /// Time since the start that does not count.
-    left_out: Duration,
-    /// A gap that is as long as this is none.
+    uncounted: Duration,
+    /// Gaps up to this length count in full.
     allowed: Duration,
 }
 
 impl Clock {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { started: now, last: now, left_out: Duration::ZERO, allowed: GAP_MAX }
+        Self { started: now, last: now, uncounted: Duration::ZERO, allowed: GAP_MAX }
     }
 
-    /// The thread is about to wait for something to arrive, so long at most; `None`: for as long as it takes.
+    /// The thread is about to wait for input, for at most this long; `None`: without limit.
     pub(crate) fn waits(&mut self, at_most: Option<Duration>) {
         self.allowed = at_most.map_or(Duration::MAX, |wait| wait.saturating_add(GAP_MAX));
     }
 
-    /// Notes what time it is.
+    /// Reads the clock.
     pub(crate) fn read(&mut self) -> Instant {
         self.note(Instant::now());
         self.last
@@ -39,22 +40,22 @@ impl Clock {
 
     fn note(&mut self, now: Instant) {
         let gap = now.saturating_duration_since(self.last);
-        self.left_out += gap.saturating_sub(self.allowed);
+        self.uncounted += gap.saturating_sub(self.allowed);
         self.allowed = GAP_MAX;
         self.last = self.last.max(now);
     }
 
-    /// The time that was read last.
+    /// The time at the latest reading.
     pub(crate) fn last(&self) -> Instant {
         self.last
     }
 
-    /// The same as the master counts it.
+    /// The same time, as the master counts it.
     pub(crate) fn core(&self) -> te_core::Instant {
-        te_core::Instant::ZERO + (self.uptime().saturating_sub(self.left_out))
+        te_core::Instant::ZERO + (self.uptime().saturating_sub(self.uncounted))
     }
 
-    /// Since the start, all of it.
+    /// Real time since the start.
     pub(crate) fn uptime(&self) -> Duration {
         self.last.saturating_duration_since(self.started)
     }
@@ -67,7 +68,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn time_in_which_nobody_was_listened_to_counts_for_little() {
+    fn time_in_which_no_input_was_read_counts_for_little() {
         let start = Instant::now();
         let mut clock = Clock::new(start);
         let counted = |clock: &Clock| clock.core() - te_core::Instant::ZERO;
@@ -76,11 +77,11 @@ mod tests {
         // Stopped for a quarter of an hour.
         clock.note(start + 900_100 * MS);
         assert_eq!(counted(&clock), 100 * MS + GAP_MAX);
-        // What was meant to be waited counts, and what the system was late.
+        // The intended wait counts, and the delay of the system.
         clock.waits(Some(500 * MS));
         clock.note(start + 900_700 * MS);
         assert_eq!(counted(&clock), 700 * MS + GAP_MAX);
-        // The leave was for that one time.
+        // The permission was for that one wait.
         clock.note(start + 901_700 * MS);
         assert_eq!(counted(&clock), 700 * MS + 2 * GAP_MAX);
         clock.waits(None);

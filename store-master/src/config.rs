@@ -1,4 +1,4 @@
-//! What a master can be told.
+//! Settings of a master.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
 
-/// Everything a master can be told. The default serves loopback only.
+/// Settings of a master. The default serves loopback only.
 ///
 /// ```
 /// let config = store_master::Config { rpc_listen: "127.0.0.1:0".parse().unwrap(), ..Default::default() };
@@ -16,88 +16,101 @@ use crate::error::ConfigError;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Where nodes and clients connect. Port 0 picks one. Default `127.0.0.1:50051`.
+    /// Address at which nodes and clients connect; port 0: the system chooses a port. Default
+    /// `127.0.0.1:50051`.
     pub rpc_listen: SocketAddr,
-    /// A Unix socket for clients on this host, besides `rpc_listen`. A socket that a dead master left is replaced.
-    /// Default none.
+    /// Path of a Unix socket for clients on this host, in addition to `rpc_listen`. A socket that a dead
+    /// master left behind is replaced. Default none.
     pub rpc_unix: Option<PathBuf>,
-    /// Where `/health`, `/ready` and `/metrics` are served; none: not at all. Default `127.0.0.1:9003`.
+    /// Address of the HTTP server: status page, `/api`, `/health`, `/ready` and `/metrics`; none: no HTTP
+    /// server. Default `127.0.0.1:9003`.
     pub http_listen: Option<SocketAddr>,
-    /// Names under which the status page and `/api` are answered, beside addresses, `localhost`, names without dots and those
-    /// below `.local`, `.internal`, `.localhost`, `.home.arpa` and `.test`. Others are refused, because a web page could have
-    /// had its own name pointed here. `/health`, `/ready` and `/metrics` are answered under every name. Default none.
+    /// Host names under which the status page and `/api` are served, in addition to addresses, `localhost`,
+    /// names without dots and names below `.local`, `.internal`, `.localhost`, `.home.arpa` and `.test`.
+    /// Requests under other names are refused, because a web page could have let its own name resolve to this
+    /// host. `/health`, `/ready` and `/metrics` are served under every name. Default none.
     pub http_hosts: Vec<String>,
-    /// RPC connections at a time. When another one comes, the one that said nothing for the longest time makes way: first who
-    /// never said anything, then who holds nothing. When all are in use, the newcomer is told so and closed. Default 4096.
+    /// Most RPC connections at a time, at least 1. When another one comes, the connection that was silent for
+    /// the longest time is closed: first those that sent no request yet, then those that hold no lease and no
+    /// unfinished put. When all are active, the new connection gets an error and is closed. Default 4,096.
     pub connections_max: u32,
-    /// How long a connection may take to bring its first whole request, milliseconds. Default 10 s.
+    /// How long a new connection may take to send its first complete request, milliseconds, at least 1.
+    /// Default 10,000.
     pub greet_ms_max: u32,
-    /// How long one connection's requests are handled before the others get their turn, microseconds, when they are searches,
-    /// lists or large batches; lookups have 100 µs. One request more may begin before it is over. Default 1 ms.
+    /// Longest turn of one connection before others are served, microseconds, for searches, lists and large
+    /// batches; lookups have 100 µs. A request that has begun is finished. 1 to 1,000,000. Default 1,000.
     pub turn_us_max: u32,
-    /// Answers that may wait for one connection, bytes, before its requests are no longer read. One answer may be longer.
-    /// Default 1 MiB.
+    /// Most bytes of answers that one connection may leave unread before its requests are not read any more,
+    /// at least 1. A single answer may be longer. Default 1 MiB.
     pub backlog_bytes_max: u32,
-    /// Memory that all connections may hold together, MiB: parts of frames, and answers that nobody has read yet. Above it,
-    /// frames over 16 KiB are not read further, each connection has one answer at a time, and connections that have brought
-    /// no whole frame for the longest time are closed until half of it is free. Default 256.
+    /// Limit on the memory of all connections together, MiB, at least 1: incomplete frames, and answers that
+    /// peers have not read. Above it, frames over 16 KiB are not read further, each connection has one answer
+    /// at a time, and the connections that have completed no frame for the longest time are closed until half
+    /// of the memory is free. Default 256.
     pub buffered_mib_max: u32,
-    /// How long a connection may owe us something (the rest of a frame, room for its answers) while fewer than 64 KiB move,
-    /// milliseconds. Then it is closed. Default 10 s.
+    /// How long a connection with an incomplete frame or with unread answers may transfer less than 64 KiB,
+    /// milliseconds, at least 1. Then it is closed. Default 10,000.
     pub stall_ms_max: u32,
-    /// How long a connection may be silent altogether, milliseconds; 0: for ever. Clients reconnect by themselves.
-    /// Default one hour.
+    /// How long a connection may be silent, milliseconds; 0: without limit. Clients reconnect by themselves.
+    /// Default 3,600,000 (one hour).
     pub idle_ms_max: u32,
-    /// How long the master polls without result before it sleeps in the kernel, microseconds. Spinning saves the wake-up
-    /// of the next request; 0 never spins. Default 50.
+    /// How long the master spins after the last request before it sleeps in the kernel, microseconds.
+    /// Spinning saves the next request the wake-up and uses a core meanwhile. 0 to 1,000,000; 0: it does not
+    /// spin. Default 100.
     pub spin_us: u32,
-    /// How long a graceful stop may take to hand out its last answers, milliseconds. Default 1 s.
+    /// How long a stop may take to send the last answers, milliseconds. Default 1,000.
     pub stop_ms_max: u32,
-    /// Requests that take longer are logged, with the operation that they belong to, milliseconds; 0: none. Default 100.
+    /// Requests that take longer than this are logged with their operation number, milliseconds; 0: none is
+    /// logged. Default 100.
     pub slow_request_ms: u32,
-    /// Whether `/metadata` is served beside them, where engines register and look up names of segments. Whoever reaches
-    /// `http_listen` may write there. Default true.
+    /// Whether the HTTP server has `/metadata`, where engines register and look up names of segments. Every
+    /// peer that reaches `http_listen` may write there. Default true.
     pub metadata_server: bool,
-    /// What may be kept there.
+    /// Limits of `/metadata`.
     pub metadata: MetadataLimits,
-    /// What clients of `http_listen` are held to.
+    /// Limits on clients of the HTTP server.
     pub http: HttpLimits,
-    /// The state machine's own: leases, limits, eviction.
+    /// Settings of the store itself: leases, limits, eviction.
     pub store: store_core::MasterConfig,
 }
 
-/// What the metadata server may hold.
+/// Limits of the metadata server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct MetadataLimits {
-    /// Keys at a time. Default 65,536.
+    /// Most keys at a time. Default 65,536.
     pub keys_max: u32,
     /// Longest key, bytes. Default 512.
     pub key_bytes_max: u32,
     /// Longest value, bytes. Default 1 MiB.
     pub value_bytes_max: u32,
-    /// Keys, values and 128 bytes for each, together, bytes. Default 64 MiB.
+    /// Limit on the memory of all entries, bytes: keys, values and 128 bytes per entry. Default 64 MiB.
     pub bytes_max: u64,
 }
 
-/// What an HTTP server holds its clients to. Who is slower loses the connection.
+/// Limits on clients of an HTTP server. A client that is slower loses its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct HttpLimits {
-    /// HTTP connections at a time. When another one comes, the one that was silent for the longest time makes way; when all are
-    /// at work, `/health` and `/ready` have 32 more. Default 256.
+    /// Most HTTP connections at a time, at least 1. When another one comes, the connection that was silent
+    /// for the longest time is closed; while requests are being answered on all of them, `/health` and
+    /// `/ready` have 32 more. Default 256.
     pub connections_max: u32,
-    /// How long the head of a request may take, and a connection may lie idle, milliseconds. Default 10 s.
+    /// How long the head of a request may take, and how long a connection may be idle, milliseconds, at least
+    /// 1. Default 10,000.
     pub head_ms_max: u32,
-    /// How long a client may take less than 64 KiB of an answer that waits for it, milliseconds. Default 30 s.
+    /// How long a client may read less than 64 KiB of a pending answer, milliseconds, at least 1. Default
+    /// 30,000.
     pub stall_ms_max: u32,
 }
 
 impl Config {
-    /// Checks what can be checked before anything is opened.
+    /// Checks everything that can be checked before anything is opened.
     ///
     /// # Errors
-    /// Names the field and what it may be.
+    /// The field, and the values that it may have.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let at_least_one = [
             ("connections_max", self.connections_max),
@@ -118,20 +131,20 @@ impl Config {
         if self.http_hosts.iter().any(|name| name.is_empty() || name.contains([':', '/'])) {
             return Err(ConfigError {
                 field: "http_hosts",
-                need: "must be names of hosts, without scheme and port",
+                need: "must be host names, without scheme and port",
             });
         }
         if self.turn_us_max > 1_000_000 {
-            return Err(ConfigError { field: "turn_us_max", need: "must be at most 1000000: others wait" });
+            return Err(ConfigError { field: "turn_us_max", need: "must be at most 1000000: other connections wait" });
         }
         if self.spin_us > 1_000_000 {
-            return Err(ConfigError { field: "spin_us", need: "must be at most 1000000: it burns a core" });
+            return Err(ConfigError { field: "spin_us", need: "must be at most 1000000: the master uses a core meanwhile" });
         }
         let open = !self.store.admin_secret.is_set() && !self.store.cluster_secret.is_set();
         if self.store.multi_tenants && open {
-            let need = "needs store.admin_secret or store.cluster_secret beside it: without one, whoever connects could be \
-                        a node and be given everybody's bytes; nodes say it as cluster.admin_secret (--admin-secret) or \
-                        cluster.cluster_secret (--cluster-secret)";
+            let need = "needs store.admin_secret or store.cluster_secret: without a secret, every peer could mount memory as a \
+            node and receive all tenants' bytes; nodes send it as cluster.admin_secret (--admin-secret) or \
+            cluster.cluster_secret (--cluster-secret)";
             return Err(ConfigError { field: "store.multi_tenants", need });
         }
         Ok(())
@@ -186,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_cannot_be_is_named() {
+    fn an_invalid_field_is_named() {
         let config = Config { connections_max: 0, ..Config::default() };
         assert_eq!(
             config.validate().unwrap_err().to_string(),
@@ -195,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_need_a_secret_so_that_not_everybody_is_a_node() {
+    fn tenants_need_a_secret_so_that_not_every_peer_is_a_node() {
         let mut config = Config::default();
         config.store.multi_tenants = true;
         let error = config.validate().unwrap_err();

@@ -1,11 +1,12 @@
 //! One RPC connection: bytes in, frames to the handler, bytes out.
 //!
-//! Nothing here blocks. A connection is *pumped* when its socket may have something and its turn has come: it reads what is
-//! there, hands complete frames on for as long as the turn lasts, and writes all answers of that turn with one call. A peer
-//! that does not read its answers is not read from either, once `backlog_bytes_max` of them wait.
+//! Nothing here blocks. A connection is *pumped* when its socket may have bytes and its turn has come: it
+//! reads the bytes that have arrived, passes complete frames on for as long as the turn lasts, and writes all
+//! answers of that turn with one call. A peer that does not read its answers is write-blocked: its requests
+//! are not read while `backlog_bytes_max` of answers wait.
 //!
-//! The clock is read after bytes were read and before their frames are handled, so that what is promised for a time is promised
-//! from a moment at which the request had been sent; and again after whatever may have taken long.
+//! The clock is read after bytes were read and before their frames are handled, so that a lease begins after
+//! its request had been sent; and again after anything that may have taken long.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -17,30 +18,31 @@ use store_core::wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};
 use store_core::{CHALLENGE_BYTES, Kind, Peer, Session};
 
 use crate::places::{Source, Standing};
-use crate::turns::{Account, Lane, Ticket};
+use crate::turns::{Account, Class, Ticket};
 
-/// Bytes asked of the socket at a time.
+/// Room for each read from the socket, bytes.
 const READ_BYTES: usize = 64 << 10;
-/// A peer that owes us something has to move so much before the master loses patience.
+/// How much a peer that keeps the master waiting must transfer before `stall_ms_max` has passed, bytes.
 const PROGRESS_BYTES: usize = 64 << 10;
-/// Frames up to this length are read whatever all connections hold together.
+/// Frames up to this length are read even when all connections together have reached their limit, bytes.
 const STARVED_BYTES_MAX: usize = 16 << 10;
-/// Bytes of one connection read before the others get their turn.
+/// Most bytes of one connection that are read before others get their turn.
 const ROUND_BYTES_MAX: usize = 256 << 10;
 /// Longest body of a short request, bytes: some hundred keys.
 const SHORT_BYTES_MAX: usize = 4 << 10;
-/// Requests and answers handled, in bytes, before the clock is read again.
+/// Bytes of requests and answers after which the clock is read again.
 const CLOCK_BYTES: usize = 4 << 10;
-/// Capacity that an output buffer keeps when it is empty.
+/// Capacity that an empty output buffer keeps, bytes.
 const KEEP_BYTES_MAX: usize = 256 << 10;
-/// Bytes of a broken stream that are read and dropped, so that the peer sees why rather than a reset.
+/// Most bytes of a broken connection that are read and dropped, so that the peer receives the reason instead
+/// of a reset.
 const DISCARD_BYTES_MAX: usize = 16 << 20;
 
-/// What answers requests.
+/// Answers requests.
 pub(crate) trait Handler {
-    /// Reads the clock; what is handled from now on is handled at this time.
+    /// Reads the clock. Requests that follow are handled at this time.
     fn clock(&mut self) -> Instant;
-    /// Answers one frame of somebody from `source` by appending to `out`; a frame may need no answer.
+    /// Answers one frame of a peer from `source` by appending to `out`; some frames have no answer.
     fn frame(
         &mut self,
         session: &mut Session,
@@ -48,42 +50,42 @@ pub(crate) trait Handler {
         frame: &Frame<'_>,
         out: &mut Vec<u8>,
     ) -> Verdict;
-    /// A stream is broken; the connection closes after an answer that says so.
+    /// A frame was invalid; the connection is closed after an answer with the reason.
     fn broken(&mut self, error: WireError);
-    /// A turn is over and took so long.
+    /// A turn is over and took this long.
     fn turn_ended(&mut self, took: Duration);
-    /// A connection is gone.
+    /// A connection is closed.
     fn left(&mut self, session: Session);
 }
 
-/// What becomes of a connection after a frame.
+/// What happens to a connection after a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Answered,
-    /// The frame was not looked at, and nothing of this connection is before then.
+    /// The frame was not examined, and nothing of this connection is until this time.
     Later(Instant),
-    /// No more requests are taken.
+    /// No further requests are accepted.
     Last,
 }
 
-/// How far a turn came.
+/// Why a turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Handled {
-    /// Every complete frame is handled.
+    /// Every complete frame was handled.
     All,
-    /// The turn is over, or too many answers wait.
+    /// The time is over, or too many answers wait.
     Some,
-    /// It is not listened to for now.
+    /// The connection is muted for now.
     Muted,
 }
 
-/// What a turn is held to.
+/// Limits of a turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TurnLimits {
-    /// How long it lasts. One request more may begin before it is over.
+    /// Its length. A request that has begun is finished.
     pub(crate) turn: Duration,
     pub(crate) backlog_bytes_max: usize,
-    /// Whether long frames are read, and answers need not wait for one another.
+    /// Whether long frames are read, and several answers may wait.
     pub(crate) may_buffer: bool,
 }
 
@@ -94,56 +96,57 @@ pub(crate) enum Stream {
     Unix(UnixStream),
 }
 
-/// What a pump left behind.
+/// What to do with a connection after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pumped {
-    /// Wait for the socket.
+    /// Wait until its socket is ready.
     Idle,
-    /// Its turn is over, but there is more: pump again soon.
+    /// Give it another turn: it has more requests.
     More,
-    /// Over; drop it.
+    /// Drop it.
     Closed,
 }
 
-/// See the module.
+/// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: Stream,
     session: Session,
     source: Source,
     since: Instant,
-    /// When a whole request was handled last.
+    /// When a complete request was last handled.
     heard: Instant,
     input: FrameBuffer,
     out: Vec<u8>,
-    /// Bytes of `out` that are written.
+    /// Bytes of `out` that have been written.
     out_written: usize,
     readable: bool,
     writable: bool,
     state: State,
     pub(crate) account: Account,
-    /// Its place in the line of those that wait for a turn, if it does.
+    /// Its ticket while it waits for a turn.
     pub(crate) waits: Option<Ticket>,
-    /// Its source was wrong too often: nothing of it is looked at before.
+    /// Until when nothing of this connection is examined, because its source sent too many wrong proofs.
     muted_until: Option<Instant>,
-    /// Not read from, because all connections together hold too much.
+    /// Whether it is not read from because all connections together have reached their limit.
     starved: bool,
-    /// The peer closed its side, or is gone. What it sent before may still be read.
+    /// Whether the peer has closed its side, or is gone. Bytes that it sent before may still be read.
     ended: bool,
-    /// When a frame was last begun or finished, answers were taken to the last byte, or much moved.
+    /// When a frame was last begun or finished, the last byte of the answers was written, or `PROGRESS_BYTES`
+    /// were transferred.
     last_progress: Instant,
-    /// Bytes that moved since then, either way.
+    /// Bytes transferred since then in both directions.
     moved: usize,
-    /// When the frame that is read was begun, or the one before it finished.
+    /// When the incomplete frame was begun, or the frame before it finished.
     frame_since: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Open,
-    /// No more requests are taken; what is in `out` goes out, then `Discarding`.
+    /// No more requests are accepted; the answers in `out` are sent, then `Discarding`.
     Closing,
-    /// Our side is shut; what the peer still sends is dropped until it closes, too.
+    /// This side is shut; bytes of the peer are dropped until it closes, too.
     Discarding {
         bytes: usize,
     },
@@ -182,7 +185,7 @@ impl Connection {
         }
     }
 
-    /// The poll says so.
+    /// Records an event of the poller.
     pub(crate) fn ready(&mut self, readable: bool, writable: bool, ended: bool) {
         self.readable |= readable || ended;
         self.writable |= writable || ended;
@@ -193,35 +196,35 @@ impl Connection {
         self.source
     }
 
-    /// Since when it has been there.
+    /// When it was accepted.
     pub(crate) fn since(&self) -> Instant {
         self.since
     }
 
-    /// When a whole request was handled last; at the beginning, when it came.
+    /// When a complete request was last handled, or else when it was accepted.
     pub(crate) fn heard(&self) -> Instant {
         self.heard
     }
 
-    /// Whether it is not listened to for now.
+    /// Whether it is muted now.
     fn is_muted(&self, now: Instant) -> bool {
         self.muted_until.is_some_and(|until| now < until)
     }
 
-    /// Whether that is over, once.
+    /// Whether its mute has ended; returns `true` once.
     pub(crate) fn may_speak_again(&mut self, now: Instant) -> bool {
         self.muted_until.take_if(|until| *until <= now).is_some()
     }
 
-    /// Whether it has brought no whole request yet.
-    pub(crate) fn is_stranger(&self) -> bool {
+    /// Whether it has sent no complete request yet.
+    pub(crate) fn is_new(&self) -> bool {
         !self.account.is_known()
     }
 
-    /// What speaks for it when places are few.
+    /// How worthy of a place it is when places are few.
     pub(crate) fn standing(&self) -> Standing {
-        if self.is_stranger() || self.muted_until.is_some() {
-            Standing::Stranger
+        if self.is_new() || self.muted_until.is_some() {
+            Standing::New
         } else if self.session.is_node() || self.session.is_admin() || self.source == Source::Unix {
             Standing::Kept
         } else if self.session.holds() {
@@ -240,29 +243,29 @@ impl Connection {
         self.out.len() - self.out_written
     }
 
-    /// Since when it has not brought a whole frame.
+    /// Since when it has completed no frame.
     pub(crate) fn frame_since(&self) -> Instant {
         self.frame_since
     }
 
-    /// Memory that it holds, bytes.
+    /// Memory of its buffers, bytes.
     pub(crate) fn buffered_bytes(&self) -> usize {
         self.input.memory_bytes() + self.out.capacity()
     }
 
-    /// Whether it is to be pumped again although its socket says nothing new.
+    /// Whether it is to be pumped again even without an event.
     pub(crate) fn is_starved(&self) -> bool {
         self.starved
     }
 
-    /// Takes no further requests; what is answered already still goes out.
+    /// Accepts no further requests; answers are still sent.
     pub(crate) fn close_gracefully(&mut self) {
         if self.state == State::Open {
             self.state = State::Closing;
         }
     }
 
-    /// Whether the peer owes us something: the rest of a frame, or room for its answers.
+    /// Whether the peer keeps the master waiting: for the rest of a frame, or for room to write answers.
     pub(crate) fn is_stuck(&self) -> bool {
         self.input.pending_bytes() > 0 || self.backlog_bytes() > 0 || self.state != State::Open
     }
@@ -271,7 +274,7 @@ impl Connection {
         self.last_progress
     }
 
-    /// Gives back buffers that one large message made large.
+    /// Frees buffers that one large message made large.
     pub(crate) fn shrink(&mut self) {
         if self.input.pending_bytes() == 0 {
             self.input = FrameBuffer::new();
@@ -281,24 +284,24 @@ impl Connection {
         }
     }
 
-    /// What it waits with, as far as it has been read.
-    pub(crate) fn lane(&self) -> Lane {
+    /// The class of its next request, as far as it has been read.
+    pub(crate) fn class(&self) -> Class {
         match self.input.peek_frame() {
-            Ok(Some((frame, _))) if is_long(&frame) => Lane::Long,
-            _ if self.session.is_node() => Lane::Node,
-            _ => Lane::Short,
+            Ok(Some((frame, _))) if is_long(&frame) => Class::Long,
+            _ if self.session.is_node() => Class::Node,
+            _ => Class::Short,
         }
     }
 
-    /// One turn: reads, handles, writes. `now` is what the handler's clock said last.
+    /// One turn: reads, handles, writes. `now` is the latest reading of the handler's clock.
     pub(crate) fn pump(
         &mut self,
         mut now: Instant,
-        lane: Lane,
+        class: Class,
         limits: &TurnLimits,
         handler: &mut impl Handler,
     ) -> Pumped {
-        // The end has to be found; what comes before it is no more than a socket holds.
+        // The end of an ended connection has to be found; no more than a socket buffer precedes it.
         let may_buffer = limits.may_buffer || self.ended;
         let backlog_bytes_max = if may_buffer { limits.backlog_bytes_max } else { 1 };
         let end = now + limits.turn;
@@ -306,7 +309,7 @@ impl Connection {
         let mut more = false;
         self.starved = false;
         while self.state == State::Open {
-            let handled = self.handle_frames(&mut now, end, lane, backlog_bytes_max, handler);
+            let handled = self.handle_frames(&mut now, end, class, backlog_bytes_max, handler);
             if handled == Handled::Some || (handled == Handled::All && round_bytes >= ROUND_BYTES_MAX) {
                 more = true;
                 break;
@@ -322,7 +325,7 @@ impl Connection {
             match self.read() {
                 Ok(0) => return self.peer_closed(),
                 Ok(len) => {
-                    // Not before: the process may have been stopped since.
+                    // Read after the bytes: the process may have been stopped meanwhile.
                     now = handler.clock();
                     round_bytes += len;
                     self.moved(now, len, begins);
@@ -339,7 +342,7 @@ impl Connection {
         }
         let backlogged = self.backlog_bytes() >= backlog_bytes_max;
         match self.state {
-            // Whoever is backlogged waits for the socket to take something, not for its turn.
+            // A write-blocked connection waits for its socket, not for a turn.
             State::Open if more && !backlogged => Pumped::More,
             State::Open => Pumped::Idle,
             State::Closing | State::Discarding { .. } => self.finish(),
@@ -350,13 +353,14 @@ impl Connection {
         &mut self,
         now: &mut Instant,
         end: Instant,
-        lane: Lane,
+        class: Class,
         backlog_bytes_max: usize,
         handler: &mut impl Handler,
     ) -> Handled {
         if self.is_muted(*now) {
             if self.ended {
-                // Nobody waits for the answer, and others of its source wait for their turn.
+                // The peer does not wait for the answer, and other connections of its source wait to be
+                // examined.
                 self.state = State::Closing;
             }
             return Handled::Muted;
@@ -366,7 +370,7 @@ impl Connection {
             match self.input.peek_frame() {
                 Ok(Some((frame, len))) => {
                     let long = is_long(&frame);
-                    if long && lane != Lane::Long {
+                    if long && class != Class::Long {
                         return Handled::Some;
                     }
                     let before = self.out.len();
@@ -406,7 +410,8 @@ impl Connection {
         Handled::Some
     }
 
-    /// Bytes that come one by one are no progress, or a peer could owe us the rest of a frame for ever.
+    /// Records progress. Single bytes do not count as progress, or else a peer could keep an incomplete frame
+    /// without limit.
     fn moved(&mut self, now: Instant, bytes: usize, begins_or_ends: bool) {
         self.moved += bytes;
         if begins_or_ends || self.moved >= PROGRESS_BYTES {
@@ -426,8 +431,8 @@ impl Connection {
         match &result {
             Ok(len) => {
                 self.input.filled(*len);
-                // A stream that gave less than was asked is drained; the next edge tells of more.
-                // But for its end: that edge may have been the same.
+                // A read that returned less than requested has drained the socket; the next edge reports
+                // further bytes. The end of the stream is the exception: its edge may have been the same one.
                 self.readable = *len == asked || *len == 0 || self.ended;
             }
             Err(_) => self.readable = false,
@@ -435,7 +440,7 @@ impl Connection {
         result
     }
 
-    /// Answers of a peer that shut only its sending side still go out.
+    /// Answers are still sent to a peer that shut only its sending side.
     fn peer_closed(&mut self) -> Pumped {
         self.readable = false;
         if self.backlog_bytes() == 0 {
@@ -467,7 +472,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The end of a connection that we close: the last answer out, our side shut, the rest of theirs dropped.
+    /// Ends a connection from this side: sends the last answer, shuts this side, and drops the rest of the
+    /// peer's bytes.
     fn finish(&mut self) -> Pumped {
         if self.backlog_bytes() > 0 {
             return Pumped::Idle;
@@ -526,11 +532,11 @@ impl Write for Stream {
 fn challenge() -> [u8; CHALLENGE_BYTES] {
     let mut bytes = [0; CHALLENGE_BYTES];
     #[expect(clippy::expect_used, reason = "a system without random numbers cannot keep a secret")]
-    getrandom::fill(&mut bytes).expect("the system gives random numbers");
+    getrandom::fill(&mut bytes).expect("the system provides random numbers");
     bytes
 }
 
-/// Whether a request may take long, as far as its head tells.
+/// Whether a request may take long, judged by its header and its length.
 fn is_long(frame: &Frame<'_>) -> bool {
     let short = matches!(
         Kind::from_byte(frame.header.kind),
@@ -555,7 +561,7 @@ fn is_long(frame: &Frame<'_>) -> bool {
     !short || frame.body.len() > SHORT_BYTES_MAX
 }
 
-/// The last frame on a broken stream: its status says what was wrong with it.
+/// The last frame on a broken connection: its status is the reason.
 fn answer_broken(error: WireError, out: &mut Vec<u8>) {
     let (kind, request_id) = match error {
         WireError::Version { request_id, kind, .. } => (kind, request_id),
@@ -567,6 +573,6 @@ fn answer_broken(error: WireError, out: &mut Vec<u8>) {
 /// A response without a body.
 pub(crate) fn answer_status(kind: u8, request_id: u64, code: store_core::ErrorCode, out: &mut Vec<u8>) {
     let header = Header { kind, response: true, request_id, status: code.code() };
-    // An empty body is never too long.
+    // An empty body never exceeds the limit.
     let _ = FrameWriter::begin(out, &header).finish();
 }

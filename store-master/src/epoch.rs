@@ -1,4 +1,4 @@
-//! Which life of a master this is.
+//! The epoch: one life of a master.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -7,13 +7,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use store_core::MasterConfig;
 
-/// 2026-01-01T00:00:00Z, seconds after the Unix epoch.
+/// 2026-01-01T00:00:00Z in seconds since the Unix epoch.
 const BEGIN_S: u64 = 1_767_225_600;
-/// Eight lives a second, so that 32 bits last until 2043.
+/// Milliseconds per epoch: eight epochs per second, so that 32 bits last until 2043.
 const TICK_MS: u64 = 125;
 
-/// Fills in what must differ in each life, where the configuration leaves it to us: the epoch (the wall clock) and the
-/// hash seed (random).
+/// Sets the values that must differ in each life, unless they are configured: the epoch (from the wall clock)
+/// and the hash seed (random).
 pub(crate) fn fill(config: &mut MasterConfig) {
     let default = MasterConfig::default();
     if config.epoch == default.epoch {
@@ -31,7 +31,8 @@ pub(crate) fn fill(config: &mut MasterConfig) {
     }
 }
 
-/// The tick after this one, waited for: whoever binds the same address later, however soon, has a higher one.
+/// The next tick of the clock, after waiting for it: a master that binds the same address later has a higher
+/// epoch.
 fn next() -> u32 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let ms = since.saturating_sub(Duration::from_secs(BEGIN_S)).as_millis() as u64;
@@ -44,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lives_that_follow_at_once_differ() {
+    fn masters_that_follow_at_once_have_different_epochs() {
         let (mut first, mut second) = (MasterConfig::default(), MasterConfig::default());
         fill(&mut first);
         fill(&mut second);
@@ -53,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chosen_epoch_stays() {
+    fn a_configured_epoch_stays() {
         let mut config = MasterConfig { epoch: 7, hash_seed: 9, ..MasterConfig::default() };
         fill(&mut config);
         assert_eq!((config.epoch, config.hash_seed), (7, 9));

@@ -1,15 +1,15 @@
-//! What can go wrong with a master. Peers' mistakes are not here: they are answered, counted and survived.
+//! Errors of a master. Errors of peers are not here: they are answered and counted, and the master continues.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
-/// A field of the configuration cannot be.
+/// A field of the configuration has an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Which.
+    /// Name of the field.
     pub field: &'static str,
-    /// What it may be.
+    /// The values that the field may have.
     pub need: &'static str,
 }
 
@@ -17,28 +17,28 @@ pub struct ConfigError {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The configuration cannot be.
+    /// A field of the configuration has an invalid value.
     Config(ConfigError),
-    /// An address or a path could not be listened on.
+    /// The master cannot listen at an address or a path.
     Listen {
-        /// Which field of the configuration.
+        /// Name of the field with the address.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         addr: String,
-        /// The system's reason.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The system gave no descriptor or thread.
+    /// The operating system gave no file descriptor or thread.
     System(io::Error),
 }
 
-/// Why a master that ran ended other than by being stopped.
+/// Why a running master ended without being stopped.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ServeError {
     /// Waiting for sockets failed.
     Poll(io::Error),
-    /// The thread that ran it panicked; its message is on standard error.
+    /// The master's thread panicked; the message is on standard error.
     Panicked,
 }
 
@@ -55,9 +55,9 @@ impl fmt::Display for BindError {
         match self {
             Self::Config(error) => error.fmt(f),
             Self::Listen { field, addr, source } => {
-                write!(f, "{addr}: {source}: choose another `{field}`, or stop what listens there")
+                write!(f, "cannot listen at {addr}: {source}: choose another `{field}`, or stop the process that listens there")
             }
-            Self::System(source) => write!(f, "the system refused: {source}"),
+            Self::System(source) => write!(f, "the operating system gave no file descriptor or thread: {source}: check its limits"),
         }
     }
 }
@@ -88,7 +88,7 @@ impl fmt::Display for ServeError {
         match self {
             Self::Poll(source) => write!(f, "waiting for sockets failed: {source}"),
             Self::Panicked => {
-                f.write_str("the master panicked: report it with what it wrote to standard error")
+                f.write_str("the master panicked: report this with the message on standard error")
             }
         }
     }

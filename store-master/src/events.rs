@@ -1,36 +1,37 @@
-//! What the log tells of nodes and segments: who joins, leaves, is replaced, refused or given up, and what is drained.
+//! Logs events of nodes and segments: a node joins, leaves, is replaced, refused or given up; a segment is
+//! drained.
 //!
-//! The master's events, as lines. Those that a peer could cause without end are written seldom, and counted always. How far
-//! drains are is compared with what was told before.
+//! Events that a peer could cause without limit are logged at a limited rate, and always counted. The
+//! progress of drains is compared with what was logged before.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use store_core::message::{DrainInfo, SegmentState};
-use store_core::{Event, Master, SegmentNo};
+use store_core::{Event, Master, NodeId, SegmentNo};
 use tracing::{info, warn};
 
-use crate::seldom::Seldom;
+use crate::log_limit::LogLimit;
 
-/// See the module.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     /// Mounts of a name that another live node has.
     pub(crate) names_held_total: u64,
     /// Mounts that took a name from another endpoint.
     pub(crate) taken_over_total: u64,
-    /// Segments that are not active.
+    /// Segments that are not active, as last logged.
     states: BTreeMap<SegmentNo, (String, SegmentState)>,
-    came: Seldom,
-    refused: Seldom,
-    reached: Seldom,
-    expelled: Seldom,
+    came: LogLimit,
+    refused: LogLimit,
+    reached: LogLimit,
+    expelled: LogLimit,
 }
 
 impl Events {
-    /// Tells what has happened since the last time.
-    pub(crate) fn tell(&mut self, master: &mut Master, now: Instant) {
-        // Whoever replaces another is mounted as well.
+    /// Logs the events since the last call.
+    pub(crate) fn log(&mut self, master: &mut Master, now: Instant) {
+    // A node that replaces another is reported as mounted as well.
         let mut replaced = None;
         while let Some(event) = master.poll_event() {
             match event {
@@ -44,46 +45,47 @@ impl Events {
         }
     }
 
+    /// A line about a node that joins, leaves, is replaced or given up.
     fn line(&mut self, event: &Event, now: Instant) {
         match event {
             Event::SegmentMounted { node, name, endpoint, bytes, .. } => {
-                if let Some(left_out) = self.came.may(now) {
-                    info!(%name, %endpoint, node = %hex(*node), bytes, left_out, "node joined");
+                if let Some(suppressed) = self.came.may(now) {
+                    info!(%name, %endpoint, node = %hex(*node), bytes, suppressed, "node joined");
                 }
             }
             Event::SegmentReplaced { name, endpoint, old_endpoint, objects_lost, .. }
                 if endpoint == old_endpoint =>
             {
-                if let Some(left_out) = self.came.may(now) {
-                    info!(%name, %endpoint, objects_lost, left_out, "node mounted anew, with fresh memory");
+                if let Some(suppressed) = self.came.may(now) {
+                    info!(%name, %endpoint, objects_lost, suppressed, "node mounted anew: its memory is empty");
                 }
             }
             Event::SegmentReplaced { name, endpoint, old_endpoint, objects_lost, takeover, .. } => {
                 self.taken_over_total += 1;
-                if let Some(left_out) = self.came.may(now) {
+                if let Some(suppressed) = self.came.may(now) {
                     warn!(
                         %name,
                         %endpoint,
                         %old_endpoint,
                         objects_lost,
                         takeover,
-                        left_out,
-                        "node replaced: another one has its name now"
+                        suppressed,
+                        "node replaced: another node has taken its name"
                     );
                 }
             }
             Event::SegmentUnmounted { node, name, endpoint, objects_lost, .. } => {
-                let Some(left_out) = self.came.may(now) else { return };
+                let Some(suppressed) = self.came.may(now) else { return };
                 if *objects_lost == 0 {
-                    info!(%name, %endpoint, node = %hex(*node), left_out, "node left");
+                    info!(%name, %endpoint, node = %hex(*node), suppressed, "node left");
                 } else {
                     warn!(
                         %name,
                         %endpoint,
                         node = %hex(*node),
                         objects_lost,
-                        left_out,
-                        "node left, and objects with it: drain it first"
+                        suppressed,
+                        "node left without being drained: objects were lost; drain a node before it is stopped"
                     );
                 }
             }
@@ -94,58 +96,65 @@ impl Events {
                 silent_ms,
                 segments,
                 objects_lost,
-                "node given up: it was silent for too long"
+                "node given up: it sent no heartbeat for too long"
             ),
+            _ => self.condition(event, now),
+        }
+    }
+
+    /// A line about a refusal, or about the state of a segment or of the store.
+    fn condition(&mut self, event: &Event, now: Instant) {
+        match event {
             Event::MountRefused { name, endpoint, holder_endpoint, holder_silent_ms } => {
                 self.names_held_total += 1;
-                if let Some(left_out) = self.refused.may(now) {
+                if let Some(suppressed) = self.refused.may(now) {
                     warn!(
                         %name,
                         %endpoint,
                         %holder_endpoint,
                         holder_silent_ms,
-                        left_out,
-                        "mount refused: another live node has the name; choose another, or stop that one"
+                        suppressed,
+                        "mount refused: another live node has the name; choose another name, or stop that node"
                     );
                 }
             }
             Event::IncarnationTooHigh { name, endpoint, incarnation_ms, wall_ms } => {
-                if let Some(left_out) = self.refused.may(now) {
+                if let Some(suppressed) = self.refused.may(now) {
                     warn!(
                         %name,
                         %endpoint,
                         node_clock_ms = incarnation_ms,
                         master_clock_ms = wall_ms,
-                        left_out,
-                        "mount refused: the node's clock is more than an hour ahead of this master's; correct the one that is wrong"
+                        suppressed,
+                        "mount refused: the node's clock is more than an hour ahead of this master's; correct the wrong clock"
                     );
                 }
             }
             Event::SegmentUnreachable { name, endpoint, .. } => {
-                if let Some(left_out) = self.reached.may(now) {
-                    warn!(%name, %endpoint, left_out, "clients cannot reach a segment");
+                if let Some(suppressed) = self.reached.may(now) {
+                    warn!(%name, %endpoint, suppressed, "clients cannot reach a segment: check its node and the network");
                 }
             }
             Event::SegmentReachable { name, endpoint, .. } => {
-                if let Some(left_out) = self.reached.may(now) {
-                    info!(%name, %endpoint, left_out, "a segment is well again, as its node says");
+                if let Some(suppressed) = self.reached.may(now) {
+                    info!(%name, %endpoint, suppressed, "segment reachable again: its node sends heartbeats");
                 }
             }
             Event::WriterExpelled { writer, node, freed_bytes } => {
-                if let Some(left_out) = self.expelled.may(now) {
+                if let Some(suppressed) = self.expelled.may(now) {
                     info!(
                         writer = %hex(*writer),
                         node = %hex(*node),
                         freed_bytes,
-                        left_out,
-                        "a writer that is gone was cut off: its space is free"
+                        suppressed,
+                        "a writer was expelled: the space of its puts is released"
                     );
                 }
             }
             Event::MetadataFull { bytes, bytes_max } => {
                 warn!(
                     bytes,
-                    bytes_max, "metadata is full, and puts are refused: raise store.metadata_bytes_max"
+                    bytes_max, "puts are refused: the metadata has reached its limit; raise store.metadata_bytes_max"
                 );
             }
             Event::SegmentDrained { name, left_objects, left_bad, .. } if left_objects + left_bad > 0 => {
@@ -153,20 +162,20 @@ impl Events {
                     %name,
                     left_objects,
                     left_bad,
-                    "a drain cannot move all: no other segment has room, or bytes are damaged; add memory, or remove these objects"
+                    "a drain cannot move all objects: no other segment has room, or bytes are damaged; add memory, or remove these objects"
                 )
             }
-            // How far drains are is told by `drains`. Others are of a later release.
+            // The progress of drains is logged by `drains`. Other events are of a later release.
             _ => {}
         }
     }
 
-    /// Whether drains may have gone on.
+    /// Whether there may be progress of drains to log.
     pub(crate) fn is_draining(&self) -> bool {
         self.states.values().any(|(_, state)| *state == SegmentState::Draining)
     }
 
-    /// Tells of the states that have changed.
+    /// Logs the states that have changed.
     pub(crate) fn drains(&mut self, master: &Master) {
         for (name, drain) in self.changed(master) {
             match drain.state {
@@ -203,7 +212,7 @@ impl Events {
     }
 }
 
-fn hex(node: u64) -> String {
+fn hex(node: NodeId) -> String {
     format!("{node:016x}")
 }
 
@@ -211,37 +220,34 @@ fn hex(node: u64) -> String {
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use store_core::message::{MountSegment, SegmentOrder};
-    use store_core::{Instant as CoreInstant, MasterConfig};
+    use store_core::{Incarnation, Instant as CoreInstant, MasterConfig};
 
     use super::*;
 
     #[test]
-    fn each_state_of_a_segment_is_told_once() {
+    fn each_state_of_a_segment_is_logged_once() {
         let mut master = Master::new(MasterConfig::default()).unwrap();
         let now = CoreInstant::ZERO;
         let segment = MountSegment {
-            node: 5,
-            incarnation: 1,
+            node: NodeId::new(5),
+            incarnation: Incarnation::new(1),
             name: "n1",
             endpoint: "h:1",
-            base: 0,
             len: 1 << 20,
-            export: Default::default(),
-            epoch: 0,
             key: 9,
-            takeover: false,
+            ..MountSegment::default()
         };
         let no = master.mount(now, &segment).unwrap().mounted().unwrap().segment;
         let mut events = Events::default();
-        let mut told = |master: &Master| {
+        let mut logged = |master: &Master| {
             let changed = events.changed(master);
             changed.into_iter().map(|(name, drain)| (name, drain.state)).collect::<Vec<_>>()
         };
-        assert_eq!(told(&master), []);
+        assert_eq!(logged(&master), []);
         for state in [SegmentState::Maintenance, SegmentState::Draining, SegmentState::Active] {
             master.order_segment(now, &SegmentOrder { segment: no, state }).unwrap();
-            assert_eq!(told(&master), [("n1".to_owned(), state)]);
-            assert_eq!(told(&master), []);
+            assert_eq!(logged(&master), [("n1".to_owned(), state)]);
+            assert_eq!(logged(&master), []);
         }
     }
 }

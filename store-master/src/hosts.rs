@@ -1,9 +1,10 @@
-//! Names under which the admin's HTTP may be asked.
+//! Host names under which the administrative interface may be used.
 //!
-//! A web page whose host's name was made to mean this host (DNS rebinding) is of the same origin to a browser, and could read
-//! what the port tells; but it asks for its own name. So a request is answered when its `Host` is an address, or a name that
-//! no stranger's DNS can have pointed here: `localhost`, a name without dots, one below a domain that is kept for private use
-//! (RFC 6761, RFC 6762, RFC 8375, ICANN's `internal`), or one of the configured.
+//! A web page whose host name resolves to this host (DNS rebinding) has the same origin as this port for a
+//! browser, and could read its answers; but its requests carry its own name. A request is therefore answered
+//! only if its `Host` is an address, or a name that other parties' DNS cannot have pointed here: `localhost`,
+//! a name without dots, a name below a domain that is reserved for private use (RFC 6761, RFC 6762, RFC 8375,
+//! ICANN's `internal`), or one of the configured names.
 
 use axum::extract::{Request, State};
 use axum::http::header;
@@ -16,7 +17,7 @@ use crate::http_server::is_own_host;
 
 const PRIVATE: [&str; 5] = ["local", "localhost", "internal", "home.arpa", "test"];
 
-/// Whether a `Host` is one that this master may be asked under.
+/// Whether requests with this `Host` are answered.
 pub(crate) fn is_allowed(host: &str, configured: &[String]) -> bool {
     if is_own_host(host) {
         return true;
@@ -33,10 +34,10 @@ pub(crate) fn is_allowed(host: &str, configured: &[String]) -> bool {
             || configured.iter().any(|own| own.eq_ignore_ascii_case(&name)))
 }
 
-/// Refuses requests under other names, unless they prove to be an admin's: no page can.
+/// Refuses requests under other names, unless they carry the admin secret, which no page has.
 pub(crate) async fn check(State(asker): State<Asker>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-    // HTTP/1.0 may do without, and is no browser then.
+    // HTTP/1.0 may omit it; browsers do not use HTTP/1.0.
     let allowed = match host {
         Some(host) => is_allowed(host, asker.http_hosts()),
         None => !request.headers().contains_key(header::HOST),
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_a_stranger_could_own_are_refused_unless_they_are_configured() {
+    fn names_that_other_parties_could_own_are_refused_unless_they_are_configured() {
         let configured = ["kv.example.com".to_owned()];
         for host in [
             "10.1.2.3:9003",

@@ -1,9 +1,10 @@
-//! What people and their tools ask: `/health`, `/ready`, `/metrics`; `admin.rs` has what administers.
+//! HTTP for people and their tools: `/health`, `/ready`, `/metrics`; the administrative interface is in
+//! `admin.rs`.
 //!
-//! On a thread and a runtime of its own. The master is not locked and not read from here. `/health` and `/ready` look at the
-//! serving thread's [`Pulse`] and ask nothing, so that they are true however much is asked besides; everything else asks the
-//! serving thread for a [`Snapshot`], or for the answer to a frame, and waits for it. Those who wait for a snapshot at the same
-//! time get the same one.
+//! It has a thread and a runtime of its own. The master is neither locked nor read from here. `/health` and
+//! `/ready` read the serving thread's [`Liveness`] without a request to it, so that they stay correct under
+//! any load; everything else requests a [`Snapshot`], or the answer to a frame, from the serving thread and
+//! waits for it. Requests that wait for a snapshot at the same time get the same one.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,27 +27,28 @@ use crate::admin;
 use crate::config::HttpLimits;
 use crate::http_server::HttpServer;
 use crate::metrics::Snapshot;
-use crate::pulse::Pulse;
+use crate::liveness::Liveness;
 use crate::server::Stopper;
 
-/// What the serving thread is asked, and where it puts the answer.
+/// A question to the serving thread, with the channel for its answer.
 pub(crate) enum Question {
-    /// How it is.
+    /// The state of everything.
     Snapshot(oneshot::Sender<Box<Snapshot>>),
-    /// The answer to an RPC frame of an admin's.
+    /// The answer to an RPC frame with an admin's rights.
     Call(Vec<u8>, oneshot::Sender<Vec<u8>>),
-    /// None: somebody said a wrong secret.
+    /// No answer: a request had a wrong secret.
     WrongBearer,
 }
 
-/// Questions that are with the serving thread at a time; others wait for theirs.
+/// Most questions at a time; further ones wait.
 const QUESTIONS_MAX: usize = 64;
+/// Longest wait for an answer of the serving thread.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long whoever says a wrong secret waits for the answer.
+/// Delay of the answer to a wrong secret.
 const WRONG_BEARER_DELAY: Duration = Duration::from_millis(250);
-/// How long answers under way have to end when the master has stopped.
+/// Time for requests under way to end when the master has stopped.
 const GRACE: Duration = Duration::from_millis(200);
-/// How long the body of a request may take.
+/// Longest time for the body of a request.
 pub(crate) const BODY_TIME_MAX: Duration = Duration::from_secs(5);
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -60,30 +62,30 @@ pub(crate) struct Http {
     asker: Asker,
 }
 
-/// Asks the serving thread.
+/// Sends questions to the serving thread.
 #[derive(Clone, Debug)]
-pub(crate) struct Asker(Arc<Desk>);
+pub(crate) struct Asker(Arc<Shared>);
 
 #[derive(Debug)]
-struct Desk {
+struct Shared {
     requests: SyncSender<Question>,
-    /// As many as `requests` has room for.
+    /// As many permits as `requests` has room for questions.
     places: Semaphore,
-    /// The last snapshot, and when it was asked for.
+    /// The latest snapshot, and when it was requested.
     latest: Mutex<Option<(Instant, Arc<Snapshot>)>>,
-    pulse: Arc<Pulse>,
+    liveness: Arc<Liveness>,
     waker: Arc<Waker>,
     stopping: Arc<AtomicBool>,
     admin_secret: Secret,
     http_hosts: Vec<String>,
 }
 
-/// Why the serving thread gave no answer.
+/// Why the serving thread did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unanswered {
-    /// It lives and has too much to do.
+    /// It is alive, but has too much to do.
     Busy,
-    /// It does not move.
+    /// It is stuck.
     Stuck,
 }
 
@@ -92,28 +94,28 @@ impl Http {
         addr: SocketAddr,
         config: &Config,
         stopper: &Stopper,
-        pulse: Arc<Pulse>,
+        liveness: Arc<Liveness>,
     ) -> io::Result<(Self, Receiver<Question>)> {
         let server = HttpServer::bind(addr)?;
         let (requests, receiver) = sync_channel(QUESTIONS_MAX);
-        let desk = Desk {
+        let shared = Shared {
             requests,
             places: Semaphore::new(QUESTIONS_MAX),
             latest: Mutex::new(None),
-            pulse,
+            liveness,
             waker: Arc::clone(&stopper.waker),
             stopping: Arc::clone(&stopper.stop),
             admin_secret: config.store.admin_secret.clone(),
             http_hosts: config.http_hosts.clone(),
         };
-        Ok((Self { server, limits: config.http, asker: Asker(Arc::new(desk)) }, receiver))
+        Ok((Self { server, limits: config.http, asker: Asker(Arc::new(shared)) }, receiver))
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {
         self.server.addr()
     }
 
-    /// Serves, and `others` beside its own routes.
+    /// Serves its own routes and `others`.
     pub(crate) fn start(&mut self, others: Router) -> io::Result<()> {
         let router = Router::new()
             .route("/health", get(health))
@@ -129,26 +131,27 @@ impl Http {
 impl Unanswered {
     pub(crate) const fn text(self) -> &'static str {
         match self {
-            Self::Busy => "the master is busy: ask again",
-            Self::Stuck => "the master does not answer",
+            Self::Busy => "the master is busy: try again later",
+            Self::Stuck => "the master does not respond: check its log, or restart it",
         }
     }
 }
 
 impl Asker {
-    /// It hands out its last answers, and answers no snapshot any more.
+    /// Whether the master is stopping: it sends its last answers and takes no snapshot any more.
     fn is_stopping(&self) -> bool {
         self.0.stopping.load(Ordering::Acquire)
     }
 
-    /// How everything is, at some moment since this was called.
+    /// The state of everything, at a moment after this was called.
     ///
     /// # Errors
     /// The serving thread did not answer in time.
     pub(crate) async fn snapshot(&self) -> Result<Arc<Snapshot>, Unanswered> {
         let now = Instant::now();
         let shared = async {
-            // Whoever comes while somebody asks waits here, and finds the answer of the next who asked, or asks.
+            // Requests that arrive meanwhile wait here. They get the next request's snapshot, or request one
+            // themselves.
             let mut latest = self.0.latest.lock().await;
             if let Some((asked, snapshot)) = &*latest
                 && *asked >= now
@@ -171,7 +174,7 @@ impl Asker {
         self.in_time(self.question(|answer| Question::Call(request, answer))).await
     }
 
-    /// Somebody said a wrong secret: it is counted and logged, and the answer waits.
+    /// Reports a wrong secret to be counted and logged, and delays the answer.
     pub(crate) async fn wrong_bearer(&self) {
         if self.0.requests.try_send(Question::WrongBearer).is_ok() {
             let _ = self.0.waker.wake();
@@ -179,12 +182,12 @@ impl Asker {
         tokio::time::sleep(WRONG_BEARER_DELAY).await;
     }
 
-    /// Names under which it may be asked, besides those that are everybody's own.
+    /// Configured host names, see `hosts.rs`.
     pub(crate) fn http_hosts(&self) -> &[String] {
         &self.0.http_hosts
     }
 
-    /// What proves an admin.
+    /// The admin secret.
     pub(crate) fn admin_secret(&self) -> &Secret {
         &self.0.admin_secret
     }
@@ -192,12 +195,12 @@ impl Asker {
     async fn in_time<T>(&self, answer: impl Future<Output = Option<T>>) -> Result<T, Unanswered> {
         match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
             Ok(Some(answer)) => Ok(answer),
-            _ if self.0.pulse.is_alive().await => Err(Unanswered::Busy),
+            _ if self.0.liveness.is_alive().await => Err(Unanswered::Busy),
             _ => Err(Unanswered::Stuck),
         }
     }
 
-    /// `None`: there is nobody to ask any more.
+    /// `None`: the serving thread has ended.
     async fn question<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Option<T> {
         let _place = self.0.places.acquire().await.ok()?;
         let (send, receive) = oneshot::channel();
@@ -207,33 +210,34 @@ impl Asker {
     }
 }
 
-/// Whether it lives: restart what says no.
+/// Whether the serving thread is alive. If not, restart the process.
 async fn health(State(asker): State<Asker>) -> Response {
     if asker.is_stopping() {
         return json(StatusCode::OK, "{\"status\":\"stopping\"}\n".into());
     }
-    if asker.0.pulse.is_alive().await {
-        json(StatusCode::OK, asker.0.pulse.health())
+    if asker.0.liveness.is_alive().await {
+        json(StatusCode::OK, asker.0.liveness.health())
     } else {
         json(StatusCode::SERVICE_UNAVAILABLE, "{\"status\":\"stuck\"}\n".into())
     }
 }
 
-/// Whether puts can succeed: send work elsewhere while it says no. Nodes do not ask; they mount to make it ready.
+/// Whether puts can succeed. If not, send work elsewhere. Nodes do not use it: their mounts make the master
+/// ready.
 async fn ready(State(asker): State<Asker>) -> Response {
     let why = if asker.is_stopping() {
         "the master is stopping"
-    } else if !asker.0.pulse.is_ready() {
-        "no node has mounted memory"
-    } else if !asker.0.pulse.is_alive().await {
-        "the master is stuck"
+    } else if !asker.0.liveness.is_ready() {
+        "no node has mounted memory: start a node"
+    } else if !asker.0.liveness.is_alive().await {
+        "the master does not respond"
     } else {
         return json(StatusCode::OK, "{\"ready\":true}\n".into());
     };
     json(StatusCode::SERVICE_UNAVAILABLE, format!("{{\"ready\":false,\"why\":\"{why}\"}}\n"))
 }
 
-/// In the format that is asked for: `Accept` with OpenMetrics, as Prometheus sends it, or plain text.
+/// In the requested format: OpenMetrics if `Accept` lists it, as Prometheus does, otherwise plain text.
 async fn metrics(State(asker): State<Asker>, headers: HeaderMap) -> Response {
     let mut accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let open = accepted.any(|value| value.contains("application/openmetrics-text"));

@@ -1,11 +1,11 @@
-//! Places of HTTP connections: who makes way when all are taken, and the reserve for who asks whether the server lives.
+//! Places of HTTP connections: which one is closed when all are taken, and the reserve for health checks.
 //!
 //! ```text
 //!   connections_max                                            RESERVE
 //!   ┌────────────────────────────────────────────────────────┬─────────┐
 //!   │ any request                                            │ /health │
 //!   └────────────────────────────────────────────────────────┴─────────┘
-//!     the one that was silent for longest goes when another comes; when all are at work, the other has the reserve
+//!     a new connection replaces the one that was silent for the longest time; while all are busy, it gets the reserve
 //! ```
 
 use std::collections::HashMap;
@@ -18,18 +18,18 @@ use tokio::sync::Notify;
 /// Places beyond the limit, for [`is_vital`] requests.
 pub(crate) const RESERVE: usize = 32;
 
-/// Whether a request is answered when everything else is refused for want of places.
+/// Whether a request is answered even when all ordinary places are busy.
 pub(crate) fn is_vital(path: &str) -> bool {
     matches!(path, "/health" | "/ready")
 }
 
-/// The places of one server. Clones are the same.
+/// The places of one server. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Places(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Those that any request may have.
+    /// Number of places for any request.
     ordinary_max: usize,
     began: Instant,
     taken: Mutex<Taken>,
@@ -45,16 +45,16 @@ struct Taken {
 
 #[derive(Debug)]
 struct Seat {
-    /// Of the reserve.
+    /// Whether the place belongs to the reserve.
     reserved: AtomicBool,
-    /// When a byte moved last, either way, nanoseconds since the server began.
+    /// When a byte was last transferred in either direction, nanoseconds since the server's start.
     heard_ns: AtomicU64,
-    /// Requests that are being answered.
+    /// Number of requests that are being answered.
     at_work: AtomicU32,
     hang_up: Notify,
 }
 
-/// A connection's place. Dropping it frees it.
+/// The place of a connection. Dropping it frees it.
 #[derive(Debug)]
 pub(crate) struct Place {
     places: Places,
@@ -62,13 +62,13 @@ pub(crate) struct Place {
     seat: Arc<Seat>,
 }
 
-/// A place that is not to be taken away: a request is being answered.
+/// Keeps a place from being taken away while a request is being answered.
 #[derive(Debug)]
 pub(crate) struct AtWork {
     heard: Heard,
 }
 
-/// Notes that bytes moved.
+/// Records that bytes were transferred.
 #[derive(Clone, Debug)]
 pub(crate) struct Heard {
     began: Instant,
@@ -81,7 +81,7 @@ impl Places {
         Self(Arc::new(Shared { ordinary_max, began: Instant::now(), taken, freed: Notify::new() }))
     }
 
-    /// A place, as soon as there is one.
+    /// Waits for a place.
     pub(crate) async fn enter(&self) -> Place {
         loop {
             let freed = self.0.freed.notified();
@@ -123,7 +123,8 @@ impl Places {
 }
 
 impl Taken {
-    /// The one that was silent for longest goes, if one of these is not at work.
+    /// Closes the connection that was silent for the longest time, if one of these is not busy. Returns
+    /// whether there was one.
     fn spare(&mut self, reserved: bool) -> bool {
         let idle = self.seats.iter().filter(|(_, seat)| {
             seat.at_work.load(Ordering::Relaxed) == 0 && seat.reserved.load(Ordering::Relaxed) == reserved
@@ -134,7 +135,7 @@ impl Taken {
         true
     }
 
-    /// The connection goes, if it has not gone already.
+    /// Removes a connection, unless it is removed already.
     fn leave(&mut self, number: u64) {
         if let Some(seat) = self.seats.remove(&number) {
             self.ordinary -= usize::from(!seat.reserved.load(Ordering::Relaxed));
@@ -148,7 +149,7 @@ impl Place {
         Heard { began: self.places.0.began, seat: Arc::clone(&self.seat) }
     }
 
-    /// A request begins. `None`: not on this place, which is of the reserve.
+    /// Begins a request. `None`: the place belongs to the reserve, which is not for this request.
     pub(crate) fn begin(&self, vital: bool) -> Option<AtWork> {
         if self.seat.reserved.load(Ordering::Relaxed) && !vital {
             let mut taken = self.places.taken();
@@ -162,7 +163,7 @@ impl Place {
         Some(AtWork { heard: self.heard() })
     }
 
-    /// When somebody else needs the place.
+    /// Waits until another connection needs the place.
     pub(crate) async fn wanted(&self) {
         self.seat.hang_up.notified().await;
     }
@@ -183,7 +184,7 @@ impl Drop for AtWork {
 }
 
 impl Heard {
-    /// A byte moved.
+    /// Records that a byte was transferred.
     pub(crate) fn now(&self) {
         let ns = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.seat.heard_ns.store(ns, Ordering::Relaxed);
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_silent_makes_way_and_who_is_at_work_does_not() {
+    fn the_longest_silent_connection_is_replaced_and_a_busy_one_is_not() {
         let places = Places::new(2);
         let first = places.try_enter().unwrap();
         let second = places.try_enter().unwrap();
@@ -208,21 +209,21 @@ mod tests {
         let third = places.try_enter().unwrap();
         assert_eq!((is_wanted(&first), is_wanted(&second)), (false, true));
         drop(at_work);
-        // The third came before the first's answer was over.
+        // The third came before the first answer was complete.
         let fourth = places.try_enter().unwrap();
         assert_eq!((is_wanted(&first), is_wanted(&third)), (false, true));
         assert!(fourth.begin(false).is_some());
     }
 
     #[test]
-    fn when_all_are_at_work_the_reserve_answers_what_is_vital() {
+    fn when_all_are_busy_the_reserve_answers_vital_requests() {
         let places = Places::new(2);
         let (first, second) = (places.try_enter().unwrap(), places.try_enter().unwrap());
         let (one, _two) = (first.begin(false).unwrap(), second.begin(false).unwrap());
         let reserved = places.try_enter().unwrap();
         assert!(reserved.begin(false).is_none());
         assert!(reserved.begin(true).is_some());
-        // A place is free again: the one of the reserve moves up.
+        // A place is free again: the connection of the reserve moves there.
         drop((one, first));
         assert!(reserved.begin(false).is_some());
         let next = places.try_enter().unwrap();
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reserve_has_an_end_and_silent_ones_in_it_make_way() {
+    fn the_reserve_has_an_end_and_silent_connections_in_it_are_replaced() {
         let places = Places::new(1);
         let first = places.try_enter().unwrap();
         let _work = first.begin(false).unwrap();

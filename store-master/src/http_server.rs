@@ -1,13 +1,13 @@
-//! [`HttpServer`]: what the HTTP servers of this workspace share, whatever their routes are: a thread, and limits that keep
-//! clients who say nothing, or take nothing, from holding it up.
+//! [`HttpServer`]: what the HTTP servers of this workspace share, whatever their routes: a thread, and limits
+//! that prevent silent and slow clients from blocking it.
 //!
 //! ```text
 //!   accept ──▶ a place ──────▶ head ──────────▶ body ──────────────▶ answer ──────────────┐
-//!              (the longest    head_ms_max      its route's business  stall_ms_max        │
-//!              silent one's)    ▲─────────────────── the next request ◀───────────────────┘
+//!              (the longest    head_ms_max      checked by the route  stall_ms_max        │
+//!              silent one's)   ▲─────────────────── the next request ◀────────────────────┘
 //! ```
 //!
-//! `/health` and `/ready` have a reserve of places, for when all others are at work; see `http_places.rs`.
+//! `/health` and `/ready` have a reserve of places for when all others are busy; see `http_places.rs`.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -34,16 +34,16 @@ use tokio::time::Sleep;
 use crate::config::HttpLimits;
 use crate::http_places::{AtWork, Heard, Place, Places, is_vital};
 
-/// Longest head of a request, bytes. What is read beyond it before that is noticed is dropped.
+/// Longest head of a request, bytes. Bytes beyond it that were read already are dropped.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Most lines of it.
+/// Most header fields of a request.
 const HEADERS_MAX: usize = 64;
-/// What a client has to take of an answer within `stall_ms_max`, bytes.
+/// How much of an answer a client must read within `stall_ms_max`, bytes.
 const PROGRESS_BYTES_MIN: usize = 64 << 10;
-/// How long not to accept after that failed: no descriptor is left.
-const REST: Duration = Duration::from_millis(100);
+/// Pause after a connection could not be accepted, for example because no file descriptor is left.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// An HTTP server on a thread of its own. Dropping it stops it.
+/// An HTTP server on its own thread. Dropping it stops it.
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -58,33 +58,34 @@ const REST: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct HttpServer {
     addr: SocketAddr,
-    /// Until it serves.
+    /// `None` once it serves.
     listener: Option<TcpListener>,
     running: Option<(watch::Sender<bool>, JoinHandle<()>)>,
 }
 
 impl HttpServer {
-    /// Listens. Port 0 picks one. Nobody is answered before [`serve`](Self::serve).
+    /// Listens; with port 0 the system chooses a port. Requests are not answered before
+    /// [`serve`](Self::serve).
     ///
     /// # Errors
-    /// The system's reason.
+    /// The error of the operating system.
     pub fn bind(addr: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(addr)?;
         listener.set_nonblocking(true)?;
         Ok(Self { addr: listener.local_addr()?, listener: Some(listener), running: None })
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Answers from now on, on a thread of its own; routes are told who asks (`ConnectInfo<SocketAddr>`). Once is enough.
-    /// `grace`: how long requests under way have to end when it stops.
+    /// Serves on a thread of its own; routes receive the client's address (`ConnectInfo<SocketAddr>`). Call
+    /// it once. `grace`: how long requests under way may take to end when the server stops.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The operating system did not create a thread.
     pub fn serve(&mut self, router: Router, limits: HttpLimits, grace: Duration) -> io::Result<()> {
         let Some(listener) = self.listener.take() else { return Ok(()) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -92,12 +93,12 @@ impl HttpServer {
         let serve = async move {
             match tokio::net::TcpListener::from_std(listener) {
                 Ok(listener) => accept(listener, router, limits, grace, stopped).await,
-                Err(error) => tracing::error!(%error, "HTTP is not served"),
+                Err(error) => tracing::error!(%error, "the HTTP server cannot start"),
             }
         };
         let thread = std::thread::Builder::new().name("snowskin-http".into()).spawn(move || {
             runtime.block_on(serve);
-            // A route that hangs in a thread of its own must not keep the process.
+            // A blocking task of a route must not prevent the process from ending.
             runtime.shutdown_background();
         })?;
         self.running = Some((stop, thread));
@@ -116,8 +117,9 @@ impl Drop for HttpServer {
     }
 }
 
-/// Whether a `Host` (RFC 9110 §7.2) is an address, or `localhost`, with a port or without: what no other's DNS says. A web page
-/// whose host's name was made to mean this host (DNS rebinding) still asks for that name.
+/// Whether a `Host` (RFC 9110 §7.2) is an address, or `localhost`, with or without a port: names that no
+/// other party's DNS controls. Requests of a web page whose host name resolves to this host (DNS rebinding)
+/// carry that name.
 #[must_use]
 pub fn is_own_host(host: &str) -> bool {
     let is_port = |port: &str| port.bytes().all(|digit| digit.is_ascii_digit());
@@ -143,7 +145,7 @@ async fn accept(
             _ = stopped.changed() => break,
             accepted = async {
                 let client = listener.accept().await?;
-                // Whoever finds no place waits here, and those behind in the kernel.
+                // A connection without a place waits here, and those behind it in the kernel.
                 io::Result::Ok((client, places.enter().await))
             } => accepted,
         };
@@ -151,8 +153,8 @@ async fn accept(
         let ((stream, from), place) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "accepting a client failed");
-                tokio::time::sleep(REST).await;
+                tracing::warn!(%error, "an HTTP connection cannot be accepted");
+                tokio::time::sleep(ACCEPT_BACKOFF).await;
                 continue;
             }
         };
@@ -164,7 +166,7 @@ async fn accept(
     drop(listener);
     let all = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(grace, all).await.is_err() {
-        tracing::debug!("HTTP connections that did not end in time are cut");
+        tracing::debug!("HTTP connections that did not end in time are closed");
     }
 }
 
@@ -176,13 +178,13 @@ async fn serve(
     place: Place,
     mut stopped: watch::Receiver<bool>,
 ) {
-    // Answers are written in few pieces; what is written is wanted at once.
+    // Answers are written in few pieces, and each should be sent at once.
     let _ = stream.set_nodelay(true);
     let io = TokioIo::new(Stalling::new(stream, ms(limits.stall_ms_max), Some(place.heard())));
     let (service, place) = (TowerToHyperService::new(router), &place);
     let service = service_fn(move |mut request: Request<Incoming>| {
         let refused = match place.begin(is_vital(request.uri().path())) {
-            None => Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "all connections are in use: ask again")),
+            None => Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "all connections are in use: try again later")),
             Some(at_work) => check(&request).map_or(Ok(at_work), Err),
         };
         let answer = refused.map(|at_work| {
@@ -216,7 +218,7 @@ async fn serve(
                 return;
             }
             () = place.wanted() => {
-                tracing::debug!(%from, "an HTTP connection was silent, and its place is wanted");
+                tracing::debug!(%from, "an HTTP connection was silent, and its place is needed");
                 return;
             }
             _ = stopped.changed(), if !stopping => {
@@ -227,22 +229,22 @@ async fn serve(
     }
 }
 
-/// What no route should see: a second `Host`, with which two readers of one request could disagree whom it is for; none, where
-/// there must be one (RFC 9112 §3.2); a head that is too long.
+/// Refuses requests that no route should see: with a second `Host`, which two readers could interpret
+/// differently; without a required `Host` (RFC 9112 §3.2); with a head that is too long.
 fn check(request: &Request<Incoming>) -> Option<Response<Body>> {
     let hosts = request.headers().get_all(header::HOST).iter().count();
     if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
-        return Some(refusal(StatusCode::BAD_REQUEST, "say one Host"));
+        return Some(refusal(StatusCode::BAD_REQUEST, "send exactly one Host header"));
     }
     let lines = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     if target + lines.sum::<usize>() > HEAD_BYTES_MAX {
-        return Some(refusal(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "send 64 KiB of headers at most"));
+        return Some(refusal(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "send at most 64 KiB of headers"));
     }
     None
 }
 
-/// An answer behind which the connection ends.
+/// An answer after which the connection is closed.
 fn refusal(status: StatusCode, why: &'static str) -> Response<Body> {
     let mut response = Response::new(Body::from(why));
     *response.status_mut() = status;
@@ -253,7 +255,7 @@ fn refusal(status: StatusCode, why: &'static str) -> Response<Body> {
     response
 }
 
-/// An answer's body; until all of it was produced, its connection is at work.
+/// The body of an answer; its connection is busy until all of it was produced.
 struct Attended<B> {
     body: B,
     _at_work: AtWork,
@@ -283,13 +285,13 @@ fn ms(ms: u32) -> Duration {
     Duration::from_millis(ms.into())
 }
 
-/// A stream that fails when its reader is too slow: what it is to be sent takes up memory, and a place.
+/// A stream that fails when its reader is too slow: unread answers use memory, and a place.
 struct Stalling<S> {
     stream: S,
     time_max: Duration,
-    /// Since a write found no room, and what was written since.
+    /// When a write first found no room, and the bytes written since.
     waiting: Option<(Pin<Box<Sleep>>, usize)>,
-    /// Who is told that bytes move.
+    /// Records that bytes are transferred.
     heard: Option<Heard>,
 }
 
@@ -360,7 +362,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Whoever flushes has written all that there was.
+        // All output has been written before a flush.
         self.waiting = None;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
@@ -408,7 +410,7 @@ mod tests {
     fn a_route_may_take_longer_than_any_client() {
         let mut server = HttpServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let late = |ConnectInfo(from): ConnectInfo<SocketAddr>| async move {
-            tokio::time::sleep(Duration::from_millis(2_500)).await;
+            tokio::time::sleep(Duration::from_millis(2_500)).await; // timing: longer than the limits below
             from.to_string()
         };
         let limits = HttpLimits { connections_max: 1, head_ms_max: 1_000, stall_ms_max: 1_000 };
@@ -422,7 +424,7 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with(&asker), "{answer}");
     }
 
-    /// Takes this many bytes, then none for a moment, and so on.
+    /// Accepts this many bytes, then none for a moment, and so on.
     struct Taking {
         bytes: usize,
         moment: Option<Pin<Box<Sleep>>>,
@@ -431,7 +433,7 @@ mod tests {
     impl AsyncWrite for Taking {
         fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
             let moment =
-                self.moment.get_or_insert_with(|| Box::pin(tokio::time::sleep(Duration::from_millis(5))));
+                self.moment.get_or_insert_with(|| Box::pin(tokio::time::sleep(Duration::from_millis(5)))); // timing: the reader pauses
             ready!(moment.as_mut().poll(cx));
             self.moment = None;
             Poll::Ready(Ok(self.bytes))
@@ -446,7 +448,7 @@ mod tests {
         }
     }
 
-    /// Writes this many times to a reader that takes so many bytes at a time.
+    /// Writes this many times to a reader that accepts `bytes` bytes at a time.
     fn write(bytes: usize, times: usize, flushing: bool) -> io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         runtime.block_on(async {
@@ -462,11 +464,11 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_an_answer_in_crumbs_is_cut_and_who_takes_it_in_pieces_is_not() {
+    fn a_client_that_reads_a_few_bytes_at_a_time_is_cut_off_and_one_that_reads_pieces_is_not() {
         let error = write(1 << 10, 63, false).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         write(PROGRESS_BYTES_MIN, 100, false).unwrap();
-        // Small answers that are taken whole are no crumbs.
+        // Small answers that are read completely are allowed.
         write(1, 100, true).unwrap();
     }
 }

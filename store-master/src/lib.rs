@@ -1,22 +1,23 @@
-//! The master of the store: who has which bytes of whose memory.
+//! The master of the store: it knows which objects exist and which segments hold their bytes.
 //!
-//! A shell around [`store_core::Master`], which decides everything; here are sockets, a clock and a thread.
+//! This crate is a shell around [`store_core::Master`], which makes every decision; sockets, a clock and a
+//! thread are here.
 //!
 //! ```text
 //!   nodes, clients                  one thread                         one thread
 //!   ──────────────      ┌──────────────────────────────┐       ┌──────────────────────┐
 //!    TCP, Unix   ──────▶│ poll ▶ Connection ▶ Frame ─┐  │       │ /health /ready       │◀── people,
-//!    sockets     ◀──────│        one write a round   ▼  │       │ /metrics             │    Prometheus
-//!                       │  store_core::Master (&mut) ───┼──────▶│ (a copy, when asked) │
+//!    sockets     ◀──────│      one write per turn     ▼  │       │ /metrics             │    Prometheus
+//!                       │  store_core::Master (&mut) ───┼──────▶│ (copies, on request) │
 //!                       └──────────────────────────────┘       └──────────────────────┘
 //! ```
 //!
 //! - `/metadata` on the HTTP port is a small server of names, for engines that look each other up; the master itself does not use
-//!   it. `metadata_server: false` leaves it out.
-//! - Nobody else touches the master, so nothing is locked. Requests that arrived together are answered with one write.
-//! - It spins for `spin_us` after the last request, then sleeps in the kernel: an idle master burns no CPU.
-//! - [`HttpServer`] is what serves HTTP here, with limits on who is silent or slow; nodes and gateways serve their routes by it, too.
-//! - Whatever a peer sends, the worst is the end of its own connection, after an answer that says why.
+//!   it. `metadata_server: false` turns it off.
+//! - One thread uses the master, so there are no locks. Requests that arrived together are answered with one write.
+//! - The thread spins for `spin_us` after the last request, then sleeps in the kernel: an idle master uses no CPU time.
+//! - [`HttpServer`] serves HTTP here, with limits on silent and slow clients; nodes and gateways use it, too.
+//! - Invalid input of a peer ends that peer's connection, after an answer with the reason, and has no other effect.
 //!
 //! ```
 //! use store_master::{Config, MasterServer};
@@ -27,7 +28,7 @@
 //!     ..Config::default()
 //! };
 //! let server = MasterServer::bind(config)?;
-//! let stopper = server.stopper(); // give it to a signal handler
+//! let stopper = server.stopper(); // for a signal handler
 //! println!("clients connect to {}", server.rpc_addr());
 //! let master = server.spawn()?; // or `server.run()`, on this thread
 //! # drop(stopper);
@@ -38,14 +39,14 @@
 
 mod admin;
 mod answering;
-mod ballast;
+mod reclaim;
 mod clock;
 mod config;
 mod connection;
 mod epoch;
 mod error;
 mod events;
-mod floor;
+mod connections;
 mod hosts;
 mod http;
 mod http_places;
@@ -54,8 +55,8 @@ mod metadata;
 mod metrics;
 mod places;
 mod proofs;
-mod pulse;
-mod seldom;
+mod liveness;
+mod log_limit;
 mod server;
 mod service;
 mod sys;

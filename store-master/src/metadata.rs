@@ -1,19 +1,22 @@
-//! `/metadata`: a small server of bytes under keys, in which engines find each other by name.
+//! `/metadata`: a small server of key-value pairs, in which engines find each other by name.
 //!
-//! It is beside the store, not of it: the master never reads what is kept here, and a restart forgets it (owners put it again when
-//! they renew it). The shape of the requests is what Mooncake's engines use of their metadata server:
+//! It is independent of the store: the master never reads it, and a restart forgets it (owners store their
+//! entries again when they renew them). The requests have the form that Mooncake's engines use with their
+//! metadata server:
 //!
 //! ```text
 //!   GET    /metadata?key=KEY                 200 value, ETag | 404
-//!   PUT    /metadata?key=KEY[&ttl_ms=MS]     200 ETag | 412 not as If-Match or If-None-Match say | 413, 507 too much
+//!   PUT    /metadata?key=KEY[&ttl_ms=MS]     200 ETag | 412 precondition failed | 413, 507 too long, full
 //!   DELETE /metadata?key=KEY                 200 | 404 | 412
 //! ```
 //!
-//! Beyond that shape: a value may have a time to live, after which it is gone (`ttl_ms`, 1 to 86,400,000; none: until it is deleted),
-//! and every version of a value has an `ETag`, so that writers compare and set: `If-Match: "TAG"` and `If-None-Match: *`
-//! (RFC 9110 §13.1). Bad requests end 400 with a sentence that says why; what a web page would change ends 403.
+//! In addition, a value may have a time to live after which it is removed (`ttl_ms`, 1 to 86,400,000;
+//! without: until it is deleted), and every version of a value has an `ETag`, so that writers compare and
+//! set: `If-Match: "TAG"` and `If-None-Match: *` (RFC 9110 §13.1). Bad requests end with 400 and the reason;
+//! requests of web pages that change something end with 403.
 //!
-//! Bounded in every direction: [`MetadataLimits`]. Nobody waits for the serving thread here, nor does it for this.
+//! Everything is bounded by [`MetadataLimits`]. The metadata server and the serving thread never wait for
+//! each other.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,25 +35,25 @@ use tokio::sync::Semaphore;
 use crate::config::MetadataLimits;
 use crate::http::BODY_TIME_MAX;
 
-/// Values that arrive at a time: what they hold is not counted yet.
+/// Most values that arrive at a time: their memory is not counted yet.
 const ARRIVING_MAX: usize = 32;
 const TTL_MS_MAX: u64 = 86_400_000;
-/// What a key costs beside its own bytes and its value's.
+/// Memory of an entry in addition to its key and its value, bytes.
 const ENTRY_OVERHEAD_BYTES: u64 = 128;
-/// Values that one request may let expire.
+/// Most expired values that one request removes.
 const EXPIRED_MAX: usize = 256;
 
-/// The routes, with a table of their own behind them.
+/// The routes, with a new table.
 pub(crate) fn router(limits: MetadataLimits) -> Router {
-    // Versions of an earlier life must not be taken for this one's.
+    // Versions of an earlier process must differ from those of this one.
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let table = Mutex::new(Table::new(limits, u64::try_from(since.as_micros()).unwrap_or_default()));
-    let desk = Desk { table, limits, arriving: Semaphore::new(ARRIVING_MAX) };
+    let shared = Shared { table, limits, arriving: Semaphore::new(ARRIVING_MAX) };
     let methods = get(read).put(write).delete(remove);
-    Router::new().route("/metadata", methods).with_state(Arc::new(desk))
+    Router::new().route("/metadata", methods).with_state(Arc::new(shared))
 }
 
-struct Desk {
+struct Shared {
     table: Mutex<Table>,
     limits: MetadataLimits,
     arriving: Semaphore,
@@ -65,13 +68,13 @@ struct Params {
 
 type Asked = Result<Query<Params>, QueryRejection>;
 
-async fn read(State(desk): State<Arc<Desk>>, params: Asked) -> Response {
-    let asked = desk.params(params).and_then(|params| params.without_ttl());
+async fn read(State(shared): State<Arc<Shared>>, params: Asked) -> Response {
+    let asked = shared.params(params).and_then(|params| params.without_ttl());
     let key = match asked {
         Ok(key) => key,
         Err(refused) => return refused.into_response(),
     };
-    match desk.table().get(&key, Instant::now()) {
+    match shared.table().get(&key, Instant::now()) {
         Some((value, version)) => {
             let headers =
                 [(header::ETAG, tag(version)), (header::CACHE_CONTROL, HeaderValue::from_static("no-store"))];
@@ -81,18 +84,18 @@ async fn read(State(desk): State<Arc<Desk>>, params: Asked) -> Response {
     }
 }
 
-async fn write(State(desk): State<Arc<Desk>>, params: Asked, headers: HeaderMap, body: Body) -> Response {
+async fn write(State(shared): State<Arc<Shared>>, params: Asked, headers: HeaderMap, body: Body) -> Response {
     let put = async {
         no_browser(&headers)?;
-        let params = desk.params(params)?;
+        let params = shared.params(params)?;
         let expected = expectation(&headers)?;
         let ttl = match params.ttl_ms {
             None => None,
             Some(ttl @ 1..=TTL_MS_MAX) => Some(Duration::from_millis(ttl)),
             Some(_) => return Err(Refused::Bad("ttl_ms must be 1 to 86400000")),
         };
-        let value = desk.receive(&headers, body).await?;
-        desk.table().put(params.key, value, expected, ttl, Instant::now())
+        let value = shared.receive(&headers, body).await?;
+        shared.table().put(params.key, value, expected, ttl, Instant::now())
     };
     match put.await {
         Ok(version) => ([(header::ETAG, tag(version))], "metadata updated\n").into_response(),
@@ -100,10 +103,10 @@ async fn write(State(desk): State<Arc<Desk>>, params: Asked, headers: HeaderMap,
     }
 }
 
-async fn remove(State(desk): State<Arc<Desk>>, params: Asked, headers: HeaderMap) -> Response {
-    let deleted = no_browser(&headers).and_then(|()| desk.params(params)).and_then(|params| {
+async fn remove(State(shared): State<Arc<Shared>>, params: Asked, headers: HeaderMap) -> Response {
+    let deleted = no_browser(&headers).and_then(|()| shared.params(params)).and_then(|params| {
         let (key, expected) = (params.without_ttl()?, expectation(&headers)?);
-        desk.table().delete(&key, expected, Instant::now())
+        shared.table().delete(&key, expected, Instant::now())
     });
     match deleted {
         Ok(()) => "metadata deleted\n".into_response(),
@@ -119,11 +122,11 @@ struct Checked {
 
 impl Checked {
     fn without_ttl(self) -> Result<String, Refused> {
-        if self.ttl_ms.is_some() { Err(Refused::Bad("ttl_ms is for PUT")) } else { Ok(self.key) }
+        if self.ttl_ms.is_some() { Err(Refused::Bad("ttl_ms is allowed in PUT only")) } else { Ok(self.key) }
     }
 }
 
-impl Desk {
+impl Shared {
     fn table(&self) -> std::sync::MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,7 +134,7 @@ impl Desk {
     fn params(&self, params: Asked) -> Result<Checked, Refused> {
         let Ok(Query(Params { key, ttl_ms })) = params else {
             return Err(Refused::Bad(
-                "ask with ?key=KEY, and for PUT &ttl_ms=MILLISECONDS, and nothing else",
+                "use ?key=KEY, for PUT also &ttl_ms=MILLISECONDS, and no other parameter",
             ));
         };
         let key = key.filter(|key| !key.trim().is_empty()).ok_or(Refused::Bad("?key=KEY is missing"))?;
@@ -141,7 +144,7 @@ impl Desk {
         Ok(Checked { key, ttl_ms })
     }
 
-    /// The value, once it has all arrived.
+    /// Receives the whole value.
     async fn receive(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Refused> {
         let bytes_max = self.limits.value_bytes_max as usize;
         let length =
@@ -158,14 +161,14 @@ impl Desk {
     }
 }
 
-/// What a request was refused for.
+/// Why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refused {
     NotFound,
-    /// A web page asks.
+    /// The request comes from a web page.
     Browser,
     Bad(&'static str),
-    /// What is there is not what the writer expects.
+    /// The current version is not the one that the writer expects.
     Changed,
     TooLong(&'static str),
     Full,
@@ -176,9 +179,9 @@ impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         match self {
             Self::NotFound => (StatusCode::NOT_FOUND, "metadata not found\n".to_owned()),
-            Self::Browser => (StatusCode::FORBIDDEN, "not for web pages\n".to_owned()),
+            Self::Browser => (StatusCode::FORBIDDEN, "requests of web pages are refused\n".to_owned()),
             Self::Bad(why) => (StatusCode::BAD_REQUEST, format!("{why}\n")),
-            Self::Changed => (StatusCode::PRECONDITION_FAILED, "it has changed: read it again\n".to_owned()),
+            Self::Changed => (StatusCode::PRECONDITION_FAILED, "the value has changed: read it again\n".to_owned()),
             Self::TooLong(what) => (StatusCode::PAYLOAD_TOO_LARGE, format!("{what} is too long\n")),
             Self::Full => (
                 StatusCode::INSUFFICIENT_STORAGE,
@@ -190,20 +193,21 @@ impl IntoResponse for Refused {
     }
 }
 
-/// Refuses what a browser sends for a web page: always with its origin (Fetch standard, §3.2), which engines never have. A page
-/// whose host's name was made to mean this one could take over the names of segments.
+/// Refuses requests that a browser sends for a web page: they always carry its origin (Fetch standard, §3.2),
+/// and those of engines never do. A page whose host name resolves to this host could otherwise take over the
+/// names of segments.
 fn no_browser(headers: &HeaderMap) -> Result<(), Refused> {
     if headers.contains_key(header::ORIGIN) { Err(Refused::Browser) } else { Ok(()) }
 }
 
-/// What a writer expects to be there.
+/// The version that a writer expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
     Anything,
     Nothing,
     Version(u64),
-    /// A version that is none of ours: never there.
-    Strange,
+    /// A version that this server did not create: it never matches.
+    Foreign,
 }
 
 fn expectation(headers: &HeaderMap) -> Result<Expected, Refused> {
@@ -213,23 +217,23 @@ fn expectation(headers: &HeaderMap) -> Result<Expected, Refused> {
         (Some(tag), None) => {
             let version = tag.to_str().ok().and_then(|tag| tag.strip_prefix('"')?.strip_suffix('"'));
             let version = version.ok_or(Refused::Bad("If-Match is one ETag, as it was given"))?;
-            Ok(u64::from_str_radix(version, 16).map_or(Expected::Strange, Expected::Version))
+            Ok(u64::from_str_radix(version, 16).map_or(Expected::Foreign, Expected::Version))
         }
-        _ => Err(Refused::Bad("give either If-Match with one ETag, or If-None-Match: *")),
+        _ => Err(Refused::Bad("use either If-Match with one ETag, or If-None-Match: *")),
     }
 }
 
 fn tag(version: u64) -> HeaderValue {
-    // Digits and quotes are a header value.
+    // Digits and quotes form a valid header value.
     HeaderValue::from_str(&format!("\"{version:016x}\"")).unwrap_or(HeaderValue::from_static("\"\""))
 }
 
-/// The values. Time is an argument.
+/// The values. The current time is an argument of its methods.
 #[derive(Debug)]
 struct Table {
     limits: MetadataLimits,
     values: HashMap<Arc<str>, Value>,
-    /// Those that expire, soonest first.
+    /// Values that expire, in the order of their expiry.
     expiring: BTreeSet<(Instant, Arc<str>)>,
     bytes: u64,
     version: u64,
@@ -271,10 +275,10 @@ impl Table {
         }
         self.take(&key);
         self.version += 1;
-        // A time so far away that it cannot be told is for ever.
+        // A time that overflows `Instant` means that the value does not expire.
         let expires = ttl.and_then(|ttl| now.checked_add(ttl));
         self.expiring.extend(expires.map(|at| (at, Arc::clone(&key))));
-        // What came with the rest of a buffer would hold all of it.
+        // A copy, because a slice would keep the whole receive buffer.
         let bytes = Bytes::copy_from_slice(&bytes);
         self.values.insert(key, Value { bytes, version: self.version, expires });
         self.bytes = total;
@@ -295,12 +299,12 @@ impl Table {
             Expected::Anything => true,
             Expected::Nothing => found.is_none(),
             Expected::Version(version) => found == Some(version),
-            Expected::Strange => false,
+            Expected::Foreign => false,
         };
         if as_expected { Ok(()) } else { Err(Refused::Changed) }
     }
 
-    /// What is there and has not expired, whether or not its space has been freed yet.
+    /// The value, if it exists and has not expired, whether or not an expired value's memory has been freed.
     fn live(&self, key: &str, now: Instant) -> Option<&Value> {
         self.values.get(key).filter(|value| value.expires.is_none_or(|expires| now < expires))
     }
@@ -313,7 +317,7 @@ impl Table {
         }
     }
 
-    /// Frees what has expired, some of it at a time.
+    /// Removes expired values, a limited number at a time.
     fn expire(&mut self, now: Instant) {
         for _ in 0..EXPIRED_MAX {
             let Some((_, key)) = self.expiring.first().filter(|(at, _)| *at <= now) else { return };
@@ -348,12 +352,12 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_there_until_its_time_is_over_and_its_space_returns() {
+    fn a_value_exists_until_its_time_to_live_ends_and_its_space_returns() {
         let (mut table, start) = table();
         let value = || Bytes::from_static(b"v");
         let version = table.put("k".into(), value(), Expected::Anything, Some(SECOND), start).unwrap();
         assert_eq!(table.get("k", start + SECOND / 2), Some((value(), version)));
-        // Renewed: the earlier time counts no more.
+        // After a renewal the earlier expiry does not count.
         let expected = Expected::Version(version);
         let renewed = table.put("k".into(), value(), expected, Some(SECOND), start + SECOND / 2).unwrap();
         assert_eq!(table.get("k", start + SECOND), Some((value(), renewed)));
@@ -371,7 +375,7 @@ mod tests {
         let second = put(Expected::Version(first)).unwrap();
         assert_ne!(first, second);
         assert_eq!(put(Expected::Version(first)), Err(Refused::Changed));
-        assert_eq!(put(Expected::Strange), Err(Refused::Changed));
+        assert_eq!(put(Expected::Foreign), Err(Refused::Changed));
         assert_eq!(table.delete("k", Expected::Version(first), now), Err(Refused::Changed));
         table.delete("k", Expected::Version(second), now).unwrap();
         assert_eq!(table.delete("k", Expected::Anything, now), Err(Refused::NotFound));
@@ -379,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_value_may_be_taken_by_who_expects_nothing() {
+    fn an_expired_value_may_be_replaced_by_a_writer_that_expects_none() {
         let (mut table, now) = table();
         table.put("k".into(), Bytes::new(), Expected::Nothing, Some(SECOND), now).unwrap();
         let later = now + SECOND;
@@ -388,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_bytes_are_bounded_and_what_expired_makes_room() {
+    fn keys_and_bytes_are_bounded_and_expired_values_make_room() {
         let (mut table, now) = table();
         for key in ["a", "b", "c"] {
             put(&mut table, key, "v", now).unwrap();
@@ -397,20 +401,20 @@ mod tests {
         assert_eq!(put(&mut table, "e", "v", now), Err(Refused::Full));
         put(&mut table, "a", "another", now).unwrap();
         put(&mut table, "e", "v", now + SECOND).unwrap();
-        // By bytes: three more of what is left of 1000.
+        // The limit on bytes: three more of what is left of 1,000.
         let long = "x".repeat(900);
         assert_eq!(put(&mut table, "a", &long, now + SECOND), Err(Refused::Full));
         assert_eq!(table.get("a", now + SECOND).unwrap().0, "another", "a refused value changes nothing");
     }
 
     #[test]
-    fn one_request_frees_a_bounded_number_and_none_of_the_rest_is_seen() {
+    fn one_request_frees_a_bounded_number_of_values_and_the_rest_is_not_visible() {
         let limits = MetadataLimits { keys_max: 1000, bytes_max: 1 << 20, ..LIMITS };
         let (mut table, now) = (Table::new(limits, 0), Instant::now());
         for i in 0..EXPIRED_MAX + 10 {
             table.put(i.to_string(), Bytes::new(), Expected::Nothing, Some(SECOND), now).unwrap();
         }
-        // Of what expires at the same time, the first in order of keys goes first.
+        // Of values that expire at the same time, the first in the order of keys is removed first.
         assert_eq!(table.get("99", now + SECOND), None);
         assert!(table.values.len() == 10 && table.values.contains_key("99"));
         assert_eq!(table.get("99", now + SECOND), None);
@@ -418,14 +422,14 @@ mod tests {
     }
 
     #[test]
-    fn preconditions_that_make_no_sense_are_refused() {
+    fn invalid_preconditions_are_refused() {
         let headers = |pairs: &[(header::HeaderName, &'static str)]| -> HeaderMap {
             pairs.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect()
         };
         let said = |pairs| expectation(&headers(pairs));
         assert_eq!(said(&[]), Ok(Expected::Anything));
         assert_eq!(said(&[(header::IF_MATCH, "\"00000000000000ff\"")]), Ok(Expected::Version(255)));
-        assert_eq!(said(&[(header::IF_MATCH, "\"another's\"")]), Ok(Expected::Strange));
+        assert_eq!(said(&[(header::IF_MATCH, "\"another's\"")]), Ok(Expected::Foreign));
         assert_eq!(said(&[(header::IF_NONE_MATCH, "*")]), Ok(Expected::Nothing));
         for bad in [
             &[(header::IF_MATCH, "*")][..],

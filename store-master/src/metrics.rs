@@ -1,4 +1,4 @@
-//! What the master tells about itself: counted by the serving thread, handed over as a copy, rendered elsewhere.
+//! The master's metrics: counted by the serving thread, copied on request, rendered on another thread.
 
 use std::fmt;
 use std::fs;
@@ -17,7 +17,7 @@ use store_core::wire::HEADER_BYTES;
 use store_core::{ErrorCode, Kind, Master, Stats, Times};
 
 use crate::answering::Refusals;
-use crate::floor::Totals;
+use crate::connections::Totals;
 
 /// Requests by operation and result. The index of a result is 0 for success, else one more than that of the error in
 /// [`ErrorCode::ALL`].
@@ -25,7 +25,7 @@ use crate::floor::Totals;
 pub(crate) struct RequestCounters {
     by_kind: Vec<[u64; RESULTS]>,
     times: Vec<Times>,
-    /// Requests of a kind that are not timed before the next one is.
+    /// How many requests of each kind pass until the next one is timed.
     untimed: [u8; KINDS],
     unknown_total: u64,
     broken_total: u64,
@@ -33,10 +33,11 @@ pub(crate) struct RequestCounters {
 
 const RESULTS: usize = ErrorCode::ALL.len() + 1;
 const KINDS: usize = 256;
-/// Of requests that come in numbers, one in so many is timed. Prime, so that no pattern of theirs falls in step with it.
+/// Of frequent requests, one in this many is timed. It is prime, so that no pattern of requests coincides
+/// with it.
 const TIMED_EVERY: u8 = 61;
 
-/// A copy of everything, taken between two requests.
+/// A copy of all counters and gauges, taken between two requests.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) uptime: Duration,
@@ -80,7 +81,7 @@ pub(crate) struct TenantUse {
     refusals_total: u64,
 }
 
-/// What the latest rounds of all drains left where it is, objects.
+/// Number of objects that the latest rounds of all drains did not move.
 #[derive(Debug, Default)]
 pub(crate) struct DrainsLeft {
     no_room: u64,
@@ -89,8 +90,8 @@ pub(crate) struct DrainsLeft {
 }
 
 impl RequestCounters {
-    /// Whether to time the next request of this kind. Reading the clock twice costs a good part of a lookup, so of the
-    /// requests that come by the million one in [`TIMED_EVERY`] is; all others are.
+    /// Whether to time the next request of this kind. Reading the clock twice costs a good part of a lookup,
+    /// so only one in [`TIMED_EVERY`] of the most frequent requests is timed; all others are.
     pub(crate) fn is_timed(&mut self, kind: u8) -> bool {
         let left = &mut self.untimed[usize::from(kind)];
         if *left > 0 {
@@ -103,12 +104,12 @@ impl RequestCounters {
         true
     }
 
-    /// Counts how long one took.
+    /// Records the time of one request.
     pub(crate) fn time(&mut self, kind: u8, took: Duration) {
         self.times[usize::from(kind)].record_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Counts one request by the status of its answer, and gives that.
+    /// Counts one request by the status of its answer, and returns the status.
     pub(crate) fn count(&mut self, kind: u8, answer: &[u8]) -> i32 {
         let status = match answer.get(STATUS_AT..STATUS_AT + 4) {
             Some(bytes) => i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
@@ -126,13 +127,13 @@ impl RequestCounters {
         status
     }
 
-    /// Counts a stream that could not go on.
+    /// Counts a connection that sent an invalid frame.
     pub(crate) fn count_broken(&mut self) {
         self.broken_total += 1;
     }
 }
 
-/// Where a frame's header has its status; see `store_core::wire`.
+/// Offset of the status in a frame's header; see `store_core::wire`.
 const STATUS_AT: usize = 16;
 const _: () = assert!(STATUS_AT + 4 < HEADER_BYTES);
 
@@ -158,7 +159,7 @@ pub(crate) fn segments(master: &Master) -> Vec<SegmentUse> {
     master.segments().map(row).collect()
 }
 
-/// The tenants' part.
+/// The tenants' part of a snapshot.
 pub(crate) fn tenants(master: &Master) -> Vec<TenantUse> {
     let row = |usage: store_core::message::TenantUsage<'_>| TenantUse {
         name: usage.name.to_owned(),
@@ -174,7 +175,7 @@ pub(crate) fn tenants(master: &Master) -> Vec<TenantUse> {
     master.tenants().map(row).collect()
 }
 
-/// The drains' part.
+/// The drains' part of a snapshot.
 pub(crate) fn drains(master: &Master) -> DrainsLeft {
     let mut left = DrainsLeft::default();
     for info in master.drains() {
@@ -186,7 +187,7 @@ pub(crate) fn drains(master: &Master) -> DrainsLeft {
 }
 
 impl Snapshot {
-    /// The text in Prometheus' own format, which every reader of it takes.
+    /// The text in Prometheus' plain format, which every version of it reads.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -197,7 +198,7 @@ impl Snapshot {
     /// The OpenMetrics text.
     ///
     /// # Errors
-    /// Never, as far as anyone knows; the encoder's signature has one.
+    /// Only if the encoder fails, which is not known to happen.
     pub(crate) fn encode(&self) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("snowskin_master");
         self.register_requests(&mut registry);
@@ -206,62 +207,78 @@ impl Snapshot {
         self.register_tenants(&mut registry);
         self.register_tasks(&mut registry);
         self.register_eviction(&mut registry);
+        self.register_gauges(&mut registry);
+        self.register_counters(&mut registry);
+        self.register_held(&mut registry);
+        self.register_refusals(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+
+    fn register_gauges(&self, registry: &mut Registry) {
         let stats = &self.stats;
         let gauges: [(&str, &str, u64); 17] = [
             ("objects", "Readable objects", stats.objects),
             ("objects_processing", "Objects being written", stats.objects_processing),
-            ("objects_leased", "Readable objects under a lease", stats.objects_leased),
-            ("object_bytes", "Bytes of readable objects, each counted once", stats.object_bytes),
+            ("objects_leased", "Readable objects with a valid lease", stats.objects_leased),
+            ("object_bytes", "Bytes of readable objects; each object counts once", stats.object_bytes),
             ("segments", "Segments mounted", stats.segments),
             ("active_nodes", "Nodes alive", stats.nodes),
             ("capacity_bytes", "Bytes of all segments", stats.capacity_bytes),
-            ("allocated_bytes", "Bytes of all segments that are allocated or held back", stats.used_bytes),
+            ("allocated_bytes", "Bytes of all segments that are allocated or pending release", stats.used_bytes),
             (
                 "quarantined_bytes",
-                "Bytes held back because a writer may still write there",
+                "Bytes pending release because a writer may still write there",
                 stats.quarantined_bytes,
             ),
-            ("deferred_bytes", "Bytes held back because of a reader's lease", stats.deferred_bytes),
+            ("deferred_bytes", "Bytes pending release because of a reader's lease", stats.deferred_bytes),
             (
                 "free_bytes_largest",
-                "Largest object there is room for without eviction",
+                "Largest object that fits without eviction, bytes",
                 stats.free_bytes_largest,
             ),
-            ("metadata_bytes", "Memory of the metadata, estimated", stats.memory_bytes),
+            ("metadata_bytes", "Memory of the metadata, estimated, bytes", stats.memory_bytes),
             (
                 "metadata_bytes_max",
-                "Most memory of the metadata; puts beyond it are refused",
+                "Limit of the metadata's memory, bytes; further puts are refused",
                 self.metadata_bytes_max,
             ),
             (
                 "segments_unreachable",
-                "Segments that clients could not reach, and whose node was not heard of since",
+                "Segments that clients could not reach, and whose node has sent no heartbeat since",
                 stats.segments_unreachable,
             ),
             ("connections", "RPC connections", self.connections),
-            ("resident_bytes", "Resident memory of the process", resident_bytes()),
-            ("epoch", "Which life of the master this is", u64::from(self.epoch)),
+            ("resident_bytes", "Resident memory of the process, bytes", resident_bytes()),
+            ("epoch", "Epoch of the master: one per life of its process", u64::from(self.epoch)),
         ];
-        gauges.into_iter().for_each(|(name, help, value)| gauge(&mut registry, name, help, value));
+        gauges.into_iter().for_each(|(name, help, value)| gauge(registry, name, help, value));
         let uptime = Gauge::<f64, AtomicU64>::default();
         uptime.set(self.uptime.as_secs_f64());
-        registry.register("uptime_seconds", "Time since the start", uptime);
+        registry.register("uptime_seconds", "Time since the start of the process, seconds", uptime);
         let start = Gauge::<f64, AtomicU64>::default();
         start.set(self.started_s);
-        registry.register("start_time_seconds", "When it started, since the Unix epoch", start);
-        let counters: [(&str, &str, u64); 30] = [
+        registry.register("start_time_seconds", "Time of the start, seconds since the Unix epoch; a change means a restart", start);
+    }
+
+    fn register_counters(&self, registry: &mut Registry) {
+        let stats = &self.stats;
+        let counters: [(&str, &str, u64); 31] = [
             ("put_starts", "Puts started", stats.put_starts_total),
             ("put_ends", "Puts committed", stats.put_ends_total),
             ("put_revokes", "Puts revoked", stats.put_revokes_total),
             ("puts_partial", "Puts that got fewer replicas than wanted", stats.puts_partial_total),
             ("puts_no_room", "Puts that found no room", stats.puts_no_room_total),
-            ("puts_exist", "Puts refused because the key was taken", stats.puts_exist_total),
-            ("zombies", "Puts of dead writers", stats.zombies_total),
+            ("puts_exist", "Puts refused because the key exists", stats.puts_exist_total),
+            ("puts_abandoned", "Puts whose writer was given up", stats.zombies_total),
+            // The former name, for one release.
+            ("zombies", "Deprecated: use snowskin_master_puts_abandoned_total", stats.zombies_total),
             ("gets", "Keys looked up by get", stats.gets_total),
             ("get_hits", "Keys found by get", stats.get_hits_total),
             ("get_bytes", "Bytes of objects found by get", stats.get_bytes_total),
             ("put_bytes", "Bytes of puts committed", stats.put_bytes_total),
-            ("exists", "Keys asked by exists", stats.exists_total),
+            ("exists", "Keys queried by exists", stats.exists_total),
             ("exists_hits", "Keys found by exists", stats.exists_hits_total),
             ("removes", "Objects removed on request", stats.removes_total),
             ("evictions", "Objects evicted", stats.evictions_total),
@@ -270,17 +287,17 @@ impl Snapshot {
             ("objects_lost", "Objects lost with their last segment", stats.objects_lost_total),
             ("mounts", "Segments mounted", stats.mounts_total),
             ("unmounts", "Segments unmounted", stats.unmounts_total),
-            ("nodes_expired", "Nodes given up for silence", stats.nodes_expired_total),
+            ("nodes_expired", "Nodes given up because they sent no heartbeat", stats.nodes_expired_total),
             ("connections_accepted", "RPC connections accepted", self.totals.accepted),
-            ("connections_refused", "RPC connections turned away: all places taken", self.totals.refused),
+            ("connections_refused", "RPC connections refused because all places were in use", self.totals.refused),
             (
                 "connections_displaced",
-                "RPC connections closed because others wanted their places",
+                "RPC connections closed to make room for others",
                 self.totals.displaced,
             ),
             (
                 "connections_silent",
-                "RPC connections closed for having said nothing for too long",
+                "RPC connections closed because they were silent for too long",
                 self.totals.silent,
             ),
             (
@@ -290,26 +307,21 @@ impl Snapshot {
             ),
             (
                 "writers_expelled",
-                "Writers that were cut off, so that their space could be given away",
+                "Writers that were cut off so that their space could be freed",
                 stats.expulsions_total,
             ),
-            ("leases_returned", "Leases given back before their time", stats.leases_returned_total),
+            ("leases_returned", "Leases given back before they ended", stats.leases_returned_total),
             (
                 "puts_metadata_full",
-                "Puts refused for want of memory for metadata",
+                "Puts refused because the metadata's memory was at its limit",
                 stats.puts_metadata_full_total,
             ),
-            ("streams_broken", "RPC streams closed because they made no sense", self.requests.broken_total),
+            ("streams_broken", "RPC streams closed because of malformed frames", self.requests.broken_total),
         ];
-        counters.into_iter().for_each(|(name, help, value)| counter(&mut registry, name, help, value));
-        self.register_held(&mut registry);
-        self.register_refusals(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry)?;
-        Ok(text)
+        counters.into_iter().for_each(|(name, help, value)| counter(registry, name, help, value));
     }
 
-    /// Bytes that are neither free nor an object's, by why.
+    /// Bytes that are neither free nor part of an object, by reason.
     fn register_held(&self, registry: &mut Registry) {
         let stats = &self.stats;
         let silent = stats.quarantined_bytes.saturating_sub(stats.held_unknown_writer_bytes);
@@ -325,12 +337,12 @@ impl Snapshot {
         }
         registry.register(
             "held_bytes",
-            "Bytes that are neither free nor an object's, by why; dead_writer is in others, too",
+            "Bytes that are neither free nor part of an object, by reason; dead_writer is part of the others",
             held,
         );
     }
 
-    /// Who was turned away.
+    /// Mounts and proofs that were refused.
     fn register_refusals(&self, registry: &mut Registry) {
         let refusals = &self.refusals;
         let mounts = Family::<ReasonLabels, Counter>::default();
@@ -341,12 +353,12 @@ impl Snapshot {
         ] {
             mounts.get_or_create(&ReasonLabels { reason }).inc_by(value);
         }
-        registry.register("mounts_refused", "Mounts that were refused, by why", mounts);
+        registry.register("mounts_refused", "Mounts that were refused, by reason", mounts);
         let proofs = Family::<RoleLabels, Counter>::default();
         for (role, value) in ["tenant", "admin", "cluster"].into_iter().zip(refusals.proofs) {
             proofs.get_or_create(&RoleLabels { role }).inc_by(value);
         }
-        registry.register("proofs_failed", "Wrong secrets, by whose", proofs);
+        registry.register("proofs_failed", "Wrong secrets, by the role that they claimed", proofs);
     }
 
     fn register_requests(&self, registry: &mut Registry) {
@@ -375,29 +387,29 @@ impl Snapshot {
         registry.register("segment_capacity_bytes", "Bytes of a segment", capacity);
         registry.register(
             "segment_allocated_bytes",
-            "Bytes of a segment that are allocated or held back",
+            "Bytes of a segment that are allocated or pending release",
             used,
         );
     }
 
-    /// By name, as many as `tenants_max`. What a tenant has no limit of is left out.
+    /// Tenants by name, at most `tenants_max`. Limits that a tenant does not have are omitted.
     fn register_tenants(&self, registry: &mut Registry) {
         type Value = fn(&TenantUse) -> Option<u64>;
         let gauges: [(&str, &str, Value); 6] = [
             ("tenant_objects", "Objects of a tenant, those being written included", |usage| {
                 Some(usage.objects)
             }),
-            ("tenant_bytes", "Bytes of a tenant's objects, each copy counted", |usage| Some(usage.bytes)),
-            ("tenant_held_bytes", "Bytes held back for a tenant's readers and writers", |usage| {
+            ("tenant_bytes", "Bytes of a tenant's objects; each replica counts", |usage| Some(usage.bytes)),
+            ("tenant_held_bytes", "Bytes pending release of a tenant's readers and writers; its quota includes them", |usage| {
                 Some(usage.held_bytes)
             }),
-            ("tenant_guaranteed_bytes", "Bytes that others' puts do not take from a tenant", |usage| {
+            ("tenant_guaranteed_bytes", "Bytes of a tenant that puts of other tenants cannot evict", |usage| {
                 Some(usage.guaranteed_bytes)
             }),
-            ("tenant_quota_bytes", "Most bytes of a tenant, where it has such a limit", |usage| {
+            ("tenant_quota_bytes", "Limit of a tenant's bytes; absent without a limit", |usage| {
                 usage.quota_bytes
             }),
-            ("tenant_quota_objects", "Most objects of a tenant, where it has such a limit", |usage| {
+            ("tenant_quota_objects", "Limit of a tenant's objects; absent without a limit", |usage| {
                 usage.quota_objects
             }),
         ];
@@ -419,13 +431,13 @@ impl Snapshot {
         }
         registry.register(
             "tenant_evictions",
-            "Objects of a tenant that were evicted, for whomever",
+            "Objects of a tenant that were evicted, for any tenant",
             evictions,
         );
         registry.register("tenant_refusals", "Puts that a tenant's quota refused", refusals);
     }
 
-    /// Tasks, drains, further replicas of what is read often, replicas that were found bad.
+    /// Tasks, drains, extra replicas of hot objects, and bad replicas.
     fn register_tasks(&self, registry: &mut Registry) {
         let report = &self.tasks;
         let unfinished = Family::<StateLabels, Gauge>::default();
@@ -434,7 +446,7 @@ impl Snapshot {
         {
             unfinished.get_or_create(&StateLabels { state: state.name() }).set(signed(value));
         }
-        registry.register("tasks", "Tasks that wait for their node, or that it is at", unfinished);
+        registry.register("tasks", "Tasks that wait for their node or are carried out, by state", unfinished);
         let ended = Family::<StateLabels, Counter>::default();
         for (state, value) in [
             (TaskState::Done, report.done_total),
@@ -443,7 +455,7 @@ impl Snapshot {
         ] {
             ended.get_or_create(&StateLabels { state: state.name() }).inc_by(value);
         }
-        registry.register("tasks_ended", "Tasks that ended, by how", ended);
+        registry.register("tasks_ended", "Tasks that ended, by state", ended);
         let left = Family::<ReasonLabels, Gauge>::default();
         let drains = &self.drains;
         for (reason, value) in
@@ -453,37 +465,37 @@ impl Snapshot {
         }
         registry.register(
             "drain_left_objects",
-            "Objects that the latest round of a drain left, by why",
+            "Objects that the latest round of a drain did not move, by reason",
             left,
         );
         for (name, help, value) in [
             ("segments_draining", "Segments that are being drained", report.draining),
             (
                 "extra_replicas",
-                "Replicas made because their objects are read often, that are still there",
+                "Extra replicas of hot objects that still exist, as far as the master knows",
                 report.extra_replicas,
             ),
         ] {
             gauge(registry, name, help, value);
         }
         for (name, help, value) in [
-            ("tasks_created", "Tasks that were asked for, whoever asked", report.created_total),
-            ("task_retries", "Tries of tasks that failed, and that another followed", report.retried_total),
+            ("tasks_created", "Tasks created: on request, by drains, or by the master for hot objects", report.created_total),
+            ("task_retries", "Failed attempts of tasks that were tried again", report.retried_total),
             ("task_copied_bytes", "Bytes that tasks copied", report.copied_bytes_total),
-            ("hot_gets", "Gets of objects that are read often", report.hot_gets_total),
+            ("hot_gets", "Gets of objects that are read often enough for another replica", report.hot_gets_total),
             (
                 "extra_replicas_shed",
-                "Such replicas dropped because their space was needed",
+                "Extra replicas that were removed because their space was needed",
                 report.extras_shed_total,
             ),
-            ("bad_replica_reports", "Reports of readers that found a replica bad", report.bad_reports_total),
-            ("bad_replicas_dropped", "Replicas dropped because of such reports", report.bad_dropped_total),
+            ("bad_replica_reports", "Reports of readers that a replica has other bytes than were committed", report.bad_reports_total),
+            ("bad_replicas_dropped", "Replicas that were removed because of such reports", report.bad_dropped_total),
         ] {
             counter(registry, name, help, value);
         }
     }
 
-    /// Why objects stayed, and what it cost to find out.
+    /// Why objects were kept, and the work to find out.
     fn register_eviction(&self, registry: &mut Registry) {
         let report = &self.eviction;
         let kept = Family::<ReasonLabels, Gauge>::default();
@@ -498,14 +510,14 @@ impl Snapshot {
             kept.get_or_create(&ReasonLabels { reason }).set(signed(value));
         }
         registry.register("eviction_kept_objects", "Objects that cannot be evicted now, by reason", kept);
-        gauge(registry, "eviction_candidates", "Objects and groups to choose from", report.candidates);
+        gauge(registry, "eviction_candidates", "Objects and groups that eviction can choose from", report.candidates);
         let passed = Family::<ReasonLabels, Counter>::default();
         for (reason, value) in
             [("leased", report.kept_leased_total), ("soft_pinned", report.kept_soft_pinned_total)]
         {
             passed.get_or_create(&ReasonLabels { reason }).inc_by(value);
         }
-        registry.register("eviction_passed_over", "Times that an object's turn came and it stayed", passed);
+        registry.register("eviction_passed_over", "Times that eviction reached an object and kept it", passed);
         let causes = Family::<CauseLabels, Counter>::default();
         let for_room = report.evicted_for_room_total;
         for (cause, value) in
@@ -513,21 +525,22 @@ impl Snapshot {
         {
             causes.get_or_create(&CauseLabels { cause }).inc_by(value);
         }
-        registry.register("evictions_by_cause", "Objects evicted, by what wanted the space", causes);
+        registry.register("evictions_by_cause", "Objects evicted, by what needed the space", causes);
         let counters = [
-            ("eviction_looks", "Candidates looked at by eviction", report.looks_total),
+            ("eviction_looks", "Candidates that eviction examined", report.looks_total),
             ("soft_pins_decayed", "Soft pins that ran out", report.soft_pins_decayed_total),
-            ("soft_pins_revived", "Soft pins that a read renewed late", report.soft_pins_revived_total),
-            ("soft_pinned_evicted", "Softly pinned objects evicted", report.soft_pinned_evicted_total),
+            ("soft_pins_revived", "Soft pins that a read renewed after they had run out", report.soft_pins_revived_total),
+            ("soft_pinned_evicted", "Objects with a soft pin that were evicted", report.soft_pinned_evicted_total),
             ("groups_evicted", "Groups evicted", report.groups_evicted_total),
-            ("objects_expired", "Objects whose time to live was over", report.expired_total),
+            ("objects_expired", "Objects whose time to live ended", report.expired_total),
             ("keys_returned", "Keys put again soon after their eviction", report.returned_total),
         ];
         counters.into_iter().for_each(|(name, help, value)| counter(registry, name, help, value));
     }
 }
 
-/// OpenMetrics in the format before it (0.0.4), in which a counter's name has its `_total` in the comments, too.
+/// Converts OpenMetrics to the plain format (0.0.4), in which a counter's name has its `_total` in the
+/// comments, too.
 fn plain(open: &str) -> String {
     let mut text = String::with_capacity(open.len());
     let mut help = None;
@@ -552,7 +565,7 @@ fn plain(open: &str) -> String {
     text
 }
 
-/// The encoder appends `_total`.
+/// Registers a counter; the encoder appends `_total` to its name.
 fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
     let counter = Counter::<u64>::default();
     counter.inc_by(value);
@@ -606,7 +619,7 @@ struct CauseLabels {
     cause: &'static str,
 }
 
-/// A histogram for each operation, by the number of its kind.
+/// One histogram per operation, by the number of its kind.
 #[derive(Debug)]
 struct RequestTimes(Vec<Times>);
 
@@ -633,7 +646,7 @@ struct SegmentLabels {
     segment: String,
 }
 
-/// 0 where the system does not tell.
+/// Resident memory, or 0 where the system does not report it.
 fn resident_bytes() -> u64 {
     let Ok(status) = fs::read_to_string("/proc/self/status") else { return 0 };
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

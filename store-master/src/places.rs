@@ -1,28 +1,30 @@
-//! Who makes way when every place of a connection is taken.
+//! Which connection is closed when all places are taken.
 //!
-//! A newcomer is let in as long as somebody can be spared: first who has never said anything, then who holds nothing, then who
-//! holds something; among these of the address with the most connections, and of those the one that was silent for longest.
-//! Clients connect again by themselves, so an idle connection that makes way costs its owner little; a newcomer that is turned
-//! away has nothing.
+//! A new connection is accepted as long as another one can be closed for it: first one that has sent no
+//! request, then one that holds nothing, then one that holds something; among these one of the address with
+//! the most connections, and of those the one that was silent for the longest time. Clients reconnect by
+//! themselves, so closing an idle connection costs little, while a new connection that is refused cannot work
+//! at all.
 //!
-//! Who asked within the last second is spared, unless its address has more connections than the newcomer's would have: whoever
-//! comes from one address can keep all places from its own kind, and from nobody else. Nodes, admins and the Unix socket are
-//! spared as long as they do not have more than half of the places.
+//! A connection with a request in the last second is kept, unless its address has more connections than the
+//! new one's would have: an address with many connections can keep all places from further connections of its
+//! own, but not from other addresses. Nodes, admins and the Unix socket are kept as long as they have no more
+//! than half of the places.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Who asked within this time is in the middle of something.
+/// A connection with a request within this time is in use.
 const BUSY: Duration = Duration::from_secs(1);
 
-/// Where a connection comes from, as far as one owner is told from another.
+/// Where a connection comes from, as far as different owners can be distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     /// The Unix socket.
     Unix,
-    /// An address; of IPv6 the network of 64 bits that one owner has as a rule.
+    /// An address; of IPv6 the 64-bit network, which usually has one owner.
     Ip(IpAddr),
 }
 
@@ -46,30 +48,30 @@ impl fmt::Display for Source {
     }
 }
 
-/// What speaks for a connection, least first.
+/// How worthy of a place a connection is, least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Standing {
-    /// It has said nothing whole yet.
-    Stranger,
-    /// Nothing ends with it.
+    /// It has sent no complete request yet.
+    New,
+    /// It holds nothing that would end with it.
     Guest,
     /// It has unfinished puts, or leases.
     Holder,
-    /// A node, an admin, or of the Unix socket.
+    /// A node, an admin, or a connection of the Unix socket.
     Kept,
 }
 
-/// A connection that could make way.
+/// A connection that could be closed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) index: usize,
     pub(crate) source: Source,
     pub(crate) standing: Standing,
-    /// Since it was heard last. Zero while it waits for its turn.
+    /// Time since its last request. Zero while it waits for its turn.
     pub(crate) silent: Duration,
 }
 
-/// Connections by address.
+/// Number of connections per source.
 #[derive(Debug, Default)]
 pub(crate) struct Sources(HashMap<Source, usize>);
 
@@ -91,7 +93,7 @@ impl Sources {
         self.0.get(&source).copied().unwrap_or(0)
     }
 
-    /// Who makes way for somebody from `newcomer`, if anybody does. There are `places_max` places.
+    /// The connection to close for a new one from `newcomer`, if any. There are `places_max` places.
     pub(crate) fn spare(
         &self,
         newcomer: Source,
@@ -106,7 +108,7 @@ impl Sources {
                 _ => place,
             })
             .filter(|place| {
-                let idle = place.standing == Standing::Stranger || place.silent >= BUSY;
+                let idle = place.standing == Standing::New || place.silent >= BUSY;
                 place.standing != Standing::Kept && (idle || self.count(place.source) > mine)
             })
             .min_by_key(|place| {
@@ -138,13 +140,13 @@ mod tests {
     }
 
     #[test]
-    fn who_said_nothing_goes_first_then_who_holds_nothing_and_the_longest_silent_of_them() {
-        use Standing::{Guest, Holder, Kept, Stranger};
+    fn connections_without_a_request_are_closed_first_then_those_that_hold_nothing_the_longest_silent_first() {
+        use Standing::{Guest, Holder, Kept, New};
         let mut places = [
             (ip(1), Holder, 9_000),
             (ip(1), Guest, 2_000),
             (ip(1), Guest, 8_000),
-            (ip(1), Stranger, 5),
+            (ip(1), New, 5),
             (ip(1), Kept, 9_999),
         ];
         assert_eq!(spare(ip(1), &places), Some(3));
@@ -156,19 +158,19 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_often_is_spared_from_its_own_kind_only() {
+    fn a_busy_address_keeps_its_places_only_from_its_own_connections() {
         let places =
             [(ip(1), Standing::Guest, 10), (ip(1), Standing::Guest, 20), (ip(2), Standing::Guest, 0)];
         assert_eq!(spare(ip(1), &places), None);
-        // Somebody else, who would have fewer: the one that was silent for longer makes way.
+        // An address with fewer connections: the one that was silent for longer is closed.
         assert_eq!(spare(ip(3), &places), Some(1));
-        // Who would have as many as they.
+        // An address that would have as many connections.
         assert_eq!(spare(ip(2), &places), None);
         assert_eq!(spare(Source::Unix, &places), Some(1));
     }
 
     #[test]
-    fn the_address_with_the_most_connections_makes_way() {
+    fn a_connection_of_the_address_with_the_most_connections_is_closed() {
         let idle = 60_000;
         let places = [
             (ip(1), Standing::Guest, 3 * idle),

@@ -1,34 +1,35 @@
-//! Who proves wrong secrets is slowed down.
+//! Slows down peers that send wrong secrets.
 //!
-//! A proof that is wrong ends its connection, after the answer. Each address may be wrong so often in a row ([`BURST`]); then a
-//! proof from there is not even looked at until [`EVERY`] has passed since the one before, whoever brings it. Whoever knows
-//! the secret waits as well, if somebody guesses from the same address: not for long, and there is the Unix socket.
+//! A wrong proof ends its connection, after the answer. Each address may send [`BURST`] wrong proofs in a
+//! row; after that, a proof from there is not examined until [`EVERY`] has passed since the one before,
+//! whichever connection sends it. A peer with the right secret waits as well if another one guesses from the
+//! same address, but not for long, and it can use the Unix socket.
 //!
-//! The table is bounded: when it is full, the address that was wrong longest ago is forgotten.
+//! The table is bounded: when it is full, the address whose last wrong proof is the oldest is forgotten.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::places::Source;
 
-/// Wrong proofs of one address that are answered at once.
+/// Wrong proofs of one address that are answered without delay.
 const BURST: u32 = 16;
-/// How long an address waits for each one more.
+/// How long an address waits for each further one.
 const EVERY: Duration = Duration::from_millis(250);
-/// Addresses that are remembered.
+/// Most addresses in the table.
 const ADDRESSES_MAX: usize = 4_096;
 
-/// See the module.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Proofs {
-    /// When an address would have made up for all its wrong proofs.
+    /// When an address will have waited for all its wrong proofs.
     wrong: HashMap<Source, Instant>,
 }
 
 impl Proofs {
-    /// When a proof from there may be looked at. `None`: now.
+    /// When a proof from there may be examined. `None`: now.
     pub(crate) fn wait(&self, source: Source, now: Instant) -> Option<Instant> {
-        // Who may open the Unix socket is known to the system.
+        // The file system decides who may open the Unix socket.
         if source == Source::Unix {
             return None;
         }
@@ -37,7 +38,7 @@ impl Proofs {
         (at > now).then_some(at)
     }
 
-    /// One was wrong.
+    /// Records a wrong proof.
     pub(crate) fn was_wrong(&mut self, source: Source, now: Instant) {
         if !self.wrong.contains_key(&source) && self.wrong.len() >= ADDRESSES_MAX {
             self.wrong.retain(|_, made_up| *made_up > now);
@@ -61,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_wrong_often_waits_and_others_do_not() {
+    fn an_address_with_many_wrong_proofs_waits_and_others_do_not() {
         let (mut proofs, start) = (Proofs::default(), Instant::now());
         for _ in 0..BURST {
             assert_eq!(proofs.wait(ip(1), start), None);
@@ -69,7 +70,7 @@ mod tests {
         }
         assert_eq!(proofs.wait(ip(1), start), Some(start + EVERY));
         assert_eq!((proofs.wait(ip(2), start), proofs.wait(Source::Unix, start)), (None, None));
-        // One each time.
+        // One more per period.
         let mut now = start;
         for _ in 0..100 {
             now += EVERY;
@@ -77,7 +78,7 @@ mod tests {
             proofs.was_wrong(ip(1), now);
             assert_eq!(proofs.wait(ip(1), now), Some(now + EVERY));
         }
-        // Rest makes up for it.
+        // A long time without wrong proofs restores the burst.
         now += EVERY * BURST;
         for _ in 0..BURST {
             assert_eq!(proofs.wait(ip(1), now), None);
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_bounded_and_forgets_who_was_wrong_longest_ago() {
+    fn the_table_is_bounded_and_forgets_the_oldest_wrong_proof() {
         let (mut proofs, start) = (Proofs::default(), Instant::now());
         for round in 0..BURST {
             for address in 0..ADDRESSES_MAX as u32 {

@@ -1,4 +1,4 @@
-//! The RPC server: one thread, one poll, one [`Master`].
+//! The RPC server: one thread, one poller, one [`Master`].
 
 use std::fmt::Display;
 use std::fs;
@@ -19,16 +19,17 @@ use tracing::{info, warn};
 
 use crate::Config;
 use crate::answering::Answering;
-use crate::ballast::Ballast;
+use crate::reclaim::Reclaim;
 use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
-use crate::floor::Floor;
+use crate::connections::Connections;
 use crate::http::{Http, Question};
 use crate::metadata;
-use crate::pulse::Pulse;
+use crate::liveness::Liveness;
 use crate::service::{Service, TCP, UNIX, WAKE};
 
-/// A master that is bound to its addresses, and serves when it is [`run`](Self::run) or [`spawn`](Self::spawn)ed.
+/// A master that is bound to its addresses. It serves once it is [`run`](Self::run) or
+/// [`spawn`](Self::spawn)ed.
 #[derive(Debug)]
 pub struct MasterServer {
     config: Config,
@@ -39,18 +40,18 @@ pub struct MasterServer {
     rpc_addr: SocketAddr,
     http: Option<Http>,
     questions: Option<Receiver<Question>>,
-    pulse: Arc<Pulse>,
+    liveness: Arc<Liveness>,
     stopper: Stopper,
 }
 
-/// Stops a master from any thread, gracefully. Clones stop the same one.
+/// Stops a master gracefully from any thread. Clones stop the same master.
 #[derive(Clone, Debug)]
 pub struct Stopper {
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) waker: Arc<Waker>,
 }
 
-/// A master on a thread of its own. Dropping it stops it.
+/// A master on its own thread. Dropping it stops it.
 #[derive(Debug)]
 pub struct MasterHandle {
     rpc_addr: SocketAddr,
@@ -60,7 +61,8 @@ pub struct MasterHandle {
 }
 
 impl MasterServer {
-    /// Opens everything that can fail to open. Nothing is answered before [`run`](Self::run).
+    /// Binds all addresses and opens everything else that can fail. Requests are not answered before
+    /// [`run`](Self::run).
     ///
     /// # Errors
     /// See [`BindError`].
@@ -84,10 +86,10 @@ impl MasterServer {
             waker: Arc::new(Waker::new(poll.registry(), WAKE)?),
         };
         epoch::fill(&mut config.store);
-        let pulse = Arc::new(Pulse::new(config.store.epoch));
+        let liveness = Arc::new(Liveness::new(config.store.epoch));
         let (http, questions) = match config.http_listen {
             Some(addr) => {
-                let (http, questions) = Http::bind(addr, &config, &stopper, Arc::clone(&pulse))
+                let (http, questions) = Http::bind(addr, &config, &stopper, Arc::clone(&liveness))
                     .map_err(listen_error("http_listen", &addr))?;
                 (Some(http), Some(questions))
             }
@@ -95,31 +97,32 @@ impl MasterServer {
         };
         let master = Master::new(config.store.clone()).map_err(|error| ConfigError {
             field: error.setting,
-            need: "is out of its limits: see store_core::MasterConfig",
+            need: "is out of its range: see its description in the reference of settings",
         })?;
-        Ok(Self { config, master, poll, tcp, unix, rpc_addr, http, questions, pulse, stopper })
+        Ok(Self { config, master, poll, tcp, unix, rpc_addr, http, questions, liveness, stopper })
     }
 
-    /// Where nodes and clients connect.
+    /// The address at which nodes and clients connect.
     #[must_use]
     pub fn rpc_addr(&self) -> SocketAddr {
         self.rpc_addr
     }
 
-    /// Where `/health`, `/ready` and `/metrics` are, if they are served.
+    /// The address of the HTTP server, if there is one.
     #[must_use]
     pub fn http_addr(&self) -> Option<SocketAddr> {
         self.http.as_ref().map(Http::addr)
     }
 
-    /// What stops it.
+    /// A handle that stops this master.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.stopper.clone()
     }
 
-    /// Serves on the calling thread until the [`stopper`](Self::stopper) says so. Then it accepts no more, answers what it
-    /// has read, hands the answers out for at most `stop_ms_max`, and closes.
+    /// Serves on the calling thread until the [`stopper`](Self::stopper) is used. Then it accepts no more
+    /// requests, answers those that it has read, sends the answers for at most `stop_ms_max`, and closes all
+    /// connections.
     ///
     /// # Errors
     /// See [`ServeError`].
@@ -135,12 +138,12 @@ impl MasterServer {
         {
             warn!(
                 rpc = %self.rpc_addr,
-                "whoever reaches this address may be a node, and be given everybody's bytes: set a cluster secret"
+                "every peer that reaches this address can mount memory as a node and receive all tenants' bytes: set a cluster secret"
             );
         }
         let mut service = Service {
             answering: Answering::new(self.master, self.config.slow_request_ms),
-            floor: Floor::new(&self.config),
+            connections: Connections::new(&self.config),
             config: self.config,
             poll: self.poll,
             tcp: Some(self.tcp),
@@ -148,9 +151,9 @@ impl MasterServer {
             questions: self.questions,
             accept_at: None,
             asked: false,
-            pulse: self.pulse,
+            liveness: self.liveness,
             unpublished: Some(Instant::now()),
-            ballast: Ballast::default(),
+            reclaim: Reclaim::default(),
             stop: self.stopper.stop,
         };
         let result = service.run();
@@ -158,10 +161,10 @@ impl MasterServer {
         result
     }
 
-    /// Serves on a thread of its own.
+    /// Serves on a new thread.
     ///
     /// # Errors
-    /// `System` when there is no thread to be had.
+    /// `System` when the operating system did not create a thread.
     pub fn spawn(self) -> Result<MasterHandle, BindError> {
         let (rpc_addr, http_addr, stopper) = (self.rpc_addr, self.http_addr(), self.stopper());
         let thread = thread::Builder::new().name("snowskin-master".into()).spawn(move || self.run())?;
@@ -170,37 +173,37 @@ impl MasterServer {
 }
 
 impl Stopper {
-    /// Begins a graceful stop; does not wait for it.
+    /// Begins a graceful stop, without waiting for its end.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        // A waker fails only when its poll is gone; then there is nothing to stop.
+        // Waking fails only when the poller is gone, and then the master has ended.
         let _ = self.waker.wake();
     }
 }
 
 impl MasterHandle {
-    /// Where nodes and clients connect.
+    /// The address at which nodes and clients connect.
     #[must_use]
     pub fn rpc_addr(&self) -> SocketAddr {
         self.rpc_addr
     }
 
-    /// Where `/health`, `/ready` and `/metrics` are, if they are served.
+    /// The address of the HTTP server, if there is one.
     #[must_use]
     pub fn http_addr(&self) -> Option<SocketAddr> {
         self.http_addr
     }
 
-    /// What stops it.
+    /// A handle that stops this master.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.stopper.clone()
     }
 
-    /// Stops it gracefully and waits for the end.
+    /// Stops the master gracefully and waits for its end.
     ///
     /// # Errors
-    /// Why it had ended before, or did not end well.
+    /// Why it had ended before, or failed to end.
     pub fn stop(mut self) -> Result<(), ServeError> {
         self.stopper.stop();
         self.join()
@@ -218,18 +221,18 @@ impl Drop for MasterHandle {
     fn drop(&mut self) {
         self.stopper.stop();
         if let Err(error) = self.join() {
-            warn!(%error, "master ended");
+            warn!(%error, "the master ended with an error");
         }
     }
 }
 
-/// Says which address it was.
+/// Adds the address to an error.
 fn listen_error(field: &'static str, addr: &dyn Display) -> impl FnOnce(io::Error) -> BindError + use<> {
     let addr = addr.to_string();
     move |source| BindError::Listen { field, addr, source }
 }
 
-/// Binds; replaces a socket that nobody listens on.
+/// Binds a Unix socket; replaces one on which no process listens.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {

@@ -1,4 +1,4 @@
-//! The serving thread: one loop around one poll, one [`Master`] and its connections.
+//! The serving thread: one loop around one poller, one [`Master`] and its connections.
 
 use std::fs;
 use std::io;
@@ -16,50 +16,50 @@ use tracing::{debug, info, warn};
 
 use crate::Config;
 use crate::answering::Answering;
-use crate::ballast::Ballast;
+use crate::reclaim::Reclaim;
 use crate::connection::{Handler as _, Stream, answer_status};
 use crate::error::ServeError;
-use crate::floor::{Entered, Floor};
+use crate::connections::{Entered, Connections};
 use crate::http::Question;
 use crate::metrics::{self, Snapshot};
 use crate::places::Source;
-use crate::pulse::{PUBLISH_EVERY, Pulse};
+use crate::liveness::{PUBLISH_EVERY, Liveness};
 use crate::sys;
 
 pub(crate) const TCP: Token = Token(usize::MAX);
 pub(crate) const UNIX: Token = Token(usize::MAX - 1);
 pub(crate) const WAKE: Token = Token(usize::MAX - 2);
-/// A yield that takes this long has waited for somebody who computes; then spinning pauses.
+/// A yield that takes this long has given the core to a thread that computes. Spinning then pauses.
 const CROWDED: Duration = Duration::from_micros(500);
 const CROWDED_PAUSE: Duration = Duration::from_millis(100);
 
 const EVENTS_PER_POLL_MAX: usize = 1024;
-/// How long turns are given before the poll is asked what has arrived meanwhile.
+/// How long turns are given before the poller is read again.
 const ROUND: Duration = Duration::from_millis(1);
-/// Newcomers that are let in before others get their turn.
+/// Most connections that are accepted before others get their turn.
 const ACCEPTS_MAX: usize = 64;
-/// How long accepting pauses when the system has no descriptors left.
+/// Pause after a connection could not be accepted because no file descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Nodes that wait to be heard put off what runs out, no longer than this.
+/// Timeouts are handled after the requests of nodes that wait for their turn, but no later than this.
 const TIMEOUTS_LATE_MAX: Duration = Duration::from_secs(1);
 
-/// Everything the serving thread owns.
+/// State of the serving thread.
 pub(crate) struct Service {
     pub(crate) config: Config,
     pub(crate) answering: Answering,
-    pub(crate) floor: Floor,
+    pub(crate) connections: Connections,
     pub(crate) poll: Poll,
     pub(crate) tcp: Option<TcpListener>,
     pub(crate) unix: Option<(UnixListener, PathBuf)>,
     pub(crate) questions: Option<Receiver<Question>>,
-    /// A listener has, or may have, connections that were not accepted yet; to be tried again then.
+    /// When to accept connections again: a listener has, or may have, connections that were not accepted yet.
     pub(crate) accept_at: Option<Instant>,
-    /// There may be questions that were not answered yet.
+    /// Whether there may be questions that are not answered yet.
     pub(crate) asked: bool,
-    pub(crate) pulse: Arc<Pulse>,
-    /// Since when what the pulse tells may be out of date.
+    pub(crate) liveness: Arc<Liveness>,
+    /// Since when the published facts may be out of date.
     pub(crate) unpublished: Option<Instant>,
-    pub(crate) ballast: Ballast,
+    pub(crate) reclaim: Reclaim,
     pub(crate) stop: Arc<AtomicBool>,
 }
 
@@ -70,12 +70,12 @@ impl Service {
         let mut now = self.answering.clock();
         let (mut spin_until, mut crowded_until) = (now, now);
         while !self.stop.load(Ordering::Acquire) {
-            let waits = self.floor.is_idle() && !self.asked;
+            let waits = self.connections.is_idle() && !self.asked;
             let spins = waits && now < spin_until;
             let timeout = if !waits {
                 Some(Duration::ZERO)
             } else if spins {
-                // Should the next asker wait for this very core, let it have it.
+                // The next client may be waiting for this core.
                 thread::yield_now();
                 Some(Duration::ZERO)
             } else {
@@ -84,16 +84,17 @@ impl Service {
             self.wait(&mut events, timeout)?;
             let before = std::mem::replace(&mut now, self.answering.clock());
             if spins && now - before >= CROWDED {
-                // Somebody computes on this core, and the scheduler gives that one milliseconds. Who sleeps goes first when woken.
+                // Another thread computes on this core, and the scheduler gives it milliseconds. A thread
+                // that sleeps goes first when woken.
                 (spin_until, crowded_until) = (now, now + CROWDED_PAUSE);
             }
             self.dispatch(&events, now);
-            // What has arrived counts before what has run out: when this process was stopped for a while, the nodes whose
-            // time seems to be over have long said that they live.
-            let busy = !self.floor.is_idle();
-            self.floor.serve(now, ROUND, &mut self.answering);
+            // Input is handled before timeouts: when this process was stopped for a while, nodes that seem to
+            // have been silent for too long have sent heartbeats in the meantime.
+            let busy = !self.connections.is_idle();
+            self.connections.serve(now, ROUND, &mut self.answering);
             self.timeouts();
-            self.answering.tell();
+            self.answering.log_events();
             if busy {
                 now = self.answering.time.last();
                 spin_until = if now < crowded_until { now } else { now + spin };
@@ -104,9 +105,9 @@ impl Service {
         self.drain(&mut events)
     }
 
-    /// Takes no more; hands out what is answered.
+    /// Accepts no more requests, and sends the pending answers.
     fn drain(&mut self, events: &mut Events) -> Result<(), ServeError> {
-        info!(connections = self.floor.open(), "master stops");
+        info!(connections = self.connections.open(), "master stops");
         self.tcp = None;
         if let Some((unix, path)) = self.unix.take() {
             drop(unix);
@@ -114,24 +115,24 @@ impl Service {
         }
         let mut now = self.answering.clock();
         let deadline = now + Duration::from_millis(self.config.stop_ms_max.into());
-        // Turns for what had arrived before the stop, but whoever asks for ever is not waited for. Then each connection is
-        // shut behind its last answer.
+        // Requests that had arrived before the stop get turns, for a limited time. Then each connection is
+        // closed after its last answer.
         let last_request = now + Duration::from_millis(self.config.stop_ms_max.into()) / 4;
-        self.floor.wake_all();
-        while !self.floor.is_idle() && now < last_request {
-            self.floor.serve(now, ROUND, &mut self.answering);
+        self.connections.wake_all();
+        while !self.connections.is_idle() && now < last_request {
+            self.connections.serve(now, ROUND, &mut self.answering);
             now = self.answering.clock();
-            self.pulse.works();
+            self.liveness.works();
         }
-        self.floor.close_gracefully();
+        self.connections.close_gracefully();
         loop {
-            while !self.floor.is_idle() && now < deadline {
-                self.floor.serve(now, ROUND, &mut self.answering);
+            while !self.connections.is_idle() && now < deadline {
+                self.connections.serve(now, ROUND, &mut self.answering);
                 now = self.answering.clock();
-                self.pulse.works();
+                self.liveness.works();
             }
-            // A peer need not close its side for us to be done: it has its answers.
-            if !self.floor.is_owing() || now >= deadline {
+            // The stop is complete when all answers are written; it does not wait for peers to close.
+            if !self.connections.is_owing() || now >= deadline {
                 return Ok(());
             }
             self.wait(events, Some(deadline - now))?;
@@ -143,11 +144,11 @@ impl Service {
     fn wait(&mut self, events: &mut Events, timeout: Option<Duration>) -> Result<(), ServeError> {
         let sleeps = timeout != Some(Duration::ZERO);
         if sleeps {
-            self.pulse.waits();
+            self.liveness.waits();
         }
         self.answering.time.waits(timeout);
         let result = match self.poll.poll(events, timeout) {
-            // Not without a look at what has arrived: a process that was stopped is interrupted when it goes on.
+            // Events are read nevertheless: a process that was stopped is interrupted when it continues.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                 match self.poll.poll(events, Some(Duration::ZERO)) {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {
@@ -159,15 +160,15 @@ impl Service {
             }
             result => result.map_err(ServeError::Poll),
         };
-        self.pulse.works();
+        self.liveness.works();
         result
     }
 
-    /// How long nothing needs to be done. `None`: until something arrives.
+    /// Time until the next timeout. `None`: there is none.
     fn park_timeout(&self, now: Instant) -> Option<Duration> {
         let master = self.answering.master.poll_timeout().map(|at| at - self.answering.time.core());
         let until = |at: Instant| at.saturating_duration_since(now);
-        let sweep = self.floor.sweep_at().map(until);
+        let sweep = self.connections.sweep_at().map(until);
         let accept = self.accept_at.map(until);
         let publish = self.unpublished.map(|since| until(since + PUBLISH_EVERY));
         [master, sweep, accept, publish].into_iter().flatten().min()
@@ -181,7 +182,7 @@ impl Service {
                 WAKE => self.asked = true,
                 Token(index) => {
                     let ended = event.is_error() || event.is_read_closed() || event.is_write_closed();
-                    self.floor.ready(index, event.is_readable(), event.is_writable(), ended);
+                    self.connections.ready(index, event.is_readable(), event.is_writable(), ended);
                 }
             }
         }
@@ -196,7 +197,7 @@ impl Service {
 
     fn accept(&mut self, now: Instant) {
         for _ in 0..ACCEPTS_MAX {
-            // A connection of the Unix socket first: whoever keeps TCP busy does not keep the admin out.
+            // The Unix socket first: connections over TCP must not keep the admin out.
             let accepted = match self.accept_unix() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.accept_tcp(),
                 accepted => accepted,
@@ -204,7 +205,7 @@ impl Service {
             let (stream, peer, source) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The peer was gone before it was accepted; others may wait behind it.
+                // The peer was gone before it was accepted; other connections may wait behind it.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -214,23 +215,23 @@ impl Service {
                     continue;
                 }
                 Err(error) => {
-                    warn!(%error, "cannot accept connections: raise the limit of open files");
+                    warn!(%error, "connections cannot be accepted: raise the limit of open files");
                     self.accept_at = Some(now + ACCEPT_PAUSE);
                     return;
                 }
             };
-            match self.floor.enter(stream, peer, source, self.poll.registry(), &mut self.answering) {
+            match self.connections.enter(stream, peer, source, self.poll.registry(), &mut self.answering) {
                 Entered::Yes => {}
                 Entered::Full(mut stream) => {
-                    debug!(connections_max = self.config.connections_max, "connection refused");
+                    debug!(connections_max = self.config.connections_max, "connection refused: all places are in use");
                     let mut answer = Vec::new();
                     answer_status(0, 0, ErrorCode::TooManyConnections, &mut answer);
                     let _ = io::Write::write(&mut stream, &answer);
                 }
-                Entered::Failed(error) => warn!(%error, "cannot poll a connection"),
+                Entered::Failed(error) => warn!(%error, "a connection cannot be registered with the poller"),
             }
         }
-        // There may be more: after the others' turns.
+        // There may be more connections to accept, after the turns of others.
         self.accept_at = Some(now);
     }
 
@@ -250,35 +251,35 @@ impl Service {
     fn timeouts(&mut self) {
         let core_now = self.answering.time.core();
         if let Some(due) = self.answering.master.poll_timeout().filter(|at| *at <= core_now)
-            && (!self.floor.nodes_wait() || core_now - due > TIMEOUTS_LATE_MAX)
+            && (!self.connections.nodes_wait() || core_now - due > TIMEOUTS_LATE_MAX)
         {
             self.answering.timeout();
             self.unpublished.get_or_insert(self.answering.time.last());
         }
-        if self.floor.sweep_at().is_some_and(|at| at <= self.answering.time.last()) {
-            self.floor.sweep(&mut self.answering);
+        if self.connections.sweep_at().is_some_and(|at| at <= self.answering.time.last()) {
+            self.connections.sweep(&mut self.answering);
             self.answering.set_wall();
-            self.answering.summarize(self.floor.open());
+            self.answering.summarize(self.connections.open());
         }
     }
 
-    /// Tells other threads how the master is.
+    /// Publishes the facts for other threads.
     fn publish(&mut self, now: Instant) {
-        self.pulse.set_ready(self.answering.master.segments_len() > 0);
+        self.liveness.set_ready(self.answering.master.segments_len() > 0);
         if self.unpublished.is_some_and(|since| now.saturating_duration_since(since) >= PUBLISH_EVERY) {
             let stats = self.answering.master.stats();
-            let published = self.pulse.publish(&stats, self.floor.open());
+            let published = self.liveness.publish(&stats, self.connections.open());
             self.unpublished = (!published).then_some(now);
-            if self.ballast.is_much(now, stats.memory_bytes) {
+            if self.reclaim.is_due(now, stats.memory_bytes) {
                 sys::trim();
             }
         }
     }
 
-    /// For a while; the rest after the next turns.
+    /// Answers questions for a limited time; the rest follow after the next turns.
     fn answer_questions(&mut self, now: Instant) {
         while let Some(Ok(question)) = self.questions.as_ref().map(Receiver::try_recv) {
-            // The asker may have given up.
+            // The receiver may have given up.
             match question {
                 Question::Snapshot(answer) => drop(answer.send(Box::new(self.snapshot()))),
                 Question::Call(request, answer) => {
@@ -311,8 +312,8 @@ impl Service {
             tenants: metrics::tenants(master),
             tasks: master.task_report(),
             drains: metrics::drains(master),
-            connections: self.floor.open() as u64,
-            totals: self.floor.totals(),
+            connections: self.connections.open() as u64,
+            totals: self.connections.totals(),
             refusals: self.answering.refusals,
             names_held_total: self.answering.events.names_held_total,
             names_taken_over_total: self.answering.events.taken_over_total,

@@ -1,11 +1,11 @@
-//! What the standard library does not offer.
+//! System calls that the standard library does not offer.
 #![allow(unsafe_code, reason = "calls of the C library")]
 
-/// Gives memory that was freed back to the system, as far as the allocator kept it. With another allocator than glibc's it
-/// does nothing. Takes some milliseconds for each 100 MiB.
+/// Gives freed memory that the allocator has kept back to the operating system. Without glibc's allocator it
+/// does nothing. Takes some milliseconds per 100 MiB.
 pub(crate) fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: malloc_trim(3) may be called at any time, from any thread; it touches nothing that is allocated.
+    // SAFETY: malloc_trim(3) may be called at any time, from any thread; it does not touch allocated memory.
     unsafe {
         libc::malloc_trim(0);
     }

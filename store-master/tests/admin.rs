@@ -1,4 +1,4 @@
-//! The admin's HTTP: what it tells, what it does, and whom it refuses.
+//! The administrative HTTP interface: what it reports, what it changes, and which requests it refuses.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -39,7 +39,7 @@ fn value(text: &str) -> Value {
 }
 
 #[test]
-fn it_tells_of_status_segments_nodes_and_settings() {
+fn it_reports_status_segments_nodes_and_settings() {
     let master = start();
     fill(master.rpc_addr());
     let http = master.http_addr().unwrap();
@@ -52,13 +52,13 @@ fn it_tells_of_status_segments_nodes_and_settings() {
     assert_eq!((&nodes[0]["segments"], &nodes[0]["capacity_bytes"]), (&json!(1), &json!(1 << 20)));
     let settings = value(&get(http, "/api/v1/config").1);
     assert_eq!(settings["lease_ttl_ms"], MasterConfig::default().lease_ttl_ms);
-    assert_eq!(settings["hash_seed"], 0, "nobody is told it");
+    assert_eq!(settings["hash_seed"], 0, "the seed is secret");
     let document = value(&get(http, "/api/openapi.json").1);
     assert_eq!(document["openapi"], "3.1.0");
 }
 
 #[test]
-fn eviction_on_demand_leaves_what_it_was_told_to_leave() {
+fn eviction_on_demand_leaves_as_much_as_requested() {
     let master = start();
     fill(master.rpc_addr());
     let http = master.http_addr().unwrap();
@@ -68,7 +68,7 @@ fn eviction_on_demand_leaves_what_it_was_told_to_leave() {
 }
 
 #[test]
-fn what_is_no_request_is_refused_with_what_to_do_and_changes_nothing() {
+fn an_invalid_request_is_refused_with_a_remedy_and_changes_nothing() {
     let master = start();
     fill(master.rpc_addr());
     let http = master.http_addr().unwrap();
@@ -85,17 +85,17 @@ fn what_is_no_request_is_refused_with_what_to_do_and_changes_nothing() {
         let (status, answer) = post(http, "", body);
         assert_eq!(status, expect, "{answer}");
     }
-    // What a form of somebody else's page can send.
+    // A form on another site's page can send this.
     let head = format!("POST /api/v1/evict HTTP/1.1\r\nHost: {http}\r\nContent-Type: text/plain");
     assert_eq!(request(http, &head, r#"{"objects_max": 0}"#).0, 400);
-    // What a page under a name that points here can send.
+    // A page under a name that resolves to this host can send this.
     let head = "POST /api/v1/evict HTTP/1.1\r\nHost: evil.example\r\nContent-Type: application/json";
     assert_eq!(request(http, head, r#"{"objects_max": 0}"#).0, 403);
     assert_eq!(value(&get(http, "/api/v1/status").1)["stats"]["objects"], 10);
 }
 
 #[test]
-fn with_a_secret_only_who_says_it_changes_anything_and_nobody_is_told_it() {
+fn with_a_secret_only_requests_with_it_change_anything_and_it_is_never_reported() {
     let store = MasterConfig { admin_secret: Secret::new(b"sesame-7"), epoch: 7, ..MasterConfig::default() };
     let master = start_with(Config { store, ..config() });
     let http = master.http_addr().unwrap();
@@ -108,7 +108,7 @@ fn with_a_secret_only_who_says_it_changes_anything_and_nobody_is_told_it() {
 }
 
 #[test]
-fn the_page_is_one_file_that_fetches_nothing_from_elsewhere() {
+fn the_page_is_one_file_that_loads_nothing_from_other_hosts() {
     let master = start();
     let (status, page) = get(master.http_addr().unwrap(), "/");
     assert_eq!(status, 200);
@@ -119,14 +119,14 @@ fn the_page_is_one_file_that_fetches_nothing_from_elsewhere() {
 }
 
 #[test]
-fn segments_say_their_state_and_drains_tasks_and_tenants_are_listed() {
+fn segments_have_their_state_and_drains_tasks_and_tenants_are_listed() {
     let master = start();
     fill(master.rpc_addr());
     let http = master.http_addr().unwrap();
     let segments = value(&get(http, "/api/v1/segments").1);
     assert_eq!(segments[0]["state"], "active");
     assert_eq!(value(&get(http, "/api/v1/drains").1), json!([]));
-    // There is nowhere to move anything: the drain leaves all ten.
+    // There is no other segment: the drain leaves all ten objects.
     let segment = u32::try_from(segments[0]["segment"].as_u64().unwrap()).unwrap();
     let mut stream = connect(master.rpc_addr());
     let mut out = Vec::new();
@@ -151,7 +151,7 @@ fn segments_say_their_state_and_drains_tasks_and_tenants_are_listed() {
 }
 
 #[test]
-fn tasks_have_texts_for_numbers_and_keys_for_admins_alone() {
+fn tasks_have_strings_for_numbers_and_keys_for_admins_alone() {
     let store = MasterConfig { admin_secret: Secret::new(b"sesame-7"), epoch: 7, ..MasterConfig::default() };
     for secret in [false, true] {
         let master = if secret { start_with(Config { store: store.clone(), ..config() }) } else { start() };
@@ -188,10 +188,10 @@ fn tasks_have_texts_for_numbers_and_keys_for_admins_alone() {
         assert!(task["id"].as_str().unwrap().parse::<u64>().is_ok(), "{tasks}");
         assert_eq!(
             (&task["state"], &task["cause"], &task["bytes"]),
-            (&json!("pending"), &json!("asked"), &json!(4096))
+            (&json!("pending"), &json!("requested"), &json!(4096))
         );
-        let told = if secret { Value::Null } else { json!("k\u{1}") };
-        assert_eq!(task["key"], told);
+        let expected = if secret { Value::Null } else { json!("k\u{1}") };
+        assert_eq!(task["key"], expected);
         if secret {
             let head =
                 format!("GET /api/v1/tasks HTTP/1.1\r\nHost: {http}\r\nAuthorization: Bearer sesame-7");
@@ -201,7 +201,7 @@ fn tasks_have_texts_for_numbers_and_keys_for_admins_alone() {
 }
 
 #[test]
-fn what_admins_read_is_told_under_the_masters_own_names_alone() {
+fn administrative_answers_are_given_under_the_masters_own_names_alone() {
     let hosts = vec!["kv.example.com".to_owned()];
     let master = start_with(Config { http_hosts: hosts, ..config() });
     let http = master.http_addr().unwrap();
@@ -214,7 +214,7 @@ fn what_admins_read_is_told_under_the_masters_own_names_alone() {
         }
         assert_eq!(under(path, "evil.example:9003"), 403, "{path}");
     }
-    // Who scrapes may call the host as it likes.
+    // A scraper may use any host name.
     for path in ["/health", "/metrics"] {
         assert_eq!(under(path, "db1.example.org:9003"), 200);
     }

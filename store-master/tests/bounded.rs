@@ -1,7 +1,7 @@
-//! Clients that want the master's memory: however much they send or leave unread, what it holds for them is bounded, and
-//! others are served all the while.
+//! Clients that try to exhaust the master's memory: however much they send or leave unread, the memory that
+//! the master holds for them is bounded, and other clients are served meanwhile.
 //!
-//! Alone in its binary, because it measures its own process.
+//! These tests are alone in their binary, because they measure their own process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -10,9 +10,9 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 
 use common::{assert_serves, config, connect, segment, start_with};
-use store_core::message::{Exists, Mount, MountSegment, NewObject, Operation, PutAsk, PutStart, ReadStats};
+use store_core::message::{Exists, Mount, MountSegment, NewObject, Operation, PutRequest, PutStart, ReadStats};
 use store_core::wire::{FRAME_BYTES_MAX, HEADER_BYTES};
-use store_core::{Key, Kind, Stats};
+use store_core::{Key, Kind, Stats, Incarnation};
 use store_master::Config;
 
 const MIB: usize = 1 << 20;
@@ -23,7 +23,7 @@ fn resident_bytes() -> usize {
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
 }
 
-/// The head of the longest frame, and all but its last byte.
+/// The longest frame without its last byte.
 fn unfinished() -> Vec<u8> {
     let mut frame = common::exists(1, &[]);
     frame.truncate(HEADER_BYTES);
@@ -32,7 +32,7 @@ fn unfinished() -> Vec<u8> {
     frame
 }
 
-/// As much as the master takes.
+/// Sends as much as the master accepts.
 fn send_all_it_takes(addr: SocketAddr, bytes: &[u8]) -> TcpStream {
     let stream = connect(addr);
     stream.set_nonblocking(true).unwrap();
@@ -43,7 +43,7 @@ fn send_all_it_takes(addr: SocketAddr, bytes: &[u8]) -> TcpStream {
             Ok(len) => (sent, refused) = (sent + len, 0),
             Err(_) => {
                 refused += 1;
-                std::thread::sleep(std::time::Duration::from_millis(5));
+                std::thread::sleep(std::time::Duration::from_millis(5)); // timing: a pause between two tries
             }
         }
     }
@@ -60,7 +60,7 @@ fn stats(addr: SocketAddr) -> Stats {
 }
 
 #[test]
-fn what_hostile_clients_make_the_master_hold_is_bounded_and_given_back() {
+fn memory_that_hostile_clients_make_the_master_hold_is_bounded_and_given_back() {
     let store =
         store_core::MasterConfig { objects_max: 10_000, segments_max: 16, nodes_max: 16, ..config().store };
     let master = start_with(Config { buffered_mib_max: 32, stall_ms_max: 2_000, store, ..config() });
@@ -69,14 +69,14 @@ fn what_hostile_clients_make_the_master_hold_is_bounded_and_given_back() {
     let frame = unfinished();
     let before = resident_bytes();
 
-    // Frames that never end: four times as much as there is room for.
+    // Frames that are never completed: four times as much as fits.
     let held: Vec<TcpStream> = (0..32).map(|_| send_all_it_takes(addr, &frame)).collect();
     let during = resident_bytes();
     assert!(during < before + 64 * MIB, "{} MiB for unfinished frames", (during - before) / MIB);
     assert_serves(addr);
     drop(held);
 
-    // Answers that nobody reads.
+    // Answers that are not read.
     let keys = vec![Key(b"some key"); 4_096];
     let mut ask = Vec::new();
     for id in 0..64 {
@@ -88,12 +88,12 @@ fn what_hostile_clients_make_the_master_hold_is_bounded_and_given_back() {
     assert_serves(addr);
     drop(held);
 
-    // More objects and more segments than there may be, with the longest of names.
+    // More objects and more segments than allowed, with the longest names.
     let mut stream = connect(addr);
     let name = "n".repeat(store_core::message::NAME_BYTES_MAX - 4);
     for node in 0..200_u64 {
         let own = format!("{name}{node}");
-        let segment = MountSegment { incarnation: node + 1, endpoint: &name, ..segment(node, &own, 1 << 30) };
+        let segment = MountSegment { incarnation: Incarnation::new(node + 1), endpoint: &name, ..segment(node, &own, 1 << 30) };
         let mut out = Vec::new();
         Mount::encode_request(&mut out, node, &segment, std::iter::empty()).unwrap();
         stream.write_all(&out).unwrap();
@@ -105,7 +105,7 @@ fn what_hostile_clients_make_the_master_hold_is_bounded_and_given_back() {
             (0..2_000).map(|n| format!("{:0>1000}", round * 2_000 + n).into_bytes()).collect();
         let objects = names.iter().map(|name| NewObject { key: Key(name), len: 1 });
         let mut out = Vec::new();
-        PutStart::encode_request(&mut out, round, &PutAsk { writer: 1, ..PutAsk::default() }, objects)
+        PutStart::encode_request(&mut out, round, &PutRequest { writer: 1, ..PutRequest::default() }, objects)
             .unwrap();
         stream.write_all(&out).unwrap();
         common::read_answer(&mut stream).unwrap();
@@ -119,10 +119,10 @@ fn what_hostile_clients_make_the_master_hold_is_bounded_and_given_back() {
 }
 
 #[test]
-fn every_kind_of_request_that_promises_more_than_it_brings_is_refused_before_it_costs_anything() {
+fn every_kind_of_request_that_announces_more_than_it_contains_is_refused_before_it_costs_anything() {
     let master = start_with(config());
     let mut stream = connect(master.rpc_addr());
-    // Whoever gives leases back is told nothing.
+    // Returned leases get no answer.
     for (id, kind) in (1..).zip(Kind::ALL.iter().filter(|kind| **kind != Kind::ReturnLeases)) {
         for count in [&[0x80, 0x20][..], &[0xff, 0xff, 0xff, 0xff, 0x0f]] {
             for head_bytes in [0, 1, 2, 8, 40] {

@@ -1,18 +1,18 @@
-//! What a segment with many objects made the master hold goes back to the system. Alone in its binary, because it measures its
-//! own process.
+//! Memory for a segment with many objects is given back to the system after the segment is unmounted. Alone
+//! in its binary, because it measures its own process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 mod common;
 
 use std::io::Write;
-use std::time::Duration;
 
 use common::{connect, read_answer, segment, start};
-use store_core::Key;
+use store_core::{Key, NodeId, Incarnation};
 use store_core::message::{
-    Commit, Mount, NewObject, Operation, PutAsk, PutEnd, PutStart, Unmount, UnmountSegment,
+    Commit, Mount, NewObject, Operation, PutRequest, PutEnd, PutStart, Unmount, UnmountSegment,
 };
+use te_fabric::testkit::eventually;
 
 const MIB: usize = 1 << 20;
 
@@ -23,7 +23,7 @@ fn resident_bytes() -> usize {
 }
 
 #[test]
-fn memory_of_a_segment_that_is_gone_is_given_back() {
+fn memory_of_an_unmounted_segment_is_given_back() {
     let master = start();
     let mut stream = connect(master.rpc_addr());
     let segment = segment(1, "n", 1 << 30);
@@ -37,7 +37,7 @@ fn memory_of_a_segment_that_is_gone_is_given_back() {
         let keys: Vec<String> = (0..2_000).map(|n| format!("{:0>1000}", round * 2_000 + n)).collect();
         let new = keys.iter().map(|key| NewObject { key: Key(key.as_bytes()), len: 1 });
         out.clear();
-        PutStart::encode_request(&mut out, 2, &PutAsk { writer: 1, ..PutAsk::default() }, new).unwrap();
+        PutStart::encode_request(&mut out, 2, &PutRequest { writer: 1, ..PutRequest::default() }, new).unwrap();
         stream.write_all(&out).unwrap();
         let answer = read_answer(&mut stream).unwrap();
         let frame = answer.frame();
@@ -56,14 +56,10 @@ fn memory_of_a_segment_that_is_gone_is_given_back() {
     let during = resident_bytes();
     assert!(during > before + 150 * MIB, "{} MiB for 200,000 long keys", (during - before) / MIB);
     out.clear();
-    let unmount = UnmountSegment { node: 1, incarnation: 1, segment: mounted.segment, key: 0 };
+    let unmount = UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: mounted.segment, key: 0 };
     Unmount::encode_request(&mut out, 3, &unmount, std::iter::empty()).unwrap();
     stream.write_all(&out).unwrap();
     assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
-    let given_back = (0..1_000).any(|_| {
-        std::thread::sleep(Duration::from_millis(20));
-        resident_bytes() < before + 75 * MIB
-    });
-    assert!(given_back, "{} MiB are kept", (resident_bytes() - before) / MIB);
+    eventually("most of the memory is given back", || resident_bytes() < before + 75 * MIB);
     master.stop().unwrap();
 }

@@ -1,4 +1,4 @@
-//! `/metadata` over its socket: for those who behave, and for those who do not.
+//! `/metadata` over its socket, for valid and invalid requests.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 
-use common::{assert_serves, connect, start, start_with};
+use common::{assert_serves, connect, start, start_with, with};
 use store_master::{Config, MasterHandle, MetadataLimits};
 
 /// Method, query, headers, body; and the status of the answer.
@@ -22,7 +22,7 @@ fn http(master: &MasterHandle) -> SocketAddr {
     master.http_addr().unwrap()
 }
 
-/// One request on a connection of its own.
+/// One request on its own connection.
 fn ask(addr: SocketAddr, method: &str, query: &str, headers: &[&str], body: &[u8]) -> Answer {
     let mut stream = connect(addr);
     let mut head = format!("{method} /metadata{query} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n");
@@ -36,7 +36,7 @@ fn ask(addr: SocketAddr, method: &str, query: &str, headers: &[&str], body: &[u8
 
 fn answer(stream: &mut impl Read) -> Answer {
     let mut bytes = Vec::new();
-    // One that refuses without reading all that was sent may reset the connection after its answer.
+    // A server that refuses a request without reading all of it may reset the connection after its answer.
     let _ = stream.read_to_end(&mut bytes);
     let text = String::from_utf8(bytes).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
@@ -67,7 +67,7 @@ fn a_web_page_changes_nothing() {
     assert_eq!(ask(addr, "PUT", "?key=k", &[], b"ours").status, 200);
     for origin in ["origin: http://a.example:8080", "origin: null"] {
         let put = ask(addr, "PUT", "?key=k", &[origin], b"theirs");
-        assert_eq!((put.status, put.body.as_str()), (403, "not for web pages\n"));
+        assert_eq!((put.status, put.body.as_str()), (403, "requests of web pages are refused\n"));
         assert_eq!(ask(addr, "DELETE", "?key=k", &[origin], b"").status, 403);
     }
     assert_eq!(ask(addr, "GET", "?key=k", &[], b"").body, "ours");
@@ -99,14 +99,19 @@ fn a_value_expires() {
     let master = start();
     let addr = http(&master);
     assert_eq!(ask(addr, "PUT", "?key=k&ttl_ms=1", &[], b"v").status, 200);
-    // However slow this machine is, it is over at some time.
+    // However slow this machine is, the time ends at some point.
     while ask(addr, "GET", "?key=k", &[], b"").status != 404 {}
     master.stop().unwrap();
 }
 
 #[test]
-fn bad_requests_are_refused_with_a_reason_and_the_server_goes_on() {
-    let limits = MetadataLimits { keys_max: 2, key_bytes_max: 8, value_bytes_max: 32, bytes_max: 1000 };
+fn bad_requests_are_refused_with_a_reason_and_the_server_continues() {
+    let limits = with(MetadataLimits::default(), |limits| {
+        limits.keys_max = 2;
+        limits.key_bytes_max = 8;
+        limits.value_bytes_max = 32;
+        limits.bytes_max = 1000;
+    });
     let master = start_with(Config { metadata: limits, ..common::config() });
     let addr = http(&master);
     let long = [b'x'; 33];
@@ -134,7 +139,7 @@ fn bad_requests_are_refused_with_a_reason_and_the_server_goes_on() {
         let answer = ask(addr, method, query, headers, body);
         assert_eq!(answer.status, *status, "{method} {query} {headers:?}: {}", answer.body);
     }
-    // A length that is not told is counted as it arrives.
+    // A value without an announced length is counted as it arrives.
     let mut stream = connect(addr);
     let head =
         "PUT /metadata?key=a HTTP/1.1\r\nhost: h\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -149,7 +154,7 @@ fn bad_requests_are_refused_with_a_reason_and_the_server_goes_on() {
 }
 
 #[test]
-fn many_values_that_never_arrive_keep_nobody_from_reading() {
+fn many_values_that_never_arrive_do_not_block_readers() {
     let master = start();
     let addr = http(&master);
     assert_eq!(ask(addr, "PUT", "?key=k", &[], b"v").status, 200);
@@ -164,13 +169,13 @@ fn many_values_that_never_arrive_keep_nobody_from_reading() {
         .collect();
     assert_eq!(ask(addr, "GET", "?key=k", &[], b"").body, "v");
     drop(slow);
-    // Once they are gone, values arrive again.
+    // When they are gone, values are accepted again.
     assert_eq!(ask(addr, "PUT", "?key=k", &[], b"w").status, 200);
     master.stop().unwrap();
 }
 
 #[test]
-fn it_can_be_left_out() {
+fn it_can_be_turned_off() {
     let master = start_with(Config { metadata_server: false, ..common::config() });
     assert_eq!(ask(http(&master), "PUT", "?key=k", &[], b"v").status, 404);
     master.stop().unwrap();

@@ -1,4 +1,4 @@
-//! The status page in a browser without a window. Skipped, by name, where there is no Chromium.
+//! The status page in a headless browser. Skipped by name where Chromium is not installed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -18,7 +18,7 @@ fn main() {
         version.is_ok_and(|status| status.success())
     });
     if browser.is_none() {
-        eprintln!("no Chromium here: the status page is not looked at (Debian has the package `chromium`)");
+        eprintln!("Chromium is not installed: the status page is not tested (Debian has the package `chromium`)");
     }
     let name = browser.unwrap_or_default();
     let trials = [
@@ -31,7 +31,7 @@ fn main() {
     libtest_mimic::run(&arguments, trials.into()).exit();
 }
 
-/// The document as it is after its script has had a few seconds of virtual time.
+/// The document after its script has run for a few seconds of virtual time.
 fn dom(browser: &str, url: &str) -> Result<String, Failed> {
     let profile = tempfile::tempdir()?;
     let output = Command::new(browser)
@@ -77,7 +77,7 @@ fn shows(browser: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// One that no node has fetched, and more that were called off than a page of tasks has.
+/// One task that no node has fetched, and more cancelled ones than fit a page of tasks.
 fn lists_tasks(browser: &str) -> Result<(), Failed> {
     let master = common::start();
     let mut stream = common::connect(master.rpc_addr());
@@ -102,7 +102,7 @@ fn lists_tasks(browser: &str) -> Result<(), Failed> {
     let last = ids.last().ok_or("none")?.to_string();
     holds(&document, &["1 waiting", "30 canceled", ">pending<", &last])?;
     if document.contains(">canceled<") {
-        return Err("what is over is listed".into());
+        return Err("a finished task is listed".into());
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Whoever says wrong secrets: hung up on, slowed down, counted; and not in the way of others.
+//! Peers with wrong secrets: their connections are closed, they are slowed down and counted, and others are
+//! not affected.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -32,8 +33,8 @@ fn try_to_prove(stream: &mut (impl Read + Write), secret: &[u8]) {
     stream.write_all(&out).unwrap();
 }
 
-/// Wrong proofs that the master has looked at.
-fn looked_at(http: SocketAddr) -> u64 {
+/// Number of wrong proofs that the master has examined.
+fn examined(http: SocketAddr) -> u64 {
     let mut stream = connect(http);
     write!(stream, "GET /metrics HTTP/1.1\r\nhost: {http}\r\nconnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
@@ -48,42 +49,11 @@ fn a_wrong_secret_ends_the_connection_after_an_answer() {
     let mut stream = connect(master.rpc_addr());
     try_to_prove(&mut stream, b"open");
     assert_eq!(common::last_words(&mut stream), ErrorCode::PermissionDenied.code());
-    assert_eq!(looked_at(master.http_addr().unwrap()), 1);
+    assert_eq!(examined(master.http_addr().unwrap()), 1);
     let mut stream = connect(master.rpc_addr());
     try_to_prove(&mut stream, b"sesame");
     assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
     common::assert_greets(&mut stream);
-}
-
-#[test]
-fn who_guesses_is_looked_at_seldom_and_who_comes_by_the_unix_socket_at_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("rpc");
-    let master = start_with(Config { rpc_unix: Some(path.clone()), ..guarded() });
-    let (rpc, http) = (master.rpc_addr(), master.http_addr().unwrap());
-    let began = Instant::now();
-    let guesses: Vec<TcpStream> = (0..300)
-        .map(|_| {
-            let mut stream = connect(rpc);
-            try_to_prove(&mut stream, b"open");
-            stream
-        })
-        .collect();
-    let mut unix = UnixStream::connect(&path).unwrap();
-    unix.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    try_to_prove(&mut unix, b"sesame");
-    assert_eq!(read_answer(&mut unix).unwrap().header.status, 0);
-    // Others of that address, who prove nothing, are served.
-    common::assert_serves(rpc);
-    let looked_at = looked_at(http);
-    // So many at once, and then one each quarter of a second.
-    let may_be = 16 + 1 + began.elapsed().as_millis() as u64 / 250;
-    assert!((16..=may_be).contains(&looked_at), "{looked_at} of 300 guesses, {may_be} at most");
-    drop(guesses);
-    // Whoever knows it has to wait for a moment, and is let in.
-    let mut stream = connect(rpc);
-    try_to_prove(&mut stream, b"sesame");
-    assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
 }
 
 #[test]
@@ -99,5 +69,42 @@ fn wrong_secrets_over_http_are_counted() {
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     assert!(text.starts_with("HTTP/1.1 401 "), "{text}");
-    assert_eq!(looked_at(http), 1);
+    assert_eq!(examined(http), 1);
+}
+
+mod timing {
+    //! Real time: the rate at which wrong proofs are examined.
+
+    use super::*;
+
+    #[test]
+    fn guesses_are_examined_at_a_limited_rate_and_a_proof_over_the_unix_socket_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rpc");
+        let master = start_with(Config { rpc_unix: Some(path.clone()), ..guarded() });
+        let (rpc, http) = (master.rpc_addr(), master.http_addr().unwrap());
+        let began = Instant::now();
+        let guesses: Vec<TcpStream> = (0..300)
+            .map(|_| {
+                let mut stream = connect(rpc);
+                try_to_prove(&mut stream, b"open");
+                stream
+            })
+            .collect();
+        let mut unix = UnixStream::connect(&path).unwrap();
+        unix.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        try_to_prove(&mut unix, b"sesame");
+        assert_eq!(read_answer(&mut unix).unwrap().header.status, 0);
+        // Other connections of the same address, without a proof, are served.
+        common::assert_serves(rpc);
+        let examined = examined(http);
+        // A burst at once, and then one per quarter of a second.
+        let most = 16 + 1 + began.elapsed().as_millis() as u64 / 250;
+        assert!((16..=most).contains(&examined), "{examined} of 300 guesses, {most} at most");
+        drop(guesses);
+        // A peer with the right secret has to wait for a moment, and is accepted.
+        let mut stream = connect(rpc);
+        try_to_prove(&mut stream, b"sesame");
+        assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
+    }
 }

@@ -1,4 +1,4 @@
-//! What a master does for those who behave.
+//! What a master does for well-behaved clients.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -26,15 +26,15 @@ fn pipelined_requests_are_answered_in_order() {
 }
 
 #[test]
-fn a_unix_socket_serves_and_is_taken_away_at_the_end() {
+fn a_unix_socket_serves_and_is_removed_at_the_end() {
     let path = std::env::temp_dir().join(format!("snowskin-master-{}.sock", std::process::id()));
     let config = Config { rpc_unix: Some(path.clone()), ..common::config() };
     let master = start_with(config.clone());
     assert_greets(&mut UnixStream::connect(&path).unwrap());
-    assert!(MasterServer::bind(config.clone()).is_err(), "a living master's socket was taken over");
+    assert!(MasterServer::bind(config.clone()).is_err(), "the socket of a live master was taken over");
     master.stop().unwrap();
     assert!(!path.exists());
-    // What a dead master leaves behind is replaced.
+    // The socket of a dead master is replaced.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let master = start_with(config);
     assert_greets(&mut UnixStream::connect(&path).unwrap());
@@ -50,7 +50,7 @@ fn an_address_in_use_is_named() {
 }
 
 #[test]
-fn a_setting_out_of_its_limits_is_named() {
+fn a_setting_out_of_its_range_is_named() {
     let config = Config { store: MasterConfig { lease_ttl_ms: 0, ..Default::default() }, ..common::config() };
     let error = MasterServer::bind(config).unwrap_err().to_string();
     assert!(error.contains("lease_ttl_ms"), "{error}");
@@ -62,7 +62,7 @@ fn a_stop_answers_what_was_read() {
     let mut stream = connect(master.rpc_addr());
     assert_greets(&mut stream);
     stream.write_all(&[hello(1), exists(2, &[b"k"])].concat()).unwrap();
-    // Both have arrived when the first is answered, because they were sent together.
+    // Both requests have arrived when the first is answered, because they were sent together.
     assert_eq!(read_answer(&mut stream).unwrap().header.request_id, 1);
     master.stop().unwrap();
     assert_eq!(read_answer(&mut stream).unwrap().header.request_id, 2);
@@ -104,6 +104,9 @@ fn health_and_metrics_are_served() {
         "snowskin_master_allocated_bytes 0",
         "snowskin_master_quarantined_bytes 0",
         "snowskin_master_evictions_total 0",
+        "snowskin_master_puts_abandoned_total 0",
+        "snowskin_master_zombies_total 0",
+        "# HELP snowskin_master_zombies_total Deprecated: use snowskin_master_puts_abandoned_total.",
         "snowskin_master_eviction_kept_objects{reason=\"hard_pinned\"} 0",
         "snowskin_master_eviction_passed_over_total{reason=\"leased\"} 0",
         "snowskin_master_eviction_looks_total 0",

@@ -1,6 +1,7 @@
-//! te-core inside another data mover: a DMA engine with one queue becomes a `Transport`, and a batch runs over it.
+//! te-core inside another data mover: a DMA engine with one queue becomes a `Transport`, and a batch runs
+//! over it.
 //!
-//! Without std, main or start-up files (`embed/bare.rs` brings what is missing):
+//! Without std, main or start-up files (`embed/bare.rs` has what is missing):
 //! `cargo rustc -p te-core --example embed --no-default-features -- -Cpanic=abort -Clink-arg=-nostartfiles`
 //! With them: `cargo run -p te-core --example embed`. Both end with exit code 0 when the bytes have arrived.
 #![cfg_attr(not(feature = "std"), no_std, no_main)]
@@ -15,10 +16,10 @@ use te_core::{
     TransferRequest, Transport, copy_bytes,
 };
 
-/// The engine: 16 descriptors deep, one copy a poll. Segments are regions of the same machine.
+/// The engine: 16 descriptors deep, one copy per poll. Remote regions are regions of the same machine.
 struct Dma {
     regions: Vec<(RegionId, MemSpan)>,
-    segments: Vec<(RemoteRegionId, MemSpan)>,
+    remote_regions: Vec<(RemoteRegionId, MemSpan)>,
     queue: VecDeque<(Completion, MemSpan, MemSpan)>,
 }
 
@@ -46,11 +47,11 @@ impl Memory for Dma {
     fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         let bits = u64::from_le_bytes(blob.try_into().map_err(|_| ErrorKind::InvalidArgument)?);
         let span = find(&self.regions, RegionId::from_bits(bits))?;
-        self.segments.push((id, span));
+        self.remote_regions.push((id, span));
         Ok(())
     }
     fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
-        self.segments.retain(|(known, _)| *known != id);
+        self.remote_regions.retain(|(known, _)| *known != id);
         Ok(())
     }
 }
@@ -72,8 +73,8 @@ impl Transport for Dma {
             }
             let near =
                 find(&self.regions, slice.local.region)?.part(slice.local.offset, u64::from(slice.len))?;
-            let far =
-                find(&self.segments, slice.remote.region)?.part(slice.remote.offset, u64::from(slice.len))?;
+            let far = find(&self.remote_regions, slice.remote.region)?
+                .part(slice.remote.offset, u64::from(slice.len))?;
             let (from, to) = if slice.op == Op::Write { (near, far) } else { (far, near) };
             self.queue.push_back((Completion::applied(slice.token), from, to));
         }
@@ -108,13 +109,14 @@ impl Transport for Dma {
     }
 }
 
-/// Copies 100,000 bytes with one batch, and says whether they are there.
+/// Copies 100,000 bytes with one batch, and returns whether they arrived.
 fn move_a_block() -> Result<bool, Error> {
     const BYTES: u64 = 100_000;
     let (mut source, mut sink) = (alloc::vec![7u8; BYTES as usize], alloc::vec![0u8; BYTES as usize]);
     let (near, far, there) = (RegionId::new(0, 1), RegionId::new(1, 1), RemoteRegionId::new(0, 1));
-    let mut dma = Dma { regions: Vec::new(), segments: Vec::new(), queue: VecDeque::with_capacity(17) };
-    // SAFETY: the vectors stay where they are, and nobody looks into them until both regions are deregistered.
+    let mut dma = Dma { regions: Vec::new(), remote_regions: Vec::new(), queue: VecDeque::with_capacity(17) };
+    // SAFETY: the vectors stay where they are, and no reference to their bytes is made until both regions are
+    // deregistered.
     unsafe {
         dma.register(near, MemSpan::new(source.as_mut_ptr(), source.len()), Access::LOCAL)?;
         dma.register(far, MemSpan::new(sink.as_mut_ptr(), sink.len()), Access::REMOTE_WRITE)?;

@@ -1,4 +1,4 @@
-//! Batches of requests: handles, per-task counters, and the six statuses.
+//! Batches of requests: handles, counters per request, and the six statuses.
 //!
 //! ```text
 //!   create(requests) ──► Waiting ──accepted()───► Pending ──every slice completed──► Completed
@@ -6,8 +6,9 @@
 //!                            └──── cancel(reason) ───┴──► drains, then ────────────► Canceled / TimedOut
 //! ```
 //!
-//! A batch is terminal only when each of its accepted slices has completed, whatever failed first: memory of a terminal
-//! batch is the caller's again (L2). Slices are cut on demand by [`BatchTable::next`], never kept as a list.
+//! A batch is terminal only when each of its accepted slices has completed, whatever failed first: the memory
+//! of a terminal batch belongs to the caller again (L2). [`BatchTable::next`] cuts slices on demand; they are
+//! never kept as a list.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -16,7 +17,7 @@ use crate::{
     Completion, Error, ErrorKind, RegionOffset, RemoteOffset, Slice, Slicer, Token, TransferRequest,
 };
 
-/// Names a batch: slot and generation, never a pointer. A freed batch's handle is refused.
+/// Identifies a batch by slot and generation. The handle of a freed batch is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchHandle {
     index: u16,
@@ -24,62 +25,63 @@ pub struct BatchHandle {
 }
 
 impl BatchHandle {
-    /// Which slot of the table; less than the table's `batches_max`.
+    /// The number of the slot in the table; less than the table's `batches_max`.
     #[must_use]
     pub const fn index(self) -> usize {
         self.index as usize
     }
 }
 
-/// How far a batch or task is.
+/// The state of a batch or of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
-    /// Nothing submitted yet.
+    /// Nothing was submitted yet.
     Waiting,
-    /// At least one slice submitted, not all ended.
+    /// At least one slice was submitted, and not all have ended.
     Pending,
     /// Every byte is in place.
     Completed,
     /// At least one slice failed; all have ended.
     Failed,
-    /// Ended by its deadline; all slices have ended.
+    /// The deadline passed; all slices have ended.
     TimedOut,
-    /// Ended by the caller; all slices have ended.
+    /// The caller cancelled it; all slices have ended.
     Canceled,
 }
 
 impl Status {
-    /// Whether it is over: no memory of the batch will be touched any more.
+    /// Whether it has ended: no memory of the batch will be touched any more.
     #[must_use]
     pub const fn is_terminal(self) -> bool {
         !matches!(self, Self::Waiting | Self::Pending)
     }
 }
 
-/// Why a batch is being ended early.
+/// Why a batch is ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelReason {
-    /// The caller wants it to end.
+    /// The caller cancelled it.
     Canceled,
     /// Its deadline passed.
     TimedOut,
 }
 
-/// What is known about one request of a batch, or a batch as a whole.
+/// What is known about one request of a batch, or about a batch as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// How far it is.
+    /// The state.
     pub status: Status,
-    /// Bytes known to be in place.
+    /// The number of bytes that are known to be in place.
     pub bytes_done: u64,
     /// The first error, if any.
     pub error: Option<Error>,
-    /// Some WRITE's bytes may still land at the target: fence before the range gets other bytes (L5).
+    /// Bytes of a WRITE may still land at the target: fence before the range gets other bytes (L5).
     pub fence_needed: bool,
 }
 
-/// Fixed-size table of batches. Creating a batch may grow a slot's task list the first time; nothing else allocates.
+/// A table of fixed size of batches. Only `new` and the first batch in a slot, which grows the slot's task
+/// list, allocate.
 #[derive(Debug)]
 pub struct BatchTable {
     batches: Box<[Batch]>,
@@ -93,9 +95,9 @@ struct Batch {
     live: bool,
     slicer: Slicer,
     tasks: Vec<Task>,
-    /// First task that may still have something to cut.
+    /// The first task that may still have something to cut.
     cursor: u16,
-    /// Tasks that are not terminal.
+    /// The number of tasks that are not terminal.
     unfinished: u16,
     submitted: bool,
     canceled: Option<CancelReason>,
@@ -104,15 +106,15 @@ struct Batch {
 #[derive(Clone, Copy, Debug)]
 struct Task {
     request: TransferRequest,
-    /// Bytes cut and accepted so far; the next slice starts here.
+    /// The bytes that were cut and accepted so far; the next slice starts here.
     cut_bytes: u64,
     done_bytes: u64,
-    /// Slices accepted; the next slice's number.
+    /// The number of slices that were accepted, and so the number of the next slice.
     slices: u32,
     outstanding: u32,
     error: Option<Error>,
     fence_needed: bool,
-    /// No more cuts: failed or cancelled.
+    /// Whether no more slices are cut: the task failed or was cancelled.
     stopped: bool,
     terminal: bool,
 }
@@ -127,7 +129,10 @@ impl BatchTable {
         let batches_max = u16::try_from(batches_max).expect("batches_max fits 16 bits");
         let tasks_per_batch_max =
             u16::try_from(tasks_per_batch_max).expect("tasks_per_batch_max fits 16 bits");
-        assert!(batches_max > 0 && tasks_per_batch_max > 0, "a table of nothing");
+        assert!(
+            batches_max > 0 && tasks_per_batch_max > 0,
+            "batches_max and tasks_per_batch_max are at least 1"
+        );
         let batches = (0..batches_max)
             .map(|_| Batch {
                 generation: 0,
@@ -143,16 +148,18 @@ impl BatchTable {
         Self { batches, free: (0..batches_max).rev().collect(), tasks_per_batch_max }
     }
 
-    /// Batches that exist.
+    /// The number of batches that exist.
     #[must_use]
     pub fn live(&self) -> usize {
         self.batches.len() - self.free.len()
     }
 
-    /// A new batch of `requests`, `Waiting`, to be cut by `slicer`. Requests of length 0 are complete from the start.
+    /// Creates a batch of `requests`, `Waiting`, to be cut by `slicer`. Requests of length 0 are complete
+    /// from the start.
     ///
     /// # Errors
-    /// `Full` when the table is, `InvalidArgument` for no requests or too many.
+    /// `Full` when all slots are in use, `InvalidArgument` when there are no requests or more than a slot
+    /// holds.
     pub fn create(
         &mut self,
         requests: impl ExactSizeIterator<Item = TransferRequest>,
@@ -190,8 +197,8 @@ impl BatchTable {
         Ok(BatchHandle { index, generation: batch.generation })
     }
 
-    /// Cuts the next slices of the batch into `out` without accepting them; gives how many. The same slices come again
-    /// until [`accepted`](Self::accepted) says otherwise.
+    /// Cuts the next slices of the batch into `out` without accepting them, and returns their number. Until
+    /// [`accepted`](Self::accepted) is called, the same slices come again.
     ///
     /// # Errors
     /// `Stale` when the handle was freed.
@@ -226,10 +233,10 @@ impl BatchTable {
         Ok(filled)
     }
 
-    /// Records that a transport accepted these slices: a prefix of what [`next`](Self::next) gave.
+    /// Records that a transport accepted these slices: a prefix of what [`next`](Self::next) returned.
     #[inline]
     pub fn accepted(&mut self, slices: &[Slice]) {
-        // Slices of one request follow each other: they are booked together.
+        // Slices of one request follow each other: they are counted together.
         let Some(mut first) = slices.first() else { return };
         let (mut count, mut bytes) = (0, 0);
         for slice in slices {
@@ -240,7 +247,7 @@ impl BatchTable {
             debug_assert_eq!(
                 parts(slice.token).2,
                 parts(first.token).2 + count,
-                "slices are accepted in the order of their cutting"
+                "slices are accepted in the order in which they were cut"
             );
             count += 1;
             bytes += u64::from(slice.len);
@@ -248,14 +255,14 @@ impl BatchTable {
         self.book(first.token, count, bytes);
     }
 
-    /// Books `count` slices that were accepted, of `bytes` together, the first of which is `first`.
+    /// Counts `count` accepted slices with `bytes` bytes together, the first of which is `first`.
     #[inline]
     fn book(&mut self, first: Token, count: u32, bytes: u64) {
         let (index, task_index, number) = parts(first);
         let batch = &mut self.batches[usize::from(index)];
         batch.submitted = true;
         let task = &mut batch.tasks[task_index];
-        debug_assert_eq!(task.slices, number, "slices are accepted in the order of their cutting");
+        debug_assert_eq!(task.slices, number, "slices are accepted in the order in which they were cut");
         task.cut_bytes += bytes;
         task.slices += count;
         task.outstanding += count;
@@ -264,8 +271,8 @@ impl BatchTable {
         }
     }
 
-    /// Records that `slice`, the first that [`next`](Self::next) gives, was refused for good: its task fails.
-    /// Gives the batch when that made it terminal.
+    /// Records that `slice`, the first that [`next`](Self::next) returns, was refused for good: its task
+    /// fails. Returns the batch when that made it terminal.
     pub fn refused(&mut self, slice: &Slice, error: Error) -> Option<BatchHandle> {
         let (index, task_index, _) = parts(slice.token);
         let batch = &mut self.batches[usize::from(index)];
@@ -277,7 +284,7 @@ impl BatchTable {
         batch.ended(index)
     }
 
-    /// Records the end of a slice. Gives the batch when that made it terminal.
+    /// Records the end of a slice. Returns the batch when that made it terminal.
     #[inline]
     pub fn complete(&mut self, completion: &Completion) -> Option<BatchHandle> {
         let (index, task_index, number) = parts(completion.token);
@@ -308,8 +315,9 @@ impl BatchTable {
         batch.ended(index)
     }
 
-    /// Ends a batch early: nothing more is cut. Slices in flight must still complete; [`is_of`](Self::is_of) tells
-    /// which they are, for the transport's `cancel`. Gives the handle when the batch is terminal already.
+    /// Ends a batch early: no more slices are cut. Slices in flight must still complete;
+    /// [`is_of`](Self::is_of) identifies them for the transport's `cancel`. Returns the handle when the batch
+    /// is terminal already.
     ///
     /// # Errors
     /// `Stale` when the handle was freed.
@@ -331,14 +339,15 @@ impl BatchTable {
         Ok(batch.ended(handle.index))
     }
 
-    /// Whether a slice with this token belongs to the batch: what to ask of each slice in flight when a batch is cancelled.
+    /// Whether a slice with this token belongs to the batch. The caller cancels those slices in flight when
+    /// it cancels a batch.
     #[must_use]
     pub fn is_of(&self, handle: BatchHandle, token: Token) -> bool {
         self.batch(handle).is_ok() && parts(token).0 == handle.index
     }
 
-    /// The batch and the number of the request that a slice in flight was cut from; and where in it the slice begins, and how
-    /// long it is, bytes.
+    /// The batch and the number of the request that a slice in flight was cut from; where in the request the
+    /// slice begins, and its length, in bytes.
     #[must_use]
     pub fn find(&self, token: Token) -> Option<(BatchHandle, u16, (u64, u32))> {
         let (index, task_index, number) = parts(token);
@@ -380,10 +389,10 @@ impl BatchTable {
         })
     }
 
-    /// Gives the slot back. The handle is refused from here on.
+    /// Frees the slot. The handle is refused from now on.
     ///
     /// # Errors
-    /// `Busy` while the batch is not terminal, `Stale` when it was freed before.
+    /// `Busy` while the batch is not terminal, `Stale` when it was freed already.
     pub fn free(&mut self, handle: BatchHandle) -> Result<(), Error> {
         let index = self.index(handle)?;
         let batch = &mut self.batches[index];
@@ -409,7 +418,7 @@ impl BatchTable {
 }
 
 impl Batch {
-    /// Marks a task terminal when nothing of it is outstanding or to come.
+    /// Marks a task terminal when none of its slices is in flight or still to be cut.
     fn settle(&mut self, task_index: usize) {
         let task = &mut self.tasks[task_index];
         let all_cut = task.stopped || task.cut_bytes == task.request.len;
@@ -452,9 +461,10 @@ impl Batch {
     }
 }
 
-/// Slice number above, task and batch below: a token finds its counters without a search.
+/// The slice number in the upper half, task and batch in the lower half: a token leads to its counters
+/// without a search.
 const fn token(batch: u16, task: usize, slice: u32) -> Token {
-    debug_assert!(slice <= u32::MAX >> 1, "a token with the bit above is a fence's");
+    debug_assert!(slice <= u32::MAX >> 1, "a token whose top bit is set belongs to a fence");
     Token((slice as u64) << 32 | (task as u64 & 0xffff) << 16 | batch as u64)
 }
 

@@ -1,16 +1,18 @@
-//! CRC-32C without bytes: what follows from checksums that are known. Arithmetic of polynomials modulo that of RFC 3720.
+//! CRC-32C of concatenations, computed from the checksums of the parts. Arithmetic of polynomials modulo that
+//! of RFC 3720.
 //!
-//! Checksums of bytes are taken where the bytes are, with what the processor offers; nothing here reads any.
+//! Checksums of bytes are computed where the bytes are, with the processor's instructions; this module reads
+//! no bytes.
 
-/// CRC-32C of what has the checksum `first` followed by `len` bytes that have the checksum `second`.
+/// The CRC-32C of bytes with the checksum `first`, followed by `len` bytes with the checksum `second`.
 ///
-/// Costs a multiplication for each bit of `len` that is set: tens of nanoseconds for a power of two.
+/// Costs one multiplication per bit of `len` that is set: tens of nanoseconds for a power of two.
 #[must_use]
 pub fn crc32c_joined(first: u32, second: u32, len: u64) -> u32 {
     let mut moved = first.reverse_bits();
     let mut rest = len;
     while rest > 0 {
-        // x to the power of 2 to the power of three more: a byte is eight bits.
+        // x to the power of 2^3: a byte is eight bits.
         moved = multiply(moved, SQUARES[rest.trailing_zeros() as usize + 3]);
         rest &= rest - 1;
     }
@@ -28,7 +30,7 @@ const SQUARES: [u32; 67] = {
     squares
 };
 
-/// xⁿ modulo the polynomial of CRC-32C, reflected: the constants of whoever folds.
+/// xⁿ modulo the polynomial of CRC-32C, reflected: the constants that folding algorithms need.
 #[must_use]
 pub const fn crc32c_power(n: u64) -> u32 {
     let (mut result, mut square, mut left) = (1, 2, n);
@@ -44,7 +46,7 @@ pub const fn crc32c_power(n: u64) -> u32 {
 
 /// a × b mod P, not reflected.
 const fn multiply(mut a: u32, mut b: u32) -> u32 {
-    /// RFC 3720's polynomial, x³² left out.
+    /// The polynomial of RFC 3720, without x³².
     const CASTAGNOLI: u32 = 0x1edc_6f41;
     let mut product = 0;
     while b > 0 {
@@ -58,7 +60,7 @@ const fn multiply(mut a: u32, mut b: u32) -> u32 {
 }
 
 #[cfg(any(test, feature = "testkit"))]
-/// CRC-32C bit by bit, as the definition has it: what tests compare with.
+/// CRC-32C bit by bit, as it is defined: the reference for tests.
 pub(crate) fn crc32c_slowly(bytes: &[u8]) -> u32 {
     let mut crc = !0_u32;
     for byte in bytes {

@@ -1,4 +1,4 @@
-//! Names of things: an index and a generation, never a pointer.
+//! Ids and tokens: an index and a generation, never a pointer.
 
 use core::fmt;
 
@@ -7,9 +7,9 @@ macro_rules! generational_id {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name {
-            /// Which slot.
+            /// The index of the slot.
             pub index: u32,
-            /// Which tenant of the slot; a reused slot has another one.
+            /// The generation of the slot: it changes when the slot is used again.
             pub generation: u32,
         }
 
@@ -20,7 +20,7 @@ macro_rules! generational_id {
                 Self { index, generation }
             }
 
-            /// Both halves in one word: generation above, index below.
+            /// Both halves in one word: the generation in the upper half, the index in the lower half.
             #[must_use]
             pub const fn to_bits(self) -> u64 {
                 (self.generation as u64) << 32 | self.index as u64
@@ -48,30 +48,32 @@ macro_rules! generational_id {
 }
 
 generational_id!(
-    /// A region of local memory that is registered. Chosen by whoever registers it.
+    /// A region of local memory that is registered. The caller of `register` chooses the id.
     RegionId, "r"
 );
 generational_id!(
-    /// A peer's exported region that is attached here. Chosen by whoever attaches it.
+    /// A peer's region that is attached here. The caller of `attach` chooses the id.
     RemoteRegionId, "s"
 );
 
-/// The caller's name for one slice or fence, given back in its completion. Unique among those in flight.
+/// The caller's name for one slice or fence, which its completion carries. Unique among the slices and fences
+/// in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub u64);
 
 impl Token {
-    /// Marks the names of fences, for callers that number slices and fences apart. A [`BatchTable`](crate::BatchTable)'s slices
-    /// never bear it.
+    /// The bit that marks tokens of fences, for callers that number slices and fences separately. The slices
+    /// of a [`BatchTable`](crate::BatchTable) never have it.
     const FENCE: u64 = 1 << 63;
 
-    /// Names fence `number`.
+    /// The token of fence `number`.
     #[must_use]
     pub const fn of_fence(number: u32) -> Self {
         Self(Self::FENCE | number as u64)
     }
 
-    /// The number of the fence that [`of_fence`](Self::of_fence) named so; `None`: it is no fence's name.
+    /// The number that was given to [`of_fence`](Self::of_fence); `None` when this is not the token of a
+    /// fence.
     #[inline]
     #[must_use]
     pub const fn fence_number(self) -> Option<u32> {

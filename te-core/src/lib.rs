@@ -1,5 +1,5 @@
-//! The Transport contract of Snowskin: what moves bytes between registered memory and a peer's, said once for every
-//! fabric. No I/O, no clock, no threads, no allocation on the data path; `no_std` with `alloc`.
+//! The Transport contract of Snowskin, the same for every fabric: how bytes move between registered memory
+//! and a peer's memory. No I/O, no clock, no threads, no allocation on the data path; `no_std` with `alloc`.
 //!
 //! ```text
 //!   TransferRequest ×N         what a caller asks for: op, local range, remote range, length
@@ -7,28 +7,30 @@
 //!      Batch                   BatchTable: a handle (slot + generation), six statuses
 //!        │ one per request
 //!       Task                   counters: bytes cut, in flight, done; the first error
-//!        │ Slicer              64 KiB pieces, cut when there is room for them, never kept as a list
+//!        │ Slicer              64 KiB parts, cut when there is room for them, never kept as a list
 //!      Slice                   ≤ 48 bytes: token, local, remote, length, op
 //!        │
-//!      Route                   HealthRoute: which rail would finish first, and which one needs a rest
+//!      Route                   HealthRoute: which rail would finish first, and which one is paused
 //!        │ MultiTransport      sprays, pauses, fails over; is itself a Transport
 //!    rail  rail  rail          one Transport each: submit ─► poll ─► poll ─► …
 //!        │
-//!    Completion                exactly one a slice: Applied, NotApplied or Unknown, and whether a fence is needed
+//!    Completion                exactly one per slice: Applied, NotApplied or Unknown, and whether a fence is needed
 //!        │
 //!   Task ─► Batch ─► caller
 //! ```
 //!
-//! * [`Transport`] and [`Memory`] are the contract; the laws L1 to L8 in their documentation bind every fabric. The first
-//!   among them: when a slice has ended, whichever way, nothing touches its memory again.
+//! * [`Transport`] and [`Memory`] are the contract; the laws L1 to L8 in their documentation bind every
+//!   fabric. The most important: once a slice has ended, in whichever way, nothing touches its memory again.
 //! * [`BatchTable`], [`Slicer`], [`MultiTransport`] and [`HealthRoute`] turn requests into slices on rails.
-//! * [`grant`] is how an owner lends memory to peers that map it, and gets it back.
-//! * [`topology`] says how far memory and NICs are from each other.
-//! * [`Registered`] owns a buffer while a peer may reach it, [`VolatileSpan`] looks at it meanwhile.
-//! * [`Location`] says where memory is, and [`device`] how memory that the CPU cannot touch is found and staged.
-//! * [`Mailbox`] hands work to whoever polls.
-//! * [`Fault`], [`Trace`], [`Throttle`] and [`Delay`] are transports around a transport, to test and to debug with.
-//! * With feature `testkit`: `sim`, a seeded fabric in virtual time, and `testkit`, the conformance suite.
+//! * [`grant`] is how an owner lets peers map its memory, and how it revokes that.
+//! * [`topology`] describes how far memory and NICs are from each other.
+//! * [`Registered`] owns a buffer while a peer may reach it; [`VolatileSpan`] reads and writes it meanwhile.
+//! * [`Location`] says where memory is; [`device`] is how memory that the CPU cannot touch is found and
+//!   staged.
+//! * [`Mailbox`] hands work to the polling thread.
+//! * [`Fault`], [`Trace`], [`Throttle`] and [`Delay`] wrap a transport, for tests and debugging.
+//! * With feature `testkit`: `sim`, a simulated fabric with seeds and virtual time, and `testkit`, the
+//!   conformance suite.
 //!
 //! A batch over a simulated fabric, from request to bytes:
 //!
@@ -40,24 +42,24 @@
 //! let net = SimNet::new(7, SimConfig::CALM);
 //! let (mut here, mut there) = (net.node(), net.node());
 //!
-//! // Memory: a private buffer here, one that peers may write there.
+//! // Memory: a private buffer here, and one at the other end that peers may write.
 //! let local = Registered::new(vec![42u8; 200_000], RegionId::new(0, 1), Access::LOCAL);
 //! let remote = Registered::new(vec![0u8; 200_000], RegionId::new(0, 1), Access::REMOTE_WRITE);
-//! // SAFETY: both owners stay registered until `deregister` says Ok, below.
+//! // SAFETY: both owners stay registered until `deregister` returns Ok, below.
 //! unsafe {
 //!     here.register(local.region(), local.span(), Access::LOCAL)?;
 //!     there.register(remote.region(), remote.span(), Access::REMOTE_WRITE)?;
 //! }
 //! let mut export = [0; 64];
 //! let export_bytes = there.export(remote.region(), &mut export)?;
-//! let segment = RemoteRegionId::new(0, 1);
-//! here.attach(segment, &export[..export_bytes])?;
+//! let remote_region = RemoteRegionId::new(0, 1);
+//! here.attach(remote_region, &export[..export_bytes])?;
 //!
-//! // One request, cut into slices of 64 KiB as the transport takes them.
+//! // One request, cut into slices of 64 KiB while the transport accepts them.
 //! let mut table = BatchTable::new(8, 16);
-//! let request = TransferRequest { op: Op::Write, local: RegionOffset::new(local.region(), 0), remote: RemoteOffset::new(segment, 0), len: 200_000 };
+//! let request = TransferRequest { op: Op::Write, local: RegionOffset::new(local.region(), 0), remote: RemoteOffset::new(remote_region, 0), len: 200_000 };
 //! let batch = table.create([request].into_iter(), Slicer::default())?;
-//! let mut slices = [Slice { token: Token(0), local: RegionOffset::new(local.region(), 0), remote: RemoteOffset::new(segment, 0), len: 0, op: Op::Read }; 8];
+//! let mut slices = [Slice { token: Token(0), local: RegionOffset::new(local.region(), 0), remote: RemoteOffset::new(remote_region, 0), len: 0, op: Op::Read }; 8];
 //! let mut ends = [Completion::applied(Token(0)); 8];
 //! while !table.progress(batch)?.status.is_terminal() {
 //!     let cut = table.next(batch, &mut slices)?;
@@ -72,7 +74,7 @@
 //! assert_eq!(table.progress(batch)?.status, Status::Completed);
 //!
 //! there.deregister(remote.region())?;
-//! // SAFETY: it is deregistered.
+//! // SAFETY: the region is deregistered.
 //! assert_eq!(unsafe { remote.into_inner() }, vec![42u8; 200_000]);
 //! # here.deregister(local.region())?;
 //! # drop(unsafe { local.into_inner() });
@@ -123,4 +125,4 @@ pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, RailState, Rou
 pub use slice::{Completion, Crc32c, Op, Outcome, RegionOffset, RemoteOffset, Slice};
 pub use slicer::{Slicer, TransferRequest};
 pub use time::Instant;
-pub use transport::{Capabilities, EXPELLED_MAX, EventSource, Features, Memory, Transport};
+pub use transport::{Capabilities, EXPELLED_MAX, EventSource, ExpelMode, Features, Memory, Transport};

@@ -1,13 +1,17 @@
-//! How callers hand work to whoever polls: a bounded, lock-free ring of many producers.
+//! How callers hand work to the polling thread: a bounded, lock-free ring with many producers.
 //!
-//! Dmitry Vyukov's bounded queue: each slot carries a sequence number that says whose turn it is, so a producer and the
-//! consumer meet on the slot and nowhere else. `push` and `pop` never wait for memory and never allocate; a full mailbox
-//! gives the item back. `tests/loom_mailbox.rs` checks its orderings.
+//! Dmitry Vyukov's bounded queue: the sequence number of each slot decides whether a producer or the consumer
+//! may use it next, so the two share a slot and nothing else. `push` and `pop` never wait for memory and
+//! never allocate; a full mailbox returns the item. `tests/loom_mailbox.rs` checks its memory orderings.
 //!
 //! Other structures are ordered by hand, too: DESIGN.md lists them, and which of them loom checks.
 //!
-//! It is not a channel: nobody is woken. Whoever pushes rings the bell that the poller parks on.
-#![allow(unsafe_code, reason = "slots are uninitialised memory; the sequence numbers say who owns each one")]
+//! It is not a channel: `push` wakes no thread. The caller that pushes wakes the polling thread if it is
+//! parked.
+#![allow(
+    unsafe_code,
+    reason = "slots are uninitialised memory; the sequence numbers decide which thread owns each one"
+)]
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -15,7 +19,7 @@ use core::mem::MaybeUninit;
 
 use self::sync::{AtomicUsize, Ordering, UnsafeCell};
 
-/// A bounded multi-producer ring. Share it by reference or in an `Arc`.
+/// A bounded ring with many producers. Share it by reference or in an `Arc`.
 ///
 /// ```
 /// let mailbox = te_core::Mailbox::new(2);
@@ -27,9 +31,9 @@ use self::sync::{AtomicUsize, Ordering, UnsafeCell};
 pub struct Mailbox<T> {
     slots: Box<[Slot<T>]>,
     mask: usize,
-    /// Next position to push at.
+    /// The position of the next push.
     tail: CachePadded<AtomicUsize>,
-    /// Next position to pop from.
+    /// The position of the next pop.
     head: CachePadded<AtomicUsize>,
 }
 
@@ -37,7 +41,7 @@ impl<T> Mailbox<T> {
     /// A mailbox with room for `capacity` items, rounded up to a power of two and to 2.
     ///
     /// # Panics
-    /// When that many slots do not fit into the address space.
+    /// When the address space has no room for so many slots.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(2).next_power_of_two();
@@ -49,13 +53,13 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Items that fit.
+    /// The number of items that fit.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// Items inside. A snapshot: others may push and pop meanwhile.
+    /// The number of items inside. A snapshot: other threads may push and pop meanwhile.
     #[must_use]
     pub fn len(&self) -> usize {
         let head = self.head.0.load(Ordering::Relaxed);
@@ -63,13 +67,13 @@ impl<T> Mailbox<T> {
         tail.wrapping_sub(head).min(self.capacity())
     }
 
-    /// Whether there are none. A snapshot, as [`len`](Self::len).
+    /// Whether the mailbox is empty. A snapshot, as [`len`](Self::len).
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Puts `item` in.
+    /// Appends `item`.
     ///
     /// # Errors
     /// The item itself when the mailbox is full.
@@ -77,14 +81,15 @@ impl<T> Mailbox<T> {
         let mut position = self.tail.0.load(Ordering::Relaxed);
         loop {
             let slot = &self.slots[position & self.mask];
-            // Acquire: what the consumer did with the slot happened before we reuse it.
+            // Acquire: the consumer's use of the slot happened before we reuse it.
             let sequence = slot.sequence.load(Ordering::Acquire);
             match sequence.wrapping_sub(position).cast_signed() {
                 0 => match self.claim(&self.tail.0, position) {
                     Ok(()) => {
                         slot.value.with_mut(|value| {
-                            // SAFETY: the sequence number said the slot is empty and for `position`, and the exchange
-                            // made `position` ours; nobody else touches it before we publish the next number.
+                            // SAFETY: the sequence number showed that the slot is empty and for `position`,
+                            // and the exchange made `position` ours; no other thread touches the slot before
+                            // we publish the next number.
                             unsafe { (*value).write(item) };
                         });
                         // Release: the item is in place before the consumer sees the number.
@@ -93,14 +98,14 @@ impl<T> Mailbox<T> {
                     }
                     Err(seen) => position = seen,
                 },
-                // One lap behind: the consumer has not emptied it.
+                // One lap behind: the consumer has not emptied the slot.
                 behind if behind < 0 => return Err(item),
                 _ => position = self.tail.0.load(Ordering::Relaxed),
             }
         }
     }
 
-    /// Takes the oldest item out. One consumer is the intended use; several are safe.
+    /// Takes the oldest item. It is made for one consumer; several are safe.
     pub fn pop(&self) -> Option<T> {
         let mut position = self.head.0.load(Ordering::Relaxed);
         loop {
@@ -111,11 +116,12 @@ impl<T> Mailbox<T> {
                 0 => match self.claim(&self.head.0, position) {
                     Ok(()) => {
                         let item = slot.value.with_mut(|value| {
-                            // SAFETY: the sequence number said the slot holds the item of `position`, and the exchange
-                            // made it ours to take, once.
+                            // SAFETY: the sequence number showed that the slot holds the item of `position`,
+                            // and the exchange made it ours to take, once.
                             unsafe { (*value).assume_init_read() }
                         });
-                        // Release: we are done with the slot before the producer one lap ahead sees the number.
+                        // Release: we have finished with the slot before the producer one lap ahead sees the
+                        // number.
                         slot.sequence.store(position.wrapping_add(self.capacity()), Ordering::Release);
                         return Some(item);
                     }
@@ -127,7 +133,8 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Relaxed is enough: the position only decides who may try, the slot's sequence number carries the data.
+    /// Relaxed is enough: the position only decides which thread may try; the slot's sequence number orders
+    /// the data.
     fn claim(&self, counter: &AtomicUsize, position: usize) -> Result<(), usize> {
         counter
             .compare_exchange_weak(position, position.wrapping_add(1), Ordering::Relaxed, Ordering::Relaxed)
@@ -135,7 +142,7 @@ impl<T> Mailbox<T> {
     }
 }
 
-// SAFETY: items move between threads by value; each slot has one owner at a time, which the sequence numbers settle.
+// SAFETY: items move between threads by value; the sequence numbers give each slot one owner at a time.
 unsafe impl<T: Send> Send for Mailbox<T> {}
 // SAFETY: as above; `&Mailbox` gives no reference to an item, so `T: Send` is enough.
 unsafe impl<T: Send> Sync for Mailbox<T> {}
@@ -153,7 +160,8 @@ impl<T> fmt::Debug for Mailbox<T> {
 }
 
 struct Slot<T> {
-    /// `position` when empty and waiting for it, `position + 1` when it holds that position's item.
+    /// `position` when the slot is empty and waits for the item of that position, `position + 1` when it
+    /// holds that item.
     sequence: AtomicUsize,
     value: UnsafeCell<MaybeUninit<T>>,
 }
@@ -164,7 +172,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// Producers and the consumer count on lines of their own (two, as the prefetcher takes pairs).
+/// The positions of producers and consumer, each on its own pair of cache lines (the prefetcher loads pairs).
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
@@ -178,7 +186,7 @@ mod sync {
 mod sync {
     pub(super) use core::sync::atomic::{AtomicUsize, Ordering};
 
-    /// `core::cell::UnsafeCell` with loom's way to reach inside.
+    /// `core::cell::UnsafeCell` with the accessors of loom's.
     pub(super) struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
 
     impl<T> UnsafeCell<T> {
@@ -259,7 +267,7 @@ mod tests {
                 continue;
             };
             let producer = (item >> 32) as usize;
-            assert_eq!(item & 0xffff_ffff, next[producer], "each producer's items stay in order");
+            assert_eq!(item & 0xffff_ffff, next[producer], "the items of each producer stay in order");
             next[producer] += 1;
             got += 1;
         }

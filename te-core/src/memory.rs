@@ -1,11 +1,12 @@
-//! Memory that somebody else may write.
+//! Memory that another process or a device may write.
 //!
-//! Two rules hold for every byte that a peer can reach, and every `SAFETY` comment in the project leans on them:
+//! Two rules hold for every byte that a peer can reach, and every `SAFETY` comment in the project relies on
+//! them:
 //!
 //! 1. From `register` until `deregister` returned `Ok`, the span stays mapped.
 //! 2. In that time there is no `&[u8]` or `&mut [u8]` to bytes that a peer may write. They are read through a
 //!    [`VolatileSpan`], which copies them out.
-#![allow(unsafe_code, reason = "raw memory is this module's business; the two rules above are its contract")]
+#![allow(unsafe_code, reason = "this module is about raw memory; the two rules above are its contract")]
 
 use alloc::string::String;
 use core::fmt;
@@ -13,7 +14,7 @@ use core::fmt;
 use crate::{Error, ErrorKind};
 
 bitflags::bitflags! {
-    /// Who may do what with a registered region.
+    /// The rights of local operations and of peers to a registered region.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u8 {
         /// Local operations may read it (source of a WRITE).
@@ -39,8 +40,8 @@ impl Access {
 }
 
 bitflags::bitflags! {
-    /// Kinds of memory, by what has to be able to touch them. A transport declares those that it can touch
-    /// ([`Capabilities::memory`](crate::Capabilities::memory)); a [`Location`] is of exactly one kind.
+    /// Kinds of memory, by what has to be able to touch them. A transport declares the kinds that it can
+    /// touch ([`Capabilities::memory`](crate::Capabilities::memory)); a [`Location`] is of exactly one kind.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct MemoryKinds: u32 {
         /// Memory that the CPU loads from and stores to.
@@ -54,23 +55,23 @@ bitflags::bitflags! {
     }
 }
 
-/// Who made a GPU; its memory's name begins with [`prefix`](Self::prefix).
+/// The vendor of a GPU. The name of its memory begins with [`prefix`](Self::prefix).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum GpuVendor {
-    /// `cuda:N`.
+    /// NVIDIA; memory is named `cuda:N`.
     Nvidia,
-    /// `hip:N`.
+    /// AMD; memory is named `hip:N`.
     Amd,
-    /// `xpu:N`.
+    /// Intel; memory is named `xpu:N`.
     Intel,
 }
 
 impl GpuVendor {
-    /// The vendors there are.
+    /// All vendors.
     pub const ALL: [Self; 3] = [Self::Nvidia, Self::Amd, Self::Intel];
 
-    /// What the name of its memory begins with.
+    /// The beginning of the name of its memory.
     #[must_use]
     pub const fn prefix(self) -> &'static str {
         match self {
@@ -90,7 +91,7 @@ impl GpuVendor {
         }
     }
 
-    /// By PCI vendor id (<https://pcisig.com/membership/member-companies>).
+    /// The vendor with this PCI vendor id (<https://pcisig.com/membership/member-companies>).
     #[must_use]
     pub const fn from_pci(vendor: u16) -> Option<Self> {
         match vendor {
@@ -117,17 +118,18 @@ impl GpuVendor {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Location {
-    /// Host memory, NUMA node unknown or irrelevant. In a priority matrix: every location without a row.
+    /// Host memory whose NUMA node is unknown or irrelevant. In a priority matrix: every location without a
+    /// row.
     #[default]
     Host,
     /// Host memory of the NUMA node with this number.
     Numa(u16),
-    /// Memory of a GPU: the vendor, and the number among its GPUs in PCI order, from 0.
+    /// Memory of a GPU: the vendor, and the number of the GPU among the vendor's, in PCI order, from 0.
     Device(GpuVendor, u16),
 }
 
 impl Location {
-    /// The one kind of memory that is there.
+    /// The kind of memory at this location.
     #[must_use]
     pub const fn kind(self) -> MemoryKinds {
         match self {
@@ -137,7 +139,7 @@ impl Location {
     }
 }
 
-/// `cpu:0`, `cuda:3`, `*`: what [`FromStr`](core::str::FromStr) understands.
+/// Writes `cpu:0`, `cuda:3` or `*`, which [`FromStr`](core::str::FromStr) parses.
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -157,7 +159,7 @@ impl core::str::FromStr for Location {
             return Ok(Self::Host);
         }
         let (kind, number) = text.split_once(':').ok_or_else(wrong)?;
-        // `parse` would take "+1".
+        // `parse` would accept "+1".
         if !number.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(wrong());
         }
@@ -170,7 +172,7 @@ impl core::str::FromStr for Location {
     }
 }
 
-/// A text that names no [`Location`]; holds its first 64 characters.
+/// A text that is not a [`Location`]; holds its first 64 characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocationError(String);
 
@@ -183,14 +185,14 @@ impl fmt::Display for LocationError {
         let Self(text) = self;
         write!(
             f,
-            "{text:?} is not a location: write cpu:0, cuda:0, hip:0 or xpu:0 with its number, or * for all others"
+            "{text:?} is not a location: write cpu:0, cuda:0, hip:0 or xpu:0 with the number of the node or device, or * for all other memory"
         )
     }
 }
 
 impl core::error::Error for LocationError {}
 
-/// A range of bytes somewhere: address, length, location. An address, not a borrow.
+/// A range of bytes: address, length, location. An address, not a borrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemSpan {
     ptr: *mut u8,
@@ -198,7 +200,8 @@ pub struct MemSpan {
     location: Location,
 }
 
-// SAFETY: a span is only an address; each use of the memory behind it is unsafe and argued for where it happens.
+// SAFETY: a span is only an address; each use of the memory behind it is unsafe and justified where it
+// happens.
 unsafe impl Send for MemSpan {}
 // SAFETY: as above; a shared span gives no access.
 unsafe impl Sync for MemSpan {}
@@ -210,40 +213,40 @@ impl MemSpan {
         Self { ptr, len, location: Location::Host }
     }
 
-    /// The same bytes, with a better idea of where they live.
+    /// The same bytes at `location`.
     #[must_use]
     pub const fn at(self, location: Location) -> Self {
         Self { location, ..self }
     }
 
-    /// First byte.
+    /// The address of the first byte.
     #[must_use]
     pub const fn as_ptr(self) -> *mut u8 {
         self.ptr
     }
 
-    /// Bytes.
+    /// The length, in bytes.
     #[must_use]
     pub const fn len(self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// Where it lives.
+    /// Where the memory is.
     #[must_use]
     pub const fn location(self) -> Location {
         self.location
     }
 
-    /// Checks that the memory is of one of these kinds: what a transport's `register` begins with (L8).
+    /// Checks that the memory is of one of `kinds`. Each transport's `register` begins with this check (L8).
     ///
     /// # Errors
-    /// `Unsupported` when it is not.
+    /// `Unsupported` when it is of another kind.
     pub fn require(self, kinds: MemoryKinds) -> Result<(), Error> {
         match kinds.contains(self.location.kind()) {
             true => Ok(()),
@@ -251,7 +254,7 @@ impl MemSpan {
         }
     }
 
-    /// Whether `len` bytes from `offset` on lie inside.
+    /// Whether `len` bytes from `offset` on lie inside the span.
     #[must_use]
     pub const fn contains(self, offset: u64, len: u64) -> bool {
         match offset.checked_add(len) {
@@ -263,7 +266,7 @@ impl MemSpan {
     /// The part of `len` bytes from `offset` on.
     ///
     /// # Errors
-    /// `OutOfRange` when it does not lie inside.
+    /// `OutOfRange` when the part does not lie inside the span.
     pub fn part(self, offset: u64, len: u64) -> Result<Self, Error> {
         if !self.contains(offset, len) {
             return Err(Error::new(ErrorKind::OutOfRange));
@@ -272,10 +275,11 @@ impl MemSpan {
     }
 }
 
-/// A view of memory that a peer may be writing at this moment: bytes are copied in and out, never borrowed (L7).
+/// A view of memory that a peer may be writing at the same time: bytes are copied in and out, never borrowed
+/// (L7).
 ///
-/// A copy taken while a peer writes holds some mix of old and new bytes; checksums tell. What it never does is lend
-/// the compiler a reference on whose stability it could rely.
+/// A copy that is taken while a peer writes holds a mix of old and new bytes, which a checksum detects. The
+/// view never makes a reference, whose bytes the compiler could assume to be stable.
 #[derive(Clone, Copy, Debug)]
 pub struct VolatileSpan<'a> {
     span: MemSpan,
@@ -290,13 +294,13 @@ impl VolatileSpan<'_> {
         Self { span, _mapped: core::marker::PhantomData }
     }
 
-    /// Bytes.
+    /// The length, in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.span.len()
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.span.is_empty()
@@ -305,10 +309,11 @@ impl VolatileSpan<'_> {
     /// Copies `out.len()` bytes from `offset` on into `out`.
     ///
     /// # Errors
-    /// `OutOfRange` when they do not lie inside; nothing was copied.
+    /// `OutOfRange` when they do not lie inside the view; nothing was copied.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let part = self.span.part(offset, out.len() as u64)?;
-        // SAFETY: `part` lies inside memory that `new`'s caller keeps mapped; `out` is ours alone, so they do not overlap.
+        // SAFETY: `part` lies inside memory that the caller of `new` keeps mapped; `out` is exclusively ours,
+        // so they do not overlap.
         unsafe { copy_bytes(part.as_ptr(), out.as_mut_ptr(), out.len()) };
         Ok(())
     }
@@ -319,19 +324,19 @@ impl VolatileSpan<'_> {
     /// `OutOfRange` when they do not fit; nothing was copied.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let part = self.span.part(offset, bytes.len() as u64)?;
-        // SAFETY: as in `read`, with the direction turned round.
+        // SAFETY: as in `read`, in the other direction.
         unsafe { copy_bytes(bytes.as_ptr(), part.as_ptr(), bytes.len()) };
         Ok(())
     }
 }
 
-/// Copies `len` bytes that a peer may be changing meanwhile.
+/// Copies `len` bytes that a peer may be changing at the same time.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and the two do not overlap.
 pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
-    // The copy is opaque to the optimiser for any length that is not a constant, and no reference is made; this is
-    // what `vm-memory` and the standard library's own mapped-file users rely on.
+    // The copy is opaque to the optimiser for any length that is not a constant, and no reference is made.
+    // `vm-memory` and the memory-mapped files of other crates rely on the same.
     // SAFETY: the caller's promise.
     unsafe { core::ptr::copy_nonoverlapping(from, to, len) };
 }

@@ -1,15 +1,16 @@
-//! Many rails behind one `Transport`: spraying, pausing and failing over are one mechanism, the [`Route`].
+//! Several rails behind one `Transport`: spreading slices, pausing rails and failing over are one mechanism,
+//! the [`Route`].
 //!
-//! Exports are the children's exports, each under its child's name, so that two processes built with different fabrics
-//! find the ones they share:
+//! An export is the exports of the children, each under its child's name, so that two processes with
+//! different fabrics find those that both have:
 //!
 //! ```text
 //!   count u8, then count times:  name_len u8 | name | blob_len u16 LE | blob
-//!            then, or not, count times:  cost u8, from 1
+//!            optionally, count times:  cost u8, from 1
 //! ```
 //!
-//! A cost is how far the owner's rail is from the region, in tenths of a near one. They are there when they differ; a reader
-//! that does not know of them refuses the export for its length.
+//! A cost is the distance of the owner's rail from the region, in tenths of a near one. Costs are written
+//! when they differ; a reader that does not know them refuses the export because of its length.
 #![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
 
 mod regions;
@@ -21,54 +22,56 @@ use alloc::vec::Vec;
 
 use crate::route::to_tenths;
 use crate::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    MemoryKinds, Outcome, RAILS_MAX, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route, Slice,
-    Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, MemSpan,
+    Memory, MemoryKinds, Outcome, RAILS_MAX, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route,
+    Slice, Token, Transport,
 };
 use slot::{Slot, slot_of};
 
-/// Slices handed to one child in one go.
-const RUN: usize = 128;
-/// Slices that follow each other onto one rail while several are open.
+/// The largest number of slices that one child gets in one call.
+const RUN_SLICES_MAX: usize = 128;
+/// The number of consecutive slices that one rail gets while several are usable.
 const SPRAY_RUN_MAX: usize = 16;
-/// "No slot" in the free list and the retry queue.
+/// Marks the end of the free list and of the retry queue.
 const NONE: u32 = u32::MAX;
 
-/// Several transports as one. Owns its children; see the module's header for the export format.
+/// Several transports as one. Owns its children; the module's documentation has the export format.
 ///
-/// A slice that fails on one rail in a way that another rail may not (see [`ErrorKind::is_retryable_elsewhere`]) is sent
-/// again over another rail that reaches the segment. The caller sees one completion. When an earlier attempt was a WRITE
-/// that ended `Unknown`, that completion says `fence_needed`.
+/// A slice that failed on one rail for a reason that another rail may not have (see
+/// [`ErrorKind::is_retryable_elsewhere`]) is sent again over another rail that reaches the remote region. The
+/// caller sees one completion. When an earlier try was a WRITE that ended `Unknown`, that completion has
+/// `fence_needed`.
 pub struct MultiTransport<C, R> {
     rails: heapless::Vec<C, RAILS_MAX>,
     route: R,
-    /// By segment index.
-    segments: Vec<Segment>,
-    /// By region index: generation and the rails that took it.
+    /// Remote regions, by index.
+    remote_regions: Vec<RemoteRegion>,
+    /// Regions, by index: the generation, and the rails that registered it.
     regions: Vec<Region>,
     slots: Box<[Slot]>,
     free: u32,
-    /// Slots that wait for a rail after a failure, linked through `next`, first and last.
+    /// Slots that wait for a rail after a failure, linked through `next`: the first and the last.
     retry: (u32, u32),
-    /// One of them has only its end to wait for.
+    /// Whether one of them waits only for its completion to be returned.
     retry_due: bool,
     fences: heapless::Vec<Fence, FENCES_MAX>,
     fence_generation: u32,
     features: Features,
-    /// Some region may lack a rail.
+    /// Whether a region may lack a rail.
     missing: bool,
     /// See [`left_out`](Self::left_out).
     left_out: Option<(usize, Error)>,
     now: Instant,
-    /// What one call hands to a child. Kept here: clearing it for each call would cost more than the call.
-    run: Box<[Slice; RUN]>,
+    /// The slices that one call hands to a child. Kept here, because clearing the array for each call would
+    /// cost more than the call.
+    run: Box<[Slice; RUN_SLICES_MAX]>,
 }
 
-/// Fences in flight at most.
+/// The largest number of fences in flight.
 const FENCES_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Segment {
+struct RemoteRegion {
     generation: u32,
     reachable: u32,
     in_use: u32,
@@ -79,7 +82,7 @@ struct Segment {
 struct Region {
     generation: u32,
     rails: u32,
-    /// Rails that did not take it, for reasons of their own that may pass.
+    /// The rails that refused it for their own reasons, which may pass.
     missing: u32,
     span: MemSpan,
     access: Access,
@@ -100,16 +103,17 @@ impl Region {
 struct Fence {
     token: Token,
     generation: u32,
-    segment: RemoteRegionId,
+    remote_region: RemoteRegionId,
     pending: u32,
     error: Option<Error>,
 }
 
 impl<C: Transport, R: Route> MultiTransport<C, R> {
-    /// `rails` under `route`, with at most `inflight_max` slices accepted at a time.
+    /// The transports `rails` under `route`, which accept up to `inflight_max` slices at a time.
     ///
     /// # Errors
-    /// `InvalidArgument` for no rails, more than [`RAILS_MAX`], or an `inflight_max` of 0 or above 2^24.
+    /// `InvalidArgument` when there are no rails or more than [`RAILS_MAX`], and for an `inflight_max` of 0
+    /// or above 2^24.
     pub fn new(rails: impl IntoIterator<Item = C>, route: R, inflight_max: u32) -> Result<Self, Error> {
         let mut own = heapless::Vec::new();
         for rail in rails {
@@ -118,7 +122,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         if own.is_empty() || inflight_max == 0 || inflight_max > 1 << 24 {
             return Err(Error::new(ErrorKind::InvalidArgument));
         }
-        // What one rail can do can be done; all of them keep a promise, or it is none.
+        // An ability of one rail is an ability of all together; a promise holds only if all rails keep it.
         let offered = || own.iter().map(|rail| rail.capabilities().features);
         let promised = offered().fold(Features::CALLER_DRIVEN, Features::intersection);
         let offered = offered().fold(Features::empty(), Features::union);
@@ -136,7 +140,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         Ok(Self {
             rails: own,
             route,
-            segments: Vec::new(),
+            remote_regions: Vec::new(),
             regions: Vec::new(),
             slots,
             free: 0,
@@ -148,56 +152,59 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             missing: false,
             left_out: None,
             now: Instant::ZERO,
-            run: Box::new([empty; RUN]),
+            run: Box::new([empty; RUN_SLICES_MAX]),
         })
     }
 
-    /// The children.
+    /// The transports of all rails.
     #[must_use]
     pub fn rails(&self) -> &[C] {
         &self.rails
     }
 
-    /// The children, to inject faults or read statistics. Do not submit to them.
+    /// The transports of all rails, to inject faults or to read statistics. Do not submit to them.
     pub fn rails_mut(&mut self) -> &mut [C] {
         &mut self.rails
     }
 
-    /// The route, with what it has learnt.
+    /// The route, with its measurements.
     #[must_use]
     pub fn route(&self) -> &R {
         &self.route
     }
 
-    /// A rail that did not take the region that was registered last, for a reason of its own (a device that is gone, a limit
-    /// of locked memory), and the reason. Slices of that region ride the other rails, until [`rejoin`](Self::rejoin) finds it back.
+    /// The last rail that did not take the most recently registered region for its own reason (a device that
+    /// is gone, a limit of locked memory), and that reason. Slices of that region use the other rails until
+    /// [`rejoin`](Self::rejoin) registers it there.
     #[must_use]
     pub const fn left_out(&self) -> Option<(usize, Error)> {
         self.left_out
     }
 
-    /// The route, to tell it where memory is. Slices are none of its callers' business.
+    /// The route, for what callers know about the location of memory. Callers must not route slices with it.
     pub fn route_mut(&mut self) -> &mut R {
         &mut self.route
     }
 
-    /// Tells the time without polling. Slices count as accepted at the last time that was told: after a pause between polls,
-    /// tell it before `submit`, or the pause is taken for theirs.
+    /// Sets the time without polling. Slices count as accepted at the last time that was set: after a break
+    /// between polls, call this before `submit`, or the break counts as part of the time that slices take.
     pub fn tick(&mut self, now: Instant) {
         self.now = now;
         self.route.tick(now);
     }
 
-    /// Which rails reach the segment, as a mask.
+    /// The rails that reach the remote region, as a mask.
     #[must_use]
-    pub fn reachable(&self, segment: RemoteRegionId) -> u32 {
-        self.segment(segment).map_or(0, |segment| segment.reachable)
+    pub fn reachable(&self, remote_region: RemoteRegionId) -> u32 {
+        self.remote_region(remote_region).map_or(0, |remote_region| remote_region.reachable)
     }
 
-    fn segment(&self, id: RemoteRegionId) -> Result<&Segment, Error> {
-        match self.segments.get(id.index as usize) {
-            Some(segment) if segment.live && segment.generation == id.generation => Ok(segment),
-            Some(segment) if segment.live => Err(Error::new(ErrorKind::Stale)),
+    fn remote_region(&self, id: RemoteRegionId) -> Result<&RemoteRegion, Error> {
+        match self.remote_regions.get(id.index as usize) {
+            Some(remote_region) if remote_region.live && remote_region.generation == id.generation => {
+                Ok(remote_region)
+            }
+            Some(remote_region) if remote_region.live => Err(Error::new(ErrorKind::Stale)),
             _ => Err(Error::new(ErrorKind::NotFound)),
         }
     }
@@ -210,16 +217,18 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         }
     }
 
-    /// Rails that reach the slice's segment and know its region.
+    /// The rails that reach the slice's remote region and have registered its region.
     fn usable(&self, slice: &Slice) -> Result<u32, Error> {
-        let mask = self.segment(slice.remote.region)?.reachable & self.region(slice.local.region)?.rails;
+        let mask =
+            self.remote_region(slice.remote.region)?.reachable & self.region(slice.local.region)?.rails;
         if mask == 0 { Err(Error::new(ErrorKind::Unreachable)) } else { Ok(mask) }
     }
 
-    /// Stages slices from the front of `batch` that go to one rail: how many, which rail, and why it stopped if the next
-    /// slice can never go.
+    /// Stages slices from the front of `batch` that go to one rail. Returns their number, the rail, and the
+    /// error of the next slice if no rail can ever take it.
     ///
-    /// The route is asked once a run. A run is short enough that `whole` slices still spread over all rails that reach them.
+    /// The route is asked once per run. A run is short enough that `whole` slices still spread over all rails
+    /// that reach them.
     #[inline]
     fn stage_run(&mut self, batch: &[Slice], whole: usize, excluded: u32) -> (usize, usize, Option<Error>) {
         let first = &batch[0];
@@ -231,7 +240,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         let burst = if !self.route.takes_more(rail) {
             1
         } else if mask.is_power_of_two() {
-            RUN
+            RUN_SLICES_MAX
         } else {
             (whole / mask.count_ones() as usize).clamp(1, SPRAY_RUN_MAX)
         };
@@ -241,7 +250,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             if slice.local.region != first.local.region || slice.remote.region != first.remote.region {
                 break;
             }
-            // None: every slot is taken.
+            // No rail: every slot is in use.
             let Some(slot) = self.slots.get_mut(self.free as usize) else { break };
             let token = slot.take(self.free, slice, rail, self.now);
             self.free = slot.next;
@@ -261,15 +270,15 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         self.free = index as u32;
     }
 
-    /// Handles what a child has ended. What the caller must hear of moves to the front of `ended`, under the caller's
-    /// tokens; gives how many that are.
+    /// Handles the completions of a child. Those that the caller gets move to the front of `ended`, under the
+    /// caller's tokens; returns their number.
     #[inline]
     fn reap(&mut self, rail: usize, ended: &mut [Completion]) -> usize {
         let plain = self.reap_plain(rail, ended);
         if plain == ended.len() { plain } else { self.reap_mixed(rail, ended, plain) }
     }
 
-    /// As [`reap`](Self::reap), when the first `plain` are done and the next one is not plain.
+    /// As [`reap`](Self::reap), when the first `plain` completions are handled and the next one is not plain.
     #[cold]
     fn reap_mixed(&mut self, rail: usize, ended: &mut [Completion], plain: usize) -> usize {
         let mut told = plain;
@@ -287,13 +296,13 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         told
     }
 
-    /// Handles completions from the first on, as long as they are of the kind that nearly all are: slices that their first
-    /// rail applied. Gives how many.
+    /// Handles completions from the first on, as long as they are plain, as nearly all are: slices that their
+    /// first rail applied. Returns their number.
     #[inline]
     fn reap_plain(&mut self, rail: usize, ended: &mut [Completion]) -> usize {
         let mut count = 0;
-        // Slices of one segment follow each other: it is counted out once.
-        let (mut segment, mut of_segment) = (0, 0);
+        // Slices of one remote region follow each other: its count is updated once.
+        let (mut remote_region, mut of_remote_region) = (0, 0);
         for child in ended {
             let index = slot_of(child.token);
             let Some(slot) = self.slots.get_mut(index) else { break };
@@ -306,25 +315,25 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             self.free = index as u32;
             child.token = slot.slice.token;
             let left = slot.slice.remote.region.index;
-            if left != segment {
-                self.leave_segment(segment, of_segment);
-                (segment, of_segment) = (left, 0);
+            if left != remote_region {
+                self.leave_remote_region(remote_region, of_remote_region);
+                (remote_region, of_remote_region) = (left, 0);
             }
-            of_segment += 1;
+            of_remote_region += 1;
             count += 1;
         }
-        self.leave_segment(segment, of_segment);
+        self.leave_remote_region(remote_region, of_remote_region);
         count
     }
 
     #[inline]
-    fn leave_segment(&mut self, index: u32, slices: u32) {
-        if let Some(segment) = self.segments.get_mut(index as usize) {
-            segment.in_use -= slices;
+    fn leave_remote_region(&mut self, index: u32, slices: u32) {
+        if let Some(remote_region) = self.remote_regions.get_mut(index as usize) {
+            remote_region.in_use -= slices;
         }
     }
 
-    /// Handles one completion of a child, whatever it is. `Some` when the caller must hear of it.
+    /// Handles one completion of a child, of any sort. `Some` when the caller gets a completion.
     fn reap_one(&mut self, rail: usize, child: &Completion) -> Option<Completion> {
         if let Some(generation) = child.token.fence_number() {
             return self.reap_fence(rail, generation, child.result);
@@ -358,7 +367,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             }
         }
         let stray = stray || child.fence_needed;
-        // A copy on another rail may still land: the remote side is not known to be untouched.
+        // A copy on another rail may still land: it is not known that the remote bytes are unchanged.
         let outcome = match child.outcome {
             Outcome::NotApplied if stray => Outcome::Unknown,
             outcome => outcome,
@@ -369,7 +378,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
     /// Cancels every slice in flight whose token is `wanted`, in one pass over them.
     ///
     /// # Errors
-    /// The first that a rail gave; the others are cancelled all the same.
+    /// The first error of a rail; the other slices are cancelled in any case.
     pub fn cancel_where(&mut self, wanted: impl Fn(Token) -> bool) -> Result<(), Error> {
         let mut first_error = Ok(());
         for index in 0..self.slots.len() {
@@ -390,14 +399,14 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         }
         let (rail, child) = (slot.rail(), slot.child_token(index as u32));
         match self.rails[rail].cancel(child) {
-            // It ended already and waits in the child to be polled.
+            // It has ended already, and the child has its completion.
             Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
             other => other,
         }
     }
 
     fn end(&mut self, index: usize, completion: Completion) -> Completion {
-        self.leave_segment(self.slots[index].slice.remote.region.index, 1);
+        self.leave_remote_region(self.slots[index].slice.remote.region.index, 1);
         self.put_slot(index);
         completion
     }
@@ -417,8 +426,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
     }
 
     fn end_fence(&mut self, fence: &Fence) -> Completion {
-        if let Some(segment) = self.segments.get_mut(fence.segment.index as usize) {
-            segment.in_use -= 1;
+        if let Some(remote_region) = self.remote_regions.get_mut(fence.remote_region.index as usize) {
+            remote_region.in_use -= 1;
         }
         match fence.error {
             None => Completion::applied(fence.token),
@@ -435,7 +444,7 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
                 *result = unsafe { rail.register(id, span, access) };
             }
         };
-        // SAFETY: `each` registers, under the caller's promise.
+        // SAFETY: `each` registers the region under the caller's promise.
         unsafe { self.register_with(id, span, access, each) }
     }
 
@@ -445,10 +454,10 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         if self.retry.0 != NONE && self.slots.iter().any(waiting) {
             return Err(Error::new(ErrorKind::Busy));
         }
-        // None joins it any more.
+        // From here on no rail registers it any more.
         self.regions[id.index as usize].missing = 0;
-        // A rail that has let go stays let go: when another one is busy, the next call asks only those that remain. And one that is
-        // busy keeps no other from letting go.
+        // A rail that has deregistered the region is not asked again: when another rail is busy, the next
+        // call asks only the remaining ones. A busy rail does not keep the others from deregistering.
         let mut first_error = None;
         for (rail, child) in self.rails.iter_mut().enumerate() {
             let region = &mut self.regions[id.index as usize];
@@ -488,7 +497,7 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
                     at = body + len;
                     out[0] += 1;
                     let pushed = costs.push(to_tenths(self.route.region_penalty(id, rail)));
-                    debug_assert!(pushed.is_ok(), "as many costs as rails");
+                    debug_assert!(pushed.is_ok(), "one cost per rail");
                 }
                 Err(error) if error.kind == ErrorKind::OutOfRange => return Err(error),
                 Err(error) => {
@@ -498,7 +507,7 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         }
         match first_error {
             Some(error) if out[0] == 0 => Err(error),
-            // No rail is to be preferred.
+            // No rail is preferred.
             _ if costs.iter().all(|cost| *cost == costs[0]) => Ok(at),
             _ => {
                 let end = at + costs.len();
@@ -510,23 +519,23 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
 
     fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         let index = id.index as usize;
-        if self.segments.get(index).is_some_and(|segment| segment.live) {
+        if self.remote_regions.get(index).is_some_and(|remote_region| remote_region.live) {
             return Err(Error::new(ErrorKind::Busy));
         }
-        // Parse all of it before any child hears of it.
+        // Parse the whole export before any child sees a part of it.
         let (exports, costs) = parse(blob)?;
         let mut reachable = 0;
         let mut penalties = [100; RAILS_MAX];
         let mut first_error = None;
         let mut names: heapless::Vec<&'static str, RAILS_MAX> = heapless::Vec::new();
         for (rail, child) in self.rails.iter_mut().enumerate() {
-            // Several rails of one name: the first of ours takes the first of theirs, and so on.
+            // Several rails of one name: our first one takes the peer's first one, and so on.
             let name = child.name();
             let nth = names.iter().filter(|&&earlier| earlier == name).count();
             let pushed = names.push(name);
-            debug_assert!(pushed.is_ok(), "as many names as rails");
+            debug_assert!(pushed.is_ok(), "one name per rail");
             let mut alike = exports.iter().enumerate().filter(|(_, (other, _))| *other == name.as_bytes());
-            // When they have fewer, several of ours share one of theirs.
+            // When the peer has fewer, several of ours share one of the peer's.
             let count = alike.clone().count();
             let Some((at, (_, export))) = alike.nth(nth % count.max(1)) else { continue };
             if let Some(&cost) = costs.get(at) {
@@ -542,26 +551,27 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         if reachable == 0 {
             return Err(first_error.unwrap_or(Error::new(ErrorKind::Unreachable)));
         }
-        if self.segments.len() <= index {
-            self.segments.resize(index + 1, Segment::default());
+        if self.remote_regions.len() <= index {
+            self.remote_regions.resize(index + 1, RemoteRegion::default());
         }
-        self.segments[index] = Segment { generation: id.generation, reachable, in_use: 0, live: true };
+        self.remote_regions[index] =
+            RemoteRegion { generation: id.generation, reachable, in_use: 0, live: true };
         self.route.attached(id, (!costs.is_empty()).then_some(&penalties));
         Ok(())
     }
 
     fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
-        if self.segment(id)?.in_use > 0 {
+        if self.remote_region(id)?.in_use > 0 {
             return Err(Error::new(ErrorKind::Busy));
         }
         for (rail, child) in self.rails.iter_mut().enumerate() {
-            let segment = &mut self.segments[id.index as usize];
-            if segment.reachable & 1 << rail != 0 {
+            let remote_region = &mut self.remote_regions[id.index as usize];
+            if remote_region.reachable & 1 << rail != 0 {
                 child.detach(id)?;
-                segment.reachable &= !(1 << rail);
+                remote_region.reachable &= !(1 << rail);
             }
         }
-        self.segments[id.index as usize].live = false;
+        self.remote_regions[id.index as usize].live = false;
         Ok(())
     }
 }
@@ -581,15 +591,15 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
             .with_export_bytes_max(1 + self.rails.iter().map(of_rail).sum::<u32>())
             // A region is registered with the rails that can touch it.
             .with_memory(each().map(|rail| rail.memory).fold(MemoryKinds::empty(), MemoryKinds::union))
-            // Any rail may get any slice. Powers of two: the greatest is a multiple of all.
+            // Any rail may get any slice. The granules are powers of two: the largest is a multiple of all.
             .with_granule_bytes(each().map(|rail| rail.granule_bytes).max().unwrap_or(1))
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
         let mut done = 0;
-        // Rails that refused the slice that is next, for reasons of their own.
+        // The rails that refused the next slice for their own reasons.
         let mut excluded = 0;
-        // Slices that follow each other onto the same rail go there in one call.
+        // Consecutive slices for the same rail go there in one call.
         while done < batch.len() {
             let (filled, rail, refused) = self.stage_run(&batch[done..], batch.len(), excluded);
             let accepted = if filled == 0 { Ok(0) } else { self.rails[rail].submit(&self.run[..filled]) };
@@ -602,7 +612,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
                 self.put_slot(slot_of(self.run[at].token));
             }
             if count > 0 {
-                self.segments[batch[done].remote.region.index as usize].in_use += count as u32;
+                self.remote_regions[batch[done].remote.region.index as usize].in_use += count as u32;
             }
             done += count;
             match accepted {
@@ -631,7 +641,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         self.now = now;
         self.route.tick(now);
         let mut written = 0;
-        // A fence over rails that all ended within `fence` itself.
+        // Completions of fences over rails that all ended within `fence` itself.
         while let Some(position) = self.fences.iter().position(|fence| fence.pending == 0) {
             let Some(room) = out.get_mut(written) else { return written };
             let fence = self.fences.swap_remove(position);
@@ -640,7 +650,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         }
         for rail in 0..self.rails.len() {
             loop {
-                // Never take more from a child than there is room for: a completion is told once.
+                // Never take more completions from a child than there is room for: a child returns each once.
                 let room = &mut out[written..];
                 let wanted = room.len();
                 let count = self.rails[rail].poll(now, room);
@@ -657,8 +667,8 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
     }
 
     fn poll_at(&self) -> Option<Instant> {
-        // Slices that wait for a rail, in the retry queue or in the caller's hands, get their chance when a pause is over.
-        // A rail that is merely full has completions to come, and with them its own reason to be polled.
+        // Slices that wait for a rail, in the retry queue or at the caller, can go on when a pause ends. A
+        // rail that is merely full has completions to come, and therefore its own reason to be polled.
         let due = self.retry_due || self.fences.iter().any(|fence| fence.pending == 0);
         let due = due.then_some(self.now);
         self.rails.iter().filter_map(Transport::poll_at).chain(self.route.wake_at()).chain(due).min()
@@ -668,7 +678,8 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         self.rails.iter().map(Transport::activity).fold(0, u64::wrapping_add)
     }
 
-    /// The only rail's. Several rails have several: ask each of [`rails`](Self::rails), as an engine that parks does.
+    /// The event source of the only rail. Several rails have several: a caller that parks waits on those of
+    /// all [`rails`](Self::rails).
     fn event_source(&self) -> Option<EventSource> {
         match &*self.rails {
             [only] => only.event_source(),
@@ -686,25 +697,26 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         self.cancel_slot(index)
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
-        let reachable = self.segment(segment)?.reachable;
+    fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), Error> {
+        let reachable = self.remote_region(remote_region)?.reachable;
         if self.fences.is_full() {
             return Err(Error::new(ErrorKind::Full));
         }
         self.fence_generation = self.fence_generation.wrapping_add(1);
         let child = Token::of_fence(self.fence_generation);
-        let mut fence = Fence { token, generation: self.fence_generation, segment, pending: 0, error: None };
+        let mut fence =
+            Fence { token, generation: self.fence_generation, remote_region, pending: 0, error: None };
         for (rail, transport) in
             self.rails.iter_mut().enumerate().filter(|(rail, _)| reachable & 1 << rail != 0)
         {
-            match transport.fence(child, segment) {
+            match transport.fence(child, remote_region) {
                 Ok(()) => fence.pending |= 1 << rail,
                 Err(error) => {
                     fence.error.get_or_insert(error);
                 }
             }
         }
-        self.segments[segment.index as usize].in_use += 1;
+        self.remote_regions[remote_region.index as usize].in_use += 1;
         let pushed = self.fences.push(fence);
         debug_assert!(pushed.is_ok(), "room was checked above");
         Ok(())
@@ -714,16 +726,17 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         self.rails.iter().any(|rail| rail.is_connected(peer))
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        // One that is connected over one rail is left alone on all of them.
-        if !force && self.is_connected(peer) {
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        // An initiator that is connected over one rail is left alone on all of them.
+        if mode == ExpelMode::SpareConnected && self.is_connected(peer) {
             return Err(Error::new(ErrorKind::Busy));
         }
         let mut gone = true;
         let mut first_error = None;
-        // A rail that cannot must not keep the others from it: what can be closed is closed, and the answer says that it is not all.
+        // A rail that cannot expel must not keep the others from it: every connection that can be closed is
+        // closed, and the error says that not all are.
         for rail in &mut self.rails {
-            match rail.expel(peer, force) {
+            match rail.expel(peer, mode) {
                 Ok(here) => gone &= here,
                 Err(error) => {
                     first_error.get_or_insert(error);
@@ -734,10 +747,11 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
     }
 }
 
-/// The children's exports in a blob, by name, and what each costs at the owner's end, in tenths; without costs all are alike.
+/// The children's exports in an export, by name, and the cost of each at the owner's end, in tenths; without
+/// costs all are equal.
 type Exports<'a> = (heapless::Vec<(&'a [u8], &'a [u8]), RAILS_MAX>, &'a [u8]);
 
-/// Understands what `export` wrote; see the module's header.
+/// Parses what `export` wrote; the module's documentation has the format.
 fn parse(blob: &[u8]) -> Result<Exports<'_>, Error> {
     let bad = Error::new(ErrorKind::InvalidArgument);
     let (&count, mut rest) = blob.split_first().ok_or(bad)?;

@@ -1,9 +1,9 @@
 //! Buffers whose owner is taken apart while they are registered.
 //!
-//! A `Box` or `Vec` beside a raw pointer to the same bytes is undefined behaviour as soon as both are used: moving the
-//! owner asserts that nobody else touches its memory. So the owner is decomposed into its raw parts first and put together
-//! again at the end.
-#![allow(unsafe_code, reason = "owners are taken apart and put together here; the trait states the contract")]
+//! A `Box` or `Vec` beside a raw pointer to the same bytes is undefined behaviour as soon as both are used:
+//! moving the owner asserts that no other pointer reaches its memory. Therefore the owner is decomposed into
+//! its raw parts first and composed again at the end.
+#![allow(unsafe_code, reason = "owners are decomposed and composed here; the trait states the contract")]
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -11,26 +11,27 @@ use core::mem::ManuallyDrop;
 
 use crate::{Access, MemSpan, RegionId, VolatileSpan};
 
-/// An owner of host memory that can be taken apart into raw parts and put together again.
+/// An owner of host memory that can be decomposed into raw parts and composed again.
 ///
 /// # Safety
-/// `into_raw` gives a span that is valid for reads and writes, initialised, and stays in place until `from_raw` gets the
-/// same parts back, exactly once. Nothing else refers to it meanwhile.
+/// `into_raw` returns a span that is valid for reads and writes, initialised, and stays in place until
+/// `from_raw` gets the same parts, exactly once. No reference to it exists meanwhile.
 pub unsafe trait Buffer: Sized + Send + 'static {
-    /// What `from_raw` needs beside the span.
+    /// What `from_raw` needs besides the span.
     type Rest: Copy + Send;
 
-    /// Takes the owner apart.
+    /// Decomposes the owner.
     fn into_raw(self) -> (MemSpan, Self::Rest);
 
-    /// Puts the owner together.
+    /// Composes the owner.
     ///
     /// # Safety
     /// The parts come from `into_raw`, and this is their first use here.
     unsafe fn from_raw(span: MemSpan, rest: Self::Rest) -> Self;
 }
 
-// SAFETY: a vector's heap block stays where it is while nobody owns the vector; ptr, len and capacity rebuild it.
+// SAFETY: the heap block of a vector stays in place while the vector is decomposed; ptr, len and capacity
+// rebuild it.
 unsafe impl Buffer for Vec<u8> {
     type Rest = usize;
 
@@ -60,10 +61,11 @@ unsafe impl Buffer for Box<[u8]> {
     }
 }
 
-/// A buffer that is registered: its owner is taken apart until [`Registered::into_inner`].
+/// A buffer that is registered. Its owner is decomposed until [`Registered::into_inner`].
 ///
-/// Dropping it leaks the memory: only who deregistered it may free it, and a drop cannot know. Engines count such leaks.
-#[must_use = "dropping a registered buffer leaks it; give it back to the engine that registered it"]
+/// Dropping it leaks the memory: it may be freed only after `deregister`, and `drop` cannot know of that.
+/// Engines count such leaks.
+#[must_use = "dropping a registered buffer leaks it: return it to the engine that registered it"]
 pub struct Registered<B: Buffer> {
     span: MemSpan,
     rest: B::Rest,
@@ -72,29 +74,30 @@ pub struct Registered<B: Buffer> {
 }
 
 impl<B: Buffer> Registered<B> {
-    /// Takes `buffer` apart for registration as `region` with `access`.
+    /// Decomposes `buffer` for registration as `region` with `access`.
     pub fn new(buffer: B, region: RegionId, access: Access) -> Self {
         let (span, rest) = buffer.into_raw();
         Self { span, rest, region, access }
     }
 
-    /// The region it is registered as.
+    /// The region as which it is registered.
     #[must_use]
     pub const fn region(&self) -> RegionId {
         self.region
     }
 
-    /// Where its bytes are.
+    /// The span of its bytes.
     #[must_use]
     pub const fn span(&self) -> MemSpan {
         self.span
     }
 
-    /// Its bytes, when no peer can write them. Nothing of ours is in flight while the value is held: transfers take it.
+    /// Its bytes, when no peer can write them. No transfer of this process uses them while the value can be
+    /// borrowed: a transfer owns the value.
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
-        // SAFETY: the parts are valid and initialised (`Buffer`), no peer may write them, and transfers own the value
-        // while they run, so nobody does while `self` is borrowed.
+        // SAFETY: the parts are valid and initialised (`Buffer`), no peer may write them, and a transfer owns
+        // the value while it runs, so none runs while `self` is borrowed.
         self.is_private().then(|| unsafe { core::slice::from_raw_parts(self.span.as_ptr(), self.span.len()) })
     }
 
@@ -106,8 +109,8 @@ impl<B: Buffer> Registered<B> {
         private.then(|| unsafe { core::slice::from_raw_parts_mut(self.span.as_ptr(), self.span.len()) })
     }
 
-    /// Its bytes, whoever may write them: copied in and out (L7). Borrows the buffer exclusively, because the view can
-    /// write, and a private buffer may be lent as a slice.
+    /// Its bytes, whether or not a peer may write them: copied in and out (L7). Borrows the buffer
+    /// exclusively, because the view can write, and `as_slice` may have lent a private buffer.
     #[must_use]
     pub fn volatile(&mut self) -> VolatileSpan<'_> {
         // SAFETY: the memory lives as long as `self`, and `self` is borrowed exclusively: no reference from `as_slice` or
@@ -115,7 +118,7 @@ impl<B: Buffer> Registered<B> {
         unsafe { VolatileSpan::new(self.span) }
     }
 
-    /// The owner again.
+    /// Composes the owner again.
     ///
     /// # Safety
     /// The region is deregistered: `Memory::deregister` returned `Ok` for it.
@@ -141,7 +144,7 @@ mod tests {
         let mut registered = Registered::new(vec, RegionId::new(0, 0), Access::LOCAL);
         registered.as_mut_slice().expect("private")[1] = 9;
         assert_eq!(registered.as_slice(), Some(&[1, 9, 3][..]));
-        // SAFETY: it was never registered with anything.
+        // SAFETY: it was never registered with a transport.
         let vec = unsafe { registered.into_inner() };
         assert_eq!((vec.as_slice(), vec.capacity()), (&[1, 9, 3][..], 10));
     }
@@ -154,7 +157,7 @@ mod tests {
         let mut copy = [0; 4];
         registered.volatile().read(0, &mut copy).expect("in range");
         assert_eq!(copy, [7; 4]);
-        // SAFETY: it was never registered with anything.
+        // SAFETY: it was never registered with a transport.
         drop(unsafe { registered.into_inner() });
     }
 }

@@ -8,27 +8,28 @@ use core::time::Duration;
 use crate::{Completion, Instant, RegionId, RemoteRegionId, Slice};
 use rail::{Figures, Rail};
 
-/// Rails a [`MultiTransport`](crate::MultiTransport) can hold: the bits of its masks.
+/// The largest number of rails in a [`MultiTransport`](crate::MultiTransport): the bits of its masks.
 pub const RAILS_MAX: usize = 32;
 
-/// Chooses a rail for each slice and learns from what became of it.
+/// Chooses a rail for each slice, and learns from how each slice ended.
 ///
 /// # For implementers
-/// All calls but `region_penalty` and `attached` are on the data path: no allocation, no clock. `tick` tells the time once a
-/// poll.
+/// All calls except `region_penalty` and `attached` are on the data path: no allocation, no clock. `tick`
+/// sets the time once per poll.
 pub trait Route {
-    /// The rail for `slice` among those set in `reachable`; `None`: none of them may be used now.
+    /// The rail for `slice` among those set in `reachable`; `None` when none of them may be used now.
     fn route(&mut self, slice: &Slice, reachable: u32) -> Option<usize>;
-    /// Whether `rail`, just chosen, may get the slices that follow as well without being asked again.
+    /// Whether `rail`, which was just chosen, may also get the following slices without another call of
+    /// `route`.
     fn takes_more(&self, _rail: usize) -> bool {
         true
     }
-    /// The slice is given to `rail`.
+    /// `rail` accepted the slice.
     fn accepted(&mut self, rail: usize, slice: &Slice);
-    /// `rail` was full, or refused a slice that was just given to it.
+    /// `rail` was full, or refused a slice that was just counted as accepted.
     fn returned(&mut self, rail: usize, slice: &Slice);
-    /// A slice that `rail` had accepted ended, `nanos` after it was accepted, when `bytes_ahead` bytes (its own included)
-    /// were in flight on the rail at that time.
+    /// A slice that `rail` had accepted ended, `nanos` after it was accepted, when `bytes_ahead` bytes (its
+    /// own included) were in flight on the rail.
     fn completed(
         &mut self,
         rail: usize,
@@ -37,35 +38,38 @@ pub trait Route {
         nanos: u64,
         bytes_ahead: u64,
     );
-    /// The time, once a poll.
+    /// The time, once per poll.
     fn tick(&mut self, now: Instant);
-    /// When the answer of `route` may change by itself: after the last `tick`, never before.
+    /// When the result of `route` may change by itself: after the last `tick`, never before.
     fn wake_at(&self) -> Option<Instant> {
         None
     }
-    /// Bytes in flight on `rail`.
+    /// The bytes in flight on `rail`.
     fn bytes_in_flight(&self, rail: usize) -> u64;
-    /// What `rail` costs for a region of ours, in percent of a near rail. An export tells it to peers.
+    /// The cost of `rail` for a local region, in percent of a near rail. An export carries it to peers.
     fn region_penalty(&self, _region: RegionId, _rail: usize) -> u32 {
         100
     }
-    /// A segment is attached. Its owner says what the rails at its end cost: `penalties[rail]`, in percent, by our rails;
-    /// `None`: they are all alike.
-    fn attached(&mut self, _segment: RemoteRegionId, _penalties: Option<&[u32]>) {}
+    /// A remote region was attached. `penalties[rail]`, in percent, by our rails, is the cost at its owner's
+    /// end; `None` when all are equal.
+    fn attached(&mut self, _remote_region: RemoteRegionId, _penalties: Option<&[u32]>) {}
 }
 
-/// How [`HealthRoute`] judges rails.
+/// The limits by which [`HealthRoute`] judges rails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HealthConfig {
-    /// Rail faults in a row that pause a rail.
+    /// The number of rail faults in a row that pause a rail.
     pub errors_max: u32,
-    /// First pause, and first wait before a slow rail is tried again. Each further one is twice as long.
+    /// The first pause, and the first wait before a slow rail is tried again. Each further one is twice as
+    /// long.
     pub cooldown_min: Duration,
-    /// Longest pause and wait.
+    /// The longest pause and the longest wait.
     pub cooldown_max: Duration,
-    /// Bandwidth assumed before anything was measured, bytes per microsecond (= MB/s).
+    /// The bandwidth that is assumed before anything was measured, in bytes per microsecond (MB/s).
     pub bandwidth_initial: u32,
-    /// A rail that takes so many times as long for a byte as the best of its group is slow. 0: none ever is.
+    /// A rail is slow when it takes this many times as long per byte as the best rail of its group. 0: no
+    /// rail is ever slow.
     pub slow_factor: u32,
 }
 
@@ -81,28 +85,29 @@ impl Default for HealthConfig {
     }
 }
 
-/// What a [`HealthRoute`] knows of one rail.
+/// What a [`HealthRoute`] knows about one rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RailHealth {
     /// How it is used.
     pub state: RailState,
-    /// Smoothed bandwidth, bytes per second.
+    /// Smoothed bandwidth, in bytes per second.
     pub bandwidth: u64,
-    /// Smoothed time from acceptance to end of a slice, the wait behind others included, nanoseconds.
+    /// Smoothed time from acceptance to end of a slice, in nanoseconds, with the wait behind other slices.
     pub slice_nanos: u64,
-    /// Bytes accepted and not ended.
+    /// The number of bytes that were accepted and have not ended.
     pub bytes_in_flight: u64,
-    /// Bytes that ended `Applied`.
+    /// The number of bytes that ended `Applied`.
     pub bytes_done: u64,
-    /// Slices that ended, in any way.
+    /// The number of slices that ended, in any way.
     pub slices_ended: u64,
-    /// Slices that ended with an error of any kind.
+    /// The number of slices that ended with an error of any kind.
     pub errors: u64,
-    /// Times it was paused.
+    /// How many times it was paused.
     pub pauses: u64,
-    /// Times it was found slow after it had not been.
+    /// How many times it became slow.
     pub slowdowns: u64,
-    /// The rail gets nothing before this time, then one slice as a probe.
+    /// The rail gets nothing before this time, and then one slice as a probe.
     pub paused_until: Option<Instant>,
 }
 
@@ -111,38 +116,40 @@ pub struct RailHealth {
 pub enum RailState {
     /// It takes its share.
     Open,
-    /// It works, several times slower than the best of its group. It takes what it can carry, one slice at a time, and is
-    /// tried now and then when there is too little work for it.
+    /// It works, several times slower than the best rail of its group. It takes as much as it can carry, one
+    /// slice at a time, and is tried from time to time when there is too little work for it.
     Slow,
     /// It failed, and gets nothing for now.
     Paused,
-    /// Its pause is over: one slice tells whether it works again.
+    /// Its pause has ended: one slice shows whether it works again.
     Probing,
 }
 
-/// Predicted finish time, with penalties for distance, a pause for rails that fail, and probes to bring them back.
+/// Chooses by predicted finish time, with penalties for distance, a pause for rails that fail, and probes
+/// that end it.
 ///
-/// A rail's cost for a slice is `(bytes in flight + len) ÷ smoothed bandwidth × penalty`. The penalty is the rail's own
-/// times that of the slice's region times that of its segment ([`set_region_penalties`](Self::set_region_penalties)): how far
-/// its NICs are from the memory on either side. So a near rail is used alone while it is free, and those further away join
-/// in once it has a queue.
+/// A rail's cost for a slice is `(bytes in flight + len) ÷ smoothed bandwidth × penalty`. The penalty is the
+/// rail's own, times that of the slice's region, times that of its remote region
+/// ([`set_region_penalties`](Self::set_region_penalties)): how far the rail's NICs are from the memory at
+/// either end. Therefore a near rail is used alone while it is free, and those that are further away join
+/// once it has a queue.
 ///
-/// A rail that is merely slow shows in its bandwidth, gets its share of the work, and is reported. A rail that fails
-/// `errors_max` times in a row is paused, longer each time, and gets a single slice when the pause is over.
+/// A slow rail has a low bandwidth, gets a share of the work that fits it, and is reported. A rail that fails
+/// `errors_max` times in a row is paused, longer each time, and gets a single slice when the pause has ended.
 #[derive(Debug)]
 pub struct HealthRoute {
     rails: heapless::Vec<Rail, RAILS_MAX>,
-    /// Rails with a `paused_until`.
+    /// The rails with a `paused_until`, as a mask.
     paused: u32,
-    /// Rails that are slow.
+    /// The rails that are slow, as a mask.
     slow: u32,
-    /// No slow rail wants to be tried before, and nobody looks for doubtful ones.
+    /// No slow rail is to be tried before this time, and doubtful rails are not looked for.
     probe_due: Instant,
     config: HealthConfig,
     now: Instant,
-    /// Penalties by region index and by segment index.
+    /// The penalties, by index of region and of remote region.
     regions: Vec<Row>,
-    segments: Vec<Row>,
+    remote_regions: Vec<Row>,
 }
 
 /// A penalty for each rail, in tenths: 10 is near.
@@ -150,7 +157,8 @@ type Row = [u8; RAILS_MAX];
 const NEAR: Row = [10; RAILS_MAX];
 
 impl HealthRoute {
-    /// A route over as many rails as there are `penalties`, in percent: 100 for the nearest, more for those further away.
+    /// A route over as many rails as there are `penalties`, in percent: 100 for the nearest, more for those
+    /// that are further away.
     ///
     /// # Panics
     /// With more than [`RAILS_MAX`] rails.
@@ -165,11 +173,12 @@ impl HealthRoute {
             config,
             now: Instant::ZERO,
             regions: Vec::new(),
-            segments: Vec::new(),
+            remote_regions: Vec::new(),
         }
     }
 
-    /// Compares rails only within their group when it looks for slow ones: `groups[rail]`. Without it, all are one group.
+    /// Looks for slow rails by comparison within their group only: `groups[rail]`. Without it, all rails are
+    /// one group.
     #[must_use]
     pub fn with_groups(mut self, groups: &[u8]) -> Self {
         for (rail, &group) in self.rails.iter_mut().zip(groups) {
@@ -178,19 +187,19 @@ impl HealthRoute {
         self
     }
 
-    /// How far each rail's NIC here is from a region: `penalties[rail]` in percent, 10 to 2550 in steps of 10, and 100 for
-    /// rails beyond. `None`: all are alike. Holds for the region's index until it is set again; takes 32 bytes for each index
-    /// up to it. Not for the data path.
+    /// Sets how far each rail's NIC at this end is from a region: `penalties[rail]` in percent, 10 to 2550 in
+    /// steps of 10, and 100 for rails beyond the slice. `None`: all are equal. Holds for the region's index
+    /// until it is set again; takes 32 bytes per index up to it. Not for the data path.
     pub fn set_region_penalties(&mut self, region: RegionId, penalties: Option<&[u32]>) {
         set_row(&mut self.regions, region.index, penalties);
     }
 
-    /// How far each rail's NIC at the peer is from a segment; otherwise as for regions.
-    pub fn set_segment_penalties(&mut self, segment: RemoteRegionId, penalties: Option<&[u32]>) {
-        set_row(&mut self.segments, segment.index, penalties);
+    /// Sets how far each rail's NIC at the peer is from a remote region; otherwise as for regions.
+    pub fn set_remote_region_penalties(&mut self, remote_region: RemoteRegionId, penalties: Option<&[u32]>) {
+        set_row(&mut self.remote_regions, remote_region.index, penalties);
     }
 
-    /// What is known of `rail`; `None` when there is no such rail.
+    /// What is known about `rail`; `None` when there is no such rail.
     #[must_use]
     pub fn health(&self, rail: usize) -> Option<RailHealth> {
         self.rails.get(rail).map(|rail| rail.health(self.now))
@@ -214,16 +223,16 @@ impl HealthRoute {
         best
     }
 
-    /// Those of `reachable` that may get a slice, when some of them are paused.
+    /// The rails of `reachable` that may get a slice, when some of them are paused.
     #[cold]
     fn without_paused(&self, reachable: u32) -> u32 {
         let usable = |&(index, rail): &(usize, &Rail)| reachable & 1 << index != 0 && rail.usable(self.now);
         self.rails.iter().enumerate().filter(usable).fold(0, |mask, (index, _)| mask | 1 << index)
     }
 
-    /// A slow, doubtful or overshadowed rail of `open` that is to be tried again. Others would keep it waiting for as long as
-    /// they are not busy, and what is known of it would never be put right. Looks in passing whether a rail has become
-    /// doubtful because others have become better.
+    /// A slow, doubtful or overshadowed rail of `open` that is to be tried again. Otherwise it would get
+    /// nothing for as long as the others are not busy, and its figures would never be corrected. Also notes
+    /// whether a rail has become doubtful because others have become better.
     #[cold]
     fn slow_probe(&mut self, open: u32) -> Option<usize> {
         let (now, config) = (self.now, self.config);
@@ -234,27 +243,27 @@ impl HealthRoute {
             let rail = &mut self.rails[index];
             rail.doubt(best, now, &config);
             if !rail.slow && !rail.doubtful && !rail.is_overshadowed(best) {
-                rail.rests();
+                rail.reset_probe();
                 continue;
             }
             if found.is_none() && open & 1 << index != 0 && rail.wants_probe(now) {
                 rail.probed(now, &config);
                 found = Some(index);
             }
-            // One that this slice cannot reach must not be looked for at every slice.
+            // A rail that this slice cannot reach must not start a search at every slice.
             self.probe_due = self.probe_due.min(rail.probe_at.max(now + config.cooldown_min));
         }
         found
     }
 
-    /// The best of a rail's group beside itself, among those that are well known.
+    /// The best other rail of a rail's group, among those that are well measured.
     fn best_beside(&self, index: usize) -> Option<Figures> {
         let group = self.rails[index].group;
         let peer = |&(other, rail): &(usize, &Rail)| other != index && rail.group == group && rail.is_known();
         self.rails.iter().enumerate().filter(peer).map(|(_, rail)| rail.figures()).min()
     }
 
-    /// Takes the time of a slice into account. Out of line: most slices are not asked.
+    /// Takes the time of a slice into account. Not inlined: most slices are not measured.
     #[inline(never)]
     fn learn(&mut self, index: usize, nanos: u64, bytes_ahead: u64) {
         if nanos == 0 {
@@ -263,14 +272,15 @@ impl HealthRoute {
         let rail = &mut self.rails[index];
         let sample = rail.learn(nanos, bytes_ahead);
         rail.skip();
-        // One that took many times as long as any before it is looked at in any case.
+        // A slice that took many times as long as any before is measured in any case.
         let is_odd = sample / 4 > rail.ns_per_byte_q16;
         if is_odd || rail.is_suspect() || rail.doubtful || rail.slices_ended & 15 < 8 {
             self.judge(index, sample, nanos);
         }
     }
 
-    /// Compares a rail with the best of its group, after a slice that took `nanos`, `sample` a byte.
+    /// Compares a rail with the best of its group, after a slice that took `nanos` in all and `sample` per
+    /// byte.
     fn judge(&mut self, index: usize, sample: u64, nanos: u64) {
         let best = self.best_beside(index);
         let (now, config) = (self.now, self.config);
@@ -322,7 +332,7 @@ impl Route for HealthRoute {
             return Some(rail);
         }
         let local = self.regions.get(slice.local.region.index as usize);
-        let remote = self.segments.get(slice.remote.region.index as usize);
+        let remote = self.remote_regions.get(slice.remote.region.index as usize);
         match (local, remote) {
             (None, None) => self.cheapest(slice.len, open, |_, cost| cost),
             (local, remote) => {
@@ -373,7 +383,8 @@ impl Route for HealthRoute {
                 if rail.faults_in_row > 0 || rail.cooldown_ns > 0 {
                     rail.recover();
                     self.paused &= !(1 << index);
-                    // Its time is mostly that of making the connection again, and says nothing of the next slice's.
+                    // Most of its time was spent on making the connection again, and does not predict the
+                    // time of the next slice.
                 } else if rail.skip == 0 {
                     self.learn(index, nanos, bytes_ahead);
                 } else {
@@ -406,7 +417,7 @@ impl Route for HealthRoute {
         u32::from(row[rail % RAILS_MAX]) * 10
     }
 
-    fn attached(&mut self, segment: RemoteRegionId, penalties: Option<&[u32]>) {
-        self.set_segment_penalties(segment, penalties);
+    fn attached(&mut self, remote_region: RemoteRegionId, penalties: Option<&[u32]>) {
+        self.set_remote_region_penalties(remote_region, penalties);
     }
 }

@@ -1,10 +1,10 @@
-//! The unit of work: one contiguous piece of a request, and its end.
+//! The unit of work: one contiguous piece of a request, and its completion.
 
 use core::fmt;
 
 use crate::{Error, RegionId, RemoteRegionId, Token};
 
-/// Which way the bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
@@ -19,7 +19,7 @@ pub enum Op {
 pub struct RegionOffset {
     /// The local region.
     pub region: RegionId,
-    /// Bytes from the region's beginning.
+    /// The offset from the region's beginning, in bytes.
     pub offset: u64,
 }
 
@@ -36,7 +36,7 @@ impl RegionOffset {
 pub struct RemoteOffset {
     /// The attached region.
     pub region: RemoteRegionId,
-    /// Bytes from the region's beginning.
+    /// The offset from the region's beginning, in bytes.
     pub offset: u64,
 }
 
@@ -51,15 +51,15 @@ impl RemoteOffset {
 /// One contiguous piece of a transfer, local range to remote range. 48 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// Names the slice in its completion.
+    /// The caller's name for the slice, which its completion carries.
     pub token: Token,
-    /// Local region and byte offset into it.
+    /// Where the slice begins in the local region.
     pub local: RegionOffset,
-    /// Attached segment and byte offset into it.
+    /// Where the slice begins in the remote region.
     pub remote: RemoteOffset,
-    /// Bytes; never 0.
+    /// The length, in bytes; never 0.
     pub len: u32,
-    /// Read or write.
+    /// The direction.
     pub op: Op,
 }
 
@@ -72,7 +72,7 @@ const _: () = assert!(size_of::<Slice>() <= 48);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Outcome {
-    /// All bytes are in place; for a WRITE the target said so.
+    /// All bytes are in place; for a WRITE the target has confirmed it.
     Applied,
     /// No byte was written and none will be.
     NotApplied,
@@ -80,25 +80,26 @@ pub enum Outcome {
     Unknown,
 }
 
-/// The one end of one slice or fence (L1).
+/// The one end of a slice or fence (L1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The token of the slice or fence.
     pub token: Token,
-    /// `Ok` exactly when `outcome` is `Applied`; else why it failed.
+    /// `Ok` exactly when `outcome` is `Applied`; otherwise why it failed.
     pub result: Result<(), Error>,
     /// What is known about the destination.
     pub outcome: Outcome,
-    /// A copy of these bytes may still land at the target, late. Fence the segment before the range gets other bytes
-    /// or another owner (L5). Always set with `Unknown`; set with `Applied` when a WRITE succeeded on one rail after
-    /// another rail had lost sight of it.
+    /// A copy of these bytes may still land at the target, late. Fence the remote region before the range
+    /// gets other bytes or another owner (L5). Always set with `Unknown`; set with `Applied` when a WRITE
+    /// succeeded on one rail after it had ended `Unknown` on another.
     pub fence_needed: bool,
-    /// CRC-32C of the bytes that the slice stored at its destination, where the transport came by it on the way; only with
-    /// `Applied`, and never of a fence. See [`set_checksums`](crate::Transport::set_checksums).
+    /// The CRC-32C of the bytes that the slice stored at its destination, if the transport computed it
+    /// anyway; only with `Applied`, and never of a fence. See
+    /// [`set_checksums`](crate::Transport::set_checksums).
     pub crc32c: Option<Crc32c>,
 }
 
-/// A CRC-32C (RFC 3720). Four bytes of alignment 1, which keep [`Completion`] at 24 bytes.
+/// A CRC-32C (RFC 3720). Four bytes with alignment 1, which keep [`Completion`] at 24 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Crc32c([u8; 4]);
 
@@ -109,7 +110,7 @@ impl Crc32c {
         Self(value.to_ne_bytes())
     }
 
-    /// Its value.
+    /// The value of the checksum.
     #[must_use]
     pub const fn get(self) -> u32 {
         u32::from_ne_bytes(self.0)
@@ -123,25 +124,25 @@ impl fmt::Debug for Crc32c {
 }
 
 impl Completion {
-    /// It worked.
+    /// A slice or fence that succeeded.
     #[must_use]
     pub const fn applied(token: Token) -> Self {
         Self { token, result: Ok(()), outcome: Outcome::Applied, fence_needed: false, crc32c: None }
     }
 
-    /// The same, with the checksum of what was stored.
+    /// The same with the checksum of the bytes that were stored.
     #[must_use]
     pub const fn with_crc32c(self, value: u32) -> Self {
         Self { crc32c: Some(Crc32c::new(value)), ..self }
     }
 
-    /// It failed and touched nothing that matters.
+    /// A slice or fence that failed, after which no remote byte has changed or will change.
     #[must_use]
     pub const fn not_applied(token: Token, error: Error) -> Self {
         Self { token, result: Err(error), outcome: Outcome::NotApplied, fence_needed: false, crc32c: None }
     }
 
-    /// A WRITE that ended here, but may still land there.
+    /// A WRITE that ended here and whose bytes may still land at the target.
     #[must_use]
     pub const fn unknown(token: Token, error: Error) -> Self {
         Self { token, result: Err(error), outcome: Outcome::Unknown, fence_needed: true, crc32c: None }

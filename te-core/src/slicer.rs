@@ -1,35 +1,35 @@
-//! Cuts a request into slices, lazily: where the next cut falls is arithmetic, not a list.
+//! Cuts a request into slices on demand: the place of the next cut is computed, not looked up in a list.
 
 use crate::{Op, RegionOffset, RemoteOffset};
 
-/// What a caller asks for: one contiguous local range to or from one contiguous remote range.
+/// One contiguous local range to or from one contiguous remote range, as a caller requests it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferRequest {
-    /// Which way.
+    /// The direction.
     pub op: Op,
-    /// Local region and byte offset into it.
+    /// Where the request begins in the local region.
     pub local: RegionOffset,
-    /// Attached segment and byte offset into it.
+    /// Where the request begins in the remote region.
     pub remote: RemoteOffset,
-    /// Bytes. 0 is allowed and completes at once.
+    /// The length, in bytes. 0 is allowed and completes at once.
     pub len: u64,
 }
 
-/// Where to cut.
+/// Where to cut a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slicer {
     slice_bytes: u32,
 }
 
 impl Slicer {
-    /// Bytes a slice when nothing else is said: 64 KiB.
+    /// The default length of a slice: 64 KiB.
     pub const SLICE_BYTES_DEFAULT: u32 = 64 << 10;
-    /// A shorter slice is not worth its header: 512 B.
+    /// The shortest slice: 512 B. A shorter one is not worth its header.
     pub const SLICE_BYTES_MIN: u32 = 512;
-    /// A longer one does not fit a slice's length after a merged tail: 1 GiB.
+    /// The longest slice: 1 GiB. With a tail merged into it, a longer one would not fit the length field.
     pub const SLICE_BYTES_MAX: u32 = 1 << 30;
 
-    /// Slices of `slice_bytes`, brought within the limits above.
+    /// Slices of `slice_bytes`, limited to the range above.
     #[must_use]
     pub const fn new(slice_bytes: u32) -> Self {
         let slice_bytes = if slice_bytes < Self::SLICE_BYTES_MIN {
@@ -42,16 +42,16 @@ impl Slicer {
         Self { slice_bytes }
     }
 
-    /// Bytes a slice.
+    /// The length of a slice, in bytes.
     #[must_use]
     pub const fn slice_bytes(self) -> u32 {
         self.slice_bytes
     }
 
-    /// Length of the next slice when `remaining` bytes are left; 0 when none are.
+    /// The length of the next slice when `remaining` bytes are left; 0 when `remaining` is 0.
     ///
-    /// A tail shorter than a quarter of a slice rides with the slice before it: one header less for bytes that would
-    /// hardly fill one.
+    /// A tail that is shorter than a quarter of a slice becomes part of the slice before it: that saves a
+    /// header for few bytes.
     #[must_use]
     pub const fn cut(self, remaining: u64) -> u32 {
         let slice = self.slice_bytes as u64;

@@ -1,9 +1,9 @@
-//! Time is an argument. Nothing here reads a clock.
+//! Time is an argument: nothing in this crate reads a clock.
 
 use core::ops::{Add, Sub};
 use core::time::Duration;
 
-/// Nanoseconds since an epoch that the caller chose; monotonic, never wall time.
+/// Nanoseconds since an epoch that the caller chooses; monotonic, never wall-clock time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Instant(u64);
 
@@ -35,7 +35,7 @@ impl Instant {
         self.0
     }
 
-    /// Nanoseconds from `earlier` to here; 0 when `earlier` is later.
+    /// Nanoseconds from `earlier` to this time; 0 when `earlier` is later.
     #[must_use]
     pub const fn nanos_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)

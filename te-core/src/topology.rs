@@ -1,8 +1,8 @@
-//! Where memory and NICs sit in a host, and how far they are from each other.
+//! Where memory and NICs are in a host, and how far they are from each other.
 //!
-//! Plain data and scoring. Nothing here looks at a machine: `te-host` reads sysfs, hwloc or a file and builds a
-//! [`Topology`], which checks it once. What comes of it is a [`Distance`] for each pair of memory and NIC, a penalty in
-//! percent for the route, and the [`PriorityMatrix`] that people know:
+//! Plain data and scoring. Nothing here reads from the machine: `te-host` reads sysfs, hwloc or a file and
+//! builds a [`Topology`], which checks the parts once. The results are a [`Distance`] for each pair of memory
+//! and NIC, a penalty in percent for the route, and the [`PriorityMatrix`] that administrators edit:
 //!
 //! ```text
 //!   Location (cpu:0, cuda:3)  ── PCI path, NUMA node, SLIT ──►  Distance  ──►  percent, for HealthRoute
@@ -35,18 +35,18 @@ pub use matrix::{LOCATIONS_MAX, MatrixError, MatrixRow, PriorityMatrix};
 pub use crate::memory::{GpuVendor, Location};
 pub use pci::{BRIDGES_MAX, PciAddress, PciLink, PciPath};
 
-/// NUMA nodes in a host, at most.
+/// The largest number of NUMA nodes in a host.
 pub const NODES_MAX: usize = 256;
-/// NICs in a host, at most; virtual functions count.
+/// The largest number of NICs in a host; virtual functions count.
 pub const NICS_MAX: usize = 256;
-/// GPUs in a host, at most.
+/// The largest number of GPUs in a host.
 pub const GPUS_MAX: usize = 64;
-/// Ports of a NIC, at most.
+/// The largest number of ports of a NIC.
 pub const PORTS_MAX: usize = 16;
-/// Longest name of a NIC, bytes.
+/// The longest name of a NIC, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
 
-/// A host: its NUMA nodes, NICs and GPUs. Checked when made, so that whoever holds one can rely on it.
+/// A host: its NUMA nodes, NICs and GPUs. [`new`](Self::new) checks them, so every `Topology` is valid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     nodes: Vec<NumaNode>,
@@ -57,101 +57,103 @@ pub struct Topology {
 /// A NUMA node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NumaNode {
-    /// The kernel's number.
+    /// The number that the kernel gives the node.
     pub id: u16,
-    /// Its CPUs: first and last of each run, both included. None: memory alone (HBM, CXL, a GPU's).
+    /// Its CPUs: first and last of each run, both included. Empty for a node of memory alone (HBM, CXL, a
+    /// GPU's memory).
     pub cpus: Vec<(u32, u32)>,
-    /// Its memory, bytes; 0 when unknown.
+    /// The size of its memory, in bytes; 0 when unknown.
     pub memory_bytes: u64,
-    /// How far each node is, in the order of [`Topology::nodes`]: 10 for itself, 20 for twice as far (ACPI 6.5, section
-    /// 5.2.17, "SLIT").
+    /// The distance to each node, in the order of [`Topology::nodes`]: 10 for itself, 20 for twice as far
+    /// (ACPI 6.5, section 5.2.17, "SLIT").
     pub distances: Vec<u8>,
 }
 
-/// A NIC: what one rail runs over.
+/// A NIC, over which a rail runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
-    /// The kernel's name: `mlx5_0`, `eth0`.
+    /// The name that the kernel gives it: `mlx5_0`, `eth0`.
     pub name: String,
-    /// What it speaks.
+    /// What it can do.
     pub kind: NicKind,
-    /// Its network device when `name` is that of an RDMA device.
+    /// Its network device, when `name` is that of an RDMA device.
     pub netdev: Option<String>,
-    /// Its NUMA node; `None` when the host does not say.
+    /// Its NUMA node; `None` when the host does not report it.
     pub numa_node: Option<u16>,
-    /// Where it hangs; `None` for devices that are not on PCI.
+    /// Its PCI path; `None` for devices that are not on PCI.
     pub pci: Option<PciPath>,
-    /// How its slot runs.
+    /// The current and the possible speed of its slot.
     pub link: Option<PciLink>,
     /// Its ports; empty when unknown.
     pub ports: Vec<NicPort>,
 }
 
-/// What a NIC speaks.
+/// What a NIC can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum NicKind {
     /// RDMA verbs: InfiniBand, RoCE, iWARP, EFA.
     Rdma,
-    /// Sockets alone.
+    /// Sockets only.
     Ethernet,
 }
 
 /// A port of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NicPort {
-    /// From 1.
+    /// The number of the port, from 1.
     pub number: u8,
     /// Whether it has a link.
     pub state: PortState,
-    /// Link speed, megabits per second; `None` when unknown.
+    /// The speed of the link, in megabits per second; `None` when unknown.
     pub mbit_per_s: Option<u32>,
 }
 
 /// Whether a port has a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortState {
-    /// It has.
+    /// It has a link.
     Up,
-    /// It has not.
+    /// It has no link.
     Down,
-    /// The host does not say.
+    /// The host does not report it.
     Unknown,
 }
 
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Who made it.
+    /// The vendor.
     pub vendor: GpuVendor,
-    /// Its number among the vendor's GPUs in PCI order, from 0: what `CUDA_DEVICE_ORDER=PCI_BUS_ID` counts.
+    /// Its number among the vendor's GPUs in PCI order, from 0, as `CUDA_DEVICE_ORDER=PCI_BUS_ID` counts.
     pub index: u16,
-    /// Its NUMA node; `None` when the host does not say.
+    /// Its NUMA node; `None` when the host does not report it.
     pub numa_node: Option<u16>,
-    /// Where it hangs.
+    /// Its PCI path.
     pub pci: PciPath,
-    /// How its slot runs.
+    /// The current and the possible speed of its slot.
     pub link: Option<PciLink>,
 }
 
-/// How far a NIC is from memory; nearer is less.
+/// How far a NIC is from memory. A nearer one compares as less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
-    /// Below a common PCI bridge: data need not pass the CPU's root complex. So many bridges are not common to both.
+    /// Below a common PCI bridge, so that data need not pass the CPU's root complex. The number of bridges
+    /// that are not common to both.
     Switch(u8),
     /// Under one host bridge (root complex).
     HostBridge,
     /// On one NUMA node.
     Node,
-    /// One of the two does not say where it is.
+    /// The location of one of the two is unknown.
     Unknown,
-    /// On another NUMA node, that far by SLIT.
+    /// On another NUMA node, at this SLIT distance.
     Remote(u8),
 }
 
 impl Topology {
-    /// Checks and orders the parts: nodes by id, NICs by kind and name, GPUs by vendor and index. `distances` are to be in
-    /// the order of ascending ids.
+    /// Checks and sorts the parts: nodes by id, NICs by kind and name, GPUs by vendor and index. `distances`
+    /// must be in the order of ascending ids.
     ///
     /// # Errors
     /// See [`TopologyError`].
@@ -201,44 +203,44 @@ impl Topology {
         Ok(Self { nodes, nics, gpus })
     }
 
-    /// NUMA nodes, by id.
+    /// The NUMA nodes, by id.
     #[must_use]
     pub fn nodes(&self) -> &[NumaNode] {
         &self.nodes
     }
 
-    /// NICs, RDMA devices first, then by name; `mlx5_2` comes before `mlx5_10`.
+    /// The NICs, RDMA devices first, then by name; `mlx5_2` comes before `mlx5_10`.
     #[must_use]
     pub fn nics(&self) -> &[Nic] {
         &self.nics
     }
 
-    /// GPUs, by vendor and index.
+    /// The GPUs, by vendor and index.
     #[must_use]
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
 
-    /// The NIC of that name, be it the RDMA device's or its network device's.
+    /// The NIC with this name, of the RDMA device or of its network device.
     #[must_use]
     pub fn nic(&self, name: &str) -> Option<&Nic> {
         let by_netdev = || self.nics.iter().find(|nic| nic.netdev.as_deref() == Some(name));
         self.nics.iter().find(|nic| nic.name == name).or_else(by_netdev)
     }
 
-    /// Every location where memory can be: NUMA nodes, then GPUs.
+    /// Every location that has memory: NUMA nodes, then GPUs.
     pub fn locations(&self) -> impl Iterator<Item = Location> + '_ {
         let nodes = self.nodes.iter().map(|node| Location::Numa(node.id));
         nodes.chain(self.gpus.iter().map(Gpu::location))
     }
 
-    /// Whether there is nothing to choose between: no NIC, or one location and one NIC.
+    /// Whether there is no choice: no NIC, or one location and one NIC.
     #[must_use]
     pub fn is_trivial(&self) -> bool {
         self.nics.is_empty() || (self.nics.len() == 1 && self.locations().count() <= 1)
     }
 
-    /// How far `nic` is from memory at `location`.
+    /// The distance of `nic` from memory at `location`.
     #[must_use]
     pub fn distance(&self, location: Location, nic: &Nic) -> Distance {
         let node = match location {
@@ -262,27 +264,27 @@ impl Topology {
         }
     }
 
-    /// How far NUMA node `b` is from `a`, as the firmware says; `None` when there is no such node.
+    /// The distance of NUMA node `b` from `a` that the firmware reports; `None` when there is no such node.
     #[must_use]
     pub fn slit(&self, a: u16, b: u16) -> Option<u8> {
         let at = |id| self.nodes.binary_search_by_key(&id, |node: &NumaNode| node.id).ok();
         Some(self.nodes[at(a)?].distances[at(b)?])
     }
 
-    /// NICs that rails would run over: the RDMA devices, or the network devices of a host that has none. Those whose
-    /// ports are all down are left out.
+    /// The NICs that rails run over: the RDMA devices, or the network devices of a host that has none,
+    /// without those whose ports are all down.
     pub fn rail_nics(&self) -> impl Iterator<Item = &Nic> {
         let kind = self.nics.first().map(|nic| nic.kind);
         self.nics.iter().filter(move |nic| Some(nic.kind) == kind && nic.may_have_link())
     }
 
-    /// For every location, the NICs at the least distance, and the others with the nearest first.
+    /// For every location, the NICs at the shortest distance, and the others with the nearest first.
     #[must_use]
     pub fn matrix(&self) -> PriorityMatrix {
         let row = |location| {
             let mut nics: Vec<(Distance, &Nic)> =
                 self.rail_nics().map(|nic| (self.distance(location, nic), nic)).collect();
-            // Stable: NICs of one distance stay in the order of their names.
+            // Stable: NICs at the same distance stay in the order of their names.
             nics.sort_by_key(|&(distance, _)| distance);
             let least = nics.first().map(|&(distance, _)| distance);
             let near = nics.iter().take_while(|&&(distance, _)| Some(distance) == least).count();
@@ -293,7 +295,7 @@ impl Topology {
     }
 }
 
-/// SLIT's distance of a node to itself.
+/// The SLIT distance of a node to itself.
 const SLIT_LOCAL: u8 = 10;
 
 impl Nic {
@@ -318,7 +320,7 @@ impl Nic {
         self.ports.is_empty() || self.ports.iter().any(|port| port.state != PortState::Down)
     }
 
-    /// The speed of its ports together, megabits per second; `None` when no port tells.
+    /// The speed of all its ports together, in megabits per second; `None` when no port reports one.
     #[must_use]
     pub fn mbit_per_s(&self) -> Option<u64> {
         let speeds = self.ports.iter().filter_map(|port| port.mbit_per_s);
@@ -327,7 +329,7 @@ impl Nic {
 }
 
 impl Gpu {
-    /// Its memory.
+    /// The location of its memory.
     #[must_use]
     pub fn location(&self) -> Location {
         Location::Device(self.vendor, self.index)
@@ -335,9 +337,10 @@ impl Gpu {
 }
 
 impl Distance {
-    /// What a rail of that distance costs, in percent of one that is near. Guesses, not measurements: they only decide
-    /// while a nearer rail is free. Under load the measured bandwidth of each rail counts as well, and a rail that costs
-    /// 300 percent is used as soon as the near one has a queue three times as long.
+    /// The cost of a rail at this distance, in percent of a near one. These are guesses, not measurements:
+    /// they decide only while a nearer rail is free. Under load the measured bandwidth of each rail counts as
+    /// well, and a rail that costs 300 percent is used as soon as the near one has a queue three times as
+    /// long.
     #[must_use]
     pub const fn penalty_percent(self) -> u32 {
         match self {
@@ -345,7 +348,7 @@ impl Distance {
             Self::HostBridge => 120,
             Self::Node => 150,
             Self::Unknown => 200,
-            // SLIT 20 and 21 are two sockets, 255 is "unreachable".
+            // SLIT 20 and 21 are two sockets; 255 means "unreachable".
             Self::Remote(slit) => {
                 let percent = slit as u32 * 15;
                 if percent < 200 { 200 } else { percent }
@@ -354,7 +357,7 @@ impl Distance {
     }
 }
 
-/// `switch+2`, `host-bridge`, `node`, `unknown`, `remote:21`.
+/// Writes `switch+2`, `host-bridge`, `node`, `unknown` or `remote:21`.
 impl fmt::Display for Distance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -367,35 +370,35 @@ impl fmt::Display for Distance {
     }
 }
 
-/// Why parts do not make a [`Topology`].
+/// Why parts do not form a [`Topology`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TopologyError {
-    /// More than a limit allows.
+    /// There is more than the limit.
     TooMany {
-        /// Of what.
+        /// Of what: "NUMA nodes", "NICs" or "GPUs".
         what: &'static str,
         /// How many there are.
         count: usize,
-        /// How many there may be.
+        /// The limit.
         count_max: usize,
     },
-    /// Two NUMA nodes of one id.
+    /// Two NUMA nodes have this id.
     NodeTwice(u16),
-    /// A node's distances: not one for each of `count` nodes, or one below 10.
+    /// The distances of a node: their number is not that of the nodes, or one is below 10.
     Distances {
-        /// Whose.
+        /// The node's id.
         node: u16,
-        /// How many there should be.
+        /// The number of nodes.
         count: usize,
     },
-    /// A NIC or GPU is said to be on a node that does not exist.
+    /// A NIC or GPU is on this node, which does not exist.
     NoSuchNode(u16),
-    /// The name of a NIC is empty, too long or not printable, or it has too many ports.
+    /// The name of this NIC is empty, too long or not printable, or it has too many ports.
     Nic(String),
-    /// Two NICs of one name.
+    /// Two NICs have this name.
     NicTwice(String),
-    /// Two GPUs of one number.
+    /// Two GPUs have this number.
     GpuTwice(Location),
 }
 
@@ -403,32 +406,35 @@ impl fmt::Display for TopologyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooMany { what, count, count_max } => {
-                write!(f, "{count} {what}, and {count_max} is the limit: leave some out")
+                write!(f, "there are {count} {what}, and the limit is {count_max}: remove some")
             }
-            Self::NodeTwice(id) => write!(f, "NUMA node {id} is there twice"),
+            Self::NodeTwice(id) => write!(f, "two NUMA nodes have the number {id}: remove one"),
             Self::Distances { node, count } => {
                 write!(
                     f,
-                    "NUMA node {node} needs {count} distances, one for each node and none below {SLIT_LOCAL}"
+                    "NUMA node {node} needs {count} distances, one per node, each at least {SLIT_LOCAL}"
                 )
             }
             Self::NoSuchNode(id) => {
-                write!(f, "a device is said to be on NUMA node {id}, which does not exist")
+                write!(
+                    f,
+                    "a device is on NUMA node {id}, which does not exist: correct the device or add the node"
+                )
             }
             Self::Nic(name) => write!(
                 f,
                 "NIC {name:?} needs a name of 1 to {NAME_BYTES_MAX} printable ASCII characters, and at most \
                  {PORTS_MAX} ports"
             ),
-            Self::NicTwice(name) => write!(f, "NIC {name:?} is there twice"),
-            Self::GpuTwice(location) => write!(f, "GPU {location} is there twice"),
+            Self::NicTwice(name) => write!(f, "two NICs have the name {name:?}: remove one"),
+            Self::GpuTwice(location) => write!(f, "two GPUs have the name {location}: remove one"),
         }
     }
 }
 
 impl core::error::Error for TopologyError {}
 
-/// Whether a NIC may be called so.
+/// Whether this can be the name of a NIC.
 fn is_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
 }

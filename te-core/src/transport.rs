@@ -1,32 +1,38 @@
 //! The Transport contract and its laws.
 //!
-//! Every fabric implements [`Transport`]; everything above is written against it. The laws below bind implementers and are
-//! what callers may rely on. One conformance suite (feature `testkit`) checks them for every transport.
+//! Every fabric implements [`Transport`], and all code above fabrics is written against it. The laws below
+//! bind implementers, and callers may rely on them. One conformance suite (feature `testkit`) checks them for
+//! every transport.
 //!
 //! * **L1 One completion.** An accepted slice yields exactly one completion. A slice that was not accepted yields none.
 //! * **L2 No late local access.** After a slice's completion the fabric never again touches its local memory.
-//!   [`Outcome`](crate::Outcome) says whether the remote bytes are `Applied`, `NotApplied` or `Unknown`. A checksum that it
-//!   reports ([`Completion::crc32c`]) is that of the bytes which the slice stored at its destination, in the order of their
-//!   addresses, or is absent; a slice that did not end `Applied` and a fence report none. That holds while nothing else writes
-//!   the source or the destination range between `submit` and the completion. If something does, the bytes stored are a mix of
-//!   old and new ones, and the checksum may be that of another mix: it may then not fit what lies there, but is never made to fit.
-//! * **L3 Cancel ends.** `cancel` starts the end of a slice; it still completes exactly once. When the fabric cannot stop
-//!   it at once (posted RDMA work), it drains or flushes first. What cannot be drained by the deadline is *quarantined*:
-//!   counted, reported, and its memory is not handed back.
-//! * **L4 No waiting.** `submit` and `poll` never block, allocate, or read a clock. Fullness is not an error.
-//! * **L5 Fences are the target's word.** Ending our side of a connection does not end the other: bytes on the wire or in
-//!   the target's socket buffer can still land. A fence completes `Applied` when the *target* said that nothing older will.
-//!   Until then the remote outcome is `Unknown`. Sending the *same* bytes to the *same* range again needs no fence;
-//!   moving different bytes there, or giving the range to someone else, does. A target that cannot be reached is fenced
-//!   when its incarnation has changed. A target can also end an initiator that does not ask for a fence any more
-//!   ([`expel`](Transport::expel)): its word is the same, and the initiator is refused from then on.
-//! * **L6 Only what was exported.** A peer reaches only what was exported, with the rights it was given: out of range, stale
-//!   generation or a wrong key is refused before a byte moves, and the connection survives.
+//!   [`Outcome`](crate::Outcome) states whether the remote bytes are `Applied`, `NotApplied` or `Unknown`. A
+//!   checksum that it reports ([`Completion::crc32c`]) is that of the bytes which the slice stored at its
+//!   destination, in the order of their addresses, or is absent; a slice that did not end `Applied` and a
+//!   fence report none. That holds while nothing else writes the source or the destination range between
+//!   `submit` and the completion. If something does, the stored bytes are a mix of old and new ones, and the
+//!   checksum may be that of another mix: it may then not match the bytes that lie there, and is
+//!   not adjusted to match them.
+//! * **L3 Cancel ends.** `cancel` starts the end of a slice, which still completes exactly once. When the
+//!   fabric cannot stop it at once (posted RDMA work), it drains or flushes first. Memory that cannot be
+//!   drained by the deadline is *quarantined*: counted, reported, and not handed back.
+//! * **L4 No waiting.** `submit` and `poll` never block, allocate, or read a clock. Being full is not an
+//!   error.
+//! * **L5 Fences are the target's word.** Ending our end of a connection does not end the other: bytes on the
+//!   wire or in the target's socket buffer can still land. A fence completes `Applied` when the *target* has
+//!   confirmed that nothing older will land. Until then the remote outcome is `Unknown`. Sending the *same*
+//!   bytes to the *same* range again needs no fence; moving different bytes there, or giving the range to
+//!   another owner, does. A target that cannot be reached is fenced when its incarnation has changed. A
+//!   target can also end an initiator that no longer fences by itself ([`expel`](Transport::expel)): that is
+//!   the same confirmation, and the initiator is refused from then on.
+//! * **L6 Only what was exported.** A peer reaches only what was exported, with the rights that it was given.
+//!   An operation out of range, with a stale generation or with a wrong key is refused before a byte moves,
+//!   and the connection survives.
 //! * **L7 No references.** Peer-writable bytes are never a `&[u8]`: they are read through a
 //!   [`VolatileSpan`](crate::VolatileSpan), or copied out.
-//! * **L8 Memory is what it says.** A transport touches memory only of the kinds that it declares
-//!   ([`Capabilities::memory`]): registering a span of any other kind is `Unsupported`, before a byte of it is read or
-//!   written, and nothing is left behind. A slice whose remote offset or length is not a multiple of
+//! * **L8 Memory is of a declared kind.** A transport touches memory only of the kinds that it declares
+//!   ([`Capabilities::memory`]): registering a span of any other kind is `Unsupported`, before a byte of it
+//!   is read or written, and leaves no trace. A slice whose remote offset or length is not a multiple of
 //!   [`Capabilities::granule_bytes`] is `InvalidArgument`, before a byte moves.
 #![allow(unsafe_code, reason = "declares and forwards `register`, whose promise only the caller can make")]
 
@@ -38,29 +44,33 @@ use crate::{
 };
 
 bitflags::bitflags! {
-    /// What a transport can do, for whoever chooses one or calls it. The conformance suite skips, by name, what is not offered:
-    /// for that it reads `READ`, `WRITE`, `FENCE` and `CALLER_DRIVEN`. An engine reads `CALLER_DRIVEN`. `CHECKSUM` and `TWO_SIDED_PROGRESS` are
-    /// for people and embedders: they say what a deployment can rely on, or has to arrange.
+    /// What a transport can do. The conformance suite skips, by name, what is not offered: it reads `READ`,
+    /// `WRITE`, `FENCE` and `CALLER_DRIVEN` for that. An engine reads `CALLER_DRIVEN`. `CHECKSUM` and
+    /// `TWO_SIDED_PROGRESS` are for people and embedders: what a deployment can rely on, and what it has to
+    /// arrange.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Features: u32 {
         /// One-sided reads.
         const READ = 1;
         /// One-sided writes.
         const WRITE = 1 << 1;
-        /// A WRITE can end `Unknown`; fences do real work. Without it every outcome is known and a fence ends at once.
+        /// A WRITE can end `Unknown`, and fences do work. Without it every outcome is known, and a fence ends
+        /// at once.
         const FENCE = 1 << 2;
-        /// Payloads are checked end to end by the transport itself. Not what [`set_checksums`](Transport::set_checksums) asks for.
+        /// The transport itself checks payloads end to end. This is not what
+        /// [`set_checksums`](Transport::set_checksums) requests.
         const CHECKSUM = 1 << 3;
         /// The peer's process takes part in the copy; it must be polled for progress.
         const TWO_SIDED_PROGRESS = 1 << 4;
-        /// Local memory of the host is touched inside the owner's own calls alone, a cancelled slice of it ends in the next poll that
-        /// has room for it, and registering it pins nothing: it can be registered for a single operation. Memory of a device is not
-        /// meant: whatever copies it does so at its own time.
+        /// The transport touches local memory of the host only inside the caller's own calls, a cancelled
+        /// slice of it ends in the next poll that has room for its completion, and `register` pins no pages:
+        /// memory can be registered for a single operation. Memory of a device is not included: a stager
+        /// copies it in its own time.
         const CALLER_DRIVEN = 1 << 5;
     }
 }
 
-/// What a transport offers, and its limits. Constant over its life.
+/// What a transport offers, and its limits. Constant while the transport exists.
 ///
 /// ```
 /// use te_core::{Capabilities, Features, MemoryKinds};
@@ -76,23 +86,23 @@ bitflags::bitflags! {
 pub struct Capabilities {
     /// Optional abilities.
     pub features: Features,
-    /// Longest slice, bytes.
+    /// The longest slice, in bytes.
     pub slice_bytes_max: u32,
-    /// The length at which one more cut no longer pays on this fabric, bytes.
+    /// The length up to which it pays on this fabric to make slices longer, in bytes.
     pub slice_bytes_preferred: u32,
-    /// Slices accepted and not yet completed, at most.
+    /// The largest number of slices that are accepted and have not completed.
     pub inflight_max: u32,
-    /// Length of an export, bytes, at most.
+    /// The length of the longest export, in bytes.
     pub export_bytes_max: u32,
-    /// Kinds of memory that it can touch: those that [`Memory::register`] takes (L8).
+    /// The kinds of memory that it can touch, which [`Memory::register`] accepts (L8).
     pub memory: MemoryKinds,
-    /// Remote offsets and lengths of slices are multiples of this, bytes (L8). A power of two; 1: any.
+    /// Remote offsets and lengths of slices are multiples of this, in bytes (L8). A power of two; 1 for any.
     pub granule_bytes: u32,
 }
 
 impl Capabilities {
-    /// These features over host memory, at any offset. Slices of up to `u32::MAX` bytes, cut to 64 KiB; one in flight; exports of
-    /// no bytes.
+    /// These features over host memory, at any offset. Slices of up to `u32::MAX` bytes, 64 KiB preferred;
+    /// one in flight; exports of 0 bytes.
     #[must_use]
     pub const fn new(features: Features) -> Self {
         Self {
@@ -106,35 +116,35 @@ impl Capabilities {
         }
     }
 
-    /// The length at which one more cut no longer pays, and the longest slice, bytes.
+    /// Sets the preferred and the largest length of a slice, in bytes.
     #[must_use]
     pub const fn with_slice_bytes(mut self, preferred: u32, max: u32) -> Self {
         (self.slice_bytes_preferred, self.slice_bytes_max) = (preferred, max);
         self
     }
 
-    /// Slices accepted and not yet completed, at most.
+    /// Sets the largest number of slices in flight.
     #[must_use]
     pub const fn with_inflight_max(mut self, slices: u32) -> Self {
         self.inflight_max = slices;
         self
     }
 
-    /// Length of an export, bytes, at most.
+    /// Sets the length of the longest export, in bytes.
     #[must_use]
     pub const fn with_export_bytes_max(mut self, bytes: u32) -> Self {
         self.export_bytes_max = bytes;
         self
     }
 
-    /// The kinds of memory that it can touch, all of them.
+    /// Sets the kinds of memory that it can touch.
     #[must_use]
     pub const fn with_memory(mut self, kinds: MemoryKinds) -> Self {
         self.memory = kinds;
         self
     }
 
-    /// What remote offsets and lengths are multiples of, bytes; a power of two.
+    /// Sets the granule of remote offsets and lengths, in bytes; a power of two.
     #[must_use]
     pub const fn with_granule_bytes(mut self, bytes: u32) -> Self {
         self.granule_bytes = bytes;
@@ -142,76 +152,82 @@ impl Capabilities {
     }
 }
 
-/// A file descriptor that becomes readable when `poll` has something to do. For parking an idle poller.
+/// A file descriptor that becomes readable when `poll` has something to do. An idle polling thread waits on
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventSource(pub i32);
 
-/// Registration of local memory and attachment of remote memory. Control path: may allocate, may take microseconds.
+/// Registration of local memory and attachment of remote memory. Control path: calls may allocate and may
+/// take microseconds.
 pub trait Memory {
-    /// Makes a span usable as the local side of slices and, with remote rights, exportable.
+    /// Makes a span usable as the local memory of slices and, with remote rights, exportable.
     ///
     /// # Errors
-    /// `Unsupported` for memory of a kind that it does not declare (L8), `InvalidArgument` for an empty span, `Busy` when the
-    /// index is taken, `Full`, `System`.
+    /// `Unsupported` for memory of a kind that the transport does not declare (L8), `InvalidArgument` for an
+    /// empty span, `Busy` when the index is in use, `Full`, `System`.
     ///
     /// # Safety
     /// Until [`deregister`](Self::deregister) returned `Ok` for `id`, `span` stays mapped, and no `&` or `&mut` exists to
     /// bytes that a peer (remote rights) or an operation in flight (local rights) may write.
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error>;
 
-    /// Ends a registration. Afterwards neither we nor any peer touch the span through this transport.
+    /// Ends a registration. After `Ok`, neither this transport nor a peer through it touches the span.
     ///
     /// # Errors
-    /// `Busy` while slices or a peer's running operation refer to it; `NotFound`, `Stale`.
+    /// `Busy` while slices or a peer's operation use it; `NotFound`, `Stale`.
     fn deregister(&mut self, id: RegionId) -> Result<(), Error>;
 
-    /// Writes what a peer needs to [`attach`](Self::attach) the region into `out`; gives the number of bytes written.
+    /// Writes the export of a region into `out`, from which a peer can [`attach`](Self::attach) it; returns
+    /// the number of bytes.
     ///
     /// # Errors
     /// `AccessDenied` for a region without remote rights, `OutOfRange` when `out` is too short, `NotFound`, `Stale`.
     fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error>;
 
-    /// Makes a peer's export addressable as `id`. Does not wait for the peer.
+    /// Makes the region of a peer's export addressable as `id`. Does not wait for the peer.
     ///
     /// # Errors
-    /// `InvalidArgument` when the blob does not parse or is of another version, `Busy` when the index is taken,
-    /// `Unreachable` when this transport cannot reach that peer at all, `Full`.
+    /// `InvalidArgument` when the export does not parse or is of another version, `Busy` when the index is in
+    /// use, `Unreachable` when this transport cannot reach that peer at all, `Full`.
     fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error>;
 
-    /// Forgets an attached segment.
+    /// Detaches a remote region.
     ///
     /// # Errors
-    /// `Busy` while slices or fences refer to it; `NotFound`, `Stale`.
+    /// `Busy` while slices or fences use it; `NotFound`, `Stale`.
     fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error>;
 }
 
-/// Moves bytes between registered memory and attached segments. One rail, one `Transport`.
+/// Moves bytes between registered memory and remote regions. Each rail is one `Transport`.
 ///
 /// # For callers
-/// Submit a batch, then poll until every token has completed. A short count means "full": poll, then submit the rest.
-/// A transport has one owner at a time, and must be polled for progress, its own and (`TWO_SIDED_PROGRESS`) its peers'.
+/// Submit a batch, then poll until every token has completed. A short count means "full": poll, then submit
+/// the rest. One thread at a time calls a transport, and must poll it for progress, of its own slices and,
+/// with `TWO_SIDED_PROGRESS`, of those of its peers.
 ///
 /// # For implementers
-/// You may complete in any order and from any call of `poll`. You may not complete inside `submit`. You may not touch a
-/// slice's memory after its completion (L2). Tokens are the caller's: do not read meaning into them.
+/// Complete slices in any order and from any call of `poll`, but not inside `submit`. Do not touch a slice's
+/// memory after its completion (L2). Tokens belong to the caller: do not interpret them.
 pub trait Transport: Memory {
-    /// Short, constant, lower case: `tcp`, `shm`, `sim`. Metrics and exports carry it.
+    /// A short, constant name in lower case: `tcp`, `shm`, `sim`. Metrics and exports carry it.
     fn name(&self) -> &'static str;
 
-    /// What it can do.
+    /// What the transport can do, and its limits.
     fn capabilities(&self) -> Capabilities;
 
-    /// Accepts a prefix of `batch` and gives its length. Fewer than all means full: poll and submit the rest.
+    /// Accepts a prefix of `batch` and returns its length. Fewer than all means full: poll and submit the
+    /// rest.
     ///
     /// # Errors
-    /// The first slice that can never be accepted ends the prefix; when it is the very first, the call gives its error and
-    /// nothing was accepted: `InvalidArgument`, `NotFound`, `Stale`, `OutOfRange`, `AccessDenied`, `Unreachable`.
+    /// The first slice that can never be accepted ends the prefix. When that is the very first slice, its
+    /// error is returned and nothing was accepted: `InvalidArgument`, `NotFound`, `Stale`, `OutOfRange`,
+    /// `AccessDenied`, `Unreachable`.
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error>;
 
-    /// Makes progress and writes completions into `out`; gives how many. `now` never goes back.
+    /// Makes progress, writes completions into `out` and returns their number. `now` never goes back.
     fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize;
 
-    /// When `poll` must run even if nothing arrives; `None`: only events matter.
+    /// When `poll` must be called even if nothing arrives; `None` when only events matter.
     fn poll_at(&self) -> Option<Instant>;
 
     /// What to wait on between polls. `None`: poll in a loop, or at `poll_at`.
@@ -219,58 +235,71 @@ pub trait Transport: Memory {
         None
     }
 
-    /// Grows whenever `poll` moved something, for us or for a peer; the unit is the transport's affair. A poller that sees
-    /// it grow polls again before it parks. A transport that never serves peers may leave it at 0.
+    /// A number that grows whenever `poll` moved something, for us or for a peer; each transport chooses the
+    /// unit. A polling thread that sees it grow polls again before it parks. A transport that never serves
+    /// peers may leave it at 0.
     fn activity(&self) -> u64 {
         0
     }
 
-    /// Asks for the CRC-32C of what slices move, in [`Completion::crc32c`], from the next `poll` on; or, with false, no longer
-    /// asks. A wish: a transport reports a checksum where it comes by one for little, and may leave out any slice's, or all.
-    /// Without the wish it spends nothing on checksums. The default has none to report.
+    /// Requests the CRC-32C of what slices move, in [`Completion::crc32c`], from the next `poll` on; `false`
+    /// ends the request. A transport reports a checksum where it costs little, and may leave out any or all
+    /// of them. Without the request it spends nothing on checksums. The default reports none.
     fn set_checksums(&mut self, wanted: bool) {
         let _ = wanted;
     }
 
-    /// Starts the end of a slice (L3). Its completion still comes, `Canceled` or with whatever end was faster.
+    /// Starts the end of a slice (L3). Its completion still comes: `Canceled`, or another end that was
+    /// faster.
     ///
     /// # Errors
     /// `NotFound` when no slice in flight has this token.
     fn cancel(&mut self, token: Token) -> Result<(), Error>;
 
-    /// Starts a fence (L5) that completes under `token`: `Applied` when the target has said that no slice to `segment`'s
-    /// owner that completed before this call can change its memory any more. Slices still in flight are not covered
-    /// and not disturbed. Without [`Features::FENCE`] it completes at the next poll.
+    /// Starts a fence (L5) that completes under `token`: `Applied` when the target has confirmed that no
+    /// slice to the owner of `remote` that completed before this call can change its memory any more. Slices
+    /// in flight are neither covered nor disturbed. Without [`Features::FENCE`] it completes at the next
+    /// poll.
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Full`.
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error>;
+    fn fence(&mut self, token: Token, remote: RemoteRegionId) -> Result<(), Error>;
 
-    /// Whether an initiator with this identity has a connection to us, or maps our memory. Identities are random and belong to one
-    /// life of one process's engine; 0 belongs to nobody. One that was [expelled](Self::expel) is not connected.
+    /// Whether an initiator with this identity has a connection to us, or maps our memory. An identity is a
+    /// random number for one life of one engine; no engine has 0. An initiator that was
+    /// [expelled](Self::expel) is not connected.
     fn is_connected(&self, peer: u64) -> bool {
         let _ = peer;
         false
     }
 
-    /// Ends what the initiator with this identity can do to the memory that *we* exported, and refuses it from now on
-    /// ([`ErrorKind::Expelled`](crate::ErrorKind::Expelled) is what it is told). Its connections are closed once what had
-    /// arrived is applied or dropped, and what it was granted is revoked and seen not to be in use. `Ok(true)`: nothing of
-    /// it can land any more. `Ok(false)`: the end has begun; poll, then call again. Others are not disturbed. What it does as
-    /// a target for us, and its memory, are not touched.
-    ///
-    /// Without `force`, an initiator that [is connected](Self::is_connected) is left alone.
+    /// Ends what the initiator with this identity can do to the memory that *we* exported, and refuses it
+    /// from now on with [`ErrorKind::Expelled`](crate::ErrorKind::Expelled). Its connections are closed once
+    /// everything that had arrived is applied or dropped, and its grants are revoked and seen not to be in
+    /// use. `Ok(true)`: none of its operations can land any more. `Ok(false)`: the expulsion has begun; poll,
+    /// then call again. Other initiators are not disturbed. What it does as a target for us, and its memory,
+    /// are not affected.
     ///
     /// # Errors
-    /// `Busy` for an initiator that is connected, without `force`: nothing has changed. `Full` when
-    /// [`EXPELLED_MAX`] initiators are refused already: nothing has changed. `InvalidArgument` for identity 0. `Unsupported`.
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        let _ = (peer, force);
+    /// `Busy` for an initiator that [is connected](Self::is_connected) when `mode` spares it: nothing has
+    /// changed. `Full` when [`EXPELLED_MAX`] initiators are refused already: nothing has changed.
+    /// `InvalidArgument` for identity 0. `Unsupported`.
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        let _ = (peer, mode);
         Err(Error::new(ErrorKind::Unsupported))
     }
 }
 
-/// Initiators that a transport refuses because they were [expelled](Transport::expel), at most.
+/// What [`Transport::expel`] does about an initiator that is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExpelMode {
+    /// Leave it alone, and report `Busy`.
+    SpareConnected,
+    /// Close its connections, too.
+    Force,
+}
+
+/// The largest number of initiators that a transport refuses because they were [expelled](Transport::expel).
 pub const EXPELLED_MAX: usize = 65_536;
 
 macro_rules! forward {
@@ -322,14 +351,14 @@ macro_rules! forward {
             fn cancel(&mut self, token: Token) -> Result<(), Error> {
                 (**self).cancel(token)
             }
-            fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
-                (**self).fence(token, segment)
+            fn fence(&mut self, token: Token, remote: RemoteRegionId) -> Result<(), Error> {
+                (**self).fence(token, remote)
             }
             fn is_connected(&self, peer: u64) -> bool {
                 (**self).is_connected(peer)
             }
-            fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-                (**self).expel(peer, force)
+            fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+                (**self).expel(peer, mode)
             }
         }
     )*};

@@ -13,7 +13,7 @@ use te_core::{
 static ALLOC: CountingAlloc<System> = CountingAlloc::new(System);
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 const SLICE_BYTES: u32 = 4096;
 const SLICES: u64 = 1 << 20;
 const SLICES_A_BATCH: u64 = 1024;
@@ -26,19 +26,19 @@ fn drive(transport: &mut impl Transport, slices: u64) -> u64 {
         .expect("registered");
     let mut blob = [0; 256];
     let len = transport.export(REGION, &mut blob).expect("exported");
-    transport.attach(SEGMENT, &blob[..len]).expect("attached");
+    transport.attach(REMOTE_REGION, &blob[..len]).expect("attached");
 
     let mut table = BatchTable::new(4, 16);
     let request = TransferRequest {
         op: Op::Write,
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: SLICES_A_BATCH / 8 * u64::from(SLICE_BYTES),
     };
     let blank = Slice {
         token: Token(0),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 0,
         op: Op::Read,
     };
@@ -86,7 +86,8 @@ fn a_million_slices_through_three_rails_allocate_nothing() {
 
 #[test]
 fn decorators_allocate_nothing_either() {
-    let faults = FaultConfig { submit_refused_ppm: 10_000, ..FaultConfig::default() };
+    let mut faults = FaultConfig::default();
+    faults.submit_refused_ppm = 10_000;
     let slow = Throttle::new(multi(), 100_000_000_000, 1 << 20);
     let late = Delay::new(slow, core::time::Duration::from_micros(60));
     let mut traced = Trace::new(Fault::new(late, 1, faults), 100);

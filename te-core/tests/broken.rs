@@ -1,7 +1,9 @@
-//! The suite has teeth: for each law a transport that breaks just that law, and the case that says so.
+//! The suite finds violations: for each law there is a transport that breaks just that law, and a case that
+//! reports it.
 //!
-//! Each `Flaw` is a small lie around a transport that keeps the laws. `caught` runs the cases of one law and expects a
-//! panic whose sentence names law and flaw; `nothing_else_is_wrong` keeps the wrapper itself honest.
+//! Each `Flaw` changes one thing in a transport that keeps the laws. `caught` runs the cases of one law and
+//! expects a panic whose sentence names law and flaw; `nothing_else_is_wrong` checks the wrapper without a
+//! flaw.
 
 use std::alloc::System;
 use std::collections::VecDeque;
@@ -10,8 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use te_core::sim::{SimConfig, SimTransport};
 use te_core::testkit::{CountingAlloc, Law, SimHarness, conformance, conformance_of_law};
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, Location, MemSpan, Memory,
-    MemoryKinds, Op, Outcome, RegionId, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, ExpelMode, Features, Instant, Location, MemSpan,
+    Memory, MemoryKinds, Op, Outcome, RegionId, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 
 #[global_allocator]
@@ -41,7 +43,7 @@ enum Flaw {
     CancelEndsTwice,
     CancelsAnything,
     CancelsTheNeighbour,
-    SaysInlineAndIsNot,
+    SaysCallerDrivenAndIsNot,
     // L4
     AllocatesInPoll,
     AllocatesInSubmit,
@@ -59,10 +61,10 @@ enum Flaw {
     TakesHalfAnExport,
     RefusalCutsTheConnection,
     AcceptsNothingSlices,
-    // Of the initiator's expulsion, L5 and L6
-    ExpelsNobody,
+    // The expulsion of initiators, L5 and L6
+    ExpelsNone,
     ExpelsLate,
-    ExpelsEverybody,
+    ExpelsAll,
     ExpelsTheConnected,
     ExpelsSilently,
     // L7
@@ -73,7 +75,7 @@ enum Flaw {
     MovesPartsOfGranules,
 }
 
-/// The cases of `law` find the flaw and say so, in a sentence with these words.
+/// Checks that the cases of `law` find the flaw and report it in a sentence with these words.
 fn caught(flaw: Flaw, law: Law, words: &str, config: SimConfig) {
     let outcome = catch_unwind(AssertUnwindSafe(|| conformance_of_law(law, &mut harness(flaw, config))));
     let panic = outcome.expect_err("the suite passed a broken transport");
@@ -88,10 +90,10 @@ fn harness(flaw: Flaw, config: SimConfig) -> SimHarness {
 #[test]
 fn nothing_else_is_wrong_with_the_wrapper() {
     let report = conformance(&mut harness(Flaw::None, SimConfig::CALM));
-    // What it does not promise it need not keep.
+    // A law that it does not promise to keep is skipped.
     let skipped: Vec<&str> = report.skipped().map(|(case, _)| case).collect();
     let not_offered = [
-        "an_inline_transport_lets_go_of_memory_in_the_next_poll",
+        "a_caller_driven_transport_releases_memory_in_the_next_poll",
         "a_slice_off_the_granule_is_refused_before_a_byte_moves",
     ];
     assert_eq!(skipped, not_offered, "{report}");
@@ -123,27 +125,27 @@ catches! {
     L2 ReadsTheSourceLate as reading_the_source_of_a_finished_write_is_caught: "read its source again",
     L3 CancelNeverCompletes as a_cancel_that_never_completes_is_caught: "never completed",
     L3 CancelsAnything as a_cancel_of_nothing_that_succeeds_is_caught: "not NotFound",
-    L3 CancelsTheNeighbour as a_cancel_of_the_wrong_slice_is_caught: "nobody cancelled",
-    L3 SaysInlineAndIsNot as a_promise_of_inline_that_is_not_kept_is_caught: "has not ended, though",
+    L3 CancelsTheNeighbour as a_cancel_of_the_wrong_slice_is_caught: "that was not cancelled",
+    L3 SaysCallerDrivenAndIsNot as a_promise_of_caller_driven_that_is_not_kept_is_caught: "has not ended, though",
     L4 AllocatesInPoll as an_allocating_poll_is_caught: "allocated",
     L4 AllocatesInSubmit as an_allocating_submit_is_caught: "allocated",
-    L4 FullIsAnError as fullness_as_an_error_is_caught: "fullness",
+    L4 FullIsAnError as being_full_as_an_error_is_caught: "being full",
     L4 TakesMoreThanItSays as more_than_inflight_max_is_caught: "more than inflight_max",
     L5 FenceEndsAtOnce as a_fence_that_lies_is_caught: "landed after",
     L5 FenceNeverEnds as a_fence_that_never_ends_is_caught: "never completed",
     L5 FenceOnNothing as a_fence_on_nothing_is_caught: "not attached",
     L5 FenceCancels as a_fence_that_ends_other_slices_is_caught: "ended a slice in flight",
     L6 GrantsEveryRight as rights_that_are_not_kept_are_caught: "does not grant was carried out",
-    L6 ExportsMore as an_access_check_that_is_off_by_one_is_caught: "leaves the segment was carried out",
+    L6 ExportsMore as an_access_check_that_is_off_by_one_is_caught: "leaves the remote region was carried out",
     L6 NeverForgets as a_region_reached_after_its_end_is_caught: "has deregistered was carried out",
     L6 TakesHalfAnExport as a_truncated_export_that_attaches_is_caught: "taken for a whole one",
     L6 RefusalCutsTheConnection as a_refusal_that_costs_the_connection_is_caught: "never refused, only lost",
     L6 AcceptsNothingSlices as a_slice_without_bytes_that_passes_is_caught: "without bytes was carried out",
-    L5 ExpelsNobody as an_expulsion_that_does_nothing_is_caught: "landed after it had been expelled",
-    L5 ExpelsLate as an_expulsion_that_is_told_too_soon_is_caught: "landed after it had been expelled",
-    L6 ExpelsEverybody as an_expulsion_of_the_wrong_one_is_caught: "expelling another ended a slice",
+    L5 ExpelsNone as an_expulsion_that_does_nothing_is_caught: "landed after it had been expelled",
+    L5 ExpelsLate as an_expulsion_that_is_reported_too_soon_is_caught: "landed after it had been expelled",
+    L6 ExpelsAll as an_expulsion_of_the_wrong_one_is_caught: "expelling another ended a slice",
     L6 ExpelsTheConnected as an_expulsion_of_a_live_peer_without_force_is_caught: "not Busy",
-    L6 ExpelsSilently as an_expelled_initiator_that_is_not_told_is_caught: "never told that it was expelled",
+    L6 ExpelsSilently as an_expelled_initiator_that_gets_no_reason_is_caught: "never saw that it was expelled",
     L7 RegistersACopy as memory_that_is_only_a_copy_is_caught: "does not show",
     L8 TakesMemoryOfAnyKind as memory_of_a_kind_that_is_not_declared_is_caught: "gave Ok(()), not Unsupported",
     L8 KeepsTheRegionItRefused as a_refused_region_that_stays_is_caught: "of a region that was refused gave Ok(())",
@@ -151,7 +153,8 @@ catches! {
 
 #[test]
 fn a_slice_off_the_granule_that_is_carried_out_is_caught() {
-    let config = SimConfig { granule_bytes: 512, ..SimConfig::CALM };
+    let mut config = SimConfig::CALM;
+    config.granule_bytes = 512;
     caught(Flaw::MovesPartsOfGranules, Law::L8, "off the granule was carried out", config);
 }
 
@@ -173,7 +176,7 @@ fn a_fence_that_lies_is_caught_on_a_lossy_fabric_too() {
 struct Broken {
     flaw: Flaw,
     inner: SimTransport,
-    /// Completions the flaw makes up, given at the next poll.
+    /// Completions that the flaw invents, returned at the next poll.
     extra: VecDeque<Completion>,
     canceled: Vec<Token>,
     slices: Vec<Slice>,
@@ -183,7 +186,7 @@ struct Broken {
     last_read: Option<MemSpan>,
     counter: u64,
     dead: bool,
-    /// Whom to expel, in so many polls.
+    /// The initiator to expel, and the number of polls until then.
     expulsion: Option<(u64, u32)>,
 }
 
@@ -210,7 +213,7 @@ impl Broken {
         span.part(slice.local.offset, u64::from(slice.len)).ok()
     }
 
-    /// Every so often.
+    /// True once in a while.
     fn now_and_then(&mut self) -> bool {
         self.counter += 1;
         self.counter.is_multiple_of(5)
@@ -275,7 +278,8 @@ impl Memory for Broken {
                 self.shadows.push(shadow);
                 (copy, access)
             }
-            // What it has not forgotten is in the way; it makes room, and keeps the old memory reachable under the new id.
+            // The region that it has not forgotten occupies the index: it is moved, and the old memory stays
+            // reachable under the new id.
             Flaw::NeverForgets => {
                 self.regions.retain(|(known, _)| known.index != id.index);
                 let _absent_or_not =
@@ -284,8 +288,8 @@ impl Memory for Broken {
             }
             _ => (span, access),
         };
-        // SAFETY: the caller's promise, stretched to what this test's flaws need: the suite's guards are mapped too, and
-        // a shadow lives as long as `self`.
+        // SAFETY: the caller's promise, stretched as far as this test's flaws need it: the suite's guards are
+        // mapped, too, and a shadow exists as long as `self`.
         unsafe { self.inner.register(id, span, access)? };
         self.regions.push((id, span));
         Ok(())
@@ -331,7 +335,7 @@ impl Transport for Broken {
         if self.flaw == Flaw::TakesMoreThanItSays {
             capabilities.inflight_max /= 2;
         }
-        if self.flaw == Flaw::SaysInlineAndIsNot {
+        if self.flaw == Flaw::SaysCallerDrivenAndIsNot {
             capabilities.features |= Features::CALLER_DRIVEN;
         }
         capabilities
@@ -368,7 +372,7 @@ impl Transport for Broken {
             return Ok(1);
         }
         if self.flaw == Flaw::ReadsTheSourceLate {
-            // Says done at once, and sends when it likes.
+            // Reports the end at once, and sends at any later time.
             for slice in batch.iter().filter(|slice| slice.op == Op::Write) {
                 self.extra.push_back(Completion::applied(slice.token));
                 self.pending.push((6, *slice));
@@ -414,7 +418,7 @@ impl Transport for Broken {
         if let Some((peer, polls)) = &mut self.expulsion {
             *polls -= 1;
             if *polls == 0 {
-                let _gone = self.inner.expel(*peer, true);
+                let _gone = self.inner.expel(*peer, ExpelMode::Force);
                 self.expulsion = None;
             }
         }
@@ -461,12 +465,12 @@ impl Transport for Broken {
         }
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), Error> {
         match self.flaw {
-            Flaw::FenceEndsAtOnce if segment == RemoteRegionId::new(0, 1) => {
+            Flaw::FenceEndsAtOnce if remote_region == RemoteRegionId::new(0, 1) => {
                 self.extra.push_back(Completion::applied(token))
             }
-            Flaw::FenceOnNothing if self.inner.fence(token, segment).is_err() => {
+            Flaw::FenceOnNothing if self.inner.fence(token, remote_region).is_err() => {
                 self.extra.push_back(Completion::applied(token));
             }
             Flaw::FenceOnNothing | Flaw::FenceNeverEnds => {}
@@ -474,9 +478,9 @@ impl Transport for Broken {
                 for slice in self.slices.iter().rev().take(32) {
                     let _done_or_not = self.inner.cancel(slice.token);
                 }
-                return self.inner.fence(token, segment);
+                return self.inner.fence(token, remote_region);
             }
-            _ => return self.inner.fence(token, segment),
+            _ => return self.inner.fence(token, remote_region),
         }
         Ok(())
     }
@@ -485,21 +489,21 @@ impl Transport for Broken {
         self.inner.is_connected(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
         match self.flaw {
-            Flaw::ExpelsNobody if peer != 0 => Ok(true),
+            Flaw::ExpelsNone if peer != 0 => Ok(true),
             Flaw::ExpelsLate => {
                 self.expulsion = Some((peer, 8));
                 Ok(true)
             }
-            Flaw::ExpelsEverybody => {
+            Flaw::ExpelsAll => {
                 for bit in 0..64 {
-                    let _gone = self.inner.expel(peer ^ 1 << bit, true);
+                    let _gone = self.inner.expel(peer ^ 1 << bit, ExpelMode::Force);
                 }
-                self.inner.expel(peer, force)
+                self.inner.expel(peer, mode)
             }
-            Flaw::ExpelsTheConnected => self.inner.expel(peer, true),
-            _ => self.inner.expel(peer, force),
+            Flaw::ExpelsTheConnected => self.inner.expel(peer, ExpelMode::Force),
+            _ => self.inner.expel(peer, mode),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Every law, on the simulated fabric and on what is built over it.
+//! Every law, on the simulated fabric and on what is built on it.
 
 use std::alloc::System;
 
@@ -10,21 +10,29 @@ static ALLOC: CountingAlloc<System> = CountingAlloc::new(System);
 mod on_a_calm_fabric {
     use te_core::sim::SimConfig;
     use te_core::testkit::SimHarness;
-    te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
+    te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
 }
 
 mod on_a_stormy_fabric {
     use te_core::sim::SimConfig;
     use te_core::testkit::SimHarness;
-    te_core::conformance_tests!(SimHarness::new(2, SimConfig::STORMY), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate]);
+    te_core::conformance_tests!(SimHarness::new(2, SimConfig::STORMY), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate]);
 }
 
 mod in_granules {
     use te_core::sim::SimConfig;
     use te_core::testkit::SimHarness;
+
+    fn config() -> SimConfig {
+        let mut config = SimConfig::CALM;
+        config.granule_bytes = 512;
+        config.inflight_max = 64;
+        config
+    }
+
     te_core::conformance_tests!(
-        SimHarness::new(8, SimConfig { granule_bytes: 512, inflight_max: 64, ..SimConfig::CALM }),
-        skips[an_inline_transport_lets_go_of_memory_in_the_next_poll]
+        SimHarness::new(8, config()),
+        skips[a_caller_driven_transport_releases_memory_in_the_next_poll]
     );
 }
 
@@ -43,11 +51,11 @@ mod over_two_rails {
     }
 
     mod calm {
-        te_core::conformance_tests!(super::harness(3, te_core::sim::SimConfig::CALM), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, a_wrong_key_opens_nothing]);
+        te_core::conformance_tests!(super::harness(3, te_core::sim::SimConfig::CALM), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, a_wrong_key_opens_nothing]);
     }
 
     mod stormy {
-        te_core::conformance_tests!(super::harness(4, te_core::sim::SimConfig::STORMY), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, a_wrong_key_opens_nothing, submit_and_poll_do_not_allocate]);
+        te_core::conformance_tests!(super::harness(4, te_core::sim::SimConfig::STORMY), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, a_wrong_key_opens_nothing, submit_and_poll_do_not_allocate]);
     }
 }
 
@@ -58,7 +66,7 @@ mod through_a_delay {
     use te_core::testkit::SimHarness;
     te_core::conformance_tests!(SimHarness::wrapped(5, SimConfig::CALM, |_, sim| {
         Box::new(Delay::new(sim, Duration::from_micros(70)))
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
 }
 
 mod through_faults {
@@ -66,16 +74,17 @@ mod through_faults {
     use te_core::testkit::SimHarness;
     use te_core::{Fault, FaultConfig};
 
-    const CONFIG: fn() -> FaultConfig = || FaultConfig {
-        submit_refused_ppm: 200_000,
-        completion_failed_ppm: 50_000,
-        slice_dropped_ppm: 50_000,
-        ..FaultConfig::default()
-    };
+    fn config() -> FaultConfig {
+        let mut config = FaultConfig::default();
+        config.submit_refused_ppm = 200_000;
+        config.completion_failed_ppm = 50_000;
+        config.slice_dropped_ppm = 50_000;
+        config
+    }
 
     te_core::conformance_tests!(SimHarness::wrapped(6, SimConfig::CALM, |_, sim| {
-        Box::new(Fault::new(sim, 66, CONFIG()))
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
+        Box::new(Fault::new(sim, 66, config()))
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
 }
 
 mod through_a_throttle {
@@ -84,7 +93,7 @@ mod through_a_throttle {
     use te_core::testkit::SimHarness;
     te_core::conformance_tests!(SimHarness::wrapped(7, SimConfig::CALM, |_, sim| {
         Box::new(Throttle::new(sim, 100_000_000, 10_000))
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
 }
 
 mod through_a_trace {
@@ -93,7 +102,7 @@ mod through_a_trace {
     use te_core::testkit::SimHarness;
     te_core::conformance_tests!(SimHarness::wrapped(8, SimConfig::CALM, |_, sim| {
         Box::new(Trace::new(sim, 100))
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
 }
 
 mod through_all_decorators_on_a_stormy_fabric {
@@ -103,12 +112,14 @@ mod through_all_decorators_on_a_stormy_fabric {
     use te_core::{Delay, Fault, FaultConfig, Throttle, Trace};
     te_core::conformance_tests!(SimHarness::wrapped(9, SimConfig::STORMY, |_, sim| {
         let slow = Throttle::new(sim, 1_000_000_000, 100_000);
-        let lossy = Fault::new(slow, 77, FaultConfig { slice_dropped_ppm: 20_000, ..FaultConfig::default() });
+        let mut faults = FaultConfig::default();
+        faults.slice_dropped_ppm = 20_000;
+        let lossy = Fault::new(slow, 77, faults);
         Box::new(Trace::new(Delay::new(lossy, Duration::from_micros(30)), 64))
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate]);
 }
 
-/// A failure is a seed: `SNOWSKIN_SEEDS=1000..2000` tries others than these.
+/// A failure is a seed: `SNOWSKIN_SEEDS=1000..2000` runs others than these.
 #[test]
 fn the_laws_hold_whatever_the_seed() {
     use te_core::sim::SimConfig;

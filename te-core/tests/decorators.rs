@@ -1,4 +1,4 @@
-//! What each decorator adds. That it takes nothing away is `conformance.rs`'s business.
+//! What each decorator adds. `conformance.rs` checks that it keeps the laws.
 
 use core::time::Duration;
 
@@ -10,7 +10,7 @@ use te_core::{
 };
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 
 struct Rig<T> {
     net: SimNet,
@@ -26,13 +26,13 @@ fn rig<T: Transport>(decorate: impl FnOnce(SimTransport) -> T) -> Rig<T> {
     let span = MemSpan::new(memory.as_mut_ptr().cast(), 16 << 10);
     let (near, far) = (span.part(0, 8 << 10).expect("half"), span.part(8 << 10, 8 << 10).expect("half"));
     let mut blob = [0; 64];
-    // SAFETY: the memory is dropped after the transports, and nobody looks at it.
+    // SAFETY: the memory is dropped after the transports, and no reference to it is made meanwhile.
     unsafe {
         here.register(REGION, near, Access::LOCAL).expect("registered");
         there.register(REGION, far, Access::REMOTE_READ | Access::REMOTE_WRITE).expect("registered");
     }
     let len = there.export(REGION, &mut blob).expect("exported");
-    here.attach(SEGMENT, &blob[..len]).expect("attached");
+    here.attach(REMOTE_REGION, &blob[..len]).expect("attached");
     Rig { net, here, _there: there, _memory: memory }
 }
 
@@ -40,7 +40,7 @@ fn slice(token: u64, op: Op, len: u32) -> Slice {
     Slice {
         token: Token(token),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len,
         op,
     }
@@ -85,7 +85,8 @@ fn a_fault_strikes_at_the_nth_occasion_and_only_then() {
 
 #[test]
 fn a_refused_submit_can_be_an_error() {
-    let config = FaultConfig { submit_error: Some(ErrorKind::System.into()), ..FaultConfig::default() };
+    let mut config = FaultConfig::default();
+    config.submit_error = Some(ErrorKind::System.into());
     let mut rig = rig(|sim| Fault::new(sim, 1, config));
     rig.here.refuse_nth_submit(1);
     assert_eq!(rig.here.submit(&[slice(1, Op::Read, 8)]), Err(ErrorKind::System.into()));
@@ -101,18 +102,19 @@ fn what_a_delay_holds_back_is_still_in_flight() {
     assert_eq!(rig.here.poll(Instant::from_millis(1), &mut out), 0);
     assert_eq!(rig.net.in_flight(), 0, "the fabric has finished");
     assert_eq!(rig.here.deregister(REGION), Err(ErrorKind::Busy.into()));
-    assert_eq!(rig.here.detach(SEGMENT), Err(ErrorKind::Busy.into()));
+    assert_eq!(rig.here.detach(REMOTE_REGION), Err(ErrorKind::Busy.into()));
     assert_eq!(rig.here.cancel(Token(1)), Ok(()));
     assert_eq!(rig.here.poll_at(), Some(Instant::from_millis(4)));
     assert_eq!(rig.here.poll(Instant::from_millis(4), &mut out), 1);
     assert_eq!(out[0], Completion::applied(Token(1)));
     assert_eq!(rig.here.cancel(Token(1)), Err(ErrorKind::NotFound.into()));
-    assert_eq!((rig.here.deregister(REGION), rig.here.detach(SEGMENT)), (Ok(()), Ok(())));
+    assert_eq!((rig.here.deregister(REGION), rig.here.detach(REMOTE_REGION)), (Ok(()), Ok(())));
 }
 
 #[test]
 fn a_throttle_keeps_to_its_bytes_per_second() {
-    // 1 MB/s, 4 KiB saved up: of 100 slices of 4 KiB one is saved up, one overdraws, the others take 4.096 ms each.
+    // 1 MB/s, 4 KiB in the bucket: of 100 slices of 4 KiB one uses the bucket, one overdraws it, the others
+    // take 4.096 ms each.
     let mut rig = rig(|sim| Throttle::new(sim, 1_000_000, 4096));
     let mut out = [Completion::applied(Token(0)); 16];
     let (mut sent, mut done, mut polls) = (0, 0, 0);
@@ -140,7 +142,7 @@ fn a_trace_remembers_the_last_events_in_order() {
     assert!(matches!(events[0], TraceEvent::Accept(slice) if slice.token == Token(2)));
     assert!(matches!(events[1], TraceEvent::Complete(end) if end.outcome == Outcome::Applied));
     assert_eq!(events[3], TraceEvent::Cancel(Token(7), Err(ErrorKind::NotFound.into())));
-    // register, attach, submit, two slices, two ends, cancel
+    // register, attach, submit, two slices, two completions, cancel
     assert_eq!(rig.here.recorded(), 8);
     let printed = rig.here.to_string();
     assert_eq!(printed.lines().count(), 4);

@@ -1,5 +1,5 @@
-//! Rails die one after another and come back: an application over all of them sees neither an error, nor a wrong byte, nor
-//! a byte that changes after the end.
+//! Rails fail one after another and come back: an application over all of them sees neither an error, nor a
+//! wrong byte, nor a byte that changes after the end of a transfer.
 //!
 //! Every run is a seed; see `te_core::testkit::seeds`. With `SNOWSKIN_SEED=n` it prints what each fault cost.
 
@@ -56,7 +56,7 @@ fn a_failure_of_any_kind_at_any_stage_on_any_rails_is_failed_over() {
 
 #[test]
 fn the_judge_sees_what_it_is_there_for() {
-    // All three rails are gone for longer than a transfer may wait.
+    // All three rails fail for longer than a transfer may wait.
     let plan = [Phase::new(Fault::Fails(ErrorKind::Rail), 0b111, Duration::from_millis(200))];
     assert!(run(1, &plan).is_err());
 }

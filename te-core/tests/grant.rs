@@ -1,8 +1,9 @@
-//! Both halves of the grant protocol against each other: an owner, and processes that come, are paused in the
-//! middle of a use, are killed, and whose messages arrive in any order between connections.
+//! Both halves of the grant protocol against each other: an owner, and processes that connect, are paused in
+//! the middle of a use and are killed, while messages of different connections arrive in any order.
 //!
-//! The law: memory that was taken back is used by nobody. And every revocation ends, once those that were
-//! paused go on or die. Every run is a seed; `SNOWSKIN_SEED=7 cargo test -p te-core --test grant` plays one.
+//! What must hold: no process uses memory that was revoked, and every revocation ends once the processes that
+//! were paused continue or die. Every run is a seed; `SNOWSKIN_SEED=7 cargo test -p te-core --test grant`
+//! runs one.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -10,7 +11,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use te_core::grant::{
-    Inside, Message, Offer, Owner, OwnerEffect, OwnerLimits, Peer, PeerEffect, Revoked, Row, Rows, Want, Way,
+    Inside, LinkState, Message, Offer, Owner, OwnerEffect, OwnerLimits, Peer, PeerEffect, Revoked, Row, Rows,
+    Want,
 };
 use te_core::testkit::{Rng, seeds};
 use te_core::{Access, Error, ErrorKind, Instant, RegionId};
@@ -19,8 +21,8 @@ const REGIONS: usize = 4;
 const PROCESSES: usize = 4;
 const STEPS: usize = 600;
 const LEN: u64 = 4096;
-/// As many as one connection needs here. They live as long as the test, since processes are paused with a row
-/// in their hands.
+/// The number of rows that one connection needs here. They exist as long as the test, since processes are
+/// paused while they use a row.
 const ROWS: usize = 64;
 
 #[derive(Clone, Copy)]
@@ -50,14 +52,14 @@ impl Drop for Mapping {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Region {
-    /// Its owner's alone.
+    /// The owner alone uses it.
     Own,
     Shared,
-    /// To be taken back.
+    /// It is being revoked.
     Leaving,
 }
 
-/// What comes with a message.
+/// What is handed over with a message.
 #[derive(Clone, Copy)]
 enum With {
     Nothing,
@@ -65,9 +67,9 @@ enum With {
     Memory(RegionId),
 }
 
-/// The way between a process and the owner. `None`: it is closed behind what was sent before.
+/// The messages between a process and the owner. `None`: the connection is closed after what was sent before.
 struct Connection {
-    /// By the owner's number; `None` once the owner has closed its end.
+    /// The owner's number of the connection; `None` once the owner has closed its end.
     number: Option<u32>,
     up: VecDeque<Option<Message>>,
     down: VecDeque<Option<(Message, With)>>,
@@ -81,14 +83,14 @@ struct Process {
     /// Its connection, and the owner's number in its half.
     connection: Option<(usize, u32)>,
     links: Vec<(u32, RegionId)>,
-    /// In the middle of a use.
+    /// A use that has begun and not ended.
     inside: Option<(Inside<'static>, RegionId)>,
-    /// Steps that it is stopped for.
+    /// The number of steps for which it is stopped.
     paused: u32,
     mapped: Rc<Cell<usize>>,
 }
 
-/// What has happened: a run in which nothing did would prove nothing.
+/// The number of events of each kind: a run without them would prove nothing.
 #[derive(Default, Debug)]
 struct Seen {
     uses: u32,
@@ -106,15 +108,15 @@ struct World {
     rng: Rng,
     now: Instant,
     owner: Owner<Shared>,
-    /// State and generation.
+    /// The state and the generation of each region.
     regions: [(Region, u32); REGIONS],
     connections: Vec<Connection>,
     processes: Vec<Process>,
     next_identity: u64,
-    /// Identities that are to be expelled, and are not gone yet.
+    /// The identities whose expulsion has begun and not ended.
     expelling: Vec<u64>,
     expelled: Vec<u64>,
-    /// Whether messages get lost and things fail.
+    /// Whether messages are lost and calls fail.
     rough: bool,
     seen: Seen,
 }
@@ -171,7 +173,7 @@ impl World {
         RegionId::new(index as u32, self.regions[index].1)
     }
 
-    /// The law: nobody who lives is in the middle of using a region that is its owner's again.
+    /// What must hold: no living process is in the middle of using a region that only its owner may use.
     fn check(&self) {
         for process in &self.processes {
             if let Some((_, region)) = &process.inside {
@@ -182,7 +184,7 @@ impl World {
         }
     }
 
-    // What the owner does.
+    // The owner.
 
     fn share(&mut self, index: usize) {
         if self.regions[index].0 == Region::Own {
@@ -213,7 +215,7 @@ impl World {
         }
         let inside = self.processes.iter().any(|p| p.identity == identity && p.inside.is_some());
         if self.owner.expel(identity).expect("few are expelled") {
-            assert!(!inside, "process {identity} is gone, and uses memory");
+            assert!(!inside, "process {identity} was expelled, and uses memory");
             self.expelling.retain(|other| *other != identity);
             self.expelled.push(identity);
             self.seen.expelled += 1;
@@ -228,7 +230,7 @@ impl World {
             let of = |peer: u32| move |connection: &Connection| connection.number == Some(peer);
             match effect {
                 OwnerEffect::MakeRows { peer } if self.one_in(20) => {
-                    self.owner.part(peer, Error::new(ErrorKind::System));
+                    self.owner.disconnect(peer, Error::new(ErrorKind::System));
                 }
                 OwnerEffect::MakeRows { peer } => {
                     let rows = Shared(Box::leak((0..ROWS).map(|_| Row::new()).collect()));
@@ -254,11 +256,11 @@ impl World {
                 OwnerEffect::Grant { peer, region, message } => {
                     let at = self.connections.iter().position(of(peer)).expect("it is connected");
                     let offered = self.regions[region.index as usize] == (Region::Shared, region.generation);
-                    assert!(offered, "{region} is granted, and is not to be had");
+                    assert!(offered, "{region} is granted, although it is not offered");
                     let mut askers =
                         self.processes.iter().filter(|p| p.connection.is_some_and(|(c, _)| c == at));
                     let cut_off = |p: &Process| self.expelling.contains(&p.identity);
-                    assert!(!askers.any(cut_off), "one that is to go is granted more");
+                    assert!(!askers.any(cut_off), "a peer that is being disconnected gets a grant");
                     self.connections[at].down.push_back(Some((message, With::Memory(region))));
                 }
                 OwnerEffect::Close { peer, .. } => {
@@ -273,7 +275,7 @@ impl World {
         }
     }
 
-    // What travels.
+    // Messages.
 
     fn deliver_up(&mut self, at: usize) {
         let Some(number) = self.connections[at].number else { return };
@@ -303,7 +305,7 @@ impl World {
         self.settle(who, came);
     }
 
-    // What a process does.
+    // The processes.
 
     fn settle(&mut self, who: usize, came: With) {
         while let Some(effect) = self.processes[who].half.effect() {
@@ -318,13 +320,13 @@ impl World {
                 PeerEffect::Send { message, .. } => self.connections[at].up.push_back(Some(message)),
                 PeerEffect::OpenRows { owner } => match came {
                     With::Rows(rows) => process.half.welcomed(owner, rows),
-                    _ => panic!("a welcome brings rows"),
+                    _ => panic!("rows come with a welcome"),
                 },
                 PeerEffect::Map { link, .. } if unlucky => {
                     process.half.mapped(link, Err(Error::new(ErrorKind::System)));
                 }
                 PeerEffect::Map { link, .. } => {
-                    let With::Memory(region) = came else { panic!("a grant brings memory") };
+                    let With::Memory(region) = came else { panic!("memory comes with a grant") };
                     let wanted = process.links.iter().find(|(number, _)| *number == link);
                     assert_eq!(wanted.map(|(_, region)| *region), Some(region), "other memory");
                     process.mapped.set(process.mapped.get() + 1);
@@ -337,7 +339,8 @@ impl World {
             }
         }
         let process = &self.processes[who];
-        let is_ready = |link: &&(u32, RegionId)| matches!(process.half.way(link.0), Way::Ready { .. });
+        let is_ready =
+            |link: &&(u32, RegionId)| matches!(process.half.link_state(link.0), LinkState::Ready { .. });
         assert_eq!(
             process.links.iter().filter(is_ready).count(),
             process.mapped.get(),
@@ -347,7 +350,7 @@ impl World {
 
     fn attach(&mut self, who: usize, want: Want) {
         if self.processes[who].connection.is_none() {
-            // What it had over another connection is no way any more, but is still there.
+            // A grant that it had over another connection does not count any more, but is still there.
             let Ok(number) = self.owner.connected() else { return };
             let (up, down) = (VecDeque::new(), VecDeque::new());
             self.connections.push(Connection { number: Some(number), up, down, rows: None });
@@ -372,7 +375,7 @@ impl World {
     fn begin(&mut self, who: usize, nth: usize) {
         let process = &mut self.processes[who];
         let Some(&(link, region)) = process.links.get(nth) else { return };
-        let Way::Ready { rows, row, mapping } = process.half.way(link) else { return };
+        let LinkState::Ready { rows, row, mapping } = process.half.link_state(link) else { return };
         assert_eq!(mapping.region, region);
         match rows.0[row as usize].enter() {
             Ok(inside) => {
@@ -384,13 +387,13 @@ impl World {
         self.check();
     }
 
-    /// The system takes its memory, and then closes its connection.
+    /// The system unmaps its memory, and then closes its connection.
     fn kill(&mut self, who: usize) {
         let fresh = Process::new(self.next_identity);
         self.next_identity += 1;
         let mut dead = std::mem::replace(&mut self.processes[who], fresh);
         if let Some((inside, _)) = dead.inside.take() {
-            // Its row says for ever that it is in.
+            // Its row is in use for ever.
             std::mem::forget(inside);
             self.seen.killed_inside += 1;
         }
@@ -452,7 +455,7 @@ impl World {
         }
     }
 
-    /// Everything arrives, and whoever was paused goes on.
+    /// Delivers all messages, and continues all processes that were paused.
     fn calm_down(&mut self) {
         self.rough = false;
         for _ in 0..60 {
@@ -469,19 +472,25 @@ impl World {
         }
     }
 
-    /// Every revocation ends, and who may have memory gets it.
+    /// Checks that every revocation ends, and that every process that may have memory gets it.
     fn end(&mut self) {
         if self.pick(2) == 0 {
             (0..PROCESSES).filter(|who| who % 2 == 0).for_each(|who| self.kill(who));
         }
         self.calm_down();
         for process in &self.processes {
-            let waits = |link: &(u32, RegionId)| matches!(process.half.way(link.0), Way::Waiting | Way::Late);
-            assert!(!process.links.iter().any(waits), "process {} waits in vain", process.identity);
+            let waits = |link: &(u32, RegionId)| {
+                matches!(process.half.link_state(link.0), LinkState::Waiting | LinkState::Late)
+            };
+            assert!(!process.links.iter().any(waits), "process {} waits for ever", process.identity);
         }
         (0..REGIONS).for_each(|index| self.unshare(index));
         self.expelling.clone().into_iter().for_each(|identity| self.expel(identity));
-        assert_eq!((self.owner.waited_for().count(), self.expelling.len()), (0, 0), "it does not end");
+        assert_eq!(
+            (self.owner.waited_for().count(), self.expelling.len()),
+            (0, 0),
+            "not every revocation ended"
+        );
         assert!(self.regions.iter().all(|(state, _)| *state == Region::Own));
         (0..REGIONS).for_each(|index| self.share(index));
         for who in 0..PROCESSES {
@@ -494,12 +503,14 @@ impl World {
             self.attach(who, want);
             self.calm_down();
             let (link, _) = self.processes[who].links[0];
-            match self.processes[who].half.way(link) {
-                Way::Ready { .. } => assert!(!self.expelled.contains(&identity), "an expelled one is let in"),
-                Way::Closed(error) if error.kind == ErrorKind::Expelled => {
+            match self.processes[who].half.link_state(link) {
+                LinkState::Ready { .. } => {
+                    assert!(!self.expelled.contains(&identity), "an expelled process is accepted")
+                }
+                LinkState::Closed(error) if error.kind == ErrorKind::Expelled => {
                     assert!(self.expelled.contains(&identity), "{identity} was not expelled");
                 }
-                other => panic!("process {identity} waits in vain: {:?}", std::mem::discriminant(&other)),
+                other => panic!("process {identity} waits for ever: {:?}", std::mem::discriminant(&other)),
             }
         }
     }

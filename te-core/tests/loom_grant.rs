@@ -9,13 +9,13 @@ use loom::thread;
 use te_core::grant::{Revoked, Row};
 
 /// A row, and the memory that it grants. Loom fails when two threads touch the memory and nothing orders
-/// them.
+/// their accesses.
 struct Granted {
     row: Row,
     memory: UnsafeCell<u32>,
 }
 
-// SAFETY: whether the memory is touched by one thread at a time is what is tested.
+// SAFETY: the test checks that one thread at a time touches the memory.
 unsafe impl Send for Granted {}
 // SAFETY: as above.
 unsafe impl Sync for Granted {}
@@ -41,7 +41,7 @@ fn memory_that_is_revoked_is_its_owners_alone() {
                 assert!(uses[0].is_ok() || uses[1].is_err(), "a revoked grant does not come back");
             })
         };
-        // Waiting here, not in `join`, which would order the two threads and hide a missing Acquire.
+        // The wait is here and not in `join`, which would order the two threads and hide a missing Acquire.
         while !granted.row.revoke(Revoked::Region) {
             thread::yield_now();
         }

@@ -15,7 +15,7 @@ fn an_item_is_whole_when_it_arrives() {
             let mailbox = mailbox.clone();
             thread::spawn(move || mailbox.push(Box::new(7u32)).expect("room"))
         };
-        // Waiting here, not in `join`, which would order the two threads and hide a missing Acquire.
+        // The wait is here and not in `join`, which would order the two threads and hide a missing Acquire.
         let item = loop {
             match mailbox.pop() {
                 Some(item) => break item,
@@ -66,7 +66,7 @@ fn a_slot_is_empty_before_it_is_filled_again() {
         mailbox.push(2).expect("room");
         let producer = {
             let mailbox = mailbox.clone();
-            // Succeeds only where the consumer has given the first slot back.
+            // Succeeds only when the consumer has freed the first slot.
             thread::spawn(move || mailbox.push(3).is_ok())
         };
         let mut sum = mailbox.pop().expect("the first");

@@ -1,4 +1,5 @@
-//! Property tests: the batch table, the slicer and the route against models that are too simple to be wrong.
+//! Property tests: the batch table, the slicer and the route against models that are simple enough to be
+//! right.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +36,8 @@ proptest! {
     fn cuts_are_whole_slices_and_one_last_piece(slice_bytes in 0u32.., len in 0u64..1 << 40) {
         let slicer = Slicer::new(slice_bytes);
         let whole = u64::from(slicer.slice_bytes());
-        // Far more pieces than a test can walk are arithmetic: all whole but the last two.
+        // Requests with more pieces than a test can count are checked by arithmetic: all pieces are whole
+        // except the last two.
         let mut left = len.min(whole * 1000 + len % (2 * whole));
         let mut pieces = Vec::new();
         while left > 0 {
@@ -53,13 +55,13 @@ proptest! {
     }
 }
 
-/// What a caller of the table may do.
+/// The calls of a caller of the table.
 #[derive(Clone, Debug)]
 enum Step {
     Create(Vec<u64>),
-    /// Cut up to so many slices of a batch, of which the transport accepts so many.
+    /// Cut up to this many slices of a batch, of which the transport accepts this many.
     Submit(usize, usize, usize),
-    /// End the n-th slice in flight, well or not.
+    /// End the n-th slice in flight, with success or not.
     End(usize, bool),
     Refuse(usize),
     Cancel(usize, bool),
@@ -119,147 +121,194 @@ impl BatchModel {
     }
 }
 
+const SLICE: u64 = 512;
+
+/// The table, and what a model of it knows.
+struct Tables {
+    table: BatchTable,
+    batches: Vec<BatchModel>,
+    freed: Vec<BatchHandle>,
+    /// Token to (batch, task, length).
+    in_flight: BTreeMap<u64, (BatchHandle, usize, u64)>,
+}
+
+impl Tables {
+    fn new() -> Self {
+        let table = BatchTable::new(4, 4);
+        Self { table, batches: Vec::new(), freed: Vec::new(), in_flight: BTreeMap::new() }
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
+        let batches = self.batches.len();
+        match step {
+            Step::Create(lens) => self.create(&lens),
+            Step::Submit(which, cut, accept) => {
+                which.checked_rem(batches).map_or(Ok(()), |index| self.submit(index, cut, accept))
+            }
+            Step::End(which, ok) => {
+                which.checked_rem(self.in_flight.len()).map_or(Ok(()), |nth| self.end(nth, ok))
+            }
+            Step::Refuse(which) => which.checked_rem(batches).map_or(Ok(()), |index| self.refuse(index)),
+            Step::Cancel(which, timed_out) => {
+                let reason = if timed_out { CancelReason::TimedOut } else { CancelReason::Canceled };
+                which.checked_rem(batches).map_or(Ok(()), |index| self.cancel(index, reason))
+            }
+            Step::Free(which) => which.checked_rem(batches).map_or(Ok(()), |index| self.free(index)),
+        }
+    }
+
+    fn create(&mut self, lens: &[u64]) -> Result<(), TestCaseError> {
+        let requests: Vec<_> = lens.iter().map(|&len| request(len, 1000, 2000)).collect();
+        let created = self.table.create(requests.into_iter(), Slicer::new(SLICE as u32));
+        if self.batches.len() == 4 {
+            prop_assert_eq!(created.map_err(|error| error.kind), Err(ErrorKind::Full));
+            return Ok(());
+        }
+        let handle = created.expect("room for another batch");
+        let tasks = lens.iter().map(|&len| TaskModel { len, ..TaskModel::default() }).collect();
+        self.batches.push(BatchModel { handle, tasks, submitted: false, canceled: None });
+        Ok(())
+    }
+
+    fn submit(&mut self, index: usize, cut: usize, accept: usize) -> Result<(), TestCaseError> {
+        let batch = &mut self.batches[index];
+        let mut out = [blank(); 8];
+        let count = self.table.next(batch.handle, &mut out[..cut.min(8)]).expect("live");
+        // The expected slices, in order and without gaps.
+        let mut expected = batch.tasks.iter().enumerate().flat_map(|(at, task)| {
+            let mut from = task.cut;
+            let stopped = task.stopped;
+            std::iter::from_fn(move || {
+                let len = u64::from(Slicer::new(SLICE as u32).cut(task.len - from));
+                let piece = (at, from, len);
+                from += len;
+                (len > 0 && !stopped).then_some(piece)
+            })
+        });
+        let mut pieces = Vec::new();
+        for slice in &out[..count] {
+            let (at, from, len) = expected.next().expect("no more slices than bytes");
+            prop_assert_eq!((slice.local.offset, slice.remote.offset), (1000 + from, 2000 + from));
+            prop_assert_eq!(u64::from(slice.len), len);
+            pieces.push((at, len));
+        }
+        prop_assert!(count == cut.min(8) || expected.next().is_none(), "the table returned too few slices");
+        drop(expected);
+        let accepted = accept.min(count);
+        self.table.accepted(&out[..accepted]);
+        for (slice, (at, len)) in out[..accepted].iter().zip(pieces) {
+            batch.submitted = true;
+            batch.tasks[at].cut += len;
+            batch.tasks[at].in_flight += 1;
+            let twice = self.in_flight.insert(slice.token.0, (batch.handle, at, len));
+            prop_assert!(twice.is_none(), "a token in flight was used again");
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, nth: usize, ok: bool) -> Result<(), TestCaseError> {
+        let (&token, &(handle, at, len)) = self.in_flight.iter().nth(nth).expect("nth of len");
+        self.in_flight.remove(&token);
+        let batch = self.batches.iter_mut().find(|batch| batch.handle == handle).expect("not freed");
+        let task = &mut batch.tasks[at];
+        task.in_flight -= 1;
+        let completion = if ok {
+            task.done += len;
+            Completion::applied(Token(token))
+        } else {
+            task.stopped = true;
+            task.error = true;
+            Completion::unknown(Token(token), ErrorKind::Rail.into())
+        };
+        let over = self.table.complete(&completion);
+        prop_assert_eq!(over, batch.is_over().then_some(handle));
+        Ok(())
+    }
+
+    fn refuse(&mut self, index: usize) -> Result<(), TestCaseError> {
+        let batch = &mut self.batches[index];
+        let mut out = [blank()];
+        if self.table.next(batch.handle, &mut out).expect("live") == 0 {
+            return Ok(());
+        }
+        let at = batch.tasks.iter().position(|task| !task.stopped && task.cut < task.len).expect("next");
+        batch.submitted = true;
+        batch.tasks[at].stopped = true;
+        batch.tasks[at].error = true;
+        let over = self.table.refused(&out[0], ErrorKind::OutOfRange.into());
+        prop_assert_eq!(over, batch.is_over().then_some(batch.handle));
+        Ok(())
+    }
+
+    fn cancel(&mut self, index: usize, reason: CancelReason) -> Result<(), TestCaseError> {
+        let batch = &mut self.batches[index];
+        if !batch.is_over() {
+            batch.canceled.get_or_insert(reason);
+            batch.tasks.iter_mut().for_each(|task| task.stopped = true);
+        }
+        let over = self.table.cancel(batch.handle, reason).expect("live");
+        prop_assert_eq!(over, batch.is_over().then_some(batch.handle));
+        for (&token, of) in &self.in_flight {
+            let is_of = self.table.is_of(batch.handle, Token(token));
+            prop_assert_eq!(is_of, of.0 == batch.handle, "a cancel is about the slices of its batch alone");
+        }
+        Ok(())
+    }
+
+    fn free(&mut self, index: usize) -> Result<(), TestCaseError> {
+        let result = self.table.free(self.batches[index].handle).map_err(|error| error.kind);
+        if self.batches[index].is_over() {
+            prop_assert_eq!(result, Ok(()));
+            self.freed.push(self.batches.remove(index).handle);
+        } else {
+            prop_assert_eq!(result, Err(ErrorKind::Busy));
+        }
+        Ok(())
+    }
+
+    /// Compares everything that the table reports with the model.
+    fn check(&mut self) -> Result<(), TestCaseError> {
+        prop_assert_eq!(self.table.live(), self.batches.len());
+        for batch in &self.batches {
+            let whole = self.table.progress(batch.handle).expect("live");
+            prop_assert_eq!(whole.status, batch.status());
+            prop_assert_eq!(whole.bytes_done, batch.tasks.iter().map(|task| task.done).sum::<u64>());
+            prop_assert_eq!(whole.error.is_some(), batch.tasks.iter().any(|task| task.error));
+            let submitted = batch.tasks.iter().all(|task| task.stopped || task.cut == task.len);
+            let left = self.table.next(batch.handle, &mut [blank()]).expect("live");
+            prop_assert_eq!(
+                left == 0,
+                submitted,
+                "nothing is left to cut exactly when all is submitted or stopped"
+            );
+            for (at, task) in batch.tasks.iter().enumerate() {
+                let progress = self.table.task_progress(batch.handle, at).expect("live");
+                prop_assert_eq!(progress.bytes_done, task.done);
+                prop_assert_eq!(progress.status.is_terminal(), task.is_over());
+            }
+        }
+        for handle in &self.freed {
+            prop_assert_eq!(self.table.progress(*handle).map_err(|error| error.kind), Err(ErrorKind::Stale));
+            prop_assert_eq!(self.table.free(*handle).map_err(|error| error.kind), Err(ErrorKind::Stale));
+        }
+        Ok(())
+    }
+}
+
 proptest! {
     #![proptest_config(config(256))]
 
     #[test]
     fn the_batch_table_agrees_with_its_model(steps in steps()) {
-        const SLICE: u64 = 512;
-        let mut table = BatchTable::new(4, 4);
-        let mut batches: Vec<BatchModel> = Vec::new();
-        let mut freed: Vec<BatchHandle> = Vec::new();
-        // Token to (batch, task, length).
-        let mut in_flight: BTreeMap<u64, (BatchHandle, usize, u64)> = BTreeMap::new();
+        let mut tables = Tables::new();
         for step in steps {
-            match step {
-                Step::Create(lens) => {
-                    let requests = lens.iter().map(|&len| request(len, 1000, 2000));
-                    let created = table.create(requests.collect::<Vec<_>>().into_iter(), Slicer::new(SLICE as u32));
-                    if batches.len() == 4 {
-                        prop_assert_eq!(created.map_err(|error| error.kind), Err(ErrorKind::Full));
-                        continue;
-                    }
-                    let handle = created.expect("room for another batch");
-                    let tasks = lens.iter().map(|&len| TaskModel { len, ..TaskModel::default() }).collect();
-                    batches.push(BatchModel { handle, tasks, submitted: false, canceled: None });
-                }
-                Step::Submit(which, cut, accept) => {
-                    let Some(index) = which.checked_rem(batches.len()) else { continue };
-                    let batch = &mut batches[index];
-                    let mut out = [blank(); 8];
-                    let count = table.next(batch.handle, &mut out[..cut.min(8)]).expect("live");
-                    // What comes next, in order, and no hole between.
-                    let mut expected = batch.tasks.iter().enumerate().flat_map(|(at, task)| {
-                        let mut from = task.cut;
-                        let stopped = task.stopped;
-                        std::iter::from_fn(move || {
-                            let len = u64::from(Slicer::new(SLICE as u32).cut(task.len - from));
-                            let piece = (at, from, len);
-                            from += len;
-                            (len > 0 && !stopped).then_some(piece)
-                        })
-                    });
-                    let mut pieces = Vec::new();
-                    for slice in &out[..count] {
-                        let (at, from, len) = expected.next().expect("no more slices than bytes");
-                        prop_assert_eq!((slice.local.offset, slice.remote.offset), (1000 + from, 2000 + from));
-                        prop_assert_eq!(u64::from(slice.len), len);
-                        pieces.push((at, len));
-                    }
-                    prop_assert!(count == cut.min(8) || expected.next().is_none(), "the table held slices back");
-                    drop(expected);
-                    let accepted = accept.min(count);
-                    table.accepted(&out[..accepted]);
-                    for (slice, (at, len)) in out[..accepted].iter().zip(pieces) {
-                        batch.submitted = true;
-                        batch.tasks[at].cut += len;
-                        batch.tasks[at].in_flight += 1;
-                        let twice = in_flight.insert(slice.token.0, (batch.handle, at, len));
-                        prop_assert!(twice.is_none(), "a token in flight was given out again");
-                    }
-                }
-                Step::End(which, ok) => {
-                    let Some(nth) = which.checked_rem(in_flight.len()) else { continue };
-                    let (&token, &(handle, at, len)) = in_flight.iter().nth(nth).expect("nth of len");
-                    in_flight.remove(&token);
-                    let batch = batches.iter_mut().find(|batch| batch.handle == handle).expect("not freed");
-                    let task = &mut batch.tasks[at];
-                    task.in_flight -= 1;
-                    let completion = if ok {
-                        task.done += len;
-                        Completion::applied(Token(token))
-                    } else {
-                        task.stopped = true;
-                        task.error = true;
-                        Completion::unknown(Token(token), ErrorKind::Rail.into())
-                    };
-                    let over = table.complete(&completion);
-                    prop_assert_eq!(over, batch.is_over().then_some(handle));
-                }
-                Step::Refuse(which) => {
-                    let Some(index) = which.checked_rem(batches.len()) else { continue };
-                    let batch = &mut batches[index];
-                    let mut out = [blank()];
-                    if table.next(batch.handle, &mut out).expect("live") == 0 {
-                        continue;
-                    }
-                    let at = batch.tasks.iter().position(|task| !task.stopped && task.cut < task.len).expect("next");
-                    batch.submitted = true;
-                    batch.tasks[at].stopped = true;
-                    batch.tasks[at].error = true;
-                    let over = table.refused(&out[0], ErrorKind::OutOfRange.into());
-                    prop_assert_eq!(over, batch.is_over().then_some(batch.handle));
-                }
-                Step::Cancel(which, timed_out) => {
-                    let Some(index) = which.checked_rem(batches.len()) else { continue };
-                    let batch = &mut batches[index];
-                    let reason = if timed_out { CancelReason::TimedOut } else { CancelReason::Canceled };
-                    if !batch.is_over() {
-                        batch.canceled.get_or_insert(reason);
-                        batch.tasks.iter_mut().for_each(|task| task.stopped = true);
-                    }
-                    let over = table.cancel(batch.handle, reason).expect("live");
-                    prop_assert_eq!(over, batch.is_over().then_some(batch.handle));
-                    for (&token, of) in &in_flight {
-                        let told = table.is_of(batch.handle, Token(token));
-                        prop_assert_eq!(told, of.0 == batch.handle, "cancelling names the slices of its batch alone");
-                    }
-                }
-                Step::Free(which) => {
-                    let Some(index) = which.checked_rem(batches.len()) else { continue };
-                    let result = table.free(batches[index].handle).map_err(|error| error.kind);
-                    if batches[index].is_over() {
-                        prop_assert_eq!(result, Ok(()));
-                        freed.push(batches.remove(index).handle);
-                    } else {
-                        prop_assert_eq!(result, Err(ErrorKind::Busy));
-                    }
-                }
-            }
-            prop_assert_eq!(table.live(), batches.len());
-            for batch in &batches {
-                let whole = table.progress(batch.handle).expect("live");
-                prop_assert_eq!(whole.status, batch.status());
-                prop_assert_eq!(whole.bytes_done, batch.tasks.iter().map(|task| task.done).sum::<u64>());
-                prop_assert_eq!(whole.error.is_some(), batch.tasks.iter().any(|task| task.error));
-                let submitted = batch.tasks.iter().all(|task| task.stopped || task.cut == task.len);
-                let left = table.next(batch.handle, &mut [blank()]).expect("live");
-                prop_assert_eq!(left == 0, submitted, "nothing is left to cut exactly when all is submitted or stopped");
-                for (at, task) in batch.tasks.iter().enumerate() {
-                    let progress = table.task_progress(batch.handle, at).expect("live");
-                    prop_assert_eq!(progress.bytes_done, task.done);
-                    prop_assert_eq!(progress.status.is_terminal(), task.is_over());
-                }
-            }
-            for handle in &freed {
-                prop_assert_eq!(table.progress(*handle).map_err(|error| error.kind), Err(ErrorKind::Stale));
-                prop_assert_eq!(table.free(*handle).map_err(|error| error.kind), Err(ErrorKind::Stale));
-            }
+            tables.step(step)?;
+            tables.check()?;
         }
     }
 }
 
-/// What happens to a route.
+/// The calls and events of a route.
 #[derive(Clone, Debug)]
 enum Event {
     Send(u32, u32),
@@ -309,7 +358,7 @@ proptest! {
                     }));
                     match route.route(&slice, mask) {
                         Some(rail) => {
-                            prop_assert!(mask & 1 << rail != 0, "rail {rail} does not reach the segment");
+                            prop_assert!(mask & 1 << rail != 0, "rail {rail} does not reach the remote region");
                             let until = route.health(rail).expect("a rail").paused_until;
                             prop_assert!(until.is_none_or(|until| until <= now), "rail {rail} is paused");
                             route.accepted(rail, &slice);
@@ -370,7 +419,7 @@ proptest! {
         let mut route = HealthRoute::new(&vec![100; speeds.len()], HealthConfig::default());
         let reachable = (1 << speeds.len()) - 1;
         let slice = Slice { len, ..blank() };
-        // A server a rail: each sends its queue at its speed, in bytes a nanosecond.
+        // One server per rail: each sends its queue at its speed, in bytes per nanosecond.
         let mut free_at = vec![0u64; speeds.len()];
         let mut queue: Vec<(u64, usize, u64, u64)> = Vec::new();
         let mut sent = vec![0u64; speeds.len()];

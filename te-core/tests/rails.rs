@@ -1,4 +1,4 @@
-//! Several rails as one: what the caller sees when one of them is slow, flaps, or dies.
+//! Several rails as one: what the caller sees when one of them is slow, flaps, or fails.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use te_core::{
 };
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 const BYTES: usize = 1 << 20;
 const HERE: NodeId = NodeId(0);
 const THERE: NodeId = NodeId(1);
@@ -24,9 +24,13 @@ struct Rails {
 }
 
 fn rails(link: LinkConfig) -> Rails {
-    // One name for both, as with two NICs of one fabric: each must find the other end of its own.
+    // One name for both, as with two NICs of one fabric: each must find its own counterpart.
     let names = ["rail", "rail"];
-    let config = |name| SimConfig { name, link, ..SimConfig::CALM };
+    let config = |name| {
+        let mut config = SimConfig::CALM;
+        (config.name, config.link) = (name, link);
+        config
+    };
     let nets: Vec<SimNet> = names.iter().map(|name| SimNet::new(5, config(name))).collect();
     let multi = || {
         let route = HealthRoute::new(&[100, 100], HealthConfig::default());
@@ -36,27 +40,27 @@ fn rails(link: LinkConfig) -> Rails {
     let mut memory = vec![0u64; 2 * BYTES / 8].into_boxed_slice();
     let span = MemSpan::new(memory.as_mut_ptr().cast(), 2 * BYTES);
     let half = |at: usize| span.part((at * BYTES) as u64, BYTES as u64).expect("half");
-    // SAFETY: the memory is dropped after the transports, and nobody looks at it.
+    // SAFETY: the memory is dropped after the transports, and no reference to it is made meanwhile.
     unsafe {
         here.register(REGION, half(0), Access::LOCAL).expect("registered");
         there.register(REGION, half(1), Access::REMOTE_READ | Access::REMOTE_WRITE).expect("registered");
     }
     let mut blob = [0; 256];
     let len = there.export(REGION, &mut blob).expect("exported");
-    here.attach(SEGMENT, &blob[..len]).expect("attached");
-    assert_eq!(here.reachable(SEGMENT), 0b11);
+    here.attach(REMOTE_REGION, &blob[..len]).expect("attached");
+    assert_eq!(here.reachable(REMOTE_REGION), 0b11);
     Rails { nets, here, _there: there, now: Instant::ZERO, _memory: memory }
 }
 
 impl Rails {
-    /// Moves `count` slices of 16 KiB, `meddle`s after each that has ended, and gives all ends.
+    /// Moves `count` slices of 16 KiB, calls `meddle` after each that has ended, and returns all completions.
     fn run(&mut self, op: Op, count: u64, mut meddle: impl FnMut(&[SimNet], usize)) -> Vec<Completion> {
         let slice = |i: u64| {
             let at = i * 16384 % BYTES as u64;
             Slice {
                 token: Token(i),
                 local: RegionOffset::new(REGION, at),
-                remote: RemoteOffset::new(SEGMENT, at),
+                remote: RemoteOffset::new(REMOTE_REGION, at),
                 len: 16384,
                 op,
             }
@@ -72,7 +76,7 @@ impl Rails {
             self.now = event.map_or(least + Duration::from_millis(1), |at| at.max(least));
             let count = self.here.poll(self.now, &mut out);
             for end in &out[..count] {
-                assert!(ends.insert(end.token.0, *end).is_none(), "one completion a slice");
+                assert!(ends.insert(end.token.0, *end).is_none(), "one completion per slice");
                 meddle(&self.nets, ends.len());
             }
             assert!(self.now < Instant::from_millis(600_000), "it ends in ten minutes");
@@ -121,16 +125,17 @@ fn a_rail_that_goes_down_costs_no_slice() {
 #[test]
 fn a_write_that_succeeds_on_the_second_rail_still_asks_for_a_fence() {
     let mut rails = rails(LinkConfig::CALM);
-    // Lost on the left, and maybe late; in order on the right.
-    let lossy = LinkConfig { loss_ppm: 200_000, late_ppm: 1_000_000, ..LinkConfig::CALM };
+    // Lost on the left rail, and perhaps late; in order on the right rail.
+    let mut lossy = LinkConfig::CALM;
+    (lossy.loss_ppm, lossy.late_ppm) = (200_000, 1_000_000);
     rails.nets[0].set_link(HERE, THERE, lossy);
     let ends = rails.run(Op::Write, 1000, |_, _| {});
     assert!(ends.iter().all(|end| end.outcome == Outcome::Applied));
     let strays = ends.iter().filter(|end| end.fence_needed).count();
     assert!(strays > 0 && rails.nets[0].orphaned_writes(THERE) > 0, "{strays} strays");
-    // One fence, through all rails, and the air is clean.
+    // After one fence through all rails, nothing is on the wire.
     rails.nets[0].set_link(HERE, THERE, LinkConfig::CALM);
-    rails.here.fence(Token(1 << 40), SEGMENT).expect("accepted");
+    rails.here.fence(Token(1 << 40), REMOTE_REGION).expect("accepted");
     let mut out = [Completion::applied(Token(0)); 1];
     while rails.here.poll(rails.now, &mut out) == 0 {
         rails.now = rails.now + Duration::from_micros(10);
@@ -152,18 +157,18 @@ fn a_rail_that_refuses_everything_is_paused_like_one_that_fails_everything() {
     let mut memory = [0u64; 2];
     let word = |at: usize| MemSpan::new(memory.as_mut_ptr().wrapping_add(at).cast(), 8);
     let words = [0, 1].map(word);
-    // SAFETY: the words outlive the transports' use of them, and nobody looks at them.
+    // SAFETY: the words outlive the transports' use of them, and no reference to them is made meanwhile.
     unsafe {
         here.register(REGION, words[0], Access::LOCAL).expect("registered");
         there.register(REGION, words[1], Access::REMOTE_READ).expect("registered");
     }
     let mut blob = [0; 256];
     let len = there.export(REGION, &mut blob).expect("exported");
-    here.attach(SEGMENT, &blob[..len]).expect("attached");
+    here.attach(REMOTE_REGION, &blob[..len]).expect("attached");
 
-    let error = Some(Error::new(ErrorKind::System));
-    let refuses =
-        FaultConfig { submit_refused_ppm: 1_000_000, submit_error: error, ..FaultConfig::default() };
+    let mut refuses = FaultConfig::default();
+    refuses.submit_refused_ppm = 1_000_000;
+    refuses.submit_error = Some(Error::new(ErrorKind::System));
     here.rails_mut()[0].set_config(refuses);
     let mut out = [Completion::applied(Token(0)); 4];
     let mut now = Instant::ZERO;
@@ -171,7 +176,7 @@ fn a_rail_that_refuses_everything_is_paused_like_one_that_fails_everything() {
         let slice = Slice {
             token: Token(i),
             local: RegionOffset::new(REGION, 0),
-            remote: RemoteOffset::new(SEGMENT, 0),
+            remote: RemoteOffset::new(REMOTE_REGION, 0),
             len: 8,
             op: Op::Read,
         };
@@ -191,13 +196,13 @@ fn several_rails_share_the_one_that_the_peer_has() {
     let mut here = MultiTransport::new([net.node(), net.node()], route(), 64).expect("two rails");
     let mut there = MultiTransport::new([net.node()], route(), 64).expect("one rail");
     let mut byte = 0u8;
-    // SAFETY: nothing ever moves.
+    // SAFETY: no bytes are moved.
     unsafe { there.register(REGION, MemSpan::new(&raw mut byte, 1), Access::REMOTE_READ) }
         .expect("registered");
     let mut blob = [0; 256];
     let len = there.export(REGION, &mut blob).expect("exported");
-    here.attach(SEGMENT, &blob[..len]).expect("attached");
-    assert_eq!(here.reachable(SEGMENT), 0b11);
+    here.attach(REMOTE_REGION, &blob[..len]).expect("attached");
+    assert_eq!(here.reachable(REMOTE_REGION), 0b11);
 }
 
 /// A thousand slices one after another over two rails, each of which takes 20 µs.
@@ -206,7 +211,7 @@ fn a_thousand(route: &mut HealthRoute, now: &mut Instant) {
     let slice = Slice {
         token: Token(0),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 4096,
         op: Op::Read,
     };
@@ -227,11 +232,11 @@ fn a_rail_that_took_long_once_is_not_shunned_for_ever() {
     let mut route = HealthRoute::new(&[100, 100], HealthConfig::default());
     let mut now = Instant::ZERO;
     a_thousand(&mut route, &mut now);
-    // One slice of half a second, by bad luck.
+    // One slice took half a second, by bad luck.
     let slice = Slice {
         token: Token(0),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 4096,
         op: Op::Read,
     };
@@ -242,11 +247,14 @@ fn a_rail_that_took_long_once_is_not_shunned_for_ever() {
         route.completed(0, &slice, &Completion::applied(Token(0)), 500_000_000, 4096);
     }
     let bandwidth = |route: &HealthRoute, rail| route.health(rail).expect("a rail").bandwidth;
-    assert!(bandwidth(&route, 0) < bandwidth(&route, 1) / 100, "work alone would never find the way back");
+    assert!(
+        bandwidth(&route, 0) < bandwidth(&route, 1) / 100,
+        "without a probe the figures would never be corrected"
+    );
     for _ in 0..100 {
         a_thousand(&mut route, &mut now);
     }
-    // Now it is worth asking when there is work for two.
+    // Now there is work for two rails, and the rail is tried.
     assert!(bandwidth(&route, 0) >= bandwidth(&route, 1) / 4, "{route:?}");
 }
 
@@ -260,7 +268,7 @@ fn the_slice_that_waited_for_a_new_connection_does_not_count_against_its_rail() 
     let slice = Slice {
         token: Token(0),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 4096,
         op: Op::Read,
     };
@@ -287,11 +295,11 @@ fn a_rail_is_tried_again_when_others_have_become_much_better() {
     let slice = Slice {
         token: Token(0),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 4096,
         op: Op::Read,
     };
-    // Both were slow when they were first used, and then only one was.
+    // Both were slow when they were first used, and later only one was.
     for (rail, micros) in [(0, 20_000), (1, 20_000), (1, 20)] {
         for _ in 0..100 {
             route.accepted(rail, &slice);
@@ -314,7 +322,7 @@ fn a_rail_whose_figures_were_spoilt_is_tried_again_though_the_other_is_never_bus
     let slice = |i| Slice {
         token: Token(i),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 16384,
         op: Op::Read,
     };
@@ -322,7 +330,7 @@ fn a_rail_whose_figures_were_spoilt_is_tried_again_though_the_other_is_never_bus
         route.accepted(rail, &slice(0));
         route.completed(rail, &slice(0), &Completion::applied(Token(0)), nanos, 16384);
     };
-    // Not slow enough to be called slow, and worse than the other for as long as nobody looks.
+    // Not slow enough to be called slow, and worse than the other for as long as it is not tried.
     (0..200).for_each(|_| ends(&mut route, 0, 10_000));
     (0..200).for_each(|_| ends(&mut route, 1, 24_000));
     let mut asked = 0;
@@ -337,7 +345,7 @@ fn a_rail_whose_figures_were_spoilt_is_tried_again_though_the_other_is_never_bus
     assert!(bandwidth(1) * 3 > bandwidth(0) * 2, "{} beside {}", bandwidth(1), bandwidth(0));
 }
 
-/// A rail whose device can be gone: it takes no memory then.
+/// A rail whose device can be missing: it takes no memory then.
 struct Device {
     rail: SimTransport,
     gone: std::rc::Rc<std::cell::Cell<bool>>,
@@ -394,15 +402,16 @@ impl Transport for Device {
         self.rail.cancel(token)
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), te_core::Error> {
-        self.rail.fence(token, segment)
+    fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), te_core::Error> {
+        self.rail.fence(token, remote_region)
     }
 }
 
 #[test]
 fn a_region_that_was_registered_while_a_rail_was_gone_joins_it_later() {
-    let nets =
-        [SimNet::new(1, SimConfig::CALM), SimNet::new(2, SimConfig { name: "sim-b", ..SimConfig::CALM })];
+    let mut other = SimConfig::CALM;
+    other.name = "sim-b";
+    let nets = [SimNet::new(1, SimConfig::CALM), SimNet::new(2, other)];
     let gone = std::rc::Rc::new(std::cell::Cell::new(true));
     let never = std::rc::Rc::default();
     let devices = || {
@@ -417,7 +426,7 @@ fn a_region_that_was_registered_while_a_rail_was_gone_joins_it_later() {
     let mut memory = vec![0u64; 2 * BYTES / 8].into_boxed_slice();
     let span = MemSpan::new(memory.as_mut_ptr().cast(), 2 * BYTES);
     let half = |at: usize| span.part((at * BYTES) as u64, BYTES as u64).expect("half");
-    // SAFETY: the memory is dropped after the transports, and nobody looks at it.
+    // SAFETY: the memory is dropped after the transports, and no reference to it is made meanwhile.
     unsafe {
         here.register(REGION, half(0), Access::LOCAL).expect("one rail is enough");
         there
@@ -425,14 +434,14 @@ fn a_region_that_was_registered_while_a_rail_was_gone_joins_it_later() {
             .expect("one rail is enough");
     }
     let attached =
-        |here: &mut MultiTransport<Device, HealthRoute>, there: &MultiTransport<Device, _>, segment| {
+        |here: &mut MultiTransport<Device, HealthRoute>, there: &MultiTransport<Device, _>, remote_region| {
             let mut blob = [0; 256];
             let len = there.export(REGION, &mut blob).expect("exported");
-            here.attach(segment, &blob[..len]).expect("attached");
-            here.reachable(segment)
+            here.attach(remote_region, &blob[..len]).expect("attached");
+            here.reachable(remote_region)
         };
-    assert_eq!(attached(&mut here, &there, SEGMENT), 0b01);
-    let none = |_| panic!("it is still gone");
+    assert_eq!(attached(&mut here, &there, REMOTE_REGION), 0b01);
+    let none = |_| panic!("the device is still missing");
     assert_eq!((here.rejoin(none), there.rejoin(none)), (0, 0));
     assert!(here.is_missing_rails());
     gone.set(false);
@@ -440,7 +449,7 @@ fn a_region_that_was_registered_while_a_rail_was_gone_joins_it_later() {
     assert_eq!(there.rejoin(|id| joined.push(id)), 1);
     assert_eq!((joined, here.rejoin(drop)), (vec![REGION], 1));
     assert!(!here.is_missing_rails() && !there.is_missing_rails());
-    // Under its new export it is reached over the rail that was gone, and bytes go there.
+    // The new export reaches it over the rail that was missing, and bytes go there.
     let again = RemoteRegionId::new(1, 1);
     assert_eq!(attached(&mut here, &there, again), 0b11);
     here.rails_mut()[0].gone.set(true);
@@ -464,8 +473,8 @@ fn a_region_that_was_registered_while_a_rail_was_gone_joins_it_later() {
         assert_eq!(out[0], Completion::applied(Token(token)));
         carried = here.route().health(1).expect("a rail").bytes_done;
     }
-    assert!(carried > 0, "the rail that came back carries its part");
-    // What is deregistered joins nothing any more.
+    assert!(carried > 0, "the rail that came back carries a share");
+    // A region that was deregistered is not registered again.
     gone.set(true);
     here.deregister(REGION).expect("nothing is in flight");
     gone.set(false);

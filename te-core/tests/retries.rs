@@ -1,4 +1,4 @@
-//! The retry queue of `MultiTransport`: a slice that lost its rail always finds its end.
+//! The retry queue of `MultiTransport`: a slice that lost its rail always ends.
 
 use std::collections::VecDeque;
 
@@ -9,14 +9,14 @@ use te_core::{
 };
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 
-/// How a rail treats what it is given.
+/// How a rail treats slices.
 #[derive(Clone, Copy)]
 enum Rail {
-    /// Takes slices and fails them.
+    /// Accepts slices and fails them.
     Fails,
-    /// Takes none.
+    /// Accepts none.
     Full,
     /// Refuses them.
     Refuses,
@@ -83,7 +83,7 @@ impl Transport for Stub {
     }
 }
 
-/// A slice given to a rail that fails it, beside one that does `other`.
+/// A slice on a rail that fails it, beside a rail that does `other`.
 fn one_slice(other: Rail) -> MultiTransport<Stub, HealthRoute> {
     let rails = [Rail::Fails, other].map(|rail| Stub { rail, taken: VecDeque::new() });
     // The first rail is nearer.
@@ -97,11 +97,11 @@ fn one_slice(other: Rail) -> MultiTransport<Stub, HealthRoute> {
     .expect("registered");
     let mut blob = [0; 64];
     let len = multi.export(REGION, &mut blob).expect("exported");
-    multi.attach(SEGMENT, &blob[..len]).expect("attached");
+    multi.attach(REMOTE_REGION, &blob[..len]).expect("attached");
     let slice = Slice {
         token: Token(7),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 1,
         op: Op::Read,
     };
@@ -115,7 +115,11 @@ fn a_slice_that_waits_for_a_full_rail_ends_at_once_when_cancelled() {
     let mut out = [Completion::applied(Token(0)); 4];
     assert_eq!(multi.poll(Instant::from_nanos(1), &mut out), 0, "it waits for the other rail");
     multi.cancel(Token(7)).expect("in flight");
-    assert_eq!(multi.poll_at(), Some(Instant::from_nanos(1)), "nothing else would wake a parked poller");
+    assert_eq!(
+        multi.poll_at(),
+        Some(Instant::from_nanos(1)),
+        "nothing else would wake a parked polling thread"
+    );
     assert_eq!(multi.poll(Instant::from_nanos(2), &mut out), 1);
     assert_eq!(out[0], Completion::not_applied(Token(7), Error::new(ErrorKind::Canceled)));
     assert_eq!(multi.poll_at(), None);
@@ -125,7 +129,7 @@ fn a_slice_that_waits_for_a_full_rail_ends_at_once_when_cancelled() {
 fn a_slice_that_every_rail_has_failed_twice_ends_in_the_same_poll() {
     let mut multi = one_slice(Rail::Refuses);
     let mut out = [Completion::applied(Token(0)); 4];
-    assert_eq!(multi.poll(Instant::from_nanos(1), &mut out), 0, "all are asked once more");
+    assert_eq!(multi.poll(Instant::from_nanos(1), &mut out), 0, "all rails are tried once more");
     assert_eq!(multi.poll(Instant::from_nanos(2), &mut out), 1);
     assert_eq!(out[0], Completion::not_applied(Token(7), Error::new(ErrorKind::System)));
 }

@@ -1,4 +1,4 @@
-//! Topologies that cannot be are refused, and what can be is ordered and measured as documented.
+//! Topologies that are not valid are refused, and valid ones are sorted and measured as documented.
 
 use te_core::topology::{
     BRIDGES_MAX, Distance, Gpu, GpuVendor, LOCATIONS_MAX, Location, MatrixError, MatrixRow, NICS_MAX,
@@ -57,7 +57,7 @@ fn pci_distance_follows_the_bridges() {
     assert_eq!(gpu.distance(&near), Some(Distance::Switch(2)));
     assert_eq!(gpu.distance(&port), Some(Distance::HostBridge));
     assert_eq!(gpu.distance(&far), None);
-    // A volume management device: a second host bridge on the way, and a domain of five digits.
+    // A volume management device: a second host bridge in the path, and a domain of five digits.
     let vmd = path("pci0000:64/0000:64:00.5/pci10000:00/10000:00:02.0/10000:01:00.0");
     assert_eq!((vmd.address.domain, vmd.bridges.len(), vmd.root), (0x10000, 2, (0, 0x64)));
     let deep: String = (0..=BRIDGES_MAX + 1).map(|bus| format!("/0000:{bus:02x}:00.0")).collect();
@@ -67,7 +67,7 @@ fn pci_distance_follows_the_bridges() {
 }
 
 #[test]
-fn pci_addresses_survive_the_way_to_text_and_back() {
+fn pci_addresses_are_written_and_parsed_again() {
     for text in ["0000:18:00.0", "10000:e1:1f.7"] {
         assert_eq!(text.parse::<PciAddress>().expect("an address").to_string(), text);
     }

@@ -1,7 +1,7 @@
 //! A fabric in one file, and two engines that use it: `cargo run -p te-engine --example toy_fabric`.
 //!
-//! The toy reaches memory through a table that its engines share, as a CXL pool would. CONTRIBUTING.md ("Add a fabric in an
-//! afternoon") follows this file.
+//! The toy reaches memory through a table that its engines share, as a CXL pool would. CONTRIBUTING.md ("Add
+//! a fabric in an afternoon") follows this file.
 
 use std::error::Error as StdError;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,19 +13,19 @@ use te_engine::{
 };
 use te_host::{Checksum, Copied, Copier, EXPORT_BYTES_MAX, HeldSpan, Reach, Use, carry_out, rights};
 
-/// Every region that is exported, at the place that its export names.
+/// Every exported region. An export contains the index of its region.
 #[derive(Clone, Default)]
 struct Pool(Arc<Mutex<Vec<Shared>>>);
 
-/// An exported region: its memory, while its owner leaves it, and what peers may do.
+/// An exported region: its memory, until its owner withdraws it, and the rights of peers.
 type Shared = (Arc<HeldSpan>, Access);
 
-/// 1. The fabric: how a peer's memory is found. `Copier` makes a whole transport of it.
+/// 1. How a peer's memory is reached. `Copier` makes a transport of it.
 impl Reach for Pool {
     const NAME: &'static str = "toy";
     const EXPORT_BYTES: u32 = 17;
     const OWNER_POLLS: bool = false;
-    /// Its place.
+    /// The index of the region.
     type Export = u64;
     type Link = Shared;
 
@@ -35,7 +35,7 @@ impl Reach for Pool {
         Ok(Some(pool.len() as u64 - 1))
     }
 
-    /// Peers copy inside the `HeldSpan`, which its owner has closed by now: nothing is left to wait for.
+    /// Peers copy inside the `HeldSpan`, which its owner has closed before: there is nothing to wait for.
     fn unshare(&mut self, _: RegionId, _: &u64) -> bool {
         true
     }
@@ -43,12 +43,12 @@ impl Reach for Pool {
     fn export(
         &self,
         _: RegionId,
-        place: &u64,
+        index: &u64,
         access: Access,
         len: u64,
         out: &mut [u8; EXPORT_BYTES_MAX],
     ) -> usize {
-        out[..8].copy_from_slice(&place.to_le_bytes());
+        out[..8].copy_from_slice(&index.to_le_bytes());
         out[8..16].copy_from_slice(&len.to_le_bytes());
         out[16] = access.bits();
         17
@@ -58,14 +58,14 @@ impl Reach for Pool {
         let blob: &[u8; 17] = blob.try_into().map_err(|_| ErrorKind::InvalidArgument)?;
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| blob[at + byte]));
         let access = Access::from_bits(blob[16]).ok_or(ErrorKind::InvalidArgument)?;
-        let place = usize::try_from(number(0)).map_err(|_| ErrorKind::InvalidArgument)?;
+        let index = usize::try_from(number(0)).map_err(|_| ErrorKind::InvalidArgument)?;
         let pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = pool.get(place).cloned().ok_or(ErrorKind::Unreachable)?;
+        let shared = pool.get(index).cloned().ok_or(ErrorKind::Unreachable)?;
         Ok((shared, number(8), access))
     }
 
-    fn copy(&self, (memory, access): &Shared, local: &Use<'_>, slice: &Slice, checksum: Checksum) -> Copied {
-        // The owner's word about rights counts, not the export's (law L6).
+    fn copy(&self, (memory, access): &Shared, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
+        // The rights of the owner's table count, not those of the export (law L6).
         if !access.contains(rights(slice.op).1) {
             return Copied::Failed(ErrorKind::AccessDenied.into());
         }
@@ -76,7 +76,7 @@ impl Reach for Pool {
     }
 }
 
-/// 2. What the engine asks of it.
+/// 2. What the engine opens.
 impl Fabric for Pool {
     fn open(&self, _: &FabricContext<'_>) -> Result<Vec<Rail>, Cause> {
         Ok(Rail::only(Copier::over(self.clone())))
@@ -86,7 +86,7 @@ impl Fabric for Pool {
 fn main() -> Result<(), Box<dyn StdError>> {
     let pool = Pool::default();
     // 3. The line that makes it a fabric of an engine.
-    let toy = FabricEntry { name: "toy", tier: Tier::Cxl, about: "A table in memory", fabric: Some(&pool) };
+    let toy = FabricEntry::new("toy", Tier::Cxl, "A table in memory", &pool);
 
     let start = || {
         let config = Config { fabrics: Fabrics::NONE, ..Config::default() };
@@ -121,6 +121,6 @@ fn main() -> Result<(), Box<dyn StdError>> {
 }
 
 #[test]
-fn a_fabric_of_ones_own_moves_bytes_between_two_engines() -> Result<(), Box<dyn StdError>> {
+fn a_fabric_that_a_program_adds_moves_bytes_between_two_engines() -> Result<(), Box<dyn StdError>> {
     main()
 }

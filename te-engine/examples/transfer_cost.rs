@@ -1,7 +1,8 @@
-//! What a transfer costs on this host, fabric by fabric: `cargo run --release -p te-engine --example transfer_cost`.
+//! Latency and throughput of transfers on this host, per fabric:
+//! `cargo run --release -p te-engine --example transfer_cost`.
 //!
-//! The target is another process, but for `local`. One request at a time for the latencies; batches of 16 for throughput,
-//! beside a plain copy of as many bytes.
+//! The target is another process, except for `local`. Latencies are those of one request at a time;
+//! throughput is that of batches, compared with a plain copy.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use te_core::{Access, Op};
-use te_engine::{Config, Engine, Fabrics, TransferEngine, TransferRequest, fabrics};
+use te_engine::{Config, Engine, Fabrics, Populate, TransferEngine, TransferRequest, fabrics};
 
 const REGION_BYTES: usize = 64 << 20;
 
@@ -17,13 +18,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(fabric) = std::env::args().nth(1) {
         return serve(&fabric);
     }
-    // Not every host has RDMA.
+    // Without RDMA, which not every host has.
     for entry in fabrics().iter().filter(|entry| entry.is_built() && entry.name != "rdma") {
         let (name, fabrics) = (entry.name, Fabrics::of(entry));
         let config = Config { fabrics, ..Config::default() };
         let (mut child, neighbour, segment_name) = if name == "local" {
             let neighbour = TransferEngine::start(config.clone())?;
-            let _memory = neighbour.alloc_shared_with(REGION_BYTES, Access::all(), true)?;
+            let _memory = neighbour.alloc_shared_with(REGION_BYTES, Access::all(), Populate::Now)?;
             let segment_name = neighbour.name().to_string();
             (None, Some(neighbour), segment_name)
         } else {
@@ -47,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The caller owns the engine and polls it.
+/// This thread polls the engine.
 fn polled(name: &str, config: Config, peer: &str) -> Result<(), Box<dyn Error>> {
     let mut engine = Engine::start(config)?;
     let local = engine.alloc_shared(REGION_BYTES, Access::LOCAL)?;
@@ -89,7 +90,7 @@ fn polled(name: &str, config: Config, peer: &str) -> Result<(), Box<dyn Error>> 
                 }
                 Ok(bytes as f64 / start.elapsed().as_secs_f64() / 1e9)
             };
-            // In turns, so that both see the same neighbours; the median leaves out those that were louder.
+            // In turns, so that both see the same load of the host; the median leaves out disturbed rounds.
             let (mut ours, mut plain) = (Vec::new(), Vec::new());
             for _ in 0..9 {
                 ours.push(rounds(Duration::from_millis(100))?);
@@ -103,7 +104,7 @@ fn polled(name: &str, config: Config, peer: &str) -> Result<(), Box<dyn Error>> 
     Ok(())
 }
 
-/// A worker owns the engine; this thread hands it requests.
+/// A worker polls the engine; this thread submits requests.
 fn threaded(name: &str, config: Config, peer: &str) -> Result<(), Box<dyn Error>> {
     let engine = TransferEngine::start(config)?;
     let local = engine.alloc_shared(4096, Access::LOCAL)?;
@@ -123,10 +124,10 @@ fn threaded(name: &str, config: Config, peer: &str) -> Result<(), Box<dyn Error>
 
 fn serve(fabric: &str) -> Result<(), Box<dyn Error>> {
     let engine = TransferEngine::start(Config { fabrics: fabric.parse()?, ..Config::default() })?;
-    let _memory = engine.alloc_shared_with(REGION_BYTES, Access::all(), true)?;
+    let _memory = engine.alloc_shared_with(REGION_BYTES, Access::all(), Populate::Now)?;
     println!("{}", engine.name());
     std::io::stdout().flush()?;
-    // Until our parent is done with us.
+    // Until the parent closes standard input.
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }
@@ -137,7 +138,7 @@ fn percentiles(what: &str, nanos: &mut [u128]) {
     println!("{what}: p50 {:.2} µs, p99 {:.2} µs", at(50), at(99));
 }
 
-/// Copies 16 pieces of 1 MiB from one allocation to another, over and over; gives GB/s.
+/// Copies 16 chunks of 1 MiB from one allocation to another, repeatedly; returns GB/s.
 fn plain_copies() -> impl FnMut(Duration) -> f64 {
     let (from, mut to) = (vec![1u8; 16 << 20], vec![0u8; 16 << 20]);
     move |duration| {

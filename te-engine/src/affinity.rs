@@ -1,4 +1,4 @@
-//! Which NICs are near which memory, however the engine came to know it.
+//! [`Affinity`]: which NICs are near which memory.
 
 use std::fmt;
 use std::path::Path;
@@ -15,21 +15,21 @@ use crate::config::TopologySource;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Affinity {
-    /// Nothing: all NICs are alike.
+    /// Nothing is known: all NICs count as equally near.
     #[default]
     Unknown,
-    /// What was found.
+    /// The topology that was read from the host.
     Found(Topology),
-    /// What somebody wrote down.
+    /// The priority matrix of a configured file.
     Written(PriorityMatrix),
 }
 
 impl Affinity {
-    /// Looks it up where the configuration says. A host that cannot be read counts as unknown, with a warning in the log:
-    /// transfers do not depend on it.
+    /// Reads the affinity from the configured source. If the host cannot be read, it is `Unknown`, with a
+    /// warning in the log: transfers work without it.
     ///
     /// # Errors
-    /// When a file was named and holds no priority matrix.
+    /// If the configured file does not hold a valid priority matrix.
     pub fn open(source: &TopologySource) -> Result<Self, MatrixFileError> {
         match source {
             TopologySource::Off => Ok(Self::Unknown),
@@ -42,15 +42,15 @@ impl Affinity {
                     Ok(Self::Found(found.topology))
                 }
                 Err(error) => {
-                    log::warn!("topology: {error}");
+                    log::warn!("topology: {error}: all NICs count as equally near");
                     Ok(Self::Unknown)
                 }
             },
         }
     }
 
-    /// Whether the node that memory is on can change which of the rails over `devices` it takes: two of them are NICs, and
-    /// there are several nodes, or somebody wrote down what is to become of one.
+    /// Whether the choice among rails over `devices` can depend on the NUMA node of memory: at least two of
+    /// them are NICs, and the host has several nodes, or a configured matrix has a row for a node.
     pub(crate) fn depends_on_node(&self, devices: &[String]) -> bool {
         let of_nodes = match self {
             Self::Unknown => false,
@@ -62,9 +62,9 @@ impl Affinity {
         of_nodes && devices.iter().filter(|device| !device.is_empty()).count() > 1
     }
 
-    /// What each rail costs for memory at `location`, in percent, by the device that it runs over: a NIC, or `NIC:port`. A
-    /// rail of which that is empty, or no NIC of this host, costs 100. `None`: nothing is known that would tell one rail from
-    /// another.
+    /// The penalty of each rail for memory at `location`, percent, by the device of the rail: `NIC` or
+    /// `NIC:port`. A rail whose device is empty or is not a NIC of this host has 100. `None`: all rails have
+    /// the same penalty.
     #[must_use]
     pub fn penalties(&self, location: Location, devices: &[String]) -> Option<Vec<u32>> {
         if matches!(self, Self::Found(_)) && location == Location::Host {
@@ -89,7 +89,7 @@ impl Affinity {
     }
 }
 
-/// `unknown`, `2 NUMA nodes, 8 GPUs, 9 NICs`, `a matrix of 10 locations`.
+/// Prints `unknown`, `2 NUMA nodes, 8 GPUs, 9 NICs`, or `a matrix of 10 locations`.
 impl fmt::Display for Affinity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_asked_for_a_node_only_where_nodes_and_nics_differ() {
+    fn the_node_of_memory_matters_only_with_several_nodes_and_nics() {
         let two_nics = ["", "mlx5_0:1", "mlx5_1:1"].map(String::from);
         let one_nic = ["", "mlx5_0:1", ""].map(String::from);
         for (affinity, matters) in [

@@ -1,4 +1,4 @@
-//! What an engine tells its peers about its memory.
+//! [`Descriptor`]: what an engine sends to its peers about the memory that it exports.
 
 use std::collections::BTreeMap;
 use std::string::String;
@@ -11,43 +11,43 @@ use te_core::{Access, Location};
 /// The memory that one engine exports, as a peer may use it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Descriptor {
-    /// The name that the owner goes by: `host:port` of its control port.
+    /// The name of the owner: `host:port` of its control port.
     pub name: String,
-    /// Which life of the owner this describes.
+    /// The incarnation of the owner.
     pub incarnation: u64,
-    /// Counts registrations and unregistrations.
+    /// Grows with each change of `regions`.
     pub version: u64,
-    /// Its exported regions, by address.
+    /// The exported regions, in the order of their addresses.
     pub regions: Vec<RegionDescriptor>,
 }
 
 /// One exported region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegionDescriptor {
-    /// The owner's id for it.
+    /// The owner's id of the region.
     pub region: u64,
     /// First byte, in the owner's address space.
     pub addr: u64,
-    /// Bytes.
+    /// Length, bytes.
     pub len: u64,
     /// Bits of [`Access`]; remote rights only.
     pub access: u8,
-    /// Where the memory is, as a [`Location`] is written: `*`, `cpu:0`, `cuda:3`.
+    /// Where the memory is, as the text of a [`Location`]: `*`, `cpu:0`, `cuda:3`.
     pub location: String,
-    /// What the owner's fabrics say about it, as `MultiTransport` writes it.
+    /// The export of the region, as `MultiTransport` writes it.
     pub export: Vec<u8>,
 }
 
-/// Exports of one region, bytes at most.
+/// Maximum length of the export of a region, bytes.
 pub(crate) const EXPORT_BYTES_MAX: usize = 16 << 10;
-/// Text of one location, bytes at most.
+/// Maximum length of the text of a location, bytes.
 const LOCATION_BYTES_MAX: usize = 64;
 
 impl Descriptor {
-    /// Understands bytes that a peer sent.
+    /// Parses bytes that a peer sent.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// What is wrong with the bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         let (mut this, rest) =
             postcard::take_from_bytes::<Self>(bytes).map_err(|_| "its descriptor does not parse")?;
@@ -77,10 +77,10 @@ impl Descriptor {
         Ok(this)
     }
 
-    /// The bytes that [`parse`](Self::parse) understands.
+    /// The bytes that [`parse`](Self::parse) accepts.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        // Into memory, of a type without maps or floats: there is nothing that could fail.
+        // Serialising this type into memory cannot fail.
         postcard::to_allocvec(self).unwrap_or_default()
     }
 }
@@ -90,13 +90,14 @@ impl RegionDescriptor {
         Access::from_bits_truncate(self.access)
     }
 
-    /// A location that this build does not know counts as host memory of an unknown node: it only decides which rail is near.
+    /// A location that this build does not know counts as host memory of an unknown node: it matters only for
+    /// the choice of a rail.
     pub(crate) fn location(&self) -> Location {
         self.location.parse().unwrap_or_default()
     }
 }
 
-/// Our own descriptor, shared between the engine, which changes it, and the control port, which tells it.
+/// The descriptor of this engine, which the engine changes and the control port serves.
 #[derive(Debug)]
 pub(crate) struct Published {
     pub(crate) name: String,
@@ -153,15 +154,15 @@ mod tests {
         let published = Published::new("node-7:1234".into(), 9);
         published.insert(region(0x2000, 0x1000, Access::REMOTE_READ));
         published.insert(region(0x1000, 0x1000, Access::REMOTE_WRITE));
-        let told = published.descriptor();
-        assert_eq!((told.version, told.regions[0].addr), (2, 0x1000));
-        assert_eq!(Descriptor::parse(&told.to_bytes()), Ok(told));
+        let sent = published.descriptor();
+        assert_eq!((sent.version, sent.regions[0].addr), (2, 0x1000));
+        assert_eq!(Descriptor::parse(&sent.to_bytes()), Ok(sent));
         published.remove(0x2000);
         assert_eq!((published.descriptor().version, published.descriptor().regions.len()), (3, 1));
     }
 
     #[test]
-    fn a_location_goes_along_and_one_that_is_not_known_is_just_memory() {
+    fn a_location_is_sent_along_and_an_unknown_one_counts_as_host_memory() {
         let at = |location: &str| RegionDescriptor {
             location: location.into(),
             ..region(0, 1, Access::REMOTE_READ)
@@ -173,17 +174,17 @@ mod tests {
 
     #[test]
     fn impossible_descriptors_are_refused() {
-        let told =
+        let bytes =
             |regions: Vec<RegionDescriptor>| Descriptor { regions, ..Descriptor::default() }.to_bytes();
         let read = Access::REMOTE_READ;
         for bad in [
-            told(vec![region(0x1000, 0, read)]),
-            told(vec![region(u64::MAX, 2, read)]),
-            told(vec![region(0x1000, 0x1001, read), region(0x2000, 1, read)]),
-            told(vec![region(0x1000, 1, Access::LOCAL)]),
-            told(vec![region(0x1000, 1, read | Access::LOCAL_WRITE)]),
-            told(vec![RegionDescriptor { access: 0x80, ..region(0x1000, 1, read) }]),
-            told(vec![RegionDescriptor { location: "c".repeat(65), ..region(0x1000, 1, read) }]),
+            bytes(vec![region(0x1000, 0, read)]),
+            bytes(vec![region(u64::MAX, 2, read)]),
+            bytes(vec![region(0x1000, 0x1001, read), region(0x2000, 1, read)]),
+            bytes(vec![region(0x1000, 1, Access::LOCAL)]),
+            bytes(vec![region(0x1000, 1, read | Access::LOCAL_WRITE)]),
+            bytes(vec![RegionDescriptor { access: 0x80, ..region(0x1000, 1, read) }]),
+            bytes(vec![RegionDescriptor { location: "c".repeat(65), ..region(0x1000, 1, read) }]),
         ] {
             assert!(Descriptor::parse(&bad).is_err());
         }

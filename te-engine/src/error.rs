@@ -1,4 +1,4 @@
-//! One error enum for each area of the API. Every message says what to do next.
+//! One error enum per area of the API. Every message says what to do next.
 
 use std::boxed::Box;
 use std::error::Error as StdError;
@@ -16,18 +16,18 @@ use crate::metadata::MetadataError;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
-    /// A field of [`Config`](crate::Config) cannot be.
+    /// A field of [`Config`](crate::Config) has an invalid value.
     Config {
-        /// Which.
+        /// Path of the field, as a configuration file has it below the engine's section.
         field: &'static str,
-        /// What it may be.
+        /// The condition that the value violates: a phrase that follows the field's name.
         need: &'static str,
     },
     /// A setting of a fabric is out of its limits.
     Setting {
         /// The fabric.
         fabric: &'static str,
-        /// Which, and what it may be.
+        /// The setting and its limits.
         source: ConfigError,
     },
     /// The control port could not be opened.
@@ -37,16 +37,16 @@ pub enum StartError {
         /// The system's reason.
         source: io::Error,
     },
-    /// A fabric that was asked for did not start.
+    /// A fabric that must start did not.
     Fabric {
-        /// Its name.
+        /// The name of the fabric.
         name: &'static str,
-        /// Why.
+        /// Why it did not start.
         source: Box<dyn StdError + Send + Sync>,
     },
-    /// The priority matrix that the configuration names is none.
+    /// The configured topology file is not a valid priority matrix.
     Topology(MatrixFileError),
-    /// The system gave no thread, descriptor or randomness.
+    /// The system refused a thread, a file descriptor or random bytes.
     System(io::Error),
 }
 
@@ -54,11 +54,11 @@ pub enum StartError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExpelError {
-    /// No peer has this identity: it is 0, or this engine's own.
+    /// The identity is 0, or that of this engine.
     Identity,
-    /// As many peers are refused as can be; nothing has changed.
+    /// The maximum number of peers is expelled already; nothing has changed.
     Full,
-    /// A rail failed at it; others may have cut the peer off.
+    /// A rail failed to expel the peer; others may have expelled it.
     Rails(Error),
     /// This process is a fork of the one that started the engine.
     Forked,
@@ -70,13 +70,13 @@ pub enum ExpelError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// No bytes.
+    /// The memory has no bytes.
     Empty,
-    /// Bytes of it are registered already.
+    /// Some of the bytes are registered already.
     Overlap {
-        /// First address of the region in the way.
+        /// First address of the registered region.
         addr: u64,
-        /// Its length, bytes.
+        /// Length of the registered region, bytes.
         len: u64,
     },
     /// `regions_max` regions are registered.
@@ -84,16 +84,16 @@ pub enum RegisterError {
         /// `Config::regions_max`.
         regions_max: u32,
     },
-    /// No such region, or it was unregistered.
+    /// The region was never registered, or has been unregistered.
     NotFound,
-    /// Transfers in flight use it.
+    /// Operations in flight use the region.
     Busy {
-        /// How many requests; 0 when it is a peer's operation.
+        /// How many requests of this engine; 0 when it is an operation of a peer.
         requests: u32,
     },
-    /// The system has no such memory to give.
+    /// The system refused to allocate the memory, with this `errno`.
     Alloc(i32),
-    /// Every rail refused it; this is the last refusal.
+    /// Every rail refused the memory; this is the last refusal.
     Rails(Error),
     /// This process is a fork of the one that started the engine.
     Forked,
@@ -101,65 +101,66 @@ pub enum RegisterError {
     Closed,
 }
 
-/// Why a segment is not, or no longer, usable.
+/// Why a segment cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SegmentError {
-    /// The handle names nothing: never opened, or closed.
+    /// The handle is not of an open segment: it was never opened, or has been closed.
     NotFound,
-    /// The name is neither `host:port` nor one that is looked up here.
+    /// The name is neither `host:port` nor a name that the directory accepts.
     Name(String),
-    /// The directory knows no segment of this name.
+    /// The directory has no segment of this name.
     Unknown {
-        /// The segment.
+        /// Name of the segment.
         name: String,
-        /// Which directory was asked.
+        /// The directory: kind and address.
         server: String,
     },
-    /// The directory could not tell.
+    /// The directory could not be read.
     Metadata(MetadataError),
-    /// The owner could not be asked for its descriptor.
+    /// The owner of the segment did not answer.
     Unreachable {
-        /// The segment.
+        /// Name of the segment.
         name: String,
-        /// What the system said.
+        /// The system's reason.
         reason: String,
     },
-    /// What answered is not an engine of this release, or is broken.
+    /// The process that answered is not an engine of this release, or is broken.
     Protocol {
-        /// The segment.
+        /// Name of the segment.
         name: String,
-        /// What was wrong.
+        /// What was wrong with its answer.
         what: &'static str,
     },
     /// Another process answers under this name now.
     Restarted {
-        /// The segment.
+        /// Name of the segment.
         name: String,
         /// The incarnation that was opened.
         expected: u64,
-        /// The one that answers.
+        /// The incarnation that answers.
         found: u64,
     },
-    /// Too many remote regions are attached.
+    /// The maximum number of remote regions is attached.
     Full {
-        /// `Config::segments_max`.
-        segments_max: u32,
+        /// `Config::remote_regions_max`.
+        remote_regions_max: u32,
     },
-    /// No fabric that both sides have reaches it.
+    /// No fabric that both sides have reaches the segment.
     NoRail {
-        /// The segment.
+        /// Name of the segment.
         name: String,
-        /// The last fabric's reason.
+        /// The reason of the last fabric.
         source: Error,
     },
-    /// Transfers in flight use it.
+    /// Transfers in flight use the segment.
     Busy,
-    /// The owner refused (a notification that is too long, or one too many).
+    /// The owner refused: the notification is too long, its queue is full, or the cluster secret is another
+    /// one.
     Refused {
-        /// The segment.
+        /// Name of the segment.
         name: String,
-        /// Why.
+        /// Why the owner refused.
         what: &'static str,
     },
     /// This process is a fork of the one that started the engine.
@@ -168,48 +169,49 @@ pub enum SegmentError {
     Closed,
 }
 
-/// Why a batch was not accepted, or how it ended if not well.
+/// Why a batch was not accepted, or how it ended if it did not complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TransferError {
-    /// A batch holds between 1 and `requests_per_batch_max` requests.
+    /// The batch has no request, or more than `requests_per_batch_max`.
     BatchLength {
-        /// How many it holds.
+        /// Number of requests in the batch.
         requests: usize,
         /// `Config::requests_per_batch_max`.
         requests_per_batch_max: u32,
     },
-    /// The request cannot be carried out as it stands; nothing was moved.
+    /// A request is invalid; no byte of the batch was moved.
     Request {
-        /// Its index in the batch.
+        /// Index of the request in the batch.
         index: usize,
         /// What is wrong with it.
         problem: RequestProblem,
     },
-    /// Its segment is not usable; nothing was moved.
+    /// The segment of a request cannot be used; no byte of the batch was moved.
     Segment {
         /// Index of the request in the batch.
         index: usize,
-        /// Why not.
+        /// Why the segment cannot be used.
         source: SegmentError,
     },
     /// Too many batches or commands are outstanding: wait for some, free them, then try again.
     Full,
-    /// The handle names nothing: the batch was freed.
+    /// The batch was freed.
     NotFound,
-    /// It has not ended yet: wait, or cancel it and wait.
+    /// The batch has not ended: wait for it, or cancel it and wait.
     Busy,
-    /// The wait timed out; the batch goes on.
+    /// The wait timed out; the batch continues.
     WaitTimedOut,
-    /// It ended, and not as `Completed`.
+    /// The batch ended other than `Completed`.
     Ended {
-        /// How.
+        /// The status with which it ended.
         status: Status,
         /// Requests that did not complete.
         requests_failed: u32,
-        /// The first such request's error.
+        /// The error of the request that failed first.
         error: Error,
-        /// Whether bytes of it may still land at the target: fence before the range gets another owner.
+        /// Bytes of the batch may still land at the target: a fence is needed before the ranges are used for
+        /// anything else.
         fence_needed: bool,
     },
     /// This process is a fork of the one that started the engine.
@@ -222,25 +224,26 @@ pub enum TransferError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestProblem {
-    /// It moves no bytes.
+    /// Its length is 0.
     Empty,
-    /// Its local range lies in no registered region, or in more than one.
+    /// Its local range does not lie in one registered region.
     LocalRange,
-    /// Its remote range lies in no region that the segment's owner exports, or in more than one.
+    /// Its remote range does not lie in one region that the segment's owner exports.
     RemoteRange,
-    /// The local region's access rights do not allow it.
+    /// The access rights of the local region do not allow this direction.
     LocalAccess,
     /// The owner does not export the remote region for this direction.
     RemoteAccess,
-    /// The local region is a [`Registered`](te_core::Registered) buffer, which only the owned API may move.
+    /// The local region is a [`Registered`](te_core::Registered) buffer, which only `read` and `write` may
+    /// move.
     Owned,
 }
 
 /// An error, and the buffer that the call had taken.
 pub struct GivenBack<E, B> {
-    /// What went wrong.
+    /// Why the call failed.
     pub error: E,
-    /// What was to be used; as it was before the call.
+    /// The buffer, as it was before the call.
     pub buffer: B,
 }
 
@@ -269,13 +272,14 @@ impl<E: StdError, B> StdError for GivenBack<E, B> {
 }
 
 impl StartError {
-    /// The setting at fault, as a configuration names it below the engine's, and what it may be.
+    /// The setting that is invalid, by its path below the engine's section of a configuration, and its
+    /// allowed values.
     #[must_use]
     pub fn setting(&self) -> Option<(String, String)> {
         match self {
             Self::Config { field, need } => Some(((*field).into(), (*need).into())),
             Self::Setting { fabric, source: ConfigError { field, min, max, .. } } => {
-                // What a field means is in brackets behind it.
+                // A field's name may be followed by a note in parentheses.
                 let (field, note) = field.find(" (").map_or((*field, ""), |at| field.split_at(at));
                 Some((format!("{fabric}.{field}"), format!("must be {min} to {max}{note}")))
             }
@@ -294,11 +298,11 @@ impl fmt::Display for StartError {
             Self::Listen { addr, source } => {
                 write!(
                     f,
-                    "control port {addr}: {source}: choose another `listen`, or port 0 to have one picked"
+                    "control port {addr}: {source}: choose another address as `listen`, or port 0 for any free port"
                 )
             }
             Self::Fabric { name, source } => {
-                write!(f, "fabric {name} did not start: {source}: repair it, or turn it off in `fabrics`")
+                write!(f, "fabric {name} did not start: {source}: repair it, or leave it out of `fabrics`")
             }
             Self::Topology(source) => write!(f, "{source}: repair it, or set `topology` to \"auto\""),
             Self::System(source) => write!(f, "the system refused: {source}"),
@@ -306,19 +310,20 @@ impl fmt::Display for StartError {
     }
 }
 
-/// Each sentence says its cause: told as a source as well, it would be read twice in a chain. So it is for the others here.
+/// Without `source`: each message contains its cause already, and a chain would print it twice. So do the
+/// other errors here.
 impl StdError for StartError {}
 
 impl fmt::Display for ExpelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Identity => {
-                f.write_str("no peer has this identity: 0 is nobody's, and an engine cannot expel itself")
+                f.write_str("no peer has this identity: it is 0, or that of this engine, which cannot expel itself")
             }
             Self::Full => {
-                write!(f, "{} peers are refused already: restart this process", te_core::EXPELLED_MAX)
+                write!(f, "{} peers are expelled already: restart this process", te_core::EXPELLED_MAX)
             }
-            Self::Rails(error) => write!(f, "a fabric could not cut the peer off: {error}"),
+            Self::Rails(error) => write!(f, "a fabric could not expel the peer: {error}"),
             Self::Forked => f.write_str(FORKED),
             Self::Closed => f.write_str("the engine has shut down: start another"),
         }
@@ -353,7 +358,7 @@ impl fmt::Display for RegisterError {
             Self::Full { regions_max } => {
                 write!(f, "{regions_max} regions are registered: unregister some, or raise `regions_max`")
             }
-            Self::NotFound => f.write_str("no such region: it was never registered, or is unregistered"),
+            Self::NotFound => f.write_str("no such region: it was never registered, or has been unregistered"),
             Self::Busy { requests: 0 } => f.write_str("a peer is using the region: try again"),
             Self::Busy { requests } => {
                 write!(
@@ -380,20 +385,20 @@ impl StdError for RegisterError {}
 impl fmt::Display for SegmentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotFound => f.write_str("no such segment: it was never opened, or is closed"),
+            Self::NotFound => f.write_str("no such segment: it was never opened, or has been closed"),
             Self::Name(name) => {
                 write!(
                     f,
-                    "segment name {name:?} is not host:port: use the name its owner prints, and say in `metadata` where \
-                     others are looked up"
+                    "segment name {name:?} is not host:port: use the address that its owner prints, or set \
+                     `metadata.source` to the directory that has the name"
                 )
             }
             Self::Unknown { name, server } => write!(
                 f,
-                "nobody has registered a segment {name:?}: {server}: check the name, and that its owner runs and uses the \
-                 same directory"
+                "no segment {name:?} is registered: {server}: check the name, and that its owner runs and uses the same \
+                 directory"
             ),
-            Self::Metadata(error) => write!(f, "looking the segment up: {error}"),
+            Self::Metadata(error) => write!(f, "cannot look up the segment: {error}"),
             Self::Unreachable { name, reason } => {
                 write!(
                     f,
@@ -412,14 +417,14 @@ impl fmt::Display for SegmentError {
                     "segment {name:?} restarted (incarnation {found}, expected {expected}): open it again"
                 )
             }
-            Self::Full { segments_max } => {
+            Self::Full { remote_regions_max } => {
                 write!(
                     f,
-                    "{segments_max} remote regions are attached: close segments, or raise `segments_max`"
+                    "{remote_regions_max} remote regions are attached: close segments, or raise `remote_regions_max`"
                 )
             }
             Self::NoRail { name, source } => {
-                write!(f, "no fabric reaches segment {name:?}: {source}: switch on one that both sides have")
+                write!(f, "no fabric reaches segment {name:?}: {source}: enable one that both sides have")
             }
             Self::Busy => {
                 f.write_str("transfers in flight use the segment: wait for or cancel them, then try again")
@@ -448,7 +453,7 @@ impl fmt::Display for TransferError {
             Self::Ended { status, requests_failed, error, fence_needed } => {
                 write!(f, "{requests_failed} requests ended {status:?}: {error}")?;
                 if *fence_needed {
-                    f.write_str("; fence the segment before the range gets other bytes or another owner")?;
+                    f.write_str("; fence the segment before its memory is used for anything else")?;
                 }
                 Ok(())
             }
@@ -463,30 +468,32 @@ impl StdError for TransferError {}
 impl fmt::Display for RequestProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Empty => "moves no bytes: give it a length",
+            Self::Empty => "its length is 0: give it a length of at least 1",
             Self::LocalRange => "the local range does not lie in one registered region: register it first",
             Self::RemoteRange => {
                 "the remote range does not lie in one exported region: check the address, or refresh the segment"
             }
-            Self::LocalAccess => "the local region is not registered for this direction",
-            Self::RemoteAccess => "the owner does not export the remote region for this direction",
+            Self::LocalAccess => "the local region is not registered for this direction: register it with the right for it",
+            Self::RemoteAccess => {
+                "the owner does not export the remote region for this direction: export it with the right for it"
+            }
             Self::Owned => "the local region is an owned buffer: use `read` and `write` with the buffer itself",
         })
     }
 }
 
-/// This process is a fork of the one that something belongs to. Becomes the error of whatever was asked.
+/// This process is a fork of the one that started the engine. Becomes the `Forked` of each error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forked;
 
-/// Why nobody answers any more.
+/// Why an engine cannot be called any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Silent {
+pub(crate) enum Unavailable {
     Closed,
     Forked,
 }
 
-macro_rules! gone {
+macro_rules! from_unavailable {
     ($($error:ty),*) => {$(
         impl From<Forked> for $error {
             fn from(_: Forked) -> Self {
@@ -494,21 +501,21 @@ macro_rules! gone {
             }
         }
 
-        impl From<Silent> for $error {
-            fn from(silent: Silent) -> Self {
-                match silent {
-                    Silent::Closed => Self::Closed,
-                    Silent::Forked => Self::Forked,
+        impl From<Unavailable> for $error {
+            fn from(unavailable: Unavailable) -> Self {
+                match unavailable {
+                    Unavailable::Closed => Self::Closed,
+                    Unavailable::Forked => Self::Forked,
                 }
             }
         }
     )*};
 }
-gone!(RegisterError, SegmentError, TransferError, ExpelError);
+from_unavailable!(RegisterError, SegmentError, TransferError, ExpelError);
 
-/// What a child hears that goes on using its parent's engine.
-const FORKED: &str = "this process is a fork of the one that started the engine: start an engine of its own after the fork, \
-                      or exec";
+/// The message of every `Forked`.
+const FORKED: &str =
+    "this process is a fork of the one that started the engine: start another engine after the fork, or exec";
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,9 @@
-//! What a peer sends, for `fuzz/`: parsers that are nobody else's business. Only with `--cfg fuzzing`.
+//! Private parsers of what a peer sends, for the targets in `fuzz/`. Only with `--cfg fuzzing`.
 
-/// A control port's frame, as a request and as an answer.
+/// Parses a frame of the control port, as a request and as an answer.
 ///
 /// # Panics
-/// When what was understood does not come back the same.
+/// If what was parsed is not the same after it was encoded and parsed again.
 pub fn control_frame(bytes: &[u8]) {
     crate::control::fuzz_frame(bytes);
 }

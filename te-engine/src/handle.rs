@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::vec::Vec;
 
-use te_core::{Access, Buffer, MemSpan, Op, RegionId, Registered};
+use te_core::{Access, Buffer, ExpelMode, MemSpan, Op, RegionId, Registered};
 use te_host::fork::{Mark, Own};
 use te_host::{AllocOptions, SharedMemory};
 
@@ -17,23 +17,24 @@ use crate::config::Config;
 use crate::control::Inbox;
 use crate::engine::{self, Engine, SegmentOwner};
 use crate::error::{
-    ExpelError, Forked, GivenBack, RegisterError, RequestProblem, SegmentError, Silent, StartError,
+    ExpelError, Forked, GivenBack, RegisterError, RequestProblem, SegmentError, Unavailable, StartError,
     TransferError,
 };
 use crate::fabrics::FabricEntry;
 use crate::metadata::{KeeperState, Metadata, Registration};
 use crate::payload::{Abandoned, Payload};
-use crate::region::SharedRegion;
+use crate::region::{Populate, SharedRegion};
 use crate::request::{
     Expulsion, Liveness, LocalAddr, Notification, RemoteRegion, SegmentHandle, Stats, TransferRequest,
 };
 use crate::transfer::{Shared, Transfer};
 use crate::worker::{Command, Link, Worker};
 
-/// A transfer engine behind a worker thread. Clones are handles to the same engine; the last one to go stops it.
+/// A transfer engine behind a worker thread. Clones are handles to the same engine; dropping the last one
+/// stops it.
 ///
-/// In a child after a [fork](te_host::fork) every call is answered with `Forked`, nothing of the engine is touched, and dropping it
-/// does nothing. The child starts an engine of its own.
+/// In a child after a [fork](te_host::fork) every call returns `Forked`, nothing of the engine is touched,
+/// and dropping a handle does nothing. The child has to start another engine.
 #[derive(Clone)]
 pub struct TransferEngine(Arc<Inner>);
 
@@ -46,7 +47,8 @@ impl TransferEngine {
         Self::start_with(config, None)
     }
 
-    /// As [`start`](Self::start), with another way from names to owners than [`Config::metadata`]'s.
+    /// As [`start`](Self::start), with a `metadata` of the caller that looks up segment names in place of
+    /// [`Config::metadata`].
     ///
     /// # Errors
     /// See [`StartError`].
@@ -54,8 +56,7 @@ impl TransferEngine {
         Self::start_over(config, metadata, &[])
     }
 
-    /// As [`start`](Self::start), with `fabrics` of the caller beside those of [`Config::fabrics`], which may be none then. Each
-    /// must start. Peers that have a fabric of the same name are reached over it.
+    /// As [`start`](Self::start), with further fabrics: see [`Engine::start_with_fabrics`].
     ///
     /// # Errors
     /// See [`StartError`].
@@ -86,26 +87,26 @@ impl TransferEngine {
         &self.0.name
     }
 
-    /// Which life of the process this is; another one after every start.
+    /// The incarnation of this engine: another number after every start.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.0.incarnation
     }
 
-    /// What peers know this engine by, on every fabric: random, never 0, another one after every start. See
-    /// [`expel`](Self::expel).
+    /// The identity of this engine as an initiator, on every fabric: random, never 0, another number after
+    /// every start. See [`expel`](Self::expel).
     #[must_use]
     pub fn identity(&self) -> u64 {
         self.0.identity
     }
 
-    /// What it was started with.
+    /// The configuration that the engine was started with.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.0.config
     }
 
-    /// How this engine's name stands in the directory.
+    /// The state of this engine's name in the directory.
     #[must_use]
     pub fn registration(&self) -> Registration {
         if self.here().is_err() {
@@ -114,7 +115,8 @@ impl TransferEngine {
         self.0.registration.registration()
     }
 
-    /// As [`registration`](Self::registration), once the first attempt has ended; waits for that at most `timeout`.
+    /// As [`registration`](Self::registration), after the first attempt to register the name; waits for its
+    /// end at most `timeout`.
     #[must_use]
     pub fn wait_registered(&self, timeout: Duration) -> Registration {
         if self.here().is_err() {
@@ -123,32 +125,34 @@ impl TransferEngine {
         self.0.registration.wait(timeout)
     }
 
-    /// Registers memory that the caller keeps alive. With remote rights it becomes part of this engine's segment.
+    /// Registers memory that the caller keeps mapped. With remote rights it becomes part of this engine's
+    /// segment.
     ///
     /// # Errors
     /// `Empty`, `Overlap` with a registered region, `Full`, or the fabrics' refusal.
     ///
     /// # Safety
-    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the engine is gone, `span` stays mapped, and
-    /// no `&` or `&mut` exists to bytes that a peer (remote rights) or a transfer in flight (local rights) may write.
+    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the engine is gone, `span`
+    /// stays mapped, and no `&` or `&mut` exists to bytes that a peer (remote rights) or a transfer in flight
+    /// (local rights) may write.
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     pub unsafe fn register(&self, span: MemSpan, access: Access) -> Result<RegionId, RegisterError> {
         // SAFETY: the caller's promise.
         let registered = self.call(move |engine| unsafe { engine.register(span, access) });
-        registered.unwrap_or_else(|silent| Err(silent.into()))
+        registered.unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
-    /// Ends a registration. After `Ok` nothing touches the memory any more, ours or a peer's. Waits for a peer's running
-    /// operation, at most `drain_ms`.
+    /// Ends a registration. After `Ok` neither this engine nor a peer touches the memory any more. Waits for
+    /// an operation of a peer that is under way, at most `drain_ms`.
     ///
     /// # Errors
-    /// `Busy` while requests in flight use it; `NotFound`.
+    /// `Busy` while requests in flight use the region; `NotFound`.
     pub fn unregister(&self, region: RegionId) -> Result<(), RegisterError> {
         let give_up = Instant::now() + Duration::from_millis(u64::from(self.0.config.drain_ms));
         loop {
             let ended = self
                 .call(move |engine| engine.unregister(region))
-                .unwrap_or_else(|silent| Err(silent.into()));
+                .unwrap_or_else(|unavailable| Err(unavailable.into()));
             match ended {
                 Err(RegisterError::Busy { requests: 0 }) if Instant::now() < give_up => {
                     std::thread::sleep(PEER_COPY);
@@ -158,16 +162,16 @@ impl TransferEngine {
         }
     }
 
-    /// Allocates and registers zeroed memory that processes on this host can share: page-aligned, reachable over `shm`.
+    /// Allocates and registers zeroed memory that processes on this host can share: page-aligned, reachable
+    /// over `shm`.
     ///
     /// # Errors
     /// As [`register`](Self::register), and `Alloc`.
     pub fn alloc_shared(&self, len: usize, access: Access) -> Result<SharedRegion, RegisterError> {
-        self.alloc_shared_with(len, access, false)
+        self.alloc_shared_with(len, access, Populate::OnFirstUse)
     }
 
-    /// As [`alloc_shared`](Self::alloc_shared); with `populate`, every page is touched now, on the calling thread, rather
-    /// than on first use.
+    /// As [`alloc_shared`](Self::alloc_shared); `populate` chooses when its pages are allocated.
     ///
     /// # Errors
     /// As [`alloc_shared`](Self::alloc_shared).
@@ -175,80 +179,82 @@ impl TransferEngine {
         &self,
         len: usize,
         access: Access,
-        populate: bool,
+        populate: Populate,
     ) -> Result<SharedRegion, RegisterError> {
         self.here()?;
         if len == 0 {
             return Err(RegisterError::Empty);
         }
         let peers_may_write = access.contains(Access::REMOTE_WRITE);
+        let populate = populate == Populate::Now;
         let options = AllocOptions { peers_may_write, populate, huge_pages: true };
         let memory = SharedMemory::new(len, options).map_err(RegisterError::alloc)?;
         let registered = self.call(move |engine| engine.register_shared(memory, access));
-        registered.unwrap_or_else(|silent| Err(silent.into()))
+        registered.unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
-    /// Registers memory of a [`SharedRegion`] whose registration has ended once more, under a new id and new keys: nothing is
-    /// allocated or touched, and the contents stay. What peers were granted before is no way to it.
+    /// Registers the memory of a [`SharedRegion`] again after its registration has ended: see
+    /// [`Engine::reregister`].
     ///
     /// # Errors
     /// As [`register`](Self::register): `Overlap` while it is still registered.
     pub fn reregister(&self, region: &SharedRegion, access: Access) -> Result<SharedRegion, RegisterError> {
         let region = region.clone();
         let registered = self.call(move |engine| engine.reregister(&region, access));
-        registered.unwrap_or_else(|silent| Err(silent.into()))
+        registered.unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
-    /// Lets go of shared memory that [`unregister`](Self::unregister) calls `Busy` because a peer that is stopped may be in the
-    /// middle of a copy: its pages are given back to the system, contents and all, and the rest (addresses, one of `regions_max`)
-    /// as soon as the peer goes on or is gone. Until then it counts in [`Stats::quarantined_regions`]. Nobody is granted it
-    /// any more. Keep no clone of `region`: it would keep the addresses.
+    /// Quarantines shared memory for which [`unregister`](Self::unregister) returns `Busy` because a stopped
+    /// peer may be in the middle of a copy: see [`Engine::quarantine_shared`]. A clone of `region` that is
+    /// kept would keep the addresses in use.
     ///
     /// # Errors
-    /// `Busy` while requests of ours use it; `NotFound`.
+    /// `Busy` while requests of this engine use it; `NotFound`.
     pub fn quarantine_shared(&self, region: SharedRegion) -> Result<(), RegisterError> {
-        self.call(move |engine| engine.quarantine_shared(region)).unwrap_or_else(|silent| Err(silent.into()))
+        self.call(move |engine| engine.quarantine_shared(region)).unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
-    /// Registers a buffer that the engine takes apart until it is given back.
+    /// Registers a buffer, which the engine holds until [`unregister_buffer`](Self::unregister_buffer)
+    /// returns it.
     ///
     /// # Errors
-    /// As [`register`](Self::register); the buffer comes back.
+    /// As [`register`](Self::register); the error holds the buffer.
     pub fn register_buffer<B: Buffer>(
         &self,
         buffer: B,
         access: Access,
     ) -> Result<Registered<B>, GivenBack<RegisterError, B>> {
-        // The owner is taken apart before anybody else knows its memory, so the id comes first.
-        let region = match self.call(Engine::reserve_region).unwrap_or_else(|silent| Err(silent.into())) {
+        // The buffer is taken apart before the rails know its memory, so the id has to be there first.
+        let region = match self.call(Engine::reserve_region).unwrap_or_else(|unavailable| Err(unavailable.into())) {
             Ok(region) => region,
             Err(error) => return Err(GivenBack::new(error, buffer)),
         };
         let buffer = Registered::new(buffer, region, access);
         let span = buffer.span();
         #[allow(unsafe_code, reason = "registers a buffer that is taken apart, or puts it together again")]
-        // SAFETY: `Buffer` keeps the span in place and unreferenced while the owner is apart, and `Registered` lends only
-        // what no peer and no transfer can write; the owner is put together only after `unregister` returned `Ok`, or here,
-        // where nothing is registered.
+        // SAFETY: `Buffer` keeps the span in place and unreferenced while the buffer is apart, and
+        // `Registered` lends only what no peer and no transfer can write; the buffer is put together only
+        // after `unregister` returned `Ok`, or here, where nothing is registered.
         unsafe {
             let registered = self.call(move |engine| engine.register_as(region, span, access, true, None));
-            match registered.unwrap_or_else(|silent| Err(silent.into())) {
+            match registered.unwrap_or_else(|unavailable| Err(unavailable.into())) {
                 Ok(()) => Ok(buffer),
                 Err(error) => Err(GivenBack::new(error, buffer.into_inner())),
             }
         }
     }
 
-    /// Ends the registration of a buffer and gives the owner back.
+    /// Ends the registration of a buffer and returns it.
     ///
     /// # Errors
-    /// `Busy` while a peer is using it, `NotFound` when another engine registered it; the buffer comes back registered.
+    /// `Busy` while a peer uses it, `NotFound` when another engine registered it; the error holds the buffer,
+    /// which is still registered.
     pub fn unregister_buffer<B: Buffer>(
         &self,
         buffer: Registered<B>,
     ) -> Result<B, GivenBack<RegisterError, Registered<B>>> {
         let (region, span) = (buffer.region(), buffer.span());
-        // The span tells another engine's buffer from ours, whatever its id.
+        // Ids alone do not distinguish buffers of different engines; spans do.
         let ours = self.call(move |engine| engine.owns(region, span)).unwrap_or(false);
         let ended = if ours { self.unregister(region) } else { Err(RegisterError::NotFound) };
         match ended {
@@ -259,9 +265,7 @@ impl TransferEngine {
         }
     }
 
-    /// Opens the memory that the engine called `name` exports: `host:port`, or a name that [`Config::metadata`] looks up. Asks it
-    /// for its descriptor; waits for the answer at most `control.timeout_ms`, and `metadata.timeout_ms` for the directory's. Opening a segment again refreshes it and gives the same handle, unless its owner
-    /// has restarted: then the handle is new, and the old one refuses work with [`SegmentError::Restarted`].
+    /// Opens the memory that the engine called `name` exports: see [`Engine::open_segment`].
     ///
     /// # Errors
     /// See [`SegmentError`].
@@ -273,7 +277,7 @@ impl TransferEngine {
         self.call_segment(move |engine| engine.attach_at(&name, &endpoint, &descriptor))
     }
 
-    /// Learns which regions the owner has registered and unregistered since.
+    /// Fetches the descriptor of a segment again: see [`Engine::refresh_segment`].
     ///
     /// # Errors
     /// `Restarted` when another process answers; the handle refuses further work.
@@ -285,7 +289,7 @@ impl TransferEngine {
         self.call_segment(move |engine| engine.sync_segment(segment, &descriptor))
     }
 
-    /// Forgets a segment. It must be closed as often as it was opened.
+    /// Closes a segment. A segment that was opened several times is detached by the last of as many calls.
     ///
     /// # Errors
     /// `Busy` while requests in flight use it; `NotFound`.
@@ -293,7 +297,7 @@ impl TransferEngine {
         self.call_segment(move |engine| engine.close_segment(segment))
     }
 
-    /// The regions that the segment's owner exports, by address.
+    /// The attached regions of the segment, in the order of their addresses.
     ///
     /// # Errors
     /// `NotFound`.
@@ -301,10 +305,12 @@ impl TransferEngine {
         self.call_segment(move |engine| engine.segment_regions(segment))
     }
 
-    /// Submits requests as one batch. With `timeout`, what has not ended by then is cancelled and ends `TimedOut`.
+    /// Submits requests as one batch. With `timeout`, requests that have not ended by then are cancelled and
+    /// end `TimedOut`.
     ///
     /// # Errors
-    /// `BatchLength`, `Full`, `Closed`. What is wrong with a single request is told by the transfer: [`Transfer::wait`].
+    /// `BatchLength`, `Full`, `Closed`. A request that is refused is reported by the transfer: see
+    /// [`Transfer::wait`].
     pub fn submit(
         &self,
         requests: &[TransferRequest],
@@ -313,10 +319,11 @@ impl TransferEngine {
         self.submit_holding(requests, timeout, None, ()).map_err(|refused| refused.error)
     }
 
-    /// Reads `range.len()` bytes at `remote_addr` into `range` of an owned buffer, which the transfer holds until it has ended.
+    /// Reads `range.len()` bytes at `remote_addr` into `range` of an owned buffer, which the transfer holds
+    /// until it has ended.
     ///
     /// # Errors
-    /// As [`submit`](Self::submit); the buffer comes back.
+    /// As [`submit`](Self::submit); the error holds the buffer.
     pub fn read<B: Buffer>(
         &self,
         buffer: Registered<B>,
@@ -331,7 +338,7 @@ impl TransferEngine {
     /// Writes `range` of an owned buffer to `remote_addr`; the transfer holds the buffer until it has ended.
     ///
     /// # Errors
-    /// As [`submit`](Self::submit); the buffer comes back.
+    /// As [`submit`](Self::submit); the error holds the buffer.
     pub fn write<B: Buffer>(
         &self,
         buffer: Registered<B>,
@@ -343,13 +350,12 @@ impl TransferEngine {
         self.transfer_buffer(Op::Write, buffer, range, segment, remote_addr, timeout)
     }
 
-    /// Fences a segment (law L5): when the transfer completes, no WRITE that ended before this call can still land there.
-    ///
-    /// A quarantined batch has ended for its caller, but not for the fabrics, and no fence of theirs covers it. So while one
-    /// uses the segment the fence is refused; try again once [`Stats::quarantined_batches`] has gone down.
+    /// Fences a segment (law L5): when the transfer completes, no WRITE that ended before this call can still
+    /// land there. See [`Engine::fence`].
     ///
     /// # Errors
-    /// `Full`, `Closed`; an unknown segment, and one that a quarantined batch uses (`Busy`), are told by the transfer.
+    /// `Full`, `Closed`. An unknown segment, and one that a quarantined batch uses (`Busy`), are reported by
+    /// the transfer.
     pub fn fence(
         &self,
         segment: SegmentHandle,
@@ -360,18 +366,18 @@ impl TransferEngine {
         Ok(Transfer::new(shared, self.0.clone(), ()))
     }
 
-    /// Sends a message to the segment's owner, who finds it with [`take_notifications`](Self::take_notifications). Returns
-    /// when the owner has it.
+    /// Sends a message to the owner of the segment, which receives it with
+    /// [`take_notifications`](Self::take_notifications). Returns when it is in the owner's queue.
     ///
     /// # Errors
-    /// `Refused` when it is too long or the owner's queue is full; `Unreachable`, `Restarted`.
+    /// `Refused` when the message is too long or the owner's queue is full; `Unreachable`, `Restarted`.
     pub fn notify(&self, segment: SegmentHandle, name: &str, message: &[u8]) -> Result<(), SegmentError> {
         let owner = self.call_segment(move |engine| engine.segment_owner(segment))?;
-        let told = engine::notify(&self.0.config, &owner, name, message);
-        if let Err(SegmentError::Restarted { found, .. }) = told {
+        let sent = engine::notify(&self.0.config, &owner, name, message);
+        if let Err(SegmentError::Restarted { found, .. }) = sent {
             self.note_restart(segment, found);
         }
-        told
+        sent
     }
 
     /// Takes all notifications that peers have sent since the last call.
@@ -383,10 +389,10 @@ impl TransferEngine {
         self.0.inbox.take()
     }
 
-    /// Asks the segment's owner whether it lives; waits at most `timeout`.
+    /// Checks whether the owner of the segment is alive; waits at most `timeout`.
     ///
     /// # Errors
-    /// `NotFound`, `Closed`. That nobody answers is not an error but [`Liveness::Unreachable`].
+    /// `NotFound`, `Closed`. An owner that does not answer is not an error but [`Liveness::Unreachable`].
     pub fn probe(&self, segment: SegmentHandle, timeout: Duration) -> Result<Liveness, SegmentError> {
         let owner = self.call_segment(move |engine| engine.segment_owner(segment))?;
         let liveness = engine::probe(&self.0.config, &owner, timeout);
@@ -396,14 +402,13 @@ impl TransferEngine {
         Ok(liveness)
     }
 
-    /// Ends what the engine with this [identity](Self::identity) can do to the memory that this one exports, over every fabric,
-    /// and refuses it from now on: its connections are closed, its mappings revoked. Others are not disturbed. Does not wait:
-    /// until it is [`Gone`](Expulsion::Gone), ask again. Without `force`, a peer that is connected is left alone.
+    /// Expels a peer: see [`Engine::expel`]. Does not wait: to be called again until the result is
+    /// [`Gone`](Expulsion::Gone).
     ///
     /// # Errors
     /// See [`ExpelError`].
-    pub fn expel(&self, peer: u64, force: bool) -> Result<Expulsion, ExpelError> {
-        self.call(move |engine| engine.expel(peer, force)).unwrap_or_else(|silent| Err(silent.into()))
+    pub fn expel(&self, peer: u64, mode: ExpelMode) -> Result<Expulsion, ExpelError> {
+        self.call(move |engine| engine.expel(peer, mode)).unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
     /// Counters of the engine and of each rail.
@@ -449,14 +454,14 @@ impl TransferEngine {
         }
         let shared = Arc::new(Shared::new(requests.into(), owned));
         let bytes = requests.iter().fold(0u64, |bytes, request| bytes.saturating_add(request.len));
-        let help = bytes <= u64::from(self.0.config.inline_bytes_max);
+        let help = bytes <= u64::from(self.0.config.caller_bytes_max);
         match self.begin(Command::Submit(shared.clone(), timeout), help) {
             Ok(()) => Ok(Transfer::new(shared, self.0.clone(), payload)),
             Err(_) => Err(GivenBack::new(self.refusal(), payload)),
         }
     }
 
-    /// Hands over what begins a transfer, if one more may be.
+    /// Hands over the command that begins a transfer, unless `batches_max` transfers are outstanding.
     fn begin(&self, command: Command, help: bool) -> Result<(), Command> {
         let link = &self.0.link;
         if self.here().is_err() {
@@ -480,38 +485,37 @@ impl TransferEngine {
     }
 
     fn note_restart(&self, segment: SegmentHandle, found: u64) {
-        // Without a worker there is nobody who could use the segment.
+        // Without a worker no thread can use the segment.
         let _ = self.call(move |engine| engine.note_restart(segment, found));
     }
 
-    /// Not in a child: there nothing of the engine is touched.
+    /// Fails in a child after a fork: there nothing of the engine may be touched.
     #[inline]
     fn here(&self) -> Result<(), Forked> {
         if self.0.mark.is_forked() { Err(Forked) } else { Ok(()) }
     }
 
-    /// Runs `ask` on the worker.
+    /// Runs `run` on the engine, and returns its result.
     fn call<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&mut Engine) -> T + Send + 'static,
-    ) -> Result<T, Silent> {
-        self.here().map_err(|Forked| Silent::Forked)?;
+        run: impl FnOnce(&mut Engine) -> T + Send + 'static,
+    ) -> Result<T, Unavailable> {
+        self.here().map_err(|Forked| Unavailable::Forked)?;
         let (reply, answer) = mpsc::sync_channel(1);
         let call = move |engine: &mut Engine| {
-            // Whoever asked waits for it.
-            let _ = reply.send(ask(engine));
+            // The receiver is there until it has the reply.
+            let _ = reply.send(run(engine));
         };
         if !self.0.link.push_all(Command::Call(Box::new(call))) {
-            return Err(Silent::Closed);
+            return Err(Unavailable::Closed);
         }
-        // Mostly it is there. A worker that is held up by a user's waker or drop, or that calls us from one, answers nobody:
-        // then this thread takes the turn.
+        // Mostly the reply is there already. A worker that is inside a user's waker or drop, or that calls
+        // this function from one, takes no commands: then this thread takes the turn.
         loop {
-            match answer.recv_timeout(LEND_A_HAND) {
+            match answer.recv_timeout(HELP_AFTER) {
                 Ok(answer) => return Ok(answer),
-                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(Silent::Closed),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(Unavailable::Closed),
                 Err(mpsc::RecvTimeoutError::Timeout) => {
-                    // Whatever it did, the answer tells.
                     let _ = self.0.link.help();
                 }
             }
@@ -520,9 +524,9 @@ impl TransferEngine {
 
     fn call_segment<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&mut Engine) -> Result<T, SegmentError> + Send + 'static,
+        run: impl FnOnce(&mut Engine) -> Result<T, SegmentError> + Send + 'static,
     ) -> Result<T, SegmentError> {
-        self.call(ask).unwrap_or_else(|silent| Err(silent.into()))
+        self.call(run).unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 }
 
@@ -536,13 +540,13 @@ impl fmt::Debug for TransferEngine {
 }
 
 /// How long the worker may take to answer before a caller takes the turn itself.
-const LEND_A_HAND: Duration = Duration::from_millis(1);
-/// How long a peer's running copy may take before it is worth looking again.
+const HELP_AFTER: Duration = Duration::from_millis(1);
+/// Time between two attempts to unregister a region that a peer is copying.
 const PEER_COPY: Duration = Duration::from_micros(200);
 
-/// What the clones of a handle share. Stops the worker when the last is gone.
+/// What the clones of a handle share. Its drop stops the worker.
 pub(crate) struct Inner {
-    /// Says when this process is a fork of the one that started the engine.
+    /// Detects that this process is a fork of the one that started the engine.
     pub(crate) mark: Mark,
     link: Arc<Link>,
     /// `None` once it is joined.
@@ -557,7 +561,7 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// Works for the engine while there is something to do and nobody else does.
+    /// Takes turns on this thread while there is something to do and no other thread is at it.
     pub(crate) fn help(&self, done: impl Fn() -> bool) {
         while !done() && self.link.help() == Some(true) {}
     }
@@ -576,7 +580,7 @@ impl Inner {
         let _ = self.link.push_all(Command::Cancel(shared));
     }
 
-    /// Frees a buffer once nothing uses it. Without a worker nobody knows when that is: it leaks.
+    /// Frees a buffer once nothing uses it. Without a worker that time is unknown: the buffer leaks.
     pub(crate) fn abandon(&self, shared: Arc<Shared>, abandoned: Abandoned) {
         if self.mark.is_forked() {
             // Leaks: in the parent it is still registered.
@@ -592,12 +596,12 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.mark.is_forked() {
-            // The worker is not here, and the bell is the parent's.
+            // The worker runs in the parent alone, and the bell belongs to the parent.
             return;
         }
         self.link.stop();
         let Some(thread) = self.thread.take() else { return };
-        // The worker itself may drop the last handle, with a waker that held it. It stops on its own then.
+        // The worker itself may drop the last handle, with a waker that held it. It then ends without a join.
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
             log::error!("the engine's worker panicked");
         }

@@ -1,19 +1,20 @@
-//! What a transfer holds for its submitter, and what becomes of it when the transfer is dropped.
+//! [`Payload`]: what a transfer holds for its submitter, and how it is freed when the transfer is dropped.
 #![allow(unsafe_code, reason = "puts registered buffers together again once they are unregistered")]
 
 use te_core::{Buffer, MemSpan, RegionId, Registered};
 
-/// What a [`Transfer`](crate::Transfer) gives back: `()`, or a [`Registered`] buffer. Nobody else can implement it.
+/// What a [`Transfer`](crate::Transfer) returns at its end: `()`, or a [`Registered`] buffer. Sealed.
 pub trait Payload: sealed::Sealed {
-    /// What the engine has to free when the transfer is dropped.
+    /// The buffer that the engine has to free when the transfer is dropped.
     #[doc(hidden)]
     fn abandon(self) -> Option<Abandoned>;
 }
 
-/// A buffer whose owner is gone. The engine frees it once it is unregistered; dropped, it leaks.
+/// The buffer of a dropped transfer. The engine frees it once it is unregistered; if this value is dropped,
+/// the buffer leaks.
 pub struct Abandoned {
     pub(crate) region: RegionId,
-    /// Tells it from other engines' buffers, whatever its id.
+    /// Distinguishes it from buffers of other engines, whose ids may be the same.
     pub(crate) span: MemSpan,
     free: Box<dyn FnOnce() + Send>,
 }
@@ -48,7 +49,7 @@ impl Payload for () {
 impl<B: Buffer> Payload for Registered<B> {
     fn abandon(self) -> Option<Abandoned> {
         let (region, span) = (self.region(), self.span());
-        // SAFETY: runs after `Abandoned::free` alone, whose caller promises that the region is unregistered.
+        // SAFETY: runs only after `Abandoned::free`, whose caller promises that the region is unregistered.
         let free = Box::new(move || drop(unsafe { self.into_inner() }));
         Some(Abandoned { region, span, free })
     }

@@ -1,4 +1,4 @@
-//! Memory that an engine allocates, to be shared within the host.
+//! [`SharedRegion`]: memory that an engine allocates and shares within the host.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,8 +6,18 @@ use std::sync::Arc;
 use te_core::{Error, ErrorKind, MemSpan, RegionId, VolatileSpan};
 use te_host::SharedMemory;
 
-/// Registered memory that processes on one host can share. Peers may write it at any time, so its bytes are copied in and
-/// out, never borrowed (L7). Freed when it is unregistered and the last clone of this is gone.
+/// When the pages of allocated memory are allocated by the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Populate {
+    /// At the allocation, on the calling thread.
+    Now,
+    /// Each page when it is used first.
+    OnFirstUse,
+}
+
+/// Registered memory that processes on one host can share. Peers may write it at any time, so its bytes are
+/// copied in and out, never borrowed (law L7). The memory is freed when it is unregistered and the last clone
+/// of this value is gone.
 #[derive(Clone)]
 pub struct SharedRegion {
     id: RegionId,
@@ -19,43 +29,44 @@ impl SharedRegion {
         Self { id, memory }
     }
 
-    /// Its id, for requests and `unregister`.
+    /// The id of the region, for requests and `unregister`.
     #[must_use]
     pub fn id(&self) -> RegionId {
         self.id
     }
 
-    /// Its first address, by which peers name it.
+    /// The first address, which peers use as the remote address.
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.span().as_ptr().addr() as u64
     }
 
-    /// Bytes; at least one.
+    /// Length, bytes; at least one.
     #[must_use]
-    #[allow(clippy::len_without_is_empty, reason = "it never is")]
+    #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
         self.span().len()
     }
 
-    /// Where it is.
+    /// The memory of the region.
     #[must_use]
     pub fn span(&self) -> MemSpan {
         self.memory.span()
     }
 
-    /// Its bytes, to be copied in and out. In a child after a fork there are none: every access is `OutOfRange`.
+    /// Access to the bytes, which are copied in and out. In a child after a fork every access is
+    /// `OutOfRange`.
     #[must_use]
     pub fn view(&self) -> VolatileSpan<'_> {
         self.memory.view()
     }
 
-    /// A descriptor of its memory, for a process on this host to [map](te_host::BorrowedMemory). Whoever has it can read
-    /// and write all of the region for as long as they like.
+    /// A file descriptor of the memory, for another process on this host to [map](te_host::BorrowedMemory). A
+    /// process that has it can read and write all of the region for any time.
     ///
     /// # Errors
-    /// `PermissionDenied` unless it was allocated to be lent ([`Engine::alloc_lent`](crate::Engine::alloc_lent)); in a child after a
-    /// fork.
+    /// `PermissionDenied` unless the memory was allocated to be lent
+    /// ([`Engine::alloc_lent`](crate::Engine::alloc_lent)); in a child after a fork.
     pub fn lend(&self) -> std::io::Result<std::os::fd::OwnedFd> {
         self.here().map_err(std::io::Error::other)?;
         if !self.memory.peers_may_write() {
@@ -64,18 +75,18 @@ impl SharedRegion {
         self.memory.share(te_host::Protection::ReadWrite)
     }
 
-    /// Gives all pages back to the system, whoever maps them: the contents are lost, what is touched later is a fresh page of
-    /// zeroes, and mappings stay valid.
+    /// Returns all pages to the system, even if other processes map them. The contents are lost, pages that
+    /// are touched later are zero, and mappings stay valid.
     ///
     /// # Errors
-    /// `PermissionDenied` unless peers may write it: the file is sealed against this, too; in a child after a fork; the system's
-    /// reason.
+    /// `PermissionDenied` unless peers may write the memory (the file is sealed against this, too); in a
+    /// child after a fork; the system's error.
     pub fn discard(&self) -> std::io::Result<()> {
         self.here().map_err(std::io::Error::other)?;
         self.memory.discard()
     }
 
-    /// Not in a child: there it is its parent's.
+    /// Fails in a child after a fork: there the region belongs to the parent.
     fn here(&self) -> Result<(), Error> {
         if self.memory.is_forked() { Err(ErrorKind::Forked.into()) } else { Ok(()) }
     }
@@ -106,44 +117,5 @@ impl SharedRegion {
 impl fmt::Debug for SharedRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedRegion").field("id", &self.id).field("len", &self.len()).finish()
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
-mod tests {
-    use std::io;
-    use std::os::fd::AsFd as _;
-
-    use te_core::Access;
-    use te_host::BorrowedMemory;
-
-    use crate::{Config, Engine, Fabrics};
-
-    fn engine() -> Engine {
-        let fabrics = Fabrics::LOCAL.and(Fabrics::SHM);
-        Engine::start(Config { fabrics, ..Config::default() }).unwrap()
-    }
-
-    #[test]
-    fn who_borrowed_memory_keeps_its_bytes_when_its_owner_is_done_with_it() {
-        let mut engine = engine();
-        let region = engine.alloc_lent(10_000, Access::LOCAL).unwrap();
-        let borrowed = BorrowedMemory::map(region.lend().unwrap().as_fd(), 10_000).unwrap();
-        borrowed.view().write(9_000, b"from the borrower").unwrap();
-        let mut seen = [0; 17];
-        region.read(9_000, &mut seen).unwrap();
-        assert_eq!(&seen, b"from the borrower");
-        engine.unregister(region.id()).unwrap();
-        drop((region, engine));
-        borrowed.view().read(9_000, &mut seen).unwrap();
-        assert_eq!(&seen, b"from the borrower");
-    }
-
-    #[test]
-    fn memory_that_was_not_allocated_for_it_is_not_lent() {
-        let mut engine = engine();
-        let region = engine.alloc_shared(4096, Access::LOCAL).unwrap();
-        assert_eq!(region.lend().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     }
 }

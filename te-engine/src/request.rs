@@ -1,11 +1,12 @@
-//! What callers ask for and what they are told: requests, statuses, reports.
+//! What callers pass and receive: requests, statuses, reports, counters.
 
 use std::string::String;
 use std::vec::Vec;
 
 use te_core::{Access, Error, Location, Op, Outcome, RegionId, Status};
 
-/// An open segment: the memory that one peer exports. Names a row of the engine's table, never memory.
+/// An open segment: the memory that one peer exports. A handle with a generation: a handle of a closed
+/// segment is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentHandle {
     pub(crate) index: u32,
@@ -13,7 +14,7 @@ pub struct SegmentHandle {
 }
 
 impl SegmentHandle {
-    /// Both halves in one word, for foreign callers.
+    /// The handle as one number, for callers in other languages.
     #[must_use]
     pub const fn to_bits(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64
@@ -26,27 +27,28 @@ impl SegmentHandle {
     }
 }
 
-/// One contiguous move between a registered local range and a range of a peer's exported memory.
+/// One copy between a contiguous range of registered local memory and one of a peer's exported memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferRequest {
-    /// Which way.
+    /// The direction: `Read` copies remote bytes to local memory, `Write` local bytes to remote memory.
     pub op: Op,
     /// First local byte.
     pub local: LocalAddr,
-    /// Whose memory.
+    /// The segment of the peer.
     pub segment: SegmentHandle,
     /// First remote byte: an address in the owner's address space, as its descriptor lists them.
     pub remote_addr: u64,
-    /// Bytes.
+    /// Length, bytes; at least 1.
     pub len: u64,
 }
 
-/// A place in registered local memory.
+/// A position in registered local memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LocalAddr {
     /// An absolute address; it must lie in a registered region.
     Address(u64),
-    /// A byte offset into a region.
+    /// An offset in a region, bytes.
     Region(RegionId, u64),
 }
 
@@ -71,17 +73,19 @@ impl From<(RegionId, u64)> for LocalAddr {
 /// What is known about one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestStatus {
-    /// How far it is.
+    /// The state of the request.
     pub status: Status,
-    /// Bytes in place.
+    /// Bytes that have arrived at the destination.
     pub bytes: u64,
-    /// Why it did not complete.
+    /// Why the request did not complete.
     pub error: Option<Error>,
-    /// What is known about the destination once it has ended; `Unknown` until then, and when only some bytes are in place.
+    /// What is known about the destination after the end; `Unknown` before it, and when only some of the
+    /// bytes have arrived.
     pub outcome: Outcome,
-    /// Bytes of it may still land at the target: fence before the range gets other bytes or another owner.
+    /// Bytes of the request may still land at the target: a fence is needed before the range is used for
+    /// anything else.
     pub fence_needed: bool,
-    /// CRC-32C of the bytes that were moved, where a rail came by it on the way: see
+    /// CRC-32C of the bytes that were moved, if the rails computed it: see
     /// [`Engine::checksum_copies`](crate::Engine::checksum_copies).
     pub crc32c: Option<u32>,
 }
@@ -89,36 +93,39 @@ pub struct RequestStatus {
 /// What is known about a whole batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchReport {
-    /// How far it is; when final, the worst of its requests.
+    /// The state of the batch; after its end, the worst status of its requests.
     pub status: Status,
-    /// Bytes in place.
+    /// Bytes that have arrived at their destinations.
     pub bytes: u64,
-    /// Requests that ended, and not as `Completed`.
+    /// Requests that ended other than `Completed`.
     pub requests_failed: u32,
-    /// The error of the first of them that failed.
+    /// The error of the request that failed first.
     pub error: Option<Error>,
-    /// Whether a fence is needed before any destination range gets other bytes or another owner.
+    /// Bytes of a request may still land at the target: a fence is needed before its range is used for
+    /// anything else.
     pub fence_needed: bool,
-    /// It did not drain in time: its local memory may still be written and must not be reused. See
+    /// The batch did not drain in time: its local memory may still be written and must not be reused. See
     /// [`Stats::quarantined_bytes`].
     pub quarantined: bool,
 }
 
-/// One region that a peer exports.
+/// One region of a segment that is attached here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RemoteRegion {
     /// First byte, in the owner's address space.
     pub addr: u64,
-    /// Bytes.
+    /// Length, bytes.
     pub len: u64,
-    /// What we may do with it.
+    /// The remote rights that the owner grants.
     pub access: Access,
-    /// Where it lives, as its owner knows.
+    /// Where the memory is, as its owner reports it.
     pub location: Location,
 }
 
-/// Whether the owner of a segment is there.
+/// Whether the owner of a segment is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Liveness {
     /// The process that was opened answers.
     Alive {
@@ -129,68 +136,72 @@ pub enum Liveness {
     Restarted {
         /// The incarnation that was opened.
         expected: u64,
-        /// The one that answers.
+        /// The incarnation that answers.
         found: u64,
     },
-    /// Nobody answers in time.
+    /// No process answered in time.
     Unreachable,
 }
 
-/// How far the [expulsion](crate::TransferEngine::expel) of a peer is.
+/// The state of the [expulsion](crate::TransferEngine::expel) of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Expulsion {
-    /// Nothing of it can land in our memory any more, and it is refused from now on.
+    /// No write of the peer can land in this engine's memory any more, and the peer is refused from now on.
     Gone,
-    /// It is refused, and something of it may still land: ask again.
+    /// The peer is refused, and writes of it may still land: call again.
     Underway,
-    /// It is connected, and was left alone.
+    /// The peer is connected and was not expelled.
     Connected,
-    /// A fabric of this engine cannot tell one peer from another.
+    /// A fabric of this engine cannot distinguish its peers.
     Unsupported,
 }
 
 /// A message from a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Notification {
-    /// What it is about; the peers agree on names.
+    /// The kind of message, by a name on which the peers agree.
     pub name: String,
-    /// Its body.
+    /// The body of the message.
     pub message: Vec<u8>,
 }
 
 /// Counters of one rail since the engine started.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct RailStats {
-    /// `local`, `shm`, `rdma`, `tcp`.
+    /// The fabric: `local`, `shm`, `rdma`, `tcp`.
     pub name: &'static str,
-    /// Device and port, `mlx5_0:1`, where a fabric has several; else empty.
+    /// Device and port (`mlx5_0:1`) of a fabric with several rails; else empty.
     pub device: String,
     /// Bytes moved.
     pub bytes: u64,
-    /// Slices that ended well.
+    /// Slices that completed without an error.
     pub slices: u64,
-    /// Slices that did not.
+    /// Slices that ended with an error.
     pub errors: u64,
     /// Bytes in flight now.
     pub inflight_bytes: u64,
-    /// Recent throughput, smoothed, GB/s (10⁹ bytes).
+    /// Recent throughput, smoothed, GB/s (10⁹ bytes per second).
     pub ewma_gb_s: f64,
-    /// How long a slice takes, smoothed, nanoseconds.
+    /// Recent time from submit to completion of a slice, smoothed, nanoseconds.
     pub slice_ns: u64,
-    /// Whether the route leaves it out for now.
+    /// Whether the rail is in backoff: the route uses others.
     pub paused: bool,
-    /// Whether it works, but several times slower than others of its kind.
+    /// Whether the rail works, but several times slower than others of its tier.
     pub slow: bool,
-    /// Times it was paused.
+    /// How often the rail was paused.
     pub pauses: u64,
-    /// Times it became slow.
+    /// How often the rail became slow.
     pub slowdowns: u64,
 }
 
-/// What an engine knows about itself.
+/// Counters of an engine, since it started, and gauges.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Stats {
-    /// One row a rail.
+    /// One row per rail.
     pub rails: Vec<RailStats>,
     /// Registered regions.
     pub regions: u32,
@@ -198,23 +209,23 @@ pub struct Stats {
     pub registered_bytes: u64,
     /// Open segments.
     pub segments: u32,
-    /// Batches not freed.
+    /// Batches that are not freed.
     pub batches: u32,
-    /// Batches that ran into their deadline.
+    /// Batches that were cancelled at their deadline.
     pub batches_timed_out: u64,
-    /// Batches that did not drain in time, and have not since.
+    /// Batches that did not drain in time and still have not.
     pub quarantined_batches: u32,
-    /// Bytes of their local memory.
+    /// Local bytes that those batches use.
     pub quarantined_bytes: u64,
-    /// Regions that could not be unregistered because a stopped peer may be in the middle of a copy, and that nobody asks for any
-    /// more: see [`TransferEngine::quarantine_shared`](crate::TransferEngine::quarantine_shared).
+    /// Regions that are quarantined because a stopped peer may be in the middle of a copy: see
+    /// [`TransferEngine::quarantine_shared`](crate::TransferEngine::quarantine_shared).
     pub quarantined_regions: u32,
-    /// Bytes of those: of addresses, not of memory.
+    /// Bytes of address space of those regions. Their memory has been returned to the system.
     pub quarantined_region_bytes: u64,
-    /// Buffers of dropped transfers that could not be given back.
+    /// Buffers of dropped transfers that could not be freed.
     pub leaked_buffers: u64,
-    /// Bytes of those.
+    /// Bytes of those buffers.
     pub leaked_bytes: u64,
-    /// Notifications refused because too many waited.
+    /// Notifications that were refused, for their length or because the queue was full.
     pub notifications_refused: u64,
 }

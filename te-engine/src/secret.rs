@@ -1,21 +1,22 @@
-//! Bytes that only those who belong together know.
+//! [`Secret`]: bytes that only the processes of one cluster know.
 
 use std::fmt;
 
 use te_host::keys::same_bytes;
 
-/// A shared secret. Never printed, and compared in a time that does not depend on where two secrets differ.
+/// A shared secret. It is never printed, and is compared in a time that does not depend on where two secrets
+/// differ.
 #[derive(Clone, Default)]
 pub struct Secret(Box<[u8]>);
 
 impl Secret {
-    /// These bytes. None at all are no secret.
+    /// A secret of these bytes. Without bytes, there is no secret.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
         Self(bytes.into())
     }
 
-    /// Whether there is one.
+    /// Whether there is a secret.
     #[must_use]
     pub fn is_set(&self) -> bool {
         !self.0.is_empty()

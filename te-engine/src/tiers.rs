@@ -1,8 +1,8 @@
-//! The engine's route: the nearest rail that reaches a segment, and the next one when that is paused.
+//! The route of an engine: the nearest rail that reaches a segment, and a farther one while that is paused.
 //!
-//! On a host, rails compete for the same cores and memory bandwidth. Spraying a copy over shared memory *and* a socket would
-//! make it dearer, not faster. So rails are ordered in tiers, and only rails of the nearest usable tier share work, by
-//! predicted finish time.
+//! On a host, rails compete for the same cores and memory bandwidth. Distributing a copy over shared memory
+//! *and* a socket would use more CPU and not be faster. So rails are grouped in tiers, and only rails of the
+//! nearest usable tier share work, by predicted finish time.
 
 use te_core::{
     Completion, HealthConfig, HealthRoute, Instant, RAILS_MAX, RailHealth, RegionId, RemoteRegionId, Route,
@@ -18,7 +18,7 @@ pub(crate) struct Tiers {
 }
 
 impl Tiers {
-    /// `tier_of[rail]` says how far each rail is; lower is nearer.
+    /// `tier_of[rail]` is the tier of each rail; lower is nearer.
     pub(crate) fn new(tier_of: &[u8], config: HealthConfig) -> Self {
         let mut levels = tier_of.to_vec();
         levels.sort_unstable();
@@ -28,17 +28,17 @@ impl Tiers {
             rails.filter(|&(_, &tier)| tier == level).fold(0, |mask, (rail, _)| mask | 1 << rail)
         };
         let penalties = vec![100; tier_of.len().min(RAILS_MAX)];
-        // Rails of different tiers are of different kinds: none is slow for being slower than another kind.
+        // A rail counts as slow only in comparison with rails of its tier, which are of one kind.
         let health = HealthRoute::new(&penalties, config).with_groups(tier_of);
         Self { health, tiers: levels.into_iter().map(mask).collect() }
     }
 
-    /// What each rail costs for a local region, in percent. They count among the rails of one tier.
+    /// The penalty of each rail for a local region, percent. Penalties choose among the rails of one tier.
     pub(crate) fn set_region_penalties(&mut self, region: RegionId, penalties: Option<&[u32]>) {
         self.health.set_region_penalties(region, penalties);
     }
 
-    /// What is known of `rail`.
+    /// Throughput, errors and state of `rail`.
     pub(crate) fn health(&self, rail: usize) -> Option<RailHealth> {
         self.health.health(rail)
     }
@@ -92,8 +92,8 @@ impl Route for Tiers {
         self.health.region_penalty(region, rail)
     }
 
-    fn attached(&mut self, segment: RemoteRegionId, penalties: Option<&[u32]>) {
-        self.health.attached(segment, penalties);
+    fn attached(&mut self, remote_region: RemoteRegionId, penalties: Option<&[u32]>) {
+        self.health.attached(remote_region, penalties);
     }
 }
 
@@ -119,7 +119,7 @@ mod tests {
     fn penalties_choose_within_a_tier_and_never_across() {
         let mut route = Tiers::new(&[0, 1, 1, 1], HealthConfig::default());
         route.set_region_penalties(RegionId::new(0, 0), Some(&[2000, 300, 100, 300]));
-        assert_eq!(route.route(&slice(), 0b1111), Some(0), "far, but the nearest kind");
+        assert_eq!(route.route(&slice(), 0b1111), Some(0), "a high penalty, but the nearest tier");
         assert_eq!(route.route(&slice(), 0b1110), Some(2));
         // Under load the others join in.
         for _ in 0..3 {
@@ -129,20 +129,20 @@ mod tests {
         route.set_region_penalties(RegionId::new(0, 0), None);
         assert_eq!(route.route(&slice(), 0b1110), Some(1));
         route.accepted(1, &slice());
-        assert_eq!(route.route(&slice(), 0b1110), Some(3), "all alike again");
+        assert_eq!(route.route(&slice(), 0b1110), Some(3), "no penalties any more");
     }
 
     #[test]
-    fn what_a_region_costs_is_told_and_what_a_segment_costs_counts() {
+    fn penalties_of_regions_are_reported_and_those_of_remote_regions_count() {
         let mut route = Tiers::new(&[0, 0], HealthConfig::default());
         route.set_region_penalties(RegionId::new(1, 0), Some(&[300, 150]));
-        let told =
+        let penalties =
             |route: &Tiers, region| [0, 1].map(|rail| route.region_penalty(RegionId::new(region, 0), rail));
-        assert_eq!((told(&route, 0), told(&route, 1)), ([100, 100], [300, 150]));
+        assert_eq!((penalties(&route, 0), penalties(&route, 1)), ([100, 100], [300, 150]));
         route.attached(RemoteRegionId::new(0, 0), Some(&[300, 100]));
         assert_eq!(route.route(&slice(), 0b11), Some(1));
         route.attached(RemoteRegionId::new(0, 1), None);
-        assert_eq!(route.route(&slice(), 0b11), Some(0), "another segment under the same index");
+        assert_eq!(route.route(&slice(), 0b11), Some(0), "another remote region under the same index");
     }
 
     #[test]

@@ -1,9 +1,8 @@
-//! A batch on its way, as its submitter sees it.
+//! [`Transfer`]: a batch that was submitted, as its submitter sees it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::task::Waker;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use te_core::{Buffer, ErrorKind, MemSpan, Outcome, Registered, Status};
@@ -11,19 +10,21 @@ use te_core::{Buffer, ErrorKind, MemSpan, Outcome, Registered, Status};
 use crate::engine::verdict;
 use crate::error::TransferError;
 use crate::handle::Inner;
+use crate::ordered::Ending;
 use crate::payload::Payload;
 use crate::request::{BatchReport, RequestStatus, TransferRequest};
 
-/// A batch that was submitted. `P` is what it gives back at its end: nothing for raw requests, the [`Registered`] buffer for
-/// the owned API.
+/// A batch that was submitted. `P` is what it returns at its end: `()` for raw requests, the [`Registered`]
+/// buffer for the owned API.
 ///
-/// Dropping it cancels what is still on its way. A buffer inside is freed when that has drained; if it cannot drain, it is
-/// leaked and counted, never freed under a fabric that may still write it. So is a buffer that another engine registered.
+/// Dropping it cancels what is still in flight. A buffer inside is freed when that has drained. A buffer that
+/// cannot drain is leaked and counted, never freed while a fabric may still write it. So is a buffer that
+/// another engine registered.
 ///
-/// A waker, and the `Drop` of a buffer, run on the worker or on any thread that calls the engine, with no lock held: they may
-/// call the engine. While they run on the worker, it does nothing else.
+/// A waker, and the `Drop` of a buffer, run on the worker or on any thread that calls the engine, with no
+/// lock held: they may call the engine. While they run on the worker, it does nothing else.
 ///
-/// A buffer cannot be touched while it is in flight, since the transfer has it:
+/// A buffer cannot be touched while it is in flight, because the transfer holds it:
 ///
 /// ```compile_fail,E0382
 /// # use te_engine::{Registered, SegmentHandle, TransferEngine};
@@ -34,7 +35,7 @@ use crate::request::{BatchReport, RequestStatus, TransferRequest};
 /// }
 /// ```
 ///
-/// and a reference to it that is held over the transfer does not compile either:
+/// and a reference to it cannot be kept during the transfer:
 ///
 /// ```compile_fail,E0505
 /// # use te_engine::{Registered, SegmentHandle, TransferEngine};
@@ -49,23 +50,21 @@ pub struct Transfer<P: Payload = ()> {
     shared: Arc<Shared>,
     engine: Arc<Inner>,
     payload: Option<P>,
-    /// Whether the worker knows that a waker may wait.
-    polled: bool,
 }
 
 impl<P: Payload> Transfer<P> {
     pub(crate) fn new(shared: Arc<Shared>, engine: Arc<Inner>, payload: P) -> Self {
-        Self { shared, engine, payload: Some(payload), polled: false }
+        Self { shared, engine, payload: Some(payload) }
     }
 
-    /// How far it is. Does not wait.
+    /// The state of the batch. Does not wait.
     #[must_use]
     pub fn status(&self) -> Status {
         self.report().status
     }
 
-    /// Everything that is known about it now. Does not wait. A batch that was refused is `Failed`; [`wait`](Self::wait) says
-    /// why.
+    /// Everything that is known about the batch now. Does not wait. A batch that was refused is `Failed`;
+    /// [`wait`](Self::wait) returns the reason.
     #[must_use]
     pub fn report(&self) -> BatchReport {
         let blank = BatchReport {
@@ -93,13 +92,13 @@ impl<P: Payload> Transfer<P> {
         }
     }
 
-    /// Requests in the batch.
+    /// The number of requests in the batch.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.shared.requests.len()
     }
 
-    /// What is known about request `index`; `None` when there is no such request.
+    /// What is known about request `index`; `None` if the batch has no such request.
     #[must_use]
     pub fn request(&self, index: usize) -> Option<RequestStatus> {
         let request = self.shared.requests.get(index)?;
@@ -125,12 +124,12 @@ impl<P: Payload> Transfer<P> {
         })
     }
 
-    /// Waits until it has ended, at most `timeout` (`None`: as long as it takes, which its own timeout bounds). Helps with
-    /// copies within the host, spins for `spin_us`, then sleeps.
+    /// Waits until the batch has ended, at most `timeout` (`None`: until it ends, which the timeout of the
+    /// batch bounds). This thread does copies within the host itself, spins for `spin_us`, then sleeps.
     ///
     /// # Errors
-    /// `Ended` when it ended other than `Completed`; `Request` or `Segment` when it was refused; `WaitTimedOut`: it goes on;
-    /// `Forked`.
+    /// `Ended` when the batch ended other than `Completed`; `Request` or `Segment` when it was refused;
+    /// `WaitTimedOut` when it has not ended (it continues); `Forked`.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<BatchReport, TransferError> {
         if let Some(end) = self.shared.end.get() {
             return end.verdict();
@@ -138,12 +137,12 @@ impl<P: Payload> Transfer<P> {
         if self.engine.mark.is_forked() {
             return Err(TransferError::Forked);
         }
-        // Copies within the host need nobody else.
-        // A time too far away to be told is none.
+        // A deadline that overflows `Instant` means no deadline.
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let late = || until.is_some_and(|until| Instant::now() >= until);
+        // Copies within the host need no other thread.
         self.engine.help(|| self.shared.end.get().is_some() || late());
-        // The worker in a user's waker or drop: nobody else is bound to work.
+        // This thread is the worker, in a user's waker or drop: no other thread is bound to make progress.
         while self.shared.end.get().is_none() && self.engine.on_worker() && !late() {
             self.engine.help(|| self.shared.end.get().is_some() || late());
             std::thread::yield_now();
@@ -152,14 +151,15 @@ impl<P: Payload> Transfer<P> {
         self.shared.wait(spin, until).ok_or(TransferError::WaitTimedOut)?.verdict()
     }
 
-    /// Starts its end. It still ends exactly once, `Canceled` or with whatever end was faster; `wait` tells.
+    /// Cancels the batch. It still ends exactly once: `Canceled`, or with the end that came first.
+    /// [`wait`](Self::wait) returns it.
     pub fn cancel(&self) {
         if self.shared.end.get().is_none() {
             self.engine.cancel(self.shared.clone());
         }
     }
 
-    /// Gives the payload when nothing touches it any more.
+    /// Takes the payload, if nothing touches it any more.
     fn take_payload(&mut self) -> Option<P> {
         match self.shared.end.get() {
             None => None,
@@ -170,8 +170,8 @@ impl<P: Payload> Transfer<P> {
 }
 
 impl<B: Buffer> Transfer<Registered<B>> {
-    /// Waits until it has ended and gives the buffer back. `None` in place of the buffer: it is quarantined, something may
-    /// still write it, and it stays with the engine.
+    /// Waits until the batch has ended and returns the buffer. `None` in place of the buffer: it is
+    /// quarantined. A fabric may still write it, and it stays with the engine.
     pub fn join(mut self) -> (Result<BatchReport, TransferError>, Option<Registered<B>>) {
         (self.wait(None), self.take_payload())
     }
@@ -179,7 +179,7 @@ impl<B: Buffer> Transfer<Registered<B>> {
     /// The buffer, if the transfer has ended.
     ///
     /// # Errors
-    /// The transfer itself, when it has not, or when the buffer is quarantined.
+    /// The transfer itself, when it has not ended or when the buffer is quarantined.
     pub fn into_buffer(mut self) -> Result<Registered<B>, Self> {
         self.take_payload().ok_or(self)
     }
@@ -194,11 +194,11 @@ impl<P: Payload> fmt::Debug for Transfer<P> {
 impl<P: Payload> Drop for Transfer<P> {
     fn drop(&mut self) {
         if self.engine.mark.is_forked() {
-            // In the parent it goes on. Here its locks may be held, and its buffer leaks.
+            // In the parent the transfer continues. Here its locks may be held, and its buffer leaks.
             return;
         }
         let ended = self.shared.end.get().is_some();
-        self.shared.forget_waker();
+        self.shared.end.forget_waker();
         match self.payload.take().and_then(Payload::abandon) {
             Some(abandoned) => self.engine.abandon(self.shared.clone(), abandoned),
             None if !ended => self.engine.cancel(self.shared.clone()),
@@ -222,8 +222,7 @@ mod future {
                 if self.engine.mark.is_forked() {
                     return Poll::Ready(Err(TransferError::Forked));
                 }
-                self.shared.set_waker(cx.waker(), !self.polled);
-                self.polled = true;
+                self.shared.end.set_waker(cx.waker());
             }
             match self.shared.end.get() {
                 None => Poll::Pending,
@@ -257,56 +256,22 @@ pub(crate) struct Shared {
     pub(crate) requests: Box<[TransferRequest]>,
     /// The owned buffer that the requests may use.
     pub(crate) owned: Option<MemSpan>,
-    /// The worker's: which batch it is, plus one.
+    /// Index of the batch plus one; 0: not submitted yet. Used under the worker's lock.
     pub(crate) slot: AtomicU32,
-    end: OnceLock<End>,
-    /// Threads that sleep on `ended`, and one if a waker may wait.
-    sleepers: AtomicU32,
-    waker: Mutex<Option<Waker>>,
-    ended: Condvar,
+    pub(crate) end: Ending<End>,
 }
 
 /// How a transfer ended.
 pub(crate) enum End {
-    /// It never began.
+    /// The batch was not accepted.
     Refused(TransferError),
-    /// `requests` is `None` when all of them completed.
+    /// The batch was accepted and has ended. `requests` is `None` when all of them completed.
     Ended { report: BatchReport, requests: Option<Box<[RequestStatus]>> },
 }
 
 impl Shared {
     pub(crate) fn new(requests: Box<[TransferRequest]>, owned: Option<MemSpan>) -> Self {
-        Self {
-            requests,
-            owned,
-            slot: AtomicU32::new(0),
-            end: OnceLock::new(),
-            sleepers: AtomicU32::new(0),
-            waker: Mutex::new(None),
-            ended: Condvar::new(),
-        }
-    }
-
-    /// The worker says how it ended; once. True: somebody may wait, so [`wake`](Self::wake) is due.
-    pub(crate) fn finish(&self, end: End) -> bool {
-        let first = self.end.set(end).is_ok();
-        debug_assert!(first, "a transfer ends once");
-        // Pairs with the fence of whoever is about to sleep: it sees the end, or we see it.
-        fence(Ordering::SeqCst);
-        self.sleepers.load(Ordering::Relaxed) > 0
-    }
-
-    /// Wakes whoever waits for the end. Runs a user's waker: not under a lock.
-    pub(crate) fn wake(&self) {
-        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.ended.notify_all();
-        waker.into_iter().for_each(Waker::wake);
-    }
-
-    /// Nobody waits any more. A waker's drop is a user's code, too: it must not wait for the worker's turn.
-    fn forget_waker(&self) {
-        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(waker);
+        Self { requests, owned, slot: AtomicU32::new(0), end: Ending::new() }
     }
 
     fn wait(&self, spin: Duration, until: Option<Instant>) -> Option<&End> {
@@ -319,45 +284,14 @@ impl Shared {
                 }
                 std::hint::spin_loop();
             }
-            // The worker may need the very core that we spin on.
+            // The worker may need the core that this thread spins on.
             std::thread::yield_now();
             let now = Instant::now();
             if now - start >= spin || until.is_some_and(|until| now >= until) {
                 break;
             }
         }
-        self.sleepers.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let mut guard = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.end.get().is_none() {
-            guard = match until {
-                None => self.ended.wait(guard).unwrap_or_else(PoisonError::into_inner),
-                Some(until) => {
-                    let left = until.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        break;
-                    }
-                    self.ended.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
-        drop(guard);
-        self.sleepers.fetch_sub(1, Ordering::Relaxed);
-        self.end.get()
-    }
-
-    fn set_waker(&self, waker: &Waker, first: bool) {
-        let lock = || self.waker.lock().unwrap_or_else(PoisonError::into_inner);
-        if lock().as_ref().is_none_or(|old| !old.will_wake(waker)) {
-            // Cloned and dropped outside the lock: both are a user's code.
-            let new = waker.clone();
-            let old = lock().replace(new);
-            drop(old);
-        }
-        if first {
-            self.sleepers.fetch_add(1, Ordering::Relaxed);
-        }
-        fence(Ordering::SeqCst);
+        self.end.wait_until(until)
     }
 }
 

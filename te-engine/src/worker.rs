@@ -1,15 +1,18 @@
-//! The thread behind a [`TransferEngine`](crate::TransferEngine), and the callers that lend it a hand.
+//! The thread behind a [`TransferEngine`](crate::TransferEngine), and the callers that do its work.
 //!
-//! Whoever holds the lock on [`State`] is the engine's one owner for a turn: takes commands, polls, tells who waits. Mostly that
-//! is the worker. But a thread hop costs more than a small copy, so a caller that finds the lock free takes the turn
-//! itself, for its own command and whatever else is there; it never waits for the lock. What it leaves behind is the worker's:
-//! it rings the bell.
+//! The thread that holds the lock on [`State`] is the engine's polling thread for one *turn*: it takes
+//! commands, polls, and wakes what waits for a transfer. Mostly that thread is the worker. But a thread hop
+//! costs more than a small copy, so a caller that finds the lock free takes the turn itself, for its own
+//! command and all others in the mailbox; it never waits for the lock. What is left after that turn is the
+//! worker's: the caller rings the bell.
 //!
-//! No code of a user runs under the lock: wakers and the drops of buffers wait in an [`Outbox`] until it is released. So they
-//! may call the engine. They run on whichever thread took the turn.
+//! No code of a user runs under the lock: wakers and the drops of buffers wait in an [`Outbox`] until it is
+//! released. So they may call the engine. They run on the thread that took the turn.
+//!
+//! How the worker sleeps without missing a wake-up is in [`Parking`].
 
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::vec::Vec;
@@ -20,40 +23,43 @@ use te_host::{Spin, park};
 
 use crate::engine::{Ended, Engine, FenceHandle};
 use crate::error::{RegisterError, TransferError};
+use crate::ordered::Parking;
 use crate::payload::{Abandoned, Freed};
 use crate::request::SegmentHandle;
 use crate::transfer::{End, Shared};
 
-/// Commands handled before the rails have their turn.
+/// Commands handled in one turn before the rails are polled.
 const COMMANDS_MAX: usize = 64;
-/// How often a buffer that nobody wants any more is tried again.
+/// Time between two attempts to free the buffer of a dropped transfer.
 const RECLAIM: Duration = Duration::from_millis(1);
 
-/// What callers ask of the worker.
+/// What callers hand to the worker.
 pub(crate) enum Command {
     Submit(Arc<Shared>, Option<Duration>),
     Fence(Arc<Shared>, SegmentHandle, Option<Duration>),
     Cancel(Arc<Shared>),
     Abandon(Arc<Shared>, Abandoned),
-    /// Anything of the control path.
+    /// Any operation of the control path.
     Call(Box<dyn FnOnce(&mut Engine) + Send>),
 }
 
 /// What callers and the worker share.
 pub(crate) struct Link {
     mailbox: Mailbox<Command>,
+    /// Ends the worker's sleep.
     bell: EventFd,
-    /// The worker sleeps, or is about to: ring.
-    parked: AtomicBool,
+    parking: Parking,
+    /// The last handle is gone: the worker is to end.
     stop: AtomicBool,
+    /// The worker takes no more commands.
     closed: AtomicBool,
     /// `None` before the worker starts and after it has wound up.
     state: Mutex<Option<State>>,
-    /// When the parked worker wakes by itself, nanoseconds on the engine's clock.
-    parked_until: AtomicU64,
     /// Transfers that have not ended.
     pub(crate) outstanding: AtomicU32,
+    /// [`Stats::leaked_buffers`](crate::Stats::leaked_buffers).
     pub(crate) leaked_buffers: AtomicU64,
+    /// [`Stats::leaked_bytes`](crate::Stats::leaked_bytes).
     pub(crate) leaked_bytes: AtomicU64,
 }
 
@@ -63,19 +69,18 @@ impl Link {
         Ok(Self {
             mailbox: Mailbox::new(commands_max),
             bell: EventFd::from_flags(flags)?,
-            parked: AtomicBool::new(false),
+            parking: Parking::new(),
             stop: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             state: Mutex::new(None),
-            parked_until: AtomicU64::new(0),
             outstanding: AtomicU32::new(0),
             leaked_buffers: AtomicU64::new(0),
             leaked_bytes: AtomicU64::new(0),
         })
     }
 
-    /// Hands a command over, or gives it back when there is no room or nobody to take it. With `help`, carries it out on this
-    /// thread if the engine is free.
+    /// Hands a command over, or returns it when the mailbox is full or the worker has ended. With `help`,
+    /// this thread carries it out if the engine is free.
     pub(crate) fn push(&self, command: Command, help: bool) -> Result<(), Command> {
         if self.closed.load(Ordering::Acquire) {
             return Err(command);
@@ -87,7 +92,8 @@ impl Link {
         Ok(())
     }
 
-    /// Takes a turn on this thread, if nobody else is at it. Gives whether there was something to do.
+    /// Takes a turn on this thread, unless another thread is at it (`None`). Returns whether there was
+    /// something to do.
     pub(crate) fn help(&self) -> Option<bool> {
         let mut guard = self.state.try_lock().ok()?;
         let state = guard.as_mut()?;
@@ -96,16 +102,16 @@ impl Link {
         let left = !state.reclaims.is_empty();
         let outbox = std::mem::take(&mut state.outbox);
         drop(guard);
-        let sooner = due.is_some_and(|due| due.as_nanos() < self.parked_until.load(Ordering::Relaxed));
+        let sooner = due.is_some_and(|due| self.parking.sleeps_past(due.as_nanos()));
         if left || sooner || self.outstanding.load(Ordering::Relaxed) > 0 || !self.mailbox.is_empty() {
             self.ring();
         }
-        // Last: it may call us.
+        // Last: it may call the engine.
         outbox.deliver();
         Some(busy)
     }
 
-    /// Hands a command over, waiting for room. False: nobody is there to take it.
+    /// Hands a command over, waiting for room. False: the worker has ended.
     pub(crate) fn push_all(&self, mut command: Command) -> bool {
         loop {
             match self.push(command, true) {
@@ -113,7 +119,7 @@ impl Link {
                 Err(_) if self.is_closed() => return false,
                 Err(back) => command = back,
             }
-            // The worker may be held up, or be this thread.
+            // The worker may be in a user's code, or be this thread.
             let _ = self.help();
             std::thread::yield_now();
         }
@@ -121,13 +127,13 @@ impl Link {
 
     fn finish(&self, shared: Arc<Shared>, end: End, outbox: &mut Outbox) {
         self.outstanding.fetch_sub(1, Ordering::Relaxed);
-        if shared.finish(end) {
+        if shared.end.set(end) {
             outbox.wakes.push(shared);
         }
     }
 
     fn leak(&self, abandoned: &Abandoned, why: &str) {
-        log::error!("a buffer of {} bytes {why}; it is leaked", abandoned.bytes());
+        log::error!("a buffer of {} bytes {why}: it is leaked, not freed", abandoned.bytes());
         self.count_leak(abandoned.bytes());
     }
 
@@ -146,31 +152,29 @@ impl Link {
     }
 
     fn ring(&self) {
-        // Pairs with the fence in `Worker::park`: it sees what was pushed, or we see that it sleeps.
-        fence(Ordering::SeqCst);
-        if self.parked.load(Ordering::Relaxed) && self.parked.swap(false, Ordering::Relaxed) {
-            // It can only fail when the counter is full: then the worker wakes anyway.
+        if self.parking.must_ring() {
+            // This fails only when the counter is full, and then the worker wakes anyway.
             let _ = self.bell.write(1);
         }
     }
 }
 
-/// The engine, and what it owes to whom.
+/// The engine, and what waits for it.
 struct State {
     engine: Engine,
     /// By batch index.
     transfers: Vec<Option<(BatchHandle, Arc<Shared>)>>,
     fences: Vec<(FenceHandle, Arc<Shared>)>,
-    /// Buffers without owners, and until when their memory may drain.
+    /// Buffers of dropped transfers, and until when each may drain.
     reclaims: Vec<(Instant, Abandoned)>,
     ended: Vec<Ended>,
     outbox: Outbox,
 }
 
-/// Code of users that is due once the lock is released. Empty, and without memory, on most turns.
+/// Code of users that runs once the lock is released. Empty, and without memory, on most turns.
 #[derive(Default)]
 struct Outbox {
-    /// Transfers that have ended and that somebody waits for.
+    /// Transfers that have ended and that a thread or a waker waits for.
     wakes: Vec<Arc<Shared>>,
     /// Buffers whose registration has ended.
     freed: Vec<Freed>,
@@ -179,7 +183,7 @@ struct Outbox {
 impl Outbox {
     fn deliver(self) {
         for shared in self.wakes {
-            shared.wake();
+            shared.end.wake();
         }
         for freed in self.freed {
             freed.drop();
@@ -190,7 +194,7 @@ impl Outbox {
 /// What the worker's thread runs.
 pub(crate) struct Worker {
     link: Arc<Link>,
-    /// What it sleeps on, beside the bell.
+    /// File descriptors that it sleeps on, beside the bell.
     event_sources: Vec<i32>,
     spin: Spin,
     drain: Duration,
@@ -198,7 +202,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(mut engine: Engine, link: Arc<Link>) -> Self {
-        engine.tell_ended();
+        engine.record_ended();
         let config = engine.config();
         let batches_max = config.batches_max as usize;
         let (spin, drain) = (config.spin_us.into(), config.drain_ms.into());
@@ -216,7 +220,7 @@ impl Worker {
         Self { link, event_sources, spin, drain }
     }
 
-    /// Works until it is told to stop.
+    /// Works until [`Link::stop`].
     pub(crate) fn run(mut self) {
         while !self.link.stop.load(Ordering::Acquire) {
             let (busy, idle_time, outbox) = {
@@ -224,7 +228,7 @@ impl Worker {
                 let Some(state) = guard.as_mut() else { break };
                 let before = state.engine.activity();
                 let busy = state.turn(&self.link);
-                // Serving a peer is work, too: whoever just asked will ask again.
+                // Serving a peer is work, too: a peer that has just sent a request is likely to send another.
                 let busy = busy || state.engine.activity() != before;
                 (busy, state.engine.idle_time(), std::mem::take(&mut state.outbox))
             };
@@ -246,24 +250,19 @@ impl Worker {
         let timeout = {
             let guard = link.state.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(state) = guard.as_ref() else { return };
-            // Told under the lock: whoever takes a turn after us compares with it.
-            let until = state.engine.wake_at().map_or(u64::MAX, te_core::Instant::as_nanos);
-            link.parked_until.store(until, Ordering::Relaxed);
-            link.parked.store(true, Ordering::Relaxed);
+            link.parking.announce(state.engine.wake_at().map_or(u64::MAX, te_core::Instant::as_nanos));
             let soon = (!state.reclaims.is_empty()).then_some(RECLAIM);
             state.engine.idle_time().into_iter().chain(soon).min()
         };
-        // Pairs with the fence in `Link::ring`.
-        fence(Ordering::SeqCst);
         if timeout != Some(Duration::ZERO) && link.mailbox.is_empty() && !link.stop.load(Ordering::Relaxed) {
             park(self.event_sources.iter().copied().chain([link.bell.as_fd().as_raw_fd()]), timeout);
         }
-        link.parked.store(false, Ordering::Relaxed);
-        // Empty when something else woke us.
+        link.parking.leave();
+        // The bell has not rung when a rail or the timeout ended the sleep.
         let _ = link.bell.read();
     }
 
-    /// Ends what is in flight and refuses what comes after.
+    /// Ends what is in flight and refuses what is still in the mailbox.
     fn wind_up(self) {
         let link = &*self.link;
         link.closed.store(true, Ordering::Release);
@@ -271,7 +270,7 @@ impl Worker {
         if let Some(state) = state {
             state.wind_up(link, self.drain);
         }
-        // Whoever pushed while we closed.
+        // Commands that were pushed during the end.
         let mut outbox = Outbox::default();
         while let Some(command) = link.mailbox.pop() {
             if let Command::Submit(shared, _) | Command::Fence(shared, ..) = command {
@@ -283,7 +282,7 @@ impl Worker {
 }
 
 impl State {
-    /// Takes commands, polls, tells who waits. False: there was nothing to do.
+    /// Takes commands, polls, and ends transfers. False: there was nothing to do.
     fn turn(&mut self, link: &Link) -> bool {
         let mut busy = false;
         for _ in 0..COMMANDS_MAX {
@@ -294,7 +293,7 @@ impl State {
         busy |= self.engine.poll() > 0;
         self.engine.take_ended(&mut self.ended);
         busy |= !self.ended.is_empty();
-        self.tell(link);
+        self.finish(link);
         if !self.reclaims.is_empty() {
             self.reclaim(link);
         }
@@ -336,12 +335,12 @@ impl State {
         }
     }
 
-    /// Tells whoever waits for what has ended.
-    fn tell(&mut self, link: &Link) {
+    /// Ends the transfers of the batches and fences that have ended.
+    fn finish(&mut self, link: &Link) {
         let mut ended = std::mem::take(&mut self.ended);
         for end in ended.drain(..) {
             match end {
-                Ended::Batch(handle) => self.tell_batch(link, handle),
+                Ended::Batch(handle) => self.finish_batch(link, handle),
                 Ended::Fence(fence) => {
                     let Some(at) = self.fences.iter().position(|(live, _)| *live == fence) else { continue };
                     let (_, shared) = self.fences.swap_remove(at);
@@ -350,7 +349,7 @@ impl State {
                         Err(error) => End::Refused(error),
                     };
                     let freed = self.engine.free_fence(fence);
-                    debug_assert!(freed.is_ok(), "nobody else frees a transfer's fence");
+                    debug_assert!(freed.is_ok(), "a transfer's fence is freed here alone");
                     link.finish(shared, end, &mut self.outbox);
                 }
             }
@@ -358,7 +357,7 @@ impl State {
         self.ended = ended;
     }
 
-    fn tell_batch(&mut self, link: &Link, handle: BatchHandle) {
+    fn finish_batch(&mut self, link: &Link, handle: BatchHandle) {
         let Some((_, shared)) = self.transfers[handle.index()].take_if(|(live, _)| *live == handle) else {
             return;
         };
@@ -372,38 +371,39 @@ impl State {
             Err(error) => End::Refused(error),
         };
         let freed = self.engine.free(handle);
-        debug_assert!(freed.is_ok(), "nobody else frees a transfer's batch");
+        debug_assert!(freed.is_ok(), "a transfer's batch is freed here alone");
         link.finish(shared, end, &mut self.outbox);
     }
 
-    /// Frees buffers that nobody wants any more and nothing uses any more.
+    /// Frees the buffers of dropped transfers that nothing uses any more.
     fn reclaim(&mut self, link: &Link) {
         let now = Instant::now();
         for index in (0..self.reclaims.len()).rev() {
             let Abandoned { region, span, .. } = self.reclaims[index].1;
-            // Anybody can name any region. What is not ours here may be registered elsewhere.
+            // A caller can pass a buffer that another engine registered. That engine may still use it.
             if !self.engine.owns(region, span) {
                 let (_, abandoned) = self.reclaims.swap_remove(index);
-                link.leak(&abandoned, "is not of this engine");
+                link.leak(&abandoned, "was registered by another engine");
                 continue;
             }
             match self.engine.unregister(region) {
                 Ok(()) => {
                     let (_, abandoned) = self.reclaims.swap_remove(index);
                     #[allow(unsafe_code, reason = "frees a buffer whose registration has just ended")]
-                    // SAFETY: the engine owned the span as this region, and `unregister` returned `Ok` for it.
+                    // SAFETY: the engine owned the span as this region, and `unregister` returned `Ok` for
+                    // it.
                     self.outbox.freed.push(unsafe { abandoned.free() });
                 }
                 Err(RegisterError::Busy { .. }) if now < self.reclaims[index].0 => {}
                 Err(_) => {
                     let (_, abandoned) = self.reclaims.swap_remove(index);
-                    link.leak(&abandoned, "did not drain");
+                    link.leak(&abandoned, "did not drain in time");
                 }
             }
         }
     }
 
-    /// Ends what is in flight, as far as it can be ended within `drain`.
+    /// Cancels what is in flight, and waits at most `drain` for its end.
     fn wind_up(mut self, link: &Link, drain: Duration) {
         let start = Instant::now();
         for (handle, _) in self.transfers.iter().flatten() {
@@ -412,7 +412,7 @@ impl State {
         }
         while start.elapsed() < drain {
             let busy = self.turn(link);
-            // The state is ours alone by now: no lock is held.
+            // No lock is held: the state has been taken out of the link.
             std::mem::take(&mut self.outbox).deliver();
             let in_flight = self.transfers.iter().any(Option::is_some) || !self.reclaims.is_empty();
             if !busy && !in_flight {
@@ -423,7 +423,7 @@ impl State {
             }
         }
         let Self { engine, transfers, fences, reclaims, mut outbox, .. } = self;
-        // Whatever was in flight is not any more.
+        // Ends what is still in flight.
         drop(engine);
         let transfers = transfers.into_iter().flatten().map(|(_, shared)| shared);
         for shared in transfers.chain(fences.into_iter().map(|(_, shared)| shared)) {
@@ -431,7 +431,7 @@ impl State {
         }
         outbox.deliver();
         for (_, abandoned) in reclaims {
-            link.leak(&abandoned, "did not drain");
+            link.leak(&abandoned, "did not drain in time");
         }
     }
 }

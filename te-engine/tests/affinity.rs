@@ -1,5 +1,6 @@
-//! Which rails an engine prefers for memory somewhere, by what it reads of its host or what somebody wrote down.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+//! The penalties of rails for memory on a NUMA node, from the topology of the host or from a configured
+//! matrix.
+#![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 #[path = "../../te-host/tests/sysfs/mod.rs"]
 mod sysfs;
@@ -12,7 +13,7 @@ use te_engine::{Affinity, Config, Engine, StartError, TopologySource};
 use te_host::topology::read_sysfs;
 
 #[test]
-fn an_engine_goes_by_a_matrix_and_refuses_to_start_with_a_wrong_one() {
+fn an_engine_uses_a_matrix_and_refuses_to_start_with_an_invalid_one() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("matrix.json");
     fs::write(&path, r#"{"cpu:1": [["mlx5_1"], ["mlx5_0"]]}"#).unwrap();

@@ -1,5 +1,5 @@
-//! The control port under hostile and careless clients.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+//! The control port under hostile and faulty clients.
+#![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod common;
 
@@ -11,7 +11,8 @@ use common::*;
 use te_core::Access;
 use te_engine::{Fabrics, Liveness, SegmentError, TransferEngine};
 
-/// Gives up soon, as a server and as a client: what must be answered at the first try is asked from a more patient one.
+/// An engine with a short `timeout_ms`, as a server and as a client. Requests that must succeed at the first
+/// attempt use another engine.
 fn quick() -> TransferEngine {
     let mut config = config(Fabrics::LOCAL);
     config.control.timeout_ms = 200;
@@ -26,7 +27,7 @@ fn frame(body: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// What the server sends before it closes; nothing when it closes at once.
+/// What the server sends before it closes the connection.
 fn answer_to(engine: &TransferEngine, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(engine.name()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -38,15 +39,15 @@ fn answer_to(engine: &TransferEngine, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn assert_serves(engine: &TransferEngine) {
-    let asker = common::engine(Fabrics::LOCAL);
-    let other = asker.open_segment(engine.name()).unwrap();
+    let client = common::engine(Fabrics::LOCAL);
+    let other = client.open_segment(engine.name()).unwrap();
     let alive = Liveness::Alive { incarnation: engine.incarnation() };
-    assert_eq!(asker.probe(other, Duration::from_secs(5)), Ok(alive));
-    asker.close_segment(other).unwrap();
+    assert_eq!(client.probe(other, Duration::from_secs(5)), Ok(alive));
+    client.close_segment(other).unwrap();
 }
 
 #[test]
-fn what_is_not_a_request_costs_its_sender_the_connection_and_nobody_else_anything() {
+fn an_invalid_request_closes_the_connection_of_its_sender_and_no_other() {
     let engine = quick();
     let good = frame(&[1]);
     let mut bad: Vec<Vec<u8>> = vec![
@@ -58,7 +59,7 @@ fn what_is_not_a_request_costs_its_sender_the_connection_and_nobody_else_anythin
         vec![0; 10_000],
         pattern(1, 100_000),
     ];
-    // Another version, another magic, a length of 4 GiB, of a little too much.
+    // Another magic, another version, a length of 4 GiB, a length that is a little too long.
     for (at, byte) in [(0, b'X'), (4, 2), (6, 1), (11, 0xFF), (10, 0x02)] {
         let mut frame = good.clone();
         frame[at] = byte;
@@ -73,28 +74,28 @@ fn what_is_not_a_request_costs_its_sender_the_connection_and_nobody_else_anythin
         );
     }
     for len in 0..good.len() {
-        // Cut short, and silent: closed when the time is over.
+        // Cut short, and then silent: closed after the timeout.
         assert!(answer_to(&engine, &good[..len]).is_empty());
     }
     assert_serves(&engine);
 }
 
 #[test]
-fn connections_that_say_nothing_do_not_keep_others_out_for_long() {
+fn silent_connections_do_not_keep_others_out_for_long() {
     let engine = quick();
     let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(engine.name()).unwrap()).collect();
-    eventually("the silent ones are closed", || engine.open_segment(engine.name()).is_ok());
+    eventually("the silent connections are closed", || engine.open_segment(engine.name()).is_ok());
     drop(silent);
     assert_serves(&engine);
 }
 
 #[test]
-fn one_connection_can_ask_many_times() {
+fn one_connection_can_make_many_requests() {
     let engine = common::engine(Fabrics::LOCAL);
     let mut stream = TcpStream::connect(engine.name()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     for _ in 0..100 {
-        // In two pieces, to be put together again.
+        // In two pieces, which the server has to join.
         let request = frame(&[1]);
         stream.write_all(&request[..7]).unwrap();
         stream.flush().unwrap();
@@ -109,14 +110,14 @@ fn one_connection_can_ask_many_times() {
 }
 
 #[test]
-fn a_server_that_is_not_an_engine_is_told_from_one() {
+fn a_server_that_is_not_an_engine_is_recognised() {
     let engine = common::engine(Fabrics::LOCAL);
     for (answer, what) in [
         (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "not a transfer engine"),
         (b"SNWK\x03\0\0\0\x01\0\0\0x", "another version"),
         (b"SNWK\x02\0\0\0\xff\xff\xff\x7f", "longer than control.frame_bytes_max"),
         (b"SNWK\x02\0\0\0\x01\0\0\0\x63", "does not parse"),
-        (b"SNWK\x02\0\0\0\x01\0\0\0\x02", "another question"),
+        (b"SNWK\x02\0\0\0\x01\0\0\0\x02", "not one to this request"),
         (b"SNWK\x02\0\0\0\x03\0\0\0\x00\x01\x07", "descriptor does not parse"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -134,7 +135,7 @@ fn a_server_that_is_not_an_engine_is_told_from_one() {
         );
         server.join().unwrap();
     }
-    // Silent, gone, and no address at all.
+    // A silent server, a closed port, and names that are not addresses.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = silent.local_addr().unwrap().to_string();
     let error = quick().open_segment(&name).unwrap_err();
@@ -167,29 +168,29 @@ fn knowing(secret: &str) -> TransferEngine {
 }
 
 #[test]
-fn who_does_not_know_the_cluster_secret_learns_nothing_but_that_we_are_there() {
+fn without_the_cluster_secret_only_probes_are_answered() {
     let (owner, friend) = (knowing("the secret"), knowing("the secret"));
     let region = owner.alloc_shared(4096, EVERYTHING).unwrap();
     let segment = friend.open_segment(owner.name()).unwrap();
     assert_eq!(friend.segment_regions(segment).unwrap()[0].addr, region.addr());
     friend.notify(segment, "name", b"message").unwrap();
     assert_eq!(owner.take_notifications().len(), 1);
-    // Without one, with another one, and one who asks somebody that has none.
-    for (asker, asked, says) in [
-        (common::engine(Fabrics::LOCAL), owner.name(), "it wants proof of the cluster secret"),
-        (knowing("the sekret"), owner.name(), "does not know our cluster secret"),
+    // A client without a secret, one with another secret, and one with a secret whose peer has none.
+    for (client, owner_name, reason) in [
+        (common::engine(Fabrics::LOCAL), owner.name(), "it requires the cluster secret"),
+        (knowing("the sekret"), owner.name(), "its cluster secret is another one"),
         (knowing("the secret"), common::engine(Fabrics::LOCAL).name(), "cluster secret"),
     ] {
-        let Err(error) = asker.open_segment(asked) else { panic!("{says}: the descriptor was told") };
-        if asked == owner.name() {
+        let Err(error) = client.open_segment(owner_name) else { panic!("{reason}: the descriptor was sent") };
+        if owner_name == owner.name() {
             assert!(
-                matches!(error, SegmentError::Refused { .. }) && error.to_string().contains(says),
+                matches!(error, SegmentError::Refused { .. }) && error.to_string().contains(reason),
                 "{error}"
             );
         }
     }
-    // On the wire: a probe is answered, a descriptor and a notification are not, and no key is told.
-    let ask = |bytes: &[u8]| {
+    // On the wire: a probe is answered; a descriptor and a notification are not, and no key is sent.
+    let call = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(owner.name()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         stream.write_all(&frame(bytes)).unwrap();
@@ -199,16 +200,16 @@ fn who_does_not_know_the_cluster_secret_learns_nothing_but_that_we_are_there() {
         stream.read_exact(&mut body).unwrap();
         (body, stream)
     };
-    assert_eq!(ask(&[1]).0[0], 1, "alive");
+    assert_eq!(call(&[1]).0[0], 1, "alive");
     for request in [&[0][..], &[2, 0, 1, b'n', 1, b'm']] {
-        let (answer, mut stream) = ask(request);
-        assert_eq!(answer, [9], "wants proof");
-        assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "and hangs up");
+        let (answer, mut stream) = call(request);
+        assert_eq!(answer, [9], "needs a proof");
+        assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "and the connection is closed");
     }
     assert!(owner.take_notifications().is_empty());
 }
 
-/// One frame, header and body.
+/// Receives one frame, header and body.
 fn take_frame(from: &mut TcpStream) -> Vec<u8> {
     let mut all = vec![0; 12];
     from.read_exact(&mut all).unwrap();
@@ -219,31 +220,31 @@ fn take_frame(from: &mut TcpStream) -> Vec<u8> {
 }
 
 #[test]
-fn a_proof_is_good_for_nothing_else() {
-    // Somebody in the middle hands everything on, and then says it again on a connection of their own.
+fn a_proof_cannot_be_replayed() {
+    // A proxy forwards all frames, and then sends the proof again, on the same and on another connection.
     let owner = knowing("the secret");
     let _region = owner.alloc_shared(4096, EVERYTHING).unwrap();
     let middle = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = middle.local_addr().unwrap().to_string();
     let target = owner.name().to_string();
     let eavesdropper = std::thread::spawn(move || {
-        let (mut asker, _) = middle.accept().unwrap();
+        let (mut client, _) = middle.accept().unwrap();
         let mut there = TcpStream::connect(&target).unwrap();
         let pass = |from: &mut TcpStream, to: &mut TcpStream| {
             let all = take_frame(from);
             to.write_all(&all).unwrap();
             all
         };
-        pass(&mut asker, &mut there);
-        pass(&mut there, &mut asker);
-        let proven = pass(&mut asker, &mut there);
-        let answer = pass(&mut there, &mut asker);
+        pass(&mut client, &mut there);
+        pass(&mut there, &mut client);
+        let proven = pass(&mut client, &mut there);
+        let answer = pass(&mut there, &mut client);
         assert!(answer.len() > 100, "it was a proof");
-        // Again, on the same connection: the challenge is used up. And on another one: that has another.
+        // On the same connection the challenge has been used; another connection has another challenge.
         there.write_all(&proven).unwrap();
         let mut again = vec![];
         there.read_to_end(&mut again).unwrap();
-        assert_eq!(again[12..], [10], "no proof");
+        assert_eq!(again[12..], [10], "a wrong proof");
         let mut fresh = TcpStream::connect(&target).unwrap();
         fresh.write_all(&frame(&[3])).unwrap();
         let mut challenge = [0; 12 + 33];
@@ -251,7 +252,7 @@ fn a_proof_is_good_for_nothing_else() {
         fresh.write_all(&proven).unwrap();
         let mut again = vec![];
         fresh.read_to_end(&mut again).unwrap();
-        assert_eq!(again[12..], [10], "no proof");
+        assert_eq!(again[12..], [10], "a wrong proof");
     });
     let friend = knowing("the secret");
     friend.open_segment(&name).unwrap();
@@ -259,17 +260,18 @@ fn a_proof_is_good_for_nothing_else() {
 }
 
 #[test]
-fn an_answer_that_somebody_changed_is_not_believed() {
+fn an_answer_that_was_changed_on_the_way_is_refused() {
     let owner = knowing("the secret");
     let _region = owner.alloc_shared(4096, EVERYTHING).unwrap();
     let middle = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = middle.local_addr().unwrap().to_string();
     let target = owner.name().to_string();
     let forger = std::thread::spawn(move || {
-        let (mut asker, _) = middle.accept().unwrap();
+        let (mut client, _) = middle.accept().unwrap();
         let mut there = TcpStream::connect(&target).unwrap();
         for round in 0..4 {
-            let (from, to) = if round % 2 == 0 { (&mut asker, &mut there) } else { (&mut there, &mut asker) };
+            let (from, to) =
+                if round % 2 == 0 { (&mut client, &mut there) } else { (&mut there, &mut client) };
             let mut all = take_frame(from);
             if round == 3 {
                 let middle = all.len() / 2;
@@ -284,7 +286,7 @@ fn an_answer_that_somebody_changed_is_not_believed() {
 }
 
 #[test]
-fn who_only_asks_whether_we_are_there_does_not_stay() {
+fn a_connection_with_nothing_but_probes_is_closed() {
     let engine = quick();
     let mut prober = TcpStream::connect(engine.name()).unwrap();
     prober.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -295,15 +297,14 @@ fn who_only_asks_whether_we_are_there_does_not_stay() {
             stream.read_exact(&mut body).is_err()
         }
     };
-    // However often it does.
-    eventually("the prober is closed", || closed(&mut prober));
+    eventually("the connection is closed", || closed(&mut prober));
 }
 
 #[test]
-fn a_newcomer_takes_the_place_of_who_has_been_silent_longest() {
+fn a_new_connection_replaces_the_one_that_has_been_silent_longest() {
     let mut config = config(Fabrics::LOCAL);
     config.control.connections_max = 4;
-    // Nobody is closed for the time that passes here.
+    // No connection reaches its timeout here.
     config.control.timeout_ms = 600_000;
     let engine = TransferEngine::start(config).unwrap();
     let mut silent: Vec<TcpStream> = (0..4).map(|_| TcpStream::connect(engine.name()).unwrap()).collect();
@@ -316,18 +317,18 @@ fn a_newcomer_takes_the_place_of_who_has_been_silent_longest() {
     }
     let mut one = silent.remove(0);
     one.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    assert_eq!(one.read(&mut [0; 1]).unwrap(), 0, "the first of them has had to go");
+    assert_eq!(one.read(&mut [0; 1]).unwrap(), 0, "the first connection is closed");
 }
 
 #[test]
-fn one_that_takes_no_notifications_says_so() {
+fn an_engine_that_accepts_no_notifications_refuses_them_with_the_reason() {
     let mut config = config(Fabrics::LOCAL);
     config.control.notifications_max = 0;
     let engine = TransferEngine::start(config).unwrap();
-    let asker = common::engine(Fabrics::LOCAL);
-    let segment = asker.open_segment(engine.name()).unwrap();
-    let error = asker.notify(segment, "name", b"").unwrap_err();
-    assert!(error.to_string().contains("it takes no notifications"), "{error}");
+    let client = common::engine(Fabrics::LOCAL);
+    let segment = client.open_segment(engine.name()).unwrap();
+    let error = client.notify(segment, "name", b"").unwrap_err();
+    assert!(error.to_string().contains("it accepts no notifications"), "{error}");
     assert!(engine.take_notifications().is_empty());
     assert_eq!(engine.stats().notifications_refused, 1);
 }

@@ -1,6 +1,6 @@
-//! A process that has no descriptor left for one more peer. In a test binary of its own: it takes all there are, and measures the
-//! CPU time of the process.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+//! A process that has no file descriptor left for another peer. The only test of this binary, because it uses
+//! up all file descriptors and measures the CPU time of the process.
+#![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod common;
 
@@ -21,27 +21,27 @@ fn a_peer_that_cannot_be_accepted_costs_no_cpu_and_others_come_in_later() {
     let (here, there) = (engine(Fabrics::SHM), engine(Fabrics::SHM));
     let remote = there.alloc_shared(4096, EVERYTHING).unwrap();
     let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
-    let stranger = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).unwrap();
+    let peer = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).unwrap();
     let caller = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
     let port: SocketAddrV4 = there.name().parse().unwrap();
     let name = listener();
     let taken: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
-    connect(stranger.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes()).unwrap()).unwrap();
-    // And one at the control port.
+    connect(peer.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes()).unwrap()).unwrap();
+    // Another connection at the control port.
     connect(caller.as_raw_fd(), &SockaddrIn::from(port)).unwrap();
     let before = cpu();
-    std::thread::sleep(Duration::from_secs(1));
-    let burnt = cpu() - before;
-    // A worker that is woken again and again takes all of the second.
-    assert!(burnt < Duration::from_millis(60), "a peer at the door took {burnt:?} of CPU in a second");
+    std::thread::sleep(Duration::from_secs(1)); // timing: the CPU time of one second is measured
+    let used = cpu() - before;
+    // A worker that is woken again and again would use the whole second.
+    assert!(used < Duration::from_millis(60), "waiting connections cost {used:?} of CPU in one second");
     drop(taken);
-    drop((stranger, caller));
+    drop((peer, caller));
     let segment = here.open_segment(there.name()).unwrap();
     let one = request(Op::Read, (local.id(), 0), segment, remote.addr(), 4096);
     here.submit(&[one], Some(Duration::from_secs(15))).unwrap().wait(None).unwrap();
 }
 
-/// The abstract name under which this process listens: it has one exporting engine.
+/// The abstract name under which the exporting engine of this process listens.
 fn listener() -> String {
     let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let targets: Vec<_> = links.filter_map(|link| std::fs::read_link(link.path()).ok()).collect();
@@ -57,7 +57,7 @@ fn listener() -> String {
     names.next().expect("an engine that exports shared memory listens")
 }
 
-/// User and system time of this process. Opens nothing.
+/// User and system time of this process. Opens no file.
 fn cpu() -> Duration {
     let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
     let time = |time: nix::sys::time::TimeVal| {

@@ -1,5 +1,5 @@
-//! Processes that fork and go on without `exec`, with real children.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+//! Processes that fork and continue without `exec`, with real children.
+#![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 #![allow(unsafe_code, reason = "copies what a fork inherits")]
 
 mod common;
@@ -7,10 +7,10 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use te_core::{Access, ErrorKind, Op, Status};
+use te_core::{Access, ErrorKind, ExpelMode, Op, Status};
 use te_engine::{
-    Engine, ExpelError, Fabrics, RegisterError, Registration, SegmentError, SharedRegion, TransferEngine,
-    TransferError,
+    Engine, ExpelError, Fabrics, RegisterError, Registration, SegmentError, SegmentHandle, SharedRegion,
+    Transfer, TransferEngine, TransferError, TransferRequest,
 };
 use te_fabric::testkit::in_a_child;
 
@@ -22,7 +22,7 @@ fn is<T: std::fmt::Debug + PartialEq>(what: &str, found: T, wanted: T) -> Result
 }
 
 #[test]
-fn a_child_hears_that_it_is_one_at_each_call_and_its_parent_does_not_notice() {
+fn every_call_in_a_child_returns_forked_and_the_parent_is_not_affected() {
     for (name, fabrics) in each_fabric() {
         let (here, there) = (engine(fabrics), engine(fabrics));
         let remote = there.alloc_shared(2 * LEN, EVERYTHING).unwrap();
@@ -37,38 +37,8 @@ fn a_child_hears_that_it_is_one_at_each_call_and_its_parent_does_not_notice() {
             let buffer = here.register_buffer(vec![0u8; 4096], Access::LOCAL).unwrap();
             let at_work_too = here.read(buffer, 0..4096, segment, remote.addr() + LEN as u64, LONG).unwrap();
             in_a_child(name, || {
-                let forked = Err::<(), _>(TransferError::Forked);
-                let in_time = |result: Result<te_engine::BatchReport, TransferError>| match result {
-                    // It had ended before the fork.
-                    Ok(_) => Ok(()),
-                    error => is("wait", error.map(drop), Err(TransferError::Forked)),
-                };
-                in_time(at_work.wait(None))?;
-                if at_work.status() != Status::Completed {
-                    let report = at_work.report();
-                    is("report", report.error.map(|error| error.kind), Some(ErrorKind::Forked))?;
-                    is("status", report.status, Status::Failed)?;
-                }
-                at_work.cancel();
-                is("submit", here.submit(&[write], LONG).map(drop), forked.clone())?;
-                is("fence", here.fence(segment, LONG).map(drop), forked)?;
-                let region = Err::<(), _>(RegisterError::Forked);
-                is("alloc_shared", here.alloc_shared(4096, Access::LOCAL).map(drop), region.clone())?;
-                is("unregister", here.unregister(local.id()), region.clone())?;
-                is("reregister", here.reregister(&local, Access::LOCAL).map(drop), region.clone())?;
-                let refused = here.register_buffer(vec![0u8; 64], Access::LOCAL).map(drop);
-                is("register_buffer", refused.map_err(|given_back| given_back.error), region)?;
-                let no_segment = Err::<(), _>(SegmentError::Forked);
-                is("open_segment", here.open_segment(there.name()).map(drop), no_segment.clone())?;
-                is("refresh_segment", here.refresh_segment(segment), no_segment.clone())?;
-                is("close_segment", here.close_segment(segment), no_segment.clone())?;
-                is("segment_regions", here.segment_regions(segment).map(drop), no_segment.clone())?;
-                is("notify", here.notify(segment, "name", b"message"), no_segment.clone())?;
-                is("probe", here.probe(segment, Duration::from_secs(60)).map(drop), no_segment)?;
-                is("expel", here.expel(7, true), Err(ExpelError::Forked))?;
-                is("take_notifications", here.take_notifications().len(), 0)?;
-                is("registration", here.wait_registered(Duration::from_secs(60)), Registration::None)?;
-                is("stats", here.stats().rails.len(), 0)?;
+                transfers_are_forked(&here, &at_work, write)?;
+                calls_are_forked(&here, there.name(), &local, segment)?;
                 for region in [&local, &remote] {
                     let mut out = [0];
                     let kind = |result: Result<(), te_core::Error>| result.map_err(|error| error.kind);
@@ -90,7 +60,7 @@ fn a_child_hears_that_it_is_one_at_each_call_and_its_parent_does_not_notice() {
                 if round % 30 == 0 {
                     own_engine(&there, &remote, fabrics)?;
                 }
-                // The last handles go, too: the parent's threads and sockets must not notice.
+                // Dropping the last handles, too, must not affect the parent's threads and sockets.
                 // SAFETY: each is read once, and the process ends without running the parent's drops.
                 unsafe {
                     drop(std::ptr::read(&raw const here));
@@ -112,7 +82,56 @@ fn a_child_hears_that_it_is_one_at_each_call_and_its_parent_does_not_notice() {
     }
 }
 
-/// A child has an engine of its own, and reaches its parent's as any other process does. Over fabrics that reach other processes.
+/// What a child gets of a transfer of its parent's, and for another one.
+fn transfers_are_forked(
+    here: &TransferEngine,
+    at_work: &Transfer,
+    write: TransferRequest,
+) -> Result<(), String> {
+    match at_work.wait(None) {
+        // It had ended before the fork.
+        Ok(_) => {}
+        error => is("wait", error.map(drop), Err(TransferError::Forked))?,
+    }
+    if at_work.status() != Status::Completed {
+        let report = at_work.report();
+        is("report", report.error.map(|error| error.kind), Some(ErrorKind::Forked))?;
+        is("status", report.status, Status::Failed)?;
+    }
+    at_work.cancel();
+    let forked = Err::<(), _>(TransferError::Forked);
+    is("submit", here.submit(&[write], LONG).map(drop), forked.clone())?;
+    is("fence", here.fence(write.segment, LONG).map(drop), forked)
+}
+
+/// What a child gets from every other call.
+fn calls_are_forked(
+    here: &TransferEngine,
+    peer: &str,
+    local: &SharedRegion,
+    segment: SegmentHandle,
+) -> Result<(), String> {
+    let region = Err::<(), _>(RegisterError::Forked);
+    is("alloc_shared", here.alloc_shared(4096, Access::LOCAL).map(drop), region.clone())?;
+    is("unregister", here.unregister(local.id()), region.clone())?;
+    is("reregister", here.reregister(local, Access::LOCAL).map(drop), region.clone())?;
+    let refused = here.register_buffer(vec![0u8; 64], Access::LOCAL).map(drop);
+    is("register_buffer", refused.map_err(|given_back| given_back.error), region)?;
+    let no_segment = Err::<(), _>(SegmentError::Forked);
+    is("open_segment", here.open_segment(peer).map(drop), no_segment.clone())?;
+    is("refresh_segment", here.refresh_segment(segment), no_segment.clone())?;
+    is("close_segment", here.close_segment(segment), no_segment.clone())?;
+    is("segment_regions", here.segment_regions(segment).map(drop), no_segment.clone())?;
+    is("notify", here.notify(segment, "name", b"message"), no_segment.clone())?;
+    is("probe", here.probe(segment, Duration::from_secs(60)).map(drop), no_segment)?;
+    is("expel", here.expel(7, ExpelMode::Force), Err(ExpelError::Forked))?;
+    is("take_notifications", here.take_notifications().len(), 0)?;
+    is("registration", here.wait_registered(Duration::from_secs(60)), Registration::None)?;
+    is("stats", here.stats().rails.len(), 0)
+}
+
+/// A child starts another engine and reaches its parent's memory with it, as any other process does, over the
+/// fabrics that reach other processes.
 fn own_engine(there: &TransferEngine, remote: &SharedRegion, fabrics: Fabrics) -> Result<(), String> {
     let fabrics = if fabrics == Fabrics::LOCAL { return Ok(()) } else { fabrics };
     let own = TransferEngine::start(config(fabrics)).map_err(|error| error.to_string())?;
@@ -130,7 +149,7 @@ fn own_engine(there: &TransferEngine, remote: &SharedRegion, fabrics: Fabrics) -
 }
 
 #[test]
-fn a_child_of_who_polls_an_engine_itself_hears_it_as_well() {
+fn every_call_of_a_polled_engine_in_a_child_returns_forked() {
     for (name, fabrics) in each_fabric() {
         let there = engine(fabrics);
         let remote = there.alloc_shared(LEN, EVERYTHING).unwrap();

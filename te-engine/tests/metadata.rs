@@ -1,7 +1,7 @@
-//! Names of segments, against the real servers: the store's master over HTTP, `redis-server`, `etcd`. Each test starts one of its own
-//! on a free port, with a directory of its own, and kills it in the end. A server that is not installed makes its tests
-//! ignored, with a reason.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+//! Segment names with real servers: the store's master over HTTP, `redis-server`, `etcd`. Each test starts a
+//! server on a free port, with an empty directory, and kills it at the end. Tests of a server that is not
+//! installed are ignored, with a reason.
+#![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod common;
 #[path = "metadata/servers.rs"]
@@ -12,7 +12,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use common::{bytes, pattern, request};
+use common::{bytes, eventually, pattern, request};
 use libtest_mimic::{Arguments, Completion, Trial};
 use servers::{Kind, PASSWORD, Server};
 use te_core::{Access, Op};
@@ -30,25 +30,25 @@ const HOUR_MS: u32 = 3_600_000;
 type Test = fn(Kind);
 const OF_ALL: [(&str, Test); 12] = [
     ("a_segment_is_found_by_its_name_until_its_owner_stops", found_by_name),
-    ("a_killed_owner_is_forgotten_when_its_time_is_over", killed_owner),
+    ("the_name_of_a_killed_owner_expires", killed_owner),
     ("an_owner_that_restarts_takes_its_name_at_once", restarted_owner),
     ("an_entry_of_an_earlier_incarnation_is_refused", earlier_incarnation),
     ("an_older_owner_does_not_take_the_name_of_a_newer", older_owner),
     ("of_many_owners_at_once_the_newest_has_the_name", race),
-    ("a_server_that_restarts_is_found_again_and_told_again", server_restarts),
-    ("a_server_that_hangs_is_a_timeout_and_holds_up_no_transfer", server_hangs),
-    ("what_is_no_entry_is_told_and_left_alone", garbage),
-    ("values_beyond_an_entrys_length_are_told", huge_values),
-    ("a_server_that_is_not_there_is_named", nobody_listens),
+    ("after_a_restart_of_the_server_names_are_registered_again", server_restarts),
+    ("a_server_that_hangs_is_a_timeout_and_delays_no_transfer", server_hangs),
+    ("what_is_not_an_entry_is_reported_and_not_overwritten", garbage),
+    ("values_beyond_an_entrys_length_are_reported", huge_values),
+    ("a_server_that_does_not_run_is_named_in_the_error", no_server),
     ("an_address_is_not_looked_up", addresses),
 ];
 const OF_REDIS: [(&str, Test); 2] = [
-    ("a_wrong_password_is_told_and_not_shown", wrong_password),
-    ("a_key_of_another_type_is_told", another_type),
+    ("a_wrong_password_is_reported_and_not_shown", wrong_password),
+    ("a_key_of_another_type_is_reported", another_type),
 ];
 const OF_ETCD: [(&str, Test); 2] = [
-    ("the_next_server_is_asked_when_the_first_is_not_there", next_server),
-    ("a_server_of_another_kind_is_told", another_kind),
+    ("the_next_server_is_used_when_the_first_does_not_run", next_server),
+    ("a_server_of_another_kind_is_reported", another_kind),
 ];
 
 fn main() -> ExitCode {
@@ -92,7 +92,7 @@ fn found_by_name(kind: Kind) {
     let write = request(Op::Write, (local.id(), 0), segment, remote.addr(), 1 << 16);
     here.submit(&[write], Some(LONG)).unwrap().wait(None).unwrap();
     assert!(bytes(&remote) == content);
-    // The rest of the control path finds its owner, too.
+    // Notifications and probes find the owner, too.
     here.notify(segment, "done", b"3").unwrap();
     assert_eq!(there.take_notifications()[0].message, b"3");
     let alive = Liveness::Alive { incarnation: there.incarnation() };
@@ -100,7 +100,7 @@ fn found_by_name(kind: Kind) {
     let more = there.alloc_shared(4096, Access::all()).unwrap();
     here.refresh_segment(segment).unwrap();
     assert!(here.segment_regions(segment).unwrap().iter().any(|region| region.addr == more.addr()));
-    here.open_segment(there.name()).expect("its address is good as well");
+    here.open_segment(there.name()).expect("it opens by its address as well");
     drop((remote, more, there));
     match here.open_segment("prefill/3") {
         Err(SegmentError::Unknown { name, server }) => {
@@ -115,11 +115,11 @@ fn killed_owner(kind: Kind) {
     let mut owner = Owner::start(&server, "node-7", 3_000);
     let here = looker(server.source());
     here.open_segment("node-7").unwrap();
-    // It outlives its time to live while it lives.
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(7_000) {
+    // A live owner keeps its name beyond the time to live.
+    let until = Instant::now() + Duration::from_secs(7);
+    while Instant::now() < until {
         assert!(server.directory().lookup("node-7").unwrap().is_some());
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50)); // timing: twice the time to live has to pass
     }
     owner.kill();
     eventually("the name is free", || match here.open_segment("node-7") {
@@ -141,7 +141,7 @@ fn restarted_owner(kind: Kind) {
     first.kill();
     let second = Owner::start(&server, "node-7", HOUR_MS);
     assert!(second.incarnation > first.incarnation);
-    // Nobody answers where it was: the directory knows where it is.
+    // No process answers at the old endpoint; the directory has the new one.
     let restarted = SegmentError::Restarted {
         name: "node-7".into(),
         expected: first.incarnation,
@@ -181,7 +181,7 @@ fn older_owner(kind: Kind) {
     }
     drop(older);
     assert_eq!(server.directory().lookup("node-7").unwrap(), Some(newer.clone()));
-    // It is free once the newer one gives it back.
+    // The name is free once the newer owner withdraws it.
     server.directory().withdraw(&newer).unwrap();
     assert_eq!(owner(&server, "node-7", HOUR_MS).registration(), Registration::Registered);
 }
@@ -230,21 +230,21 @@ fn server_restarts(kind: Kind) {
         Err(SegmentError::Metadata(MetadataError::Unreachable { .. })) => {}
         other => panic!("{other:?}"),
     }
-    eventually("its owner knows", || matches!(there.registration(), Registration::Failed(_)));
-    // What is open stays open.
+    eventually("its owner has noticed", || matches!(there.registration(), Registration::Failed(_)));
+    // Open segments stay open.
     let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
     let read = request(Op::Read, (local.id(), 0), segment, remote.addr(), 4096);
     here.submit(&[read], Some(LONG)).unwrap().wait(None).unwrap();
     here.refresh_segment(segment).unwrap();
-    server.revive();
-    eventually("it is registered again", || there.registration() == Registration::Registered);
-    eventually("and found", || here.open_segment("node-7").is_ok_and(|found| found == segment));
+    server.restart();
+    eventually("the name is registered again", || there.registration() == Registration::Registered);
+    eventually("the name is found again", || here.open_segment("node-7").is_ok_and(|found| found == segment));
 }
 
 fn server_hangs(kind: Kind) {
     let server = Server::start(kind);
     let mut patient = config(server.source(), None, HOUR_MS);
-    // Not for long, but long enough for a server that does answer.
+    // Long enough for a server that answers.
     patient.metadata.timeout_ms = 2_000;
     let there = owner(&server, "node-7", HOUR_MS);
     let remote = there.alloc_shared(4096, Access::all()).unwrap();
@@ -260,7 +260,7 @@ fn server_hangs(kind: Kind) {
     let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
     let read = request(Op::Read, (local.id(), 0), segment, remote.addr(), 4096);
     here.submit(&[read], Some(LONG)).unwrap().wait(None).unwrap();
-    // An engine starts, and ends, all the same.
+    // An engine starts and ends without the server.
     patient.metadata.name = Some("node-8".into());
     let started = TransferEngine::start(patient).unwrap();
     assert!(matches!(started.wait_registered(LONG), Registration::Failed(MetadataError::Unreachable { .. })));
@@ -299,12 +299,12 @@ fn huge_values(kind: Kind) {
     assert!(matches!(engine.wait_registered(LONG), Registration::Failed(MetadataError::Garbage { .. })));
 }
 
-fn nobody_listens(kind: Kind) {
+fn no_server(kind: Kind) {
     let mut server = Server::start(kind);
     server.kill();
     let here = looker(server.source());
     let text = here.open_segment("node-7").unwrap_err().to_string();
-    assert!(text.contains("refused") && text.contains("is it running"), "{text}");
+    assert!(text.contains("refused") && text.contains("check that it runs"), "{text}");
     assert!(text.contains(&kind_of(&here)) && !text.contains(PASSWORD), "{text}");
 }
 
@@ -343,7 +343,7 @@ fn another_type(kind: Kind) {
     let server = Server::start(kind);
     server.redis(&[b"RPUSH", b"snowskin/segment/node-7", b"a"]);
     let error = server.directory().lookup("node-7").unwrap_err();
-    assert!(matches!(error, MetadataError::Garbage { what, .. } if what.contains("no string")), "{error}");
+    assert!(matches!(error, MetadataError::Garbage { what, .. } if what.contains("not a string")), "{error}");
 }
 
 fn next_server(kind: Kind) {
@@ -374,7 +374,9 @@ fn metadata_error(error: SegmentError) -> MetadataError {
 
 fn config(source: MetadataSource, name: Option<&str>, ttl_ms: u32) -> Config {
     let name = name.map(Into::into);
-    let metadata = MetadataConfig { source, name, ttl_ms, timeout_ms: TIMEOUT.as_millis() as u32 };
+    let mut metadata = MetadataConfig::default();
+    (metadata.source, metadata.name) = (source, name);
+    (metadata.ttl_ms, metadata.timeout_ms) = (ttl_ms, TIMEOUT.as_millis() as u32);
     Config { fabrics: Fabrics::SHM, metadata, ..Config::default() }
 }
 
@@ -394,18 +396,10 @@ fn looker(source: MetadataSource) -> TransferEngine {
     TransferEngine::start(config(source, None, HOUR_MS)).unwrap()
 }
 
-/// What its directory is called.
+/// Kind and address of its directory.
 fn kind_of(engine: &TransferEngine) -> String {
     let source = &engine.config().metadata.source;
     Directory::open(source, TIMEOUT).unwrap().unwrap().server()
-}
-
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let give_up = Instant::now() + LONG;
-    while !check() {
-        assert!(Instant::now() < give_up, "{what}: not within a minute");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// An engine with a name, in a process that can be killed.
@@ -427,7 +421,7 @@ impl Owner {
             .unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let incarnation = line.trim().parse().unwrap_or_else(|_| panic!("the owner says {line:?}"));
+        let incarnation = line.trim().parse().unwrap_or_else(|_| panic!("the owner printed {line:?}"));
         Self { child, incarnation }
     }
 
@@ -444,7 +438,7 @@ impl Drop for Owner {
     }
 }
 
-/// What an [`Owner`]'s process does: until whoever started it is gone.
+/// The process of an [`Owner`]: runs until its standard input is closed.
 fn own() -> ! {
     let variable = |name| std::env::var(name).unwrap();
     let source = variable("SOURCE").parse().unwrap();

@@ -1,7 +1,9 @@
-//! Engines over simulated RDMA NICs beside real TCP: rails break and come back, and a transfer always finds its way.
+//! Engines over simulated RDMA NICs and real TCP: rails fail and recover, and every transfer completes over
+//! another rail.
 //!
-//! The NICs are te-rdma's simulated provider; everything above it, from the side channel to the engine, is the real thing.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+//! The NICs are te-rdma's simulated provider; everything above it, from te-rdma's control connections to the
+//! engine, is real.
+#![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod common;
 
@@ -19,11 +21,11 @@ use te_rdma::RdmaTransport;
 use te_rdma::sim::{DeviceConfig, PortId, SimConfig, SimFabric};
 
 const LONG: Option<Duration> = Some(Duration::from_secs(20));
-/// RDMA comes from the simulated NICs, whatever this host has.
+/// The fabrics beside the simulated NICs; not `rdma`, so that devices of this host are not used.
 const BESIDE: Fabrics = if cfg!(feature = "tcp") { Fabrics::TCP } else { Fabrics::NONE };
 const LEN: usize = 4 << 20;
 
-/// An engine with `nics` new NICs on the fabric.
+/// An engine with `nics` new NICs on the simulated fabric.
 fn engine_on(fabric: &SimFabric, nics: usize, name: &str) -> (TransferEngine, Vec<PortId>) {
     let ports = RefCell::new(Vec::new());
     let open = |_: &FabricContext<'_>| {
@@ -40,17 +42,17 @@ fn engine_on(fabric: &SimFabric, nics: usize, name: &str) -> (TransferEngine, Ve
     (engine, ports.into_inner())
 }
 
-/// The line of a registry for simulated NICs.
+/// The line of the registry for simulated NICs.
 fn simulated(open: &dyn Fabric) -> FabricEntry<'_> {
-    FabricEntry { name: "simulated", tier: Tier::Rdma, about: "Simulated NICs", fabric: Some(open) }
+    FabricEntry::new("simulated", Tier::Rdma, "Simulated NICs", open)
 }
 
-/// Two engines, and memory of either.
+/// Two engines, each with a region.
 struct Two {
     fabric: SimFabric,
     here: TransferEngine,
     there: TransferEngine,
-    /// Our ports.
+    /// The ports of `here`.
     ports: Vec<PortId>,
     local: SharedRegion,
     remote: SharedRegion,
@@ -69,7 +71,7 @@ impl Two {
         Self { fabric, here, there, ports, local, remote, segment, round: 0 }
     }
 
-    /// Writes fresh bytes, reads them back, and holds them against each other on both sides.
+    /// Writes other bytes than before, reads them back, and compares them on both sides.
     fn there_and_back(&mut self) {
         self.round += 1;
         let content = pattern(self.round, LEN);
@@ -77,7 +79,7 @@ impl Two {
         let (id, addr, len) = (self.local.id(), self.remote.addr(), LEN as u64);
         let write = request(Op::Write, (id, 0), self.segment, addr, len);
         let written = self.here.submit(&[write], LONG).unwrap().wait(None).unwrap();
-        // A copy may still be on its way on a rail that broke: the place is ours again after a fence.
+        // A copy may still be under way on a rail that failed: the range can be used again after a fence.
         if written.fence_needed {
             self.fence();
         }
@@ -87,14 +89,14 @@ impl Two {
         assert!(bytes(&self.local)[LEN..] == content, "what was read is here");
     }
 
-    /// Fences until every rail has answered.
+    /// Fences until a fence succeeds on every rail.
     fn fence(&self) {
         eventually("the segment is fenced", || {
             self.here.fence(self.segment, LONG).unwrap().wait(None).is_ok()
         });
     }
 
-    /// Bytes by rail since the last call.
+    /// Bytes per rail since the last call.
     fn carried(&self, before: &mut BTreeMap<String, u64>) -> BTreeMap<String, u64> {
         let name = |rail: &te_engine::RailStats| format!("{} {}", rail.name, rail.device).trim().to_owned();
         let now: BTreeMap<String, u64> =
@@ -110,7 +112,7 @@ impl Two {
 fn both_nics_carry_a_large_transfer_and_tcp_nothing() {
     let mut two = Two::new(2);
     let mut before = BTreeMap::new();
-    // Shares follow from how fast each was found to be, and on a busy machine one is found slow for a while.
+    // The shares depend on measured speeds, and on a busy machine one NIC is measured as slow for a while.
     let give_up = Instant::now() + Duration::from_secs(60);
     loop {
         for _ in 0..4 {
@@ -127,7 +129,7 @@ fn both_nics_carry_a_large_transfer_and_tcp_nothing() {
 }
 
 #[test]
-fn a_transfer_finds_its_way_while_ports_go_down_and_come_back() {
+fn every_transfer_completes_while_ports_go_down_and_up() {
     let mut two = Two::new(2);
     let mut before = BTreeMap::new();
     two.there_and_back();
@@ -148,7 +150,7 @@ fn a_transfer_finds_its_way_while_ports_go_down_and_come_back() {
         for &port in &two.ports {
             two.fabric.set_port(port, true);
         }
-        // On a busy machine the outage was long, and the pauses grew with it: at most 10 s.
+        // On a busy machine the outage was long, and the backoff grew with it: at most 10 s.
         let give_up = Instant::now() + Duration::from_secs(60);
         loop {
             two.there_and_back();
@@ -164,7 +166,7 @@ fn a_transfer_finds_its_way_while_ports_go_down_and_come_back() {
 }
 
 #[test]
-fn a_device_that_fails_for_good_is_left_alone() {
+fn a_device_that_fails_for_good_is_not_used_any_more() {
     let mut two = Two::new(2);
     let mut before = BTreeMap::new();
     two.there_and_back();
@@ -176,13 +178,13 @@ fn a_device_that_fails_for_good_is_left_alone() {
     }
     let carried = two.carried(&mut before);
     assert_eq!(carried.get("rdma here0:1"), Some(&(10 * LEN as u64)), "{carried:?}");
-    // New memory is registered with those that live.
+    // New memory is registered with the other rails.
     two.local = two.here.alloc_shared(2 * LEN, Access::LOCAL).unwrap();
     two.there_and_back();
 }
 
 #[test]
-fn eight_nics_fit_into_a_descriptor_and_all_carry() {
+fn eight_nics_fit_into_a_descriptor_and_all_move_bytes() {
     let mut two = Two::new(8);
     for _ in 0..3 {
         two.there_and_back();
@@ -192,7 +194,7 @@ fn eight_nics_fit_into_a_descriptor_and_all_carry() {
 }
 
 #[test]
-fn a_peer_with_fewer_nics_is_reached_by_all_of_ours() {
+fn a_peer_with_fewer_nics_is_reached_over_all_local_nics() {
     let fabric = SimFabric::new(7, SimConfig::IMMEDIATE);
     let (here, _) = engine_on(&fabric, 4, "here");
     let (there, _) = engine_on(&fabric, 1, "there");
@@ -242,18 +244,18 @@ fn after_a_restart_the_old_handle_is_refused_and_a_new_one_works() {
 }
 
 #[test]
-fn a_host_without_rdma_is_an_error_only_for_who_names_it() {
+fn a_host_without_rdma_is_an_error_only_if_rdma_is_named() {
     let engine = Engine::start(config(Fabrics::AUTO)).unwrap();
     let carried: Vec<_> = engine.stats().rails.iter().map(|rail| rail.name).collect();
     assert!(carried.starts_with(&["local", "shm"]), "{carried:?}");
-    // Whatever this host has, it has no device of this name; and who names one wants that one.
+    // No host has a device of this name, and a device that is named must start.
     for fabrics in [Fabrics::RDMA, Fabrics::RDMA.and(Fabrics::LOCAL), Fabrics::AUTO] {
         let mut config = config(fabrics);
         config.rdma.devices = vec!["no-such-device".into()];
         let refused = Engine::start(config);
         assert!(matches!(refused, Err(StartError::Fabric { name: "rdma", .. })), "{refused:?}");
     }
-    // One that is off is not wanted, whatever else was said.
+    // A fabric that is not used need not start, whatever its settings are.
     let mut off = config(Fabrics::LOCAL);
     off.rdma.devices = vec!["no-such-device".into()];
     Engine::start(off).unwrap();

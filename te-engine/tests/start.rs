@@ -1,6 +1,6 @@
-//! What keeps an engine from starting, and what it says then.
+//! Errors at the start of an engine, and their messages.
 #![cfg(feature = "tcp")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::net::TcpListener;
 use common::*;
 use te_engine::{Config, Engine, Fabrics, StartError};
 
-/// All of an error's sentences, as a chain of causes is printed.
+/// The message of an error and of its sources, as a chain of causes is printed.
 fn chain(error: &StartError) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -22,7 +22,7 @@ fn chain(error: &StartError) -> String {
 }
 
 #[test]
-fn a_fabric_that_nobody_named_is_left_out_when_it_does_not_start() {
+fn a_fabric_that_is_not_named_is_left_out_when_it_does_not_start() {
     let mut config = config(Fabrics::default());
     config.tcp.congestion = Some("no-such-one".into());
     let engine = Engine::start(config).unwrap();
@@ -37,14 +37,14 @@ fn a_fabric_that_was_named_and_does_not_start_is_an_error() {
         let refused = Engine::start(config);
         assert!(matches!(refused, Err(StartError::Fabric { name: "tcp", .. })), "{refused:?}");
     }
-    // One that is off is not wanted, whatever else was said.
+    // A fabric that is not used need not start, whatever its settings are.
     let mut off = config(Fabrics::LOCAL);
     off.tcp.congestion = Some("no-such-one".into());
     Engine::start(off).unwrap();
 }
 
 #[test]
-fn a_port_that_was_named_and_is_in_use_is_an_error_that_says_so_once() {
+fn a_port_that_was_named_and_is_in_use_is_an_error_whose_message_has_the_reason_once() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut data = config(Fabrics::default());
     data.tcp.port = taken.local_addr().unwrap().port();
@@ -58,8 +58,8 @@ fn a_port_that_was_named_and_is_in_use_is_an_error_that_says_so_once() {
 }
 
 #[test]
-fn a_setting_of_a_fabric_that_cannot_be_is_an_error_whatever_else_would_start() {
-    for connections in [0, 17, 20] {
+fn an_invalid_setting_of_a_fabric_is_an_error_even_if_other_fabrics_would_start() {
+    for lanes in [0, 17, 20] {
         let mut config = config(Fabrics::default());
         config.tcp.connections = connections;
         let error = Engine::start(config).unwrap_err();

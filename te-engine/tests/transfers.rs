@@ -1,5 +1,5 @@
-//! Transfers between engines of one process, over each fabric alone and over all together.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+//! Transfers between engines of one process, over each fabric alone and over all fabrics together.
+#![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod common;
 
@@ -24,7 +24,7 @@ fn bytes_go_there_and_back_over_every_fabric() {
         let content = pattern(1, len);
         local.write(0, &content).unwrap();
         let segment = here.open_segment(there.name()).unwrap();
-        // Odd lengths and places: cut anywhere.
+        // Odd lengths and offsets.
         let cuts = [0, 1, 4096, 70_001, 1 << 20, (2 << 20) + 13, len];
         let requests = |op, base: usize| -> Vec<TransferRequest> {
             cuts.windows(2)
@@ -76,7 +76,7 @@ fn a_polled_engine_moves_bytes_without_a_worker() {
 }
 
 #[test]
-fn an_owned_buffer_goes_out_and_comes_back() {
+fn an_owned_buffer_is_moved_into_a_transfer_and_returned() {
     let (here, there) = (engine(Fabrics::default()), engine(Fabrics::default()));
     let remote = there.alloc_shared(64 << 10, EVERYTHING).unwrap();
     let segment = here.open_segment(there.name()).unwrap();
@@ -96,7 +96,7 @@ fn an_owned_buffer_goes_out_and_comes_back() {
 }
 
 #[test]
-fn a_buffer_of_another_engine_is_refused_and_comes_back() {
+fn a_buffer_of_another_engine_is_refused_and_returned() {
     let (here, there) = (engine(Fabrics::LOCAL), engine(Fabrics::LOCAL));
     let remote = there.alloc_shared(4096, EVERYTHING).unwrap();
     let segment = here.open_segment(there.name()).unwrap();
@@ -111,7 +111,7 @@ fn a_buffer_of_another_engine_is_refused_and_comes_back() {
     let refused = here.unregister_buffer(foreign.unwrap()).unwrap_err();
     assert_eq!(refused.error, RegisterError::NotFound);
     assert_eq!(theirs.unregister_buffer(refused.buffer).unwrap(), vec![2u8; 4096]);
-    // And nobody moves an owned buffer behind its owner's back.
+    // A raw request cannot use an owned buffer.
     let raw = request(Op::Read, (ours.region(), 0), segment, remote.addr(), 1);
     let refused = here.submit(&[raw], None).unwrap().wait(LONG);
     assert_eq!(refused, Err(TransferError::Request { index: 0, problem: RequestProblem::Owned }));
@@ -143,21 +143,21 @@ fn dropping_a_refused_transfer_of_another_engines_buffer_frees_nothing() {
     drop(here.read(theirs, 0..16, segment, addr, None).unwrap());
     eventually("it is leaked", || here.stats().leaked_buffers == 1);
     assert_eq!((here.stats().regions, here.stats().leaked_bytes, there.stats().regions), (1, 4096, 1));
-    // The other engine still serves it, so it must still be there.
+    // The other engine still serves the buffer, so it must not be freed.
     let local = here.alloc_shared(16, Access::LOCAL).unwrap();
     local.write(0, &[7; 16]).unwrap();
     let write = request(Op::Write, (local.id(), 0), segment, addr, 16);
     here.submit(&[write], LONG).unwrap().wait(LONG).unwrap();
     // SAFETY: the buffer is leaked and nothing is in flight.
     assert_eq!(unsafe { std::slice::from_raw_parts(span.as_ptr(), 17) }, [&[7; 16][..], &[2]].concat());
-    // One whose id was made up.
+    // A buffer with an invented id.
     let made_up = te_core::Registered::new(vec![3u8; 8], region, Access::LOCAL);
     drop(here.read(made_up, 0..8, segment, addr, None).unwrap());
     eventually("it is leaked", || here.stats().leaked_buffers == 2);
     assert_eq!(here.unregister_buffer(ours).unwrap(), vec![1u8; 4096]);
 }
 
-/// A buffer whose owner talks to the engine when it goes.
+/// A buffer whose `Drop` calls the engine.
 struct Chatty(Vec<u8>);
 
 static CHATTED_WITH: std::sync::OnceLock<TransferEngine> = std::sync::OnceLock::new();
@@ -196,7 +196,7 @@ fn a_buffers_drop_may_call_the_engine() {
     let (done, is_done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let segment = here.open_segment(there.name()).unwrap();
-        // Small ones are carried out and dropped by the caller, large ones by the worker.
+        // Small transfers run and end on the caller's thread, large ones on the worker.
         for len in [16, 1 << 20].into_iter().cycle().take(20) {
             let buffer = here.register_buffer(Chatty(vec![0; len]), Access::LOCAL).unwrap();
             drop(here.read(buffer, 0..len, segment, remote.addr(), LONG).unwrap());
@@ -243,7 +243,7 @@ fn tcp_settings_reach_the_fabric() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_before_a_byte_moves() {
+fn invalid_requests_are_refused_before_a_byte_moves() {
     let (here, there) = (engine(Fabrics::default()), engine(Fabrics::default()));
     let readable = there.alloc_shared(4096, Access::REMOTE_READ).unwrap();
     let source = here.alloc_shared(4096, Access::LOCAL_READ).unwrap();
@@ -276,7 +276,7 @@ fn what_makes_no_sense_is_refused_before_a_byte_moves() {
 }
 
 #[test]
-fn registration_refuses_overlap_nothing_and_too_much() {
+fn registration_refuses_overlapping_empty_and_too_many_regions() {
     let engine =
         TransferEngine::start(te_engine::Config { regions_max: 2, ..config(Fabrics::LOCAL) }).unwrap();
     let region = engine.alloc_shared(8192, Access::LOCAL).unwrap();
@@ -300,7 +300,7 @@ fn registration_refuses_overlap_nothing_and_too_much() {
 
 #[test]
 fn unregister_is_busy_while_requests_in_flight_use_the_region() {
-    // The target does not poll, so over shared memory nothing moves before it does.
+    // Over shared memory, nothing moves until the target polls.
     let mut there = Engine::start(config(Fabrics::SHM)).unwrap();
     let remote = there.alloc_shared(4096, EVERYTHING).unwrap();
     let here = engine(Fabrics::SHM);
@@ -338,11 +338,11 @@ fn a_batch_past_its_deadline_ends_and_touches_nothing_after() {
     assert!(matches!(error.kind, ErrorKind::TimedOut | ErrorKind::Canceled), "{error:?}");
     let one = transfer.request(0).unwrap();
     assert_eq!((one.status, one.outcome), (Status::TimedOut, Outcome::NotApplied));
-    // It is over: the region is free, and the target, once it polls, sees nothing come.
+    // The batch has ended: its region is unused, and no byte arrives when the target polls.
     here.unregister(local.id()).unwrap();
     for _ in 0..100 {
         there.poll();
-        std::thread::sleep(Duration::from_micros(100));
+        there.park(Some(Duration::from_micros(100)));
     }
     assert_eq!(bytes(&remote), [0; 4096]);
     assert_eq!((here.stats().batches_timed_out, here.stats().batches), (1, 0));
@@ -368,13 +368,13 @@ fn a_cancelled_batch_ends_once_and_leaves_its_memory_alone() {
     );
     for _ in 0..100 {
         there.poll();
-        std::thread::sleep(Duration::from_micros(100));
+        there.park(Some(Duration::from_micros(100)));
     }
     assert_eq!(bytes(&local), [0; 4096]);
 }
 
 #[test]
-fn a_refresh_learns_new_regions_and_forgets_old_ones() {
+fn a_refresh_attaches_new_regions_and_detaches_old_ones() {
     for (name, fabrics) in each_fabric() {
         let (here, there) = (engine(fabrics), engine(fabrics));
         let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
@@ -389,7 +389,7 @@ fn a_refresh_learns_new_regions_and_forgets_old_ones() {
         assert_eq!((listed.len(), listed[0].addr, listed[0].len), (1, remote.addr(), 4096), "{name}");
         here.submit(&[read], None).unwrap().wait(LONG).unwrap();
         there.unregister(remote.id()).unwrap();
-        // Until we refresh we try, and are refused.
+        // Before a refresh, the request is submitted and fails.
         let stale = here.submit(&[read], LONG).unwrap().wait(LONG).unwrap_err();
         assert!(matches!(stale, TransferError::Ended { status: Status::Failed, .. }), "{name}: {stale:?}");
         assert_eq!(here.open_segment(there.name()).unwrap(), segment, "opening again refreshes");
@@ -449,8 +449,8 @@ fn a_waker_may_call_the_engine() {
     use std::sync::{Arc, Mutex, mpsc};
     use std::task::{Context, Poll, Wake, Waker};
 
-    struct Asks(TransferEngine, Mutex<mpsc::Sender<u32>>);
-    impl Wake for Asks {
+    struct CountsRegions(TransferEngine, Mutex<mpsc::Sender<u32>>);
+    impl Wake for CountsRegions {
         fn wake(self: Arc<Self>) {
             let regions = self.0.stats().regions;
             self.1.lock().unwrap().send(regions).unwrap();
@@ -466,7 +466,7 @@ fn a_waker_may_call_the_engine() {
     let write = request(Op::Write, (local.id(), 0), segment, remote.addr(), 4096);
     let mut transfer = here.submit(&[write], LONG).unwrap();
     let (woken, is_woken) = mpsc::channel();
-    let waker = Waker::from(Arc::new(Asks(here.clone(), Mutex::new(woken))));
+    let waker = Waker::from(Arc::new(CountsRegions(here.clone(), Mutex::new(woken))));
     let mut cx = Context::from_waker(&waker);
     assert!(std::pin::Pin::new(&mut transfer).poll(&mut cx).is_pending());
     let give_up = std::time::Instant::now() + Duration::from_secs(15);

@@ -1,33 +1,33 @@
-//! Limits of settings, checked in one place and reported in one form.
+//! The limits of settings: one check and one error for all fabrics.
 
 use core::fmt;
 use core::net::IpAddr;
 
-/// A field of a fabric's configuration that is outside its limits.
+/// A setting of a fabric that is outside its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Its name.
+    /// The name of the setting.
     pub field: &'static str,
-    /// The value that was set.
+    /// The value that it has.
     pub value: u64,
-    /// Smallest value allowed.
+    /// The smallest value that is allowed.
     pub min: u64,
-    /// Largest value allowed.
+    /// The largest value that is allowed.
     pub max: u64,
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is {}: set it to {}..={}", self.field, self.value, self.min, self.max)
+        write!(f, "{} is {}: set it to a value from {} to {}", self.field, self.value, self.min, self.max)
     }
 }
 
 impl std::error::Error for ConfigError {}
 
-/// Checks rows of field, value, smallest and largest value.
+/// Checks settings, each given as name, value, smallest and largest value that is allowed.
 ///
 /// # Errors
-/// The first row whose value is outside its limits.
+/// The first setting whose value is outside its limits.
 pub fn check_ranges(
     rows: impl IntoIterator<Item = (&'static str, u64, u64, u64)>,
 ) -> Result<(), ConfigError> {
@@ -39,10 +39,10 @@ pub fn check_ranges(
     Ok(())
 }
 
-/// Checks that the address that exports carry is one that a peer can connect to.
+/// Checks that a peer can connect to the address that exports carry.
 ///
 /// # Errors
-/// The address is `0.0.0.0` or `::`.
+/// When the address is `0.0.0.0` or `::`.
 pub fn check_advertised(advertise: Option<IpAddr>) -> Result<(), ConfigError> {
     if advertise.is_some_and(|ip| ip.is_unspecified()) {
         return Err(ConfigError { field: "advertise (unspecified)", value: 0, min: 1, max: 1 });
@@ -58,7 +58,7 @@ mod tests {
     fn the_first_setting_outside_its_limits_is_named_with_them() {
         let rows = [("width", 1, 1, 16), ("depth", 9, 1, 8), ("window", 0, 1, 8)];
         let error = check_ranges(rows).expect_err("the depth is too large");
-        assert_eq!(error.to_string(), "depth is 9: set it to 1..=8");
+        assert_eq!(error.to_string(), "depth is 9: set it to a value from 1 to 8");
         assert_eq!(check_ranges([("least", 1, 1, 8), ("most", 8, 1, 8)]), Ok(()));
         assert!(check_ranges([("less", 0, 1, 8)]).is_err());
     }

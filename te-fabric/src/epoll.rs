@@ -1,25 +1,25 @@
-//! Readiness of descriptors, level-triggered.
+//! Readiness of file descriptors (epoll, level-triggered).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use nix::sys::epoll::{EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-/// What to be told about a descriptor. Errors and hang-ups are always told.
+/// The readiness of a file descriptor that is reported. Errors and hang-ups are always reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest {
-    /// When it can be read.
+    /// Whether to report that it can be read.
     pub readable: bool,
-    /// When it can be written.
+    /// Whether to report that it can be written.
     pub writable: bool,
 }
 
 impl Interest {
-    /// Only when it can be read.
+    /// Report when it can be read.
     pub const READ: Self = Self { readable: true, writable: false };
-    /// When it can be read, and when it can be written.
+    /// Report when it can be read and when it can be written.
     pub const BOTH: Self = Self { readable: true, writable: true };
-    /// Only errors and hang-ups.
+    /// Report errors and hang-ups alone.
     pub const NONE: Self = Self { readable: false, writable: false };
 
     fn event(self, token: u64) -> EpollEvent {
@@ -30,10 +30,10 @@ impl Interest {
     }
 }
 
-/// One descriptor that is ready.
+/// One file descriptor that is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What it was added with.
+    /// The token that it was added with.
     pub token: u64,
     /// It can be read, or has failed.
     pub readable: bool,
@@ -51,53 +51,55 @@ pub struct Epoll {
 }
 
 impl Epoll {
-    /// An instance that tells of up to `events_max` descriptors in one call.
+    /// An instance that reports up to `events_max` file descriptors per call.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn new(events_max: usize) -> io::Result<Self> {
         let epoll = nix::sys::epoll::Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         Ok(Self { epoll, events: vec![EpollEvent::empty(); events_max].into() })
     }
 
-    /// The descriptor of the instance itself, readable while something is ready.
+    /// The file descriptor of the instance itself, readable while a watched one is ready.
     #[must_use]
     pub fn raw_fd(&self) -> RawFd {
         self.epoll.0.as_raw_fd()
     }
 
-    /// Watches a descriptor until it is closed.
+    /// Watches a file descriptor until it is closed.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(self.epoll.add(fd, interest.event(token))?)
     }
 
-    /// Watches for something else.
+    /// Changes the token and the interest of a file descriptor that is watched.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(self.epoll.modify(fd, &mut interest.event(token))?)
     }
 
-    /// What is ready at this moment; returns how many descriptors, to be read with [`Self::event`]. Never waits.
+    /// Collects what is ready at this moment and returns the number of events, to be read with
+    /// [`Self::event`]. Never waits.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     #[inline]
     pub fn ready(&mut self) -> io::Result<usize> {
         Ok(self.epoll.wait(&mut self.events, EpollTimeout::ZERO)?)
     }
 
-    /// The events that one call can tell, at most. When as many were told, there may be more.
+    /// The largest number of events that one call reports. After a call that reported as many there may be
+    /// more.
     #[must_use]
     pub fn events_max(&self) -> usize {
         self.events.len()
     }
 
-    /// Event `at` of those that the last [`Self::ready`] counted.
+    /// Event `at` of the last call of [`Self::ready`].
     #[inline]
     #[must_use]
     pub fn event(&self, at: usize) -> Event {
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn readiness_is_told_as_asked_for_and_the_end_always() {
+    fn readiness_is_reported_as_asked_for_and_the_end_always() {
         let mut epoll = Epoll::new(4).expect("an instance");
         let (here, mut there) = UnixStream::pair().expect("a pair");
         epoll.add(&here, 7, Interest::READ).expect("added");

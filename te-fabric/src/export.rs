@@ -1,20 +1,20 @@
-//! The export: the bytes that are carried from the owner of a region to those that shall reach it.
+//! The export: the bytes from which a peer can reach a region.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use te_core::{Error, ErrorKind, RegionId};
+use te_core::{Error, ErrorKind, GpuVendor, Location, RegionId};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::handshake::FrameError;
 use crate::region::Region;
 
-/// Addresses in one export, at most.
+/// The largest number of addresses in one export.
 pub const EXPORT_ADDRESSES_MAX: usize = 4;
-/// The longest export, bytes.
+/// The length of the longest export, in bytes.
 pub const EXPORT_BYTES_MAX: usize = size_of::<Head>() + 16 * EXPORT_ADDRESSES_MAX;
 
-/// First bytes of an export. The addresses follow, 16 bytes each; IPv4 is written as IPv4-mapped IPv6.
+/// The first bytes of an export. The addresses follow, 16 bytes each; IPv4 is written as IPv4-mapped IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Head {
@@ -27,58 +27,69 @@ struct Head {
     generation: U32,
     key: U64,
     len: U64,
-    reserved: [u8; 6],
+    location_kind: u8,
+    reserved: [u8; 3],
+    location_number: U16,
     port: U16,
 }
 
-/// What tells one fabric's exports from another's, and from those of other releases.
+/// What distinguishes the exports of one fabric from those of other fabrics and other releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportFormat {
-    /// First bytes.
+    /// The first four bytes of every export.
     pub magic: [u8; 4],
-    /// The version of the fabric's protocol.
+    /// The version of the layout of the fabric's exports. Layouts with a [`Location`] begin with version 3.
     pub version: u16,
 }
 
 /// What a peer needs to reach an exported region.
 ///
-/// On the wire: the fabric's magic (4 bytes), version (2), rights (1: 4 = read, 8 = write), number of addresses (1),
-/// incarnation (8), region index (4), generation (4), key (8), length (8), zero (6), port (2), then 1 to 4 addresses (16
-/// each).
+/// On the wire: the fabric's magic (4 bytes), version (2), rights (1: 4 = read, 8 = write), number of
+/// addresses (1), incarnation (8), region index (4), generation (4), key (8), length (8), kind of the
+/// location (1), zero (3), number of the location (2), port (2), then 1 to 4 addresses (16 each).
+///
+/// | kind | location | number |
+/// |---|---|---|
+/// | 0 | [`Location::Host`] | 0 |
+/// | 1 | [`Location::Numa`] | the NUMA node |
+/// | 2, 3, 4 | [`Location::Device`] of NVIDIA, AMD, Intel | the device |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Whose export it is.
+    /// The magic and the version of the fabric that wrote it.
     pub format: ExportFormat,
     /// The bits of [`te_core::Access`] that the peer has.
     pub rights: u8,
-    /// Where the target listens; the first `address_count` count.
+    /// Where the target listens; the first `address_count` of them are meant.
     pub addresses: [IpAddr; EXPORT_ADDRESSES_MAX],
-    /// How many addresses there are.
+    /// The number of addresses, 1 to [`EXPORT_ADDRESSES_MAX`].
     pub address_count: u8,
-    /// TCP port.
+    /// The TCP port of the target's listener, not 0.
     pub port: u16,
     /// The incarnation of the transport that exported it.
     pub incarnation: u64,
-    /// Region index at the target.
+    /// The index of the region at the target.
     pub region: u32,
-    /// Region generation at the target.
+    /// The generation of the region at the target.
     pub generation: u32,
-    /// The key.
+    /// The random number that an initiator has to state to use the region.
     pub key: u64,
-    /// Bytes of the region.
+    /// The length of the region, in bytes; not 0.
     pub len: u64,
+    /// Where the memory of the region is, as its owner registered it.
+    pub location: Location,
 }
 
 impl Export {
-    /// Where the addresses are in an export, with the port before them.
+    /// The offset of the port, which the addresses follow, in bytes.
     pub const ADDRESSES_AT: usize = size_of::<Head>() - 2;
-    /// Where the key is in an export; it has 8 bytes.
+    /// The offset of the key, in bytes. The key is 8 bytes long.
     pub const KEY_AT: usize = 24;
 
     /// Writes the export into `out`; returns its length, or `None` when `out` is too short.
     #[must_use]
     pub fn write(&self, out: &mut [u8]) -> Option<usize> {
         let count = usize::from(self.address_count).min(EXPORT_ADDRESSES_MAX);
+        let (location_kind, location_number) = location_to_wire(self.location);
         let head = Head {
             magic: self.format.magic,
             version: U16::new(self.format.version),
@@ -89,7 +100,9 @@ impl Export {
             generation: U32::new(self.generation),
             key: U64::new(self.key),
             len: U64::new(self.len),
-            reserved: [0; 6],
+            location_kind,
+            reserved: [0; 3],
+            location_number: U16::new(location_number),
             port: U16::new(self.port),
         };
         let total = size_of::<Head>() + 16 * count;
@@ -109,8 +122,9 @@ impl Export {
     /// Parses an export of this format.
     ///
     /// # Errors
-    /// `Magic` and `Version`: another format. `Reserved`. `Length`: too short, too long, or no address. `Range`: no port, or
-    /// an empty region, which no transport exports.
+    /// `Magic` and `Version`: another format. `Reserved`. `Length`: too short, too long, or no address.
+    /// `Location`: memory of a kind that this release does not know. `Range`: no port, an empty region, which
+    /// no transport exports, or a number for a location that has no number.
     pub fn parse(format: ExportFormat, bytes: &[u8]) -> Result<Self, FrameError> {
         let (head, rest) = Head::read_from_prefix(bytes).map_err(|_| FrameError::Length)?;
         if head.magic != format.magic {
@@ -119,7 +133,7 @@ impl Export {
         if head.version.get() != format.version {
             return Err(FrameError::Version(head.version.get()));
         }
-        if head.reserved != [0; 6] {
+        if head.reserved != [0; 3] {
             return Err(FrameError::Reserved);
         }
         let count = usize::from(head.addresses);
@@ -129,6 +143,7 @@ impl Export {
         if head.port.get() == 0 || head.len.get() == 0 {
             return Err(FrameError::Range);
         }
+        let location = location_from_wire(head.location_kind, head.location_number.get())?;
         let mut addresses = [IpAddr::V6(Ipv6Addr::UNSPECIFIED); EXPORT_ADDRESSES_MAX];
         for (to, from) in addresses.iter_mut().zip(rest.chunks_exact(16)) {
             let mut octets = [0; 16];
@@ -146,29 +161,56 @@ impl Export {
             generation: head.generation.get(),
             key: head.key.get(),
             len: head.len.get(),
+            location,
         })
     }
 }
 
-/// What peers learn of this transport: who it is and where it listens.
+/// The kind and the number of a location. One that is missing in this table gets a kind that every peer
+/// refuses.
+const fn location_to_wire(location: Location) -> (u8, u16) {
+    match location {
+        Location::Host => (0, 0),
+        Location::Numa(node) => (1, node),
+        Location::Device(GpuVendor::Nvidia, device) => (2, device),
+        Location::Device(GpuVendor::Amd, device) => (3, device),
+        Location::Device(GpuVendor::Intel, device) => (4, device),
+        _ => (u8::MAX, 0),
+    }
+}
+
+const fn location_from_wire(kind: u8, number: u16) -> Result<Location, FrameError> {
+    match kind {
+        0 if number != 0 => Err(FrameError::Range),
+        0 => Ok(Location::Host),
+        1 => Ok(Location::Numa(number)),
+        2 => Ok(Location::Device(GpuVendor::Nvidia, number)),
+        3 => Ok(Location::Device(GpuVendor::Amd, number)),
+        4 => Ok(Location::Device(GpuVendor::Intel, number)),
+        _ => Err(FrameError::Location(kind)),
+    }
+}
+
+/// What peers learn about this transport: its incarnation, its identity and where it listens.
 #[derive(Debug)]
 pub struct LocalEnd {
-    /// Random, and so another one after each restart.
+    /// A random number: a restarted process has another one.
     pub incarnation: u64,
-    /// What peers expel: one for all transports of a process's engine; never 0.
+    /// The number by which peers expel this initiator: the same for all transports of an engine, never 0.
     pub identity: u64,
-    /// Where it listens.
+    /// The address of the listener.
     pub address: SocketAddr,
     format: ExportFormat,
     advertised: Vec<IpAddr>,
 }
 
 impl LocalEnd {
-    /// A transport with a new incarnation that listens at `address`. `identity` 0 stands for a random one; `advertise` is the
-    /// address that exports carry instead of those that [`advertised`](crate::net::advertised) finds.
+    /// A transport with a new incarnation that listens at `address`. `identity` 0 stands for a random one.
+    /// Exports carry the address `advertise`, or, where it is `None`, those that
+    /// [`advertised`](crate::net::advertised) finds.
     ///
     /// # Errors
-    /// The system gives no random numbers.
+    /// When the system returns no random numbers.
     pub fn new(
         format: ExportFormat,
         identity: u64,
@@ -183,7 +225,8 @@ impl LocalEnd {
     /// Writes the export of a region into `out`; returns its length.
     ///
     /// # Errors
-    /// `AccessDenied`: no peer may use the region, or it is being deregistered. `OutOfRange`: `out` is too short.
+    /// `AccessDenied` when no peer may use the region, or it is being deregistered. `OutOfRange` when `out`
+    /// is too short.
     pub fn export<X>(&self, id: RegionId, region: &Region<X>, out: &mut [u8]) -> Result<usize, Error> {
         if !region.access.is_remote() || region.closing {
             return Err(ErrorKind::AccessDenied.into());
@@ -202,6 +245,7 @@ impl LocalEnd {
             generation: id.generation,
             key: region.key,
             len: region.len,
+            location: region.location,
         };
         export.write(out).ok_or_else(|| ErrorKind::OutOfRange.into())
     }
@@ -214,6 +258,18 @@ mod tests {
     use proptest::prelude::*;
     use te_core::Access;
 
+    /// The offset of the location's kind.
+    const LOCATION_AT: usize = 40;
+
+    fn location() -> impl Strategy<Value = Location> {
+        let device = (0..GpuVendor::ALL.len(), any::<u16>());
+        prop_oneof![
+            Just(Location::Host),
+            any::<u16>().prop_map(Location::Numa),
+            device.prop_map(|(vendor, number)| Location::Device(GpuVendor::ALL[vendor], number)),
+        ]
+    }
+
     fn written(export: &Export) -> Vec<u8> {
         let mut bytes = vec![0; EXPORT_BYTES_MAX];
         let len = export.write(&mut bytes).expect("room for the longest");
@@ -225,14 +281,15 @@ mod tests {
         #[test]
         fn an_export_comes_back(
             rights: u8, count in 1_u8..=4, port in 1_u16.., incarnation: u64, region: u32, key: u64, len in 1_u64..,
-            octets: [[u8; 4]; 4],
+            octets: [[u8; 4]; 4], location in location(),
         ) {
             let mut addresses = octets.map(IpAddr::from);
             for unused in &mut addresses[usize::from(count)..] {
                 *unused = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
             }
             let export = Export {
-                rights, addresses, address_count: count, port, incarnation, region, key, len, ..testing::export()
+                rights, addresses, address_count: count, port, incarnation, region, key, len, location,
+                ..testing::export()
             };
             prop_assert_eq!(Export::parse(export.format, &written(&export)), Ok(export));
         }
@@ -244,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn exports_that_lead_nowhere_are_refused() {
+    fn exports_that_no_transport_writes_are_refused() {
         let export = testing::export();
         let parse = |export: &Export| Export::parse(testing::export().format, &written(export));
         assert_eq!(parse(&Export { len: 0, ..export }), Err(FrameError::Range), "an empty region");
@@ -258,28 +315,45 @@ mod tests {
         bytes.pop();
         assert_eq!(Export::parse(export.format, &bytes), Err(FrameError::Length));
         let mut bytes = written(&export);
-        bytes[Export::ADDRESSES_AT - 1] = 1;
+        bytes[LOCATION_AT + 1] = 1;
         assert_eq!(Export::parse(export.format, &bytes), Err(FrameError::Reserved));
     }
 
     #[test]
-    fn a_transport_exports_what_peers_may_use_under_its_name() {
+    fn an_export_of_memory_of_an_unknown_kind_is_refused() {
+        let cuda = Export { location: Location::Device(GpuVendor::Nvidia, 3), ..testing::export() };
+        let mut bytes = written(&cuda);
+        assert_eq!(bytes[LOCATION_AT..LOCATION_AT + 6], [2, 0, 0, 0, 3, 0]);
+        for kind in 5..=u8::MAX {
+            bytes[LOCATION_AT] = kind;
+            assert_eq!(Export::parse(cuda.format, &bytes), Err(FrameError::Location(kind)));
+        }
+        bytes[LOCATION_AT] = 0;
+        assert_eq!(Export::parse(cuda.format, &bytes), Err(FrameError::Range), "host memory has no number");
+        for cut in 0..bytes.len() {
+            assert_eq!(Export::parse(cuda.format, &bytes[..cut]), Err(FrameError::Length), "{cut} bytes");
+        }
+    }
+
+    #[test]
+    fn a_transport_exports_what_peers_may_use_with_its_incarnation() {
         let address = SocketAddr::from(([127, 0, 0, 1], 4_321));
         let end = LocalEnd::new(testing::export().format, 0, address, None).expect("random numbers");
         assert!(end.identity != 0);
         let id = RegionId::new(2, 7);
-        let mut region = Region::new(id, 64, Access::all(), 5, ());
+        let mut region = Region::new(id, 64, Location::Numa(1), Access::all(), 5, ());
         let mut out = [0; EXPORT_BYTES_MAX];
         let len = end.export(id, &region, &mut out).expect("room enough");
         let export = Export::parse(testing::export().format, &out[..len]).expect("just written");
         assert_eq!((export.incarnation, export.region, export.generation), (end.incarnation, 2, 7));
         assert_eq!((export.port, export.addresses[0], export.address_count), (4_321, address.ip(), 1));
         assert_eq!((export.rights, export.key, export.len), (12, 5, 64));
+        assert_eq!(export.location, Location::Numa(1));
         assert_eq!(out[Export::KEY_AT..Export::KEY_AT + 8], 5_u64.to_le_bytes());
         assert_eq!(end.export(id, &region, &mut out[..len - 1]), Err(ErrorKind::OutOfRange.into()));
         region.closing = true;
         assert_eq!(end.export(id, &region, &mut out), Err(ErrorKind::AccessDenied.into()));
-        let private = Region::new(id, 64, Access::LOCAL, 5, ());
+        let private = Region::new(id, 64, Location::Host, Access::LOCAL, 5, ());
         assert_eq!(end.export(id, &private, &mut out), Err(ErrorKind::AccessDenied.into()));
     }
 }

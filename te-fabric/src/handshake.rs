@@ -1,5 +1,5 @@
-//! What the wire protocols share: steps of a parser, reasons why bytes are not a frame, the opening of a connection and the
-//! answer to it, and tables of statuses.
+//! What the wire protocols of fabrics share: the steps of a parser, the errors of a parser, the opening of a
+//! connection and the response to it, and tables of statuses.
 //!
 //! In every version of every protocol, HELLO and WELCOME begin with a magic of 8 bytes and a version of 2 bytes.
 //!
@@ -12,33 +12,33 @@
 //! | 10 | 2 | zero |
 //! | 12 | 4 | status; other than 0: refused, the target closes |
 //! | 16 | 8 | the target's incarnation; 0 when refused |
-//! | 24 | 8 | what the protocol says |
+//! | 24 | 8 | a value that each protocol defines |
 
 use core::fmt;
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a parser made of the bytes at hand.
+/// The result of a parser.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step<T> {
-    /// Too few: call again when there are at least this many.
+    /// There are too few bytes: call again when there are at least this many.
     Need(usize),
-    /// A frame, and how many bytes it took.
+    /// A frame, and the number of its bytes.
     Frame(T, usize),
 }
 
-/// Why bytes are not a frame.
+/// Why a parser refused bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// The magic of something else.
+    /// They begin with another magic.
     Magic,
-    /// Another version of the protocol: this one.
+    /// They are of another version of the protocol or of the layout, which is given here.
     Version(u16),
-    /// A kind that this side does not expect.
+    /// They are a frame of a kind that this end does not expect.
     Kind(u8),
-    /// Fewer or more entries than a frame of this kind may have.
+    /// The frame has fewer or more entries than a frame of its kind may have.
     Count(u16),
     /// Bytes that must be zero are not.
     Reserved,
@@ -46,12 +46,14 @@ pub enum FrameError {
     Flags(u8),
     /// A number that is out of its range.
     Range,
-    /// Operations are not numbered consecutively.
+    /// The operations of the frame are not numbered consecutively.
     Sequence,
-    /// A HELLO whose identity is 0.
+    /// The identity in a HELLO is 0.
     Identity,
-    /// An export that is too short or too long, or names no address.
+    /// An export is too short or too long, or has no address.
     Length,
+    /// An export is of memory of a kind that this release does not know; this is the number of the kind.
+    Location(u8),
 }
 
 impl fmt::Display for FrameError {
@@ -59,7 +61,10 @@ impl fmt::Display for FrameError {
         match self {
             Self::Magic => f.write_str("not a connection or export of this fabric: check the port"),
             Self::Version(v) => {
-                write!(f, "protocol version {v} is not this side's: run the same release on both sides")
+                write!(
+                    f,
+                    "version {v} of the protocol is not supported here: run the same release on both hosts"
+                )
             }
             Self::Kind(k) => write!(f, "frame kind {k} is not expected here"),
             Self::Count(n) => write!(f, "a frame of this kind cannot have {n} entries"),
@@ -67,28 +72,35 @@ impl fmt::Display for FrameError {
             Self::Flags(flags) => write!(f, "unknown flags {flags:#x}"),
             Self::Range => f.write_str("a number in the frame is out of its range"),
             Self::Sequence => f.write_str("operations are not numbered consecutively"),
-            Self::Identity => f.write_str("an initiator must state its identity, which is never 0"),
-            Self::Length => f.write_str("an export cannot have this length"),
+            Self::Identity => f.write_str("the initiator stated the identity 0: an identity is never 0"),
+            Self::Length => {
+                f.write_str("the length of the export is wrong: it was cut off, or bytes were appended")
+            }
+            Self::Location(kind) => write!(
+                f,
+                "the export is of memory of kind {kind}, which is unknown here: run the same release on both hosts"
+            ),
         }
     }
 }
 
 impl core::error::Error for FrameError {}
 
-/// What opens a connection of one protocol.
+/// The magic and the version of one protocol, with which each connection opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protocol {
-    /// First bytes of HELLO and WELCOME.
+    /// The first bytes of HELLO and WELCOME.
     pub magic: [u8; 8],
-    /// The version that this side speaks.
+    /// The version that this end supports.
     pub version: u16,
 }
 
 impl Protocol {
-    /// Parses a HELLO of type `H`. Decides on magic and version as soon as they are there; `check` decides on the rest.
+    /// Parses a HELLO of type `H`. Checks magic and version as soon as they have arrived, and the rest with
+    /// `check`.
     ///
     /// # Errors
-    /// `Magic`, `Version`, and what `check` returns.
+    /// `Magic`, `Version`, and the error of `check`.
     pub fn parse_hello<H: FromBytes + Unaligned>(
         self,
         bytes: &[u8],
@@ -103,7 +115,7 @@ impl Protocol {
         Ok(Step::Frame(hello, size_of::<H>()))
     }
 
-    /// Parses a WELCOME. Another version is no error in a refusal: its status states the reason.
+    /// Parses a WELCOME. Another version is not an error in a refusal: the status states the reason.
     ///
     /// # Errors
     /// `Magic`, `Version`.
@@ -118,8 +130,8 @@ impl Protocol {
         Ok(Step::Frame(welcome, size_of::<Welcome>()))
     }
 
-    /// A WELCOME with this status. The incarnation is left out of a refusal: an initiator that does not know it has no
-    /// business here, and does not learn it by asking.
+    /// A WELCOME with this status. A refusal does not contain the incarnation: an initiator that does not
+    /// know it must not learn it by asking.
     #[must_use]
     pub fn welcome(self, status: u32, incarnation: u64, detail: u64) -> Welcome {
         Welcome {
@@ -142,38 +154,38 @@ impl Protocol {
     }
 }
 
-/// The target's answer to a HELLO.
+/// The target's response to a HELLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Welcome {
     /// The protocol's magic.
     pub magic: [u8; 8],
-    /// The target's version.
+    /// The version that the target supports.
     pub version: U16,
-    /// Zero.
+    /// Always 0.
     pub reserved: U16,
-    /// The protocol's status; 0: welcome.
+    /// The status, from the protocol's table; 0 means welcome.
     pub status: U32,
     /// The target's incarnation; 0 when refused.
     pub incarnation: U64,
-    /// What the protocol says.
+    /// A value that each protocol defines.
     pub detail: U64,
 }
 
 /// Declares a protocol's statuses as a table: name, number on the wire, and the [`te_core::ErrorKind`] that a caller gets.
 ///
-/// Every table has `Ok = 0`, which is no error, and rows for what a parser may find: `Magic`, `Version` and `Protocol`.
-/// Unknown numbers are read as `Protocol`.
+/// Every table has `Ok = 0`, which is not an error, and needs rows for the errors of a parser: `Magic`,
+/// `Version` and `Protocol`. Unknown numbers are read as `Protocol`.
 ///
 /// ```
 /// te_fabric::statuses! {
-///     /// How a question ended at the target.
+///     /// The result of a request at the target.
 ///     pub enum Status {
 ///         /// The region is not registered.
 ///         NotFound = 1 => NotFound,
 ///         /// The connection did not open with the magic.
 ///         Magic = 7 => Protocol,
-///         /// The target speaks another version.
+///         /// The target supports another version.
 ///         Version = 8 => Protocol,
 ///         /// A frame that makes no sense.
 ///         Protocol = 9 => Protocol,
@@ -199,7 +211,7 @@ macro_rules! statuses {
         #[repr(u32)]
         #[non_exhaustive]
         pub enum $name {
-            /// Done.
+            /// Success.
             Ok = 0,
             $($(#[$row_doc])* $row = $number,)+
         }
@@ -227,7 +239,7 @@ macro_rules! statuses {
         }
 
         impl From<$crate::FrameError> for $name {
-            /// What the target reports to the initiator.
+            /// The status that the target reports to the initiator.
             fn from(error: $crate::FrameError) -> Self {
                 match error {
                     $crate::FrameError::Magic => Self::Magic,
@@ -260,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hello_is_decided_on_as_soon_as_it_can_be() {
+    fn a_hello_is_refused_at_the_first_byte_that_is_wrong() {
         let good = opening(3);
         for cut in 0..16 {
             assert_eq!(parse(&good[..cut]), Ok(Step::Need(16)), "{cut} bytes");

@@ -1,4 +1,4 @@
-//! Sockets: non-blocking, over IPv4 and IPv6, and what a fabric wants to know of the system.
+//! Sockets that do not block, over IPv4 and IPv6, and the addresses and random numbers of the system.
 
 use std::ffi::OsString;
 use std::io;
@@ -14,23 +14,24 @@ use te_core::{Error, ErrorKind, Instant};
 
 use crate::export::EXPORT_ADDRESSES_MAX;
 
-/// How long a listener rests when connections cannot be accepted, milliseconds.
-const REST_MS: u64 = 100;
-/// Connections that the kernel keeps until they are accepted.
+/// How long a listener is paused when connections cannot be accepted, in milliseconds.
+const PAUSE_MS: u64 = 100;
+/// The number of connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 1_024;
 
 /// A TCP socket that does not block and can [connect](start_connect) to addresses of this family.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn socket(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(TcpStream::from(open(address)?))
 }
 
-/// Starts to connect. Writability tells the end, `take_error` which.
+/// Starts to connect. The socket becomes writable when the attempt ends; `take_error` then reports whether it
+/// failed.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn start_connect(socket: &TcpStream, address: SocketAddr) -> io::Result<()> {
     let fd = socket.as_raw_fd();
     let result = match address {
@@ -43,11 +44,11 @@ pub fn start_connect(socket: &TcpStream, address: SocketAddr) -> io::Result<()> 
     }
 }
 
-/// Asks the kernel to look after a silent connection: it probes when idle, and ends the connection when sent bytes are not
-/// acknowledged.
+/// Makes the kernel detect a dead peer: it probes an idle connection, and ends a connection whose sent bytes
+/// are not acknowledged.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn set_liveness(socket: &impl AsFd, silence_ms: u32) -> io::Result<()> {
     let seconds = (silence_ms / 1_000).clamp(1, 3_600);
     setsockopt(socket, sockopt::KeepAlive, &true)?;
@@ -61,15 +62,15 @@ pub fn set_liveness(socket: &impl AsFd, silence_ms: u32) -> io::Result<()> {
 /// Chooses the congestion control of a connection, or of those that a listener accepts.
 ///
 /// # Errors
-/// What the system says, for one when it does not have this algorithm.
+/// The error of the system, for example when it does not have this algorithm.
 pub fn set_congestion(socket: &impl AsFd, algorithm: &str) -> io::Result<()> {
     Ok(setsockopt(socket, sockopt::TcpCongestion, &OsString::from(algorithm))?)
 }
 
-/// Sets the sizes of a socket's buffers, bytes; the kernel keeps tuning those that are `None`.
+/// Sets the sizes of a socket's buffers, in bytes; the kernel keeps tuning those that are `None`.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn set_buffers(socket: &impl AsFd, send: Option<u32>, receive: Option<u32>) -> io::Result<()> {
     if let Some(bytes) = send {
         setsockopt(socket, sockopt::SndBuf, &(bytes as usize))?;
@@ -86,25 +87,26 @@ pub fn reset_on_close(socket: &impl AsFd) {
     let _ = setsockopt(socket, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 });
 }
 
-/// What [`Listener::accept`] found.
+/// The result of [`Listener::accept`].
 #[derive(Debug)]
 pub enum Accepted {
-    /// A connection. It does not block.
+    /// A connection, whose socket does not block.
     Connection(TcpStream),
-    /// A connection that is gone already, or whose network is. There may be more.
+    /// A connection that has ended already, or whose network is down. There may be more.
     Gone,
-    /// There is none.
+    /// No connection waits.
     Empty,
-    /// The system cannot accept at the moment. Trying again at once would fail again: let the listener [rest](Listener::rest).
+    /// The system cannot accept at the moment. Trying again at once would fail again:
+    /// [pause](Listener::pause) the listener.
     Failed(io::Error),
 }
 
-/// A listening socket that rests for a while when the system has no descriptors left.
+/// A listening socket that can be paused while the system has no file descriptors left.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
-    rests: Option<Instant>,
-    /// The last attempt to accept failed, and that has been logged.
+    paused: Option<Instant>,
+    /// The last attempt to accept failed, and the failure has been logged.
     reported: bool,
 }
 
@@ -112,7 +114,7 @@ impl Listener {
     /// Listens on `address`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         let socket = open(address)?;
         setsockopt(&socket, sockopt::ReuseAddr, &true)?;
@@ -121,13 +123,13 @@ impl Listener {
             SocketAddr::V6(v6) => bind(socket.as_raw_fd(), &SockaddrIn6::from(v6))?,
         }
         listen(&socket, Backlog::new(BACKLOG)?)?;
-        Ok(Self { socket: TcpListener::from(socket), rests: None, reported: false })
+        Ok(Self { socket: TcpListener::from(socket), paused: None, reported: false })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr().map(canonical)
     }
@@ -140,40 +142,41 @@ impl Listener {
                 Accepted::Connection(stream)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Accepted::Empty,
-            Err(error) if is_the_peers(&error) => Accepted::Gone,
+            Err(error) if is_remote_failure(&error) => Accepted::Gone,
             Err(error) => Accepted::Failed(error),
         }
     }
 
-    /// Rests from now on, because accepting failed with `error`; returns until when. Logs the failure once.
-    /// `connections_max`: how many the fabric would take.
-    pub fn rest(&mut self, now: Instant, error: &io::Error, connections_max: u32) -> Instant {
+    /// Pauses the listener because accepting failed with `error`, and returns when the pause ends. Logs the
+    /// first of several failures in a row. `connections_max` is the number of connections that the fabric
+    /// would take.
+    pub fn pause(&mut self, now: Instant, error: &io::Error, connections_max: u32) -> Instant {
         if !std::mem::replace(&mut self.reported, true) {
             log::warn!(
                 "cannot accept connections for the moment: {error}; raise the limit of open files (LimitNOFILE, ulimit -n) \
                  above {connections_max}"
             );
         }
-        let until = now + core::time::Duration::from_millis(REST_MS);
-        self.rests = Some(until);
+        let until = now + core::time::Duration::from_millis(PAUSE_MS);
+        self.paused = Some(until);
         until
     }
 
-    /// Until when it rests.
+    /// When the pause ends; `None` when the listener is not paused.
     #[must_use]
-    pub const fn rests_until(&self) -> Option<Instant> {
-        self.rests
+    pub const fn paused_until(&self) -> Option<Instant> {
+        self.paused
     }
 
-    /// Whether its rest is over: it is to be watched again, and then [`Self::resume`]d.
+    /// Whether a pause has ended. The caller then watches the listener again and calls [`Self::resume`].
     #[must_use]
-    pub fn is_rested(&self, now: Instant) -> bool {
-        self.rests.is_some_and(|until| now >= until)
+    pub fn is_pause_over(&self, now: Instant) -> bool {
+        self.paused.is_some_and(|until| now >= until)
     }
 
-    /// It is watched again.
+    /// Notes that the listener is watched again.
     pub const fn resume(&mut self) {
-        self.rests = None;
+        self.paused = None;
     }
 }
 
@@ -189,7 +192,7 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// The contract's error for an error of a socket.
+/// The [`Error`] for an error of a socket.
 #[must_use]
 pub fn error_of(error: &io::Error) -> Error {
     let code = error.raw_os_error().unwrap_or(0);
@@ -208,7 +211,8 @@ pub fn error_of(error: &io::Error) -> Error {
     Error::with_code(kind, code)
 }
 
-/// An error of a connection speaks against the peer, not against the rail.
+/// The same error, or `PeerDead` in place of `System`: an error of a connection counts against the peer, not
+/// against the rail.
 #[must_use]
 pub const fn peer_dead(error: Error) -> Error {
     match error.kind {
@@ -220,12 +224,13 @@ pub const fn peer_dead(error: Error) -> Error {
 /// A number that a peer cannot guess.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn random_u64() -> io::Result<u64> {
     getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
 }
 
-/// The addresses that exports carry: `advertise`, else the one that is `bound`, else those of this host's interfaces.
+/// The addresses that exports carry: `advertise`; without it, `bound`; where that is unspecified, those of
+/// this host's interfaces.
 #[must_use]
 pub fn advertised(advertise: Option<IpAddr>, bound: IpAddr) -> Vec<IpAddr> {
     if let Some(address) = advertise {
@@ -243,13 +248,13 @@ pub fn advertised(advertise: Option<IpAddr>, bound: IpAddr) -> Vec<IpAddr> {
     found
 }
 
-/// Interfaces whose names begin so are made for containers and virtual machines of this host. Their addresses are the same
-/// on many hosts, and lead elsewhere from there.
+/// Prefixes of the names of interfaces that are made for containers and virtual machines of this host. Many
+/// hosts have the same addresses on them, so a peer would reach another process there.
 const VIRTUAL: [&str; 12] =
     ["docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "kube-", "podman", "lxcbr", "lxdbr", "vnet"];
 
-/// The addresses of this host's interfaces that are up, IPv4 first, without loopback and link-local ones. Those of virtual
-/// interfaces count only when there are no others.
+/// The addresses of this host's interfaces that are up, IPv4 first, without loopback and link-local ones.
+/// Addresses of virtual interfaces are returned only when there are no others.
 #[must_use]
 pub fn host_addresses() -> Vec<IpAddr> {
     let Ok(interfaces) = nix::ifaddrs::getifaddrs() else { return Vec::new() };
@@ -280,8 +285,9 @@ fn open(address: SocketAddr) -> io::Result<OwnedFd> {
     Ok(nix::sys::socket::socket(family, SockType::Stream, flags, None)?)
 }
 
-/// Whether accepting failed for a reason that lies in the connection or its network rather than here (accept(2)).
-fn is_the_peers(error: &io::Error) -> bool {
+/// Whether accepting failed because of the connection or its network rather than because of this host
+/// (accept(2)).
+fn is_remote_failure(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
         Some(
@@ -349,17 +355,17 @@ mod tests {
     }
 
     #[test]
-    fn only_failures_of_this_host_let_a_listener_rest() {
+    fn only_failures_of_this_host_pause_a_listener() {
         for errno in [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM] {
-            assert!(!is_the_peers(&io::Error::from_raw_os_error(errno)), "errno {errno}");
+            assert!(!is_remote_failure(&io::Error::from_raw_os_error(errno)), "errno {errno}");
         }
         for errno in [libc::ECONNABORTED, libc::EPROTO, libc::ENETDOWN, libc::EINTR] {
-            assert!(is_the_peers(&io::Error::from_raw_os_error(errno)), "errno {errno}");
+            assert!(is_remote_failure(&io::Error::from_raw_os_error(errno)), "errno {errno}");
         }
     }
 
     #[test]
-    fn a_listener_accepts_what_connects_and_rests_when_told_to() {
+    fn a_listener_accepts_connections_and_can_be_paused() {
         let mut listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
         let address = listener.local_address().expect("it is bound");
         assert!(matches!(listener.accept(), Accepted::Empty));
@@ -379,11 +385,11 @@ mod tests {
         assert_eq!(accepted.peer_addr().ok(), stream.local_addr().ok());
 
         let now = Instant::from_millis(50);
-        let until = listener.rest(now, &io::Error::from_raw_os_error(libc::EMFILE), 8);
-        assert_eq!((until, listener.rests_until()), (Instant::from_millis(150), Some(until)));
-        assert!(!listener.is_rested(now) && listener.is_rested(until));
+        let until = listener.pause(now, &io::Error::from_raw_os_error(libc::EMFILE), 8);
+        assert_eq!((until, listener.paused_until()), (Instant::from_millis(150), Some(until)));
+        assert!(!listener.is_pause_over(now) && listener.is_pause_over(until));
         listener.resume();
-        assert!(!listener.is_rested(until) && listener.rests_until().is_none());
+        assert!(!listener.is_pause_over(until) && listener.paused_until().is_none());
     }
 
     #[test]

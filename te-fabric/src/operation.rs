@@ -1,4 +1,5 @@
-//! Accepted slices: a slab of fixed size whose entries are linked into queues, and the completions that wait for `poll`.
+//! Accepted slices: a slab of fixed size whose entries are linked into queues, and completions that `poll`
+//! has not returned yet.
 
 use std::collections::VecDeque;
 
@@ -6,36 +7,36 @@ use te_core::{Completion, Error, Op, Slice, Token};
 
 const NONE: u32 = u32::MAX;
 
-/// One accepted slice. `X` is what a fabric keeps beside.
+/// One accepted slice. `X` holds what one fabric alone needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation<X> {
     /// The caller's name for the slice.
     pub token: Token,
-    /// READ or WRITE.
+    /// The direction of the slice.
     pub op: Op,
-    /// Bytes of the slice.
+    /// The length of the slice, in bytes.
     pub len: u32,
-    /// Index of the local region.
+    /// The index of the local region.
     pub region: u32,
-    /// Index of the remote segment.
-    pub segment: u32,
-    /// Index of the peer that owns the segment.
+    /// The index of the remote region.
+    pub remote_region: u32,
+    /// The index of the peer that owns the remote region.
     pub peer: u32,
-    /// Offset into the remote segment, bytes.
+    /// Where the slice begins in the remote region, in bytes.
     pub remote_offset: u64,
-    /// Bytes that were handed to the wire, in the current attempt.
+    /// The number of bytes that were handed to the wire in the current try.
     pub issued: u32,
-    /// Pieces that were handed to the wire and have not ended.
+    /// The number of pieces that were handed to the wire and have not ended.
     pub open: u32,
     /// The first error that is final.
     pub error: Option<Error>,
-    /// Fields of this fabric alone.
+    /// What one fabric alone needs.
     pub ext: X,
     queued: bool,
 }
 
 impl<X> Operation<X> {
-    /// The operation for a slice whose segment belongs to `peer`.
+    /// The operation for a slice whose remote region belongs to `peer`.
     #[inline]
     #[must_use]
     pub const fn new(slice: &Slice, peer: u32, ext: X) -> Self {
@@ -44,7 +45,7 @@ impl<X> Operation<X> {
             op: slice.op,
             len: slice.len,
             region: slice.local.region.index,
-            segment: slice.remote.region.index,
+            remote_region: slice.remote.region.index,
             peer,
             remote_offset: slice.remote.offset,
             issued: 0,
@@ -55,25 +56,37 @@ impl<X> Operation<X> {
         }
     }
 
-    /// Whether it is in a queue.
+    /// Whether the operation is in a queue.
     #[inline]
     #[must_use]
     pub const fn is_queued(&self) -> bool {
         self.queued
     }
 
-    /// The completion of this operation. `landed`: bytes of a WRITE are in place at the target. `doubtful`: bytes of a WRITE
-    /// may still arrive there, which a caller has to fence even when the WRITE was applied.
+    /// The completion of this operation. `remote` counts for a WRITE alone: a READ changes no remote bytes.
     #[inline]
     #[must_use]
-    pub fn completion(&self, landed: bool, doubtful: bool) -> Completion {
-        let write = self.op == Op::Write;
-        match self.error {
-            None => Completion { fence_needed: write && doubtful, ..Completion::applied(self.token) },
-            Some(error) if write && (landed || doubtful) => Completion::unknown(self.token, error),
-            Some(error) => Completion::not_applied(self.token, error),
+    pub fn completion(&self, remote: RemoteBytes) -> Completion {
+        let remote = if self.op == Op::Write { remote } else { RemoteBytes::Untouched };
+        match (self.error, remote) {
+            (None, _) => {
+                Completion { fence_needed: remote == RemoteBytes::InDoubt, ..Completion::applied(self.token) }
+            }
+            (Some(error), RemoteBytes::Untouched) => Completion::not_applied(self.token, error),
+            (Some(error), _) => Completion::unknown(self.token, error),
         }
     }
+}
+
+/// What is known about the remote bytes of a WRITE when its operation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemoteBytes {
+    /// None of them changed, and none will.
+    Untouched,
+    /// Some or all of them are written, and no more will change.
+    Written,
+    /// Some of them may still change. The caller has to fence the range even when the WRITE was applied.
+    InDoubt,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,14 +110,14 @@ impl Queue {
         Self { head: NONE, tail: NONE }
     }
 
-    /// The slot at the front.
+    /// The slot at the front of the queue.
     #[inline]
     #[must_use]
     pub const fn first(&self) -> Option<u32> {
         if self.head == NONE { None } else { Some(self.head) }
     }
 
-    /// Whether no operation is in it.
+    /// Whether the queue is empty.
     #[inline]
     #[must_use]
     pub const fn is_empty(&self) -> bool {
@@ -118,7 +131,8 @@ impl Default for Queue {
     }
 }
 
-/// All accepted slices, and the completions that wait for `poll`. Nothing here allocates after `new`.
+/// All accepted slices, and the completions that `poll` has not returned yet. Nothing here allocates after
+/// `new`.
 #[derive(Debug)]
 pub struct Operations<X> {
     slots: Box<[Slot<X>]>,
@@ -143,14 +157,14 @@ impl<X: Copy> Operations<X> {
         }
     }
 
-    /// Slices that can be accepted now. A completion that was not fetched counts as in flight.
+    /// The number of slices that can be accepted now. A completion that was not fetched counts as in flight.
     #[inline]
     #[must_use]
     pub fn room(&self) -> usize {
         self.free_count.saturating_sub(self.done.len())
     }
 
-    /// Slots in use.
+    /// The number of slots in use.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slots.len() - self.free_count
@@ -175,7 +189,8 @@ impl<X: Copy> Operations<X> {
         self.slots.get_mut(slot as usize)?.operation.as_mut()
     }
 
-    /// The first slot whose operation satisfies `is`. Looks at every slot: only cancelling needs it, and that is rare.
+    /// The first slot whose operation satisfies `is`. Looks at every slot: only `cancel` needs it, which is
+    /// rare.
     #[must_use]
     pub fn position(&self, is: impl Fn(&Operation<X>) -> bool) -> Option<u32> {
         self.slots.iter().position(|slot| slot.operation.as_ref().is_some_and(&is)).map(|at| at as u32)
@@ -192,7 +207,7 @@ impl<X: Copy> Operations<X> {
         Some(slot)
     }
 
-    /// Frees a slot; returns the operation that was in it. It must not be in a queue.
+    /// Frees a slot and returns its operation, which must not be in a queue.
     #[inline]
     pub fn remove(&mut self, slot: u32) -> Option<Operation<X>> {
         let entry = self.slots.get_mut(slot as usize)?;
@@ -228,7 +243,8 @@ impl<X: Copy> Operations<X> {
         }
     }
 
-    /// Takes an operation out of `queue`. Does nothing when it is in no queue; when it is in one, that must be `queue`.
+    /// Takes an operation out of `queue`. Does nothing when the operation is in no queue; it must not be in
+    /// another queue.
     #[inline]
     pub fn unlink(&mut self, queue: &mut Queue, slot: u32) {
         let Some(entry) = self.slots.get_mut(slot as usize) else { return };
@@ -251,20 +267,20 @@ impl<X: Copy> Operations<X> {
         self.done.push_back(completion);
     }
 
-    /// Whether completions wait to be fetched.
+    /// Whether there are completions to fetch.
     #[inline]
     #[must_use]
     pub fn has_completions(&self) -> bool {
         !self.done.is_empty()
     }
 
-    /// Whether the completion of `token` waits to be fetched.
+    /// Whether there is a completion of `token` to fetch.
     #[must_use]
     pub fn is_completed(&self, token: Token) -> bool {
         self.done.iter().any(|completion| completion.token == token)
     }
 
-    /// Moves waiting completions to `out`, oldest first; returns how many.
+    /// Moves completions to `out`, oldest first, and returns their number.
     #[inline]
     pub fn fetch(&mut self, out: &mut [Completion]) -> usize {
         let count = self.done.len().min(out.len());
@@ -285,8 +301,9 @@ impl<X: Copy> Operations<X> {
     }
 }
 
-/// Accepts slices of `batch` in order until one is refused or `room` is used up; returns how many. The error of the first
-/// slice is returned; that of a later one is not, because the caller submits that slice again.
+/// Accepts slices of `batch` in order until one is refused or `room` is used up, and returns their number. A
+/// refusal of the first slice is returned as the error; that of a later slice is not, because the caller
+/// submits that slice again.
 ///
 /// # Errors
 /// What `accept` returned for the first slice.
@@ -348,13 +365,14 @@ mod tests {
         let error = Error::new(ErrorKind::Rail);
         let write = operation(1);
         let failed = Operation { error: Some(error), ..write };
-        assert_eq!(write.completion(true, false), Completion::applied(Token(1)));
-        assert!(write.completion(true, true).fence_needed && write.completion(true, true).result.is_ok());
-        assert_eq!(failed.completion(false, true), Completion::unknown(Token(1), error));
-        assert_eq!(failed.completion(true, false), Completion::unknown(Token(1), error));
-        assert_eq!(failed.completion(false, false), Completion::not_applied(Token(1), error));
+        assert_eq!(write.completion(RemoteBytes::Written), Completion::applied(Token(1)));
+        let applied = write.completion(RemoteBytes::InDoubt);
+        assert!(applied.fence_needed && applied.result.is_ok());
+        assert_eq!(failed.completion(RemoteBytes::InDoubt), Completion::unknown(Token(1), error));
+        assert_eq!(failed.completion(RemoteBytes::Written), Completion::unknown(Token(1), error));
+        assert_eq!(failed.completion(RemoteBytes::Untouched), Completion::not_applied(Token(1), error));
         let read = Operation { op: Op::Read, ..failed };
-        assert_eq!(read.completion(true, true), Completion::not_applied(Token(1), error));
+        assert_eq!(read.completion(RemoteBytes::InDoubt), Completion::not_applied(Token(1), error));
     }
 
     #[test]

@@ -1,77 +1,80 @@
-//! What every initiator keeps of a peer: which incarnation it is, where it may be reached, when to try again, and which
-//! fences wait for its answer. Connections are a fabric's own business.
+//! What every initiator keeps about a peer: its incarnation, its addresses, when to try again, and the fences
+//! that wait for its answer. Connections are each fabric's own.
 
 use core::net::SocketAddr;
 use core::time::Duration;
 use std::collections::HashSet;
 
-use te_core::{EXPELLED_MAX, Error, ErrorKind, Instant, Token};
+use te_core::{EXPELLED_MAX, Error, ErrorKind, ExpelMode, Instant, Token};
 
 use crate::export::{EXPORT_ADDRESSES_MAX, Export};
 use crate::net::peer_dead;
 
-/// The first pause before a peer, or something of it, is tried again.
+/// The first backoff after a failure, in milliseconds.
 const PAUSE_MS_MIN: u64 = 10;
-/// Incarnations that are remembered after their peers were let go.
+/// The largest number of incarnations that are remembered after their peers were dropped.
 const KNOWN_MAX: usize = 4_096;
 
-/// The pause after so many failures in a row: 10 ms, each further one twice as long, up to a limit.
+/// The backoff after so many failures in a row: 10 ms, twice as long after each further one, up to
+/// `pause_ms_max`.
 fn pause(failures: u32, pause_ms_max: u32) -> Duration {
     Duration::from_millis((PAUSE_MS_MIN << failures.min(16)).min(u64::from(pause_ms_max)))
 }
 
-/// Why nothing connects to a peer at the moment.
+/// Whether a peer may be tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gate {
-    Open,
-    /// Not before then.
-    Until(Instant),
-    /// Its incarnation is gone for good: another one answered where it was met.
+enum State {
+    Ready,
+    /// Not before this time.
+    Backoff(Instant),
+    /// Never again: another incarnation answered at an address where this one was met.
     Restarted,
-    /// It has expelled us, for good.
+    /// Never again: the peer has expelled us.
     Expelled,
 }
 
-/// What to do about a connection that is wanted.
+/// What to do when a connection is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
-    /// Connect to this address, which has this number.
+    /// Connect to this address. The number identifies it in [`Contact::welcomed`] and [`Contact::refused`].
     To(u8, SocketAddr),
-    /// Wait: the peer was tried a moment ago.
+    /// Wait: the peer is in backoff.
     Later,
-    /// No attempt can succeed.
+    /// Do not connect: no attempt can succeed.
     Never(Error),
 }
 
-/// What follows from an attempt that failed.
+/// What to do after an attempt that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// No attempt can succeed from now on: whatever waits for the peer ends with this error.
+    /// No attempt can succeed from now on: everything that waits for the peer ends with this error.
     Final(Error),
-    /// The next address is worth a try at once.
+    /// Try the next address at once.
     NextAddress,
-    /// All addresses have failed, and there is a pause. What waits and cannot wait longer ends with this error.
+    /// All addresses have failed, and the peer is in backoff. What waits and cannot wait longer ends with
+    /// this error.
     Paused(Error),
 }
 
-/// One incarnation of a target, and the way to it.
+/// One incarnation of a target, and the addresses at which it may be reached.
 ///
-/// A peer is identified by its incarnation alone. The addresses are only hints: those of bridges, for one, are the same on
-/// every host, so another process may answer there. `Restarted` from an address counts only where this very incarnation
-/// has been met before.
+/// A peer is identified by its incarnation alone. The addresses are only hints: another process may answer
+/// there, since the addresses of bridges, for example, are the same on every host. `PeerRestarted` from an
+/// address counts only where this incarnation was met before.
 #[derive(Debug)]
 pub struct Contact {
     incarnation: u64,
     addresses: [SocketAddr; EXPORT_ADDRESSES_MAX],
     address_count: usize,
-    /// The address that is tried next, and how many have failed in a row.
+    /// The address that is tried next.
     address_at: usize,
+    /// How many addresses have failed in a row.
     addresses_failed: usize,
-    /// Of these, how many were answered by another incarnation.
-    strangers: usize,
-    /// Bit for each address at which this incarnation has welcomed us.
+    /// At how many of them another incarnation answered.
+    other_incarnations: usize,
+    /// One bit for each address at which this incarnation has welcomed us.
     met: u8,
-    gate: Gate,
+    state: State,
     failures: u32,
 }
 
@@ -85,12 +88,12 @@ impl Contact {
             address_count: 1,
             address_at: 0,
             addresses_failed: 0,
-            strangers: 0,
+            other_incarnations: 0,
             met: 0,
-            gate: Gate::Open,
+            state: State::Ready,
             failures: 0,
         };
-        contact.believe(export);
+        contact.use_addresses(export);
         contact
     }
 
@@ -101,46 +104,46 @@ impl Contact {
         self.incarnation
     }
 
-    /// Another export of the same incarnation. Addresses that differ are believed while nothing is known of the old ones:
-    /// the peer was not met, and no connection to it (`connecting`) is being made.
+    /// Takes the addresses of another export of the same incarnation, if they differ and nothing is known
+    /// about the old ones: the peer was not met, and no connection to it is being made (`connecting`).
     pub fn learn(&mut self, export: &Export, connecting: bool) {
         let same =
             self.list() == Self::listed(export).0.get(..usize::from(export.address_count)).unwrap_or(&[]);
         if !same && self.met == 0 && !connecting {
-            self.believe(export);
-            self.gate = Gate::Open;
+            self.use_addresses(export);
+            self.state = State::Ready;
         }
     }
 
     /// What to do when a connection is wanted.
     #[must_use]
     pub fn attempt(&self, now: Instant) -> Attempt {
-        match self.gate {
-            Gate::Restarted => Attempt::Never(ErrorKind::PeerRestarted.into()),
-            Gate::Expelled => Attempt::Never(ErrorKind::Expelled.into()),
-            Gate::Until(when) if now < when => Attempt::Later,
-            Gate::Until(_) | Gate::Open => {
+        match self.state {
+            State::Restarted => Attempt::Never(ErrorKind::PeerRestarted.into()),
+            State::Expelled => Attempt::Never(ErrorKind::Expelled.into()),
+            State::Backoff(when) if now < when => Attempt::Later,
+            State::Backoff(_) | State::Ready => {
                 Attempt::To(self.address_at as u8, self.addresses[self.address_at])
             }
         }
     }
 
-    /// Until when there is a pause.
+    /// When the backoff ends; `None` when the peer is not in backoff.
     #[must_use]
     pub const fn paused_until(&self) -> Option<Instant> {
-        match self.gate {
-            Gate::Until(when) => Some(when),
+        match self.state {
+            State::Backoff(when) => Some(when),
             _ => None,
         }
     }
 
-    /// The peer has welcomed us at the address with this number.
+    /// Notes that the peer has welcomed us at the address with this number.
     pub const fn welcomed(&mut self, address: u8) {
         self.met |= 1 << address;
         self.failures = 0;
         self.addresses_failed = 0;
-        self.strangers = 0;
-        self.gate = Gate::Open;
+        self.other_incarnations = 0;
+        self.state = State::Ready;
     }
 
     /// Whether the peer has ever welcomed us.
@@ -149,23 +152,23 @@ impl Contact {
         self.met != 0
     }
 
-    /// An attempt at the address with this number has failed.
+    /// Notes that an attempt at the address with this number has failed.
     pub fn refused(&mut self, address: u8, error: Error, now: Instant, pause_ms_max: u32) -> Refusal {
         match error.kind {
-            // Only a peer with the right incarnation says so.
+            // Only a peer with the right incarnation reports this.
             ErrorKind::Expelled => {
-                self.gate = Gate::Expelled;
+                self.state = State::Expelled;
                 return Refusal::Final(error);
             }
             ErrorKind::PeerRestarted if self.met & 1 << address != 0 => {
-                self.gate = Gate::Restarted;
+                self.state = State::Restarted;
                 return Refusal::Final(error);
             }
-            ErrorKind::PeerRestarted => self.strangers += 1,
+            ErrorKind::PeerRestarted => self.other_incarnations += 1,
             _ => {}
         }
         let error = match error.kind {
-            ErrorKind::PeerRestarted if self.met != 0 || self.strangers < self.address_count => {
+            ErrorKind::PeerRestarted if self.met != 0 || self.other_incarnations < self.address_count => {
                 Error::with_code(ErrorKind::PeerDead, libc::EHOSTUNREACH)
             }
             _ => peer_dead(error),
@@ -179,20 +182,20 @@ impl Contact {
         Refusal::Paused(error)
     }
 
-    /// Leaves the peer alone for a while, longer each time.
+    /// Puts the peer into backoff, twice as long each time.
     pub fn back_off(&mut self, now: Instant, pause_ms_max: u32) {
-        self.gate = Gate::Until(now + pause(self.failures, pause_ms_max));
+        self.state = State::Backoff(now + pause(self.failures, pause_ms_max));
         self.failures += 1;
         self.addresses_failed = 0;
-        self.strangers = 0;
+        self.other_incarnations = 0;
     }
 
-    /// Whether nothing of ours can land at the peer any more, or ever could: an incarnation that is gone has no memory, one
-    /// that expelled us has closed everything of ours, and one that was never met was sent nothing. A peer that does not
-    /// answer may still receive our bytes.
+    /// Whether no bytes of ours can land at the peer any more: an incarnation that is gone has no memory, one
+    /// that expelled us has closed all our connections, and one that was never met was sent nothing. A peer
+    /// that does not answer may still receive our bytes.
     #[must_use]
     pub fn is_harmless(&self, known: &KnownIncarnations) -> bool {
-        matches!(self.gate, Gate::Restarted | Gate::Expelled)
+        matches!(self.state, State::Restarted | State::Expelled)
             || (self.met == 0 && !known.contains(self.incarnation))
     }
 
@@ -205,49 +208,49 @@ impl Contact {
         (export.addresses.map(|ip| SocketAddr::new(ip, export.port)), count)
     }
 
-    fn believe(&mut self, export: &Export) {
+    fn use_addresses(&mut self, export: &Export) {
         (self.addresses, self.address_count) = Self::listed(export);
-        (self.address_at, self.addresses_failed, self.strangers) = (0, 0, 0);
+        (self.address_at, self.addresses_failed, self.other_incarnations) = (0, 0, 0);
     }
 }
 
-/// A pause that grows with each failure and shrinks by degrees.
+/// A backoff that grows with each failure and is halved by each success.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Cooldown {
+pub struct Backoff {
     failures: u32,
     until: Option<Instant>,
 }
 
-impl Cooldown {
-    /// The first failure costs nothing, the second one 10 ms, each further one twice as much.
+impl Backoff {
+    /// Notes a failure. The first one causes no wait, the second one 10 ms, each further one twice as much.
     pub fn fail(&mut self, now: Instant, pause_ms_max: u32) {
-        let rest = self.failures.checked_sub(1).map_or(Duration::ZERO, |n| pause(n, pause_ms_max));
+        let wait = self.failures.checked_sub(1).map_or(Duration::ZERO, |n| pause(n, pause_ms_max));
         self.failures = (self.failures + 1).min(32);
-        self.until = Some(now + rest);
+        self.until = Some(now + wait);
     }
 
-    /// Something worked: half of the failures are forgotten.
-    pub const fn forgive(&mut self) {
+    /// Notes a success: half of the failures are forgotten.
+    pub const fn succeed(&mut self) {
         self.failures /= 2;
     }
 
-    /// Until when to wait; `None`: no longer.
+    /// When the backoff ends; `None` when it has ended.
     #[must_use]
     pub fn pending(&self, now: Instant) -> Option<Instant> {
         self.until.filter(|until| now < *until)
     }
 }
 
-/// Incarnations that were met and then let go: what was sent to them may still land.
+/// Incarnations that were met and whose peers were dropped since: what was sent to them may still land.
 #[derive(Debug, Default)]
 pub struct KnownIncarnations {
     incarnations: Vec<u64>,
-    /// There were too many: any incarnation may be one.
+    /// There were more than the table holds: any incarnation may be one of them.
     overflow: bool,
 }
 
 impl KnownIncarnations {
-    /// Remembers the peer, if it was met. To be called when a peer is let go.
+    /// Remembers the peer if it was met. The caller calls this before it drops a peer.
     pub fn remember(&mut self, peer: &Contact) {
         if peer.was_met() && !self.contains(peer.incarnation) {
             if self.incarnations.len() < KNOWN_MAX {
@@ -265,18 +268,18 @@ impl KnownIncarnations {
     }
 }
 
-/// A fence that waits for the target's answer. `S` is how the fabric knows the answer when it comes.
+/// A fence that waits for the target's answer. By `S` the fabric recognizes the answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Fence<S> {
-    /// The caller's name for it.
+    /// The caller's name for the fence.
     pub token: Token,
-    /// Index of the segment it was asked for.
-    pub segment: u32,
-    /// How it was sent. `None`: it was not, or what carried it was lost.
+    /// The index of the remote region that it is about.
+    pub remote_region: u32,
+    /// How it was sent. `None` when it was not sent yet, or when the connection that carried it was lost.
     pub sent: Option<S>,
 }
 
-/// How many fences of a transport run, and how many may.
+/// The number of fences of a transport that have not ended, and its limit.
 #[derive(Clone, Copy, Debug)]
 pub struct FenceCount {
     open: u32,
@@ -284,16 +287,16 @@ pub struct FenceCount {
 }
 
 impl FenceCount {
-    /// None runs.
+    /// No fences yet, and room for `max`.
     #[must_use]
     pub const fn new(max: u32) -> Self {
         Self { open: 0, max }
     }
 
-    /// One more.
+    /// Counts a fence that begins.
     ///
     /// # Errors
-    /// `Full`.
+    /// `Full` when `max` fences have not ended.
     pub fn begin(&mut self) -> Result<(), Error> {
         if self.open >= self.max {
             return Err(ErrorKind::Full.into());
@@ -302,28 +305,28 @@ impl FenceCount {
         Ok(())
     }
 
-    /// One fewer.
+    /// Counts a fence that ends.
     pub fn end(&mut self) {
         debug_assert!(self.open > 0, "a fence ends once");
         self.open -= 1;
     }
 }
 
-/// Identities that are refused for good.
+/// The identities that a target has expelled.
 #[derive(Debug, Default)]
 pub struct Expelled(HashSet<u64>);
 
 impl Expelled {
-    /// Refuses `identity` from now on. `connected`: it has a connection here; without `force` that protects it.
+    /// Refuses `identity` from now on. `connected` is whether it has a connection here.
     ///
     /// # Errors
-    /// `InvalidArgument`: identity 0, which no peer has. `Busy`: it is connected. `Full`: as many are refused already as the
-    /// contract allows. In each case nothing has changed.
-    pub fn add(&mut self, identity: u64, force: bool, connected: bool) -> Result<(), Error> {
+    /// `InvalidArgument` for identity 0, which no peer has. `Busy` when it is connected and `mode` spares it.
+    /// `Full` when [`EXPELLED_MAX`] identities are refused already. In each case nothing has changed.
+    pub fn add(&mut self, identity: u64, mode: ExpelMode, connected: bool) -> Result<(), Error> {
         if identity == 0 {
             return Err(ErrorKind::InvalidArgument.into());
         }
-        if !force && connected {
+        if mode == ExpelMode::SpareConnected && connected {
             return Err(ErrorKind::Busy.into());
         }
         if !self.contains(identity) && self.0.len() >= EXPELLED_MAX {
@@ -333,7 +336,7 @@ impl Expelled {
         Ok(())
     }
 
-    /// Whether it is refused.
+    /// Whether `identity` is refused.
     #[must_use]
     pub fn contains(&self, identity: u64) -> bool {
         self.0.contains(&identity)
@@ -373,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn each_address_is_tried_before_there_is_a_pause() {
+    fn each_address_is_tried_before_there_is_a_backoff() {
         let mut peer = Contact::new(&export(&[1, 2]));
         assert_eq!(next(&peer), Some((0, address(1))));
         assert_eq!(refuse(&mut peer, 0, ErrorKind::PeerDead), Refusal::NextAddress);
@@ -385,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_up_to_the_limit_and_a_welcome_ends_them() {
+    fn backoffs_double_up_to_the_limit_and_a_welcome_ends_them() {
         let mut peer = Contact::new(&export(&[1]));
         let pauses: Vec<u128> = (0..9)
             .map(|_| {
@@ -419,7 +422,7 @@ mod tests {
         assert_eq!(refuse(&mut peer, 0, ErrorKind::PeerRestarted), Refusal::NextAddress);
         let all = refuse(&mut peer, 1, ErrorKind::PeerRestarted);
         assert_eq!(all, Refusal::Paused(ErrorKind::PeerRestarted.into()));
-        // One of two: the other may be it.
+        // Another incarnation at one of two addresses: this one may be at the other.
         assert_eq!(refuse(&mut peer, 0, ErrorKind::PeerDead), Refusal::NextAddress);
         let some = refuse(&mut peer, 1, ErrorKind::PeerRestarted);
         assert_eq!(some, Refusal::Paused(Error::with_code(ErrorKind::PeerDead, libc::EHOSTUNREACH)));
@@ -440,11 +443,11 @@ mod tests {
     }
 
     #[test]
-    fn other_addresses_are_believed_while_the_peer_was_not_met() {
+    fn other_addresses_are_taken_while_the_peer_was_not_met() {
         let mut peer = Contact::new(&export(&[1]));
         peer.back_off(NOW, PAUSE_MS_MAX);
         peer.learn(&export(&[1]), false);
-        assert_eq!(peer.attempt(NOW), Attempt::Later, "the same address is no news");
+        assert_eq!(peer.attempt(NOW), Attempt::Later, "the same address changes nothing");
         peer.learn(&export(&[2, 3]), true);
         assert_eq!(peer.attempt(NOW), Attempt::Later, "a connection is being made");
         peer.learn(&export(&[2, 3]), false);
@@ -456,7 +459,7 @@ mod tests {
 
     #[test]
     fn an_export_without_an_address_has_one_that_does_not_answer() {
-        // No parser lets it through; a walk over no address must not divide by zero all the same.
+        // No parser accepts it. A walk over no address must not divide by zero in any case.
         let mut peer = Contact::new(&export(&[]));
         assert!(matches!(refuse(&mut peer, 0, ErrorKind::PeerDead), Refusal::Paused(_)));
     }
@@ -469,7 +472,7 @@ mod tests {
         peer.welcomed(0);
         assert!(!peer.is_harmless(&known), "it was met");
         known.remember(&peer);
-        assert!(!Contact::new(&export(&[1])).is_harmless(&known), "it was met and let go");
+        assert!(!Contact::new(&export(&[1])).is_harmless(&known), "it was met and dropped");
         refuse(&mut peer, 0, ErrorKind::PeerRestarted);
         assert!(peer.is_harmless(&known), "it is gone");
     }
@@ -489,18 +492,18 @@ mod tests {
     }
 
     #[test]
-    fn cooldowns_grow_and_shrink_by_degrees() {
-        let mut rest = Cooldown::default();
+    fn a_backoff_grows_with_failures_and_is_halved_by_successes() {
+        let mut backoff = Backoff::default();
         let mut pauses = Vec::new();
         for _ in 0..10 {
-            rest.fail(NOW, PAUSE_MS_MAX);
-            pauses.push(rest.pending(NOW).map_or(0, |until| (until - NOW).as_millis()));
+            backoff.fail(NOW, PAUSE_MS_MAX);
+            pauses.push(backoff.pending(NOW).map_or(0, |until| (until - NOW).as_millis()));
         }
         assert_eq!(pauses, [0, 10, 20, 40, 80, 160, 320, 640, 1_000, 1_000]);
-        (0..3).for_each(|_| rest.forgive());
-        rest.fail(NOW, PAUSE_MS_MAX);
-        assert_eq!(rest.pending(NOW), Some(NOW + Duration::from_millis(10)));
-        assert_eq!(rest.pending(NOW + Duration::from_millis(10)), None);
+        (0..3).for_each(|_| backoff.succeed());
+        backoff.fail(NOW, PAUSE_MS_MAX);
+        assert_eq!(backoff.pending(NOW), Some(NOW + Duration::from_millis(10)));
+        assert_eq!(backoff.pending(NOW + Duration::from_millis(10)), None);
     }
 
     #[test]
@@ -513,14 +516,15 @@ mod tests {
 
     #[test]
     fn an_identity_is_expelled_by_force_or_when_it_is_not_connected() {
+        use ExpelMode::{Force, SpareConnected};
         let mut expelled = Expelled::default();
-        assert_eq!(expelled.add(0, true, false), Err(ErrorKind::InvalidArgument.into()));
-        assert_eq!(expelled.add(1, false, true), Err(ErrorKind::Busy.into()));
+        assert_eq!(expelled.add(0, Force, false), Err(ErrorKind::InvalidArgument.into()));
+        assert_eq!(expelled.add(1, SpareConnected, true), Err(ErrorKind::Busy.into()));
         assert!(!expelled.contains(1));
-        assert_eq!((expelled.add(1, true, true), expelled.contains(1)), (Ok(()), true));
+        assert_eq!((expelled.add(1, Force, true), expelled.contains(1)), (Ok(()), true));
         (2..=EXPELLED_MAX as u64)
-            .for_each(|identity| assert_eq!(expelled.add(identity, false, false), Ok(())));
-        assert_eq!(expelled.add(u64::MAX, true, false), Err(ErrorKind::Full.into()));
-        assert_eq!(expelled.add(1, true, false), Ok(()), "it is refused already");
+            .for_each(|identity| assert_eq!(expelled.add(identity, SpareConnected, false), Ok(())));
+        assert_eq!(expelled.add(u64::MAX, Force, false), Err(ErrorKind::Full.into()));
+        assert_eq!(expelled.add(1, Force, false), Ok(()), "it is refused already");
     }
 }

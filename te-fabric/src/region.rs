@@ -1,37 +1,40 @@
-//! Registered regions and attached segments: what an id refers to, what may be done with it, and who still uses it.
+//! Regions that are registered and remote regions that are attached: what an id refers to, what may be done
+//! with it, and how many operations still use it.
 
-use te_core::{Access, Error, ErrorKind, Op, RegionId, RemoteRegionId, Slice};
+use te_core::{Access, Error, ErrorKind, Location, Op, RegionId, RemoteRegionId, Slice};
 
 use crate::Export;
 use crate::table::Table;
 
-/// A region of local memory. `X` is what a fabric keeps beside.
+/// A region of local memory. `X` holds what one fabric alone needs.
 #[derive(Debug)]
 pub struct Region<X> {
-    /// Which use of the index this is.
+    /// The generation of the id.
     pub generation: u32,
-    /// Bytes.
+    /// The length, in bytes.
     pub len: u64,
-    /// Rights of local operations and of peers.
+    /// Where the memory is.
+    pub location: Location,
+    /// The rights of local operations and of peers.
     pub access: Access,
-    /// What a peer has to show.
+    /// The number that a peer has to state to use the region.
     pub key: u64,
-    /// Operations of this transport that refer to it.
-    pub users: u32,
-    /// `deregister` has begun: nothing new may use it.
+    /// The number of operations of this transport that use the region.
+    pub pins: u32,
+    /// Whether `deregister` has begun: no new operation may use the region.
     pub closing: bool,
-    /// Fields of this fabric alone.
+    /// What one fabric alone needs.
     pub ext: X,
 }
 
 impl<X> Region<X> {
-    /// A region that nothing uses yet.
+    /// A region of `len` bytes that nothing uses yet.
     #[must_use]
-    pub const fn new(id: RegionId, len: u64, access: Access, key: u64, ext: X) -> Self {
-        Self { generation: id.generation, len, access, key, users: 0, closing: false, ext }
+    pub const fn new(id: RegionId, len: u64, location: Location, access: Access, key: u64, ext: X) -> Self {
+        Self { generation: id.generation, len, location, access, key, pins: 0, closing: false, ext }
     }
 
-    /// The bits of the rights that peers have.
+    /// The bits of [`Access`] that peers have.
     #[must_use]
     pub const fn remote_rights(&self) -> u8 {
         self.access.intersection(REMOTE).bits()
@@ -57,7 +60,7 @@ impl<X> Table<Region<X>> {
         }
     }
 
-    /// The region that a slice uses locally, once its rights and its range are checked.
+    /// The region that a slice uses locally, after a check of its rights and its range.
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `AccessDenied`, `OutOfRange`.
@@ -75,12 +78,12 @@ impl<X> Table<Region<X>> {
         Ok(region)
     }
 
-    /// The region that a peer may use, which shows `key` for it (L6). Whether its rights allow what the peer wants is for the
-    /// caller to check.
+    /// The region that a peer which states `key` may use (L6). The caller checks whether the region's rights
+    /// allow what the peer wants.
     ///
     /// # Errors
-    /// `NotFound`. `Stale`: another generation, or a region that is being deregistered. `AccessDenied`: a wrong key, or a
-    /// region that no peer may use.
+    /// `NotFound`. `Stale` for another generation and for a region that is being deregistered. `AccessDenied`
+    /// for a wrong key and for a region that no peer may use.
     #[inline]
     pub fn granted(&mut self, id: RegionId, key: u64) -> Result<&mut Region<X>, ErrorKind> {
         match self.get_mut(id.index) {
@@ -93,49 +96,51 @@ impl<X> Table<Region<X>> {
         }
     }
 
-    /// One more operation of this transport uses the region.
+    /// Counts one more operation of this transport that uses the region.
     #[inline]
     pub fn pin(&mut self, index: u32) {
         if let Some(region) = self.get_mut(index) {
-            region.users += 1;
+            region.pins += 1;
         }
     }
 
-    /// An operation of this transport no longer uses the region.
+    /// Counts one operation fewer of this transport that uses the region.
     #[inline]
     pub fn unpin(&mut self, index: u32) {
         if let Some(region) = self.get_mut(index) {
-            debug_assert!(region.users > 0, "an operation ends once");
-            region.users -= 1;
+            debug_assert!(region.pins > 0, "an operation ends once");
+            region.pins -= 1;
         }
     }
 }
 
-/// A peer's exported region that is attached here. `X` is what a fabric keeps beside.
+/// A peer's region that is attached here. `X` holds what one fabric alone needs.
 #[derive(Debug)]
-pub struct Segment<X> {
-    /// Which use of the index this is.
+pub struct RemoteRegion<X> {
+    /// The generation of the id.
     pub generation: u32,
-    /// Index of the peer that exported it.
+    /// The index of the peer that exported it.
     pub peer: u32,
-    /// Index of the region at the peer.
+    /// The index of the region at the peer.
     pub region: u32,
-    /// Generation of the region at the peer.
+    /// The generation of the region at the peer.
     pub region_generation: u32,
-    /// What to show for it.
+    /// The number that the peer wants to see before it allows a use of the region.
     pub key: u64,
-    /// Bytes.
+    /// The length, in bytes.
     pub len: u64,
+    /// Where the memory is at the peer. No fabric treats kinds of remote memory differently.
+    pub location: Location,
     /// The rights that the export grants.
     pub access: Access,
-    /// Slices and fences that refer to it.
-    pub users: u32,
-    /// Fields of this fabric alone.
+    /// The number of slices and fences that use it.
+    pub pins: u32,
+    /// What one fabric alone needs.
     pub ext: X,
 }
 
-impl<X> Segment<X> {
-    /// A segment that nothing uses yet.
+impl<X> RemoteRegion<X> {
+    /// The remote region of an export, which nothing uses yet.
     #[must_use]
     pub const fn new(id: RemoteRegionId, peer: u32, export: &Export, ext: X) -> Self {
         Self {
@@ -145,13 +150,14 @@ impl<X> Segment<X> {
             region_generation: export.generation,
             key: export.key,
             len: export.len,
+            location: export.location,
             access: Access::from_bits_truncate(export.rights),
-            users: 0,
+            pins: 0,
             ext,
         }
     }
 
-    /// Checks an operation on a range against what is known here of the segment.
+    /// Checks an operation on a range against the rights and the length in the export.
     ///
     /// # Errors
     /// `AccessDenied`, `OutOfRange`.
@@ -168,59 +174,59 @@ impl<X> Segment<X> {
     }
 }
 
-/// The attached segments of a transport.
-pub type Segments<X> = Table<Segment<X>>;
+/// The remote regions that a transport has attached.
+pub type RemoteRegions<X> = Table<RemoteRegion<X>>;
 
-impl<X> Table<Segment<X>> {
-    /// The segment with this id.
+impl<X> Table<RemoteRegion<X>> {
+    /// The remote region with this id.
     ///
     /// # Errors
     /// `NotFound`, `Stale`.
     #[inline]
-    pub fn find(&self, id: RemoteRegionId) -> Result<&Segment<X>, Error> {
+    pub fn find(&self, id: RemoteRegionId) -> Result<&RemoteRegion<X>, Error> {
         match self.get(id.index) {
             None => Err(ErrorKind::NotFound.into()),
-            Some(segment) if segment.generation != id.generation => Err(ErrorKind::Stale.into()),
-            Some(segment) => Ok(segment),
+            Some(remote) if remote.generation != id.generation => Err(ErrorKind::Stale.into()),
+            Some(remote) => Ok(remote),
         }
     }
 
-    /// The segment that a slice uses, once its rights and its range are checked.
+    /// The remote region that a slice uses, after a check of its rights and its range.
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `AccessDenied`, `OutOfRange`.
     #[inline]
-    pub fn check_remote(&self, slice: &Slice) -> Result<&Segment<X>, Error> {
-        let segment = self.find(slice.remote.region)?;
-        segment.check(slice.op, slice.remote.offset, slice.len)?;
-        Ok(segment)
+    pub fn check_remote(&self, slice: &Slice) -> Result<&RemoteRegion<X>, Error> {
+        let remote = self.find(slice.remote.region)?;
+        remote.check(slice.op, slice.remote.offset, slice.len)?;
+        Ok(remote)
     }
 
-    /// Takes a segment out of the table that nothing uses.
+    /// Takes a remote region that nothing uses out of the table.
     ///
     /// # Errors
-    /// `NotFound`, `Stale`. `Busy`: slices or fences refer to it.
-    pub fn detach(&mut self, id: RemoteRegionId) -> Result<Segment<X>, Error> {
-        if self.find(id)?.users > 0 {
+    /// `NotFound`, `Stale`. `Busy` while slices or fences use it.
+    pub fn detach(&mut self, id: RemoteRegionId) -> Result<RemoteRegion<X>, Error> {
+        if self.find(id)?.pins > 0 {
             return Err(ErrorKind::Busy.into());
         }
         self.remove(id.index).ok_or_else(|| ErrorKind::NotFound.into())
     }
 
-    /// One more slice or fence refers to the segment.
+    /// Counts one more slice or fence that uses the remote region.
     #[inline]
     pub fn pin(&mut self, index: u32) {
-        if let Some(segment) = self.get_mut(index) {
-            segment.users += 1;
+        if let Some(remote) = self.get_mut(index) {
+            remote.pins += 1;
         }
     }
 
-    /// A slice or fence no longer refers to the segment.
+    /// Counts one slice or fence fewer that uses the remote region.
     #[inline]
     pub fn unpin(&mut self, index: u32) {
-        if let Some(segment) = self.get_mut(index) {
-            debug_assert!(segment.users > 0, "a slice ends once");
-            segment.users -= 1;
+        if let Some(remote) = self.get_mut(index) {
+            debug_assert!(remote.pins > 0, "a slice ends once");
+            remote.pins -= 1;
         }
     }
 }
@@ -242,26 +248,28 @@ mod tests {
     use te_core::Token;
 
     const ID: RegionId = RegionId::new(0, 3);
-    const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 5);
+    const REMOTE: RemoteRegionId = RemoteRegionId::new(0, 5);
 
     fn regions(access: Access) -> Regions<()> {
         let mut regions = Regions::new(4);
-        regions.insert(ID.index, Region::new(ID, 100, access, 77, ())).expect("an empty table");
+        regions
+            .insert(ID.index, Region::new(ID, 100, Location::Host, access, 77, ()))
+            .expect("an empty table");
         regions
     }
 
-    fn segments(rights: Access) -> Segments<()> {
+    fn remote_regions(rights: Access) -> RemoteRegions<()> {
         let export = Export { rights: rights.bits(), len: 100, ..testing::export() };
-        let mut segments = Segments::new(4);
-        segments.insert(SEGMENT.index, Segment::new(SEGMENT, 9, &export, ())).expect("an empty table");
-        segments
+        let mut all = RemoteRegions::new(4);
+        all.insert(REMOTE.index, RemoteRegion::new(REMOTE, 9, &export, ())).expect("an empty table");
+        all
     }
 
     fn slice(op: Op, local: u64, remote: u64, len: u32) -> Slice {
         Slice {
             token: Token(1),
             local: RegionOffset::new(ID, local),
-            remote: RemoteOffset::new(SEGMENT, remote),
+            remote: RemoteOffset::new(REMOTE, remote),
             len,
             op,
         }
@@ -284,7 +292,7 @@ mod tests {
 
     #[test]
     fn a_slice_needs_the_right_id_rights_and_range_remotely() {
-        let all = segments(Access::REMOTE_WRITE);
+        let all = remote_regions(Access::REMOTE_WRITE);
         assert_eq!(all.check_remote(&slice(Op::Write, 0, 90, 10)).map(|of| of.peer), Ok(9));
         assert_eq!(kind(all.check_remote(&slice(Op::Write, 0, 91, 10))), Some(ErrorKind::OutOfRange));
         assert_eq!(kind(all.check_remote(&slice(Op::Read, 0, 0, 10))), Some(ErrorKind::AccessDenied));
@@ -312,13 +320,13 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_is_not_detached_while_something_uses_it() {
-        let mut all = segments(Access::REMOTE_READ);
-        all.pin(SEGMENT.index);
-        assert_eq!(kind(all.detach(SEGMENT)), Some(ErrorKind::Busy));
-        all.unpin(SEGMENT.index);
+    fn a_remote_region_is_not_detached_while_something_uses_it() {
+        let mut all = remote_regions(Access::REMOTE_READ);
+        all.pin(REMOTE.index);
+        assert_eq!(kind(all.detach(REMOTE)), Some(ErrorKind::Busy));
+        all.unpin(REMOTE.index);
         assert_eq!(kind(all.detach(RemoteRegionId::new(0, 6))), Some(ErrorKind::Stale));
-        assert_eq!(all.detach(SEGMENT).map(|of| of.peer), Ok(9));
-        assert_eq!(kind(all.detach(SEGMENT)), Some(ErrorKind::NotFound));
+        assert_eq!(all.detach(REMOTE).map(|of| of.peer), Ok(9));
+        assert_eq!(kind(all.detach(REMOTE)), Some(ErrorKind::NotFound));
     }
 }

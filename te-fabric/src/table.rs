@@ -1,8 +1,10 @@
-//! Tables: entries that the caller numbers, and entries that the table numbers and names.
+//! Tables: one whose caller chooses the index of an entry, and one that chooses the index and gives the entry
+//! a name.
 
 use te_core::{Error, ErrorKind};
 
-/// Entries whose index the caller chooses, below a limit. Grows when an entry is added, never on the data path.
+/// Entries whose index the caller chooses, below a limit. The table grows when an entry is added, never on
+/// the data path.
 #[derive(Debug)]
 pub struct Table<T> {
     entries: Vec<Option<T>>,
@@ -16,7 +18,7 @@ impl<T> Table<T> {
         Self { entries: Vec::new(), max }
     }
 
-    /// One more than the largest index ever used: the bound for a walk over all entries.
+    /// One more than the largest index that was ever used: the bound of a loop over all entries.
     #[must_use]
     pub fn bound(&self) -> u32 {
         self.entries.len() as u32
@@ -44,7 +46,7 @@ impl<T> Table<T> {
     /// Checks that an entry may be put at `index`.
     ///
     /// # Errors
-    /// `Full`: the index is beyond the limit. `Busy`: there is an entry.
+    /// `Full` when the index is not below the limit, `Busy` when there is an entry.
     pub fn vacant(&self, index: u32) -> Result<(), Error> {
         match (index < self.max, self.get(index)) {
             (false, _) => Err(ErrorKind::Full.into()),
@@ -56,7 +58,7 @@ impl<T> Table<T> {
     /// Puts `entry` at `index`.
     ///
     /// # Errors
-    /// As [`Self::vacant`]; nothing has changed.
+    /// As [`Self::vacant`]; the table has not changed.
     pub fn insert(&mut self, index: u32, entry: T) -> Result<(), Error> {
         self.vacant(index)?;
         let at = index as usize;
@@ -82,13 +84,14 @@ impl<T> Table<T> {
     }
 }
 
-/// An index and a generation in one word. A name does not outlive its entry: when the slot is used again, it has another
-/// generation.
+/// An index and a generation in one word. A name refers to nothing once its entry is removed: the next entry
+/// in the slot has another generation.
 pub trait Name: Copy {
-    /// Slots that names can tell apart.
+    /// The number of slots that names can distinguish.
     const SLOTS_MAX: u64;
 
-    /// The name of slot `index` in `generation`, of which the low bits count.
+    /// The name of slot `index` in `generation`. Only as many low bits of the generation count as the name
+    /// has room for.
     fn pack(index: u32, generation: u32) -> Self;
 
     /// The index and the generation in a name.
@@ -107,7 +110,7 @@ impl Name for u64 {
     }
 }
 
-/// For names that share a word with something else: 20 bits of index, 12 of generation.
+/// For names that share a word with other data: 20 bits of index, 12 bits of generation.
 impl Name for u32 {
     const SLOTS_MAX: u64 = 1 << 20;
 
@@ -127,7 +130,8 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-/// Entries whose index the slab chooses. An entry may be taken out to be worked on; its slot stays reserved meanwhile.
+/// Entries whose index the slab chooses. A caller may take an entry out to work on it; its slot stays
+/// reserved meanwhile.
 #[derive(Debug)]
 pub struct Slab<T, N = u64> {
     slots: Vec<Slot<T>>,
@@ -142,7 +146,7 @@ impl<T, N: Name> Slab<T, N> {
         Self { slots: Vec::new(), free: Vec::new(), name: core::marker::PhantomData }
     }
 
-    /// Slots in use.
+    /// The number of slots in use.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
@@ -154,7 +158,7 @@ impl<T, N: Name> Slab<T, N> {
         self.len() == 0
     }
 
-    /// One more than the largest index ever used: the bound for a walk over all entries.
+    /// One more than the largest index that was ever used: the bound of a loop over all entries.
     #[must_use]
     pub fn bound(&self) -> u32 {
         self.slots.len() as u32
@@ -164,7 +168,7 @@ impl<T, N: Name> Slab<T, N> {
     pub fn reserve(&mut self) -> (u32, N) {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, reserved: false, value: None });
-            // Room for every slot to come free, so that freeing never allocates.
+            // Room for every slot to become free, so that freeing never allocates.
             self.free.reserve(self.slots.len());
             self.slots.len() as u32 - 1
         });
@@ -178,7 +182,7 @@ impl<T, N: Name> Slab<T, N> {
         N::pack(index, self.slots.get(index as usize).map_or(0, |slot| slot.generation))
     }
 
-    /// The index behind a name, unless that entry is gone.
+    /// The index that a name refers to; `None` once the entry was removed.
     #[inline]
     #[must_use]
     pub fn index(&self, name: N) -> Option<u32> {
@@ -201,7 +205,7 @@ impl<T, N: Name> Slab<T, N> {
         self.slots.get_mut(index as usize)?.value.as_mut()
     }
 
-    /// Takes an entry out to work on it; `put` or `release` follows.
+    /// Takes an entry out to work on it. The caller calls `put` or `release` afterwards.
     #[inline]
     pub fn take(&mut self, index: u32) -> Option<T> {
         self.slots.get_mut(index as usize)?.value.take()
@@ -215,15 +219,15 @@ impl<T, N: Name> Slab<T, N> {
         }
     }
 
-    /// Takes an entry out for good: its slot comes free, and its name refers to nothing from now on.
+    /// Removes an entry: its slot becomes free, and its name refers to nothing from now on.
     pub fn remove(&mut self, index: u32) -> Option<T> {
         let value = self.take(index);
         self.release(index);
         value
     }
 
-    /// Several entries at once, for work that needs more than one of them. Sorts `indexes`, and returns those of
-    /// the entries that exist, each once.
+    /// Several entries at once, for work that needs more than one of them. Sorts `indexes`, and returns each
+    /// entry that exists once.
     pub fn each_mut(&mut self, indexes: &mut [u32]) -> impl Iterator<Item = (u32, &mut T)> {
         indexes.sort_unstable();
         let (mut rest, mut passed) = (self.slots.as_mut_slice(), 0);

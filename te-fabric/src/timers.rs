@@ -1,4 +1,4 @@
-//! When a transport must be polled: what it has to do at once, and the deadlines that it set.
+//! When a transport must be polled: at once, because it has work, or at the earliest deadline that it set.
 //!
 //! ```text
 //!   poll(now) ─▶ begin ─▶ work ─▶ is_due? ─▶ look at all deadlines ─▶ looked(next)
@@ -7,14 +7,14 @@
 //!   poll_at ◀── next_poll ◀─┘
 //! ```
 //!
-//! Deadlines are looked at every 5 ms, not on every poll. A transport that sets one without saying so would sleep past it:
-//! that is why the fields are private.
+//! A transport looks at its deadlines every 5 ms, not on every poll. The fields are private so that no
+//! deadline is set without a call of `changed` or `due_by`: the transport would sleep past it.
 
 use core::time::Duration;
 
 use te_core::Instant;
 
-/// Deadlines are looked at this often.
+/// The time between two looks at the deadlines, in milliseconds.
 const LOOK_MS: u64 = 5;
 
 /// The time of a transport, and when it has to run again.
@@ -22,9 +22,9 @@ const LOOK_MS: u64 = 5;
 pub struct Timers {
     now: Instant,
     polls: u32,
-    /// Something can be done that the last poll did not do.
+    /// There is work that the last poll did not do.
     woken: bool,
-    /// When to look at the deadlines.
+    /// When to look at the deadlines next.
     due: Instant,
     /// The earliest deadline, when they were last looked at.
     next: Option<Instant>,
@@ -33,27 +33,27 @@ pub struct Timers {
 }
 
 impl Timers {
-    /// Before the first poll.
+    /// The timers of a transport that was not polled yet.
     #[must_use]
     pub const fn new() -> Self {
         Self { now: Instant::ZERO, polls: 0, woken: false, due: Instant::ZERO, next: None, stale: false }
     }
 
-    /// The time of the poll that runs, or of the last one.
+    /// The time of the current poll or, between polls, of the last one.
     #[inline]
     #[must_use]
     pub const fn now(&self) -> Instant {
         self.now
     }
 
-    /// Polls so far. Wraps.
+    /// The number of polls so far. It wraps.
     #[inline]
     #[must_use]
     pub const fn polls(&self) -> u32 {
         self.polls
     }
 
-    /// A poll begins. Time does not go back.
+    /// Begins a poll. Time does not go back.
     #[inline]
     pub fn begin(&mut self, now: Instant) {
         self.now = self.now.max(now);
@@ -61,8 +61,9 @@ impl Timers {
         self.polls = self.polls.wrapping_add(1);
     }
 
-    /// How long nobody polled, when that was more than half of what a peer may be silent: the peers' silence in that time is
-    /// not their fault. `None` before the first poll, which follows no pause. To be asked before [`Self::begin`].
+    /// The time since the last poll, when it is more than half of the time for which a peer may be silent:
+    /// the transport must not blame peers for silence in that time. `None` before the first poll. The caller
+    /// calls this before [`Self::begin`].
     #[must_use]
     pub fn absence(&self, now: Instant, silence_ms_max: u32) -> Option<Duration> {
         let away = now.nanos_since(self.now);
@@ -70,25 +71,25 @@ impl Timers {
         (self.polls > 0 && long).then(|| Duration::from_nanos(away))
     }
 
-    /// Something can be done at once: `poll` shall be called again without a wait.
+    /// Notes that there is work: `poll` is due again at once.
     #[inline]
     pub const fn wake(&mut self) {
         self.woken = true;
     }
 
-    /// As [`Self::wake`], if there is something to do.
+    /// As [`Self::wake`], if `something` is true.
     #[inline]
     pub const fn wake_if(&mut self, something: bool) {
         self.woken |= something;
     }
 
-    /// A deadline was set.
+    /// Notes that a deadline was set.
     #[inline]
     pub const fn changed(&mut self) {
         self.stale = true;
     }
 
-    /// A deadline was set, and the next look at them must not come after it.
+    /// Notes that a deadline was set, and that the next look at the deadlines must not come after it.
     #[inline]
     pub fn due_by(&mut self, at: Instant) {
         self.due = self.due.min(at);
@@ -102,19 +103,19 @@ impl Timers {
         self.now >= self.due
     }
 
-    /// The deadlines are about to be looked at: what is set from here on is news.
+    /// Begins a look at the deadlines: it does not see those that are set from here on.
     pub const fn looking(&mut self) {
         self.stale = false;
     }
 
-    /// The deadlines were looked at; `next` is the earliest.
+    /// Ends a look at the deadlines; `next` is the earliest of them.
     pub fn looked(&mut self, next: Option<Instant>) {
         self.next = next;
         let often = self.now + Duration::from_millis(LOOK_MS);
         self.due = next.map_or(often, |next| next.min(often)).max(self.now);
     }
 
-    /// What `poll_at` returns. `busy`: there is something to do or to fetch at once.
+    /// The result of `poll_at`. `busy` is whether there is something to do or to fetch at once.
     #[inline]
     #[must_use]
     pub const fn next_poll(&self, busy: bool) -> Option<Instant> {
@@ -134,12 +135,12 @@ impl Default for Timers {
     }
 }
 
-/// The earliest of the deadlines that it is given.
+/// The earliest of several deadlines.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Earliest(Option<Instant>);
 
 impl Earliest {
-    /// One more deadline, if there is one.
+    /// Takes one more deadline into account, if there is one.
     #[inline]
     pub fn note(&mut self, at: Option<Instant>) {
         self.0 = [self.0, at].into_iter().flatten().min();

@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    MemoryKinds, Op, RegionId, RemoteRegionId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, Location,
+    MemSpan, Memory, MemoryKinds, Op, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
-use te_fabric::{Region, Regions, Segment, Segments};
+use te_fabric::{Region, Regions, RemoteRegion, RemoteRegions};
 
 use crate::reach::{Checksum, Copied, EXPORT_BYTES_MAX, Reach};
 use crate::sys::{HeldSpan, Window, copy, copy_summed};
@@ -39,7 +39,7 @@ const ROWS_MAX: u32 = 1 << 16;
 pub struct Copier<R: Reach> {
     reach: R,
     regions: Regions<Held<R::Export>>,
-    segments: Segments<R::Link>,
+    segments: RemoteRegions<R::Link>,
     queue: VecDeque<Job>,
     /// Jobs in the queue whose remote region the last `poll` could not reach yet.
     stalled: usize,
@@ -68,7 +68,7 @@ impl<R: Reach> Copier<R> {
         Self {
             reach,
             regions: Regions::new(ROWS_MAX),
-            segments: Segments::new(ROWS_MAX),
+            segments: RemoteRegions::new(ROWS_MAX),
             queue: VecDeque::with_capacity(INFLIGHT_MAX),
             stalled: 0,
             canceled: 0,
@@ -164,12 +164,12 @@ impl<R: Reach> Memory for Copier<R> {
         // `revoke` has returned true.
         let held = Arc::new(unsafe { HeldSpan::new(span) });
         let export = if access.is_remote() { self.reach.share(id, &held, access)? } else { None };
-        let region = Region::new(id, span.len() as u64, access, 0, Held { held, export });
+        let region = Region::new(id, span.len() as u64, span.location(), access, 0, Held { held, export });
         self.regions.insert(id.index, region)
     }
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
-        if self.regions.find(id)?.users > 0 {
+        if self.regions.find(id)?.pins > 0 {
             return Err(Error::new(ErrorKind::Busy));
         }
         let Some(region) = self.regions.get_mut(id.index) else {
@@ -321,11 +321,11 @@ impl<R: Reach> Transport for Copier<R> {
         peer != 0 && self.reach.is_connected(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
         if peer == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument));
         }
-        if !force && self.is_connected(peer) {
+        if mode == ExpelMode::SpareConnected && self.is_connected(peer) {
             return Err(Error::new(ErrorKind::Busy));
         }
         self.reach.expel(peer)

@@ -13,11 +13,11 @@ use te_host::{AllocOptions, LocalConfig, LocalTransport, SharedMemory, ShmConfig
 static ALLOCATIONS: CountingAlloc<std::alloc::System> = CountingAlloc::new(std::alloc::System);
 
 mod local {
-    te_core::conformance_tests!(super::HostHarness { fabric: super::Fabric::Local }, skips [a_slice_off_the_granule_is_refused_before_a_byte_moves, when_the_target_dies_every_slice_ends_once, after_a_restart_an_old_segment_is_refused_and_never_misread, after_a_restart_a_new_export_works, a_fence_to_a_dead_target_ends, a_fence_after_a_restart_ends_and_holds, a_cut_connection_ends_every_slice_and_heals]);
+    te_core::conformance_tests!(super::HostHarness { fabric: super::Fabric::Local }, skips [a_slice_off_the_granule_is_refused_before_a_byte_moves, when_the_target_dies_every_slice_ends_once, after_a_restart_an_old_remote_region_is_refused_and_never_misread, after_a_restart_a_new_export_works, a_fence_to_a_dead_target_ends, a_fence_after_a_restart_ends_and_holds, a_cut_connection_ends_every_slice_and_heals]);
 }
 
 mod shm {
-    te_core::conformance_tests!(super::HostHarness { fabric: super::Fabric::Shm }, skips [a_slice_off_the_granule_is_refused_before_a_byte_moves, after_a_restart_an_old_segment_is_refused_and_never_misread, after_a_restart_a_new_export_works, a_fence_to_a_dead_target_ends, a_fence_after_a_restart_ends_and_holds, a_cut_connection_ends_every_slice_and_heals]);
+    te_core::conformance_tests!(super::HostHarness { fabric: super::Fabric::Shm }, skips [a_slice_off_the_granule_is_refused_before_a_byte_moves, after_a_restart_an_old_remote_region_is_refused_and_never_misread, after_a_restart_a_new_export_works, a_fence_to_a_dead_target_ends, a_fence_after_a_restart_ends_and_holds, a_cut_connection_ends_every_slice_and_heals]);
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

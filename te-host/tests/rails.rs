@@ -126,8 +126,8 @@ impl Rails {
 
     /// Makes the wire of a rail `factor` times as slow as it was.
     fn set_slow(&self, rail: usize, factor: u64) {
-        let calm = LinkConfig::CALM;
-        let link = LinkConfig { bytes_per_s: calm.bytes_per_s / factor, ..calm };
+        let mut link = LinkConfig::CALM;
+        link.bytes_per_s /= factor;
         self.nets[rail].set_link(HERE, THERE, link);
         self.nets[rail].set_link(THERE, HERE, link);
     }
@@ -302,7 +302,7 @@ fn the_far_end_counts_as_much_as_the_near_one() {
     assert_eq!(best(&mut route, 3, 4), Some(0), "nothing is known of the far end");
     assert_eq!(best(&mut route, 9, 5), Some(1), "nothing is known of the near end");
     assert_eq!(route.route(&slice(3, 5), 0b1001), Some(0), "near on one side");
-    route.set_segment_penalties(RemoteRegionId::new(5, 0), None);
+    route.set_remote_region_penalties(RemoteRegionId::new(5, 0), None);
     assert_eq!(best(&mut route, 3, 5), Some(0), "forgotten");
 }
 

@@ -4,112 +4,163 @@ use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
 use te_fabric::config::{ConfigError, check_advertised, check_ranges};
 
-/// Queue pairs to one peer, at most.
+/// The most queue pairs to one peer.
 pub const QPS_MAX: u8 = 16;
-/// Scatter/gather entries in one work request, at most.
+/// The most scatter/gather entries in one work request.
 pub const SGES_MAX: u8 = 32;
-/// Chunks of one region, at most; a region with more is refused.
+/// The most chunks of one region; a region with more is refused.
 pub const CHUNKS_MAX: u32 = 65_536;
 
-/// How an [`RdmaTransport`](crate::RdmaTransport) uses its port, listens, connects, and bounds itself. Every
-/// field has a default. What the device cannot do lowers a setting silently;
-/// [`RdmaTransport::config`](crate::RdmaTransport::config) says what became of it.
-#[derive(Clone, Debug)]
+/// How an [`RdmaTransport`](crate::RdmaTransport) uses its port, listens, connects, and limits its resources.
+/// Every field has a default. A setting above the limits of the NIC is lowered without an error;
+/// [`RdmaTransport::config`](crate::RdmaTransport::config) returns the settings in use.
+///
+/// As text it has only the settings of an installation: devices, port, GID, queue pairs, and those of the
+/// network path. The code that opens the transport sets the others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// The kernel's name of the device (`mlx5_0`, `rxe0`). Default: the first with an active port.
-    pub device: Option<String>,
-    /// Port of the device, from 1. Default: the first that is active.
-    pub port: Option<u8>,
-    /// Where the control connection listens. Port 0 picks a free one. Default `127.0.0.1:0`, which peers on
-    /// other hosts cannot reach.
+    /// NIC ports to use, by the kernel's names: `mlx5_0` for each active port of that device, `mlx5_0:1` for
+    /// one port. Empty: every active port of the host. An engine opens one rail per port, and does not start
+    /// when a port that is named cannot be opened; a single transport opens the first port. Default: empty.
+    pub devices: Vec<String>,
+    /// Port of the listener for control connections, in place of the one in `bind`. Each further rail of an
+    /// engine takes the next port. 0: the port in `bind`, and a free one where that is 0 too. A port that is
+    /// in use keeps the fabric from starting. Default 0.
+    pub port: u16,
+    /// The address of the listener for control connections. Port 0 picks a free one. Default `127.0.0.1:0`,
+    /// which peers on other hosts cannot reach.
+    #[serde(skip)]
     pub bind: SocketAddr,
     /// The address that exports carry. Default: the one in `bind`; when that is unspecified (`0.0.0.0`,
     /// `::`), the addresses of this host's interfaces.
+    #[serde(skip)]
     pub advertise: Option<IpAddr>,
-    /// Entry of the port's GID table. Default: chosen, RoCE v2 over IPv4 first, and proven by a loopback.
+    /// Index into the GID table of each port. Default: the first one that passes a loopback, RoCE v2 over
+    /// IPv4 first.
     pub gid_index: Option<u32>,
-    /// Time for the loopback proof of one GID at opening; 0 leaves the proof out. Default 2,000.
+    /// Time limit of the loopback proof of one GID when the transport is opened, milliseconds; 0: no proof.
+    /// Default 2,000.
+    #[serde(skip)]
     pub proof_ms_max: u32,
-    /// Queue pairs for our work to one peer; 1 to 16. Default 2.
+    /// Queue pairs to each peer on each rail; 1 to 16. Default 2.
     pub qps: u8,
-    /// Work requests posted to one queue pair and not yet ended. Default 256.
+    /// The most work requests that are posted to one queue pair and have not ended. Default 256.
+    #[serde(skip)]
     pub qp_depth: u32,
-    /// Local pieces in one work request: slices that lie side by side at the peer share one. Default 8.
+    /// The most local pieces in one work request: slices that are contiguous at the peer share one. Default
+    /// 8.
+    #[serde(skip)]
     pub sges: u8,
-    /// WRITEs up to this length travel inside the work request. Default 128.
+    /// Longest WRITE that is carried inside its work request, bytes. Default 128.
+    #[serde(skip)]
     pub inline_bytes_max: u32,
-    /// Every so many work requests one reports success; so does the last of each doorbell. Default 16.
+    /// One of this many work requests asks for a completion on success; so does the last one of each
+    /// doorbell. Default 16.
+    #[serde(skip)]
     pub signal_every: u16,
-    /// READs in flight on one queue pair. Default 16.
+    /// The most READs in flight on one queue pair. Default 16.
+    #[serde(skip)]
     pub reads: u8,
     /// A queue pair takes further work while fewer bytes than this are in flight on it. Default 8 MiB.
+    #[serde(skip)]
     pub window_bytes_max: u32,
-    /// Longer slices travel as several messages, spread over the queue pairs. Default 1 MiB.
+    /// Longest message, bytes. A longer slice is cut into several messages, which are spread over the queue
+    /// pairs. Default 1 MiB.
+    #[serde(skip)]
     pub message_bytes_max: u32,
-    /// Longest path MTU: 256, 512, 1024, 2048 or 4096. Default 4096; the smaller of both ports' counts.
+    /// Largest path MTU, bytes: 256, 512, 1024, 2048 or 4096. The smaller of both ports' MTUs is used.
+    /// Default 4096.
     pub mtu_bytes_max: u32,
-    /// Traffic class of our packets (on RoCE: DSCP and ECN). Default 0.
+    /// Traffic class of our packets. On RoCE its upper six bits are the DSCP, its lower two the ECN bits.
+    /// Default 0.
     pub traffic_class: u8,
     /// InfiniBand service level, 0 to 15. Default 0.
     pub service_level: u8,
-    /// The device resends what is not acknowledged within 4.096 µs × 2^this; 1 to 31. Default 14, about 67
-    /// ms.
+    /// The NIC sends a packet again when it is not acknowledged within 4.096 µs × 2^this; 1 to 31. Default
+    /// 14, about 67 ms.
     pub timeout_exponent: u8,
-    /// How often it resends before it gives up; 0 to 7. Default 7.
+    /// How often the NIC sends a packet again before the work request fails; 0 to 7. Default 7.
     pub retries: u8,
-    /// A cancelled slice that is posted gets so long to end by itself; then its queue pair is flushed, and
-    /// its neighbours are sent again on a new one. Default 20.
+    /// How long a cancelled slice that is posted may take to end by itself, milliseconds. Afterwards its
+    /// queue pair is flushed, and the other slices on it are sent again on a new one. Default 20.
+    #[serde(skip)]
     pub cancel_drain_ms: u32,
-    /// A queue pair in error gets so long to flush; then it is destroyed, which ends it too. Default 500.
+    /// How long a queue pair in error may take to flush, milliseconds. Afterwards it is destroyed, which ends
+    /// its work as well. Default 500.
+    #[serde(skip)]
     pub flush_ms_max: u32,
-    /// How often a slice is sent again because the failure or cancel of another slice flushed it. Default 4.
+    /// How often a slice is sent again because the failure or cancellation of another slice flushed it.
+    /// Default 4.
+    #[serde(skip)]
     pub replays_max: u8,
-    /// A region longer than this is registered in chunks, several at a time; a power of two. Default 1 GiB.
+    /// Bytes of a registration chunk, a power of two: a longer region is registered in chunks, several at the
+    /// same time. Default 1 GiB.
+    #[serde(skip)]
     pub registration_chunk_bytes: u64,
     /// Threads that register the chunks of one region. Default 8.
+    #[serde(skip)]
     pub registration_threads: u8,
-    /// Faults in the pages of a region before it is registered, which takes the same time but is done in
+    /// Faults in the pages of a region before it is registered. Registering would do so as well, but not in
     /// parallel. Default on.
+    #[serde(skip)]
     pub populate: bool,
-    /// Lets the device reorder its writes to our memory where it can. Default on.
+    /// Allows the NIC to reorder its writes to our memory where it can. Default on.
+    #[serde(skip)]
     pub relaxed_ordering: bool,
-    /// Reports how far a registration is. Default: only the log does.
+    /// Counts the bytes of registrations while they run. Default: only the log reports them.
+    #[serde(skip)]
     pub progress: Option<Progress>,
-    /// A peer that owes us an answer on the control connection for so long is dead. Default 5,000.
+    /// A peer that owes us an answer on the control connection for this many milliseconds is dead. Default
+    /// 5,000.
     ///
-    /// Transfers do not need the peer's attention, but connections, keys and fences do: set this above the
-    /// longest pause of any owner.
+    /// Transfers do not need the peer's process, but connections, keys and fences do: set this above the
+    /// longest time between two polls of any peer.
+    #[serde(skip)]
     pub peer_silence_ms_max: u32,
-    /// Time to connect and shake hands. Default 3,000.
+    /// Time limit for connecting and the handshake, milliseconds. Default 3,000.
+    #[serde(skip)]
     pub connect_ms_max: u32,
-    /// Longest pause before a peer, or a queue pair to it, is tried again; the first is 10 ms. Default 1,000.
+    /// Longest backoff before a peer, or a queue pair to it, is tried again, milliseconds; the first one is
+    /// 10 ms. Default 1,000.
+    #[serde(skip)]
     pub reconnect_ms_max: u32,
-    /// Slices accepted and not yet completed. Default 4,096.
+    /// The most slices that are accepted and not completed. Default 4,096.
+    #[serde(skip)]
     pub inflight_max: u32,
-    /// Longest slice. Default 1 GiB.
+    /// Longest slice, bytes. Default 1 GiB.
+    #[serde(skip)]
     pub slice_bytes_max: u32,
-    /// Peers that we are connected to at a time. The one that was longest not used gives way. Default 1,024.
-    pub endpoints_max: u32,
-    /// Peers that are connected to us at a time. Default 1,024.
+    /// The most peers to which we have a control connection. When another peer needs one, the connection that
+    /// was not used for longest is closed. Default 1,024.
+    #[serde(skip)]
+    pub peers_max: u32,
+    /// The most control connections that peers have to us. Default 1,024.
+    #[serde(skip)]
     pub connections_max: u32,
-    /// Region indexes run from 0 to this. Default 65,536.
+    /// Indexes of regions are smaller than this. Default 65,536.
+    #[serde(skip)]
     pub regions_max: u32,
-    /// Segment indexes run from 0 to this. Default 65,536.
-    pub segments_max: u32,
-    /// Fences that run at the same time. Default 64.
+    /// Indexes of remote regions are smaller than this. Default 65,536.
+    #[serde(skip)]
+    pub remote_regions_max: u32,
+    /// The most fences that run at the same time. Default 64.
+    #[serde(skip)]
     pub fences_max: u32,
-    /// Who our peers take us for: what they expel. The same for all transports of one engine. Default 0: a
-    /// random one.
+    /// The identity by which peers know and expel us. It is the same for all transports of one engine.
+    /// Default 0: a random one.
+    #[serde(skip)]
     pub identity: u64,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
-            device: None,
-            port: None,
+            devices: Vec::new(),
+            port: 0,
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             advertise: None,
             gid_index: None,
@@ -140,10 +191,10 @@ impl Default for Config {
             reconnect_ms_max: 1_000,
             inflight_max: 4_096,
             slice_bytes_max: 1 << 30,
-            endpoints_max: 1_024,
+            peers_max: 1_024,
             connections_max: 1_024,
             regions_max: 65_536,
-            segments_max: 65_536,
+            remote_regions_max: 65_536,
             fences_max: 64,
             identity: 0,
         }
@@ -151,13 +202,20 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The address to listen on: `bind`, with the port in `port` if that is not 0.
+    pub(crate) const fn listen(&self) -> SocketAddr {
+        match self.port {
+            0 => self.bind,
+            port => SocketAddr::new(self.bind.ip(), port),
+        }
+    }
+
     /// Checks every field against its limits.
     ///
     /// # Errors
-    /// The first field that is out of its limits, with the limits.
+    /// Names the first field that is out of its limits, and the limits.
     pub fn validate(&self) -> Result<(), ConfigError> {
         check_ranges([
-            ("port", self.port.map_or(1, u64::from), 1, 254),
             ("proof_ms_max", u64::from(self.proof_ms_max), 0, 60_000),
             ("qps", u64::from(self.qps), 1, u64::from(QPS_MAX)),
             ("qp_depth", u64::from(self.qp_depth), 1, 32_768),
@@ -181,10 +239,10 @@ impl Config {
             ("reconnect_ms_max", u64::from(self.reconnect_ms_max), 10, 3_600_000),
             ("inflight_max", u64::from(self.inflight_max), 1, 1 << 20),
             ("slice_bytes_max", u64::from(self.slice_bytes_max), 1, u64::from(u32::MAX)),
-            ("endpoints_max", u64::from(self.endpoints_max), 1, 1 << 15),
+            ("peers_max", u64::from(self.peers_max), 1, 1 << 15),
             ("connections_max", u64::from(self.connections_max), 1, 1 << 15),
             ("regions_max", u64::from(self.regions_max), 1, 1 << 24),
-            ("segments_max", u64::from(self.segments_max), 1, 1 << 24),
+            ("remote_regions_max", u64::from(self.remote_regions_max), 1, 1 << 24),
             ("fences_max", u64::from(self.fences_max), 1, 65_536),
         ])?;
         if !self.mtu_bytes_max.is_power_of_two() {
@@ -200,7 +258,8 @@ impl Config {
     }
 }
 
-/// How far a registration is; shared between the thread that registers and the one that shows it.
+/// The progress of registrations, shared between the thread that registers and the threads that display it.
+/// Equal values are clones of each other.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<Counters>);
 
@@ -211,19 +270,19 @@ struct Counters {
 }
 
 impl Progress {
-    /// Bytes registered so far, over the life of the value.
+    /// Bytes registered since the value was made.
     #[must_use]
     pub fn bytes_done(&self) -> u64 {
         self.0.done.load(Ordering::Relaxed)
     }
 
-    /// Bytes that were asked for, over the life of the value.
+    /// Bytes whose registration was requested since the value was made.
     #[must_use]
     pub fn bytes_total(&self) -> u64 {
         self.0.total.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn asked(&self, bytes: u64) {
+    pub(crate) fn requested(&self, bytes: u64) {
         self.0.total.fetch_add(bytes, Ordering::Relaxed);
     }
 
@@ -231,6 +290,14 @@ impl Progress {
         self.0.done.fetch_add(bytes, Ordering::Relaxed);
     }
 }
+
+impl PartialEq for Progress {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Progress {}
 
 #[cfg(test)]
 mod tests {
@@ -249,5 +316,12 @@ mod tests {
         assert!(chunk.validate().is_err_and(|error| error.field.contains("power of two")));
         let mtu = Config { mtu_bytes_max: 1_500, ..Config::default() };
         assert!(mtu.validate().is_err_and(|error| error.field.contains("mtu")));
+    }
+
+    #[test]
+    fn the_port_replaces_that_of_the_listener() {
+        let bind = "10.0.0.1:7".parse().expect("an address");
+        let listen = |port| Config { bind, port, ..Config::default() }.listen().to_string();
+        assert_eq!((listen(0), listen(9)), ("10.0.0.1:7".into(), "10.0.0.1:9".into()));
     }
 }

@@ -1,4 +1,4 @@
-//! The parts that the initiator and the target both work with, and that neither owns.
+//! The parts that both the initiator and the target work with.
 
 use te_fabric::Timers;
 
@@ -7,7 +7,7 @@ use crate::io::Io;
 use crate::memory::LocalMemory;
 use crate::sys::verbs::Verbs;
 
-/// What a step of the initiator or of the target works with, lent for one call.
+/// The shared parts, lent to the initiator or the target for one call.
 pub(crate) struct Env<'a, V: Verbs> {
     pub(crate) io: &'a mut Io<V>,
     pub(crate) memory: &'a mut LocalMemory,

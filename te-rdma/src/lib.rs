@@ -1,96 +1,103 @@
-//! One-sided reads and writes of registered memory over RDMA: the fabric that this project is for.
+//! One-sided reads and writes of registered memory over RDMA.
 //!
-//! An [`RdmaTransport`] is one port of one device, one rail. It is both ends at once: it turns its owner's
-//! slices into work requests on queue pairs to peers (*initiator*), and it holds queue pairs through which
-//! peers reach the regions that it exports (*target*). It is one object with one owner and makes progress
-//! only in [`submit`](te_core::Transport::submit) and [`poll`](te_core::Transport::poll).
+//! An [`RdmaTransport`] is one port of one device, one rail. It is both ends at the same time: as *initiator*
+//! it turns the caller's slices into work requests on queue pairs to peers, and as *target* it holds queue
+//! pairs through which peers reach the regions that it exports. One polling thread calls it, and it makes
+//! progress only in [`submit`](te_core::Transport::submit) and [`poll`](te_core::Transport::poll).
 //!
 //! ```text
 //!         submit                      poll                     poll_at
 //!           │                          ▲                          ▲
 //!   ┌───────▼──────────────────────────┴──────────────────────────┴────────┐
-//!   │ transport     where the parts meet; drive: one poll                  │
+//!   │ transport     joins the parts; drive: one poll                       │
 //!   └───┬──────────────┬──────────────┬──────────────┬──────────────┬──────┘
 //!       ▼              ▼              ▼              ▼              ▼
 //!   initiator        peers         target         memory         timers
-//!   our slices:      contacts,     peers'         regions,       (te_fabric)
-//!   queue, cut,      pauses,       questions,     the device's
+//!   our slices:      addresses,    peers'         regions,       (te_fabric)
+//!   queue, cut,      backoff,      questions,     the device's
 //!   merge, post,     control       queue pairs    keys
 //!   complete,        connections   for them,
-//!   settle, ask      to them       fences
+//!   ask              to them       fences
 //!       │              │              │              │
 //!       └──────┬───────┴──────┬───────┘              │
 //!              ▼              ▼                      │
 //!              io            wire                    │
 //!   port, our queue pairs,   frames of control       │
-//!   completions, sockets,    connections, byte       │
-//!   listener, epoll          by byte                 │
+//!   completions, sockets,    connections             │
+//!   listener, epoll                                  │
 //!              │                                     │
 //!              ▼                                     ▼
-//!   sys   verbs: the seam · libibverbs, found at run time · all unsafe code        sim (feature `sim`)
+//!   sys   verbs: the interface to devices · libibverbs, found at run time          sim (feature `sim`)
 //! ```
 //!
-//! An arrow is an import; none points up. The initiator and the target know each other not at all, and peers
-//! only by number. `env` lends both what they share: io, memory, timers, settings.
+//! An arrow is an import; none points up. The initiator and the target do not know each other, and know peers
+//! only by number. `env` lends both the parts that they share: io, memory, timers, settings. All unsafe code
+//! is in `sys`, but for the `register` of the transport and of the simulated devices.
 //!
-//! The slab, the tables, addresses and pauses, exports, the handshake, timers, the listener and epoll are
-//! [`te_fabric`]'s.
+//! The slab, the tables, addresses and backoff, exports, the handshake, timers, the listener and epoll are
+//! those of [`te_fabric`].
 //!
-//! **Two planes.** Payload goes by RDMA alone: READ and WRITE on reliable connections, straight between
+//! **Two planes.** Payload is moved by RDMA alone: READ and WRITE on reliable connections, straight between
 //! registered memory. Everything else goes over a *control connection*, one TCP connection from initiator to
-//! target that the transport owns (module [`wire`] has every byte): queue pairs are made to meet there,
-//! remote keys are handed out against the key in the export, and fences are asked for and answered. A
-//! connection has a direction: who wants to reach opens it. Two ends that open to each other at the same time
-//! have two connections and no race.
+//! target (module [`wire`] describes every byte): it connects queue pairs, sends remote keys to peers that
+//! have the key in the export, and carries fences. The initiator opens it. Two transports that reach each
+//! other have two control connections, one in each direction.
 //!
-//! **Who may what.** The export carries a random 64-bit key. Remote keys of the device, which have 32 bits
-//! and many of them guessable, are shown only to who has it, and the target's word about rights and length
-//! counts, not the export's. A queue pair belongs to the control connection over which it was offered and
-//! dies with it. No peer comes in through ours: they are initialised without remote rights. A device's key
-//! that was shown once is not used for another region while it is remembered.
+//! **Access control.** The export carries a random 64-bit key. The device's remote keys have 32 bits, many of
+//! which can be guessed; they are sent only to peers that have the key of the export. The target's values of
+//! rights and length replace those in the export. A queue pair belongs to the control connection over which
+//! it was offered, and is destroyed with it. Our own queue pairs give peers no access: they are made without
+//! remote rights. A remote key that was sent to a peer is not used for another region while it is remembered.
 //!
-//! **Who pays for a failure.** A queue pair fails as a whole. The slice at fault ends with its own error; its
-//! neighbours are sent again on a new queue pair, the same bytes to the same range, and their completions say
-//! that a fence is needed. When the path is at fault, or the port, all of them end, so that other rails may
+//! **Failures.** A queue pair fails as a whole. The slice that caused the failure ends with its error; the
+//! other slices are sent again on a new queue pair, the same bytes to the same range, and their completions
+//! say that a fence is needed. When the path or the port failed, all of them end, so that other rails can
 //! take them.
+//!
+//! **Memory of GPUs.** With [`RdmaTransport::with_devices`] a region may be memory of a GPU, which the NIC
+//! reads and writes without a copy. [`Devices::dmabuf`](te_core::device::Devices::dmabuf) gives the file
+//! descriptor by which it is registered. Such bytes are never carried inside a work request, because the CPU
+//! cannot read them. A NIC that cannot reach the memory refuses the region as `Unsupported`.
 //!
 //! # Capabilities
 //!
 //! | | |
 //! |---|---|
 //! | `READ`, `WRITE` | yes; a WRITE is `Applied` when the target's device has acknowledged its last packet |
-//! | `FENCE` | yes; the target destroys the queue pairs that we do not use any more, and says so |
-//! | `CHECKSUM` | no: the link's own (ICRC) is all there is. Who stores bytes checks them end to end |
-//! | `TWO_SIDED_PROGRESS` | no: transfers do not need the target. Connections, first use of a segment, and fences do |
-//! | expel | yes, by the identity in each HELLO: the device destroys the peer's queue pairs. Without force who has a control connection is left alone |
-//! | cancel | at once while a slice waits; once posted it drains for [`Config::cancel_drain_ms`], then its queue pair is flushed |
-//! | longest slice | [`Config::slice_bytes_max`]; what is longer than a message is spread over the queue pairs |
-//! | parking | [`event_source`](te_core::Transport::event_source) is readable only while there is something to do |
+//! | `FENCE` | yes; the target destroys the queue pairs that we do not use any more, and confirms it |
+//! | `CHECKSUM` | no, only the link's own (ICRC). A caller that stores bytes has to check them end to end |
+//! | `TWO_SIDED_PROGRESS` | no: transfers do not need the target's process. Connecting, the first use of a remote region, and fences do |
+//! | memory | that of the host; with [`RdmaTransport::with_devices`] also that of GPUs that the NIC reaches |
+//! | expel | yes, by the identity in each HELLO: the peer's queue pairs are destroyed. With `ExpelMode::SpareConnected`, a peer with a control connection is not expelled |
+//! | cancel | at once while a slice waits; when it is posted, it drains for [`Config::cancel_drain_ms`], then its queue pair is flushed |
+//! | longest slice | [`Config::slice_bytes_max`]; a slice that is longer than a message is spread over the queue pairs |
+//! | parking | [`event_source`](te_core::Transport::event_source) is readable only while `poll` has work |
 //!
-//! # What takes time
+//! # Latency
 //!
-//! `submit` and `poll` make no system call on the way of a slice but the control connection's `epoll_wait`
-//! every sixteenth poll. Making and destroying queue pairs are calls into the kernel, tens of microseconds to
+//! For a slice, `submit` and `poll` make no system call but the `epoll_wait` of the control connections in
+//! one of sixteen polls. Making and destroying queue pairs are calls into the kernel, tens of microseconds to
 //! some milliseconds each, and happen inside `poll` when a peer is first reached, or reached again after a
-//! failure. For peers, about sixteen are made in one poll, and they hold at most half of what the device has.
-//! Connecting them may wait for the network (on RoCE the kernel looks for the neighbour: up to a second when
-//! none answers) and is done by up to four threads that exist only for that; `poll` learns of the end through
-//! its event source. Opening proves the choice of GID by a loopback, at most [`Config::proof_ms_max`] for
-//! each GID that is tried. Registering pins pages; long regions are registered in chunks by several threads.
+//! failure. For peers, about sixteen queue pairs are made per poll, and they get at most half of the device's
+//! queue pairs. Connecting a queue pair may block on the network (on RoCE the kernel resolves the neighbour's
+//! address: up to a second without an answer), and is done by up to four threads; their results make the
+//! event source readable. Opening a transport verifies its GID by a loopback, which takes at most
+//! [`Config::proof_ms_max`] for each GID that is tried. Registering pins pages; long regions are registered in
+//! chunks by several threads.
 //!
 //! # Limits
 //!
-//! All regions of a transport share the device's protection domain: a peer that holds *one* export and
-//! guesses the 32-bit device key of *another* region reaches that one too. What keeps strangers out is that
-//! only holders of an export get a queue pair.
+//! All regions of a transport share the device's protection domain: a peer that has *one* export and guesses
+//! the 32-bit remote key of *another* region reaches that region as well. Peers without an export are kept
+//! out, because only peers with one get a queue pair.
 //!
-//! Every table and queue has a limit; see [`Config`]. A queue pair of ours holds about `qp_depth × sges × 12`
-//! bytes beside what the driver allocates. The control connection is not encrypted, and neither is RDMA: this
-//! is made for a cluster's own network.
+//! Every table and queue has a limit; see [`Config`]. A queue pair of ours takes about `qp_depth × sges × 12`
+//! bytes in addition to the allocations of the driver. Neither control connections nor RDMA are encrypted:
+//! use them in a cluster's own network.
 //!
 //! # Example
 //!
-//! With a real device, `RdmaTransport::open(Config::default())`. On simulated ones (feature `sim`):
+//! With a real device: `RdmaTransport::open(Config::default())`. With simulated devices (feature `sim`):
 //!
 //! ```
 //! # #[cfg(feature = "sim")] {
@@ -102,17 +109,17 @@
 //! let (mut here, mut there) = (vec![7_u8; 4096], vec![0_u8; 4096]);
 //! let mut target = RdmaTransport::new(fabric.device(DeviceConfig::default()), Config::default())?;
 //! let mut initiator = RdmaTransport::new(fabric.device(DeviceConfig::default()), Config::default())?;
-//! let (region, segment) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
-//! // SAFETY: both vectors outlive the registration and are not looked at before it has ended.
+//! let (region, remote) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
+//! // SAFETY: both vectors outlive the registration and are not accessed before it has ended.
 //! unsafe {
 //!     target.register(region, MemSpan::new(there.as_mut_ptr(), 4096), Access::REMOTE_WRITE)?;
 //!     initiator.register(region, MemSpan::new(here.as_mut_ptr(), 4096), Access::LOCAL)?;
 //! }
 //! let mut export = [0; 256];
 //! let len = target.export(region, &mut export)?;
-//! initiator.attach(segment, &export[..len])?;
+//! initiator.attach(remote, &export[..len])?;
 //!
-//! let slice = Slice { token: Token(1), local: RegionOffset::new(region, 0), remote: RemoteOffset::new(segment, 100), len: 1000, op: Op::Write };
+//! let slice = Slice { token: Token(1), local: RegionOffset::new(region, 0), remote: RemoteOffset::new(remote, 100), len: 1000, op: Op::Write };
 //! assert_eq!(initiator.submit(&[slice])?, 1);
 //! let start = std::time::Instant::now();
 //! let mut out = [Completion::applied(Token(0)); 8];
@@ -139,7 +146,6 @@ mod io;
 mod memory;
 mod open_error;
 mod peers;
-mod settings;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod stats;
@@ -149,10 +155,8 @@ mod transport;
 pub mod wire;
 
 pub use config::{CHUNKS_MAX, Config, Progress, QPS_MAX, SGES_MAX};
-pub use device::{DeviceSummary, devices};
-pub use memory::Dmabuf;
+pub use device::{ChosenPorts, DeviceSummary, choose_ports, devices};
 pub use open_error::OpenError;
-pub use settings::Settings;
 pub use stats::Stats;
 pub use sys::verbs;
 pub use sys::{NoRdma, SystemVerbs};

@@ -2,43 +2,104 @@
 //! them.
 
 use std::collections::{HashSet, VecDeque};
+use std::os::fd::{AsFd as _, OwnedFd};
 
-use te_core::{Access, Error, ErrorKind, RegionId, Slice};
+use te_core::device::Devices;
+use te_core::{Access, Error, ErrorKind, GpuVendor, Location, MemSpan, MemoryKinds, RegionId, Slice};
 use te_fabric::net::random_u64;
 
 use crate::config::Config;
 use crate::sys::registration;
-use crate::sys::verbs::{MrAccess, Registration, Verbs};
+use crate::sys::verbs::{DeviceFeatures, DeviceInfo, MrAccess, Registration, Verbs};
 use crate::wire::Chunking;
 
-/// Registering again, to be rid of a key that peers may remember.
+/// How often a region is registered again to avoid a key that peers may remember.
 const KEY_ATTEMPTS_MAX: usize = 8;
 
-/// The part of a region that is te-rdma's own.
+/// The part of a region that is specific to te-rdma.
 #[derive(Debug)]
 pub(crate) struct RegionExt {
     pub(crate) chunking: Chunking,
+    /// The registration of each chunk, in the order of addresses.
     pub(crate) chunks: Vec<Registration>,
-    /// Memory of this process. Another device's the CPU cannot read.
-    pub(crate) mapped: bool,
-    /// Some peer has got its remote keys.
+    /// How the NIC reaches the memory. A dma-buf's descriptor is closed when the region is dropped.
+    pub(crate) backing: Backing,
+    /// Some peer has received its remote keys.
     pub(crate) shown: bool,
 }
 
 pub(crate) type Region = te_fabric::Region<RegionExt>;
 type Regions = te_fabric::Regions<RegionExt>;
 
-/// Memory of another device; see [`RdmaTransport::register_dmabuf`](crate::RdmaTransport::register_dmabuf).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dmabuf {
-    /// The dma-buf's descriptor. May be closed when the call has returned.
-    pub fd: i32,
-    /// First byte, from the buffer's start.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
-    /// What peers and work requests call the first byte.
-    pub address: u64,
+/// How the NIC reaches the memory of a region.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    /// Host memory, by its address. The CPU can read it.
+    Host,
+    /// Memory of a GPU, by its address: a kernel module translates (`nvidia_peermem`, `amdgpu`).
+    PeerDirect,
+    /// Memory of a GPU, by its dma-buf.
+    Dmabuf {
+        /// Kept open while the region is registered.
+        fd: OwnedFd,
+        /// Offset of the region's first byte in the dma-buf, bytes.
+        offset: u64,
+    },
+}
+
+impl Backing {
+    /// How a NIC with these `features` reaches `span`. Nothing of the span is touched.
+    ///
+    /// # Errors
+    /// `Unsupported`: the NIC cannot reach it. `InvalidArgument`: the span is not in one allocation of the
+    /// device that it names. Those of [`Devices::dmabuf`].
+    pub(crate) fn of(
+        span: MemSpan,
+        devices: Option<&dyn Devices>,
+        features: DeviceFeatures,
+    ) -> Result<Self, Error> {
+        if is_host(span) {
+            return Ok(Self::Host);
+        }
+        let devices = devices.ok_or(ErrorKind::Unsupported)?;
+        if devices.locate(span.as_ptr(), span.len()) != Some(span.location()) {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        if features.contains(DeviceFeatures::DMABUF) {
+            match devices.dmabuf(span) {
+                Ok((fd, offset)) => return Ok(Self::Dmabuf { fd, offset }),
+                // The NIC may still reach the memory by its address.
+                Err(error) if error.kind == ErrorKind::Unsupported => {}
+                Err(error) => return Err(error),
+            }
+        }
+        match devices.is_peer_direct(span.location()) {
+            true => Ok(Self::PeerDirect),
+            false => Err(ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Whether the CPU can read the memory, so that its bytes can be carried in a work request.
+    #[inline]
+    pub(crate) const fn is_cpu_readable(&self) -> bool {
+        matches!(self, Self::Host)
+    }
+}
+
+/// The kinds of memory that a transport on this NIC can register: host memory, and that of `devices` which
+/// the NIC can reach.
+pub(crate) fn kinds(devices: Option<&dyn Devices>, info: &DeviceInfo) -> MemoryKinds {
+    let Some(devices) = devices else { return MemoryKinds::HOST };
+    let takes_dmabuf = info.features.contains(DeviceFeatures::DMABUF);
+    // A kernel module serves all GPUs of a vendor, or none: the first one is asked about.
+    let reaches = |vendor| takes_dmabuf || devices.is_peer_direct(Location::Device(vendor, 0));
+    let vendors = GpuVendor::ALL.into_iter().filter(|vendor| reaches(*vendor));
+    let reached = vendors.fold(MemoryKinds::empty(), |kinds, vendor| kinds | vendor.kind());
+    MemoryKinds::HOST | (reached & devices.kinds())
+}
+
+fn is_host(span: MemSpan) -> bool {
+    MemoryKinds::HOST.contains(span.location().kind())
 }
 
 /// All regions of one transport.
@@ -58,26 +119,27 @@ impl LocalMemory {
         self.registered_bytes
     }
 
-    /// Registers a region whose chunks `register` makes known to the device, all or none. It is called again
-    /// when the device gave a key that peers may remember.
+    /// Adds a region whose chunks `register` registers with the NIC, all or none. `register` is called again
+    /// when the NIC gave a key that peers may remember.
     ///
     /// # Errors
-    /// What `register` returned, and `Full` when the device has no other key to give. Nothing is left behind,
-    /// so the same call may be made again.
+    /// `Full`, `Busy`: no region can have this id. What `register` returned, and `Full` when the NIC has no
+    /// other key to give. Nothing is left behind, so the same call may be made again.
     pub(crate) fn register<V: Verbs>(
         &mut self,
         verbs: &V,
-        (id, chunking, access): (RegionId, Chunking, Access),
-        register: impl Fn() -> Result<Vec<Registration>, Error>,
+        (id, chunking, access, location): (RegionId, Chunking, Access, Location),
+        backing: Backing,
+        register: impl Fn(&Backing) -> Result<Vec<Registration>, Error>,
     ) -> Result<(), Error> {
         self.regions.vacant(id.index)?;
-        let mut chunks = register()?;
+        let mut chunks = register(&backing)?;
         for _ in 0..KEY_ATTEMPTS_MAX {
             if !self.has_stale_key(&chunks, access) {
                 break;
             }
-            // The old ones go after the new ones have come, so that these get other keys.
-            let other = register();
+            // The old registrations end after the new ones exist, so that these get other keys.
+            let other = register(&backing);
             undo(verbs, chunks);
             chunks = other?;
         }
@@ -85,50 +147,29 @@ impl LocalMemory {
             undo(verbs, chunks);
             return Err(ErrorKind::Full.into());
         }
-        self.adopt(verbs, (id, chunking, access), chunks, true)
+        let Ok(key) = random_u64() else {
+            undo(verbs, chunks);
+            return Err(ErrorKind::System.into());
+        };
+        self.registered_bytes += chunking.len;
+        let ext = RegionExt { chunking, chunks, backing, shown: false };
+        self.regions.insert(id.index, Region::new(id, chunking.len, location, access, key, ext))
     }
 
-    /// Registers memory of another device.
+    /// Deregisters a region. True: some peer has received its keys.
     ///
     /// # Errors
-    /// The provider's; `Unsupported` when the device cannot.
-    pub(crate) fn register_dmabuf<V: Verbs>(
-        &mut self,
-        verbs: &V,
-        (id, chunking, access): (RegionId, Chunking, Access),
-        dmabuf: Dmabuf,
-        mr_access: MrAccess,
-    ) -> Result<(), Error> {
-        self.regions.vacant(id.index)?;
-        let Dmabuf { fd, offset, address, .. } = dmabuf;
-        let mut chunks = Vec::new();
-        for index in 0..chunking.count() {
-            let (at, bytes) = chunking.chunk(index);
-            match verbs.register_dmabuf(fd, offset + at, bytes, address + at, mr_access) {
-                Ok(registration) => chunks.push(registration),
-                Err(error) => {
-                    undo(verbs, chunks);
-                    return Err(error);
-                }
-            }
-        }
-        self.adopt(verbs, (id, chunking, access), chunks, false)
-    }
-
-    /// Deregisters a region. True: peers have got its keys.
-    ///
-    /// # Errors
-    /// `NotFound`, `Stale`. `Busy`: slices use it. The provider's: the device has not let go of all of it,
-    /// and the call is to be made again.
+    /// `NotFound`, `Stale`. `Busy`: slices use it. The provider's: the NIC has not released all of it, and
+    /// the call is to be made again.
     pub(crate) fn deregister<V: Verbs>(&mut self, verbs: &V, id: RegionId) -> Result<bool, Error> {
-        if self.regions.find(id)?.users > 0 {
+        if self.regions.find(id)?.pins > 0 {
             return Err(ErrorKind::Busy.into());
         }
         let Some(region) = self.regions.get_mut(id.index) else { return Err(ErrorKind::NotFound.into()) };
         region.closing = true;
         while let Some(&chunk) = region.ext.chunks.last() {
-            // The device ends a peer's access before it says so. What it does not let go of stays ours; call
-            // again.
+            // When this returns `Ok`, the NIC has ended the access of every peer. A chunk that it does not
+            // release stays in the list, for the next call.
             verbs.deregister(chunk)?;
             region.ext.chunks.pop();
             if region.ext.shown {
@@ -140,7 +181,7 @@ impl LocalMemory {
         Ok(region.ext.shown)
     }
 
-    /// Lets go of every region, for good.
+    /// Deregisters every region, for good.
     pub(crate) fn deregister_all<V: Verbs>(&mut self, verbs: &V) {
         for index in 0..self.regions.bound() {
             if let Some(region) = self.regions.remove(index) {
@@ -164,7 +205,7 @@ impl LocalMemory {
         self.regions.get(index)
     }
 
-    /// Checks what a slice wants of its region, and keeps the region registered until [`Self::unpin`].
+    /// Checks the local range of a slice: its region, the region's rights, the bounds.
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `AccessDenied`, `OutOfRange`.
@@ -173,19 +214,19 @@ impl LocalMemory {
         self.regions.check_local(slice).map(|_| ())
     }
 
-    /// A slice uses the region from now on.
+    /// Counts one more slice that uses the region, which stays registered until [`Self::unpin`].
     #[inline]
     pub(crate) fn pin(&mut self, index: u32) {
         self.regions.pin(index);
     }
 
-    /// A slice no longer uses the region.
+    /// Counts one slice less that uses the region.
     #[inline]
     pub(crate) fn unpin(&mut self, index: u32) {
         self.regions.unpin(index);
     }
 
-    /// The region that a peer with this key may use. It is about to see the device's keys.
+    /// The region that a peer with this key may use.
     ///
     /// # Errors
     /// As `te_fabric`'s `granted`: `NotFound`, `Stale`, `AccessDenied`.
@@ -196,34 +237,17 @@ impl LocalMemory {
     fn has_stale_key(&self, chunks: &[Registration], access: Access) -> bool {
         access.is_remote() && chunks.iter().any(|chunk| self.stale_keys.contains(chunk.remote_key))
     }
-
-    /// Keeps a region that the device has.
-    fn adopt<V: Verbs>(
-        &mut self,
-        verbs: &V,
-        (id, chunking, access): (RegionId, Chunking, Access),
-        chunks: Vec<Registration>,
-        mapped: bool,
-    ) -> Result<(), Error> {
-        let Ok(key) = random_u64() else {
-            undo(verbs, chunks);
-            return Err(ErrorKind::System.into());
-        };
-        self.registered_bytes += chunking.len;
-        let ext = RegionExt { chunking, chunks, mapped, shown: false };
-        self.regions.insert(id.index, Region::new(id, chunking.len, access, key, ext))
-    }
 }
 
-/// What the device is to allow for a region with these rights.
+/// What the NIC is to allow for a region with these rights.
 pub(crate) fn mr_access(access: Access, config: &Config) -> MrAccess {
     registration::mr_access(access, config.relaxed_ordering)
 }
 
-/// How a region is cut into registrations.
+/// How a region is divided into registrations.
 ///
 /// # Errors
-/// `InvalidArgument`: no rights, no bytes, or a range that wraps.
+/// `InvalidArgument`: no rights, no bytes, or a range that wraps around the address space.
 pub(crate) fn chunking(address: u64, len: u64, access: Access, config: &Config) -> Result<Chunking, Error> {
     if access.is_empty() {
         return Err(ErrorKind::InvalidArgument.into());
@@ -232,17 +256,41 @@ pub(crate) fn chunking(address: u64, len: u64, access: Access, config: &Config) 
     Chunking::new(address, len, chunk).ok_or_else(|| ErrorKind::InvalidArgument.into())
 }
 
+/// Registers the chunks of a region by its dma-buf, all or none. `offset` is that of the region's first byte
+/// in the dma-buf.
+///
+/// # Errors
+/// The provider's; nothing is registered then.
+pub(crate) fn register_dmabuf<V: Verbs>(
+    verbs: &V,
+    (fd, offset): (&OwnedFd, u64),
+    access: MrAccess,
+    chunking: Chunking,
+) -> Result<Vec<Registration>, Error> {
+    let mut chunks = Vec::new();
+    for index in 0..chunking.count() {
+        let (at, bytes) = chunking.chunk(index);
+        match verbs.register_dmabuf(fd.as_fd(), offset + at, bytes, chunking.base + at, access) {
+            Ok(registration) => chunks.push(registration),
+            Err(error) => {
+                undo(verbs, chunks);
+                return Err(error);
+            }
+        }
+    }
+    Ok(chunks)
+}
+
 fn undo<V: Verbs>(verbs: &V, chunks: Vec<Registration>) {
     for chunk in chunks {
         if let Err(error) = verbs.deregister(chunk) {
-            log::error!("a chunk of a failed registration could not be undone: {error}");
+            log::error!("a chunk of a failed registration cannot be deregistered: {error}");
         }
     }
 }
 
-/// Remote keys that peers may still hold though their regions are gone. A device gives its 32-bit keys out
-/// again, and a peer with an old one would reach the new region (L6): such a key is not used while it is
-/// remembered.
+/// Remote keys that peers may still hold although their regions are gone. A device gives its 32-bit keys out
+/// again, and a peer with an old key would reach the new region (L6): a key in this list is not used.
 #[derive(Debug, Default)]
 struct StaleKeys {
     order: VecDeque<u32>,
@@ -272,15 +320,15 @@ impl StaleKeys {
 pub(crate) mod testing {
     use super::*;
 
-    /// One region of `len` bytes at address 0x1_0000 that no device knows, in chunks of 4 KiB, with local key
-    /// 7.
+    /// One region of `len` bytes at address 0x1_0000 that is not registered with any device, in chunks of 4
+    /// KiB, with local key 7.
     pub(crate) fn memory(id: RegionId, len: u64) -> LocalMemory {
         let mut memory = LocalMemory::new(8);
         let chunking = Chunking::new(0x1_0000, len, 4_096).expect("a region");
         let chunk = Registration { handle: 1, local_key: 7, remote_key: 8 };
         let chunks = vec![chunk; chunking.count() as usize];
-        let ext = RegionExt { chunking, chunks, mapped: true, shown: false };
-        let region = Region::new(id, len, Access::all(), 99, ext);
+        let ext = RegionExt { chunking, chunks, backing: Backing::Host, shown: false };
+        let region = Region::new(id, len, Location::Host, Access::all(), 99, ext);
         memory.regions.insert(id.index, region).expect("an empty table");
         memory
     }
@@ -306,7 +354,7 @@ mod tests {
         const ID: RegionId = RegionId::new(2, 1);
         const RIGHTS: Access = Access::REMOTE_WRITE;
 
-        /// Chunks that no device knows, one key after the other.
+        /// Chunks that are not registered with any device, with consecutive keys.
         fn keys(next: &Cell<u32>) -> Result<Vec<Registration>, Error> {
             let key = next.get();
             next.set(key + 1);
@@ -318,14 +366,14 @@ mod tests {
             let verbs = SimFabric::new(1, SimConfig::IMMEDIATE).device(DeviceConfig::default());
             let chunking = Chunking::new(0x1000, 100, 4_096).expect("a region");
             let mut memory = LocalMemory::new(4);
-            let what = (ID, chunking, RIGHTS);
+            let what = (ID, chunking, RIGHTS, Location::Host);
             (0..KEY_ATTEMPTS_MAX as u32).for_each(|key| memory.stale_keys.add(key));
             let next = Cell::new(0);
-            assert_eq!(memory.register(&verbs, what, || keys(&next)), Ok(()));
+            assert_eq!(memory.register(&verbs, what, Backing::Host, |_| keys(&next)), Ok(()));
             let region = memory.find(ID).expect("registered");
             assert_eq!(region.ext.chunks[0].remote_key, KEY_ATTEMPTS_MAX as u32);
             assert_eq!(memory.registered_bytes(), 100);
-            let busy = memory.register(&verbs, what, || keys(&next));
+            let busy = memory.register(&verbs, what, Backing::Host, |_| keys(&next));
             assert_eq!(busy.map_err(|error| error.kind), Err(ErrorKind::Busy));
         }
 
@@ -335,11 +383,11 @@ mod tests {
             let chunking = Chunking::new(0x1000, 100, 4_096).expect("a region");
             let mut memory = LocalMemory::new(4);
             let refused = Error::with_code(ErrorKind::System, libc::ENOMEM);
-            let what = (ID, chunking, RIGHTS);
-            assert_eq!(memory.register(&verbs, what, || Err(refused)), Err(refused));
+            let what = (ID, chunking, RIGHTS, Location::Host);
+            assert_eq!(memory.register(&verbs, what, Backing::Host, |_| Err(refused)), Err(refused));
             assert_eq!((memory.registered_bytes(), memory.get(ID.index).is_none()), (0, true));
             let next = Cell::new(1);
-            assert_eq!(memory.register(&verbs, what, || keys(&next)), Ok(()));
+            assert_eq!(memory.register(&verbs, what, Backing::Host, |_| keys(&next)), Ok(()));
         }
     }
 }

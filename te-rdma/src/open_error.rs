@@ -1,4 +1,4 @@
-//! Why a transport could not be opened, and what to do about it.
+//! Errors of opening a transport, with their remedies.
 
 use core::fmt;
 use std::io;
@@ -14,29 +14,29 @@ use crate::sys::{self, NoRdma};
 pub enum OpenError {
     /// A setting is out of its limits.
     Config(ConfigError),
-    /// There is no RDMA on this host.
+    /// RDMA is not available on this host.
     NoRdma(NoRdma),
-    /// The device could not be opened, or there is no such one.
+    /// The device does not exist, or could not be opened.
     Provider(sys::OpenError),
-    /// The port is there and carries nothing.
+    /// The port exists and is not active.
     PortDown,
-    /// No entry of the port's GID table passed the loopback, or the one that was asked for does not exist.
+    /// No entry of the port's GID table passed the loopback, or the one in `gid_index` does not exist.
     NoGid {
-        /// What ended the last attempt: a completion's status, or an `errno`; 0: there was nothing to try.
+        /// The error of the last attempt: the status of a completion, or an `errno`; 0: there was no entry.
         code: i32,
     },
-    /// The device refused.
+    /// A call of the device failed.
     Device {
-        /// What was tried.
+        /// The step that failed.
         what: &'static str,
-        /// What it said.
+        /// The device's error.
         source: Error,
     },
-    /// The system refused.
+    /// A system call failed.
     System {
-        /// What was tried.
+        /// The step that failed.
         what: &'static str,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -48,12 +48,15 @@ impl fmt::Display for OpenError {
             Self::NoRdma(why) => why.fmt(f),
             Self::Provider(error) => error.fmt(f),
             Self::PortDown => {
-                f.write_str("the port is down: see `rdma link`, check cable and subnet manager")
+                f.write_str("the port is down: check `rdma link`, the cable and the subnet manager")
             }
-            Self::NoGid { code: 0 } => f.write_str("the port has no such GID: give its interface an address"),
+            Self::NoGid { code: 0 } => f.write_str(
+                "the port has no such GID: give its network interface an address, or change `gid_index`",
+            ),
             Self::NoGid { code } => write!(
                 f,
-                "no GID of the port reaches the port itself (code {code}): check the interface's addresses, or set `gid_index`"
+                "no GID of the port passes a loopback (code {code}): check the addresses of its network interface, or set \
+                 `gid_index`"
             ),
             Self::Device { what, source } => write!(f, "could not {what}: {source}"),
             Self::System { what, source } => write!(f, "could not {what}: {source}"),

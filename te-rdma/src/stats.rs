@@ -1,55 +1,57 @@
 //! What a transport has done since it was opened.
 
-/// Counters since the transport was opened, and a few gauges.
+/// Counters since the transport was opened, and gauges: those whose description begins with "Now".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Work requests posted.
     pub posted: u64,
-    /// Calls that posted them: each rings the doorbell once.
+    /// Calls that posted them. Each call rings the doorbell once.
     pub doorbells: u64,
-    /// Work requests that were to report success.
+    /// Posted work requests that ask for a completion on success.
     pub signaled: u64,
-    /// WRITEs that travelled inside their work request.
+    /// WRITEs whose bytes were carried inside the work request.
     pub inlined: u64,
-    /// Slices that rode in the work request of the slice before them.
+    /// Slices that share the work request of the slice before them.
     pub merged: u64,
     /// Completions taken from the completion queue.
     pub completions: u64,
-    /// Calls that asked for an event at the next completion.
+    /// Requests for an event at the next completion.
     pub arms: u64,
-    /// Queue pairs that were put into error, by us or by the device, with something posted.
+    /// Queue pairs with posted work that went to the error state, by our request or by the device's.
     pub flushes: u64,
-    /// Slices that were sent again, because the failure or cancel of another slice had flushed them.
+    /// Slices that were sent again because the failure or the cancellation of another slice had flushed them.
     pub replays: u64,
-    /// Our own queue pairs that were made and destroyed.
+    /// Queue pairs made for our own work.
     pub qps_made: u64,
-    /// See `qps_made`.
+    /// Queue pairs for our own work that were destroyed.
     pub qps_destroyed: u64,
-    /// Queue pairs that were made for peers, and destroyed.
+    /// Queue pairs made for peers.
     pub peer_qps_made: u64,
-    /// See `peer_qps_made`.
+    /// Queue pairs for peers that were destroyed.
     pub peer_qps_destroyed: u64,
-    /// Control connections that we opened, and that ended.
-    pub channels_opened: u64,
-    /// See `channels_opened`.
-    pub channels_lost: u64,
+    /// Control connections that we opened or tried to open.
+    pub connections_opened: u64,
+    /// Control connections of ours that have ended.
+    pub connections_lost: u64,
     /// Control connections that peers opened.
-    pub channels_accepted: u64,
-    /// Peers' control connections that we refused.
-    pub channels_refused: u64,
-    /// Frames of the control connection that were understood, peers' and ours.
+    pub accepted: u64,
+    /// Control connections of peers that were refused, or ended because the peer broke the protocol.
+    pub connections_refused: u64,
+    /// Frames received and understood on all control connections.
     pub frames: u64,
-    /// Fences that we asked for and that were acknowledged.
+    /// Fences of ours that their targets acknowledged.
     pub fences: u64,
-    /// Peers' fences that we acknowledged.
-    pub peer_fences: u64,
-    /// Peers' questions about regions that were refused: wrong key, stale, unknown.
+    /// Fences of peers that we acknowledged.
+    pub fences_served: u64,
+    /// Requests of peers for remote keys that were refused: wrong key, stale or unknown region.
     pub resolves_refused: u64,
-    /// Endpoints whose connection was given up for another's.
+    /// Control connections of ours that were closed in favour of another peer's (see
+    /// [`Config::peers_max`](crate::Config::peers_max)).
     pub evictions: u64,
-    /// The device's events about its port, its GIDs or itself.
+    /// Events of the device about its port, its GIDs or itself.
     pub events: u64,
-    /// Now: bytes of slices on queue pairs that would neither flush nor be destroyed. Their memory is not
+    /// Now: bytes of slices on queue pairs that neither flushed nor could be destroyed. Their memory is not
     /// handed back.
     pub quarantined_bytes: u64,
     /// Now: bytes registered.

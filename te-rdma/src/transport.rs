@@ -1,14 +1,16 @@
-//! The transport: the place where the parts meet. What needs one part alone is in that part.
+//! The transport: it joins the parts. Code that needs one part alone is in that part.
 
 mod drive;
 
 use core::fmt;
 use core::net::SocketAddr;
 use std::io;
+use std::sync::Arc;
 
+use te_core::device::Devices;
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, MemSpan,
+    Memory, MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 use te_fabric::{LocalEnd, Timers};
 
@@ -16,7 +18,7 @@ use crate::config::{Config, SGES_MAX};
 use crate::env::Env;
 use crate::initiator::Initiator;
 use crate::io::Io;
-use crate::memory::{self, Dmabuf, LocalMemory};
+use crate::memory::{self, Backing, LocalMemory};
 use crate::open_error::OpenError;
 use crate::peers::Peers;
 use crate::stats::Stats;
@@ -25,10 +27,10 @@ use crate::sys::verbs::{DeviceInfo, Gid, Verbs};
 use crate::target::Target;
 use crate::wire::{self, EXPORT_BYTES_MAX, EXPORT_FORMAT};
 
-/// What one more cut is worth on this fabric, bytes.
+/// The slice length from which cutting smaller gains nothing on this fabric, bytes.
 const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
 
-/// Lends an initiator or a target what it works with.
+/// Lends an initiator or a target the shared parts.
 macro_rules! lend {
     ($transport:ident) => {
         &mut Env {
@@ -43,9 +45,9 @@ use lend;
 
 /// One-sided reads and writes over RDMA. See the [crate] for what it is and how it works.
 pub struct RdmaTransport<V: Verbs> {
-    /// As given, lowered to what the device can do.
+    /// As given, lowered to the limits of the NIC.
     config: Config,
-    /// What peers learn of us.
+    /// What our exports and handshakes carry.
     end: LocalEnd,
     io: Io<V>,
     memory: LocalMemory,
@@ -53,19 +55,41 @@ pub struct RdmaTransport<V: Verbs> {
     target: Target,
     peers: Peers,
     timers: Timers,
+    /// What knows memory of GPUs.
+    devices: Option<Arc<dyn Devices>>,
+    /// The kinds of memory that can be registered.
+    kinds: MemoryKinds,
 }
 
 impl<V: Verbs> RdmaTransport<V> {
-    /// Goes by the port that `verbs` has opened, and listens as `config` says. Connects to no peer yet.
+    /// Uses the port that `verbs` has opened, and listens for control connections as `config` says. Connects
+    /// to no peer yet.
     ///
-    /// May take as long as `proof_ms_max` for each GID that is tried.
+    /// Takes up to [`Config::proof_ms_max`] for each GID that is tried.
     ///
     /// # Errors
     /// A setting out of its limits, an address that cannot be bound, a port that is down, no GID that works.
     pub fn new(verbs: V, config: Config) -> Result<Self, OpenError> {
+        Self::open_on(verbs, config, None)
+    }
+
+    /// As [`new`](Self::new), and moves memory of `devices` as well, straight between the NIC and the GPU.
+    ///
+    /// A region there is registered by its dma-buf ([`Devices::dmabuf`]) where the NIC takes dma-bufs
+    /// ([`DeviceFeatures::DMABUF`](crate::verbs::DeviceFeatures::DMABUF)), else by its address where
+    /// [`Devices::is_peer_direct`] allows it, else it is refused as `Unsupported`. No stager is made.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_devices(verbs: V, config: Config, devices: Arc<dyn Devices>) -> Result<Self, OpenError> {
+        Self::open_on(verbs, config, Some(devices))
+    }
+
+    fn open_on(verbs: V, config: Config, devices: Option<Arc<dyn Devices>>) -> Result<Self, OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let step = |what: &'static str| move |source: io::Error| OpenError::System { what, source };
         let config = fitted(config, verbs.info());
+        let kinds = memory::kinds(devices.as_deref(), verbs.info());
         let (io, address) = Io::open(verbs, &config)?;
         let end = LocalEnd::new(EXPORT_FORMAT, config.identity, address, config.advertise)
             .map_err(step("get random numbers"))?;
@@ -75,55 +99,58 @@ impl<V: Verbs> RdmaTransport<V> {
             target: Target::new(end.incarnation),
             peers: Peers::new(end.identity, &config),
             timers: Timers::new(),
+            devices,
+            kinds,
             config,
             end,
             io,
         })
     }
 
-    /// Where the control connections of peers are accepted.
+    /// The address at which control connections of peers are accepted.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
         self.end.address
     }
 
-    /// The random number of this transport's life: exports carry it.
+    /// The random number of this transport, another one after each restart. Exports carry it.
     #[must_use]
     pub const fn incarnation(&self) -> u64 {
         self.end.incarnation
     }
 
-    /// Who peers take it for: [`Config::identity`], or the random number in its place.
+    /// The identity by which peers know and expel it: [`Config::identity`], or a random number where that is
+    /// 0.
     #[must_use]
     pub const fn identity(&self) -> u64 {
         self.end.identity
     }
 
-    /// The settings, lowered to what the device can do.
+    /// The settings, lowered to the limits of the NIC.
     #[must_use]
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The device.
+    /// The NIC and its limits.
     #[must_use]
     pub fn device(&self) -> &DeviceInfo {
         self.io.info()
     }
 
-    /// The GID that we go by.
+    /// The GID that our packets carry.
     #[must_use]
     pub const fn gid(&self) -> Gid {
         self.io.port().gid
     }
 
-    /// Whether the port carries traffic, as far as is known.
+    /// Whether the port carries traffic, by the last event of the device.
     #[must_use]
     pub const fn is_up(&self) -> bool {
         self.io.outage().is_none()
     }
 
-    /// What it has done so far.
+    /// Counters and gauges.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut stats = Stats { registered_bytes: self.memory.registered_bytes(), ..Stats::default() };
@@ -140,32 +167,20 @@ impl<V: Verbs> RdmaTransport<V> {
         self.initiator.in_flight()
     }
 
-    /// The provider.
+    /// The provider of verbs.
     #[cfg(any(test, feature = "testkit"))]
     #[must_use]
     pub const fn provider(&self) -> &V {
         self.io.verbs()
     }
 
-    /// Closes every control connection, own and peers', with a reset, possibly in the middle of a frame, and
-    /// with each the queue pairs that belong to it. Slices on them end as when a connection breaks; what is
-    /// submitted later opens new ones.
+    /// Resets every control connection, ours and peers', possibly in the middle of a frame, and destroys the
+    /// queue pairs that belong to it. Slices on them end as when a connection breaks. Slices that are
+    /// submitted later open new connections.
     #[cfg(any(test, feature = "testkit"))]
     pub fn close_connections(&mut self) {
-        self.reset_channels();
+        self.reset_connections();
         self.target.reset_all(&mut self.io);
-    }
-
-    /// Registers memory of another device by its dma-buf: as [`Memory::register`] for `len` bytes from
-    /// `offset` on of `fd`. `address` is what the first byte is called; what it is does not matter, as long
-    /// as regions do not overlap.
-    ///
-    /// # Errors
-    /// As [`Memory::register`]; `Unsupported` when the device cannot.
-    pub fn register_dmabuf(&mut self, id: RegionId, dmabuf: Dmabuf, access: Access) -> Result<(), Error> {
-        let chunking = memory::chunking(dmabuf.address, dmabuf.len, access, &self.config)?;
-        let (what, mr_access) = ((id, chunking, access), memory::mr_access(access, &self.config));
-        self.memory.register_dmabuf(self.io.verbs(), what, dmabuf, mr_access)
     }
 }
 
@@ -176,7 +191,7 @@ impl<V: Verbs> fmt::Debug for RdmaTransport<V> {
             .field("address", &self.end.address)
             .field("incarnation", &self.end.incarnation)
             .field("outage", &self.io.outage())
-            .field("connections", &(self.peers.channels() + self.target.channels()))
+            .field("connections", &(self.peers.connections() + self.target.connections()))
             .field("queue_pairs", &self.io.links().len())
             .field("slices", &self.initiator.in_flight())
             .finish_non_exhaustive()
@@ -184,25 +199,38 @@ impl<V: Verbs> fmt::Debug for RdmaTransport<V> {
 }
 
 impl<V: Verbs> Memory for RdmaTransport<V> {
+    /// Memory of a GPU is registered by its dma-buf or its address, see
+    /// [`with_devices`](RdmaTransport::with_devices). The dma-buf's file descriptor stays open until the
+    /// region is deregistered.
+    ///
     /// Refusals by the driver are returned as `System` with its `errno`: `ENOMEM` when the limit of locked
-    /// memory is reached or the device has no room, `EAGAIN` when the driver is busy. They are not tried
-    /// again here, because that would keep the caller waiting. A refused call changes nothing: the chunks
-    /// that were registered are deregistered (one that the driver refuses to let go of is logged; no peer has
-    /// its key), and the id stays free. So the caller may make the same call again at any time, as
+    /// memory is reached or the NIC has no room, `EAGAIN` when the driver is busy. They are not tried again
+    /// here, because that would block the caller. A refused call changes nothing: the chunks that were
+    /// registered are deregistered (one that the driver does not release is logged; no peer has its key), and
+    /// the id stays free. So the caller may make the same call again at any time, as
     /// `te_core::MultiTransport::rejoin` does.
     #[allow(unsafe_code, reason = "the one place where a caller's promise about memory enters the crate")]
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
-        span.require(MemoryKinds::HOST)?;
+        span.require(self.kinds)?;
         if span.is_empty() || span.as_ptr().is_null() {
             return Err(ErrorKind::InvalidArgument.into());
         }
         let config = &self.config;
         let chunking = memory::chunking(span.as_ptr() as u64, span.len() as u64, access, config)?;
         let (verbs, mr_access) = (self.io.verbs(), memory::mr_access(access, config));
-        // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it
-        // does only when the device has forgotten every chunk.
-        let register = || unsafe { registration::register(verbs, span, mr_access, chunking, config) };
-        self.memory.register(verbs, (id, chunking, access), register)
+        let backing = Backing::of(span, self.devices.as_deref(), verbs.info().features)?;
+        let register = |backing: &Backing| match backing {
+            Backing::Dmabuf { fd, offset } => {
+                memory::register_dmabuf(verbs, (fd, *offset), mr_access, chunking)
+            }
+            // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it
+            // does only when the NIC has released every chunk.
+            Backing::Host | Backing::PeerDirect => unsafe {
+                registration::register(verbs, span, mr_access, chunking, config)
+            },
+        };
+        let what = (id, chunking, access, span.location());
+        self.memory.register(verbs, what, backing, register)
     }
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
@@ -241,6 +269,7 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
             .with_slice_bytes(SLICE_BYTES_PREFERRED.min(slice_bytes_max), slice_bytes_max)
             .with_inflight_max(inflight_max)
             .with_export_bytes_max(EXPORT_BYTES_MAX as u32)
+            .with_memory(self.kinds)
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
@@ -269,25 +298,25 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
         self.initiator.cancel(token, lend!(self))
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
-        self.initiator.fence(token, segment, &mut self.timers)
+    fn fence(&mut self, token: Token, remote: RemoteRegionId) -> Result<(), Error> {
+        self.initiator.fence(token, remote, &mut self.timers)
     }
 
     fn is_connected(&self, peer: u64) -> bool {
         peer != 0 && self.target.has_peer(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        self.target.expel(peer, force, &mut self.io)
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        self.target.expel(peer, mode, &mut self.io)
     }
 }
 
 impl<V: Verbs> Drop for RdmaTransport<V> {
-    /// Ends all access, ours and peers', before the memory's owners go on; in a fork, nothing. Regions that
-    /// were not deregistered are let go of as well; their memory was promised to stay until then.
+    /// Ends all access to registered memory, ours and peers'. Regions that are still registered are
+    /// deregistered; their memory was promised to stay mapped until then. In a fork it does nothing.
     fn drop(&mut self) {
         if !self.io.is_ours() {
-            // The device's file is the parent's as well, and so is everything made through it.
+            // The child shares the device's file, and everything made through it, with its parent.
             return;
         }
         self.io.close();
@@ -296,7 +325,7 @@ impl<V: Verbs> Drop for RdmaTransport<V> {
     }
 }
 
-/// Settings that the device can keep.
+/// The settings, lowered to the limits of the NIC.
 fn fitted(mut config: Config, info: &DeviceInfo) -> Config {
     config.qp_depth = config.qp_depth.min(info.qp_depth_max).min(info.cq_depth).max(1);
     config.sges = config.sges.min(u8::try_from(info.sge_max).unwrap_or(SGES_MAX)).max(1);

@@ -108,11 +108,11 @@ fn plain() -> Config {
 
 mod one_queue_pair {
     use te_rdma::Config;
-    te_core::conformance_tests!(super::Fabric::new(Config { qps: 1, ..super::plain() }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
+    te_core::conformance_tests!(super::Fabric::new(Config { qps: 1, ..super::plain() }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
 }
 
 mod two_queue_pairs {
-    te_core::conformance_tests!(super::Fabric::new(super::plain()), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
+    te_core::conformance_tests!(super::Fabric::new(super::plain()), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
 }
 
 mod many_queue_pairs_and_short_messages {
@@ -122,7 +122,7 @@ mod many_queue_pairs_and_short_messages {
         message_bytes_max: 4_096,
         mtu_bytes_max: 1_024,
         ..super::plain()
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
 }
 
 mod tiny_windows {
@@ -134,7 +134,7 @@ mod tiny_windows {
         sges: 1,
         inline_bytes_max: 0,
         ..super::plain()
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
 }
 
 mod a_small_device {
@@ -147,7 +147,7 @@ mod a_small_device {
         mr_bytes_max: 20_000,
         message_bytes_max: 8_192,
         ..DeviceConfig::default()
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
 }
 
 mod cancels_that_do_not_wait {
@@ -157,7 +157,7 @@ mod cancels_that_do_not_wait {
         super::Fabric::new(Config { cancel_drain_ms: 0, timeout_exponent: 10, ..super::plain() }).link(
             LinkConfig { latency_ns: 200_000, jitter_ns: 100_000, ..LinkConfig::CALM },
             std::time::Duration::from_millis(30),
-        ), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
+        ), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
 }
 
 mod chunked_registrations {
@@ -166,7 +166,7 @@ mod chunked_registrations {
         registration_chunk_bytes: 4_096,
         cancel_drain_ms: 1,
         ..super::plain()
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
 }
 
 /// Packets that are held up and land when their sender has long given up: what fences are for.
@@ -184,7 +184,7 @@ mod packets_that_are_held_up {
                 ..LinkConfig::CALM
             },
             Duration::from_millis(60),
-        ), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
+        ), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
 }
 
 mod packets_that_are_lost {
@@ -194,5 +194,5 @@ mod packets_that_are_lost {
     te_core::conformance_tests!(super::Fabric::new(Config { cancel_drain_ms: 1, ..super::plain() }).link(
         LinkConfig { loss_ppm: 10_000, duplicate_ppm: 10_000, ..LinkConfig::CALM },
         Duration::from_millis(30),
-    ), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
+    ), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
 }

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Net, REGION, SEGMENT, config, kind, write};
-use te_core::{Completion, EXPELLED_MAX, ErrorKind, Memory, Outcome, Slice, Token, Transport};
+use te_core::{Completion, EXPELLED_MAX, ErrorKind, ExpelMode, Memory, Outcome, Slice, Token, Transport};
 use te_rdma::Config;
 use te_rdma::sim::LinkConfig;
 
@@ -27,8 +27,8 @@ fn three() -> Net {
     net
 }
 
-fn expel(net: &mut Net, force: bool) -> Result<bool, ErrorKind> {
-    net.nodes[1].transport.expel(WRITER, force).map_err(|error| error.kind)
+fn expel(net: &mut Net, mode: ExpelMode) -> Result<bool, ErrorKind> {
+    net.nodes[1].transport.expel(WRITER, mode).map_err(|error| error.kind)
 }
 
 #[test]
@@ -43,9 +43,9 @@ fn what_is_on_the_wire_of_an_expelled_peer_lands_nowhere() {
     net.nodes[0].submit(&(0..64).map(|i| write(10 + i, i * 4_096, i * 4_096, 4_096)).collect::<Vec<_>>());
     net.stalled.push(0);
     net.linger(std::time::Duration::from_micros(100));
-    assert_eq!(expel(&mut net, false), Err(ErrorKind::Busy));
+    assert_eq!(expel(&mut net, ExpelMode::SpareConnected), Err(ErrorKind::Busy));
     assert!(net.nodes[1].transport.is_connected(WRITER));
-    assert_eq!(expel(&mut net, true), Ok(true));
+    assert_eq!(expel(&mut net, ExpelMode::Force), Ok(true));
     assert!(!net.nodes[1].transport.is_connected(WRITER));
     net.nodes[1].memory.set(0, &[7; 256 << 10]);
     net.linger(std::time::Duration::from_millis(20));
@@ -83,8 +83,8 @@ fn what_is_on_the_wire_of_an_expelled_peer_lands_nowhere() {
 #[test]
 fn a_peer_without_a_connection_is_refused_when_it_comes() {
     let mut net = three();
-    assert_eq!(net.nodes[1].transport.expel(0, true), Err(ErrorKind::InvalidArgument.into()));
-    assert_eq!(expel(&mut net, false), Ok(true));
+    assert_eq!(net.nodes[1].transport.expel(0, ExpelMode::Force), Err(ErrorKind::InvalidArgument.into()));
+    assert_eq!(expel(&mut net, ExpelMode::SpareConnected), Ok(true));
     net.nodes[0].submit(&[write(1, 0, 0, 8)]);
     let end = net.finish(1);
     assert_eq!((kind(&end), end.outcome), (ErrorKind::Expelled, Outcome::NotApplied));
@@ -104,10 +104,10 @@ fn a_peer_is_not_gone_before_the_device_has_let_go_of_its_queue_pairs() {
     net.nodes[0].submit(&[write(1, 0, 0, 8)]);
     net.drive("its queue pairs are being connected", |net| net.fabric.waiting_for_neighbours(target) == 1);
     for _ in 0..100 {
-        assert_eq!(expel(&mut net, true), Ok(false), "the device still has them");
+        assert_eq!(expel(&mut net, ExpelMode::Force), Ok(false), "the device still has them");
         net.step();
     }
-    assert_eq!(expel(&mut net, false), Ok(false), "it has no connection any more");
+    assert_eq!(expel(&mut net, ExpelMode::SpareConnected), Ok(false), "it has no connection any more");
     net.fabric.set_neighbours(target, true);
     net.drive("it is gone", |net| expel(net, true) == Ok(true));
     assert_eq!(net.fabric.qp_count(target), 0);
@@ -118,8 +118,8 @@ fn the_expelled_are_counted_and_there_is_a_limit() {
     let mut net = three();
     net.warm_up();
     for identity in 0..EXPELLED_MAX as u64 {
-        assert_eq!(net.nodes[1].transport.expel(1_000 + identity, false), Ok(true));
+        assert_eq!(net.nodes[1].transport.expel(1_000 + identity, ExpelMode::SpareConnected), Ok(true));
     }
-    assert_eq!(expel(&mut net, true), Err(ErrorKind::Full));
+    assert_eq!(expel(&mut net, ExpelMode::Force), Err(ErrorKind::Full));
     net.transfer(&[write(2, 0, 0, 8)]);
 }

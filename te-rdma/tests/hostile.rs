@@ -347,6 +347,7 @@ fn false_export(address: std::net::SocketAddr, incarnation: u64) -> Vec<u8> {
         generation: 1,
         key: 1,
         len: 4_096,
+        location: te_core::Location::Host,
     };
     let mut blob = [0; EXPORT_BYTES_MAX];
     let len = export.write(&mut blob).unwrap();

@@ -343,7 +343,13 @@ fn progress_of_a_registration_is_counted() {
 #[test]
 fn memory_of_other_devices_needs_a_device_that_can() {
     let mut net = Net::pair(&config(), 64 * KIB);
-    let dmabuf = te_rdma::Dmabuf { fd: -1, offset: 0, len: 4_096, address: 0x10_0000 };
+    let dmabuf = te_rdma::Dmabuf {
+        fd: -1,
+        offset: 0,
+        len: 4_096,
+        address: 0x10_0000,
+        location: te_core::Location::Device(te_core::GpuVendor::Nvidia, 0),
+    };
     let error = net.nodes[0].transport.register_dmabuf(RegionId::new(7, 1), dmabuf, ALL).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Unsupported);
 }

@@ -458,7 +458,13 @@ fn memory_of_another_device_is_never_read_by_the_cpu() {
     far.paint(3);
     let region = RegionId::new(4, 1);
     let address = far.span().as_ptr().expose_provenance() as u64;
-    let dmabuf = Dmabuf { fd: 9, offset: 0, len: 4_096, address };
+    let dmabuf = Dmabuf {
+        fd: 9,
+        offset: 0,
+        len: 4_096,
+        address,
+        location: te_core::Location::Device(te_core::GpuVendor::Nvidia, 0),
+    };
     pair.initiator.register_dmabuf(region, dmabuf, ALL).unwrap();
     let before = pair.initiator.stats().inlined;
     // One work request of two regions would be read by the CPU as well.

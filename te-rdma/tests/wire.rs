@@ -187,8 +187,9 @@ proptest! {
         let mut all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED); EXPORT_ADDRESSES_MAX];
         all[..addresses.len()].copy_from_slice(&addresses);
         let address_count = addresses.len() as u8;
+        let location = te_core::Location::Numa(rights.into());
         let export =
-            Export { format: EXPORT_FORMAT, rights, addresses: all, address_count, port, incarnation, region, generation, key, len };
+            Export { format: EXPORT_FORMAT, rights, addresses: all, address_count, port, incarnation, region, generation, key, len, location };
         let mut blob = [0; EXPORT_BYTES_MAX];
         let written = export.write(&mut blob).unwrap();
         prop_assert_eq!(parse_export(&blob[..written]), Ok(export));
@@ -215,7 +216,7 @@ proptest! {
         let mut greeting = bytes.clone();
         greeting.splice(..greeting.len().min(12), [MAGIC.as_slice(), &[1, 0, 0, 0]].concat());
         let mut export = bytes.clone();
-        export.splice(..export.len().min(6), [b"srdm".as_slice(), &[1, 0]].concat());
+        export.splice(..export.len().min(6), [b"srdm".as_slice(), &[3, 0]].concat());
         for noise in [&bytes, &framed, &greeting, &export] {
             let lens = [
                 parse_hello(noise).map(|step| used(&step)),

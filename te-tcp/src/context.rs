@@ -32,7 +32,7 @@ impl Context<'_> {
 /// What the unit tests of initiator and target lend them.
 #[cfg(test)]
 pub(crate) mod testing {
-    use te_core::{Access, RegionId};
+    use te_core::{Access, Location, RegionId};
 
     use super::*;
     use crate::region::{Ext, Region};
@@ -65,6 +65,7 @@ pub(crate) mod testing {
             let region = Region::new(
                 REGION,
                 bytes as u64,
+                Location::Host,
                 Access::all(),
                 KEY,
                 Ext { memory: Memory::of(memory), peers: 0 },
@@ -80,7 +81,7 @@ pub(crate) mod testing {
 
         /// How many own slices and how many payloads of peers use the region.
         pub(crate) fn users(&self) -> (u32, u32) {
-            self.regions.find(REGION).map_or((0, 0), |region| (region.users, region.ext.peers))
+            self.regions.find(REGION).map_or((0, 0), |region| (region.pins, region.ext.peers))
         }
     }
 }

@@ -114,8 +114,8 @@ pub const HEAD_BYTES_MAX: usize = size_of::<Header>() + ENTRIES_MAX * size_of::<
 pub const CHECKSUM_BYTES_MAX: u32 = 4 << 20;
 /// Header flag: the frame has checksums (WRITE, DATA), or the answer is to have them (READ).
 pub const FLAG_CHECKSUM: u8 = 1;
-/// Marks exports of this fabric.
-pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"stcp", version: VERSION };
+/// Marks exports of this fabric. Version 3 carries the location of the memory.
+pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"stcp", version: 3 };
 
 /// The values of the kind byte in a [`Header`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use te_core::device::Devices;
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, MemSpan,
+    Memory, MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 use te_fabric::net::{error_of, random_u64};
 use te_fabric::operation::accept_prefix;
@@ -308,7 +308,7 @@ impl TcpTransport {
     /// # Errors
     /// `NotFound`, `Stale`.
     pub fn region_pins(&self, id: RegionId) -> Result<RegionPins, Error> {
-        self.regions.find(id).map(|region| RegionPins { own: region.users, peers: region.ext.peers })
+        self.regions.find(id).map(|region| RegionPins { own: region.pins, peers: region.ext.peers })
     }
 }
 
@@ -356,12 +356,12 @@ impl Memory for TcpTransport {
         // does only when no operation, own or a peer's, holds the memory or a part of it.
         let memory = unsafe { Bytes::new(span) };
         let ext = RegionExt { memory, peers: 0 };
-        self.regions.insert(id.index, Region::new(id, span.len() as u64, access, key, ext))
+        self.regions.insert(id.index, Region::new(id, span.len() as u64, span.location(), access, key, ext))
     }
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
         let region = self.regions.find(id)?;
-        if region.users > 0 {
+        if region.pins > 0 {
             return Err(ErrorKind::Busy.into());
         }
         if region.ext.peers > 0 {
@@ -480,9 +480,9 @@ impl Transport for TcpTransport {
         peer != 0 && self.target.has_peer(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
         let (_, target, _, mut cx) = self.split();
-        target.expel(peer, force, &mut cx)
+        target.expel(peer, mode, &mut cx)
     }
 }
 

@@ -200,28 +200,28 @@ macro_rules! on_devices {
 
 on_devices!(both_ends, plain(), FakeStaging::default(), (true, true), skips [
     a_slice_off_the_granule_is_refused_before_a_byte_moves,
-    an_inline_transport_lets_go_of_memory_in_the_next_poll,
+    a_caller_driven_transport_releases_memory_in_the_next_poll,
     what_a_peer_writes_shows_through_a_volatile_span,
     a_peer_reads_what_was_written_through_a_volatile_span,
 ]);
 
 on_devices!(few_small_slots, Config { connections: 4, slice_bytes_max: 1 << 20, ..plain() }, TINY, (true, true), skips [
     a_slice_off_the_granule_is_refused_before_a_byte_moves,
-    an_inline_transport_lets_go_of_memory_in_the_next_poll,
+    a_caller_driven_transport_releases_memory_in_the_next_poll,
     what_a_peer_writes_shows_through_a_volatile_span,
     a_peer_reads_what_was_written_through_a_volatile_span,
 ]);
 
 on_devices!(with_checksums, Config { checksum: true, ..plain() }, FakeStaging::default(), (true, true), skips [
     a_slice_off_the_granule_is_refused_before_a_byte_moves,
-    an_inline_transport_lets_go_of_memory_in_the_next_poll,
+    a_caller_driven_transport_releases_memory_in_the_next_poll,
     what_a_peer_writes_shows_through_a_volatile_span,
     a_peer_reads_what_was_written_through_a_volatile_span,
 ]);
 
 on_devices!(at_the_initiator, plain(), FakeStaging::default(), (true, false), skips [
     a_slice_off_the_granule_is_refused_before_a_byte_moves,
-    an_inline_transport_lets_go_of_memory_in_the_next_poll,
+    a_caller_driven_transport_releases_memory_in_the_next_poll,
 ]);
 
 on_devices!(at_the_target, Config { checksum: true, ..plain() }, TINY, (false, true), skips [

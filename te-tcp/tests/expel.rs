@@ -30,8 +30,8 @@ fn what_lies_in_the_socket_of_an_expelled_peer_never_lands() {
     writer.stream.write_all(&[2; 600]).unwrap();
     writer.stream.write_all(&frame_of(Kind::Write, 0, 1, &[writer.operation(0, 1_000)])).unwrap();
     writer.stream.write_all(&[3; 1_000]).unwrap();
-    assert_eq!(target.transport.expel(2, false), Err(ErrorKind::Busy.into()), "it has a connection");
-    assert_eq!(target.transport.expel(2, true), Ok(true));
+    assert_eq!(target.transport.expel(2, ExpelMode::SpareConnected), Err(ErrorKind::Busy.into()), "it has a connection");
+    assert_eq!(target.transport.expel(2, ExpelMode::Force), Ok(true));
     assert_eq!(users(&target), by_peers(1), "the other WRITE is not affected");
     target.memory.set(0, &[7; 1_000]);
     linger(&mut [&mut target], Duration::from_millis(50));
@@ -60,9 +60,9 @@ fn what_lies_in_the_socket_of_an_expelled_peer_never_lands() {
 fn a_peer_without_a_connection_is_refused_when_it_comes() {
     let (mut a, mut target) = pair(&Config { identity: 77, ..common::config() }, BYTES);
     assert_eq!(a.transport.identity(), 77);
-    assert_eq!(target.transport.expel(0, true), Err(ErrorKind::InvalidArgument.into()));
-    assert_eq!(target.transport.expel(77, false), Ok(true));
-    assert_eq!(target.transport.expel(77, false), Ok(true), "a second time changes nothing");
+    assert_eq!(target.transport.expel(0, ExpelMode::Force), Err(ErrorKind::InvalidArgument.into()));
+    assert_eq!(target.transport.expel(77, ExpelMode::SpareConnected), Ok(true));
+    assert_eq!(target.transport.expel(77, ExpelMode::SpareConnected), Ok(true), "a second time changes nothing");
     for token in 1..4 {
         a.submit(&[write(token, 0, 0, 8)]);
         let end = finish(&mut [&mut a, &mut target], token);
@@ -86,24 +86,24 @@ fn a_peer_that_was_sent_away_for_being_idle_is_not_taken_for_a_dead_one() {
     // Its connection has never carried anything.
     skip(Duration::from_secs(6));
     drive(&mut [&mut target, &mut a], |target| target.transport.connections() == 0);
-    assert_eq!(target.transport.expel(77, false), Err(ErrorKind::Busy.into()));
+    assert_eq!(target.transport.expel(77, ExpelMode::SpareConnected), Err(ErrorKind::Busy.into()));
     a.submit(&[write(2, 0, 0, 8)]);
     assert!(finish(&mut [&mut a, &mut target], 2).result.is_ok());
     // It closes the connection itself.
     drop(a);
     drive(&mut [&mut target], |target| target.transport.connections() == 0);
-    assert_eq!(target.transport.expel(77, false), Ok(true));
+    assert_eq!(target.transport.expel(77, ExpelMode::SpareConnected), Ok(true));
 }
 
 #[test]
 fn the_expelled_are_counted_and_there_is_a_limit() {
     let mut target = common::node(common::config(), BYTES);
     for identity in 1..=EXPELLED_MAX as u64 {
-        assert_eq!(target.transport.expel(identity, false), Ok(true));
+        assert_eq!(target.transport.expel(identity, ExpelMode::SpareConnected), Ok(true));
     }
     let one_more = EXPELLED_MAX as u64 + 1;
     let mut raw = Raw::greeted(&mut target, one_more - 1, 0);
-    assert_eq!(target.transport.expel(one_more, true), Err(ErrorKind::Full.into()));
+    assert_eq!(target.transport.expel(one_more, ExpelMode::Force), Err(ErrorKind::Full.into()));
     assert!(raw.is_alive(&mut target), "nothing has changed for it");
-    assert_eq!(target.transport.expel(5, true), Ok(true), "an expelled peer needs no more room");
+    assert_eq!(target.transport.expel(5, ExpelMode::Force), Ok(true), "an expelled peer needs no more room");
 }

@@ -160,8 +160,9 @@ proptest! {
         }
         let address_count = ips.len() as u8;
         let format = EXPORT_FORMAT;
+        let location = te_core::Location::Numa(rights.into());
         let export =
-            Export { format, rights, addresses, address_count, port, incarnation, region, generation, key, len };
+            Export { format, rights, addresses, address_count, port, incarnation, region, generation, key, len, location };
         let mut bytes = [0; EXPORT_BYTES_MAX];
         let written = export.write(&mut bytes).unwrap();
         prop_assert_eq!(parse_export(&bytes[..written]), Ok(export));

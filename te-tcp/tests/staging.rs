@@ -12,7 +12,7 @@ use common::raw::{Raw, frame_of};
 use common::{ALL, Node, drive, eventually, finish, skip};
 use te_core::testkit::{FakeDevices, FakeStaging, PeekPoke, seeds};
 use te_core::{
-    Access, ErrorKind, GpuVendor, Location, MemSpan, Memory, MemoryKinds, Op, Outcome, RegionId,
+    Access, ErrorKind, ExpelMode, GpuVendor, Location, MemSpan, Memory, MemoryKinds, Op, Outcome, RegionId,
     RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 use te_tcp::frame::{self, ConnectionEntry, Header, Kind};
@@ -160,7 +160,9 @@ fn slots_come_back_after_cancels_broken_connections_and_an_expulsion() {
         a.node.submit(&batch);
         drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_taken() > 0);
         let peer = a.node.transport.identity();
-        drive(&mut [&mut b.node, &mut a.node], |node| node.transport.expel(peer, true) == Ok(true));
+        drive(&mut [&mut b.node, &mut a.node], |node| {
+            node.transport.expel(peer, ExpelMode::Force) == Ok(true)
+        });
         b.fill(7);
         drive(&mut [&mut a.node, &mut b.node], |node| node.done.len() == 25 * 8);
         assert!(b.is_full(7), "a hop of an expelled peer landed");

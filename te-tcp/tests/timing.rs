@@ -66,8 +66,8 @@ fn a_writer_that_was_stopped_and_goes_on_is_expelled_and_writes_nothing() {
         std::thread::yield_now();
     }
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(target.transport.expel(99, false), Err(ErrorKind::Busy.into()));
-    assert_eq!(target.transport.expel(99, true), Ok(true));
+    assert_eq!(target.transport.expel(99, ExpelMode::SpareConnected), Err(ErrorKind::Busy.into()));
+    assert_eq!(target.transport.expel(99, ExpelMode::Force), Ok(true));
     target.memory.set(0, &[0xaa; BYTES]);
     linger(&mut [&mut target], Duration::from_millis(50));
     assert!(target.memory.get(0, BYTES) == [0xaa; BYTES]);

@@ -1,4 +1,5 @@
-//! Those who keep to the rules: a master and nodes with short times, and a prober that asks at a steady pace.
+//! The honest processes: a master and nodes with short timeouts, and a prober that sends requests at a steady
+//! pace.
 
 use super::{Result, Turn, mix, say, value_of, wait_for_parent};
 use std::net::SocketAddr;
@@ -9,13 +10,14 @@ use store_client::{
 use store_core::MasterConfig;
 use store_master::{Config, MasterServer};
 
-/// Between two rounds of the prober: one put, one get, one exists.
+/// Interval between two rounds of the prober: one put, one get, one exists.
 const ROUND: Duration = Duration::from_millis(20);
-/// Keys that it uses, again and again: so few that they are read before they are evicted.
+/// Number of keys that it uses repeatedly: so few that they are read before they are evicted.
 const KEYS: u64 = 32;
 const VALUE_BYTES: usize = 4096;
 
-/// Leases, windows and patience are short, so that writers that are stopped for seconds are stopped past all of them.
+/// Runs the master. Leases, windows and timeouts are short, so that writers that are stopped for seconds
+/// exceed all of them.
 pub(crate) fn master(rpc: SocketAddr, http: SocketAddr) -> Result<()> {
     let store = MasterConfig {
         lease_ttl_ms: 1_000,
@@ -52,7 +54,7 @@ pub(crate) fn node(
     Ok(())
 }
 
-/// Says `times OPERATION µs…` for each call, once a second.
+/// Runs the prober. It prints `times OPERATION µs…` with the duration of each call, once per second.
 pub(crate) fn probe(turn: &mut Turn, master: Address) -> Result<()> {
     let mut client = Client::connect(ClientConfig::new(master).fabrics(Fabrics::TCP))?;
     let life = mix(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64);
@@ -74,7 +76,7 @@ pub(crate) fn probe(turn: &mut Turn, master: Address) -> Result<()> {
             Err(_) => turn.count("probe_errors", 1),
         }
         let got = Instant::now();
-        // One key is always new, so that there is always something to be put.
+        // One key is always new, so that every round has something to put.
         let fresh = format!("probe/{life:x}/{}", KEYS + turn.below(1 << 40)).into_bytes();
         let key = if turn.below(2) == 0 { key } else { fresh };
         match client.put(&key, &value_of(&key, VALUE_BYTES), &PutOptions::DEFAULT) {
@@ -94,7 +96,7 @@ pub(crate) fn probe(turn: &mut Turn, master: Address) -> Result<()> {
             }
             say_at = put + Duration::from_secs(1);
         }
-        // A round that took long does not make the next ones hurry.
+        // A round that took long does not make the next ones come sooner.
         next_at = (next_at + ROUND).max(put);
         turn.pause(next_at - put);
     }

@@ -1,16 +1,16 @@
-//! Processes of `cargo xtask soak --hostile`: a master, nodes, an honest prober, and those who mean harm.
+//! Processes of `cargo xtask soak --hostile`: a master, nodes, an honest prober, and the attackers.
 //!
 //! ```text
-//!   honest    the master, the nodes, and the prober whose times are judged
-//!   raw       frames, sent by hand
-//!   wire      floods, silence, garbage: what needs no more than a socket
-//!   theft     names, nodes and puts that are others'
-//!   misuse    clients that fork, wish for the impossible, or are stopped in the middle
+//!   honest    the master, the nodes, and the prober whose call durations are judged
+//!   raw       raw frames
+//!   wire      floods, silence, garbage: attacks that only need a socket
+//!   theft     attempts on names, nodes and puts of other processes
+//!   misuse    clients that fork, request impossible puts, or are stopped during a write
 //! ```
 //!
-//! Each ends when its standard input does, says `ready` when it begins, a line of counters a second, and `wrong …` for what must
-//! never be. What they do is bounded: sockets, requests in flight and pauses between rounds are constants here, and they reach
-//! nothing but the loopback addresses that they are given.
+//! Each process ends when its standard input is closed. It prints `ready` when it begins, a line of counters
+//! per second, and `wrong …` for results that must never occur. The attacks are bounded: sockets, requests in
+//! flight and pauses between rounds are constants here, and only the given loopback addresses are reached.
 #![deny(unsafe_code)]
 
 mod honest;
@@ -43,7 +43,7 @@ fn main() -> Result<()> {
                 others.iter().map(|address| address.parse()).collect::<std::result::Result<_, _>>()?;
             let master: SocketAddr = master.parse()?;
             if !others.iter().chain([&master]).all(|address| address.ip().is_loopback()) {
-                return Err("only loopback is attacked".into());
+                return Err("only loopback addresses may be attacked".into());
             }
             let mut turn = Turn::new(seed)?;
             match kind {
@@ -58,11 +58,11 @@ fn main() -> Result<()> {
                 _ => Err(format!("no role `{kind}`").into()),
             }
         }
-        _ => Err("say a role, the master's address, a seed, and addresses".into()),
+        _ => Err("arguments: a role, the master's address, a seed, and addresses".into()),
     }
 }
 
-/// What every role has: chance, counters, and an end.
+/// State that every role has: random numbers, counters, and its end.
 struct Turn {
     rng: u64,
     counts: BTreeMap<&'static str, u64>,
@@ -73,16 +73,16 @@ struct Turn {
 impl Turn {
     fn new(seed: &str) -> Result<Self> {
         let over = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&over);
+        let flag = Arc::clone(&over);
         std::thread::spawn(move || {
             wait_for_parent();
-            told.store(true, Ordering::Relaxed);
+            flag.store(true, Ordering::Relaxed);
         });
         say("ready");
         Ok(Self { rng: seed.parse()?, counts: BTreeMap::new(), over, say_at: Instant::now() })
     }
 
-    /// Whether to go on. Says what was counted, once a second.
+    /// Whether to continue. Prints the counters once per second.
     fn goes_on(&mut self) -> bool {
         if Instant::now() >= self.say_at {
             self.report();
@@ -91,7 +91,7 @@ impl Turn {
         !self.over.load(Ordering::Relaxed)
     }
 
-    /// Sleeps, and wakes when it is over.
+    /// Sleeps for `length`, or until the process is to end.
     fn pause(&mut self, length: Duration) {
         let until = Instant::now() + length;
         while self.goes_on() && Instant::now() < until {
@@ -99,8 +99,8 @@ impl Turn {
         }
     }
 
-    /// Does something again and again, with a pause after each. What fails is counted and tried again: whoever is hung up on comes
-    /// back.
+    /// Repeats an action, with a pause after each time. Failures are counted and the action is repeated: a
+    /// client that was disconnected connects again.
     fn rounds(
         &mut self,
         pause: Duration,
@@ -119,7 +119,7 @@ impl Turn {
         *self.counts.entry(name).or_default() += count;
     }
 
-    /// What must never be.
+    /// Reports a result that must never occur.
     fn wrong(&mut self, what: &str) {
         self.count("wrong", 1);
         say(&format!("wrong {what}"));
@@ -146,14 +146,14 @@ impl Drop for Turn {
     }
 }
 
-/// The finisher of SplitMix64.
+/// The finaliser of SplitMix64.
 const fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
 
-/// The only bytes that a key may have, so that whoever reads another's knows it.
+/// The only value that a key may have, so that a reader recognises bytes of another key.
 fn value_of(key: &[u8], len: usize) -> Vec<u8> {
     let mut state = key.iter().fold(0x6a09_e667_f3bc_c908, |state, byte| mix(state ^ u64::from(*byte)));
     let mut value = vec![0; len];
@@ -164,7 +164,8 @@ fn value_of(key: &[u8], len: usize) -> Vec<u8> {
     value
 }
 
-/// One line, at once. A parent that does not listen any more is about to end us.
+/// Prints one line at once. Errors are ignored: a parent that does not read any more is about to end this
+/// process.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

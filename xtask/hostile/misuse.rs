@@ -1,4 +1,4 @@
-//! Clients of the library that use it as nobody should, and as somebody will.
+//! Clients that misuse the library in ways that occur in practice.
 
 use super::{Result, Turn, value_of};
 use nix::sys::signal::Signal;
@@ -8,20 +8,21 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use store_client::{Client, ClientConfig, ErrorCode, Fabrics, Placement, PutOptions, Store as _};
 
-/// Keys that those who fork read, and how often each of the two reads.
+/// Keys that the two processes of a fork read, and how often each of them reads.
 const KEYS: u64 = 64;
 const READS: u64 = 30;
 const VALUE_BYTES: usize = 8 << 10;
 const ROUND: Duration = Duration::from_millis(500);
-/// A child that lives longer hangs.
+/// A child that runs longer than this hangs.
 const CHILD_MAX: Duration = Duration::from_secs(20);
-/// How a child says what it has seen.
+/// Exit codes with which a child reports what it has read.
 const CHILD_FINE: i32 = 0;
 const CHILD_READ_WRONG: i32 = 1;
 const WRITER_BYTES: usize = 128 << 10;
 const WRITER_PAUSE: Duration = Duration::from_millis(20);
 
-/// A client, over sockets or over whatever there is; tried again until there is a master that takes it. None when it is over.
+/// Connects a client, over sockets or over any fabric; retries until a master accepts it. `None` when the
+/// process is to end.
 pub(crate) fn client(turn: &mut Turn, master: SocketAddr) -> Result<Option<Client>> {
     let mut config = ClientConfig::new(master.to_string().parse()?);
     config.rpc.call_ms_max = 1_000;
@@ -42,18 +43,18 @@ fn key(number: u64) -> Vec<u8> {
     format!("fork/{number}").into_bytes()
 }
 
-/// Forks in the middle of its work and goes on in both: neither may ever read another key's bytes.
+/// Forks while a client is in use and uses it in both processes: neither may ever read another key's bytes.
 pub(crate) fn fork(turn: &mut Turn, master: SocketAddr) -> Result<()> {
     while turn.goes_on() {
         let Some(mut client) = client(turn, master)? else { break };
         for number in 0..KEYS {
-            // What is there is there; what finds no room is a miss later.
+            // Errors are ignored: an object that does not fit is a miss later.
             let _ = client.put(&key(number), &value_of(&key(number), VALUE_BYTES), &PutOptions::DEFAULT);
         }
         let seeds = [turn.random(), turn.random()];
         match sys::fork()? {
             ForkResult::Child => {
-                // It must not outlive its parent's patience, whatever it hangs in.
+                // The child must end in any case, wherever it hangs.
                 alarm::set(CHILD_MAX.as_secs() as u32);
                 let wrong = read_some(&mut client, seeds[0]).1;
                 sys::exit(if wrong == 0 { CHILD_FINE } else { CHILD_READ_WRONG });
@@ -73,7 +74,7 @@ pub(crate) fn fork(turn: &mut Turn, master: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// How many values were right, and how many wrong. A miss and an error are neither.
+/// Number of right values, and of wrong ones. Misses and errors count as neither.
 fn read_some(client: &mut Client, seed: u64) -> (u64, u64) {
     let (mut right, mut wrong) = (0, 0);
     for read in 0..READS {
@@ -107,7 +108,8 @@ fn judge_child(turn: &mut Turn, child: Pid) -> Result<()> {
     }
 }
 
-/// Puts that cannot succeed: everywhere excluded, or longer than any segment. Each has to end with a reason.
+/// Puts that cannot succeed: all segments are excluded, or the object is longer than any segment. Each has to
+/// fail with a reason.
 pub(crate) fn wishes(turn: &mut Turn, master: SocketAddr) -> Result<()> {
     turn.rounds(ROUND, "wish_connections_lost", |turn| wish(turn, master));
     Ok(())
@@ -119,7 +121,7 @@ fn wish(turn: &mut Turn, master: SocketAddr) -> Result<()> {
     let longest = segments.iter().map(|segment| segment.len).max().unwrap_or(0);
     let mut nowhere = Placement::ANY;
     for segment in &segments {
-        // More than can be named cannot be excluded.
+        // A put can exclude only a limited number of segments.
         if nowhere.excluded.push(segment.segment).is_err() {
             return Err("more segments than a put can exclude".into());
         }
@@ -141,7 +143,8 @@ fn is_a_reason(code: ErrorCode) -> bool {
     code.is_no_room() || code == ErrorCode::InvalidParams
 }
 
-/// Writes without end, and is stopped by others for longer than its master waits. What it reads is its own bytes or nothing.
+/// Writes without end, and is stopped by the soak for longer than its master waits. It must read its own
+/// bytes or nothing.
 pub(crate) fn writer(turn: &mut Turn, master: SocketAddr) -> Result<()> {
     let Some(mut writer) = client(turn, master)? else { return Ok(()) };
     while turn.goes_on() {
@@ -153,7 +156,7 @@ pub(crate) fn writer(turn: &mut Turn, master: SocketAddr) -> Result<()> {
             Err(error) if error.code().is_no_room() => turn.count("writer_no_room", 1),
             Err(_) => {
                 turn.count("writer_errors", 1);
-                // It may have been cut off for good: a new one begins anew.
+                // It may have been cut off permanently: a new client starts over.
                 let Some(new) = client(turn, master)? else { break };
                 writer = new;
             }
@@ -168,19 +171,20 @@ pub(crate) fn writer(turn: &mut Turn, master: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// What the standard library does not offer, because nobody should want it.
+/// A system call that the standard library does not offer, because it is unsafe in programs with threads.
 mod sys {
-    #![allow(unsafe_code, reason = "to fork is what is tried here")]
+    #![allow(unsafe_code, reason = "forking is what this role tests")]
 
     use nix::unistd::ForkResult;
 
     pub(super) fn fork() -> nix::Result<ForkResult> {
-        // SAFETY: POSIX promises a child of a process with several threads async-signal-safe functions alone. What is tried here is
-        // what it does all the same, on glibc, whose allocator survives a fork; it ends with `exit` below and never returns.
+        // SAFETY: POSIX guarantees only async-signal-safe functions in the child of a process with several
+        // threads. This role tests what happens otherwise, on glibc, whose allocator survives a fork; the
+        // child ends with `exit` below and never returns.
         unsafe { nix::unistd::fork() }
     }
 
-    /// At once: nothing of the parent's is flushed, dropped or called.
+    /// Ends the process at once: nothing of the parent's is flushed, dropped or called.
     pub(super) fn exit(code: i32) -> ! {
         // SAFETY: it takes no pointer and does not return.
         unsafe { libc::_exit(code) }

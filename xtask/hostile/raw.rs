@@ -1,4 +1,4 @@
-//! A connection to the master on which anything may be said.
+//! A connection to the master for raw frames.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -16,11 +16,11 @@ pub(crate) struct Raw {
     id: u64,
 }
 
-/// A whole frame, as it came.
+/// A whole frame, as it was received.
 pub(crate) struct Answer(Vec<u8>);
 
 impl Raw {
-    /// Connects and greets without any proof.
+    /// Connects and sends a greeting without any proof.
     pub(crate) fn dial(master: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&master, PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;

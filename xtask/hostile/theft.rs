@@ -1,24 +1,25 @@
-//! Those who take what is others': names, nodes, puts. They know everything that the master tells, and none of its secrets.
+//! Attempts on names, nodes and puts of other processes. The attacker knows everything that the master
+//! reports, but none of its secrets.
 
 use super::raw::Raw;
 use super::{Result, Turn};
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use store_core::Key;
+use store_core::{Key, NodeId, Incarnation};
 use store_core::message::{
-    Beat, Commit, Export, FetchAsk, FetchTasks, Heartbeat, List, ListQuery, Mount, MountAnswer, MountSegment,
-    NewObject, NodeStatus, Operation as _, PutAsk, PutEnd, PutOptions, PutRevoke, PutStart, Revocation,
+    Beat, Commit, Export, FetchRequest, FetchTasks, Heartbeat, List, ListQuery, Mount, MountResponse, MountSegment,
+    NewObject, NodeStatus, Operation as _, PutRequest, PutEnd, PutOptions, PutRevoke, PutStart, Revocation,
     Segments, Unmount, UnmountSegment,
 };
 
 const ROUND: Duration = Duration::from_millis(500);
-/// Generations that are tried on either side of one's own.
+/// Generations that are tried on either side of its own.
 const NEIGHBOURS: u64 = 8;
-/// Unfinished keys that are looked at in a round.
+/// Unfinished keys that are examined per round.
 const KEYS_MAX: u32 = 512;
 
-/// Beats, unmounts and mounts in others' names.
+/// Heartbeats, unmounts and mounts in the names of nodes.
 pub(crate) fn thief(turn: &mut Turn, master: SocketAddr) -> Result<()> {
     turn.rounds(ROUND, "thief_connections_lost", |turn| Ok(steal(turn, master)?));
     Ok(())
@@ -31,31 +32,30 @@ fn steal(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
     let Ok((_, found)) = Segments::decode_response(&frame) else { return Ok(()) };
     for segment in found.flatten() {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-        for incarnation in [segment.incarnation, segment.incarnation + 1, wall, u64::MAX] {
+        let own = segment.incarnation;
+        let after = own.next().unwrap_or(own);
+        for incarnation in [own, after, Incarnation::new(wall), Incarnation::MAX] {
             let beat = Heartbeat { node: segment.node, incarnation, key: turn.random() };
             let answer = raw.ask::<Beat>(&beat, std::iter::empty())?;
             turn.count("theft_tries", 1);
-            // Said to nobody but the node itself; `Unknown` tells a stranger nothing and changes nothing.
+            // Any status but `Unknown` is for the node alone; `Unknown` reveals nothing and changes nothing.
             if let Ok((status, _)) = Beat::decode_response(&answer.frame()?)
                 && matches!(status, NodeStatus::Ok | NodeStatus::Work)
             {
-                turn.wrong(&format!("theft: a stranger beats for {}", segment.name));
+                turn.wrong(&format!("theft: the attacker sent a heartbeat for {}", segment.name));
             }
             let mount = MountSegment {
-                node: turn.random(),
+                node: NodeId::new(turn.random()),
                 incarnation,
                 name: segment.name,
                 endpoint: "127.0.0.1:1",
-                base: 0,
                 len: segment.len,
-                export: Export::default(),
-                epoch: 0,
                 key: turn.random(),
-                takeover: false,
+                ..MountSegment::default()
             };
             let answer = raw.ask::<Mount>(&mount, std::iter::empty())?;
             turn.count("theft_tries", 1);
-            if let Ok((MountAnswer::Mounted(_), _)) = Mount::decode_response(&answer.frame()?) {
+            if let Ok((MountResponse::Mounted(_), _)) = Mount::decode_response(&answer.frame()?) {
                 turn.wrong(&format!("theft: the name {} was mounted by a stranger", segment.name));
             }
         }
@@ -68,9 +68,9 @@ fn steal(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
         let answer = raw.ask::<Unmount>(&away, std::iter::empty())?;
         turn.count("theft_tries", 1);
         if Unmount::decode_response(&answer.frame()?).is_ok() {
-            turn.wrong(&format!("theft: a stranger unmounted {}", segment.name));
+            turn.wrong(&format!("theft: the attacker unmounted {}", segment.name));
         }
-        let fetch = FetchAsk {
+        let fetch = FetchRequest {
             node: segment.node,
             incarnation: segment.incarnation,
             count_max: 16,
@@ -79,13 +79,13 @@ fn steal(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
         let answer = raw.ask::<FetchTasks>(&fetch, std::iter::empty())?;
         turn.count("theft_tries", 1);
         if FetchTasks::decode_response(&answer.frame()?).is_ok() {
-            turn.wrong(&format!("theft: a stranger was given the tasks of {}", segment.name));
+            turn.wrong(&format!("theft: the attacker received the tasks of {}", segment.name));
         }
     }
     Ok(())
 }
 
-/// Ends and revokes puts that are others'.
+/// Ends and revokes puts of other processes.
 pub(crate) fn guess(turn: &mut Turn, master: SocketAddr) -> Result<()> {
     turn.rounds(ROUND, "guess_connections_lost", |turn| Ok(guess_once(turn, master)?));
     Ok(())
@@ -96,7 +96,7 @@ fn guess_once(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
     let own = format!("guess/{:x}", turn.random()).into_bytes();
     let new = NewObject { key: Key(&own), len: 64 };
     let answer =
-        raw.ask::<PutStart>(&PutAsk { writer: 1, ..PutAsk::once(PutOptions::DEFAULT) }, [new].into_iter())?;
+        raw.ask::<PutStart>(&PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) }, [new].into_iter())?;
     let frame = answer.frame()?;
     let Ok((_, mut allocations)) = PutStart::decode_response(&frame) else { return Ok(()) };
     let Some(Ok(mine)) = allocations.next() else { return Ok(()) };
@@ -120,7 +120,7 @@ fn guess_once(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
                     && matches!(ends.next(), Some(Ok(())))
                 {
                     turn.wrong(&format!(
-                        "guess: the put of {} was revoked by a stranger",
+                        "guess: the attacker revoked the put of {}",
                         key.escape_ascii()
                     ));
                 }
@@ -130,12 +130,12 @@ fn guess_once(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
                 if let Ok((_, mut ends)) = PutEnd::decode_response(&answer.frame()?)
                     && matches!(ends.next(), Some(Ok(())))
                 {
-                    turn.wrong(&format!("guess: the put of {} was ended by a stranger", key.escape_ascii()));
+                    turn.wrong(&format!("guess: the attacker ended the put of {}", key.escape_ascii()));
                 }
             }
         }
     }
-    // Nobody wrote there: its space may be given to others at once.
+    // The attacker wrote nothing there, so the space may be given out at once.
     let revocation =
         Revocation { key: Key(&own), generation: mine.generation, handle: mine.handle, quiet: true };
     raw.ask::<PutRevoke>(&(), [revocation].into_iter())?;

@@ -1,4 +1,4 @@
-//! Harm that needs no more than a socket.
+//! Attacks that only need a socket.
 
 use super::misuse::client;
 use super::raw::Raw;
@@ -12,24 +12,27 @@ use store_core::message::{
     Exists, ExplainEviction, Find, FindQuery, Greeting, Hello, List, ListQuery, Operation as _,
 };
 
-/// Connections that flood, requests that each has in flight, and the pause after each burst.
+/// Number of connections that flood, requests in flight per connection, and the pause after each burst.
 const FLOODERS: usize = 4;
 const BURST: usize = 100;
 const FLOOD_PAUSE: Duration = Duration::from_millis(100);
-/// Expensive for what it is: two alternatives that each want a bounded repetition before every character.
+/// An expensive pattern for its length: two alternatives that each try a bounded repetition at every
+/// character.
 const PATTERN: &str = "(a[ab]{20}c|b[ab]{20}d)";
-/// Long keys of two letters for the pattern to run over; put again now and then, because they are evicted.
+/// Long keys of two letters, on which the pattern runs; put again from time to time, because they are
+/// evicted.
 const LONG_KEYS: u64 = 64;
 const LONG_KEY_BYTES: usize = 1_000;
 const LONG_KEYS_EVERY: Duration = Duration::from_secs(30);
-/// Silent connections to one address, and how long they are kept.
+/// Silent connections per address, and how long they are kept.
 const SILENT_MAX: usize = 300;
 const SILENT_FOR: Duration = Duration::from_secs(15);
-/// Between two connections that bring garbage.
+/// Pause between two connections that send garbage.
 const GARBAGE_PAUSE: Duration = Duration::from_millis(30);
 const GARBAGE_BYTES_MAX: u64 = 8 << 10;
 
-/// Regular expressions, lists of what nobody has, full batches, explanations: cheap to send, dear to answer.
+/// Floods the master with requests that are cheap to send and expensive to answer: regular expressions, lists
+/// without results, full batches, explanations.
 pub(crate) fn flood(turn: &mut Turn, master: SocketAddr) -> Result<()> {
     let Some(mut client) = client(turn, master)? else { return Ok(()) };
     let mut put_at = Instant::now();
@@ -39,7 +42,7 @@ pub(crate) fn flood(turn: &mut Turn, master: SocketAddr) -> Result<()> {
             put_at = Instant::now() + LONG_KEYS_EVERY;
             for _ in 0..LONG_KEYS {
                 let key: Vec<u8> = (0..LONG_KEY_BYTES).map(|_| b'a' + turn.below(2) as u8).collect();
-                // No room is no reason to stop.
+                // A put without space does not end the flood.
                 let _ = client.put(&key, b"x", &PutOptions::DEFAULT);
             }
         }
@@ -67,9 +70,9 @@ pub(crate) fn flood(turn: &mut Turn, master: SocketAddr) -> Result<()> {
 
 fn burst(kind: u64, random: u64) -> Vec<u8> {
     let mut out = Vec::new();
-    let keys: Vec<Vec<u8>> = (0..1024_u64).map(|n| format!("nobody/{random:x}/{n}").into_bytes()).collect();
+    let keys: Vec<Vec<u8>> = (0..1024_u64).map(|n| format!("missing/{random:x}/{n}").into_bytes()).collect();
     for id in 0..BURST as u64 {
-        // What these encode is within every limit; a frame that is not there is not sent.
+        // The encoded requests are within every limit; a frame that could not be encoded is not sent.
         let _ = match kind {
             0 => Find::encode_request(
                 &mut out,
@@ -78,7 +81,7 @@ fn burst(kind: u64, random: u64) -> Vec<u8> {
                 none(),
             ),
             1 => {
-                let query = ListQuery { prefix: Key(b"nobody has this"), cursor: 0, limit: 4096 };
+                let query = ListQuery { prefix: Key(b"no such key"), cursor: 0, limit: 4096 };
                 List::encode_request(&mut out, id, &query, none())
             }
             2 => Exists::encode_request(&mut out, id, &(), keys.iter().map(|key| Key(key))),
@@ -92,13 +95,13 @@ fn none<T>() -> std::iter::Empty<T> {
     std::iter::empty()
 }
 
-/// Connects everywhere and says nothing, or next to nothing.
+/// Connects to every address and sends nothing, or nearly nothing.
 pub(crate) fn silent(turn: &mut Turn, master: SocketAddr, others: &[SocketAddr]) -> Result<()> {
     while turn.goes_on() {
         let mut held = Vec::new();
         for address in others.iter().chain([&master]) {
             for _ in 0..SILENT_MAX {
-                // Where nobody listens, or nobody more is taken, there is nothing to hold.
+                // There is nothing to hold at an address that does not listen or refuses further connections.
                 let Ok(stream) = TcpStream::connect_timeout(address, Duration::from_secs(1)) else { break };
                 held.push(stream);
             }
@@ -109,7 +112,7 @@ pub(crate) fn silent(turn: &mut Turn, master: SocketAddr, others: &[SocketAddr])
     Ok(())
 }
 
-/// Random bytes, half frames, frames with other lengths than they have.
+/// Sends random bytes, half frames, and frames with wrong lengths.
 pub(crate) fn garbage(turn: &mut Turn, master: SocketAddr, others: &[SocketAddr]) -> Result<()> {
     let mut hello = Vec::new();
     Hello::encode_request(&mut hello, 1, &Greeting::default(), none())
@@ -135,7 +138,7 @@ pub(crate) fn garbage(turn: &mut Turn, master: SocketAddr, others: &[SocketAddr]
             }
         };
         if let Ok(stream) = bring(address, &bytes) {
-            // Some hang about with half a frame; the eldest go.
+            // Some connections stay open with half a frame; the oldest are closed.
             half.push(stream);
             if half.len() > 64 {
                 half.remove(0);
@@ -152,7 +155,7 @@ fn bring(address: SocketAddr, bytes: &[u8]) -> io::Result<TcpStream> {
     stream.set_write_timeout(Some(Duration::from_secs(1)))?;
     stream.set_read_timeout(Some(Duration::from_millis(1)))?;
     stream.write_all(bytes)?;
-    // What it says to that is of no interest; that it says it is its business.
+    // The answer does not matter.
     let _ = stream.read(&mut [0; 256]);
     Ok(stream)
 }

@@ -1,10 +1,11 @@
-//! Our transfers beside iperf3 and memcpy: interleaved in one run, so that a noisy machine is noisy for both.
+//! Compares transfers with iperf3 and memcpy, interleaved in one run, so that noise of the machine affects
+//! all.
 //!
-//! A round runs each measurement once, theirs and ours by turns; figures are medians over the rounds, ratios are taken
-//! within a round and then given as median (least–greatest). GB is 10^9 bytes, GiB is 2^30.
+//! A round runs each measurement once, theirs and ours in turn. Figures are medians over the rounds; ratios
+//! are computed within a round and given as median (min–max). GB is 10^9 bytes, GiB is 2^30.
 //!
-//! CPU seconds count both ends. For iperf3: the CPU time of its two processes, which we start and wait for, from
-//! `/proc/self/stat`. For ours: what `snowskin bench transfer` reports, both processes counted.
+//! CPU seconds count both ends. For iperf3: the CPU time of its two processes, which this process starts and
+//! waits for, from `/proc/self/stat`. For ours: as `snowskin bench transfer` reports it, for both processes.
 
 use crate::cmd::Cmd;
 use crate::host::Host;
@@ -21,23 +22,23 @@ use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 const GIB: f64 = (1u64 << 30) as f64;
-/// Time for a server of iperf3 to listen.
+/// Time for an iperf3 server to listen, milliseconds.
 const LISTEN_MS_MAX: u64 = 3_000;
 
 /// Options of `cargo xtask bench-iperf`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Rounds; figures are medians over them.
+    /// Number of rounds; figures are medians over them.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Seconds for each measurement.
+    /// Seconds per measurement.
     #[arg(long, default_value_t = 3)]
     seconds: u32,
-    /// Congestion control, the same on both sides.
+    /// Congestion control, the same at both ends.
     #[arg(long, default_value = "cubic")]
     congestion: String,
-    /// Requests in a batch in the 1 MiB measurements over TCP: enough to fill the pipe, few enough to stay in the caches, as
-    /// iperf3's one buffer does.
+    /// Requests per batch in the 1 MiB measurements over TCP: enough to fill the connection, few enough to
+    /// stay in the CPU's caches, as iperf3's single buffer does.
     #[arg(long, default_value_t = 2)]
     depth: u32,
     /// Print one JSON object instead of tables.
@@ -48,7 +49,7 @@ pub(crate) struct Args {
     snowskin: Option<PathBuf>,
 }
 
-/// One run of one measurement.
+/// The result of one measurement in one round.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
     gb_s: f64,
@@ -56,7 +57,7 @@ struct Sample {
     cpu_s_per_gib: f64,
 }
 
-/// What is measured: a name, and how to get a sample.
+/// A measurement: its name, and how to get a sample.
 struct Measurement {
     name: &'static str,
     what: &'static str,
@@ -69,7 +70,7 @@ enum Kind {
     Memcpy,
 }
 
-/// Ours over theirs, and the bound that it is held to.
+/// A ratio of ours to theirs, with its bound.
 struct Ratio {
     name: &'static str,
     of: fn(&Sample) -> f64,
@@ -101,12 +102,13 @@ impl std::fmt::Display for Bound {
     }
 }
 
-/// Runs the comparison and prints it. Missed bounds are shown, not failed: they depend on the machine.
+/// Runs the comparison and prints it. Missed bounds are shown but are not failures, because they depend on
+/// the machine.
 ///
 /// # Errors
-/// When iperf3 is missing, or one side fails to run.
+/// iperf3 is missing, or one of the programs fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    ensure!(args.rounds > 0 && args.seconds > 0, "--rounds and --seconds start at 1");
+    ensure!(args.rounds > 0 && args.seconds > 0, "--rounds and --seconds must be at least 1");
     let host = Host::probe()?;
     let iperf_version = Cmd::new("iperf3 --version")
         .stdout(&host.root)
@@ -129,7 +131,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         .is_some_and(|help| help.contains("--congestion"));
     ensure!(
         takes_congestion || args.congestion == "cubic",
-        "this snowskin has no `--congestion`: on one host it uses cubic"
+        "this snowskin has no `--congestion`: it uses cubic within a host"
     );
     let bench = Bench { host: &host, args, snowskin, takes_congestion };
 
@@ -161,10 +163,10 @@ fn measurements(depth: u32) -> Vec<Measurement> {
     let row = |name, what, kind| Measurement { name, what, kind };
     vec![
         row("iperf3-write", "iperf3, 1 MiB, one stream", Kind::Iperf { reverse: false }),
-        row("tcp-write-1m", "tcp write 1 MiB, one lane", ours("tcp", "write", "1MiB", depth)),
+        row("tcp-write-1m", "tcp write 1 MiB, one connection", ours("tcp", "write", "1MiB", depth)),
         row("tcp-write-4k", "tcp write 4 KiB, batch 128", ours("tcp", "write", "4KiB", 128)),
         row("iperf3-read", "iperf3 -R, 1 MiB, one stream", Kind::Iperf { reverse: true }),
-        row("tcp-read-1m", "tcp read 1 MiB, one lane", ours("tcp", "read", "1MiB", depth)),
+        row("tcp-read-1m", "tcp read 1 MiB, one connection", ours("tcp", "read", "1MiB", depth)),
         row("tcp-read-4k", "tcp read 4 KiB, batch 128", ours("tcp", "read", "4KiB", 128)),
         row("tcp-read-4k-one", "tcp read 4 KiB, batch 1", ours("tcp", "read", "4KiB", 1)),
         row("memcpy-1m", "memcpy 1 MiB", Kind::Memcpy),
@@ -233,10 +235,11 @@ impl Bench<'_> {
     }
 }
 
-/// One stream of iperf3 between two processes of this host: 10^9 bytes a second, and CPU seconds for each GiB.
+/// Runs one stream of iperf3 between two processes of this host. Returns 10^9 bytes per second, and CPU
+/// seconds per GiB.
 ///
 /// # Errors
-/// When it does not start, or says what it measured in another way than it used to.
+/// iperf3 does not start, or its report has an unknown format.
 pub(crate) fn iperf(host: &Host, seconds: u32, congestion: &str, reverse: bool) -> Result<(f64, f64)> {
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let cpu_before = children_cpu_seconds(host)?;
@@ -257,7 +260,7 @@ pub(crate) fn iperf(host: &Host, seconds: u32, congestion: &str, reverse: bool) 
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     });
     if output.is_err() {
-        // It may have ended by itself; what matters is that it is gone.
+        // An error is ignored: the server may have ended by itself.
         let _already_gone = server.kill();
     }
     server.wait()?;
@@ -273,28 +276,28 @@ pub(crate) fn iperf(host: &Host, seconds: u32, congestion: &str, reverse: bool) 
     Ok((bytes / seconds / 1e9, cpu_s / (bytes / GIB)))
 }
 
-/// CPU time of the processes that we started and waited for.
+/// CPU time of the child processes that have ended, seconds.
 ///
 /// # Errors
-/// When `/proc` has another shape.
+/// `/proc/self/stat` has an unknown format.
 pub(crate) fn children_cpu_seconds(host: &Host) -> Result<f64> {
     let stat = fs::read_to_string("/proc/self/stat")?;
-    let ticks = ticks_at(&stat, 13).context("/proc/self/stat has another shape")?;
+    let ticks = ticks_at(&stat, 13).context("/proc/self/stat has an unknown format")?;
     Ok(ticks as f64 / ticks_per_second(host))
 }
 
-/// CPU time that a process has used.
+/// CPU time that a process has used, seconds.
 ///
 /// # Errors
-/// When it is gone.
+/// The process does not exist.
 pub(crate) fn cpu_seconds_of(host: &Host, process: u32) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
-    let ticks = ticks_at(&stat, 11).context("/proc/PID/stat has another shape")?;
+    let ticks = ticks_at(&stat, 11).context("/proc/PID/stat has an unknown format")?;
     Ok(ticks as f64 / ticks_per_second(host))
 }
 
-/// `utime + stime`, the fields 14 and 15 (`at` is 11), or `cutime + cstime`, 16 and 17 (13). Field 2, the program's name, may
-/// hold spaces; it ends at the last parenthesis.
+/// `utime + stime`, fields 14 and 15 (`at` is 11), or `cutime + cstime`, fields 16 and 17 (13). Field 2, the
+/// program's name, may contain spaces; it ends at the last parenthesis.
 fn ticks_at(stat: &str, at: usize) -> Option<u64> {
     let mut after_name = stat.rsplit_once(')')?.1.split_whitespace().skip(at);
     let user: u64 = after_name.next()?.parse().ok()?;
@@ -307,10 +310,11 @@ fn ticks_per_second(host: &Host) -> f64 {
     answer.and_then(|text| text.trim().parse().ok()).unwrap_or(100.0)
 }
 
-/// Waits until somebody listens on `port`, by the kernel's table: connecting would use up a server that serves once.
+/// Waits until `port` has a listener, by the kernel's table: a connection would use up a server that serves
+/// only one.
 ///
 /// # Errors
-/// When it ended, or does not listen in time.
+/// The server has ended, or does not listen in time.
 pub(crate) fn wait_for_listener(port: u16, server: &mut Child, listen_ms_max: u64) -> Result<()> {
     let local = format!(":{port:04X} 00000000:0000 0A");
     let local_v6 = format!(":{port:04X} {:032}:0000 0A", 0);
@@ -326,10 +330,10 @@ pub(crate) fn wait_for_listener(port: u16, server: &mut Child, listen_ms_max: u6
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    bail!("the server does not listen")
+    bail!("the server did not listen in time")
 }
 
-/// One thread copying 1 MiB blocks from one buffer to another.
+/// Copies 1 MiB blocks from one buffer to another in one thread.
 fn memcpy(time: Duration) -> Sample {
     let source = vec![0x5au8; MIB];
     let mut destination = vec![0u8; MIB];

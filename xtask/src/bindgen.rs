@@ -1,9 +1,10 @@
-//! `te-rdma/src/sys/abi.rs` against the headers of libibverbs.
+//! Checks `te-rdma/src/sys/abi.rs` against the headers of libibverbs.
 //!
-//! The bindings are written by hand, because a page of structures that a person has read is worth more than ten thousand
-//! generated lines. What a machine does better is counting bytes: this task writes a C program that prints the size of each
-//! structure, the offset of each field and the value of each constant that `abi.rs` names, lets the installed compiler and
-//! headers have their say, and puts the result into `layout.rs` as assertions that every build checks, headers or not.
+//! The bindings are written by hand, because a page of structures that a person has read is worth more than
+//! ten thousand generated lines. Counting bytes is left to the compiler: this task writes a C program that
+//! prints the size of each structure, the offset of each field and the value of each constant in `abi.rs`,
+//! compiles it with the installed headers, and writes the results to `layout.rs` as assertions, which every
+//! build checks, with or without headers.
 
 use crate::cmd::Cmd;
 use crate::host;
@@ -19,19 +20,19 @@ const HEADER: &str = "/usr/include/infiniband/verbs.h";
 /// Options of `cargo xtask bindgen`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Change nothing; fail when the checked-in layout is not what the headers say.
+    /// Change nothing; fail when the checked-in layout differs from the headers.
     #[arg(long)]
     check: bool,
 }
 
 impl Args {
-    /// As `--check`.
+    /// The arguments for `--check`.
     pub(crate) fn check() -> Self {
         Self { check: true }
     }
 }
 
-/// What `abi.rs` declares.
+/// The declarations of `abi.rs`.
 #[derive(Debug, Default, PartialEq)]
 struct Abi {
     constants: Vec<String>,
@@ -41,11 +42,11 @@ struct Abi {
 #[derive(Debug, PartialEq)]
 struct Struct {
     name: String,
-    /// Name here, name in C.
+    /// Name in `abi.rs`, name in C.
     fields: Vec<(String, String)>,
 }
 
-/// Why it cannot run on this machine; `None`: it can.
+/// Why this cannot run on this machine; `None` if it can.
 pub(crate) fn obstacle() -> Option<String> {
     if cfg!(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))) {
         return Some("the checked-in layout is that of x86-64 Linux with glibc".to_owned());
@@ -62,7 +63,7 @@ pub(crate) fn obstacle() -> Option<String> {
 /// Rewrites the layout, or compares it.
 ///
 /// # Errors
-/// When headers or compiler are missing, `abi.rs` does not parse, or the layout differs (`--check`).
+/// Headers or compiler are missing, `abi.rs` does not parse, or the layout differs (`--check`).
 pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(obstacle) = obstacle() {
         bail!("{obstacle}");
@@ -74,17 +75,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     fs::create_dir_all(&dir)?;
     fs::write(dir.join("layout.c"), c_program(&abi))?;
     Cmd::new("cc -std=gnu11 -Wall -Werror -o layout layout.c").run(&dir, Some(60)).with_context(|| {
-        format!("the headers do not know a name of {ABI}; `{}` tells which", dir.join("layout.c").display())
+        format!("the headers lack a name of {ABI}; compile `{}` to see which one", dir.join("layout.c").display())
     })?;
     let said = Cmd::new("./layout").stdout(&dir).context("the C program failed")?;
     let layout = rust_file(&said);
     let path = root.join(LAYOUT);
     if fs::read_to_string(&path).is_ok_and(|old| old == layout) {
-        println!("{LAYOUT} is what the headers say: {} lines", said.lines().count());
+        println!("{LAYOUT} agrees with the headers: {} lines", said.lines().count());
         return Ok(());
     }
     if args.check {
-        bail!("{LAYOUT} is not what the headers say: `cargo xtask bindgen`, then look at what changed");
+        bail!("{LAYOUT} differs from the headers: run `cargo xtask bindgen` and review the diff");
     }
     fs::write(&path, layout)?;
     println!("{LAYOUT} rewritten: {} lines", said.lines().count());

@@ -1,7 +1,8 @@
-//! Every check there is, in the order in which they tell the most for the least time.
+//! Every check, in an order in which the fast ones that find most come first.
 //!
-//! A step is a name and some work. All steps run even when one fails; the table at the end has a line for each, and the
-//! exit code tells whether any failed. What cannot run on this machine is skipped, and the table says why.
+//! A step is a name and some work. All steps run even when one fails. The table at the end has a line per
+//! step, and the exit code reports whether any failed. A step that cannot run on this machine is skipped,
+//! with the reason in the table.
 
 use crate::cmd::Cmd;
 use crate::host::Host;
@@ -12,16 +13,16 @@ use std::time::{Duration, Instant};
 /// Options of `cargo xtask ci`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Run only these steps (repeat the option, or separate with commas).
+    /// Run only these steps (repeat the option, or separate them with commas).
     #[arg(long, value_delimiter = ',', value_name = "STEP")]
     only: Vec<String>,
     /// Leave these steps out.
     #[arg(long, value_delimiter = ',', value_name = "STEP")]
     skip: Vec<String>,
-    /// List the steps and their commands, run nothing.
+    /// List the steps and their commands without running them.
     #[arg(long)]
     list: bool,
-    /// Seconds for each fuzz target; all of them together get no more than `--fuzz-seconds-total`.
+    /// Seconds per fuzz target; all of them together get no more than `--fuzz-seconds-total`.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     fuzz_seconds: u64,
     /// Seconds of wall time for all fuzz targets together.
@@ -33,20 +34,20 @@ pub(crate) struct Args {
 struct Step {
     name: &'static str,
     what: &'static str,
-    /// Kept by coreutils' `timeout` for each command of the step when `CI` is set; people have Ctrl-C.
+    /// Time limit for each command of the step, seconds; enforced by coreutils' `timeout` when `CI` is set.
     limit_s: u64,
     plan: Plan,
 }
 
 enum Plan {
-    /// Commands and checks, all of which run, and what the table shall say beside `ok`.
+    /// Commands and checks, all of which run, and a note for the table.
     Run(Vec<Work>, String),
     /// Not on this machine, and why.
     Skip(String),
 }
 
 impl Plan {
-    /// Says in the table which features are left out on this machine, and why.
+    /// Adds a note on features that are left out on this machine, and why.
     fn noting(self, host: &Host) -> Self {
         match (self, &host.without_linked) {
             (Self::Run(works, note), Some(why)) if note.is_empty() => Self::Run(works, why.clone()),
@@ -61,7 +62,7 @@ enum Work {
     Check(&'static str, Box<dyn Fn() -> Result<()>>),
 }
 
-/// How a step ended, for the table.
+/// The result of a step, for the table.
 struct Ended {
     name: &'static str,
     result: &'static str,
@@ -69,10 +70,10 @@ struct Ended {
     note: String,
 }
 
-/// Runs the steps that `args` choose.
+/// Runs the steps that `args` select.
 ///
 /// # Errors
-/// When one failed, or `args` name a step that does not exist.
+/// A step failed, or `args` name a step that does not exist.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let host = Host::probe()?;
     let steps = steps(&host, args);
@@ -184,11 +185,11 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             commands(["cargo fmt --all --check", "cargo fmt --manifest-path fuzz/Cargo.toml --check"]),
         ),
         step("tidy", "house rules", 60, checks("sources, manifests, documents", tidy::run)),
-        step("alerts", "Prometheus' rules, and their tests", 60, alerts(host)),
-        step("bindgen", "libibverbs' structures are as its headers say", 60, bindings()),
-        step("clippy", "lints of everything, as users build it and with every feature", 600, lints(host)),
+        step("alerts", "Prometheus rules and their tests", 60, alerts(host)),
+        step("bindgen", "the layout of libibverbs' structures agrees with its headers", 60, bindings()),
+        step("clippy", "lints of all targets, with default features and with all features", 600, lints(host)),
         step("features", "each feature alone, none, all", 600, feature_sets(host)),
-        step("msrv", "the oldest compiler that is promised", 600, msrv(host)),
+        step("msrv", "the oldest supported compiler", 600, msrv(host)),
         step("doc", "documentation without warnings", 600, docs(host)),
         step("test", "unit, property, conformance and process tests", 900, tests(host, "--workspace")),
         step("doctest", "examples in the documentation", 600, commands(["cargo test --workspace --doc"])),
@@ -199,22 +200,22 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             tests_with_features(host, &["te-core", "te-fabric", "te-host", "te-tcp", "te-engine"]),
         ),
         step("no-std", "te-core and store-core without std", 300, no_std(host)),
-        step("loom", "every interleaving of the mailbox, a grant's row, and a gate", 900, loom(host)),
+        step("loom", "every interleaving of what is ordered by hand", 900, loom(host)),
         step("bench-smoke", "each benchmark once", 600, commands(["cargo test --workspace --bench *"])),
-        step("fuzz", "parsers of what a peer sends", 900, fuzzing(host, args)),
+        step("fuzz", "parsers of input from peers, files and users", 900, fuzzing(host, args)),
         step("miri", "undefined behaviour in te-core", 900, miri(host)),
         step("lab", "the fabrics on emulated devices, faults included", 900, in_lab()),
         step("deny", "licences, advisories, sources", 120, deny(host)),
         step(
             "replay",
-            "the main job, as the README starts it",
+            "the main use case, as the README starts it",
             600,
             commands(["cargo run --release -- replay --requests 100 --json"]),
         ),
-        step("agreement", "what is moved for real hits what the simulation says", 300, agreement(host)),
+        step("agreement", "a real replay has the hit rate of the simulation", 300, agreement(host)),
         step(
             "deploy",
-            "the image, the compose file, the units, and what they ask of the program",
+            "the image, the compose file and the units, checked against the program",
             300,
             commands(["cargo xtask deploy", "cargo xtask image"]),
         ),
@@ -229,8 +230,8 @@ fn checks(what: &'static str, check: fn() -> Result<()>) -> Plan {
     Plan::Run(vec![Work::Check(what, Box::new(check))], String::new())
 }
 
-/// On the trace that `SNOWSKIN_TRACE` names, or one beside the checkout. Without either on made-up requests, for the two policies
-/// to which it makes no difference in a small pool that real puts go in batches.
+/// Uses the trace that `SNOWSKIN_TRACE` names, or one beside the checkout. Without either, uses a generated
+/// workload and only the two policies for which batches of puts make no difference in a small pool.
 fn agreement(host: &Host) -> Plan {
     const BESIDE: &str = "../shared/traces/conversation_trace.jsonl";
     let named = std::env::var_os("SNOWSKIN_TRACE").map(std::path::PathBuf::from);
@@ -240,7 +241,7 @@ fn agreement(host: &Host) -> Plan {
         let all = replay.arg("--policies").arg("all").arg("--capacity-blocks").arg("10000,20000");
         (all.arg("--trace").arg(trace.display().to_string()), String::new())
     } else {
-        let note = "made-up requests: there is no trace, SNOWSKIN_TRACE names one".to_owned();
+        let note = "generated requests, because there is no trace: set SNOWSKIN_TRACE".to_owned();
         (replay.arg("--policies").arg("trial,lru"), note)
     };
     Plan::Run(vec![Work::Command(command)], note)
@@ -308,7 +309,8 @@ fn feature_sets(host: &Host) -> Plan {
     Plan::Run(works, note).noting(host)
 }
 
-/// Clippy's `incompatible_msrv` sees newer library functions; the compiler itself sees newer syntax, too.
+/// Clippy's `incompatible_msrv` finds newer library functions; the compiler itself finds newer syntax as
+/// well.
 fn msrv(host: &Host) -> Plan {
     let version = &host.rust_version;
     if !host.rust_version_installed {
@@ -321,7 +323,8 @@ fn msrv(host: &Host) -> Plan {
     Plan::Run(vec![Work::Command(cmd)], String::new()).noting(host)
 }
 
-/// A build proves little on a host that has std: the example is linked without it, and so are the bare-metal targets.
+/// A build proves little on a host with std: the example is linked without it, and so are the bare-metal
+/// targets.
 fn no_std(host: &Host) -> Plan {
     const CRATES: &str = "-p te-core -p store-core --lib --no-default-features";
     let mut works = vec![Work::Command(Cmd::new(&format!("cargo check {CRATES}")))];
@@ -339,7 +342,7 @@ fn no_std(host: &Host) -> Plan {
     Plan::Run(works, note)
 }
 
-/// The example that embeds te-core: with std, and linked against nothing but the C library. Both run.
+/// The example that embeds te-core: with std, and linked against the C library only. Both run.
 fn link_without_std(host: &Host) -> Vec<Cmd> {
     let target_dir = host.target_dir.join("no-std");
     vec![
@@ -352,12 +355,14 @@ fn link_without_std(host: &Host) -> Vec<Cmd> {
     ]
 }
 
-/// Another `--cfg` for the whole tree: its own target directory, or it would rebuild everybody else's.
+/// Another `--cfg` for the whole tree needs its own target directory, because it would rebuild everything in
+/// the shared one.
 fn loom(host: &Host) -> Plan {
-    let cmd = Cmd::new("cargo test -p te-core -p te-host --release")
+    let cmd = Cmd::new("cargo test -p te-core -p te-host -p te-engine --release")
         .arg("--test=loom_mailbox")
         .arg("--test=loom_grant")
         .arg("--test=loom_held")
+        .arg("--test=loom_ordered")
         .env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", host.target_dir.join("loom").display().to_string())
         .env("CARGO_PROFILE_RELEASE_LTO", "off");

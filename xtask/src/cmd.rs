@@ -1,11 +1,11 @@
-//! One external command: shown as a person would type it, run, judged.
+//! One external command: printed as in a shell, run, and checked.
 
 use anyhow::{Context as _, Result, bail};
 use std::fmt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A command line with its additions to the environment.
+/// A command line with additions to the environment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cmd {
     env: Vec<(String, String)>,
@@ -36,12 +36,13 @@ impl Cmd {
         self
     }
 
-    /// Ready to spawn in `dir`.
+    /// The command, ready to be spawned in `dir`.
     pub(crate) fn command(&self, dir: &Path) -> Command {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).current_dir(dir);
         command.envs(self.env.iter().map(|(key, value)| (key, value)));
-        // `cargo run` describes this package to us; the cargo that we start must not read it.
+        // `cargo run` sets variables that describe this package; the cargo that is started must not read
+        // them.
         for (key, _) in std::env::vars() {
             if key.starts_with("CARGO_PKG_") || key.starts_with("CARGO_MANIFEST_") || key == "CARGO" {
                 command.env_remove(key);
@@ -50,10 +51,11 @@ impl Cmd {
         command
     }
 
-    /// Runs it with our own stdout and stderr. With a limit, and `timeout` from coreutils, it ends after `limit_s`.
+    /// Runs it with inherited stdout and stderr. With a limit, and coreutils' `timeout`, it ends after
+    /// `limit_s`.
     ///
     /// # Errors
-    /// When it cannot start, fails, or runs over its limit.
+    /// It cannot start, fails, or exceeds its limit.
     pub(crate) fn run(&self, dir: &Path, limit_s: Option<u64>) -> Result<()> {
         let limited = match limit_s {
             Some(limit_s) => {
@@ -72,13 +74,13 @@ impl Cmd {
             .with_context(|| format!("cannot start `{}`: is it installed?", self.words[0]))?;
         match (status.code(), limit_s) {
             (Some(0), _) => Ok(()),
-            (Some(124 | 137), Some(limit_s)) => bail!("ran over its limit of {limit_s} s"),
+            (Some(124 | 137), Some(limit_s)) => bail!("exceeded its limit of {limit_s} s"),
             (Some(code), _) => bail!("exit code {code}"),
             (None, _) => bail!("{status}"),
         }
     }
 
-    /// Runs it silently and gives its stdout; `None` when it cannot start or fails.
+    /// Runs it silently and returns its stdout; `None` when it cannot start or fails.
     pub(crate) fn stdout(&self, dir: &Path) -> Option<String> {
         let output = self.command(dir).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())

@@ -1,8 +1,8 @@
-//! libFuzzer over every parser that a peer, a file or a user feeds.
+//! Runs libFuzzer on every parser of input from peers, files and users.
 //!
-//! The targets live in `fuzz/`, a workspace of their own, laid out as cargo-fuzz lays them out: `cargo fuzz run NAME` works
-//! there too. This runner does not need cargo-fuzz: it builds them with the same instrumentation and starts them itself,
-//! several at a time.
+//! The targets are in `fuzz/`, a separate workspace with the layout of cargo-fuzz, so `cargo fuzz run NAME`
+//! works there too. This runner does not need cargo-fuzz: it builds them with the same instrumentation and
+//! starts several at a time.
 
 use crate::cmd::Cmd;
 use crate::host::Host;
@@ -13,39 +13,40 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-/// Coverage for libFuzzer, AddressSanitizer, and checks that release builds leave out: what cargo-fuzz passes.
+/// Coverage for libFuzzer, AddressSanitizer, and checks that release builds leave out: the flags of
+/// cargo-fuzz.
 const INSTRUMENTATION: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cllvm-args=-simplifycfg-branch-fold-threshold=0 \
     -Zsanitizer=address -Ccodegen-units=1 --cfg fuzzing";
 
-/// Memory one target may hold, MiB, and time for one input, seconds: over either is a finding.
+/// Memory per target, MiB, and time per input, seconds: more of either is a finding.
 const RSS_MIB_MAX: u32 = 2048;
 const INPUT_SECONDS_MAX: u32 = 10;
 /// Longest input, bytes.
 const INPUT_BYTES_MAX: u32 = 64 * 1024;
-/// Lines of a target's log that are shown when it found something.
+/// Lines of a target's log that are shown after a finding.
 const LOG_LINES_SHOWN: usize = 60;
 
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args, Clone)]
 pub(crate) struct Args {
-    /// Targets; all when none is named.
+    /// Targets to run; all by default.
     #[arg(value_name = "TARGET")]
     targets: Vec<String>,
-    /// Seconds for each target.
+    /// Seconds per target.
     #[arg(long, default_value_t = 60)]
     pub(crate) seconds: u64,
-    /// Targets that run at the same time; one for each core by default.
+    /// Targets that run at the same time; one per core by default.
     #[arg(long)]
     jobs: Option<usize>,
-    /// List the targets, run nothing.
+    /// List the targets without running them.
     #[arg(long)]
     list: bool,
 }
 
 impl Args {
-    /// All targets, `seconds` each, but no more than `seconds_total` of wall time for `count` of them.
+    /// All targets for `seconds` each, but at most `seconds_total` of wall time for `count` of them.
     pub(crate) fn within(seconds: u64, seconds_total: u64, count: usize) -> Self {
         let rounds = count.div_ceil(jobs(None)).max(1) as u64;
         let seconds = seconds.min(seconds_total / rounds).max(1);
@@ -56,7 +57,7 @@ impl Args {
 /// Names of the targets: the files in `fuzz/fuzz_targets`.
 ///
 /// # Errors
-/// When the directory cannot be read.
+/// The directory cannot be read.
 pub(crate) fn targets(root: &Path) -> Result<Vec<String>> {
     let dir = root.join("fuzz/fuzz_targets");
     let mut names = Vec::new();
@@ -75,7 +76,7 @@ pub(crate) fn targets(root: &Path) -> Result<Vec<String>> {
 /// Builds the targets and runs them.
 ///
 /// # Errors
-/// When there is no nightly toolchain, the build fails, or a target finds something.
+/// There is no nightly toolchain, the build fails, or a target has a finding.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let host = Host::probe()?;
     let known = targets(&host.root)?;
@@ -122,10 +123,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let what = failed.join(", ");
-    bail!("{what}: the input is in fuzz/artifacts/<target>/; make it a test before you mend it")
+    bail!("{what}: the input is in fuzz/artifacts/<target>/; add it as a test before fixing the bug")
 }
 
-/// One target at work.
+/// A running target.
 struct Run {
     name: String,
     child: Child,
@@ -149,7 +150,7 @@ impl Run {
             .arg(format!("-max_len={INPUT_BYTES_MAX}"))
             .arg("-print_final_stats=1")
             .arg(format!("-artifact_prefix={}/", artifacts.display()))
-            // New inputs go to the first directory; the second, in the tree, is only read.
+            // New inputs are written to the first directory; the second, in the tree, is only read.
             .arg(found.display().to_string());
         let seeds = host.root.join("fuzz/corpus").join(name);
         if seeds.is_dir() {
@@ -168,7 +169,7 @@ impl Run {
 
     fn log_text(&self) -> String {
         let mut bytes = Vec::new();
-        // A log that cannot be read back is shown as empty; the verdict is the exit code.
+        // A log that cannot be read is shown as empty; the result is the exit code.
         let mut log = &self.log;
         let read = log.seek(SeekFrom::Start(0)).and_then(|_| log.read_to_end(&mut bytes));
         read.map(|_| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
@@ -195,23 +196,23 @@ impl Run {
     }
 }
 
-/// Builds all targets; gives the directory of the binaries.
+/// Builds all targets; returns the directory of the binaries.
 fn build(host: &Host) -> Result<PathBuf> {
     let build_dir = fuzz_state(host).join("build");
     let cmd = Cmd::new("cargo +nightly build --release --bins --manifest-path fuzz/Cargo.toml --locked")
-        // With a target named, build scripts and proc macros are not instrumented.
+        // With an explicit target, build scripts and proc macros are not instrumented.
         .arg(format!("--target={}", host.host_target))
         .env("RUSTFLAGS", INSTRUMENTATION)
         .env("CARGO_TARGET_DIR", build_dir.display().to_string());
     println!("      $ {cmd}");
     cmd.run(&host.root, None).context(
-        "the fuzz targets do not build; when only their lock file is old: \
+        "the fuzz targets do not build; if only their lock file is out of date, run \
          `cargo update --workspace --manifest-path fuzz/Cargo.toml`",
     )?;
     Ok(build_dir.join(&host.host_target).join("release"))
 }
 
-/// Logs, binaries and inputs found so far: outside the tree, kept between runs.
+/// Directory of logs, binaries and inputs found so far: outside of the tree, and kept between runs.
 fn fuzz_state(host: &Host) -> PathBuf {
     host.target_dir.join("fuzz")
 }

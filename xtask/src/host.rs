@@ -1,66 +1,66 @@
-//! What this machine and this workspace offer: asked once, before the first step.
+//! What this machine and this workspace offer. Determined once, before the first step.
 
 use crate::cmd::Cmd;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// The workspace and the tools that are installed around it.
+/// The workspace and the installed tools.
 pub(crate) struct Host {
     /// Root of the workspace.
     pub(crate) root: PathBuf,
-    /// Where cargo builds.
+    /// Cargo's target directory.
     pub(crate) target_dir: PathBuf,
     /// Members, in the order of the manifest.
     pub(crate) packages: Vec<Package>,
-    /// Targets that are installed, and have no operating system.
+    /// Installed targets without an operating system.
     pub(crate) bare_metal_targets: Vec<String>,
     /// The target of this machine.
     pub(crate) host_target: String,
-    /// Prometheus' checker of rules.
+    /// Whether promtool is installed, which checks rules of Prometheus.
     pub(crate) promtool: bool,
-    /// `cargo-nextest`.
+    /// Whether `cargo-nextest` is installed.
     pub(crate) nextest: bool,
-    /// `cargo-deny`.
+    /// Whether `cargo-deny` is installed.
     pub(crate) deny: bool,
-    /// A nightly toolchain.
+    /// Whether there is a nightly toolchain.
     pub(crate) nightly: bool,
-    /// Miri in that toolchain.
+    /// Whether that toolchain has Miri.
     pub(crate) miri: bool,
-    /// The oldest compiler that the workspace promises to build with.
+    /// The oldest supported compiler.
     pub(crate) rust_version: String,
     /// Whether that toolchain is installed.
     pub(crate) rust_version_installed: bool,
-    /// Why features that link a system library are left out; `None` when they are not.
+    /// Why features that link a system library are left out; `None` when they are built.
     pub(crate) without_linked: Option<String>,
 }
 
-/// The features that link a system library, and need its headers.
+/// The feature that links a system library and needs its headers.
 const LINKED: &str = "topology-hwloc";
 
 /// One member of the workspace.
 pub(crate) struct Package {
-    /// As cargo knows it.
+    /// Its name in cargo.
     pub(crate) name: String,
-    /// Features in the order of their names, `default` left out.
+    /// Features by name, without `default`.
     pub(crate) features: Vec<String>,
     /// Whether it has a library.
     pub(crate) has_lib: bool,
-    /// Its `Cargo.toml`.
+    /// Path of its `Cargo.toml`.
     pub(crate) manifest: PathBuf,
 }
 
-/// Root of the workspace: the directory above this crate.
+/// Root of the workspace: the parent directory of this crate.
 pub(crate) fn workspace_root() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.parent().unwrap_or(own).to_path_buf()
 }
 
 impl Host {
-    /// Asks cargo and rustup.
+    /// Queries cargo and rustup.
     ///
     /// # Errors
-    /// When `cargo metadata` fails.
+    /// `cargo metadata` fails.
     pub(crate) fn probe() -> Result<Self> {
         let root = workspace_root();
         let metadata = Cmd::new("cargo metadata --no-deps --format-version 1 --quiet")
@@ -90,7 +90,7 @@ impl Host {
             deny: Cmd::new("cargo deny --version").stdout(&root).is_some(),
             nightly: nightly_works,
             miri: nightly_works && Cmd::new("cargo +nightly miri --version").stdout(&root).is_some(),
-            // The build script asks the same: hwloc 2, with the libraries that it needs itself.
+            // The build script runs the same query: hwloc 2, with the libraries that it needs.
             without_linked: Cmd::new("pkg-config --static --libs")
                 .arg("hwloc < 3")
                 .stdout(&root)
@@ -102,13 +102,13 @@ impl Host {
         })
     }
 
-    /// The features of a package that can be built here, `default` left out.
+    /// The features of a package that can be built here, without `default`.
     pub(crate) fn features<'a>(&self, package: &'a Package) -> impl Iterator<Item = &'a str> {
         let all = self.without_linked.is_none();
         package.features.iter().map(String::as_str).filter(move |feature| all || *feature != LINKED)
     }
 
-    /// The option that turns on all features that can be built here, of all packages or of those that are named.
+    /// The option that enables all features that can be built here, of all packages or of those in `only`.
     pub(crate) fn all_features(&self, only: &[&str]) -> String {
         if self.without_linked.is_none() {
             return "--all-features".to_owned();

@@ -1,4 +1,4 @@
-//! `cargo xtask hw-test`: the tests that need hardware, on what this host really has or in the lab's guests.
+//! `cargo xtask hw-test`: the tests that need hardware, on this host's devices or in the guests of the lab.
 
 use crate::cmd::Cmd;
 use crate::host::Host;
@@ -9,28 +9,29 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Crates whose own tests run in the lab's profile `rdma`, with the features they need.
+/// Crates whose tests run in the lab's profile `rdma`, with the features they need.
 const SUITES: [&str; 1] = ["-p te-rdma --test verbs_device"];
-/// What a profile is there for, when nobody asks for other tests. Profile `rdma` runs everything.
+/// The default filter of each profile. Profile `rdma` runs all tests.
 const FILTERS: [(&str, &str); 3] = [("nvmeof", "namespace"), ("cxl", "cxl"), ("numa", "numa")];
-/// Where the agent of guest b listens: the management network.
+/// Address of the agent in guest b, on the management network.
 const AGENT: &str = "10.77.9.2:7077";
 
 /// Options of `cargo xtask hw-test`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Run in guests with emulated devices, rather than on this host.
+    /// Run in guests with emulated devices instead of on this host.
     #[arg(long)]
     lab: bool,
-    /// The lab's profiles (repeat the option, or separate with commas); with `--lab` alone, `rdma`. `all` means all.
+    /// Profiles of the lab (repeat the option, or separate them with commas); `rdma` by default. `all`
+    /// selects all.
     #[arg(long, value_delimiter = ',', value_name = "PROFILE", requires = "lab")]
     profile: Vec<String>,
-    /// Wall time for each profile, seconds.
+    /// Wall time per profile, seconds.
     #[arg(long, default_value_t = 900, value_name = "SECONDS", requires = "lab")]
     limit_s: u64,
     #[command(flatten)]
     setup: lab::Setup,
-    /// For the test runner: a filter, `--list`, …
+    /// Arguments of the test runner: a filter, `--list`, …
     #[arg(last = true)]
     runner: Vec<String>,
 }
@@ -38,7 +39,7 @@ pub(crate) struct Args {
 /// Builds the tests and runs them.
 ///
 /// # Errors
-/// When a test fails, nothing ran, or a guest is lost.
+/// A test fails, no test ran, or a guest is lost.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let host = Host::probe()?;
     if args.lab { in_lab(args, &host) } else { here(args, &host) }
@@ -64,7 +65,7 @@ fn in_lab(args: &Args, host: &Host) -> Result<()> {
     }
     lab::prepare(&args.setup)?;
     let program = build(host)?;
-    // A filter that is mistyped shows here, and not after a minute of booting.
+    // A mistyped filter is found here instead of after a minute of booting.
     let list =
         args.runner.iter().fold(Cmd::default().arg(program.display().to_string()), |cmd, word| cmd.arg(word));
     list.arg("--list")
@@ -84,7 +85,7 @@ fn in_lab(args: &Args, host: &Host) -> Result<()> {
 }
 
 fn in_profile(args: &Args, profile: &str, program: &Path, suites: &[PathBuf]) -> Result<()> {
-    // Nobody else is on the guests' networks; the token only keeps one agent's callers together.
+    // The guests' networks are isolated; the token only distinguishes the callers of an agent.
     let mut settings = vec![
         "HW_TESTS_TOKEN=lab".to_owned(),
         "HW_TESTS_FAULTS=1".to_owned(),
@@ -120,7 +121,7 @@ fn in_profile(args: &Args, profile: &str, program: &Path, suites: &[PathBuf]) ->
     lab::run_in(profile, &args.setup, command, peer, Duration::from_secs(args.limit_s))
 }
 
-/// Builds the runner as tests are built: with checks, and some optimisation.
+/// Builds the runner with the test profile: with checks, and some optimisation.
 fn build(host: &Host) -> Result<PathBuf> {
     let cmd =
         Cmd::new("cargo build --quiet --profile test -p hw-tests --message-format json-render-diagnostics");
@@ -128,7 +129,7 @@ fn build(host: &Host) -> Result<PathBuf> {
     built.into_iter().next().context("cargo built no hw-tests")
 }
 
-/// Builds the test programs of the fabrics that have devices in the lab.
+/// Builds the test programs of the fabrics with devices in the lab.
 fn build_suites(host: &Host) -> Result<Vec<PathBuf>> {
     let mut programs = Vec::new();
     for selection in SUITES {
@@ -152,7 +153,7 @@ fn executables(host: &Host, cmd: &Cmd) -> Result<Vec<PathBuf>> {
     Ok(paths_in(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// Cargo writes a JSON object a line; artifacts that can be run have an `executable`.
+/// Cargo prints one JSON object per line; artifacts that can be run have an `executable`.
 fn paths_in(messages: &str) -> Vec<PathBuf> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).collect()

@@ -1,18 +1,18 @@
-//! What the project does to itself, so that CI and people run the same commands.
+//! Tasks on the project, so that CI and people run the same commands.
 //!
 //! ```text
-//! cargo xtask ci            every check, one table at the end
+//! cargo xtask ci            every check, with a table at the end
 //! cargo xtask tidy          the house rules that no compiler checks
-//! cargo xtask reference     writes docs/reference/ from what the program says
-//! cargo xtask fuzz          libFuzzer over every parser that a peer can reach
-//! cargo xtask deploy        what deploy/ says, against what the program and systemd understand
-//! cargo xtask image         the container image, assembled and run without an engine, compose file and units included
+//! cargo xtask reference     writes the generated pages of docs/reference/
+//! cargo xtask fuzz          libFuzzer on every parser of input from outside
+//! cargo xtask deploy        checks the files in deploy/ against the program, systemd and promtool
+//! cargo xtask image         assembles and runs the container image without an engine, with compose file and units
 //! cargo xtask bindgen       sizes and offsets of libibverbs' structures, from its headers
-//! cargo xtask lab           guests with emulated RDMA, NVMe over Fabrics, CXL and NUMA, and what runs in them
+//! cargo xtask lab           boots guests with emulated RDMA, NVMe over Fabrics, CXL and NUMA, and runs commands in them
 //! cargo xtask hw-test       the tests that need hardware, here or in the lab
-//! cargo xtask soak          a store under load for minutes, while its processes are killed, stopped and restarted
-//! cargo xtask bench-iperf   our transfers beside iperf3 and memcpy, in one run
-//! cargo xtask bench-peers   transfers, store and master beside Mooncake, NIXL, UCX, Redis, iperf3 and memcpy, in one run
+//! cargo xtask soak          runs a store under load while its processes are killed, stopped and restarted
+//! cargo xtask bench-iperf   compares transfers with iperf3 and memcpy, in one run
+//! cargo xtask bench-peers   compares transfers, store and master with Mooncake, NIXL, UCX, Redis, iperf3 and memcpy
 //! ```
 #![forbid(unsafe_code)]
 
@@ -47,27 +47,29 @@ struct Cli {
 enum Task {
     /// Run every check: formatting, lints, docs, tests, features, no_std, loom, benches, fuzzing, licences.
     Ci(ci::Args),
-    /// Check the house rules that neither rustfmt nor clippy know.
+    /// Check the house rules that rustfmt and clippy do not cover.
     Tidy,
     /// Write the pages of docs/reference/ that are generated from the program.
     Reference,
     /// Fuzz the parsers with libFuzzer and AddressSanitizer (needs a nightly toolchain).
     Fuzz(fuzz::Args),
-    /// Check the files of deploy/ against the program: flags, settings, services, units, jobs, variables of the dashboard.
+    /// Check the files in deploy/ against the program: flags, settings, services, units, jobs, variables of
+    /// the dashboard.
     Deploy(deploy::Args),
-    /// Assemble the container image and run it, and the services of the compose file and of the units in it.
+    /// Assemble the container image and run it, including the services of the compose file and of the units.
     Image(image::Args),
-    /// Write down (or check) the sizes and offsets of libibverbs' structures, from the installed headers.
+    /// Write (or check) the sizes and offsets of libibverbs' structures, from the installed headers.
     Bindgen(bindgen::Args),
-    /// Boot QEMU guests that have the devices this machine lacks, emulated, and run something in them.
+    /// Boot QEMU guests with emulated devices, and run a command in them.
     Lab(lab::Args),
-    /// Run the tests that need hardware: on what this host really has, or in the lab.
+    /// Run the tests that need hardware, on this host or in the lab.
     HwTest(hw_test::Args),
-    /// Run a store for minutes, kill, stop and restart its processes, and check every byte, memory and descriptors.
+    /// Run a store for minutes while killing, stopping and restarting its processes; check every byte, memory
+    /// and descriptors.
     Soak(soak::Args),
-    /// Run our transfers beside iperf3 and memcpy and print the ratios.
+    /// Compare transfers with iperf3 and memcpy.
     BenchIperf(bench_iperf::Args),
-    /// Run transfers, store and master beside Mooncake, NIXL, UCX, Redis, iperf3 and memcpy and print the ratios.
+    /// Compare transfers, store and master with Mooncake, NIXL, UCX, Redis, iperf3 and memcpy.
     BenchPeers(bench_peers::Args),
 }
 

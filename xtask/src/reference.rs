@@ -1,5 +1,5 @@
-//! Pages of `docs/reference/` that the program itself writes. Tests beside the generators fail when a page is not up to date, so
-//! nothing here runs in CI.
+//! Writes the pages of `docs/reference/` that the program generates. Tests beside the generators fail when a
+//! page is not up to date, so nothing here runs in CI.
 
 use std::fs;
 use std::process::Command;

@@ -1,20 +1,20 @@
-//! Medians and the words that durations and tables are printed with.
+//! Medians, and the formatting of durations and tables.
 
 use std::time::Duration;
 
-/// Median, least and greatest of some figures.
+/// Median, minimum and maximum of some figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Spread {
-    /// The middle one, or the mean of the middle two.
+    /// The middle figure, or the mean of the middle two.
     pub(crate) median: f64,
-    /// The least.
+    /// The smallest figure.
     pub(crate) min: f64,
-    /// The greatest.
+    /// The largest figure.
     pub(crate) max: f64,
 }
 
 impl Spread {
-    /// Of `figures`; all zero when there are none.
+    /// The spread of `figures`; all zero when there are none.
     pub(crate) fn of(figures: &[f64]) -> Self {
         let mut sorted = figures.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -39,7 +39,7 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
-/// Rows as columns, each as wide as its widest cell; the first row is the heading.
+/// A table in which each column is as wide as its widest cell; the first row is the heading.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -1,4 +1,4 @@
-//! A cluster of processes on this machine, for the length of one command.
+//! A cluster of child processes on this machine, for the duration of one command.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,68 +7,68 @@ use serde::{Deserialize, Serialize};
 use store_core::EvictionPolicy;
 use te_engine::Fabrics;
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::exit::Failure;
 use crate::process::{self, Child};
 use crate::progress::Bar;
 use crate::{fail, sys};
 
-/// How long a child may take until it serves.
+/// Time for a child to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What the master says when it serves.
+/// The line that a master prints when it serves.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MasterReady {
-    /// `master`.
+    /// Always `master`.
     pub(crate) ready: String,
-    /// Where clients and nodes connect.
+    /// Address for clients and nodes.
     pub(crate) rpc: String,
-    /// Where people look, if anywhere.
+    /// Address of the status page and /metrics, if they are served.
     pub(crate) http: Option<String>,
 }
 
-/// What a node says when its memory is mounted.
+/// The line that a node prints when its memory is mounted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NodeReady {
-    /// `node`.
+    /// Always `node`.
     pub(crate) ready: String,
-    /// Its name in the cluster.
+    /// Name of the node in the cluster.
     pub(crate) name: String,
-    /// Where its memory is reached.
+    /// Address of its engine's control port.
     pub(crate) endpoint: String,
-    /// What it lends, bytes.
+    /// Memory that it lends, bytes.
     pub(crate) memory_bytes: u64,
-    /// Where people look, if anywhere.
+    /// Address of /health, /ready and /metrics, if they are served.
     #[serde(default)]
     pub(crate) http: Option<String>,
-    /// Where light clients of this machine connect, if anywhere.
+    /// Path of the socket for local clients, if they are served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) local: Option<PathBuf>,
-    /// Where it speaks HTTP, if anywhere.
+    /// Address of the HTTP gateway, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) gateway: Option<String>,
 }
 
-/// What to start.
+/// The cluster to start.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterConfig {
-    /// Node processes.
+    /// Number of node processes.
     pub(crate) nodes: u16,
-    /// What each lends, bytes.
+    /// Memory that each node lends, bytes.
     pub(crate) node_bytes: u64,
-    /// How their memory is reached.
+    /// The fabrics that nodes and clients use.
     pub(crate) fabric: Fabrics,
-    /// How long readers are protected, if not as by default.
+    /// Lease time of the master, milliseconds; `None`: the default.
     pub(crate) lease_ms: Option<u32>,
-    /// How the object to evict is chosen, if not as by default.
+    /// Eviction policy of the master; `None`: the default.
     pub(crate) eviction: Option<EvictionPolicy>,
-    /// Where the first node serves light clients, if anywhere.
+    /// Where the first node serves local clients; `None`: nowhere.
     pub(crate) local: Option<PathBuf>,
-    /// Passed on to children.
+    /// Options that are passed on to the children.
     pub(crate) global: Global,
 }
 
-/// A master and its nodes. They stop when it is dropped.
+/// A running master with its nodes. Dropping it stops them.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     master: Child,
@@ -77,7 +77,7 @@ pub(crate) struct Cluster {
     address: String,
 }
 
-/// CPU time of a cluster and of us, its client.
+/// CPU time of a cluster and of this process, its client.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ClusterCpu {
     pub(crate) client: Duration,
@@ -86,7 +86,7 @@ pub(crate) struct ClusterCpu {
 }
 
 impl Cluster {
-    /// Starts a master, then all nodes at once, and waits until they serve.
+    /// Starts a master, then all nodes at the same time, and waits until they are ready.
     pub(crate) fn start(config: &ClusterConfig) -> anyhow::Result<Self> {
         let mut args = config.global.to_args();
         args.extend(["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"].map(str::to_owned));
@@ -120,12 +120,12 @@ impl Cluster {
         Ok(Self { master, nodes, lost, address })
     }
 
-    /// Where its master listens.
+    /// The address at which the master listens.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// CPU time so far.
+    /// CPU time used so far.
     pub(crate) fn cpu(&mut self) -> ClusterCpu {
         ClusterCpu {
             client: sys::own_cpu(),
@@ -134,35 +134,35 @@ impl Cluster {
         }
     }
 
-    /// Nodes that died before they were asked to.
+    /// Number of nodes that ended without having been stopped.
     pub(crate) fn nodes_lost(&self) -> u16 {
         self.lost.iter().filter(|lost| **lost).count() as u16
     }
 
-    /// Notices the dead. Goes on while a node is left.
+    /// Checks for children that have ended. Continues as long as a node is left.
     ///
     /// # Errors
-    /// When the master or the last node is gone.
-    pub(crate) fn look_after(&mut self, bar: &Bar) -> anyhow::Result<()> {
+    /// The master or the last node has ended.
+    pub(crate) fn check_children(&mut self, bar: &Bar) -> anyhow::Result<()> {
         if let Some(how) = self.master.died() {
             return fail(
                 Failure::failed(how)
-                    .hint("without a master nothing can be found; run again with -v to see its log"),
+                    .hint("no object can be found without a master; run again with -v to see its log"),
             );
         }
         for (node, lost) in self.nodes.iter_mut().zip(&mut self.lost) {
             if !*lost && let Some(how) = node.died() {
                 *lost = true;
-                bar.note(&format!("{how}\n  its blocks are lost; going on with the other nodes"));
+                bar.note(&format!("{how}\n  its blocks are lost; continuing with the other nodes"));
             }
         }
         if self.lost.iter().all(|lost| *lost) {
-            return fail(Failure::failed("all nodes died").hint("run again with -v to see their logs"));
+            return fail(Failure::failed("all nodes have ended").hint("run again with -v to see their logs"));
         }
         Ok(())
     }
 
-    /// Stops all, nodes first: they say goodbye to the master.
+    /// Stops all processes, nodes first, so that they can unmount from the master.
     pub(crate) fn stop(mut self) {
         process::stop_all(&mut self.nodes);
         self.master.stop();
@@ -170,7 +170,7 @@ impl Cluster {
 }
 
 impl ClusterCpu {
-    /// What was used since `before`.
+    /// The CPU time used since `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             client: self.client.saturating_sub(before.client),
@@ -179,7 +179,7 @@ impl ClusterCpu {
         }
     }
 
-    /// All together.
+    /// The sum over all processes.
     pub(crate) fn total(self) -> Duration {
         self.client + self.master + self.nodes
     }

@@ -1,4 +1,4 @@
-//! `snowskin completions` and `snowskin man`: what shells and `man` are to know of this program.
+//! `snowskin completions` and `snowskin man`: completion scripts for shells, and manual pages.
 
 use std::path::PathBuf;
 
@@ -24,16 +24,16 @@ const MAN_HELP: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{COMPLETIONS_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Completions {
-    /// Which shell's.
+    /// The shell.
     #[arg(value_enum)]
     shell: Shell,
 }
 
-/// Print the manual page, or write those of all commands
+/// Print the manual page, or write the pages of all commands
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{MAN_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Man {
-    /// Write a page for every command into this directory, which is made if it is not there.
+    /// Write one page per command into this directory, which is created if it does not exist.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! `snowskin config`: what is set, from where, and what can be.
+//! `snowskin config`: shows, checks and documents settings.
 
 use std::path::{Path, PathBuf};
 
@@ -37,25 +37,26 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Print the settings in force, and where each came from
+    /// Print the settings in force, and the origin of each
     ///
-    /// From the file, variables and defaults; flags of other commands are not known here. Secrets are masked.
+    /// Settings come from the file, variables and defaults; flags of other commands are not known here.
+    /// Secrets are masked.
     #[command(after_help = format!("{SHOW_HELP}\n\n{EXIT_CODES}"))]
     Show {
-        /// Only settings whose key begins with this.
+        /// Only settings whose key begins with this prefix.
         #[arg(default_value = "")]
         prefix: String,
-        /// Only those that are not left at their default.
+        /// Only settings that differ from their default.
         #[arg(long)]
         changed: bool,
         /// Print one JSON array.
         #[arg(long)]
         json: bool,
     },
-    /// Check a settings file, and the variables, without starting anything
+    /// Check a settings file and the environment variables without starting anything
     #[command(after_help = format!("{CHECK_HELP}\n\n{EXIT_CODES}"))]
     Check {
-        /// The file; without it that of --config.
+        /// The settings file; without it, the file of --config.
         file: Option<PathBuf>,
     },
     /// Print the reference of all settings, in Markdown
@@ -78,7 +79,7 @@ pub(crate) fn run(args: &Args, config: Option<&Path>) -> Outcome {
             let loaded = load(file, &["log", "cluster", "master", "node", "client"])?;
             let given = keys::all().iter().filter(|key| loaded.is_given(&key.path)).count();
             let name = file.map_or_else(|| "no file".to_owned(), |file| file.display().to_string());
-            output::print(&format!("{name}: fine; {given} settings given, the rest have their defaults\n"))?;
+            output::print(&format!("{name}: valid; {given} settings are set, the others have their defaults\n"))?;
         }
         What::Reference => output::print(&reference::page())?,
     }

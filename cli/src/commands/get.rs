@@ -1,7 +1,7 @@
 //! `snowskin get`: fetch an object.
 
 use std::io::Write as _;
-use std::ops::RangeBounds;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use serde::Serialize;
 use store_client::{Client, ErrorCode, Get, LocalClient, Store, StoreError};
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::local::{self, LocalArg};
 use crate::commands::waiting::WaitArg;
 use crate::commands::{available_memory, check_key, refused_in};
@@ -24,26 +24,27 @@ const AFTER_HELP: &str = "Examples:
   snowskin get greeting
   snowskin get model/layer0 -o layer0.bin
   snowskin get model/layer0 --offset 1MiB --length 64KiB | xxd | head
+  snowskin get model/layer0 --local auto --length 4KiB
   snowskin get greeting >/dev/null || echo \"not cached\"";
 
-/// Fetch an object and check every byte
+/// Fetch an object and verify every byte
 ///
-/// To stdout, or into a file: whole or not at all. A damaged object ends with 4, a missing one with 3, and
-/// then nothing is written. With --offset or --length only the part asked for is read, and checked like the
-/// whole.
+/// The object goes to stdout or into a file, complete or not at all. The exit code is 4 for a damaged object
+/// and 3 for a missing one, and nothing is written then. With --offset or --length, only that part is read,
+/// and verified like the whole.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// Its key.
+    /// Key of the object.
     key: String,
-    /// Write a file instead of stdout: whole or not at all.
+    /// Write to this file instead of stdout, completely or not at all.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Only what comes after this many bytes.
-    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(0), conflicts_with = "local")]
+    /// Skip this many bytes at the beginning.
+    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(0))]
     offset: ByteSize,
-    /// Only this many bytes; without it all to the end.
-    #[arg(long, value_name = "SIZE", conflicts_with = "local")]
+    /// Fetch this many bytes; without it, all bytes to the end.
+    #[arg(long, value_name = "SIZE")]
     length: Option<ByteSize>,
     #[command(flatten)]
     flags: FlagsOfClient,
@@ -51,7 +52,7 @@ pub(crate) struct Args {
     local: LocalArg,
     #[command(flatten)]
     wait: WaitArg,
-    /// Print one JSON object about it; needs --output for the bytes.
+    /// Print one JSON object that describes the result; needs --output for the bytes.
     #[arg(long, requires = "output")]
     json: bool,
 }
@@ -64,46 +65,57 @@ struct Fetched<'a> {
     file: &'a Path,
 }
 
+/// Offset and end of the requested part; without an end, the part ends with the object.
+type Part = (Bound<u64>, Bound<u64>);
+
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     check_key(&args.key)?;
+    let part = requested_part(args)?;
     let master = &args.flags.settings().cluster.master;
     if args.local.is_given() {
         let client = args.local.connect(master, local::ARENA_BYTES, args.wait)?;
         let started = Instant::now();
-        return deliver(args, &get_local(args, client)?, started);
+        return deliver(args, &get_local(args, client, part)?, started);
     }
     let mut config = args.flags.settings().client.clone();
     if *args.flags.loaded.origin("client.value_bytes_max") == Origin::Default {
         config.value_bytes_max = available_memory().unwrap_or(u64::MAX) / 2;
     }
-    let what = format_args!("a master at {master}: nobody listens there yet");
+    let what = format_args!("a master at {master}, which does not listen yet");
     let connect = || Client::connect(config.clone());
     let mut client = args.wait.for_listener(what, connect).map_err(crate::commands::no_start)?;
     let started = Instant::now();
-    let value = {
+    let read = {
         let _bar = Bar::spinner("fetching", global.quiet);
-        fetch(args, &mut client)?
+        read(&mut client, args.key.as_bytes(), part)
     };
+    let value = read.map_err(|error| match part_failure(args, &error) {
+        Some(failure) => failure.into(),
+        None => refused_in(&client, &args.key, &error),
+    })?;
     let Some(value) = value else { return fail(miss(args, &client)) };
     deliver(args, &value, started)
 }
 
-/// By way of the node on this machine.
-fn get_local(args: &Args, mut client: LocalClient) -> anyhow::Result<Vec<u8>> {
+/// Fetches through the node on this machine.
+fn get_local(args: &Args, mut client: LocalClient, part: Option<Part>) -> anyhow::Result<Vec<u8>> {
     let key = args.key.as_bytes();
-    let value = match client.get(key) {
-        // It has to fit the arena.
+    let value = match read(&mut client, key, part) {
+        // The bytes have to fit the arena.
         Err(StoreError::ArenaFull { wanted, .. }) => {
             drop(client);
             let master = &args.flags.settings().cluster.master;
-            args.local.connect(master, local::arena_for(wanted), args.wait)?.get(key)
+            read(&mut args.local.connect(master, local::arena_for(wanted), args.wait)?, key, part)
         }
         value => value,
     };
     match value {
         Ok(Some(value)) => Ok(value),
         Ok(None) => fail(not_found(args)),
-        Err(error) => Err(local::failure(&args.key, &error).into()),
+        Err(error) => {
+            let failure = part_failure(args, &error);
+            Err(failure.unwrap_or_else(|| local::failure(&args.key, &error)).into())
+        }
     }
 }
 
@@ -120,44 +132,49 @@ fn deliver(args: &Args, value: &[u8], started: Instant) -> Outcome {
     Ok(Exit::Ok)
 }
 
-/// All of the object, or the part of it that was asked for.
-fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
-    let key = args.key.as_bytes();
+/// The part that --offset and --length select; `None` is the whole object.
+fn requested_part(args: &Args) -> anyhow::Result<Option<Part>> {
     let offset = args.offset.bytes();
-    let found = match args.length {
-        None if offset == 0 => return client.get(key).map_err(|error| refused_in(client, &args.key, &error)),
-        None => get_part(client, key, offset..),
+    let end = match args.length {
+        None if offset == 0 => return Ok(None),
+        None => Bound::Unbounded,
         Some(length) => match offset.checked_add(length.bytes()) {
-            Some(end) if end > offset => get_part(client, key, offset..end),
-            _ => return fail(Failure::usage("--length is 1 byte at least, and ends where an object could")),
+            Some(end) if end > offset => Bound::Excluded(end),
+            Some(_) => return fail(Failure::usage("--length must be at least 1")),
+            None => {
+                let message = "--offset plus --length is more than an object can have";
+                return fail(Failure::usage(message).hint("`snowskin stat KEY` shows the object's length"));
+            }
         },
     };
-    found.map_err(|error| match error.code() {
-        ErrorCode::InvalidParams => {
-            let message = format!("{}: the object ends before that part does", brief(&args.key));
-            Failure::failed(message).hint("`snowskin stat KEY` shows its length").into()
-        }
-        // Before anybody was asked: no object of this length could be held here.
-        ErrorCode::BufferOverflow if args.length.is_some() => {
-            let length = args.length.unwrap_or(ByteSize(0));
-            let message = format!("--length {length}: this machine has no memory for as much");
-            Failure::failed(message).hint("`snowskin stat KEY` shows the object's length").into()
-        }
-        _ => refused_in(client, &args.key, &error),
-    })
+    Ok(Some((Bound::Included(offset), end)))
 }
 
-fn get_part(
-    store: &mut impl Store,
-    key: &[u8],
-    range: impl RangeBounds<u64>,
-) -> Result<Option<Vec<u8>>, StoreError> {
+/// The whole object, or a part of it; `None` if there is no such object.
+fn read(store: &mut impl Store, key: &[u8], part: Option<Part>) -> Result<Option<Vec<u8>>, StoreError> {
+    let Some(part) = part else { return store.get(key) };
     let mut value = Vec::new();
-    let read = store.get_with(Get::new(key, &mut value).range(range))?;
+    let read = store.get_with(Get::new(key, &mut value).range(part))?;
     Ok(read.map(|_| value))
 }
 
-/// The client calls all of these a miss; a person wants to know which.
+/// The failure of a request whose --offset or --length does not fit the object or this machine.
+fn part_failure(args: &Args, error: &StoreError) -> Option<Failure> {
+    let message = match error.code() {
+        _ if args.offset.bytes() == 0 && args.length.is_none() => return None,
+        ErrorCode::InvalidParams => {
+            format!("{}: the object is shorter than --offset plus --length", brief(&args.key))
+        }
+        // Refused before the request was sent: this process cannot hold an object of this length.
+        ErrorCode::BufferOverflow => {
+            format!("--length {}: this machine does not have that much memory", args.length?)
+        }
+        _ => return None,
+    };
+    Some(Failure::failed(message).hint("`snowskin stat KEY` shows the object's length"))
+}
+
+/// Why the client reported a miss: it does not distinguish the causes.
 fn miss(args: &Args, client: &Client) -> Failure {
     let key = brief(&args.key);
     let counters = client.counters();
@@ -167,17 +184,17 @@ fn miss(args: &Args, client: &Client) -> Failure {
     }
     if counters.transfer_misses > 0 {
         let failure = Failure::failed(format!(
-            "{key}: none of its nodes could be read over fabric {}",
+            "{key}: no node that has it could be read over fabric {}",
             args.flags.settings().client.engine.fabrics
         ));
         if let Some(why) = client.why_unreached() {
-            return failure.hint(format!("a node could not be reached: {why}"));
+            return failure.hint(format!("a node cannot be reached: {why}"));
         }
         return failure
-            .hint("`snowskin stat KEY` shows where it is; check those nodes, and --fabric on both sides");
+            .hint("`snowskin stat KEY` lists its nodes; check them, and --fabric on both sides");
     }
     if counters.lease_misses > 0 {
-        return Failure::failed(format!("{key}: reading took longer than the lease"))
+        return Failure::failed(format!("{key}: reading it took longer than its lease"))
             .hint("raise the master's --lease-ms");
     }
     not_found(args)
@@ -188,10 +205,10 @@ fn not_found(args: &Args) -> Failure {
     Failure::new(Exit::NotFound, format!("{key}: no such object")).hint("`snowskin ls` lists keys")
 }
 
-/// Writes beside the file, then takes its place: a reader never sees half of it.
+/// Writes a new file beside `file` and renames it, so that a reader never sees a partial file.
 fn write_whole(file: &Path, value: &[u8]) -> anyhow::Result<()> {
     let context = || format!("cannot write {}", file.display());
-    // A pipe or device is written to, not replaced.
+    // A pipe or a device is written to, not replaced.
     if std::fs::metadata(file).is_ok_and(|meta| !meta.is_file()) {
         return std::fs::write(file, value).with_context(context);
     }

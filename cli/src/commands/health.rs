@@ -1,4 +1,4 @@
-//! `snowskin health`: whether a server is well, for health checks that have neither a shell nor curl.
+//! `snowskin health`: health check of a server, for containers that have neither a shell nor curl.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -15,17 +15,18 @@ const AFTER_HELP: &str = "Examples:
   snowskin health 127.0.0.1:9004 --ready           a node's --http: its memory is part of the store
   snowskin health 127.0.0.1:9005                   a gateway";
 
-/// Longest answer that is read, bytes.
+/// Longest response that is read, bytes.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
-/// Ask a master, node or gateway whether it is well
+/// Check whether a master, node or gateway is healthy
 ///
-/// Asks over HTTP for /health, which says whether the process works, or with --ready for /ready, which says whether it can be used
-/// now. Ends with 0 when the answer is 200, and else with 1 and what the server said.
+/// Requests /health over HTTP, which reports whether the process works, or with --ready /ready, which reports
+/// whether it can be used now. The exit code is 0 when the response status is 200; otherwise it is 1, and the
+/// server's response is printed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// Where it serves HTTP.
+    /// HTTP address of the server.
     #[arg(
         env = "SNOWSKIN_HEALTH",
         hide_env_values = true,
@@ -33,10 +34,10 @@ pub(crate) struct Args {
         value_name = "ADDR:PORT"
     )]
     address: String,
-    /// Whether it can be used now.
+    /// Check whether the server can be used now.
     #[arg(long)]
     ready: bool,
-    /// How long connecting, and each part of the answer, may take, milliseconds.
+    /// Timeout for connecting, and for each part of the response, milliseconds.
     #[arg(long, default_value_t = 2_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=600_000))]
     timeout_ms: u64,
 }
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let answer = get(address, path, timeout, ANSWER_BYTES_MAX);
     let (status, body) = answer.map_err(|error| {
         Failure::failed(format!("http://{}{path}: {error:#}", printable(address)))
-            .hint("it wants the address of --http: 127.0.0.1:9003 of a master, unless it was told another; a node has none by itself")
+            .hint("give the server's --http address: a master has 127.0.0.1:9003 by default, a node has none by default")
     })?;
     if status == 200 {
         return Ok(Exit::Ok);
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     fail(Failure::failed(format!("http://{}{path} answers {status}: {said}", printable(address))))
 }
 
-/// Status and body of an answer over HTTP.
+/// Sends a GET request; returns the status and the body of the response.
 pub(crate) fn get(
     address: &str,
     path: &str,
@@ -72,8 +73,8 @@ pub(crate) fn get(
     let mut answer = Vec::new();
     stream.take(bytes_max).read_to_end(&mut answer)?;
     let text = String::from_utf8_lossy(&answer);
-    anyhow::ensure!(text.starts_with("HTTP/"), "what listens there does not speak HTTP");
-    let (head, body) = text.split_once("\r\n\r\n").context("no HTTP answer")?;
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).context("no HTTP answer")?;
+    anyhow::ensure!(text.starts_with("HTTP/"), "the server there does not speak HTTP");
+    let (head, body) = text.split_once("\r\n\r\n").context("not an HTTP response")?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).context("not an HTTP response")?;
     Ok((status, body.to_owned()))
 }

@@ -1,4 +1,4 @@
-//! `--local`: by way of the node on this machine, without an engine here.
+//! `--local`: requests through the node on this machine, without an engine in this process.
 
 use std::path::PathBuf;
 
@@ -10,33 +10,33 @@ use crate::commands::waiting::WaitArg;
 use crate::exit::{Exit, Failure};
 use crate::size::ByteSize;
 
-/// Enough for most values; pages that are not used cost nothing.
+/// Enough for most values. Pages that are not used cost nothing.
 pub(crate) const ARENA_BYTES: u64 = 256 << 20;
 
-/// An arena in which one value of this length fits, whatever the allocator's grain and the sizes of its bins.
+/// Arena size in which one value of this length fits, whatever the allocator's granularity and bin sizes are.
 pub(crate) fn arena_for(value_bytes: u64) -> u64 {
     value_bytes.saturating_add(value_bytes / 8).saturating_add(1 << 20).max(ARENA_BYTES)
 }
 
-/// Whether to ask the node on this machine, and where.
+/// Whether to use the node on this machine, and its socket.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct LocalArg {
-    /// Ask the node on this machine, which moves the bytes: the path of its local socket, or `auto` for that of a node of
-    /// yours that uses the same master.
+    /// Use the node on this machine, which moves the bytes: the path of its local socket, or `auto` for the
+    /// socket of a node of the same user with the same master.
     #[arg(long, env = "SNOWSKIN_LOCAL", hide_env_values = true, value_name = "PATH|auto")]
     local: Option<PathBuf>,
 }
 
 impl LocalArg {
-    /// Whether that is the way.
+    /// Whether `--local` was given.
     pub(crate) fn is_given(&self) -> bool {
         self.local.is_some()
     }
 
-    /// A client with an arena of this size.
+    /// Connects a client with an arena of this size.
     ///
     /// # Errors
-    /// Nobody there, or one that refuses.
+    /// No server listens at the socket, or it refuses the client.
     pub(crate) fn connect(
         &self,
         master: &Address,
@@ -48,13 +48,14 @@ impl LocalArg {
             _ => default_path(master),
         };
         let what = format!("a local server at {}: nobody listens there yet", path.display());
-        let config = LocalConfig { arena_bytes, ..LocalConfig::new(path) };
+        let mut config = LocalConfig::new(path);
+        config.arena_bytes = arena_bytes;
         let connected = wait.for_listener(what, || LocalClient::connect(config.clone()));
         connected.map_err(|error| failure("", &StoreError::from(error)).into())
     }
 }
 
-/// What a local client could not do with `key`.
+/// The failure of an operation of a local client on `key`.
 pub(crate) fn failure(key: &str, error: &StoreError) -> Failure {
     let exit = match error.code() {
         ErrorCode::ObjectNotFound | ErrorCode::KeyNotFound => Exit::NotFound,
@@ -65,7 +66,7 @@ pub(crate) fn failure(key: &str, error: &StoreError) -> Failure {
     let failure = Failure::new(exit, format!("{of}{error}"));
     match error {
         StoreError::ArenaFull { arena_bytes, .. } => failure.hint(format!(
-            "this node lends a local client at most {}: leave --local out for longer objects",
+            "this node gives a local client at most {}: use longer objects without --local",
             ByteSize(*arena_bytes).approximate()
         )),
         _ => failure,

@@ -1,4 +1,4 @@
-//! `snowskin ls`: keys.
+//! `snowskin ls`: lists keys.
 
 use serde::Serialize;
 use store_core::Key;
@@ -18,22 +18,23 @@ const AFTER_HELP: &str = "Examples:
 
 /// List keys, with sizes, copies and state
 ///
-/// Keys come in no particular order; those stored or removed meanwhile may or may not be there.
+/// Keys come in no particular order. Keys that are stored or removed during the listing may or may not
+/// appear.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// Only keys that begin so.
+    /// Only keys that begin with this prefix.
     #[arg(default_value = "", hide_default_value = true)]
     prefix: String,
-    /// Only keys that this regular expression matches, anywhere unless it is anchored.
+    /// Only keys that match this regular expression, at any position unless it is anchored.
     #[arg(long, value_name = "PATTERN", conflicts_with = "prefix")]
     regex: Option<String>,
-    /// Most keys to list [default: all].
+    /// List at most this many keys [default: all].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
     #[command(flatten)]
     master: MasterArg,
-    /// Print one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }

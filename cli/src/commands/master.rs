@@ -1,4 +1,4 @@
-//! `snowskin master`: one process that knows where every object is.
+//! `snowskin master`: the process that knows where every object is.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -14,27 +14,28 @@ use crate::size::ByteSize;
 use crate::{Outcome, output, sys};
 
 const AFTER_HELP: &str = "Examples:
-  snowskin master                                        on this machine alone
+  snowskin master                                        for this machine only
   snowskin master --listen 10.0.0.5:50051 --http 10.0.0.5:9003
   curl -s localhost:9003/health; curl -s localhost:9003/metrics
   snowskin master --lease-ms 2000 --evict-above 0.9
   snowskin master --tenants tenants.toml                 see also `snowskin admin tenants`
   snowskin master --config /etc/snowskin.toml            see `snowskin config reference`";
 
-/// Run the master: it knows where every object is
+/// Run the master, which knows where every object is
 ///
-/// Runs in the foreground until Ctrl-C or SIGTERM, which stop it in order (exit code 0). It keeps metadata
-/// only, in memory; nodes lend the bytes (`snowskin node`).
+/// Runs in the foreground until Ctrl-C or SIGTERM, and then stops in order (exit code 0). The master keeps
+/// only metadata, in memory; nodes lend the memory for objects (`snowskin node`).
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
     #[command(flatten)]
     flags: FlagsOfMaster,
-    /// A file that lists the tenants, TOML with a `[[tenants]]` for each, or JSON with an array: name, quota_bytes, quota_objects,
-    /// guaranteed_bytes, secret. From then on there are tenants, these and those of the settings.
+    /// File that lists the tenants: TOML with a `[[tenants]]` section per tenant, or JSON with an array.
+    /// Fields: name, quota_bytes, quota_objects, guaranteed_bytes, secret. Enables tenants: those of the file
+    /// and those of the settings.
     #[arg(long, value_name = "FILE")]
     tenants: Option<PathBuf>,
-    /// Say where it listens as one line of JSON.
+    /// Print the addresses as one line of JSON.
     #[arg(long)]
     json: bool,
 }
@@ -70,13 +71,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(Exit::Ok)
 }
 
-/// Opens everything that a master listens at. An address that is taken is named by the flag that chooses another.
+/// Binds all addresses of a master. The error for an address in use names the flag that chooses another.
 pub(crate) fn bind(config: store_master::Config) -> anyhow::Result<MasterServer> {
     let open = config.store.admin_secret.is_empty() && config.store.cluster_secret.is_empty();
     if open && !config.rpc_listen.ip().is_loopback() {
         tracing::warn!(
-            "the master listens at {} without a secret: whoever reaches it can lend memory, take nodes away and remove objects. \
-             Give it and all nodes a --cluster-secret-file, or keep it on loopback",
+            "the master listens at {} without a secret: any process that reaches it can lend memory, take over nodes and remove objects. \
+            Give it and all nodes a --cluster-secret-file, or let it listen on loopback only",
             config.rpc_listen
         );
     }
@@ -87,8 +88,8 @@ pub(crate) fn bind(config: store_master::Config) -> anyhow::Result<MasterServer>
             let taken = source.kind() == std::io::ErrorKind::AddrInUse;
             let failure = Failure::failed(format!("cannot listen at {addr}: {source}"));
             let hint = match taken {
-                true => format!("stop what listens there, or choose another place with {flag}"),
-                false => format!("{flag} chooses the place"),
+                true => format!("stop the process that listens there, or choose another address with {flag}"),
+                false => format!("{flag} sets the address"),
             };
             failure.hint(hint).into()
         }
@@ -103,7 +104,7 @@ fn read_tenants(path: &Path) -> anyhow::Result<Vec<TenantConfig>> {
     tenants_in(&text, json).map_err(|error| wrong(&error).into())
 }
 
-/// The tenants that a file lists; sizes may be written as everywhere.
+/// The tenants that a file lists. Sizes may have units.
 fn tenants_in(text: &str, json: bool) -> Result<Vec<TenantConfig>, String> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -112,7 +113,7 @@ fn tenants_in(text: &str, json: bool) -> Result<Vec<TenantConfig>, String> {
     }
     let tenants = match json {
         true => serde_json::from_str(text).map_err(|error| error.to_string())?,
-        // With its line, and the line itself.
+        // The TOML error shows the line.
         false => {
             toml::from_str::<File>(text).map_err(|error| error.to_string().trim_end().to_owned())?.tenants
         }
@@ -120,7 +121,7 @@ fn tenants_in(text: &str, json: bool) -> Result<Vec<TenantConfig>, String> {
     Ok(tenants.into_iter().map(TenantConfig::from).collect())
 }
 
-/// As a file has it.
+/// A tenant, as a file lists it.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Tenant {
@@ -137,7 +138,7 @@ struct Tenant {
 
 impl From<Tenant> for TenantConfig {
     fn from(tenant: Tenant) -> Self {
-        // Every field is named: one that is added has to be read.
+        // All fields are named, so that a new field of `TenantConfig` cannot be forgotten here.
         Self {
             name: tenant.name,
             quota_bytes: tenant.quota_bytes.map(ByteSize::bytes),
@@ -148,11 +149,11 @@ impl From<Tenant> for TenantConfig {
     }
 }
 
-/// Says that a daemon serves. That nobody listens is no reason to end.
+/// Reports on stdout that a server is ready. A closed stdout does not end the server.
 pub(crate) fn announce(json: bool, ready: &impl serde::Serialize, text: impl FnOnce() -> String) {
     let said = if json { output::print_json(ready) } else { output::print(&text()) };
     if said.is_err() {
-        tracing::info!("nobody reads stdout");
+        tracing::info!("stdout is closed");
     }
 }
 
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_of_tenants_are_written_as_everywhere() {
+    fn sizes_of_tenants_may_have_units() {
         let toml =
             "[[tenants]]\nname = \"a\"\nquota_bytes = \"64MiB\"\nguaranteed_bytes = 4096\nsecret = \"s\"\n";
         let tenants = tenants_in(toml, false).unwrap();

@@ -1,4 +1,5 @@
-//! Where segments are looked up by name, and under which name ours is registered.
+//! `--metadata` and `--segment`: the directory in which segments are found by name, and the name of this
+//! process in it.
 
 use std::convert::Infallible;
 use std::str::FromStr;
@@ -7,27 +8,27 @@ use te_engine::{MetadataConfig, MetadataSource, SourceError};
 
 use crate::exit::Failure;
 
-/// What this build can look names up in.
+/// The directories that this build supports.
 const HELP: &str = match (cfg!(feature = "redis"), cfg!(feature = "etcd")) {
     (false, false) => {
-        "Where segments are looked up by name: p2p (nowhere: names are addresses) or http://HOST:PORT/metadata (a master's --http). \
-         This build has neither redis:// nor etcd://"
+        "Where segments are looked up by name: p2p (no directory: names are addresses) or http://HOST:PORT/metadata (a master's --http). \
+         This build supports neither redis:// nor etcd://"
     }
     (true, false) => {
-        "Where segments are looked up by name: p2p (nowhere: names are addresses), http://HOST:PORT/metadata (a master's --http) or \
-         redis://[USER:PASSWORD@]HOST:PORT[/DB]. A password is better kept in the environment. This build has no etcd://"
+        "Where segments are looked up by name: p2p (no directory: names are addresses), http://HOST:PORT/metadata (a master's --http) or \
+         redis://[USER:PASSWORD@]HOST:PORT[/DB]. Prefer the variable for a URL with a password. This build does not support etcd://"
     }
     (false, true) => {
-        "Where segments are looked up by name: p2p (nowhere: names are addresses), http://HOST:PORT/metadata (a master's --http) or \
-         etcd://HOST:PORT[,HOST:PORT…]. This build has no redis://"
+        "Where segments are looked up by name: p2p (no directory: names are addresses), http://HOST:PORT/metadata (a master's --http) or \
+         etcd://HOST:PORT[,HOST:PORT…]. This build does not support redis://"
     }
     (true, true) => {
-        "Where segments are looked up by name: p2p (nowhere: names are addresses), http://HOST:PORT/metadata (a master's --http), \
-         redis://[USER:PASSWORD@]HOST:PORT[/DB] or etcd://HOST:PORT[,HOST:PORT…]. A password is better kept in the environment"
+        "Where segments are looked up by name: p2p (no directory: names are addresses), http://HOST:PORT/metadata (a master's --http), \
+         redis://[USER:PASSWORD@]HOST:PORT[/DB] or etcd://HOST:PORT[,HOST:PORT…]. Prefer the variable for a URL with a password"
     }
 };
 
-/// The directory of names.
+/// The metadata directory.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct MetadataArg {
     /// Where segments are looked up by name.
@@ -43,24 +44,28 @@ pub(crate) struct MetadataArg {
 }
 
 impl MetadataArg {
-    /// For an engine that looks names up.
+    /// Configuration of an engine that only looks up names.
     pub(crate) fn config(&self) -> Result<MetadataConfig, Failure> {
         let source =
             self.metadata.0.clone().map_err(|error| Failure::usage(format!("--metadata: {error}")))?;
-        Ok(MetadataConfig { source, ..MetadataConfig::default() })
+        let mut config = MetadataConfig::default();
+        config.source = source;
+        Ok(config)
     }
 
-    /// For an engine that is registered as `segment`.
+    /// Configuration of an engine that is registered as `segment`, if given.
     pub(crate) fn config_of(&self, segment: Option<&str>) -> Result<MetadataConfig, Failure> {
-        let config = self.config()?;
+        let mut config = self.config()?;
         if segment.is_some() && config.source.is_peer_to_peer() {
-            return Err(Failure::usage("--segment needs --metadata: a server to be registered at"));
+            return Err(Failure::usage("--segment needs --metadata URL: the directory in which to register the name"));
         }
-        Ok(MetadataConfig { name: segment.map(Into::into), ..config })
+        config.name = segment.map(Into::into);
+        Ok(config)
     }
 }
 
-/// A connection string, or what is wrong with it: an error of clap's would repeat it, with the password.
+/// A connection string, or what is wrong with it. An error of clap's would repeat the string, including its
+/// password.
 #[derive(Clone, Debug)]
 struct Url(Result<MetadataSource, SourceError>);
 

@@ -1,4 +1,4 @@
-//! One file a command, and what several of them share.
+//! The commands, one file each, and what several of them share.
 
 pub(crate) mod admin;
 pub(crate) mod bench;
@@ -39,7 +39,7 @@ use crate::config::FlagsOfRpc;
 use crate::exit::{Exit, Failure};
 use crate::{Outcome, fail};
 
-/// Runs what was asked for.
+/// Runs the command.
 pub(crate) fn run(cli: Cli) -> Outcome {
     let global = cli.global;
     match &cli.command {
@@ -65,7 +65,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
     }
 }
 
-/// Which master to ask.
+/// The master to send requests to.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct MasterArg {
     #[command(flatten)]
@@ -73,27 +73,28 @@ pub(crate) struct MasterArg {
 }
 
 impl MasterArg {
-    /// Where it is.
+    /// Address of the master.
     pub(crate) fn address(&self) -> &Address {
         &self.flags.settings().cluster.master
     }
 
-    /// A connection for questions that move no objects.
+    /// Opens a connection for requests that move no objects.
     pub(crate) fn connect(&self) -> anyhow::Result<RpcConnection> {
         let settings = self.flags.settings();
         let identity = settings.cluster.identity();
         RpcConnection::connect_as(self.address().clone(), settings.client.rpc, identity).map_err(no_master)
     }
 
-    /// The same as another tenant, for an admin.
+    /// Opens a connection that acts for another tenant, for an administrator.
     pub(crate) fn connect_to(&self, tenant: &str) -> anyhow::Result<RpcConnection> {
         let settings = self.flags.settings();
-        let identity = Identity { tenant: tenant.to_owned(), ..settings.cluster.identity() };
+        let mut identity = settings.cluster.identity();
+        identity.tenant = tenant.to_owned();
         RpcConnection::connect_as(self.address().clone(), settings.client.rpc, identity).map_err(no_master)
     }
 }
 
-/// Says how to get a master when there is none.
+/// Adds a hint on how to reach a master when none answers.
 pub(crate) fn no_master(error: RpcError) -> anyhow::Error {
     let away = matches!(error, RpcError::Connect { .. });
     let failure = Failure::failed(error.to_string());
@@ -104,19 +105,19 @@ pub(crate) fn no_master(error: RpcError) -> anyhow::Error {
     }
 }
 
-/// Says what a regular expression may be when the master refused one.
+/// Explains which regular expressions are accepted when the master has refused one.
 pub(crate) fn bad_pattern(error: RpcError) -> anyhow::Error {
     if !matches!(error, RpcError::Refused(ErrorCode::InvalidPattern)) {
         return no_master(error);
     }
     Failure::usage(
-        "--regex: not a regular expression, or one that is too large or too costly to search with".to_owned(),
+        "--regex: not a valid regular expression, or one that is too large or too expensive to search with".to_owned(),
     )
-    .hint("1,024 bytes at most, ASCII classes, no look-around; simpler, anchored with ^, or a prefix instead")
+    .hint("a pattern has at most 1,024 bytes, ASCII classes and no look-around; simplify it, anchor it with ^, or give a prefix instead")
     .into()
 }
 
-/// Says the same when a client or a node did not start for this reason, and else what went wrong.
+/// The error of a client or node that did not start, with a hint where there is one.
 pub(crate) fn no_start(error: ConnectError) -> anyhow::Error {
     match error {
         ConnectError::Rpc(error) => no_master(error),
@@ -124,19 +125,19 @@ pub(crate) fn no_start(error: ConnectError) -> anyhow::Error {
     }
 }
 
-/// The same, and the number under which the master's log has the operation.
+/// The error of an operation on `key`, with the operation's number in the master's log.
 pub(crate) fn refused_in(client: &Client, key: &str, error: &StoreError) -> anyhow::Error {
     let failure = refusal(key, error);
     let failure = match client.why_unreached() {
         Some(why) if error.code() == ErrorCode::TransferFail => {
-            failure.hint(format!("a node could not be reached: {why}"))
+            failure.hint(format!("a node cannot be reached: {why}"))
         }
         _ => failure,
     };
     anyhow::Error::from(failure).context(format!("operation {}", client.trace()))
 }
 
-/// An operation on `key` that the store refused.
+/// The error of an operation on `key` that the store refused.
 pub(crate) fn refused(key: &str, error: &StoreError) -> anyhow::Error {
     refusal(key, error).into()
 }
@@ -151,34 +152,34 @@ fn refusal(key: &str, error: &StoreError) -> Failure {
     match error.code() {
         ErrorCode::NoSegment => failure.hint("`snowskin node --memory SIZE` lends memory"),
         ErrorCode::NoAvailableHandle => failure.hint(
-            "`snowskin stat` shows what is held back and why; `snowskin node --memory SIZE` adds capacity",
+            "`snowskin stat` shows how much space is not free yet, and why; `snowskin node --memory SIZE` adds capacity",
         ),
-        ErrorCode::ObjectTooLarge => failure.hint("`snowskin stat` lists the segments and their capacity"),
+        ErrorCode::ObjectTooLarge => failure.hint("`snowskin stat` lists the segments with their capacity"),
         ErrorCode::SegmentsClosed => failure.hint(
-            "`snowskin admin segments` shows them; `snowskin admin drain SEGMENT --undo` takes one back",
+            "`snowskin admin segments` lists them; `snowskin admin drain SEGMENT --undo` puts one back into use",
         ),
         _ => failure,
     }
 }
 
-/// Refuses a key that no store takes.
+/// Refuses a key of invalid length.
 pub(crate) fn check_key(key: &str) -> anyhow::Result<()> {
     match key.len() {
-        0 => fail(Failure::usage("an empty key: keys have 1 to 1024 bytes; is a variable not set?")),
+        0 => fail(Failure::usage("the key is empty, but keys have 1 to 1024 bytes; is a shell variable unset?")),
         1..=KEY_BYTES_MAX => Ok(()),
         len => fail(Failure::usage(format!(
-            "{}: a key of {len} bytes: keys have 1 to {KEY_BYTES_MAX}",
+            "{}: the key has {len} bytes, but keys have 1 to {KEY_BYTES_MAX}",
             crate::output::brief(key)
         ))),
     }
 }
 
-/// Whether a put found no place because no node lends memory.
+/// Whether a put failed because no node lends memory.
 pub(crate) fn is_no_segment(code: ErrorCode) -> bool {
     code == ErrorCode::NoSegment
 }
 
-/// Reads which fabrics to use between processes, and lists those of this build in the help.
+/// Parses a choice of fabrics between processes, and lists those of this build in the help.
 #[derive(Clone, Debug)]
 pub(crate) struct FabricParser;
 
@@ -192,7 +193,7 @@ impl TypedValueParser for FabricParser {
         value: &OsStr,
     ) -> Result<Fabrics, clap::Error> {
         let parse = |text: &str| match text.parse()? {
-            Fabrics::LOCAL => Err("local reaches no other process".into()),
+            Fabrics::LOCAL => Err("fabric `local` does not reach other processes".into()),
             fabrics => Ok::<_, Box<dyn std::error::Error + Send + Sync>>(fabrics),
         };
         TypedValueParser::parse_ref(&parse, command, arg, value)
@@ -203,27 +204,27 @@ impl TypedValueParser for FabricParser {
     }
 }
 
-/// What `--fabric` may be: `auto`, and the fabrics of this build.
+/// The values of `--fabric`: `auto`, and the fabrics of this build.
 pub(crate) fn fabric_values() -> impl Iterator<Item = PossibleValue> {
-    let auto = PossibleValue::new("auto").help("Whatever is fastest, of the fabrics that start");
+    let auto = PossibleValue::new("auto").help("The fastest of the fabrics that start on this host");
     let built = te_engine::fabrics().iter().filter(|entry| entry.is_built());
     [auto].into_iter().chain(built.map(|entry| PossibleValue::new(entry.name).help(entry.about)))
 }
 
-/// Reads the name of an eviction policy, and lists all in the help.
+/// Parses the name of an eviction policy, and lists all policies in the help.
 pub(crate) fn eviction_parser() -> impl TypedValueParser<Value = EvictionPolicy> {
     let names = EvictionPolicy::ALL.iter().map(|policy| policy.name());
     PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 
-/// Bytes of memory that can still be taken.
+/// Memory that is available on this machine, bytes.
 pub(crate) fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Asks a master whether it is there; gives the time of one question.
+/// Sends one request to a master; returns the round-trip time.
 pub(crate) fn ping_master(address: &str) -> anyhow::Result<Duration> {
     let mut rpc = RpcConnection::connect(address.parse()?, RpcConfig::default())?;
     let started = Instant::now();

@@ -1,4 +1,4 @@
-//! `snowskin node`: one process that lends memory to the store.
+//! `snowskin node`: a process that lends memory to the store.
 
 use std::net::ToSocketAddrs as _;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use store_client::local::{LocalServerConfig, make_default_path};
 use store_client::{Address, ClientConfig, LocalServer, Node, NodeConfig, RpcConnection};
 use store_core::message::SegmentState;
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::admin::drain_one;
 use crate::commands::cluster::NodeReady;
 use crate::commands::gateway::Gateway;
@@ -30,25 +30,26 @@ const AFTER_HELP: &str = "Examples:
   snowskin node --listen 0.0.0.0:7400 --advertise node-7.example
   snowskin node --local auto        and then: snowskin get greeting --local auto
   snowskin node --gateway 127.0.0.1:9005
-  snowskin node --drain-on-stop=300                      when told to stop, move everything elsewhere first
+  snowskin node --drain-on-stop=300                      move all objects to other nodes before it stops
   snowskin node --http 10.0.0.7:9004                     /health, /ready, /metrics
   snowskin node --config /etc/snowskin.toml              see `snowskin config reference`";
 
-/// Run a node: it lends its memory to the store
+/// Run a node, which lends its memory to the store
 ///
-/// Runs in the foreground until Ctrl-C or SIGTERM, which stop it in order (exit code 0). Clients read and
-/// write its memory over the fabric without asking it. When it stops, its objects are gone, unless --drain-on-stop
-/// moves them elsewhere first; when the master restarts, it mounts its memory again, empty. A master that is away when the node starts is waited for.
+/// Runs in the foreground until Ctrl-C or SIGTERM, and then stops in order (exit code 0). Clients read and
+/// write its memory directly over the fabric. When the node stops, its objects are gone, unless
+/// --drain-on-stop moves them to other nodes first. When the master restarts, the node mounts its memory
+/// again, empty. If the master does not listen when the node starts, the node waits for it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
     #[command(flatten)]
     flags: FlagsOfNode,
-    /// When told to stop, have everything moved to other nodes first, and wait for that at most so many seconds; 60 when it is not
-    /// said, which is less than systemd gives a service.
+    /// On SIGTERM or Ctrl-C, move all objects to other nodes first, and wait for that at most this many
+    /// seconds; 60 without a value, which is less than the stop timeout of a systemd service.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "60", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     drain_on_stop: Option<u32>,
-    /// Say where it listens as one line of JSON.
+    /// Print the addresses as one line of JSON.
     #[arg(long)]
     json: bool,
 }
@@ -58,7 +59,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     sys::lift_file_limit();
     let mut config = args.flags.settings().node.node.clone();
     if *args.flags.loaded.origin("node.wait_master_ms") == Origin::Default {
-        // Whoever starts both does not want to start them in order.
+        // Service managers may start the master and the node in any order.
         config.wait_master_ms = NodeConfig::FOR_EVER;
     }
     let drain_for = match args.drain_on_stop {
@@ -68,22 +69,11 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let (name, bytes) = (config.name.clone(), config.capacity_bytes);
     let memory = ByteSize(bytes);
     enough(bytes)?;
-    if let Some(available) = available_memory()
-        && bytes > available
-    {
-        return fail(
-            Failure::failed(format!(
-                "--memory {}: this machine has {} available",
-                memory,
-                ByteSize(available).approximate()
-            ))
-            .hint("lend less, or end something else first"),
-        );
-    }
+    available(bytes)?;
     let http = match args.flags.settings().node.http_listen {
         Some(addr) => Some(NodeHttp::start(addr).map_err(|error| {
             Failure::failed(format!("--http {addr}: {error}"))
-                .hint("choose another address, or stop what listens there")
+                .hint("choose another address, or stop the process that listens there")
         })?),
         None => None,
     };
@@ -101,7 +91,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         }
     };
     running(None, None);
-    let (local, gateway) = ways_in(args)?;
+    let (local, gateway) = local_and_gateway(args)?;
     let local = local.map(Arc::new);
     running(local.as_ref(), gateway.as_ref());
     let ready = NodeReady {
@@ -120,17 +110,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         format!("node {} ready at {}: lends {}{local}{gateway}\n", ready.name, ready.endpoint, memory)
     });
     warn_of_address(args.flags.settings(), &ready.name, &ready.endpoint);
-    let mut mounted = true;
-    while sys::wait_for_interrupt(Some(Duration::from_secs(1))).is_none() {
-        let now = node.status().segment.is_some();
-        if now != mounted {
-            tracing::warn!(
-                "{}",
-                if now { "mounted again" } else { "not mounted: the master is away or gave this node up" }
-            );
-        }
-        mounted = now;
-    }
+    watch(&node);
     tracing::info!("stopping");
     if let Some(http) = &http {
         http.stopping();
@@ -139,15 +119,31 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         Duration::ZERO => Exit::Ok,
         timeout => drain(args.flags.settings(), &node, timeout),
     };
-    // Whoever comes in by this node may still want to read from it.
+    // Requests through the gateway may still read from this node.
     drop(gateway);
     drop(local);
-    // Unmounts. Should a question still hold it, that ends it.
+    // Unmounts. A request that still holds the node delays that until it ends.
     drop(node);
     Ok(drained)
 }
 
-/// A node that is mounted; Ctrl-C ends its waiting for a master.
+/// Reports when the node is unmounted and mounted again, until a signal requests the end.
+fn watch(node: &Node) {
+    let mut mounted = true;
+    while sys::wait_for_interrupt(Some(Duration::from_secs(1))).is_none() {
+        let now = node.status().segment.is_some();
+        match (mounted, now) {
+            (false, true) => tracing::warn!("mounted again"),
+            (true, false) => {
+                tracing::warn!("not mounted: the master does not answer or has removed this node");
+            }
+            _ => {}
+        }
+        mounted = now;
+    }
+}
+
+/// Starts and mounts a node; Ctrl-C ends the wait for a master.
 pub(crate) fn start(config: NodeConfig) -> anyhow::Result<Node> {
     Node::start_unless(config, || sys::interrupted().is_some()).map_err(|error| match sys::interrupted() {
         Some(exit) => Failure::silent(exit).into(),
@@ -155,11 +151,12 @@ pub(crate) fn start(config: NodeConfig) -> anyhow::Result<Node> {
     })
 }
 
-/// Has everything moved elsewhere before the node goes. What could not be moved is said, and is no order.
+/// Moves all objects to other nodes before the node stops. What could not be moved is reported, and the exit
+/// code says so.
 fn drain(settings: &Settings, node: &Node, timeout: Duration) -> Exit {
     let Some(segment) = node.status().segment else { return Exit::Ok };
     let limit = timeout.as_secs();
-    tracing::info!("moving everything to other nodes, for at most {limit} s; a second signal ends at once");
+    tracing::info!("moving all objects to other nodes, for at most {limit} s; a second signal ends the node at once");
     let identity = &settings.node.node.identity;
     let (master, rpc) = (settings.cluster.master.clone(), settings.node.node.rpc);
     let rpc = RpcConnection::connect_as(master, rpc, identity.clone());
@@ -168,40 +165,40 @@ fn drain(settings: &Settings, node: &Node, timeout: Duration) -> Exit {
         Ok(info) if info.state == SegmentState::Drained => return Exit::Ok,
         Ok(info) => info,
         Err(error) => {
-            eprintln!("snowskin: not drained: {error:#}; what was on no other node is gone");
+            eprintln!("snowskin: not drained: {error:#}; objects without a replica on another node are lost");
             return Exit::Failed;
         }
     };
     let why = match (left.left_no_room, left.left_bad) {
-        (0, 0) => format!("{limit} s were too short: give --drain-on-stop more"),
+        (0, 0) => format!("{limit} s were too short: raise --drain-on-stop"),
         (0, bad) => format!("{} are damaged", thousands(bad)),
-        (no_room, _) => format!("{} found no room on other nodes", thousands(no_room)),
+        (no_room, _) => format!("{} do not fit on other nodes", thousands(no_room)),
     };
     let size = ByteSize(left.used_bytes).approximate();
-    eprintln!("snowskin: not drained: {size} were not moved; what was on no other node is gone: {why}");
+    eprintln!("snowskin: not drained: {size} were not moved ({why}); objects without a replica on another node are lost");
     Exit::Failed
 }
 
-/// A node that other machines cannot reach, at a master that tells them of it, is of use to nobody but this machine. One that they
-/// can reach, and that asks for no secret, is of use to everybody.
+/// Warns about a node that other machines cannot reach although its master can be reached from them, and
+/// about a node that other machines can reach without a secret.
 pub(crate) fn warn_of_address(settings: &Settings, name: &str, endpoint: &str) {
     let node = &settings.node.node;
     let master = &settings.cluster.master;
     if !node.engine.listen.ip().is_loopback() && settings.cluster.cluster_secret.is_empty() {
         tracing::warn!(
-            "node {name} listens at {endpoint} without a cluster secret: whoever reaches it can read and write its memory. Give the \
-             master, all nodes and all clients a --cluster-secret-file, or let a firewall keep others away"
+            "node {name} listens at {endpoint} without a cluster secret: any process that reaches it can read and write its memory. Give the \
+            master, all nodes and all clients a --cluster-secret-file, or restrict access with a firewall"
         );
     }
     if node.engine.listen.ip().is_loopback() && node.engine.advertise_host.is_none() && is_remote(master) {
         tracing::warn!(
-            "node {name} is reached at {endpoint}, which only this machine can, and its master at {master} tells everybody: \
-             give --listen ADDR:0 with an address of this machine, or --advertise HOST"
+            "node {name} listens at {endpoint}, which only this machine reaches, but clients on other machines can get that address from \
+            the master at {master}: give --listen ADDR:0 with an address of this machine, or --advertise HOST"
         );
     }
 }
 
-/// Whether others than this machine can reach it.
+/// Whether other machines can reach this address.
 fn is_remote(master: &Address) -> bool {
     match master {
         Address::Unix(_) => false,
@@ -211,12 +208,13 @@ fn is_remote(master: &Address) -> bool {
     }
 }
 
-/// The local socket and the gateway, as far as they are wanted.
-fn ways_in(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)> {
+/// The local server and the gateway, if they are configured.
+fn local_and_gateway(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)> {
     let settings = args.flags.settings();
     let node = &settings.node.node;
     let mut store = settings.client.clone();
-    // Other nodes must be able to reach what they are asked to move bytes to, as they reach this one.
+    // Other nodes must be able to reach the memory of these clients at the address at which they reach this
+    // node.
     store.engine.listen.set_ip(node.engine.listen.ip());
     store.engine.advertise_host.clone_from(&node.engine.advertise_host);
     store.engine.fabrics = node.engine.fabrics;
@@ -224,7 +222,7 @@ fn ways_in(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)
         None => None,
         Some(path) => {
             let path = if path.as_os_str() == "auto" {
-                make_default_path(&store.master).context("--local auto: no place for the socket")?
+                make_default_path(&store.master).context("--local auto: cannot create the directory of the socket")?
             } else {
                 path.clone()
             };
@@ -236,26 +234,42 @@ fn ways_in(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)
     Ok((local, gateway))
 }
 
-/// Refuses memory that no object fits into.
+/// Refuses less memory than an object needs.
 pub(crate) fn enough(bytes: u64) -> anyhow::Result<()> {
     match bytes {
         MEMORY_BYTES_MIN.. => Ok(()),
         _ => fail(
             Failure::usage(format!(
-                "--memory {}: lend {} at least",
+                "--memory {}: lend at least {}",
                 ByteSize(bytes),
                 ByteSize(MEMORY_BYTES_MIN)
             ))
-            .hint("sizes are written as 64MiB or 8GiB; a bare number is bytes"),
+            .hint("write sizes as 64MiB or 8GiB; a number without a unit is bytes"),
         ),
     }
 }
 
-/// A page.
+/// Refuses more memory than the machine has available.
+fn available(bytes: u64) -> anyhow::Result<()> {
+    match available_memory() {
+        Some(available) if bytes > available => fail(
+            Failure::failed(format!(
+                "--memory {}: this machine has only {} available",
+                ByteSize(bytes),
+                ByteSize(available).approximate()
+            ))
+            .hint("lend less, or free memory first"),
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// The least memory that a node lends: one page, bytes.
 const MEMORY_BYTES_MIN: u64 = 4096;
 
-/// A local server of a node's process: one object may be as long as all clients together may lend.
+/// Configuration of the local server in a node's process. One object may be as long as all arenas together.
 pub(crate) fn local_server_config(path: PathBuf, store: ClientConfig) -> LocalServerConfig {
-    let config = LocalServerConfig::new(path, store);
-    LocalServerConfig { arena_bytes_max: config.arenas_bytes_max, ..config }
+    let mut config = LocalServerConfig::new(path, store);
+    config.arena_bytes_max = config.arenas_bytes_max;
+    config
 }

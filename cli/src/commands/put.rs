@@ -1,4 +1,4 @@
-//! `snowskin put`: store a file, or stdin.
+//! `snowskin put`: stores a file or stdin.
 
 use std::io::{IsTerminal as _, Read as _};
 use std::path::PathBuf;
@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::{Client, LocalClient, Placement, PutOptions, RpcConnection, Store as _, StoreError};
+use store_client::{Client, LocalClient, Placement, PutOptions, RpcConnection, Store as _, StoreError, RemoveMode};
 use store_core::Key;
 use store_core::message::{FindReplicas, Pin, Retention};
 use store_core::placement::NAMED_MAX;
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::local::{self, LocalArg};
 use crate::commands::waiting::WaitArg;
 use crate::commands::{available_memory, check_key, is_no_segment, no_master, refused_in};
@@ -30,45 +30,45 @@ const AFTER_HELP: &str = "Examples:
   snowskin put chat/7/0 block.kv --group chat/7 --ttl-ms 600000
   snowskin put hot hot.kv --replicas 2 --distinct-nodes --exclude-segment node-3";
 
-/// Store a file, or stdin, under a key
+/// Store a file or stdin under a key
 ///
-/// The object is readable when this returns, all of it or not at all.
+/// When the command has succeeded, the object is readable as a whole. When it has failed, nothing is stored.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// Its key, 1 to 1024 bytes.
+    /// Key of the object, 1 to 1024 bytes.
     key: String,
-    /// The file; `-` is stdin.
+    /// The file to store; `-` is stdin.
     #[arg(default_value = "-")]
     file: PathBuf,
-    /// Copies to keep, each on another segment; fewer when there are not as many.
+    /// Number of replicas, each on another segment; fewer are stored when there are fewer segments.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     replicas: u8,
-    /// Try this segment first; several are tried in order. `snowskin stat` names them.
+    /// Try this segment first; several are tried in order. `snowskin stat` lists the names.
     #[arg(long, value_name = "SEGMENT", conflicts_with = "local")]
     prefer_segment: Vec<String>,
     /// Do not use this segment; may be given several times.
     #[arg(long, value_name = "SEGMENT", conflicts_with = "local")]
     exclude_segment: Vec<String>,
-    /// Try the node first that this segment is of, for every copy.
+    /// For every replica, try the node of this segment first.
     #[arg(long, value_name = "SEGMENT", conflicts_with = "local")]
     same_node: Option<String>,
-    /// Never two copies on one node, even if there are fewer then.
+    /// Store at most one replica per node, even if there are fewer replicas then.
     #[arg(long, conflicts_with = "local")]
     distinct_nodes: bool,
-    /// Spare it from eviction as long as there is anything else to evict, and somebody reads it now and then.
+    /// Evict other objects first, as long as this one is read from time to time.
     #[arg(long, conflicts_with = "hard_pin")]
     soft_pin: bool,
     /// Never evict it.
     #[arg(long)]
     hard_pin: bool,
-    /// Forget it after this time, milliseconds.
+    /// Remove the object after this time, milliseconds.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
     ttl_ms: Option<u32>,
-    /// Evict it together with all others of this group, or not at all; any name.
+    /// Evict the object together with all others of this group, or not at all; any name.
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
-    /// Remove what is stored under the key first.
+    /// Remove an existing object under this key first.
     #[arg(long)]
     replace: bool,
     #[command(flatten)]
@@ -102,12 +102,12 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     }
     let master = &settings.cluster.master;
     let connect = || Client::connect(settings.client.clone());
-    let what = format_args!("a master at {master}: nobody listens there yet");
+    let what = format_args!("a master at {master}, which does not listen yet");
     let mut client = args.wait.for_listener(what, connect).map_err(crate::commands::no_start)?;
     let bar = Bar::spinner(format!("storing {}", ByteSize(bytes).approximate()), global.quiet);
     let started = Instant::now();
     if args.replace {
-        client.remove(args.key.as_bytes(), true).map_err(|error| refused_in(&client, &args.key, &error))?;
+        client.remove(args.key.as_bytes(), RemoveMode::Force).map_err(|error| refused_in(&client, &args.key, &error))?;
     }
     let placement = placement(args, &mut client)?;
     let options = PutOptions { replicas: args.replicas, placement, retention: retention(args) };
@@ -130,19 +130,19 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     report(args, bytes, elapsed, copies)
 }
 
-/// By way of the node on this machine.
+/// Stores through the node on this machine.
 fn put_local(args: &Args, mut client: LocalClient, value: &[u8]) -> Outcome {
     let options = PutOptions { replicas: args.replicas, retention: retention(args), ..PutOptions::default() };
     let failed = |error: StoreError| local::failure(&args.key, &error);
     let started = Instant::now();
     if args.replace {
-        client.remove(args.key.as_bytes(), true).map_err(failed)?;
+        client.remove(args.key.as_bytes(), RemoveMode::Force).map_err(failed)?;
     }
     let stored = args.wait.for_node(
         &mut client,
         |client| client.put(args.key.as_bytes(), value, &options),
         |error| is_no_segment(error.code()),
-        // It cannot ask.
+        // A local client cannot ask whether there is a node.
         |_| true,
     );
     let stored = stored.map_err(failed)?;
@@ -157,7 +157,7 @@ fn put_local(args: &Args, mut client: LocalClient, value: &[u8]) -> Outcome {
     report(args, value.len() as u64, elapsed, copies)
 }
 
-/// How many copies the master knows of: a local client cannot ask.
+/// Number of replicas, from the master: a local client cannot request it.
 fn copies(args: &Args) -> anyhow::Result<usize> {
     let settings = args.flags.settings();
     let (master, rpc) = (settings.cluster.master.clone(), settings.client.rpc);
@@ -168,7 +168,7 @@ fn copies(args: &Args) -> anyhow::Result<usize> {
 }
 
 fn taken(args: &Args) -> Failure {
-    let message = format!("{}: there is an object under this key already", brief(&args.key));
+    let message = format!("{}: an object with this key exists already", brief(&args.key));
     Failure::failed(message).hint("--replace overwrites it, `snowskin rm` removes it")
 }
 
@@ -176,8 +176,8 @@ fn report(args: &Args, bytes: u64, elapsed: Duration, copies: usize) -> Outcome 
     if copies < usize::from(args.replicas) {
         let key = brief(&args.key);
         eprintln!(
-            "snowskin: {key}: stored {copies} of {} copies, for each goes to another segment: no other has room for it, or may be \
-             used; `snowskin stat` lists them",
+            "snowskin: {key}: stored {copies} of {} copies, because each goes to another segment: no other segment has room for it or may be \
+            used; `snowskin stat` lists the segments",
             args.replicas
         );
     }
@@ -190,7 +190,7 @@ fn report(args: &Args, bytes: u64, elapsed: Duration, copies: usize) -> Outcome 
     Ok(Exit::Ok)
 }
 
-/// Names as the master's numbers.
+/// Resolves the names of segments to the master's numbers.
 fn placement(args: &Args, client: &mut Client) -> anyhow::Result<Placement> {
     let mut placement = Placement { distinct_nodes: args.distinct_nodes, ..Placement::ANY };
     if args.prefer_segment.is_empty() && args.exclude_segment.is_empty() && args.same_node.is_none() {
@@ -225,7 +225,7 @@ fn retention(args: &Args) -> Retention {
     Retention { pin, ttl_ms: args.ttl_ms, group: args.group.as_deref().map(group_number) }
 }
 
-/// FNV-1a, 64 bits (Fowler, Noll and Vo): any program can compute it for the same name.
+/// The number of a group: FNV-1a, 64 bits (Fowler, Noll and Vo), of its name, which any program can compute.
 pub(crate) fn group_number(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -239,7 +239,7 @@ fn read_value(args: &Args) -> anyhow::Result<Vec<u8>> {
     if args.file.as_os_str() == "-" {
         name = "stdin".to_owned();
         if std::io::stdin().is_terminal() {
-            eprintln!("snowskin: reading the value from the terminal: Ctrl-D ends it, Ctrl-C stores nothing");
+            eprintln!("snowskin: reading the value from the terminal: Ctrl-D ends the input, Ctrl-C stores nothing");
         }
         std::io::stdin().lock().take(limit + 1).read_to_end(&mut value).context("cannot read stdin")?;
     } else {
@@ -248,10 +248,10 @@ fn read_value(args: &Args) -> anyhow::Result<Vec<u8>> {
         file.take(limit + 1).read_to_end(&mut value).with_context(|| format!("cannot read {name}"))?;
     }
     if value.len() as u64 > limit {
-        return fail(Failure::failed(format!("{name} is longer than this machine can hold in memory")));
+        return fail(Failure::failed(format!("{name} does not fit into the memory of this machine")));
     }
     if value.is_empty() {
-        return fail(Failure::usage(format!("{name} is empty; an object has one byte at least")));
+        return fail(Failure::usage(format!("{name} is empty, but an object has at least one byte")));
     }
     Ok(value)
 }
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_groups_number_is_fnv_1a_of_its_name() {
-        // From the authors' list of test vectors.
+        // From the test vectors of the authors.
         assert_eq!(group_number(""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(group_number("foobar"), 0x8594_4171_f739_67e8);
     }

@@ -1,4 +1,4 @@
-//! `snowskin rm`: forget objects.
+//! `snowskin rm`: removes objects.
 
 use serde::Serialize;
 use store_client::RpcConnection;
@@ -19,25 +19,25 @@ const AFTER_HELP: &str = "Examples:
 
 /// Remove objects
 ///
-/// Without --force an object that somebody may be reading (lease) or writing is left alone.
+/// Without --force, an object that is leased to a reader or being written is not removed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
     /// Keys to remove.
     #[arg(required_unless_present_any = ["regex", "all"], value_name = "KEY")]
     keys: Vec<String>,
-    /// All keys that this regular expression matches, anywhere unless it is anchored.
+    /// Remove all keys that match this regular expression, at any position unless it is anchored.
     #[arg(long, value_name = "PATTERN", conflicts_with = "keys")]
     regex: Option<String>,
-    /// All keys of the tenant.
+    /// Remove all keys of the tenant.
     #[arg(long, conflicts_with_all = ["keys", "regex"])]
     all: bool,
-    /// Even while it is read or written.
+    /// Remove objects even while they are read or written.
     #[arg(short, long)]
     force: bool,
     #[command(flatten)]
     master: MasterArg,
-    /// Print one JSON object a key.
+    /// Print one JSON object per key.
     #[arg(long)]
     json: bool,
 }
@@ -53,8 +53,8 @@ struct Removed<'a> {
 pub(crate) fn run(args: &Args) -> Outcome {
     if args.regex.as_deref() == Some("") {
         let refused =
-            Failure::usage("--regex \"\": an empty pattern matches every key; is a variable not set?");
-        return fail(refused.hint("`snowskin rm --all` removes everything"));
+            Failure::usage("--regex \"\": an empty pattern matches every key; is a shell variable unset?");
+        return fail(refused.hint("`snowskin rm --all` removes all objects"));
     }
     args.keys.iter().try_for_each(|key| check_key(key))?;
     let mut rpc = args.master.connect()?;
@@ -121,7 +121,7 @@ fn run_many(args: &Args, rpc: &mut RpcConnection) -> Outcome {
         return Ok(Exit::Ok);
     }
     eprintln!(
-        "snowskin: {} left because they are read, {} because they are written: try again later, or --force",
+        "snowskin: {} not removed because they are being read, {} because they are being written: try again later, or use --force",
         thousands(sum.leased),
         thousands(sum.unfinished)
     );

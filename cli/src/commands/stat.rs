@@ -1,11 +1,11 @@
-//! `snowskin stat`: the cluster, or one object.
+//! `snowskin stat`: shows the cluster, or one object.
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
 use store_client::RpcConnection;
 use store_core::message::{Get, LeaseRange, ReadStats, Segments};
-use store_core::{Key, Stats, unbound};
+use store_core::{Key, Stats, unbound, SegmentNo};
 
 use crate::commands::{MasterArg, check_key, no_master, refused};
 use crate::exit::{EXIT_CODES, Exit};
@@ -19,14 +19,14 @@ const AFTER_HELP: &str = "Examples:
   watch -n1 snowskin stat
   snowskin stat --json | jq .used_bytes";
 
-/// Show the cluster, or one object's replicas
+/// Show the cluster, or the replicas of one object
 ///
-/// Without a key: what the cluster has and holds. With one: where that object is, which leases it like a
-/// reader does, so that it cannot be removed without --force for a moment.
+/// Without a key: capacity and contents of the cluster. With a key: where the object is. The lease that this
+/// takes is returned at once.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// The object to look at.
+    /// Key of the object to show.
     key: Option<String>,
     #[command(flatten)]
     master: MasterArg,
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 
 #[derive(Clone, Debug, Serialize)]
 struct Segment {
-    segment: u32,
+    segment: SegmentNo,
     name: String,
     endpoint: String,
     node: String,
@@ -50,7 +50,7 @@ struct Segment {
 #[derive(Serialize)]
 struct ClusterView<'a> {
     master: &'a str,
-    /// A text, as every identifier: JSON's numbers end at 2^53 in many a language.
+    /// Identifiers are texts in JSON, because numbers above 2^53 are not exact in many languages.
     epoch: String,
     #[serde(flatten)]
     stats: Stats,
@@ -119,16 +119,16 @@ fn render_cluster(master: &str, stats: &Stats, segments: &[Segment]) -> String {
     row(
         "puts",
         thousands(stats.put_ends_total),
-        format!("{} without room", thousands(stats.puts_no_room_total)),
+        format!("{} found no space", thousands(stats.puts_no_room_total)),
     );
     row("evicted", thousands(stats.evictions_total), format!("{} of data", size(stats.evicted_bytes_total)));
-    row("held back", size(stats.quarantined_bytes + stats.deferred_bytes), held_note(stats));
+    row("not yet free", size(stats.quarantined_bytes + stats.deferred_bytes), held_note(stats));
     for (bytes, why) in held(stats) {
         row("", size(bytes), why.into());
     }
     if stats.held_dead_writer_bytes > 0 {
-        let why = "of dead or stopped writers: back as soon as their nodes have cut them off";
-        row("coming back", size(stats.held_dead_writer_bytes), why.into());
+        let why = "of writers that ended or hang: free as soon as their nodes have cut them off";
+        row("soon free", size(stats.held_dead_writer_bytes), why.into());
     }
     row("master's memory", size(stats.memory_bytes), per_object(stats));
     let mut text = table.render();
@@ -160,21 +160,21 @@ fn render_cluster(master: &str, stats: &Stats, segments: &[Segment]) -> String {
 fn held_note(stats: &Stats) -> String {
     match stats.quarantined_bytes + stats.deferred_bytes {
         0 => String::new(),
-        _ => "of it, not free for others:".to_owned(),
+        _ => "in total, of which:".to_owned(),
     }
 }
 
-/// What is held back, and why; nothing for nobody.
+/// Space that is allocated but holds no object, and why; only reasons that apply.
 fn held(stats: &Stats) -> impl Iterator<Item = (u64, &'static str)> {
     let all = [
-        (stats.deferred_bytes, "removed while it was leased: until those leases end"),
+        (stats.deferred_bytes, "removed while leased: free when those leases end"),
         (
             stats.quarantined_bytes.saturating_sub(stats.held_unknown_writer_bytes),
-            "puts that were given up: until their writers are done, or cut off",
+            "abandoned puts: free when their writers have finished or are cut off",
         ),
         (
             stats.held_unknown_writer_bytes,
-            "writers that did not say who they are: until they are done, or the node mounts its memory anew",
+            "writers without an identity: free when they have finished, or when the node mounts its memory again",
         ),
     ];
     all.into_iter().filter(|(bytes, _)| *bytes > 0)
@@ -187,9 +187,9 @@ fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()>
         (lease.first, objects.next().unwrap_or(Err(store_core::ErrorCode::InternalError)))
     };
     let object = found.map_err(|code| refused(key, &code.into()))?;
-    // Whoever looks does not keep it from being removed.
+    // Showing an object must not keep it from being removed.
     rpc.return_leases(LeaseRange { first, count: 1 });
-    let wanted: BTreeSet<u32> = object.replicas.iter().map(|replica| replica.segment).collect();
+    let wanted: BTreeSet<SegmentNo> = object.replicas.iter().map(|replica| replica.segment).collect();
     let segments = segments(rpc, &wanted.into_iter().collect::<Vec<_>>())?;
     let replicas: Vec<ReplicaView> = object
         .replicas
@@ -230,7 +230,7 @@ fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()>
     output::print(&table.render())
 }
 
-fn segments(rpc: &mut RpcConnection, which: &[u32]) -> anyhow::Result<Vec<Segment>> {
+fn segments(rpc: &mut RpcConnection, which: &[SegmentNo]) -> anyhow::Result<Vec<Segment>> {
     let ((), found) = rpc.call::<Segments>(&(), which.iter().copied()).map_err(no_master)?;
     Ok(found
         .flatten()
@@ -251,15 +251,15 @@ fn share(part: u64, of: u64) -> String {
     if of == 0 { "–".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / of as f64) }
 }
 
-/// Objects from which on the memory of one says anything.
+/// With fewer objects, the memory per object says little.
 const OBJECTS_MIN: u64 = 10_000;
 
 fn per_object(stats: &Stats) -> String {
     match stats.objects {
         0 => String::new(),
-        // Below, what it has in any case is all that there is to see.
+        // With fewer objects, most of the master's memory is the fixed part.
         1..OBJECTS_MIN => String::new(),
-        n => format!("{} B an object", stats.memory_bytes / n),
+        n => format!("{} B per object", stats.memory_bytes / n),
     }
 }
 
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_cluster_says_how_to_go_on() {
+    fn an_empty_cluster_names_the_next_command() {
         let text = render_cluster("m:1", &Stats::default(), &[]);
         assert!(text.contains("snowskin node") && text.contains("–"), "{text}");
     }
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn names_of_others_cannot_drive_the_terminal() {
         let segment = Segment {
-            segment: 1,
+            segment: SegmentNo::new(1),
             name: "evil\u{1b}[2J".into(),
             endpoint: "h:1".into(),
             node: String::new(),

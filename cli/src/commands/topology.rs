@@ -1,4 +1,4 @@
-//! `snowskin topology`: where memory, NICs and GPUs are, and which of them belong together.
+//! `snowskin topology`: shows where memory, NICs and GPUs are, and how near they are to each other.
 
 mod dot;
 mod json;
@@ -17,7 +17,7 @@ use crate::{Outcome, output};
 const AFTER_HELP: &str = "Examples:
   snowskin topology
   snowskin topology --dot | dot -Tsvg > host.svg
-  snowskin topology --json | jq .matrix > matrix.json   # edit it, then look at what it says
+  snowskin topology --json | jq .matrix > matrix.json   # edit it, then show it
   snowskin topology --file matrix.json
   snowskin topology --sysfs /host/sys                   # from a container
 
@@ -32,7 +32,7 @@ JSON, one object:
 
 /// Show NUMA nodes, NICs and GPUs, and which NICs serve which memory
 ///
-/// Reads sysfs. What it prints for this host is what an engine goes by when it has a rail for each of several NICs.
+/// Reads sysfs. The engine uses the same information when it has several NICs to choose from.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
@@ -42,24 +42,24 @@ pub(crate) struct Args {
     /// Print a graph for Graphviz.
     #[arg(long, conflicts_with = "json")]
     dot: bool,
-    /// Show this priority matrix instead of the one that follows from the distances.
+    /// Show this priority matrix instead of the one that is derived from the distances.
     #[arg(long, value_name = "MATRIX.JSON")]
     file: Option<PathBuf>,
-    /// Where sysfs is.
+    /// Directory of sysfs.
     #[arg(long, value_name = "DIR", default_value = SYSFS)]
     sysfs: PathBuf,
-    /// Ask hwloc instead of sysfs: about this host, about the one of an XML file that lstopo wrote, or about one that a
-    /// synthetic string such as "package:2 numa:1 core:4 pu:1" describes.
+    /// Use hwloc instead of sysfs: for this host, for the host of an XML file written by lstopo, or for one
+    /// described by a synthetic string such as "package:2 numa:1 core:4 pu:1".
     #[cfg(feature = "topology-hwloc")]
     #[arg(long, value_name = "XML|SYNTHETIC", num_args = 0..=1, default_missing_value = "", conflicts_with = "sysfs")]
     hwloc: Option<String>,
 }
 
-/// What there is to show.
+/// The topology to show.
 struct Shown {
     found: Found,
     matrix: PriorityMatrix,
-    /// The matrix is from a file.
+    /// Whether the matrix was read from a file.
     is_written: bool,
 }
 
@@ -70,9 +70,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Some(path) => {
             let matrix = read_matrix(path).map_err(|error| {
                 Failure::failed(error.to_string())
-                    .hint("`snowskin topology --json | jq .matrix` prints one to begin with")
+                    .hint("`snowskin topology --json | jq .matrix` prints one to start from")
             })?;
-            found.warnings.extend(strangers(&found, &matrix));
+            found.warnings.extend(unknown_names(&found, &matrix));
             matrix
         }
     };
@@ -95,17 +95,17 @@ fn find(args: &Args) -> Result<Found, Failure> {
     read_sysfs(&args.sysfs).map_err(|error| Failure::failed(error.to_string()))
 }
 
-/// What a matrix names and the host does not have.
-fn strangers(found: &Found, matrix: &PriorityMatrix) -> Vec<String> {
+/// Names in a matrix that do not exist on the host.
+fn unknown_names(found: &Found, matrix: &PriorityMatrix) -> Vec<String> {
     let topology = &found.topology;
     let mut all: Vec<String> = Vec::new();
     for row in matrix.rows() {
         if row.location != Location::Host && !topology.locations().any(|location| location == row.location) {
-            all.push(format!("the matrix has a row for {}, which this host does not have", row.location));
+            all.push(format!("the matrix has a row for {}, which does not exist on this host", row.location));
         }
         let nics = row.preferred.iter().chain(&row.secondary);
         for nic in nics.filter(|nic| topology.nic(nic).is_none()) {
-            let warning = format!("the matrix names {nic}, a NIC that this host does not have");
+            let warning = format!("the matrix names NIC {nic}, which does not exist on this host");
             if !all.contains(&warning) {
                 all.push(warning);
             }

@@ -1,4 +1,5 @@
-//! `snowskin up`: a whole store in one process, in the foreground: to try it, to develop against it, or for one machine.
+//! `snowskin up`: a whole store in one process, in the foreground: for trials, for development, or for one
+//! machine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use serde::Serialize;
 use store_client::local::make_default_path;
 use store_client::{Address, LocalServer, Node};
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::available_memory;
 use crate::commands::cluster::NodeReady;
 use crate::commands::gateway::Gateway;
@@ -28,39 +29,38 @@ const AFTER_HELP: &str = "Examples:
   snowskin up --gateway none --local none
   snowskin up --config /etc/snowskin.toml                see `snowskin config reference`
 
-Other commands on this machine find it without further options:
+Other commands on this machine use it without further options:
   snowskin put greeting hello.txt && snowskin get greeting --local auto && curl localhost:9005/v1/objects/greeting";
 
 /// Run a whole store in one process: master, nodes, HTTP gateway, local server
 ///
-/// Runs in the foreground until Ctrl-C or SIGTERM, which end all of it in order (exit code 0). To try it, to develop against it, or
-/// for a single machine. All addresses are on loopback unless you choose others. Everything else can be set by a settings file and
-/// variables, as for `snowskin master`, `snowskin node` and clients.
+/// Runs in the foreground until Ctrl-C or SIGTERM, and then stops all parts in order (exit code 0). Use it
+/// for trials, for development, or for a single machine. All addresses are on loopback by default. Everything
+/// else can be set by a settings file and variables, as for `snowskin master`, `snowskin node` and clients.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
     /// Memory that each node lends [default: 1GiB].
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
-    /// Nodes, each with a memory of its own.
+    /// Number of nodes, each with its own memory.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     nodes: u16,
-    /// Where clients find the master; port 0 picks one [default: 127.0.0.1:50051].
+    /// Address of the master; port 0 picks a free port [default: 127.0.0.1:50051].
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<SocketAddr>,
-    /// Where the master serves its status page and /metrics, or none [default: 127.0.0.1:9003].
+    /// Address of the master's status page and /metrics, or none [default: 127.0.0.1:9003].
     #[arg(long, value_name = "ADDR:PORT")]
     http: Option<OrNone<SocketAddr>>,
-    /// Where objects are served over HTTP, without authentication, or none [default: 127.0.0.1:9005].
+    /// Address of the HTTP gateway, without authentication, or none [default: 127.0.0.1:9005].
     #[arg(long, value_name = "ADDR:PORT")]
     gateway: Option<OrNone<SocketAddr>>,
-    /// Where light clients of this user connect: the path of a Unix socket, auto for where they look by themselves, or none
-    /// [default: auto].
+    /// Socket for local clients of this user: a path, auto for the default path, or none [default: auto].
     #[arg(long, value_name = "PATH|auto")]
     local: Option<OrNone<PathBuf>>,
     #[command(flatten)]
     flags: FlagsOfUp,
-    /// Say where everything listens as one line of JSON.
+    /// Print all addresses as one line of JSON.
     #[arg(long)]
     json: bool,
 }
@@ -77,7 +77,7 @@ impl<T: FromStr> FromStr for OrNone<T> {
     }
 }
 
-/// What it says when all of it serves.
+/// The line that is printed when all parts serve.
 #[derive(Debug, Serialize)]
 struct Ready {
     ready: &'static str,
@@ -88,7 +88,8 @@ struct Ready {
     local: Option<PathBuf>,
 }
 
-/// All that runs. Fields end from the top: who uses the store before what makes it up.
+/// All running parts. Fields are dropped from the top: the users of the store before its nodes and its
+/// master.
 struct Running {
     gateway: Option<Gateway>,
     local: Option<LocalServer>,
@@ -119,14 +120,14 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     Ok(Exit::Ok)
 }
 
-/// The ways in beside the master.
-struct WaysIn {
+/// Where clients connect, besides the master.
+struct Access {
     gateway: Option<SocketAddr>,
     local: Option<PathBuf>,
 }
 
-/// Flags over settings, and settings over what this command has by default.
-fn merge(args: &Args, settings: &mut Settings) -> WaysIn {
+/// Applies flags over settings, and settings over the defaults of this command.
+fn merge(args: &Args, settings: &mut Settings) -> Access {
     let given = |key| *args.flags.loaded.origin(key) != Origin::Default;
     if let Some(memory) = args.memory {
         settings.node.node.capacity_bytes = memory.bytes();
@@ -147,10 +148,10 @@ fn merge(args: &Args, settings: &mut Settings) -> WaysIn {
         None if given("node.local") => settings.node.local.clone(),
         None => Some(PathBuf::from("auto")),
     };
-    WaysIn { gateway, local }
+    Access { gateway, local }
 }
 
-/// Where `snowskin gateway` listens, too.
+/// The default port of `snowskin gateway`.
 const GATEWAY_PORT: u16 = 9005;
 
 fn room_for(nodes: u16, bytes: u64) -> anyhow::Result<()> {
@@ -159,21 +160,21 @@ fn room_for(nodes: u16, bytes: u64) -> anyhow::Result<()> {
     match available_memory() {
         Some(available) if all > available => fail(
             Failure::failed(format!(
-                "--memory {} for each of {nodes} nodes: this machine has {} available",
+                "--memory {} for each of {nodes} nodes: this machine has only {} available",
                 ByteSize(bytes),
                 ByteSize(available).approximate()
             ))
-            .hint("lend less, or end something else first"),
+            .hint("lend less, or free memory first"),
         ),
         _ => Ok(()),
     }
 }
 
-fn start(args: &Args, settings: &Settings, wanted: WaysIn) -> anyhow::Result<(Running, Ready)> {
+fn start(args: &Args, settings: &Settings, wanted: Access) -> anyhow::Result<(Running, Ready)> {
     let server = crate::commands::master::bind(settings.master.clone())?;
     let rpc = server.rpc_addr();
     let http = server.http_addr().map(|addr| addr.to_string());
-    let master = server.spawn().context("the master has no thread")?;
+    let master = server.spawn().context("cannot start the master's thread")?;
     let address: Address = reachable(rpc).to_string().parse()?;
     let mut running = Running { gateway: None, local: None, nodes: Vec::new(), master };
     let mut store = settings.client.clone();
@@ -181,12 +182,13 @@ fn start(args: &Args, settings: &Settings, wanted: WaysIn) -> anyhow::Result<(Ru
     store.engine.listen.set_ip(settings.node.node.engine.listen.ip());
     store.engine.advertise_host.clone_from(&settings.node.node.engine.advertise_host);
     store.engine.fabrics = settings.node.node.engine.fabrics;
-    // Before the nodes, whose memory takes a while: whoever waits for a first node finds the ways in open then.
+    // Started before the nodes, whose memory takes a while: a client that waits for the first node finds the
+    // gateway and the socket open.
     running.gateway =
         wanted.gateway.map(|addr| Gateway::start(addr, &store)).transpose().context("--gateway")?;
     if let Some(path) = wanted.local {
         let path = match path.as_os_str() == "auto" {
-            true => make_default_path(&address).context("--local auto: no place for the socket")?,
+            true => make_default_path(&address).context("--local auto: cannot create the directory of the socket")?,
             false => path,
         };
         running.local = Some(LocalServer::start(local_server_config(path, store)).context("--local")?);
@@ -230,7 +232,7 @@ fn start(args: &Args, settings: &Settings, wanted: WaysIn) -> anyhow::Result<(Ru
 }
 
 impl Running {
-    /// Ends what uses the store, then all nodes at once, then the master.
+    /// Stops the users of the store, then all nodes at the same time, then the master.
     fn stop(self) -> anyhow::Result<()> {
         drop(self.gateway);
         drop(self.local);
@@ -243,7 +245,7 @@ impl Running {
     }
 }
 
-/// Where clients on this machine reach what listens there.
+/// The address at which clients on this machine reach the listener.
 fn reachable(addr: SocketAddr) -> SocketAddr {
     let ip = match addr.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -253,7 +255,7 @@ fn reachable(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, addr.port())
 }
 
-/// The ready line.
+/// The text of the ready line.
 fn said(ready: &Ready, bytes: u64) -> String {
     let part = |what: &str, at: Option<String>| at.map(|at| format!(", {what} {at}")).unwrap_or_default();
     let nodes = match ready.nodes.len() {

@@ -1,4 +1,4 @@
-//! Waiting for a store that is just being started: a master or a local server that nobody listens at yet, a first node.
+//! Waiting for a store that is being started: for a master or a local server to listen, and for a first node.
 
 use std::fmt::Display;
 use std::io::ErrorKind;
@@ -12,8 +12,8 @@ use crate::exit::Failure;
 /// How long a command waits for a store that is being started.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct WaitArg {
-    /// How long to wait for a store that is only just starting, seconds: this long for its first node, and 2 s of it at most for a
-    /// master or local server that is not there yet; 0: fail at once.
+    /// How long to wait for a store that is being started, seconds: this long for its first node, and at most
+    /// 2 s for a master or local server that does not listen yet; 0: fail at once.
     #[arg(long, env = "SNOWSKIN_WAIT", hide_env_values = true, default_value = "10", value_name = "S", value_parser = seconds)]
     wait: Seconds,
 }
@@ -21,16 +21,16 @@ pub(crate) struct WaitArg {
 #[derive(Clone, Copy, Debug)]
 struct Seconds(Duration);
 
-/// A server that is starting listens within this time; one that does not is not starting.
+/// A server that is being started listens within this time.
 const LISTEN_MAX: Duration = Duration::from_secs(2);
-/// Between two tries.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A wait that is shorter is not worth a word.
+/// A shorter wait is not reported.
 const SILENT: Duration = Duration::from_millis(300);
 
 impl WaitArg {
-    /// Calls `attempt` until it succeeds or fails for another reason than that nobody listens yet.
-    pub(crate) fn for_listener<T, E: NobodyListens>(
+    /// Calls `attempt` until it succeeds, or fails for another reason than a server that does not listen yet.
+    pub(crate) fn for_listener<T, E: NotListening>(
         self,
         what: impl Display,
         mut attempt: impl FnMut() -> Result<T, E>,
@@ -38,14 +38,14 @@ impl WaitArg {
         let mut turns = Turns::new(self.wait.0.min(LISTEN_MAX));
         loop {
             match attempt() {
-                Err(error) if error.nobody_listens() && turns.next(&what) => {}
+                Err(error) if error.is_not_listening() && turns.next(&what) => {}
                 other => return other,
             }
         }
     }
 
-    /// Calls `put` again when it said that no node lends memory, as soon as `has_node` says that one does: the master counts
-    /// puts that fail.
+    /// When `put` fails because no node lends memory, waits until `has_node` is true and calls it again.
+    /// `has_node` is polled instead of `put`, because the master counts puts that fail.
     pub(crate) fn for_node<C, T, E>(
         self,
         client: &mut C,
@@ -59,7 +59,7 @@ impl WaitArg {
                 Err(error) if no_node(&error) => error,
                 other => return other,
             };
-            while turns.next("a first node: none lends memory yet") {
+            while turns.next("a first node: no node lends memory yet") {
                 if has_node(client) {
                     break;
                 }
@@ -71,7 +71,7 @@ impl WaitArg {
     }
 }
 
-/// A wait that is said once, when it is long enough to be noticed.
+/// A wait, which is reported once when it is long enough to be noticed.
 struct Turns {
     limit: Duration,
     started: Instant,
@@ -87,7 +87,7 @@ impl Turns {
         self.started.elapsed() >= self.limit
     }
 
-    /// Sleeps for a turn; false when there is none left.
+    /// Sleeps until the next attempt; false when the time is over.
     fn next(&mut self, what: impl Display) -> bool {
         let elapsed = self.started.elapsed();
         let left = self.limit.saturating_sub(elapsed);
@@ -103,22 +103,22 @@ impl Turns {
     }
 }
 
-/// Waits for a master that nobody listens at yet, until it is there or we are told to end; for servers, which are started in any order.
+/// Waits until a master listens, or a signal ends the wait; for servers, which may be started in any order.
 ///
 /// # Errors
-/// Any other reason that it cannot be asked, and a silent end.
+/// Any other reason that the master cannot be reached; a silent failure when a signal came.
 pub(crate) fn wait_for_master(config: &ClientConfig) -> anyhow::Result<()> {
     let mut warned: Option<Instant> = None;
     loop {
         let (master, identity) = (config.master.clone(), config.identity.clone());
         match RpcConnection::connect_as(master, config.rpc, identity) {
             Ok(_) => return Ok(()),
-            Err(error) if error.nobody_listens() => {}
+            Err(error) if error.is_not_listening() => {}
             Err(error) => return Err(super::no_master(error)),
         }
         if warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
             warned = Some(Instant::now());
-            tracing::warn!("nobody listens at the master's address {} yet: waiting for it", config.master);
+            tracing::warn!("no master listens at {} yet: waiting for it", config.master);
         }
         if let Some(exit) = crate::sys::wait_for_interrupt(Some(PAUSE)) {
             return Err(Failure::silent(exit).into());
@@ -126,43 +126,43 @@ pub(crate) fn wait_for_master(config: &ClientConfig) -> anyhow::Result<()> {
     }
 }
 
-/// How often a server that waits for its master says so.
+/// How often a server that waits for its master logs that.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
-/// Whether an error says that nobody listens there, which passes when somebody is only just starting.
-pub(crate) trait NobodyListens {
+/// Whether an error means that no server listens at an address, as is the case while one is being started.
+pub(crate) trait NotListening {
     /// See the trait.
-    fn nobody_listens(&self) -> bool;
+    fn is_not_listening(&self) -> bool;
 }
 
-impl NobodyListens for std::io::Error {
-    fn nobody_listens(&self) -> bool {
+impl NotListening for std::io::Error {
+    fn is_not_listening(&self) -> bool {
         matches!(self.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
     }
 }
 
-impl NobodyListens for RpcError {
-    fn nobody_listens(&self) -> bool {
-        // A socket's file that is not there yet may come; a host's name will not.
+impl NotListening for RpcError {
+    fn is_not_listening(&self) -> bool {
+        // The file of a socket may appear soon; a host name that does not resolve will not.
         matches!(self, Self::Connect { source, address }
-            if source.nobody_listens() && (source.kind() == ErrorKind::ConnectionRefused || address.starts_with("unix:")))
+            if source.is_not_listening() && (source.kind() == ErrorKind::ConnectionRefused || address.starts_with("unix:")))
     }
 }
 
-impl NobodyListens for ConnectError {
-    fn nobody_listens(&self) -> bool {
-        matches!(self, Self::Rpc(error) if error.nobody_listens())
+impl NotListening for ConnectError {
+    fn is_not_listening(&self) -> bool {
+        matches!(self, Self::Rpc(error) if error.is_not_listening())
     }
 }
 
-impl NobodyListens for LocalError {
-    fn nobody_listens(&self) -> bool {
-        matches!(self, Self::Connect { source, .. } if source.nobody_listens())
+impl NotListening for LocalError {
+    fn is_not_listening(&self) -> bool {
+        matches!(self, Self::Connect { source, .. } if source.is_not_listening())
     }
 }
 
 fn seconds(text: &str) -> Result<Seconds, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds));
-    let wrong = || format!("`{text}` is no number of seconds: choose 0 to 86400");
+    let wrong = || format!("`{text}` is not a number of seconds from 0 to 86400");
     seconds.map(|seconds| Seconds(Duration::from_secs_f64(seconds))).ok_or_else(wrong)
 }

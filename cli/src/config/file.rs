@@ -1,4 +1,4 @@
-//! The settings file: TOML, with the line of every value.
+//! The settings file: TOML, with the line number of every value.
 
 use std::path::Path;
 
@@ -6,13 +6,13 @@ use serde_json::{Map, Value};
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
-use super::{Entry, Origin, Problem, keys, readings};
+use super::{Entry, Origin, Problem, Renamed, keys, readings};
 
-/// Longest file, bytes. A settings file has a few thousand.
+/// Longest file, bytes. A typical settings file has a few thousand.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Every value of a file, in its order; what is wrong with it goes to `problems`.
-pub(super) fn entries(path: &Path, problems: &mut Vec<Problem>) -> Vec<Entry> {
+/// Every value of the file, in its order. Errors are added to `problems`, old names to `renamed`.
+pub(super) fn entries(path: &Path, problems: &mut Vec<Problem>, renamed: &mut Vec<Renamed>) -> Vec<Entry> {
     let at = |line| Origin::File { path: path.to_owned(), line };
     let text = match read(path) {
         Ok(text) => text,
@@ -24,7 +24,7 @@ pub(super) fn entries(path: &Path, problems: &mut Vec<Problem>) -> Vec<Entry> {
     let lines = Lines(&text);
     match DeTable::parse(&text) {
         Ok(table) => {
-            let mut walk = Walk { lines, path, entries: Vec::new(), problems };
+            let mut walk = Walk { lines, path, entries: Vec::new(), problems, renamed };
             walk.table("", table.get_ref());
             walk.entries
         }
@@ -37,11 +37,11 @@ pub(super) fn entries(path: &Path, problems: &mut Vec<Problem>) -> Vec<Entry> {
     }
 }
 
-/// A value as TOML writes it, from a shell.
+/// Parses a value in TOML syntax that was given in a shell.
 pub(super) fn literal(text: &str) -> Option<Value> {
     let line = format!("x = {text}");
     let table = DeTable::parse(&line).ok()?;
-    // One value, not a text that smuggles a second line in.
+    // Exactly one value: a text with a second line is refused.
     let table = table.get_ref();
     (table.len() == 1).then(|| table.iter().next().map(|(_, value)| json(value.get_ref()))).flatten()
 }
@@ -51,7 +51,7 @@ fn read(path: &Path) -> Result<String, String> {
         |error: std::io::Error| format!("cannot be read: {error}; check --config and SNOWSKIN_CONFIG");
     let len = std::fs::metadata(path).map_err(refused)?.len();
     if len > FILE_BYTES_MAX {
-        return Err(format!("has {len} bytes, {FILE_BYTES_MAX} at most: is it a settings file?"));
+        return Err(format!("has {len} bytes, more than {FILE_BYTES_MAX}: check --config and SNOWSKIN_CONFIG"));
     }
     std::fs::read_to_string(path).map_err(refused)
 }
@@ -61,11 +61,12 @@ struct Walk<'a> {
     path: &'a Path,
     entries: Vec<Entry>,
     problems: &'a mut Vec<Problem>,
+    renamed: &'a mut Vec<Renamed>,
 }
 
 impl Walk<'_> {
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) {
-        // As they stand in the file, so that a reader meets problems in the order of lines.
+        // In the order of the file, so that problems are listed in the order of lines.
         let mut rows: Vec<_> = table.iter().collect();
         rows.sort_by_key(|(name, _)| name.span().start);
         for (name, value) in rows {
@@ -75,7 +76,8 @@ impl Walk<'_> {
 
     fn row(&mut self, path: &str, offset: usize, value: &Spanned<DeValue<'_>>) {
         let at = Origin::File { path: self.path.to_owned(), line: self.lines.of(offset) };
-        if let Some(key) = keys::find(path) {
+        let renamed = || keys::find_renamed(path).inspect(|key| self.renamed.push((path.to_owned(), key)));
+        if let Some(key) = keys::find(path).or_else(renamed) {
             let readings = match value.get_ref() {
                 DeValue::String(text) => readings(key, text, false),
                 value => vec![json(value)],
@@ -84,7 +86,7 @@ impl Walk<'_> {
             return;
         }
         let section = format!("{path}.");
-        let is_section = keys::all().iter().any(|key| key.path.starts_with(&section));
+        let is_section = keys::is_section(&section);
         let what = match value.get_ref() {
             DeValue::Table(table) if is_section => return self.table(&section, table),
             _ if is_section => format!("is a section: write [{path}], and its settings below"),
@@ -109,7 +111,7 @@ fn json(value: &DeValue<'_>) -> Value {
     match value {
         DeValue::String(text) => Value::from(text.as_ref()),
         DeValue::Integer(number) => integer(number),
-        // What is no number stays a text, which its setting refuses.
+        // A number that does not parse stays a text, which its setting refuses.
         DeValue::Float(number) => {
             let text = number.as_str();
             text.parse::<f64>().map_or_else(|_| Value::from(text), Value::from)

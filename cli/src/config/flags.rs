@@ -1,4 +1,5 @@
-//! Flags out of keys, and settings out of flags: a command that flattens one of these has its settings, read and checked.
+//! Makes flags from keys, and settings from flags: a command that flattens one of these types gets its
+//! settings, read and checked.
 
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use super::keys::{self, Key};
 use super::{Loaded, Settings};
 
-/// A flag that was given.
+/// A flag on the command line.
 #[derive(Clone, Debug)]
 pub(crate) struct Given {
     pub(crate) key: &'static Key,
@@ -18,13 +19,13 @@ pub(crate) struct Given {
 
 /// Which settings a command has.
 pub(crate) trait Scope {
-    /// Sections whose settings are its flags, and which are checked.
+    /// Sections whose settings are flags of the command, and which are checked.
     const SECTIONS: &'static [&'static str];
-    /// Whether `--help` lists those that `-h` does not.
+    /// Whether `--help` lists the flags that `-h` leaves out.
     const HELPS_WITH_ALL: bool;
-    /// Settings of other sections that are its flags, too.
+    /// Settings of other sections that are flags of the command as well.
     const MORE: &'static [&'static str];
-    /// Whether they stand on every command.
+    /// Whether every command has these flags.
     const GLOBAL: bool = false;
 }
 
@@ -50,7 +51,7 @@ macro_rules! scopes {
     )*};
 }
 
-/// What a master shares with others.
+/// Secrets of the `[cluster]` section that the master uses too.
 const SECRETS_OF_MASTER: [&str; 4] = [
     "cluster.admin_secret",
     "cluster.admin_secret_file",
@@ -59,17 +60,17 @@ const SECRETS_OF_MASTER: [&str; 4] = [
 ];
 
 scopes! {
-    /// Of every command.
+    /// Flags of every command.
     OfLog FlagsOfLog { ["log"], [], true, true }
     /// `snowskin master`.
     OfMaster FlagsOfMaster { ["master"], SECRETS_OF_MASTER, true, false }
-    /// `snowskin up`, which has flags of its own: file and variables alone.
+    /// `snowskin up`, which defines its own flags: these settings come from the file and variables only.
     OfUp FlagsOfUp { [], SECRETS_OF_MASTER, false, false }
     /// `snowskin node`.
     OfNode FlagsOfNode { ["node", "cluster"], [], true, false }
-    /// What moves objects.
+    /// Commands that move objects.
     OfClient FlagsOfClient { ["client", "cluster"], [], false, false }
-    /// What only asks the master.
+    /// Commands that only send requests to the master.
     OfRpc FlagsOfRpc { ["cluster"], [], false, false }
 }
 
@@ -131,7 +132,8 @@ fn arg<S: Scope>(key: &'static Key) -> Arg {
         .hide_short_help(rare)
         .hide(rare && !S::HELPS_WITH_ALL);
     if key.rust_type == "bool" && S::HELPS_WITH_ALL {
-        // These commands have no arguments that it could swallow.
+        // A flag without a value means true. These commands have no positional argument that the flag could
+        // take for its value.
         arg = arg.num_args(0..=1).allow_hyphen_values(false).default_missing_value("true");
     }
     if S::GLOBAL {
@@ -139,10 +141,7 @@ fn arg<S: Scope>(key: &'static Key) -> Arg {
     } else if rare {
         arg = arg.display_order(500);
     }
-    match &key.flag_long {
-        Some(long) => arg.alias(long.as_str()),
-        None => arg,
-    }
+    arg.aliases(key.hidden_flags())
 }
 
 fn help(key: &Key) -> String {

@@ -1,7 +1,7 @@
-//! Every setting by its key, as the structs say: name, type, default, documentation.
+//! Every setting with its key, as the structs declare it: name, type, default, documentation.
 //!
-//! The documentation is read from the sources, which are compiled in: a field needs no second description that could
-//! differ from the first.
+//! The documentation is read from the sources, which are compiled in, so a field has one description only.
+//! The old name of a renamed field is read from its `#[serde(alias = "…")]`.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::Settings;
 use crate::size::ByteSize;
 
-/// Where the structs are: a crate's name as it is written in types, and the file. A struct that is nested in one of these and lives
-/// in another file needs a line here; a test says so.
+/// The sources of the structs: a crate's name as it is written in types, and the file. A struct that is
+/// nested in one of these and lives in another file needs a line here; a test fails when it is missing.
 const SOURCES: [(&str, &str); 8] = [
     ("cli", include_str!("mod.rs")),
     ("store_master", include_str!("../../../store-master/src/config.rs")),
@@ -38,7 +38,7 @@ const SOURCES: [(&str, &str); 8] = [
     ("te_tcp", include_str!("../../../te-tcp/src/config.rs")),
 ];
 
-/// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
+/// Short flags for settings with long names. `-h` lists these; `--help` lists all.
 const FLAGS: [(&str, &str); 33] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
@@ -75,7 +75,7 @@ const FLAGS: [(&str, &str); 33] = [
     ("client.engine.fabrics", "fabric"),
 ];
 
-/// Variables that are older, or shorter, than the rule's.
+/// Additional variables, older or shorter than the name that follows from the path.
 const VARIABLES: [(&str, &str); 10] = [
     ("cluster.master", "SNOWSKIN_MASTER"),
     ("cluster.tenant", "SNOWSKIN_TENANT"),
@@ -89,7 +89,8 @@ const VARIABLES: [(&str, &str); 10] = [
     ("node.engine.metadata.source", "SNOWSKIN_METADATA"),
 ];
 
-/// Variables of single commands, which are no settings. A test holds this list to what the commands say.
+/// Environment variables of single commands, which are not settings. A test compares this list with the
+/// commands.
 pub(crate) const OTHER_VARIABLES: [&str; 9] = [
     "SNOWSKIN_BENCH_MASTER",
     "SNOWSKIN_CONFIG",
@@ -107,36 +108,38 @@ pub(crate) const OTHER_VARIABLES: [&str; 9] = [
 pub(crate) struct Key {
     /// `master.store.lease_ttl_ms`.
     pub(crate) path: String,
-    /// As the source has it.
+    /// The type as the source has it.
     pub(crate) rust_type: String,
-    /// May be `none`.
+    /// Whether the value may be `none`.
     pub(crate) optional: bool,
-    /// As JSON; null for none.
+    /// As JSON; null for `none`.
     pub(crate) default: Value,
-    /// Without the sentence on the default.
+    /// The documentation without the sentence on the default.
     pub(crate) doc: String,
-    /// Without dashes in front.
+    /// The flag without its leading dashes.
     pub(crate) flag: String,
-    /// What the rule makes of the path, where `flag` is another.
+    /// The flag that follows from the path, where `flag` is a shorter one.
     pub(crate) flag_long: Option<String>,
     /// `SNOWSKIN_MASTER_STORE_LEASE_TTL_MS`.
     pub(crate) variable: String,
-    /// A shorter one.
+    /// A shorter variable, if there is one.
     pub(crate) variable_short: Option<&'static str>,
-    /// The texts that an enumeration knows.
+    /// Paths that the setting had before it was renamed; accepted for one release.
+    pub(crate) renamed_from: Vec<String>,
+    /// The values of an enumeration.
     pub(crate) choices: Vec<String>,
-    /// The fields of each table, where it is one, or a list of them.
+    /// The fields of a table, or of each table in a list of tables.
     pub(crate) parts: Vec<String>,
 }
 
-/// All of them, in the order of the structs.
+/// All keys, in the order of the structs.
 pub(crate) fn all() -> &'static [Key] {
     static KEYS: OnceLock<Vec<Key>> = OnceLock::new();
     KEYS.get_or_init(|| {
         let sources = Sources::parse();
         let defaults = serde_json::to_value(Settings::default()).unwrap_or_default();
         let mut keys = Vec::new();
-        sources.walk(("cli", "Settings"), &defaults, "", &mut keys);
+        sources.walk(("cli", "Settings"), &defaults, &[String::new()], &mut keys);
         for key in &mut keys {
             key.choices = choices(&defaults, key);
         }
@@ -144,12 +147,28 @@ pub(crate) fn all() -> &'static [Key] {
     })
 }
 
-/// The one with this path.
+/// The key with this path.
 pub(crate) fn find(path: &str) -> Option<&'static Key> {
     all().iter().find(|key| key.path == path)
 }
 
-/// The path that is spelled most like `path`.
+/// The key that had this path before it was renamed.
+pub(crate) fn find_renamed(path: &str) -> Option<&'static Key> {
+    all().iter().find(|key| key.renamed_from.iter().any(|old| old == path))
+}
+
+/// The key that had this variable before it was renamed.
+pub(crate) fn find_renamed_variable(variable: &str) -> Option<&'static Key> {
+    all().iter().find(|key| key.renamed_from.iter().any(|old| variable_of(old) == variable))
+}
+
+/// Whether settings have, or had, paths that begin with this.
+pub(crate) fn is_section(prefix: &str) -> bool {
+    let begins = |path: &String| path.starts_with(prefix);
+    all().iter().any(|key| begins(&key.path) || key.renamed_from.iter().any(begins))
+}
+
+/// The known path with the smallest spelling distance to `path`.
 pub(crate) fn nearest(path: &str) -> Option<&'static str> {
     let close = all().iter().map(|key| (distance(path, &key.path), key.path.as_str()));
     let tail = path.rsplit('.').next().unwrap_or(path);
@@ -162,21 +181,21 @@ pub(crate) fn nearest(path: &str) -> Option<&'static str> {
         .map(|(_, path)| path)
 }
 
-/// Whether a variable is named as if it were a setting of ours.
-pub(crate) fn looks_like_one(variable: &str) -> bool {
+/// Whether a variable has a name like a setting of this program.
+pub(crate) fn looks_like_setting(variable: &str) -> bool {
     let sections = ["LOG_", "CLUSTER_", "MASTER_", "NODE_", "CLIENT_"];
     variable
         .strip_prefix("SNOWSKIN_")
         .is_some_and(|rest| sections.iter().any(|section| rest.starts_with(section)))
 }
 
-/// The variable that `variable`, which no command knows, is probably meant to be.
+/// The known variable that `variable`, which is unknown, is probably meant to be.
 pub(crate) fn nearest_variable(variable: &str) -> Option<&'static str> {
     let settings = all().iter().flat_map(|key| key.variable_short.into_iter().chain([key.variable.as_str()]));
     let close = settings.chain(OTHER_VARIABLES).map(|known| (distance(variable, known), known));
-    // Two letters in the part that tells variables apart, and never most of it.
-    let far_max = (variable.len().saturating_sub("SNOWSKIN_".len()) / 3).min(2);
-    close.min_by_key(|(far, _)| *far).filter(|(far, _)| *far <= far_max).map(|(_, known)| known)
+    // At most two letters may differ, and at most a third of what follows the common prefix.
+    let distance_max = (variable.len().saturating_sub("SNOWSKIN_".len()) / 3).min(2);
+    close.min_by_key(|(far, _)| *far).filter(|(far, _)| *far <= distance_max).map(|(_, known)| known)
 }
 
 /// Whether a field of this name holds bytes, which may be written as `64MiB`.
@@ -184,7 +203,7 @@ pub(crate) fn is_size_name(name: &str) -> bool {
     name.ends_with("_bytes") || name.contains("_bytes_")
 }
 
-/// A value as people read it: TOML where TOML has it.
+/// A value for people, in TOML syntax.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
         Value::Null => "none".to_owned(),
@@ -193,12 +212,12 @@ pub(crate) fn shown(value: &Value) -> String {
 }
 
 impl Key {
-    /// For `serde_json::Value::pointer`.
+    /// The path for `serde_json::Value::pointer`.
     pub(crate) fn pointer(&self) -> String {
         format!("/{}", self.path.replace('.', "/"))
     }
 
-    /// The section of the file that it is in.
+    /// The section of the file that holds the setting.
     pub(crate) fn section(&self) -> &str {
         self.path.split('.').next().unwrap_or_default()
     }
@@ -213,7 +232,13 @@ impl Key {
         is_size_name(self.path.rsplit('.').next().unwrap_or_default())
     }
 
-    /// Its default, as people would write it.
+    /// Flags that are accepted but not listed: the long form, and those from before the setting was renamed.
+    pub(crate) fn hidden_flags(&self) -> Vec<String> {
+        let old = self.renamed_from.iter().map(|path| flag_of(path));
+        self.flag_long.iter().cloned().chain(old).filter(|flag| *flag != self.flag).collect()
+    }
+
+    /// The default, for people.
     pub(crate) fn default_shown(&self) -> String {
         match self.default.as_u64() {
             Some(bytes) if self.is_size() => ByteSize(bytes).to_string(),
@@ -221,20 +246,20 @@ impl Key {
         }
     }
 
-    /// Never shown.
+    /// Whether the value is never shown.
     pub(crate) fn is_secret(&self) -> bool {
         let named = ["secret", "token", "password", "hash_seed"].iter().any(|word| self.path.contains(word));
-        // Where a secret stands is none.
+        // A path to a secret is not a secret.
         (named || self.rust_type == "Secret") && !self.rust_type.contains("PathBuf")
     }
 
-    /// What it may be, for people.
+    /// The values that the setting accepts, for people.
     pub(crate) fn kind(&self) -> String {
         let inner = self.rust_type.trim_start_matches("Option<").trim_end_matches('>');
         let kind = match inner.rsplit("::").next().unwrap_or(inner) {
             "bool" => "true or false".to_owned(),
             "u8" | "u16" | "u32" | "u64" | "usize" if self.is_size() => {
-                "bytes, or a size such as \"64KiB\"".to_owned()
+                "a number of bytes, or a size such as \"64KiB\"".to_owned()
             }
             "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number".to_owned(),
             "f64" | "f32" => "a number".to_owned(),
@@ -263,16 +288,18 @@ impl Key {
     }
 }
 
-/// A field of a struct, as its source has it.
+/// A field of a struct, as its source declares it.
 #[derive(Debug)]
 struct Field {
     name: String,
     rust_type: String,
     doc: String,
     flattened: bool,
+    /// Old names, from `#[serde(alias = "…")]`.
+    aliases: Vec<String>,
 }
 
-/// Structs by crate and name.
+/// Fields of each struct, by crate and struct name.
 struct Sources(HashMap<(&'static str, String), Vec<Field>>);
 
 impl Sources {
@@ -291,27 +318,39 @@ impl Sources {
         Self(structs)
     }
 
-    /// Adds a key for every leaf of `value`, which is of that struct.
-    fn walk(&self, (krate, name): (&'static str, &str), value: &Value, prefix: &str, keys: &mut Vec<Key>) {
+    /// Adds a key for every leaf of `value`, which is of the named struct. `prefixes` are the path of the
+    /// struct, followed by the paths that it had before it was renamed.
+    fn walk(
+        &self,
+        (krate, name): (&'static str, &str),
+        value: &Value,
+        prefixes: &[String],
+        keys: &mut Vec<Key>,
+    ) {
         for field in self.0.get(&(krate, name.to_owned())).map_or(&[][..], Vec::as_slice) {
             let nested = self.resolve(krate, &field.rust_type);
             if field.flattened {
                 if let Some(nested) = nested {
-                    self.walk(nested, value, prefix, keys);
+                    self.walk(nested, value, prefixes, keys);
                 }
                 continue;
             }
-            // What serde skips is no setting.
+            // Fields that serde skips are not settings.
             let Some(value) = value.get(&field.name) else { continue };
-            let path = format!("{prefix}{}", field.name);
+            let names = || std::iter::once(&field.name).chain(&field.aliases);
+            let under = |prefix: &String| names().map(|name| format!("{prefix}{name}")).collect::<Vec<_>>();
+            let mut paths: Vec<String> = prefixes.iter().flat_map(under).collect();
             match nested.filter(|_| value.is_object()) {
-                Some(nested) => self.walk(nested, value, &format!("{path}."), keys),
+                Some(nested) => {
+                    paths.iter_mut().for_each(|path| path.push('.'));
+                    self.walk(nested, value, &paths, keys);
+                }
                 None => {
                     let inner = field.rust_type.trim_start_matches("Option<").trim_start_matches("Vec<");
                     let parts = self.resolve(krate, inner.trim_end_matches('>'));
                     let parts = parts.and_then(|(krate, name)| self.0.get(&(krate, name.to_owned())));
                     let parts = parts.into_iter().flatten().map(|part| part.name.clone()).collect();
-                    keys.push(Key { parts, ..key(path, field, value) });
+                    keys.push(Key { parts, ..key(paths, field, value) });
                 }
             }
         }
@@ -327,32 +366,45 @@ impl Sources {
     }
 }
 
-/// Reads up to the end of the struct.
+/// Reads the fields up to the end of the struct.
 fn fields<'a>(lines: &mut impl Iterator<Item = &'a str>) -> Vec<Field> {
     let (mut fields, mut doc, mut flattened) = (Vec::new(), String::new(), false);
+    let mut aliases = Vec::new();
     for line in lines.take_while(|line| *line != "}") {
         let line = line.trim();
         if let Some(text) = line.strip_prefix("///") {
             doc.push_str(text);
         } else if line.starts_with("#[") {
             flattened |= line.contains("flatten");
+            let names = line.split("alias = \"").skip(1).filter_map(|rest| rest.split('"').next());
+            aliases.extend(names.map(str::to_owned));
         } else if let Some((name, rust_type)) = line.strip_suffix(',').and_then(|line| line.split_once(": "))
         {
             let name = name.rsplit(' ').next().unwrap_or(name).to_owned();
             let doc = readable(&std::mem::take(&mut doc));
-            fields.push(Field { name, rust_type: rust_type.to_owned(), doc, flattened });
+            let aliases = std::mem::take(&mut aliases);
+            fields.push(Field { name, rust_type: rust_type.to_owned(), doc, flattened, aliases });
             flattened = false;
         }
     }
     fields
 }
 
-fn key(path: String, field: &Field, default: &Value) -> Key {
-    let (section, rest) = path.split_once('.').unwrap_or(("", &path));
-    let by_rule = match section {
-        "log" => path.replace(['.', '_'], "-"),
-        _ => rest.replace(['.', '_'], "-"),
-    };
+/// The flag that follows from a path.
+fn flag_of(path: &str) -> String {
+    let (section, rest) = path.split_once('.').unwrap_or(("", path));
+    if section == "log" { path } else { rest }.replace(['.', '_'], "-")
+}
+
+/// The variable that follows from a path.
+fn variable_of(path: &str) -> String {
+    format!("SNOWSKIN_{}", path.replace('.', "_").to_uppercase())
+}
+
+/// The key with these paths: its own, then the old ones.
+fn key(mut paths: Vec<String>, field: &Field, default: &Value) -> Key {
+    let path = paths.remove(0);
+    let by_rule = flag_of(&path);
     let short = FLAGS.iter().find(|(key, _)| *key == path).map(|(_, flag)| (*flag).to_owned());
     let flag_long = short.as_ref().filter(|short| **short != by_rule).map(|_| by_rule.clone());
     Key {
@@ -362,15 +414,17 @@ fn key(path: String, field: &Field, default: &Value) -> Key {
         doc: field.doc.clone(),
         flag: short.unwrap_or(by_rule),
         flag_long,
-        variable: format!("SNOWSKIN_{}", path.replace('.', "_").to_uppercase()),
+        variable: variable_of(&path),
         variable_short: VARIABLES.iter().find(|(key, _)| *key == path).map(|(_, name)| *name),
+        renamed_from: paths,
         choices: Vec::new(),
         parts: Vec::new(),
         path,
     }
 }
 
-/// Documentation as plain text: no links, neighbours by their names, no sentence on the default, which stands beside it.
+/// Documentation as plain text: without links, with neighbouring fields by name, and without the sentence on
+/// the default, which the reference shows in its own column.
 fn readable(doc: &str) -> String {
     let mut text = String::new();
     let mut rest = doc.trim();
@@ -393,7 +447,7 @@ fn readable(doc: &str) -> String {
     }
 }
 
-/// The texts that serde says it would have taken.
+/// The values that serde lists when it refuses another.
 fn choices(defaults: &Value, key: &Key) -> Vec<String> {
     let mut tree = defaults.clone();
     let Some(leaf) = tree.pointer_mut(&key.pointer()) else { return Vec::new() };
@@ -406,7 +460,7 @@ fn choices(defaults: &Value, key: &Key) -> Vec<String> {
     }
 }
 
-/// Levenshtein's: letters to change, add or leave out.
+/// Levenshtein distance: letters to change, add or leave out.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, from) in a.bytes().enumerate() {
@@ -418,4 +472,38 @@ fn distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_old_names_of_a_renamed_setting_and_of_its_section_are_read_from_its_aliases() {
+        let source = "    /// New.\n    #[serde(alias = \"old_max\", alias = \"older_max\")]\n    pub new_max: u32,\n\
+                      \n    /// Other.\n    pub other: u32,\n}\n";
+        let parsed = fields(&mut source.lines());
+        let names: Vec<_> = parsed.iter().map(|field| (field.name.as_str(), field.aliases.len())).collect();
+        assert_eq!(names, [("new_max", 2), ("other", 0)]);
+
+        let sources = Sources(HashMap::from([(("cli", "Part".to_owned()), parsed)]));
+        let value = serde_json::json!({"new_max": 1, "other": 2});
+        let mut keys = Vec::new();
+        let prefixes = ["node.part.".to_owned(), "node.piece.".to_owned()];
+        sources.walk(("cli", "Part"), &value, &prefixes, &mut keys);
+        assert_eq!(keys[0].path, "node.part.new_max");
+        assert_eq!(keys[0].renamed_from.len(), 5, "{:?}", keys[0].renamed_from);
+        assert!(keys[0].hidden_flags().contains(&"part-old-max".to_owned()));
+        assert!(keys[0].hidden_flags().contains(&"piece-new-max".to_owned()));
+        assert_eq!(keys[1].renamed_from, ["node.piece.other"]);
+    }
+
+    #[test]
+    fn no_old_name_is_the_name_of_another_setting() {
+        let names = |key: &Key| [key.path.clone(), key.variable.clone()];
+        let known: Vec<String> = all().iter().flat_map(names).collect();
+        for old in all().iter().flat_map(|key| &key.renamed_from) {
+            assert!(!known.contains(old) && !known.contains(&variable_of(old)), "{old}");
+        }
+    }
 }

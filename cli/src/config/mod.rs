@@ -1,14 +1,15 @@
-//! Settings: one typed struct, filled from its defaults, a TOML file, the environment and flags, each over the one before.
+//! Settings: one typed struct, filled from its defaults, a TOML file, the environment and flags, each
+//! overriding the one before.
 //!
 //! ```text
 //!   Settings::default() ──▶ file (--config, SNOWSKIN_CONFIG) ──▶ SNOWSKIN_* ──▶ flags ──▶ checked Settings
 //!          │                                                                                 │
-//!          └── keys: every leaf, with its documentation ──▶ flags, variables, reference      └── where each came from
+//!          └── keys: every leaf, with its documentation ──▶ flags, variables, reference      └── origin of each value
 //! ```
 //!
-//! A setting is a field of [`Settings`] or of a struct in it, and nothing else: its key in the file, its variable, its flag and its
-//! row in `docs/reference/config.md` follow from the field's name, type, default and documentation. `FLAGS` in [`keys`] gives
-//! a few of them shorter flags.
+//! A setting is a field of [`Settings`] or of a struct in it: its key in the file, its variable, its flag and
+//! its row in `docs/reference/config.md` follow from the field's name, type, default and documentation.
+//! `FLAGS` in [`keys`] gives some of them shorter flags.
 
 mod file;
 mod flags;
@@ -28,34 +29,34 @@ use keys::Key;
 
 use crate::size::ByteSize;
 
-/// Everything that can be set. One file may configure all processes of a cluster; each reads its own sections.
+/// All settings. One file may configure all processes of a cluster; each process reads its own sections.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Settings {
-    /// Messages of every command.
+    /// Log messages of every command.
     pub(crate) log: LogSettings,
-    /// What nodes and clients share.
+    /// Settings that nodes and clients share.
     pub(crate) cluster: ClusterSettings,
     /// `snowskin master`.
     pub(crate) master: store_master::Config,
     /// `snowskin node`.
     pub(crate) node: NodeSettings,
-    /// Clients: `put`, `get`, and what asks a master.
+    /// Clients: `put`, `get` and other commands that send requests to a master.
     pub(crate) client: store_client::ClientConfig,
 }
 
-/// What goes to stderr.
+/// Log messages on stderr.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct LogSettings {
-    /// `text` for people, `json` for collectors: one object a line.
+    /// `text` for people, `json` for log collectors (one object per line).
     pub(crate) format: LogFormat,
-    /// Which messages: a level, or `target=level` with commas between them, as `tracing` reads them. Empty: `RUST_LOG`, else what
-    /// `--verbose` asks for.
+    /// Which messages are logged: a level, or `target=level` separated by commas, as `tracing` reads them.
+    /// Empty: `RUST_LOG`, or else the level that `--verbose` selects.
     pub(crate) filter: String,
 }
 
-/// How messages are written.
+/// Format of log messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
@@ -64,37 +65,39 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// What every process of a cluster but the master needs to know.
+/// Settings of every process of a cluster except the master.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct ClusterSettings {
-    /// The master, as host:port or unix:/path/of/socket.
+    /// Address of the master: host:port or unix:/path/of/socket.
     pub(crate) master: store_client::Address,
-    /// The tenant whose objects commands are about, where the master has tenants.
+    /// The tenant that commands act for, if the master has tenants.
     pub(crate) tenant: String,
-    /// The tenant's secret, if it has one. A variable or a file is a better place than a flag, which others on the machine see.
+    /// The tenant's secret, if it has one. Prefer a variable or a file to the flag: other users of the
+    /// machine can see flags.
     pub(crate) tenant_secret: store_core::Secret,
-    /// A file with it, instead.
+    /// A file that holds the tenant's secret, instead.
     pub(crate) tenant_secret_file: Option<PathBuf>,
-    /// The admin's secret, for who administers. The master has it from here, too, unless `master.store.admin_secret` says another.
+    /// The secret for administration. It is also the master's, unless `master.store.admin_secret` is set.
     pub(crate) admin_secret: store_core::Secret,
-    /// A file with it, instead.
+    /// A file that holds the admin secret, instead.
     pub(crate) admin_secret_file: Option<PathBuf>,
-    /// What all processes of a cluster share, so that no other can lend memory, or reach that of nodes: for the master, nodes, and what
-    /// moves objects. Empty: whoever reaches their ports can.
+    /// The secret that all processes of a cluster share (the master, nodes, and clients that move objects),
+    /// so that no other process can lend memory or reach the memory of nodes. Empty: any process that reaches
+    /// their ports can.
     pub(crate) cluster_secret: store_core::Secret,
-    /// A file with it, instead.
+    /// A file that holds the cluster secret, instead.
     pub(crate) cluster_secret_file: Option<PathBuf>,
 }
 
 impl ClusterSettings {
     pub(crate) fn identity(&self) -> store_client::Identity {
-        store_client::Identity {
-            tenant: self.tenant.clone(),
-            secret: self.tenant_secret.clone(),
-            admin: self.admin_secret.clone(),
-            cluster: self.cluster_secret.clone(),
-        }
+        let mut identity = store_client::Identity::default();
+        identity.tenant = self.tenant.clone();
+        identity.secret = self.tenant_secret.clone();
+        identity.admin = self.admin_secret.clone();
+        identity.cluster = self.cluster_secret.clone();
+        identity
     }
 }
 
@@ -113,31 +116,32 @@ impl Default for ClusterSettings {
     }
 }
 
-/// A node, as this program runs it.
+/// Settings of a node, as this program runs it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct NodeSettings {
-    /// Where `/health`, `/ready` and `/metrics` are served, ADDR:PORT; `none`: not at all.
+    /// Where `/health`, `/ready` and `/metrics` are served, ADDR:PORT; `none`: not served.
     pub(crate) http_listen: Option<SocketAddr>,
-    /// The path of a Unix socket for light clients on this machine, for this user alone, or `auto` for where they look by
-    /// themselves; `none`: they are not served.
+    /// Path of a Unix socket for local clients of the same user on this machine, or `auto` for the path where
+    /// they look by default; `none`: local clients are not served.
     pub(crate) local: Option<PathBuf>,
-    /// Where the store is served over HTTP, without authentication, as `snowskin gateway` does; `none`: it is not.
+    /// Where the store is served over HTTP, without authentication, as `snowskin gateway` does; `none`: not
+    /// served.
     pub(crate) gateway: Option<SocketAddr>,
     #[serde(flatten)]
     pub(crate) node: store_client::NodeConfig,
 }
 
-/// Where a setting's value came from.
+/// Where a setting's value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Nobody said anything.
+    /// The built-in default.
     Default,
     /// A line of the file.
     File {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// From 1; 0: the file as a whole.
+        /// The line, counted from 1; 0 stands for the file as a whole.
         line: usize,
     },
     /// An environment variable.
@@ -146,23 +150,28 @@ pub(crate) enum Origin {
     Flag(String),
 }
 
-/// Settings, and where each came from.
+/// The settings, and the origin of each value.
 #[derive(Clone, Debug)]
 pub(crate) struct Loaded {
     /// Checked.
     pub(crate) settings: Settings,
-    /// The same by key.
+    /// The same values as JSON, by key.
     tree: Value,
-    /// Keys that are not there have their default.
+    /// Keys that are missing here have their default.
     origins: BTreeMap<&'static str, Origin>,
-    /// Variables that look like settings and are none: a slip of the pen, or an orchestrator's.
-    pub(crate) strange_variables: Vec<Strange>,
+    /// Variables that look like settings but are not: a typing error, or an orchestrator's variable.
+    pub(crate) unknown_variables: Vec<UnknownVariable>,
+    /// Settings that were given by an old name.
+    pub(crate) renamed: Vec<Renamed>,
 }
 
-/// A variable that is no setting, and the one that it is probably meant to be.
-pub(crate) type Strange = (String, Option<&'static str>);
+/// A variable that is not a setting, and the one that is probably meant.
+pub(crate) type UnknownVariable = (String, Option<&'static str>);
 
-/// What is wrong with one value, and where it stands.
+/// The old name (a path of the file or a variable) by which a setting was given, and its key.
+pub(crate) type Renamed = (String, &'static Key);
+
+/// What is wrong with one value, and where the value was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
     at: Origin,
@@ -170,35 +179,35 @@ pub(crate) struct Problem {
     what: String,
 }
 
-/// Everything that is wrong; never empty.
+/// All problems that were found; never empty.
 #[derive(Clone, Debug)]
 pub(crate) struct Problems(pub(crate) Vec<Problem>);
 
-/// A value that was given, before it is typed.
+/// A value as it was given, before it is typed.
 struct Entry {
     key: &'static Key,
     at: Origin,
-    /// What it may mean, the likeliest first.
+    /// The values that the text may mean, the likeliest first.
     readings: Vec<Value>,
 }
 
 impl Loaded {
-    /// Reads all layers and checks `sections` for what types do not say.
+    /// Reads all layers, and checks the limits of `sections`.
     ///
     /// # Errors
-    /// Everything that is wrong with the file, the variables and the flags, each with its place.
+    /// Everything that is wrong with the file, the variables and the flags, each with its origin.
     pub(crate) fn read(
         file: Option<&Path>,
         variables: impl Iterator<Item = (String, String)>,
         flags: &[Given],
         sections: &[&str],
     ) -> Result<Self, Problems> {
-        let mut problems = Vec::new();
+        let (mut problems, mut renamed) = (Vec::new(), Vec::new());
         let mut entries = match file {
-            Some(path) => file::entries(path, &mut problems),
+            Some(path) => file::entries(path, &mut problems, &mut renamed),
             None => Vec::new(),
         };
-        let (from_variables, strange_variables) = variables_of(variables);
+        let (from_variables, unknown_variables) = variables_of(variables, &mut renamed);
         entries.extend(from_variables);
         entries.extend(flags.iter().map(|given| Entry {
             key: given.key,
@@ -209,7 +218,8 @@ impl Loaded {
             settings: Settings::default(),
             tree: serde_json::to_value(Settings::default()).unwrap_or_default(),
             origins: BTreeMap::new(),
-            strange_variables,
+            unknown_variables,
+            renamed,
         };
         for entry in entries {
             if let Err(problem) = loaded.set(entry) {
@@ -224,27 +234,27 @@ impl Loaded {
         if problems.is_empty() { Ok(loaded) } else { Err(Problems(problems)) }
     }
 
-    /// Where a key's value came from.
+    /// Where a key's value comes from.
     pub(crate) fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
-    /// Whether anybody said anything.
+    /// Whether the file, a variable or a flag sets the key.
     pub(crate) fn is_given(&self, key: &str) -> bool {
         self.origins.contains_key(key)
     }
 
-    /// A key's value, for programs; secrets are masked.
+    /// A key's value as JSON; secrets are masked.
     pub(crate) fn value(&self, key: &Key) -> Value {
         if key.is_secret() && self.is_given(&key.path) {
             return Value::from("***");
         }
-        // As the structs have it, not as it was written: they leave out secrets within a value.
+        // Serialised from the structs, because those leave out secrets that are part of a value.
         let tree = serde_json::to_value(&self.settings).unwrap_or_default();
         tree.pointer(&key.pointer()).cloned().unwrap_or_default()
     }
 
-    /// A key's value, for people; secrets are masked.
+    /// A key's value for people; secrets are masked.
     pub(crate) fn shown(&self, key: &Key) -> String {
         keys::shown(&self.value(key))
     }
@@ -273,7 +283,7 @@ impl Loaded {
         Err(Problem { at: entry.at, key: entry.key.path.clone(), what })
     }
 
-    /// Reads secrets that stand in files of their own: a trailing newline is none of theirs.
+    /// Reads the secrets that are given as files. A trailing newline is not part of the secret.
     fn read_secrets(&mut self, problems: &mut Vec<Problem>) {
         let cluster = &mut self.settings.cluster;
         for (secret, file, key) in [
@@ -295,7 +305,7 @@ impl Loaded {
         }
     }
 
-    /// Fills in what follows from other settings, or from this process.
+    /// Sets values that follow from other settings, or from this process.
     fn complete(&mut self) {
         let settings = &mut self.settings;
         settings.node.node.master = settings.cluster.master.clone();
@@ -321,7 +331,7 @@ impl Loaded {
         }
     }
 
-    /// The first value of a section that its owner refuses.
+    /// The first value of a section that is out of its limits.
     fn out_of_limits(&self, section: &str) -> Option<Problem> {
         use store_client::ConnectError;
         let engine = |engine: &te_engine::Config| {
@@ -366,12 +376,12 @@ impl Loaded {
     }
 }
 
-/// The secret that a file holds.
+/// The secret in a file.
 fn secret_in(path: &Path) -> Result<store_core::Secret, String> {
     let fail = |what: &dyn fmt::Display| format!("{}: {what}", path.display());
     let file = std::fs::File::open(path).map_err(|error| fail(&error))?;
     let mut text = String::new();
-    // One more than a secret may have: what is longer is refused by its limits.
+    // One byte more than the longest secret and its newline: a longer one is then refused by its limits.
     let limit = store_core::SECRET_BYTES_MAX as u64 + 3;
     std::io::Read::read_to_string(&mut std::io::Read::take(file, limit), &mut text)
         .map_err(|error| fail(&error))?;
@@ -380,12 +390,12 @@ fn secret_in(path: &Path) -> Result<store_core::Secret, String> {
     match text.len() {
         0 => Err(fail(&"is empty: write the secret into it")),
         1..=store_core::SECRET_BYTES_MAX => Ok(text.to_owned().into()),
-        _ => Err(fail(&format_args!("a secret has {} bytes at most", store_core::SECRET_BYTES_MAX))),
+        _ => Err(fail(&format_args!("a secret has at most {} bytes", store_core::SECRET_BYTES_MAX))),
     }
 }
 
-/// For a node that was given no name: host, process id and a random number. In containers the process id is often 1, and the
-/// host's name may be that of another.
+/// The default name of a node: host name, process id and a random number. In containers the process id is
+/// often 1, and several containers may share a host name.
 fn process_name() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim();
@@ -393,29 +403,35 @@ fn process_name() -> String {
     format!("{}-{}-{random:08x}", if host.is_empty() { "node" } else { host }, std::process::id())
 }
 
-/// The settings among environment variables, and those that only look like some.
-fn variables_of(variables: impl Iterator<Item = (String, String)>) -> (Vec<Entry>, Vec<Strange>) {
-    let (mut entries, mut strange) = (Vec::new(), Vec::new());
+/// The settings among environment variables, and the variables that only look like settings.
+fn variables_of(
+    variables: impl Iterator<Item = (String, String)>,
+    renamed: &mut Vec<Renamed>,
+) -> (Vec<Entry>, Vec<UnknownVariable>) {
+    let (mut entries, mut unknown) = (Vec::new(), Vec::new());
     for (name, text) in variables.filter(|(name, _)| name.starts_with("SNOWSKIN_")) {
         let wanted = |key: &&Key| key.variable == name || key.variable_short == Some(name.as_str());
-        match keys::all().iter().find(wanted) {
+        let by_old_name =
+            || keys::find_renamed_variable(&name).inspect(|key| renamed.push((name.clone(), key)));
+        match keys::all().iter().find(wanted).or_else(by_old_name) {
             Some(key) => {
                 let readings = readings(key, &text, true);
                 entries.push(Entry { key, at: Origin::Variable(name), readings });
             }
             None if keys::OTHER_VARIABLES.contains(&name.as_str()) => {}
             None => match keys::nearest_variable(&name) {
-                near @ Some(_) => strange.push((name, near)),
-                None if keys::looks_like_one(&name) => strange.push((name, None)),
+                near @ Some(_) => unknown.push((name, near)),
+                None if keys::looks_like_setting(&name) => unknown.push((name, None)),
                 None => {}
             },
         }
     }
     entries.sort_by_key(|entry| entry.key.path.as_str());
-    (entries, strange)
+    (entries, unknown)
 }
 
-/// What a text may mean for this key. A text from a shell has no quotes to tell a number from a text.
+/// The values that a text may mean for this key. Text from a shell has no quotes that distinguish a number
+/// from a text.
 fn readings(key: &Key, text: &str, from_shell: bool) -> Vec<Value> {
     let mut readings = Vec::new();
     if key.optional && text == "none" {
@@ -433,7 +449,7 @@ fn readings(key: &Key, text: &str, from_shell: bool) -> Vec<Value> {
     readings
 }
 
-/// Sizes within tables, such as those of tenants, may be written as everywhere.
+/// Converts sizes with units within tables, such as those of tenants.
 fn with_sizes(mut value: Value) -> Value {
     match &mut value {
         Value::Array(values) => values.iter_mut().for_each(|value| *value = with_sizes(value.take())),

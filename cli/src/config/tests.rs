@@ -92,12 +92,12 @@ fn nodes_and_clients_know_the_one_master_of_the_cluster() {
 fn a_variable_that_only_looks_like_a_setting_is_told_and_not_refused() {
     let loaded =
         read("", &[("SNOWSKIN_MASTER_SERVICE_HOST", "10.0.0.1"), ("SNOWSKIN_SEED", "1")], &[]).unwrap();
-    assert_eq!(loaded.strange_variables, [("SNOWSKIN_MASTER_SERVICE_HOST".to_owned(), None)]);
+    assert_eq!(loaded.unknown_variables, [("SNOWSKIN_MASTER_SERVICE_HOST".to_owned(), None)]);
 }
 
 #[test]
 fn a_slip_of_the_pen_in_a_short_variable_is_told_with_what_was_meant() {
-    let meant = |name: &str| read("", &[(name, "10.0.0.1:50051")], &[]).unwrap().strange_variables.pop();
+    let meant = |name: &str| read("", &[(name, "10.0.0.1:50051")], &[]).unwrap().unknown_variables.pop();
     for (name, near) in [
         ("SNOWSKIN_MASTRE", "SNOWSKIN_MASTER"),
         ("SNOWSKIN_MASTERS", "SNOWSKIN_MASTER"),
@@ -107,7 +107,7 @@ fn a_slip_of_the_pen_in_a_short_variable_is_told_with_what_was_meant() {
     ] {
         assert_eq!(meant(name), Some((name.to_owned(), Some(near))));
     }
-    // Others' variables, and those of commands.
+    // Variables of other programs, and of single commands.
     for name in ["SNOWSKIN_SEED", "SNOWSKIN_VERSION", "SNOWSKIN_PORT", "SNOWSKIN_QUIET", "SNOWSKIN_LOCAL"] {
         assert_eq!(meant(name), None);
     }
@@ -160,11 +160,11 @@ fn every_setting_is_a_leaf_with_documentation_and_names_of_its_own() {
         value.as_object().map_or(1, |object| object.values().map(leaves).sum())
     }
     let tree = serde_json::to_value(Settings::default()).unwrap();
-    assert_eq!(keys::all().len(), leaves(&tree), "a field's documentation was not found");
+    assert_eq!(keys::all().len(), leaves(&tree), "the documentation of a field was not found");
 }
 
 #[test]
-fn the_reference_page_is_what_the_program_says() {
+fn the_reference_page_is_what_the_program_generates() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/config.md");
     let page = std::fs::read_to_string(path).unwrap_or_default();
     assert!(page == reference::page(), "run `cargo xtask reference`, read the diff, and commit it");
@@ -174,7 +174,7 @@ fn the_reference_page_is_what_the_program_says() {
 fn a_password_in_a_connection_string_is_used_and_not_shown() {
     let key = keys::find("node.engine.metadata.source").unwrap();
     let url = "redis://u:hunter2@127.0.0.1:1/0";
-    // With or without the feature that it needs: what is refused is not repeated.
+    // With or without the feature that the URL needs: a refused value is not repeated in the error.
     match read("", &[], &[(key.path.as_str(), url)]) {
         Ok(loaded) => {
             assert_eq!(loaded.shown(key), "\"redis://u:***@127.0.0.1:1/0\"");
@@ -204,9 +204,9 @@ fn secrets_stand_in_files_of_their_own_and_the_master_shares_those_of_the_cluste
     assert!(loaded.settings.node.node.engine.cluster_secret.is_set());
     assert!(loaded.settings.client.engine.cluster_secret.is_set());
     let shown: String = keys::all().iter().map(|key| loaded.shown(key)).collect();
-    assert!(!shown.contains("sesame") && shown.contains(&cluster), "the place is shown, the secret is not");
+    assert!(!shown.contains("sesame") && shown.contains(&cluster), "the path is shown, the secret is not");
 
-    // What the master has of its own stands.
+    // A value of the master's own section is kept.
     let text = "[master.store]\ncluster_secret = \"own\"\n[cluster]\nadmin_secret = \"root\"\n";
     let loaded = read(text, &[("SNOWSKIN_CLUSTER_SECRET", "sesame")], &[]).unwrap();
     assert_eq!(loaded.settings.master.store.cluster_secret, "own".to_owned().into());
@@ -214,7 +214,7 @@ fn secrets_stand_in_files_of_their_own_and_the_master_shares_those_of_the_cluste
 
     for (path, what) in [
         (file("empty", "\n"), "is empty"),
-        (file("long", &"s".repeat(300)), "256 bytes at most"),
+        (file("long", &"s".repeat(300)), "at most 256 bytes"),
         (dir.path().join("none").display().to_string(), "No such file"),
     ] {
         let refused = read("", &[("SNOWSKIN_ADMIN_SECRET_FILE", &path)], &[]).unwrap_err();
@@ -224,7 +224,8 @@ fn secrets_stand_in_files_of_their_own_and_the_master_shares_those_of_the_cluste
     assert!(read("", &both, &[]).unwrap_err().contains("leave one of them out"));
 }
 
-/// Containers that share a host's name share process ids, too, so the name ends with 32 random bits: neither a counter nor a clock.
+/// Containers that share a host name may share process ids too, so the name ends with 32 random bits, not
+/// with a counter or a clock.
 #[test]
 fn nodes_without_a_name_are_called_differently_in_one_and_the_same_process() {
     let names: Vec<String> = (0..16).map(|_| super::process_name()).collect();
@@ -232,8 +233,26 @@ fn nodes_without_a_name_are_called_differently_in_one_and_the_same_process() {
         names.iter().map(|name| u32::from_str_radix(name.rsplit('-').next().unwrap(), 16).unwrap()).collect();
     let distinct: std::collections::BTreeSet<u32> = suffixes.iter().copied().collect();
     assert_eq!(distinct.len(), suffixes.len(), "{names:?}");
-    // One in 16! that they rise by chance.
+    // The chance that 16 random suffixes rise by accident is one in 16!.
     assert!(suffixes.windows(2).any(|pair| pair[0] > pair[1]), "the suffixes only rise: {names:?}");
-    // One in 2^16 that the same upper half comes up twice in a row by chance; all of them alike is a counter.
+    // The chance that two consecutive random suffixes share the upper half is one in 2^16; if all of them do,
+    // it is a counter.
     assert!(suffixes.windows(2).any(|pair| pair[0] >> 16 != pair[1] >> 16), "{names:?}");
+}
+
+/// The flags are part of the command tree, whose soundness `args` tests.
+#[test]
+fn every_old_name_of_a_setting_is_accepted_in_the_file_and_as_a_variable() {
+    for key in keys::all() {
+        for old in key.renamed_from.iter().filter(|_| !key.default.is_null() && !key.is_secret()) {
+            let (section, name) = old.rsplit_once('.').unwrap();
+            let text = format!("[{section}]\n{name} = {}\n", key.default);
+            let loaded = read(&text, &[], &[]).unwrap();
+            assert!(loaded.is_given(&key.path) && loaded.renamed.len() == 1, "{old}");
+            let variable = format!("SNOWSKIN_{}", old.replace('.', "_").to_uppercase());
+            let value = key.default.as_str().map_or_else(|| key.default.to_string(), str::to_owned);
+            let loaded = read("", &[(&variable, &value)], &[]).unwrap();
+            assert!(loaded.is_given(&key.path) && loaded.renamed.len() == 1, "{variable}");
+        }
+    }
 }

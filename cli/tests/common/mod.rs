@@ -1,14 +1,14 @@
-//! The binary under test, and clusters of it.
-#![allow(dead_code, reason = "each test file uses its part")]
+//! The binary under test, and clusters of its processes.
+#![allow(dead_code, reason = "each test file uses some of it")]
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest that anything here may take.
+/// Longest time that a process may take for anything here.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The binary with these arguments, deaf to the environment of whoever runs the tests.
+/// The binary with these arguments, without the environment of the test run.
 pub(crate) fn snowskin(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_snowskin"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("SNOWSKIN_") || name == "RUST_LOG")
@@ -19,7 +19,7 @@ pub(crate) fn snowskin(args: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end.
+/// Runs the binary to its end.
 pub(crate) fn run(args: &[&str]) -> Output {
     snowskin(args).output().expect("it starts")
 }
@@ -32,25 +32,25 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Its stdout as JSON; shows everything when it is not.
+/// Stdout as JSON; a failure shows the whole output.
 pub(crate) fn json(output: &Output) -> serde_json::Value {
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: stdout `{}`, stderr `{}`", stdout(output), stderr(output)))
 }
 
-/// Asserts how it ended; shows everything when it did not.
+/// Asserts the exit code; a failure shows the whole output.
 pub(crate) fn assert_exit(output: &Output, code: i32) {
     assert_eq!(output.status.code(), Some(code), "stdout `{}`, stderr `{}`", stdout(output), stderr(output));
 }
 
-/// A daemon that is killed when dropped.
+/// A server process that is killed when dropped.
 pub(crate) struct Daemon {
     pub(crate) child: Child,
     pub(crate) ready: serde_json::Value,
 }
 
 impl Daemon {
-    /// Starts it and waits for its line of JSON.
+    /// Starts the server and waits for its line of JSON.
     pub(crate) fn start(args: &[&str]) -> Self {
         let mut child = snowskin(args).stdout(Stdio::piped()).spawn().expect("it starts");
         let mut line = String::new();
@@ -63,12 +63,12 @@ impl Daemon {
         self.ready[field].as_str().expect("a text").to_owned()
     }
 
-    /// Ends it in order and gives its exit code.
+    /// Stops it with SIGTERM and returns its exit code.
     pub(crate) fn terminate(mut self) -> Option<i32> {
         self.end()
     }
 
-    /// The same, where it is part of something.
+    /// As `terminate`, for a server that is part of something.
     pub(crate) fn end(&mut self) -> Option<i32> {
         signal(self.child.id(), "TERM");
         let status = wait(&mut self.child).expect("it ends");
@@ -92,27 +92,33 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn start() -> Self {
-        let master = Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"]);
+        Self::start_with(&[])
+    }
+
+    /// A store whose master has further flags.
+    pub(crate) fn start_with(flags: &[&str]) -> Self {
+        let master = ["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"];
+        let master = Daemon::start(&[&master[..], flags].concat());
         let address = master.text("rpc");
         let node =
             Daemon::start(&["node", "--master", &address, "--memory", "16MiB", "--name", "n1", "--json"]);
         Self { node, master, address }
     }
 
-    /// Runs a command against it.
+    /// Runs a command against this store.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
         snowskin(args).env("SNOWSKIN_MASTER", &self.address).output().expect("it starts")
     }
 }
 
-/// Sends a signal by name.
+/// Sends a signal, given by name.
 pub(crate) fn signal(pid: u32, name: &str) {
     let status =
         Command::new("kill").args([format!("-{name}"), pid.to_string()]).status().expect("kill runs");
     assert!(status.success(), "kill -{name} {pid}");
 }
 
-/// Waits for its end, within patience.
+/// Waits for the end of a child; `None` when it takes too long.
 pub(crate) fn wait(child: &mut Child) -> Option<std::process::ExitStatus> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
@@ -130,7 +136,7 @@ pub(crate) fn children_of(pid: u32) -> Vec<(u32, String)> {
     for entry in std::fs::read_dir("/proc").expect("procfs").flatten() {
         let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        // "pid (name) state ppid …"; the name may hold anything.
+        // The format is "pid (name) state ppid …", where the name may contain anything.
         let Some((_, rest)) = stat.rsplit_once(')') else { continue };
         if rest.split_whitespace().nth(1) == Some(&pid.to_string()) {
             let arguments = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -140,13 +146,14 @@ pub(crate) fn children_of(pid: u32) -> Vec<(u32, String)> {
     children
 }
 
-/// Whether the process is there and not a zombie.
+/// Whether the process exists and is not a zombie process.
 pub(crate) fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Waits until `condition` holds, within patience.
+/// Waits until `condition` holds. It has more time than in tests without processes: a busy machine starts
+/// them slowly.
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {

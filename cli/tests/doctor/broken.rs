@@ -1,4 +1,4 @@
-//! Each setting that can be wrong, and what the doctor should say of it.
+//! The settings that can be wrong, and what the doctor reports for each.
 
 use crate::host::{Host, config};
 
@@ -10,7 +10,8 @@ pub(crate) const PORT1: &str = "sys/class/infiniband/mlx5_1/ports/1";
 pub(crate) const NIC0: &str = "sys/bus/pci/devices/0000:14:00.0";
 pub(crate) const NIC1: &str = "sys/bus/pci/devices/0000:84:00.0";
 
-/// The check that changes, to which verdict, what its finding says, what its fix names, and how to break it.
+/// The name of the check, its verdict, a part of its finding, a part of its fix, and how to break the
+/// setting.
 pub(crate) const BROKEN: &[(&str, &str, &str, &str, Break)] = &[
     ("kernel", "fail", "3.10", "5.15", |h| h.set("proc/sys/kernel/osrelease", "3.10.0-1160.el7")),
     ("kernel", "warn", "5.4", "5.15", |h| h.set("proc/sys/kernel/osrelease", "5.4.0")),
@@ -93,7 +94,7 @@ pub(crate) const BROKEN: &[(&str, &str, &str, &str, Break)] = &[
         h.set("proc/sys/net/ipv4/tcp_wmem", "4096 16384 212992");
     }),
     ("listen backlog", "warn", "128", "somaxconn=4096", |h| h.set("proc/sys/net/core/somaxconn", "128")),
-    ("ports", "warn", "50051 held by java (process 77)", "sport = :50051", |h| {
+    ("ports", "warn", "50051 in use by java (process 77)", "sport = :50051", |h| {
         h.set("proc/net/tcp6", "  0: 00000000000000000000000000000000:C383 00000000000000000000000000000000:0000 0A 0:0 0:0 0 0 0 4242 1\n");
         h.link("proc/77/fd/5", "socket:[4242]");
         h.set("proc/77/comm", "java");
@@ -101,13 +102,13 @@ pub(crate) const BROKEN: &[(&str, &str, &str, &str, Break)] = &[
     ("ports", "warn", "9003 not free", "--http", |h| {
         h.set("proc/net/tcp", "  0: 0100007F:232B 00000000:0000 0A 0:0 0:0 0 0 0 4242 1\n");
     }),
-    ("ephemeral ports", "warn", "holds 50051", "ip_local_reserved_ports=7,50051", |h| {
+    ("ephemeral ports", "warn", "includes 50051", "ip_local_reserved_ports=7,50051", |h| {
         h.set("proc/sys/net/ipv4/ip_local_reserved_ports", "7");
     }),
     ("ephemeral ports", "warn", "60000 to 60999", "ip_local_port_range", |h| {
         h.set("proc/sys/net/ipv4/ip_local_port_range", "60000\t60999");
     }),
-    ("tcp sockets", "warn", "40 open, 20,000 closed", "keep their connections", |h| {
+    ("tcp sockets", "warn", "40 open, 20,000 closed", "reuse connections", |h| {
         h.set("proc/net/sockstat", "TCP: inuse 40 orphan 0 tw 20000 alloc 45 mem 7\n");
     }),
     ("connection tracking", "warn", "262,000 of 262,144", "nf_conntrack_max=1048576", |h| {
@@ -116,10 +117,10 @@ pub(crate) const BROKEN: &[(&str, &str, &str, &str, Break)] = &[
     ("libibverbs", "fail", "libibverbs.so.1", "libibverbs1", |h| {
         h.remove("usr/lib/x86_64-linux-gnu/libibverbs.so.1");
     }),
-    ("rdma providers", "fail", "none for mlx5", "ibverbs-providers", |h| {
+    ("rdma providers", "fail", "no provider for mlx5", "ibverbs-providers", |h| {
         h.remove("etc/libibverbs.d/mlx5.driver")
     }),
-    ("rdma providers", "fail", "its library is not there", "same release", |h| {
+    ("rdma providers", "fail", "its library is missing", "same release", |h| {
         h.remove("usr/lib/x86_64-linux-gnu/libibverbs/libmlx5-rdmav34.so");
         h.set("usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so", "");
     }),
@@ -162,7 +163,7 @@ pub(crate) const BROKEN: &[(&str, &str, &str, &str, Break)] = &[
         h.remove(&format!("{PORT1}/gids/2"));
         h.remove(&format!("{PORT1}/gids/3"));
     }),
-    ("rdma duplicate gids", "warn", "10.0.0.1 on mlx5_0/1, mlx5_1/1", "address of its own", |h| {
+    ("rdma duplicate gids", "warn", "10.0.0.1 on mlx5_0/1, mlx5_1/1", "its own address", |h| {
         h.set(&format!("{PORT1}/gids/3"), "0000:0000:0000:0000:0000:ffff:0a00:0001");
     }),
     ("rdma subnets", "warn", "ens1np0, ens2np0", "arp_announce=2", |h| one_subnet(h)),
@@ -175,7 +176,7 @@ pub(crate) const BROKEN: &[(&str, &str, &str, &str, Break)] = &[
     ("rdma mtu", "warn", "mlx5_0/1 1024 (ens1np0 has 1500)", "ip link set ens1np0 mtu 4200", |h| {
         h.set("sys/class/net/ens1np0/mtu", "1500");
     }),
-    ("rdma rates", "warn", "mlx5_1/1 100 Gb/s, its like 400", "ethtool ens2np0", |h| {
+    ("rdma rates", "warn", "mlx5_1/1 100 Gb/s, others of its model 400", "ethtool ens2np0", |h| {
         h.set(&format!("{PORT1}/rate"), "100 Gb/sec (1X NDR)");
     }),
     ("rdma errors", "warn", "mlx5_0/1 symbol_error 7", "cable", |h| {
@@ -197,7 +198,7 @@ pub(crate) const BROKEN: &[(&str, &str, &str, &str, Break)] = &[
     ("gpudirect", "warn", "no nvidia_peermem", "modprobe nvidia_peermem", |h| {
         h.set("proc/modules", "nvidia 62 3 - Live 0x0\n");
     }),
-    ("gpudirect", "warn", "this GPU driver makes no dma-bufs", "open kernel modules from 515", |h| {
+    ("gpudirect", "warn", "this GPU driver does not export dma-bufs", "open kernel modules from 515", |h| {
         h.set("proc/modules", "nvidia 62 3 - Live 0x0\n");
         h.set(
             "proc/driver/nvidia/version",

@@ -1,4 +1,4 @@
-//! A host that is a directory: the files of the kernel that the doctor reads.
+//! A host in a directory: the kernel's files that the doctor reads.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,10 +10,11 @@ use serde_json::Value;
 use crate::common::{json, run};
 use crate::verdicts;
 
-/// Files of a host, by path.
+/// The files of a host, by path.
 pub(crate) struct Host(tempfile::TempDir);
 
-/// One GPU, one NIC and the switch above them: PCI bus, NUMA node, RDMA device, network interface, the GID's last 16 bits.
+/// A GPU, a NIC and the switch above them: PCI bus, NUMA node, RDMA device, network interface, last 16 bits
+/// of the GID.
 const SOCKETS: [(u8, u8, &str, &str, &str); 2] =
     [(0x10, 0, "mlx5_0", "ens1np0", "0001"), (0x80, 1, "mlx5_1", "ens2np0", "0101")];
 
@@ -46,7 +47,7 @@ impl Host {
             .expect("the disk takes it");
     }
 
-    /// Two sockets, each with a GPU and a RoCE v2 NIC below a switch; nothing to complain about.
+    /// A host with two sockets, each with a GPU and a RoCE v2 NIC below a switch, on which no check warns.
     pub(crate) fn healthy() -> Self {
         let host = Self::empty();
         for (path, content) in [
@@ -203,7 +204,7 @@ impl Host {
         self.set(&format!("dev/infiniband/uverbs{i}"), "");
     }
 
-    /// Asks, with `arguments` besides, and gives the report and the exit code.
+    /// Runs the doctor on this host with further `arguments`; returns the report and the exit code.
     pub(crate) fn ask(&self, arguments: &[&str]) -> (Value, Option<i32>) {
         let root = self.path().to_str().expect("a text");
         let output = run(&[&["doctor", "--json", "--root", root], arguments].concat());
@@ -215,7 +216,7 @@ impl Host {
     }
 }
 
-/// PCI configuration space whose access control services say `control`.
+/// A PCI configuration space whose access control services have the control word `control`.
 pub(crate) fn config(control: u16) -> Vec<u8> {
     let mut space = vec![0; 4096];
     space[0x100..0x104].copy_from_slice(&(0x0001_0001u32 | 0x148 << 20).to_le_bytes());

@@ -1,4 +1,4 @@
-//! [`BlockingClient`]: an [`AsyncClient`] for code that waits.
+//! [`BlockingClient`]: the blocking interface of an [`AsyncClient`].
 
 use std::future::Future as _;
 use std::pin::{Pin, pin};
@@ -12,13 +12,13 @@ use super::queue::Pending;
 use super::{AsyncClient, GetJob, Job, Origin, OwnRange, To};
 use crate::error::StoreError;
 use crate::item::{Get, Put, Sink, Source, Tally};
-use crate::store::Store;
+use crate::store::{RemoveMode, Store};
 
-/// The blocking face of an [`AsyncClient`]: one engine that many threads share, each with a clone of this.
+/// The blocking interface of an [`AsyncClient`]: many threads share one engine, each with a clone of this.
 ///
-/// What waits at the same time goes in one batch, whichever threads it is from. The operation runs on another
-/// thread and has to own its memory: plain memory is copied once more than with a [`Client`](crate::Client)
-/// of one's own. Registered memory is not.
+/// Operations that wait at the same time form one batch, whichever threads they come from. An operation runs
+/// on another thread and has to own its memory: plain memory is copied once more than with a
+/// [`Client`](crate::Client). Registered memory is not.
 #[derive(Clone, Debug)]
 pub struct BlockingClient {
     client: AsyncClient,
@@ -62,7 +62,7 @@ impl BlockingClient {
     }
 }
 
-/// A get that is under way.
+/// A get under way.
 enum Begun {
     Plain(Pending<Option<Vec<u8>>>),
     Memory(Pending<Option<u64>>),
@@ -72,7 +72,7 @@ impl Store for BlockingClient {
     fn batch_get(&mut self, items: &mut [Get<'_>]) -> Tally {
         let mut waiter = Waiter::new();
         let mut begun: Vec<_> = items.iter().map(|item| self.begin_get(item)).collect();
-        // All of them are sent before any of them is waited for.
+        // All operations are sent before the first result is waited for.
         for begun in begun.iter_mut().flatten() {
             match begun {
                 Begun::Plain(pending) => waiter.send(pending),
@@ -110,13 +110,13 @@ impl Store for BlockingClient {
     fn batch_remove(
         &mut self,
         keys: &[&[u8]],
-        force: bool,
+        mode: RemoveMode,
     ) -> Result<Vec<Result<bool, StoreError>>, StoreError> {
-        Ok(Waiter::new().all(keys.iter().map(|key| self.client.remove(*key, force)).collect()))
+        Ok(Waiter::new().all(keys.iter().map(|key| self.client.remove(*key, mode)).collect()))
     }
 }
 
-/// Moves what was read to where it is wanted.
+/// Moves the bytes that were read to the item's sink.
 fn deliver(item: &mut Get<'_>, read: Result<Option<Vec<u8>>, StoreError>) {
     let result = match (read, &mut item.sink) {
         (Ok(Some(value)), Sink::Vec(place)) => {
@@ -141,7 +141,7 @@ fn deliver(item: &mut Get<'_>, read: Result<Option<Vec<u8>>, StoreError>) {
     item.end_with(result);
 }
 
-/// The calling thread, which sleeps until it is woken.
+/// The calling thread, which sleeps until its waker is called.
 struct Waiter(Waker);
 
 impl Waiter {
@@ -155,7 +155,7 @@ impl Waiter {
         Self(Waker::from(Arc::new(Unpark(thread::current()))))
     }
 
-    /// Sends an operation if there is room in the queue.
+    /// Sends an operation if the queue has room.
     fn send<T>(&mut self, pending: &mut Pending<T>) {
         if let Poll::Ready(result) = Pin::new(&mut *pending).poll(&mut Context::from_waker(&self.0)) {
             *pending = Pending::ready(result);

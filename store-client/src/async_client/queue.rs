@@ -1,7 +1,8 @@
-//! Between tasks and the client's thread: a bounded queue one way, one slot for each answer the other way.
+//! The connection between tasks and the client's thread: a bounded queue for jobs, and one slot per result.
 //!
-//! A future sends its job when it is first polled, and waits while the queue is full. One that is dropped before its job began
-//! takes it back; after that the job runs to its end, with its buffers, and nobody hears of it.
+//! A future sends its job when it is first polled, and waits while the queue is full. A future that is
+//! dropped before its job began takes the job back; after that the job runs to its end with its buffers, and
+//! its result is dropped.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -13,23 +14,24 @@ use te_host::fork::Mark;
 
 use crate::error::StoreError;
 
-/// What a task hands to the client's thread.
+/// The queue of jobs from tasks to the client's thread.
 #[derive(Debug)]
 pub(super) struct Queue<J> {
     state: Mutex<State<J>>,
     arrived: Condvar,
     jobs_max: usize,
-    /// Of the process that has the thread. In a child nothing here is locked: whoever holds a lock is not there to let go.
+    /// Identifies the process that has the thread. A forked child takes no lock here: the thread that may
+    /// hold it does not exist there.
     mark: Mark,
 }
 
 #[derive(Debug)]
 struct State<J> {
     jobs: VecDeque<J>,
-    /// Tasks that wait for room, first come first woken.
+    /// Tasks that wait for room, in the order in which they will be woken.
     waiting: BTreeMap<u64, Waker>,
     next_waiter: u64,
-    /// Nobody sends any more.
+    /// Set when no more jobs are accepted.
     closed: bool,
 }
 
@@ -39,7 +41,7 @@ impl<J> Queue<J> {
         Self { state: Mutex::new(state), arrived: Condvar::new(), jobs_max, mark: Mark::new() }
     }
 
-    /// All jobs that wait; sleeps while there are none. `None`: and there will be none.
+    /// Takes all waiting jobs; sleeps while there are none. `None`: the queue is closed and empty.
     pub(super) fn take(&self) -> Option<VecDeque<J>> {
         let mut state = self.lock();
         while state.jobs.is_empty() {
@@ -55,12 +57,12 @@ impl<J> Queue<J> {
         Some(jobs)
     }
 
-    /// Whether this process is a fork of the one that has the thread.
+    /// Whether this process is a fork of the process that has the thread.
     pub(super) fn is_forked(&self) -> bool {
         self.mark.is_forked()
     }
 
-    /// Jobs that wait still run; nothing is sent any more.
+    /// Closes the queue. Waiting jobs still run.
     pub(super) fn close(&self) {
         let waiting = {
             let mut state = self.lock();
@@ -71,19 +73,19 @@ impl<J> Queue<J> {
         waiting.into_values().for_each(Waker::wake);
     }
 
-    /// The same, and jobs that wait are dropped, which tells whoever waits for them.
+    /// Closes the queue and drops the waiting jobs, which reports `Stopped` to their tasks.
     pub(super) fn abandon(&self) {
         self.close();
         let jobs = std::mem::take(&mut self.lock().jobs);
         drop(jobs);
     }
 
-    /// Sends a job whether or not there is room: one that gives something back. Nothing is given back to a closed queue: what is
-    /// left goes with the client.
+    /// Sends a job even if the queue is full: one that frees memory. A closed queue drops it, because the
+    /// memory is freed with the client.
     pub(super) fn send_anyway(&self, job: J) {
         let mut state = self.lock();
         if state.closed {
-            // Whatever it owns is foreign.
+            // Dropping the job runs code of other modules, so the lock is released first.
             drop(state);
             return drop(job);
         }
@@ -96,7 +98,8 @@ impl<J> Queue<J> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends the job if there is room; else leaves it and sees to it that the task is woken when there is.
+    /// Sends the job if there is room. Otherwise the job stays here, and the task is woken when there is
+    /// room.
     fn send(&self, job: &mut Option<J>, waiter: &mut Option<u64>, context: &Context<'_>) -> Sent {
         let mut state = self.lock();
         if state.closed {
@@ -131,10 +134,10 @@ enum Sent {
     Closed,
 }
 
-/// Where the answer to one job goes.
+/// Where the result of one job goes.
 struct Answer<T> {
     slot: Mutex<Slot<T>>,
-    /// What becomes of a value that nobody took.
+    /// Called with a value that no future took.
     unclaimed: Option<Unclaimed<T>>,
 }
 
@@ -144,7 +147,7 @@ type Unclaimed<T> = Box<dyn Fn(T) + Send + Sync>;
 enum Slot<T> {
     Empty(Option<Waker>),
     Done(Result<T, StoreError>),
-    /// The answer was taken, or nobody waits for it any more.
+    /// The result was taken, or its future was dropped.
     Over,
 }
 
@@ -160,11 +163,11 @@ impl<T> Answer<T> {
     }
 }
 
-/// The thread's end of an answer. Dropped without one, it answers that the client has stopped.
+/// The thread's end of a result. Dropping it without a result reports `Stopped`.
 pub(super) struct Reply<T>(Arc<Answer<T>>);
 
 impl<T> Reply<T> {
-    /// Whether somebody waits for the answer still.
+    /// Whether a future still waits for the result.
     pub(super) fn is_wanted(&self) -> bool {
         matches!(*self.0.lock(), Slot::Empty(_))
     }
@@ -179,7 +182,7 @@ impl<T> Reply<T> {
             let waker = waker.take();
             *slot = Slot::Done(result);
             drop(slot);
-            // Wakers are foreign code: nothing is locked meanwhile.
+            // Wakers run code of the executor, so no lock is held here.
             waker.into_iter().for_each(Waker::wake);
         } else {
             drop(slot);
@@ -194,9 +197,11 @@ impl<T> Drop for Reply<T> {
     }
 }
 
-/// An operation of an [`AsyncClient`](crate::AsyncClient) under way. Begins when first polled. Needs no particular executor.
+/// An operation of an [`AsyncClient`](crate::AsyncClient). It begins when it is first polled and works with
+/// every executor.
 ///
-/// Dropped before it began, it does nothing; dropped later, it runs to its end unheard, and keeps its buffers until then.
+/// Dropping it before it began undoes it; dropping it later lets it run to its end, which keeps its buffers
+/// until then, and drops its result.
 #[must_use = "nothing is done before it is polled"]
 pub struct Pending<T> {
     answer: Arc<Answer<T>>,
@@ -204,7 +209,7 @@ pub struct Pending<T> {
     mark: Mark,
 }
 
-/// A job that was not sent yet, whatever its kind.
+/// A job of any kind that has not been sent yet.
 trait Unsent {
     fn send(&mut self, context: &Context<'_>) -> Sent;
 }
@@ -234,7 +239,8 @@ impl<T> Pending<T> {
         Self::with(queue, None, job)
     }
 
-    /// One whose value must not be lost: when its future is dropped before it took the value, that goes to `unclaimed`.
+    /// An operation whose value must not be lost: if its future is dropped before it took the value,
+    /// `unclaimed` receives it.
     pub(super) fn or_back<J: Send + 'static>(
         queue: &Arc<Queue<J>>,
         unclaimed: impl Fn(T) + Send + Sync + 'static,
@@ -243,7 +249,7 @@ impl<T> Pending<T> {
         Self::with(queue, Some(Box::new(unclaimed)), job)
     }
 
-    /// One that is over.
+    /// An operation that has ended already.
     pub(super) fn ready(result: Result<T, StoreError>) -> Self {
         let answer = Arc::new(Answer { slot: Mutex::new(Slot::Done(result)), unclaimed: None });
         Self { answer, unsent: None, mark: Mark::new() }
@@ -270,7 +276,7 @@ impl<T> Future for Pending<T> {
         if self.mark.is_forked() {
             return Poll::Ready(Err(StoreError::Forked));
         }
-        // The waker first: the answer may come as soon as the job is sent.
+        // The waker is stored first: the result may arrive as soon as the job is sent.
         match &mut *self.answer.lock() {
             Slot::Empty(waker) => match waker {
                 Some(waker) => waker.clone_from(context.waker()),
@@ -301,13 +307,13 @@ impl<T> Future for Pending<T> {
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
         if self.mark.is_forked() {
-            // What it waits for, and what it would give back, is the parent's.
+            // The job, and the memory that it would free, belong to the parent.
             std::mem::forget(self.unsent.take());
             std::mem::forget(Arc::clone(&self.answer));
             return;
         }
         let slot = std::mem::replace(&mut *self.answer.lock(), Slot::Over);
-        // Outside the lock: the result and the waker are foreign.
+        // Outside the lock: dropping the result and the waker runs code of other modules.
         if let Slot::Done(result) = slot {
             self.answer.unclaimed(result);
         }
@@ -337,7 +343,7 @@ mod tests {
         }
     }
 
-    /// Polls once; gives what came and how often the task was woken meanwhile.
+    /// Polls once; returns the result and how often the task has been woken.
     fn poll<T>(future: &mut Pending<T>, count: &Arc<Count>) -> Poll<Result<T, StoreError>> {
         let waker = Waker::from(Arc::clone(count));
         Pin::new(future).poll(&mut Context::from_waker(&waker))
@@ -357,7 +363,7 @@ mod tests {
         jobs.pop_front().unwrap().send(Ok(7));
         assert_eq!(counts.each_ref().map(|count| count.0.load(Ordering::Relaxed)), [1, 0]);
         assert!(matches!(poll(&mut one, &counts[0]), Poll::Ready(Ok(7))));
-        // A reply that is dropped answers, too.
+        // Dropping a reply reports a result, too.
         drop(jobs);
         assert!(matches!(poll(&mut two, &counts[1]), Poll::Ready(Err(StoreError::Stopped))));
     }
@@ -372,9 +378,9 @@ mod tests {
             assert!(poll(&mut two, &count).is_pending());
             assert!(poll(&mut three, &count).is_pending());
         }
-        assert_eq!(queue.lock().waiting.len(), 2, "each waits once, however often it was polled");
+        assert_eq!(queue.lock().waiting.len(), 2, "each waits once, however often it is polled");
         drop(three);
-        assert_eq!(queue.lock().waiting.len(), 1, "one that is dropped waits no more");
+        assert_eq!(queue.lock().waiting.len(), 1, "a dropped future does not wait any more");
         let jobs = queue.take().unwrap();
         assert_eq!((jobs.len(), count.0.load(Ordering::Relaxed)), (1, 1));
         assert!(poll(&mut two, &count).is_pending());
@@ -382,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_is_not_wanted_and_what_was_never_polled_was_never_sent() {
+    fn a_dropped_future_wants_no_result_and_one_that_was_never_polled_was_never_sent() {
         let queue = Arc::new(Queue::new(4));
         drop(pending(&queue));
         assert!(queue.lock().jobs.is_empty());
@@ -398,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_nobody_took_is_given_back_and_one_that_was_taken_is_not() {
+    fn a_value_that_no_future_took_is_given_back_and_one_that_was_taken_is_not() {
         let queue = Arc::new(Queue::new(8));
         let (back, given) = std::sync::mpsc::channel();
         let answered = |polled_again: bool, dropped_first: bool, result| {
@@ -423,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gives_something_back_needs_no_room() {
+    fn a_job_that_frees_memory_needs_no_room() {
         let queue = Arc::new(Queue::new(1));
         queue.send_anyway(1);
         queue.send_anyway(2);
@@ -440,7 +446,7 @@ mod tests {
         let (mut early, mut waiting, mut late) = (pending(&queue), pending(&queue), pending(&queue));
         assert!(poll(&mut early, &count).is_pending() && poll(&mut waiting, &count).is_pending());
         queue.close();
-        assert_eq!(count.0.load(Ordering::Relaxed), 1, "who waits for room is told");
+        assert_eq!(count.0.load(Ordering::Relaxed), 1, "a task that waits for room is woken");
         assert!(matches!(poll(&mut waiting, &count), Poll::Ready(Err(StoreError::Stopped))));
         assert!(matches!(poll(&mut late, &count), Poll::Ready(Err(StoreError::Stopped))));
         queue.take().unwrap().pop_front().unwrap().send(Ok(3));

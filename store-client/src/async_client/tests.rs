@@ -1,4 +1,4 @@
-//! An asynchronous client whose thread is held up, or dies, at a moment that a test chooses.
+//! Tests of an asynchronous client whose thread is blocked, or dies, at a chosen moment.
 
 use std::pin::Pin;
 use std::sync::mpsc::channel;
@@ -25,7 +25,7 @@ fn poll<T>(future: &mut Pending<T>) -> Poll<Result<T, StoreError>> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Sends it; it must not be done by then.
+/// Sends it; it must not be done yet.
 fn begun<T>(mut future: Pending<T>) -> Pending<T> {
     assert!(poll(&mut future).is_pending());
     future
@@ -45,7 +45,7 @@ impl AsyncClient {
         self.ask(|reply| Job::Run(Box::new(run), reply))
     }
 
-    /// Holds the thread up until what this gives is dropped.
+    /// Blocks the thread until the returned sender is dropped.
     fn busy(&self) -> (std::sync::mpsc::Sender<()>, Pending<()>) {
         let (release, released) = channel::<()>();
         let (entered, enters) = channel::<()>();
@@ -59,12 +59,12 @@ impl AsyncClient {
 }
 
 #[test]
-fn when_the_thread_dies_whoever_waits_is_told() {
+fn when_the_thread_dies_all_waiting_tasks_get_an_error() {
     let (_master, _node, client) = store();
     let other = client.clone();
     let (release, busy) = client.busy();
     let waits = begun(client.get(b"k"));
-    let panics = begun(client.run(|_| panic!("the test wants it so")));
+    let panics = begun(client.run(|_| panic!("requested by the test")));
     let behind = begun(other.put(b"k", vec![1; 100], &PutOptions::default()));
     drop(release);
     wait(busy).unwrap();
@@ -76,7 +76,7 @@ fn when_the_thread_dies_whoever_waits_is_told() {
 }
 
 #[test]
-fn a_future_that_is_dropped_before_its_turn_undoes_its_operation() {
+fn a_future_that_is_dropped_before_its_operation_begins_undoes_it() {
     let (_master, _node, client) = store();
     let (release, busy) = client.busy();
     let options = PutOptions::default();
@@ -91,21 +91,21 @@ fn a_future_that_is_dropped_before_its_turn_undoes_its_operation() {
 }
 
 #[test]
-fn memory_that_nobody_came_for_is_given_back() {
+fn memory_of_a_dropped_allocation_is_given_back() {
     let (_master, _node, client) = store();
     let regions = || {
-        let (tell, told) = channel();
-        wait(client.run(move |client| tell.send(client.engine_stats().regions).unwrap())).unwrap();
-        told.recv().unwrap()
+        let (sender, receiver) = channel();
+        wait(client.run(move |client| sender.send(client.engine_stats().regions).unwrap())).unwrap();
+        receiver.recv().unwrap()
     };
     let before = regions();
     let unclaimed = begun(client.alloc(4096));
-    // Operations of this kind are done in their order.
+    // Operations of this kind are carried out in their order.
     assert_eq!(regions(), before + 1);
     drop(unclaimed);
     assert_eq!(regions(), before);
     let claimed = wait(client.alloc(4096)).unwrap();
-    assert_eq!(regions(), before + 1, "what was taken stays");
+    assert_eq!(regions(), before + 1, "memory that was taken stays");
     wait(client.unregister(claimed)).unwrap();
     assert_eq!(regions(), before);
     client.stop();
@@ -141,7 +141,7 @@ fn reads_into_the_same_memory_do_not_spoil_each_other() {
 }
 
 #[test]
-fn what_waits_when_the_client_is_stopped_is_done_first() {
+fn operations_that_wait_when_the_client_is_stopped_are_carried_out_first() {
     let (_master, _node, client) = store();
     let (release, busy) = client.busy();
     let put = begun(client.put(b"k", vec![1; 100], &PutOptions::default()));

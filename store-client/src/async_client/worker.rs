@@ -1,4 +1,4 @@
-//! The client's thread: takes all that waits, and carries it out as one batch of each kind.
+//! The client's thread: takes all waiting jobs and carries them out as one batch per kind.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use crate::client::Client;
 use crate::error::StoreError;
 use crate::item::{Get, Put, Sink, Source};
 use crate::memory::BufferRange;
-use crate::store::Store as _;
+use crate::store::{RemoveMode, Store as _};
 
-/// What the thread owns. Dropped, in a panic too, it lets nobody wait for it.
+/// State of the thread. Dropping it, even in a panic, ends all waiting operations.
 pub(super) struct Worker {
     pub(super) client: Client,
     pub(super) queue: Arc<Queue<Job>>,
@@ -26,16 +26,16 @@ impl Drop for Worker {
     }
 }
 
-/// Questions of one kind, each with the place of its answer.
+/// Requests of one kind, each with its reply.
 type Asked<A, T> = Vec<(A, Reply<T>)>;
 
-/// What waited, by kind.
+/// Waiting jobs, by kind.
 #[derive(Default)]
 struct Gathered {
     puts: Vec<PutJob>,
     gets: Vec<GetJob>,
     exists: Asked<Vec<u8>, bool>,
-    /// Without and with force.
+    /// Removals without force, and with force.
     removes: [Asked<Vec<u8>, bool>; 2],
 }
 
@@ -63,8 +63,8 @@ impl Worker {
         }
     }
 
-    /// Sorts jobs by kind, drops those that nobody waits for, and does those that do not wait for anything at
-    /// once.
+    /// Sorts jobs by kind, drops those whose futures were dropped, and carries out at once those that do not
+    /// block.
     fn gather(&mut self, jobs: VecDeque<Job>) -> Gathered {
         let mut all = Gathered::default();
         for job in jobs {
@@ -72,8 +72,8 @@ impl Worker {
                 Job::Put(put) if put.reply.is_wanted() => all.puts.push(put),
                 Job::Get(get) if get.is_wanted() => all.gets.push(get),
                 Job::Exists(key, reply) if reply.is_wanted() => all.exists.push((key, reply)),
-                Job::Remove(key, force, reply) if reply.is_wanted() => {
-                    all.removes[usize::from(force)].push((key, reply));
+                Job::Remove(key, mode, reply) if reply.is_wanted() => {
+                    all.removes[usize::from(mode.is_force())].push((key, reply));
                 }
                 Job::Alloc(len, reply) if reply.is_wanted() => reply.send(self.client.alloc(len)),
                 Job::Release(region, reply) if reply.is_wanted() => {
@@ -84,7 +84,7 @@ impl Worker {
                         Err(StoreError::ForeignMemory)
                     });
                 }
-                // Nobody has ever used it, so nothing can be in its way.
+                // No operation has used this memory, so unregistering succeeds.
                 Job::GiveBack(region) => drop(self.client.unregister(region.id())),
                 Job::Counters(reply) => reply.send(Ok(self.client.counters())),
                 #[cfg(test)]
@@ -102,8 +102,8 @@ impl Worker {
     fn carry_out(&mut self, gathered: Gathered) {
         let Gathered { puts, gets, exists, removes } = gathered;
         self.exists(exists);
-        for (force, removes) in [false, true].into_iter().zip(removes) {
-            self.remove(removes, force);
+        for (mode, removes) in [RemoveMode::Unused, RemoveMode::Force].into_iter().zip(removes) {
+            self.remove(removes, mode);
         }
         self.get(gets);
         self.put(puts);
@@ -120,18 +120,19 @@ impl Worker {
         }
     }
 
-    fn remove(&mut self, asks: Asked<Vec<u8>, bool>, force: bool) {
+    fn remove(&mut self, asks: Asked<Vec<u8>, bool>, mode: RemoveMode) {
         if asks.is_empty() {
             return;
         }
         let (keys, replies): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
-        match self.client.batch_remove(&slices(&keys), force) {
+        match self.client.batch_remove(&slices(&keys), mode) {
             Ok(results) => answer(replies, results),
             Err(error) => refuse(replies, &error),
         }
     }
 
-    /// Those that go to the same memory would spoil each other in one batch, and do not one after the other.
+    /// Gets into the same memory would mix their bytes in one batch, so they are carried out one after the
+    /// other.
     fn get(&mut self, mut gets: Vec<GetJob>) {
         while !gets.is_empty() {
             let (mut now, mut places, mut later) = (Vec::new(), Vec::new(), Vec::new());
@@ -179,7 +180,7 @@ impl Worker {
             }));
             let sources = now.iter().zip(&plain).zip(&memory).map(|((put, plain), memory)| {
                 match (&put.from, &plain[..]) {
-                    // In one piece it may go from where it is.
+                    // A value in one piece may be moved directly from where it is.
                     (Origin::Plain(_), [only]) => Source::Bytes(only),
                     (Origin::Plain(_), parts) => Source::Slices(parts),
                     (Origin::Memory(_), _) => Source::Regions(memory),
@@ -193,7 +194,7 @@ impl Worker {
         }
     }
 
-    /// The registered memory that a get goes to.
+    /// The registered memory that a get writes.
     fn places(&self, get: &GetJob) -> Result<Vec<BufferRange>, StoreError> {
         match &get.to {
             To::Plain(_) => Ok(Vec::new()),
@@ -206,8 +207,8 @@ impl Worker {
         }
     }
 
-    /// Ranges as the client knows them, if it may use them now. The client holds what it has registered,
-    /// whoever lets go of it.
+    /// Ranges as the client names them, if they may be used now. The client keeps its registered memory even
+    /// if all handles are dropped.
     fn own(&self, ranges: &[OwnRange]) -> Result<Vec<BufferRange>, StoreError> {
         if ranges
             .iter()
@@ -222,7 +223,7 @@ impl Worker {
     }
 }
 
-/// A get, as the client wants it.
+/// The item of a get.
 fn item_of<'g>(((get, places), value): ((&'g GetJob, &'g Vec<BufferRange>), &'g mut Vec<u8>)) -> Get<'g> {
     let sink = match &get.to {
         To::Plain(_) => Sink::Vec(value),
@@ -232,15 +233,15 @@ fn item_of<'g>(((get, places), value): ((&'g GetJob, &'g Vec<BufferRange>), &'g 
     Get { key: &get.key, part: get.part, sink, result: Ok(None) }
 }
 
-/// Memory that some read of a batch goes to.
+/// Memory that the gets of a batch write.
 #[derive(Default)]
 pub(super) struct Occupied {
-    /// Where ranges begin and end, by region.
+    /// Start and end of ranges, by region.
     ranges: HashMap<RegionId, BTreeMap<u64, u64>>,
 }
 
 impl Occupied {
-    /// Adds ranges unless some of their memory is occupied; whether it was not.
+    /// Adds ranges unless a part of them is occupied. Returns whether they were added.
     pub(super) fn add(&mut self, ranges: &[BufferRange]) -> bool {
         let taken = |range: &BufferRange| {
             let before = |taken: &BTreeMap<u64, u64>| {

@@ -1,4 +1,4 @@
-//! Gets: objects out, or parts of them, into plain bytes or registered memory.
+//! Gets: reads objects, or parts of them, into plain or registered memory.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::item::{Get, Sink};
 use crate::mover::Buffers;
 
 impl Client {
-    /// Reads what one request can carry. Each item gets its result.
+    /// Reads as many items as fit one request, and sets the result of each.
     pub(super) fn get_chunk(&mut self, items: &mut [Get<'_>]) {
         if let Err(error) = self.usable() {
             return items.iter_mut().for_each(|item| item.end_with(Err(error.clone())));
@@ -38,7 +38,7 @@ impl Client {
         self.publish();
     }
 
-    /// Whether an item can be read as it is.
+    /// Checks that an item can be read with this client.
     fn check_get(&self, item: &Get<'_>) -> Result<(), StoreError> {
         item.check()?;
         match &item.sink {
@@ -50,7 +50,7 @@ impl Client {
         }
     }
 
-    /// Carries out what `self.get` was started with.
+    /// Runs the operation that `self.get` was started with.
     fn run_get(&mut self, items: &mut [Get<'_>]) {
         let count = items.len();
         let mut buffers = Buffers::Get(items);
@@ -64,7 +64,8 @@ impl Client {
             if this.get.is_done() {
                 break;
             }
-            // A node that hangs gets half of what is left of the lease; another replica has time in the other half.
+            // A node that does not respond gets half of the remaining lease; another replica can be read in
+            // the other half.
             let patience = this.get.poll_timeout().map(|end| Instant::now() + (end - this.now()) / 2);
             let busy = this.pump(&mut buffers, patience.map_or(deadline, |end| end.min(deadline)));
             let now = this.now();
@@ -79,7 +80,8 @@ impl Client {
             }
         }
         this.counters.checksum_mismatches += u64::from(this.get.mismatches());
-        // A read that was given up may still go on, and the bytes had better stay what they are.
+        // Leases are kept while a read that was given up may still be under way, so that its source does not
+        // change.
         if let Some(leases) = this.get.leases()
             && this.leased_by == this.rpc.connects_total()
             && this.mover.quarantined_total() == quarantined
@@ -112,14 +114,14 @@ impl Client {
                     }
                 }
                 Some(Action::Cancel { transfer }) => self.mover.cancel(transfer, &mut self.engine),
-                // A get writes nothing, so there is nothing to fence.
+                // A get writes nothing remote, so there is nothing to fence.
                 Some(Action::Fence { .. }) => {}
                 None => return,
             }
         }
     }
 
-    /// The result of an item of a get, counted.
+    /// Determines and counts the result of an item of a get.
     fn fetched(&mut self, index: usize, item: &Get<'_>) -> Result<Option<u64>, StoreError> {
         match self.get.result(index).unwrap_or(Err(ErrorCode::InternalError)) {
             Ok(fetched) => {
@@ -136,13 +138,13 @@ impl Client {
         }
         self.counters.misses += 1;
         if self.mover.is_spoiled(index) {
-            // A miss would say that the memory is the caller's again.
+            // A miss would allow the caller to use the memory again.
             return Err(StoreError::Held);
         }
         Ok(None)
     }
 
-    /// A refusal, with the values that explain it.
+    /// The error for a refused item, with the values that explain it.
     fn refused(&self, item: &Get<'_>, code: ErrorCode) -> StoreError {
         match (code, item.end()) {
             (ErrorCode::BufferOverflow, _) => {
@@ -153,24 +155,24 @@ impl Client {
         }
     }
 
-    /// Tells the master of the replicas that the latest get found to be bad. That it cannot be told is no
-    /// error: the next reader will find the same.
+    /// Reports to the master the replicas that the latest get found to be bad. A failed report is not an
+    /// error: the next reader finds and reports the same.
     fn report_bad_replicas(&mut self) {
         let bad = self.get.bad_replicas();
         if bad.len() == 0 {
             return;
         }
         if let Err(error) = self.rpc.call::<ReportReplicas>(&self.reporter, bad) {
-            log::debug!("reporting a bad replica: {error}");
+            log::debug!("operation {}: a bad replica could not be reported: {error}", self.trace());
         }
         self.note_connection();
     }
 }
 
-/// An item, as the state machine of gets is asked for it.
+/// Translates an item for the state machine of gets.
 fn wanted<'g>(item: &'g Get<'_>, value_bytes_max: u64) -> GetItem<'g> {
     if item.result.is_err() {
-        // Refused before anything was asked. No object has this key.
+        // The item was refused before any request. No object has an empty key, so this one is a miss.
         return GetItem { key: &[], capacity: 0, len_min: 1 };
     }
     let key = item.key;
@@ -179,7 +181,7 @@ fn wanted<'g>(item: &'g Get<'_>, value_bytes_max: u64) -> GetItem<'g> {
     let capacity = match (&item.sink, item.part) {
         (Sink::Fragments(_), _) => u64::MAX,
         (_, None) => room,
-        // There is no room for it, however long the object is: nothing is that long.
+        // The requested length exceeds the room, so no object can satisfy this item.
         (_, Some((_, Some(len)))) if len > room => return GetItem { key, capacity: 0, len_min: 1 },
         (_, Some((_, Some(_)))) => u64::MAX,
         (_, Some((start, None))) => start.saturating_add(room),

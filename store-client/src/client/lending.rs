@@ -1,9 +1,9 @@
-//! Plain memory of the caller's, registered for the length of one operation.
+//! The caller's plain memory, registered for the duration of one operation.
 //!
-//! Where every rail moves bytes in our own calls ([`Engine::is_inline`](te_engine::Engine::is_inline)),
-//! registering costs about as much as copying a few KiB, and what is cancelled is let go of at once. So long
-//! values go straight from or to where they are. Over other rails, which pin memory or go on by themselves,
-//! plain bytes pass through the bounce buffer.
+//! Where every rail is caller-driven ([`Engine::is_inline`](te_engine::Engine::is_inline)), registration
+//! costs about as much as copying a few KiB, and a cancelled transfer releases its memory at once. Long
+//! values are then moved directly from or into the caller's memory. Over other rails, which pin memory or
+//! work between calls, plain memory is copied through the bounce buffer.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -15,11 +15,12 @@ use crate::memory::{BufferRange, Held};
 use crate::mover::Buffers;
 use crate::sys;
 
-/// Values that are shorter than this are copied.
+/// Shorter values are copied.
 const LENT_BYTES_MIN: usize = 32 << 10;
 
-/// A client in the middle of an operation, and memory that is registered with it until this is dropped. Dropped before the
-/// operation has [finished](Self::finish), by a panic, it gives up what is under way, and the client loses no memory by it.
+/// A client in the middle of an operation, with memory that stays registered until this guard is dropped. If
+/// a panic drops the guard before the operation has [finished](Self::finish), everything under way is given
+/// up first, and the client loses no memory.
 pub(super) struct Lending<'c, 'b> {
     client: &'c mut Client,
     finished: bool,
@@ -27,10 +28,11 @@ pub(super) struct Lending<'c, 'b> {
 }
 
 impl<'c, 'b> Lending<'c, 'b> {
-    /// Registers what is worth it of the `items` of an operation that the mover has [begun](crate::mover::Mover::begin).
+    /// Registers the plain memory of long items of an operation that the mover has
+    /// [begun](crate::mover::Mover::begin).
     pub(super) fn new(client: &'c mut Client, items: usize, buffers: &mut Buffers<'_, 'b>) -> Self {
         let this = Self { client, finished: false, _borrowed: PhantomData };
-        if !this.client.engine.is_inline() {
+        if !this.client.engine.is_caller_driven() {
             return this;
         }
         for item in 0..items {
@@ -40,19 +42,20 @@ impl<'c, 'b> Lending<'c, 'b> {
                 continue;
             };
             #[allow(unsafe_code, reason = "registers what is borrowed for longer than this lives")]
-            // SAFETY: `buffers` borrows the memory for 'b, which outlives this, and dropping this unregisters it. Until then the
-            // mover looks at the range it is given here, not at `buffers`.
+            // SAFETY: `buffers` borrows the memory for 'b, which outlives this guard, and dropping the guard
+            // unregisters it. Until then the mover uses the range that it is given here, not `buffers`.
             let registered = unsafe { sys::lend(&mut this.client.engine, span, access) };
-            // Memory that overlaps what is registered already, say. It is copied.
+            // Registration fails, for example, when the memory overlaps a registered region. The item is then
+            // copied.
             let Ok(region) = registered else { continue };
-            // First of all, since this is what is taken back from.
+            // Recorded first: whatever is recorded here is unregistered on drop.
             this.client.mover.lend(item, BufferRange { region, offset: 0, len: span.len() as u64 });
             this.client.memory.insert(region, Held::Raw(span));
         }
         this
     }
 
-    /// Nothing of the operation is under way any more.
+    /// Marks the operation as finished: nothing of it is under way any more.
     pub(super) fn finish(mut self) {
         self.finished = true;
     }
@@ -72,15 +75,17 @@ impl Drop for Lending<'_, '_> {
                 match client.engine.unregister(region) {
                     Ok(()) | Err(RegisterError::NotFound) => break,
                     Err(RegisterError::Busy { .. }) => {
-                        // Only a panic leaves something under way; should that ever be untrue, it is given up here.
+                        // Only a panic should leave a transfer under way. If one is found nevertheless, it is
+                        // given up.
                         if !std::mem::replace(&mut abandoned, true) {
                             client.mover.abandon(&mut client.engine);
                         }
                         client.engine.poll();
                     }
                     Err(error) => {
-                        // To go on would leave a fabric with memory that is about to be somebody else's.
-                        log::error!("borrowed memory cannot be unregistered: {error}");
+                        // Continuing would leave a fabric with access to memory that the caller is about to
+                        // reuse.
+                        log::error!("borrowed memory cannot be unregistered: {error}: the process aborts to protect the memory");
                         std::process::abort();
                     }
                 }
@@ -112,7 +117,7 @@ mod tests {
     use te_engine::Fabrics;
 
     use crate::engine::PanicAt;
-    use crate::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions, Store as _};
+    use crate::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions, RemoveMode, Store as _};
 
     fn store(fabrics: Fabrics) -> (MasterHandle, Node, Client) {
         let config =
@@ -134,7 +139,8 @@ mod tests {
         for fabrics in [Fabrics::TCP, Fabrics::SHM] {
             let (_master, _node, mut client) = store(fabrics);
             let options = PutOptions::default();
-            // Parts are not lent: they pass through the bounce buffer, which has room for a dozen of these.
+            // Items with several parts are not registered: they pass through the bounce buffer, which holds a
+            // dozen of them.
             let (value, long) = (bytes(20_000), bytes(50_000));
             let parts = value.split_at(7);
             client.put(b"there", &long, &options).unwrap();
@@ -154,7 +160,7 @@ mod tests {
                 assert!(stored.unwrap(), "{fabrics} {round}");
                 assert_eq!(client.get(key.as_bytes()).unwrap().as_ref(), Some(&value), "{fabrics} {round}");
             }
-            assert_eq!(client.engine_stats().regions, before, "what was lent is unregistered");
+            assert_eq!(client.engine_stats().regions, before, "borrowed memory is unregistered");
             assert_eq!(client.get(b"there").unwrap(), Some(long));
             assert_eq!(client.counters().checksum_mismatches, 0);
         }
@@ -163,18 +169,18 @@ mod tests {
     #[test]
     fn what_a_rail_sums_while_it_copies_is_not_summed_again() {
         let (_master, _node, mut client) = store(Fabrics::SHM);
-        // Parts of half a block: the shortest that the rail sums.
+        // Parts of half a checksum chunk: the shortest for which the rail computes checksums.
         let value = bytes(30 << 15);
         let memory = client.alloc(value.len()).unwrap();
         memory.write(0, &value).unwrap();
         let parts: Vec<BufferRange> =
             (0..30).map(|part| BufferRange::part(&memory, part << 15, 1 << 15)).collect();
-        // A rail that has just come up may copy later than usual, and then its sums come too late.
+        // A rail that has just started may copy later than usual, and its checksums then arrive too late.
         let summed_by_rail = (0..50).any(|_| {
             client.mover.summed_bytes = 0;
             assert!(client.put(b"k", &parts, &PutOptions::default()).unwrap());
             assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value));
-            assert!(client.remove(b"k", true).unwrap());
+            assert!(client.remove(b"k", RemoveMode::Force).unwrap());
             client.mover.summed_bytes == 0
         });
         assert!(summed_by_rail);

@@ -1,7 +1,7 @@
-//! [`Client`]: objects in, objects out.
+//! [`Client`]: a client of the store with its own transfer engine.
 //!
-//! `put.rs` and `get.rs` run the state machines of [`store_core::client`], `lending.rs` gives plain memory to
-//! the engine meanwhile, and `store.rs` is the client's [`Store`](crate::Store).
+//! `put.rs` and `get.rs` run the state machines of [`store_core::client`], `lending.rs` registers plain
+//! memory for the duration of an operation, and `store.rs` implements [`Store`](crate::Store).
 
 mod get;
 mod lending;
@@ -34,11 +34,11 @@ use crate::segments::Segments;
 
 pub(crate) use store::removed;
 
-/// A client of the store with an engine of its own. One owner at a time; it needs no thread of its own,
-/// because whoever calls also polls. Gets and puts are those of [`Store`](crate::Store).
+/// A client of the store with its own transfer engine. It is used by one thread at a time and starts no
+/// thread: the calling thread also polls the engine. Gets and puts are those of [`Store`](crate::Store).
 ///
-/// A key that is not found, or not found intact and in time, is a miss: `None`, and a line in [`counters`](Self::counters).
-/// Errors are for what a caller should look into.
+/// A key that is not found, or not found intact and in time, is a miss: the result is `None`, and a counter
+/// in [`counters`](Self::counters) gives the reason. An error is something that the caller should look into.
 pub struct Client {
     config: ClientConfig,
     rpc: RpcConnection,
@@ -50,44 +50,46 @@ pub struct Client {
     mover: Mover,
     segments: Segments,
     started: Instant,
-    /// Drawn at random when the client connects.
+    /// Keys of the hash from which nonces are drawn; random per client.
     nonce_keys: RandomState,
     nonces: u64,
-    /// Which connection granted the leases of the latest get.
+    /// Number of the connection (as counted by `rpc`) that granted the leases of the latest get.
     leased_by: u64,
-    /// Who reports bad replicas: drawn at random when the client connects.
+    /// Identifies this client in reports of bad replicas; random per client.
     reporter: u64,
     counters: Counters,
     times: OperationTimes,
     mark: Mark,
-    /// Where its counters are told to others, if anybody asked for that.
+    /// Handle through which other threads read the counters; `None` until one is requested.
     published: Option<ClientMetrics>,
 }
 
-/// What a client has seen since it connected.
+/// What a client has counted since it connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counters {
-    /// Keys that were read, intact.
+    /// Keys that were read intact.
     pub hits: u64,
-    /// Keys that were not, for whichever reason that is no error.
+    /// Keys that were not read, for a reason that is not an error.
     pub misses: u64,
-    /// Replicas whose bytes were not those that were committed.
+    /// Replicas whose bytes did not match the committed checksum.
     pub checksum_mismatches: u64,
-    /// Misses because reading took longer than the lease.
+    /// Misses because the read took longer than the lease.
     pub lease_misses: u64,
-    /// Reads that went on to another replica.
+    /// Reads that continued with another replica.
     pub replica_failovers: u64,
     /// Misses because no replica could be read.
     pub transfer_misses: u64,
     /// Keys that were committed.
     pub puts: u64,
-    /// Keys whose put failed, those that existed not counted.
+    /// Keys whose put failed. A put of an existing key is not counted.
     pub put_failures: u64,
     /// Bytes of values read.
     pub read_bytes: u64,
-    /// Bytes of values committed, each counted once.
+    /// Bytes of values committed; replicas of a value are not counted again.
     pub written_bytes: u64,
-    /// Pieces of memory kept from use, at least for a while, because a fabric might still touch them.
+    /// Pieces of memory that were put in quarantine because a fabric might still touch them, those that have
+    /// come back included.
     pub quarantined_pieces: u64,
     /// Connections made to the master.
     pub connects: u64,
@@ -134,7 +136,7 @@ impl Client {
         if config.identity.cluster.is_set() {
             config.engine.cluster_secret = config.identity.cluster_secret();
         }
-        // Nobody would take them.
+        // This client reads no notifications.
         config.engine.control.notifications_max = 0;
         let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
         let mut engine = engine::start(config.engine.clone())?;
@@ -166,10 +168,10 @@ impl Client {
     }
 
     /// Allocates registered memory, from and into which gets and puts move bytes without a copy
-    /// ([`BufferRange::part`]). It goes with the client, or with [`unregister`](Self::unregister).
+    /// ([`BufferRange::part`]). It is freed with the client, or by [`unregister`](Self::unregister).
     ///
     /// # Errors
-    /// The system has none to give.
+    /// [`StoreError::Memory`] when the system has no memory left, or the fabrics cannot register it.
     pub fn alloc(&mut self, len: usize) -> Result<SharedRegion, StoreError> {
         self.check_process()?;
         let region = self.engine.alloc_shared(len, Access::LOCAL)?;
@@ -180,18 +182,18 @@ impl Client {
     /// Registers the caller's memory, from and into which gets and puts move bytes without a copy.
     ///
     /// # Errors
-    /// It overlaps what is registered, or the fabrics refuse it.
+    /// [`StoreError::Memory`] when the memory overlaps a registered region, or a fabric refuses it.
     ///
     /// # Safety
-    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the client is gone, `span`
-    /// stays mapped, readable and writable, and while an operation names a part of it, no `&` or `&mut` to
-    /// that part exists. A get into it that fails with [`Held`](StoreError::Held) may still be written by a
-    /// fabric: for its part, that holds on until an operation that names the part fails otherwise or not at
-    /// all.
+    /// Until [`unregister`](Self::unregister) has returned `Ok` for the region, or the client has been
+    /// dropped, `span` stays mapped, readable and writable, and while an operation names a part of it, no `&`
+    /// or `&mut` to that part exists. A get into the region that fails with [`Held`](StoreError::Held) may
+    /// still be written by a fabric: for the part that it named, the promise lasts until a later operation
+    /// that names the same part succeeds or fails with another error.
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     pub unsafe fn register(&mut self, span: MemSpan) -> Result<RegionId, StoreError> {
         self.check_process()?;
-        // SAFETY: the caller's promise, which is what the engine asks for.
+        // SAFETY: the caller promises what the engine requires.
         let region = unsafe { self.engine.register(span, Access::LOCAL)? };
         self.memory.insert(region, Held::Raw(span));
         Ok(region)
@@ -200,7 +202,8 @@ impl Client {
     /// Ends a registration. After `Ok` nothing touches the memory any more.
     ///
     /// # Errors
-    /// `Busy` while something might; `NotFound`.
+    /// [`StoreError::Memory`]: `Busy` while a transfer may still touch the memory, `NotFound` for an unknown
+    /// region.
     pub fn unregister(&mut self, region: RegionId) -> Result<(), StoreError> {
         self.check_process()?;
         self.engine.unregister(region)?;
@@ -208,12 +211,13 @@ impl Client {
         Ok(())
     }
 
-    /// Whether the region is one that [`alloc`](Self::alloc) gave, and is registered still.
+    /// Whether the region came from [`alloc`](Self::alloc) of this client and is still registered.
     pub(crate) fn allocated(&self, region: &SharedRegion) -> bool {
         self.memory.is_at(region.id(), region.span())
     }
 
-    /// What is asked of the master alone, over this client's connection: lists, places, tasks, counters.
+    /// The requests that concern the master alone, over this client's connection: lists, places, tasks,
+    /// counters.
     #[must_use]
     pub const fn master(&mut self) -> MasterClient<'_> {
         MasterClient::new(&mut self.rpc)
@@ -229,22 +233,22 @@ impl Client {
         }
     }
 
-    /// Why the latest segment that this client could not reach could not be reached: its node's address, and what was wrong. For
-    /// whoever has to explain a put that ended `TransferFail`, or a `transfer_miss`.
+    /// Why this client could not reach the segment that failed last: the node's address and the error. It
+    /// explains a put that ended with `TransferFail`, or a `transfer_miss`.
     #[must_use]
     pub fn why_unreached(&self) -> Option<&str> {
         self.segments.why_unreached()
     }
 
-    /// Counters, times of operations, and the engine's rails, as OpenMetrics text for Prometheus. Names begin with
-    /// `snowskin_client_` and `snowskin_engine_`; `docs/reference/metrics.md` says what each is.
+    /// Counters, operation times and the engine's rails as OpenMetrics text for Prometheus. Names begin with
+    /// `snowskin_client_` and `snowskin_engine_`; `docs/reference/metrics.md` describes each.
     #[must_use]
     pub fn metrics_text(&self) -> String {
         metrics::of_client(&self.counters(), &self.times, &self.engine_stats())
     }
 
-    /// A handle by which another thread learns what this client has seen: for a process that tells Prometheus of clients that
-    /// work inside it ([`metrics_text_of`](crate::metrics_text_of)).
+    /// A handle through which another thread reads this client's counters, for a process that exports the
+    /// metrics of the clients inside it ([`metrics_text_of`](crate::metrics_text_of)).
     pub fn metrics_handle(&mut self) -> ClientMetrics {
         let handle = self.published.get_or_insert_default().clone();
         self.publish();
@@ -257,7 +261,7 @@ impl Client {
         }
     }
 
-    /// The number of the last operation, as the logs of this client and of the master name it.
+    /// The number of the latest operation, as it appears in the logs of this client and of the master.
     #[must_use]
     pub fn trace(&self) -> Trace {
         self.rpc.trace()
@@ -274,26 +278,27 @@ impl Client {
         &mut self.engine
     }
 
-    /// Whether it is not the first of its item.
+    /// Starts a transfer. Returns whether it is a read that is not the first transfer of its item.
     fn start_transfer(&mut self, transfer: store_core::client::Transfer, buffers: &Buffers<'_, '_>) -> bool {
         let shun = Duration::from_millis(self.config.unreachable_ms.into());
         let handle = self.segments.open(transfer.segment, &mut self.rpc, &mut self.engine, shun);
         self.mover.start(transfer, handle, buffers) && transfer.op == Op::Read
     }
 
-    /// A connection that the master closed meanwhile is noticed here rather than by the first call.
+    /// Begins an operation. A connection that the master has closed is replaced here, before the first call
+    /// fails on it.
     fn begin_operation(&mut self) -> Instant {
         self.rpc.begin_trace();
         self.mover.settle(&mut self.engine);
         match self.rpc.refresh() {
             Ok(_) => self.note_connection(),
-            // The operation's first call will find the same, and say so for each item.
+            // The operation's first call fails with the same error, which becomes the result of each item.
             Err(error) => log::debug!("{error}"),
         }
         Instant::now() + Duration::from_millis(self.config.transfer_ms_max.into())
     }
 
-    /// `op` is get or put, of so many items; `deadline` is what the operation began with.
+    /// Ends an operation (get or put) of `items` keys; `deadline` is the one that it began with.
     fn end_operation(&mut self, op: Op, items: usize, deadline: Instant) {
         let began = deadline - Duration::from_millis(self.config.transfer_ms_max.into());
         let took = began.elapsed();
@@ -304,27 +309,27 @@ impl Client {
             let name = if op == Op::Read { "get" } else { "put" };
             log::warn!("{name} of {items} took {} ms (operation {})", took.as_millis(), self.trace());
         }
-        let shun = Duration::from_millis(self.config.unreachable_ms.into());
+        log::warn!("operation {}: {name} of {items} keys took {} ms", self.trace(), took.as_millis());
         while let Some(segment) = self.mover.next_failed_segment() {
             self.segments.failed(segment, &mut self.engine, shun);
         }
         self.report_unreached();
     }
 
-    /// Tells the master which segments this operation could not reach: others need not find out for themselves. That it cannot be
-    /// told is no error: they will.
+    /// Reports to the master the segments that this operation could not reach, so that other clients avoid
+    /// them. A failed report is not an error: other clients find out themselves.
     fn report_unreached(&mut self) {
         let mut unreached = self.segments.take_unreached();
         unreached.extend(self.mover.take_unreached());
         unreached.sort_unstable();
         unreached.dedup();
         unreached.truncate(REPORTS_MAX);
-        // What one cannot reach who was cut off says nothing about the segments.
+        // A client that was cut off cannot judge whether a segment is reachable.
         if unreached.is_empty() || self.mover.is_expelled() {
             return;
         }
         if let Err(error) = self.rpc.call::<ReportSegments>(&(), unreached.into_iter()) {
-            log::debug!("operation {}: reporting segments: {error}", self.trace());
+            log::debug!("operation {}: unreachable segments could not be reported: {error}", self.trace());
         }
         self.note_connection();
     }
@@ -339,23 +344,24 @@ impl Client {
         self.mover.wait(&mut self.engine, due.unwrap_or(deadline));
     }
 
-    /// An operation was described, and is not begun.
+    /// Resets the state machines after an operation was described but not started.
     fn forget_operation(&mut self) {
         (self.get, self.put) = machines(&self.config);
     }
 
-    /// An operation has ended in a panic: nothing of it is to be met by the next one.
+    /// Ends everything that an operation had under way when it panicked, so that the next operation starts
+    /// afresh.
     fn abandon_operation(&mut self) {
         self.mover.abandon(&mut self.engine);
         self.forget_operation();
-        // What was asked, or half asked, has no asker any more.
+        // A response to the operation's requests must not reach the next operation.
         self.rpc.disconnect();
     }
 
     fn call_failed(&mut self, error: RpcError) -> ErrorCode {
         log::debug!("operation {}: {error}", self.trace());
         let code = error.code();
-        // Refusals of the connection as a whole, timeouts and breaks alike: the next call starts afresh.
+        // Any failure of the connection, a timeout included: the next call uses a new connection.
         self.rpc.disconnect();
         match self.rpc.ensure_connected() {
             Ok(_) => self.note_connection(),
@@ -375,8 +381,8 @@ impl Client {
         if self.mark.is_forked() { Err(StoreError::Forked) } else { Ok(()) }
     }
 
-    /// Whether operations can be carried out. One whose engine was cut off gets another engine, unless callers hold memory of
-    /// the old one.
+    /// Checks that operations can be carried out. If nodes have cut off the engine, it is replaced, unless
+    /// callers hold memory that is registered with it.
     ///
     /// # Errors
     /// `Forked`, `Expelled`.
@@ -390,7 +396,7 @@ impl Client {
 
     fn renew_engine(&mut self) -> Result<(), StoreError> {
         let failed = |error: &dyn std::fmt::Display| {
-            log::warn!("nodes cut this client off, and it has no other engine: {error}");
+            log::warn!("nodes cut this client off and its engine cannot be replaced: {error}: connect a new client");
             StoreError::Expelled
         };
         if !self.memory.is_empty() {
@@ -399,7 +405,7 @@ impl Client {
         let mut engine = engine::start(self.config.engine.clone()).map_err(|error| failed(&error))?;
         let mover = mover(&self.config, &mut engine).map_err(|error| failed(&error))?;
         log::warn!(
-            "nodes cut this client off, because it was stopped for longer than they wait: it goes on with another engine"
+            "nodes cut this client off, because it made no progress for longer than they tolerate: it continues with a new engine"
         );
         self.mover = mover;
         self.segments = Segments::new(&self.config.engine);
@@ -409,7 +415,7 @@ impl Client {
         Ok(())
     }
 
-    /// Whether these ranges are of registered memory, and nothing may still write them.
+    /// Checks that these ranges lie inside registered memory and that no fabric may still write them.
     ///
     /// # Errors
     /// `Unregistered`, `Held`.
@@ -427,12 +433,12 @@ impl Client {
         if held { Err(StoreError::Held) } else { Ok(()) }
     }
 
-    /// Takes memory back that has drained since it was given up.
+    /// Releases quarantined memory that has drained.
     pub(crate) fn settle(&mut self) {
         self.mover.settle(&mut self.engine);
     }
 
-    /// Allocates registered memory that can be lent to a process on this host.
+    /// Allocates registered memory that can be shared with a process on this host.
     pub(crate) fn alloc_lent(&mut self, len: usize) -> Result<SharedRegion, StoreError> {
         self.check_process()?;
         let region = self.engine.alloc_lent(len, Access::LOCAL)?;
@@ -440,18 +446,20 @@ impl Client {
         Ok(region)
     }
 
-    /// Whether nodes have cut its engine off: whoever holds memory of it connects a new client.
+    /// Whether nodes have cut off this client's engine. A caller that holds memory of the engine has to
+    /// connect a new client.
     pub(crate) fn is_expelled(&self) -> bool {
         self.mover.is_expelled()
     }
 
-    /// Whether a fabric may still write to some of the range, on behalf of an operation that is over.
+    /// Whether a fabric may still write a part of the range for an operation that is over.
     pub(crate) fn is_held(&mut self, range: BufferRange) -> bool {
         self.settle();
         self.mover.is_quarantined(range)
     }
 
-    /// A random number that names a put, not 0. The keys of a process that was forked are its parent's; the engine is its own.
+    /// A random number that names a put, not 0. A forked child has the same hash keys as its parent, but an
+    /// engine with another identity.
     fn nonce(&mut self) -> u32 {
         self.nonces = self.nonces.wrapping_add(1);
         (self.nonce_keys.hash_one((self.engine.identity(), self.nonces)) as u32).max(1)
@@ -462,27 +470,28 @@ impl Client {
     }
 }
 
-/// Segments that one operation reports at most.
+/// Most segments that one operation reports.
 const REPORTS_MAX: usize = 256;
 
-/// The state machines of operations.
+/// The state machines of gets and puts.
 fn machines(config: &ClientConfig) -> (GetOp, PutOp) {
     let config = config.machines();
     (GetOp::new(config), PutOp::new(config))
 }
 
-/// What moves the bytes of operations, with its bounce buffer.
+/// The mover with its bounce buffer.
 fn mover(config: &ClientConfig, engine: &mut Engine) -> Result<Mover, RegisterError> {
     let bounce = Bounce::new(engine.alloc_shared(config.bounce_bytes, Access::LOCAL)?);
     let spin = Spin::new(Duration::from_micros(config.engine.spin_us.into()));
     Ok(Mover::new(bounce, spin))
 }
 
-/// Most keys, and most bytes of keys, in one request: well inside a frame.
+/// Most keys in one request.
 const KEYS_PER_CALL_MAX: usize = 1024;
+/// Most bytes of keys in one request: well below the longest frame.
 const KEY_BYTES_PER_CALL_MAX: usize = 1 << 20;
 
-/// Cuts a batch into what one request can carry.
+/// Splits a batch into parts that fit one request each.
 pub(crate) fn chunks<T>(mut items: &[T], key_bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
         let (chunk, rest) = items.split_at(chunk_len(items, &key_bytes));
@@ -491,7 +500,7 @@ pub(crate) fn chunks<T>(mut items: &[T], key_bytes: impl Fn(&T) -> usize) -> imp
     })
 }
 
-/// How many of the first items one request can carry.
+/// How many of the first items fit one request.
 fn chunk_len<T>(items: &[T], key_bytes: impl Fn(&T) -> usize) -> usize {
     let mut bytes = 0;
     let fits = |item: &&T| {

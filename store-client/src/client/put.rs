@@ -1,10 +1,10 @@
-//! Puts: whole objects in, from plain bytes or registered memory.
+//! Puts: stores whole objects from plain or registered memory.
 
 use std::time::{Duration, Instant};
 
 use store_core::ErrorCode;
-use store_core::client::{Action, PutItem};
-use store_core::message::{PutAsk, PutOptions};
+use store_core::client::{Action, PutItem, FenceEnd};
+use store_core::message::{PutRequest, PutOptions};
 use te_core::Op;
 
 use super::Client;
@@ -13,11 +13,11 @@ use crate::error::StoreError;
 use crate::item::{Put, Source};
 use crate::mover::Buffers;
 
-/// How long the owner of a segment may take to say that nothing of a put is under way any more.
+/// Longest wait for the owner of a segment to confirm that no write of a put is under way.
 const FENCE_MAX: Duration = Duration::from_secs(2);
 
 impl Client {
-    /// Stores what one request can carry. Each item gets its result.
+    /// Stores as many items as fit one request, and sets the result of each.
     pub(super) fn put_chunk(&mut self, items: &mut [Put<'_>], options: &PutOptions) {
         if let Err(error) = self.usable() {
             return items.iter_mut().for_each(|item| item.result = Err(error.clone()));
@@ -27,7 +27,7 @@ impl Client {
             item.result = self.check_put(item).map(|()| false);
         }
         if items.iter().any(|item| item.result.is_ok()) {
-            let ask = PutAsk { nonce: self.nonce(), options: *options, writer: self.engine.identity() };
+            let ask = PutRequest { nonce: self.nonce(), options: *options, writer: self.engine.identity() };
             self.put.start(items.iter().map(wanted), ask);
             self.run_put(items);
         }
@@ -39,7 +39,7 @@ impl Client {
         self.publish();
     }
 
-    /// Whether an item can be put as it is.
+    /// Checks that an item can be put with this client.
     fn check_put(&self, item: &Put<'_>) -> Result<(), StoreError> {
         item.check()?;
         match item.source {
@@ -50,7 +50,7 @@ impl Client {
         }
     }
 
-    /// The result of an item of a put, counted.
+    /// Determines and counts the result of an item of a put.
     fn stored(&mut self, index: usize, item: &Put<'_>) -> Result<bool, StoreError> {
         match self.put.result(index).unwrap_or(Err(ErrorCode::InternalError)) {
             Ok(_generation) => {
@@ -66,7 +66,7 @@ impl Client {
         }
     }
 
-    /// Carries out what `self.put` was started with.
+    /// Runs the operation that `self.put` was started with.
     fn run_put(&mut self, items: &[Put<'_>]) {
         let count = items.len();
         let mut buffers = Buffers::Put(items);
@@ -80,7 +80,7 @@ impl Client {
                 break;
             }
             if Instant::now() >= deadline {
-                // Once is enough; it ends what is under way, and asks for no other place.
+                // One abort ends everything under way and requests no further place.
                 this.put.abort(ErrorCode::TransferFail);
                 this.put_actions(&buffers, deadline);
             }
@@ -122,11 +122,11 @@ impl Client {
                 }
                 Some(Action::Cancel { transfer }) => self.mover.cancel(transfer, &mut self.engine),
                 Some(Action::Fence { segment }) => {
-                    // One that does not answer is not to take the time that another place needs.
+                    // A node that does not respond must not use up the time for another place.
                     let timeout = deadline.saturating_duration_since(Instant::now()).min(FENCE_MAX);
                     let held = self.mover.can_fence(segment)
                         && self.segments.fence(segment, &mut self.engine, timeout);
-                    self.put.handle_fence(segment, held);
+                    self.put.handle_fence(segment, FenceEnd::of(held));
                 }
                 None => return,
             }
@@ -134,10 +134,11 @@ impl Client {
     }
 }
 
-/// An item, as the state machine of puts is asked to put it.
+/// Translates an item for the state machine of puts.
 fn wanted<'p>(item: &'p Put<'_>) -> PutItem<'p> {
     if item.result.is_err() {
-        // Refused before anything was asked. No object has this key.
+        // The item was refused before any request. No object has an empty key, so the state machine refuses
+        // it too.
         return PutItem { key: &[], len: 1, checksum: 0 };
     }
     PutItem { key: item.key, len: item.source.len(), checksum: 0 }

@@ -1,4 +1,4 @@
-//! [`Store`] of a [`Client`].
+//! Implements [`Store`] for [`Client`].
 
 use store_core::message::{Exists, PutOptions, Removal, Remove};
 use store_core::{ErrorCode, Key};
@@ -6,7 +6,7 @@ use store_core::{ErrorCode, Key};
 use super::{Client, chunk_len, chunks};
 use crate::error::StoreError;
 use crate::item::{Get, Put, Tally};
-use crate::store::Store;
+use crate::store::{RemoveMode, Store};
 
 impl Store for Client {
     fn batch_get(&mut self, items: &mut [Get<'_>]) -> Tally {
@@ -47,11 +47,12 @@ impl Store for Client {
     fn batch_remove(
         &mut self,
         keys: &[&[u8]],
-        force: bool,
+        mode: RemoveMode,
     ) -> Result<Vec<Result<bool, StoreError>>, StoreError> {
         self.rpc.begin_trace();
         let mut results = Vec::with_capacity(keys.len());
         for keys in chunks(keys, |key| key.len()) {
+            let force = mode.is_force();
             let removals = keys.iter().map(|key| Removal { key: Key(key), force });
             let (_, answers) = self.rpc.call::<Remove>(&(), removals)?;
             results.extend(answers.map(removed));
@@ -61,7 +62,7 @@ impl Store for Client {
     }
 }
 
-/// Whether there was something to remove.
+/// Whether the removal found an object.
 pub(crate) fn removed(answer: Result<(), ErrorCode>) -> Result<bool, StoreError> {
     match answer {
         Ok(()) => Ok(true),

@@ -1,5 +1,5 @@
-//! An engine for tests: batches that look as if they did not drain, and panics in the middle of an operation.
-//! No real fabric can be made to do that on demand.
+//! An engine for tests: it can report batches as not drained, and panic in the middle of an operation. No
+//! real fabric does either on demand.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use te_core::{BatchHandle, Op, Outcome, Status};
 use te_engine::{BatchReport, Config, RequestStatus, StartError, TransferError, TransferRequest};
 
-/// A real engine, and what it is to do wrong.
+/// A real engine, and the faults that it simulates.
 pub(crate) struct Engine {
     engine: te_engine::Engine,
     stick: Option<Op>,
@@ -18,9 +18,9 @@ pub(crate) struct Engine {
 /// Where the next operation panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PanicAt {
-    /// Before what was cut is sent.
+    /// Before the first request is submitted.
     Submit,
-    /// After something was sent.
+    /// While requests are under way.
     Poll,
 }
 
@@ -30,17 +30,17 @@ impl Engine {
         Ok(Self { engine, stick: None, stuck: Vec::new(), panics: None })
     }
 
-    /// The next operation panics there.
+    /// Makes the next operation panic.
     pub(crate) fn panic_next(&mut self, at: PanicAt) {
         self.panics = Some(at);
     }
 
-    /// The next batch of this kind ends as if it could not be drained.
+    /// Makes the next batch of this kind end as if it could not be drained.
     pub(crate) fn stick_next(&mut self, op: Op) {
         self.stick = Some(op);
     }
 
-    /// They have drained.
+    /// Reports all stuck batches as drained.
     pub(crate) fn unstick(&mut self) {
         while let Some(batch) = self.stuck.pop() {
             while !self.engine.is_done(batch).unwrap_or(true) {
@@ -49,8 +49,8 @@ impl Engine {
         }
     }
 
-    pub(crate) fn is_inline(&self) -> bool {
-        self.stick.is_none() && self.stuck.is_empty() && self.engine.is_inline()
+    pub(crate) fn is_caller_driven(&self) -> bool {
+        self.stick.is_none() && self.stuck.is_empty() && self.engine.is_caller_driven()
     }
 
     pub(crate) fn submit(
@@ -103,7 +103,7 @@ impl Engine {
         let under_way = self.engine.stats().batches > 0;
         if self.panics == Some(at) && (at == PanicAt::Submit || under_way) {
             self.panics = None;
-            panic!("the test wants it so");
+            panic!("requested by the test");
         }
     }
 }

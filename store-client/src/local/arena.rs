@@ -1,4 +1,4 @@
-//! The client's side of the arena: which parts of it are whose.
+//! The client's side of the arena: which buffers use which parts of it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,19 +12,21 @@ use te_host::fork::Mark;
 use super::protocol::Span;
 use crate::error::StoreError;
 
-/// Memory that the node lent to one connection.
+/// Memory that the node shares with one connection.
 #[derive(Debug)]
 pub(super) struct Arena {
     memory: BorrowedMemory,
     rows: Mutex<Rows>,
-    /// Of the process that the arena was lent to. A child shares the memory, and has nothing to say about it.
+    /// Identifies the process that the arena was shared with. A forked child has the mapping, but must not
+    /// use it.
     mark: Mark,
 }
 
 #[derive(Debug)]
 struct Rows {
     allocator: OffsetAllocator,
-    /// Parts whose buffer is gone, and which may still be written: not given out again until the node says that they are not.
+    /// Parts whose buffer was dropped while the node might still write them. They are not handed out again
+    /// before the node reports that they have settled.
     held: Vec<(Block, Span)>,
 }
 
@@ -38,7 +40,7 @@ impl Arena {
         self.memory.span().len() as u64
     }
 
-    /// Whether this process is a fork of the one that the arena was lent to.
+    /// Whether this process is a fork of the process that the arena was shared with.
     pub(super) fn is_forked(&self) -> bool {
         self.mark.is_forked()
     }
@@ -67,18 +69,18 @@ impl Arena {
         }
     }
 
-    /// `wanted` bytes, or as many as there are in one piece.
+    /// Allocates `wanted` bytes, or the longest free part if that is shorter.
     pub(super) fn alloc_up_to(self: &Arc<Self>, wanted: u64) -> Result<LocalBuffer, StoreError> {
         let largest_free = self.rows().allocator.largest_free();
         self.alloc(wanted.min(largest_free.max(1)))
     }
 
-    /// Parts that nobody has and that may still be written.
+    /// Parts without a buffer that may still be written.
     pub(super) fn held(&self) -> Vec<Span> {
         self.rows().held.iter().map(|&(_, span)| span).collect()
     }
 
-    /// These are not written any more.
+    /// Frees these held parts: the node reports that nothing writes them any more.
     pub(super) fn settled(&self, spans: &[Span]) {
         let mut rows = self.rows();
         let Rows { allocator, held } = &mut *rows;
@@ -96,69 +98,71 @@ impl Arena {
     }
 }
 
-/// A part of a local client's arena. The node copies objects from and into it directly, and can write it at any time, so its
-/// bytes are copied in and out, never borrowed (L7). Dropping it gives the part back; it may outlive its client.
+/// A part of a local client's arena. The node copies objects from and into it directly and can write it at
+/// any time, so its bytes are copied in and out and never borrowed (L7). Dropping the buffer frees the part.
+/// The buffer may outlive its client.
 pub struct LocalBuffer {
     arena: Arc<Arena>,
     block: Block,
     span: Span,
-    /// Something may still write it, though the operation it was for is over.
+    /// Whether the node may still write the buffer for an operation that is over.
     held: AtomicBool,
-    /// A put from it had no answer: the node may carry it out later, with what is in the buffer then. For good, as its arena is gone.
+    /// Whether a put from the buffer got no answer: the node may still carry it out, with the contents that
+    /// the buffer has then. This never ends, because the connection is gone.
     asked: AtomicBool,
 }
 
-/// A part of a [`LocalBuffer`].
+/// A range of a [`LocalBuffer`].
 #[derive(Clone, Copy, Debug)]
 pub struct LocalRange<'a> {
     pub(super) buffer: &'a LocalBuffer,
-    /// Where in the buffer, bytes.
+    /// Offset in the buffer, bytes.
     pub(super) offset: u64,
-    /// Bytes.
+    /// Length, bytes.
     pub(super) len: u64,
 }
 
 impl LocalBuffer {
-    /// Bytes.
+    /// Length, bytes.
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.span.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.span.len == 0
     }
 
-    /// All of it.
+    /// The whole buffer.
     #[must_use]
     pub const fn all(&self) -> LocalRange<'_> {
         LocalRange { buffer: self, offset: 0, len: self.span.len }
     }
 
-    /// `len` bytes from `offset` on. One that does not lie inside is refused where it is used.
+    /// `len` bytes at `offset`. A range that does not lie inside the buffer is refused where it is used.
     #[must_use]
     pub const fn part(&self, offset: u64, len: u64) -> LocalRange<'_> {
         LocalRange { buffer: self, offset, len }
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out of the buffer.
     ///
     /// # Errors
-    /// `Unregistered` when the bytes do not lie inside; `Held` while something may still write the buffer.
-    /// Nothing was copied.
+    /// `Unregistered` when the range does not lie inside the buffer; `Held` while the node may still write
+    /// the buffer. Nothing was copied then.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), StoreError> {
         let len = out.len() as u64;
         let at = self.at(offset, len)?;
         self.arena.memory.view().read(at, out).map_err(|_| StoreError::Unregistered { offset, len })
     }
 
-    /// Copies bytes in.
+    /// Copies bytes into the buffer.
     ///
     /// # Errors
-    /// As [`read`](Self::read); `Held`, for good, after a put from the buffer that had no answer: the node may still carry it
-    /// out, and would store what is written here.
+    /// As [`read`](Self::read). After a put from the buffer that got no answer, always `Held`: the node may
+    /// still carry the put out, and would store the bytes that are written here.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         if self.asked.load(Ordering::Acquire) {
             return Err(StoreError::Held);
@@ -168,7 +172,7 @@ impl LocalBuffer {
         self.arena.memory.view().write(at, bytes).map_err(|_| StoreError::Unregistered { offset, len })
     }
 
-    /// A copy of all of it.
+    /// A copy of the whole buffer.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -178,8 +182,9 @@ impl LocalBuffer {
         Ok(bytes)
     }
 
-    /// Where it is, for callers that reach it by address. It stays mapped as long as the buffer lives. After a put from it that had
-    /// no answer, nothing may be written there any more: the node may still carry the put out, and would store what it finds.
+    /// The address of the buffer. It stays mapped as long as the buffer lives. After a put from the buffer
+    /// that got no answer, do not write there: the node may still carry the put out, and would store the
+    /// bytes that it finds.
     #[must_use]
     pub fn span(&self) -> MemSpan {
         let whole = self.arena.memory.span();
@@ -198,7 +203,7 @@ impl LocalBuffer {
         self.held.store(held, Ordering::Release);
     }
 
-    /// A put from it had no answer.
+    /// Records that a put from the buffer got no answer.
     pub(super) fn set_asked(&self) {
         self.asked.store(true, Ordering::Release);
     }
@@ -207,7 +212,7 @@ impl LocalBuffer {
         self.span
     }
 
-    /// Leaves the first `len` bytes.
+    /// Shortens the buffer to its first `len` bytes.
     pub(super) fn truncate(&mut self, len: u64) {
         self.span.len = self.span.len.min(len);
     }
@@ -224,32 +229,33 @@ impl LocalBuffer {
 }
 
 impl LocalRange<'_> {
-    /// Bytes.
+    /// Length, bytes.
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// As a request names it.
+    /// The range as requests name it.
     ///
     /// # Errors
-    /// `Unregistered` when it does not lie inside its buffer.
+    /// `Unregistered` when the range does not lie inside its buffer.
     pub(super) fn named(&self) -> Result<Span, StoreError> {
         self.in_arena().ok_or(StoreError::Unregistered { offset: self.offset, len: self.len })
     }
 
-    /// Where in the arena `len` bytes from `offset` of the range on lie; `None` when they do not lie inside it.
+    /// Offset in the arena of `len` bytes at `offset` of the range; `None` when they do not lie inside the
+    /// range.
     fn sub(&self, offset: u64, len: u64) -> Option<u64> {
         (offset.checked_add(len)? <= self.len).then_some(self.buffer.span.offset + self.offset + offset)
     }
 
-    /// As a request names it; `None` when it does not lie inside its buffer.
+    /// The range as requests name it; `None` when it does not lie inside its buffer.
     fn in_arena(&self) -> Option<Span> {
         let inside = self.offset.checked_add(self.len)? <= self.buffer.span.len;
         inside.then_some(Span { offset: self.buffer.span.offset + self.offset, len: self.len })

@@ -1,4 +1,4 @@
-//! [`LocalClient`]: objects in, objects out, by way of the node on this machine.
+//! [`LocalClient`]: gets and puts objects through the node on this machine.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -20,30 +20,33 @@ use super::protocol::{
 use crate::client::removed;
 use crate::error::StoreError;
 use crate::item::{Get, Part, Put, Sink, Source, Tally};
-use crate::store::Store;
+use crate::store::{RemoveMode, Store};
 
-/// What a [`LocalClient`] can be told.
+/// Settings of a [`LocalClient`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LocalConfig {
-    /// Where the node listens.
+    /// Path of the node's socket.
     pub path: PathBuf,
-    /// On whose behalf; the node acts for one tenant. Default the default tenant.
+    /// Tenant to act for. A node serves local clients of one tenant. Default: the default tenant.
     pub tenant: String,
-    /// Memory to share with the node, bytes; the node may give less. Pages count when they are first used. A value that does not
-    /// fit makes the client ask for more by itself, as long as it holds no buffer. Default 64 MiB.
+    /// Memory to share with the node, bytes; the node may give less. A page uses memory from its first use
+    /// on. A longer value makes the client request a longer arena, as long as the caller holds no buffer of
+    /// the old one. Default 64 MiB.
     pub arena_bytes: u64,
-    /// How long an answer may take, milliseconds: longer than the node's own limits on an operation. Default 30,000.
+    /// Longest wait for an answer, milliseconds. It should exceed the node's own limits on an operation.
+    /// Default 30,000.
     pub call_ms_max: u32,
-    /// How long the greeting may take, milliseconds. Default 2,000.
+    /// Longest time for the handshake, milliseconds. Default 2,000.
     pub connect_ms_max: u32,
-    /// How long a caller spins before it sleeps in the kernel, microseconds. Default 50.
+    /// How long a call spins before it sleeps in the kernel, microseconds. Default 50.
     pub spin_us: u32,
-    /// Users beside our own and root whose node is trusted with our objects. Default none.
+    /// User ids, beside our own and root, whose nodes are trusted with our objects. Default: none.
     pub trusted_uids: Vec<u32>,
 }
 
 impl LocalConfig {
-    /// The defaults, for the node there.
+    /// The defaults, for the node that listens at this path.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -58,31 +61,32 @@ impl LocalConfig {
     }
 }
 
-/// A client of the node on this machine: no engine, no fabric, no thread. One owner at a time. Gets and puts
-/// are those of [`Store`]; see the [module](super).
+/// A client of the node on this machine: no engine, no fabric, no thread. It is used by one thread at a time.
+/// Gets and puts are those of [`Store`]; see the [module](super).
 ///
-/// A key that is not found, or not found intact and in time, is a miss: `None`. A connection that was lost is made anew by the
-/// next call, with a new arena: buffers of the old one can be read, but not put or got into.
+/// A key that is not found, or not found intact and in time, is a miss: the result is `None`. After a
+/// connection was lost, the next call makes a new one with a new arena. Buffers of the old arena can still be
+/// read, but not used in gets and puts.
 #[derive(Debug)]
 pub struct LocalClient {
     config: LocalConfig,
     connection: Option<Connection>,
     id: u64,
-    /// How long the value was that was read last: the next is probably as long.
+    /// Length of the value that was read last: the estimate for the next one.
     guess_bytes: u64,
-    /// The longest arena that the node gives, as far as is known.
+    /// The longest arena that the node gives, as far as known.
     arena_bytes_max: u64,
     mark: Mark,
 }
 
-/// Room for a value of unknown length, at first.
+/// The initial estimate of a value's length.
 const GUESS_BYTES: u64 = 64 << 10;
 
 impl LocalClient {
-    /// Connects and gets an arena.
+    /// Connects to the node and receives an arena.
     ///
     /// # Errors
-    /// Nobody there, somebody else's node, or one that refuses: see [`LocalError`].
+    /// The node does not run, runs as an untrusted user, or refuses this client: see [`LocalError`].
     pub fn connect(config: LocalConfig) -> Result<Self, LocalError> {
         let (guess_bytes, arena_bytes_max) = (GUESS_BYTES, u64::MAX);
         let connection = Some(Connection::open(&config)?);
@@ -95,17 +99,17 @@ impl LocalClient {
         self.connection.as_ref().map_or(0, |connection| connection.arena.len())
     }
 
-    /// Takes a part of the arena, from and into which puts and gets move bytes without a copy here
-    /// ([`LocalBuffer::part`]). Its contents are whatever was there.
+    /// Allocates a part of the arena, from and into which puts and gets move bytes without a copy here
+    /// ([`LocalBuffer::part`]). Its contents are undefined.
     ///
     /// # Errors
-    /// `ArenaFull`; a connection that cannot be made.
+    /// `ArenaFull`, or no connection to the node.
     pub fn alloc(&mut self, len: u64) -> Result<LocalBuffer, StoreError> {
         let arena = Arc::clone(&self.connection()?.arena);
         arena.alloc(len)
     }
 
-    /// Reads a value and leaves it in the arena, where it is as long as the buffer lives. `None` is a miss.
+    /// Reads a value and leaves it in the arena, for as long as the buffer lives. `None` is a miss.
     ///
     /// # Errors
     /// As [`get`](Store::get).
@@ -113,8 +117,8 @@ impl LocalClient {
         self.read(key, None, u64::MAX)
     }
 
-    /// As [`alloc`](Self::alloc), for a value that the caller does not hold in the arena. One that is longer than the arena has
-    /// the arena exchanged for a longer one, unless somebody holds a buffer of it.
+    /// As [`alloc`](Self::alloc), for a value that the caller does not hold in the arena. If the value is
+    /// longer than the arena, the arena is replaced by a longer one, unless the caller holds a buffer of it.
     fn alloc_value(&mut self, len: u64) -> Result<LocalBuffer, StoreError> {
         let arena = Arc::clone(&self.connection()?.arena);
         let idle = Arc::strong_count(&arena) == 2;
@@ -122,13 +126,13 @@ impl LocalClient {
             return arena.alloc(len);
         }
         drop(arena);
-        // First, so that a node that lends little has room for the other.
+        // The old connection is closed first, so that a node with a low limit has room for the new arena.
         self.connection = None;
         let larger = LocalConfig { arena_bytes: len, ..self.config.clone() };
         let deadline = Instant::now() + Duration::from_millis(self.config.connect_ms_max.into());
         let opened = loop {
             match Connection::open(&larger) {
-                // It may not have seen yet that the other is gone.
+                // The node may not have noticed yet that the old connection is closed.
                 Err(LocalError::Refused(Refusal::Clients { .. } | Refusal::Memory { .. }))
                     if Instant::now() < deadline =>
                 {
@@ -144,7 +148,7 @@ impl LocalClient {
         self.connection.insert(opened).arena.alloc(len)
     }
 
-    /// Reads an object or a part of it, of at most `room` bytes, into a buffer of its own. `None` is a miss.
+    /// Reads an object or a part of it, at most `room` bytes, into a new buffer. `None` is a miss.
     fn read(&mut self, key: &[u8], part: Option<Part>, room: u64) -> Result<Option<LocalBuffer>, StoreError> {
         let mut wanted = part.and_then(|(_, len)| len);
         for _ in 0..LENGTH_TRIES {
@@ -169,11 +173,12 @@ impl LocalClient {
                 None => return Err(ErrorCode::InternalError.into()),
             }
         }
-        // Whoever writes this key makes it longer each time: what was there before is gone.
+        // A writer replaced the object by a longer one at each try, and the version that was looked up is
+        // gone.
         Ok(None)
     }
 
-    /// Reads as many of the first items as the arena has room for, one at least; gives how many.
+    /// Reads as many of the first items as fit the arena, at least one, and returns their number.
     fn get_some(&mut self, items: &mut [Get<'_>]) -> usize {
         let mut places = Vec::new();
         if items.len() > 1 {
@@ -213,7 +218,7 @@ impl LocalClient {
                 }
             }
         }
-        // These want more room each, which the others' buffers took up.
+        // These need more room than estimated, which the buffers of the other items took up.
         for index in longer {
             let read = self.get_alone(&items[index]);
             deliver(&mut items[index], read);
@@ -221,7 +226,7 @@ impl LocalClient {
         count
     }
 
-    /// Reads one item; where it lies then, and how long it is.
+    /// Reads one item. Returns its place in the arena and its length.
     fn get_alone<'a>(&mut self, item: &Get<'a>) -> Result<Option<(Place<'a>, u64)>, StoreError> {
         item.check()?;
         if let Sink::Local(range) = item.sink {
@@ -236,7 +241,7 @@ impl LocalClient {
         }))
     }
 
-    /// Where one of several items is read into.
+    /// Chooses the place that one of several items is read into.
     fn place_to_get<'a>(&mut self, item: &Get<'a>, first: bool) -> Result<Place<'a>, StoreError> {
         item.check()?;
         let arena = Arc::clone(&self.connection()?.arena);
@@ -245,12 +250,12 @@ impl LocalClient {
         }
         let known = item.part.and_then(|(_, len)| len);
         let wanted = known.unwrap_or(self.guess_bytes).min(plain_room(&item.sink)?);
-        // The first makes do with what there is, and finds out how long its value is.
+        // The first item uses the room that there is; its answer gives the length of the value.
         let buffer = if first { arena.alloc_up_to(wanted) } else { arena.alloc(wanted) };
         buffer.map(Place::Own)
     }
 
-    /// What an answer says of an item.
+    /// Translates the answer for an item.
     fn read_of(&mut self, item: &Get<'_>, got: Got) -> Result<Option<u64>, StoreError> {
         if let (Got::Read(len), None) = (got, item.part) {
             self.guess_bytes = len.max(1);
@@ -258,7 +263,7 @@ impl LocalClient {
         fetched(got, item.end(), item.sink.room().unwrap_or(u64::MAX))
     }
 
-    /// Stores as many of the first items as the arena has room for, one at least; gives how many.
+    /// Stores as many of the first items as fit the arena, at least one, and returns their number.
     fn put_some(&mut self, items: &mut [Put<'_>], options: &PutOptions) -> usize {
         let mut places = Vec::new();
         if items.len() > 1 {
@@ -294,7 +299,7 @@ impl LocalClient {
         stored(answer.unwrap_or(Err(ErrorCode::InternalError)))
     }
 
-    /// Where the bytes of an item lie in the arena: they are copied there, unless they are there already.
+    /// The place of an item's bytes in the arena. Bytes that are not there already are copied.
     fn place_to_put<'a>(&mut self, item: &Put<'a>) -> Result<Place<'a>, StoreError> {
         item.check()?;
         if let Source::Local(range) = item.source {
@@ -328,7 +333,7 @@ impl LocalClient {
             Err(error) => Err(error),
         };
         if answer.is_err() && self.connection.is_none() {
-            // Without an answer nobody knows whether the node will still store what is in them.
+            // Without an answer it is unknown whether the node will still store the contents of the buffers.
             items.iter().for_each(|(_, range)| range.buffer.set_asked());
         }
         answer
@@ -360,7 +365,7 @@ impl LocalClient {
                     }
                 }
             }
-            // Without an answer nobody knows whether the node still reads into them.
+            // Without an answer it is unknown whether the node still writes the buffers.
             Err(_) if self.connection.is_none() => {
                 items.iter().for_each(|(_, _, range)| range.buffer.set_held(true));
             }
@@ -369,7 +374,7 @@ impl LocalClient {
         answer
     }
 
-    /// A range as a request names it, if it can be used now.
+    /// The range as requests name it, if it can be used now.
     fn name(&mut self, arena: &Arc<Arena>, range: LocalRange<'_>) -> Result<Span, StoreError> {
         if !range.buffer.is_of(arena) {
             return Err(StoreError::ForeignMemory);
@@ -380,7 +385,7 @@ impl LocalClient {
         range.named()
     }
 
-    /// Whether nothing writes a buffer any more that was held.
+    /// Asks the node about a held buffer. Returns whether nothing writes it any more.
     fn settle(&mut self, buffer: &LocalBuffer) -> Result<bool, StoreError> {
         let over = self.ask_settled(vec![buffer.in_arena()])?.first() == Some(&true);
         if over {
@@ -389,7 +394,7 @@ impl LocalClient {
         Ok(over)
     }
 
-    /// Takes back what held buffers left behind, as far as it is not written any more.
+    /// Frees parts of dropped buffers that nothing writes any more.
     fn sweep(&mut self) -> Result<(), StoreError> {
         let Some(connection) = &self.connection else { return Ok(()) };
         let arena = Arc::clone(&connection.arena);
@@ -411,7 +416,7 @@ impl LocalClient {
         }
     }
 
-    /// The connection; makes one when there is none.
+    /// The connection; it is made if there is none.
     fn connection(&mut self) -> Result<&mut Connection, StoreError> {
         self.check_process()?;
         if self.connection.is_none() {
@@ -441,7 +446,7 @@ impl LocalClient {
         }
     }
 
-    /// The connection is of no more use, and nor is its arena.
+    /// Closes the connection after an error; its arena is not used any more.
     fn broken(&mut self, error: LocalError) -> StoreError {
         self.connection = None;
         error.into()
@@ -456,8 +461,7 @@ impl LocalClient {
 }
 
 impl Store for LocalClient {
-    /// Plain memory is copied by way of the arena, and parts of it ([`Sink::Local`]) are read into as they
-    /// are.
+    /// Plain memory is copied through the arena; parts of the arena ([`Sink::Local`]) are read into directly.
     fn batch_get(&mut self, items: &mut [Get<'_>]) -> Tally {
         let mut tally = Tally::default();
         let mut left = items;
@@ -470,9 +474,9 @@ impl Store for LocalClient {
         tally
     }
 
-    /// Plain memory is copied by way of the arena, and parts of it ([`Source::Local`]) are stored from where
-    /// they are. Without an answer the node may still store what is in the arena, so that nothing can be
-    /// written to those buffers any more.
+    /// Plain memory is copied through the arena; parts of the arena ([`Source::Local`]) are stored directly.
+    /// Without an answer the node may still store the contents of the arena, so nothing can be written to
+    /// those buffers any more.
     fn batch_put(&mut self, items: &mut [Put<'_>], options: &PutOptions) -> Tally {
         let mut tally = Tally::default();
         let mut left = items;
@@ -500,11 +504,11 @@ impl Store for LocalClient {
     fn batch_remove(
         &mut self,
         keys: &[&[u8]],
-        force: bool,
+        mode: RemoveMode,
     ) -> Result<Vec<Result<bool, StoreError>>, StoreError> {
         let mut results = Vec::with_capacity(keys.len());
         for keys in chunks(keys, |key| key) {
-            let request = Request::Remove { force, keys: keys.iter().map(|key| Key(key)).collect() };
+            let request = Request::Remove { force: mode.is_force(), keys: keys.iter().map(|key| Key(key)).collect() };
             match self.ask(&request)? {
                 Answer::Done(answers) if answers.len() == keys.len() => {
                     results.extend(answers.into_iter().map(removed));
@@ -516,21 +520,21 @@ impl Store for LocalClient {
     }
 }
 
-/// Between two tries to exchange an arena for a longer one.
+/// Pause between two tries to replace the arena by a longer one.
 const EXCHANGE_PAUSE: Duration = Duration::from_millis(5);
 
-/// Times that the room for a value of unknown length is adapted.
+/// Number of tries with a new estimate of a value's length.
 const LENGTH_TRIES: u32 = 3;
 
 fn not_connected() -> StoreError {
     lost(ErrorKind::NotConnected.into()).into()
 }
 
-/// Where an item's bytes lie in the arena.
+/// The place of an item's bytes in the arena.
 enum Place<'a> {
-    /// A buffer for this item alone.
+    /// A buffer that was allocated for this item.
     Own(LocalBuffer),
-    /// The caller's.
+    /// The caller's buffer.
     Theirs(LocalRange<'a>),
 }
 
@@ -543,10 +547,10 @@ impl Place<'_> {
     }
 }
 
-/// A key, the part that is wanted, and where it goes.
+/// A key, the requested part, and the destination.
 type Ask<'a> = (&'a [u8], Option<Part>, LocalRange<'a>);
 
-/// The room of plain memory.
+/// Bytes that fit the plain memory of a sink.
 fn plain_room(sink: &Sink<'_>) -> Result<u64, StoreError> {
     match sink {
         Sink::Vec(_) => Ok(u64::MAX),
@@ -555,7 +559,7 @@ fn plain_room(sink: &Sink<'_>) -> Result<u64, StoreError> {
     }
 }
 
-/// Copies what was read to an item's plain memory, if that is where it is to go, and ends the item.
+/// Copies what was read to the item's plain memory, if that is its sink, and sets the result.
 fn deliver(item: &mut Get<'_>, read: Result<Option<(Place<'_>, u64)>, StoreError>) {
     let result = match read {
         Ok(Some((Place::Own(buffer), len))) => {
@@ -574,12 +578,13 @@ fn deliver(item: &mut Get<'_>, read: Result<Option<(Place<'_>, u64)>, StoreError
     item.end_with(result);
 }
 
-/// Where the last byte that is wanted lies; `None`: any length will do.
+/// Length that the object must have at least; `None`: any length will do.
 fn end_of(part: Option<Part>) -> Option<u64> {
     part.map(|(start, len)| start.saturating_add(len.unwrap_or(1)))
 }
 
-/// What an answer says; `end` is where the wanted part ends, and `room` what its sink has room for.
+/// Translates an answer; `end` is the end of the requested part in the object, and `room` the bytes that fit
+/// the sink.
 fn fetched(got: Got, end: Option<u64>, room: u64) -> Result<Option<u64>, StoreError> {
     match (got, end) {
         (Got::Read(len), _) => Ok(Some(len)),
@@ -598,7 +603,7 @@ fn stored(answer: Result<(), ErrorCode>) -> Result<bool, StoreError> {
     }
 }
 
-/// Cuts a batch into what one request can carry.
+/// Splits a batch into parts that fit one request each.
 fn chunks<'a, T>(
     mut items: &'a [T],
     key: impl for<'t> Fn(&'t T) -> &'t [u8],
@@ -610,7 +615,7 @@ fn chunks<'a, T>(
     })
 }
 
-/// How many of the first items one request can carry.
+/// How many of the first items fit one request.
 fn chunk_len<T>(items: &[T], key: impl for<'t> Fn(&'t T) -> &'t [u8]) -> usize {
     let mut bytes = 0;
     let fits = |item: &&T| {

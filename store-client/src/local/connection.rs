@@ -1,4 +1,4 @@
-//! A local client's connection to its node: hello, then one question at a time.
+//! A local client's connection to its node: a handshake, then one request at a time.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -16,7 +16,7 @@ use super::client::LocalConfig;
 use super::error::LocalError;
 use super::protocol::{Answer, FRAME_BYTES_MAX, Request, VERSION, encode};
 
-/// A connection to a node, and the memory that it has lent.
+/// A connection to a node, and the memory that the node shares with it.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,
@@ -28,7 +28,7 @@ pub(super) struct Connection {
 const READ_BYTES: usize = 16 << 10;
 
 impl Connection {
-    /// Connects, says hello and maps the arena.
+    /// Connects, performs the handshake and maps the arena.
     ///
     /// # Errors
     /// See [`LocalError`].
@@ -41,7 +41,8 @@ impl Connection {
         let hello =
             Request::Hello { version: VERSION, tenant: &config.tenant, arena_bytes: config.arena_bytes };
         encode(&mut out, 1, false, &hello)?;
-        // A node that turns us away says why before it reads anything, and may have hung up by now.
+        // A node that refuses this client sends the reason before it reads anything, and may have closed the
+        // connection by now.
         let hung_up = match stream.write_all(&out) {
             Ok(()) => None,
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
@@ -74,7 +75,7 @@ impl Connection {
         let spin_end = Instant::now() + Duration::from_micros(config.spin_us.into());
         loop {
             if let Some(frame) = self.input.next_frame()? {
-                // One request at a time is under way.
+                // Only one request at a time is under way.
                 if frame.header.request_id != id {
                     return Err(WireError::Body.into());
                 }
@@ -92,7 +93,7 @@ impl Connection {
                 Ok(len) => self.input.filled(len),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     if now < spin_end {
-                        // Should the node wait for this very core, let it have it.
+                        // The node may be waiting for this core.
                         thread::yield_now();
                     } else {
                         self.sleep(deadline - now)?;
@@ -123,10 +124,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Sleeps until something arrives, at most `timeout`, and takes it.
+    /// Sleeps until bytes arrive, at most `timeout`, and reads them.
     fn sleep(&mut self, timeout: Duration) -> Result<(), LocalError> {
         let stream = &mut self.stream;
-        // Zero would mean for ever.
+        // A timeout of zero would wait without limit.
         stream.set_read_timeout(Some(timeout.max(Duration::from_micros(1)))).map_err(lost)?;
         stream.set_nonblocking(false).map_err(lost)?;
         let result = stream.read(self.input.spare_mut(READ_BYTES));
@@ -150,20 +151,20 @@ impl Connection {
     }
 }
 
-/// How long to wait when the socket is full.
+/// Pause before the next try to write to a full socket.
 const FULL_PAUSE: Duration = Duration::from_micros(50);
 
-/// A node that runs as somebody else could read all that we store.
+/// Refuses a node that runs as an untrusted user: it could read everything that this client stores.
 fn check_peer(stream: &UnixStream, config: &LocalConfig) -> Result<(), LocalError> {
     let failed = |source| LocalError::Connect { path: config.path.clone(), source };
     let uid = te_host::peer_uid(stream.as_fd()).map_err(failed)?;
     if uid == 0 || uid == te_host::own_uid() || config.trusted_uids.contains(&uid) {
         return Ok(());
     }
-    Err(LocalError::Stranger { path: config.path.clone(), uid })
+    Err(LocalError::UntrustedUser { path: config.path.clone(), uid })
 }
 
-/// The answer to a hello, and what came with it.
+/// Waits for the answer to the hello. Returns it with the file descriptor that came with it.
 fn greet(
     stream: &UnixStream,
     input: &mut FrameBuffer,
@@ -203,7 +204,7 @@ pub(super) fn lost(source: io::Error) -> LocalError {
     LocalError::Lost { source }
 }
 
-/// Whether somebody listens there.
+/// Whether a process listens at this path.
 pub(super) fn answers(path: &Path) -> bool {
     UnixStream::connect(path).is_ok()
 }

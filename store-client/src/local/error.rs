@@ -1,4 +1,4 @@
-//! Why a local client could not ask its node, or a server did not start.
+//! Errors of local clients, and of the start of their server.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,44 +10,45 @@ use store_core::{ErrorCode, WireError};
 use super::protocol::Refusal;
 use crate::error::FORKED;
 
-/// Why the node on this machine gave no (good) answer.
+/// Why a request to the node on this machine has no usable answer.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LocalError {
-    /// No node there.
+    /// No node listens at the path.
     Connect {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// The system's reason.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Somebody else's node.
-    Stranger {
-        /// Where.
+    /// The node runs as a user that is not trusted.
+    UntrustedUser {
+        /// Path of the socket.
         path: PathBuf,
-        /// Whose.
+        /// User id of the node.
         uid: u32,
     },
-    /// The node does not take this client.
+    /// The node refused this client.
     Refused(Refusal),
-    /// The connection broke; whether the request was carried out is not known.
+    /// The connection broke; whether the node carried out the request is not known.
     Lost {
-        /// The system's reason.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// No answer in time; whether the request was carried out is not known. The arena was given up.
+    /// No answer arrived in time; whether the node carried out the request is not known. The arena was given
+    /// up.
     TimedOut {
-        /// How long it was waited for.
+        /// How long the caller waited, milliseconds.
         call_ms_max: u32,
     },
-    /// The request cannot be sent, or the answer cannot be read.
+    /// The request could not be encoded, or the answer could not be decoded.
     Wire(WireError),
     /// The arena could not be mapped.
     Map {
-        /// The system's reason.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// This process is a fork of the one that connected. The arena is the parent's.
+    /// This process is a fork of the process that connected. The arena belongs to the parent.
     Forked,
 }
 
@@ -55,31 +56,31 @@ pub enum LocalError {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LocalStartError {
-    /// A field of the configuration cannot be.
+    /// A field of the configuration has an invalid value.
     Config {
-        /// Which.
+        /// Name of the field.
         field: &'static str,
-        /// What it may be.
+        /// The values that the field may have.
         need: &'static str,
     },
-    /// Somebody serves there already.
+    /// Another server listens at the path.
     InUse {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
     },
-    /// It cannot listen there.
+    /// The socket could not be created.
     Bind {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// The system's reason.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// No thread, or nothing to poll with.
+    /// The operating system did not create a thread or a poller.
     System(io::Error),
 }
 
 impl LocalError {
-    /// As one of the store's codes.
+    /// The store's error code for this error.
     #[must_use]
     pub const fn code(&self) -> ErrorCode {
         match self {
@@ -89,7 +90,7 @@ impl LocalError {
             Self::Forked => ErrorCode::Forked,
             Self::Refused(_) => ErrorCode::UnavailableInCurrentStatus,
             Self::Wire(error) => error.code(),
-            Self::Connect { .. } | Self::Stranger { .. } | Self::Lost { .. } | Self::Map { .. } => {
+            Self::Connect { .. } | Self::UntrustedUser { .. } | Self::Lost { .. } | Self::Map { .. } => {
                 ErrorCode::RpcFail
             }
         }
@@ -101,23 +102,25 @@ impl fmt::Display for LocalError {
         match self {
             Self::Connect { path, source } => write!(
                 f,
-                "no node at {}: {source}: start one with a local socket (`snowskin node --local`), and name the same path",
+                "no node at {}: {source}: start a node with a local socket (`snowskin node --local`) and use the same \
+                 path on both sides",
                 path.display()
             ),
-            Self::Stranger { path, uid } => write!(
+            Self::UntrustedUser { path, uid } => write!(
                 f,
-                "the node at {} runs as user {uid}: trust that user by number, or use a node of your own",
+                "the node at {} runs as user {uid}, who is not trusted: add {uid} to `trusted_uids`, or use a node \
+                 that runs as this user",
                 path.display()
             ),
             Self::Refused(refusal) => refusal.fmt(f),
             Self::Lost { source } => write!(f, "the connection to the node broke: {source}: try again"),
             Self::TimedOut { call_ms_max } => write!(
                 f,
-                "the node did not answer within {call_ms_max} ms: check its load, or raise `call_ms_max`; buffers are to be \
-                 allocated anew"
+                "the node did not answer within {call_ms_max} ms: check its load, or raise `call_ms_max`; then allocate \
+                 new buffers"
             ),
             Self::Wire(error) => error.fmt(f),
-            Self::Map { source } => write!(f, "the node's arena cannot be mapped: {source}"),
+            Self::Map { source } => write!(f, "the node's arena cannot be mapped: {source}: check the limits on memory"),
             Self::Forked => f.write_str(FORKED),
         }
     }
@@ -150,12 +153,14 @@ impl fmt::Display for LocalStartError {
             Self::Bind { path, source } => {
                 write!(
                     f,
-                    "cannot listen at {}: {source}: choose a path in a directory that this user may write, of 107 \
-                     bytes at most",
+                    "cannot listen at {}: {source}: choose a path of at most 107 bytes in a directory that this user \
+                     may write",
                     path.display()
                 )
             }
-            Self::System(error) => write!(f, "the system refused: {error}"),
+            Self::System(error) => {
+    write!(f, "the operating system did not create a thread or a poller: {error}: check its limits")
+            }
         }
     }
 }

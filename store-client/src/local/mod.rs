@@ -1,4 +1,5 @@
-//! The light way in: a process asks the node on its machine, over a Unix socket and shared memory.
+//! Access through the node on this machine, over a Unix socket and shared memory: no engine, no fabric, no
+//! thread.
 //!
 //! ```text
 //!   a program                                        a process with an engine: `snowskin node`, or yours
@@ -12,22 +13,25 @@
 //!                          a memory file, sealed, mapped by both
 //! ```
 //!
-//! * **Copied once.** The arena is registered with the worker's engine, which moves bytes between it and the nodes' memory
-//!   without stopping anywhere. `put` and `get` of plain bytes copy once more, between the caller's memory and the arena.
-//! * **Verified once.** The worker's [`Client`](crate::Client) checks checksum and lease before it answers, as for its own caller.
-//! * **What a client can reach** is its own arena: a request names ranges of it, and nothing else. A client that changes its
-//!   arena while a put reads it stores an object whose checksum does not fit, which every reader takes for a miss: it
-//!   harms itself. The file is sealed, so neither side can make the other fault by cutting it.
-//! * **Who may come in**: whoever the socket's mode lets in (`0600` unless configured), and of those the node's own user, root,
-//!   and users that were allowed by number; the kernel says who it is. The client in turn talks to its own user, root, or
-//!   users that it was told to trust.
-//! * **When a client dies**, its operation runs to its end, which the store's own timeouts bound; then its arena is
-//!   unregistered, and the memory is unmapped only after the engine has said that nothing touches it (law L2).
-//! * **When a node dies**, or does not answer in time, the client's arena is given up: what it was reading into stays held,
-//!   so that a late write of a node that lives after all lands in memory that nobody uses.
+//! * **Copied once.** The arena is registered with the worker's engine, which moves bytes between it and the
+//!   nodes' memory directly. `put` and `get` of plain memory copy once more, between the caller's memory and
+//!   the arena.
+//! * **Verified once.** The worker's [`Client`](crate::Client) verifies checksum and lease before it answers.
+//! * **A client can reach** its own arena and nothing else: requests name ranges of it. A client that changes
+//!   its arena while a put reads it stores an object whose checksum does not match. Every reader treats that
+//!   object as a miss, so the client harms only itself. The file is sealed, so that neither side can cause a
+//!   fault in the other by shortening it.
+//! * **Admission.** The socket's mode (`0600` unless configured) decides who can connect; of these, the node
+//!   accepts its own user, root, and the user ids in `allowed_uids`. The kernel reports the peer's user. The
+//!   client in turn accepts a node that runs as its own user, as root, or as one of its `trusted_uids`.
+//! * **When a client dies**, its operation runs to its end, which the store's own timeouts bound. Then its
+//!   arena is unregistered, and the memory is unmapped only after the engine has confirmed that nothing
+//!   touches it (law L2).
+//! * **When a node dies**, or does not answer in time, the client gives the arena up. Buffers that were being
+//!   read into stay held: if the node is alive after all, its late write lands in memory that is not used.
 //!
-//! A worker serves one request at a time, and each client belongs to one worker: an operation that waits for a dead node
-//! delays the other clients of its worker. More workers cost an engine each.
+//! A worker serves one request at a time, and each client is assigned to one worker: an operation that waits
+//! for a dead node delays the other clients of its worker. Each further worker costs an engine.
 
 mod arena;
 mod client;
@@ -52,8 +56,9 @@ pub use server::{LocalServer, LocalServerConfig, LocalStats};
 
 use crate::rpc::Address;
 
-/// Where the node of this user that uses this master listens, unless it was told otherwise: in `$XDG_RUNTIME_DIR/snowskin`,
-/// or in `/tmp/snowskin-UID`, under the master's address. So clients of one cluster do not meet the node of another.
+/// The default path of a node's socket, for this user and this master: in `$XDG_RUNTIME_DIR/snowskin`, or in
+/// `/tmp/snowskin-UID`, named after the master's address. Clients of one cluster therefore do not meet the
+/// node of another.
 #[must_use]
 pub fn default_path(master: &Address) -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
@@ -63,15 +68,15 @@ pub fn default_path(master: &Address) -> PathBuf {
     };
     let name: String =
         master.to_string().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    // A socket's path has 107 bytes; the end of a long address is what tells it from others.
+    // A socket's path has at most 107 bytes. The end of a long address is the part that distinguishes it.
     let from = name.len().saturating_sub(48);
     dir.join(format!("{}.sock", &name[from..]))
 }
 
-/// As [`default_path`], and makes its directory, for this user alone.
+/// As [`default_path`], and creates its directory, accessible to this user alone.
 ///
 /// # Errors
-/// It cannot be made, or is somebody else's, or open to others.
+/// The directory cannot be created, belongs to another user, or is accessible to others.
 pub fn make_default_path(master: &Address) -> io::Result<PathBuf> {
     let path = default_path(master);
     let Some(dir) = path.parent() else { return Ok(path) };
@@ -79,23 +84,23 @@ pub fn make_default_path(master: &Address) -> io::Result<PathBuf> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Somebody else may have been there first: in a directory for all, anybody can make any name.
+    // Another user may have created the directory first: in `/tmp` every user can create any name.
     let meta = std::fs::symlink_metadata(dir)?;
     if !meta.is_dir() || meta.uid() != te_host::own_uid() || meta.mode() & 0o077 != 0 {
         let text =
-            format!("{} must be a directory of this user's, closed to others (mode 0700)", dir.display());
+            format!("{} must be a directory of this user with mode 0700: correct its owner or remove it", dir.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
     Ok(path)
 }
 
-/// What a peer sends, for `fuzz/`. Only with `--cfg fuzzing`.
+/// Parsers of the local protocol, for `fuzz/`. Only with `--cfg fuzzing`.
 #[cfg(fuzzing)]
 pub mod fuzzing {
-    /// The body of a request, and of an answer.
+    /// Parses the body of a request, and of an answer.
     ///
     /// # Panics
-    /// When what was understood does not come back the same.
+    /// When a parsed message does not encode and parse to the same message.
     pub fn message(bytes: &[u8]) {
         super::protocol::round_trip(bytes);
     }

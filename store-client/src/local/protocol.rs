@@ -1,18 +1,19 @@
-//! What a local client and a node say to each other over their Unix socket.
+//! The protocol between a local client and a node over their Unix socket.
 //!
-//! Frames are those of the store's RPC ([`store_core::wire`]) under a kind of their own, with a lower limit on their length;
-//! bodies are postcard. Requests are answered in the order in which they were sent. No value travels here: requests name ranges
-//! of the connection's arena, by offset and length, and there is no way to name another's.
+//! Frames are those of the store's RPC ([`store_core::wire`]) with a kind and a shorter limit of their own;
+//! bodies are postcard. Requests are answered in the order in which they were sent. Values are not
+//! transferred here: requests name ranges of the connection's arena by offset and length, and cannot name
+//! another arena.
 //!
 //! | Request | Answer |
 //! |---|---|
-//! | `Hello`: version, tenant, bytes of arena wanted; first, and once | `Welcome`, with the arena's descriptor, or `Refused` |
+//! | `Hello`: version, tenant, bytes of arena requested; first, and once | `Welcome`, with the arena's file descriptor, or `Refused` |
 //! | `Put`: options; key and range of each | for each `()` or error |
 //! | `Get`: key of each, range, and which part of the object, or all | for each [`Got`] |
 //! | `Exists`, `Remove`: keys | for each `bool`; `()` or error |
-//! | `Settled`: ranges that a fabric might still have been writing | for each whether it is not any more |
+//! | `Settled`: ranges that a fabric might still be writing | for each whether nothing writes it any more |
 //!
-//! A frame that does not decode, or breaks the order, ends the connection.
+//! A frame that does not decode, or is out of order, ends the connection.
 
 use std::fmt;
 
@@ -23,20 +24,21 @@ use store_core::{ErrorCode, Frame, FrameWriter, Header, Key, WireError};
 
 use crate::item::Part;
 
-/// Spoken by both sides; a peer with another one is refused.
+/// Version of the protocol. A peer with another version is refused.
 pub(super) const VERSION: u16 = 2;
-/// Of all frames of this protocol. The RPC of masters has no such kind, so neither takes the other for its own.
+/// Kind of all frames of this protocol. The master's RPC does not use it, so neither protocol accepts frames
+/// of the other.
 const KIND: u8 = 90;
 /// Longest frame, header included, bytes.
 pub(super) const FRAME_BYTES_MAX: usize = 1 << 20;
 /// Most keys in one request.
 pub(super) const KEYS_PER_REQUEST_MAX: usize = 1024;
-/// Most bytes of keys in one request: with everything else of a thousand keys, well inside a frame.
+/// Most bytes of keys in one request: with the other fields of 1,024 keys, well below the longest frame.
 pub(super) const KEY_BYTES_PER_REQUEST_MAX: usize = 512 << 10;
 /// Longest name of a tenant, bytes.
 const TENANT_BYTES_MAX: usize = 64;
 
-/// What a client asks.
+/// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request<'a> {
     Hello {
@@ -67,7 +69,7 @@ pub(super) enum Request<'a> {
     },
 }
 
-/// A key, and where its bytes come from.
+/// A key, and the range that its bytes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Item<'a> {
     #[serde(borrow)]
@@ -75,13 +77,14 @@ pub(super) struct Item<'a> {
     pub(super) span: Span,
 }
 
-/// A key, where its bytes go, and which of them.
+/// A key, the requested part, and the range that its bytes go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Wanted<'a> {
     #[serde(borrow)]
     pub(super) key: Key<'a>,
     pub(super) span: Span,
-    /// Where the part begins, and its length, if not to the end of the object; `None`: all of the object.
+    /// Offset of the part, and its length; `None` as length: to the end of the object. `None`: the whole
+    /// object.
     pub(super) part: Option<Part>,
 }
 
@@ -92,72 +95,72 @@ pub(super) struct Span {
     pub(super) len: u64,
 }
 
-/// What a node answers.
+/// An answer of the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// May go on; the descriptor of the arena comes with it.
+    /// The client is accepted; the file descriptor of the arena comes with this answer.
     Welcome { arena_bytes: u64 },
-    /// May not; the connection is closed.
+    /// The client is refused, and the connection is closed.
     Refused(Refusal),
-    /// Of `Put` and `Remove`.
+    /// Answer to `Put` and `Remove`.
     Done(Vec<Result<(), ErrorCode>>),
-    /// Of `Get`.
+    /// Answer to `Get`.
     Got(Vec<Got>),
-    /// Of `Exists` and `Settled`.
+    /// Answer to `Exists` and `Settled`.
     Whether(Vec<bool>),
     /// The request failed as a whole.
     Failed(ErrorCode),
 }
 
-/// How one key of a get ended.
+/// Result of one key of a get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Got {
-    /// So many bytes lie in its range, and their checksum is the committed one.
+    /// This many bytes are in the range, and their checksum is the committed one.
     Read(u64),
-    /// Not there, or not intact, or not in time.
+    /// Not found, or not found intact and in time.
     Miss,
-    /// The object, or the wanted part of it, has so many bytes: more than its range.
+    /// The object, or its requested part, has this many bytes: more than the range.
     TooLong(u64),
-    /// A fabric may still write its range.
+    /// A fabric may still write the range.
     Held,
     Failed(ErrorCode),
 }
 
-/// Why a node does not take a client.
+/// Why a node refuses a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It speaks another version of the local protocol than the node.
+    /// The node speaks another version of the local protocol.
     Version {
         /// The client's version.
         theirs: u16,
     },
-    /// The user is neither the node's own, nor root, nor one that was allowed.
+    /// The user is neither the node's own, nor root, nor in `allowed_uids`.
     User {
-        /// Who.
+        /// User id of the client.
         uid: u32,
     },
-    /// The node acts for another tenant.
+    /// The node serves another tenant.
     Tenant,
-    /// The node has as many clients as it takes.
+    /// The node has reached its limit of clients.
     Clients {
-        /// How many.
+        /// The limit.
         clients_max: u32,
     },
-    /// The arenas of all clients have as many bytes as the node lends.
+    /// The node has reached its limit of memory for arenas.
     Memory {
-        /// How many are left.
+        /// Bytes that are still available.
         bytes_left: u64,
     },
-    /// The node cannot work for anybody now.
+    /// The node itself cannot use the store at present.
     Store(ErrorCode),
 }
 
 impl Request<'_> {
-    /// Reads a request.
+    /// Decodes a request.
     ///
     /// # Errors
-    /// `Kind`, `Body`, `TooManyKeys`: the connection cannot go on.
+    /// `Kind`, `Body`, `TooManyKeys`: the connection cannot continue.
     pub(super) fn decode<'a>(frame: &Frame<'a>) -> Result<Request<'a>, WireError> {
         if frame.header.kind != KIND || frame.header.response {
             return Err(WireError::Kind(frame.header.kind));
@@ -189,7 +192,7 @@ impl Request<'_> {
 }
 
 impl Answer {
-    /// Reads an answer.
+    /// Decodes an answer.
     ///
     /// # Errors
     /// `Kind`, `Body`.
@@ -204,7 +207,7 @@ impl Answer {
 /// Appends a frame.
 ///
 /// # Errors
-/// `TooLong`; `out` is as it was.
+/// `TooLong`; `out` is unchanged then.
 pub(super) fn encode<T: Serialize>(
     out: &mut Vec<u8>,
     request_id: u64,
@@ -234,33 +237,30 @@ impl fmt::Display for Refusal {
         match self {
             Self::Version { theirs } => write!(
                 f,
-                "the node does not speak version {theirs} of the local protocol, which the client speaks: run the \
-                 same release on both sides"
+                "the node does not speak version {theirs} of the local protocol, as the client does: run the same \
+                 release on both sides"
             ),
-            Self::User { uid } => {
-                write!(
-                    f,
-                    "user {uid} may not use this node: run as the node's user, or have the node allow it"
-                )
-            }
-            Self::Tenant => {
-                f.write_str("the node acts for another tenant: name that one, or use another node")
-            }
+            Self::User { uid } => write!(
+                f,
+                "user {uid} may not use this node: run as the node's user, or add {uid} to the node's `allowed_uids`"
+            ),
+            Self::Tenant => f.write_str("the node serves another tenant: use that tenant, or another node"),
             Self::Clients { clients_max } => write!(
                 f,
                 "the node has {clients_max} local clients, which is its limit: close some, or raise `clients_max`"
             ),
             Self::Memory { bytes_left } => write!(
                 f,
-                "the node has {bytes_left} bytes left for arenas: ask for a smaller one, close other clients, or raise \
-                 `arenas_bytes_max`"
+                "the node has {bytes_left} bytes left for arenas: request a smaller arena, close other clients, or \
+                 raise `arenas_bytes_max`"
             ),
             Self::Store(code) => write!(f, "the node cannot use the store: {code}"),
         }
     }
 }
 
-/// Takes `bytes` for a request and for an answer: what is understood comes back the same.
+/// Decodes `bytes` as a request and as an answer. A decoded message must encode and decode to the same
+/// message.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn round_trip(bytes: &[u8]) {
     fn again<T: Serialize>(message: &T, response: bool) -> Vec<u8> {
@@ -273,13 +273,13 @@ pub(crate) fn round_trip(bytes: &[u8]) {
         let frame = Frame { header, body: &bytes[..bytes.len().min(FRAME_BYTES_MAX / 4)] };
         if let Ok(request) = Request::decode(&frame) {
             let out = again(&request, false);
-            let frame = Frame::parse(&out).expect("our own").expect("complete").0;
-            assert_eq!(Request::decode(&frame).expect("our own"), request);
+            let frame = Frame::parse(&out).expect("our own frame").expect("complete").0;
+            assert_eq!(Request::decode(&frame).expect("our own request"), request);
         }
         if let Ok(answer) = Answer::decode(&frame) {
             let out = again(&answer, true);
-            let frame = Frame::parse(&out).expect("our own").expect("complete").0;
-            assert_eq!(Answer::decode(&frame).expect("our own"), answer);
+            let frame = Frame::parse(&out).expect("our own frame").expect("complete").0;
+            assert_eq!(Answer::decode(&frame).expect("our own answer"), answer);
         }
     }
 }
@@ -324,7 +324,7 @@ mod tests {
                 assert_eq!(Request::decode(&part), Err(WireError::Body), "{request:?} cut at {len}");
             }
             let answer = Frame { header: Header { response: true, ..frame.header }, ..frame };
-            assert_eq!(Request::decode(&answer), Err(WireError::Kind(KIND)), "an answer is no request");
+            assert_eq!(Request::decode(&answer), Err(WireError::Kind(KIND)), "an answer is not a request");
         }
     }
 
@@ -344,8 +344,8 @@ mod tests {
         let long = Request::Exists { keys: vec![Key(&[0; 1024]); 1024] };
         let mut out = vec![1, 2, 3];
         assert!(matches!(encode(&mut out, 1, false, &long), Err(WireError::TooLong { .. })));
-        assert_eq!(out, [1, 2, 3], "what was there before is as it was");
-        // A count that no frame could hold allocates nothing to speak of.
+        assert_eq!(out, [1, 2, 3], "the buffer is unchanged");
+        // A count that no frame could hold must not cause a large allocation.
         round_trip(&[3, 0xff, 0xff, 0xff, 0xff, 0x0f]);
     }
 
@@ -365,7 +365,7 @@ mod tests {
             let mut bytes = Vec::new();
             for _ in 0..state % 40 {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                // Small numbers make variants and counts that exist.
+                // Small numbers are likely to be valid variants and counts.
                 bytes.push((state >> 60) as u8 * u8::from(state & 7 != 0));
             }
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

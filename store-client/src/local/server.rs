@@ -1,4 +1,4 @@
-//! [`LocalServer`]: who listens for local clients, lets them in, and hands each to a worker.
+//! [`LocalServer`]: accepts local clients and hands each to a worker.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -24,34 +24,37 @@ use super::worker::Worker;
 use crate::config::ClientConfig;
 use crate::metrics::ClientMetrics;
 
-/// What a [`LocalServer`] can be told.
+/// Settings of a [`LocalServer`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LocalServerConfig {
-    /// Where to listen. What is left of a server that died is replaced; one that lives is not.
+    /// Path of the socket. A socket that a dead server left behind is replaced; that of a live server is not.
     pub path: PathBuf,
-    /// The socket's mode. Default `0600`: our own user.
+    /// Mode of the socket. Default `0600`: this user alone.
     pub mode: u32,
-    /// Users beside our own and root that are let in, should `mode` let them come. Default none.
+    /// User ids, beside our own and root, that are accepted if `mode` lets them connect. Default: none.
     pub allowed_uids: Vec<u32>,
-    /// How workers use the store, and for which tenant. They connect when the first client comes.
+    /// Settings of the workers' clients, with the tenant that they act for. The workers connect when the
+    /// first local client comes.
     pub client: ClientConfig,
-    /// Workers: a thread and an engine each. 1 to 64; default 2.
+    /// Number of workers, each with a thread and an engine. 1 to 64. Default 2.
     pub workers: u16,
-    /// Clients at a time. 1 to 2,048; default 64.
+    /// Most clients at a time. 1 to 2,048. Default 64.
     pub clients_max: u32,
-    /// Longest arena of one client, bytes, and with it the longest value that passes through one; more is not given. Arenas are
-    /// multiples of 64 bytes. At least 64; default 1 GiB.
+    /// Longest arena of one client, bytes, and with it the longest value that a client can get or put. A
+    /// client that requests more gets this much. Arenas are multiples of 64 bytes. At least 64. Default 1
+    /// GiB.
     pub arena_bytes_max: u64,
-    /// Arenas of all clients together, bytes. Default 8 GiB.
+    /// Limit on the arenas of all clients together, bytes. Default 8 GiB.
     pub arenas_bytes_max: u64,
-    /// How long a client may take to say hello, milliseconds. Default 2,000.
+    /// How long a client may take to send its hello, milliseconds. Default 2,000.
     pub hello_ms_max: u32,
-    /// How long a worker spins after its last request before it sleeps in the kernel, microseconds. Default 50.
+    /// How long a worker spins after a request before it sleeps in the kernel, microseconds. Default 50.
     pub spin_us: u32,
 }
 
 impl LocalServerConfig {
-    /// The defaults, to listen there.
+    /// The defaults, for this path.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, client: ClientConfig) -> Self {
         Self {
@@ -68,14 +71,14 @@ impl LocalServerConfig {
         }
     }
 
-    /// Checks what can be checked before anything is opened.
+    /// Checks everything that can be checked before anything is opened.
     ///
     /// # Errors
-    /// Names the field and what it may be.
+    /// [`LocalStartError::Config`] with the field and the values that it may have.
     pub fn validate(&self) -> Result<(), LocalStartError> {
         let wrong = |field, need| Err(LocalStartError::Config { field, need });
         if self.client.validate().is_err() {
-            return wrong("client", "must be valid by itself");
+            return wrong("client", "must be valid settings of a client");
         }
         if !(1..=64).contains(&self.workers) {
             return wrong("workers", "must be 1 to 64");
@@ -87,43 +90,45 @@ impl LocalServerConfig {
             return wrong("arena_bytes_max", "must be at least 64");
         }
         if self.mode & !0o777 != 0 || self.mode & 0o600 != 0o600 {
-            return wrong("mode", "must let our own user read and write, and have no bits beyond 0777");
+            return wrong("mode", "must let this user read and write, and have no bits beyond 0777");
         }
         Ok(())
     }
 }
 
-/// Serves local clients, from threads of its own. Dropping it stops it.
+/// Serves local clients on its own threads. Dropping it stops it.
 #[derive(Debug)]
 pub struct LocalServer {
     path: PathBuf,
-    /// Device and inode of the socket, so that nobody else's is removed.
+    /// Device and inode of the socket, so that the socket of another server is not removed.
     file: Option<(u64, u64)>,
     shared: Arc<Shared>,
-    /// Of every thread.
+    /// Wakers of all threads.
     wakers: Vec<Arc<Waker>>,
     threads: Vec<JoinHandle<()>>,
     mark: Mark,
 }
 
-/// What a [`LocalServer`] has seen since it started.
+/// What a [`LocalServer`] has counted since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LocalStats {
-    /// Clients now.
+    /// Clients at present.
     pub clients: u32,
-    /// Arenas of clients now, and of those that have gone and whose memory might still be touched, bytes.
+    /// Bytes of arenas: those of the present clients, and those of former clients that a fabric may still
+    /// touch.
     pub arenas_bytes: u64,
-    /// Clients that were let in.
+    /// Clients that were accepted.
     pub clients_total: u64,
-    /// Connections that were turned away.
+    /// Connections that were refused.
     pub refused_total: u64,
     /// Requests that were answered.
     pub requests_total: u64,
-    /// Connections that ended because of what they sent.
+    /// Connections that were closed because of an invalid or missing message.
     pub broken_total: u64,
 }
 
-/// What its threads have in common.
+/// State that the threads share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(super) stop: AtomicBool,
@@ -133,9 +138,9 @@ pub(crate) struct Shared {
     pub(super) refused_total: AtomicU64,
     pub(super) requests_total: AtomicU64,
     pub(super) broken_total: AtomicU64,
-    /// Of the workers' clients.
+    /// Metrics of the workers' clients.
     pub(super) metrics: Mutex<Vec<ClientMetrics>>,
-    /// For tests: the next read of a worker looks as if it did not drain, until it is told that it has.
+    /// For tests: the next read of a worker looks as if it did not drain, until `unstick` is set.
     #[cfg(test)]
     pub(crate) identities: Mutex<Vec<u64>>,
     #[cfg(test)]
@@ -144,8 +149,8 @@ pub(crate) struct Shared {
     pub(super) unstick: AtomicBool,
 }
 
-/// A worker, as the acceptor sees it.
-struct Desk {
+/// The acceptor's handle of a worker.
+struct WorkerHandle {
     clients: Sender<UnixStream>,
     waker: Arc<Waker>,
     load: Arc<AtomicU32>,
@@ -155,7 +160,7 @@ struct Acceptor {
     config: LocalServerConfig,
     listener: UnixListener,
     poll: Poll,
-    desks: Vec<Desk>,
+    workers: Vec<WorkerHandle>,
     shared: Arc<Shared>,
 }
 
@@ -176,18 +181,18 @@ impl LocalServer {
             threads: Vec::new(),
             mark: Mark::new(),
         };
-        // Should one of the threads not start, dropping `this` stops the others.
+        // If a thread does not start, dropping `this` stops the others.
         this.spawn(config, listener).map_err(LocalStartError::System)?;
         Ok(this)
     }
 
-    /// Where it listens.
+    /// Path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it has seen.
+    /// Its counters.
     #[must_use]
     pub fn stats(&self) -> LocalStats {
         LocalStats {
@@ -200,15 +205,15 @@ impl LocalServer {
         }
     }
 
-    /// What its workers' clients of the store have seen: for [`metrics_text_of`](crate::metrics_text_of). There are none before the
-    /// first local client has come.
+    /// Metrics of the workers' clients, for [`metrics_text_of`](crate::metrics_text_of). The list is empty
+    /// before the first local client has come.
     #[must_use]
     pub fn client_metrics(&self) -> Vec<ClientMetrics> {
         self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends what is under way, closes all connections, removes the socket. An operation that waits for a dead node may take
-    /// as long as the store's own timeouts allow.
+    /// Finishes what is under way, closes all connections and removes the socket. An operation that waits for
+    /// a dead node may take as long as the store's own timeouts allow.
     pub fn stop(mut self) {
         self.end();
     }
@@ -219,7 +224,7 @@ impl LocalServer {
     }
 
     fn spawn(&mut self, config: LocalServerConfig, listener: UnixListener) -> io::Result<()> {
-        let mut desks = Vec::new();
+        let mut workers = Vec::new();
         for index in 0..config.workers {
             let poll = Poll::new()?;
             let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
@@ -231,12 +236,12 @@ impl LocalServer {
                 thread::Builder::new().name(format!("snowskin-local{index}")).spawn(move || worker.run())?;
             self.threads.push(thread);
             self.wakers.push(Arc::clone(&waker));
-            desks.push(Desk { clients, waker, load });
+            workers.push(WorkerHandle { clients, waker, load });
         }
         let poll = Poll::new()?;
         self.wakers.push(Arc::new(Waker::new(poll.registry(), WAKE)?));
         listener.set_nonblocking(true)?;
-        let acceptor = Acceptor { config, listener, poll, desks, shared: Arc::clone(&self.shared) };
+        let acceptor = Acceptor { config, listener, poll, workers, shared: Arc::clone(&self.shared) };
         let thread = thread::Builder::new().name("snowskin-accept".into()).spawn(move || acceptor.run())?;
         self.threads.push(thread);
         Ok(())
@@ -247,14 +252,14 @@ impl LocalServer {
             return;
         }
         if self.mark.is_forked() {
-            // The threads, and the socket, are the parent's.
+            // The threads and the socket belong to the parent.
             self.threads.drain(..).for_each(std::mem::forget);
             return;
         }
         self.shared.stop.store(true, Ordering::Release);
         for waker in &self.wakers {
             if let Err(error) = waker.wake() {
-                log::warn!("waking a thread of the local server: {error}");
+                log::warn!("a thread of the local server cannot be woken: {error}");
             }
         }
         for thread in self.threads.drain(..) {
@@ -262,7 +267,7 @@ impl LocalServer {
                 log::error!("a thread of the local server panicked");
             }
         }
-        // Another server may have taken the path since.
+        // Another server may have taken the path over.
         let now = fs::symlink_metadata(&self.path).ok().map(|meta| (meta.dev(), meta.ino()));
         if self.file.is_some() && now == self.file {
             let _ = fs::remove_file(&self.path);
@@ -278,30 +283,31 @@ impl Drop for LocalServer {
 
 pub(super) const WAKE: Token = Token(usize::MAX);
 const LISTEN: Token = Token(0);
-/// How long not to listen after a client could not be accepted: no descriptor is left, and who waits would wake us again.
-const REST: Duration = Duration::from_millis(100);
+/// Pause after a connection could not be accepted, for example because no file descriptor is left. The
+/// waiting connection would wake the acceptor again at once.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 impl Acceptor {
     fn run(mut self) {
         let raw = std::os::fd::AsRawFd::as_raw_fd(&self.listener);
         let registered = self.poll.registry().register(&mut SourceFd(&raw), LISTEN, Interest::READABLE);
         if let Err(error) = registered {
-            return log::error!("local clients cannot be heard: {error}");
+            return log::error!("local clients cannot be accepted: {error}: restart the node");
         }
         let mut events = Events::with_capacity(4);
-        let mut rest = None;
+        let mut backoff = None;
         while !self.shared.stop.load(Ordering::Acquire) {
-            match self.poll.poll(&mut events, rest) {
+            match self.poll.poll(&mut events, backoff) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                    return log::error!("local clients cannot be heard: {error}");
+                    return log::error!("local clients cannot be accepted any more: {error}: restart the node");
                 }
                 _ => {}
             }
-            rest = self.accept();
+            backoff = self.accept();
         }
     }
 
-    /// Lets in all who wait. After a failure, how long to wait before the next try.
+    /// Accepts all waiting connections. After a failure, returns the pause before the next try.
     fn accept(&self) -> Option<Duration> {
         loop {
             match self.listener.accept() {
@@ -313,8 +319,8 @@ impl Acceptor {
                         io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
                     ) => {}
                 Err(error) => {
-                    log::warn!("accepting a local client failed: {error}");
-                    return Some(REST);
+                    log::warn!("a local client cannot be accepted: {error}: next try in {} ms", ACCEPT_BACKOFF.as_millis());
+                    return Some(ACCEPT_BACKOFF);
                 }
             }
         }
@@ -323,21 +329,21 @@ impl Acceptor {
     fn admit(&self, stream: UnixStream) {
         if let Err(refusal) = self.examine(&stream) {
             self.shared.refused_total.fetch_add(1, Ordering::Relaxed);
-            log::warn!("a local client was turned away: {refusal}");
-            turn_away(&stream, refusal);
+            log::warn!("a local client was refused: {refusal}");
+            send_refusal(&stream, refusal);
             return;
         }
-        let Some(desk) = self.desks.iter().min_by_key(|desk| desk.load.load(Ordering::Relaxed)) else {
+        let Some(worker) = self.workers.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed)) else {
             return;
         };
         self.shared.clients.fetch_add(1, Ordering::Relaxed);
         self.shared.clients_total.fetch_add(1, Ordering::Relaxed);
-        desk.load.fetch_add(1, Ordering::Relaxed);
-        if desk.clients.send(stream).is_err() {
-            // A worker that is gone has stopped, or could not go on.
+        worker.load.fetch_add(1, Ordering::Relaxed);
+        if worker.clients.send(stream).is_err() {
+            // The worker has ended, because the server stops or its poller failed.
             self.shared.clients.fetch_sub(1, Ordering::Relaxed);
-        } else if let Err(error) = desk.waker.wake() {
-            log::warn!("waking a worker of the local server: {error}");
+        } else if let Err(error) = worker.waker.wake() {
+            log::warn!("a worker of the local server cannot be woken: {error}");
         }
     }
 
@@ -355,15 +361,15 @@ impl Acceptor {
     }
 }
 
-/// Says why, if there is room for it, and hangs up.
-fn turn_away(mut stream: &UnixStream, refusal: Refusal) {
+/// Sends the reason without waiting, and closes the connection.
+fn send_refusal(mut stream: &UnixStream, refusal: Refusal) {
     let mut out = Vec::new();
     if encode(&mut out, 0, true, &Answer::Refused(refusal)).is_ok() && stream.set_nonblocking(true).is_ok() {
         let _ = stream.write(&out);
     }
 }
 
-/// Listens at `path`. A socket that nobody serves any more is replaced.
+/// Listens at `path`. A socket on which no process listens is replaced.
 fn bind(path: &Path, mode: u32) -> Result<UnixListener, LocalStartError> {
     let failed = |source| LocalStartError::Bind { path: path.to_owned(), source };
     let listener = match UnixListener::bind(path) {
@@ -381,7 +387,7 @@ fn bind(path: &Path, mode: u32) -> Result<UnixListener, LocalStartError> {
         }
         bound => bound.map_err(failed)?,
     };
-    // Whoever came before this has the right user, or is turned away for that.
+    // A client that connected before this is refused if its user is not allowed.
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed)?;
     Ok(listener)
 }

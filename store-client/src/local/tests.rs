@@ -1,11 +1,11 @@
-//! What no real fabric can be made to do on demand: a read that does not drain.
+//! Tests with a simulated read that does not drain, which no real fabric produces on demand.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use store_core::message::PutOptions;
 use store_master::{Config, MasterHandle, MasterServer};
 use te_engine::Fabrics;
+use te_fabric::testkit::eventually;
 
 use super::{LocalClient, LocalConfig, LocalServer, LocalServerConfig, default_path};
 use crate::{ClientConfig, Get, Node, NodeConfig, Store as _, StoreError};
@@ -34,16 +34,8 @@ fn store() -> (Store, LocalConfig) {
     (Store { server, _node: node, _master: master, _dir: dir }, local)
 }
 
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(15);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 #[test]
-fn a_buffer_that_may_still_be_written_is_nobodys_until_it_is_not() {
+fn a_buffer_that_may_still_be_written_is_used_by_no_operation_until_it_has_drained() {
     let (store, config) = store();
     let mut client = LocalClient::connect(config).unwrap();
     let bytes: Vec<u8> = (0..LEN).map(|i| (i * 7 / 3) as u8).collect();
@@ -60,7 +52,7 @@ fn a_buffer_that_may_still_be_written_is_nobodys_until_it_is_not() {
     assert!(matches!(buffer.write(0, &[0]), Err(StoreError::Held)));
     assert!(matches!(client.put(b"l", buffer.all(), &ONE), Err(StoreError::Held)));
     assert!(matches!(client.get_with(Get::new(b"k", buffer.part(0, 1))), Err(StoreError::Held)));
-    // Everything else goes on, but never in the memory of the buffer.
+    // Other operations go on, but never in the memory of the buffer.
     let held = buffer.in_arena();
     drop(buffer);
     let mut others = Vec::new();
@@ -78,7 +70,7 @@ fn a_buffer_that_may_still_be_written_is_nobodys_until_it_is_not() {
     store.server.shared().unstick.store(true, Ordering::SeqCst);
     client.exists(b"k").unwrap();
     let all: Vec<_> = std::iter::from_fn(|| client.alloc(LEN).ok()).collect();
-    assert_eq!(all.len(), room + 1, "it came back when it had drained");
+    assert_eq!(all.len(), room + 1, "the part is free again after it has drained");
 }
 
 #[test]
@@ -107,14 +99,14 @@ fn an_arena_that_may_still_be_written_outlives_its_client() {
     assert_eq!(client.get(b"k").unwrap(), None);
     drop(client);
     eventually("the client is gone", || store.server.stats().clients == 0);
-    // Others are served meanwhile, and the memory stays registered, and counted.
+    // Other clients are served meanwhile. The memory stays registered and counted.
     let mut other = LocalClient::connect(config).unwrap();
     for _ in 0..20 {
         assert!(!other.exists(b"nothing").unwrap());
     }
     assert_eq!(store.server.stats().arenas_bytes, 2 * arena_bytes);
     store.server.shared().unstick.store(true, Ordering::SeqCst);
-    eventually("the arena goes when it has drained", || store.server.stats().arenas_bytes == arena_bytes);
+    eventually("the arena is freed when it has drained", || store.server.stats().arenas_bytes == arena_bytes);
 }
 
 #[test]

@@ -21,60 +21,60 @@ use crate::client::Client;
 use crate::error::StoreError;
 use crate::item::{Get, Put, Sink, Source};
 use crate::memory::BufferRange;
-use crate::store::Store as _;
+use crate::store::{RemoveMode, Store as _};
 
 pub(super) struct Worker {
     config: LocalServerConfig,
     poll: Poll,
     newcomers: Receiver<std::os::unix::net::UnixStream>,
-    /// Connections of this worker, for whoever hands them out.
+    /// Number of connections of this worker, for the acceptor.
     load: Arc<AtomicU32>,
     shared: Arc<Shared>,
     client: Option<Client>,
     connections: Vec<Option<Connection>>,
-    /// Connections that may have something to read, or a request that is complete; each is in here once.
+    /// Connections that may have bytes to read or a complete request; each is listed once.
     ready: VecDeque<usize>,
-    /// Arenas whose client is gone, and which the engine has not let go of yet.
+    /// Arenas of closed connections that the engine has not released yet.
     ending: Vec<SharedRegion>,
 }
 
 struct Connection {
     stream: UnixStream,
     input: FrameBuffer,
-    /// An answer that is not sent yet; nothing more is read until it is.
+    /// Answers that are not sent yet; nothing more is read while there are any.
     out: Vec<u8>,
     written: usize,
     arena: Option<SharedRegion>,
     since: Instant,
     queued: bool,
-    /// Waits for room rather than for requests.
-    deaf: bool,
-    /// It was turned away: what is to be said is said, and that was it.
+    /// Whether the connection waits until it can write, instead of until it can read.
+    write_blocked: bool,
+    /// Whether the client was refused: the connection is closed once the reason has been sent.
     refused: bool,
-    /// The last read took all that there was room for: the kernel may not speak of the rest again.
+    /// Whether the last read filled the buffer: the kernel may not report the remaining bytes again.
     unread: bool,
-    /// The peer has closed its side: read on until nothing is left, however little comes.
+    /// Whether the peer has closed its side: everything that is left is read, however short the reads are.
     closing: bool,
 }
 
-/// What is to become of a connection.
+/// What to do with a connection next.
 enum Next {
-    /// There may be more to do.
+    /// Serve it again in the next turn.
     Again,
-    /// Nothing until the kernel says so.
+    /// Wait until the poller reports an event.
     Wait,
     Close,
 }
 
-/// A connection that cannot go on.
+/// A connection that cannot continue.
 struct Broken;
 
 const EVENTS_MAX: usize = 64;
 const READ_BYTES: usize = 16 << 10;
-/// How often arenas of the dead, and clients that have not said hello, are looked at.
+/// How often arenas of closed connections, and clients without a hello, are checked.
 const TICK: Duration = Duration::from_millis(50);
-/// How long to wait, at the end, for arenas that a fabric might still touch. What is left then goes with the engine, which
-/// knows what it must not free.
+/// How long a worker that stops waits for arenas that a fabric might still touch. Arenas that are left then
+/// are released with the engine, which does not free memory that is in use.
 const END_MAX: Duration = Duration::from_secs(2);
 
 impl Worker {
@@ -114,7 +114,7 @@ impl Worker {
             };
             match self.poll.poll(&mut events, timeout) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                    log::error!("a worker for local clients ends: {error}");
+                    log::error!("a worker for local clients ends: its poller failed: {error}: restart the node");
                     break;
                 }
                 _ => {}
@@ -129,7 +129,7 @@ impl Worker {
             if served {
                 spin_end = Instant::now() + spin;
             } else if spins && events.is_empty() {
-                // Should a client wait for this very core, let it have it.
+                // A client may be waiting for this core.
                 thread::yield_now();
             }
             self.tidy();
@@ -137,7 +137,7 @@ impl Worker {
         self.end();
     }
 
-    /// Whether something is to be done even if nothing is heard.
+    /// Whether there is something to check even if no event arrives.
     fn has_deadlines(&self) -> bool {
         !self.ending.is_empty()
             || self.connections.iter().flatten().any(|connection| connection.arena.is_none())
@@ -164,7 +164,7 @@ impl Worker {
                         arena: None,
                         since: Instant::now(),
                         queued: false,
-                        deaf: false,
+                        write_blocked: false,
                         refused: false,
                         unread: false,
                         closing: false,
@@ -172,14 +172,14 @@ impl Worker {
                     self.note(index, false);
                 }
                 Err(error) => {
-                    log::warn!("a local client cannot be heard: {error}");
+                    log::warn!("a local client cannot be registered with the poller: {error}");
                     self.count_out();
                 }
             }
         }
     }
 
-    /// The kernel says that there is something.
+    /// Puts a connection into the queue after an event.
     fn note(&mut self, index: usize, closing: bool) {
         let Some(Some(connection)) = self.connections.get_mut(index) else { return };
         connection.closing |= closing;
@@ -189,7 +189,7 @@ impl Worker {
         }
     }
 
-    /// Each connection that is ready has one request served. Whether any had.
+    /// Serves one request of each connection in the queue. Returns whether any was served.
     fn turn(&mut self) -> bool {
         let mut served = false;
         for _ in 0..self.ready.len() {
@@ -215,7 +215,7 @@ impl Worker {
         served
     }
 
-    /// Serves one request, if one is there.
+    /// Serves one request, if a complete one has arrived.
     fn serve(&mut self, index: usize, connection: &mut Connection, served: &mut bool) -> Next {
         let next = self.try_serve(index, connection, served);
         next.unwrap_or_else(|Broken| {
@@ -231,9 +231,9 @@ impl Worker {
         served: &mut bool,
     ) -> Result<Next, Broken> {
         if !connection.flush() {
-            return self.deafen(index, connection, true);
+            return self.set_write_blocked(index, connection, true);
         }
-        self.deafen(index, connection, false)?;
+        self.set_write_blocked(index, connection, false)?;
         let mut input = std::mem::take(&mut connection.input);
         let pending_bytes = input.pending_bytes();
         let answered = match input.next_frame() {
@@ -256,15 +256,15 @@ impl Worker {
                 answered?;
                 *served = true;
                 if connection.refused {
-                    // If there is no room for a word, there is none to be had.
+                    // One try: a client without room for the refusal is not waited for.
                     connection.flush();
                     return Ok(Next::Close);
                 }
                 self.shared.requests_total.fetch_add(1, Ordering::Relaxed);
                 if !connection.flush() {
-                    return self.deafen(index, connection, true);
+                    return self.set_write_blocked(index, connection, true);
                 }
-                // Whoever sends one request at a time has sent no other yet.
+                // A client that sends one request at a time has not sent the next one yet.
                 let more = connection.input.pending_bytes() > 0 || connection.unread || connection.closing;
                 Ok(if more { Next::Again } else { Next::Wait })
             }
@@ -272,16 +272,21 @@ impl Worker {
         }
     }
 
-    /// Waits for room, or for requests again.
-    fn deafen(&self, index: usize, connection: &mut Connection, deaf: bool) -> Result<Next, Broken> {
-        if deaf != connection.deaf {
-            let interest = if deaf { Interest::WRITABLE } else { Interest::READABLE };
+    /// Makes the poller report when the connection can be written, or else when it can be read.
+    fn set_write_blocked(
+    &self,
+    index: usize,
+    connection: &mut Connection,
+    write_blocked: bool,
+    ) -> Result<Next, Broken> {
+    if write_blocked != connection.write_blocked {
+            let interest = if write_blocked { Interest::WRITABLE } else { Interest::READABLE };
             let registry = self.poll.registry();
             registry.reregister(&mut connection.stream, Token(index), interest).map_err(|error| {
-                log::warn!("a local client cannot be heard any more: {error}");
+                log::warn!("a local client is disconnected: the poller failed: {error}");
                 Broken
             })?;
-            connection.deaf = deaf;
+            connection.write_blocked = write_blocked;
         }
         Ok(Next::Wait)
     }
@@ -290,7 +295,7 @@ impl Worker {
         if let Request::Hello { version, tenant, arena_bytes } = *request {
             return self.greet(connection, id, version, tenant, arena_bytes);
         }
-        // Nothing before hello.
+        // Every connection begins with a hello.
         let arena = connection.arena.clone().ok_or(Broken)?;
         let client = self.client.as_mut().ok_or(Broken)?;
         #[cfg(test)]
@@ -326,7 +331,7 @@ impl Worker {
             }
             Err(refusal) => {
                 self.shared.refused_total.fetch_add(1, Ordering::Relaxed);
-                log::warn!("a local client was turned away: {refusal}");
+                log::warn!("a local client was refused: {refusal}");
                 connection.refused = true;
                 encode(&mut connection.out, id, true, &Answer::Refused(refusal)).map_err(broken)
             }
@@ -356,7 +361,8 @@ impl Worker {
             self.client = Some(client);
         }
         let Some(client) = &mut self.client else { return Err(Refusal::Store(ErrorCode::InternalError)) };
-        // What is no whole grain could never be given out: an arena as long as one value has to have room for it.
+        // A part of a grain could never be handed out, and an arena as long as one value must have room for
+        // the value.
         let bytes_max = self.config.arena_bytes_max / GRAIN_BYTES * GRAIN_BYTES;
         let bytes = arena_bytes.clamp(1, bytes_max).next_multiple_of(GRAIN_BYTES);
         let total = self.config.arenas_bytes_max;
@@ -369,14 +375,14 @@ impl Worker {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         client.alloc_lent(len).map_err(|error| {
             self.shared.arenas_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            log::warn!("no arena of {bytes} bytes: {error}");
+            log::warn!("an arena of {bytes} bytes for a local client cannot be allocated: {error}");
             Refusal::Memory { bytes_left: 0 }
         })
     }
 
     fn close(&mut self, mut connection: Connection) {
         if let Err(error) = self.poll.registry().deregister(&mut connection.stream) {
-            log::debug!("a local client that has gone: {error}");
+            log::debug!("a local client that has gone cannot be deregistered: {error}");
         }
         self.ending.extend(connection.arena.take());
         self.count_out();
@@ -387,12 +393,12 @@ impl Worker {
         self.load.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Unregisters arenas of the dead, and hangs up on those who do not say hello.
+    /// Unregisters arenas of closed connections, and disconnects clients that did not send a hello in time.
     fn tidy(&mut self) {
         if self.client.as_ref().is_some_and(Client::is_expelled) {
-            // Its engine is of no more use, and nor are the arenas that are registered with it. Local clients come back and get
-            // others, from another.
-            log::warn!("nodes cut this worker off: its local clients are hung up on, and it connects anew");
+            // This engine, and the arenas that are registered with it, cannot be used any more. Local clients
+            // reconnect and get arenas of a new engine.
+            log::warn!("nodes cut this worker off: its local clients are disconnected, and it connects with a new engine");
             self.hang_up();
             let bytes: u64 = self.ending.drain(..).map(|arena| arena.len() as u64).sum();
             self.shared.arenas_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -405,7 +411,7 @@ impl Worker {
             }
             let shared = &self.shared;
             self.ending.retain(|arena| {
-                // What was given up keeps it, too, until that has drained.
+                // A transfer that was given up keeps its arena until it has drained.
                 let busy = client.is_held(BufferRange::all(arena)) || client.unregister(arena.id()).is_err();
                 if !busy {
                     shared.arenas_bytes.fetch_sub(arena.len() as u64, Ordering::Relaxed);
@@ -417,11 +423,14 @@ impl Worker {
         for slot in &mut self.connections {
             if slot
                 .as_ref()
-                .is_some_and(|stranger| stranger.arena.is_none() && stranger.since.elapsed() > hello)
-                && let Some(mut stranger) = slot.take()
+                .is_some_and(|silent| silent.arena.is_none() && silent.since.elapsed() > hello)
+                && let Some(mut silent) = slot.take()
             {
-                log::warn!("a local client that did not say hello is hung up on");
-                let _ = self.poll.registry().deregister(&mut stranger.stream);
+                log::warn!(
+                    "a local client is disconnected: it sent no hello within {} ms",
+                    self.config.hello_ms_max
+                );
+                let _ = self.poll.registry().deregister(&mut silent.stream);
                 self.shared.broken_total.fetch_add(1, Ordering::Relaxed);
                 self.shared.clients.fetch_sub(1, Ordering::Relaxed);
                 self.load.fetch_sub(1, Ordering::Relaxed);
@@ -449,7 +458,7 @@ impl Worker {
         }
         if !self.ending.is_empty() {
             log::warn!(
-                "{} arenas of local clients may still be touched; they go with the engine",
+                "{} arenas of local clients may still be touched; they are released with the engine",
                 self.ending.len()
             );
         }
@@ -457,7 +466,7 @@ impl Worker {
 }
 
 impl Connection {
-    /// Reads what is there.
+    /// Reads the bytes that have arrived.
     fn fill(&mut self) -> Result<Next, Broken> {
         let room = self.input.spare_mut(READ_BYTES);
         let asked = room.len();
@@ -471,13 +480,14 @@ impl Connection {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Next::Wait),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Next::Again),
             Err(error) => {
-                log::debug!("a local client, reading {asked} bytes: {error}");
+                log::debug!("reading {asked} bytes from a local client: {error}");
                 Ok(Next::Close)
             }
         }
     }
 
-    /// Sends what is to be sent. Whether all of it went; a peer that is gone shows when it is read.
+    /// Sends pending answers. Returns whether all of them were sent. A closed peer is noticed when the
+    /// connection is read.
     fn flush(&mut self) -> bool {
         while self.written < self.out.len() {
             match self.stream.write(&self.out[self.written..]) {
@@ -495,7 +505,7 @@ impl Connection {
         true
     }
 
-    /// Sends the welcome, and the arena with its first byte.
+    /// Sends the welcome, with the arena's file descriptor at its first byte.
     fn send_arena(&mut self) -> Result<(), Broken> {
         let arena = self.arena.as_ref().ok_or(Broken)?;
         let sent = arena.lend().and_then(|lent| {
@@ -507,7 +517,7 @@ impl Connection {
                 Ok(())
             }
             Err(error) => {
-                log::warn!("an arena cannot be handed over: {error}");
+                log::warn!("an arena cannot be handed to a local client: {error}");
                 Err(Broken)
             }
         }
@@ -515,15 +525,15 @@ impl Connection {
 }
 
 fn broken(error: WireError) -> Broken {
-    log::warn!("a local client is hung up on: {error}");
+    log::warn!("a local client is disconnected: {error}");
     Broken
 }
 
-/// Does what a client that has said hello asks for.
+/// Carries out a request of a client after its hello.
 fn carry_out(client: &mut Client, arena: &SharedRegion, request: &Request<'_>) -> Answer {
     let place = |span: Span| BufferRange { region: arena.id(), offset: span.offset, len: span.len };
     match request {
-        // Refused by whoever calls.
+        // The caller of this function refuses it.
         Request::Hello { .. } => Answer::Failed(ErrorCode::InvalidParams),
         Request::Put { options, items } => {
             let mut items: Vec<_> =
@@ -550,7 +560,7 @@ fn carry_out(client: &mut Client, arena: &SharedRegion, request: &Request<'_>) -
         }
         Request::Remove { force, keys } => {
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.0).collect();
-            match client.batch_remove(&keys, *force) {
+            match client.batch_remove(&keys, RemoveMode::forced(*force)) {
                 Ok(removed) => Answer::Done(
                     removed.into_iter().map(|removed| plain(removed, ErrorCode::KeyNotFound)).collect(),
                 ),
@@ -563,7 +573,7 @@ fn carry_out(client: &mut Client, arena: &SharedRegion, request: &Request<'_>) -
     }
 }
 
-/// A result as it travels: `no` is the code for `false`.
+/// A result as it is sent: `no` is the code for `false`.
 fn plain(result: Result<bool, StoreError>, no: ErrorCode) -> Result<(), ErrorCode> {
     match result {
         Ok(true) => Ok(()),
@@ -584,7 +594,7 @@ fn got(
 ) -> Got {
     match result {
         Ok(Some(len)) => Got::Read(len),
-        // Given up, and perhaps not drained: the client must not use the range.
+        // The read was given up and may not have drained: the client must not use the range.
         Ok(None) | Err(StoreError::Held) if client.is_held(range) => Got::Held,
         Ok(None) => Got::Miss,
         Err(StoreError::TooLong { .. }) => match client.master().look_up(item.key.0) {

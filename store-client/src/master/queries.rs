@@ -1,32 +1,36 @@
-//! Questions about many objects at once, and bulk removal: the master answers page by page, and the loop is here.
+//! Queries over many objects, and bulk removal: the master answers page by page, and the loop over the pages
+//! is here.
 
 use store_core::message::{
-    ClearReplicas, Find, FindQuery, ListPosition, QueryHosts, RemoveMany, RemoveQuery, Whereabouts,
+    ClearReplicas, Find, FindQuery, ListPosition, QueryHosts, RemoveMany, RemoveQuery, HostQuery,
 };
 use store_core::{ErrorCode, Key, SegmentNo};
 
 use super::{ListPage, MasterClient, listed};
 use crate::client::chunks;
 use crate::error::StoreError;
+use crate::store::RemoveMode;
 
-/// What became of many objects.
+/// Result of a bulk removal, in objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BulkRemoval {
-    /// Objects that are gone.
+    /// Objects that were removed.
     pub removed: u64,
-    /// Left, because somebody may be reading them.
+    /// Objects that were kept because a reader holds a lease.
     pub leased: u64,
-    /// Left, because they are being written.
+    /// Objects that were kept because they are being written.
     pub unfinished: u64,
 }
 
 impl MasterClient<'_> {
-    /// A page of at most `limit` keys that a regular expression matches, anywhere in the key unless it is anchored; classes
-    /// are ASCII. `cursor` is 0 to begin with, then what the page before gave. A page may be empty and not the last.
+    /// Lists at most `limit` keys that match a regular expression. It matches anywhere in the key unless it
+    /// is anchored; classes are ASCII. `cursor` is 0 for the first page, then the cursor of the page before.
+    /// A page may be empty without being the last.
     ///
     /// # Errors
-    /// `InvalidParams` for what is no regular expression, or one that is longer than 1,024 bytes or compiles to too much; a
-    /// master that cannot be asked.
+    /// `InvalidParams` for an invalid expression, one that is longer than 1,024 bytes or one that compiles to
+    /// too large a program; no answer from the master.
     pub fn find(&mut self, pattern: &str, cursor: u64, limit: u32) -> Result<ListPage, StoreError> {
         let query = FindQuery { pattern, cursor, limit };
         let (ListPosition { cursor }, found) = self.rpc.call::<Find>(&query, std::iter::empty())?;
@@ -34,31 +38,31 @@ impl MasterClient<'_> {
         Ok(ListPage { entries, cursor })
     }
 
-    /// Forgets every object whose key a regular expression matches, as [`remove`](crate::Store::remove) does.
-    /// What is put meanwhile may stay.
+    /// Removes every object whose key matches a regular expression, as [`remove`](crate::Store::remove) does.
+    /// Objects that are put meanwhile may stay.
     ///
     /// # Errors
-    /// As [`find`](Self::find). What was removed by then is gone.
-    pub fn remove_matching(&mut self, pattern: &str, force: bool) -> Result<BulkRemoval, StoreError> {
-        self.remove_pages(Some(pattern), force)
+    /// As [`find`](Self::find). Objects that were removed before the error are gone.
+    pub fn remove_matching(&mut self, pattern: &str, mode: RemoveMode) -> Result<BulkRemoval, StoreError> {
+        self.remove_pages(Some(pattern), mode)
     }
 
-    /// Forgets every object of the connection's tenant, as [`remove`](crate::Store::remove) does. What is put
-    /// meanwhile may stay.
+    /// Removes every object of the connection's tenant, as [`remove`](crate::Store::remove) does. Objects
+    /// that are put meanwhile may stay.
     ///
     /// # Errors
-    /// A master that cannot be asked. What was removed by then is gone.
-    pub fn remove_all(&mut self, force: bool) -> Result<BulkRemoval, StoreError> {
-        self.remove_pages(None, force)
+    /// No answer from the master. Objects that were removed before the error are gone.
+    pub fn remove_all(&mut self, mode: RemoveMode) -> Result<BulkRemoval, StoreError> {
+        self.remove_pages(None, mode)
     }
 
-    /// The hosts that nodes or segments are on, eight of a node at most.
+    /// The hosts of nodes or segments, at most eight per node.
     ///
     /// # Errors
-    /// A master that cannot be asked; `ClientNotFound` or `SegmentNotFound` for an item.
+    /// No answer from the master; `ClientNotFound` or `SegmentNotFound` for an item.
     pub fn batch_hosts(
         &mut self,
-        of: &[Whereabouts],
+        of: &[HostQuery],
     ) -> Result<Vec<Result<Vec<String>, ErrorCode>>, StoreError> {
         let mut hosts = Vec::with_capacity(of.len());
         for of in of.chunks(1_024) {
@@ -71,11 +75,12 @@ impl MasterClient<'_> {
         Ok(hosts)
     }
 
-    /// Drops the replicas that objects have on a segment; `None`: all of them. An object without replicas is gone.
+    /// Drops the replicas that objects have on a segment; `None`: all their replicas. An object without
+    /// replicas is removed.
     ///
     /// # Errors
-    /// A master that cannot be asked; for an item `ObjectNotFound`, `ObjectHasLease`, `ReplicaIsNotReady` while it is
-    /// written, `ReplicaNotFound`.
+    /// No answer from the master. For an item: `ObjectNotFound`, `ObjectHasLease`, `ReplicaIsNotReady` while
+    /// the object is being written, `ReplicaNotFound`.
     pub fn batch_clear_replicas(
         &mut self,
         keys: &[&[u8]],
@@ -89,11 +94,11 @@ impl MasterClient<'_> {
         Ok(results)
     }
 
-    fn remove_pages(&mut self, pattern: Option<&str>, force: bool) -> Result<BulkRemoval, StoreError> {
+    fn remove_pages(&mut self, pattern: Option<&str>, mode: RemoveMode) -> Result<BulkRemoval, StoreError> {
         let mut sum = BulkRemoval::default();
         let mut cursor = 0;
         loop {
-            let query = RemoveQuery { pattern, cursor, force };
+            let query = RemoveQuery { pattern, cursor, force: mode.is_force() };
             let (page, _) = self.rpc.call::<RemoveMany>(&query, std::iter::empty())?;
             sum.removed += u64::from(page.removed);
             sum.leased += u64::from(page.leased);

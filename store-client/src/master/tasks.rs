@@ -1,46 +1,48 @@
-//! Replicas by name: where they are, copying and moving them, draining segments.
+//! Replicas by name: listing, copying and moving them, and draining segments.
 
 use store_core::message::{
     CancelTasks, CreateTasks, DrainInfo, DrainStatus, FindReplicas, ListPosition, ListTasks, NewTask,
     OrderSegments, QueryTasks, ReadTaskReport, ReplicaInfo, RetryTasks, SegmentOrder, SegmentState,
-    TaskCause, TaskId, TaskInfo, TaskQuery, TaskReport, TaskState,
+    TaskCause, TaskInfo, TaskQuery, TaskReport, TaskState,
 };
-use store_core::{ErrorCode, Key, SegmentNo};
+use store_core::{ErrorCode, Key, SegmentNo, TaskId};
 
 use super::MasterClient;
 use crate::error::StoreError;
 
-/// A task, as it is now.
+/// The current state of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TaskEntry {
-    /// Its number.
+    /// Number of the task.
     pub id: TaskId,
-    /// Of which object.
+    /// Key of its object.
     pub key: Vec<u8>,
     /// Bytes to copy.
     pub len: u64,
-    /// How far it is.
+    /// State of the task.
     pub state: TaskState,
-    /// Why it is there.
+    /// What created the task.
     pub cause: TaskCause,
-    /// A move: from here.
+    /// Segment of the replica to move; `None`: the task is a copy.
     pub source: Option<SegmentNo>,
-    /// The new replica's segment; none before one was found.
+    /// Segment of the new replica; `None`: none has been chosen yet.
     pub target: Option<SegmentNo>,
-    /// Tries begun.
+    /// Number of tries begun.
     pub attempts: u32,
     /// Why the latest try failed.
     pub error: Option<ErrorCode>,
-    /// Since it was asked for, milliseconds.
+    /// Time since the task was created, milliseconds.
     pub age_ms: u64,
 }
 
-/// A page of tasks.
+/// One page of tasks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TaskPage {
     /// The tasks, oldest first.
     pub entries: Vec<TaskEntry>,
-    /// Where the next page begins; 0: that was all.
+    /// Where the next page begins; 0: this was the last page.
     pub cursor: u64,
 }
 
@@ -52,21 +54,21 @@ impl From<TaskInfo<'_>> for TaskEntry {
 }
 
 impl MasterClient<'_> {
-    /// Where an object is, readable or not. Neither leases it nor counts as a use.
+    /// Lists the replicas of an object, readable or not. Neither leases the object nor counts as a use.
     ///
     /// # Errors
-    /// `ObjectNotFound`; a master that cannot be asked.
+    /// `ObjectNotFound`; no answer from the master.
     pub fn replicas(&mut self, key: &[u8]) -> Result<Vec<ReplicaInfo>, StoreError> {
         let (_, mut found) = self.rpc.call::<FindReplicas>(&(), std::iter::once(Key(key)))?;
         let replicas = found.next().unwrap_or(Err(ErrorCode::InternalError))?.to_vec();
         Ok(replicas)
     }
 
-    /// Has an object copied to each of these segments, or, if none is named, to one that the master chooses. Gives a task for
-    /// each; the replicas are readable when their tasks are done.
+    /// Requests a copy of an object on each of these segments, or, if `targets` is empty, on one that the
+    /// master chooses. Returns one task per target; the new replicas are readable when their tasks are done.
     ///
     /// # Errors
-    /// For each target, see [`store_core::Master::create_task`]. As a whole: a master that cannot be asked.
+    /// For each target, see [`store_core::Master::create_task`]. As a whole: no answer from the master.
     pub fn copy(
         &mut self,
         key: &[u8],
@@ -85,10 +87,11 @@ impl MasterClient<'_> {
         Ok(created)
     }
 
-    /// Has the replica on `source` moved to `target`, or to a segment that the master chooses. It stays readable throughout.
+    /// Requests that the replica on `source` is moved to `target`, or to a segment that the master chooses.
+    /// The object stays readable throughout.
     ///
     /// # Errors
-    /// See [`store_core::Master::create_task`]; a master that cannot be asked.
+    /// See [`store_core::Master::create_task`]; no answer from the master.
     pub fn move_(
         &mut self,
         key: &[u8],
@@ -100,21 +103,21 @@ impl MasterClient<'_> {
         created.map_err(StoreError::from)
     }
 
-    /// How far a task is.
+    /// The current state of a task.
     ///
     /// # Errors
-    /// `TaskNotFound`; a master that cannot be asked.
+    /// `TaskNotFound`; no answer from the master.
     pub fn task(&mut self, id: TaskId) -> Result<TaskEntry, StoreError> {
         let (_, mut found) = self.rpc.call::<QueryTasks>(&(), std::iter::once(id))?;
         let entry = found.next().unwrap_or(Err(ErrorCode::InternalError)).map(TaskEntry::from)?;
         Ok(entry)
     }
 
-    /// A page of at most `limit` tasks, finished ones included; only those in `state`, if one is named. `cursor` is 0 to begin
-    /// with, then what the page before gave.
+    /// Lists at most `limit` tasks, finished ones included; with `state`, only those in that state. `cursor`
+    /// is 0 for the first page, then the cursor of the page before.
     ///
     /// # Errors
-    /// A master that cannot be asked.
+    /// No answer from the master.
     pub fn tasks(
         &mut self,
         state: Option<TaskState>,
@@ -127,31 +130,31 @@ impl MasterClient<'_> {
         Ok(TaskPage { entries, cursor })
     }
 
-    /// Gives a task up; gives what has become of it: one that is done stays done.
+    /// Cancels a task and returns its state. A task that is done stays done.
     ///
     /// # Errors
-    /// `TaskNotFound`; a master that cannot be asked.
+    /// `TaskNotFound`; no answer from the master.
     pub fn cancel_task(&mut self, id: TaskId) -> Result<TaskEntry, StoreError> {
         let (_, mut found) = self.rpc.call::<CancelTasks>(&(), std::iter::once(id))?;
         let entry = found.next().unwrap_or(Err(ErrorCode::InternalError)).map(TaskEntry::from)?;
         Ok(entry)
     }
 
-    /// Tries a task again that was given up; gives what has become of it.
+    /// Restarts a task that was given up and returns its state.
     ///
     /// # Errors
-    /// `TaskNotFound`, and why there can be no other try; a master that cannot be asked.
+    /// `TaskNotFound`, or why the task cannot be restarted; no answer from the master.
     pub fn retry_task(&mut self, id: TaskId) -> Result<TaskEntry, StoreError> {
         let (_, mut found) = self.rpc.call::<RetryTasks>(&(), std::iter::once(id))?;
         let entry = found.next().unwrap_or(Err(ErrorCode::InternalError)).map(TaskEntry::from)?;
         Ok(entry)
     }
 
-    /// Puts a segment into a state: `Draining` moves everything elsewhere, `Maintenance` only keeps new objects away, `Active`
-    /// ends both. Gives how far it is.
+    /// Sets the state of a segment: `Draining` moves all its objects elsewhere, `Maintenance` only keeps new
+    /// objects away, `Active` ends both. Returns the progress of the drain.
     ///
     /// # Errors
-    /// `SegmentNotFound`; a master that cannot be asked.
+    /// `SegmentNotFound`; no answer from the master.
     pub fn drain(&mut self, segment: SegmentNo, state: SegmentState) -> Result<DrainInfo, StoreError> {
         let order = SegmentOrder { segment, state };
         let (_, mut infos) = self.rpc.call::<OrderSegments>(&(), std::iter::once(order))?;
@@ -159,20 +162,20 @@ impl MasterClient<'_> {
         Ok(info)
     }
 
-    /// How far segments are drained; all that are not active, if none is named.
+    /// The progress of draining these segments; if `segments` is empty, of all that are not active.
     ///
     /// # Errors
-    /// `SegmentNotFound` for any of them; a master that cannot be asked.
+    /// `SegmentNotFound` for any of them; no answer from the master.
     pub fn drain_status(&mut self, segments: &[SegmentNo]) -> Result<Vec<DrainInfo>, StoreError> {
         let (_, infos) = self.rpc.call::<DrainStatus>(&(), segments.iter().copied())?;
         let infos = infos.collect::<Result<_, _>>()?;
         Ok(infos)
     }
 
-    /// Counters and gauges of tasks, drains, heat and reports of bad replicas.
+    /// Counters and gauges of tasks, drains, hot replicas and reports of bad replicas.
     ///
     /// # Errors
-    /// A master that cannot be asked.
+    /// No answer from the master.
     pub fn task_report(&mut self) -> Result<TaskReport, StoreError> {
         let (report, _) = self.rpc.call::<ReadTaskReport>(&(), std::iter::empty())?;
         Ok(report)

@@ -1,18 +1,18 @@
-//! Where the bytes of an operation's items come from or go to.
+//! The memory that the items of an operation name.
 
 use te_core::{Access, MemSpan};
 
 use crate::item::{Get, Put};
 use crate::memory::BufferRange;
 
-/// The items of an operation, as their caller has them.
+/// The items of an operation, as the caller passed them.
 pub(crate) enum Buffers<'i, 'a> {
     Put(&'i [Put<'a>]),
     Get(&'i mut [Get<'a>]),
 }
 
 impl<'a> Buffers<'_, 'a> {
-    /// The ranges of an item, where whole objects go straight from or into registered memory.
+    /// The ranges of an item, if a whole object moves directly from or into registered memory.
     pub(crate) fn ranges(&self, item: usize) -> Option<&[BufferRange]> {
         match self {
             Self::Put(items) => items[item].source.ranges(),
@@ -20,8 +20,8 @@ impl<'a> Buffers<'_, 'a> {
         }
     }
 
-    /// Hands out the plain memory of an item for bytes `at..at + len` of the `total` that are read. See
-    /// [`Sink::fill`](crate::item::Sink::fill).
+    /// Calls `copy` for the plain memory of an item that holds bytes `at..at + len` of the `total` bytes of
+    /// the get. See [`Sink::fill`](crate::item::Sink::fill).
     pub(super) fn fill(
         &mut self,
         item: usize,
@@ -35,7 +35,7 @@ impl<'a> Buffers<'_, 'a> {
         }
     }
 
-    /// The plain memory of an item that is in one piece, and what is done to it, where whole objects are.
+    /// The plain memory of an item, if a whole object is in one piece, and the access that a transfer needs.
     pub(crate) fn lendable(&mut self, item: usize) -> Option<(MemSpan, Access)> {
         match self {
             Self::Put(items) => items[item].source.lendable(),
@@ -44,7 +44,7 @@ impl<'a> Buffers<'_, 'a> {
         }
     }
 
-    /// The plain bytes of an item that is put.
+    /// The plain memory of an item of a put.
     pub(crate) fn slices(&self, item: usize) -> Option<&[&[u8]]> {
         match self {
             Self::Put(items) => items[item].source.slices(),
@@ -52,7 +52,7 @@ impl<'a> Buffers<'_, 'a> {
         }
     }
 
-    /// What is read.
+    /// The item, if the operation is a get.
     pub(super) fn get(&self, item: usize) -> Option<&Get<'a>> {
         match self {
             Self::Get(items) => items.get(item),
@@ -61,7 +61,8 @@ impl<'a> Buffers<'_, 'a> {
     }
 }
 
-/// Which of several parts, end to end, an offset lies in. Remembers where it was, because offsets go up as a rule.
+/// Finds the part that contains an offset, among parts that are joined in order. It remembers its position,
+/// because offsets usually increase.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cursor {
     index: usize,
@@ -69,7 +70,7 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// The part that has byte `at` of all, and where in it. `None`: beyond the end.
+    /// The index of the part that contains byte `at`, and the offset in that part. `None`: beyond the end.
     pub(super) fn seek<T>(&mut self, parts: &[T], at: u64, len: impl Fn(&T) -> u64) -> Option<(usize, u64)> {
         if at < self.start {
             *self = Self::default();
@@ -99,6 +100,6 @@ mod tests {
             assert_eq!(cursor.seek(&parts, at, |len| *len), Some(whole[at as usize]), "{at}");
         }
         assert_eq!(cursor.seek(&parts, 6, |len| *len), None);
-        assert_eq!(cursor.seek(&parts, 2, |len| *len), Some((1, 2)), "it comes back from the end");
+        assert_eq!(cursor.seek(&parts, 2, |len| *len), Some((1, 2)), "the cursor goes back from the end");
     }
 }

@@ -1,20 +1,23 @@
-//! Moves the bytes that an operation asks for, in pieces, and checksums them on the way.
+//! The mover: moves the bytes of an operation's items in pieces, and computes their checksums on the way.
 //!
 //! ```text
-//!   Transfer ─▶ job ─▶ pieces of at most 256 KiB ─▶ flights (one engine batch each) ─▶ checksummed, in order ─▶ TransferEnd
-//!                        │ registered memory, and plain memory that is lent: straight from or into it
-//!                        └ other plain bytes, trailers, edges of parts: by way of the bounce buffer
+//!   Transfer ─▶ job ─▶ pieces of at most 256 KiB ─▶ flights (one engine batch each) ─▶ checksummed, in order
+//! ─▶ TransferEnd
+//!                        │ registered memory, and plain memory that is registered for the operation: directly
+//!                        └ other plain memory, trailers, edges of parts: through the bounce buffer
 //! ```
 //!
-//! What is put straight is cut at its blocks of 64 KiB, so that a rail that sums what it copies tells the sum of a block.
+//! A put that is moved directly is cut at the borders of its checksum chunks of 64 KiB, so that a rail that computes checksums
+//! while it copies returns the checksum of a chunk.
 //!
-//! A put writes the object and, behind it, its trailer ([`store_core::blocks`]). A get of all reads the object; one of parts
+//! A put writes the object and, behind it, its trailer ([`store_core::chunks`]). A get of all reads the object; one of parts
 //! reads the trailer and the blocks that it needs (`parts.rs`).
 //!
-//! Pieces land in the order in which they were sent, whatever the order in which they arrive, so the checksum of a job can be
-//! taken piece by piece while the bytes are still in the cache and later pieces are on their way.
+//! Pieces *land* in the order in which they were sent, whatever the order in which they arrive. The checksum of a job is
+//! therefore computed piece by piece, while the bytes are still in the cache and later pieces are under way.
 
 mod buffers;
+mod land;
 mod parts;
 mod sums;
 
@@ -22,7 +25,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use store_core::SegmentNo;
-use store_core::blocks::{BLOCK_BYTES, stored_len};
+use store_core::chunks::{CHUNK_BYTES, stored_len};
 use store_core::client::{Transfer, TransferEnd};
 use te_core::{BatchHandle, RegionId, Status};
 use te_core::{ErrorKind, Op, Outcome};
@@ -37,55 +40,57 @@ use crate::memory::{BufferRange, Memory};
 use crate::quarantine::Quarantine;
 pub(crate) use buffers::Buffers;
 use buffers::Cursor;
+use land::land;
 use parts::{Next, Parts};
 use sums::ItemSum;
 
-/// Bytes checksummed at a time: few enough to stay in the second-level cache.
+/// Longest piece, bytes: short enough to stay in the second-level cache until its checksum is computed.
 const PIECE_BYTES: u64 = 256 << 10;
-const _: () = assert!(PIECE_BYTES.is_multiple_of(BLOCK_BYTES));
+const _: () = assert!(PIECE_BYTES.is_multiple_of(CHUNK_BYTES));
 /// A trailer that is no longer than this goes with the last bytes of plain data rather than alone.
 const TAIL_BYTES: u64 = 4 << 10;
-/// Bytes of one engine batch, beyond its first piece. Fewer and larger ones leave a rail fewer gaps.
+/// Most bytes of one engine batch after its first piece. With fewer and larger batches a rail is idle less
+/// often.
 const FLIGHT_BYTES_MAX: u64 = 1 << 20;
-/// Pieces of one engine batch.
+/// Most pieces of one engine batch.
 const FLIGHT_PIECES_MAX: usize = REQUESTS_PER_BATCH_MIN as usize;
-/// Engine batches under way.
+/// Most engine batches under way.
 const FLIGHTS_MAX: usize = 64;
-/// How long the mover sends before its caller has a turn. Over a rail that copies at once it would otherwise send all there is,
-/// past the lease or the put's window, and nobody would see that.
+/// How long the mover sends before it returns to its caller. A rail that copies synchronously would otherwise
+/// move everything in one call, past the lease or the put's window, which only the caller checks.
 const TURN: Duration = Duration::from_millis(1);
-/// The longest sleep, should an event get lost.
+/// The longest sleep: it bounds the delay if an event is lost.
 const PARK_MAX: Duration = Duration::from_millis(100);
 
-/// What is moved for one operation at a time.
+/// Moves the bytes of one operation at a time.
 pub(crate) struct Mover {
     bounce: Bounce,
     spin: Spin,
     jobs: Vec<Job>,
-    /// Jobs with bytes that are not yet sent, first come first served.
+    /// Jobs with bytes that are not sent yet, in the order of their start.
     pending: VecDeque<usize>,
     flights: VecDeque<Flight>,
     ended: VecDeque<(Transfer, TransferEnd)>,
-    /// Checksums of what is put, item by item.
+    /// Checksums of the items of a put.
     sums: Vec<ItemSum>,
-    /// How often each item was started.
+    /// How often a transfer of each item was started.
     starts: Vec<u8>,
     /// Plain memory of items that is registered for this operation.
     lent: Vec<Option<BufferRange>>,
     requests: Vec<TransferRequest>,
     spare: Vec<Vec<Flying>>,
-    /// Segments whose owner turned out to be gone or another.
+    /// Segments whose owner is gone or has another incarnation.
     failed_segments: Vec<SegmentNo>,
     /// Segments whose owner did not answer, or is gone.
     unreached: Vec<SegmentNo>,
-    /// A node has cut our engine off.
+    /// Whether a node has cut off our engine.
     expelled: bool,
     quarantine: Quarantine,
-    /// Items whose range a fabric may still write: they are not read any further.
+    /// Items whose destination a fabric may still write: they are not read any further.
     spoiled: Vec<usize>,
-    /// Segments to which a write of this operation may still be under way, whatever a fence says.
+    /// Segments to which a write of this operation may still be under way, even after a fence.
     unfenceable: Vec<SegmentNo>,
-    /// Bytes of registered memory that were put and summed here, not by their rail.
+    /// Bytes of registered memory whose checksum was computed here, not by the rail.
     #[cfg(test)]
     pub(crate) summed_bytes: u64,
 }
@@ -98,9 +103,9 @@ struct Job {
     sent: u64,
     in_flight: u32,
     cursor: Cursor,
-    /// A read of parts of the object.
+    /// State of a read of parts; `None`: the whole object is moved.
     parts: Option<Box<Parts>>,
-    /// Of what was read.
+    /// Checksum of the bytes that were read.
     checksum: Checksum,
     outcome: Outcome,
     fence_needed: bool,
@@ -110,36 +115,36 @@ struct Job {
 struct Flight {
     batch: BatchHandle,
     pieces: Vec<Flying>,
-    /// Pieces that are in place and checksummed, from the first on.
+    /// Number of pieces that have landed, counted from the first.
     landed: usize,
 }
 
 #[derive(Clone, Copy)]
 struct Flying {
     job: usize,
-    /// How many of the job's bytes come before it.
+    /// Offset among the bytes that the job moves.
     at: u64,
-    /// Where it lies in what is stored.
+    /// Offset in the stored object, which is followed by its trailer.
     offset: u64,
     len: u64,
     place: Place,
 }
 
-/// Where a piece comes from or goes to.
+/// Local memory of a piece.
 #[derive(Clone, Copy)]
 enum Place {
     Bounced(Piece),
     Straight(BufferRange),
 }
 
-/// What comes of cutting a job.
+/// Result of cutting the next piece of a job.
 enum Cut {
     Piece(Flying),
-    /// No room in the bounce buffer.
+    /// The bounce buffer has no room.
     NoRoom,
-    /// Its trailer is not known before what was cut is summed.
+    /// The piece is the trailer, which is not known before the pieces before it are checksummed.
     Later,
-    /// It makes no sense, and neither would trying again.
+    /// The request is invalid, and stays so.
     Never,
 }
 
@@ -168,7 +173,7 @@ impl Mover {
         }
     }
 
-    /// Another operation begins, with so many items; nothing of the former is under way.
+    /// Begins an operation with this number of items. Nothing of the operation before is under way.
     pub(crate) fn begin(&mut self, items: usize) {
         self.jobs.clear();
         self.pending.clear();
@@ -183,12 +188,12 @@ impl Mover {
         self.unfenceable.clear();
     }
 
-    /// The plain memory of an item is registered, until [`take_back`](Self::take_back).
+    /// Records that the plain memory of an item is registered, until [`take_back`](Self::take_back).
     pub(crate) fn lend(&mut self, item: usize, range: BufferRange) {
         self.lent[item] = Some(range);
     }
 
-    /// Memory that was lent and is not known here any more: to be unregistered.
+    /// Removes one recorded range, for the caller to unregister.
     pub(crate) fn take_back(&mut self) -> Option<BufferRange> {
         while let Some(lent) = self.lent.pop() {
             if lent.is_some() {
@@ -198,19 +203,21 @@ impl Mover {
         None
     }
 
-    /// Gives all up that is under way: of an operation that a panic has ended. Its memory comes back as the fabrics let go of it.
+    /// Gives up everything that is under way, after a panic has ended the operation. The memory becomes
+    /// usable again when the fabrics release it.
     pub(crate) fn abandon(&mut self, engine: &mut Engine) {
         self.pending.clear();
         for flight in std::mem::take(&mut self.flights) {
-            // One that has been freed needs no cancelling.
+            // A batch that was freed needs no cancelling.
             let _ = engine.cancel(flight.batch);
             self.quarantine(&flight);
         }
-        // A piece that was cut and did not get as far as a flight is in nobody's hands.
+        // A piece that was cut but never belonged to a flight is freed as well.
         self.bounce.reclaim(self.quarantine.bounced());
     }
 
-    /// Takes a transfer on. Without a handle it ends at once. Whether it is not the first of its item.
+    /// Accepts a transfer. Without a handle it ends at once. Returns whether it is not the first transfer of
+    /// its item.
     pub(crate) fn start(
         &mut self,
         transfer: Transfer,
@@ -218,7 +225,7 @@ impl Mover {
         buffers: &Buffers<'_, '_>,
     ) -> bool {
         if self.spoiled.contains(&(transfer.item as usize)) {
-            // What is still under way would land among the bytes of another replica.
+            // The read that is still under way would overwrite bytes of another replica.
             self.ended.push_back((transfer, TransferEnd::not_applied()));
             return false;
         }
@@ -252,7 +259,7 @@ impl Mover {
         *starts > 1
     }
 
-    /// Ends a transfer early. It is still reported.
+    /// Ends a transfer early. Its end is still reported.
     pub(crate) fn cancel(&mut self, id: u32, engine: &mut Engine) {
         for (index, job) in
             self.jobs.iter_mut().enumerate().filter(|(_, job)| job.transfer.id == id && !job.over)
@@ -264,10 +271,10 @@ impl Mover {
                 let _ = engine.cancel(flight.batch);
             }
         }
-        self.bury_dead();
+        self.end_finished();
     }
 
-    /// Sends what can be sent and reaps what has ended. Whether anything happened.
+    /// Sends what can be sent and processes what has ended. Returns whether anything happened.
     pub(crate) fn pump(
         &mut self,
         engine: &mut Engine,
@@ -283,7 +290,8 @@ impl Mover {
                 break;
             }
             busy = true;
-            // Over a rail that copies at once it is over now, and its bytes are still in the cache.
+            // Over a rail that copies synchronously the flight has now ended, and its bytes are still in the
+            // cache.
             engine.poll();
             self.reap_ended(engine, memory, buffers);
             if Instant::now() >= turn_end {
@@ -298,7 +306,7 @@ impl Mover {
         busy || !self.ended.is_empty()
     }
 
-    /// Waits until something may have moved, at most until `deadline`; spins first, then sleeps.
+    /// Waits until there may be progress, at most until `deadline`; it spins first, then sleeps.
     pub(crate) fn wait(&mut self, engine: &mut Engine, deadline: Instant) {
         if self.flights.is_empty() {
             return;
@@ -317,54 +325,54 @@ impl Mover {
         }
     }
 
-    /// A transfer that has ended.
+    /// The next transfer that has ended, and how.
     pub(crate) fn next_ended(&mut self) -> Option<(Transfer, TransferEnd)> {
         self.ended.pop_front()
     }
 
-    /// A segment whose owner a transfer found gone.
+    /// The next segment whose owner a transfer found gone.
     pub(crate) fn next_failed_segment(&mut self) -> Option<SegmentNo> {
         self.failed_segments.pop()
     }
 
-    /// Segments whose owner did not answer in time, or is gone.
+    /// The segments whose owner did not answer in time, or is gone.
     pub(crate) fn take_unreached(&mut self) -> Vec<SegmentNo> {
         std::mem::take(&mut self.unreached)
     }
 
-    /// Whether a node has cut our engine off: others will.
+    /// Whether a node has cut off our engine. Other nodes will do so as well.
     pub(crate) const fn is_expelled(&self) -> bool {
         self.expelled
     }
 
-    /// CRC-32C of an item that is put, as far as it was sent: all of it, once one of its transfers was applied.
+    /// CRC-32C of an item of a put. It is complete once one of the item's transfers was applied.
     pub(crate) fn checksum(&self, item: usize) -> u32 {
         self.sums.get(item).map_or(0, ItemSum::whole)
     }
 
-    /// Pieces whose memory could be touched after the operation, so that it was kept from use.
+    /// Number of pieces that were put in quarantine since the client started.
     pub(crate) const fn quarantined_total(&self) -> u64 {
         self.quarantine.total()
     }
 
-    /// Whether a fabric may still write to some of the range, on behalf of an operation that is over.
+    /// Whether a fabric may still write a part of the range, for an operation that is over.
     pub(crate) fn is_quarantined(&self, range: BufferRange) -> bool {
         self.quarantine.covers(range)
     }
 
-    /// Whether a read of the item was given up that a fabric may still finish, into the caller's memory.
+    /// Whether a read of the item was given up that a fabric may still carry out, into the caller's memory.
     pub(crate) fn is_spoiled(&self, item: usize) -> bool {
         self.spoiled.contains(&item)
     }
 
-    /// Takes memory back that has drained meanwhile.
+    /// Releases quarantined memory that has drained.
     pub(crate) fn settle(&mut self, engine: &mut Engine) {
         let bounce = &mut self.bounce;
         self.quarantine.settle(engine, |piece| bounce.give(piece));
     }
 
-    /// Whether a fence of the segment says that all is quiet. It speaks of writes that have ended; one that is quarantined
-    /// has not.
+    /// Whether a fence of the segment would be sufficient. It covers writes that have ended; a write in
+    /// quarantine has not.
     pub(crate) fn can_fence(&self, segment: SegmentNo) -> bool {
         !self.unfenceable.contains(&segment)
     }
@@ -397,7 +405,7 @@ impl Mover {
                 }
                 Cut::Never => {
                     worsen(&mut self.jobs[index].outcome, Outcome::NotApplied);
-                    self.bury_dead();
+                    self.end_finished();
                     continue;
                 }
             };
@@ -426,16 +434,20 @@ impl Mover {
         }
     }
 
-    /// Nothing is under way and nothing can be sent: too much of the bounce buffer is quarantined.
+    /// Ends all jobs when nothing is under way and nothing can be sent: too much of the bounce buffer is in
+    /// quarantine.
     fn give_up(&mut self) {
-        log::warn!("no memory to pass plain bytes through: quarantined; connect a new client");
+        log::warn!(
+    "transfers of plain memory fail: all of the bounce buffer is in quarantine: connect a new client, and check \
+     the fabrics' health"
+        );
         while let Some(index) = self.pending.pop_front() {
             worsen(&mut self.jobs[index].outcome, Outcome::NotApplied);
         }
-        self.bury_dead();
+        self.end_finished();
     }
 
-    /// The next piece of a job.
+    /// Cuts the next piece of a job.
     fn cut(&mut self, index: usize, buffers: &Buffers<'_, '_>) -> Cut {
         let job = &mut self.jobs[index];
         let (transfer, at) = (job.transfer, job.sent);
@@ -444,7 +456,7 @@ impl Mover {
             let most = match transfer.op {
                 Op::Read => PIECE_BYTES,
                 // Up to the end of a block, so that a rail that sums tells the block's.
-                Op::Write => BLOCK_BYTES - offset % BLOCK_BYTES,
+                Op::Write => CHUNK_BYTES - offset % CHUNK_BYTES,
             };
             let len = place.len.min(most);
             let place = Place::Straight(BufferRange { len, ..place });
@@ -453,9 +465,9 @@ impl Mover {
         if let Some(parts) = &job.parts {
             return match parts.next(&transfer, at) {
                 Some(Next::Straight { offset, place }) => straight(offset, place),
-                Some(Next::Bounced { offset, len, blocks }) => {
+                Some(Next::Bounced { offset, len, chunks }) => {
                     let most = self.bounce.piece_bytes_max().min(PIECE_BYTES);
-                    let most = if blocks { most / BLOCK_BYTES * BLOCK_BYTES } else { most };
+                    let most = if blocks { most / CHUNK_BYTES * CHUNK_BYTES } else { most };
                     self.cut_bounced(index, at, offset, len.min(most))
                 }
                 None => Cut::Never,
@@ -490,7 +502,7 @@ impl Mover {
         cut
     }
 
-    /// A piece that passes through the bounce buffer.
+    /// Cuts a piece that passes through the bounce buffer.
     fn cut_bounced(&mut self, job: usize, at: u64, offset: u64, len: u64) -> Cut {
         match self.bounce.take(len, len) {
             Some(piece) => {
@@ -500,7 +512,8 @@ impl Mover {
         }
     }
 
-    /// Copies what is written by way of the bounce buffer there: plain bytes, summed on the way, and the trailer.
+    /// Copies to the bounce buffer what is written from there: plain memory, which is checksummed on the way,
+    /// and the trailer.
     fn fill(&mut self, index: usize, offset: u64, len: u64, piece: Piece, buffers: &Buffers<'_, '_>) {
         let Job { transfer, cursor, .. } = &mut self.jobs[index];
         let item = transfer.item as usize;
@@ -516,19 +529,22 @@ impl Mover {
             sum.update(transfer.len, at, bytes.len() as u64, |sum, from, count| {
                 sum.update(&bytes[from as usize..][..count as usize]);
             });
-            // The piece lies inside the region, so this does not fail; if it did, the reader's checksum would tell.
+            // The piece lies inside the region, so this cannot fail. If it did, the reader would find a wrong
+            // checksum.
             let _ = self.bounce.region().write(piece.offset + (at - offset), bytes);
             at += bytes.len() as u64;
         }
         if at < end {
-            // All data before it is summed by now; if it were not, no reader would take the trailer for the committed one.
+            // All bytes before the trailer have been checksummed. Otherwise readers would not accept the
+            // trailer.
             let (from, to) = ((at - transfer.len) as usize, (end - transfer.len) as usize);
             let trailer = sum.trailer().get(from..to).unwrap_or_default();
             let _ = self.bounce.region().write(piece.offset + (at - offset), trailer);
         }
     }
 
-    /// Checksums what the last flight puts straight from registered memory, where its rail has not done so, while it is on its way.
+    /// Computes checksums of the last flight's direct pieces of a put while it is under way, unless its rail
+    /// has done so.
     fn sum_straight(&mut self, engine: &mut Engine, memory: &Memory) {
         let Some(Flight { batch, pieces, .. }) = self.flights.back() else { return };
         let mut unpolled = 0;
@@ -536,7 +552,7 @@ impl Mover {
             let transfer = &self.jobs[piece.job].transfer;
             let (Op::Write, Place::Straight(range)) = (transfer.op, piece.place) else { continue };
             if index == 0 || unpolled >= PIECE_BYTES {
-                // Some rails send in `poll` alone, and no more than fits into a socket.
+                // Some rails send only in `poll`, and no more than fits a socket buffer.
                 engine.poll();
                 unpolled = 0;
             }
@@ -556,12 +572,13 @@ impl Mover {
         }
     }
 
-    /// The engine did not take a flight. Whether to go on sending.
+    /// Handles a flight that the engine refused. Returns whether to go on sending.
     fn not_sent(&mut self, mut pieces: Vec<Flying>, error: &TransferError) -> bool {
         let culprit = match error {
-            // Later, when some of those under way have ended. With none under way it will never do.
+            // It is sent again when one of the batches under way has ended. Without any under way it would
+            // never be accepted.
             TransferError::Full if !self.flights.is_empty() => {
-                // Back to front, so that each job ends up where it was.
+                // From back to front, so that each job returns to its former state.
                 for piece in pieces.drain(..).rev() {
                     self.give_back(piece);
                     let job = &mut self.jobs[piece.job];
@@ -583,7 +600,7 @@ impl Mover {
             }
             _ => None,
         };
-        log::debug!("transfer refused: {error}");
+        log::debug!("the engine refused a transfer: {error}");
         let culprit = culprit.and_then(|index| pieces.get(index)).map(|piece| piece.job);
         for piece in pieces.drain(..).rev() {
             self.give_back(piece);
@@ -597,11 +614,11 @@ impl Mover {
             }
         }
         self.spare.push(pieces);
-        self.bury_dead();
+        self.end_finished();
         true
     }
 
-    /// Whether there were any.
+    /// Processes flights that have ended. Returns whether there were any.
     fn reap_ended(&mut self, engine: &mut Engine, memory: &Memory, buffers: &mut Buffers<'_, '_>) -> bool {
         let mut any = false;
         while self.flights.front().is_some_and(|flight| engine::is_over(engine, flight.batch)) {
@@ -613,7 +630,7 @@ impl Mover {
         any | self.land_early(engine, memory, buffers)
     }
 
-    /// Checksums what has arrived of the oldest flight, while the rest is on its way.
+    /// Lands the pieces of the oldest flight that have arrived while the rest is under way.
     fn land_early(&mut self, engine: &Engine, memory: &Memory, buffers: &mut Buffers<'_, '_>) -> bool {
         let Some(flight) = self.flights.front_mut() else { return false };
         let before = flight.landed;
@@ -680,7 +697,7 @@ impl Mover {
         self.spare.push(flight.pieces);
     }
 
-    /// The engine gave the flight up, but the fabric may not have.
+    /// Records the memory of a flight that the engine gave up but the fabric may still carry out.
     fn quarantine(&mut self, flight: &Flight) {
         let (mut bounced, mut ranges) = (Vec::new(), Vec::new());
         for piece in &flight.pieces {
@@ -718,44 +735,11 @@ impl Mover {
         }
     }
 
-    /// Jobs that failed before they had anything in flight.
-    fn bury_dead(&mut self) {
+    /// Reports jobs that are over, those included that failed before a piece was under way.
+    fn end_finished(&mut self) {
         for index in 0..self.jobs.len() {
             self.end_if_over(index);
         }
-    }
-}
-
-/// What was read is where it belongs; checksum it, in order. Where its rail did so on the way, that is enough for memory into
-/// which it read; what passes through the bounce buffer is summed at its end.
-fn land(
-    job: &mut Job,
-    piece: &Flying,
-    crc32c: Option<u32>,
-    bounce: &Bounce,
-    memory: &Memory,
-    buffers: &mut Buffers<'_, '_>,
-) {
-    if let Some(parts) = &mut job.parts {
-        if let Some(whole) = parts.land(&job.transfer, piece, crc32c, bounce, memory, buffers) {
-            job.checksum = Checksum::of(whole);
-        }
-        return;
-    }
-    match piece.place {
-        Place::Bounced(at) => {
-            let (item, len) = (job.transfer.item as usize, job.transfer.len);
-            // An object that is longer than its sink is not read; if it were, the checksum would tell.
-            buffers.fill(item, len, piece.offset, piece.len, |skip, place| {
-                // It lies inside the region, so this does not fail; if it did, the checksum would tell.
-                let _ = bounce.region().read(at.offset + skip, place);
-                job.checksum.update(place);
-            });
-        }
-        Place::Straight(range) => match crc32c {
-            Some(crc32c) => job.checksum.update_summed(crc32c, piece.len),
-            None => memory.checksum(range, &mut job.checksum),
-        },
     }
 }
 
@@ -769,7 +753,7 @@ fn request(job: &Job, piece: Flying, (region, offset): (RegionId, u64)) -> Trans
     }
 }
 
-/// Unknown is worse than not applied, which is worse than applied.
+/// Sets the worse of two outcomes: `Unknown` is worse than `NotApplied`, which is worse than `Applied`.
 fn worsen(outcome: &mut Outcome, other: Outcome) {
     let rank = |outcome| match outcome {
         Outcome::Applied => 0,

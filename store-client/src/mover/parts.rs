@@ -1,8 +1,9 @@
-//! Reading parts of an object: the trailer, and the blocks that cover what is wanted, each checked by itself.
+//! Reads of parts of an object: the trailer, and the checksum chunks that cover the requested parts, each
+//! verified by itself.
 
 use std::ops::Range;
 
-use store_core::blocks::{self, Cover, trailer_len};
+use store_core::chunks::{self, Cover, trailer_len};
 use store_core::client::Transfer;
 
 use super::{Buffers, Flying, Place};
@@ -11,36 +12,37 @@ use crate::checksum::Checksum;
 use crate::item::Sink;
 use crate::memory::{BufferRange, Memory};
 
-/// What one read of parts has to read, and what it knows by now. The trailer comes first, then the blocks in their order.
+/// The state of one read of parts. The trailer is read first, then the chunks in increasing order.
 pub(super) struct Parts {
     cover: Cover,
-    /// As far as it has landed.
+    /// The bytes of the trailer that have landed.
     trailer: Vec<u8>,
-    /// What is wanted, by where it begins.
+    /// The requested parts, sorted by their start.
     wanted: Vec<Wanted>,
-    /// Wanted parts before this one end before anything that has not landed.
+    /// Number of requested parts, from the first on, that end before the next chunk to land.
     passed: usize,
     damaged: bool,
 }
 
 struct Wanted {
-    /// Bytes of the object.
+    /// Range of the object, bytes.
     part: Range<u64>,
-    /// The registered memory that they go to, as long as they; `None`: the plain memory of the item.
+    /// The registered memory that the part goes to, of the same length; `None`: the plain memory of the item.
     place: Option<BufferRange>,
 }
 
 /// The next bytes to read.
 pub(super) enum Next {
-    /// By way of the bounce buffer, this many at most, and if less, whole blocks of them if they are blocks.
-    Bounced { offset: u64, len: u64, blocks: bool },
-    /// Straight to their place.
+    /// Through the bounce buffer, at most `len` bytes. If `chunks` is set, a shorter piece consists of whole
+    /// chunks.
+    Bounced { offset: u64, len: u64, chunks: bool },
+    /// Directly to their destination.
     Straight { offset: u64, place: BufferRange },
 }
 
 impl Parts {
-    /// `None`: the whole object is read. Parts that are not inside the object are not read; the state machine
-    /// of gets has refused them.
+    /// The state for an item; `None`: the whole object is read. Parts that are not inside the object are not
+    /// read; the state machine of gets has refused them.
     pub(super) fn new(transfer: &Transfer, buffers: &Buffers<'_, '_>) -> Option<Box<Self>> {
         let get = buffers.get(transfer.item as usize)?;
         let len = transfer.len;
@@ -69,7 +71,7 @@ impl Parts {
         Some(Box::new(Self { cover, trailer: Vec::new(), wanted, passed: 0, damaged: false }))
     }
 
-    /// Bytes to read.
+    /// Number of bytes to read.
     pub(super) fn total(&self, len: u64) -> u64 {
         trailer_len(len) + self.cover.bytes()
     }
@@ -78,11 +80,11 @@ impl Parts {
         self.damaged
     }
 
-    /// What to read at byte `at` of all that is read.
+    /// What to read at byte `at` of all bytes to read.
     pub(super) fn next(&self, transfer: &Transfer, at: u64) -> Option<Next> {
         let trailer = trailer_len(transfer.len);
         if at < trailer {
-            return Some(Next::Bounced { offset: transfer.len + at, len: trailer - at, blocks: false });
+            return Some(Next::Bounced { offset: transfer.len + at, len: trailer - at, chunks: false });
         }
         let at = at - trailer;
         let run = self.cover.run_at(at)?;
@@ -93,11 +95,11 @@ impl Parts {
             let place = BufferRange { offset: into.offset + (offset - part.start), len, ..*into };
             return Some(Next::Straight { offset, place });
         }
-        Some(Next::Bounced { offset, len, blocks: true })
+        Some(Next::Bounced { offset, len, chunks: true })
     }
 
-    /// A piece has landed; pieces land in the order of [`Self::next`]. Gives the checksum of the object by what is known,
-    /// once it is.
+    /// Handles a piece that has landed; pieces land in the order of [`Self::next`]. Returns the checksum of
+    /// the whole object when it becomes known.
     pub(super) fn land(
         &mut self,
         transfer: &Transfer,
@@ -111,9 +113,9 @@ impl Parts {
         if let (Place::Bounced(at), true) = (piece.place, piece.offset >= len) {
             let start = self.trailer.len();
             self.trailer.resize(start + piece.len as usize, 0);
-            // It lies inside the region, so this does not fail; if it did, the checksum would tell.
+            // The piece lies inside the region, so this cannot fail. If it did, the checksum would not match.
             let _ = bounce.region().read(at.offset, &mut self.trailer[start..]);
-            return blocks::expected(&self.trailer, len, 0, len);
+            return chunks::expected(&self.trailer, len, 0, len);
         }
         let sum = crc32c.unwrap_or_else(|| {
             let mut sum = Checksum::default();
@@ -123,9 +125,9 @@ impl Parts {
             }
             sum.finish()
         });
-        // The only block of an object is the object.
+        // An object of a single chunk has no trailer: the chunk's checksum is that of the object.
         let whole = (trailer_len(len) == 0).then_some(sum);
-        if whole.is_none() && blocks::expected(&self.trailer, len, piece.offset, piece.len) != Some(sum) {
+        if whole.is_none() && chunks::expected(&self.trailer, len, piece.offset, piece.len) != Some(sum) {
             self.damaged = true;
         } else if let Place::Bounced(at) = piece.place {
             self.scatter(transfer.item as usize, piece, at.offset, bounce, memory, buffers);
@@ -133,7 +135,7 @@ impl Parts {
         whole
     }
 
-    /// Copies what is wanted of a piece out of the bounce buffer.
+    /// Copies the requested parts of a piece out of the bounce buffer.
     fn scatter(
         &mut self,
         item: usize,
@@ -161,7 +163,7 @@ impl Parts {
                     memory.copy_in(bounce.region().span(), source, into);
                 }
                 None => buffers.fill(item, part.end - part.start, skip, len, |skip, place| {
-                    // As above.
+                    // Cannot fail, as above.
                     let _ = bounce.region().read(source + skip, place);
                 }),
             }
@@ -169,7 +171,7 @@ impl Parts {
     }
 }
 
-/// A part that goes to ranges of registered memory, one after the other, as far as they have room.
+/// Splits a part among ranges of registered memory that are filled in order, as far as they have room.
 fn dealt_out(part: Range<u64>, ranges: &[BufferRange]) -> impl Iterator<Item = Wanted> {
     let mut at = part.start;
     ranges.iter().filter_map(move |range| {

@@ -1,22 +1,23 @@
-//! Checksums of what is put, block by block, in one pass over its bytes.
+//! Checksums of a put, chunk by chunk, in one pass over its bytes.
 
-use store_core::blocks::{BLOCK_BYTES, BlockSums};
+use store_core::chunks::{CHUNK_BYTES, ChunkSums};
 
 use crate::checksum::Checksum;
 
-/// Of one item.
+/// The checksums of one item.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ItemSum {
-    /// Bytes so far.
+    /// Number of bytes so far.
     at: u64,
-    /// Of the block that `at` lies in.
+    /// Checksum of the chunk that contains `at`.
     open: Checksum,
-    blocks: BlockSums,
+    blocks: ChunkSums,
 }
 
 impl ItemSum {
-    /// Takes the bytes from `offset` to `offset` + `bytes` of an item of `len` bytes in, as far as they are new and follow
-    /// those before. `sum` adds some of them, counted from `offset`, to a checksum.
+    /// Appends the bytes `offset..offset + bytes` of an item of `len` bytes, as far as they are new and
+    /// continue the bytes before. `sum` appends some of them, with offsets relative to `offset`, to a
+    /// checksum.
     pub(super) fn update(
         &mut self,
         len: u64,
@@ -29,8 +30,8 @@ impl ItemSum {
             return;
         }
         while self.at < end {
-            let start = self.at / BLOCK_BYTES * BLOCK_BYTES;
-            let block_end = (start + BLOCK_BYTES).min(len);
+            let start = self.at / CHUNK_BYTES * CHUNK_BYTES;
+            let block_end = (start + CHUNK_BYTES).min(len);
             let to = block_end.min(end);
             sum(&mut self.open, self.at - offset, to - self.at);
             self.at = to;
@@ -40,10 +41,11 @@ impl ItemSum {
         }
     }
 
-    /// Takes the next bytes in, if they lie in one block, by their checksum. Whether they do.
+    /// Appends the next bytes by their checksum, if they lie in one chunk and continue the bytes before.
+    /// Returns whether they do.
     pub(super) fn take(&mut self, len: u64, offset: u64, bytes: u64, crc32c: u32) -> bool {
-        let start = self.at / BLOCK_BYTES * BLOCK_BYTES;
-        let block_end = (start + BLOCK_BYTES).min(len);
+        let start = self.at / CHUNK_BYTES * CHUNK_BYTES;
+        let block_end = (start + CHUNK_BYTES).min(len);
         let end = offset + bytes;
         if offset != self.at || end > block_end {
             return false;
@@ -56,17 +58,17 @@ impl ItemSum {
         true
     }
 
-    /// Whether all of an item of `len` bytes is summed.
+    /// Whether all `len` bytes of the item are included.
     pub(super) fn is_whole(&self, len: u64) -> bool {
         self.at == len
     }
 
-    /// Of all bytes of whole blocks; with the last byte taken in, of the item.
+    /// Checksum of all completed chunks; after the last byte, that of the item.
     pub(super) const fn whole(&self) -> u32 {
         self.blocks.whole()
     }
 
-    /// What is stored after the item.
+    /// The trailer, which is stored after the item.
     pub(super) fn trailer(&self) -> &[u8] {
         self.blocks.trailer()
     }
@@ -74,12 +76,12 @@ impl ItemSum {
 
 #[cfg(test)]
 mod tests {
-    use store_core::blocks::{expected, trailer_len};
+    use store_core::chunks::{expected, trailer_len};
 
     use super::*;
 
     #[test]
-    fn bytes_of_a_block_are_taken_by_their_checksums_in_order() {
+    fn bytes_of_a_chunk_are_taken_by_their_checksums_in_order() {
         let bytes: Vec<u8> = (0..150_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
         let len = bytes.len() as u64;
         let of = |from: u64, to: u64| {
@@ -89,14 +91,14 @@ mod tests {
         };
         let mut sum = ItemSum::default();
         assert!(!sum.take(len, 65_536, 65_536, of(65_536, 131_072)), "not the next");
-        assert!(!sum.take(len, 0, 65_537, of(0, 65_537)), "more than a block");
+        assert!(!sum.take(len, 0, 65_537, of(0, 65_537)), "more than a chunk");
         assert!(sum.take(len, 0, 65_536, of(0, 65_536)));
         assert!(!sum.take(len, 0, 65_536, of(0, 65_536)), "taken already");
         sum.update(len, 65_536, 10, |sum, from, count| {
             sum.update(&bytes[65_536 + from as usize..][..count as usize]);
         });
-        assert!(!sum.take(len, 65_536, 65_536, of(65_536, 131_072)), "begun otherwise");
-        assert!(sum.take(len, 65_546, 2_000, of(65_546, 67_546)), "behind what was summed here");
+        assert!(!sum.take(len, 65_536, 65_536, of(65_536, 131_072)), "another start");
+        assert!(sum.take(len, 65_546, 2_000, of(65_546, 67_546)), "after the bytes that were summed here");
         assert!(sum.take(len, 67_546, 131_072 - 67_546, of(67_546, 131_072)));
         assert!(sum.take(len, 131_072, len - 131_072, of(131_072, len)), "the last is shorter");
         assert!(sum.is_whole(len));
@@ -114,7 +116,8 @@ mod tests {
             let mut offset = 0;
             while offset < len {
                 let part = &bytes[offset as usize..][..step.min(bytes.len() - offset as usize)];
-                // Twice, as when a second replica is written; and once what does not follow.
+                // Twice, as when a second replica is written; and once with bytes that do not continue those
+                // before.
                 for at in [offset, offset, offset + 2 * step as u64] {
                     sum.update(len, at, part.len() as u64, |sum, from, count| {
                         sum.update(&part[from as usize..][..count as usize]);

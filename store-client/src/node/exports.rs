@@ -1,14 +1,15 @@
 //! The memory of a node, and its export: one at a time.
 //!
-//! A node that is mounted anew revokes its export and exports the same memory again, under another id and other keys. Nobody who
-//! knows the former export can touch the memory any more, so nothing is allocated, and clients that are idle and still map it
-//! cost nothing. What is in the memory stays.
+//! A node that is mounted anew revokes its export and exports the same memory again, under another id and
+//! other keys. A holder of the former export cannot touch the memory any more. Nothing is allocated, and idle
+//! clients that still map the memory cost nothing. The contents of the memory stay.
 //!
-//! A client that was stopped in the middle of a copy over shared memory cannot be told from one that goes on in a moment. Memory
-//! that it may touch is *quarantined*: its pages are given back to the system, and other memory is exported in its place.
+//! A client that stopped in the middle of a copy over shared memory looks like one that continues in a
+//! moment. Memory that it may touch is put in *quarantine*: its pages are given back to the system, and other
+//! memory is exported in its place.
 
 use te_core::Access;
-use te_engine::{RegisterError, SharedRegion, TransferEngine};
+use te_engine::{Populate, RegisterError, SharedRegion, TransferEngine};
 
 use crate::config::NodeConfig;
 
@@ -18,22 +19,22 @@ pub(super) struct Exports {
     len: usize,
     populate: bool,
     now: Option<SharedRegion>,
-    /// Memory whose export was revoked, and that nobody touches.
+    /// Memory whose export was revoked and that no peer can touch.
     idle: Option<SharedRegion>,
 }
 
 impl Exports {
     pub(super) fn new(config: &NodeConfig, engine: TransferEngine) -> Self {
-        // `validate` has seen that it fits.
+        // `validate` has checked that the value fits.
         let len = usize::try_from(config.capacity_bytes).unwrap_or(usize::MAX);
         let (name, populate) = (config.name.clone(), config.populate);
         Self { engine, name, len, populate, now: None, idle: None }
     }
 
-    /// Ends the export there is, if any: nobody reaches the memory by it any more.
+    /// Ends the current export, if any: the memory cannot be reached through it any more.
     ///
     /// # Errors
-    /// The fabrics refuse, or transfers of our own go on: to be tried again.
+    /// The fabrics refuse, or transfers of this process are under way. The caller tries again.
     pub(super) fn revoke(&mut self) -> Result<(), RegisterError> {
         let Some(region) = self.now.take() else { return Ok(()) };
         match self.engine.unregister(region.id()) {
@@ -41,11 +42,11 @@ impl Exports {
                 self.idle = Some(region);
                 Ok(())
             }
-            // No request of ours: a peer is stopped in the middle of something.
+            // No request of this process: a peer may be in the middle of a copy.
             Err(RegisterError::Busy { requests: 0 }) => {
                 log::warn!(
-                    "node {}: a client that does not answer may be in the middle of a copy: its memory, {} bytes, is set \
-                     aside, and other memory is used",
+                    "node {}: a client that does not respond may be in the middle of a copy: the memory, {} bytes, is put in \
+ quarantine, and other memory is exported in its place",
                     self.name,
                     self.len
                 );
@@ -67,11 +68,14 @@ impl Exports {
     /// Exports the memory, after [`revoke`](Self::revoke).
     ///
     /// # Errors
-    /// There is none, or the fabrics refuse it.
+    /// Memory cannot be allocated, or the fabrics refuse it.
     pub(super) fn export(&mut self) -> Result<SharedRegion, RegisterError> {
         let region = match &self.idle {
             Some(idle) => self.engine.reregister(idle, Access::all())?,
-            None => self.engine.alloc_shared_with(self.len, Access::all(), self.populate)?,
+            None => {
+                let populate = if self.populate { Populate::Now } else { Populate::OnFirstUse };
+                self.engine.alloc_shared_with(self.len, Access::all(), populate)?
+            }
         };
         self.idle = None;
         self.now = Some(region.clone());

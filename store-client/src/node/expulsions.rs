@@ -1,22 +1,25 @@
-//! Writers that the master wants cut off: their puts were given up, and what they may still write to is wanted.
+//! Expulsions: the master orders a node to cut off a writer whose put was given up, so that the put's space
+//! can be reused.
 //!
-//! The master cannot know whether a writer that is silent has stopped for good, or will go on where it was; the node can see to
-//! it. Once its engine has *expelled* a writer, nothing of that writer can land here any more, and it is refused from then on.
+//! The master cannot know whether a silent writer has stopped for good or will continue its write. Once the
+//! node's engine has *expelled* a writer, nothing of that writer can land here any more, and it is refused
+//! from then on.
 
 use store_core::ErrorCode;
 use store_core::message::{
-    EndExpulsions, Expulsion as Order, ExpulsionEnd, FetchAsk, FetchExpulsions, NodeProof,
+    EndExpulsions, Expulsion as Order, ExpulsionEnd, FetchRequest, FetchExpulsions, NodeProof,
 };
+use te_core::ExpelMode;
 use te_engine::{Expulsion, TransferEngine};
 
 use super::tasks::Mounted;
 use crate::error::RpcError;
 use crate::rpc::RpcConnection;
 
-/// Orders at a time; the others are in the next answer.
+/// Most orders at a time; the others are in the next answer.
 const ORDERS_MAX: u32 = 256;
 
-/// What is under way.
+/// Expulsions that are under way.
 #[derive(Default)]
 pub(super) struct Expulsions {
     orders: Vec<Order>,
@@ -27,20 +30,20 @@ impl Expulsions {
         self.orders.is_empty()
     }
 
-    /// Asks whom to cut off. What is not ordered any more is not wanted any more.
+    /// Fetches the orders. An order that is not repeated is dropped.
     pub(super) fn fetch(&mut self, rpc: &mut RpcConnection, mounted: &Mounted) -> Result<(), RpcError> {
         let Mounted { node, key, incarnation, .. } = *mounted;
-        let ask = FetchAsk { node, incarnation, count_max: ORDERS_MAX, key };
+        let ask = FetchRequest { node, incarnation, count_max: ORDERS_MAX, key };
         match rpc.call::<FetchExpulsions>(&ask, std::iter::empty()) {
             Ok((_, orders)) => self.orders = orders.take(ORDERS_MAX as usize).collect(),
-            // It cuts nobody off, then.
+            // This master orders no expulsions.
             Err(RpcError::Refused(ErrorCode::NotSupported)) => self.orders.clear(),
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Goes on with what is under way, and tells what has ended.
+    /// Continues the expulsions that are under way, and reports those that have ended.
     pub(super) fn go_on(
         &mut self,
         engine: &TransferEngine,
@@ -57,34 +60,37 @@ impl Expulsions {
         });
         if !ends.is_empty() {
             let proof = NodeProof { node: mounted.node, key: mounted.key };
-            // Should the answer be lost, the orders come again, and end again as before.
+            // If the answer is lost, the same orders come again and end the same way.
             rpc.call::<EndExpulsions>(&proof, ends.into_iter())?;
         }
         Ok(())
     }
 }
 
-/// Whether the writer is gone; `None`: it is being cut off.
+/// Returns whether the writer is expelled; `None`: the expulsion is under way.
 fn expel(engine: &TransferEngine, order: &Order) -> Option<bool> {
-    match engine.expel(order.writer, order.force) {
+    let mode = if order.force { ExpelMode::Force } else { ExpelMode::SpareConnected };
+    match engine.expel(order.writer, mode) {
         Ok(Expulsion::Gone) => {
-            let forced = if order.force { ", which did not answer for long" } else { "" };
-            log::info!("writer {:016x}{forced} is cut off: its space is free", order.writer);
+            let forced = if order.force { ", which did not respond," } else { "" };
+            log::info!("writer {:016x}{forced} was expelled: the space of its puts is released", order.writer);
             Some(true)
         }
         Ok(Expulsion::Underway) => None,
         Ok(Expulsion::Connected) => Some(false),
-        Ok(Expulsion::Unsupported) => {
+        // Unsupported, or a state that this release does not know.
+        Ok(_) => {
             log::warn!(
-                "writer {:016x} cannot be cut off: a fabric of this node cannot tell one client from another; its space \
-                 comes back when the node is mounted anew",
+                "writer {:016x} cannot be expelled: a fabric of this node cannot distinguish clients; the space of its \
+ puts is released when the node is mounted anew",
                 order.writer
             );
             Some(false)
         }
         Err(error) => {
             log::warn!(
-                "writer {:016x} cannot be cut off: {error}; its space comes back when the node is mounted anew",
+                "writer {:016x} cannot be expelled: {error}; the space of its puts is released when the node is mounted \
+ anew",
                 order.writer
             );
             Some(false)

@@ -1,4 +1,4 @@
-//! The thread that keeps a node in the store: it mounts its memory, and says that it lives.
+//! The thread that keeps a node in the store: it mounts the memory and sends heartbeats.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -6,9 +6,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use store_core::message::{
-    Beat, Export, Heartbeat, Mount, MountAnswer, MountSegment, NodeStatus, Unmount, UnmountSegment,
+    Beat, Export, Heartbeat, Mount, MountResponse, MountSegment, NodeStatus, Unmount, UnmountSegment,
 };
-use store_core::{ErrorCode, SegmentNo};
+use store_core::{ErrorCode, Incarnation, NodeId, SegmentNo};
 use te_engine::{SharedRegion, TransferEngine};
 
 use super::Shared;
@@ -18,19 +18,19 @@ use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
 use crate::rpc::RpcConnection;
 
-/// Between two lines in the log about what goes on failing.
-const LINE: Duration = Duration::from_secs(10);
+/// Shortest time between two log lines about a failure that persists.
+const LOG_PAUSE: Duration = Duration::from_secs(10);
 
-/// What the thread owns.
+/// State of the thread.
 pub(super) struct Keeper {
     config: NodeConfig,
     engine: TransferEngine,
     exports: Exports,
     rpc: RpcConnection,
-    node: u64,
+    node: NodeId,
     /// What the node proves with that it is itself.
     key: u64,
-    incarnation: u64,
+    incarnation: Incarnation,
     mounted: Option<SegmentNo>,
     ttl: Duration,
     shared: Arc<Shared>,
@@ -46,24 +46,25 @@ impl Keeper {
         worker: Worker,
     ) -> Self {
         let ttl = Duration::from_millis(rpc.welcome().node_ttl_ms.into());
-        let (node, key) = (super::random(&engine), super::random(&engine));
+        let (node, key) = (NodeId::new(super::random(&engine)), super::random(&engine));
         let exports = Exports::new(&config, engine.clone());
-        Self { config, engine, exports, rpc, node, key, incarnation: 0, mounted: None, ttl, shared, worker }
+        let (incarnation, mounted) = (Incarnation::default(), None);
+        Self { config, engine, exports, rpc, node, key, incarnation, mounted, ttl, shared, worker }
     }
 
-    /// Until the node is stopped.
+    /// Runs until the node is stopped.
     pub(super) fn run(mut self, stopped: &Receiver<()>) {
-        let mut said: Option<Instant> = None;
+    let mut logged: Option<Instant> = None;
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(self.pause()) {
             if let Err(error) = self.beat() {
                 self.shared.failures.fetch_add(1, Ordering::Relaxed);
-                // Whoever is not mounted tries several times a second.
-                if said.is_none_or(|said| said.elapsed() >= LINE) {
-                    said = Some(Instant::now());
-                    log::warn!("node {}: {error}", self.config.name);
+                // A node that is not mounted tries several times per second.
+                if logged.is_none_or(|logged| logged.elapsed() >= LOG_PAUSE) {
+                    logged = Some(Instant::now());
+                    log::warn!("node {}: not in contact with the master: {error}", self.config.name);
                 }
             } else {
-                said = None;
+                logged = None;
             }
         }
         self.worker.stop();
@@ -76,7 +77,7 @@ impl Keeper {
             0 => third,
             ms => Duration::from_millis(ms.into()).min(third),
         };
-        // Whoever is not mounted wants to be.
+        // A node that is not mounted tries again soon.
         let wanted = if self.mounted.is_some() { wanted } else { wanted.min(Duration::from_millis(200)) };
         wanted.max(Duration::from_millis(1))
     }
@@ -100,32 +101,34 @@ impl Keeper {
             }
             Ok(NodeStatus::NeedRemount)
             | Err(RpcError::Refused(ErrorCode::ClientNotFound | ErrorCode::IllegalClient)) => {
-                log::info!("node {}: the master wants it mounted anew", self.config.name);
+                log::info!("node {}: the master does not know it any more: its memory is mounted anew", self.config.name);
                 self.forget_mount();
                 self.mount()
             }
-            // Whatever else it is, the memory stays what it is: the master may know all of it still.
+            // After any other error the export stays: the master may still know its objects.
             Err(error) => {
-                // The next beat is to find a fresh connection.
+                // The next heartbeat uses a new connection.
                 self.rpc.disconnect();
                 Err(error.into())
             }
         }
     }
 
-    /// Exports the memory anew, under a higher incarnation, and mounts it. What was exported before is revoked first, so that
-    /// nobody who still holds the old export can write to the new one.
+    /// Exports the memory anew, under a higher incarnation, and mounts it. The former export is revoked
+    /// first, so that no holder of it can write to the new one.
     pub(super) fn mount(&mut self) -> Result<(), ConnectError> {
         self.exports.revoke()?;
         self.rpc.ensure_connected()?;
-        // Should a new master answer the mount, it will not have memory that was exported under the former one.
+        // If another master answers the mount, it must not accept memory that was exported under the former
+        // one.
         let epoch = self.rpc.welcome().epoch;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-        self.incarnation = wall.max(self.incarnation + 1);
+        self.incarnation = Incarnation::new(wall.max(self.incarnation.get() + 1));
         let region = self.exports.export()?;
         *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region.clone());
         let answer = match self.ask_mount(&region, epoch) {
-            // The clock of this host, or of the one that had the name before, was wrong: time goes on from there.
+            // The clock of this host, or of the former holder of the name, was wrong: the incarnation
+            // continues from the master's.
             Ok(Asked::Stale { incarnation_min }) => {
                 self.incarnation = incarnation_min;
                 self.ask_mount(&region, epoch)
@@ -136,7 +139,7 @@ impl Keeper {
             Ok(Asked::Mounted(mounted)) => {
                 self.mounted = Some(mounted.segment);
                 self.ttl = Duration::from_millis(mounted.node_ttl_ms.into());
-                self.shared.segment.store(u64::from(mounted.segment) + 1, Ordering::Relaxed);
+                self.shared.segment.store(u64::from(mounted.segment.get()) + 1, Ordering::Relaxed);
                 self.shared.mounts.fetch_add(1, Ordering::Relaxed);
                 self.shared.hears(self.ttl);
                 let (name, segment) = (&self.config.name, mounted.segment);
@@ -146,7 +149,7 @@ impl Keeper {
             Ok(Asked::Held { endpoint, silent_ms }) => {
                 Err(ConnectError::Held { name: self.config.name.clone(), endpoint, silent_ms })
             }
-            // Only a name that changes hands all the time has this twice.
+            // This happens twice in a row only when several nodes keep taking the name over.
             Ok(Asked::Stale { .. }) => Err(RpcError::Refused(ErrorCode::IllegalClient).into()),
             Err(error) => {
                 self.rpc.disconnect();
@@ -170,9 +173,9 @@ impl Keeper {
         };
         let (answer, _) = self.rpc.call::<Mount>(&segment, std::iter::empty())?;
         Ok(match answer {
-            MountAnswer::Mounted(mounted) => Asked::Mounted(mounted),
-            MountAnswer::Stale { incarnation_min } => Asked::Stale { incarnation_min },
-            MountAnswer::Held { endpoint, silent_ms } => {
+            MountResponse::Mounted(mounted) => Asked::Mounted(mounted),
+            MountResponse::Stale { incarnation_min } => Asked::Stale { incarnation_min },
+            MountResponse::Held { endpoint, silent_ms } => {
                 Asked::Held { endpoint: endpoint.to_owned(), silent_ms }
             }
         })
@@ -206,9 +209,9 @@ impl Keeper {
     }
 }
 
-/// A [`MountAnswer`] of our own.
+/// A [`MountAnswer`] that owns its data.
 enum Asked {
     Mounted(store_core::message::Mounted),
-    Stale { incarnation_min: u64 },
+    Stale { incarnation_min: Incarnation },
     Held { endpoint: String, silent_ms: u64 },
 }

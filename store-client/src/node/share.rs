@@ -1,18 +1,18 @@
-//! How fast a node may copy: the operator's share, and what it means for how much work is taken on.
+//! The limit on a node's copy rate, and how many copies the node requests at a time because of it.
 
 use std::time::{Duration, Instant};
 
-/// What was not used is kept for this long.
+/// Unused bandwidth is kept for this long.
 const BURST: Duration = Duration::from_millis(100);
 
-/// A rate that copies stay below.
+/// A rate that copies stay below: the operator's setting `copy_bytes_per_s_max`.
 #[derive(Debug)]
 pub(super) struct Share {
-    /// 0: none is set.
+    /// 0: no limit.
     bytes_per_s: u64,
     /// When the next copy may begin.
     next_at: Instant,
-    /// Of the copies lately seen.
+    /// Mean length of recent copies.
     mean_bytes: u64,
 }
 
@@ -21,12 +21,13 @@ impl Share {
         Self { bytes_per_s, next_at: Instant::now(), mean_bytes: 0 }
     }
 
-    /// A copy of so many bytes was asked for.
+    /// Records that a copy of this many bytes was ordered.
     pub(super) fn saw(&mut self, bytes: u64) {
         self.mean_bytes = if self.mean_bytes == 0 { bytes } else { (7 * self.mean_bytes + bytes) / 8 };
     }
 
-    /// Copies to have at hand, at most `most`: those of about a second, so that none waits until it counts as lost.
+    /// Number of copies to hold at a time, at most `most`: about one second's worth, so that none of them
+    /// waits until it is given up.
     pub(super) fn orders_max(&self, most: u32) -> u32 {
         if self.bytes_per_s == 0 {
             return most;
@@ -35,7 +36,7 @@ impl Share {
         u32::try_from(orders).unwrap_or(most).clamp(1, most)
     }
 
-    /// Whether a copy of so many bytes may begin now; if so, it counts.
+    /// Whether a copy of this many bytes may begin now. If so, it is counted.
     pub(super) fn take(&mut self, bytes: u64) -> bool {
         self.take_at(Instant::now(), bytes)
     }
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_stay_below_the_share_whatever_their_length() {
+    fn copies_stay_below_the_limit_whatever_their_length() {
         for (bytes, rate) in [(1 << 20, 10 << 20), (1_000, 1 << 20), (64 << 20, 1 << 20), (1, 1)] {
             let mut share = Share::new(rate);
             let start = share.next_at;
@@ -66,10 +67,10 @@ mod tests {
             while begun < 200 {
                 begun += u64::from(share.take_at(now, bytes));
                 now += Duration::from_micros(500);
-                // Long waits are stepped over.
+                // Long waits are skipped.
                 now = now.max(share.next_at - Duration::from_micros(500));
             }
-            // The last one has only begun, and the burst is given in advance.
+            // The last copy has only begun, and the burst is granted in advance.
             let took = now - start + BURST;
             assert!(
                 (begun - 1) as f64 * bytes as f64 <= rate as f64 * took.as_secs_f64(),
@@ -79,16 +80,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_used_for_long_is_not_saved_up() {
+    fn bandwidth_that_was_not_used_for_long_is_not_saved_up() {
         let mut share = Share::new(1_000);
         let now = share.next_at + Duration::from_secs(60);
         assert!(share.take_at(now, 500));
-        assert!(!share.take_at(now, 500), "a tenth of a second is all that is kept");
+        assert!(!share.take_at(now, 500), "only a tenth of a second is kept");
         assert!(share.take_at(now + Duration::from_millis(400), 500));
     }
 
     #[test]
-    fn no_more_is_taken_on_than_the_share_lets_through_in_about_a_second() {
+    fn no_more_copies_are_held_than_the_limit_allows_in_about_a_second() {
         let mut share = Share::new(10 << 20);
         share.saw(1 << 20);
         assert_eq!(share.orders_max(64), 10);
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_share_nothing_waits() {
+    fn without_a_limit_no_copy_waits() {
         let mut share = Share::new(0);
         assert!((0..1_000).all(|_| share.take(1 << 40)));
     }

@@ -1,21 +1,22 @@
-//! What a node does for the master: it makes replicas, by reading them from other nodes into its own memory, and cuts writers off
-//! ([`super::expulsions`]).
+//! Work that a node does for the master: it copies replicas from other nodes into its own memory, and cuts
+//! writers off ([`super::expulsions`]).
 //!
 //! ```text
-//!   heartbeat: there is work ──▶ ┌─▶ EndTasks: what has ended since ── FetchTasks: what else there is
+//!   heartbeat: work is waiting ▶ ┌─▶ EndTasks: what has ended since ── FetchTasks: further orders
 //!                                │                                        │
-//!      half of them have ended, │                    at most 64 MiB at a time, within the operator's share
+//!      half of them have ended, │                  at most 64 MiB at a time, below the operator's limit
 //!      or a lease is half over ─┘                                         ▼
-//!                                └── verify: every block, the trailer, the whole ◀── READ the source into its place
+//!                                └── verify: chunks, trailer and object ◀── READ the source into its place
 //!                                    or read the next source, while the lease runs
 //! ```
 //!
-//! It happens on a thread of its own, so that a slow source does not keep the node from saying that it lives. What comes back
-//! from EndTasks does not matter: an order whose end the master has not heard is in the next answer to FetchTasks, and is told
-//! to have ended as before. It is not carried out again: the end that seems lost may be on its way, and with it the place
-//! becomes a replica, or somebody else's.
+//! It runs on a thread of its own, so that a slow source does not delay the node's heartbeats. The answer to
+//! EndTasks may be lost: an order whose end the master has not received is in the next answer to FetchTasks,
+//! and its end is reported again. The order is not carried out again: the report that seems lost may still be
+//! under way, and when it arrives, the place becomes a replica or is given to another put.
 //!
-//! Orders are known by their attempt: one that is fetched again while it is under way has its lease renewed, and nothing else.
+//! Orders are identified by their attempt: an order that is fetched again while it is under way only has its
+//! lease renewed.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -24,12 +25,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use store_core::blocks::{BLOCK_BYTES, BlockSums, stored_len};
+use store_core::chunks::{CHUNK_BYTES, ChunkSums, stored_len};
 use store_core::message::{
-    BadReplica, EndTasks, FetchAsk, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd,
+    BadReplica, EndTasks, FetchRequest, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd,
     TaskOrder,
 };
-use store_core::{ErrorCode, Key, SegmentNo, bound};
+use store_core::{ErrorCode, Incarnation, Key, NodeId, SegmentNo, bound};
 use te_core::{Op, Status};
 use te_engine::{SegmentHandle, SharedRegion, Transfer, TransferEngine, TransferRequest};
 
@@ -41,30 +42,30 @@ use crate::error::{ConnectError, RpcError};
 use crate::rpc::RpcConnection;
 use crate::sys;
 
-/// Orders that the node has at a time, under way or waiting.
+/// Most orders at a time, under way or waiting.
 const ORDERS_MAX: u32 = 64;
-/// Bytes of orders under way. A longer object is read alone.
+/// Most bytes of orders under way. A longer object is read alone.
 const FLIGHT_BYTES_MAX: u64 = 64 << 20;
-/// Segments of others that are kept open.
+/// Most segments of other nodes that are kept open.
 const OPEN_MAX: usize = 64;
-/// How long the oldest read is waited for before the others are looked at.
+/// How long to wait for the oldest read before the others are checked.
 const WAIT: Duration = Duration::from_millis(2);
-/// How long to go on asking after the last order, and how often: whoever drains a segment has more in a moment, and a heartbeat is
-/// seconds away.
+/// How long to keep asking after the last order, and the pause between two questions: a drain produces
+/// further orders soon, and the next heartbeat is seconds away.
 const LINGER: Duration = Duration::from_millis(500);
 const LINGER_PAUSE: Duration = Duration::from_millis(5);
 
-/// What the node has mounted.
+/// The node's mounted memory.
 #[derive(Clone)]
 pub(super) struct Mounted {
-    pub(super) node: u64,
+    pub(super) node: NodeId,
     pub(super) key: u64,
-    pub(super) incarnation: u64,
+    pub(super) incarnation: Incarnation,
     pub(super) segment: SegmentNo,
     pub(super) region: SharedRegion,
 }
 
-/// The thread that does the work.
+/// Handle of the thread that does the work.
 pub(super) struct Worker {
     wake: Option<SyncSender<Mounted>>,
     stopping: Arc<AtomicBool>,
@@ -88,15 +89,15 @@ impl Worker {
         Ok(Self { wake: Some(wake), stopping, thread: Some(thread) })
     }
 
-    /// There is something to do.
+    /// Signals that work is waiting.
     pub(super) fn wake(&self, mounted: Mounted) {
         if let Some(wake) = &self.wake {
-            // One that is told already will look.
+            // If a signal is pending already, this one is not needed.
             let _ = wake.try_send(mounted);
         }
     }
 
-    /// Ends what is under way, and waits until nothing of it is: what would be moved here goes with us.
+    /// Ends the work under way and waits for its end. Copies into this node are useless once it is unmounted.
     pub(super) fn stop(&mut self) {
         self.stopping.store(true, Ordering::Relaxed);
         drop(self.wake.take());
@@ -112,7 +113,7 @@ impl Drop for Worker {
     }
 }
 
-/// What the thread owns.
+/// State of the thread.
 struct Work {
     name: String,
     engine: TransferEngine,
@@ -125,35 +126,35 @@ struct Work {
     /// Orders that have not begun.
     waiting: VecDeque<Order>,
     flights: Vec<Flight>,
-    /// Orders that have ended and that the master may not know of, by attempt.
+    /// Orders that have ended and whose end the master may not know, by attempt.
     ends: HashMap<u64, TaskEnd>,
-    /// Of those, how many have not been told at all.
-    untold: u32,
-    /// Replicas that were found to be damaged.
+    /// Number of these that have never been reported.
+    unreported: u32,
+    /// Damaged replicas that were found.
     bad: Vec<Bad>,
-    /// Orders there were after the master was last asked.
+    /// Number of orders after the latest question to the master.
     orders: usize,
-    /// When to ask again, lest a lease end.
+    /// When to ask the master again, before a lease ends.
     renew_at: Instant,
 }
 
-/// A [`TaskOrder`] of our own.
+/// A [`TaskOrder`] that owns its data.
 struct Order {
     id: u64,
     attempt: u64,
     key: Vec<u8>,
     generation: u64,
     len: u64,
-    /// Bound to the key and the generation.
+    /// The checksum, bound to the key and the generation.
     checksum: u32,
-    /// In our region.
+    /// Offset of its place in the node's region.
     offset: u64,
     sources: Vec<Replica>,
-    /// Until when the sources stay where they are.
+    /// Until when the sources are leased.
     until: Instant,
-    /// Sources that were tried.
+    /// Number of sources that were tried.
     tried: usize,
-    /// Why the last of them was of no use.
+    /// Why the latest source failed.
     error: ErrorCode,
 }
 
@@ -171,7 +172,8 @@ struct Bad {
     segment: SegmentNo,
 }
 
-/// Works whenever it is woken. A node that never has anything to do needs no second connection.
+/// The thread. It connects to the master when there is work for the first time: most nodes need no second
+/// connection.
 fn run(
     config: &NodeConfig,
     engine: &TransferEngine,
@@ -192,8 +194,8 @@ fn run(
             done
         });
         if let Err(error) = done {
-            // The next heartbeat wakes us again.
-            log::debug!("node {}: tasks: {error}", config.name);
+            // The next heartbeat wakes the thread again.
+            log::debug!("node {}: the master's orders cannot be carried out now: {error}", config.name);
             work.iter_mut().for_each(|work: &mut Work| work.rpc.disconnect());
         }
     }
@@ -214,14 +216,14 @@ impl Work {
             waiting: VecDeque::new(),
             flights: Vec::new(),
             ends: HashMap::new(),
-            untold: 0,
+            unreported: 0,
             bad: Vec::new(),
             orders: 0,
             renew_at: Instant::now(),
         })
     }
 
-    /// Until there has been nothing to do for a while, or the node stops.
+    /// Works until there has been nothing to do for a while, or the node stops.
     fn work(
         &mut self,
         mut mounted: Mounted,
@@ -234,7 +236,7 @@ impl Work {
         while !stopping.load(Ordering::Relaxed) {
             match woken.try_recv() {
                 Ok(now) if now.incarnation != mounted.incarnation => {
-                    // What was ordered for the former memory is nobody's any more.
+                    // The orders were for memory that is not mounted any more.
                     self.abandon();
                     self.ends.clear();
                     mounted = now;
@@ -249,7 +251,7 @@ impl Work {
             self.begin(&mounted);
             self.reap(&mounted);
             let under_way = self.flights.len() + self.waiting.len();
-            if under_way * 2 <= self.orders && self.untold > 0 || Instant::now() >= self.renew_at {
+            if under_way * 2 <= self.orders && self.unreported > 0 || Instant::now() >= self.renew_at {
                 self.ask(&mounted)?;
                 continue;
             }
@@ -275,13 +277,13 @@ impl Work {
         Ok(())
     }
 
-    /// Tells what has ended, and fetches what else there is to do.
+    /// Reports what has ended, and fetches further orders.
     fn ask(&mut self, mounted: &Mounted) -> Result<(), RpcError> {
-        self.tell(mounted)?;
+    self.report(mounted)?;
         let asked = Instant::now();
         let count_max = self.share.orders_max(ORDERS_MAX);
         let Mounted { node, key, incarnation, .. } = *mounted;
-        let ask = FetchAsk { node, incarnation, count_max, key };
+        let ask = FetchRequest { node, incarnation, count_max, key };
         let (lease, orders) = self.rpc.call::<FetchTasks>(&ask, std::iter::empty())?;
         let lease = Duration::from_millis(lease.lease_ms.into());
         let until = asked + lease;
@@ -293,14 +295,14 @@ impl Work {
             {
                 known.until = until;
             } else if self.ends.contains_key(&order.attempt) {
-                // The place may be a replica by now, or somebody else's: it is told again.
-                self.untold += 1;
+                // The place may be a replica by now, or belong to another put: the end is reported again.
+                self.unreported += 1;
             } else if let Some(order) = Order::new(&order, &mounted.region, until) {
                 self.share.saw(stored_len(order.len));
                 self.waiting.push_back(order);
             }
         }
-        // What is not given any more is not wanted any more, or heard.
+        // An order that is not in the answer was cancelled, or its end has arrived.
         self.waiting.retain(|order| given.contains(&order.attempt));
         self.ends.retain(|attempt, _| given.contains(attempt));
         self.orders = self.flights.len() + self.waiting.len();
@@ -308,8 +310,9 @@ impl Work {
         Ok(())
     }
 
-    fn tell(&mut self, mounted: &Mounted) -> Result<(), RpcError> {
-        // Before the ends: of objects that are not its tenant's, a node may report those alone that it is told to copy.
+    fn report(&mut self, mounted: &Mounted) -> Result<(), RpcError> {
+    // Before the ends: a node may report replicas of other tenants' objects only while it has an order to
+    // copy them.
         if !self.bad.is_empty() {
             let bad = self.bad.iter().map(|bad| BadReplica {
                 key: Key(&bad.key),
@@ -317,22 +320,22 @@ impl Work {
                 segment: bad.segment,
             });
             if let Err(error) = self.rpc.call::<ReportReplicas>(&self.reporter, bad) {
-                log::debug!("node {}: reporting bad replicas: {error}", self.name);
+                log::debug!("node {}: bad replicas could not be reported: {error}", self.name);
             }
             self.bad.clear();
         }
-        if self.untold > 0 {
+        if self.unreported > 0 {
             let ends: Vec<TaskEnd> = self.ends.values().copied().collect();
             let proof = NodeProof { node: mounted.node, key: mounted.key };
             self.rpc.call::<EndTasks>(&proof, ends.into_iter())?;
-            // From here on the master does not hand these attempts out again.
+            // From now on the master does not hand out these attempts again.
             self.ends.clear();
-            self.untold = 0;
+            self.unreported = 0;
         }
         Ok(())
     }
 
-    /// Begins to read as much as may be under way.
+    /// Begins as many reads as may be under way.
     fn begin(&mut self, mounted: &Mounted) {
         let mut bytes: u64 = self.flights.iter().map(|flight| stored_len(flight.order.len)).sum();
         while let Some(order) = self.waiting.front() {
@@ -374,16 +377,16 @@ impl Work {
         }
     }
 
-    /// Waits for the oldest read, or for the operator's share.
+    /// Waits for the oldest read, or until the limit on the copy rate allows the next.
     fn wait(&self) {
         match self.flights.first() {
-            // Its own timeout bounds it; how it ended is seen when it is reaped.
+            // Its own timeout bounds the wait; its result is examined when it is reaped.
             Some(flight) => drop(flight.transfer.wait(Some(WAIT))),
             None => thread::sleep(WAIT),
         }
     }
 
-    /// Judges what was read.
+    /// Verifies the reads that have ended.
     fn reap(&mut self, mounted: &Mounted) {
         let mut at = 0;
         while at < self.flights.len() {
@@ -422,26 +425,28 @@ impl Work {
         let counter = if result.is_ok() { &self.shared.copies } else { &self.shared.copy_failures };
         counter.fetch_add(1, Ordering::Relaxed);
         self.ends.insert(order.attempt, TaskEnd { id: order.id, attempt: order.attempt, result, quiet });
-        self.untold += 1;
+        self.unreported += 1;
     }
 
-    /// Ends what is under way and waits until nothing of it is. Whoever is given these orders again tells their ends.
+    /// Ends the work under way and waits for its end. The ends are reported if the same orders are fetched
+    /// again.
     fn abandon(&mut self) {
         self.waiting.clear();
         for flight in &self.flights {
             flight.transfer.cancel();
         }
         for flight in std::mem::take(&mut self.flights) {
-            // Its own timeout bounds it.
+            // The transfer's own timeout bounds the wait.
             let _ = flight.transfer.wait(None);
             let quiet = !flight.transfer.report().quarantined;
             self.end(&flight.order, Err(ErrorCode::UnavailableInCurrentStatus), quiet);
         }
-        // What they were is said when somebody asks.
-        self.untold = 0;
+        // These ends are reported when the master repeats the orders.
+        self.unreported = 0;
     }
 
-    /// The handle of a segment, opened now if need be. Should something else be exported there by now, the checksum tells.
+    /// The handle of a segment, which is opened if necessary. If it exports something else by now, the
+    /// checksum will not match.
     fn open(&mut self, segment: SegmentNo) -> Option<SegmentHandle> {
         if let Some(handle) = self.open.get(&segment) {
             return Some(*handle);
@@ -461,14 +466,14 @@ impl Work {
 
     fn close(&mut self, segment: SegmentNo) {
         if let Some(Err(error)) = self.open.remove(&segment).map(|handle| self.engine.close_segment(handle)) {
-            // Something else still reads there; it goes with the engine.
-            log::debug!("node {}: closing segment {segment}: {error}", self.name);
+            // Another read still uses the segment; it is closed with the engine.
+            log::debug!("node {}: segment {segment} cannot be closed: {error}", self.name);
         }
     }
 }
 
 impl Order {
-    /// `None` when the place is not in our region.
+    /// `None` when the place does not lie inside the node's region.
     fn new(order: &TaskOrder<'_>, region: &SharedRegion, until: Instant) -> Option<Self> {
         let offset = order.addr.checked_sub(region.addr())?;
         let end = offset.checked_add(stored_len(order.len))?;
@@ -488,11 +493,11 @@ impl Order {
     }
 }
 
-/// The checksum of what lies in an order's place; `None` when the trailer is not that of the bytes before it.
+/// The checksum of the bytes in an order's place; `None` when the trailer does not match them.
 fn checksum(order: &Order, region: &SharedRegion) -> Option<u32> {
-    let mut sums = BlockSums::default();
+    let mut sums = ChunkSums::default();
     while sums.len() < order.len {
-        let len = (order.len - sums.len()).min(BLOCK_BYTES);
+        let len = (order.len - sums.len()).min(CHUNK_BYTES);
         let sum = sys::checksum_span(0, region.span(), order.offset + sums.len(), len)?;
         sums.push(sum, len);
     }

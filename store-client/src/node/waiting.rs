@@ -1,4 +1,4 @@
-//! How a node that starts waits for a master that is away.
+//! How a node that starts waits for a master that does not answer, or for the release of its name.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -6,24 +6,24 @@ use std::time::{Duration, Instant};
 use crate::config::NodeConfig;
 use crate::error::ConnectError;
 
-/// Between two questions whether to give up.
+/// Time between two calls of `gives_up`.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Between two tries.
+/// Time between two tries.
 const RETRY: Duration = Duration::from_millis(200);
-/// How exactly the master's word and our clock agree on when a node was last heard of.
+/// Tolerance in the comparison of the master's report and our clock about when a node was last heard from.
 const HEARD_SLACK: Duration = Duration::from_millis(150);
-/// Between two lines in the log.
-const LINE: Duration = Duration::from_secs(10);
+/// Shortest time between two log lines.
+const LOG_PAUSE: Duration = Duration::from_secs(10);
 
-/// The patience of one node.
+/// The wait of one node.
 pub(super) struct Waiting<G> {
     name: String,
     began: Instant,
-    /// `None`: for ever.
+    /// `None`: no limit.
     limit: Option<Duration>,
-    said: Option<Instant>,
+    logged: Option<Instant>,
     gives_up: G,
-    /// Whoever holds the name, and since when it has been silent.
+    /// The endpoint of the node that holds the name, and since when it has been silent.
     holder: Option<(String, Instant)>,
 }
 
@@ -32,10 +32,10 @@ impl<G: FnMut() -> bool> Waiting<G> {
         let limit = (config.wait_master_ms != NodeConfig::FOR_EVER)
             .then(|| Duration::from_millis(config.wait_master_ms.into()));
         let name = config.name.clone();
-        Self { name, began: Instant::now(), limit, said: None, gives_up, holder: None }
+        Self { name, began: Instant::now(), limit, logged: None, gives_up, holder: None }
     }
 
-    /// Tries until it succeeds, or fails in a way that waiting does not change.
+    /// Tries until it succeeds, or fails with an error that waiting does not change.
     pub(super) fn until<T>(
         &mut self,
         mut attempt: impl FnMut() -> Result<T, ConnectError>,
@@ -44,11 +44,11 @@ impl<G: FnMut() -> bool> Waiting<G> {
             let next = Instant::now() + RETRY;
             let error = match attempt() {
                 Err(error) if error.is_transient() && !self.is_over(next) => error,
-                // The master bounds this: it gives the holder up, or hears of it.
+                // The master bounds this wait: it gives the holder up, or receives a heartbeat of it.
                 Err(error) if self.may_be_dead(&error) => error,
                 ended => return ended,
             };
-            self.say(&error);
+            self.log(&error);
             while Instant::now() < next {
                 if (self.gives_up)() {
                     return Err(error);
@@ -58,8 +58,8 @@ impl<G: FnMut() -> bool> Waiting<G> {
         }
     }
 
-    /// Whether the holder of the name has not been heard of since it was first met here: one that beats lives, and waiting for it is
-    /// in vain.
+    /// Whether the holder of the name has been silent since it was first met here. A holder that sends
+    /// heartbeats is alive, and waiting for it is useless.
     fn may_be_dead(&mut self, error: &ConnectError) -> bool {
         let ConnectError::Held { endpoint, silent_ms, .. } = error else { return false };
         let silent = Duration::from_millis(*silent_ms);
@@ -77,20 +77,20 @@ impl<G: FnMut() -> bool> Waiting<G> {
         self.limit.is_some_and(|limit| at - self.began > limit)
     }
 
-    fn say(&mut self, error: &ConnectError) {
-        if self.said.is_some_and(|said| said.elapsed() < LINE) {
-            return;
-        }
-        self.said = Some(Instant::now());
-        let limit = match self.limit {
-            Some(limit) => format!("for {} ms at most", limit.as_millis()),
-            None => "for as long as it takes".to_owned(),
-        };
-        match error {
-            ConnectError::Held { .. } => {
-                log::warn!("node {}: waiting to hear of who has its name: {error}", self.name)
-            }
-            error => log::warn!("node {}: waiting for the master, {limit}: {error}", self.name),
-        }
+    fn log(&mut self, error: &ConnectError) {
+    if self.logged.is_some_and(|logged| logged.elapsed() < LOG_PAUSE) {
+        return;
     }
+    self.logged = Some(Instant::now());
+    let limit = match self.limit {
+        Some(limit) => format!("for {} ms at most", limit.as_millis()),
+        None => "without limit".to_owned(),
+    };
+    match error {
+        ConnectError::Held { .. } => {
+            log::warn!("node {}: waiting until its name is free: {error}", self.name);
+        }
+        error => log::warn!("node {}: waiting for the master, {limit}: {error}", self.name),
+    }
+}
 }

@@ -1,4 +1,4 @@
-//! Where a master is.
+//! The address of a master.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::RpcError;
 
-/// `host:port`, or `unix:/path/of/socket`.
+/// The address of a master: `host:port`, or `unix:/path/of/socket`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Address {
-    /// A host, by name or number, and a port.
+    /// A host, by name or IP address, and a port.
     Tcp(String),
-    /// A socket in the file system of this host.
+    /// A Unix socket on this host.
     Unix(PathBuf),
 }
 
@@ -37,7 +37,7 @@ impl FromStr for Address {
     }
 }
 
-/// Where `snowskin master` listens when it is told nothing else.
+/// The address at which `snowskin master` listens by default.
 impl Default for Address {
     fn default() -> Self {
         Self::Tcp("127.0.0.1:50051".into())

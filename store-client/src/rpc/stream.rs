@@ -1,4 +1,4 @@
-//! A socket of either kind that is polled without blocking, and slept on when that takes too long.
+//! A non-blocking socket of either kind, with a way to sleep until bytes arrive.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::Address;
 use crate::error::RpcError;
 
-/// Non-blocking.
+/// A non-blocking socket.
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
@@ -60,7 +60,7 @@ impl Stream {
         })
     }
 
-    /// Sleeps until something arrives, at most `timeout`. May wake early.
+    /// Sleeps until bytes arrive, at most `timeout`. It may wake early.
     pub(super) fn wait(&self, timeout: Duration) {
         let fd = match self {
             Self::Tcp(stream) => stream.as_fd(),

@@ -1,5 +1,5 @@
 //! Stores on loopback, in this process and in others.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses its part")]
 
 use std::env;
 use std::io::{BufRead, BufReader, Read};
@@ -15,8 +15,15 @@ use store_client::{
 };
 use store_core::MasterConfig;
 use store_master::{Config, MasterHandle, MasterServer};
+pub(crate) use te_core::testkit::pattern;
 
 pub(crate) const MIB: u64 = 1 << 20;
+
+/// A value with changes: settings outside of their crate are changed field by field.
+pub(crate) fn with<T>(mut value: T, change: impl FnOnce(&mut T)) -> T {
+    change(&mut value);
+    value
+}
 
 pub(crate) fn master_config() -> Config {
     Config { rpc_listen: "127.0.0.1:0".parse().unwrap(), http_listen: None, ..Config::default() }
@@ -31,8 +38,8 @@ pub(crate) fn master_at(listen: SocketAddr, store: MasterConfig) -> MasterHandle
     MasterServer::bind(Config { rpc_listen: listen, store, ..master_config() }).unwrap().spawn().unwrap()
 }
 
-/// Any port of a host that only one test has: for a master that goes away and comes back to its address. Whoever asks for any
-/// port of 127.0.0.1 cannot be given that one meanwhile.
+/// A host that only one test uses: for a master that is restarted at its address. A process that binds any
+/// port of 127.0.0.1 cannot get that port in the meantime.
 pub(crate) fn own_host(number: u8) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, number], 0))
 }
@@ -57,7 +64,7 @@ pub(crate) fn client_over(master: SocketAddr, fabrics: Fabrics) -> Client {
     Client::connect(ClientConfig::new(master.into()).fabrics(fabrics)).unwrap()
 }
 
-/// Results as they can be compared.
+/// Results in a form that can be compared.
 pub(crate) fn codes<T>(
     results: impl IntoIterator<Item = Result<T, StoreError>>,
 ) -> Vec<Result<T, ErrorCode>> {
@@ -106,21 +113,7 @@ pub(crate) fn get_range(
     Ok(read.map(|_| bytes))
 }
 
-/// Bytes that differ from place to place and from seed to seed.
-pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend(state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
-
-/// Tries until it holds. A test that never gets there fails.
+/// Waits until it holds. Processes on a busy machine need longer than `te_fabric::testkit::eventually` waits.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !holds() {
@@ -129,7 +122,7 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Whether every thread of a process has stopped.
+/// Whether every thread of a process is stopped.
 fn is_stopped(pid: u32) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     // The state follows the name, which is in parentheses.
@@ -137,7 +130,7 @@ fn is_stopped(pid: u32) -> bool {
     threads.flatten().all(|thread| std::fs::read_to_string(thread.path().join("stat")).is_ok_and(is_stopped))
 }
 
-/// This test binary once more, in another role. Killed when dropped.
+/// This test binary in another process and role. Killed when dropped.
 pub(crate) struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -148,7 +141,7 @@ pub(crate) struct Process {
 const ROLE: &str = "SNOWSKIN_TEST_ROLE";
 
 impl Process {
-    /// Runs the test `entry` of this binary, which is to call [`role`], and waits until it says something.
+    /// Runs the test `entry` of this binary, which calls [`role`], and waits for its first line.
     pub(crate) fn start(entry: &str, role: &[&str]) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", entry, "--nocapture", "--test-threads=1"])
@@ -158,27 +151,27 @@ impl Process {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        // The harness speaks, too.
+        // The harness prints lines, too.
         let said = lines.find_map(|line| Some(line.split_once("SAYS ")?.1.to_owned()));
-        let (tell, heard) = channel();
-        // The harness does not like to be cut short.
+        let (sender, heard) = channel();
+        // The harness must not be interrupted while it prints.
         std::thread::spawn(move || {
             for line in lines {
                 if let Some((_, said)) = line.split_once("SAYS ") {
-                    let _ = tell.send(said.to_owned());
+                    let _ = sender.send(said.to_owned());
                 }
             }
         });
         let stdin = child.stdin.take();
-        Self { child, stdin, said: said.expect("the process ended without a word"), lines: heard }
+        Self { child, stdin, said: said.expect("the process ended without a line"), lines: heard }
     }
 
-    /// What it said since it was last asked, if it said something.
+    /// The latest line that it has printed since the last call.
     pub(crate) fn says_more(&self) -> Option<String> {
         self.lines.try_recv().ok()
     }
 
-    /// Sends it a signal. Stopping takes a moment, for which this waits.
+    /// Sends it a signal. After STOP, this waits until it has stopped.
     pub(crate) fn signal(&self, name: &str) {
         let kill = Command::new("kill").args([format!("-{name}"), self.pid().to_string()]).status();
         assert!(kill.unwrap().success());
@@ -195,13 +188,13 @@ impl Process {
         self.child.id()
     }
 
-    /// No goodbye.
+    /// Kills it without notice.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Tells it to end and waits.
+    /// Makes it end, and waits.
     pub(crate) fn stop(&mut self) {
         drop(self.stdin.take());
         assert!(self.child.wait().unwrap().success());
@@ -220,12 +213,12 @@ pub(crate) fn role() -> Option<Vec<String>> {
     Some(env::var(ROLE).ok()?.split(' ').map(str::to_owned).collect())
 }
 
-/// What the parent waits for.
+/// Prints a line for the parent.
 pub(crate) fn say(what: &str) {
     println!("\nSAYS {what}");
 }
 
-/// Until the parent hangs up.
+/// Waits until the parent closes the pipe.
 pub(crate) fn wait_for_parent() {
     let _ = std::io::stdin().read(&mut [0]);
 }

@@ -127,3 +127,102 @@ impl Clearing {
         Some(chosen.iter().filter_map(|at| self.ranges.get(at)).flatten().copied().collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use te_core::sim::Rng;
+
+    use super::*;
+    use crate::allocator::{Allocator as _, AllocatorKind, GRAIN_BYTES};
+
+    const SEGMENT_BYTES: u64 = 4 << 20;
+
+    /// A segment full of blocks of four lengths, with holes; and the blocks in random order.
+    fn crowded(kind: AllocatorKind, rng: &mut Rng) -> (AnyAllocator, Vec<(Block, u64, u64)>) {
+        let mut allocator = kind.build(SEGMENT_BYTES);
+        let mut blocks = Vec::new();
+        for len in [256 << 10, 64 << 10, 16 << 10, 4 << 10] {
+            while rng.range(0..24) > 0
+                && let Some((block, offset)) = allocator.allocate(len, 0)
+            {
+                blocks.push((block, offset, len));
+            }
+        }
+        while let Some((block, offset)) = allocator.allocate(4 << 10, 0) {
+            blocks.push((block, offset, 4 << 10));
+        }
+        for at in (1..blocks.len()).rev() {
+            blocks.swap(at, rng.range(0..at as u64 + 1) as usize);
+        }
+        let kept = blocks.len() - blocks.len() / 16;
+        for (block, ..) in blocks.drain(kept..) {
+            allocator.free(block).unwrap();
+        }
+        (allocator, blocks)
+    }
+
+    /// The longest range that is free once these blocks are, bytes.
+    fn longest(used: &[(Block, u64, u64)], going: usize) -> u64 {
+        let mut taken = [false; (SEGMENT_BYTES / GRAIN_BYTES) as usize];
+        for (_, offset, len) in &used[going..] {
+            taken[(offset / GRAIN_BYTES) as usize..((offset + len) / GRAIN_BYTES) as usize].fill(true);
+        }
+        let longest = taken.split(|taken| *taken).map(<[bool]>::len).max();
+        longest.unwrap_or(0) as u64 * GRAIN_BYTES
+    }
+
+    #[test]
+    fn blocks_that_make_room_are_found_as_soon_as_there_are_any() {
+        let mut found_any = 0;
+        for seed in 0..200 {
+            let mut rng = Rng::new(seed);
+            let (mut allocator, blocks) = crowded(AllocatorKind::Offset, &mut rng);
+            let len = (32 << 10) << rng.range(0..5);
+            if allocator.largest_free() >= len {
+                continue;
+            }
+            let mut clearing = Clearing::default();
+            for (at, (block, ..)) in blocks.iter().enumerate() {
+                let found = clearing.add(&allocator, *block, len);
+                assert_eq!(found.is_some(), longest(&blocks, at + 1) >= len, "seed {seed}, block {at}");
+                let Some(found) = found else { continue };
+                assert!(found.contains(block), "seed {seed}: the last block is what closed the gap");
+                for block in found {
+                    allocator.free(block).unwrap();
+                }
+                assert!(allocator.allocate(len, 0).is_some(), "seed {seed}");
+                found_any += 1;
+                break;
+            }
+        }
+        assert!(found_any > 50, "{found_any}");
+    }
+
+    #[test]
+    fn blocks_in_slabs_make_room_too_and_one_alone_is_known_without_a_list() {
+        let (mut found_any, mut alone) = (0, 0);
+        for seed in 0..200 {
+            let mut rng = Rng::new(seed);
+            let (mut allocator, blocks) = crowded(AllocatorKind::Slab, &mut rng);
+            let len = (4 << 10) << rng.range(0..8);
+            if let Some((block, _)) = allocator.allocate(len, 0) {
+                allocator.free(block).unwrap();
+                continue;
+            }
+            let mut clearing = Clearing::default();
+            for (block, ..) in &blocks {
+                let one = Clearing::default().add(&allocator, *block, len);
+                assert_eq!(one.is_some(), makes_room_alone(&allocator, *block, len), "seed {seed}");
+                alone += usize::from(one.is_some());
+                let Some(found) = clearing.add(&allocator, *block, len) else { continue };
+                for block in found {
+                    allocator.free(block).unwrap();
+                }
+                assert!(allocator.allocate(len, 0).is_some(), "seed {seed}");
+                found_any += 1;
+                break;
+            }
+        }
+        assert!(found_any > 50 && alone > 5, "{found_any} {alone}");
+    }
+}

@@ -1,16 +1,17 @@
-//! Allocators: which bytes of a segment are taken. They never see the memory itself.
+//! Allocators: which bytes of a segment are allocated. They never access the memory itself.
 //!
-//! One trait, two of them, chosen by [`AllocatorKind`]:
+//! One trait and two allocators, chosen by [`AllocatorKind`]:
 //!
 //! | | [`OffsetAllocator`] | [`SlabAllocator`] |
 //! |---|---|---|
 //! | good at | objects of any length, side by side | very many objects of a few lengths |
-//! | bytes lost to rounding | less than 64 an object | 1/32 of an object at most, and less than 64 |
-//! | bytes lost otherwise | holes between objects of different lengths | what is free in slabs of lengths that are not in demand |
+//! | bytes lost to rounding | less than 64 per object | at most 1/32 of an object, and less than 64 |
+//! | bytes lost otherwise | holes between objects of different lengths | free slots in slabs of lengths that are not in demand |
 //! | the master's memory, per object | 32 bytes | 12 bytes |
 //!
-//! Both take and give back in a time that does not depend on how much is allocated, and both give [`Block`]s, which carry a
-//! tag of the caller's: when a segment goes away, its blocks name the objects that lose a replica.
+//! Both allocate and free in a time that does not depend on how much is allocated, and both return
+//! [`Block`]s, which carry a tag of the caller: when a segment goes away, its blocks name the objects that
+//! lose a replica.
 
 pub(crate) mod clearing;
 mod offset;
@@ -27,51 +28,55 @@ pub use slab::SlabAllocator;
 /// Bytes to which every allocation is rounded up and aligned, unless chosen otherwise: a cache line.
 pub const GRAIN_BYTES: u64 = 64;
 
-/// What is allocated and what is free in a range of bytes that begins at offset 0.
+/// The allocated and the free parts of a range of bytes that begins at offset 0.
 ///
 /// # For callers
-/// A block is valid until it is freed; after that its number may be given to another one.
+/// A block is valid until it is freed; after that its index may be given to another block.
 ///
 /// # For implementers
-/// `free` must merge what it gives back so that a range whose blocks are all freed is one free range again.
+/// `free` must merge the freed range with its neighbours, so that a range whose blocks are all freed is one
+/// free range again.
 pub trait Allocator: Debug {
-    /// Takes `len` bytes; gives the block and its offset, a multiple of the grain. `tag` is the caller's, see [`Self::tag`].
-    /// `None`: no room, or `len` is 0.
+    /// Allocates `len` bytes; returns the block and its offset, a multiple of the grain. `tag` is the
+    /// caller's, see [`Self::tag`]. `None`: there is no room, or `len` is 0.
     fn allocate(&mut self, len: u64, tag: u32) -> Option<(Block, u64)>;
 
-    /// Gives a block back; gives its length, bytes. `None`: it is not allocated.
+    /// Frees a block; returns its length, bytes. `None`: it is not allocated.
     fn free(&mut self, block: Block) -> Option<u64>;
 
     /// The caller's tag of an allocated block.
     fn tag(&self, block: Block) -> Option<u32>;
 
-    /// Changes the tag of an allocated block; does nothing to one that is not.
+    /// Changes the tag of an allocated block. Does nothing if the block is not allocated.
     fn set_tag(&mut self, block: Block, tag: u32);
 
-    /// Every allocated block with its offset, its length and its tag, in an order that depends on nothing but what was done.
+    /// Every allocated block with its offset, its length and its tag, in an order that depends only on the
+    /// history of calls.
     fn blocks(&self) -> impl Iterator<Item = (Block, u64, u64, u32)>;
 
-    /// Bytes in all.
+    /// Length of the whole range, bytes.
     fn capacity_bytes(&self) -> u64;
 
     /// Bytes that are allocated, rounding included.
     fn used_bytes(&self) -> u64;
 
-    /// Bytes that are free. Not all of them need be of use to everybody: see [`Self::largest_free`].
+    /// Bytes that are free. They may be scattered: see [`Self::largest_free`].
     fn free_bytes(&self) -> u64 {
         self.capacity_bytes() - self.used_bytes()
     }
 
-    /// Blocks that are allocated.
+    /// Number of allocated blocks.
     fn blocks_used(&self) -> u32;
 
-    /// Bytes that `len` bytes take up.
+    /// Bytes that an allocation of `len` bytes takes.
     fn rounded(&self, len: u64) -> u64;
 
-    /// Bytes that can be taken in one block, such that not much more can: at most 1/32 and a grain. 0 when nothing is free.
+    /// Bytes that can be allocated in one block. Not more than 1/32 and one grain more can be. 0 when nothing
+    /// is free.
     fn largest_free(&self) -> u64;
 
-    /// What to expect after `allocate(refused)` found no room: until something is freed, more bytes than this are refused too.
+    /// A bound to assume after `allocate(refused)` found no room: until something is freed, requests for more
+    /// bytes are refused as well.
     fn refused_above(&self, refused: u64) -> u64;
 
     /// Memory of the allocator itself, bytes.
@@ -83,20 +88,20 @@ pub trait Allocator: Debug {
 pub struct Block(u32);
 
 impl Block {
-    /// The block with this index: for callers that keep blocks as bare numbers.
+    /// The block with this index, for callers that store blocks as bare numbers.
     #[must_use]
     pub const fn new(index: u32) -> Self {
         Self(index)
     }
 
-    /// Its number, to be kept.
+    /// The block's index.
     #[must_use]
     pub const fn index(self) -> u32 {
         self.0
     }
 }
 
-/// Which allocator a master uses for its segments.
+/// The allocator that a master uses for its segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -109,10 +114,10 @@ pub enum AllocatorKind {
 }
 
 impl AllocatorKind {
-    /// Every one of this release.
+    /// All allocators of this release.
     pub const ALL: &'static [Self] = &[Self::Offset, Self::Slab];
 
-    /// As written in configurations and on command lines.
+    /// The name in configurations and on command lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -145,25 +150,25 @@ impl FromStr for AllocatorKind {
     }
 }
 
-/// No allocator has this name.
+/// No allocator has the given name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownAllocator;
 
 impl fmt::Display for UnknownAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no such allocator: choose one of")?;
+        f.write_str("unknown allocator: choose one of")?;
         AllocatorKind::ALL.iter().try_for_each(|kind| write!(f, " {kind}"))
     }
 }
 
 impl core::error::Error for UnknownAllocator {}
 
-/// One of them, chosen when the program runs: a branch that is always taken the same way instead of a call through a table.
+/// The allocator chosen when the program starts: a predictable branch instead of a call through a table.
 #[derive(Debug)]
 #[non_exhaustive]
 #[expect(
     clippy::large_enum_variant,
-    reason = "one for each segment, and no pointer to follow with every put"
+    reason = "there is one per segment, and no pointer to follow with every put"
 )]
 pub enum AnyAllocator {
     /// See [`AllocatorKind::Offset`].
@@ -172,7 +177,7 @@ pub enum AnyAllocator {
     Slab(SlabAllocator),
 }
 
-macro_rules! whichever {
+macro_rules! dispatch {
     ($self:ident, $it:ident => $call:expr) => {
         match $self {
             AnyAllocator::Offset($it) => $call,
@@ -183,19 +188,19 @@ macro_rules! whichever {
 
 impl Allocator for AnyAllocator {
     fn allocate(&mut self, len: u64, tag: u32) -> Option<(Block, u64)> {
-        whichever!(self, it => it.allocate(len, tag))
+        dispatch!(self, it => it.allocate(len, tag))
     }
 
     fn free(&mut self, block: Block) -> Option<u64> {
-        whichever!(self, it => it.free(block))
+        dispatch!(self, it => it.free(block))
     }
 
     fn tag(&self, block: Block) -> Option<u32> {
-        whichever!(self, it => it.tag(block))
+        dispatch!(self, it => it.tag(block))
     }
 
     fn set_tag(&mut self, block: Block, tag: u32) {
-        whichever!(self, it => it.set_tag(block, tag));
+        dispatch!(self, it => it.set_tag(block, tag));
     }
 
     fn blocks(&self) -> impl Iterator<Item = (Block, u64, u64, u32)> {
@@ -207,30 +212,30 @@ impl Allocator for AnyAllocator {
     }
 
     fn capacity_bytes(&self) -> u64 {
-        whichever!(self, it => it.capacity_bytes())
+        dispatch!(self, it => it.capacity_bytes())
     }
 
     fn used_bytes(&self) -> u64 {
-        whichever!(self, it => it.used_bytes())
+        dispatch!(self, it => it.used_bytes())
     }
 
     fn blocks_used(&self) -> u32 {
-        whichever!(self, it => it.blocks_used())
+        dispatch!(self, it => it.blocks_used())
     }
 
     fn rounded(&self, len: u64) -> u64 {
-        whichever!(self, it => it.rounded(len))
+        dispatch!(self, it => it.rounded(len))
     }
 
     fn largest_free(&self) -> u64 {
-        whichever!(self, it => it.largest_free())
+        dispatch!(self, it => it.largest_free())
     }
 
     fn refused_above(&self, refused: u64) -> u64 {
-        whichever!(self, it => it.refused_above(refused))
+        dispatch!(self, it => it.refused_above(refused))
     }
 
     fn memory_bytes(&self) -> usize {
-        whichever!(self, it => it.memory_bytes())
+        dispatch!(self, it => it.memory_bytes())
     }
 }

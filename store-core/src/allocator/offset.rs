@@ -1,19 +1,20 @@
-//! The offset allocator: blocks of any length, one beside the other.
+//! The offset allocator: adjacent blocks of any length.
 //!
-//! Two-level segregated fit (M. Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems", ECRTS 2004):
-//! free blocks hang in bins by size, 32 bins for every power of two, and two levels of bitmaps find a bin that fits in a
-//! few instructions. Both operations are O(1), and a freed block merges with its free neighbours at once.
+//! Two-level segregated fit (M. Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems",
+//! ECRTS 2004): free blocks are listed in bins by size, 32 bins per power of two, and two levels of bitmaps
+//! find a bin that fits in a few instructions. Both operations are O(1), and a freed block is merged with its
+//! free neighbours at once.
 //!
 //! ```text
-//!   first level     ▏0 ▏1 ▏2 ▏3 ▏ …          one bit a power of two
-//!   second level          ▏0…31▏             one bit a bin: sizes within 1/32 of each other
+//!   first level     ▏0 ▏1 ▏2 ▏3 ▏ …          one bit per power of two
+//!   second level          ▏0…31▏             one bit per bin: sizes within 1/32 of each other
 //!   bins                   └─▶ block ⇄ block ⇄ block
 //!   memory          │used│ free │used│used│  free   │     every block knows its neighbours
 //! ```
 //!
-//! A request is served from its own size's bin when a block there is long enough, else from the next bin that has one, so
-//! the block chosen is at most two bins longer than the shortest that would do: 1/16 of its size, which is not lost but
-//! split off.
+//! A request is served from the bin of its own size when a block there is long enough, else from the next bin
+//! that has one, so the chosen block is at most two bins longer than the shortest one that fits: 1/16 of its
+//! size, which is not lost but split off.
 
 use alloc::boxed::Box;
 
@@ -23,12 +24,12 @@ use crate::slab::{NIL, Slab};
 const SECOND_BITS: u32 = 5;
 const SECONDS: usize = 1 << SECOND_BITS;
 const FIRSTS: usize = 64 - SECOND_BITS as usize + 1;
-/// Blocks of a request's own bin that are looked at before a higher bin is taken.
+/// Blocks of a request's own bin that are examined before a higher bin is used.
 const OWN_BIN_TRIES: usize = 4;
-/// And before the request is refused.
+/// Blocks that are examined before the request is refused.
 const LAST_BIN_TRIES: usize = 64;
 
-/// What is allocated and what is free in `len` bytes.
+/// The allocated and the free parts of `len` bytes.
 #[derive(Debug)]
 pub struct OffsetAllocator {
     nodes: Slab<Node>,
@@ -41,17 +42,17 @@ pub struct OffsetAllocator {
     heads: Box<[[u32; SECONDS]; FIRSTS]>,
 }
 
-/// A block, used or free; 32 bytes. Sizes and offsets count grains.
+/// A block, allocated or free; 32 bytes. Sizes and offsets are in grains.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     offset: u64,
     size: u64,
-    /// The neighbour below and above in memory.
+    /// The neighbours below and above in memory.
     below: u32,
     above: u32,
-    /// Free: the block before in its bin, or `NIL`. Used: `USED`. Not a block: `VACANT`.
+    /// Free: the previous block in its bin, or `NIL`. Allocated: `USED`. Not a block: `VACANT`.
     a: u32,
-    /// Free: the block after in its bin. Used: the tag.
+    /// Free: the next block in its bin. Allocated: the tag.
     b: u32,
 }
 
@@ -62,7 +63,8 @@ const VACANT: u32 = NIL - 2;
 const NO_BLOCK: Node = Node { offset: 0, size: 0, below: NIL, above: NIL, a: VACANT, b: NIL };
 
 impl OffsetAllocator {
-    /// All of `len` bytes free, in grains of [`GRAIN_BYTES`]. A last part that is shorter than a grain is never used.
+    /// All of `len` bytes free, in grains of [`GRAIN_BYTES`]. A last part that is shorter than a grain is
+    /// never used.
     #[must_use]
     pub fn new(len: u64) -> Self {
         Self::with_grain(len, GRAIN_BYTES)
@@ -110,12 +112,12 @@ impl OffsetAllocator {
         self.used(block).map(|node| (node.offset << self.grain_bits, node.size << self.grain_bits))
     }
 
-    /// The neighbour below a block in memory, its bytes, and whether it is free.
+    /// The neighbour below a block in memory, its length in bytes, and whether it is free.
     pub(super) fn below(&self, block: Block) -> Option<(Block, u64, bool)> {
         self.neighbour(self.nodes[block.0].below)
     }
 
-    /// The neighbour above.
+    /// The neighbour above a block in memory, its length in bytes, and whether it is free.
     pub(super) fn above(&self, block: Block) -> Option<(Block, u64, bool)> {
         self.neighbour(self.nodes[block.0].above)
     }
@@ -189,7 +191,7 @@ impl OffsetAllocator {
         }
     }
 
-    /// Adds the block `upper` to its neighbour `lower` and forgets it.
+    /// Merges the block `upper` into its neighbour `lower`.
     fn absorb(&mut self, lower: u32, upper: u32) {
         let Node { size, above, .. } = self.nodes[upper];
         self.nodes[lower].size += size;
@@ -259,7 +261,7 @@ impl Allocator for OffsetAllocator {
     }
 
     fn blocks(&self) -> impl Iterator<Item = (Block, u64, u64, u32)> {
-        // Merging keeps the lower node, so the block at offset 0 is node 0 for ever.
+        // Merging keeps the lower node, so the block at offset 0 is always node 0.
         let mut next = if self.nodes.end() == 0 { NIL } else { 0 };
         core::iter::from_fn(move || {
             while next != NIL {
@@ -302,7 +304,7 @@ impl Allocator for OffsetAllocator {
     }
 
     fn refused_above(&self, refused: u64) -> u64 {
-        // Whoever asks for more asks for no other bin that has something.
+        // A larger request would examine no other non-empty bin.
         refused.saturating_sub(1)
     }
 
@@ -311,7 +313,7 @@ impl Allocator for OffsetAllocator {
     }
 }
 
-/// The bin of blocks of `size` grains: exact below 32, then 32 a power of two.
+/// The bin of blocks of `size` grains: one per size below 32, then 32 per power of two.
 const fn bin_of(size: u64) -> (usize, usize) {
     if size < SECONDS as u64 {
         return (0, size as usize);
@@ -355,7 +357,8 @@ mod tests {
 
     #[test]
     fn a_request_is_never_served_from_a_block_much_longer_than_needed() {
-        // Holes of every size between used blocks: the hole taken is at most 1/16 longer than the best fit, plus a grain.
+        // Holes of every size between allocated blocks: the chosen hole is at most 1/16 longer than the best
+        // fit, plus a grain.
         let mut allocator = OffsetAllocator::with_grain(1 << 30, 1);
         let mut holes = BTreeMap::new();
         let mut frees = Vec::new();

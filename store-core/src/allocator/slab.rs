@@ -1,20 +1,21 @@
-//! The slab allocator: blocks of about one length share a slab, so that what one gives back fits the next.
+//! The slab allocator: blocks of similar length share a slab, so that a freed slot fits the next block.
 //!
 //! ```text
-//!   segment   ▏▒▒▒▒▒▒▒░▏▓▓▓▓▓▓▓▓▓▓▓▏▒▒▒░░░░░▏■■■■■■■■▏                    ▏   taken from an offset allocator
+//!   segment   ▏▒▒▒▒▒▒▒░▏▓▓▓▓▓▓▓▓▓▓▓▏▒▒▒░░░░░▏■■■■■■■■▏                    ▏   allocated from an offset allocator
 //!               slab    long object  slab     slab                free
 //!   slab      ▏slot▏slot▏slot▏slot▏slot▏ … ▏        at least 32 slots, all of one length
 //!   class       └── the slabs with a free slot ──▶ slab ⇄ slab
 //! ```
 //!
-//! A slab is 1/4,096 of the segment, 64 KiB to 256 MiB. Lengths fall into *classes* by how many of them a slab holds: exact up
-//! to 128, then 64 classes for every doubling, so that a slot is at most 1/32 longer than what is in it. An object longer than
-//! 1/32 of a slab is taken from the offset allocator as it is, and so is a short one when there is no room for a further slab:
-//! what is left over at the end is used too. A slab that is empty goes back at once and may become one of another class, or
-//! part of a long object. (After J. Bonwick, "The slab allocator: an object-caching kernel memory allocator", USENIX 1994.)
+//! A slab is 1/4,096 of the segment, 64 KiB to 256 MiB. Lengths fall into *classes* by how many of them a
+//! slab holds: exact up to 128, then 64 classes per doubling, so that a slot is at most 1/32 longer than its
+//! content. An object longer than 1/32 of a slab is allocated directly from the offset allocator, and so is a
+//! shorter one when there is no room for a further slab: the remaining space is used, too. An empty slab is
+//! freed at once and may become one of another class, or part of a long object. (After J. Bonwick, "The slab
+//! allocator: an object-caching kernel memory allocator", USENIX 1994.)
 //!
-//! What it is not good at: when the lengths in demand change, slabs of the old ones come back only when they are empty; until
-//! then their free slots are of no use to others.
+//! Its weakness: when the lengths in demand change, slabs of the old lengths are freed only when they are
+//! empty; until then their free slots cannot be used for other lengths.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -26,24 +27,24 @@ use crate::slab::NIL;
 const SLABS_PER_SEGMENT: u64 = 4_096;
 const SLAB_BYTES_MIN: u64 = 64 << 10;
 const SLAB_BYTES_MAX: u64 = 256 << 20;
-/// A length of which fewer fit a slab is taken as it is.
+/// A length of which a slab holds fewer than this is allocated directly.
 const SLOTS_MIN: u32 = 32;
-/// Numbers of slots are told apart by this many of their first bits, the very first not counted.
+/// The number of slots is rounded to this many significant bits after the first.
 const SLOTS_BITS: u32 = 6;
 
-/// What is allocated and what is free in `len` bytes.
+/// The allocated and the free parts of `len` bytes.
 #[derive(Debug)]
 pub struct SlabAllocator {
-    /// Whole slabs, and what lies alone.
+    /// The slabs, and blocks that are allocated directly.
     space: OffsetAllocator,
     slab_grains: u32,
-    /// Of each class, the first slab with a free slot.
+    /// Per class: the first slab with a free slot.
     partial: Box<[u32]>,
-    /// Bit per class: it has one.
+    /// One bit per class: it has a slab with a free slot.
     has_partial: Box<[u64]>,
     slabs: slab::Slab<Slab>,
     entries: slab::Slab<Entry>,
-    /// First of the entries that belong to no slab any more, linked by `link`: they go a few at a time.
+    /// First of the entries whose slab is gone, linked by `link`: they are freed a few at a time.
     vacant: u32,
     used_bytes: u64,
     blocks_used: u32,
@@ -53,30 +54,30 @@ pub struct SlabAllocator {
 #[derive(Clone, Copy, Debug)]
 struct Slab {
     offset: u64,
-    /// In `space`.
+    /// The slab's block in `space`.
     block: Block,
     class: u32,
     slot_bytes: u32,
     slots: u32,
     used: u32,
-    /// Slots that have been used since it was made; they have entries, used or free.
+    /// Slots that have been used since the slab was made; they have entries, used or free.
     touched: u32,
     /// First and last of the free entries.
     free: u32,
     free_last: u32,
-    /// Neighbours among the slabs of its class with a free slot.
+    /// Neighbours on the list of the class's slabs with a free slot.
     before: u32,
     after: u32,
 }
 
-/// A block, used or free; 12 bytes.
+/// A block, allocated or free; 12 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Which slab it is in; or `ALONE`, `FREE`.
+    /// The slab that it is in; or `ALONE`, `FREE`.
     slab: u32,
-    /// Which slot of the slab; alone: which block of `space`.
+    /// The slot of the slab; when alone, the block of `space`.
     at: u32,
-    /// Used: the tag. Free: the next free one.
+    /// Allocated: the tag. Free: the next free entry.
     link: u32,
 }
 
@@ -85,7 +86,7 @@ const _: () = assert!(size_of::<Entry>() == 12);
 const FREE: u32 = NIL;
 const ALONE: u32 = NIL - 1;
 const NO_ENTRY: Entry = Entry { slab: FREE, at: 0, link: NIL };
-/// Entries of slabs that are gone, that go with each block: more than come.
+/// Entries of slabs that are gone that are freed per freed block: more than are added.
 const VACATED_PER_FREE: u32 = 4;
 const NO_SLAB: Slab = Slab {
     offset: 0,
@@ -101,18 +102,18 @@ const NO_SLAB: Slab = Slab {
     after: NIL,
 };
 
-/// What becomes of the space of a block that goes.
+/// What becomes of the space of a block when it is freed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Room {
-    /// The new one takes its slot.
+    /// The new block takes its slot.
     Itself,
-    /// It is a range of its own; the new one needs so many bytes there.
+    /// The block is a range of its own; the new block needs so many bytes there.
     Alone { space: Block, len: u64 },
-    /// It is part of a range with so many others, which is free when all of them have gone.
+    /// The block is part of a range with `used` blocks, which is free when all of them are freed.
     Shared { slab: u32, used: u32, space: Block, len: u64 },
 }
 
-/// Lengths that share slabs.
+/// The lengths that share slabs.
 #[derive(Clone, Copy, Debug)]
 struct Class {
     index: u32,
@@ -140,19 +141,19 @@ impl SlabAllocator {
         }
     }
 
-    /// Bytes of a slab.
+    /// Length of a slab, bytes.
     #[must_use]
     pub const fn slab_bytes(&self) -> u64 {
         self.slab_grains as u64 * GRAIN_BYTES
     }
 
-    /// Longest block that shares a slab, bytes.
+    /// Length of the longest block that shares a slab, bytes.
     #[must_use]
     pub const fn shared_bytes_max(&self) -> u64 {
         (self.slab_grains / SLOTS_MIN) as u64 * GRAIN_BYTES
     }
 
-    /// `None`: too long to share.
+    /// `None`: too long to share a slab.
     fn class_of(&self, len: u64) -> Option<Class> {
         let grains = len.div_ceil(GRAIN_BYTES);
         if grains > u64::from(self.slab_grains / SLOTS_MIN) {
@@ -230,7 +231,7 @@ impl SlabAllocator {
         slab.used -= 1;
         let Slab { used, slot_bytes, block, free, free_last, .. } = *slab;
         if used == 0 {
-            // Every entry it ever had is in its free list now: they go as one.
+            // All of its entries are in its free list now: they are freed together.
             self.unlink(index);
             self.entries[free_last].link = self.vacant;
             self.vacant = free;
@@ -281,7 +282,7 @@ impl SlabAllocator {
 
     /// Length of the longest free slot, bytes.
     fn longest_slot(&self) -> u64 {
-        // The first class has the longest.
+        // Classes are ordered by length, longest first.
         let class = self
             .has_partial
             .iter()
@@ -290,16 +291,16 @@ impl SlabAllocator {
         class.map_or(0, |class| self.slabs[self.partial[class]].slot_bytes.into())
     }
 
-    /// Whole slabs, and what lies alone.
+    /// The allocator of slabs, and of blocks that are allocated directly.
     pub(super) const fn space(&self) -> &OffsetAllocator {
         &self.space
     }
 
-    /// What of `len` bytes would find room where an allocated block is.
+    /// The room that freeing an allocated block would make for `len` bytes.
     pub(super) fn room_in(&self, block: Block, len: u64) -> Option<Room> {
         let entry = self.used(block)?;
         let class = self.class_of(len);
-        // A short one that finds no slab lies alone.
+        // A short block without a slab is allocated directly.
         let len = class.map_or(len, |class| u64::from(class.slot_grains) * GRAIN_BYTES);
         if entry.slab == ALONE {
             return Some(Room::Alone { space: Block(entry.at), len });
@@ -396,7 +397,7 @@ impl Allocator for SlabAllocator {
         let alone = if range > self.shared_bytes_max() || range == 0 {
             range
         } else {
-            // A short object takes a whole slot even when it lies alone.
+            // A short object takes a whole slot even when it is allocated directly.
             let slots = slots_rounded_up(self.slab_grains.div_ceil((range / GRAIN_BYTES) as u32));
             u64::from(self.slab_grains / slots) * GRAIN_BYTES
         };
@@ -419,7 +420,7 @@ impl Allocator for SlabAllocator {
     }
 }
 
-/// The class of slabs that hold this many; a number that [`slots_rounded_down`] gave.
+/// The class of slabs that hold this many slots; a number that [`slots_rounded_down`] returned.
 const fn class_of_slots(slots: u32) -> u32 {
     let bits = slots.ilog2();
     if bits < SLOTS_BITS {

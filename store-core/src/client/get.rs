@@ -1,4 +1,4 @@
-//! Get: ask where, read, verify, and only then believe.
+//! Get: look up the replicas, read one, verify it.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -15,31 +15,32 @@ use crate::{ErrorCode, SegmentNo};
 /// One key to read.
 #[derive(Clone, Copy, Debug)]
 pub struct GetItem<'a> {
-    /// Its key.
+    /// The object's key.
     pub key: &'a [u8],
-    /// Length of the caller's buffer; a longer object is `BufferOverflow`.
+    /// Length of the caller's buffer, bytes; a longer object fails with `BufferOverflow`.
     pub capacity: u64,
-    /// Where the parts that the caller wants end; a shorter object is `InvalidParams`. For all of it: 1.
+    /// The end of the last part that the caller wants, bytes; a shorter object fails with `InvalidParams`. 1
+    /// for the whole object.
     pub len_min: u64,
 }
 
-/// What was read and verified.
+/// An object that was read and verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetched {
-    /// Bytes of the object: of the buffer, if all of it was read.
+    /// Length of the object, bytes; also of the data in the buffer when the whole object was read.
     pub len: u64,
-    /// Which put it is from.
+    /// The put that stored the object.
     pub generation: u64,
-    /// CRC-32C of the bytes, as it was committed and as they were read.
+    /// CRC-32C of the object's bytes.
     pub checksum: u32,
 }
 
 /// A get of many keys.
 ///
-/// An item succeeds when every byte of one replica (or of the parts that were wanted) arrived, their checksum is the committed
-/// one, and the lease had not run out by the reader's own clock. Replicas are tried one after the other; whatever else happens is an error, and the
-/// caller treats it as a miss. The buffer of an item may have been written whichever way it ends; once the operation is
-/// done nothing will touch it again.
+/// An item succeeds when every byte of one replica (or of the requested parts) has arrived, its checksum is
+/// the committed one, and the lease had not run out on the reader's own clock. Replicas are tried one after
+/// the other. Everything else is an error, which the caller treats as a miss. The buffer of an item may have
+/// been written to even when the item fails; once the operation is done nothing will touch the buffer again.
 #[derive(Debug, Default)]
 pub struct GetOp {
     config: ClientConfig,
@@ -54,9 +55,9 @@ pub struct GetOp {
     leases: LeaseRange,
     reading: u32,
     unfinished: u32,
-    /// Operations before this one.
+    /// Number of operations before this one.
     turn: u64,
-    /// Items and segments of replicas whose bytes were not the committed ones.
+    /// Item index and segment of each replica whose bytes were not the committed ones.
     bad: Vec<(u32, SegmentNo)>,
     canceled: bool,
     aborted: Option<ErrorCode>,
@@ -81,18 +82,18 @@ enum Todo {
 }
 
 impl GetOp {
-    /// Idle.
+    /// A state machine without an operation.
     #[must_use]
     pub fn new(config: ClientConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
-    /// Begins an operation. `prefer` are segments that are near (this host's): their replicas are read first.
+    /// Begins an operation. `prefer` lists nearby segments (of this host): replicas on them are read first.
     ///
     /// # Panics
-    /// When the operation before is not done.
+    /// When the previous operation is not done.
     pub fn start<'a>(&mut self, items: impl IntoIterator<Item = GetItem<'a>>, prefer: &[SegmentNo]) {
-        assert!(self.is_done(), "the operation before is not done");
+        assert!(self.is_done(), "the previous operation is not done");
         self.turn = self.turn.wrapping_add(u64::from(!self.items.is_empty()));
         self.keys.clear();
         self.items.clear();
@@ -122,7 +123,7 @@ impl GetOp {
         }
     }
 
-    /// What to do next. `request_id` names the call, should it be one.
+    /// What to do next. `request_id` identifies the request, if the result is [`Action::Call`].
     pub fn poll(&mut self, now: Instant, request_id: u64, out: &mut Vec<u8>) -> Option<Action> {
         while let Some(todo) = self.todo.pop_front() {
             match todo {
@@ -168,20 +169,20 @@ impl GetOp {
         None
     }
 
-    /// When [`Self::handle_timeout`] is to be called: the end of the lease, while something is read under it.
+    /// When [`Self::handle_timeout`] is due: at the end of the lease, while a read is in progress under it.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         (self.reading > 0 && !self.canceled).then_some(self.lease_end)
     }
 
-    /// The lease is over: reads still under way are worth nothing and are cancelled.
+    /// The lease is over: reads in progress are worthless and are cancelled.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.reading > 0 && !self.canceled && now >= self.lease_end {
             self.cancel_reads();
         }
     }
 
-    /// Gives up: items that are not finished fail with `error` as soon as their reads have ended.
+    /// Aborts the operation: items that are not finished fail with `error` as soon as their reads have ended.
     pub fn abort(&mut self, error: ErrorCode) {
         self.call = None;
         self.todo.clear();
@@ -194,7 +195,7 @@ impl GetOp {
         self.cancel_reads();
     }
 
-    /// The master answered. Frames of other requests are ignored.
+    /// Processes the master's response. Frames of other requests are ignored.
     pub fn handle_response(&mut self, frame: &Frame<'_>) {
         if self.call != Some(frame.header.request_id) {
             return;
@@ -214,7 +215,7 @@ impl GetOp {
         }
     }
 
-    /// A call was lost: no answer came, and none will be passed to this operation.
+    /// Reports that a request got no response and that none will be passed to this operation.
     pub fn handle_call_failed(&mut self, request_id: u64, error: ErrorCode) {
         if self.call != Some(request_id) {
             return;
@@ -227,7 +228,7 @@ impl GetOp {
         }
     }
 
-    /// A transfer ended. `now` is a time after its last byte arrived.
+    /// Reports that a transfer ended. `now` is a time after its last byte arrived.
     pub fn handle_transfer(&mut self, now: Instant, id: u32, end: TransferEnd) {
         let Some(state) = self.items.get_mut(id as usize).filter(|state| state.reading) else { return };
         state.reading = false;
@@ -235,10 +236,10 @@ impl GetOp {
         self.reading -= 1;
         let object = &state.object;
         let applied = end.outcome == Outcome::Applied;
-        // By the key that was asked for: an answer that was meant for another one does not hold.
+        // Bound to the key that was requested: the checksum of another key's object does not verify.
         let found = bound(end.checksum, self.keys.key(id as usize).0, object.generation);
         let intact = applied && found == object.checksum && !end.damaged;
-        // Once the lease is over, other bytes may be there by right.
+        // Once the lease is over, the memory may legitimately hold other bytes.
         if applied && !intact && now < self.lease_end {
             let count = object.replicas.len();
             let read = object.replicas[(usize::from(state.first) + usize::from(state.tried) - 1) % count];
@@ -261,45 +262,46 @@ impl GetOp {
         self.finish(id, result);
     }
 
-    /// Whether every item has a result and nothing is under way.
+    /// Whether every item has a result and nothing is in progress.
     #[must_use]
     pub const fn is_done(&self) -> bool {
         self.unfinished == 0 && self.reading == 0
     }
 
-    /// Items of the operation.
+    /// Number of items of the operation.
     #[must_use]
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether it has none.
+    /// Whether the operation has no items.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// How an item ended; `None` while it has not.
+    /// The result of an item; `None` while it has none.
     #[must_use]
     pub fn result(&self, item: usize) -> Option<Result<Fetched, ErrorCode>> {
         self.items.get(item)?.result
     }
 
     /// The leases that the operation was granted, to be given back with
-    /// [`ReturnLeases`](crate::message::ReturnLeases) on the connection that granted them. None while a read is under way, or
-    /// if there are none.
+    /// [`ReturnLeases`](crate::message::ReturnLeases) on the connection that granted them. `None` while a
+    /// read is in progress, or when no lease was granted.
     #[must_use]
     pub fn leases(&self) -> Option<LeaseRange> {
         (self.is_done() && self.leases.count > 0).then_some(self.leases)
     }
 
-    /// Replicas of this operation whose bytes were not the committed ones.
+    /// Number of replicas whose bytes were not the committed ones.
     #[must_use]
     pub fn mismatches(&self) -> u32 {
         self.bad.len() as u32
     }
 
-    /// The same, as the master wants to hear of them.
+    /// The replicas whose bytes were not the committed ones, in the form in which they are reported to the
+    /// master.
     pub fn bad_replicas(&self) -> impl ExactSizeIterator<Item = BadReplica<'_>> + Clone {
         self.bad.iter().map(|&(item, segment)| BadReplica {
             key: self.keys.key(item as usize),
@@ -323,7 +325,8 @@ impl GetOp {
         if object.replicas.is_empty() || object.len == 0 {
             return self.finish(item, Err(ErrorCode::InternalError));
         }
-        // Without a near one, readers are spread over the replicas: of different objects, and of one.
+        // Without a nearby replica, reads are spread over the replicas, both across objects and across reads
+        // of one object.
         let near = object.replicas.iter().position(|replica| self.prefer.contains(&replica.segment));
         let turn = object.generation.wrapping_add(self.turn);
         state.first = near.unwrap_or((turn % object.replicas.len() as u64) as usize) as u8;
@@ -352,7 +355,7 @@ impl GetOp {
     }
 }
 
-/// What an operation that cannot be put into a frame ends with.
+/// The error of an operation that does not fit into a frame.
 pub(super) const fn too_much(error: WireError) -> ErrorCode {
     error.code()
 }

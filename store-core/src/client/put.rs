@@ -1,4 +1,4 @@
-//! Put: reserve, write every replica, make sure that nothing is on its way any more, commit.
+//! Put: reserve space, write every replica, make sure that no write can still land, commit.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -7,44 +7,47 @@ use core::time::Duration;
 use te_core::{Instant, Op, Outcome};
 
 use super::get::too_much;
-use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd};
+use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd, FenceEnd};
 use crate::bound::bound;
-use crate::message::{self, Allocation, Commit, NewObject, Operation, PutAsk, REPLICAS_MAX, Revocation};
+use crate::message::{self, Allocation, Commit, NewObject, Operation, PutRequest, REPLICAS_MAX, Revocation};
 use crate::wire::Frame;
 use crate::{ErrorCode, SegmentNo};
 
-/// How fast a segment has to take bytes, or it is given up: 25 MB/s.
+/// Minimum speed of a segment, bytes per millisecond: 25 MB/s. A slower one is abandoned for another place.
 const PLACE_BYTES_PER_MS_MIN: u64 = 25_000;
-/// Leads from the nonce of one put to that of the next. Odd, so that no two nonces become one.
+/// Multiplier from the nonce of one round to that of the next. Odd, so that distinct nonces stay distinct.
 const NONCE_STEP: u32 = 0x9e37_79b1;
 
 /// One key to store.
 #[derive(Clone, Copy, Debug)]
 pub struct PutItem<'a> {
-    /// Its key.
+    /// The object's key.
     pub key: &'a [u8],
     /// Bytes of data; not 0.
     pub len: u64,
-    /// CRC-32C of them. May also be told later, with [`PutOp::set_checksum`].
+    /// CRC-32C of the data. May also be set later, with [`PutOp::set_checksum`].
     pub checksum: u32,
 }
 
 /// A put of many keys.
 ///
-/// An item is committed when *every* replica that was allocated has been written, and every write that lost sight of its
-/// bytes was fenced by the target; otherwise it is revoked. A revocation says whether the writer is quiet, that is whether
-/// the master may reuse the space at once. Writers stop when the window that the master gave is over.
+/// An item is committed when *every* replica that was allocated has been written, and every write with an
+/// unknown outcome was fenced by the target; otherwise the put is revoked. A revocation states whether the
+/// writer is quiet, that is whether the master may reuse the space at once. Writes stop when the window that
+/// the master granted is over.
 ///
-/// An item whose bytes could not be moved, because a segment refused them or took none for
-/// [`place_ms_max`](ClientConfig::place_ms_max), asks for another place, where no segment is that has failed in this
-/// operation. It is a put of its own, with a generation and a window of its own, begun when the one before was revoked.
+/// An item whose bytes could not be moved, because a segment refused them or accepted none for
+/// [`place_ms_max`](ClientConfig::place_ms_max), requests another place on segments that have not failed in
+/// this operation. That is a new put, with its own generation and window, and begins when the previous one
+/// was revoked.
 ///
-/// `ObjectAlreadyExists` is how an item ends whose key is stored already; most callers take that for success.
-/// `RpcFail` or `RpcTimeout` after the writes: whether it was committed is not known; a get tells.
+/// An item whose key is stored already ends with `ObjectAlreadyExists`; most callers treat that as success.
+/// `RpcFail` or `RpcTimeout` after the writes means that the outcome of the commit is unknown; a get resolves
+/// it.
 #[derive(Debug, Default)]
 pub struct PutOp {
     config: ClientConfig,
-    ask: PutAsk,
+    request: PutRequest,
     keys: KeyList,
     items: Vec<State>,
     fences: Vec<(SegmentNo, Fence)>,
@@ -61,13 +64,13 @@ pub struct PutOp {
     writing: u32,
     fencing: u32,
     aborted: Option<ErrorCode>,
-    /// Places that were asked for before this one.
+    /// Number of places that were requested before this one.
     round: u8,
-    /// Segments that could not be written to; none of them is asked for again.
+    /// Segments that could not be written to; they are excluded from the next request.
     failed: Vec<SegmentNo>,
-    /// Segments that have taken bytes in this round.
+    /// Segments that have accepted bytes in this round.
     answering: Vec<SegmentNo>,
-    /// When segments that have taken none are given up. None: as long as the window.
+    /// When segments that have accepted no bytes are abandoned. `None`: not before the window ends.
     patience_end: Option<Instant>,
 }
 
@@ -75,16 +78,16 @@ pub struct PutOp {
 struct State {
     len: u64,
     checksum: u32,
-    /// Bit per replica: asked for and not ended.
+    /// One bit per replica: a write was requested and has not ended.
     writing: u8,
-    /// Bit per replica: written.
+    /// One bit per replica: written.
     written: u8,
-    /// Bit per replica: bytes may still land.
+    /// One bit per replica: bytes of a failed write may still land.
     loose: u8,
     allocation: Option<Allocation>,
     /// Set once the item has failed; it will be revoked if it has an allocation.
     error: Option<ErrorCode>,
-    /// It failed because bytes could not be moved: another place may do.
+    /// The item failed because bytes could not be moved: another place may work.
     misplaced: bool,
     result: Option<Result<u64, ErrorCode>>,
 }
@@ -124,18 +127,19 @@ enum Todo {
 }
 
 impl PutOp {
-    /// Idle.
+    /// A state machine without an operation.
     #[must_use]
     pub fn new(config: ClientConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
-    /// Begins an operation. Its nonce must be a fresh random number; with 0, a start whose answer is lost is not repeated.
+    /// Begins an operation. Its nonce must be a fresh random number; with 0, a start whose response is lost
+    /// is not repeated.
     ///
     /// # Panics
-    /// When the operation before is not done.
-    pub fn start<'a>(&mut self, items: impl IntoIterator<Item = PutItem<'a>>, ask: PutAsk) {
-        assert!(self.is_done(), "the operation before is not done");
+    /// When the previous operation is not done.
+    pub fn start<'a>(&mut self, items: impl IntoIterator<Item = PutItem<'a>>, request: PutRequest) {
+        assert!(self.is_done(), "the previous operation is not done");
         self.keys.clear();
         self.items.clear();
         self.fences.clear();
@@ -154,7 +158,7 @@ impl PutOp {
                 result: None,
             });
         }
-        (self.ask, self.start_tries, self.round) = (ask, 0, 0);
+        (self.request, self.start_tries, self.round) = (request, 0, 0);
         self.failed.clear();
         (self.start_call, self.end_call, self.revoke_call) = (None, Call::default(), Call::default());
         (self.queued, self.writing, self.fencing, self.aborted) = (0, 0, 0, None);
@@ -164,14 +168,14 @@ impl PutOp {
         }
     }
 
-    /// Tells an item's checksum. At the latest before the item's last transfer is reported.
+    /// Sets an item's checksum. Required before the item's last transfer is reported.
     pub fn set_checksum(&mut self, item: usize, checksum: u32) {
         if let Some(state) = self.items.get_mut(item) {
             state.checksum = checksum;
         }
     }
 
-    /// What to do next. `request_id` names the call, should it be one.
+    /// What to do next. `request_id` identifies the request, if the result is [`Action::Call`].
     pub fn poll(&mut self, now: Instant, request_id: u64, out: &mut Vec<u8>) -> Option<Action> {
         while let Some(todo) = self.todo.pop_front() {
             let action = match todo {
@@ -193,16 +197,16 @@ impl PutOp {
         None
     }
 
-    /// When [`Self::handle_timeout`] is to be called: the end of the window, or of the patience with segments that take no
-    /// bytes, while something is written.
+    /// When [`Self::handle_timeout`] is due: at the end of the window, or at the time at which silent
+    /// segments are abandoned, while writes are in progress.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let end = self.patience_end.map_or(self.window_end, |end| end.min(self.window_end));
         (self.phase == Phase::Write && self.aborted.is_none()).then_some(end)
     }
 
-    /// The window is over: what is not written by now is given up. Or the patience is: what goes to a segment that has taken
-    /// nothing is cancelled, and another place is asked for.
+    /// At the end of the window, everything that is not written is given up. Before it, writes to segments
+    /// that have accepted nothing are cancelled, and another place is requested.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.poll_timeout().is_none_or(|end| now < end) {
             return;
@@ -220,14 +224,16 @@ impl PutOp {
             let mut writing = (0..REPLICAS_MAX).filter(|replica| state.writing & (1 << replica) != 0);
             let Some(first_silent) = writing.find(silent) else { continue };
             state.misplace();
-            // One that fails is written nowhere; which others are silent is found in the next round, if they are asked for.
+            // One silent segment is enough to fail the item; whether others are silent shows in the next
+            // round.
             note(&mut self.failed, state.segment(first_silent));
             let ids = (0..REPLICAS_MAX).filter(|replica| state.writing & (1 << replica) != 0);
             self.todo.extend(ids.map(|replica| Todo::Cancel((item * REPLICAS_MAX + replica) as u32)));
         }
     }
 
-    /// Gives up: writes are cancelled and, once they have ended, revoked. Items that are being committed run on.
+    /// Aborts the operation: writes are cancelled and, once they have ended, revoked. Items that are being
+    /// committed continue.
     pub fn abort(&mut self, error: ErrorCode) {
         if self.aborted.is_some() || self.phase == Phase::Done {
             return;
@@ -254,7 +260,7 @@ impl PutOp {
         self.advance();
     }
 
-    /// The master answered. Frames of other requests are ignored.
+    /// Processes the master's response. Frames of other requests are ignored.
     pub fn handle_response(&mut self, now: Instant, frame: &Frame<'_>) {
         let id = Some(frame.header.request_id);
         if self.start_call == id {
@@ -264,7 +270,8 @@ impl PutOp {
             self.end_call = Call::default();
             self.ended(frame);
         } else if self.revoke_call.id == id {
-            // Whatever it says: the space comes back, now or when the nodes say that nothing can land there.
+            // Whatever the response: the space is freed, now or when the nodes report that nothing can land
+            // there.
             self.revoke_call = Call::default();
             self.revoked(frame);
         } else {
@@ -273,12 +280,12 @@ impl PutOp {
         self.advance();
     }
 
-    /// A call was lost: no answer came, and none will be passed to this operation.
+    /// Reports that a request got no response and that none will be passed to this operation.
     pub fn handle_call_failed(&mut self, request_id: u64, error: ErrorCode) {
         let id = Some(request_id);
         if self.start_call == id {
             self.start_call = None;
-            let again = self.ask.nonce != 0 && self.start_tries < self.config.rpc_tries_max;
+            let again = self.request.nonce != 0 && self.start_tries < self.config.rpc_tries_max;
             if again && self.aborted.is_none() {
                 self.todo.push_back(Todo::Start);
             } else {
@@ -307,7 +314,7 @@ impl PutOp {
         self.advance();
     }
 
-    /// A transfer ended.
+    /// Reports that a transfer ended.
     pub fn handle_transfer(&mut self, id: u32, end: TransferEnd) {
         let (item, bit) = split(id);
         let Some(state) = self.items.get_mut(item).filter(|state| state.writing & bit != 0) else { return };
@@ -327,34 +334,34 @@ impl PutOp {
         self.advance();
     }
 
-    /// A fence ended: `held` when the target said that nothing older can land any more.
-    pub fn handle_fence(&mut self, segment: SegmentNo, held: bool) {
+    /// Reports that a fence ended.
+    pub fn handle_fence(&mut self, segment: SegmentNo, end: FenceEnd) {
         let asked = self.fences.iter_mut().find(|(no, fence)| *no == segment && *fence == Fence::Asked);
         let Some((_, fence)) = asked else { return };
-        *fence = if held { Fence::Held } else { Fence::Failed };
+        *fence = if end == FenceEnd::Held { Fence::Held } else { Fence::Failed };
         self.fencing -= 1;
         self.advance();
     }
 
-    /// Whether every item has a result and nothing is under way.
+    /// Whether every item has a result and nothing is in progress.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.phase == Phase::Done
     }
 
-    /// Items of the operation.
+    /// Number of items of the operation.
     #[must_use]
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether it has none.
+    /// Whether the operation has no items.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// How an item ended, with the generation that was committed; `None` while it has not.
+    /// The result of an item, with the generation that was committed; `None` while it has none.
     #[must_use]
     pub fn result(&self, item: usize) -> Option<Result<u64, ErrorCode>> {
         self.items.get(item)?.result
@@ -365,7 +372,7 @@ impl PutOp {
         let waiting = self.items.iter().enumerate().filter(|(_, state)| state.waits());
         let objects = waiting.map(|(item, state)| NewObject { key: self.keys.key(item), len: state.len });
         let objects = Counted(objects, count);
-        if let Err(error) = message::PutStart::encode_request(out, request_id, &self.ask, objects) {
+        if let Err(error) = message::PutStart::encode_request(out, request_id, &self.request, objects) {
             self.finish_all(too_much(error));
             return None;
         }
@@ -386,7 +393,7 @@ impl PutOp {
         };
         self.window_end = self.asked_at + Duration::from_millis(window.window_ms.into());
         self.phase = Phase::Write;
-        // An answer that comes after the window must not lead to a single write.
+        // A response that comes after the window must not lead to a single write.
         let late = (now >= self.window_end).then_some(ErrorCode::TransferFail);
         let refuse = self.aborted.or(late);
         self.answering.clear();
@@ -405,7 +412,8 @@ impl PutOp {
                         self.todo.extend(ids.map(Todo::Write));
                     }
                 }
-                // Where else it might go does not matter to the caller: what it had could not be written to.
+                // The caller is told why its first place could not be written to, not why there is no second
+                // one.
                 Err(error) if self.round > 0 && error.is_no_room() => {
                     state.result = Some(Err(ErrorCode::TransferFail));
                 }
@@ -441,7 +449,7 @@ impl PutOp {
     }
 
     fn send_end(&mut self, request_id: u64, out: &mut Vec<u8>) -> Option<Action> {
-        // Two passes, because the number of items goes first.
+        // Two passes, because the number of items is encoded first.
         let count = self.items.iter().filter(|state| state.commits()).count();
         let commits = self.items.iter().enumerate().filter_map(|(item, state)| {
             let Allocation { generation, handle, .. } = state.commits().then_some(state.allocation)??;
@@ -492,14 +500,14 @@ impl PutOp {
         Some(Action::Call)
     }
 
-    /// What was revoked has failed, or asks for another place.
+    /// Every item that was revoked has failed, or requests another place.
     fn revoked(&mut self, frame: &Frame<'_>) {
         let again = self.round + 1 < self.config.places_max && self.aborted.is_none();
         let Ok((_, mut results)) = message::PutRevoke::decode_response(frame) else {
             return self.give_up_revoked();
         };
         for state in self.items.iter_mut().filter(|state| state.revokes()) {
-            // A put that the master does not know any more is out of the way, too.
+            // A put that the master no longer knows does not block the key either.
             let out_of_the_way =
                 results.next().is_some_and(|result| !matches!(result, Err(ErrorCode::InvalidWrite)));
             if again && state.misplaced && out_of_the_way {
@@ -510,24 +518,24 @@ impl PutOp {
         }
     }
 
-    /// The master did not say whether it heard of it: the keys may be taken still.
+    /// The master did not confirm the revocation: the keys may still be taken.
     fn give_up_revoked(&mut self) {
         self.items.iter_mut().filter(|state| state.revokes()).for_each(State::fail);
     }
 
-    /// Asks for places for what has none, where no segment is that has failed.
+    /// Requests places for the items without one, on segments that have not failed.
     fn next_round(&mut self) {
         self.round += 1;
-        // Those that failed last count: a put can name a few only.
-        let placement = &mut self.ask.options.placement;
+        // The segments that failed last are excluded: a put can name only a few.
+        let placement = &mut self.request.options.placement;
         for segment in self.failed.iter().rev() {
             if !placement.excluded.contains(segment) && placement.excluded.push(*segment).is_err() {
                 break;
             }
         }
-        if self.ask.nonce != 0 {
-            // Another put, which must not be taken for the one before.
-            self.ask.nonce = self.ask.nonce.wrapping_mul(NONCE_STEP) | 1;
+        if self.request.nonce != 0 {
+            // A new put, which must not be mistaken for the previous one.
+            self.request.nonce = self.request.nonce.wrapping_mul(NONCE_STEP) | 1;
         }
         self.fences.clear();
         self.start_tries = 0;
@@ -535,12 +543,12 @@ impl PutOp {
         self.todo.push_back(Todo::Start);
     }
 
-    /// Whether every loose write of the item was fenced.
+    /// Whether every write of the item with an unknown outcome was fenced.
     fn is_quiet(&self, state: &State) -> bool {
         state.loose_segments().all(|segment| self.fences.contains(&(segment, Fence::Held)))
     }
 
-    /// Goes on to the next phase when nothing of this one is left.
+    /// Moves on to the next phase when this one has nothing left to do.
     fn advance(&mut self) {
         if self.phase == Phase::Write && self.writing == 0 && self.queued == 0 {
             self.phase = Phase::Fence;
@@ -596,12 +604,12 @@ impl State {
         u32::from(self.written).count_ones() as usize == allocation.replicas.len()
     }
 
-    /// It has no place yet.
+    /// Whether the item has no place yet.
     fn waits(&self) -> bool {
         self.result.is_none() && self.allocation.is_none()
     }
 
-    /// Its bytes could not be moved to where they should go.
+    /// Marks the item's place as one to which its bytes could not be moved.
     fn misplace(&mut self) {
         if self.error.is_none() {
             (self.error, self.misplaced) = (Some(ErrorCode::TransferFail), true);
@@ -612,7 +620,7 @@ impl State {
         self.result = Some(Err(self.error.unwrap_or(ErrorCode::InternalError)));
     }
 
-    /// As if nothing had been tried.
+    /// Resets the item to the state before its first try.
     fn start_over(&mut self) {
         (self.writing, self.written, self.loose) = (0, 0, 0);
         (self.allocation, self.error, self.misplaced) = (None, None, false);
@@ -638,7 +646,7 @@ impl State {
     }
 }
 
-/// Notes a segment, once.
+/// Adds a segment to the list unless it is there.
 fn note(list: &mut Vec<SegmentNo>, segment: Option<SegmentNo>) {
     if let Some(segment) = segment.filter(|segment| !list.contains(segment)) {
         list.push(segment);
@@ -664,7 +672,7 @@ impl<I: Iterator> Iterator for Counted<I> {
 
 impl<I: Iterator> ExactSizeIterator for Counted<I> {}
 
-/// Item and replica bit of a transfer's id.
+/// The item and the replica's bit of a transfer's id.
 const fn split(id: u32) -> (usize, u8) {
     (id as usize / REPLICAS_MAX, 1 << (id as usize % REPLICAS_MAX))
 }

@@ -1,4 +1,4 @@
-//! First in, first out. Reads change nothing.
+//! First in, first out. Reads have no effect.
 
 use super::{Eviction, List, Nodes, Place};
 
@@ -24,7 +24,7 @@ impl Eviction for Fifo {
         self.list.unlink(nodes, index);
     }
 
-    /// Its turn had come: it is older than any other.
+    /// It is older than every other candidate: it was next when it was removed.
     fn put_back(&mut self, nodes: &mut Nodes, index: u32) {
         self.list.push_front(nodes, index);
     }

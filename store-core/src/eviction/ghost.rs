@@ -1,18 +1,19 @@
-//! A short memory of keys that were evicted: 2 to 4 bytes an object, and no more.
+//! A short memory of keys that were evicted: 2 to 4 bytes per object, and no more.
 //!
-//! Sets of eight tags of 16 bits, the newest first; a ninth pushes the oldest out. There are as many tags as there were ever
-//! candidates at a time, up to twice as many; when there are not an eighth as many any more, half of what is known is
-//! forgotten. A key is taken for another's with a probability of 8/65,536.
+//! Sets of eight tags of 16 bits, the newest first; a ninth tag pushes the oldest one out. The number of tags
+//! is the largest number of candidates so far, up to twice that; when fewer than an eighth as many candidates
+//! are left, half of the memory is forgotten. A key is mistaken for another one with a probability of
+//! 8/65,536.
 
 use alloc::vec::Vec;
 
 #[derive(Debug)]
 pub(crate) struct Ghosts {
-    /// A power of two, or none.
+    /// The length is 0 or a power of two.
     sets: Vec<u128>,
 }
 
-/// Fewer are not worth forgetting.
+/// With fewer sets, nothing is gained by forgetting.
 const SETS_MIN: usize = 1_024;
 const TAGS: u32 = 8;
 const TAG_BITS: u32 = u128::BITS / TAGS;
@@ -22,14 +23,15 @@ impl Ghosts {
         Self { sets: Vec::new() }
     }
 
-    /// Notes a key among as many as there are candidates.
+    /// Adds a key. `candidates` is the current number of candidates.
     pub(crate) fn add(&mut self, hash: u64, candidates: u32) {
         let wanted = (candidates.div_ceil(TAGS) as usize).next_power_of_two();
         if self.sets.is_empty() {
             self.sets.resize(wanted, 0);
         }
         while self.sets.len() < wanted {
-            // Who was in a set is in one of two now; both know it, and the wrong one forgets.
+            // Each tag of a set now belongs to one of two sets; both keep it, and the wrong copy is pushed
+            // out in time.
             self.sets.reserve_exact(self.sets.len());
             self.sets.extend_from_within(..);
         }
@@ -37,7 +39,7 @@ impl Ghosts {
         self.sets[at] = self.sets[at] << TAG_BITS | u128::from(tag(hash));
     }
 
-    /// Whether a key is among those noted.
+    /// Whether a key was added and not forgotten.
     pub(crate) fn has(&self, hash: u64) -> bool {
         !self.sets.is_empty() && position(self.sets[self.set(hash)], tag(hash)).is_some()
     }
@@ -50,17 +52,17 @@ impl Ghosts {
         let at = self.set(hash);
         if let Some(shift) = position(self.sets[at], tag(hash)) {
             let newer = self.sets[at] & ((1 << shift) - 1);
-            // Twice, because a shift by all bits is none.
+            // Two shifts, because a shift by all bits is not allowed.
             let older = self.sets[at] >> shift >> TAG_BITS << shift;
             self.sets[at] = newer | older;
         }
     }
 
-    /// There are so many candidates now.
+    /// Adapts to the current number of candidates.
     pub(crate) fn trim(&mut self, candidates: u32) {
         let wanted = (candidates.div_ceil(TAGS) as usize).next_power_of_two();
         if self.sets.len() > SETS_MIN && self.sets.len() >= 16 * wanted {
-            // A set takes over from another one that is forgotten.
+            // Each remaining set stands for two from now on; the tags of the dropped half are forgotten.
             self.sets.truncate(self.sets.len() / 2);
             self.sets.shrink_to_fit();
         }
@@ -75,7 +77,7 @@ impl Ghosts {
     }
 }
 
-/// From other bits than the set. 0 is an empty place.
+/// The tag, from other bits of the hash than the set. 0 is an empty place.
 const fn tag(hash: u64) -> u16 {
     match (hash >> 48) as u16 {
         0 => 1,
@@ -83,7 +85,7 @@ const fn tag(hash: u64) -> u16 {
     }
 }
 
-/// By how many bits the set is to be shifted for the tag to be lowest.
+/// The number of bits by which the set has to be shifted for the tag to be lowest.
 fn position(set: u128, tag: u16) -> Option<u32> {
     (0..TAGS).map(|place| place * TAG_BITS).find(|shift| (set >> shift) as u16 == tag)
 }
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn growing_forgets_nobody_and_memory_is_bounded() {
+    fn growing_forgets_no_key_and_memory_is_bounded() {
         let mut ghosts = Ghosts::new();
         (0..8).for_each(|at| ghosts.add(hash(at * 3, at + 1), 8));
         ghosts.add(hash(77, 99), 1_000);

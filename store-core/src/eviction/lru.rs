@@ -1,6 +1,6 @@
 //! Least recently used: one list, in the order of the last read.
 //!
-//! Approximate, because the reads of one lease count once, when the lease begins.
+//! Approximate, because all reads within one lease count as one, when the lease begins.
 
 use super::{Eviction, List, Nodes, Place};
 
@@ -29,7 +29,7 @@ impl Eviction for Lru {
         self.list.unlink(nodes, index);
     }
 
-    /// It was read until now.
+    /// The object was being read until now.
     fn put_back(&mut self, nodes: &mut Nodes, index: u32) {
         self.list.push_back(nodes, index);
     }

@@ -1,23 +1,25 @@
-//! Eviction: which object goes when room is needed. One trait, four policies, chosen by [`EvictionPolicy`].
+//! Eviction: which object goes when room is needed. One trait and four policies, chosen by
+//! [`EvictionPolicy`].
 //!
 //! ```text
 //!            insert                          touch (first read of a lease)
 //!   complete ──────▶ candidates of the policy ◀──────┐
 //!                     │  victim?                      │
 //!                     │                               │
-//!        nobody reads │        somebody reads         │ lease over: put_back
+//!           not leased │            leased             │ lease over: put_back
 //!                     ▼                ▼              │
-//!                  evicted        set aside ──────────┘
+//!                  evicted        leased set ─────────┘
 //! ```
 //!
-//! A policy orders *candidates* and knows nothing else: not what an object is, not how long it is, not who reads it. Whatever
-//! may not be evicted is no candidate. An object that is being written, or is pinned, never was one; one that is found leased
-//! when its turn comes is set aside until its lease is over. A lease sets an object aside once at most, so that the work of
-//! eviction is paid for by the gets and puts that caused it, and never grows with the number of objects that cannot go (but for
-//! the logarithm in the queue of those that are aside).
-//! ([`Nodes::looks`] counts that work; a test holds it to the promise.)
+//! A policy orders *candidates* and knows nothing else: not what an object is, how long it is, or who reads
+//! it. What may not be evicted is not a candidate. An object that is being written or is pinned never was a
+//! candidate; one that is found leased when its turn comes moves to the *leased set* until its lease is over.
+//! A lease moves an object at most once, so the work of eviction is paid for by the gets and puts that caused
+//! it, and never grows with the number of objects that cannot be evicted (except for the logarithm in the
+//! queue of the leased set). [`Nodes::looks`] counts that work; a test checks the promise.
 //!
-//! What a policy is *not*: exact about time. Reads within one lease count as one, which makes `lru` an approximation.
+//! A policy is *not* exact about time. Reads within one lease count as one, which makes `lru` an
+//! approximation.
 //!
 //! Sources: FIFO and LRU are folklore; SIEVE is Zhang, Yang, Yue, Vigfusson and Rashmi, *SIEVE is Simpler than LRU* (NSDI'24);
 //! TRIAL is this project's own, see [`trial`].
@@ -39,29 +41,30 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use nodes::{List, Nodes};
 
-/// How the object to evict is chosen.
+/// The policy that chooses the object to evict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
-// The wire carries the number of a variant: append.
+// The wire carries the number of a variant: append only.
 pub enum EvictionPolicy {
-    /// The least recently read of those that were read again, or the least recently written of the others, whichever is
-    /// older when an object that nobody has read again ages three times as fast. Made for prefixes. The default.
+    /// An LRU in which objects that were never read again age three times as fast as those that were. Made
+    /// for prefixes. The default.
     #[default]
     Trial,
-    /// The least recently read, as exactly as leases allow.
+    /// The least recently read object, as exactly as leases allow.
     Lru,
-    /// SIEVE: first in first out, but what was read since the hand came by is passed over once.
+    /// SIEVE: first in, first out, except that an object that was read since the hand passed it is spared
+    /// once.
     Sieve,
     /// First in, first out.
     Fifo,
 }
 
 impl EvictionPolicy {
-    /// Every policy of this release.
+    /// All policies of this release.
     pub const ALL: &'static [Self] = &[Self::Trial, Self::Lru, Self::Sieve, Self::Fifo];
 
-    /// As written in configurations and on command lines.
+    /// The name in configurations and on command lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -96,80 +99,103 @@ impl FromStr for EvictionPolicy {
     }
 }
 
-/// No policy has this name.
+/// No policy has the given name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownPolicy;
 
 impl fmt::Display for UnknownPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no such eviction policy: choose one of")?;
+        f.write_str("unknown eviction policy: choose one of")?;
         EvictionPolicy::ALL.iter().try_for_each(|policy| write!(f, " {policy}"))
     }
 }
 
 impl core::error::Error for UnknownPolicy {}
 
-/// Where a key stands in the batch it came in, and what is known of the batch.
+/// The position of a key in its batch, and what is known of the batch.
 ///
-/// Callers of a KV cache name the blocks of a prefix in the order of the prefix; a batch is a piece of one. That is all that
-/// [`EvictionPolicy::Trial`] needs, and nothing has to be said on the wire for it. A key on its own is [`Place::ALONE`].
+/// Callers of a KV cache name the blocks of a prefix in the order of the prefix; a batch is a part of one.
+/// That is all that [`EvictionPolicy::Trial`] needs, and it takes nothing extra on the wire. The position of
+/// a single key is [`Place::ALONE`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Another key of the batch came before it.
+    /// Another key of the batch precedes it.
     pub follows: bool,
-    /// The last of several keys.
+    /// It is the last of several keys.
     pub last: bool,
-    /// It, or a later key of the batch, was evicted lately; see [`Master::returning`](crate::Master::returning).
+    /// It, or a later key of the batch, was evicted lately; see
+    /// [`Master::returning`](crate::Master::returning).
     pub returning: bool,
 }
 
 impl Place {
-    /// A batch of its own.
+    /// The position of a key that is a batch of its own.
     pub const ALONE: Self = Self { follows: false, last: false, returning: false };
 
-    /// The key number `index` of `len`, of which the first `returning` came back.
+    /// The position of key number `index` of `len`, of which the first `returning` came back after their
+    /// eviction.
     #[must_use]
     pub const fn new(index: usize, len: usize, returning: usize) -> Self {
         Self { follows: index > 0, last: len > 1 && index + 1 == len, returning: index < returning }
     }
 }
 
-/// An order of candidates. All work is O(1), amortised.
+/// Whether a key is the first of its batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchOrder {
+    /// No key of the batch precedes it.
+    First,
+    /// Another key of the batch precedes it.
+    Follows,
+}
+
+impl BatchOrder {
+    /// The order of the key at this index.
+    #[must_use]
+    pub const fn of(index: usize) -> Self {
+        if index == 0 { Self::First } else { Self::Follows }
+    }
+}
+
+/// An order of candidates. All operations are O(1), amortised.
 ///
 /// # For implementers
-/// Candidates are named by their index in [`Nodes`], whose links are yours as long as they are. `victim` changes nothing that
-/// shows: asked twice, it names the same one, until that is evicted, removed or touched. Count every candidate you look at in
-/// [`Nodes::look`].
+/// Candidates are identified by their index in [`Nodes`], whose links a policy may use for its own
+/// candidates. `victim` has no visible effect: repeated calls return the same candidate until it is evicted,
+/// removed or touched. Count every candidate that is examined with [`Nodes::look`].
 pub(crate) trait Eviction: Debug + Send {
-    /// A new candidate. `hash` is its key's.
+    /// Adds a candidate. `hash` is the hash of its key.
     fn insert(&mut self, nodes: &mut Nodes, index: u32, hash: u64, place: Place);
-    /// A candidate was read. `follows`: in one batch, after the candidate touched or inserted before.
+    /// A candidate was read. `follows`: in one batch, after the candidate that was touched or inserted
+    /// before.
     fn touch(&mut self, nodes: &mut Nodes, index: u32, follows: bool);
-    /// It is none any more, for another reason than eviction.
+    /// Removes a candidate for another reason than eviction.
     fn remove(&mut self, nodes: &mut Nodes, index: u32);
-    /// It is one again: it was removed because somebody read it when its turn came, and nobody does now.
+    /// Adds a candidate again that was removed because it was leased when its turn came. It is not leased any
+    /// more.
     fn put_back(&mut self, nodes: &mut Nodes, index: u32);
-    /// Who goes next.
+    /// The candidate to evict next.
     fn victim(&mut self, nodes: &mut Nodes) -> Option<u32>;
-    /// Takes a candidate out for good.
+    /// Removes a candidate that is evicted.
     fn evict(&mut self, nodes: &mut Nodes, index: u32, hash: u64);
-    /// How many candidates there are.
+    /// Number of candidates.
     fn len(&self) -> u32;
-    /// Whether a key that is no candidate was one lately.
+    /// Whether a key that is not a candidate was one lately.
     fn remembers(&self, _hash: u64) -> bool {
         false
     }
-    /// Memory besides the nodes, bytes.
+    /// Memory of the policy besides the nodes, bytes.
     fn memory_bytes(&self) -> usize {
         0
     }
-    /// Gives memory back that is not needed any more.
+    /// Returns memory that is no longer needed.
     fn tidy(&mut self) {}
-    /// Calls `each` for candidates in the order in which they would go if nothing happened, until it gives false.
+    /// Calls `each` with the candidates in the order in which they would be evicted if nothing happened,
+    /// until it returns false.
     fn preview(&self, nodes: &Nodes, each: &mut dyn FnMut(u32) -> bool);
 }
 
-/// One of the policies. An enum rather than a pointer, because every put and every first read of a lease goes through it.
+/// One of the policies. An enum and not a pointer, because every put and every first read of a lease uses it.
 #[derive(Debug)]
 pub(crate) enum Policy {
     Trial(trial::Trial),

@@ -1,4 +1,4 @@
-//! Every policy against a naive model of it: vectors that are searched, and the definition written down.
+//! Tests of every policy against a naive model: vectors that are searched, and the definition written down.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{Eviction, EvictionPolicy, Nodes, Place, Policy};
 
-/// What a policy is asked to do. Objects are named by a small number; their hash is that number's.
+/// An operation on a policy. Objects are identified by a small number, which is also their hash.
 #[derive(Clone, Debug)]
 enum Op {
     Insert(u32, Place),
@@ -16,7 +16,7 @@ enum Op {
     Evict,
 }
 
-/// One policy by its definition.
+/// A policy written after its definition.
 trait Model {
     fn insert(&mut self, object: u32, place: Place);
     fn touch(&mut self, object: u32, follows: bool);
@@ -58,7 +58,7 @@ impl Model for Queue {
     }
 }
 
-/// The hand points at who is next; none: the oldest.
+/// `hand` is the object that is examined next; none: the oldest.
 #[derive(Default)]
 struct SieveModel {
     list: Vec<(u32, bool)>,
@@ -101,16 +101,17 @@ impl Model for SieveModel {
     }
 }
 
-/// Everything with the time of its use and its class; ghosts in one list as long as the real ones' sets allow.
+/// All objects with the time of their use and their class; the ghosts in lists as long as the sets of the
+/// real ones.
 #[derive(Default)]
 struct TrialModel {
-    /// Stamp, then the place among equals: smaller is older.
+    /// The stamp, then the order among equal stamps: smaller is older.
     objects: BTreeMap<u32, (u64, i64, u64)>,
     /// Keys by set, newest first.
     ghosts: BTreeMap<u64, VecDeque<u32>>,
     sets: u64,
     clock: u64,
-    /// Stamp and place of the last one of the going batch, by factor.
+    /// Stamp and order of the latest object of the current batch, by factor.
     latest: BTreeMap<u64, (u32, u64, i64)>,
 }
 
@@ -180,7 +181,7 @@ impl Model for TrialModel {
         self.place(object, 1, false);
     }
     fn victim(&mut self) -> Option<u32> {
-        // The oldest of each class, then the one that counts as older; of equals the newcomer.
+        // The oldest of each class, then the one that counts as the oldest; of equals the one that ages faster.
         let oldest = |factor: u64| {
             let of = self.objects.iter().filter(|(_, (.., other))| *other == factor);
             of.min_by_key(|(_, (stamp, at, _))| (*stamp, *at))
@@ -301,5 +302,5 @@ fn a_name_is_read_back_and_a_wrong_one_lists_the_right_ones() {
         assert_eq!(policy.name().parse(), Ok(*policy));
     }
     let text = "clock".parse::<EvictionPolicy>().unwrap_err().to_string();
-    assert_eq!(text, "no such eviction policy: choose one of trial lru sieve fifo");
+    assert_eq!(text, "unknown eviction policy: choose one of trial lru sieve fifo");
 }

@@ -1,17 +1,17 @@
-//! Links and marks, 16 bytes an object, and lists that run through them.
+//! Links and marks, 16 bytes per object, and lists through them.
 
-use crate::slab::{Chunks, NIL};
+use crate::slab::{NIL, Values};
 
-/// What a policy keeps of one object: 16 bytes.
+/// What a policy stores per object: 16 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node {
     before: u32,
     after: u32,
     stamp_low: u32,
     stamp_high: u16,
-    /// Which of its owner's lists it is on, if it has several.
+    /// The list that it is on, for policies with several.
     pub(crate) class: u8,
-    /// Whatever the policy wants to remember.
+    /// A mark of the policy.
     pub(crate) marked: bool,
 }
 
@@ -20,27 +20,27 @@ const _: () = assert!(size_of::<Node>() == 16);
 impl Node {
     const FREE: Self = Self { before: NIL, after: NIL, stamp_low: 0, stamp_high: 0, class: 0, marked: false };
 
-    /// The time that [`Self::set_stamp`] was given, modulo 2^48.
+    /// The stamp that [`Self::set_stamp`] was given, modulo 2^48.
     pub(crate) const fn stamp(&self) -> u64 {
         (self.stamp_high as u64) << 32 | self.stamp_low as u64
     }
 
-    /// 48 bits: operations, which at a million a second are counted up in nine years.
+    /// 48 bits: a count of operations, which at a million per second lasts nine years.
     pub(crate) const fn set_stamp(&mut self, stamp: u64) {
         (self.stamp_low, self.stamp_high) = (stamp as u32, (stamp >> 32) as u16);
     }
 }
 
-/// The nodes of all objects, candidates or not.
+/// The nodes of all objects, whether they are candidates or not.
 #[derive(Debug)]
 pub(crate) struct Nodes {
-    nodes: Chunks<Node>,
+    nodes: Values<Node>,
     looks: u64,
 }
 
 impl Nodes {
     pub(crate) const fn new() -> Self {
-        Self { nodes: Chunks::new(Node::FREE), looks: 0 }
+        Self { nodes: Values::new(Node::FREE), looks: 0 }
     }
 
     /// Makes a node for an object.
@@ -48,7 +48,7 @@ impl Nodes {
         self.nodes.put(index, Node::FREE);
     }
 
-    /// A page of objects is gone.
+    /// A page of objects was freed.
     pub(crate) fn close(&mut self, page: usize) {
         self.nodes.close(page);
     }
@@ -61,22 +61,22 @@ impl Nodes {
         &mut self.nodes[index]
     }
 
-    /// The one behind, on whatever list it is on.
+    /// The next node on the list that it is on.
     pub(crate) fn after(&self, index: u32) -> Option<u32> {
         some(self.nodes[index].after)
     }
 
-    /// It and all behind it.
+    /// A node and all nodes behind it.
     pub(crate) fn from(&self, index: Option<u32>) -> impl Iterator<Item = u32> {
         core::iter::successors(index, |index| self.after(*index))
     }
 
-    /// Counts that eviction looked at a candidate.
+    /// Counts that eviction examined a candidate.
     pub(crate) const fn look(&mut self) {
         self.looks += 1;
     }
 
-    /// Candidates looked at so far.
+    /// Number of candidates examined so far.
     pub(crate) const fn looks(&self) -> u64 {
         self.looks
     }
@@ -86,7 +86,7 @@ impl Nodes {
     }
 }
 
-/// A doubly linked list. What is on it must be on no other.
+/// A doubly linked list. A node must be on at most one list.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct List {
     head: u32,
@@ -105,7 +105,7 @@ impl List {
         self.len
     }
 
-    /// From the front.
+    /// The nodes from the front.
     pub(crate) fn iter(&self, nodes: &Nodes) -> impl Iterator<Item = u32> {
         nodes.from(self.front())
     }
@@ -118,7 +118,7 @@ impl List {
         self.link(nodes, NIL, index, self.head);
     }
 
-    /// Puts `index` before `at`, which is on this list.
+    /// Inserts `index` before `at`, which is on this list.
     pub(crate) fn insert_before(&mut self, nodes: &mut Nodes, at: u32, index: u32) {
         self.link(nodes, nodes.nodes[at].before, index, at);
     }

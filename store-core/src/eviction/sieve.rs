@@ -1,17 +1,19 @@
-//! SIEVE (Zhang et al., NSDI'24): a queue that is never reordered, one bit an object, and a hand.
+//! SIEVE (Zhang et al., NSDI'24): a queue that is never reordered, one bit per object, and a hand.
 //!
-//! The hand moves from the oldest to the newest, takes the bit of whoever has it, and evicts the first who has none. It stays
-//! where it was, so that objects that came behind it have to prove themselves before it returns to them.
+//! The hand moves from the oldest to the newest, clears the bit of each object that has one, and evicts the
+//! first object without. It stays where it stopped, so that objects that came behind it have to be read
+//! before it returns to them.
 //!
-//! Made for web caches. On the published traces of KV-cache blocks it loses to LRU wherever the pool is small (see [`super::trial`]): a
-//! prefix comes back a few times, then never, and the bit keeps it for a whole turn of the hand.
+//! Made for web caches. On the published traces of KV-cache blocks it loses to LRU wherever the pool is small
+//! (see [`super::trial`]): a prefix comes back a few times, then never, and the bit keeps it for a whole turn
+//! of the hand.
 
 use super::{Eviction, List, Nodes, Place};
 
 #[derive(Debug)]
 pub(crate) struct Sieve {
     list: List,
-    /// Who is looked at next; none: the oldest.
+    /// The object that is examined next; none: the oldest.
     hand: Option<u32>,
 }
 
@@ -42,7 +44,7 @@ impl Eviction for Sieve {
         self.take(nodes, index);
     }
 
-    /// Right behind the hand, where it would be if the hand had passed it over.
+    /// Right behind the hand, where it would be if the hand had passed it.
     fn put_back(&mut self, nodes: &mut Nodes, index: u32) {
         nodes.node_mut(index).marked = false;
         match self.hand {
@@ -52,7 +54,7 @@ impl Eviction for Sieve {
     }
 
     fn victim(&mut self, nodes: &mut Nodes) -> Option<u32> {
-        // Every bit is taken after one round.
+        // After one round every bit is cleared.
         loop {
             let index = self.hand.or(self.list.front())?;
             nodes.look();
@@ -72,7 +74,7 @@ impl Eviction for Sieve {
         self.list.len()
     }
 
-    /// First those without the bit, from the hand on; then the others.
+    /// First the objects without the bit, from the hand on; then the others.
     fn preview(&self, nodes: &Nodes, each: &mut dyn FnMut(u32) -> bool) {
         let ahead = || nodes.from(self.hand);
         let behind = || self.list.iter(nodes).take_while(|index| Some(*index) != self.hand);

@@ -1,4 +1,4 @@
-//! What whoever administers a store asks of its master: to make room now, and who its nodes are.
+//! Operations for admins: evicting on request, listing nodes.
 
 use te_core::Instant;
 
@@ -7,9 +7,10 @@ use crate::allocator::Allocator;
 use crate::message::{Evict, Evicted, NodeInfo};
 
 impl Master {
-    /// Evicts now, whatever the watermarks say, as the policy chooses: until no more is left than `leave` says, or nothing
-    /// more can go. No more than [`MasterConfig::evictions_per_call_max`](crate::MasterConfig::evictions_per_call_max) at a
-    /// time: whoever wants more asks again.
+    /// Evicts now, whatever the watermarks are, in the order of the policy: until no more is left than
+    /// `leave` says, or nothing more can be evicted. One call evicts at most
+    /// [`MasterConfig::evictions_per_call_max`](crate::MasterConfig::evictions_per_call_max); if there is
+    /// more to do, [`Evicted::more`] is set.
     pub fn evict_now(&mut self, now: Instant, leave: Evict) -> Evicted {
         let mut evicted = Evicted::default();
         for _ in 0..self.config.evictions_per_call_max {
@@ -26,7 +27,7 @@ impl Master {
         Evicted { more: true, ..evicted }
     }
 
-    /// Every node that has a segment mounted, by its number.
+    /// Every node with a mounted segment, by number.
     pub fn nodes(&self, now: Instant) -> impl Iterator<Item = NodeInfo> {
         self.nodes.all().into_iter().map(move |(node, known)| {
             let held = known.segments.iter().filter_map(|no| self.segments.get(*no));

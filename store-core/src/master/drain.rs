@@ -1,10 +1,10 @@
-//! Segments that take nothing new: in maintenance, being drained, drained.
+//! Segments that accept nothing new: in maintenance, draining, drained.
 //!
-//! Draining goes in rounds. A round lists what lies on the segment and moves it, a few objects at a time; what is being written,
-//! held back, or finds no room elsewhere is left to the next round. Nothing is evicted elsewhere for it. What has a replica
-//! elsewhere, but no room for another, loses this one. Objects that are nowhere else and find no room are counted, and stay
-//! readable as long as the segment is mounted. So are objects whose bytes turn out not to be the committed ones: they cannot
-//! be moved.
+//! Draining proceeds in rounds. A round lists the objects on the segment and moves them, a few at a time;
+//! objects that are being written, and space that is pending release, are left to the next round. Nothing is
+//! evicted elsewhere. An object for which there is no room elsewhere loses its replica here if it has another
+//! one. Objects without another replica and without room elsewhere are counted, and stay readable as long as
+//! the segment is mounted. So do objects whose bytes turn out to be damaged: they cannot be moved.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -15,36 +15,36 @@ use super::Master;
 use super::tasks::Wish;
 use crate::allocator::Allocator;
 use crate::event::Event;
-use crate::message::{DrainInfo, SegmentOrder, SegmentState, TaskCause, TaskId, TaskState};
+use crate::message::{DrainInfo, SegmentOrder, SegmentState, TaskCause, TaskState};
 use crate::segments::HELD;
-use crate::{ErrorCode, SegmentNo};
+use crate::{ErrorCode, SegmentNo, TaskId};
 
-/// Objects that one step looks at.
+/// Objects that one step examines.
 const LOOKS_PER_STEP: u32 = 1_024;
 /// Segments that one call takes a step for.
 const STEPS_PER_CALL_MAX: usize = 16;
-/// Between two rounds.
+/// Pause between two rounds.
 const ROUND_PAUSE: Duration = Duration::from_millis(1_000);
-/// Until the next step, when there are too many tasks.
+/// Pause before the next step when there are too many tasks.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 /// A segment that is not active.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     info: DrainInfo,
-    /// Its moves under way.
+    /// Its moves in progress.
     moves: Vec<TaskId>,
-    /// Objects that this round has still to look at; `None`: no round runs.
+    /// Objects that this round has still to examine; `None`: no round is running.
     round: Option<Vec<u32>>,
-    /// What this round leaves.
+    /// Objects that this round leaves.
     left: Left,
-    /// Objects without room and bad ones, when somebody was told that they are left.
-    told: Option<(u64, u64)>,
-    /// When to go on; `None`: when a move has ended, or never.
+    /// Number of objects without room and of bad objects in the latest event.
+    reported: Option<(u64, u64)>,
+    /// When the next step is due; `None`: when a move has ended, or never.
     next_at: Option<Instant>,
 }
 
-/// Objects that a round leaves, by why.
+/// Objects that a round leaves, by reason.
 #[derive(Clone, Copy, Debug, Default)]
 struct Left {
     no_room: u64,
@@ -65,10 +65,10 @@ impl Master {
         }
         let drains = |state| matches!(state, SegmentState::Draining | SegmentState::Drained);
         if state != order.state && !(drains(state) && drains(order.state)) {
-            // Moves that a node is at run on; the others are not wanted any more.
+            // Moves that a node carries out continue; the others are canceled.
             let waiting: Vec<TaskId> = self.tasks.draining(no).collect();
             for id in waiting {
-                // It is there: it was just listed.
+                // The task exists: it was just listed.
                 let _ = self.cancel_task(now, id);
             }
             self.drains.remove(&no);
@@ -79,13 +79,13 @@ impl Master {
                 self.drains.insert(no, Drain { info, next_at: begins.then_some(now), ..Drain::default() });
             }
             if let Some(name) = self.segments.get(no).map(|segment| segment.name.clone()) {
-                self.tell(|| Event::SegmentState { segment: no, name, state: order.state });
+                self.emit(|| Event::SegmentState { segment: no, name, state: order.state });
             }
         }
         self.drain_info(no)
     }
 
-    /// How far a segment is drained.
+    /// The progress of draining a segment.
     ///
     /// # Errors
     /// `SegmentNotFound`.
@@ -101,7 +101,7 @@ impl Master {
         })
     }
 
-    /// Segments that are not active.
+    /// The progress of all segments that are not active.
     pub fn drains(&self) -> impl Iterator<Item = DrainInfo> {
         self.drains.keys().filter_map(|no| self.drain_info(*no).ok())
     }
@@ -114,7 +114,7 @@ impl Master {
         self.drains.values().filter_map(|drain| drain.next_at).min()
     }
 
-    /// Space that was held back has come back: a drain that waits for it looks again.
+    /// Space was released: a drain that waits for it starts its next round.
     pub(super) fn drains_look_again(&mut self, now: Instant) {
         let waits = |drain: &&mut Drain| drain.info.state == SegmentState::Draining && drain.round.is_none();
         self.drains.values_mut().filter(waits).for_each(|drain| drain.next_at = Some(now));
@@ -132,7 +132,7 @@ impl Master {
         }
     }
 
-    /// A move away from a segment has ended, whichever way.
+    /// A move away from a segment has ended.
     pub(super) fn drain_move_ended(
         &mut self,
         now: Instant,
@@ -142,14 +142,15 @@ impl Master {
         error: Option<ErrorCode>,
     ) {
         let Some(drain) = self.drains.get_mut(&no) else { return };
-        // One of a drain that was called off, or one that ended before and was tried once more, is not of this round.
+        // Moves of a drain that was called off, and moves that had ended before and were retried, do not
+        // belong to this round.
         let Some(at) = drain.moves.iter().position(|one| *one == id) else { return };
         drain.moves.swap_remove(at);
         drain.info.moving = drain.moves.len() as u32;
         match (state, error) {
             (TaskState::Done, _) => drain.info.moved_total += 1,
             (TaskState::Failed, Some(ErrorCode::ChecksumMismatch)) => drain.left.bad += 1,
-            // The next round tries again.
+            // The next round tries the object again.
             _ => drain.left.unfinished += 1,
         }
         drain.info.failed_total += u64::from(state != TaskState::Done);
@@ -188,19 +189,20 @@ impl Master {
             let empty = self.segments.get(no).is_some_and(|segment| segment.allocator.used_bytes() == 0);
             if empty {
                 drain.info.state = SegmentState::Drained;
-                // Somebody has removed meanwhile what the round could not move.
+                // What the round could not move was removed meanwhile.
                 (drain.info.left_no_room, drain.info.left_unfinished, drain.info.left_bad) = (0, 0, 0);
-                self.tell_left(no, 0, 0);
+                self.emit_left(no, 0, 0);
             } else {
                 drain.next_at = Some(now + ROUND_PAUSE);
-                // What is left for now is said when nothing else is to come, and again when more is left, or other bad ones.
-                let news = match drain.told {
+                // What is left is reported when nothing else is to come, and again when more is left, or
+                // other bad objects.
+                let news = match drain.reported {
                     None => no_room + bad > 0 && unfinished == 0,
                     Some((told, told_bad)) => no_room > told || bad != told_bad,
                 };
                 if news {
-                    drain.told = Some((no_room, bad));
-                    self.tell_left(no, no_room, bad);
+                    drain.reported = Some((no_room, bad));
+                    self.emit_left(no, no_room, bad);
                 }
             }
         } else {
@@ -212,13 +214,13 @@ impl Master {
         self.drains.insert(no, drain);
     }
 
-    fn tell_left(&mut self, no: SegmentNo, left_objects: u64, left_bad: u64) {
+    fn emit_left(&mut self, no: SegmentNo, left_objects: u64, left_bad: u64) {
         if let Some(name) = self.segments.get(no).map(|segment| segment.name.clone()) {
-            self.tell(|| Event::SegmentDrained { segment: no, name, left_objects, left_bad });
+            self.emit(|| Event::SegmentDrained { segment: no, name, left_objects, left_bad });
         }
     }
 
-    /// Begins to move one object away. An error is how long to wait because there are too many tasks.
+    /// Begins to move one object away. An error is the time to wait because there are too many tasks.
     fn drain_object(
         &mut self,
         now: Instant,
@@ -248,13 +250,13 @@ impl Master {
             }
             Err(ErrorCode::NoAvailableHandle) => drain.left.no_room += 1,
             Err(ErrorCode::TaskPendingLimitExceeded) => return Err(FULL_PAUSE),
-            // It is expired, or somebody else is moving it: the next round will see.
+            // The object is expired, or has another task: the next round examines it again.
             Err(_) => drain.left.unfinished += 1,
         }
         Ok(())
     }
 
-    /// Entries of the objects that have a replica, or space for one, on a segment.
+    /// Entries of the objects with a replica, or with space for one, on a segment.
     fn replicas_on(&self, no: SegmentNo) -> Vec<u32> {
         let Some(segment) = self.segments.get(no) else { return Vec::new() };
         let mut found: Vec<u32> =

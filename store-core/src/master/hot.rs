@@ -1,4 +1,4 @@
-//! Further replicas of objects that are read very often, and their end: they go before anything is evicted.
+//! Further replicas of objects that are read very often. They are dropped before anything is evicted.
 
 use alloc::collections::VecDeque;
 
@@ -7,35 +7,36 @@ use te_core::Instant;
 use super::Master;
 use super::tasks::Wish;
 use crate::SegmentNo;
-use crate::heat::{Heat, ReplicationConfig, ReplicationMode};
+use crate::read_rates::{ReadRates, ReplicationConfig, ReplicationMode};
 use crate::message::TaskCause;
 use crate::segments::{Placed, Segments};
 
-/// Replicas that are remembered as extra ones; with more, no further ones are made.
+/// Limit on the extra replicas that are remembered; at the limit no further ones are made.
 const EXTRAS_MAX: usize = 1 << 16;
-/// Extra replicas looked at for one that nobody reads.
+/// Extra replicas that are examined to find one that is not leased.
 const LOOKS_MAX: usize = 8;
 
-/// What is known of heat.
+/// Read rates, and the extra replicas.
 #[derive(Debug)]
 pub(super) struct Hot {
-    /// `None`: nobody wants to know.
-    heat: Option<Heat>,
-    /// Object, its generation, and the segment of its extra replica; oldest first. May name what is gone.
+    /// `None`: hot objects are not wanted.
+    rates: Option<ReadRates>,
+    /// Object, its generation, and the segment of its extra replica; oldest first. May name replicas that are
+    /// gone.
     extras: VecDeque<(u32, u64, SegmentNo)>,
-    /// The second that runs, and replicas begun in it.
+    /// The current second, and the number of replicas begun in it.
     begun: (u64, u32),
 }
 
 impl Hot {
     pub(super) fn new(config: &ReplicationConfig) -> Self {
         let counts = config.mode != ReplicationMode::Off;
-        let heat = counts.then(|| Heat::new(config.window_ms, config.gets_per_s_min));
-        Self { heat, extras: VecDeque::new(), begun: (0, 0) }
+        let rates = counts.then(|| ReadRates::new(config.window_ms, config.gets_per_s_min));
+        Self { rates, extras: VecDeque::new(), begun: (0, 0) }
     }
 
     pub(super) const fn is_on(&self) -> bool {
-        self.heat.is_some()
+        self.rates.is_some()
     }
 
     pub(super) fn extras(&self) -> u64 {
@@ -47,11 +48,11 @@ impl Hot {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.heat.as_ref().map_or(0, Heat::memory_bytes)
+        self.rates.as_ref().map_or(0, ReadRates::memory_bytes)
             + self.extras.capacity() * size_of::<(u32, u64, SegmentNo)>()
     }
 
-    /// Whether one more may be begun in this second; then it counts.
+    /// Whether one more replica may be begun in this second; if so, counts it.
     fn admit(&mut self, now: Instant, per_s_max: u32) -> bool {
         let second = now.as_nanos() / 1_000_000_000;
         if self.begun.0 != second {
@@ -64,16 +65,16 @@ impl Hot {
 }
 
 impl Master {
-    /// An object was read; if that is often the case, it gets a further replica.
-    pub(super) fn heated(&mut self, now: Instant, index: u32) {
+    /// Counts a read of an object. If it is hot, it gets a further replica.
+    pub(super) fn count_read(&mut self, now: Instant, index: u32) {
         let entry = self.objects.entry(index);
         let (generation, replicas) = (entry.generation, entry.replicas.as_slice().len());
-        if !self.hot.heat.as_mut().is_some_and(|heat| heat.read(now, generation)) {
+        if !self.hot.rates.as_mut().is_some_and(|rates| rates.read(now, generation)) {
             return;
         }
         self.task_report.hot_gets_total += 1;
         for _ in 0..LOOKS_MAX {
-            // What is gone is forgotten from the front, a few at a time.
+            // Replicas that are gone are forgotten from the front, a few at a time.
             let Some((at, named, segment)) = self.hot.extras.pop_front() else { break };
             let entry = self.objects.entry(at);
             let mut replicas = entry.replicas.as_slice().iter();
@@ -90,11 +91,12 @@ impl Master {
         {
             return;
         }
-        // Without room there is none; nothing is evicted for it.
-        let _ = self.add_task(now, Wish { index, source: None, target: None, cause: TaskCause::Heat });
+        // Nothing is evicted for an extra replica: without room there is none.
+        let _ = self.add_task(now, Wish { index, source: None, target: None, cause: TaskCause::Hot });
     }
 
-    /// Drops an extra replica that nobody reads, of those whose place is of use; gives where it was, and its object's length.
+    /// Drops an extra replica that is not leased, of those whose place is useful; returns where it was, and
+    /// its object's length.
     pub(super) fn shed_extra(
         &mut self,
         now: Instant,

@@ -1,8 +1,9 @@
-//! Nodes and their segments: who may mount what, who speaks for a node, who is given up.
+//! Nodes and their segments: mounts, node keys, nodes that are given up.
 //!
-//! A node proves that it is itself with the key that it chose when it started. A name, or a node's number, belongs to whoever
-//! mounted it for as long as that one lives: its connection stands and it is heard of. A newcomer is told who has it, and
-//! changes nothing. What a node mounted under lower incarnations goes when it mounts under a higher one, and in no other way.
+//! A node proves its identity with the key that it chose when it started. A name, or a node's number, belongs
+//! to the node that mounted it for as long as that node is alive: connected and heard of. Another node that
+//! requests it is told which node has it, and nothing changes. What a node mounted under lower incarnations
+//! is dropped when the node mounts under a higher one, and never otherwise.
 
 use te_core::Instant;
 
@@ -10,39 +11,42 @@ use super::{Master, millis};
 use crate::allocator::{Allocator, GRAIN_BYTES};
 use crate::event::Event;
 use crate::message::{
-    FetchAsk, Heartbeat, MountAnswer, MountSegment, Mounted, NAME_BYTES_MAX, NodeStatus, UnmountSegment,
+    FetchRequest, Heartbeat, MountResponse, MountSegment, Mounted, NAME_BYTES_MAX, NodeStatus, UnmountSegment,
 };
 use crate::segments::{HELD, Segment};
-use crate::{ErrorCode, SegmentNo, Session};
+use crate::{ErrorCode, Incarnation, NodeId, SegmentNo, Session};
 
 /// How far a node's clock may be ahead of the master's, ms.
 const AHEAD_MS_MAX: u64 = 3_600_000;
 const NS_PER_MS: u64 = 1_000_000;
 
 impl Master {
-    /// Takes a node's memory into the store.
+    /// Mounts a segment.
     ///
     /// # Errors
-    /// `InvalidParams`; `IllegalClient` when it was exported for another life of the master; `SegmentAlreadyExists` when the
-    /// same incarnation has mounted something else under the name; `IncarnationTooHigh`; `TooManySegments`.
-    pub fn mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<MountAnswer<'_>, ErrorCode> {
+    /// `InvalidParams`; `IllegalClient` when the memory was exported for another epoch of the master;
+    /// `SegmentAlreadyExists` when the same incarnation has mounted another segment under the name;
+    /// `IncarnationTooHigh`; `TooManySegments`; `NotSupported` for memory of a kind that this release does
+    /// not know.
+    pub fn mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<MountResponse<'_>, ErrorCode> {
         self.mount_from(now, segment, 0)
     }
 
-    /// The same for a connection with this number; 0: it is not known whether the asker stays connected.
+    /// As [`Self::mount`], for the connection with this number; 0: it is unknown whether the node stays
+    /// connected.
     pub(crate) fn mount_from(
         &mut self,
         now: Instant,
         segment: &MountSegment<'_>,
         session: u64,
-    ) -> Result<MountAnswer<'_>, ErrorCode> {
+    ) -> Result<MountResponse<'_>, ErrorCode> {
         self.check_mount(now, segment)?;
         if let Some((no, silent_ms)) = self.holder_of(now, segment) {
             return Ok(self.refuse_held(segment, no, silent_ms));
         }
         let least = self.least_incarnation(now, segment);
         if segment.incarnation < least {
-            return Ok(MountAnswer::Stale { incarnation_min: least });
+            return Ok(MountResponse::Stale { incarnation_min: least });
         }
         if let Some(old) = self.segments.named(segment.name) {
             let no = old.no;
@@ -51,7 +55,7 @@ impl Master {
                     return Err(ErrorCode::SegmentAlreadyExists);
                 }
                 self.nodes.heard(now, segment.node, session);
-                return Ok(MountAnswer::Mounted(self.mounted(no)));
+                return Ok(MountResponse::Mounted(self.mounted(no)));
             }
             self.replace(now, no, segment);
         }
@@ -82,11 +86,11 @@ impl Master {
         self.stats.mounts_total += 1;
         let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
         let MountSegment { node, len: bytes, .. } = *segment;
-        self.tell(|| Event::SegmentMounted { node, segment: no, name, endpoint, bytes });
-        Ok(MountAnswer::Mounted(self.mounted(no)))
+        self.emit(|| Event::SegmentMounted { node, segment: no, name, endpoint, bytes });
+        Ok(MountResponse::Mounted(self.mounted(no)))
     }
 
-    /// Whether what a node wants to mount can be, as far as that can be seen without a look at what is mounted.
+    /// Checks what can be checked without regard to mounted segments.
     fn check_mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<(), ErrorCode> {
         let named = |text: &str| (1..=NAME_BYTES_MAX).contains(&text.len());
         let fits = (GRAIN_BYTES..=self.config.segment_bytes_max).contains(&segment.len)
@@ -98,22 +102,23 @@ impl Master {
         if segment.epoch != u64::from(self.config.epoch) {
             return Err(ErrorCode::IllegalClient);
         }
-        let incarnation_ms = segment.incarnation / NS_PER_MS;
+        let incarnation_ms = segment.incarnation.get() / NS_PER_MS;
         let ahead = |wall_ms: &u64| incarnation_ms > wall_ms.saturating_add(AHEAD_MS_MAX);
         if let Some(wall_ms) = self.wall_ms(now).filter(ahead) {
             let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
-            self.tell(|| Event::IncarnationTooHigh { name, endpoint, incarnation_ms, wall_ms });
+            self.emit(|| Event::IncarnationTooHigh { name, endpoint, incarnation_ms, wall_ms });
             return Err(ErrorCode::IncarnationTooHigh);
         }
         Ok(())
     }
 
-    /// Tells a newcomer, and the log, who has what it wants: the node with this segment.
-    fn refuse_held(&mut self, segment: &MountSegment<'_>, no: SegmentNo, silent_ms: u64) -> MountAnswer<'_> {
+    /// Refuses a mount because the node with segment `no` has the name or the node's number, and reports it
+    /// as an event.
+    fn refuse_held(&mut self, segment: &MountSegment<'_>, no: SegmentNo, silent_ms: u64) -> MountResponse<'_> {
         if let Some(held) = self.segments.get(no) {
             let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
             let holder_endpoint = held.endpoint.clone();
-            self.tell(|| Event::MountRefused {
+            self.emit(|| Event::MountRefused {
                 name,
                 endpoint,
                 holder_endpoint,
@@ -121,22 +126,22 @@ impl Master {
             });
         }
         let endpoint = self.segments.get(no).map_or("", |held| &held.endpoint);
-        MountAnswer::Held { endpoint, silent_ms }
+        MountResponse::Held { endpoint, silent_ms }
     }
 
-    /// Drops what has the name of a segment that is about to be mounted.
+    /// Drops the segment whose name is about to be mounted.
     fn replace(&mut self, now: Instant, old: SegmentNo, segment: &MountSegment<'_>) {
         let old_endpoint = self.segments.get(old).map_or_else(Default::default, |old| old.endpoint.clone());
         let objects_lost = self.drop_segment(now, old);
         let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
         let MountSegment { node, takeover, .. } = *segment;
-        self.tell(|| Event::SegmentReplaced { node, name, endpoint, old_endpoint, objects_lost, takeover });
+        self.emit(|| Event::SegmentReplaced { node, name, endpoint, old_endpoint, objects_lost, takeover });
     }
 
-    /// Unmounts a segment; replicas on it are gone, and objects that have no other with them.
+    /// Unmounts a segment; its replicas are gone, and so are objects without other replicas.
     ///
     /// # Errors
-    /// `SegmentNotFound`, `IllegalClient` when it is another node's, or another incarnation's.
+    /// `SegmentNotFound`, `IllegalClient` when another node, or another incarnation, mounted it.
     pub fn unmount(&mut self, now: Instant, unmount: &UnmountSegment) -> Result<(), ErrorCode> {
         let segment = self.segments.get(unmount.segment).ok_or(ErrorCode::SegmentNotFound)?;
         if (segment.node, segment.incarnation) != (unmount.node, unmount.incarnation) {
@@ -146,19 +151,20 @@ impl Master {
         self.check_node(unmount.node, unmount.key)?;
         let objects_lost = self.drop_segment(now, unmount.segment);
         let UnmountSegment { node, segment, .. } = *unmount;
-        self.tell(|| Event::SegmentUnmounted { node, segment, name, endpoint, objects_lost });
+        self.emit(|| Event::SegmentUnmounted { node, segment, name, endpoint, objects_lost });
         Ok(())
     }
 
-    /// Notes that a node lives.
+    /// Notes that a node is alive.
     ///
     /// # Errors
-    /// `IllegalClient`: it is not the node, as its key shows.
+    /// `IllegalClient`: the key is not the node's.
     pub fn heartbeat(&mut self, now: Instant, beat: &Heartbeat) -> Result<NodeStatus, ErrorCode> {
         self.heartbeat_from(now, beat, 0)
     }
 
-    /// The same for a connection with this number; 0: it is not known whether the asker stays connected.
+    /// As [`Self::heartbeat`], for the connection with this number; 0: it is unknown whether the node stays
+    /// connected.
     pub(crate) fn heartbeat_from(
         &mut self,
         now: Instant,
@@ -178,22 +184,23 @@ impl Master {
         Ok(if work { NodeStatus::Work } else { NodeStatus::Ok })
     }
 
-    /// The same, and whether it is the node's latest life.
-    pub(crate) fn check_life(&self, ask: &FetchAsk) -> Result<(), ErrorCode> {
-        self.check_node(ask.node, ask.key)?;
-        let latest = self.nodes.get(ask.node).is_some_and(|node| node.incarnation == ask.incarnation);
+    /// Checks the node's key, and that the incarnation is the node's latest.
+    pub(crate) fn check_incarnation(&self, fetch: &FetchRequest) -> Result<(), ErrorCode> {
+        self.check_node(fetch.node, fetch.key)?;
+        let latest = self.nodes.get(fetch.node).is_some_and(|node| node.incarnation == fetch.incarnation);
         if latest { Ok(()) } else { Err(ErrorCode::ClientNotFound) }
     }
 
-    /// Whether whoever asks is this node, as far as the key shows it.
-    pub(crate) fn check_node(&self, node: u64, key: u64) -> Result<(), ErrorCode> {
+    /// Checks the node's key.
+    pub(crate) fn check_node(&self, node: NodeId, key: u64) -> Result<(), ErrorCode> {
         let known = self.nodes.get(node).ok_or(ErrorCode::ClientNotFound)?;
         if known.key == key { Ok(()) } else { Err(ErrorCode::IllegalClient) }
     }
 
     /// A connection has ended. To be called once for each session that was passed to [`Self::handle`].
     ///
-    /// Nodes are asked to cut off the writer of the session's unfinished puts, if it has no connection to them any more either.
+    /// Nodes are ordered to cut off the writer of the session's unfinished puts, if it has no connection to
+    /// them any more either.
     pub fn session_ended(&mut self, _now: Instant, session: Session) {
         self.lease_bytes = self.lease_bytes.saturating_sub(session.leases.memory_bytes());
         if session.no == 0 {
@@ -205,12 +212,12 @@ impl Master {
         }
     }
 
-    /// Says what wall time it is, ms since 1970: with it the incarnations of nodes are compared.
+    /// Sets the wall time, ms since 1970: the incarnations of nodes are compared with it.
     pub fn set_wall_ms(&mut self, now: Instant, wall_ms: u64) {
         self.wall = Some((now, wall_ms));
     }
 
-    /// The number of a connection that the master has to tell from others.
+    /// The number of a connection that the master has to distinguish from others.
     pub(crate) fn session_no(&mut self, session: &mut Session) -> u64 {
         if session.no == 0 {
             self.sessions += 1;
@@ -219,7 +226,7 @@ impl Master {
         session.no
     }
 
-    /// Puts that a connection began and that are not finished.
+    /// Number of unfinished puts of a connection.
     pub(crate) fn unfinished_of(&self, session: u64) -> u32 {
         self.writers.of_session(session)
     }
@@ -229,8 +236,8 @@ impl Master {
         Some(wall_ms.saturating_add((now - at).as_millis() as u64))
     }
 
-    /// The segment of another node that lives and has what the newcomer wants, the name or the node's number; and how long
-    /// that node has been silent, ms.
+    /// The segment of another live node that has the name or the node's number that is to be mounted; and how
+    /// long that node has been silent, ms.
     fn holder_of(&self, now: Instant, segment: &MountSegment<'_>) -> Option<(SegmentNo, u64)> {
         if segment.takeover {
             return None;
@@ -246,17 +253,18 @@ impl Master {
         })
     }
 
-    /// The least incarnation under which this mount is not stale.
-    fn least_incarnation(&self, now: Instant, segment: &MountSegment<'_>) -> u64 {
-        let mut least = self.nodes.buried(now, segment.name).map_or(0, |buried| buried.saturating_add(1));
+    /// The lowest incarnation under which this mount is not stale.
+    fn least_incarnation(&self, now: Instant, segment: &MountSegment<'_>) -> Incarnation {
+        let after = |incarnation: Incarnation| incarnation.next().unwrap_or(Incarnation::MAX);
+        let mut least = self.nodes.last_incarnation(now, segment.name).map_or(Incarnation::default(), after);
         if let Some(node) = self.nodes.get(segment.node) {
-            // Several segments of one life share an incarnation; another life has a higher one.
+            // Several segments of one incarnation share it; another incarnation is higher.
             let same = node.key == segment.key && node.incarnation <= segment.incarnation;
-            least = least.max(if same { node.incarnation } else { node.incarnation.saturating_add(1) });
+            least = least.max(if same { node.incarnation } else { after(node.incarnation) });
         }
         if let Some(old) = self.segments.named(segment.name) {
             let repeated = old.node == segment.node && old.incarnation == segment.incarnation;
-            least = least.max(old.incarnation.saturating_add(u64::from(!repeated)));
+            least = least.max(if repeated { old.incarnation } else { after(old.incarnation) });
         }
         least
     }
@@ -270,10 +278,10 @@ impl Master {
         }
     }
 
-    /// A segment is gone; gives how many objects were nowhere else.
+    /// Drops a segment; returns the number of objects that had no replica elsewhere.
     pub(super) fn drop_segment(&mut self, now: Instant, no: SegmentNo) -> u64 {
         if let Some(segment) = self.segments.get(no) {
-            let gone = self.limbo.drop_segment(no, |len| segment.allocator.rounded(len));
+            let gone = self.pending_release.drop_segment(no, |len| segment.allocator.rounded(len));
             gone.into_iter().for_each(|(writer, generation)| self.writers.let_go(writer, generation));
         }
         let Some(segment) = self.segments.remove(no) else { return 0 };
@@ -303,7 +311,7 @@ impl Master {
     }
 }
 
-/// Whether a mount says again what is mounted.
+/// Whether a mount repeats the mount of a segment.
 fn is_same(old: &Segment, segment: &MountSegment<'_>) -> bool {
     old.node == segment.node
         && old.base == segment.base

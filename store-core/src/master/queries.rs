@@ -1,29 +1,29 @@
-//! Questions about many objects at once, and bulk removal. Each call looks at a bounded part and says where to go on, so that
-//! nobody waits long for somebody else's question.
+//! Queries over many objects, and bulk removal. Each call examines a bounded part and returns where to
+//! continue, so that no other request waits long.
 
 use te_core::Instant;
 
 use super::{Master, listing};
-use crate::limbo::Reason;
-use crate::message::{FindQuery, Hosts, ListQuery, Listed, RemoveQuery, RemovedPage, Whereabouts};
+use crate::pending_release::Reason;
+use crate::message::{FindQuery, Hosts, ListQuery, Listed, RemoveQuery, RemovedPage, HostQuery, RemoveMode};
 use crate::objects::State;
 use crate::pattern::{Budget, Pattern};
 use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
 
-/// Objects in one page of an answer. With the next two, and what is said in [`crate::pattern`], a call takes a fifth of a
-/// millisecond: everybody else waits for it.
+/// Objects in one page of a response. With the next two limits, and those of [`crate::pattern`], a call takes
+/// a fifth of a millisecond: all other requests wait for it.
 pub(crate) const PAGE_ITEMS_MAX: u32 = 512;
-/// Slots of the table that one call looks at.
+/// Slots of the table that one call examines.
 const SCAN_MAX: u32 = 8_192;
 /// Objects that one call of [`Master::remove_many`] removes.
 const REMOVALS_PER_CALL_MAX: u32 = 256;
-/// Segments of a node that are looked at for its hosts.
+/// Segments of a node that are examined for its hosts.
 const NODE_SEGMENTS_MAX: usize = 32;
 
 impl Master {
-    /// Calls `each` for a page of a tenant's keys; gives the cursor of the next page, 0 at the end. `each` returns false to
-    /// stop early. A page may be empty and still not be the last. Objects that come or go between pages may be seen or not;
-    /// those that stay are seen once.
+    /// Calls `each` with a page of a tenant's keys; returns the cursor of the next page, 0 at the end. `each`
+    /// returns false to stop early. A page may be empty and still not be the last. Objects that are added or
+    /// removed between pages may be listed or not; all others are listed once.
     pub fn list_of<'a>(
         &'a self,
         now: Instant,
@@ -50,8 +50,8 @@ impl Master {
         self.next_page(end)
     }
 
-    /// Calls `each` for a page of a tenant's keys that a regular expression matches; gives the cursor of the next page, 0 at
-    /// the end. Pages as [`Self::list_of`] does.
+    /// Calls `each` with a page of a tenant's keys that match a regular expression; returns the cursor of the
+    /// next page, 0 at the end. Pages are those of [`Self::list_of`].
     ///
     /// # Errors
     /// `InvalidPattern`.
@@ -87,11 +87,12 @@ impl Master {
         Ok(next_page)
     }
 
-    /// Removes a page of a tenant's objects, as [`Self::remove`] does. Objects that are put meanwhile may stay. An empty pattern
-    /// is refused, and does not stand for all objects: no pattern does.
+    /// Removes a page of a tenant's objects, as [`Self::remove`] does. Objects that are put meanwhile may
+    /// stay. An empty pattern is refused and does not stand for all objects: no pattern does.
     ///
     /// # Errors
-    /// `InvalidPattern`. What was removed by the pages before, and by this one up to a key that is too costly, is gone.
+    /// `InvalidPattern`. Objects that were removed by the previous pages, and by this one up to a key that is
+    /// too costly, are gone.
     pub fn remove_many(
         &mut self,
         now: Instant,
@@ -120,7 +121,7 @@ impl Master {
                     Some(true) => {}
                 }
             }
-            match self.remove_at(now, index, query.force) {
+            match self.remove_at(now, index, RemoveMode::of(query.force)) {
                 Ok(()) => page.removed += 1,
                 Err(ErrorCode::ReplicaIsNotReady) => page.unfinished += 1,
                 Err(_) => page.leased += 1,
@@ -134,26 +135,27 @@ impl Master {
     ///
     /// # Errors
     /// `ClientNotFound`, `SegmentNotFound`.
-    pub fn hosts(&self, of: Whereabouts) -> Result<Hosts<'_>, ErrorCode> {
+    pub fn hosts(&self, of: HostQuery) -> Result<Hosts<'_>, ErrorCode> {
         let numbers = match &of {
-            Whereabouts::Segment(no) => core::slice::from_ref(no),
-            Whereabouts::Node(node) => &self.nodes.get(*node).ok_or(ErrorCode::ClientNotFound)?.segments,
+            HostQuery::Segment(no) => core::slice::from_ref(no),
+            HostQuery::Node(node) => &self.nodes.get(*node).ok_or(ErrorCode::ClientNotFound)?.segments,
         };
         let mut hosts = Hosts::new();
         for no in numbers.iter().take(NODE_SEGMENTS_MAX) {
             let host = host_of(&self.segments.get(*no).ok_or(ErrorCode::SegmentNotFound)?.endpoint);
             if !hosts.contains(&host) {
-                // What is more than fits is left out.
+                // Hosts beyond the limit are left out.
                 let _ = hosts.push(host);
             }
         }
         Ok(hosts)
     }
 
-    /// Drops an object's replicas on a segment, or all of them. An object that has none left is gone.
+    /// Drops an object's replica on a segment, or all of them. An object without replicas is removed.
     ///
     /// # Errors
-    /// `KeyNotFound`, `ObjectHasLease`, `ReplicaIsNotReady` while it is written, `ReplicaNotFound`: none is there.
+    /// `KeyNotFound`, `ObjectHasLease`, `ReplicaIsNotReady` while it is being written, `ReplicaNotFound` when
+    /// it has none there.
     pub fn clear_replica<'k>(
         &mut self,
         now: Instant,
@@ -176,7 +178,7 @@ impl Master {
         Ok(())
     }
 
-    /// Whether nobody reads or writes it.
+    /// Whether the object is neither leased nor being written.
     fn check_removable(&self, now: Instant, index: u32) -> Result<(), ErrorCode> {
         let entry = self.objects.entry(index);
         match entry.is_complete() {
@@ -186,9 +188,9 @@ impl Master {
         }
     }
 
-    /// Forgets an object; see [`Self::remove`].
-    pub(super) fn remove_at(&mut self, now: Instant, index: u32, force: bool) -> Result<(), ErrorCode> {
-        if !force {
+    /// Removes an object; see [`Self::remove`].
+    pub(super) fn remove_at(&mut self, now: Instant, index: u32, mode: RemoveMode) -> Result<(), ErrorCode> {
+        if mode == RemoveMode::IfUnused {
             self.check_removable(now, index)?;
         }
         let entry = self.objects.entry(index);
@@ -202,8 +204,8 @@ impl Master {
         Ok(())
     }
 
-    /// The slots that a call with this cursor looks at. A cursor is the next slot plus one, because 0 means the beginning,
-    /// and the end.
+    /// The slots that a call with this cursor examines. A cursor is the next slot plus one, because 0 means
+    /// the beginning, and the end.
     fn scan(&self, cursor: u64) -> (u32, u32) {
         let start = u32::try_from(cursor.saturating_sub(1)).unwrap_or(u32::MAX);
         (start, self.objects.slots().min(start.saturating_add(SCAN_MAX)))
@@ -213,7 +215,7 @@ impl Master {
         if end < self.objects.slots() { u64::from(end) + 1 } else { 0 }
     }
 
-    /// Compiles a pattern, unless it is the one of the page before. Gives what the call may spend on it.
+    /// Compiles a pattern, unless it is the one of the previous page. Returns the call's budget.
     fn prepare(&mut self, text: &str) -> Result<Budget, ErrorCode> {
         let known = self.pattern.take().filter(|pattern| pattern.text() == text);
         let pattern = match known {
@@ -224,7 +226,7 @@ impl Master {
     }
 }
 
-/// What stands before the port; an address in brackets without them.
+/// The part before the port; an address in brackets without the brackets.
 fn host_of(endpoint: &str) -> &str {
     let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)

@@ -1,9 +1,10 @@
 //! Replicas that readers found bad, and where replicas are.
 //!
-//! The master never sees a byte, so it believes no single reader: one with bad memory, or a bad link, would take the store apart.
-//! A replica goes when as many different readers as [`TaskConfig::bad_reports_min`](crate::TaskConfig::bad_reports_min) found
-//! other bytes in it than were committed. That holds for the last replica, too: nobody could read it, and as long as its key is
-//! taken nobody could put it again.
+//! The master never sees the bytes, so it does not believe a single reader: one with bad memory, or a bad
+//! link, would take the store apart. A replica is dropped when
+//! [`TaskConfig::bad_reports_min`](crate::TaskConfig::bad_reports_min) different readers have found other
+//! bytes in it than were committed. That includes the last replica: it cannot be read, and as long as its key
+//! is taken the object cannot be put again.
 
 use alloc::collections::VecDeque;
 
@@ -11,13 +12,13 @@ use te_core::Instant;
 
 use super::Master;
 use crate::codec::Short;
-use crate::limbo::Reason;
+use crate::pending_release::Reason;
 use crate::message::{BadReplica, ReplicaInfo, ReplicaInfos, ReplicaState, TaskState, Verdict};
 use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
 
-/// Most readers that are told apart for one replica.
+/// Most readers that are distinguished per replica.
 pub(crate) const REPORTERS_MAX: usize = 8;
-/// Replicas under suspicion that are remembered; the oldest is forgotten.
+/// Suspected replicas that are remembered; beyond the limit the oldest is forgotten.
 const SUSPECTS_MAX: usize = 256;
 
 #[derive(Debug, Default)]
@@ -33,7 +34,7 @@ struct Suspect {
 }
 
 impl Suspects {
-    /// Counts a report; gives how many readers have reported the replica.
+    /// Counts a report; returns how many readers have reported the replica.
     fn note(&mut self, generation: u64, segment: SegmentNo, reporter: u64) -> usize {
         let known = self
             .list
@@ -41,7 +42,7 @@ impl Suspects {
             .find(|suspect| suspect.generation == generation && suspect.segment == segment);
         if let Some(suspect) = known {
             if !suspect.reporters.contains(&reporter) {
-                // One more than can be told apart is no news.
+                // When the list is full, the limit on reports is reached already.
                 let _ = suspect.reporters.push(reporter);
             }
             return suspect.reporters.len();
@@ -61,7 +62,7 @@ impl Suspects {
 }
 
 impl Master {
-    /// A reader found other bytes in a replica than were committed, while its lease ran.
+    /// A reader found other bytes in a replica than were committed, while its lease was valid.
     ///
     /// # Errors
     /// `ObjectNotFound`, `ReplicaNotFound`: it is gone already.
@@ -75,7 +76,7 @@ impl Master {
         self.report_replica_of(now, reporter, Some(tenant), bad)
     }
 
-    /// The same, of a tenant's object; or of anybody's, as long as there is a task for it.
+    /// As [`Self::report_replica`], of a tenant's object; or of any tenant's object with a task.
     pub(crate) fn report_replica_of(
         &mut self,
         now: Instant,
@@ -109,14 +110,14 @@ impl Master {
         Ok(Verdict::Dropped)
     }
 
-    /// An object that nodes are told to copy, whosever it is.
+    /// An object, of any tenant, that a node has a task to copy.
     fn find_ordered(&self, bad: &BadReplica<'_>) -> Option<u32> {
         let mut tasks = self.tasks.of_object(bad.generation);
         let (_, task) = tasks.find(|(_, task)| *task.key == *bad.key.0)?;
         self.is_there(task.index, bad.generation).then_some(task.index)
     }
 
-    /// Where an object is, readable or not. Neither leases nor counts as a use.
+    /// Where an object is, readable or not. Neither leases it nor counts as a use.
     ///
     /// # Errors
     /// `ObjectNotFound`.
@@ -126,7 +127,7 @@ impl Master {
         let mut infos = ReplicaInfos::new();
         let state = if entry.is_complete() { ReplicaState::Complete } else { ReplicaState::Processing };
         for placed in entry.replicas.as_slice() {
-            // There are no more than fit.
+            // The list has room for all replicas of one object.
             let _ = infos.push(ReplicaInfo { segment: placed.segment, addr: placed.addr, state });
         }
         for (_, task) in self.tasks.of_object(entry.generation) {

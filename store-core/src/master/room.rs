@@ -34,6 +34,12 @@ use crate::{ErrorCode, Placement, SegmentNo, TenantNo};
 /// Objects that are looked at, in the order of eviction, for some that make a range together.
 const LOOKS_MAX: u32 = 4_096;
 
+/// Bytes that are evicted of what was passed over: at most this multiple of the length that had no room. Long objects that follow
+/// short ones then mostly find free room, and a put looks at few objects that earlier puts looked at in vain.
+const PASSED_FACTOR: u64 = 3;
+/// And at most this part of the pool.
+const PASSED_POOL_DIVISOR: u64 = 64;
+
 /// Objects that a put evicts because there are as many as may be, or as much is known of them: keys differ in length.
 const EVICTIONS_FOR_COUNT_MAX: usize = 8;
 
@@ -44,6 +50,16 @@ pub(super) struct Toll {
     own: Vec<(u32, u64)>,
     /// There are as many objects as may be.
     count: bool,
+}
+
+/// What makes room for a put that no single object makes room for.
+struct Cleared {
+    /// The segment.
+    no: SegmentNo,
+    /// Blocks of the segment that make room when they are freed.
+    blocks: Vec<Block>,
+    /// Objects that stand before the last of them in the policy's order, and their generations.
+    passed: Vec<(u32, u64)>,
 }
 
 impl Toll {
@@ -173,9 +189,11 @@ impl Master {
         if let Some(placed) = self.segments.place(&ask(Spared::New), &[]) {
             return Ok(placed);
         }
-        if let Some((no, blocks)) = self.clearing(now, tenant, &ask(Spared::New), toll) {
+        if let Some(Cleared { no, blocks, passed }) = self.clearing(now, tenant, &ask(Spared::New), toll) {
             self.evict_blocks(now, no, &blocks);
-            if let Some(placed) = self.segments.place_on(no, &ask(Spared::New)) {
+            let placed = self.segments.place_on(no, &ask(Spared::New));
+            self.evict_passed(now, no, len, &passed);
+            if let Some(placed) = placed {
                 return Ok(placed);
             }
         }
@@ -217,13 +235,7 @@ impl Master {
     }
 
     /// Blocks of one segment, of objects that may go for this tenant's put, that make room when they are freed.
-    fn clearing(
-        &mut self,
-        now: Instant,
-        tenant: TenantNo,
-        ask: &Ask<'_>,
-        toll: &Toll,
-    ) -> Option<(SegmentNo, Vec<Block>)> {
+    fn clearing(&mut self, now: Instant, tenant: TenantNo, ask: &Ask<'_>, toll: &Toll) -> Option<Cleared> {
         self.objects.settle(now);
         // First its own, if it has to give in any case; then whoever has most above what is guaranteed to it.
         let mut givers = Vec::new();
@@ -236,6 +248,7 @@ impl Master {
         }
         let mut clearings: BTreeMap<SegmentNo, Clearing> = BTreeMap::new();
         let mut looks = LOOKS_MAX.min(self.config.evictions_per_call_max);
+        let mut passed = Vec::new();
         for giver in givers {
             let mut left = self.spare(giver, tenant);
             let mut found = None;
@@ -262,10 +275,14 @@ impl Master {
                         return false;
                     }
                 }
+                passed.push((index, self.objects.entry(index).generation));
                 true
             });
-            if found.is_some() || looks == 0 {
-                return found;
+            if let Some((no, blocks)) = found {
+                return Some(Cleared { no, blocks, passed });
+            }
+            if looks == 0 {
+                return None;
             }
         }
         None
@@ -279,6 +296,27 @@ impl Master {
             };
             debug_assert!(self.objects.lease_end(index) <= now, "only what nobody reads was chosen");
             let victim = self.evict_at(self.objects.entry(index).tenant, index);
+            self.report.evicted_for_room_total += victim.objects;
+        }
+    }
+
+    /// Evicts what [`Self::clearing`] passed over on this segment, in the policy's order, up to a bound in bytes. These objects
+    /// are the next victims in any case, and each further put of this length would look at them again.
+    fn evict_passed(&mut self, now: Instant, no: SegmentNo, len: u64, passed: &[(u32, u64)]) {
+        let of_pool = self.segments.capacity_bytes() / PASSED_POOL_DIVISOR;
+        let mut left = len.saturating_mul(PASSED_FACTOR).min(of_pool);
+        for (index, generation) in passed {
+            if !self.is_there(*index, *generation) {
+                continue;
+            }
+            let entry = self.objects.entry(*index);
+            if entry.replicas.as_slice().iter().all(|placed| placed.segment != no) {
+                continue;
+            }
+            debug_assert!(self.objects.lease_end(*index) <= now, "a leased object was passed over");
+            let Some(rest) = left.checked_sub(self.objects.charge_with_group(*index)) else { return };
+            left = rest;
+            let victim = self.evict_at(entry.tenant, *index);
             self.report.evicted_for_room_total += victim.objects;
         }
     }

@@ -1,59 +1,61 @@
-//! The master's part in tasks: where a new replica goes, who makes it, and when it counts.
+//! The master's part in tasks: where a new replica is placed, which node makes it, and when it counts.
 //!
 //! ```text
-//!   asked, drained, hot ──▶ space is reserved ──▶ the node that owns the space fetches it: a try, and a hold on the object
-//!                                                   │ reads a source over the fabric into the space, verifies
-//!                                                   ▼
-//!        a replica, readable at once ◀── checksum fits ── its report ── or not ──▶ another try, or none
-//!        a move: the source is let go
+//!   requested, drained, hot ──▶ space is reserved ──▶ the node that owns the space fetches it: an attempt, and a hold
+//!                                                       │ reads a source over the fabric into the space, verifies
+//!                                                       ▼
+//!        a replica, readable at once ◀── checksum matches ── its report ── or not ──▶ another attempt, or none
+//!        a move: the source is dropped
 //! ```
 //!
-//! The node that is to have the replica *reads* it into its own memory; nobody writes to it from outside. So the space is quiet
-//! as soon as that node says that its read has ended, or its segment is gone. A try that was given up without its word leaves
-//! the space in limbo, as a dead writer's put does, under the try's name.
+//! The node that gets the replica *reads* it into its own memory; no other process writes to it. So the space
+//! is quiet as soon as that node reports that its read has ended, or its segment is gone. If an attempt is
+//! given up before the node's report, its space is pending release, as a lost writer's put is, under the
+//! number of the attempt.
 
 use alloc::vec::Vec;
 
 use te_core::Instant;
 
 use super::{Master, millis, replicas_of};
-use crate::blocks::stored_len;
+use crate::chunks::stored_len;
 use crate::codec::Short;
-use crate::limbo::Reason;
+use crate::pending_release::Reason;
 use crate::message::{
-    FetchAsk, REPLICAS_MAX, TaskCause, TaskEnd, TaskId, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
+    FetchRequest, REPLICAS_MAX, TaskCause, TaskEnd, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
 };
 use crate::objects::{Placements, Removed, charge};
-use crate::placement::{Ask, Spared};
+use crate::placement::{PlaceRequest, Spared};
 use crate::segments::{HELD, Placed};
 use crate::tasks::{Task, deadline};
-use crate::{ErrorCode, FullKey, Placement, SegmentNo, TenantNo};
+use crate::{ErrorCode, FullKey, NodeId, Placement, SegmentNo, TaskId, TenantNo};
 
-/// Tasks that one call gives up for having taken too long.
+/// Overdue tasks that one call gives up.
 const OVERDUE_PER_CALL_MAX: u32 = 256;
-/// Tasks looked at for one page of a listing.
+/// Tasks examined for one page of a listing.
 const LIST_SCAN_MAX: usize = 4_096;
 /// Tasks in one page of a listing.
 const LIST_MAX: u32 = 512;
 
-/// What a new task is about.
+/// A task to create.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wish {
     pub(super) index: u32,
-    /// A move from here.
+    /// The segment to move the replica from; `None`: a copy.
     pub(super) source: Option<SegmentNo>,
     pub(super) target: Option<SegmentNo>,
     pub(super) cause: TaskCause,
 }
 
 impl Master {
-    /// Copies an object to one more segment, or moves it from one to another. Repeated while the task is unfinished, it gives
-    /// the same task.
+    /// Copies an object to one more segment, or moves it from one segment to another. Repeated while the task
+    /// is unfinished, it returns the same task.
     ///
     /// # Errors
-    /// `ObjectNotFound`, `ReplicaIsNotReady`, `ReplicaNotFound` (no such source), `ReplicaAlreadyExists` (at the target),
-    /// `ObjectHasReplicationTask`, `SegmentNotFound`, `NoAvailableHandle` (nothing is evicted for it), `KeysUltraLimit` (it
-    /// has as many replicas as it may), `TaskPendingLimitExceeded`.
+    /// `ObjectNotFound`, `ReplicaIsNotReady`, `ReplicaNotFound` (no such source), `ReplicaAlreadyExists` (at
+    /// the target), `ObjectHasReplicationTask`, `SegmentNotFound`, `NoAvailableHandle` (nothing is evicted
+    /// for it), `KeysUltraLimit` (it has the maximum number of replicas), `TaskPendingLimitExceeded`,
+    /// `TenantQuotaExceeded`.
     pub fn create_task<'k>(
         &mut self,
         now: Instant,
@@ -62,10 +64,10 @@ impl Master {
         target: Option<SegmentNo>,
     ) -> Result<TaskId, ErrorCode> {
         let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
-        self.add_task(now, Wish { index, source, target, cause: TaskCause::Asked })
+        self.add_task(now, Wish { index, source, target, cause: TaskCause::Requested })
     }
 
-    /// How far a task is.
+    /// A task and its state.
     ///
     /// # Errors
     /// `TaskNotFound`.
@@ -77,8 +79,8 @@ impl Master {
         self.tasks.get(id).is_some_and(|task| tenant.is_none_or(|tenant| tenant == task.tenant))
     }
 
-    /// Calls `each` for a page of tasks, oldest first; gives the cursor of the next page, 0 at the end. `each` returns false to
-    /// stop early.
+    /// Calls `each` with a page of tasks, oldest first; returns the cursor of the next page, 0 at the end.
+    /// `each` returns false to stop early.
     pub fn list_tasks<'a>(
         &'a self,
         now: Instant,
@@ -88,7 +90,7 @@ impl Master {
         self.list_tasks_of(now, None, query, each)
     }
 
-    /// The same for one tenant's.
+    /// As [`Self::list_tasks`], with the tasks of one tenant.
     pub(crate) fn list_tasks_of<'a>(
         &'a self,
         now: Instant,
@@ -98,18 +100,19 @@ impl Master {
     ) -> u64 {
         let limit = query.limit.clamp(1, LIST_MAX);
         let mut listed = 0;
-        for (seen, (id, task)) in self.tasks.from(query.cursor).enumerate() {
+        for (seen, (id, task)) in self.tasks.from(TaskId::new(query.cursor)).enumerate() {
             let theirs = tenant.is_none_or(|tenant| tenant == task.tenant);
             let wanted = theirs && query.state.is_none_or(|state| state == task.state);
             if seen == LIST_SCAN_MAX || wanted && (listed == limit || !each(task.info(id, now))) {
-                return id;
+                return id.get();
             }
             listed += u32::from(wanted);
         }
         0
     }
 
-    /// Gives a task up. What its node may be writing to is held back until the node says that it is quiet.
+    /// Cancels a task. Space that its node may be writing to is pending release until the node reports that
+    /// it is quiet.
     ///
     /// # Errors
     /// `TaskNotFound`.
@@ -122,7 +125,7 @@ impl Master {
         self.task(now, id)
     }
 
-    /// Tries a task again that was given up. One that is done, or not finished, stays as it is.
+    /// Retries a task that failed or was canceled. A task in another state is not changed.
     ///
     /// # Errors
     /// `TaskNotFound`, and as [`Self::create_task`].
@@ -130,7 +133,7 @@ impl Master {
         let task = self.tasks.get(id).ok_or(ErrorCode::TaskNotFound)?;
         if matches!(task.state, TaskState::Failed | TaskState::Canceled) {
             let wish =
-                Wish { index: task.index, source: task.source, target: task.wanted, cause: TaskCause::Asked };
+                Wish { index: task.index, source: task.source, target: task.wanted, cause: TaskCause::Requested };
             let (generation, tenant, len) = (task.generation, task.tenant, task.len);
             if !self.is_there(wish.index, generation) {
                 return Err(ErrorCode::ObjectNotFound);
@@ -148,19 +151,21 @@ impl Master {
         self.task(now, id)
     }
 
-    /// What a node is to do: what it was told before and has not reported, then more, as many as it may be at. Readers of an
-    /// order have the time of a lease, from when they asked, or until they report its end.
+    /// The tasks of a node: those that it was given before and has not reported, then further ones, up to its
+    /// limit. The sources of a task may be read for the time of a lease, from the node's request on, or until
+    /// the node reports the end.
     ///
     /// # Errors
-    /// `ClientNotFound` when the node is not known under this incarnation, `IllegalClient` when the key is not its.
-    pub fn fetch_tasks(&mut self, now: Instant, ask: &FetchAsk) -> Result<Vec<TaskOrder<'_>>, ErrorCode> {
-        self.check_life(ask)?;
-        // What a report before this has made room for is to be found now.
+    /// `ClientNotFound` when the node is not known under this incarnation, `IllegalClient` when the key is
+    /// wrong.
+    pub fn fetch_tasks(&mut self, now: Instant, fetch: &FetchRequest) -> Result<Vec<TaskOrder<'_>>, ErrorCode> {
+        self.check_incarnation(fetch)?;
+        // Find the work that earlier reports have made room for.
         self.drains_timeout(now);
-        let most = ask.count_max.min(self.config.tasks.per_node_max) as usize;
-        let mut ids: Vec<TaskId> = self.tasks.running(ask.node).take(most).collect();
+        let most = fetch.count_max.min(self.config.tasks.per_node_max) as usize;
+        let mut ids: Vec<TaskId> = self.tasks.running(fetch.node).take(most).collect();
         while ids.len() < most {
-            let Some(id) = self.tasks.next_waiting(ask.node) else { break };
+            let Some(id) = self.tasks.next_waiting(fetch.node) else { break };
             if self.begin_attempt(now, id) {
                 ids.push(id);
             }
@@ -192,11 +197,11 @@ impl Master {
         Ok(orders.collect())
     }
 
-    /// A node reports how a try ended. Repeating it is harmless.
+    /// A node reports the end of an attempt. A repetition has no effect.
     ///
     /// # Errors
-    /// `TaskNotFound` when that try is over already, other than by this report.
-    pub fn end_task(&mut self, now: Instant, node: u64, end: &TaskEnd) -> Result<(), ErrorCode> {
+    /// `TaskNotFound` when that attempt ended otherwise than by this report.
+    pub fn end_task(&mut self, now: Instant, node: NodeId, end: &TaskEnd) -> Result<(), ErrorCode> {
         let quiet = end.quiet || end.result.is_ok();
         let latest = |task: &&Task| task.attempt == end.attempt && end.attempt != 0;
         if quiet && self.tasks.get(end.id).filter(latest).is_some_and(|task| task.node == node) {
@@ -206,7 +211,7 @@ impl Master {
             Some(task) if task.state == TaskState::Processing && task.node == node => {}
             Some(task) if task.state == TaskState::Done => return Ok(()),
             _ => {
-                // Given up meanwhile: its space comes back now.
+                // The attempt was given up meanwhile: its space is released now.
                 if let Some(tenant) = self.tasks.get(end.id).map(|task| task.tenant).filter(|_| quiet) {
                     self.release_writer(tenant, end.attempt);
                 }
@@ -223,7 +228,7 @@ impl Master {
         Ok(())
     }
 
-    /// Counters and gauges.
+    /// Gauges and counters.
     #[must_use]
     pub fn task_report(&self) -> TaskReport {
         TaskReport {
@@ -236,9 +241,9 @@ impl Master {
         }
     }
 
-    /// The node that carries the latest try out reads no more: nobody holds the object for it. Nothing but that node's word ends
-    /// a hold before its time. A try that is given up is not over: its node reads on, and if the source were somebody else's by
-    /// then, it would find it damaged.
+    /// The node of the latest attempt has stopped reading: ends the hold on the object. Only that node's
+    /// report ends a hold before its time. An attempt that is given up may still be read: if its source were
+    /// reused, the node would find it damaged.
     fn end_hold(&mut self, now: Instant, id: TaskId) {
         let Some(task) = self.tasks.get(id) else { return };
         let (index, generation) = (task.index, task.generation);
@@ -258,7 +263,7 @@ impl Master {
         }
         let same = |task: &Task| (task.source, task.wanted) == (wish.source, wish.target);
         if let Some((id, _)) = self.tasks.of_object(entry.generation).find(|(_, task)| same(task)) {
-            return if wish.cause == TaskCause::Asked {
+            return if wish.cause == TaskCause::Requested {
                 Ok(id)
             } else {
                 Err(ErrorCode::ObjectHasReplicationTask)
@@ -267,7 +272,7 @@ impl Master {
         if self.tasks.pending() + self.tasks.processing() >= self.config.tasks.unfinished_max {
             return Err(ErrorCode::TaskPendingLimitExceeded);
         }
-        // Nothing is evicted for a copy, of its tenant's either.
+        // Nothing is evicted for a copy, not even objects of its tenant.
         if wish.source.is_none() && !self.may_copy(entry.tenant, entry.len) {
             return Err(ErrorCode::TenantQuotaExceeded);
         }
@@ -296,7 +301,7 @@ impl Master {
         Ok(self.tasks.add(task))
     }
 
-    /// Gives tasks up that took too long.
+    /// Gives up tasks that took too long.
     pub(super) fn tasks_timeout(&mut self, now: Instant) {
         for _ in 0..OVERDUE_PER_CALL_MAX {
             let Some(id) = self.tasks.overdue(now) else { return };
@@ -310,20 +315,20 @@ impl Master {
         }
     }
 
-    /// A segment is gone, and with it what was copied there.
+    /// A segment is gone, and the copies that were being made there.
     pub(super) fn tasks_lost_segment(&mut self, now: Instant, no: SegmentNo) {
         if self.tasks.pending() + self.tasks.processing() == 0 {
             return;
         }
         let lost: Vec<TaskId> = self.tasks.on_segment(no).collect();
         for id in lost {
-            // The space went with the segment.
+            // The space is gone with the segment.
             self.tasks.failed(id, ErrorCode::SegmentNotFound);
             self.try_again(now, id, ErrorCode::SegmentNotFound);
         }
     }
 
-    /// Takes a replica of an object away, now or when nobody can be reading it any more.
+    /// Drops a replica of an object, now or when its leases are over.
     pub(super) fn drop_replica(&mut self, now: Instant, index: u32, segment: SegmentNo) {
         let entry = self.objects.entry(index);
         let (tenant, len, leased, until) = (entry.tenant, entry.len, entry.is_leased(now), entry.time);
@@ -336,7 +341,7 @@ impl Master {
         }
     }
 
-    /// Space that was one replica's, under a name of its own.
+    /// Adds the space of one replica to those that are pending release, under a generation of its own.
     fn hold_apart(
         &mut self,
         tenant: TenantNo,
@@ -348,23 +353,24 @@ impl Master {
     ) {
         let replicas = Placements::new(&[placed]);
         let removed = Removed { tenant, len, generation: name, complete: true, replicas };
-        self.limbo.hold(&mut self.segments, removed, until, reason, 0);
+        self.pending_release.hold(&mut self.segments, removed, until, reason, 0);
     }
 
-    /// Whether the entry still holds this object, readable.
+    /// Whether the entry still contains this object, readable.
     pub(super) fn is_there(&self, index: u32, generation: u64) -> bool {
         let entry = self.objects.entry(index);
         entry.generation == generation && entry.is_complete()
     }
 
-    /// Whether a tenant's quota has room for one more copy, those under way included.
+    /// Whether a tenant's quota has room for one more copy, counting those in progress.
     fn may_copy(&self, tenant: TenantNo, len: u64) -> bool {
-        let held = self.limbo.charged(tenant) + self.tasks.reserved(tenant);
+        let held = self.pending_release.charged(tenant) + self.tasks.reserved(tenant);
         self.objects.usage(tenant).has_bytes(charge(stored_len(len), 1), held)
     }
 
-    /// Reserves space for one more replica of an object, away from all others; gives whose it is.
-    fn find_place(&mut self, now: Instant, wish: Wish) -> Result<(Placed, u64), ErrorCode> {
+    /// Reserves space for one more replica of an object, on a segment without one; returns the node that owns
+    /// it.
+    fn find_place(&mut self, now: Instant, wish: Wish) -> Result<(Placed, NodeId), ErrorCode> {
         if self.objects.is_expired(now, wish.index) {
             return Err(ErrorCode::ObjectNotFound);
         }
@@ -394,25 +400,25 @@ impl Master {
             }
             most += usize::from(task.source.is_none());
         }
-        // A move leaves as many as there were.
+        // A move does not change the number of replicas.
         if most - usize::from(wish.source.is_some()) >= usize::from(self.config.replicas_max) {
             return Err(ErrorCode::KeysUltraLimit);
         }
         let (placement, near) = (&Placement::ANY, Short::of(0));
-        let mut ask = Ask { now, len, tag: HELD, placement, near, spared: Spared::Alone };
+        let mut request = PlaceRequest { now, len, tag: HELD, placement, near, spared: Spared::Alone };
         let mut placed = None;
         if wish.target.is_none() {
-            placed = self.segments.place(&ask, &others);
+            placed = self.segments.place(&request, &others);
         }
-        // Whoever names a segment means it; and a new node takes its time, unless there is no other.
-        ask.spared = if wish.target.is_some() { Spared::All } else { Spared::New };
+        // A named segment is used in any case; a new node is spared, unless there is no other place.
+        request.spared = if wish.target.is_some() { Spared::All } else { Spared::New };
         if placed.is_none() {
             placed = match wish.target {
                 Some(target) if self.segments.get(target).is_none() => {
                     return Err(ErrorCode::SegmentNotFound);
                 }
-                Some(target) => self.segments.place_on(target, &ask),
-                None => self.segments.place(&ask, &others),
+                Some(target) => self.segments.place_on(target, &request),
+                None => self.segments.place(&request, &others),
             };
         }
         let placed = placed.ok_or(ErrorCode::NoAvailableHandle)?;
@@ -420,7 +426,7 @@ impl Master {
         Ok((placed, node))
     }
 
-    /// Hands a waiting task to its node; false when there is nothing left to do.
+    /// Hands a waiting task to its node; returns false when the task has become pointless.
     fn begin_attempt(&mut self, now: Instant, id: TaskId) -> bool {
         let Some(task) = self.tasks.get(id) else { return false };
         let entry = self.objects.entry(task.index);
@@ -442,7 +448,7 @@ impl Master {
         true
     }
 
-    /// The bytes are there: from here on the replica counts.
+    /// The bytes are in place: the replica counts from here on.
     fn finish_copy(&mut self, now: Instant, id: TaskId, checksum: u32) -> Result<(), ErrorCode> {
         let task = self.tasks.get(id).ok_or(ErrorCode::TaskNotFound)?;
         let (index, source, placed, cause) = (task.index, task.source, task.placed, task.cause);
@@ -453,14 +459,14 @@ impl Master {
         if checksum != entry.checksum {
             return Err(ErrorCode::ChecksumMismatch);
         }
-        // A move whose source is gone meanwhile is one replica more.
+        // If the source of a move is gone meanwhile, the move has become a copy.
         let replicas = entry.replicas.as_slice();
         let moves = source.is_some_and(|no| replicas.iter().any(|placed| placed.segment == no));
         if replicas.len() - usize::from(moves) >= usize::from(self.config.replicas_max) {
             return Err(ErrorCode::ReplicaNotFound);
         }
         let (len, generation) = (entry.len, entry.generation);
-        // For a copy there is room in the quota, since it was asked for; for this one there was the source's.
+        // For a copy, the quota was reserved when it was created; for such a move it was not.
         if source.is_some() && !moves && !self.may_copy(entry.tenant, len) {
             return Err(ErrorCode::ReplicaNotFound);
         }
@@ -470,14 +476,14 @@ impl Master {
         self.objects.add_replica(index, placed);
         self.segments.own(&placed, index);
         self.task_report.copied_bytes_total += len;
-        if cause == TaskCause::Heat {
+        if cause == TaskCause::Hot {
             self.hot.note_extra(index, generation, placed.segment);
         }
         self.finish_task(now, id, TaskState::Done);
         Ok(())
     }
 
-    /// A try is over without a replica: its space comes back, at once if it is quiet.
+    /// An attempt has ended without a replica: its space is freed, at once if it is quiet.
     fn end_attempt(&mut self, now: Instant, id: TaskId, error: ErrorCode, quiet: bool) {
         let Some(task) = self.tasks.get(id) else { return };
         let (tenant, attempt, len) = (task.tenant, task.attempt, task.len);
@@ -493,7 +499,7 @@ impl Master {
         }
     }
 
-    /// Looks for another place, if another try is worth it.
+    /// Looks for another place, if another attempt is worthwhile.
     fn try_again(&mut self, now: Instant, id: TaskId, error: ErrorCode) {
         let Some(task) = self.tasks.get(id) else { return };
         let hopeless = matches!(
@@ -518,8 +524,8 @@ impl Master {
         }
     }
 
-    /// As [`Self::find_place`] for a task that is unfinished, and so is not in its own way.
-    fn find_place_again(&mut self, now: Instant, id: TaskId, wish: Wish) -> Result<(Placed, u64), ErrorCode> {
+    /// As [`Self::find_place`], for an unfinished task, which must not be in its own way.
+    fn find_place_again(&mut self, now: Instant, id: TaskId, wish: Wish) -> Result<(Placed, NodeId), ErrorCode> {
         self.tasks.set_aside(id);
         let found = self.find_place(now, wish);
         self.tasks.put_back(id);

@@ -1,4 +1,4 @@
-//! The master's tenants: who they are, and which sessions are theirs.
+//! The master's tenants, and their sessions.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -13,23 +13,23 @@ use crate::tenant::{DEFAULT_TENANT, TENANT_BYTES_MAX};
 use crate::wire::VERSION;
 use crate::{ErrorCode, MasterConfig, Peer, Secret, Session, Stats, TenantConfig, TenantNo};
 
-/// What a connection may: whose objects its requests are about, and what else.
+/// The rights of a connection, and its tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rights {
-    /// It need not say more before it asks.
+    /// No greeting is needed before other requests.
     pub(crate) known: bool,
     pub(crate) tenant: Option<TenantNo>,
     pub(crate) admin: bool,
-    /// It may contribute memory.
+    /// It may act as a node.
     pub(crate) node: bool,
 }
 
-/// All tenants, by number. The default tenant has number 0, always.
+/// All tenants, by number. The default tenant always has number 0.
 #[derive(Debug)]
 pub(crate) struct Tenants {
     list: Vec<Tenant>,
     names: HashMap<String, TenantNo, FixedState>,
-    /// Numbers of tenants that are gone.
+    /// Numbers of tenants that were removed.
     free: Vec<TenantNo>,
 }
 
@@ -37,9 +37,9 @@ pub(crate) struct Tenants {
 struct Tenant {
     name: String,
     secret: Secret,
-    /// Which of those that had the number.
+    /// How often the number had been given to a tenant before.
     life: u32,
-    /// Clients may be its.
+    /// Whether clients may act for it.
     open: bool,
 }
 
@@ -48,27 +48,27 @@ impl Tenants {
         let names = HashMap::with_hasher(FixedState::with_seed(config.hash_seed));
         let mut this = Self { list: Vec::new(), names, free: Vec::new() };
         let no = this.add(DEFAULT_TENANT);
-        this.list[usize::from(no)].open = !config.multi_tenants;
+        this.list[no.index()].open = !config.multi_tenants;
         this
     }
 
     fn add(&mut self, name: &str) -> TenantNo {
         let no = self.free.pop().unwrap_or_else(|| {
             self.list.push(Tenant { name: String::new(), secret: Secret::default(), life: 0, open: false });
-            (self.list.len() - 1) as TenantNo
+            TenantNo::new((self.list.len() - 1) as u16)
         });
-        let tenant = &mut self.list[usize::from(no)];
+        let tenant = &mut self.list[no.index()];
         (tenant.name, tenant.secret, tenant.open) = (name.into(), Secret::default(), true);
         self.names.insert(name.into(), no);
         no
     }
 
-    /// Its sessions are over. The default tenant keeps its number, because keys without a tenant have it.
+    /// Ends its sessions. The default tenant keeps its number, because keys without a tenant belong to it.
     fn remove(&mut self, no: TenantNo) {
-        let tenant = &mut self.list[usize::from(no)];
+        let tenant = &mut self.list[no.index()];
         (tenant.secret, tenant.open) = (Secret::default(), false);
         tenant.life = tenant.life.wrapping_add(1);
-        if no != 0 {
+        if no != TenantNo::DEFAULT {
             self.names.remove(&tenant.name);
             self.free.push(no);
         }
@@ -79,18 +79,18 @@ impl Tenants {
     }
 
     fn named(&self, name: &str) -> Option<TenantNo> {
-        self.names.get(name).copied().filter(|no| self.list[usize::from(*no)].open)
+        self.names.get(name).copied().filter(|no| self.list[no.index()].open)
     }
 
-    /// Whether the tenant with this number is still the same.
+    /// Whether the tenant with this number is still the same one.
     fn is(&self, no: TenantNo, life: u32) -> bool {
-        self.list.get(usize::from(no)).is_some_and(|tenant| tenant.open && tenant.life == life)
+        self.list.get(no.index()).is_some_and(|tenant| tenant.open && tenant.life == life)
     }
 }
 
 impl Master {
-    /// Who a connection is, from what it says first. A session that is refused has no tenant. A greeting that proves, or
-    /// tries to prove, anything uses the challenge up.
+    /// Evaluates a greeting. A session whose greeting is refused has no tenant. A greeting with a proof uses
+    /// up the challenge.
     pub(crate) fn greet(&mut self, session: &mut Session, greeting: &Greeting<'_>) -> Result<(), ErrorCode> {
         (session.tenant, session.greeted, session.admin, session.cluster) = (None, false, false, false);
         if greeting.version != VERSION {
@@ -122,7 +122,7 @@ impl Master {
         let proves = |secret: &Secret, proof: &[u8], role| {
             !proof.is_empty() && secret.is_proved_by(proof, role, challenge, greeting.tenant)
         };
-        // A master without such a secret does not need to hear a proof of it.
+        // A proof of a secret that is not set is ignored.
         let is_admin = proves(&self.config.admin_secret, greeting.admin_proof.0, Role::Admin);
         let is_cluster = proves(&self.config.cluster_secret, greeting.cluster_proof.0, Role::Cluster);
         let wrong =
@@ -139,7 +139,7 @@ impl Master {
             let no = match self.tenants.named(greeting.tenant) {
                 Some(no) => no,
                 None => {
-                    // Whoever could not be it afterwards must not leave it behind.
+                    // The tenant is created only if the connection could act for it.
                     let like = self.config.tenant_default.as_ref().ok_or(ErrorCode::TenantNotRegistered)?;
                     if !is_tenant(&like.secret) {
                         return Err(ErrorCode::TenantNotRegistered);
@@ -147,7 +147,7 @@ impl Master {
                     self.create_tenant(greeting.tenant)?
                 }
             };
-            let tenant = &self.tenants.list[usize::from(no)];
+            let tenant = &self.tenants.list[no.index()];
             if !is_tenant(&tenant.secret) {
                 return Err(ErrorCode::TenantNotRegistered);
             }
@@ -168,28 +168,28 @@ impl Master {
             known: session.greeted || !config.multi_tenants,
             tenant,
             admin: session.admin || (!secret && !config.multi_tenants && session.peer == Peer::Local),
-            // Nodes hold everybody's bytes, and can take everybody's objects away.
+            // Nodes hold the bytes of all tenants, and can drop all objects.
             node: session.admin || session.cluster || !(secret || cluster),
         }
     }
 
-    /// Every tenant that clients can be, or that still has something, in the order of their numbers.
+    /// Every tenant that clients may act for, or that still has objects or space, by number.
     pub fn tenants(&self) -> impl Iterator<Item = TenantUsage<'_>> {
         (0..self.tenants.list.len()).filter_map(|no| {
-            let usage = self.usage_of(no as TenantNo);
+            let usage = self.usage_of(TenantNo::new(no as u16));
             let empty = usage.objects == 0 && usage.held_bytes == 0;
             (self.tenants.list[no].open || !empty).then_some(usage)
         })
     }
 
-    /// What a tenant uses and may.
+    /// What a tenant uses, and its limits.
     #[must_use]
     pub fn tenant(&self, name: &str) -> Option<TenantUsage<'_>> {
         self.tenants.named(name).map(|no| self.usage_of(no))
     }
 
     pub(crate) fn usage_of(&self, no: TenantNo) -> TenantUsage<'_> {
-        let (tenant, usage) = (&self.tenants.list[usize::from(no)], self.objects.usage(no));
+        let (tenant, usage) = (&self.tenants.list[no.index()], self.objects.usage(no));
         TenantUsage {
             name: &tenant.name,
             quota_bytes: (usage.quota_bytes != u64::MAX).then_some(usage.quota_bytes),
@@ -197,7 +197,7 @@ impl Master {
             guaranteed_bytes: usage.guaranteed_bytes,
             has_secret: tenant.secret.is_set(),
             bytes: usage.bytes,
-            held_bytes: self.limbo.charged(no),
+            held_bytes: self.pending_release.charged(no),
             hard_pinned_bytes: usage.hard_bytes,
             objects: usage.objects.into(),
             evictions_total: usage.evictions_total,
@@ -205,9 +205,9 @@ impl Master {
         }
     }
 
-    /// What a tenant may know of [`Self::stats`]: its own objects, and the room that there is for them.
+    /// The part of [`Self::stats`] that a tenant may see: its own objects, and the room for them.
     pub(crate) fn stats_of(&self, no: TenantNo) -> Stats {
-        let (usage, held) = (self.objects.usage(no), self.limbo.charged(no));
+        let (usage, held) = (self.objects.usage(no), self.pending_release.charged(no));
         Stats {
             objects: usage.objects.into(),
             object_bytes: usage.bytes,
@@ -220,7 +220,7 @@ impl Master {
         }
     }
 
-    /// What a tenant may know of [`Self::eviction`]: its own part.
+    /// The part of [`Self::eviction`] that a tenant may see: its own objects.
     pub(crate) fn eviction_of(&self, no: TenantNo) -> EvictionReport {
         let usage = self.objects.usage(no);
         let (candidates, soft) = self.objects.may_go(no);
@@ -230,7 +230,7 @@ impl Master {
             candidates: candidates.into(),
             kept_soft_pinned: soft.into(),
             hard_pinned_bytes: usage.hard_bytes,
-            used_bytes: usage.bytes + self.limbo.charged(no),
+            used_bytes: usage.bytes + self.pending_release.charged(no),
             high_mark_bytes: quota,
             low_mark_bytes: quota,
             evictions_total: usage.evictions_total,
@@ -238,17 +238,17 @@ impl Master {
         }
     }
 
-    /// Adds a tenant, or changes what it may. Objects that it has above a lower quota go with its next puts. Its sessions go
-    /// on, also with another secret.
+    /// Adds a tenant, or changes its limits. Objects above a lower quota are evicted by its next puts. Its
+    /// sessions stay valid, even if the secret changes.
     ///
     /// # Errors
-    /// `InvalidParams` for a name, a secret or a guarantee that cannot be, and for a tenant besides the default one where
-    /// there are no others; `KeysUltraLimit`: too many tenants.
+    /// `InvalidParams` for an invalid name, secret or guarantee, and for another tenant than the default one
+    /// in a master without tenants; `KeysUltraLimit`: too many tenants.
     pub fn set_tenant(&mut self, setting: &TenantSetting<'_>) -> Result<(), ErrorCode> {
         let known = self.tenants.names.get(setting.name).copied();
         let secret = match (setting.secret, known) {
             (Some(secret), _) => Secret::new(secret.0),
-            (None, Some(no)) => self.tenants.list[usize::from(no)].secret.clone(),
+            (None, Some(no)) => self.tenants.list[no.index()].secret.clone(),
             (None, None) => Secret::default(),
         };
         let config = TenantConfig {
@@ -264,18 +264,18 @@ impl Master {
         self.configure_tenant(&config).map(|_| ())
     }
 
-    /// Forgets a tenant without objects. Its sessions are refused from here.
+    /// Removes a tenant without objects. Its sessions are refused from here on.
     ///
     /// # Errors
-    /// `TenantNotRegistered`; `TenantNotEmpty` while it has objects, or space that is held back; `InvalidParams` for the only
-    /// tenant there is.
+    /// `TenantNotRegistered`; `TenantNotEmpty` while it has objects, or space that is pending release;
+    /// `InvalidParams` for the only tenant of a master without tenants.
     pub fn remove_tenant(&mut self, name: &str) -> Result<(), ErrorCode> {
         let no = self.tenants.named(name).ok_or(ErrorCode::TenantNotRegistered)?;
         if !self.config.multi_tenants {
             return Err(ErrorCode::InvalidParams);
         }
         if self.objects.usage(no).objects > 0
-            || self.limbo.charged(no) > 0
+            || self.pending_release.charged(no) > 0
             || self.tasks.has_unfinished_of(no)
         {
             return Err(ErrorCode::TenantNotEmpty);
@@ -288,7 +288,7 @@ impl Master {
 
     pub(super) fn add_tenants(&mut self) {
         for tenant in self.config.tenants.clone() {
-            // Their number was checked.
+            // The number of tenants was validated.
             let _ = self.configure_tenant(&tenant);
         }
     }
@@ -301,7 +301,7 @@ impl Master {
             }
             None => self.tenants.add(&config.name),
         };
-        let tenant = &mut self.tenants.list[usize::from(no)];
+        let tenant = &mut self.tenants.list[no.index()];
         (tenant.secret, tenant.open) = (config.secret.clone(), true);
         self.objects.add_share(no, self.config.eviction);
         self.objects.limit(no, config);

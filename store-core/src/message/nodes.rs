@@ -1,40 +1,40 @@
-//! Messages about who is there: clients and nodes that introduce themselves, segments that come and go.
+//! Messages about clients, nodes and segments: greetings, mounts, heartbeats, expulsions.
 
 use serde::{Deserialize, Serialize};
 
-use super::{HOSTS_MAX, SegmentNo};
-use crate::ErrorCode;
+use super::HOSTS_MAX;
 use crate::codec::{Key, Short};
 use crate::tenant::DEFAULT_TENANT;
 use crate::wire::VERSION;
+use crate::{ErrorCode, Incarnation, NodeId, SegmentNo};
 
-/// A client or a node introduces itself.
+/// The greeting of a client or a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Greeting<'a> {
-    /// The protocol's version there.
+    /// The client's version of the protocol.
     pub version: u16,
-    /// Whose objects the connection is about, 1 to 64 bytes; empty: nobody's, as a node's.
+    /// The tenant that the connection acts for, 1 to 64 bytes; empty: none, as for a node.
     pub tenant: &'a str,
-    /// Proof of the tenant's secret, if it has one: [`prove`](crate::prove). Empty for none, else 32 bytes.
+    /// Proof of the tenant's secret, if it has one: [`prove`](crate::prove). Empty or 32 bytes.
     #[serde(borrow)]
     pub tenant_proof: Key<'a>,
-    /// Proof of the admin's secret, of those who know it. Empty for none, else 32 bytes.
+    /// Proof of the admin secret. Empty or 32 bytes.
     #[serde(borrow)]
     pub admin_proof: Key<'a>,
-    /// Proof of the cluster's secret, which nodes know. Empty for none, else 32 bytes.
+    /// Proof of the cluster secret, which nodes know. Empty or 32 bytes.
     #[serde(borrow)]
     pub cluster_proof: Key<'a>,
 }
 
 impl Greeting<'_> {
-    /// Whether it proves, or tries to prove, anything.
+    /// Whether it contains a proof.
     #[must_use]
     pub const fn has_proof(&self) -> bool {
         !self.tenant_proof.0.is_empty() || !self.admin_proof.0.is_empty() || !self.cluster_proof.0.is_empty()
     }
 }
 
-/// A client of the default tenant, of this release.
+/// A client of the default tenant, of this release, without proofs.
 impl Default for Greeting<'_> {
     fn default() -> Self {
         let none = Key(&[]);
@@ -48,83 +48,89 @@ impl Default for Greeting<'_> {
     }
 }
 
-/// The master introduces itself.
+/// The response to a greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// The protocol's version here.
+    /// The master's version of the protocol.
     pub version: u16,
-    /// Which life of the master this is. When it changes, forget every segment, lease and generation of the former one.
+    /// The master's epoch. When it changes, forget every segment, lease and generation of the previous one.
     pub epoch: u64,
-    /// Most keys in a request.
+    /// Most keys per request.
     pub keys_per_batch_max: u32,
-    /// Longest key, bytes.
+    /// Length limit of a key, bytes.
     pub key_bytes_max: u32,
-    /// Most replicas of an object.
+    /// Most replicas per object.
     pub replicas_max: u8,
-    /// How long a read may take.
+    /// How long a read may take, milliseconds.
     pub lease_ms: u32,
-    /// A node that is silent for longer is given up.
+    /// A node that is silent for longer than this is given up, milliseconds.
     pub node_ttl_ms: u32,
-    /// What the next greeting on this connection has to prove secrets with. Good for one greeting.
+    /// The challenge that the proofs of the next greeting on this connection have to be made with. Valid
+    /// once.
     pub challenge: [u8; 32],
 }
 
-/// A piece of a node's memory.
+/// A segment to mount.
 ///
-/// `incarnation` belongs to the node's *export*. A node that restarts, that is told [`NodeStatus::NeedRemount`] or
-/// [`MountAnswer::Stale`], or that meets a master of another [`Welcome::epoch`] than the one it exported for, first tears down what
-/// it exported, so that nobody who holds the old export can still write there; then it exports afresh and mounts under a
-/// higher incarnation. Nanoseconds of wall time at the export are a good one. A mount that got no answer is repeated as it
-/// was, as long as the master is the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// `incarnation` identifies the node's *export*. A node that restarts, that receives
+/// [`NodeStatus::NeedRemount`] or [`MountResponse::Stale`], or that meets a master of another
+/// [`Welcome::epoch`] than the one it exported for, first withdraws its export, so that no holder of the old
+/// export can still write there; then it exports again and mounts under a higher incarnation. The wall time
+/// of the export in nanoseconds is a good choice. A mount without a response is repeated unchanged, as long
+/// as the master's epoch is the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountSegment<'a> {
-    /// Which node; chosen by it, unique in the cluster (a random number will do).
-    pub node: u64,
-    /// Which life of the node's exports. Later is higher.
-    pub incarnation: u64,
-    /// The segment's name, unique in the cluster. Mounting it with a higher incarnation replaces the old one.
+    /// The node. Chosen by the node, unique in the cluster (a random number will do).
+    pub node: NodeId,
+    /// The incarnation of the node's exports. A later one is higher.
+    pub incarnation: Incarnation,
+    /// The segment's name, unique in the cluster. A mount with a higher incarnation replaces the segment of
+    /// this name.
     pub name: &'a str,
-    /// Where the transfer engine finds it, `host:port`.
+    /// The address of the node's transfer engine, `host:port`.
     pub endpoint: &'a str,
-    /// Added to every offset in it to make a replica's address; 0 for engines that address exports by offset.
+    /// Added to every offset in the segment to make a replica's address; 0 for engines that address exports
+    /// by offset.
     pub base: u64,
-    /// Bytes.
+    /// Length of the segment, bytes.
     pub len: u64,
-    /// Which of the engine's exports it is.
+    /// The export of the transfer engine that the segment is.
     pub export: Export,
-    /// The master's [`Welcome::epoch`] when the memory was exported. A master of another life refuses the mount with
-    /// `IllegalClient`, because whoever acts on the word of the former one could still write there.
+    /// The master's [`Welcome::epoch`] when the memory was exported. A master of another epoch refuses the
+    /// mount with `IllegalClient`, because clients of the previous one could still write to the memory.
     pub epoch: u64,
-    /// A random number that the node chose when it started and tells nobody but the master. Whatever else it says of
-    /// itself carries the same one; who does not know it cannot speak for the node.
+    /// A random number that the node chose when it started and sends to nobody but the master. All later
+    /// requests of the node carry it: it proves that they come from the node.
     pub key: u64,
-    /// Take the name, or the node's number, from a holder that still lives. For the operator who knows that the holder
-    /// must not have it.
+    /// Take the name, or the node's number, from a node that is still alive. For an operator who knows that
+    /// the other node must not have it.
     pub takeover: bool,
 }
 
-/// What became of a mount.
+/// The result of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MountAnswer<'a> {
-    /// The memory is in the store.
+pub enum MountResponse<'a> {
+    /// The segment is mounted.
     Mounted(Mounted),
-    /// A later life of this name or node is known, as after a clock that went back. Nothing has changed: export afresh if
-    /// the memory was mounted before, and mount under this incarnation or a higher one, at once.
+    /// A later incarnation of this name or node is known, as after a clock was set back. Nothing has changed:
+    /// export again if the memory was mounted before, and mount under this incarnation or a higher one, at
+    /// once.
     Stale {
-        /// The least that will do.
-        incarnation_min: u64,
+        /// The lowest acceptable incarnation.
+        incarnation_min: Incarnation,
     },
-    /// Another node that lives has the name. Nothing has changed: stop that one, choose another name, or ask for a takeover.
+    /// Another live node has mounted the name. Nothing has changed: stop that node, choose another name, or
+    /// request a takeover.
     Held {
-        /// Where the holder is.
+        /// The endpoint of the other node.
         endpoint: &'a str,
-        /// How long it has not been heard of, ms.
+        /// How long the other node has been silent, ms.
         silent_ms: u64,
     },
 }
 
-impl MountAnswer<'_> {
-    /// What was mounted.
+impl MountResponse<'_> {
+    /// The mounted segment.
     ///
     /// # Errors
     /// `IllegalClient` for a stale incarnation, `SegmentAlreadyExists` for a name that is held.
@@ -137,77 +143,78 @@ impl MountAnswer<'_> {
     }
 }
 
-/// Tells an export from others that had, or will have, the same endpoint and the same addresses.
+/// Distinguishes an export from others that had, or will have, the same endpoint and the same addresses.
 ///
-/// The master passes it on. A client that opened the endpoint compares before it moves a byte.
+/// The master passes it on. A client that has opened the endpoint compares it before it moves a byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Export {
-    /// Which life of the engine.
+    /// The incarnation of the transfer engine.
     pub engine: u64,
-    /// Which of its regions; never used twice in one life.
+    /// The number of the region; never used twice within one incarnation.
     pub region: u64,
 }
 
 /// A mounted segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mounted {
-    /// Its number.
+    /// The segment's number.
     pub segment: SegmentNo,
-    /// Send a heartbeat at least this often; a third of it is good.
+    /// Longest interval between heartbeats, milliseconds; a third of it is a good choice.
     pub node_ttl_ms: u32,
 }
 
-/// A node takes a segment back.
+/// A node unmounts a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnmountSegment {
-    /// Whose.
-    pub node: u64,
-    /// Which life of the node's exports it was mounted for.
-    pub incarnation: u64,
-    /// Which.
+    /// The node that mounted it.
+    pub node: NodeId,
+    /// The incarnation of the node's exports that it was mounted for.
+    pub incarnation: Incarnation,
+    /// The segment.
     pub segment: SegmentNo,
     /// As in [`MountSegment::key`].
     pub key: u64,
 }
 
-/// A node says that it lives.
+/// A node reports that it is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heartbeat {
-    /// Which node.
-    pub node: u64,
-    /// Which life of it.
-    pub incarnation: u64,
+    /// The node.
+    pub node: NodeId,
+    /// Its incarnation.
+    pub incarnation: Incarnation,
     /// As in [`MountSegment::key`].
     pub key: u64,
 }
 
-/// A node speaks for itself.
+/// Identifies and proves the node that sends a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeProof {
-    /// Which node.
-    pub node: u64,
+    /// The node.
+    pub node: NodeId,
     /// As in [`MountSegment::key`].
     pub key: u64,
 }
 
-/// A writer that a node is to cut off: its put was given up, and its space is wanted.
+/// An order to a node to cut off a writer: the writer's put was given up, and its space is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Expulsion {
-    /// Names this order.
+    /// Identifies this order.
     pub ticket: u64,
     /// The identity of the writer's transfer engine.
     pub writer: u64,
-    /// Even if it is connected to the node. Without it, a writer that has a connection is left alone.
+    /// Cut the writer off even if it is connected to the node. Otherwise a writer with a connection is left
+    /// alone.
     pub force: bool,
 }
 
-/// How an expulsion went.
+/// The result of an expulsion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpulsionEnd {
-    /// Which order.
+    /// The order.
     pub ticket: u64,
-    /// Nothing of this writer can land in the node's memory any more, and it is refused from now on. False: it was left
-    /// alone, and the order stands no more until it is given again with force.
+    /// True: no write of this writer can land in the node's memory any more, and it is refused from now on.
+    /// False: it was left alone, and the order is void until it is given again with force.
     pub gone: bool,
 }
 
@@ -216,63 +223,65 @@ pub struct ExpulsionEnd {
 pub enum NodeStatus {
     /// Its segments are mounted.
     Ok,
-    /// They are, and there is something for it to do: [`FetchTasks`](super::FetchTasks),
+    /// Its segments are mounted, and there is work for it: [`FetchTasks`](super::FetchTasks),
     /// [`FetchExpulsions`](super::FetchExpulsions).
     Work,
-    /// It has none here (never had, or was given up): export afresh and mount under a higher incarnation.
+    /// It has no segments here (never had, or was given up): export again and mount under a higher
+    /// incarnation.
     NeedRemount,
 }
 
 /// What a segment is and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentInfo<'a> {
-    /// Its number.
+    /// The segment's number.
     pub segment: SegmentNo,
-    /// Whose.
-    pub node: u64,
-    /// Which life of that node's exports.
-    pub incarnation: u64,
-    /// Its name.
+    /// The node that mounted it.
+    pub node: NodeId,
+    /// The incarnation of that node's exports.
+    pub incarnation: Incarnation,
+    /// The segment's name.
     pub name: &'a str,
-    /// Where the transfer engine finds it, `host:port`.
+    /// The address of the node's transfer engine, `host:port`.
     pub endpoint: &'a str,
     /// Added to offsets to make addresses.
     pub base: u64,
-    /// Bytes.
+    /// Length of the segment, bytes.
     pub len: u64,
-    /// Which of the engine's exports it is.
+    /// The export of the transfer engine that the segment is.
     pub export: Export,
-    /// Bytes that are allocated or held back.
+    /// Bytes that are allocated or pending release.
     pub used: u64,
-    /// Longest object for which there is room without eviction, bytes; a little more may fit.
+    /// Length of the longest object for which there is room without eviction, bytes; slightly longer ones may
+    /// fit.
     pub free_bytes_largest: u64,
 }
 
-/// A node or a segment.
+/// A node or a segment whose hosts are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Whereabouts {
+pub enum HostQuery {
     /// A node.
-    Node(u64),
+    Node(NodeId),
     /// A segment.
     Segment(SegmentNo),
 }
 
-/// Hosts, each once: what stands before the port in the endpoints of segments.
+/// Hosts, each once: the part before the port of the segments' endpoints.
 pub type Hosts<'a> = Short<&'a str, HOSTS_MAX>;
 
-/// A node that has memory in the store.
+/// A node that has mounted memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
-    /// Which.
-    pub node: u64,
-    /// Which life of its exports.
-    pub incarnation: u64,
-    /// Segments that it has mounted.
+    /// The node's number.
+    pub node: NodeId,
+    /// The incarnation of its exports.
+    pub incarnation: Incarnation,
+    /// Number of its mounted segments.
     pub segments: u32,
-    /// Bytes of them.
+    /// Total length of its segments, bytes.
     pub capacity: u64,
-    /// Bytes of them that are allocated or held back.
+    /// Bytes of its segments that are allocated or pending release.
     pub used: u64,
-    /// How long it has not been heard of, ms.
+    /// How long it has been silent, ms.
     pub silent_ms: u64,
 }

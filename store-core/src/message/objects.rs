@@ -1,24 +1,24 @@
-//! Messages about objects: how they are put, read and removed.
+//! Messages about objects: putting, reading and removing them.
 
 use serde::{Deserialize, Serialize};
 
-use super::{REPLICAS_MAX, SegmentNo};
-use crate::Placement;
+use super::REPLICAS_MAX;
 use crate::codec::{Key, Short};
+use crate::{Placement, SegmentNo};
 
-/// How to place new objects, and how long to keep them.
+/// How new objects are placed, and how long they are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutOptions {
-    /// Replicas wanted; at least one is had, each on a segment of its own.
+    /// Number of replicas wanted, each on a segment of its own; at least one is made.
     pub replicas: u8,
-    /// Where they may go, and where they should.
+    /// Where replicas may be placed, and where they should be.
     pub placement: Placement,
-    /// How long to keep them.
+    /// How long the objects are kept.
     pub retention: Retention,
 }
 
 impl PutOptions {
-    /// One replica, anywhere, kept as long as there is room and somebody reads it.
+    /// One replica, anywhere, kept as long as there is room for it.
     pub const DEFAULT: Self = Self { replicas: 1, placement: Placement::ANY, retention: Retention::DEFAULT };
 }
 
@@ -28,28 +28,29 @@ impl Default for PutOptions {
     }
 }
 
-/// What is said once of new objects.
+/// The common part of a batch of new objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PutAsk {
-    /// A random number of this put. A request that comes again, because its answer was lost, carries the same one: the space
-    /// that an unfinished put of the same key, length, writer and nonce was given is given again, instead of being in the way.
-    /// 0: it will not come again.
+pub struct PutRequest {
+    /// A random number of this put. A request that is repeated because its response was lost carries the same
+    /// one: an unfinished put of the same key, length, writer and nonce gets the same space again, instead of
+    /// being in the way. 0: the request is not repeated.
     pub nonce: u32,
-    /// Where, how often, for how long.
+    /// Replicas, placement and retention.
     pub options: PutOptions,
-    /// The identity of the writer's transfer engine, so that nodes can cut it off if it is lost in the middle; 0: unknown, which
-    /// is refused over a connection.
+    /// The identity of the writer's transfer engine, so that nodes can cut it off if it disappears; 0:
+    /// unknown, which is refused over a connection.
     pub writer: u64,
 }
 
-impl PutAsk {
-    /// A put whose start is not repeated.
+impl PutRequest {
+    /// A put that is not repeated.
     #[must_use]
     pub const fn once(options: PutOptions) -> Self {
         Self { nonce: 0, options, writer: 0 }
     }
 
-    /// For the item number `at` of a batch: a key that a batch has twice is taken, the second time.
+    /// The request for item number `at` of a batch. The nonces differ, so that a key that occurs twice in a
+    /// batch is taken at its second occurrence.
     #[must_use]
     pub const fn item(&self, at: usize) -> Self {
         match self.nonce {
@@ -59,21 +60,22 @@ impl PutAsk {
     }
 }
 
-/// How long to keep an object, if not as long as any other.
+/// How long an object is kept, if not as long as any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retention {
-    /// Whether eviction spares it.
+    /// How far eviction spares the object.
     pub pin: Pin,
-    /// It is gone this long after it was committed, pinned or not, milliseconds; not 0. Readers that have a lease by then
-    /// finish. None: never.
+    /// The object is removed this long after it was committed, pinned or not, milliseconds; not 0. Readers
+    /// with a lease at that time finish. `None`: never.
     pub ttl_ms: Option<u32>,
-    /// A number that its group chose, for instance the hash of a name. Objects of one group are evicted together or not at
-    /// all: not while one of them is leased, pinned or being written. A group has 4,096 members at most.
+    /// A number that the members of a group have in common, for instance the hash of a name. Objects of one
+    /// group are evicted together or not at all: not while one of them is leased, pinned or being written. A
+    /// group has at most 4,096 members.
     pub group: Option<u64>,
 }
 
 impl Retention {
-    /// As any other.
+    /// No pin, no time to live, no group.
     pub const DEFAULT: Self = Self { pin: Pin::None, ttl_ms: None, group: None };
 }
 
@@ -83,65 +85,68 @@ pub enum Pin {
     /// Not at all.
     #[default]
     None,
-    /// As long as there is anything else to evict. A pin that nobody renews by reading runs out after
-    /// [`MasterConfig::soft_pin_ttl_ms`](crate::MasterConfig::soft_pin_ttl_ms), and a later read renews it still.
+    /// As long as there is anything else to evict. A pin that is not renewed by reads runs out after
+    /// [`MasterConfig::soft_pin_ttl_ms`](crate::MasterConfig::soft_pin_ttl_ms), and a later read renews it
+    /// still.
     Soft,
-    /// For good: until it is removed or its time to live is over.
+    /// For good: until the object is removed or its time to live is over.
     Hard,
 }
 
-/// An object to be.
+/// The object that a put creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewObject<'a> {
-    /// Its key.
+    /// The object's key.
     #[serde(borrow)]
     pub key: Key<'a>,
-    /// Bytes of data; not 0. The space has room for the trailer, too: [`stored_len`](crate::blocks::stored_len).
+    /// Bytes of data; not 0. The space includes the trailer: [`stored_len`](crate::chunks::stored_len).
     pub len: u64,
 }
 
-/// For how long a writer may write.
+/// The time limit of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutWindow {
-    /// From the moment the request was *first* sent. Later, another writer may take the key over.
+    /// Milliseconds from the moment that the request was *first* sent. After it, another writer may take over
+    /// the key.
     pub window_ms: u32,
 }
 
-/// One copy of an object.
+/// One replica of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replica {
-    /// Where.
+    /// The segment that it is on.
     pub segment: SegmentNo,
     /// The first byte's address in the segment's export: its base plus the offset.
     pub addr: u64,
 }
 
-/// The copies of an object.
+/// The replicas of an object.
 pub type Replicas = Short<Replica, REPLICAS_MAX>;
 
-/// Space to write an object to.
+/// Space for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation {
-    /// Names this put; [`Commit`] and [`Revocation`] carry it. Never given twice.
+    /// Identifies this put; [`Commit`] and [`Revocation`] carry it. Never used twice.
     pub generation: u64,
-    /// Shows that whoever commits or revokes the put is who started it. Cannot be guessed from others.
+    /// Proves that a commit or revocation comes from the process that started the put. Cannot be guessed from
+    /// other handles.
     #[serde(with = "crate::codec::fixed")]
     pub handle: u64,
-    /// Write all of them.
+    /// The replicas to write, all of them.
     pub replicas: Replicas,
 }
 
 /// A put that is finished.
 ///
-/// Whoever sends it vouches that every replica was written and that no write of this put is still on its way.
+/// The sender vouches that every replica was written and that no write of this put can still land.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit<'a> {
-    /// Its key.
+    /// The object's key.
     #[serde(borrow)]
     pub key: Key<'a>,
-    /// As given at its start.
+    /// [`Allocation::generation`] of the put.
     pub generation: u64,
-    /// As given at its start.
+    /// [`Allocation::handle`] of the put.
     #[serde(with = "crate::codec::fixed")]
     pub handle: u64,
     /// CRC-32C of all data, [`bound`](crate::bound) to the key and the generation.
@@ -151,57 +156,94 @@ pub struct Commit<'a> {
 /// A put that is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revocation<'a> {
-    /// Its key.
+    /// The object's key.
     #[serde(borrow)]
     pub key: Key<'a>,
-    /// As given at its start.
+    /// [`Allocation::generation`] of the put.
     pub generation: u64,
-    /// As given at its start.
+    /// [`Allocation::handle`] of the put.
     #[serde(with = "crate::codec::fixed")]
     pub handle: u64,
-    /// The writer vouches that no write of this put can land any more: none was sent, all are known to have ended, or the
-    /// targets were fenced. Without it the space is held back until the nodes say that the writer is gone.
+    /// The writer vouches that no write of this put can land any more: none was sent, all are known to have
+    /// ended, or the targets were fenced. Otherwise the space is pending release until the nodes report that
+    /// the writer is cut off.
     pub quiet: bool,
 }
 
-/// For how long what a get returned may be read.
+/// How long the objects that a get returned may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
-    /// From the moment the request was *sent*, on the reader's own clock.
+    /// Milliseconds from the moment that the request was *sent*, on the reader's own clock.
     pub lease_ms: u32,
-    /// The number, in this connection, of the first lease that the answer grants. Each item that was found has the next
-    /// one. A reader that is done gives them back: [`ReturnLeases`](super::ReturnLeases).
+    /// The number, within this connection, of the first lease that the response grants. Each item that was
+    /// found has the next one. A reader that is done returns them: [`ReturnLeases`](super::ReturnLeases).
     pub first: u64,
 }
 
-/// Leases that one answer granted, by their numbers in the connection.
+/// Leases that one response granted, by their numbers within the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRange {
-    /// The first.
+    /// The number of the first lease.
     pub first: u64,
-    /// How many.
+    /// The number of leases.
     pub count: u32,
 }
 
 /// A readable object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Object {
-    /// Bytes of data. The trailer follows them: [`crate::blocks`].
+    /// Bytes of data. The trailer follows them: [`crate::chunks`].
     pub len: u64,
-    /// CRC-32C of all data, [`bound`](crate::bound) to the key and the generation; what was read counts only if it agrees.
+    /// CRC-32C of all data, [`bound`](crate::bound) to the key and the generation; what was read counts only
+    /// if it matches.
     pub checksum: u32,
-    /// Which put it is from.
+    /// The put that stored the object.
     pub generation: u64,
-    /// Any one of them has all bytes.
+    /// The replicas; each has all bytes.
     pub replicas: Replicas,
 }
 
-/// An object to forget.
+/// An object to remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removal<'a> {
-    /// Its key.
+    /// The object's key.
     #[serde(borrow)]
     pub key: Key<'a>,
-    /// Even under a lease, even while it is written. (Its space is still held back until the lease or the writer is over.)
+    /// Remove it even under a lease, and even while it is being written. (Its space is still pending release
+    /// until the lease or the writer is over.)
     pub force: bool,
+}
+
+/// Which objects a removal removes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemoveMode {
+    /// Objects that are neither leased nor being written.
+    IfUnused,
+    /// All objects, even under a lease, and even while they are being written.
+    Force,
+}
+
+impl RemoveMode {
+    /// The mode that [`Removal::force`] stands for.
+    #[must_use]
+    pub const fn of(force: bool) -> Self {
+        if force { Self::Force } else { Self::IfUnused }
+    }
+}
+
+/// What a writer vouches for when it gives up a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriterState {
+    /// Nothing: writes of the put may still land.
+    MayWrite,
+    /// No write of the put can land any more.
+    Quiet,
+}
+
+impl WriterState {
+    /// The state that [`Revocation::quiet`] stands for.
+    #[must_use]
+    pub const fn of(quiet: bool) -> Self {
+        if quiet { Self::Quiet } else { Self::MayWrite }
+    }
 }

@@ -1,45 +1,46 @@
-//! Messages about many objects at once: lists of keys, what a regular expression matches, what a tenant has.
+//! Messages about many objects at once: listings, searches by regular expression, tenants.
 
 use serde::{Deserialize, Serialize};
 
 use crate::codec::Key;
 
-/// Which keys to list.
+/// A request for a page of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListQuery<'a> {
-    /// Keys that begin so; empty for all.
+    /// List only keys with this prefix; empty: all keys.
     #[serde(borrow)]
     pub prefix: Key<'a>,
-    /// 0 to begin; then what the answer before gave.
+    /// 0 for the first page; then the value of the previous response.
     pub cursor: u64,
-    /// Most keys in the answer; 512 at most. A page may have fewer, or none, and still not be the last.
+    /// Most keys in the response, at most 512. A page may have fewer, or none, and still not be the last.
     pub limit: u32,
 }
 
 /// Where the next page begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListPosition {
-    /// 0: that was all. A page may be short or empty and still not be the last.
+    /// The cursor of the next page; 0: this was the last one. A page may be short or empty and still not be
+    /// the last.
     pub cursor: u64,
 }
 
-/// One key of a listing.
+/// An object in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed<'a> {
-    /// The key.
+    /// The object's key.
     #[serde(borrow)]
     pub key: Key<'a>,
-    /// Bytes.
+    /// Length of the object, bytes.
     pub len: u64,
-    /// Copies.
+    /// Number of replicas.
     pub replicas: u8,
-    /// Readable; else it is being written.
+    /// Whether it is readable; otherwise it is being written.
     pub complete: bool,
-    /// Readers hold a lease.
+    /// Whether it is leased.
     pub leased: bool,
 }
 
-/// What a tenant is to be.
+/// A tenant to add or to change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantSetting<'a> {
     /// Its name, 1 to 64 bytes.
@@ -50,71 +51,71 @@ pub struct TenantSetting<'a> {
     pub quota_objects: Option<u32>,
     /// As in [`TenantConfig`](crate::TenantConfig).
     pub guaranteed_bytes: u64,
-    /// Its new secret, empty for none; none: as it was.
+    /// The new secret, empty for none. `None`: unchanged.
     #[serde(borrow)]
     pub secret: Option<Key<'a>>,
 }
 
-/// What a tenant uses and may.
+/// What a tenant uses, and its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantUsage<'a> {
-    /// Its name.
+    /// The tenant's name.
     pub name: &'a str,
-    /// Most bytes; none: all there are.
+    /// Most bytes. `None`: unlimited.
     pub quota_bytes: Option<u64>,
-    /// Most objects; none: as many as there can be.
+    /// Most objects. `None`: unlimited.
     pub quota_objects: Option<u32>,
-    /// Bytes that the puts of others do not take from it.
+    /// Bytes that puts of other tenants do not take from it.
     pub guaranteed_bytes: u64,
-    /// Its clients need a secret.
+    /// Whether its clients have to prove a secret.
     pub has_secret: bool,
-    /// Bytes of its objects, in grains of 64, each copy counted, those being written included.
+    /// Bytes of its objects, in grains of 64, per replica, including those that are being written.
     pub bytes: u64,
-    /// Bytes that are held back for its readers and writers, and count as well.
+    /// Bytes pending release because of its readers and writers; its quota counts them as well.
     pub held_bytes: u64,
     /// Bytes that it has pinned for good, each object counted once.
     pub hard_pinned_bytes: u64,
-    /// Its objects, those being written included.
+    /// Its objects, including those that are being written.
     pub objects: u64,
-    /// Objects of it that were evicted, for whomever.
+    /// Its objects that were evicted, for puts of any tenant.
     pub evictions_total: u64,
     /// Puts that its quota refused.
     pub refusals_total: u64,
 }
 
-/// Which keys to find.
+/// A request for a page of keys that match a regular expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindQuery<'a> {
-    /// A regular expression, of at most 1,024 bytes, that matches anywhere in a key unless it is anchored. The syntax is
-    /// that of the crate `regex`, on bytes: classes are ASCII. What is empty, compiles to too much or is too costly to search
-    /// with is `InvalidPattern`.
+    /// A regular expression of at most 1,024 bytes that matches anywhere in a key unless it is anchored. The
+    /// syntax is that of the crate `regex`, on bytes: classes are ASCII. A pattern that is empty, compiles to
+    /// too much or is too costly to search with is refused with `InvalidPattern`.
     pub pattern: &'a str,
-    /// 0 to begin; then what the answer before gave.
+    /// 0 for the first page; then the value of the previous response.
     pub cursor: u64,
-    /// Most keys in the answer; 512 at most. A page may have fewer, or none, and still not be the last.
+    /// Most keys in the response, at most 512. A page may have fewer, or none, and still not be the last.
     pub limit: u32,
 }
 
-/// What to forget.
+/// A request to remove a page of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoveQuery<'a> {
-    /// As in [`FindQuery`]; none: all objects.
+    /// As [`FindQuery::pattern`]. `None`: all objects.
     pub pattern: Option<&'a str>,
-    /// 0 to begin; then what the answer before gave.
+    /// 0 for the first page; then the value of the previous response.
     pub cursor: u64,
-    /// As in [`Removal`](super::Removal).
+    /// As [`Removal::force`](super::Removal::mode).
     pub force: bool,
 }
 
-/// What became of a page of objects.
+/// The result of a page of removals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemovedPage {
-    /// 0: that was all. A page may be empty and still not be the last.
+    /// The cursor of the next page; 0: this was the last one. A page may be empty and still not be the last.
     pub cursor: u64,
-    /// Objects that are gone.
+    /// Objects that were removed.
     pub removed: u32,
-    /// Left, because somebody may be reading them.
+    /// Objects that were kept because they are leased.
     pub leased: u32,
-    /// Left, because they are being written.
+    /// Objects that were kept because they are being written.
     pub unfinished: u32,
 }

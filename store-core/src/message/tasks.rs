@@ -1,27 +1,24 @@
-//! Messages about replicas: tasks that copy and move them, draining segments, replicas that turned out to be bad.
+//! Messages about replicas: tasks that copy and move them, draining of segments, reports of bad replicas.
 
 use serde::{Deserialize, Serialize};
 
-use super::{REPLICAS_MAX, Replicas, SegmentNo};
-use crate::ErrorCode;
+use super::{REPLICAS_MAX, Replicas};
 use crate::codec::{Key, Short};
+use crate::{ErrorCode, Incarnation, NodeId, SegmentNo, TaskId};
 
-/// The number of a task: counted up, never used twice.
-pub type TaskId = u64;
-
-/// Make one more replica of an object, or move one.
+/// A request to add a replica to an object, or to move one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewTask<'a> {
-    /// Its key.
+    /// The object's key.
     #[serde(borrow)]
     pub key: Key<'a>,
-    /// A move: the replica on this segment goes when the new one is readable. None: a copy.
+    /// A move: the replica on this segment is dropped when the new one is readable. `None`: a copy.
     pub source: Option<SegmentNo>,
-    /// Where the new replica goes; none: where a put would place it.
+    /// The segment of the new replica. `None`: where a put would place it.
     pub target: Option<SegmentNo>,
 }
 
-/// How far a task is.
+/// The state of a task.
 ///
 /// ```text
 ///            fetched by the target's node          its report
@@ -32,27 +29,27 @@ pub struct NewTask<'a> {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TaskState {
-    /// Its node has not fetched it yet.
+    /// The node has not fetched it yet.
     #[default]
     Pending,
-    /// Its node is at it.
+    /// The node carries it out.
     Processing,
     /// The new replica is readable.
     Done,
-    /// Given up; the error says why.
+    /// Given up because of an error, or of too many of them.
     Failed,
-    /// Given up on request.
+    /// Canceled on request.
     Canceled,
 }
 
 impl TaskState {
-    /// Whether nothing will change any more, unless somebody asks for a retry.
+    /// Whether the state is final, unless a retry is requested.
     #[must_use]
     pub const fn is_finished(self) -> bool {
         matches!(self, Self::Done | Self::Failed | Self::Canceled)
     }
 
-    /// For people.
+    /// The name in output and on command lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -64,7 +61,7 @@ impl TaskState {
         }
     }
 
-    /// The one that people call this.
+    /// The state with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let all = [Self::Pending, Self::Processing, Self::Done, Self::Failed, Self::Canceled];
@@ -72,135 +69,138 @@ impl TaskState {
     }
 }
 
-/// Why there is a task.
+/// Why a task was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum TaskCause {
-    /// Somebody asked for it.
+    /// It was requested.
     #[default]
-    Asked,
+    Requested,
     /// Its source is being drained.
     Drain,
     /// The object is read very often.
-    Heat,
+    Hot,
 }
 
 impl TaskCause {
-    /// For people.
+    /// The name in output.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Asked => "asked",
+            Self::Requested => "requested",
             Self::Drain => "drain",
-            Self::Heat => "heat",
+            Self::Hot => "hot",
         }
     }
 }
 
-/// A task, as it is now.
+/// A task and its present state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskInfo<'a> {
-    /// Its number.
+    /// The task's number.
     pub id: TaskId,
-    /// Of which object.
+    /// The object's key.
     #[serde(borrow)]
     pub key: Key<'a>,
     /// Bytes to copy.
     pub len: u64,
-    /// How far it is.
+    /// Its state.
     pub state: TaskState,
-    /// Why it is there.
+    /// Why it was created.
     pub cause: TaskCause,
-    /// A move: from here.
+    /// The segment that the replica is moved from. `None`: a copy.
     pub source: Option<SegmentNo>,
-    /// The new replica's segment; none before one was found.
+    /// The segment of the new replica. `None`: no place has been found yet.
     pub target: Option<SegmentNo>,
-    /// Tries begun.
+    /// Number of attempts begun.
     pub attempts: u32,
-    /// Why the latest try failed.
+    /// Why the latest attempt failed.
     pub error: Option<ErrorCode>,
-    /// Since it was asked for, milliseconds.
+    /// Milliseconds since the task was created.
     pub age_ms: u64,
 }
 
-/// Which tasks to list.
+/// A request for a page of tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskQuery {
-    /// 0 to begin; then what the answer before gave.
+    /// 0 for the first page; then the value of the previous response.
     pub cursor: u64,
-    /// Most tasks in the answer; at most 512.
+    /// Most tasks in the response, at most 512.
     pub limit: u32,
-    /// Only these; none: all.
+    /// Only tasks in this state. `None`: all tasks.
     pub state: Option<TaskState>,
 }
 
-/// A node asks what it has to do.
+/// A node requests its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FetchAsk {
-    /// Which node.
-    pub node: u64,
-    /// Which life of it.
-    pub incarnation: u64,
-    /// Most tasks that it wants, those that it has already included.
+pub struct FetchRequest {
+    /// The node.
+    pub node: NodeId,
+    /// Its incarnation.
+    pub incarnation: Incarnation,
+    /// Most tasks in the response, including those that the node has already.
     pub count_max: u32,
     /// As in [`MountSegment::key`](super::MountSegment::key).
     pub key: u64,
 }
 
-/// One replica to make.
+/// A task for a node: one replica to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskOrder<'a> {
-    /// Of this task.
+    /// The task.
     pub id: TaskId,
-    /// This try of it; no other has the same. A node that has told its end and is given it again, because that was not
-    /// heard, tells the same end again and leaves the place alone: the first may be on its way still, and when it arrives
-    /// the place is a replica, or somebody else's.
+    /// This attempt of the task; no other attempt has the same number. A node that has reported the end of an
+    /// attempt and receives the attempt again, because the report was lost, repeats the report and does not
+    /// touch the place: the first report may still arrive, and then the place is a replica, or belongs to
+    /// another object.
     pub attempt: u64,
     /// The object's key.
     #[serde(borrow)]
     pub key: Key<'a>,
-    /// Which put it is from.
+    /// The put that stored the object.
     pub generation: u64,
-    /// Bytes, without the trailer that follows them: see [`crate::blocks`].
+    /// Length of the object, bytes, without the trailer that follows: see [`crate::chunks`].
     pub len: u64,
-    /// CRC-32C of all bytes, [`bound`](crate::bound) to the key and the generation.
+    /// CRC-32C of all data, [`bound`](crate::bound) to the key and the generation.
     pub checksum: u32,
-    /// The node's own segment.
+    /// The node's segment that gets the replica.
     pub segment: SegmentNo,
-    /// Where in it.
+    /// The replica's address in the segment's export.
     pub addr: u64,
-    /// Any one of them has the bytes.
+    /// The existing replicas; each has all bytes.
     pub sources: Replicas,
 }
 
-/// How a try ended.
+/// The end of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskEnd {
-    /// Of this task.
+    /// The task.
     pub id: TaskId,
-    /// Which try.
+    /// The attempt.
     pub attempt: u64,
-    /// CRC-32C of the bytes that are in place, [`bound`](crate::bound) to the key and the generation; or why they are not.
+    /// CRC-32C of the copied bytes, [`bound`](crate::bound) to the key and the generation; or why they were
+    /// not copied.
     pub result: Result<u32, ErrorCode>,
-    /// Nothing will be written to the new replica's place any more.
+    /// Nothing will be written to the place of the new replica any more.
     pub quiet: bool,
 }
 
-/// What may be done with a segment.
+/// The state of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SegmentState {
-    /// Takes new replicas and serves what it has.
+    /// Accepts new replicas and serves its replicas.
     #[default]
     Active,
-    /// Serves what it has, takes nothing new.
+    /// Serves its replicas and accepts no new ones.
     Maintenance,
-    /// What it has is moved elsewhere; it serves until then and takes nothing new.
+    /// Its replicas are moved elsewhere; it serves them until then and accepts no new ones.
     Draining,
-    /// Empty; takes nothing new. It can be unmounted and nothing is lost.
+    /// Empty, and accepts no new replicas. It can be unmounted without a loss.
     Drained,
 }
 
 impl SegmentState {
-    /// For people.
+    /// The name in output.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -212,29 +212,30 @@ impl SegmentState {
     }
 }
 
-/// Puts a segment into a state.
+/// A request to put a segment into a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentOrder {
-    /// Which.
+    /// The segment.
     pub segment: SegmentNo,
-    /// `Active`, `Maintenance` or `Draining`; `Drained` comes by itself and is taken for `Draining`.
+    /// `Active`, `Maintenance` or `Draining`. `Drained` means `Draining`: a segment becomes drained by
+    /// itself.
     pub state: SegmentState,
 }
 
-/// How far a segment's draining is.
+/// The progress of draining a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainInfo {
-    /// Which.
+    /// The segment.
     pub segment: SegmentNo,
-    /// Whose.
-    pub node: u64,
-    /// Its state.
+    /// The node that mounted it.
+    pub node: NodeId,
+    /// The state of the segment.
     pub state: SegmentState,
-    /// Bytes there that are allocated or held back.
+    /// Bytes of it that are allocated or pending release.
     pub used_bytes: u64,
-    /// Allocations there: replicas, unfinished puts, what is held back.
+    /// Number of allocations: replicas, unfinished puts, space pending release.
     pub blocks: u64,
-    /// Moves under way.
+    /// Moves in progress.
     pub moving: u32,
     /// Replicas that were moved away since the draining began.
     pub moved_total: u64,
@@ -242,97 +243,101 @@ pub struct DrainInfo {
     pub dropped_total: u64,
     /// Moves that failed.
     pub failed_total: u64,
-    /// In the latest round: objects that have no other replica, and for which no other segment has room.
+    /// In the latest round: objects without another replica for which no other segment has room.
     pub left_no_room: u64,
-    /// In the latest round: objects that were being written, or that another task was at, or whose move failed and is tried again.
+    /// In the latest round: objects that were being written, or had another task, or whose move failed and
+    /// will be tried again.
     pub left_unfinished: u64,
-    /// In the latest round: objects whose replica here is not what was committed. They stay until enough readers have reported
-    /// them, or somebody removes them.
+    /// In the latest round: objects whose replica on this segment is damaged. They stay until enough readers
+    /// have reported them, or until they are removed.
     pub left_bad: u64,
 }
 
-/// A replica whose bytes were not those that were committed.
+/// A report of a replica whose bytes were not the committed ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BadReplica<'a> {
     /// The object's key.
     #[serde(borrow)]
     pub key: Key<'a>,
-    /// Which put it is from.
+    /// The put that stored the object.
     pub generation: u64,
-    /// Where the replica is.
+    /// The segment of the replica.
     pub segment: SegmentNo,
 }
 
-/// What became of a report.
+/// The result of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
-    /// Counted.
+    /// The report was counted.
     Noted,
-    /// The replica is dropped; the object has others.
+    /// The replica was dropped; the object has others.
     Dropped,
-    /// It was the last one: the object is gone, and can be put again.
+    /// The last replica was dropped: the object is gone, and can be put again.
     Gone,
 }
 
-/// How far a replica is.
+/// The state of a replica.
 ///
-/// The states are those of Mooncake's replicas; here they follow from where the replica is kept, and none is stored.
+/// The states are those of Mooncake's replicas. They are not stored: they follow from where the replica is
+/// kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReplicaState {
-    /// Space was reserved, and nobody writes to it yet: a copy that waits for its node.
+    /// Its space is reserved and not written to yet: a copy that waits for its node.
     #[default]
     Initialized,
     /// It is being written, by a put or by a task.
     Processing,
-    /// It can be read.
+    /// It is readable.
     Complete,
 }
 
 /// One replica of an object, readable or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaInfo {
-    /// Where.
+    /// The segment that it is on.
     pub segment: SegmentNo,
     /// The first byte's address in the segment's export.
     pub addr: u64,
-    /// How far it is.
+    /// The state of the replica.
     pub state: ReplicaState,
 }
 
-/// Every replica of an object: as many that can be read, and as many again that are on their way.
+/// Every replica of an object: those that are readable, and as many again that are being made.
 pub type ReplicaInfos = Short<ReplicaInfo, { 2 * REPLICAS_MAX }>;
 
-/// Tasks, drains, heat and reports: gauges (now) and counters (since the master was created). A counter ends in `_total`.
+/// Tasks, drains, hot objects and reports: gauges (now) and counters (since the master was created). The name
+/// of a counter ends in `_total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TaskReport {
     /// Tasks that wait for their node.
     pub pending: u64,
-    /// Tasks that a node is at.
+    /// Tasks that a node carries out.
     pub processing: u64,
-    /// Finished tasks that are still known.
+    /// Finished tasks that are remembered.
     pub finished: u64,
-    /// Tasks that were asked for, whoever asked.
+    /// Tasks that were created, for any reason.
     pub created_total: u64,
     /// Replicas made.
     pub done_total: u64,
-    /// Tasks given up.
+    /// Tasks that were given up.
     pub failed_total: u64,
-    /// Tasks given up on request.
+    /// Tasks that were canceled on request.
     pub canceled_total: u64,
-    /// Tries that failed, timed out or lost their segment, and that another followed.
+    /// Attempts that failed, timed out or lost their segment, and were followed by another one.
     pub retried_total: u64,
     /// Bytes copied.
     pub copied_bytes_total: u64,
     /// Segments that are being drained.
     pub draining: u64,
-    /// Gets of objects that are read often enough to have another replica.
+    /// Gets of objects that are read often enough to get another replica.
     pub hot_gets_total: u64,
-    /// Replicas that were made because of that, and are there still, as far as is known.
+    /// Replicas that were made because of such gets, and exist still, as far as is known.
     pub extra_replicas: u64,
     /// Such replicas that were dropped because their space was needed.
     pub extras_shed_total: u64,
     /// Reports of bad replicas.
     pub bad_reports_total: u64,
-    /// Replicas dropped because of them.
+    /// Replicas that were dropped because of such reports.
     pub bad_dropped_total: u64,
 }

@@ -1,7 +1,8 @@
-//! Groups: objects that are of use only together, and so are evicted together.
+//! Groups: objects that are useful only together, and are evicted together.
 //!
-//! A group is one candidate. One of its members, the *lead*, stands for it with the policy; while a member is pinned or being
-//! written, none does. A read of any member is a read of the group, and a lease on any of them one on all.
+//! A group is one candidate for eviction. One of its members, the *lead*, stands for it in the policy's
+//! order; while a member is pinned or being written, the group has no lead. A read of any member is a read of
+//! the group, and a lease on any of them is a lease on all.
 
 use alloc::vec::Vec;
 
@@ -12,7 +13,7 @@ use te_core::Instant;
 use crate::TenantNo;
 use crate::slab::trim_map;
 
-/// A group's number is its tenant's to choose.
+/// Identifies a group: the number is chosen by the tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GroupId {
     pub(crate) tenant: TenantNo,
@@ -22,9 +23,9 @@ pub(crate) struct GroupId {
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) members: Vec<u32>,
-    /// Stands for the group, if it can go.
+    /// The member that stands for the group, if the group can be evicted.
     pub(crate) lead: Option<u32>,
-    /// When the last lease of any member ends, also of one that is gone by now.
+    /// When the last lease of any member ends, including members that are gone by now.
     pub(crate) leased_until: Instant,
     pub(crate) unfinished: u32,
     pub(crate) hard: u32,
@@ -32,18 +33,18 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Whether nothing but readers keeps it.
+    /// Whether at most leases keep the group from eviction.
     pub(crate) const fn is_free(&self) -> bool {
         self.unfinished == 0 && self.hard == 0 && self.soft == 0
     }
 
-    /// Members that stay because of others.
+    /// Number of members that are kept because of other members.
     const fn held(&self) -> u32 {
         if self.is_free() { 0 } else { self.members.len() as u32 - self.unfinished - self.hard - self.soft }
     }
 }
 
-/// All groups with a member.
+/// All groups with at least one member.
 #[derive(Debug)]
 pub(crate) struct Groups {
     map: HashMap<GroupId, Group, FixedState>,
@@ -64,12 +65,12 @@ impl Groups {
         self.map.len()
     }
 
-    /// Members that could go but for others of their group.
+    /// Number of members that could be evicted but for other members of their groups.
     pub(crate) const fn held(&self) -> u32 {
         self.held
     }
 
-    /// Changes a group; one that has no members afterwards is gone.
+    /// Changes a group. A group without members afterwards is removed.
     pub(crate) fn with<T>(&mut self, id: GroupId, change: impl FnOnce(&mut Group) -> T) -> T {
         let group = self.map.entry(id).or_insert_with(|| Group {
             members: Vec::new(),

@@ -1,14 +1,15 @@
-//! How many objects are under a lease now, without looking at any of them.
+//! The number of objects that are leased now, without visiting any of them.
 
 use core::time::Duration;
 
 use te_core::Instant;
 
-/// Counts leases by the slot of time that they end in: within one slot, a 32nd of the longest lease, it may be late.
+/// Counts leases by the time slot that they end in. The count may be late by one slot, a 32nd of the longest
+/// lease.
 #[derive(Debug)]
 pub(crate) struct LeaseCount {
     slot_ns: u64,
-    /// By slot, modulo their number. Leases end in the next 33 slots at most.
+    /// By slot, modulo their number. Leases end within the next 33 slots.
     ends: [u32; SLOTS],
     /// Slots up to this one are over and empty.
     over: u64,
@@ -23,7 +24,7 @@ impl LeaseCount {
         Self { slot_ns, ends: [0; SLOTS], over: 0, count: 0 }
     }
 
-    /// A lease that ended, or would have ended, at `before` ends at `until` now.
+    /// A lease whose end was `before` ends at `until` now.
     pub(crate) fn moved(&mut self, now: Instant, before: Instant, until: Instant) {
         self.advance(now);
         self.ended(before);
@@ -34,7 +35,7 @@ impl LeaseCount {
         }
     }
 
-    /// The object whose lease ends at `end` is gone.
+    /// An object whose lease ends at `end` is gone.
     pub(crate) fn ended(&mut self, end: Instant) {
         let slot = self.slot(end);
         if slot > self.over {
@@ -43,9 +44,9 @@ impl LeaseCount {
         }
     }
 
-    /// Leases that end now or earlier are over.
+    /// Removes the leases that have ended.
     pub(crate) fn advance(&mut self, now: Instant) {
-        // What ends in this slot may still run.
+        // Leases that end in the current slot may still be valid.
         let over = self.slot(now).saturating_sub(1);
         if over <= self.over {
             return;

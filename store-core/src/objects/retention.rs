@@ -1,18 +1,19 @@
-//! What keeps an object, and for how long: leases, pins, groups, times to live; and who may go.
+//! Retention: what keeps an object (leases, pins, groups), its time to live, and which object is evicted
+//! next.
 //!
 //! ```text
-//!                 ┌── no pin ──▶ Candidate ◀───────────────▶ Aside
+//!                 ┌── no pin ──▶ Candidate ◀───────────────▶ Leased
 //!                 │                 ▲   │      leased when its turn came; back when the lease is over
 //!                 │           decay │   │ read
-//!   Processing ───┼── soft pin ─▶ Soft ◀┘        goes when there are no candidates left
+//!   Processing ───┼── soft pin ─▶ Soft ◀┘        evicted when there are no candidates left
 //!                 │
-//!                 └── hard pin ─▶ Hard           never goes by itself
+//!                 └── hard pin ─▶ Hard           never evicted
 //!
-//!   of a group, unless pinned itself:  Member    one of them is Candidate or Aside and stands for all
+//!   of a group, unless pinned itself:  Member    one member is Candidate or Leased and stands for all
 //! ```
 //!
-//! A lease is told by the entry alone: a get writes down its end and, if it is the first of its time, moves the object in the
-//! policy's order. Nothing is done when a lease ends, unless it kept the object from eviction.
+//! A lease is kept in the entry alone: a get stores its end and, if it is the first one, moves the object in the policy's
+//! order. Nothing is done when a lease ends, unless it kept the object from eviction.
 
 use alloc::collections::BTreeSet;
 use core::cmp::Reverse;
@@ -27,14 +28,14 @@ use crate::eviction::Place;
 use crate::message::{Pin, Retention};
 use crate::{FullKey, TenantNo};
 
-/// Most members of a group: it is evicted in one go.
+/// Limit on the members of a group: it is evicted at once.
 pub(crate) const GROUP_MEMBERS_MAX: usize = 4_096;
-/// Softly pinned objects looked at for one victim.
+/// Softly pinned objects that are examined for one victim.
 const SOFT_LOOKS_MAX: u32 = 16;
-/// Times that may name what is gone before they are sorted out.
+/// Queued times that may name objects that are gone, before they are sorted out.
 const TIMES_SLACK: usize = 64;
 
-/// What an object has that most have not.
+/// Properties that most objects do not have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kept {
     pin: Pin,
@@ -42,41 +43,41 @@ pub(super) struct Kept {
     expires: Option<Instant>,
     soft_until: Instant,
     group: Option<GroupId>,
-    /// Which of the group's members.
+    /// The position in the list of the group's members.
     at: u32,
 }
 
-/// An object that is gone.
+/// An object that was removed.
 #[derive(Debug)]
 pub(crate) struct Removed {
     pub(crate) tenant: TenantNo,
     pub(crate) len: u64,
     pub(crate) generation: u64,
-    /// It was readable.
+    /// Whether it was readable.
     pub(crate) complete: bool,
     pub(crate) replicas: Placements,
 }
 
-/// Why objects stayed, counted.
+/// Counters of why objects were kept.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Why {
-    /// Set aside for a lease.
+    /// Objects that entered the leased set.
     pub(crate) leased_total: u64,
-    /// Soft pins passed over because of others in their group, or a lease.
+    /// Softly pinned objects that were passed over because of a lease, or of other members of their group.
     pub(crate) soft_kept_total: u64,
     /// Soft pins that ran out.
     pub(crate) soft_decayed_total: u64,
     /// Soft pins that a read renewed after they had run out.
     pub(crate) soft_revived_total: u64,
-    /// Keys that came back while they were remembered.
+    /// Keys that were put again while the policy remembered them.
     pub(crate) returned_total: u64,
 }
 
-/// How many objects are in which state.
+/// Numbers of objects by state.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Census {
+pub(crate) struct Counts {
     pub(crate) candidates: u32,
-    pub(crate) aside: u32,
+    pub(crate) leased_set: u32,
     pub(crate) soft: u32,
     pub(crate) hard: u32,
     pub(crate) held_by_group: u32,
@@ -88,7 +89,7 @@ pub(crate) struct Census {
 }
 
 impl Objects {
-    /// What was written is complete. `follows`: after another of the same batch.
+    /// The object was written completely. `follows`: after another one of the same batch.
     pub(crate) fn complete(&mut self, now: Instant, index: u32, checksum: u32, follows: bool) {
         self.detach(index);
         let entry = &mut self.entries[index];
@@ -132,8 +133,8 @@ impl Objects {
         self.used(index, before <= now, follows);
     }
 
-    /// Keeps a complete object until `until`, as a lease does, but is no use of it. `again`: a hold that runs lasts longer, and
-    /// is one still when it is given back.
+    /// Holds a complete object until `until`, as a lease does, without counting as a use. `again`: an
+    /// existing hold is extended, and still ends with one return.
     pub(crate) fn hold(&mut self, now: Instant, index: u32, until: Instant, again: bool) {
         let entry = &mut self.entries[index];
         let before = entry.time;
@@ -148,8 +149,8 @@ impl Objects {
         }
     }
 
-    /// A reader gives back a lease that has not run out, or a node a hold. With the last of them the object's lease is over. What
-    /// a group's members were leased for stays theirs together until it runs out.
+    /// A reader returns a lease that has not run out, or a node returns a hold. With the last of them the
+    /// object's lease is over. The lease of a group as a whole stays until it runs out.
     pub(crate) fn return_lease(&mut self, now: Instant, index: u32, generation: u64) {
         let entry = &self.entries[index];
         let count = entry.marks & Entry::LEASES_MANY;
@@ -164,12 +165,12 @@ impl Objects {
         }
         let end = core::mem::replace(&mut entry.time, Instant::ZERO);
         self.leases.ended(end);
-        if self.entries[index].state == State::Aside && self.lease_end(index) <= now {
+        if self.entries[index].state == State::Leased && self.lease_end(index) <= now {
             self.settle_one(now, index);
         }
     }
 
-    /// When the object, and whoever must go with it, is read no more.
+    /// When the last lease of an object and of the members of its group ends.
     pub(crate) fn lease_end(&self, index: u32) -> Instant {
         match self.group_of(index).and_then(|id| self.groups.get(id)) {
             Some(group) => group.leased_until,
@@ -177,7 +178,7 @@ impl Objects {
         }
     }
 
-    /// Gives those back to the policy whose lease or soft pin is over.
+    /// Returns the objects whose lease or soft pin is over to the policy.
     pub(crate) fn settle(&mut self, now: Instant) {
         self.leases.advance(now);
         while let Some(&Reverse((at, generation, index))) = self.wakings.peek() {
@@ -193,17 +194,17 @@ impl Objects {
 
     fn settle_one(&mut self, now: Instant, index: u32) {
         let end = match self.entries[index].state {
-            State::Aside => self.lease_end(index),
+            State::Leased => self.lease_end(index),
             State::Soft => self.kept.get(&index).map_or(now, |kept| kept.soft_until),
             _ => return,
         };
         if end > now {
-            // It was read since.
+            // The object was read since.
             return self.wake_at(end, index);
         }
         match self.entries[index].state {
-            State::Aside => {
-                self.aside -= 1;
+            State::Leased => {
+                self.leased -= 1;
                 self.entries[index].state = State::Candidate;
                 let (order, nodes) = self.order(index);
                 order.policy.put_back(nodes, index);
@@ -218,27 +219,28 @@ impl Objects {
         }
     }
 
-    /// Whom of a tenant's is to be evicted. Looks at `looks_max` candidates at most, and sets those aside that somebody may be reading.
+    /// The next object of a tenant to evict. Examines at most `looks_max` candidates and moves those that are
+    /// leased to the leased set.
     pub(crate) fn victim(&mut self, now: Instant, tenant: TenantNo, looks_max: u32) -> Option<u32> {
         for _ in 0..looks_max {
-            let order = &mut self.orders[usize::from(tenant)];
+            let order = &mut self.orders[tenant.index()];
             let Some(index) = order.policy.victim(&mut self.nodes) else { break };
             let end = self.lease_end(index);
             if end <= now {
                 return Some(index);
             }
-            let order = &mut self.orders[usize::from(tenant)];
+            let order = &mut self.orders[tenant.index()];
             order.policy.remove(&mut self.nodes, index);
-            self.entries[index].state = State::Aside;
-            self.aside += 1;
+            self.entries[index].state = State::Leased;
+            self.leased += 1;
             self.wake_at(end, index);
             self.why.leased_total += 1;
         }
-        let left = self.orders[usize::from(tenant)].policy.len();
+        let left = self.orders[tenant.index()].policy.len();
         if left > 0 { None } else { self.soft_victim(now, tenant) }
     }
 
-    /// Evicts an object and with it its group.
+    /// Evicts an object with its group.
     pub(crate) fn evict(&mut self, index: u32, mut each: impl FnMut(Removed)) {
         match self.group_of(index).and_then(|id| self.groups.get(id)) {
             None => each(self.evict_one(index)),
@@ -250,13 +252,13 @@ impl Objects {
         }
     }
 
-    /// How many keys of a batch of one tenant, from its beginning, came back soon after their eviction: all up to the last
-    /// that did.
+    /// How many keys of a batch of one tenant, from its beginning, were put again soon after their eviction:
+    /// all keys up to the last such key.
     pub(crate) fn returning<'a>(&self, keys: impl Iterator<Item = FullKey<'a>>) -> usize {
         let mut keys = keys.peekable();
         let Some(first) = keys.peek() else { return 0 };
-        let policy = &self.orders[usize::from(first.tenant)].policy;
-        // A policy without a memory, or that has not evicted yet.
+        let policy = &self.orders[first.tenant.index()].policy;
+        // The policy remembers nothing, or has not evicted yet.
         if policy.memory_bytes() == 0 {
             return 0;
         }
@@ -264,7 +266,7 @@ impl Objects {
         keys.enumerate().filter(|(_, key)| known(*key)).last().map_or(0, |(at, _)| at + 1)
     }
 
-    /// Whether a group can take one more.
+    /// Whether a group has room for one more member.
     pub(crate) fn has_room(&self, tenant: TenantNo, retention: &Retention) -> bool {
         let group = retention.group.and_then(|id| self.groups.get(GroupId { tenant, id }));
         group.is_none_or(|group| group.members.len() < GROUP_MEMBERS_MAX)
@@ -276,7 +278,7 @@ impl Objects {
             && self.kept.get(&index).and_then(|kept| kept.expires).is_some_and(|at| at <= now)
     }
 
-    /// An object whose time to live is over. Take it out before you ask again.
+    /// An object whose time to live is over. Remove it before the next call.
     pub(crate) fn expired(&mut self, now: Instant) -> Option<u32> {
         while let Some(&Reverse((at, generation, index))) = self.expiries.peek() {
             if at > now {
@@ -290,15 +292,15 @@ impl Objects {
         None
     }
 
-    /// When the next time to live is over, at the earliest.
+    /// The earliest end of a time to live.
     pub(crate) fn expiry(&self) -> Option<Instant> {
         self.expiries.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// When there will be something to evict for all, as far as leases decide it.
+    /// When there will be something to evict for all tenants, as far as leases decide it.
     pub(crate) fn evictable_at(&self) -> Option<Instant> {
-        let aside = self.wakings.peek().filter(|_| self.aside > 0).map(|Reverse((at, ..))| *at);
-        let mut soonest = aside;
+        let leased = self.wakings.peek().filter(|_| self.leased > 0).map(|Reverse((at, ..))| *at);
+        let mut soonest = leased;
         for (order, usage) in self.orders.iter().zip(&self.usage) {
             if !self.is_single() && !usage.gives() {
                 continue;
@@ -312,10 +314,10 @@ impl Objects {
         soonest
     }
 
-    pub(crate) fn census(&self) -> Census {
-        Census {
+    pub(crate) fn counts(&self) -> Counts {
+        Counts {
             candidates: self.orders.iter().map(|order| order.policy.len()).sum(),
-            aside: self.aside,
+            leased_set: self.leased,
             soft: self.soft,
             hard: self.lists[State::Hard as usize].len(),
             held_by_group: self.groups.held(),
@@ -327,21 +329,21 @@ impl Objects {
         }
     }
 
-    /// Calls `each` for a tenant's candidates, the next to go first, until it gives false.
+    /// Calls `each` with a tenant's candidates in the order of eviction, until it returns false.
     pub(crate) fn preview(&self, tenant: TenantNo, each: &mut dyn FnMut(u32) -> bool) {
-        self.orders[usize::from(tenant)].policy.preview(&self.nodes, each);
+        self.orders[tenant.index()].policy.preview(&self.nodes, each);
     }
 
-    /// Calls `each` for all of a tenant's that could go but for leases, the next to go first, until it gives false: the
-    /// candidates, then softly pinned objects.
+    /// Calls `each` with all objects of a tenant that could be evicted but for leases, in the order of
+    /// eviction, until it returns false: the candidates, then softly pinned objects.
     pub(crate) fn preview_all(&self, tenant: TenantNo, each: &mut dyn FnMut(u32) -> bool) {
-        let order = &self.orders[usize::from(tenant)];
+        let order = &self.orders[tenant.index()];
         let mut goes_on = true;
         order.policy.preview(&self.nodes, &mut |index| {
             goes_on = each(index);
             goes_on
         });
-        // A group goes once, however many of its members are pinned.
+        // A group is listed once, however many of its members are pinned.
         let mut groups = BTreeSet::new();
         for index in order.soft.iter(&self.nodes) {
             let id = self.group_of(index);
@@ -361,7 +363,7 @@ impl Objects {
         self.group_of(index).and_then(|id| self.groups.get(id)).map(|group| &*group.members)
     }
 
-    /// How many go with an object, itself included.
+    /// The number of objects that are evicted with an object, itself included.
     pub(crate) fn company(&self, index: u32) -> u32 {
         self.group_of(index).and_then(|id| self.groups.get(id)).map_or(1, |group| group.members.len() as u32)
     }
@@ -377,7 +379,7 @@ impl Objects {
         }
     }
 
-    /// Notes what a new object has that most have not.
+    /// Stores the properties of a new object that most objects do not have.
     pub(super) fn keep(&mut self, index: u32, retention: &Retention) {
         let mut kept = Kept {
             pin: retention.pin,
@@ -390,7 +392,7 @@ impl Objects {
         if retention.pin == Pin::Hard {
             let Entry { len, tenant, .. } = self.entries[index];
             self.hard_bytes += len;
-            self.usage[usize::from(tenant)].hard_bytes += len;
+            self.usage[tenant.index()].hard_bytes += len;
         }
         if let Some(id) = kept.group {
             self.rest(id);
@@ -403,7 +405,7 @@ impl Objects {
         self.kept.insert(index, kept);
     }
 
-    /// Takes an object off whatever it is on, for good.
+    /// Removes an object from its list, for good.
     pub(super) fn leave(&mut self, index: u32) {
         self.detach(index);
         if !self.entries[index].has(Entry::KEPT) {
@@ -414,7 +416,7 @@ impl Objects {
         if kept.pin == Pin::Hard {
             let Entry { len, tenant, .. } = self.entries[index];
             self.hard_bytes -= len;
-            self.usage[usize::from(tenant)].hard_bytes -= len;
+            self.usage[tenant.index()].hard_bytes -= len;
         }
         if let Some(id) = kept.group {
             let moved = self.groups.with(id, |group| {
@@ -459,7 +461,7 @@ impl Objects {
         }
     }
 
-    /// Somebody reads it. `fresh`: nobody did until now.
+    /// An object is read. `fresh`: no other lease on it is valid.
     fn used(&mut self, index: u32, fresh: bool, follows: bool) {
         match self.entries[index].state {
             State::Candidate if fresh => {
@@ -473,7 +475,7 @@ impl Objects {
 
     fn soft_victim(&mut self, now: Instant, tenant: TenantNo) -> Option<u32> {
         for _ in 0..SOFT_LOOKS_MAX {
-            let index = self.orders[usize::from(tenant)].soft.front()?;
+            let index = self.orders[tenant.index()].soft.front()?;
             self.nodes.look();
             let group = self.group_of(index).and_then(|id| self.groups.get(id));
             let stays = group.is_some_and(|group| group.hard > 0 || group.unfinished > 0);
@@ -505,7 +507,7 @@ impl Objects {
         self.remove(index)
     }
 
-    /// It may be evicted: alone, or with its group once that is woken.
+    /// The object may be evicted: alone, or with its group after [`Self::wake`].
     fn release(&mut self, index: u32, place: Place) {
         if self.group_of(index).is_some() {
             self.entries[index].state = State::Member;
@@ -518,7 +520,7 @@ impl Objects {
         self.fed(index);
     }
 
-    /// Lets somebody stand for the group if it can go.
+    /// Chooses a lead for a group that can be evicted.
     fn wake(&mut self, id: Option<GroupId>) {
         let Some(id) = id else { return };
         let Some(group) = self.groups.get(id).filter(|group| group.is_free() && group.lead.is_none()) else {
@@ -533,7 +535,7 @@ impl Objects {
         self.fed(lead);
     }
 
-    /// Nobody stands for the group any more: it cannot go.
+    /// Removes the lead of a group: the group cannot be evicted.
     fn rest(&mut self, id: GroupId) {
         if let Some(lead) = self.groups.get(id).and_then(|group| group.lead) {
             self.detach(lead);
@@ -541,7 +543,7 @@ impl Objects {
         }
     }
 
-    /// Puts a readable object on a list of its own.
+    /// Puts a readable object on the list of a state.
     fn attach(&mut self, index: u32, state: State) {
         let entry = &mut self.entries[index];
         entry.state = state;
@@ -563,14 +565,14 @@ impl Objects {
         }
     }
 
-    /// Takes an object off whatever it is on. Its state says no more.
+    /// Removes an object from its list. Its state is meaningless until it is set again.
     fn detach(&mut self, index: u32) {
         let state = self.entries[index].state;
         match state {
             State::Processing | State::Hard => {
                 self.lists[state as usize].unlink(&mut self.nodes, index);
             }
-            State::Aside => self.aside -= 1,
+            State::Leased => self.leased -= 1,
             State::Soft => {
                 let (order, nodes) = self.order(index);
                 order.soft.unlink(nodes, index);
@@ -613,7 +615,8 @@ impl Objects {
         self.kept.get_mut(&index)
     }
 
-    /// Notes when an object is over. Forgets what is gone before that is more than what is there.
+    /// Queues the end of an object's time to live. Sorts out objects that are gone before they outnumber the
+    /// others.
     fn expire_at(&mut self, at: Instant, generation: u64, index: u32) {
         if self.expiries.len() >= TIMES_SLACK + 2 * self.mortal as usize {
             let mut expiries = core::mem::take(&mut self.expiries);
@@ -623,14 +626,14 @@ impl Objects {
         self.expiries.push(Reverse((at, generation, index)));
     }
 
-    /// Notes when a lease or a soft pin is over, at the earliest.
+    /// Queues the earliest end of a lease or a soft pin.
     fn wake_at(&mut self, at: Instant, index: u32) {
-        let sleeping = self.aside + self.soft;
+        let sleeping = self.leased + self.soft;
         if self.wakings.len() >= TIMES_SLACK + 2 * sleeping as usize {
             let mut wakings = core::mem::take(&mut self.wakings);
             wakings.retain(|Reverse((_, generation, index))| {
                 let entry = &self.entries[*index];
-                entry.generation == *generation && matches!(entry.state, State::Aside | State::Soft)
+                entry.generation == *generation && matches!(entry.state, State::Leased | State::Soft)
             });
             self.wakings = wakings;
         }

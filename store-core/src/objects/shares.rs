@@ -1,8 +1,9 @@
-//! Shares: what each tenant uses, what it may, and which of its objects may go.
+//! Shares: per tenant, what it uses, its limits, and which of its objects may be evicted.
 //!
-//! Every tenant has an eviction policy of its own, over the nodes that all have in common, so that what one tenant does never
-//! moves an object of another in its order. Which tenant gives when room is needed for all is decided by the figures in
-//! [`Usage`], a cache line each: with one tenant there is nothing to decide, with a thousand it takes as long as reading 64 KiB.
+//! Every tenant has an eviction policy of its own, over nodes that all tenants share, so that nothing that
+//! one tenant does moves an object of another tenant in its order. The numbers in [`Usage`], one cache line
+//! per tenant, decide which tenant has to give when room is needed for all: with one tenant there is nothing
+//! to decide, with a thousand it takes as long as reading 64 KiB.
 
 use alloc::vec::Vec;
 
@@ -10,28 +11,28 @@ use te_core::Instant;
 
 use super::{Entry, Objects};
 use crate::allocator::GRAIN_BYTES;
-use crate::blocks::stored_len;
+use crate::chunks::stored_len;
 use crate::eviction::{Eviction as _, EvictionPolicy, List, Policy};
 use crate::{TenantConfig, TenantNo};
 
-/// Which of a tenant's objects may go.
+/// The order in which a tenant's objects are evicted.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) policy: Policy,
-    /// Softly pinned objects, the oldest revival first.
+    /// Softly pinned objects, the oldest renewal first.
     pub(super) soft: List,
 }
 
-/// What a tenant uses and what it may.
+/// What a tenant uses, and its limits.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     /// Bytes of its objects, as [`charge`] counts them.
     pub(crate) bytes: u64,
     pub(crate) guaranteed_bytes: u64,
-    /// It had nothing that could be evicted, and is not asked again before this.
+    /// The tenant had nothing that could be evicted, and is not examined again before this time.
     starved_until: Instant,
     pub(crate) quota_bytes: u64,
-    /// Bytes of objects that are pinned for good, each counted once.
+    /// Bytes of objects that are pinned for good, each object counted once.
     pub(crate) hard_bytes: u64,
     pub(crate) evictions_total: u64,
     pub(crate) refusals_total: u64,
@@ -54,28 +55,29 @@ impl Usage {
         quota_objects: u32::MAX,
     };
 
-    /// Whether it may have another object of so many bytes, besides `held` bytes that are its, but no object's.
+    /// Whether the tenant may have one more object of `bytes`, besides `held` bytes that are charged to it
+    /// and belong to no object.
     pub(crate) fn has_room(&self, bytes: u64, held: u64) -> bool {
         self.objects < self.quota_objects && self.has_bytes(bytes, held)
     }
 
-    /// Whether its objects may take so many bytes more.
+    /// Whether the tenant's objects may take `bytes` more.
     pub(crate) fn has_bytes(&self, bytes: u64, held: u64) -> bool {
         self.bytes.saturating_add(held).saturating_add(bytes) <= self.quota_bytes
     }
 
-    /// Whether it gives when room is needed for all.
+    /// Whether the tenant has to give when room is needed for all.
     pub(super) fn gives(&self) -> bool {
         self.over() > 0
     }
 
-    /// Bytes above what is guaranteed to it.
+    /// Bytes above the tenant's guarantee.
     fn over(&self) -> u64 {
         self.bytes.saturating_sub(self.guaranteed_bytes)
     }
 }
 
-/// What an object costs its tenant: what it takes up, in whole grains, for each copy.
+/// The bytes that an object is charged to its tenant: its stored length in whole grains, per replica.
 pub(crate) fn charge(len: u64, replicas: usize) -> u64 {
     len.checked_next_multiple_of(GRAIN_BYTES).unwrap_or(len).saturating_mul(replicas as u64)
 }
@@ -89,63 +91,64 @@ impl Entry {
 impl Objects {
     /// Makes room for tenants up to this one.
     pub(crate) fn add_share(&mut self, tenant: TenantNo, policy: EvictionPolicy) {
-        while self.orders.len() <= usize::from(tenant) {
+        while self.orders.len() <= tenant.index() {
             self.orders.push(Order { policy: policy.build(), soft: List::EMPTY });
             self.usage.push(Usage::UNLIMITED);
         }
     }
 
-    /// A tenant without objects is gone, and its number free.
+    /// A tenant without objects was removed, and its number is free.
     pub(crate) fn clear_share(&mut self, tenant: TenantNo, policy: EvictionPolicy) {
-        self.orders[usize::from(tenant)] = Order { policy: policy.build(), soft: List::EMPTY };
-        self.usage[usize::from(tenant)] = Usage::UNLIMITED;
+        self.orders[tenant.index()] = Order { policy: policy.build(), soft: List::EMPTY };
+        self.usage[tenant.index()] = Usage::UNLIMITED;
     }
 
     pub(crate) fn limit(&mut self, tenant: TenantNo, config: &TenantConfig) {
-        let usage = &mut self.usage[usize::from(tenant)];
+        let usage = &mut self.usage[tenant.index()];
         usage.quota_bytes = config.quota_bytes.unwrap_or(u64::MAX);
         usage.quota_objects = config.quota_objects.unwrap_or(u32::MAX);
         usage.guaranteed_bytes = config.guaranteed_bytes;
     }
 
     pub(crate) fn usage(&self, tenant: TenantNo) -> &Usage {
-        &self.usage[usize::from(tenant)]
+        &self.usage[tenant.index()]
     }
 
     pub(crate) fn usage_mut(&mut self, tenant: TenantNo) -> &mut Usage {
-        &mut self.usage[usize::from(tenant)]
+        &mut self.usage[tenant.index()]
     }
 
-    /// All of them.
+    /// The usage of all tenants.
     pub(crate) fn usages(&self) -> &[Usage] {
         &self.usage
     }
 
-    /// Candidates and softly pinned objects of a tenant.
+    /// Number of candidates and of softly pinned objects of a tenant.
     pub(crate) fn may_go(&self, tenant: TenantNo) -> (u32, u32) {
-        let order = &self.orders[usize::from(tenant)];
+        let order = &self.orders[tenant.index()];
         (order.policy.len(), order.soft.len())
     }
 
-    /// Who gives when room is needed for all: the tenant that is furthest above what is guaranteed to it and, as far as is
-    /// known, has something to give. Nobody who is within it.
+    /// The tenant that has to give when room is needed for all: the one furthest above its guarantee that has
+    /// something to give, as far as is known. `None`: every tenant is within its guarantee, or has nothing to
+    /// give.
     pub(crate) fn furthest_over(&self, now: Instant) -> Option<TenantNo> {
         let asked = |(no, usage): (usize, &Usage)| (usage.starved_until <= now).then_some((usage.over(), no));
         let (over, no) =
             self.usage.iter().enumerate().filter_map(asked).max_by_key(|(over, no)| (*over, !*no))?;
-        (over > 0).then_some(no as TenantNo)
+        (over > 0).then_some(TenantNo::new(no as u16))
     }
 
-    /// Tenants that are above what is guaranteed to them, furthest first.
+    /// The tenants that are above their guarantees, furthest first.
     pub(crate) fn givers(&self) -> Vec<TenantNo> {
         let over = self.usage.iter().enumerate().filter(|(_, usage)| usage.gives());
         let mut givers: Vec<(u64, TenantNo)> =
-            over.map(|(no, usage)| (usage.over(), no as TenantNo)).collect();
+            over.map(|(no, usage)| (usage.over(), TenantNo::new(no as u16))).collect();
         givers.sort_unstable_by_key(|(over, no)| (core::cmp::Reverse(*over), *no));
         givers.into_iter().map(|(_, no)| no).collect()
     }
 
-    /// What goes with an object, itself included, as its tenant is charged for it.
+    /// The charge of an object and of everything that is evicted with it.
     pub(crate) fn charge_with_group(&self, index: u32) -> u64 {
         match self.members(index) {
             Some(members) => members.iter().map(|member| self.entries[*member].charge()).sum(),
@@ -153,23 +156,23 @@ impl Objects {
         }
     }
 
-    /// It has nothing to give for a while.
+    /// The tenant has nothing to give until then.
     pub(crate) fn starve(&mut self, tenant: TenantNo, until: Instant) {
-        self.usage[usize::from(tenant)].starved_until = until;
+        self.usage[tenant.index()].starved_until = until;
     }
 
-    /// There are no tenants but the default one.
+    /// Whether the default tenant is the only one.
     pub(crate) fn is_single(&self) -> bool {
         self.usage.len() == 1
     }
 
     pub(super) fn order(&mut self, index: u32) -> (&mut Order, &mut crate::eviction::Nodes) {
         let tenant = self.entries[index].tenant;
-        (&mut self.orders[usize::from(tenant)], &mut self.nodes)
+        (&mut self.orders[tenant.index()], &mut self.nodes)
     }
 
-    /// It has something to give again.
+    /// The tenant has something to give again.
     pub(super) fn fed(&mut self, index: u32) {
-        self.usage[usize::from(self.entries[index].tenant)].starved_until = Instant::ZERO;
+        self.usage[self.entries[index].tenant.index()].starved_until = Instant::ZERO;
     }
 }

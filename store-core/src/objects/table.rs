@@ -1,18 +1,19 @@
 //! The hash table of keys: slab indices, with 32 bits of each hash.
 //!
-//! It grows when it is full, and shrinks when three quarters of it are empty. Shrinking moves a few slots with every removal and
-//! every timeout, so that nobody waits for a million of them: until the last has moved there are two tables, and what is not
-//! found in the new one is looked for in the old.
+//! It grows when it is full, and shrinks when three quarters of it are empty. Shrinking moves a few slots
+//! with every removal and every timeout, so that no call waits for a million moves: until the last slot has
+//! moved there are two tables, and what is not found in the new one is looked up in the old.
 
 use alloc::boxed::Box;
 
 use hashbrown::HashTable;
 
-/// A smaller table is not worth the trouble.
+/// Smaller tables are not shrunk.
 const BUCKETS_MIN: usize = 4_096;
-/// Buckets of a table that is too large that are looked at with each removal: it is left long before the next one is.
+/// Buckets of a table that is too large that are moved per removal: the table is empty long before the next
+/// one has to shrink.
 const BUCKETS_PER_REMOVAL: usize = 16;
-/// The same with each timeout: some tens of microseconds.
+/// The same per timeout: some tens of microseconds.
 pub(super) const BUCKETS_PER_TIMEOUT: usize = 2_048;
 
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +22,7 @@ struct Slot {
     hash: u32,
 }
 
-/// A slot as it is counted: the table takes a byte for each besides.
+/// The memory of a slot: the table takes one more byte per slot.
 pub(super) const SLOT_BYTES: usize = size_of::<Slot>() + 1;
 
 #[derive(Debug)]
@@ -30,11 +31,11 @@ pub(super) struct Table {
     leaving: Option<Box<Leaving>>,
 }
 
-/// A table that is too large.
+/// A table that is too large and is being emptied.
 #[derive(Debug)]
 struct Leaving {
     slots: HashTable<Slot>,
-    /// The first bucket that may have one.
+    /// The first bucket that may contain an index.
     next: usize,
 }
 
@@ -52,12 +53,12 @@ impl Table {
         found.map(|slot| slot.index)
     }
 
-    /// Adds what is not there.
+    /// Adds an index that is not in the table.
     pub(super) fn insert(&mut self, hash: u32, index: u32) {
         self.slots.insert_unique(spread(hash), Slot { index, hash }, |slot| spread(slot.hash));
     }
 
-    /// Takes out what is there.
+    /// Removes an index that is in the table.
     pub(super) fn remove(&mut self, hash: u32, index: u32) {
         let is = |slot: &Slot| slot.index == index;
         if let Ok(slot) = self.slots.find_entry(spread(hash), is) {
@@ -80,7 +81,7 @@ impl Table {
         self.leaving.is_some()
     }
 
-    /// Goes on shrinking, if it does, and looks at so many buckets for it.
+    /// Continues to shrink, if shrinking is in progress: moves `buckets` buckets.
     pub(super) fn shrink(&mut self, buckets: usize) {
         let Some(leaving) = &mut self.leaving else { return };
         let end = leaving.slots.num_buckets().min(leaving.next + buckets);
@@ -102,7 +103,8 @@ impl Table {
     }
 }
 
-/// 64 bits for the table out of the 32 that slots keep: it takes the bucket from the low end and the tag from the high.
+/// 64 bits for the hash table from the 32 that slots keep: it takes the bucket from the low end and the tag
+/// from the high end.
 const fn spread(hash: u32) -> u64 {
     (hash as u64) << 32 | hash as u64
 }

@@ -1,4 +1,4 @@
-//! Who asks, what there is, and what an admin changes, behind the wire.
+//! Handlers of greetings, reports and administration.
 
 use alloc::vec::Vec;
 
@@ -25,13 +25,13 @@ pub(super) fn hello(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode
         node_ttl_ms: config.node_ttl_ms,
         challenge: session.challenge,
     };
-    request.answer_head::<Hello>(&welcome)
+    request.respond_head::<Hello>(&welcome)
 }
 
 pub(super) fn read_stats(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let all = sees_all(master, &call);
     let stats = if all { master.stats() } else { master.stats_of(call.tenant) };
-    call.request.answer_head::<ReadStats>(&stats)
+    call.request.respond_head::<ReadStats>(&stats)
 }
 
 pub(super) fn explain_eviction(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
@@ -42,17 +42,17 @@ pub(super) fn explain_eviction(master: &mut Master, call: Call<'_>) -> Result<()
     let mut next = Page::default();
     master.next_victims(now, tenant, |victim| next.items.len() < limit && next.push(victim, victim.key));
     let report = if all { master.eviction() } else { master.eviction_of(tenant) };
-    request.answer::<ExplainEviction>(&report, next.items.into_iter())
+    request.respond::<ExplainEviction>(&report, next.items.into_iter())
 }
 
 pub(super) fn read_config(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
-    call.request.answer_head::<ReadConfig>(master.config())
+    call.request.respond_head::<ReadConfig>(master.config())
 }
 
 pub(super) fn evict_now(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let (leave, _) = call.request.read::<EvictNow>()?;
     let evicted = master.evict_now(call.now, leave);
-    call.request.answer_head::<EvictNow>(&evicted)
+    call.request.respond_head::<EvictNow>(&evicted)
 }
 
 pub(super) fn tenant_list(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
@@ -60,33 +60,34 @@ pub(super) fn tenant_list(master: &mut Master, call: Call<'_>) -> Result<(), Err
     let (_, names) = request.read::<TenantList>()?;
     let unknown = ErrorCode::TenantNotRegistered;
     if !rights.admin {
-        // There is no other as far as it can tell.
+        // A tenant cannot see that there are others.
         let own = master.usage_of(tenant);
         let all = core::iter::repeat_n(Ok(own), usize::from(names.is_empty()));
         let named = names.map(|name| if name == own.name { Ok(own) } else { Err(unknown) });
-        let answers: Vec<_> = all.chain(named).collect();
-        return request.answer::<TenantList>(&(), answers.into_iter());
+        let items: Vec<_> = all.chain(named).collect();
+        return request.respond::<TenantList>(&(), items.into_iter());
     }
     if names.is_empty() {
         let all: Vec<_> = master.tenants().take(KEYS_PER_BATCH_MAX).map(Ok).collect();
-        return request.answer::<TenantList>(&(), all.into_iter());
+        return request.respond::<TenantList>(&(), all.into_iter());
     }
-    request.answer::<TenantList>(&(), names.map(|name| master.tenant(name).ok_or(unknown)))
+    request.respond::<TenantList>(&(), names.map(|name| master.tenant(name).ok_or(unknown)))
 }
 
 pub(super) fn tenant_set(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let (setting, _) = call.request.read::<TenantSet>()?;
     master.set_tenant(&setting)?;
-    call.request.answer_head::<TenantSet>(&())
+    call.request.respond_head::<TenantSet>(&())
 }
 
 pub(super) fn tenant_remove(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let (name, _) = call.request.read::<TenantRemove>()?;
     master.remove_tenant(name)?;
-    call.request.answer_head::<TenantRemove>(&())
+    call.request.respond_head::<TenantRemove>(&())
 }
 
-/// Whether it is told of the whole store: an admin is, and the only tenant that there is.
+/// Whether the caller sees numbers of the whole store: an admin does, and the only tenant of a master without
+/// tenants.
 fn sees_all(master: &Master, call: &Call<'_>) -> bool {
     call.rights.admin || !master.config().multi_tenants
 }

@@ -1,10 +1,10 @@
-//! Nodes and segments behind the wire.
+//! Handlers of requests about nodes and segments.
 
 use alloc::vec::Vec;
 
 use super::Call;
 use crate::message::{
-    Beat, EndExpulsions, FetchExpulsions, ListNodes, Mount, MountAnswer, NodeStatus, QueryHosts,
+    Beat, EndExpulsions, FetchExpulsions, ListNodes, Mount, MountResponse, NodeStatus, QueryHosts,
     ReportSegments, Segments, Unmount,
 };
 use crate::wire::KEYS_PER_BATCH_MAX;
@@ -14,16 +14,16 @@ pub(super) fn mount(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode
     let Call { now, session, request, .. } = call;
     let (segment, _) = request.read::<Mount>()?;
     let no = master.session_no(session);
-    let answer = master.mount_from(now, &segment, no)?;
-    session.node |= matches!(answer, MountAnswer::Mounted(_));
-    request.answer_head::<Mount>(&answer)
+    let response = master.mount_from(now, &segment, no)?;
+    session.node |= matches!(response, MountResponse::Mounted(_));
+    request.respond_head::<Mount>(&response)
 }
 
 pub(super) fn unmount(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, request, .. } = call;
     let (segment, _) = request.read::<Unmount>()?;
     master.unmount(now, &segment)?;
-    request.answer_head::<Unmount>(&())
+    request.respond_head::<Unmount>(&())
 }
 
 pub(super) fn beat(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
@@ -32,14 +32,14 @@ pub(super) fn beat(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode>
     let no = master.session_no(session);
     let status = master.heartbeat_from(now, &beat, no)?;
     session.node |= status != NodeStatus::NeedRemount;
-    request.answer_head::<Beat>(&status)
+    request.respond_head::<Beat>(&status)
 }
 
 pub(super) fn fetch_expulsions(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, request, .. } = call;
-    let (ask, _) = request.read::<FetchExpulsions>()?;
-    let orders = master.fetch_expulsions(now, &ask)?;
-    request.answer::<FetchExpulsions>(&(), orders.into_iter())
+    let (fetch, _) = request.read::<FetchExpulsions>()?;
+    let orders = master.fetch_expulsions(now, &fetch)?;
+    request.respond::<FetchExpulsions>(&(), orders.into_iter())
 }
 
 pub(super) fn end_expulsions(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
@@ -47,14 +47,14 @@ pub(super) fn end_expulsions(master: &mut Master, call: Call<'_>) -> Result<(), 
     let (proof, ends) = request.read::<EndExpulsions>()?;
     master.check_node(proof.node, proof.key)?;
     let ended = ends.map(|end| master.end_expulsion(now, proof.node, &end));
-    request.answer::<EndExpulsions>(&(), ended)
+    request.respond::<EndExpulsions>(&(), ended)
 }
 
 pub(super) fn report_segments(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, request, .. } = call;
     let (_, reported) = request.read::<ReportSegments>()?;
     let noted = reported.map(|no| master.report_unreachable(now, no));
-    request.answer::<ReportSegments>(&(), noted)
+    request.respond::<ReportSegments>(&(), noted)
 }
 
 pub(super) fn segments(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
@@ -62,18 +62,18 @@ pub(super) fn segments(master: &mut Master, call: Call<'_>) -> Result<(), ErrorC
     let (_, wanted) = request.read::<Segments>()?;
     if wanted.is_empty() {
         let all: Vec<_> = master.segments().map(Ok).collect();
-        return request.answer::<Segments>(&(), all.into_iter());
+        return request.respond::<Segments>(&(), all.into_iter());
     }
     let found = wanted.map(|no| master.segment(no).ok_or(ErrorCode::SegmentNotFound));
-    request.answer::<Segments>(&(), found)
+    request.respond::<Segments>(&(), found)
 }
 
 pub(super) fn query_hosts(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
-    let (_, asked) = call.request.read::<QueryHosts>()?;
-    call.request.answer::<QueryHosts>(&(), asked.map(|of| master.hosts(of)))
+    let (_, wanted) = call.request.read::<QueryHosts>()?;
+    call.request.respond::<QueryHosts>(&(), wanted.map(|of| master.hosts(of)))
 }
 
 pub(super) fn list_nodes(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let nodes: Vec<_> = master.nodes(call.now).take(KEYS_PER_BATCH_MAX).collect();
-    call.request.answer::<ListNodes>(&(), nodes.into_iter())
+    call.request.respond::<ListNodes>(&(), nodes.into_iter())
 }

@@ -1,26 +1,25 @@
-//! Objects behind the wire: what is put, read, listed and removed.
+//! Handlers of requests that put, read, list and remove objects.
 
 use super::{Call, Keyed, Page, batch};
 use crate::message::{
     ClearReplicas, Exists, Find, FindReplicas, Get, Lease, List, ListPosition, PutEnd, PutRevoke, PutStart,
-    PutWindow, Remove, RemoveMany, ReturnLeases, WhyKept,
-};
-use crate::{ErrorCode, Master, Place};
+    PutWindow, Remove, RemoveMany, ReturnLeases, WhyKept, RemoveMode, WriterState};
+use crate::{ErrorCode, Master, Place, BatchOrder};
 
 pub(super) fn put_start(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, session, tenant, request, .. } = call;
     let head = PutWindow { window_ms: master.config().put_start_discard_timeout_ms };
-    let (ask, items) = request.read::<PutStart>()?;
-    // Nobody could be asked whether its writes are over, and what it was given would stay taken.
-    if ask.writer == 0 {
+    let (put, items) = request.read::<PutStart>()?;
+    // No node could report whether the writes are over, and the space would stay pending release.
+    if put.writer == 0 {
         return Err(ErrorCode::InvalidParams);
     }
     let (len, returning) = (items.len(), master.returning(items.map(|item| item.of(tenant))));
     let no = master.session_no(session);
-    let done = batch::<PutStart>(master, tenant, request, &head, |master, at, ask, new| {
+    let done = batch::<PutStart>(master, tenant, request, &head, |master, at, put, new| {
         let place = Place::new(at, len, returning);
-        session.writer = ask.writer;
-        master.put_start_from(now, new.of(tenant), new.len, &ask.item(at), place, no)
+        session.writer = put.writer;
+        master.put_start_from(now, new.of(tenant), new.len, &put.item(at), place, no)
     });
     session.puts = master.unfinished_of(no);
     done
@@ -30,7 +29,7 @@ pub(super) fn put_end(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCo
     let Call { now, session, tenant, request, .. } = call;
     batch::<PutEnd>(master, tenant, request, &(), |master, at, (), item| {
         master.check_handle(item.generation, item.handle)?;
-        master.put_end_in(now, item.of(tenant), item.generation, item.checksum, at > 0)
+        master.put_end_in(now, item.of(tenant), item.generation, item.checksum, BatchOrder::of(at))
     })?;
     session.puts = master.unfinished_of(session.no);
     Ok(())
@@ -40,7 +39,7 @@ pub(super) fn put_revoke(master: &mut Master, call: Call<'_>) -> Result<(), Erro
     let Call { now, session, tenant, request, .. } = call;
     batch::<PutRevoke>(master, tenant, request, &(), |master, _, (), item| {
         master.check_handle(item.generation, item.handle)?;
-        master.put_revoke(now, item.of(tenant), item.generation, item.quiet)
+        master.put_revoke(now, item.of(tenant), item.generation, WriterState::of(item.quiet))
     })?;
     session.puts = master.unfinished_of(session.no);
     Ok(())
@@ -52,7 +51,7 @@ pub(super) fn get(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> 
     let leases = &mut session.leases;
     let before = leases.memory_bytes();
     let done = batch::<Get>(master, tenant, request, &head, |master, at, (), key| {
-        master.get_for(now, key.of(tenant), at > 0, leases)
+        master.get_for(now, key.of(tenant), BatchOrder::of(at), leases)
     });
     master.lease_bytes += leases.memory_bytes() - before;
     done
@@ -63,7 +62,7 @@ pub(super) fn exists(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCod
     batch::<Exists>(master, tenant, request, &(), |master, _, (), key| master.exists(key.of(tenant)))
 }
 
-/// Has no answer. Of what cannot be read nothing is given back: it runs out.
+/// Has no response. If the request does not decode, no lease is returned: they end by time.
 pub(super) fn return_leases(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, session, request, .. } = call;
     let Ok((_, ranges)) = request.read::<ReturnLeases>() else { return Ok(()) };
@@ -76,7 +75,7 @@ pub(super) fn return_leases(master: &mut Master, call: Call<'_>) -> Result<(), E
 pub(super) fn remove(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, tenant, request, .. } = call;
     batch::<Remove>(master, tenant, request, &(), |master, _, (), item| {
-        master.remove(now, item.of(tenant), item.force)
+        master.remove(now, item.of(tenant), RemoveMode::of(item.force))
     })
 }
 
@@ -84,7 +83,7 @@ pub(super) fn remove_many(master: &mut Master, call: Call<'_>) -> Result<(), Err
     let Call { now, tenant, request, .. } = call;
     let (query, _) = request.read::<RemoveMany>()?;
     let page = master.remove_many(now, tenant, &query)?;
-    request.answer_head::<RemoveMany>(&page)
+    request.respond_head::<RemoveMany>(&page)
 }
 
 pub(super) fn clear_replicas(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
@@ -99,7 +98,7 @@ pub(super) fn list(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode>
     let (query, _) = request.read::<List>()?;
     let mut page = Page::default();
     let cursor = master.list_of(now, tenant, &query, |listed| page.push(listed, listed.key));
-    request.answer::<List>(&ListPosition { cursor }, page.items.into_iter())
+    request.respond::<List>(&ListPosition { cursor }, page.items.into_iter())
 }
 
 pub(super) fn find(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
@@ -107,7 +106,7 @@ pub(super) fn find(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode>
     let (query, _) = request.read::<Find>()?;
     let mut page = Page::default();
     let cursor = master.find(now, tenant, &query, |listed| page.push(listed, listed.key))?;
-    request.answer::<Find>(&ListPosition { cursor }, page.items.into_iter())
+    request.respond::<Find>(&ListPosition { cursor }, page.items.into_iter())
 }
 
 pub(super) fn why_kept(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {

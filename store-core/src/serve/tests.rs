@@ -1,14 +1,16 @@
-//! Who may ask for what.
+//! Tests of the rights that operations need.
 
 use alloc::string::String;
 
 use super::*;
 use crate::{Header, MasterConfig, Peer, Secret, TenantConfig};
 
-/// Whose objects a request is about, or why it is refused, by what the connection is. In each row first those that are no
-/// admin, then those that are one; in each group what is nothing else, a tenant, a node, a tenant and a node.
+/// The tenant whose objects a request is about, or why it is refused, by the rights of the connection. In
+/// each row first connections without, then those with the rights of an admin; in each group a connection
+/// without further rights, a tenant, a node, a tenant and a node.
 ///
-/// `t` the tenant's own, `*` everybody's, `0` nobody's; `.` `TenantNotRegistered`, `x` `PermissionDenied`.
+/// `t` the tenant's own objects, `*` those of all tenants, `0` no object; `.` `TenantNotRegistered`, `x`
+/// `PermissionDenied`.
 const EXPECTED: &[(Kind, &str, &str)] = &[
     (Kind::Hello, "0000", "0000"),
     (Kind::Mount, "xx00", "xx00"),
@@ -53,11 +55,11 @@ const EXPECTED: &[(Kind, &str, &str)] = &[
     (Kind::ClearReplicas, ".t.t", ".t.t"),
 ];
 
-/// A tenant's number in a master with one besides the default one.
+/// A tenant's number in a master with one tenant besides the default one.
 const TENANT: TenantNo = 1;
 
-/// Every combination of rights: those that are not known, which nothing else makes up for, and then those that are, in the
-/// order of the table's columns.
+/// Every combination of rights: of connections without a greeting, or with one, in the order of the table's
+/// columns.
 fn combinations(known: bool) -> impl Iterator<Item = Rights> {
     (0..8).map(move |at| Rights {
         known,
@@ -70,7 +72,7 @@ fn combinations(known: bool) -> impl Iterator<Item = Rights> {
 fn letter(permitted: Result<TenantNo, ErrorCode>) -> char {
     match permitted {
         Ok(TENANT) => 't',
-        Ok(EVERYBODY) => '*',
+        Ok(ALL_TENANTS) => '*',
         Ok(_) => '0',
         Err(ErrorCode::TenantNotRegistered) => '.',
         Err(ErrorCode::PermissionDenied) => 'x',
@@ -79,7 +81,7 @@ fn letter(permitted: Result<TenantNo, ErrorCode>) -> char {
 }
 
 #[test]
-fn every_operation_is_for_those_who_may_ask_for_it_and_for_no_others() {
+fn every_operation_is_permitted_with_its_right_and_refused_without() {
     let rows: Vec<Kind> = EXPECTED.iter().map(|(kind, ..)| *kind).collect();
     let missing: Vec<_> = Kind::ALL.iter().filter(|kind| !rows.contains(kind)).collect();
     assert!(missing.is_empty() && rows.len() == Kind::ALL.len(), "no row, or two: {missing:?}");
@@ -93,8 +95,8 @@ fn every_operation_is_for_those_who_may_ask_for_it_and_for_no_others() {
     }
 }
 
-/// The same through [`Master::handle`], with every session that there can be: whoever may not ask is told so, whatever it
-/// asks, and whoever may gets further than that.
+/// The same through [`Master::handle`], with every possible session: a request without the needed right is
+/// refused whatever its body is, and one with the right is not.
 #[test]
 fn a_request_is_refused_before_it_is_read() {
     let config = MasterConfig {
@@ -111,11 +113,11 @@ fn a_request_is_refused_before_it_is_read() {
         (session.greeted, session.admin, session.cluster) = (rights.known, rights.admin, rights.node);
         session.tenant = rights.tenant.map(|no| (no, 0));
         if master.rights(&session) != rights {
-            assert!(rights.admin && !rights.node, "an admin is a node as well: {rights:?}");
+            assert!(rights.admin && !rights.node, "an admin has the rights of a node: {rights:?}");
             continue;
         }
         for kind in Kind::ALL {
-            // A body that no operation can read.
+            // A body that no operation can decode.
             let header = Header { kind: *kind as u8, response: false, request_id: 3, status: 0 };
             let mut out = Vec::new();
             master.handle(Instant::ZERO, &mut session, &Frame { header, body: &[] }, &mut out);
@@ -132,5 +134,5 @@ fn a_request_is_refused_before_it_is_read() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 12 * (Kind::ALL.len() - 1), "all but an admin that is no node");
+    assert_eq!(seen, 12 * (Kind::ALL.len() - 1), "all but an admin without the rights of a node");
 }

@@ -1,85 +1,88 @@
-//! Whether what clients saw of a key could have been seen of one object store that does one thing at a time.
+//! Whether the responses that clients got about a key could have come from an object store that executes one
+//! operation at a time.
 //!
 //! # The model
-//! Keys do not know of each other, so that a history is linearizable when that of each key is (Herlihy and Wing 1990,
-//! locality). A key is in one of two states: *absent*, or *present* with one put, whose bytes never change. Every operation
-//! takes effect at one instant between its call and its answer:
+//! Keys are independent of each other, so a history is linearizable when that of each key is (Herlihy and
+//! Wing 1990, locality). A key is in one of two states: *absent*, or *present* with one put, whose bytes
+//! never change. Every operation takes effect at one instant between its request and its response:
 //!
-//! | Operation, answer | may take effect when | and leaves |
+//! | Operation, response | may take effect when | resulting state |
 //! |---|---|---|
 //! | put, done | absent, and every put that took effect before was started before | present with this put |
-//! | put, not known (no answer, or its caller died) | as above, now, later or never | |
+//! | put, unknown (no response, or its caller died) | as above, now, later or never | |
 //! | put, refused or given up | never: no get may return it | |
-//! | get, an object | present with just this put, whose bytes these are | as it was |
+//! | get, an object | present with exactly this put, whose bytes these are | unchanged |
 //! | get, not found | absent | absent |
-//! | get, any other error | whenever | as it was |
+//! | get, any other error | always | unchanged |
 //! | exists, yes / no | present / absent | as it was |
-//! | remove, done | present; forced: whenever, for it may have hit an unfinished put | absent |
-//! | remove, not found | whenever: it may be the second try of one that was done | absent |
+//! | remove, done | present; forced: always, for it may have hit an unfinished put | absent |
+//! | remove, not found | always: it may be the second try of one that was done | absent |
 //! | remove, leased / not ready | present / absent | as it was |
-//! | remove, not known | now, later or never | absent |
-//! | loss | whenever | absent |
+//! | remove, unknown | now, later or never | absent |
+//! | loss | always | absent |
 //!
-//! A *loss* is the store's own doing, told by whoever runs it: evicted, expired, its last node gone, the master restarted.
-//! A miss without a loss or a remove before it is therefore a violation, and so is an object after one of them. The order
-//! of starts says that a put which was overtaken (displaced or removed while it was written) never comes back: the master
-//! starts one put of a key at a time.
+//! A *loss* is caused by the store itself and reported by its operator: an eviction, an expiry, the end of
+//! the last node, a restart of the master. A miss without a loss or a remove before it is therefore a
+//! violation, and so is an object after one of them. From the order of starts it follows that a put which was
+//! overtaken (displaced or removed while it was written) never comes back: the master starts one put of a key
+//! at a time.
 //!
 //! # The search
-//! Wing and Gong's, in the order of time (Lowe 2017, "just-in-time linearization"): the set of all configurations that the
-//! answers so far allow, a configuration being a state and which of the running operations have taken effect. It is empty
-//! after some answer: that answer has no explanation. Histories are short and few operations run at once; the limits below
-//! are there so that one that is not is told so rather than searched for ever.
+//! Wing and Gong's, in the order of time (Lowe 2017, "just-in-time linearization"): the set of all
+//! configurations that the responses so far allow, a configuration being a state and the set of running
+//! operations that have taken effect. If it is empty after a response, that response has no explanation.
+//! Histories are short and few operations run at once; a history beyond the limits below is refused instead
+//! of searched forever.
 //!
-//! What it is not: a judge of bytes (the recorder compares them, and says whose they are), nor of what lies in memory.
+//! It does not judge bytes (the recorder compares them and identifies their put), nor the contents of memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
-/// Operations on one key that may run at once, those that never got an answer included.
+/// Limit on operations on one key that run at once, including those that never got a response.
 pub(crate) const RUNNING_MAX: usize = 64;
-/// Configurations that are kept at once.
+/// Limit on configurations that are kept at once.
 pub(crate) const CONFIGURATIONS_MAX: usize = 1 << 18;
 
-/// Names a put: chosen by the recorder, one for each put of each key.
+/// Identifies a put: chosen by the recorder, one per put and key.
 pub(crate) type PutId = u64;
 
-/// What was asked for.
+/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum Request {
     /// Store this put's bytes.
     Put(PutId),
     /// Read.
     Get,
-    /// Is it there?
+    /// Does the object exist?
     Exists,
-    /// Forget it.
+    /// Remove the object.
     Remove {
         /// Even under a lease, even unfinished.
         force: bool,
     },
 }
 
-/// What was answered.
+/// A response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum Response {
     /// The put is committed; the remove is done.
     Done,
-    /// The put never will be; the get or remove says nothing about the object.
+    /// The put will never be committed; the get or remove says nothing about the object.
     Failed,
-    /// No answer, or none that says: it may have taken effect, or may still.
+    /// No response, or one without information: it may have taken effect, or may still.
     NotKnown,
     /// The get returned this put's bytes. `None`: bytes of no put of this key.
     Object(Option<PutId>),
-    /// Get and remove: nothing there. Exists: no.
+    /// Get and remove: no object. Exists: no.
     NotFound,
-    /// Exists: yes. Remove: there, but leased.
+    /// Exists: yes. Remove: the object exists, but is leased.
     Found,
-    /// Remove: there, but not finished.
+    /// Remove: the object exists, but is not finished.
     NotReady,
 }
 
-/// Names a recorded operation.
+/// Identifies a recorded operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Id(usize);
 
@@ -87,85 +90,85 @@ pub(crate) struct Id(usize);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     who: usize,
-    ask: Ask,
-    answer: Answer,
+    ask: Request,
+    answer: Response,
     called: u64,
     /// `None`: not yet, or never.
     answered: Option<u64>,
 }
 
-/// What happened, key by key.
+/// The recorded operations, by key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History {
     operations: Vec<(Vec<u8>, Operation)>,
     losses: Vec<(Vec<u8>, u64)>,
-    /// The order in which the puts were started, for those that got so far.
+    /// The order in which puts were started, for those that were.
     starts: HashMap<PutId, u64>,
 }
 
-/// No order of the operations explains their answers, or none could be looked for.
+/// A history that no order of the operations explains, or that is over a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     /// The key.
     pub(crate) key: String,
     /// Why.
     pub(crate) reason: Reason,
-    /// The answer that has no explanation, and what happened around it.
+    /// The response that has no explanation, and the operations around it.
     pub(crate) story: String,
 }
 
 /// Why a history is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// The bytes are of no put of this key.
+    /// The bytes belong to no put of this key.
     ForeignBytes,
-    /// The bytes are of a put that was never finished.
+    /// The bytes belong to a put that was never finished.
     Unfinished,
-    /// Nothing explains the answer.
+    /// No order explains the response.
     NoOrder,
     /// Over a limit of this checker.
     TooComplex,
 }
 
 impl History {
-    /// Somebody asks for something.
-    pub(crate) fn called(&mut self, who: usize, key: &[u8], ask: Ask, at: u64) -> Id {
-        let operation = Operation { who, ask, answer: Answer::NotKnown, called: at, answered: None };
+    /// Records a request.
+    pub(crate) fn called(&mut self, who: usize, key: &[u8], ask: Request, at: u64) -> Id {
+        let operation = Operation { who, ask, answer: Response::NotKnown, called: at, answered: None };
         self.operations.push((key.to_vec(), operation));
         Id(self.operations.len() - 1)
     }
 
-    /// And is answered.
-    pub(crate) fn answered(&mut self, id: Id, answer: Answer, at: u64) {
+    /// Records its response.
+    pub(crate) fn answered(&mut self, id: Id, answer: Response, at: u64) {
         let operation = &mut self.operations[id.0].1;
         assert!(
             operation.answered.is_none() && operation.called <= at,
-            "answered twice, or before it was asked"
+            "a response was recorded twice, or before its request"
         );
         (operation.answer, operation.answered) = (answer, Some(at));
     }
 
-    /// A put got its place. The later the start, the higher `order`.
+    /// Records that a put was started. The later the start, the higher `order`.
     pub(crate) fn started(&mut self, put: PutId, order: u64) {
         self.starts.insert(put, order);
     }
 
-    /// The store lost the key's object by its own doing.
+    /// Records that the store lost the key's object.
     pub(crate) fn lost(&mut self, key: &[u8], at: u64) {
         self.losses.push((key.to_vec(), at));
     }
 
-    /// How many operations were recorded.
+    /// Number of recorded operations.
     pub(crate) fn len(&self) -> usize {
         self.operations.len()
     }
 
-    /// How many losses were recorded.
+    /// Number of recorded losses.
     pub(crate) fn losses(&self) -> usize {
         self.losses.len()
     }
 
-    /// Looks for an order that explains everything.
+    /// Searches for an order that explains all responses.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         let mut keys: BTreeMap<&[u8], (Vec<&Operation>, Vec<u64>)> = BTreeMap::new();
         for (key, operation) in &self.operations {
@@ -192,21 +195,22 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The put that is there, if any, and when the latest one was started that ever was.
+/// The put that is present, if any, and the start of the latest put so far.
 type State = (Option<PutId>, u64);
 
-/// A state, and a bit for each running operation that has taken effect.
+/// A state, and one bit per running operation that has taken effect.
 type Configuration = (State, u64);
 
 struct Search<'a> {
     operations: &'a [&'a Operation],
     starts: &'a HashMap<PutId, u64>,
-    /// Operations that run, each in the place of its bit.
+    /// Running operations, each at the index of its bit.
     running: Vec<Option<usize>>,
     configurations: HashSet<Configuration>,
 }
 
-/// In this order at the same instant: what ends at an instant runs at the same time as what begins there.
+/// In this order at the same instant: an operation that ends at an instant runs at the same time as one that
+/// begins there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Called(usize),
@@ -220,7 +224,7 @@ impl<'a> Search<'a> {
         Self { operations, starts, running: Vec::new(), configurations: HashSet::from([((None, 0), 0)]) }
     }
 
-    /// The error names the operation, or the loss after all operations, that has no explanation.
+    /// The error contains the operation, or the loss after all operations, that has no explanation.
     fn run(&mut self, losses: &[u64]) -> Result<(), (Reason, usize)> {
         self.judge_bytes()?;
         let mut events: Vec<(u64, Event)> = Vec::new();
@@ -229,8 +233,8 @@ impl<'a> Search<'a> {
                 continue;
             }
             events.push((operation.called, Event::Called(index)));
-            // One whose answer says nothing may take effect until the end of time.
-            let ends = operation.answered.filter(|_| operation.answer != Answer::NotKnown);
+            // An operation without an informative response may take effect until the end of time.
+            let ends = operation.answered.filter(|_| operation.answer != Response::NotKnown);
             events.extend(ends.map(|at| (at, Event::Answered(index))));
         }
         for (index, at) in losses.iter().enumerate() {
@@ -247,11 +251,12 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// What needs no search: whose bytes were read, and whether that put can ever have been there.
+    /// The checks without a search: which put the bytes belong to, and whether that put can ever have been
+    /// present.
     fn judge_bytes(&self) -> Result<(), (Reason, usize)> {
         for (index, get) in self.operations.iter().enumerate() {
-            let Answer::Object(object) = get.answer else { continue };
-            let put = object.and_then(|put| self.operations.iter().find(|other| other.ask == Ask::Put(put)));
+            let Response::Object(object) = get.answer else { continue };
+            let put = object.and_then(|put| self.operations.iter().find(|other| other.ask == Request::Put(put)));
             match put {
                 None => return Err((Reason::ForeignBytes, index)),
                 Some(put) if !put.can_take_effect(self.starts) => return Err((Reason::Unfinished, index)),
@@ -274,7 +279,8 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// The operation has an answer, so that it has taken effect: before it perhaps some of the others that run.
+    /// The operation has a response, so it has taken effect; before it perhaps some of the other running
+    /// ones.
     fn end(&mut self, index: usize) -> Result<(), (Reason, usize)> {
         let Some(place) = self.running.iter().position(|running| *running == Some(index)) else {
             return Ok(());
@@ -306,41 +312,41 @@ impl<'a> Search<'a> {
         if self.configurations.is_empty() { Err((Reason::NoOrder, index)) } else { Ok(()) }
     }
 
-    /// The state that the operation leaves behind, if it may take effect in this one.
+    /// The state after the operation, if it may take effect in this one.
     fn effect(&self, index: usize, state: State) -> Option<State> {
         let (object, latest) = state;
         let gone = (None, latest);
         let Some(operation) = self.operations.get(index) else { return Some(gone) };
         match (operation.ask, operation.answer) {
-            (Ask::Put(put), _) => {
+            (Request::Put(put), _) => {
                 let start = self.starts.get(&put).copied().unwrap_or(u64::MAX);
                 (object.is_none() && start > latest).then_some((Some(put), start))
             }
-            (Ask::Get, Answer::Object(read)) => (object == read).then_some(state),
-            (Ask::Get | Ask::Exists, Answer::NotFound) => object.is_none().then_some(state),
-            (Ask::Exists | Ask::Remove { .. }, Answer::Found) => object.is_some().then_some(state),
-            (Ask::Remove { .. }, Answer::NotReady) => object.is_none().then_some(state),
-            (Ask::Remove { force }, Answer::Done) => (force || object.is_some()).then_some(gone),
-            (Ask::Remove { .. }, Answer::NotFound | Answer::NotKnown) => Some(gone),
+            (Request::Get, Response::Object(read)) => (object == read).then_some(state),
+            (Request::Get | Request::Exists, Response::NotFound) => object.is_none().then_some(state),
+            (Request::Exists | Request::Remove { .. }, Response::Found) => object.is_some().then_some(state),
+            (Request::Remove { .. }, Response::NotReady) => object.is_none().then_some(state),
+            (Request::Remove { force }, Response::Done) => (force || object.is_some()).then_some(gone),
+            (Request::Remove { .. }, Response::NotFound | Response::NotKnown) => Some(gone),
             _ => Some(state),
         }
     }
 }
 
 impl Operation {
-    /// Whether it says or does anything.
+    /// Whether it can have an effect, or has an informative response.
     fn can_take_effect(&self, starts: &HashMap<PutId, u64>) -> bool {
         match (self.ask, self.answer) {
-            (_, Answer::Failed) => false,
-            // Without a place nothing can be committed.
-            (Ask::Put(put), _) => starts.contains_key(&put),
-            (Ask::Get | Ask::Exists, Answer::NotKnown) => false,
+            (_, Response::Failed) => false,
+            // A put that was not started cannot be committed.
+            (Request::Put(put), _) => starts.contains_key(&put),
+            (Request::Get | Request::Exists, Response::NotKnown) => false,
             _ => true,
         }
     }
 }
 
-/// What happened near the operation (or loss) that has no explanation.
+/// The operations near the one (or the loss) that has no explanation.
 fn story(operations: &[&Operation], losses: &[u64], starts: &HashMap<PutId, u64>, at: usize) -> String {
     const BEFORE: usize = 24;
     let mut lines: Vec<(u64, bool, String)> = Vec::new();
@@ -348,7 +354,7 @@ fn story(operations: &[&Operation], losses: &[u64], starts: &HashMap<PutId, u64>
     for (index, operation) in operations.iter().enumerate() {
         let Operation { who, ask, answer, called, answered } = operation;
         let start = match ask {
-            Ask::Put(put) => starts.get(put).map_or_else(String::new, |order| format!(", start {order}")),
+            Request::Put(put) => starts.get(put).map_or_else(String::new, |order| format!(", start {order}")),
             _ => String::new(),
         };
         let end = answered.map_or_else(|| "…".to_owned(), |at| at.to_string());

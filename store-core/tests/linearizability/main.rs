@@ -1,26 +1,27 @@
-//! The checker of histories, against histories that are known to be good or bad; `tests/simulation` records real ones.
+//! The checker of histories, against histories that are known to be valid or invalid; `tests/simulation`
+//! records real ones.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(dead_code, reason = "the simulation uses the rest")]
 
 mod checker;
 
-use checker::{Answer, Ask, CONFIGURATIONS_MAX, History, RUNNING_MAX, Reason};
+use checker::{Response, Request, CONFIGURATIONS_MAX, History, RUNNING_MAX, Reason};
 
-const GET: Ask = Ask::Get;
-const REMOVE: Ask = Ask::Remove { force: false };
+const GET: Request = Request::Get;
+const REMOVE: Request = Request::Remove { force: false };
 
-/// One operation of a history about one key: from, to, what, and how it ended.
-type Line = (u64, u64, Ask, Answer);
+/// One operation of a history about one key: begin, end, request and response.
+type Line = (u64, u64, Request, Response);
 
 /// Puts are started in the order of their numbers.
 fn history(lines: &[Line], losses: &[u64]) -> History {
     let mut history = History::default();
     for (who, (called, answered, ask, answer)) in lines.iter().enumerate() {
         let id = history.called(who, b"k", *ask, *called);
-        if let Ask::Put(put) = ask {
+        if let Request::Put(put) = ask {
             history.started(*put, *put);
         }
-        if *answer != Answer::NotKnown {
+        if *answer != Response::NotKnown {
             history.answered(id, *answer, *answered);
         }
     }
@@ -29,19 +30,19 @@ fn history(lines: &[Line], losses: &[u64]) -> History {
 }
 
 fn put(from: u64, to: u64, put: u64) -> Line {
-    (from, to, Ask::Put(put), Answer::Done)
+    (from, to, Request::Put(put), Response::Done)
 }
 
 fn hit(from: u64, to: u64, put: u64) -> Line {
-    (from, to, GET, Answer::Object(Some(put)))
+    (from, to, GET, Response::Object(Some(put)))
 }
 
 fn miss(from: u64, to: u64) -> Line {
-    (from, to, GET, Answer::NotFound)
+    (from, to, GET, Response::NotFound)
 }
 
 fn removed(from: u64, to: u64) -> Line {
-    (from, to, REMOVE, Answer::Done)
+    (from, to, REMOVE, Response::Done)
 }
 
 #[track_caller]
@@ -59,7 +60,7 @@ fn bad(reason: Reason, lines: &[Line], losses: &[u64]) {
 #[test]
 fn a_quiet_life_is_explained() {
     good(&[miss(0, 1), put(2, 3, 1), hit(4, 5, 1), hit(6, 7, 1), removed(8, 9), miss(10, 11)], &[]);
-    good(&[put(0, 1, 1), (2, 3, Ask::Exists, Answer::Found), removed(4, 5), put(6, 7, 2), hit(8, 9, 2)], &[]);
+    good(&[put(0, 1, 1), (2, 3, Request::Exists, Response::Found), removed(4, 5), put(6, 7, 2), hit(8, 9, 2)], &[]);
 }
 
 #[test]
@@ -68,7 +69,8 @@ fn what_runs_at_once_may_be_in_any_order() {
     good(&[put(0, 10, 1), miss(1, 2), hit(3, 4, 1)], &[]);
     good(&[put(0, 10, 1), hit(1, 2, 1), hit(3, 4, 1)], &[]);
     good(&[put(0, 10, 1), removed(0, 10), miss(20, 21)], &[]);
-    // An instant is no order: what ends at 3 and what begins there run at once.
+    // Operations that meet at an instant are not ordered: one that ends at 3 and one that begins there run at
+    // once.
     good(&[put(0, 3, 1), miss(3, 4), hit(4, 5, 1)], &[]);
 }
 
@@ -76,7 +78,7 @@ fn what_runs_at_once_may_be_in_any_order() {
 fn a_miss_after_a_put_is_explained_by_a_loss_only() {
     bad(Reason::NoOrder, &[put(0, 1, 1), miss(2, 3)], &[]);
     good(&[put(0, 1, 1), miss(4, 5)], &[3]);
-    // Not by one that came before the put was there, or after the miss.
+    // Not by a loss that came before the put was present, or after the miss.
     bad(Reason::NoOrder, &[put(2, 3, 1), miss(4, 5)], &[1]);
     bad(Reason::NoOrder, &[put(2, 3, 1), miss(4, 5)], &[6]);
 }
@@ -96,7 +98,7 @@ fn a_stale_read_is_refused() {
 fn an_object_that_comes_back_after_its_remove_is_refused() {
     bad(Reason::NoOrder, &[put(0, 1, 1), removed(2, 3), hit(4, 5, 1)], &[]);
     bad(Reason::NoOrder, &[put(0, 1, 1), removed(2, 3), miss(4, 5), hit(6, 7, 1)], &[]);
-    // Nor after somebody was told that it is not there.
+    // Nor after a response that there is no object.
     bad(Reason::NoOrder, &[put(0, 9, 1), hit(1, 2, 1), miss(3, 4), hit(5, 6, 1)], &[]);
 }
 
@@ -109,94 +111,94 @@ fn two_puts_that_both_won_are_refused() {
 #[test]
 fn a_read_of_what_is_not_finished_is_refused() {
     bad(Reason::NoOrder, &[put(5, 6, 1), hit(0, 1, 1)], &[]);
-    let failed = (0, 1, Ask::Put(1), Answer::Failed);
+    let failed = (0, 1, Request::Put(1), Response::Failed);
     bad(Reason::Unfinished, &[failed, hit(2, 3, 1)], &[]);
 }
 
 #[test]
-fn bytes_of_nobody_are_refused() {
-    bad(Reason::ForeignBytes, &[put(0, 1, 1), (2, 3, GET, Answer::Object(None))], &[]);
-    // Those of a put of another key as well.
+fn bytes_of_no_put_are_refused() {
+    bad(Reason::ForeignBytes, &[put(0, 1, 1), (2, 3, GET, Response::Object(None))], &[]);
+    // Bytes of a put of another key as well.
     bad(Reason::ForeignBytes, &[put(0, 1, 1), hit(2, 3, 2)], &[]);
 }
 
 #[test]
 fn a_put_without_an_answer_may_be_there_or_not_but_comes_only_once() {
-    let unknown = (0, 0, Ask::Put(1), Answer::NotKnown);
+    let unknown = (0, 0, Request::Put(1), Response::NotKnown);
     good(&[unknown, miss(2, 3), hit(4, 5, 1)], &[]);
     good(&[unknown, miss(2, 3), miss(4, 5)], &[]);
     bad(Reason::NoOrder, &[unknown, hit(2, 3, 1), removed(4, 5), hit(6, 7, 1)], &[]);
-    // A place that it never got cannot be committed.
+    // A put that was never started cannot be committed.
     let mut nowhere = History::default();
-    nowhere.called(0, b"k", Ask::Put(1), 0);
+    nowhere.called(0, b"k", Request::Put(1), 0);
     let get = nowhere.called(1, b"k", GET, 1);
-    nowhere.answered(get, Answer::Object(Some(1)), 2);
+    nowhere.answered(get, Response::Object(Some(1)), 2);
     assert_eq!(nowhere.check().map_err(|refusal| refusal.reason), Err(Reason::Unfinished));
 }
 
 #[test]
 fn a_put_that_was_overtaken_never_comes_back() {
-    // The first was started before the second, which is committed and removed again.
-    let unknown = (0, 0, Ask::Put(1), Answer::NotKnown);
+    // The first put was started before the second, which is committed and removed again.
+    let unknown = (0, 0, Request::Put(1), Response::NotKnown);
     bad(Reason::NoOrder, &[unknown, put(2, 3, 2), removed(4, 5), hit(6, 7, 1)], &[]);
     good(&[put(0, 1, 1), removed(2, 3), put(4, 5, 2), hit(6, 7, 2)], &[]);
 }
 
 #[test]
 fn a_remove_without_an_answer_may_strike_at_any_later_time_but_once() {
-    let unknown = (0, 0, REMOVE, Answer::NotKnown);
+    let unknown = (0, 0, REMOVE, Response::NotKnown);
     good(&[unknown, put(1, 2, 1), hit(3, 4, 1), miss(5, 6)], &[]);
     bad(Reason::NoOrder, &[unknown, put(1, 2, 1), miss(3, 4), put(5, 6, 2), miss(7, 8)], &[]);
 }
 
 #[test]
 fn a_remove_that_was_refused_says_what_it_saw() {
-    let leased = |from, to| (from, to, REMOVE, Answer::Found);
+    let leased = |from, to| (from, to, REMOVE, Response::Found);
     good(&[put(0, 1, 1), leased(2, 3), hit(4, 5, 1)], &[]);
     bad(Reason::NoOrder, &[leased(0, 1), put(2, 3, 1)], &[]);
-    bad(Reason::NoOrder, &[put(0, 1, 1), (2, 3, REMOVE, Answer::NotReady)], &[]);
+    bad(Reason::NoOrder, &[put(0, 1, 1), (2, 3, REMOVE, Response::NotReady)], &[]);
     bad(Reason::NoOrder, &[removed(0, 1)], &[]);
-    let forced = (0, 1, Ask::Remove { force: true }, Answer::Done);
+    let forced = (0, 1, Request::Remove { force: true }, Response::Done);
     good(&[forced, put(2, 3, 1)], &[]);
 }
 
 #[test]
 fn exists_is_held_to_its_word() {
-    bad(Reason::NoOrder, &[put(0, 1, 1), (2, 3, Ask::Exists, Answer::NotFound)], &[]);
-    bad(Reason::NoOrder, &[(2, 3, Ask::Exists, Answer::Found)], &[]);
+    bad(Reason::NoOrder, &[put(0, 1, 1), (2, 3, Request::Exists, Response::NotFound)], &[]);
+    bad(Reason::NoOrder, &[(2, 3, Request::Exists, Response::Found)], &[]);
 }
 
 #[test]
 fn keys_do_not_know_of_each_other() {
     let mut history = History::default();
     for (who, key) in [b"a", b"b"].iter().enumerate() {
-        let id = history.called(who, *key, Ask::Put(who as u64), 0);
+        let id = history.called(who, *key, Request::Put(who as u64), 0);
         history.started(who as u64, 1);
-        history.answered(id, Answer::Done, 1);
+        history.answered(id, Response::Done, 1);
     }
     let get = history.called(0, b"a", GET, 2);
-    history.answered(get, Answer::Object(Some(0)), 3);
+    history.answered(get, Response::Object(Some(0)), 3);
     history.check().unwrap();
-    // The bytes of the one are not those of the other.
+    // The bytes of one put are not those of the other.
     let get = history.called(0, b"a", GET, 4);
-    history.answered(get, Answer::Object(Some(1)), 5);
+    history.answered(get, Response::Object(Some(1)), 5);
     let refusal = history.check().unwrap_err();
     assert_eq!((refusal.key.as_str(), refusal.reason), ("a", Reason::ForeignBytes));
     assert!(refusal.to_string().contains("→ 4–5"), "{refusal}");
 }
 
 #[test]
-fn a_history_over_the_limits_is_told_so() {
+fn a_history_over_the_limits_is_refused_with_that_reason() {
     let crowd: Vec<Line> =
-        (0..=RUNNING_MAX as u64).map(|n| (0, 0, Ask::Put(n + 1), Answer::NotKnown)).collect();
+        (0..=RUNNING_MAX as u64).map(|n| (0, 0, Request::Put(n + 1), Response::NotKnown)).collect();
     bad(Reason::TooComplex, &crowd, &[]);
-    let maze: Vec<Line> = (0..40).map(|_| (0, 0, REMOVE, Answer::NotKnown)).chain([put(1, 2, 1)]).collect();
+    let maze: Vec<Line> = (0..40).map(|_| (0, 0, REMOVE, Response::NotKnown)).chain([put(1, 2, 1)]).collect();
     assert!(1_u64 << 40 > CONFIGURATIONS_MAX as u64);
     bad(Reason::TooComplex, &maze, &[]);
 }
 
-/// Every history that a store could have given is explained: one is played with known instants of effect, then only the
-/// calls and answers are kept.
+/// Every history that a correct store could have produced is explained: one is generated with known instants
+/// of effect, then only the requests and responses are kept.
 #[test]
 fn what_a_real_store_answers_is_always_explained() {
     let mut rng = te_core::sim::Rng::new(1);
@@ -220,16 +222,16 @@ fn what_a_real_store_answers_is_always_explained() {
                     lines.push((
                         from,
                         to,
-                        Ask::Put(puts),
-                        if unknown { Answer::NotKnown } else { Answer::Done },
+                        Request::Put(puts),
+                        if unknown { Response::NotKnown } else { Response::Done },
                     ));
                 }
                 3 if object.is_some() => {
                     object = None;
-                    lines.push((from, to, REMOVE, Answer::Done));
+                    lines.push((from, to, REMOVE, Response::Done));
                 }
                 _ => {
-                    let answer = object.map_or(Answer::NotFound, |put| Answer::Object(Some(put)));
+                    let answer = object.map_or(Response::NotFound, |put| Response::Object(Some(put)));
                     lines.push((from, to, GET, answer));
                 }
             }

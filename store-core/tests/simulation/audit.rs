@@ -1,8 +1,9 @@
-//! The master's books, recounted: what every tenant uses, what every byte of a segment is, and what tasks there are.
+//! Recounts what the master counts: the usage of every tenant, the purpose of every byte of a segment, and
+//! the tasks.
 
 use store_core::allocator::Allocator as _;
-use store_core::blocks::{stored_len, trailer_len};
-use store_core::message::{ListQuery, PutOptions, SegmentState, TaskInfo, TaskQuery, TaskState};
+use store_core::chunks::{stored_len, trailer_len};
+use store_core::message::{ListQuery, PutOptions, SegmentState, TaskInfo, TaskQuery, TaskState, RemoveMode};
 use store_core::{AllocatorKind, FullKey, Key, Placement, SegmentNo};
 
 use crate::common::Core;
@@ -12,7 +13,7 @@ use crate::shadow::Violation;
 const EVERYTHING: ListQuery<'_> = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
 
 impl Core {
-    /// Every tenant has what lies there under its name, and no byte is taken that is nobody's.
+    /// Every tenant is charged for exactly its own space, and no byte is allocated without a purpose.
     pub(crate) fn audit(&mut self) -> Result<(), Violation> {
         self.report.audits += 1;
         let now = self.shown();
@@ -38,7 +39,7 @@ impl Core {
         let stats = self.master.stats();
         let aside = stats.quarantined_bytes + stats.deferred_bytes;
         if self.master.config().allocator == AllocatorKind::Offset && held != aside {
-            wrong.push(format!("tenants have {held} bytes held back, and {stats:?}"));
+            wrong.push(format!("tenants have {held} bytes pending release, and {stats:?}"));
         }
         let reserved = self.audit_tasks(&mut wrong);
         if used + aside + reserved != stats.used_bytes {
@@ -52,7 +53,7 @@ impl Core {
         if wrong.is_empty() { Ok(()) } else { Err(Violation::Books(format!("at {:?}: {wrong:?}", self.now))) }
     }
 
-    /// Bytes that are kept for tasks.
+    /// Bytes that are reserved for tasks.
     fn audit_tasks(&mut self, wrong: &mut Vec<String>) -> u64 {
         let (mut pending, mut processing, mut reserved) = (0, 0, 0);
         let mut done = Vec::new();
@@ -76,17 +77,18 @@ impl Core {
         self.done.extend(done);
         let report = self.master.task_report();
         if (report.pending, report.processing) != (pending, processing) {
-            wrong.push(format!("{pending} tasks wait and {processing} run, and {report:?}"));
+            wrong.push(format!("{pending} tasks are pending and {processing} are processed, and {report:?}"));
         }
         let ended = report.done_total + report.failed_total + report.canceled_total;
-        // A task that is tried again after its end ends more than once.
+        // A task that is retried after its end ends more than once.
         if report.created_total > ended + pending + processing {
             wrong.push(format!("a task is lost: {report:?}"));
         }
         reserved
     }
 
-    /// Whether all that is left on a segment is bad: nobody can copy it, and one reader alone is not believed.
+    /// Whether everything that is left on a segment is damaged: it cannot be copied, and a single reader's
+    /// report is not enough.
     pub(crate) fn is_rotten(&self, segment: SegmentNo) -> bool {
         let is_there = |key: &[u8]| {
             let (tenant, name) = split_key(key);
@@ -98,7 +100,8 @@ impl Core {
         on_it.all(|flipped| flipped)
     }
 
-    /// Everything is quiet: no task is left, every byte belongs to an object, and after the objects are gone to none.
+    /// No task is left, every byte belongs to an object, and after the objects were removed no byte is
+    /// allocated.
     pub(crate) fn check_space(&mut self) -> Result<(), Violation> {
         self.audit()?;
         let now = self.shown();
@@ -118,7 +121,7 @@ impl Core {
             });
         }
         for (tenant, key) in &keys {
-            assert_eq!(master.remove(now, FullKey { tenant: *tenant, key }, true), Ok(()));
+            assert_eq!(master.remove(now, FullKey { tenant: *tenant, key }, RemoveMode::Force), Ok(()));
         }
         let later = now + std::time::Duration::from_secs(1);
         master.handle_timeout(later);

@@ -1,32 +1,32 @@
-//! Requests about many objects at once: clients list, find and remove many keys, and clear replicas. What they are shown and
-//! told is compared with what was there.
+//! Requests about many objects at once: clients list, find and remove many keys, and clear replicas. The
+//! responses are compared with the objects that existed.
 //!
-//! A listing takes several pages, between which the store goes on. It may show what was there at some moment of it, and has to
-//! show, once, what was there all the time. What a removal left has to be what it said that it left, and nothing else is gone.
+//! A listing takes several pages, between which the store continues. It may show what existed at some moment
+//! during the listing, and has to show, once, what existed all the time. A removal must leave exactly what it
+//! reports as left, and nothing else may be gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use store_core::message::{
     ClearReplicas, Find, FindQuery, List, ListPosition, ListQuery, Listed, Operation, RemoveMany,
-    RemoveQuery, RemovedPage, ReplicaState,
-};
+    RemoveQuery, RemovedPage, ReplicaState, RemoveMode};
 use store_core::{ErrorCode, Frame, FullKey, Items, Key, Kind, SegmentNo};
 use te_core::Instant;
 use te_core::sim::Rng;
 
-use crate::checker::{Answer, Ask};
+use crate::checker::{Response, Request};
 use crate::client::Client;
 use crate::common::{Core, Party};
 use crate::scenario::{Lies, TENANTS, full_key, split_key};
 use crate::shadow::Violation;
 
-/// Prefixes that clients list, each as often as another.
+/// Prefixes that clients list, with equal probability.
 const PREFIXES: [&[u8]; 4] = [b"", b"key-", b"key-2", b"3"];
 
 /// Whether a key matches.
 type Matches = fn(&[u8]) -> bool;
 
-/// Patterns that clients search for, and which keys they match, said without a regular expression.
+/// Patterns that clients search for, and the keys that they match, determined without a regular expression.
 const PATTERNS: [(&str, Matches); 5] = [
     ("^key-1", |key| key.starts_with(b"key-1")),
     ("(-long){12}$", |key| key.ends_with(b"-long")),
@@ -35,11 +35,11 @@ const PATTERNS: [(&str, Matches); 5] = [
     (r"^\d5-", |key| key[0].is_ascii_digit() && key[1..].starts_with(b"5-")),
 ];
 
-/// Which keys a request is about.
+/// The keys that a request is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Prefix(&'static [u8]),
-    /// Its place in [`PATTERNS`].
+    /// Index in [`PATTERNS`].
     Pattern(usize),
 }
 
@@ -61,7 +61,7 @@ impl Wanted {
         }
     }
 
-    /// What a request says.
+    /// The keys that match a request's pattern.
     fn of_pattern(text: Option<&str>) -> Self {
         let at = text.map(|text| PATTERNS.iter().position(|(known, _)| *known == text).unwrap());
         at.map_or(Self::ALL, Self::Pattern)
@@ -74,7 +74,7 @@ impl Wanted {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aim {
-    /// To see the keys, so many in a page.
+    /// List the keys, so many per page.
     See {
         limit: u32,
     },
@@ -83,18 +83,18 @@ enum Aim {
     },
 }
 
-/// A listing or a removal of many objects that a client is at.
+/// A listing or a removal of many objects that a client is carrying out.
 pub(crate) struct Bulk {
     wanted: Wanted,
     aim: Aim,
-    /// Its latest page was asked for with this number.
+    /// The request id of its latest page.
     request_id: u64,
     began: Instant,
-    /// What was there when it began and is wanted, with its generation.
+    /// The objects that existed when it began and are wanted, with their generations.
     there: BTreeMap<Vec<u8>, u64>,
-    /// Keys of readable objects that it was shown, in their order.
+    /// Keys of readable objects that were listed, in their order.
     shown: Vec<Vec<u8>>,
-    /// Objects that the master said it left because they are leased.
+    /// Objects that the master reported as left because they are leased.
     leased: u64,
 }
 
@@ -138,12 +138,12 @@ impl Client {
         core.send_call((self.index, self.life), self.speaks_as, request_id, out);
     }
 
-    /// Whether it waits for the answer to this request.
+    /// Whether it waits for the response to this request.
     pub(crate) fn asks_for_page(&self, request_id: u64) -> bool {
         self.bulk.as_ref().is_some_and(|bulk| bulk.request_id == request_id)
     }
 
-    /// A page; whether it was the last.
+    /// Processes a page; returns whether it was the last.
     pub(crate) fn page_came(&mut self, core: &mut Core, frame: &Frame<'_>) -> Result<bool, Violation> {
         let tenant = self.tenant(core);
         let Some(bulk) = &mut self.bulk else { return Ok(true) };
@@ -194,7 +194,7 @@ impl Client {
         }
     }
 
-    /// Drops replicas of what it has chosen, on one segment or wherever they are.
+    /// Drops replicas of chosen keys, on one segment or on all of them.
     pub(crate) fn clear_replicas(&mut self, core: &mut Core, rng: &mut Rng) -> u64 {
         let request_id = self.next_id();
         let segment = match rng.below(4) {
@@ -209,14 +209,14 @@ impl Client {
         request_id
     }
 
-    /// Which tenant it is for the master.
+    /// The index of the tenant that the master takes it for.
     fn tenant(&self, core: &Core) -> usize {
         core.tenant_of(Party::Client(self.speaks_as.0))
     }
 }
 
 impl Bulk {
-    /// It has ended well.
+    /// Checks an operation that has ended successfully.
     fn judge(&self, core: &mut Core, tenant: usize) -> Result<(), Violation> {
         if let Aim::Remove { .. } = self.aim {
             core.report.sweeps += 1;
@@ -244,7 +244,8 @@ impl Bulk {
         Ok(())
     }
 
-    /// What was there when a removal began and is there after it is what the master has left.
+    /// The objects that existed when a removal began and exist after it are those that the master reported as
+    /// left.
     fn judge_rest(&self, core: &Core, tenant: usize) -> Result<(), Violation> {
         let stays = |(key, generation): &(&Vec<u8>, &u64)| {
             core.visible.get(&full_key(tenant, key)).is_some_and(|it| it.generation == **generation)
@@ -263,7 +264,7 @@ impl Bulk {
     }
 }
 
-/// Where the objects of a request to clear replicas are: by key, in its order.
+/// Where the objects of a request to clear replicas are: by key, in the order of the request.
 pub(crate) type Places = Vec<(Vec<u8>, Vec<SegmentNo>)>;
 
 impl Core {
@@ -274,23 +275,23 @@ impl Core {
         own.map(|((_, key), generation)| (key.to_vec(), generation)).collect()
     }
 
-    /// An object is not there any more.
+    /// An object is gone.
     pub(crate) fn vanish(&mut self, key: &[u8]) {
         if self.visible.remove(key).is_some() {
             self.gone.insert(key.to_vec(), self.now);
         }
     }
 
-    /// An object is not there any more, because a client wanted it so with a request about many.
+    /// An object is gone because of a request about many.
     fn removed(&mut self, from: Party, key: &[u8]) {
         self.vanish(key);
         let Party::Client(client) = from else { return };
         let now = self.now.as_nanos();
-        let removal = self.history.called(client, key, Ask::Remove { force: true }, now);
-        self.history.answered(removal, Answer::Done, now);
+        let removal = self.history.called(client, key, Request::Remove { force: true }, now);
+        self.history.answered(removal, Response::Done, now);
     }
 
-    /// What was readable and is not there any more, whatever the reason.
+    /// What was readable and is gone, for any reason.
     fn vanished(&self) -> BTreeSet<Vec<u8>> {
         let mut gone: BTreeSet<Vec<u8>> = self.visible.keys().cloned().collect();
         let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
@@ -305,7 +306,7 @@ impl Core {
         gone
     }
 
-    /// A page shows what is there at this moment.
+    /// A page must show only what exists at this moment.
     pub(crate) fn observe_page(
         &self,
         from: Party,
@@ -330,7 +331,7 @@ impl Core {
         Ok(())
     }
 
-    /// What a request has removed is what it was about, and what it has left is leased.
+    /// What a request has removed must be wanted, and what it has left must be leased.
     pub(crate) fn observe_sweep(
         &mut self,
         from: Party,
@@ -344,6 +345,13 @@ impl Core {
         let before = self.there(tenant, wanted);
         let vanished = self.vanished();
         let story = || format!("{query:?} of tenant {tenant} at {:?}: {page:?}", self.now);
+        // Without force, a removal spares what a reader may still be reading.
+        for key in vanished.iter().filter(|_| !query.force) {
+            if let Some(lease) = self.shadow.lease_on(self.now, self.visible[key].generation) {
+                let text = format!("{} under {lease:?}: {}", Key(key), story());
+                return Err(Violation::RemovedWhileLeased(text));
+            }
+        }
         let meant = |key: &&Vec<u8>| {
             let (whose, name) = split_key(key);
             whose == tenant && before.contains_key(name)
@@ -352,7 +360,7 @@ impl Core {
             return Err(Violation::Swept(format!("{} went, too: {}", Key(other), story())));
         }
         let gone = vanished.len();
-        // By force, what is being written goes as well.
+        // With force, objects that are being written are removed as well.
         if gone > removed as usize || (gone < removed as usize && !query.force) {
             return Err(Violation::Swept(format!("{gone} went: {}", story())));
         }
@@ -361,11 +369,12 @@ impl Core {
             return Err(Violation::Left(format!("{left} are there: {}", story())));
         }
         self.report.swept += gone as u64;
+        self.report.spared += u64::from(leased);
         vanished.iter().for_each(|key| self.removed(from, key));
         Ok(())
     }
 
-    /// Where the objects are that a request is about, if it is one to clear replicas.
+    /// Where the objects of a request are, if it is one to clear replicas.
     pub(crate) fn places_of(&self, from: Party, request: &Frame<'_>) -> Places {
         if request.header.kind != Kind::ClearReplicas as u8 {
             return Places::new();
@@ -374,7 +383,7 @@ impl Core {
         keys.map(|key| (key.0.to_vec(), self.segments_of(self.tenant_of(from), key.0))).collect()
     }
 
-    /// On which segments an object has replicas that are readable.
+    /// The segments on which an object has readable replicas.
     fn segments_of(&self, tenant: usize, key: &[u8]) -> Vec<SegmentNo> {
         let found = self.master.find_replicas(FullKey { tenant: tenant as u16 + 1, key }).unwrap_or_default();
         let readable = found.iter().filter(|replica| replica.state == ReplicaState::Complete);
@@ -383,7 +392,7 @@ impl Core {
         segments
     }
 
-    /// A request to clear replicas has cleared those that it said it cleared, and no others.
+    /// A request to clear replicas must have cleared exactly the replicas that it reported.
     pub(crate) fn observe_clearing(
         &mut self,
         from: Party,
@@ -419,7 +428,18 @@ impl Core {
         Ok(())
     }
 
-    /// Whoever drives the master does more than it was asked for, if it lies.
+    /// The request that the driver of the master passes on instead of this one, if it lies.
+    pub(crate) fn falsified(&self, request: &Frame<'_>) -> Option<Vec<u8>> {
+        if request.header.kind != Kind::RemoveMany as u8 || !self.lies.contains(Lies::SPARE) {
+            return None;
+        }
+        let (query, _) = RemoveMany::decode_request(request.body).unwrap();
+        let (mut out, forced) = (Vec::new(), RemoveQuery { force: true, ..query });
+        RemoveMany::encode_request(&mut out, request.header.request_id, &forced, core::iter::empty()).unwrap();
+        Some(out)
+    }
+
+    /// The driver of the master does more than was requested, if it lies.
     pub(crate) fn overdo(&mut self, from: Party, request: &Frame<'_>) {
         let kind = Kind::from_byte(request.header.kind);
         let now = self.shown();
@@ -428,8 +448,8 @@ impl Core {
             let wanted = Wanted::of_pattern(query.pattern);
             let other = self.visible.keys().map(|key| split_key(key)).find(|(_, key)| !wanted.matches(key));
             if let Some((tenant, key)) = other {
-                // It may be leased.
-                let _ = self.master.remove(now, FullKey { tenant: tenant as u16 + 1, key }, false);
+                // The object may be leased.
+                let _ = self.master.remove(now, FullKey { tenant: tenant as u16 + 1, key }, RemoveMode::IfUnused);
             }
         }
         if kind == Some(Kind::ClearReplicas) && self.lies.contains(Lies::CLEAR) {
@@ -437,14 +457,14 @@ impl Core {
             let tenant = self.tenant_of(from) as u16 + 1;
             for (key, segments) in &self.places {
                 let other = segments.iter().copied().find(|no| Some(*no) != segment);
-                // It may be leased.
+                // The object may be leased.
                 let _ = self.master.clear_replica(now, FullKey { tenant, key }, other);
             }
         }
     }
 }
 
-/// A page of a listing or of what was found: both look alike.
+/// A page of a listing or of a search: both have the same form.
 fn decode_page<'a>(frame: &Frame<'a>) -> Result<(ListPosition, Items<'a, Listed<'a>>), ErrorCode> {
     List::decode_response(frame).or_else(|_| Find::decode_response(frame))
 }

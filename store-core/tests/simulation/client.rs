@@ -1,12 +1,12 @@
-//! A simulated client: the shell around `GetOp` and `PutOp`, with what can go wrong in one. How it moves bytes and looks at
-//! them is in `moving`.
+//! A simulated client: the code around `GetOp` and `PutOp`, with what can go wrong in it. Moving and
+//! verifying bytes is in `moving`.
 
 use std::collections::HashMap;
 
-use store_core::blocks::trailer_len;
+use store_core::chunks::trailer_len;
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp};
 use store_core::message::{
-    CancelTasks, CreateTasks, Exists, Get, NewTask, Object, Operation, Pin, PutAsk, PutEnd, PutOptions,
+    CancelTasks, CreateTasks, Exists, Get, NewTask, Object, Operation, Pin, PutRequest, PutEnd, PutOptions,
     PutStart, QueryTasks, Removal, Remove, ReportReplicas, Retention, RetryTasks, ReturnLeases, TaskQuery,
     TaskState,
 };
@@ -15,7 +15,7 @@ use te_core::sim::{Rng, SimTransport};
 use te_core::{Instant, Memory as _, Outcome, RegionId, RemoteRegionId, Slice, Token, Transport};
 
 use crate::bulk::Bulk;
-use crate::checker::{Answer, Ask, Id};
+use crate::checker::{Response, Request, Id};
 use crate::clock::Clock;
 use crate::common::{Core, Party};
 use crate::memory::{Memory, content, sums};
@@ -28,29 +28,30 @@ pub(crate) const REGION: RegionId = RegionId::new(0, 1);
 
 pub(crate) struct Client {
     pub(crate) index: usize,
-    /// Dropped before the memory it moves.
+    /// Dropped before the memory that it moves.
     pub(crate) transport: SimTransport,
     pub(crate) memory: Memory,
-    /// Bytes of the memory that an item has.
+    /// Bytes of memory per item.
     pub(crate) slot_bytes: u64,
-    /// Counts its lives.
+    /// Counts its incarnations.
     pub(crate) life: u64,
-    /// Whose connection to the master it uses, and of which life: its own, unless it is a twin that lies.
+    /// The client and incarnation whose connection to the master it uses: its own, unless it is a twin that
+    /// lies.
     pub(crate) speaks_as: (usize, u64),
-    /// What nodes know it by.
+    /// The identity that nodes know it by.
     pub(crate) engine: u64,
-    /// A node has told it that it was cut off: it needs another engine.
+    /// A node has reported that it was cut off: it needs another engine.
     pub(crate) expelled: bool,
     pub(crate) clock: Clock,
-    /// Stopped, as by a signal: it does nothing, and its fabric goes on.
+    /// Stopped, as by a signal: it does nothing, and its fabric continues.
     pub(crate) stopped: bool,
-    /// It looked at its clock just before it was stopped, and acts on that now.
+    /// It read its clock just before it was stopped, and acts on that time now.
     stale: Option<Instant>,
-    /// What it had not written yet when it was stopped in the middle.
+    /// What it had not written yet when it was stopped during a write.
     pub(crate) unsent: Vec<(u64, Slice)>,
     /// The nonce of its latest put.
     nonce: u32,
-    /// What its parent was at when it was forked.
+    /// The operation of its parent when it was forked.
     inherited: Option<Inherited>,
     running: Running,
     pub(crate) get: GetOp,
@@ -63,13 +64,13 @@ pub(crate) struct Client {
     pub(crate) transfers: HashMap<u64, Moving>,
     pub(crate) tokens: HashMap<Token, What>,
     next: u64,
-    /// The latest call of the running operation.
+    /// The latest request of the running operation.
     call: u64,
-    /// The latest put that was read of each key, for those who lie about it.
+    /// The latest put of each key that it read, for clients that lie about it.
     cache: HashMap<Vec<u8>, u64>,
-    /// The request about many objects that it is at.
+    /// The request about many objects that it is carrying out.
     pub(crate) bulk: Option<Bulk>,
-    /// What it was shown by the listing before, for those who show it again.
+    /// The keys of its previous listing, for clients that show them again.
     pub(crate) former: Vec<Vec<u8>>,
 }
 
@@ -85,16 +86,16 @@ enum Running {
     Exists {
         request_id: u64,
     },
-    /// A listing, or a removal of many, see `bulk`.
+    /// A listing, or a removal of many; see `bulk`.
     Bulk,
-    /// Something about tasks or replicas: the client makes nothing of the answer.
+    /// A request about tasks or replicas: the client ignores the response.
     Word {
         request_id: u64,
     },
 }
 
-/// What a process has in its memory that was forked in the middle of a put: the keys, the lengths, and the number that names the
-/// put, or the next one that anybody will draw who has the same random state.
+/// What a process that was forked during a put has in its memory: the keys, the lengths, and the nonce of the
+/// put, or the next one that every process with the same random state will draw.
 struct Inherited {
     items: Vec<(Vec<u8>, u64)>,
     nonce: u32,
@@ -106,7 +107,7 @@ pub(crate) struct Asked {
     number: u64,
     pub(crate) object: Option<Object>,
     pub(crate) generation: Option<u64>,
-    /// It wants this part: from where on, and how much; none: the rest.
+    /// The wanted part: offset and length; `None`: up to the end.
     pub(crate) part: Option<(u64, Option<u64>)>,
     /// Its commit was sent.
     ending: bool,
@@ -156,9 +157,10 @@ impl Client {
         }
     }
 
-    /// What `fork` makes of a client in the middle of a put: another process with the same numbers in its memory.
+    /// The result of `fork` for a client during a put: another process with the same numbers in its memory.
     ///
-    /// It has noticed, leaves its parent's connection and engine alone, and does what it was at with those of its own. One that
+    /// It has noticed the fork, leaves its parent's connection and engine alone, and continues the put with
+    /// its own. One that lies continues with its parent's.
     /// lies goes on with its parent's.
     pub(crate) fn fork(&self, mut transport: SimTransport, life: u64, lies: Lies) -> Self {
         let lying = lies.contains(Lies::TWIN);
@@ -199,13 +201,13 @@ impl Client {
         due.map(|shown| self.clock.when(shown))
     }
 
-    /// Goes on after a stop.
+    /// Continues after a stop.
     pub(crate) fn resume(&mut self, stopped_at: Instant) {
         self.stopped = false;
         self.stale = Some(self.clock.shows(stopped_at));
     }
 
-    /// Where it was in the middle of writing it goes on: a copy looks at no clock.
+    /// Continues an interrupted write: a copy does not look at a clock.
     pub(crate) fn write_on(&mut self, core: &mut Core) {
         for (number, slice) in std::mem::take(&mut self.unsent) {
             if !self.submit(number, slice) {
@@ -214,7 +216,7 @@ impl Client {
         }
     }
 
-    /// Whether the fabric takes it.
+    /// Whether the fabric accepts it.
     pub(crate) fn submit(&mut self, number: u64, slice: Slice) -> bool {
         let taken = matches!(self.transport.submit(&[slice]), Ok(1));
         if taken {
@@ -235,7 +237,7 @@ impl Client {
         }
     }
 
-    /// Starts something at random.
+    /// Starts a random operation.
     pub(crate) fn start(&mut self, core: &mut Core, rng: &mut Rng) {
         self.began = self.clock.shows(core.now);
         self.asked.clear();
@@ -267,7 +269,7 @@ impl Client {
         }
         if dice < 45 {
             self.running = Running::Get;
-            self.record(core, |_| Ask::Get);
+            self.record(core, |_| Request::Get);
             if dice < 15 {
                 let longest = core.scenario.random_len(rng);
                 self.asked.iter_mut().for_each(|asked| asked.part = Some(random_part(rng, longest)));
@@ -280,7 +282,7 @@ impl Client {
             self.get.start(items, &[]);
         } else if dice < 85 {
             self.running = Running::Put;
-            self.record(core, |asked| Ask::Put(asked.number));
+            self.record(core, |asked| Request::Put(asked.number));
             let mut items = Vec::new();
             for (slot, asked) in self.asked.iter().enumerate() {
                 let bytes = content(asked.number, asked.len);
@@ -295,7 +297,7 @@ impl Client {
             let placement = random_placement(rng);
             let options = PutOptions { replicas, placement, retention };
             self.nonce = nonce;
-            self.put.start(items, PutAsk { nonce, options, writer: self.engine });
+            self.put.start(items, PutRequest { nonce, options, writer: self.engine });
         } else if (100..103).contains(&dice) {
             self.running = Running::Bulk;
             self.start_bulk(core, rng, dice == 102);
@@ -309,11 +311,11 @@ impl Client {
         }
     }
 
-    /// Removes its first key, or asks whether it is there.
+    /// Removes its first key, or checks whether it exists.
     fn remove_or_look(&mut self, core: &mut Core, force: bool, remove: bool) {
         let request_id = self.next_id();
         let mut out = Vec::new();
-        self.record(core, |_| if remove { Ask::Remove { force } } else { Ask::Exists });
+        self.record(core, |_| if remove { Request::Remove { force } } else { Request::Exists });
         let key = Key(&self.asked[0].key);
         if remove {
             Remove::encode_request(&mut out, request_id, &(), [Removal { key, force }].into_iter()).unwrap();
@@ -325,7 +327,7 @@ impl Client {
         core.send_call((self.index, self.life), self.speaks_as, request_id, out);
     }
 
-    /// Does what the running operation asks for; true when it has just ended.
+    /// Carries out the actions of the running operation; returns true when it has just ended.
     pub(crate) fn drive(&mut self, core: &mut Core) -> Result<bool, Violation> {
         if self.stopped {
             return Ok(false);
@@ -378,7 +380,7 @@ impl Client {
         Ok(true)
     }
 
-    /// Notes which items a start is about: those that ask for another place are some of them.
+    /// Notes the items of a start: those that request another place are some of them.
     fn note_starts(&mut self, request: &[u8]) {
         let (frame, _) = Frame::parse(request).unwrap().unwrap();
         if frame.header.kind == Kind::PutStart as u8 {
@@ -388,7 +390,7 @@ impl Client {
         }
     }
 
-    /// It reads no more under them.
+    /// Returns the leases of an operation that has ended.
     fn return_leases(&mut self, core: &mut Core) {
         let Some(range) = self.get.leases() else { return };
         core.shadow.returned(self.speaks_as, range.first, range.count);
@@ -398,10 +400,10 @@ impl Client {
         core.send(Party::Client(self.speaks_as.0), self.speaks_as.1, out);
     }
 
-    /// A frame from the master.
+    /// Processes a frame from the master.
     pub(crate) fn receive(&mut self, core: &mut Core, bytes: &[u8]) -> Result<bool, Violation> {
         let (frame, _) = Frame::parse(bytes).unwrap().unwrap();
-        // An answer may come late, when another operation runs.
+        // A response may come late, when another operation is running.
         let current = frame.header.request_id == self.call;
         match self.running {
             Running::Get => {
@@ -427,13 +429,13 @@ impl Client {
             Running::Remove { request_id, .. } if request_id == frame.header.request_id => {
                 let result = Remove::decode_response(&frame).ok().and_then(|(_, mut results)| results.next());
                 let answer = match result {
-                    Some(Ok(())) => Answer::Done,
-                    Some(Err(ErrorCode::KeyNotFound)) => Answer::NotFound,
-                    Some(Err(ErrorCode::ObjectHasLease)) => Answer::Found,
-                    Some(Err(ErrorCode::ReplicaIsNotReady)) => Answer::NotReady,
-                    _ => Answer::Failed,
+                    Some(Ok(())) => Response::Done,
+                    Some(Err(ErrorCode::KeyNotFound)) => Response::NotFound,
+                    Some(Err(ErrorCode::ObjectHasLease)) => Response::Found,
+                    Some(Err(ErrorCode::ReplicaIsNotReady)) => Response::NotReady,
+                    _ => Response::Failed,
                 };
-                core.report.removes += u64::from(answer == Answer::Done);
+                core.report.removes += u64::from(answer == Response::Done);
                 self.answer(core, 0, answer);
                 self.running = Running::Nothing;
                 return Ok(true);
@@ -441,9 +443,9 @@ impl Client {
             Running::Exists { request_id } if request_id == frame.header.request_id => {
                 let result = Exists::decode_response(&frame).ok().and_then(|(_, mut results)| results.next());
                 let answer = match result {
-                    Some(true) => Answer::Found,
-                    Some(false) => Answer::NotFound,
-                    None => Answer::Failed,
+                    Some(true) => Response::Found,
+                    Some(false) => Response::NotFound,
+                    None => Response::Failed,
                 };
                 self.answer(core, 0, answer);
                 self.running = Running::Nothing;
@@ -463,7 +465,7 @@ impl Client {
         Ok(false)
     }
 
-    /// A call got no answer in time.
+    /// A request got no response in time.
     pub(crate) fn call_failed(&mut self, core: &mut Core, request_id: u64) -> Result<bool, Violation> {
         match self.running {
             Running::Get => self.get.handle_call_failed(request_id, ErrorCode::RpcTimeout),
@@ -474,7 +476,7 @@ impl Client {
                 if mine == request_id =>
             {
                 if core.lies.contains(Lies::ANSWER) && matches!(self.running, Running::Remove { .. }) {
-                    self.answer(core, 0, Answer::Done);
+                    self.answer(core, 0, Response::Done);
                 }
                 self.running = Running::Nothing;
                 return Ok(true);
@@ -489,19 +491,19 @@ impl Client {
         Ok(false)
     }
 
-    /// The process dies: what it has not asked to be committed never will be.
+    /// The process dies: what it has not requested to be committed never will be.
     pub(crate) fn die(&mut self, core: &mut Core) {
         if self.running == Running::Put {
             for item in 0..self.asked.len() {
                 if !self.asked[item].ending {
-                    self.answer(core, item, Answer::Failed);
+                    self.answer(core, item, Response::Failed);
                 }
             }
         }
     }
 
-    fn record(&mut self, core: &mut Core, ask: impl Fn(&Asked) -> Ask) {
-        let many = !matches!(ask(&self.asked[0]), Ask::Remove { .. } | Ask::Exists);
+    fn record(&mut self, core: &mut Core, ask: impl Fn(&Asked) -> Request) {
+        let many = !matches!(ask(&self.asked[0]), Request::Remove { .. } | Request::Exists);
         for asked in self.asked.iter_mut().take(if many { ITEMS_MAX as usize } else { 1 }) {
             let ask = ask(asked);
             asked.recorded = Some(core.history.called(
@@ -513,13 +515,13 @@ impl Client {
         }
     }
 
-    fn answer(&self, core: &mut Core, item: usize, answer: Answer) {
+    fn answer(&self, core: &mut Core, item: usize, answer: Response) {
         if let Some(id) = self.asked[item].recorded {
             core.history.answered(id, answer, core.now.as_nanos());
         }
     }
 
-    /// Which items a request commits.
+    /// Notes the items that a request commits.
     fn note_ends(&mut self, request: &[u8]) {
         let (frame, _) = Frame::parse(request).unwrap().unwrap();
         if frame.header.kind != Kind::PutEnd as u8 {
@@ -547,10 +549,10 @@ impl Client {
                 Some(Err(error)) => {
                     core.report.lease_expired += u64::from(error == ErrorCode::LeaseExpired);
                     let nothing = [ErrorCode::ObjectNotFound, ErrorCode::ReplicaIsNotReady].contains(&error);
-                    // An object that ends before the part that is wanted has nothing to give either.
+                    // An object that ends before the wanted part has no bytes to return either.
                     let short = error == ErrorCode::InvalidParams && asked.part.is_some();
                     core.report.failed_reads += u64::from(!nothing && !short);
-                    self.answer(core, item, if nothing { Answer::NotFound } else { Answer::Failed });
+                    self.answer(core, item, if nothing { Response::NotFound } else { Response::Failed });
                     continue;
                 }
                 None => return Err(Violation::Stuck(self.describe())),
@@ -559,7 +561,7 @@ impl Client {
             let key = Key(&asked.key);
             let Some(put) = core.shadow.puts.get(&fetched.generation) else {
                 return Err(Violation::WrongBytes(format!(
-                    "{key}: generation {:#x} was never given",
+                    "{key}: generation {:#x} was never allocated",
                     fetched.generation
                 )));
             };
@@ -574,7 +576,7 @@ impl Client {
                 || bytes != right[start as usize..end as usize]
             {
                 return Err(Violation::WrongBytes(format!(
-                    "{key}: not the bytes of {:#x} at {:?}",
+                    "{key}: the bytes are not those of {:#x} at {:?}",
                     fetched.generation, core.now
                 )));
             }
@@ -583,7 +585,7 @@ impl Client {
                 Some(known) if core.lies.contains(Lies::CACHE) => known,
                 _ => fresh,
             };
-            self.answer(core, item, Answer::Object(Some(number)));
+            self.answer(core, item, Response::Object(Some(number)));
         }
         Ok(())
     }
@@ -593,16 +595,16 @@ impl Client {
             match self.put.result(item) {
                 Some(Ok(_)) => {
                     core.report.puts += 1;
-                    self.answer(core, item, Answer::Done);
+                    self.answer(core, item, Response::Done);
                 }
                 Some(Err(_)) if core.lies.contains(Lies::ANSWER) && asked.generation.is_some() => {
-                    self.answer(core, item, Answer::Done);
+                    self.answer(core, item, Response::Done);
                 }
                 Some(Err(_)) => {
                     core.report.failed_puts += 1;
-                    // Once its commit was sent, it may have been done, or will be.
+                    // Once its commit was sent, the put may have been committed, or will be.
                     if !asked.ending {
-                        self.answer(core, item, Answer::Failed);
+                        self.answer(core, item, Response::Failed);
                     }
                 }
                 None => {}
@@ -610,17 +612,17 @@ impl Client {
         }
     }
 
-    /// Copies and moves, and what became of them.
+    /// Requests copies and moves, and their state.
     fn ask_for_tasks(&mut self, core: &mut Core, rng: &mut Rng) {
         let request_id = self.next_id();
         let tenant = core.tenant_of(Party::Client(self.index));
         let mut out = Vec::new();
-        // Sometimes one of somebody else's.
-        let anybodys = rng.below(8) == 0;
+        // Sometimes a task of another tenant.
+        let foreign = rng.below(8) == 0;
         let whose = |owner: &usize| anybodys || *owner == tenant;
         let latest = core.task_owners.iter().rev().take(16).filter(|(_, owner)| whose(owner));
         let known: Vec<u64> = latest.map(|(id, _)| *id).collect();
-        // Best one that a node is at.
+        // Preferably one that a node is carrying out.
         let mut id = known.get(rng.index(known.len())).copied();
         let query = TaskQuery { cursor: 0, limit: 1, state: Some(TaskState::Processing) };
         core.master.list_tasks(core.shown(), &query, |task| {
@@ -650,12 +652,12 @@ impl Client {
         core.send_call((self.index, self.life), self.speaks_as, request_id, out);
     }
 
-    /// Tells the master what it found.
+    /// Reports the bad replicas that it found.
     fn report_bad(&mut self, core: &mut Core) {
         let request_id = self.next_id();
         let mut out = Vec::new();
         let reporter = self.life << 8 | self.index as u64;
-        core.report.told_bad += u64::from(self.get.mismatches());
+        core.report.reported_bad += u64::from(self.get.mismatches());
         ReportReplicas::encode_request(&mut out, request_id, &reporter, self.get.bad_replicas()).unwrap();
         self.running = Running::Word { request_id };
         core.send_call((self.index, self.life), self.speaks_as, request_id, out);
@@ -667,13 +669,13 @@ impl Client {
     }
 }
 
-/// From somewhere, to the end or not.
+/// From a random offset, to the end or not.
 fn random_part(rng: &mut Rng, longest: u64) -> (u64, Option<u64>) {
     let start = rng.below(longest / 2 + 1);
     (start, (rng.below(3) > 0).then(|| 1 + rng.below(longest / 2 + 1)))
 }
 
-/// Wishes of all kinds, of segments and nodes that are there and others.
+/// Preferences of all kinds, of segments and nodes that exist and others.
 fn random_placement(rng: &mut Rng) -> Placement {
     let mut placement = Placement { distinct_nodes: rng.below(4) == 0, ..Placement::ANY };
     match rng.below(8) {
@@ -685,7 +687,7 @@ fn random_placement(rng: &mut Rng) -> Placement {
     placement
 }
 
-/// Mostly none; else a pin, a time to live, a group, or several of them.
+/// Usually none; else a pin, a time to live, a group, or several of them.
 fn random_retention(rng: &mut Rng) -> Retention {
     let one_in = |rng: &mut Rng, n: u64| rng.below(n) == 0;
     let pin = match rng.below(32) {

@@ -1,11 +1,11 @@
-//! What every party of a run may use: the fabric, the time, and the way to the master and back.
+//! What all parties of a run share: the fabric, the time, and the messages to and from the master.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use store_core::message::{ExpulsionEnd, FetchAsk, Greeting, Hello, Operation, PutStart};
+use store_core::message::{ExpulsionEnd, FetchRequest, Greeting, Hello, Operation, PutStart};
 use store_core::wire::VERSION;
-use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session};
+use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session, NodeId};
 use te_core::Instant;
 use te_core::sim::{NodeId, Rng, SimNet};
 
@@ -16,7 +16,7 @@ use crate::judge::{Given, Seen, Standing};
 use crate::quotas::Promise;
 use crate::scenario::{CALL_TIMEOUT, Lies, OPERATION_MAX, Report, Scenario, TENANTS, tenant_of};
 use crate::shadow::{Shadow, Violation};
-use crate::strangers::make_room;
+use crate::intruders::make_room;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Party {
@@ -53,12 +53,12 @@ pub(crate) enum Event {
     RestartClient(usize),
     RestartNode(usize),
     CrashNode(usize),
-    /// A node that was slow goes on.
+    /// A node that was slow continues.
     GoOn {
         node: usize,
         life: u64,
     },
-    /// The master notices that somebody's connection has ended.
+    /// The master notices that a party's connection has ended.
     HangUp(Party, u64),
     Unstall(NodeId),
     Resume {
@@ -67,36 +67,36 @@ pub(crate) enum Event {
         stopped_at: Instant,
     },
     Heal(NodeId, NodeId),
-    /// Somebody tries what he may not, see `strangers`.
-    Strangers,
-    /// Whoever administers the store changes what a tenant may.
+    /// An intruder tries something without permission, see `intruders`.
+    Intruders,
+    /// The operator changes the limits of a tenant.
     SetTenant,
-    /// Everything stands still for a while, in any order.
+    /// All processes are stopped for a while, and continue in any order.
     StandStill,
-    /// A process does, until then.
+    /// A process is stopped until then.
     Stop(Party, Instant),
-    /// The master does, until then.
+    /// The master is stopped until then.
     StopMaster(Instant),
-    /// And goes on.
+    /// The master continues.
     MasterGoesOn,
-    /// What was forked ends.
+    /// A forked process ends.
     EndChild(u64),
-    /// Whoever administers the store looks after a segment that is not active.
+    /// The operator checks a segment that is not active.
     Look(SegmentNo),
-    /// It drains a last one, when everything is quiet.
+    /// The operator drains a last segment, after the end of all other events.
     LastDrain,
-    /// And takes it back into use.
+    /// The operator puts that segment back into use.
     EndDrain,
 }
 
 impl Event {
-    /// Whether somebody begins something, which waits for the morning.
+    /// Whether a party begins something, which waits until the night is over.
     pub(crate) const fn begins_something(&self) -> bool {
-        matches!(self, Self::Wake { .. } | Self::Trouble | Self::Strangers | Self::SetTenant)
+        matches!(self, Self::Wake { .. } | Self::Trouble | Self::Intruders | Self::SetTenant)
     }
 }
 
-/// One direction between a party and the master in which nothing gets through.
+/// One direction between a party and the master in which no message arrives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Partition {
     pub(crate) party: Party,
@@ -110,56 +110,56 @@ pub(crate) struct Core {
     pub(crate) master: Master,
     pub(crate) shadow: Shadow,
     pub(crate) report: Report,
-    /// What former lives of the master counted.
+    /// The counters of earlier epochs of the master.
     pub(crate) past: Report,
     pub(crate) lies: Lies,
-    /// What clients asked and were answered.
+    /// The requests and responses of clients.
     pub(crate) history: History,
-    /// What the master's clock shows.
+    /// The clock of the master.
     pub(crate) clock: Clock,
-    /// The same without the time in which the master stood still, whatever it counts of that.
+    /// The same clock without the time in which the master was stopped, whatever the master counts of that.
     honest: Clock,
     /// The master's wall clock.
     pub(crate) wall: Wall,
-    /// From when to when nobody begins anything.
+    /// The interval in which no party begins anything.
     pub(crate) night: Option<(Instant, Instant)>,
-    /// The master stands still: since when, and until when.
+    /// Since when, and until when, the master is stopped.
     pub(crate) standing: Option<(Instant, Instant)>,
-    /// When the master heard a node last, by what it should count, and which life of it.
+    /// When the master last heard of a node, by a correct clock, and the node's incarnation.
     pub(crate) heard: HashMap<u64, (Instant, u64)>,
-    /// What nodes prove with that they are themselves, and what their former lives did.
+    /// The keys of nodes, those of their earlier incarnations included.
     pub(crate) node_keys: HashMap<u64, Vec<u64>>,
-    /// Connections of those who have no business here: of each tenant, and of nobody.
-    pub(crate) strangers: [Option<Session>; TENANTS.len() + 1],
-    /// Nobody is there to hear until then.
+    /// Connections of intruders: one per tenant, and one without a tenant.
+    pub(crate) intruders: [Option<Session>; TENANTS.len() + 1],
+    /// The master is not running until then.
     pub(crate) down_until: Instant,
-    /// Connections to the master, by who made them and in which life.
+    /// Connections to the master, by party and incarnation.
     pub(crate) sessions: HashMap<(Party, u64), Session>,
     pub(crate) partitions: Vec<Partition>,
-    /// Requests that reach the master twice: what the second does is nobody's answer.
+    /// Requests that reach the master twice: the response to the second is discarded.
     pub(crate) doubled: HashSet<(usize, u64)>,
     /// The order in which the master started puts, by generation.
     pub(crate) starts: HashMap<u64, u64>,
     /// What is readable, as far as is known.
     pub(crate) visible: BTreeMap<Vec<u8>, Seen>,
-    /// When what was readable was so last.
+    /// When an object that is gone was last readable.
     pub(crate) gone: HashMap<Vec<u8>, Instant>,
-    /// Where the objects were that the running request to clear replicas is about.
+    /// Where the objects of the running request to clear replicas were.
     pub(crate) places: Places,
-    /// What tenants may.
+    /// The limits and guarantees of tenants.
     pub(crate) promised: [Promise; TENANTS.len()],
-    /// What nodes were told to copy, by attempt.
+    /// Orders that nodes were given, by attempt.
     pub(crate) given: HashMap<u64, Given>,
-    /// Copies that were accepted since somebody looked at their bytes.
+    /// Copies that were accepted since their bytes were last checked.
     pub(crate) fresh: Vec<u64>,
-    /// Whose each task is, and those of this life of the master that are done.
+    /// The tenant of each task, and the tasks of this epoch that are done.
     pub(crate) task_owners: BTreeMap<u64, usize>,
     pub(crate) done: HashSet<u64>,
-    /// Segments that take nothing new.
+    /// Segments that accept nothing new.
     pub(crate) closed: BTreeSet<SegmentNo>,
     /// Replicas that were dropped because they were bad.
     pub(crate) dropped: HashSet<(u64, SegmentNo)>,
-    /// Exports by segment name and incarnation: what a metadata service would say.
+    /// Exports by segment name and incarnation, as a metadata service would return them.
     pub(crate) directory: HashMap<(String, u64), Vec<u8>>,
     pub(crate) scenario: Scenario,
     pub(crate) events: BTreeMap<(Instant, u64), Event>,
@@ -186,7 +186,7 @@ impl Core {
             standing: None,
             heard: HashMap::new(),
             node_keys: HashMap::new(),
-            strangers: Default::default(),
+            intruders: Default::default(),
             down_until: Instant::ZERO,
             sessions: HashMap::new(),
             partitions: Vec::new(),
@@ -217,10 +217,10 @@ impl Core {
     }
 
     pub(crate) fn random_key(&self, rng: &mut Rng) -> Vec<u8> {
-        // Some are asked for more often than others.
+        // Some keys are requested more often than others.
         let few = if rng.below(4) == 0 { 4 } else { self.scenario.keys };
         let key = rng.below(few);
-        // Some are longer than what is kept inline.
+        // Some keys are too long to be stored in place.
         if key.is_multiple_of(3) {
             format!("{key}{}", "-long".repeat(12)).into_bytes()
         } else {
@@ -228,7 +228,7 @@ impl Core {
         }
     }
 
-    /// One that is mounted, if any is.
+    /// A mounted segment, if there is one.
     pub(crate) fn random_segment(&self, rng: &mut Rng) -> Option<SegmentNo> {
         let all: Vec<SegmentNo> = self.master.segments().map(|info| info.segment).collect();
         all.get(rng.index(all.len())).copied()
@@ -250,7 +250,7 @@ impl Core {
         self.rng.chance_ppm(ppm)
     }
 
-    /// What a segment's node has exported.
+    /// The export of a segment's node.
     pub(crate) fn export_of(&self, segment: SegmentNo) -> Option<&[u8]> {
         let info = self.master.segment(segment)?;
         self.directory.get(&(info.name.to_owned(), info.incarnation)).map(Vec::as_slice)
@@ -263,12 +263,12 @@ impl Core {
         }
     }
 
-    /// What the master's clock shows now. While it stands still nobody looks at it.
+    /// The time on the master's clock. While the master is stopped its clock is not read.
     pub(crate) fn shown(&self) -> Instant {
         self.clock.shows(self.standing.map_or(self.now, |(since, _)| since))
     }
 
-    /// What the master should count.
+    /// The time that a correct master counts.
     pub(crate) fn counted(&self) -> Instant {
         self.honest.shows(self.standing.map_or(self.now, |(since, _)| since))
     }
@@ -283,7 +283,7 @@ impl Core {
         self.honest.jump(self.now, by);
     }
 
-    /// The master stands still, and what is sent to it waits.
+    /// Stops the master; what is sent to it waits.
     pub(crate) fn stop_master(&mut self, until: Instant) {
         if self.standing.is_none() && self.now >= self.down_until {
             self.standing = Some((self.now, until));
@@ -314,12 +314,12 @@ impl Core {
         Ok(())
     }
 
-    /// Says in the nodes' name that whoever was to be cut off by force is: he has had time enough.
+    /// Reports in the nodes' name that writers with a forced order are gone: they have had time enough.
     fn believe_in_time(&mut self) {
         let nodes: Vec<_> = self.master.segments().map(|info| (info.node, info.incarnation)).collect();
         for (node, incarnation) in nodes {
             let Some(&key) = self.node_keys.get(&node).and_then(|keys| keys.last()) else { continue };
-            let ask = FetchAsk { node, incarnation, count_max: 64, key };
+            let ask = FetchRequest { node, incarnation, count_max: 64, key };
             let now = self.shown();
             for order in self.master.fetch_expulsions(now, &ask).unwrap_or_default() {
                 if order.force {
@@ -330,7 +330,7 @@ impl Core {
         }
     }
 
-    /// The master does something of its own accord, or for whoever administers it.
+    /// The master does something by itself, or for the operator.
     pub(crate) fn by_the_master(&mut self, act: impl FnOnce(&mut Master, Instant)) -> Result<(), Violation> {
         let before = Standing::of(&self.master);
         let now = self.shown();
@@ -340,7 +340,7 @@ impl Core {
         self.judge(found)
     }
 
-    /// Another master, which knows nothing.
+    /// Another master, without any state.
     pub(crate) fn restart_master(&mut self, down: Duration) {
         self.report.master_restarts += 1;
         let past =
@@ -356,7 +356,7 @@ impl Core {
         let clock = self.random_clock(&mut rng);
         self.set_clock(clock, wall);
         self.heard.clear();
-        self.strangers = Default::default();
+        self.intruders = Default::default();
         self.shadow.claims.clear();
         self.down_until = self.now + down;
         self.closed.clear();
@@ -364,12 +364,12 @@ impl Core {
         self.note_losses();
     }
 
-    /// Whether the silence has begun, in which what is unfinished ends.
+    /// Whether the final silence has begun, in which unfinished operations end.
     pub(crate) fn is_silent(&self) -> bool {
         self.now > Instant::ZERO + self.scenario.busy + OPERATION_MAX
     }
 
-    /// When the night ends that it is.
+    /// The end of the current night.
     pub(crate) fn morning(&self) -> Option<Instant> {
         self.night.filter(|(evening, morning)| (*evening..*morning).contains(&self.now)).map(|(_, end)| end)
     }
@@ -385,12 +385,12 @@ impl Core {
         self.partitions.iter().any(cut)
     }
 
-    /// Which life of the master it is.
+    /// The master's epoch.
     pub(crate) fn epoch(&self) -> u32 {
         self.master.config().epoch
     }
 
-    /// Who speaks, and which of its lives; for whom the master takes it.
+    /// The sender and its incarnation; and the party that the master takes it for.
     pub(crate) fn send_call(
         &mut self,
         (client, life): (usize, u64),
@@ -412,7 +412,7 @@ impl Core {
             self.doubled.insert((client, frame.header.request_id));
         }
         for at in deliveries {
-            // A master that restarts breaks every connection, and what was on it is lost.
+            // A master that restarts breaks every connection, and loses the messages on it.
             let epoch = self.epoch();
             self.at(at, Event::ToMaster { from, life, epoch, bytes: bytes.clone() });
         }
@@ -435,7 +435,7 @@ impl Core {
         let mut times = Vec::new();
         for copy in 0..copies {
             let slow_us = if self.rng.chance_ppm(slow) { self.rng.below(slow_ms * 1_000) } else { 0 };
-            // What comes twice may come when much has happened since.
+            // The second copy may come when much has happened since.
             let slow_us = slow_us + copy * self.rng.below(300_000);
             times.push(self.now + Duration::from_micros(50 + self.rng.below(500) + slow_us));
         }
@@ -447,19 +447,21 @@ impl Core {
         self.events.insert((at, self.counter), event);
     }
 
-    /// The master carries a request out, and what it says is compared with what must hold.
+    /// The master carries out a request, and the response is compared with what must hold.
     pub(crate) fn serve(&mut self, from: Party, life: u64, bytes: &[u8]) -> Result<(), Violation> {
         let (request, _) = Frame::parse(bytes).unwrap().unwrap();
         let mut out = Vec::new();
         let mut session = self.sessions.remove(&(from, life)).unwrap_or_else(|| {
-            // Nodes are nobody's.
+            // Nodes have no tenant.
             self.greet(if let Party::Node(_) = from { "" } else { TENANTS[self.tenant_of(from)] })
         });
         let before = Standing::of(&self.master);
         self.places = self.places_of(from, &request);
         self.overdo(from, &request);
         let now = self.shown();
-        self.master.handle(now, &mut session, &request, &mut out);
+        let falsified = self.falsified(&request);
+        let passed_on = falsified.as_deref().map_or(request, |bytes| Frame::parse(bytes).unwrap().unwrap().0);
+        self.master.handle(now, &mut session, &passed_on, &mut out);
         self.sessions.insert((from, life), session);
         if out.is_empty() {
             assert_eq!(request.header.kind, Kind::ReturnLeases as u8);
@@ -473,7 +475,7 @@ impl Core {
         let found = self.check_change(&before, asker, &request, &response);
         self.judge(found)?;
         self.answer(from, life, out);
-        // Nothing is changed by a heartbeat.
+        // A heartbeat changes nothing.
         self.requests += u64::from(request.header.kind != Kind::Beat as u8);
         if self.requests.is_multiple_of(16) {
             let found = self.audit();
@@ -482,10 +484,10 @@ impl Core {
         Ok(())
     }
 
-    /// Somebody's connection to the master ends.
+    /// A party's connection to the master ends.
     pub(crate) fn hang_up(&mut self, party: Party, life: u64) {
         if let Party::Node(index) = party {
-            // What it sent before and comes late is on no connection that stands.
+            // A late message of an earlier incarnation is not on an open connection.
             let node = index as u64 + 1;
             if self.heard.get(&node).is_some_and(|(_, heard)| *heard == life) {
                 self.heard.remove(&node);
@@ -497,7 +499,7 @@ impl Core {
         }
     }
 
-    /// What goes without saying: nothing is lost for nothing, and to nobody whom it is guaranteed.
+    /// The checks after every change: no object is lost without need, and none that is within a guarantee.
     fn check_change(
         &mut self,
         before: &Standing,
@@ -514,11 +516,11 @@ impl Core {
         self.check_given_up()
     }
 
-    /// Somebody asks who has no business here: one of a tenant, or nobody. Gives the answer.
-    pub(crate) fn ask_as_stranger(&mut self, who: usize, bytes: &[u8]) -> Result<Vec<u8>, Violation> {
+    /// An intruder sends a request: one of a tenant, or one without a tenant. Returns the response.
+    pub(crate) fn request_as_intruder(&mut self, who: usize, bytes: &[u8]) -> Result<Vec<u8>, Violation> {
         let (request, _) = Frame::parse(bytes).unwrap().unwrap();
         let name = TENANTS.get(who).copied().unwrap_or_default();
-        let mut session = self.strangers[who].take().unwrap_or_else(|| self.greet(name));
+        let mut session = self.intruders[who].take().unwrap_or_else(|| self.greet(name));
         let before = Standing::of(&self.master);
         if self.lies.contains(Lies::WISH) && request.header.kind == Kind::PutStart as u8 {
             make_room(self);
@@ -526,7 +528,7 @@ impl Core {
         let mut out = Vec::new();
         let now = self.shown();
         self.master.handle(now, &mut session, &request, &mut out);
-        self.strangers[who] = Some(session);
+        self.intruders[who] = Some(session);
         if let Some((response, _)) = Frame::parse(&out).unwrap() {
             let asker = (who < TENANTS.len()).then_some(who);
             let found = self.check_change(&before, asker, &request, &response);
@@ -535,7 +537,7 @@ impl Core {
         Ok(out)
     }
 
-    /// A node has cut an engine off: nothing of it lands in this segment any more.
+    /// A node has cut off an engine: none of its writes land in this segment any more.
     pub(crate) fn cut_off(&mut self, writer: u64, segment: SegmentNo) {
         self.report.expelled += 1;
         self.shadow.cut_off(writer, segment);
@@ -555,12 +557,12 @@ impl Core {
         session
     }
 
-    /// Which tenant a client is for the master.
+    /// The tenant that the master takes a client for.
     pub(crate) fn tenant_of(&self, from: Party) -> usize {
         match from {
             Party::Client(0) if self.lies.contains(Lies::TENANT) => 1,
             Party::Client(client) => tenant_of(client),
-            Party::Node(_) => unreachable!("nodes are nobody's"),
+            Party::Node(_) => unreachable!("nodes have no tenant"),
         }
     }
 }
@@ -570,7 +572,7 @@ fn is_refused(response: &Frame<'_>) -> bool {
     PutStart::decode_response(response).map_or(true, |(_, mut answers)| answers.all(|answer| answer.is_err()))
 }
 
-/// Into how long pieces so many bytes are cut.
+/// The length of the pieces into which `len` bytes are cut.
 pub(crate) const fn slice_bytes(len: u64) -> u64 {
     let sixth = len.div_ceil(6);
     if sixth > 700 { sixth } else { 700 }

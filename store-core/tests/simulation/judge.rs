@@ -1,12 +1,12 @@
-//! What the master answers, compared with what must hold.
+//! Judges the responses of the master.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use store_core::blocks::stored_len;
+use store_core::chunks::stored_len;
 use store_core::message::{
     Allocation, Beat, CancelTasks, Commit, CreateTasks, EndTasks, FetchTasks, Get, ListQuery, Mount,
-    MountAnswer, NewObject, NodeStatus, Operation, PutEnd, PutRevoke, PutStart, PutWindow, QueryTasks,
+    MountResponse, NewObject, NodeStatus, Operation, PutEnd, PutRevoke, PutStart, PutWindow, QueryTasks,
     Remove, Replica, ReportReplicas, Retention, RetryTasks, TaskInfo, TaskState, Verdict,
 };
 use store_core::{ErrorCode, Event, Frame, FullKey, Items, Key, Kind, Master};
@@ -22,12 +22,12 @@ pub(crate) struct Seen {
     pub(crate) generation: u64,
 }
 
-/// One replica that a node is to make.
+/// One replica that a node has an order to make.
 #[derive(Clone, Debug)]
 pub(crate) struct Given {
     pub(crate) generation: u64,
     pub(crate) range: Range,
-    /// It counts.
+    /// The replica counts.
     pub(crate) accepted: bool,
 }
 
@@ -67,7 +67,7 @@ impl Core {
         )
     }
 
-    /// Compares what is readable with what was, and notes what was lost; gives how much.
+    /// Compares what is readable with what was, and notes what was lost; returns the number of losses.
     pub(crate) fn note_losses(&mut self) -> usize {
         if self.master.stats().objects == self.visible.len() as u64 {
             return 0;
@@ -85,7 +85,7 @@ impl Core {
             });
         }
         let strange: Vec<_> = seen.iter().filter(|(_, known)| known.is_none()).map(|(key, _)| key).collect();
-        assert!(strange.is_empty(), "readable without a commit: {strange:?} of {:?}", self.visible);
+        assert!(strange.is_empty(), "objects are readable without a commit: {strange:?} of {:?}", self.visible);
         let lost: Vec<Vec<u8>> =
             self.visible.keys().filter(|key| !seen.contains_key(*key)).cloned().collect();
         for key in &lost {
@@ -95,12 +95,12 @@ impl Core {
         lost.len()
     }
 
-    /// Objects go when there is need of room, or their time or their node is over: not because somebody looks at them, or
-    /// makes another copy.
+    /// Objects are lost when room is needed, or when their time or their node is over: not because an object
+    /// is read or copied.
     pub(crate) fn check_losses(&self, request: &Frame<'_>, lost: usize) -> Result<(), Violation> {
         let may = match Kind::from_byte(request.header.kind) {
             Some(Kind::PutStart | Kind::Remove | Kind::Mount | Kind::Unmount) => true,
-            // What a report takes away, or a request about many, is known by now.
+            // What a report removes, or a request about many, is known by now.
             _ => false,
         };
         if may || lost == 0 {
@@ -110,7 +110,8 @@ impl Core {
         Err(Violation::LostByTask(text))
     }
 
-    /// Whether every tenant is within its quota, and none lost anything to another while it was within its guarantee.
+    /// Whether every tenant is within its quota, and none lost objects to another while it was within its
+    /// guarantee.
     pub(crate) fn check_tenants(&mut self, before: &Standing, asker: Option<usize>) -> Result<(), Violation> {
         for (at, name) in TENANTS.iter().enumerate() {
             let usage = self.master.tenant(name).unwrap();
@@ -135,7 +136,7 @@ impl Core {
         Ok(())
     }
 
-    /// What the master tells of nodes that it has given up.
+    /// Checks the master's events about nodes that it has given up.
     pub(crate) fn check_given_up(&mut self) -> Result<(), Violation> {
         let mut found = Ok(());
         while let Some(event) = self.master.poll_event() {
@@ -143,14 +144,14 @@ impl Core {
             let Some((heard, _)) = self.heard.remove(&node) else { continue };
             let silent = self.counted() - heard;
             if silent < Duration::from_millis(self.master.config().node_ttl_ms.into()) {
-                let text = format!("{event:?} at {:?}: listened to for {silent:?} since", self.now);
+                let text = format!("{event:?} at {:?}: the master was running for {silent:?} since", self.now);
                 found = found.and(Err(Violation::GivenUpEarly(text)));
             }
         }
         found
     }
 
-    /// Nothing goes for a put that is refused.
+    /// Nothing is evicted for a put that is refused.
     pub(crate) fn check_refusal(&self, before: &Standing) -> Result<(), Violation> {
         let evicted = |standing: &Standing| standing.evictions.iter().sum::<u64>();
         let gone = evicted(&Standing::of(&self.master)) - evicted(before);
@@ -192,7 +193,7 @@ impl Core {
                 }
             }
             Some(Kind::Mount) => {
-                if let Ok((MountAnswer::Mounted(_), _)) = Mount::decode_response(response) {
+                if let Ok((MountResponse::Mounted(_), _)) = Mount::decode_response(response) {
                     self.hear(from, life);
                 }
             }
@@ -248,7 +249,7 @@ impl Core {
         for id in answers.flatten() {
             let known = *self.task_owners.entry(id).or_insert(tenant);
             if known != tenant {
-                return Err(Violation::Foreign(format!("{from:?} was given task {id:#x}")));
+                return Err(Violation::Foreign(format!("{from:?} was shown task {id:#x}")));
             }
         }
         Ok(())
@@ -257,14 +258,14 @@ impl Core {
     fn observe_task_ends(&mut self, from: Party, body: &[u8], response: &Frame<'_>) {
         let (_, ends) = EndTasks::decode_request(body).unwrap();
         if let Party::Node(index) = from {
-            // It reads no more for these, and the master has heard so.
+            // The node has stopped reading these sources, and the master has been told.
             for end in ends.filter(|end| end.quiet || end.result.is_ok()) {
                 self.shadow.returned((CLIENTS + index, 0), end.attempt, 1);
             }
         }
         let Ok((_, answers)) = EndTasks::decode_response(response) else { return };
         for (end, answer) in ends.zip(answers) {
-            // The answer says that this try was the latest, and the state that it was the last.
+            // The response shows that this attempt was the latest, and the state that it was the last.
             let task = self.master.task(self.shown(), end.id);
             let done = task.is_ok_and(|task| task.state == TaskState::Done);
             if answer.is_ok() && end.result.is_ok() && done {
@@ -280,7 +281,7 @@ impl Core {
         }
     }
 
-    /// A key, and whose it really is.
+    /// A key with the tenant that the client really has.
     fn full_key(&self, from: Party, key: &[u8]) -> Vec<u8> {
         full_key(self.tenant_of(from), key)
     }
@@ -299,7 +300,7 @@ impl Core {
             self.report.refused += u64::from(allocation == Err(ErrorCode::TenantQuotaExceeded));
             let Ok(allocation) = allocation else { continue };
             let order = self.starts.len() as u64 + 1;
-            // A start that came twice is the same start.
+            // A repeated start is the same start.
             let fresh = *self.starts.entry(allocation.generation).or_insert(order) == order;
             admitted |= fresh;
             let place = |replica: &Replica| (replica.segment, replica.addr, stored_len(len));
@@ -325,7 +326,7 @@ impl Core {
         if admitted
             && self.promised[tenant].quota_bytes.is_some_and(|quota| usage.bytes + usage.held_bytes > quota)
         {
-            found = found.and(Err(Violation::OverQuota(format!("a put was let in: {usage:?}"))));
+            found = found.and(Err(Violation::OverQuota(format!("a put was accepted: {usage:?}"))));
         }
         found
     }
@@ -339,11 +340,11 @@ impl Core {
             let segments = || object.replicas.iter().map(|replica| replica.segment);
             let twice = segments().enumerate().any(|(at, no)| segments().take(at).any(|other| other == no));
             if twice || object.replicas.len() > usize::from(self.master.config().replicas_max) {
-                return Err(Violation::Books(format!("replicas of one object: {:?}", object.replicas)));
+                return Err(Violation::Books(format!("two replicas of one object share a segment: {:?}", object.replicas)));
             }
             for replica in object.replicas.iter() {
                 if self.dropped.contains(&(object.generation, replica.segment)) {
-                    return Err(Violation::BadDrop(format!("{replica:?} is given to readers again")));
+                    return Err(Violation::BadDrop(format!("{replica:?} is returned to readers again")));
                 }
                 let range = (replica.segment, replica.addr, stored_len(object.len));
                 self.shadow.leased(object.generation, range, until, whose)?;
@@ -352,7 +353,7 @@ impl Core {
         Ok(())
     }
 
-    /// Nobody learns of tasks of others, or changes them.
+    /// No client sees, or changes, tasks of other tenants.
     fn observe_tasks(
         &mut self,
         from: Party,
@@ -373,7 +374,7 @@ impl Core {
         Ok(())
     }
 
-    /// Places are given to tries as they are to puts, and sources are leased as they are to readers.
+    /// Places are given to attempts as they are to puts, and sources are leased as they are to readers.
     fn observe_orders(&mut self, from: Party, response: &Frame<'_>) -> Result<(), Violation> {
         let Ok((lease, orders)) = FetchTasks::decode_response(response) else { return Ok(()) };
         let until = self.now + slowest(lease.lease_ms);
@@ -382,7 +383,7 @@ impl Core {
             let range = (order.segment, order.addr, stored_len(order.len));
             let node = self.master.segment(order.segment).map(|info| info.node as usize);
             if !matches!(from, Party::Node(index) if node == Some(index + 1)) {
-                return Err(Violation::Foreign(format!("{from:?} is to write to {range:?}")));
+                return Err(Violation::Foreign(format!("{from:?} was given the place {range:?}")));
             }
             self.report.orders += u64::from(!self.given.contains_key(&order.attempt));
             self.shadow.allocated(self.now, order.attempt, range)?;
@@ -409,7 +410,7 @@ impl Core {
         self.fresh.push(attempt);
     }
 
-    /// What is dropped is bad, and what is gone with it was told.
+    /// A dropped replica is bad, and objects that are gone with it were reported as gone.
     fn observe_reports(
         &mut self,
         from: Party,
@@ -421,7 +422,7 @@ impl Core {
         for (bad, verdict) in asked.zip(answers) {
             let Ok(verdict @ (Verdict::Dropped | Verdict::Gone)) = verdict else { continue };
             if !self.shadow.is_flipped(bad.generation, bad.segment) {
-                return Err(Violation::BadDrop(format!("{from:?} said so of {bad:?}, which is good")));
+                return Err(Violation::BadDrop(format!("{from:?} reported {bad:?}, which is intact")));
             }
             self.dropped.insert((bad.generation, bad.segment));
             if verdict == Verdict::Gone {
@@ -441,14 +442,14 @@ impl Core {
         put.and_then(|put| self.visible.get(&put.key)).is_some_and(|seen| seen.generation == generation)
     }
 
-    /// Where a tenant's object has a replica, if it is there.
+    /// A segment on which a tenant's object has a replica, if the object exists.
     pub(crate) fn source_of(&self, tenant: usize, key: &[u8]) -> Option<u32> {
         let found = self.master.find_replicas(FullKey { tenant: tenant as u16 + 1, key }).ok()?;
         found.first().map(|replica| replica.segment)
     }
 }
 
-/// How long a lease can look to the slowest of clocks.
+/// How long a lease can last by the slowest clock.
 fn slowest(lease_ms: u32) -> Duration {
     Duration::from_millis(lease_ms.into()).mul_f64(1.0 / (1.0 - DRIFT_PPM_MAX as f64 / 1e6))
 }

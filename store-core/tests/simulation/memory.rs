@@ -1,10 +1,10 @@
 //! Memory that the simulated fabric writes, and the bytes that belong in it.
 
-use store_core::blocks::{BLOCK_BYTES, BlockSums};
+use store_core::chunks::{CHUNK_BYTES, ChunkSums};
 use te_core::sim::Rng;
 use te_core::{MemSpan, VolatileSpan};
 
-/// Owned bytes that are only ever touched through a volatile view.
+/// Bytes that are only ever accessed through a volatile view.
 pub(crate) struct Memory {
     bytes: *mut [u8],
 }
@@ -28,7 +28,7 @@ impl Memory {
         out
     }
 
-    /// One bit of a byte changes.
+    /// Flips one bit of a byte.
     pub(crate) fn flip(&self, offset: u64) {
         let byte = self.read(offset, 1)[0];
         self.write(offset, &[byte ^ 0x10]);
@@ -42,22 +42,22 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: from `Box::into_raw`; owners drop their transports first, so the fabric is done with it.
+        // From `Box::into_raw`; transports are dropped first, so the fabric is done with it.
         drop(unsafe { Box::from_raw(self.bytes) });
     }
 }
 
-/// The bytes of one put: no two puts have the same, so that a mix of two is seen.
+/// The bytes of one put: those of two puts differ everywhere, so that a mix is noticed.
 pub(crate) fn content(put: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     Rng::new(put ^ 0x5eed_0000_0000).fill(&mut bytes);
     bytes
 }
 
-/// The checksums of an object's blocks.
-pub(crate) fn sums(bytes: &[u8]) -> BlockSums {
-    let mut sums = BlockSums::default();
-    bytes.chunks(BLOCK_BYTES as usize).for_each(|block| sums.push(checksum(block), block.len() as u64));
+/// The checksums of an object's chunks.
+pub(crate) fn sums(bytes: &[u8]) -> ChunkSums {
+    let mut sums = ChunkSums::default();
+    bytes.chunks(CHUNK_BYTES as usize).for_each(|block| sums.push(checksum(block), block.len() as u64));
     sums
 }
 

@@ -1,15 +1,17 @@
-//! What a simulated node does when the master has work for it: it reads replicas of others into its own memory.
+//! What a simulated node does when the master has tasks for it: it reads replicas of other nodes into its own
+//! memory.
 //!
-//! As `store-client` does it: fetch the orders, read each from one source after the other while the lease runs, look at
-//! what has arrived, report what was damaged, tell how it ended, and fetch again until there is nothing left. A read that
-//! takes too long is given up while it may still write. An end that was told is told again, and the place not touched.
+//! It works as `store-client` does: fetch the orders, read each from one source after the other while the
+//! lease is valid, verify what has arrived, report damaged replicas, report the end of each attempt, and
+//! fetch again until there is nothing left. A read that takes too long is given up while it may still write.
+//! A report that was lost is repeated, and the place is not touched.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use store_core::blocks::stored_len;
+use store_core::chunks::stored_len;
 use store_core::message::{
-    BadReplica, EndTasks, FetchAsk, FetchTasks, NodeProof, Operation, Replica, ReportReplicas, TaskEnd,
+    BadReplica, EndTasks, FetchRequest, FetchTasks, NodeProof, Operation, Replica, ReportReplicas, TaskEnd,
 };
 use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo, bound};
 use te_core::sim::SimTransport;
@@ -24,14 +26,14 @@ use crate::memory::{Memory, sums};
 use crate::scenario::{CALL_TIMEOUT, CLIENTS, LATE_MAX, Lies};
 use crate::shadow::Violation;
 
-/// Orders that it is at.
+/// Most orders at once.
 const ORDERS_MAX: u32 = 4;
 /// Reads that are given up before they have ended, per million.
 const HASTE_PPM: u32 = 60_000;
-/// Nodes that die in the middle of what they were told to do, per million times.
+/// Probability that a node dies while it carries out an order, per million.
 const DEATH_PPM: u32 = 20_000;
 
-/// The memory that a node has mounted.
+/// The segment that a node has mounted.
 #[derive(Clone, Copy)]
 pub(crate) struct Mounted {
     pub(crate) region: RegionId,
@@ -39,7 +41,7 @@ pub(crate) struct Mounted {
     pub(crate) incarnation: u64,
 }
 
-/// What a node has besides: its fabric and its memory.
+/// The node's fabric and memory.
 pub(crate) struct Hands<'a> {
     pub(crate) transport: &'a mut SimTransport,
     pub(crate) memory: &'a Memory,
@@ -48,23 +50,23 @@ pub(crate) struct Hands<'a> {
 pub(crate) struct Mover {
     node: usize,
     life: u64,
-    /// The node's.
+    /// The key of the node.
     key: u64,
     clock: Clock,
-    /// What it waits for an answer to, under which number, and since when.
+    /// The request that it waits for: its kind, its id, and the time it was sent.
     call: Option<(Kind, u64, Instant)>,
     mounted: Option<Mounted>,
-    /// When it asked for them, and when the orders have to be carried out, by its own clock.
+    /// When it requested the orders, and when they have to be carried out, by its own clock.
     asked: Instant,
     until: Instant,
     orders: Vec<Order>,
-    /// It is slow, before it begins or before it tells.
+    /// The phase before which it pauses, if it does.
     asleep: Option<Before>,
     reads: HashMap<u64, Read>,
     tokens: HashMap<Token, u64>,
     attached: HashMap<SegmentNo, RemoteRegionId>,
-    /// Ends that were told and that the master may not have heard, by attempt.
-    told: HashMap<u64, TaskEnd>,
+    /// Reports that the master may not have received, by attempt.
+    reported: HashMap<u64, TaskEnd>,
     next: u64,
 }
 
@@ -84,7 +86,7 @@ struct Order {
     checksum: u32,
     addr: u64,
     sources: Vec<Replica>,
-    /// Sources tried.
+    /// Number of sources tried.
     tried: usize,
     bad: Vec<SegmentNo>,
     end: Option<TaskEnd>,
@@ -92,7 +94,7 @@ struct Order {
 
 /// One read of a source into its place.
 struct Read {
-    /// Whose; none: nobody waits for it any more.
+    /// The attempt; `None`: it was given up.
     attempt: Option<u64>,
     left: usize,
     failed: bool,
@@ -114,7 +116,7 @@ impl Mover {
             reads: HashMap::new(),
             tokens: HashMap::new(),
             attached: HashMap::new(),
-            told: HashMap::new(),
+            reported: HashMap::new(),
             next: life << 32,
         }
     }
@@ -123,21 +125,21 @@ impl Mover {
         &mut self.clock
     }
 
-    /// Whether it is in the middle of a copy.
+    /// Whether it is carrying out a copy.
     pub(crate) fn is_copying(&self) -> bool {
         self.orders.iter().any(|order| order.end.is_none())
     }
 
-    /// The memory that it worked on is torn down. What is still read comes to nothing.
+    /// Its memory is withdrawn. Reads in progress are void.
     pub(crate) fn forget(&mut self) {
         (self.call, self.mounted) = (None, None);
         self.orders.clear();
         self.asleep = None;
-        self.told.clear();
+        self.reported.clear();
         self.reads.values_mut().for_each(|read| read.attempt = None);
     }
 
-    /// There is work, as far as the master knows.
+    /// There is work, according to the master.
     pub(crate) fn wake(&mut self, core: &mut Core, mounted: Mounted) {
         if self.call.is_none() && self.orders.is_empty() {
             self.mounted = Some(mounted);
@@ -145,15 +147,15 @@ impl Mover {
         }
     }
 
-    /// Gives up waiting for an answer.
+    /// Gives up waiting for a response.
     pub(crate) fn tick(&mut self, core: &mut Core) {
         let Some((kind, ..)) = self.call.filter(|(.., since)| *since + CALL_TIMEOUT <= core.now) else {
             return;
         };
         self.call = None;
         match kind {
-            Kind::ReportReplicas => self.tell(core),
-            // The next heartbeat says whether there is anything to do.
+            Kind::ReportReplicas => self.emit(core),
+            // The next heartbeat reports whether there is work.
             _ => self.orders.clear(),
         }
     }
@@ -188,17 +190,17 @@ impl Mover {
                         end: None,
                     });
                 }
-                // What is not told any more has ended.
+                // Attempts that are not listed any more have ended.
                 let orders = &self.orders;
-                self.told.retain(|attempt, _| orders.iter().any(|order| order.attempt == *attempt));
+                self.reported.retain(|attempt, _| orders.iter().any(|order| order.attempt == *attempt));
                 if self.orders.is_empty() || !self.sleeps(core, Before::Reading) {
                     self.begin(core, hands)?;
                 }
             }
-            Kind::ReportReplicas => self.tell(core),
+            Kind::ReportReplicas => self.emit(core),
             Kind::EndTasks => {
                 if frame.header.result().is_ok() {
-                    self.told.clear();
+                    self.reported.clear();
                 }
                 self.orders.clear();
                 self.fetch(core);
@@ -208,7 +210,7 @@ impl Mover {
         Ok(())
     }
 
-    /// It was slow, and goes on.
+    /// It was slow, and continues.
     pub(crate) fn wake_up(&mut self, core: &mut Core, hands: &mut Hands<'_>) -> Result<(), Violation> {
         match self.asleep.take() {
             Some(Before::Reading) => self.begin(core, hands)?,
@@ -227,7 +229,7 @@ impl Mover {
         let sleeps = core.scenario.faults && !core.is_silent() && core.chance_ppm(ppm);
         if sleeps {
             self.asleep = Some(before);
-            // Meanwhile a source may go away.
+            // A source may be unmounted meanwhile.
             let sources = self.orders.iter().flat_map(|order| &order.sources);
             let nodes =
                 sources.filter_map(|source| core.master.segment(source.segment).map(|info| info.node));
@@ -242,19 +244,19 @@ impl Mover {
         sleeps
     }
 
-    /// Begins to carry the orders out.
+    /// Begins to carry out the orders.
     fn begin(&mut self, core: &mut Core, hands: &mut Hands<'_>) -> Result<(), Violation> {
         for at in 0..self.orders.len() {
-            let known = self.told.get(&self.orders[at].attempt).copied();
+            let known = self.reported.get(&self.orders[at].attempt).copied();
             if let Some(end) = known.filter(|_| !core.lies.contains(Lies::AGAIN)) {
-                core.report.told_again += 1;
+                core.report.reported_again += 1;
                 self.orders[at].end = Some(end);
             } else {
                 self.read_next(core, at, hands)?;
             }
         }
         if self.is_copying() && core.scenario.faults && core.chance_ppm(DEATH_PPM) {
-            // Most reads take no longer than this, and some do.
+            // Most reads end within this time, but not all.
             core.at(core.now + Duration::from_micros(100), Event::CrashNode(self.node));
         }
         self.go_on(core);
@@ -270,8 +272,8 @@ impl Mover {
         loop {
             let count = hands.transport.poll(core.now, &mut done);
             for completion in &done[..count] {
-                let number = self.tokens.remove(&completion.token).expect("a completion that was asked for");
-                let read = self.reads.get_mut(&number).expect("a read that runs");
+                let number = self.tokens.remove(&completion.token).expect("a completion of a known token");
+                let read = self.reads.get_mut(&number).expect("a running read");
                 read.failed |= completion.outcome != Outcome::Applied;
                 read.left -= 1;
                 if read.left == 0 {
@@ -286,7 +288,7 @@ impl Mover {
 
     fn fetch(&mut self, core: &mut Core) {
         let Some(mounted) = self.mounted else { return };
-        let ask = FetchAsk {
+        let ask = FetchRequest {
             node: self.node as u64 + 1,
             incarnation: mounted.incarnation,
             count_max: ORDERS_MAX,
@@ -305,7 +307,8 @@ impl Mover {
         }
     }
 
-    /// Everything that was to be done is done: first what was bad, for as long as there is an order the node may say it.
+    /// All orders are carried out. Bad replicas are reported first, as long as the node has an order for
+    /// their object.
     fn report(&mut self, core: &mut Core) {
         let bad: Vec<BadReplica<'_>> = self
             .orders
@@ -318,9 +321,9 @@ impl Mover {
             })
             .collect();
         if bad.is_empty() {
-            return self.tell(core);
+            return self.emit(core);
         }
-        core.report.told_bad += bad.len() as u64;
+        core.report.reported_bad += bad.len() as u64;
         let reporter = u64::MAX - self.life;
         let mut out = Vec::new();
         self.next += 1;
@@ -329,10 +332,10 @@ impl Mover {
         core.send(Party::Node(self.node), self.life, out);
     }
 
-    /// How everything ended.
-    fn tell(&mut self, core: &mut Core) {
+    /// Reports the end of all attempts.
+    fn emit(&mut self, core: &mut Core) {
         let ends: Vec<TaskEnd> = self.orders.iter().filter_map(|order| order.end).collect();
-        self.told.extend(ends.iter().map(|end| (end.attempt, *end)));
+        self.reported.extend(ends.iter().map(|end| (end.attempt, *end)));
         let proof = NodeProof { node: self.node as u64 + 1, key: self.key };
         self.call(core, Kind::EndTasks, |out, id| {
             EndTasks::encode_request(out, id, &proof, ends.into_iter()).unwrap();
@@ -397,7 +400,7 @@ impl Mover {
                 core.shadow.write_ends(writer, None);
                 continue;
             }
-            // Somebody is in a hurry, and does not wait for the end.
+            // Some reads are given up early.
             if !core.is_silent() && core.chance_ppm(HASTE_PPM) {
                 core.report.given_up += 1;
                 read.attempt = None;

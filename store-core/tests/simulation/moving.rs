@@ -1,8 +1,8 @@
-//! How a simulated client moves bytes: whole objects with their trailers, or the blocks that cover a part, and what it makes
-//! of what has arrived.
+//! How a simulated client moves bytes: whole objects with their trailers, or the chunks that cover a part;
+//! and how it verifies them.
 
-use store_core::blocks::{BLOCK_BYTES, Cover, expected, stored_len, trailer_len};
-use store_core::client::{Transfer, TransferEnd};
+use store_core::chunks::{CHUNK_BYTES, Cover, expected, stored_len, trailer_len};
+use store_core::client::{Transfer, TransferEnd, FenceEnd};
 use store_core::{SegmentNo, unbound};
 use te_core::{
     Completion, ErrorKind, Memory as _, Op, Outcome, RegionOffset, RemoteOffset, RemoteRegionId, Slice,
@@ -24,7 +24,8 @@ pub(crate) enum What {
 pub(crate) struct Moving {
     pub(crate) transfer: Transfer,
     pub(crate) tokens: Vec<Token>,
-    /// What is moved of the object: from where on, and how much. It has the same place in the client's memory.
+    /// Offset and length of the pieces of the object that are moved. They have the same offsets in the
+    /// client's memory.
     pieces: Vec<(u64, u64)>,
     left: usize,
     outcome: Outcome,
@@ -52,16 +53,16 @@ impl Client {
                         self.slice_ended(core, number, completion.outcome, completion.fence_needed)
                     }
                     Some(What::Fence(segment)) => {
-                        // A target that restarted is fenced, too.
+                        // A target that restarted counts as fenced, too.
                         let restarted = |error: te_core::Error| error.kind == ErrorKind::PeerRestarted;
                         let held = completion.result.is_ok() || completion.result.is_err_and(restarted);
                         if held {
                             core.shadow.fenced(self.index, segment);
                         }
                         core.report.fences += u64::from(held);
-                        self.put.handle_fence(segment, held);
+                        self.put.handle_fence(segment, FenceEnd::of(held));
                     }
-                    None => panic!("a completion that nobody asked for: {completion:?}"),
+                    None => panic!("a completion of an unknown token: {completion:?}"),
                 }
             }
             if count < done.len() {
@@ -137,12 +138,12 @@ impl Client {
 
     pub(crate) fn fence(&mut self, core: &mut Core, segment: SegmentNo) {
         if core.lies.contains(Lies::FENCE) {
-            return self.put.handle_fence(segment, true);
+            return self.put.handle_fence(segment, FenceEnd::Held);
         }
         let token = Token(self.next_id());
         match self.segments.get(&segment).map(|id| self.transport.fence(token, *id)) {
             Some(Ok(())) => drop(self.tokens.insert(token, What::Fence(segment))),
-            _ => self.put.handle_fence(segment, false),
+            _ => self.put.handle_fence(segment, FenceEnd::Failed),
         }
     }
 
@@ -195,19 +196,19 @@ impl Client {
         );
     }
 
-    /// The object's checksum by what has arrived, and whether a block is not what the trailer says.
+    /// The object's checksum according to what has arrived, and whether a chunk does not match the trailer.
     fn sum(&self, moving: &Moving, part: bool) -> (u32, bool) {
         let Transfer { item, len, .. } = moving.transfer;
         let slot = u64::from(item) * self.slot_bytes;
         if !part || trailer_len(len) == 0 {
-            // The only block of an object is the object.
+            // The only chunk of an object is the whole object.
             return (checksum(&self.memory.read(slot, len)), false);
         }
         let trailer = self.memory.read(slot + len, trailer_len(len));
         let mut damaged = false;
         for (from, bytes) in moving.pieces.iter().filter(|(from, _)| *from < len) {
-            for offset in (*from..from + bytes).step_by(BLOCK_BYTES as usize) {
-                let block = BLOCK_BYTES.min(from + bytes - offset);
+            for offset in (*from..from + bytes).step_by(CHUNK_BYTES as usize) {
+                let block = CHUNK_BYTES.min(from + bytes - offset);
                 let sum = checksum(&self.memory.read(slot + offset, block));
                 damaged |= expected(&trailer, len, offset, block) != Some(sum);
             }

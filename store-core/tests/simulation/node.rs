@@ -1,7 +1,7 @@
-//! A simulated node: memory, an export, a word to the master now and then, and what it does for it (see `mover`).
+//! A simulated node: its memory, its export, its heartbeats, and its work for the master (see `mover`).
 
 use store_core::message::{
-    Beat, EndExpulsions, Expulsion, ExpulsionEnd, FetchAsk, FetchExpulsions, Heartbeat, Mount, MountAnswer,
+    Beat, EndExpulsions, Expulsion, ExpulsionEnd, FetchRequest, FetchExpulsions, Heartbeat, Mount, MountResponse,
     MountSegment, NodeProof, NodeStatus, Operation,
 };
 use store_core::{Frame, Kind, SegmentNo};
@@ -15,38 +15,39 @@ use crate::mover::{Hands, Mounted, Mover};
 use crate::scenario::{CLIENTS, Lies};
 use crate::shadow::Violation;
 
-/// The id of requests about expulsions: no answer to them is waited for.
+/// The id of requests about expulsions: their responses are not waited for.
 const EXPULSIONS: u64 = u64::MAX;
-/// Mounts in a row that the master answers with a no. The clock of this node, or of the one that was called so before, may be
-/// behind by hours; it comes back at once, or when its former life has been silent for long enough.
+/// Mounts in a row that the master refuses. The clock of this node, or of the one that had its name before,
+/// may be behind by hours; it is mounted at once, or when its previous incarnation has been silent for long
+/// enough.
 const REFUSED_MAX: u32 = 12;
 
 pub(crate) struct Node {
     index: usize,
-    /// Dropped before the memory it serves.
+    /// Dropped before the memory that it serves.
     transport: Option<SimTransport>,
     memory: Option<Memory>,
     segment_bytes: u64,
     pub(crate) life: u64,
-    /// The incarnation of the export; `None` when there is none at the moment.
+    /// The incarnation of the export; `None`: there is no export now.
     exported: Option<u64>,
-    /// The latest one of this life, and the least that the master will take.
+    /// The latest incarnation, and the lowest one that the master accepts.
     incarnation: u64,
     incarnation_min: u64,
     /// Counts exports.
     exports: u32,
-    /// What it proves with that it is itself: chosen when it started.
+    /// The key that proves its identity: chosen when it started.
     key: u64,
     wall: Wall,
-    /// Mounts since it was mounted last that the master has answered with a no.
+    /// Mounts that the master has refused since the last successful one.
     refused: u32,
     mounted: Option<SegmentNo>,
-    /// The export must be dead before anything else happens.
+    /// The export must be withdrawn before anything else happens.
     leaving: bool,
-    /// Until then the master hears nothing from it, and it nothing from the master.
+    /// Until then no message between it and the master arrives.
     pub(crate) muted_until: Instant,
     request_id: u64,
-    /// The master for which the export was made.
+    /// The master's epoch for which the export was made.
     epoch: u32,
     mover: Mover,
 }
@@ -117,19 +118,19 @@ impl Node {
         self.mover.clock_mut()
     }
 
-    /// What lies in a segment, if that is what it has exported.
+    /// The memory of a segment, if this node has exported it under this incarnation.
     pub(crate) fn memory_of(&self, incarnation: u64) -> Option<&Memory> {
         self.memory.as_ref().filter(|_| self.exported == Some(incarnation))
     }
 
-    /// Says something to the master; false when this life is over.
+    /// Sends a request to the master; false when this incarnation is over.
     pub(crate) fn tick(&mut self, core: &mut Core, life: u64) -> Result<bool, Violation> {
         if life != self.life || self.transport.is_none() {
             return Ok(false);
         }
         self.reap(core)?;
         if self.epoch != core.epoch() {
-            // Another life of the master knows nothing of who may still write through the old export.
+            // The master of another epoch does not know which writers may still use the old export.
             self.leave();
         }
         self.unexport();
@@ -154,12 +155,10 @@ impl Node {
                 incarnation,
                 name: &segment_name(self.index),
                 endpoint: "sim:1",
-                base: 0,
                 len: self.segment_bytes,
-                export: Default::default(),
                 epoch: self.epoch.into(),
                 key: self.key,
-                takeover: false,
+                ..MountSegment::default()
             };
             Mount::encode_request(&mut out, self.request_id, &mount, core::iter::empty()).unwrap();
         }
@@ -178,7 +177,7 @@ impl Node {
                 self.expel(core, &frame);
                 return Ok(());
             }
-            // Nobody waits for it: what was not heard is told again.
+            // The response is not waited for: what was lost is repeated.
             Some(Kind::EndExpulsions) => return Ok(()),
             _ => {}
         }
@@ -190,7 +189,7 @@ impl Node {
                 _ => Ok(()),
             };
         }
-        // Only the answer to the latest word counts.
+        // Only the response to the latest request counts.
         if frame.header.request_id != self.request_id {
             return Ok(());
         }
@@ -213,22 +212,22 @@ impl Node {
     fn mount_answered(&mut self, core: &mut Core, frame: &Frame<'_>) -> Result<(), Violation> {
         self.refused += 1;
         match Mount::decode_response(frame).map(|(answer, _)| answer) {
-            Ok(MountAnswer::Mounted(mounted)) => {
+            Ok(MountResponse::Mounted(mounted)) => {
                 self.mounted = Some(mounted.segment);
                 self.refused = 0;
                 core.report.remounts += 1;
             }
-            // Its clock, or that of whoever had the name before, was wrong: it goes on from there.
-            Ok(MountAnswer::Stale { incarnation_min }) => {
+            // Its clock, or that of the previous holder of the name, was wrong: it continues from there.
+            Ok(MountResponse::Stale { incarnation_min }) => {
                 core.report.stale += 1;
                 if !core.lies.contains(Lies::WALL) {
                     self.incarnation_min = incarnation_min;
                 }
                 self.leave();
             }
-            // A former life of its is held to live still.
-            Ok(MountAnswer::Held { .. }) => {}
-            // It is another life of the master.
+            // Its previous incarnation still counts as alive.
+            Ok(MountResponse::Held { .. }) => {}
+            // The master has another epoch.
             Err(_) => self.leave(),
         }
         if self.refused > REFUSED_MAX {
@@ -240,13 +239,13 @@ impl Node {
 
     fn fetch_expulsions(&mut self, core: &mut Core) {
         let Some(incarnation) = self.exported else { return };
-        let ask = FetchAsk { node: self.index as u64 + 1, incarnation, count_max: 64, key: self.key };
+        let ask = FetchRequest { node: self.index as u64 + 1, incarnation, count_max: 64, key: self.key };
         let mut out = Vec::new();
         FetchExpulsions::encode_request(&mut out, EXPULSIONS, &ask, core::iter::empty()).unwrap();
         core.send(Party::Node(self.index), self.life, out);
     }
 
-    /// Cuts writers off, and says so.
+    /// Carries out orders to cut off writers, and reports.
     fn expel(&mut self, core: &mut Core, frame: &Frame<'_>) {
         let (Some(transport), Some(segment), false) = (&mut self.transport, self.mounted, self.leaving)
         else {
@@ -264,7 +263,7 @@ impl Node {
                     }
                     ends.push(ExpulsionEnd { ticket, gone: true });
                 }
-                // Under way: the order comes again.
+                // In progress: the order comes again.
                 Ok(false) => {}
                 Err(_) => ends.push(ExpulsionEnd { ticket, gone: false }),
             }
@@ -287,7 +286,7 @@ impl Node {
         }
     }
 
-    /// It was slow, and is not any more.
+    /// It was slow, and continues.
     pub(crate) fn go_on(&mut self, core: &mut Core, life: u64) -> Result<(), Violation> {
         if life == self.life && core.now < self.muted_until {
             core.at(self.muted_until, Event::GoOn { node: self.index, life });
@@ -305,7 +304,7 @@ impl Node {
         let (None, Some(transport), Some(memory)) = (self.exported, &mut self.transport, &self.memory) else {
             return;
         };
-        // As `store-client` does it.
+        // As `store-client` does.
         let incarnation = self.wall.shows_ns(core.now).max(self.incarnation + 1).max(self.incarnation_min);
         self.exports += 1;
         let id = region(self.exports);
@@ -319,7 +318,7 @@ impl Node {
         self.epoch = core.epoch();
     }
 
-    /// The old export must be dead before the memory is offered again.
+    /// The old export must be withdrawn before the memory is exported again.
     fn leave(&mut self) {
         (self.mounted, self.leaving) = (None, true);
         self.mover.forget();
@@ -328,7 +327,7 @@ impl Node {
 
     fn unexport(&mut self) {
         let (true, Some(transport)) = (self.leaving, &mut self.transport) else { return };
-        // Busy: somebody is in the middle of it, perhaps itself; the next tick tries again.
+        // Busy: a slice is in progress, perhaps one of its own; the next tick tries again.
         self.leaving = self.exported.is_some() && transport.deregister(region(self.exports)).is_err();
         if !self.leaving {
             self.exported = None;

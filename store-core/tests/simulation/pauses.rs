@@ -1,5 +1,5 @@
-//! Processes that are stopped and go on as if nothing had been: one writer in the middle of a write, for as long as it takes
-//! everybody to forget it, or everything, the master included, in any order. And those that go on twice.
+//! Processes that are stopped and continue as if nothing had happened: one writer during a write, until all
+//! timeouts have passed, or all processes, the master included, in any order. And processes that are forked.
 
 use std::time::Duration;
 
@@ -10,13 +10,14 @@ use crate::scenario::{CHILD, CLIENTS, NODES};
 use crate::trouble::ms;
 use crate::world::World;
 
-/// For how long everything stands still, ms.
+/// How long all processes are stopped, ms.
 const STILL_MS: (u64, u64) = (500, 12_000);
-/// How far apart processes stop, and go on, in a storm.
+/// The longest time between the stops, and between the continuations, of processes in a storm.
 const APART_MAX: Duration = Duration::from_secs(4);
 
 impl Core {
-    /// Whether a writer is stopped before it has written everything. It goes on after the night, if there is one to come.
+    /// Whether a writer is stopped before it has written everything. It continues after the night, if there
+    /// is one to come.
     pub(crate) fn stops_writer(&mut self, client: usize, life: u64) -> bool {
         if !self.scenario.faults || self.is_silent() || !self.chance_ppm(self.scenario.stops_ppm) {
             return false;
@@ -36,7 +37,7 @@ impl Core {
 }
 
 impl World {
-    /// A process is stopped until then.
+    /// Stops a process until then.
     pub(crate) fn stop(&mut self, party: Party, until: Instant) {
         match party {
             Party::Node(node) => {
@@ -54,7 +55,7 @@ impl World {
         }
     }
 
-    /// Everything is stopped, one after the other, and goes on, one after the other.
+    /// Stops all processes, one after the other, and lets them continue, one after the other.
     pub(crate) fn stand_still(&mut self) {
         let now = self.core.now;
         if now >= self.busy_until {
@@ -79,7 +80,7 @@ impl World {
         }
     }
 
-    /// A client goes on twice.
+    /// Forks a client.
     pub(crate) fn fork(&mut self, parent: usize) {
         self.forks_next = None;
         let (None, Some(parent)) = (&self.clients[CHILD], &self.clients[parent]) else { return };
@@ -93,7 +94,7 @@ impl World {
         self.core.at(soon + ms(&mut self.rng, 100, 4_000), Event::EndChild(life));
     }
 
-    /// Whoever takes an answer off a connection that two of them share.
+    /// The process that receives a response on a connection that two of them share.
     pub(crate) fn who_reads(&mut self, owner: (usize, u64)) -> usize {
         let twin = self.clients[CHILD].as_ref().is_some_and(|child| child.speaks_as == owner);
         if owner.0 != CHILD && twin && self.rng.below(2) == 0 { CHILD } else { owner.0 }

@@ -1,9 +1,9 @@
-//! Whoever administers the store changes what tenants may while they use it.
+//! The operator changes the limits of tenants while they use the store.
 //!
-//! What was promised to a tenant holds from the answer on: it gets no more than its quota, keeps what is guaranteed to it, and
-//! nothing of what it has goes because of the change itself. Above a quota that was lowered it may have what it had.
+//! A limit or guarantee holds from the response on: the tenant gets no more than its quota, keeps its
+//! guarantee, and loses nothing because of the change itself. Above a lowered quota it may keep what it had.
 
-use store_core::blocks::stored_len;
+use store_core::chunks::stored_len;
 use store_core::message::{Operation, TaskQuery, TenantSet, TenantSetting, TenantUsage};
 use store_core::{ErrorCode, Frame, MasterConfig, Session, TenantConfig};
 use te_core::sim::Rng;
@@ -14,13 +14,13 @@ use crate::shadow::Violation;
 use crate::trouble::ms;
 use crate::world::World;
 
-/// What a tenant may, as far as it was told.
+/// The limits of a tenant, as it was told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Promise {
     pub(crate) quota_bytes: Option<u64>,
     pub(crate) quota_objects: Option<u32>,
     pub(crate) guaranteed_bytes: u64,
-    /// What it had, or was about to have, when it was set: it may have so much whatever its quota.
+    /// What it had, or was about to have, when they were set: it may keep so much whatever its quota is.
     had: (u64, u64),
 }
 
@@ -30,7 +30,7 @@ impl Promise {
         Self { quota_bytes, quota_objects, guaranteed_bytes, had: (0, 0) }
     }
 
-    /// What a master promises that begins.
+    /// The limits under which a master starts.
     pub(crate) fn all(config: &MasterConfig) -> [Self; TENANTS.len()] {
         std::array::from_fn(|at| Self::of(&config.tenants[at]))
     }
@@ -48,7 +48,8 @@ impl Promise {
         self.had != (0, 0)
     }
 
-    /// What is within the quota once has to stay there. Copies that were begun before count when they are made.
+    /// Usage that was within the quota once has to stay within. Copies that were begun before count when they
+    /// are made.
     pub(crate) fn settle(&mut self, usage: &TenantUsage<'_>, copied_bytes: u64) {
         if self.quota_bytes.is_none_or(|quota| usage.bytes + copied_bytes <= quota) {
             self.had.0 = 0;
@@ -59,11 +60,11 @@ impl Promise {
     }
 }
 
-/// What tenants have, and what they may.
+/// What tenants have, and their limits.
 type Accounts = [([u64; 6], Promise); TENANTS.len()];
 
 impl World {
-    /// Sets what a tenant may.
+    /// Changes the limits of a random tenant.
     pub(crate) fn set_tenant(&mut self) -> Result<(), Violation> {
         if self.core.now >= self.busy_until {
             return Ok(());
@@ -80,7 +81,7 @@ impl World {
 }
 
 impl Core {
-    /// Also what cannot be.
+    /// May be invalid.
     fn random_promise(&self, rng: &mut Rng, at: usize) -> Promise {
         let all = self.scenario.segment_bytes * NODES as u64;
         let usage = self.master.tenant(TENANTS[at]).unwrap();
@@ -117,7 +118,7 @@ impl Core {
         })
     }
 
-    /// Bytes of copies that nodes may be at.
+    /// Bytes of copies that nodes may be making.
     pub(crate) fn copied_bytes(&self) -> u64 {
         let mut bytes = 0;
         let query = TaskQuery { cursor: 0, limit: 4096, state: None };
@@ -130,7 +131,7 @@ impl Core {
         bytes
     }
 
-    /// Sets what a tenant may, and looks at what has changed by it: that, and nothing else.
+    /// Sets the limits of a tenant, and checks that exactly that has changed.
     fn set_tenant(&mut self, at: usize, promise: Promise) -> Result<(), Violation> {
         let Promise { quota_bytes, quota_objects, guaranteed_bytes, .. } = promise;
         let setting =

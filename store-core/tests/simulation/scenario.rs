@@ -1,8 +1,8 @@
-//! What a run is like, what its shells do wrong on purpose, and what it saw.
+//! The parameters of a run, the faults that are injected on purpose, and what the run saw.
 
 use std::time::Duration;
 
-use store_core::blocks::{BLOCK_BYTES, stored_len};
+use store_core::chunks::{CHUNK_BYTES, stored_len};
 use store_core::message::{EvictionReport, TaskReport};
 use store_core::{
     AllocationStrategy, AllocatorKind, EvictionPolicy, MasterConfig, ReplicationConfig, ReplicationMode,
@@ -11,76 +11,79 @@ use store_core::{
 use te_core::sim::{LinkConfig, Rng};
 
 pub(crate) const NODES: usize = 3;
-/// The last of them is [`CHILD`].
+/// The last one is [`CHILD`].
 pub(crate) const CLIENTS: usize = 6;
-/// Who is there only for a while: what one of the others has forked.
+/// A client that exists only for a while: forked from one of the others.
 pub(crate) const CHILD: usize = CLIENTS - 1;
-/// They have the same keys. The first has a quota, the second a guarantee, the third takes what it can get.
+/// All have the same keys. The first has a quota, the second a guarantee, the third takes what is left.
 pub(crate) const TENANTS: [&str; 3] = ["a", "b", "c"];
-/// Whose each client is. Those of the first tenant fork.
+/// The tenant of each client. Those of the first tenant fork.
 const TENANT_OF: [usize; CLIENTS] = [0, 0, 1, 1, 2, 0];
-/// The latest that a write may land after its writer lost sight of it, and a little more.
+/// Longest time after which a write with an unknown outcome may land, and a little more.
 pub(crate) const LATE_MAX: Duration = Duration::from_secs(61);
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_millis(800);
 pub(crate) const OPERATION_MAX: Duration = Duration::from_secs(30);
-/// Objects of one block are shorter than this.
+/// Objects of one chunk are shorter than this.
 const SMALL_BYTES_MAX: u64 = 3_000;
 
-/// What a shell does wrong, on purpose: the simulation must notice.
+/// Rules that a party breaks on purpose: the simulation must notice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lies(u32);
 
 impl Lies {
     pub(crate) const NONE: Self = Self(0);
-    /// Says that every read has the committed checksum.
+    /// Reports the committed checksum for every read.
     pub(crate) const CHECKSUM: Self = Self(1);
-    /// Never looks at the clock again after asking.
+    /// Never reads the clock again after a request.
     pub(crate) const CLOCK: Self = Self(2);
-    /// Says that fences held without asking for any.
+    /// Reports that fences held without requesting any.
     pub(crate) const FENCE: Self = Self(4);
-    /// Takes a write that may still land for one that is in place.
+    /// Treats a write that may still land as one that was applied.
     pub(crate) const OUTCOME: Self = Self(8);
-    /// Says that a put or a remove was done when it got no answer, or failed.
+    /// Reports that a put or a remove was done when it got no response, or failed.
     pub(crate) const ANSWER: Self = Self(16);
-    /// Reads what it has read before without asking again.
+    /// Returns what it has read before without another request.
     pub(crate) const CACHE: Self = Self(32);
-    /// Some clients greet the master as another tenant than they are.
+    /// Some clients greet the master as another tenant.
     pub(crate) const TENANT: Self = Self(64);
-    /// Takes the blocks of a part for what the trailer says, unseen.
+    /// Accepts the chunks of a part without comparing them with the trailer.
     pub(crate) const TRAILER: Self = Self(128);
-    /// A node says that its copy has the committed checksum, unseen.
+    /// A node reports the committed checksum for its copy without verifying it.
     pub(crate) const VERIFY: Self = Self(256);
-    /// A node says that a place is quiet into which its read may still write.
+    /// A node reports a place as quiet into which its read may still write.
     pub(crate) const QUIET: Self = Self(512);
-    /// A node reads again into a place whose end it has told, because the answer got lost.
+    /// A node reads again into a place whose end it has reported, because the response was lost.
     pub(crate) const AGAIN: Self = Self(1024);
-    /// A node says that it has cut a writer off, and has not.
+    /// A node reports that it has cut off a writer, and has not.
     pub(crate) const EXPEL: Self = Self(1 << 11);
-    /// Whoever drives the master says in the nodes' name that writers are cut off: they have had time enough.
+    /// The driver of the master reports in the nodes' name that writers are cut off: they have had time
+    /// enough.
     pub(crate) const TIME: Self = Self(1 << 12);
-    /// What was forked goes on with its parent's connection and engine.
+    /// A forked process continues with its parent's connection and engine.
     pub(crate) const TWIN: Self = Self(1 << 13);
-    /// Strangers know the handles of puts.
+    /// Intruders know the handles of puts.
     pub(crate) const HANDLE: Self = Self(1 << 14);
-    /// Strangers know the keys of nodes.
+    /// Intruders know the keys of nodes.
     pub(crate) const KEY: Self = Self(1 << 15);
-    /// A node goes by its wall clock alone, whatever the master says of incarnations.
+    /// A node uses its wall clock alone, whatever the master responds about incarnations.
     pub(crate) const WALL: Self = Self(1 << 16);
-    /// Somebody makes room for what cannot be.
+    /// Room is made for an impossible put.
     pub(crate) const WISH: Self = Self(1 << 17);
-    /// The master's clock counts the time in which it stood still.
+    /// The master's clock counts the time in which it was stopped.
     pub(crate) const PAUSE: Self = Self(1 << 18);
     /// Takes the first page of a listing for all of it.
     pub(crate) const PAGE: Self = Self(1 << 19);
-    /// Shows in a listing what the one before has shown as well.
+    /// Shows the keys of the previous listing in the next one as well.
     pub(crate) const FORMER: Self = Self(1 << 20);
-    /// Says that many objects were removed when it got no answer.
+    /// Reports that many objects were removed when it got no response.
     pub(crate) const SWEEP: Self = Self(1 << 21);
-    /// Whoever drives the master removes something else besides when many objects are to be removed.
+    /// The driver of the master removes another object as well when many objects are removed.
     pub(crate) const BROOM: Self = Self(1 << 22);
-    /// Whoever drives the master clears another replica besides the one that is to be cleared.
+    /// The driver of the master passes removals of many on with force.
+    pub(crate) const SPARE: Self = Self(1 << 25);
+    /// The driver of the master clears another replica besides the requested one.
     pub(crate) const CLEAR: Self = Self(1 << 23);
-    /// Whoever administers the store says what a tenant may, and takes it back.
+    /// The operator sets the limits of a tenant, and takes them back.
     pub(crate) const QUOTA: Self = Self(1 << 24);
 
     pub(crate) fn contains(self, other: Self) -> bool {
@@ -92,27 +95,27 @@ impl Lies {
     }
 }
 
-/// What one run is like.
+/// The parameters of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     pub(crate) master: MasterConfig,
     pub(crate) link: LinkConfig,
-    /// Crashes, flaps, stalls and silences.
+    /// Crashes, partitions, stops and silences.
     pub(crate) faults: bool,
-    /// Calls lost, doubled and slow, per million; how slow, ms.
+    /// Messages lost, doubled and slow, per million; how slow, ms.
     pub(crate) calls: (u32, u32, u32, u64),
     pub(crate) segment_bytes: u64,
     pub(crate) object_bytes_max: u64,
     pub(crate) keys: u64,
     pub(crate) busy: Duration,
     pub(crate) lies: Lies,
-    /// Judge only what readers see, not what ranges are given out.
+    /// Judge only what readers see, not which ranges are allocated.
     pub(crate) blind: bool,
     /// Objects have pins, groups and times to live.
     pub(crate) retention: bool,
-    /// Every process has a clock of its own, that drifts and jumps.
+    /// Every process has its own clock, which drifts and jumps.
     pub(crate) clocks: bool,
-    /// How far the master's clock may jump at once, ms. Not further than the lease's guard covers.
+    /// Largest jump of the master's clock, ms. Not more than the lease's guard covers.
     pub(crate) jump_ms: u64,
     /// Replicas are copied and moved, and segments drained.
     pub(crate) tasks: bool,
@@ -120,20 +123,22 @@ pub(crate) struct Scenario {
     pub(crate) flips: bool,
     /// The seed chooses quotas, replication, limits, and whether objects are long.
     pub(crate) variety: bool,
-    /// Strangers guess handles, take names and wish for what cannot be, as often as there is trouble.
-    pub(crate) strangers: bool,
-    /// What tenants may is changed while they use it.
+    /// Intruders guess handles, take names and request the impossible, as often as there are faults.
+    pub(crate) intruders: bool,
+    /// The limits of tenants are changed while they use the store.
     pub(crate) settings: bool,
-    /// Everything stands still from time to time, and goes on in any order: how far apart at most.
+    /// All processes are stopped from time to time, and continue in any order: the longest time between two
+    /// of them.
     pub(crate) standstills: Option<Duration>,
-    /// Writes in the middle of which a writer is stopped, per million.
+    /// Writes during which a writer is stopped, per million.
     pub(crate) stops_ppm: u32,
-    /// In the middle of it nobody begins anything for so long, and writers that were stopped before go on after it.
+    /// Length of the interval in the middle of the run in which no party begins anything; writers that were
+    /// stopped before continue after it.
     pub(crate) night: Option<Duration>,
 }
 
 impl Scenario {
-    /// Everything goes wrong.
+    /// All faults.
     pub(crate) fn stormy() -> Self {
         Self {
             master: MasterConfig {
@@ -173,7 +178,7 @@ impl Scenario {
             tasks: true,
             flips: true,
             variety: true,
-            strangers: true,
+            intruders: true,
             settings: true,
             standstills: None,
             stops_ppm: 8_000,
@@ -181,7 +186,7 @@ impl Scenario {
         }
     }
 
-    /// Nothing goes wrong, and there is room for everything.
+    /// No faults, and room for everything.
     pub(crate) fn calm() -> Self {
         let stormy = Self::stormy();
         Self {
@@ -194,17 +199,17 @@ impl Scenario {
             clocks: false,
             flips: false,
             variety: false,
-            strangers: false,
+            intruders: false,
             settings: false,
             ..stormy
         }
     }
 
-    /// Nothing goes wrong, but that everything stands still from time to time, longer than any node may be silent.
+    /// No faults, except that all processes are stopped from time to time, longer than a node may be silent.
     pub(crate) fn standing_still() -> Self {
         let calm = Self::calm();
         Self {
-            // Who goes on last is heard of in time.
+            // The process that continues last is heard of in time.
             master: MasterConfig { node_ttl_ms: 5_000, ..calm.master },
             standstills: Some(Duration::from_secs(1)),
             busy: Duration::from_secs(60),
@@ -213,12 +218,12 @@ impl Scenario {
         }
     }
 
-    /// Writers are stopped, and go on when every time-out is over.
+    /// Writers are stopped, and continue when every timeout has passed.
     pub(crate) fn nightly(night: Duration) -> Self {
         Self { night: Some(night), stops_ppm: 40_000, busy: Duration::from_secs(30), ..Self::stormy() }
     }
 
-    /// Every object is as the one that wrote it left it, and short.
+    /// No bytes flip, and objects are short.
     pub(crate) fn without_flips(self) -> Self {
         Self { flips: false, ..self }
     }
@@ -263,44 +268,44 @@ impl Scenario {
         }
     }
 
-    /// Objects of several blocks, which have a trailer.
+    /// Objects of several chunks, which have a trailer.
     pub(crate) fn long_objects(&mut self) {
-        self.object_bytes_max = 3 * BLOCK_BYTES;
-        self.segment_bytes = 16 * BLOCK_BYTES;
+        self.object_bytes_max = 3 * CHUNK_BYTES;
+        self.segment_bytes = 16 * CHUNK_BYTES;
     }
 
-    /// Of an object to be.
+    /// The length of a new object.
     pub(crate) fn random_len(&self, rng: &mut Rng) -> u64 {
         if self.object_bytes_max > SMALL_BYTES_MAX && rng.below(2) == 0 {
-            BLOCK_BYTES / 2 + rng.below(self.object_bytes_max - BLOCK_BYTES / 2) + 1
+            CHUNK_BYTES / 2 + rng.below(self.object_bytes_max - CHUNK_BYTES / 2) + 1
         } else {
             1 + rng.below(SMALL_BYTES_MAX)
         }
     }
 
-    /// Bytes that the longest object takes up.
+    /// Bytes that the longest object takes.
     pub(crate) fn slot_bytes(&self) -> u64 {
         stored_len(self.object_bytes_max)
     }
 }
 
-/// Whose a client is: where in [`TENANTS`].
+/// The tenant of a client, as an index of [`TENANTS`].
 pub(crate) const fn tenant_of(client: usize) -> usize {
     TENANT_OF[client]
 }
 
-/// A key, and whose.
+/// A key with its tenant.
 pub(crate) fn full_key(tenant: usize, key: &[u8]) -> Vec<u8> {
     [TENANTS[tenant].as_bytes(), b"/", key].concat()
 }
 
-/// Whose a key is, and the key.
+/// The tenant of a key, and the key.
 pub(crate) fn split_key(key: &[u8]) -> (usize, &[u8]) {
     let tenant = TENANTS.iter().position(|name| key.starts_with(name.as_bytes())).unwrap_or(0);
     (tenant, &key[TENANTS[tenant].len() + 1..])
 }
 
-/// What a run saw. Sums say that a suite of runs was not vacuous.
+/// What a run saw. Sums show that a suite of runs was not vacuous.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {
     /// Objects put with a pin, a time to live or a group.
@@ -308,15 +313,15 @@ pub(crate) struct Report {
     pub(crate) eviction: EvictionReport,
     pub(crate) gets: u64,
     pub(crate) hits: u64,
-    /// Of these, parts of objects; and of those, parts of objects of several blocks.
+    /// Of these, parts of objects; and of those, parts of objects of several chunks.
     pub(crate) parts: u64,
     pub(crate) parts_of_many: u64,
     pub(crate) failed_reads: u64,
     pub(crate) lease_expired: u64,
     pub(crate) mismatches: u64,
-    /// Bytes flipped, and bad replicas that the master was told of.
+    /// Bytes flipped, and reports of bad replicas.
     pub(crate) flips: u64,
-    pub(crate) told_bad: u64,
+    pub(crate) reported_bad: u64,
     pub(crate) puts: u64,
     pub(crate) failed_puts: u64,
     pub(crate) removes: u64,
@@ -324,17 +329,17 @@ pub(crate) struct Report {
     pub(crate) landed_late: u64,
     pub(crate) fences: u64,
     pub(crate) crashes: u64,
-    /// Writers that nodes cut off, and how often one that goes on is told that it was.
+    /// Writers that nodes cut off, and how often one that continues was told.
     pub(crate) expelled: u64,
     pub(crate) turned_away: u64,
-    /// Processes that were forked; writers that were stopped in the middle of a write, and of these through a night.
+    /// Processes that were forked; writers that were stopped during a write, and of these through a night.
     pub(crate) forks: u64,
     pub(crate) paused: u64,
     pub(crate) slept: u64,
-    /// Times that everything stood still, the master included.
+    /// Times that all processes were stopped, the master included.
     pub(crate) standstills: u64,
-    /// Handles that were guessed, of puts that were not finished; names that were tried whose holders live, and others;
-    /// wishes that nobody can fulfil, while there was something to evict for them.
+    /// Guessed handles of unfinished puts; tries to take names of live nodes, and of others; impossible puts
+    /// while there was something to evict.
     pub(crate) guesses: u64,
     pub(crate) thefts: u64,
     pub(crate) successions: u64,
@@ -348,35 +353,39 @@ pub(crate) struct Report {
     pub(crate) stops: u64,
     pub(crate) partitions: u64,
     pub(crate) jumps: u64,
-    /// Operations whose history was checked, and objects that the store lost by its own doing.
+    /// Operations whose history was checked, and objects that the store lost by itself.
     pub(crate) recorded: u64,
     pub(crate) losses: u64,
-    /// Orders that nodes were given, replicas that came of them, by moves among them, reads that were given up while they
-    /// could still write, orders that came again after their end was told, and nodes that died in the middle of a copy.
+    /// Orders that nodes were given, replicas that were made, moves among them, reads that were given up
+    /// while they could still write, orders that were repeated after their end was reported, and nodes that
+    /// died during a copy.
     pub(crate) orders: u64,
     pub(crate) copies: u64,
     pub(crate) moves: u64,
     pub(crate) given_up: u64,
-    pub(crate) told_again: u64,
+    pub(crate) reported_again: u64,
     pub(crate) died_copying: u64,
-    /// Segments that were to be drained, that were, and that were unmounted after that.
+    /// Segments that were to be drained, that were drained, and that were unmounted after that.
     pub(crate) drains: u64,
     pub(crate) drained: u64,
     pub(crate) left: u64,
-    /// Recounts of everything.
+    /// Recounts.
     pub(crate) audits: u64,
-    /// Puts that a quota refused, and tasks of others that were asked for.
+    /// Puts that a quota refused, and requests about tasks of other tenants.
     pub(crate) refused: u64,
     pub(crate) foreign: u64,
-    /// Listings, and readable keys that they showed; removals of many that ended well, and objects that they removed.
+    /// Listings, and readable keys that they showed; successful removals of many, and objects that they
+    /// removed.
     pub(crate) listings: u64,
     pub(crate) listed: u64,
     pub(crate) sweeps: u64,
     pub(crate) swept: u64,
-    /// Replicas that were cleared, and objects that had no other.
+    /// Objects that removals of many left because they were leased.
+    pub(crate) spared: u64,
+    /// Replicas that were cleared, and objects without another one.
     pub(crate) cleared: u64,
     pub(crate) cleared_last: u64,
-    /// Times that a tenant was told what it may, and of these, to have less than it had.
+    /// Changes of tenants' limits, and of these, to less than the tenant had.
     pub(crate) settings: u64,
     pub(crate) lowered: u64,
     pub(crate) stats: Stats,
@@ -384,22 +393,22 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// The sum of two; of the master's figures only what the suite asks for.
+    /// The sum of two reports; of the master's counters only what the suite checks.
     pub(crate) fn plus(mut self, other: &Self) -> Self {
         macro_rules! add {
             ($($($field:ident).+),* $(,)?) => { $(self.$($field).+ += other.$($field).+;)* };
         }
-        add!(gets, hits, parts, parts_of_many, failed_reads, lease_expired, mismatches, flips, told_bad);
+        add!(gets, hits, parts, parts_of_many, failed_reads, lease_expired, mismatches, flips, reported_bad);
         add!(puts, failed_puts, removes, unknown_writes, landed_late, fences, crashes, master_restarts);
         add!(remounts, stops, partitions, jumps, recorded, losses, retained);
-        add!(orders, copies, moves, given_up, told_again, died_copying, drains, drained, left);
+        add!(orders, copies, moves, given_up, reported_again, died_copying, drains, drained, left);
         add!(audits, refused, foreign, expelled, stats.leases_returned_total);
         add!(turned_away, forks, paused, slept, standstills, guesses, thefts, successions, wishes);
         add!(set_back, stale);
-        add!(listings, listed, sweeps, swept, cleared, cleared_last, settings, lowered);
+        add!(listings, listed, sweeps, swept, spared, cleared, cleared_last, settings, lowered);
         add!(eviction.groups_evicted_total, eviction.expired_total, eviction.soft_pins_decayed_total);
         add!(eviction.kept_leased_total);
-        add!(stats.zombies_total, stats.evictions_total, stats.nodes_expired_total);
+        add!(stats.abandoned_puts_total, stats.evictions_total, stats.nodes_expired_total);
         add!(tasks.created_total, tasks.done_total, tasks.failed_total, tasks.canceled_total);
         add!(tasks.retried_total, tasks.extras_shed_total, tasks.bad_reports_total, tasks.bad_dropped_total);
         add!(tasks.hot_gets_total);

@@ -1,4 +1,4 @@
-//! What must hold, kept beside the system and never shown to it.
+//! The invariants, tracked beside the system and never shown to it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -7,16 +7,16 @@ use store_core::SegmentNo;
 use te_core::Instant;
 use te_core::sim::Rng;
 
-/// A broken promise.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Violation {
     /// A get returned bytes that are not those of the put it named, or of another key.
     WrongBytes(String),
-    /// Nothing that happened to a key explains an answer that somebody was given: see `checker`.
+    /// Nothing explains a response about a key: see `checker`.
     NotLinearizable(String),
-    /// A range was given out while an older put may still write it.
+    /// A range was allocated while an older put may still write it.
     GivenWhileWritten(String),
-    /// A range was given out while a reader holds a lease to it.
+    /// A range was allocated while a reader holds a lease to it.
     GivenWhileLeased(String),
     /// A writer began to write where another, or an earlier write of its own, may still write.
     TwoWriters(String),
@@ -24,43 +24,45 @@ pub(crate) enum Violation {
     WriteAfterLoss(String),
     /// The master sends readers to a range that belongs to another put.
     DoubleAllocation(String),
-    /// Space is missing, or too much is free, when everything is quiet.
+    /// Space is missing, or too much is free, at the end.
     Leak(String),
     /// A replica counts whose bytes are not those of its object.
     BadCopy(String),
-    /// A checksum did not fit, and nobody had touched the bytes.
+    /// A checksum did not match, and the bytes had not been changed.
     Damaged(String),
-    /// A replica was dropped for being bad, and was not, or is still given to readers.
+    /// An intact replica was dropped as bad, or a dropped one is still returned to readers.
     BadDrop(String),
-    /// An object is gone because somebody copied, moved or read it.
+    /// An object is gone because of a copy, a move or a read.
     LostByTask(String),
-    /// Something new on a segment that takes nothing, or something left on one that is drained.
+    /// Something new on a segment that accepts nothing, or something left on one that is drained.
     NotDrained(String),
     /// A tenant has more than its quota.
     OverQuota(String),
-    /// A tenant within its guarantee lost something to another.
+    /// A tenant within its guarantee lost objects to another tenant.
     BelowGuarantee(String),
-    /// A tenant learnt of, or changed, what is another's.
+    /// A tenant saw or changed objects or tasks of another tenant.
     Foreign(String),
-    /// What the master counts is not what is there.
+    /// The master's counters do not match what exists.
     Books(String),
-    /// Somebody ended, or changed, what somebody else began.
+    /// A party ended, or changed, what another party began.
     Forged(String),
-    /// Somebody spoke for a node that lives, or took its name.
+    /// A party acted for a live node of another party, or took its name.
     Stolen(String),
     /// Something was evicted for a put that was refused.
     EvictedForNothing(String),
-    /// A node was given up that nobody had listened to for as long as it may be silent.
+    /// A node was given up before it had been silent for long enough.
     GivenUpEarly(String),
-    /// A listing showed what was not there at any moment of it, or what is not wanted, or something twice.
+    /// A listing showed what never existed during it, or is not wanted, or showed something twice.
     Shown(String),
-    /// A listing did not show what was there all the time.
+    /// A listing did not show what existed all the time.
     Missed(String),
+    /// A removal of many without force removed an object that a reader holds a lease to.
+    RemovedWhileLeased(String),
     /// A removal of many left what it should have removed.
     Left(String),
-    /// A removal of many removed something else, or said that it removed more or less.
+    /// A removal of many removed something else, or reported a wrong number.
     Swept(String),
-    /// A replica was cleared that should stay, or one stayed that was said to be cleared.
+    /// A replica was cleared that should stay, or one stayed that was reported as cleared.
     Cleared(String),
     /// An operation never ended.
     Stuck(String),
@@ -69,7 +71,7 @@ pub(crate) enum Violation {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotLinearizable(story) => write!(f, "nothing explains what was answered: {story}"),
+            Self::NotLinearizable(story) => write!(f, "nothing explains the response: {story}"),
             other => write!(f, "{other:?}"),
         }
     }
@@ -81,9 +83,9 @@ pub(crate) type Range = (SegmentNo, u64, u64);
 #[derive(Clone, Copy, Debug)]
 struct Write {
     range: Range,
-    /// The engine that moves the bytes; 0: the node's whose memory it is.
+    /// The engine that moves the bytes; 0: that of the node whose memory it is.
     engine: u64,
-    /// `None` while it is under way.
+    /// `None` while it is in progress.
     until: Option<Instant>,
 }
 
@@ -93,8 +95,8 @@ pub(crate) struct Put {
     pub(crate) len: u64,
 }
 
-/// A put that its writer has not ended as far as the master was told: it may write there, even if it has not begun to, or is
-/// stopped, or dead, until the nodes say that its engine is cut off.
+/// A put that its writer has not ended as far as the master knows: it may write there, even if it has not
+/// begun to, or is stopped or dead, until the nodes report that its engine is cut off.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) key: Vec<u8>,
@@ -103,21 +105,21 @@ pub(crate) struct Claim {
     pub(crate) ranges: Vec<Range>,
 }
 
-/// Who writes: a client, or, after all of them, a node that copies.
+/// The party that writes: a client, or, after all of them, a node that copies.
 pub(crate) type Writer = usize;
 
-/// A client, its life, and the number of a lease of its.
+/// A client, its incarnation, and the number of one of its leases.
 pub(crate) type Reader = (usize, u64, u64);
 
 #[derive(Default)]
 pub(crate) struct Shadow {
-    /// Says what it notes.
+    /// Prints what it notes.
     talks: bool,
-    /// Which put each range was given to last.
+    /// The put that each range was given to last.
     owners: BTreeMap<(SegmentNo, u64), (u64, u64)>,
-    /// Ranges that may be read, until when, and by whom under which number of his.
+    /// Ranges that may be read, until when, by which client and under which lease number.
     leases: Vec<(Range, Instant, Option<Reader>)>,
-    /// By writer and the transfer's number, which no other life of it has.
+    /// By writer and number of the transfer, which no other incarnation uses.
     writes: HashMap<(Writer, u64), Write>,
     pub(crate) puts: HashMap<u64, Put>,
     /// By generation.
@@ -139,7 +141,7 @@ impl Shadow {
         }
     }
 
-    /// A put's writer has told the master that it has ended.
+    /// A put's writer has reported its end to the master.
     pub(crate) fn ended(&mut self, generation: u64) {
         self.say(|| format!("{generation:#x} has ended"));
         self.claims.remove(&generation);
@@ -148,7 +150,7 @@ impl Shadow {
     pub(crate) fn allocated(&mut self, now: Instant, generation: u64, range: Range) -> Result<(), Violation> {
         self.say(|| format!("{now:?} {range:?} to {generation:#x}"));
         if self.owners.get(&(range.0, range.1)) == Some(&(range.2, generation)) {
-            // A start that came twice is given the same space twice.
+            // A repeated start gets the same space.
             return Ok(());
         }
         self.leases.retain(|(_, until, _)| *until > now);
@@ -204,7 +206,15 @@ impl Shadow {
         }
     }
 
-    /// A client reads no more under these leases.
+    /// A valid lease on a replica of this put.
+    pub(crate) fn lease_on(&self, now: Instant, generation: u64) -> Option<&(Range, Instant, Option<Reader>)> {
+        self.leases.iter().find(|(range, until, _)| {
+            let owner = self.owners.get(&(range.0, range.1));
+            *until > now && owner.is_some_and(|(_, owner)| *owner == generation)
+        })
+    }
+
+    /// A client has returned these leases.
     pub(crate) fn returned(&mut self, who: (usize, u64), first: u64, count: u32) {
         let numbers = first..first + u64::from(count);
         self.leases.retain(|(.., whose)| {
@@ -239,7 +249,7 @@ impl Shadow {
         }
     }
 
-    /// A write ended; when not known how, it may land until `until`.
+    /// A write ended; if its outcome is unknown, it may land until `until`.
     pub(crate) fn write_ends(&mut self, id: (Writer, u64), loose_until: Option<Instant>) {
         self.say(|| format!("{id:?} ends, loose until {loose_until:?}"));
         match loose_until {
@@ -252,14 +262,14 @@ impl Shadow {
         }
     }
 
-    /// A client's ended writes to a segment can land no more.
+    /// A client's ended writes to a segment cannot land any more.
     pub(crate) fn fenced(&mut self, client: usize, segment: SegmentNo) {
         self.say(|| format!("client {client} is fenced on {segment}"));
         self.writes
             .retain(|(who, _), write| *who != client || write.range.0 != segment || write.until.is_none());
     }
 
-    /// Nothing of an engine can land in a segment any more.
+    /// No write of an engine can land in a segment any more.
     pub(crate) fn cut_off(&mut self, engine: u64, segment: SegmentNo) {
         self.say(|| format!("engine {engine:#x} is cut off from {segment}"));
         self.cut.insert((engine, segment));
@@ -269,7 +279,7 @@ impl Shadow {
         }
     }
 
-    /// A client died; what it has under way may land until `until`.
+    /// A client died; its writes in progress may land until `until`.
     pub(crate) fn writer_died(&mut self, client: usize, until: Instant) {
         self.say(|| format!("client {client} died, loose until {until:?}"));
         let own = self.writes.iter_mut().filter(|((who, _), _)| *who == client);
@@ -281,7 +291,7 @@ impl Shadow {
         self.writes.retain(|(who, _), _| *who != node);
     }
 
-    /// Which range of a segment was given to a put that is `wanted`: any of them.
+    /// A random range of a segment that was given to a `wanted` put.
     pub(crate) fn random_range(
         &self,
         rng: &mut Rng,
@@ -301,7 +311,7 @@ impl Shadow {
         self.flipped.insert((generation, segment));
     }
 
-    /// Whether a byte of a replica flipped, of one that is there or of one that was.
+    /// Whether a byte of a replica flipped, of a present or a former one.
     pub(crate) fn is_flipped(&self, generation: u64, segment: SegmentNo) -> bool {
         self.flipped.contains(&(generation, segment))
     }

@@ -1,4 +1,4 @@
-//! What goes wrong, and what whoever administers the store does meanwhile.
+//! Faults, and what the operator does meanwhile.
 
 use std::time::Duration;
 
@@ -28,32 +28,31 @@ impl World {
         let (node_id, client_id) = (self.fabric_ids[node], self.fabric_ids[NODES + client]);
         match rng.below(56) {
             24 => self.core.restart_master(ms(rng, 0, 1_500)),
-            // In one direction nothing gets through between somebody and the master.
+            // In one direction no message between a party and the master arrives.
             25..28 => {
                 self.core.report.partitions += 1;
                 let (to_master, until) = (rng.below(2) == 0, now + ms(rng, 100, 5_000));
                 self.core.partitions.retain(|each| now < each.until);
                 self.core.partitions.push(Partition { party, to_master, until });
             }
-            // In one direction nothing gets through between a client, or another node, and a node.
+            // In one direction no message between a client, or another node, and a node arrives.
             28..30 => {
                 self.core.report.partitions += 1;
                 let other = self.fabric_ids[rng.index(NODES + CLIENTS)];
                 let (from, to) = if rng.below(2) == 0 { (node_id, other) } else { (other, node_id) };
-                self.core.net.set_link(
-                    from,
-                    to,
-                    LinkConfig { loss_ppm: 1_000_000, ..self.core.scenario.link },
-                );
+                let mut lossy: LinkConfig = self.core.scenario.link;
+                lossy.loss_ppm = 1_000_000;
+                self.core.net.set_link(from, to, lossy);
                 self.core.at(now + ms(rng, 10, 3_000), Event::Heal(from, to));
             }
-            // A process is stopped, and goes on later as if nothing had been.
+            // A process is stopped, and continues later as if nothing had happened.
             30..33 => {
                 self.core.report.stops += 1;
                 let back = now + ms(rng, 10, 6_000);
                 self.stop(party, back);
             }
-            // The master's clock jumps, seldom and no further than the guard covers, those of others as they like.
+            // The master's clock jumps, seldom and not further than the guard covers; other clocks jump as
+            // far as they like.
             33..36 if self.core.scenario.clocks => {
                 self.core.report.jumps += 1;
                 if rng.below(2) == 0 && now >= self.jump_after {
@@ -76,7 +75,7 @@ impl World {
             }
             4..8 => self.crash_node(node),
             8..12 => {
-                // It lives and serves, but the master hears nothing of it.
+                // It is alive and serves, but the master does not hear of it.
                 self.nodes[node].muted_until = now + ms(rng, 500, 6_000);
             }
             12..16 => self.core.net.flap(node_id, client_id, now, now + ms(rng, 1, 2_000)),
@@ -86,7 +85,7 @@ impl World {
                 self.core.at(back, Event::Unstall(node_id));
             }
             48..50 => self.core.at(now, Event::StandStill),
-            // The next put of somebody is forked in the middle.
+            // The next put of a client is forked.
             50..54 => self.forks_next = Some(rng.index(2)),
             _ => self.core.net.cut(node_id, client_id),
         }
@@ -101,7 +100,7 @@ impl World {
         let now = self.core.now;
         self.core.report.crashes += 1;
         client.die(&mut self.core);
-        // What lies spoke for another, who lives.
+        // A twin that lies used the connection of another client, which is alive.
         if client.speaks_as == (index, client.life) {
             let (party, life) = (Party::Client(index), client.life);
             self.core.at(now + ms(&mut self.rng, 0, 4_000), Event::HangUp(party, life));
@@ -111,7 +110,7 @@ impl World {
         self.held[index].clear();
     }
 
-    /// A node's process dies, and comes back later with nothing.
+    /// A node's process dies, and restarts later with nothing.
     pub(crate) fn crash_node(&mut self, node: usize) {
         if self.core.net.is_alive(self.fabric_ids[node]) && self.core.now < self.busy_until {
             self.core.report.crashes += 1;
@@ -126,7 +125,7 @@ impl World {
         }
     }
 
-    /// A byte of a committed replica is not what was written there.
+    /// Flips a byte of a committed replica.
     fn flip(&mut self) {
         for _ in 0..2 {
             let Some(segment) = self.core.random_segment(&mut self.rng) else { return };
@@ -144,7 +143,7 @@ impl World {
         }
     }
 
-    /// A segment is to take nothing new, and perhaps to give what it has.
+    /// Puts a segment into maintenance or drains it.
     fn close_segment(&mut self) -> Result<(), Violation> {
         let Some(segment) = self.core.random_segment(&mut self.rng) else { return Ok(()) };
         if !self.core.closed.is_empty() || self.core.away_until().is_some() {
@@ -157,7 +156,7 @@ impl World {
         self.drain(segment, room)
     }
 
-    /// Drains a segment, after there was made room for it, or not.
+    /// Drains a segment, with or without making room for its objects first.
     pub(crate) fn drain(&mut self, segment: SegmentNo, room: bool) -> Result<(), Violation> {
         self.core.report.drains += 1;
         if room {
@@ -171,7 +170,7 @@ impl World {
 
     fn order(&mut self, segment: SegmentNo, state: SegmentState) -> Result<(), Violation> {
         self.core.by_the_master(|master, now| {
-            // It may be gone.
+            // The segment may be gone.
             let _ = master.order_segment(now, &SegmentOrder { segment, state });
         })?;
         if state == SegmentState::Active {
@@ -184,7 +183,7 @@ impl World {
         Ok(())
     }
 
-    /// What has become of a segment that takes nothing new.
+    /// Checks a segment that accepts nothing new.
     pub(crate) fn look(&mut self, segment: SegmentNo) -> Result<(), Violation> {
         let Ok(info) = self.core.master.drain_info(segment) else {
             self.core.closed.remove(&segment);
@@ -209,11 +208,11 @@ impl World {
         Ok(())
     }
 
-    /// A segment that is drained goes, and nothing with it.
+    /// Unmounts a segment that is drained: nothing may be lost.
     fn unmount(&mut self, segment: SegmentNo) -> Result<(), Violation> {
         let Some(info) = self.core.master.segment(segment) else { return Ok(()) };
         let (node, incarnation) = (info.node, info.incarnation);
-        // That of its latest life, or of a former one which the master takes for alive.
+        // The key of its latest incarnation, or of an earlier one which the master counts as alive.
         let keys = self.core.node_keys[&node].clone();
         let before = self.core.master.stats();
         self.core.by_the_master(|master, now| {
@@ -231,7 +230,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything is quiet, and one segment is to give what it has.
+    /// Everything is quiet, and one segment is drained.
     pub(crate) fn last_drain(&mut self) -> Result<(), Violation> {
         if self.core.master.segments().count() != NODES || !self.core.closed.is_empty() {
             return Ok(());
@@ -241,15 +240,15 @@ impl World {
         self.drain(segment, self.core.scenario.faults)
     }
 
-    /// It has had its time.
+    /// Its time is over.
     pub(crate) fn end_drain(&mut self) -> Result<(), Violation> {
         let Some(segment) = self.last_drain else { return Ok(()) };
         let Ok(info) = self.core.master.drain_info(segment) else {
-            return Err(Violation::Leak(format!("segment {segment} went away in the silence")));
+            return Err(Violation::Leak(format!("segment {segment} was unmounted in the silence")));
         };
         // Nothing is evicted to make room elsewhere; but where there is room, everything has moved there.
         let drained = info.state == SegmentState::Drained;
-        // What is bad stays, too; the last try to move it may have failed for another reason.
+        // Bad replicas stay, too; the last try to move one may have failed for another reason.
         let tried_again = info.left_unfinished > 0 && self.core.is_rotten(segment);
         if !drained && info.left_no_room == 0 && info.left_bad == 0 && !tried_again {
             return Err(Violation::Stuck(format!("{info:?}")));

@@ -1,4 +1,4 @@
-//! One thread, one clock, one seed: the master, its nodes and its clients, and everything that happens between them.
+//! One thread, one clock, one seed: the master, its nodes and its clients, and all events between them.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::scenario::{CHILD, CLIENTS, LATE_MAX, NODES, OPERATION_MAX, Report, Sc
 use crate::shadow::Violation;
 
 const NODE_TICK: Duration = Duration::from_millis(500);
-/// The same when no word is lost.
+/// The same when no message is lost.
 const QUIET_TICK: Duration = Duration::from_millis(900);
 
 pub(crate) struct World {
@@ -24,12 +24,12 @@ pub(crate) struct World {
     pub(crate) fabric_ids: Vec<NodeId>,
     pub(crate) lives: u64,
     pub(crate) rng: Rng,
-    /// What clients get to see when they go on, by client.
+    /// Events for clients that are stopped, by client.
     pub(crate) held: Vec<Vec<Event>>,
-    /// Whose next put is forked in the middle.
+    /// The client whose next put is forked.
     pub(crate) forks_next: Option<usize>,
     pub(crate) busy_until: Instant,
-    /// The master's clock does not jump again before this.
+    /// The master's clock does not jump again before this time.
     pub(crate) jump_after: Instant,
     /// The segment that is drained at the end.
     pub(crate) last_drain: Option<store_core::SegmentNo>,
@@ -38,14 +38,16 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(seed: u64, mut scenario: Scenario) -> Self {
         scenario.vary(seed);
-        // It falls into the middle, and everything after it is so much later.
+        // The night falls into the middle, and everything after it is later by its length.
         let night = scenario.night.map(|night| {
             let begin = Instant::ZERO + scenario.busy / 2;
             scenario.busy += night;
             (begin, begin + night)
         });
         let mut rng = Rng::new(seed);
-        let net = SimNet::new(rng.next_u64(), SimConfig { link: scenario.link, ..SimConfig::CALM });
+        let mut config = SimConfig::CALM;
+        config.link = scenario.link;
+        let net = SimNet::new(rng.next_u64(), config);
         let mut core = Core::new(scenario, net.clone(), rng.fork());
         let wall = if core.scenario.clocks { Wall::random(&mut rng, true) } else { Wall::default() };
         let clock = core.random_clock(&mut rng);
@@ -66,7 +68,7 @@ impl World {
             let transport = net.node();
             fabric_ids.push(transport.node());
             if index == CHILD {
-                // It is there when it is forked.
+                // Created when a client is forked.
                 clients.push(None);
                 continue;
             }
@@ -77,8 +79,8 @@ impl World {
         if core.scenario.faults {
             core.at(Instant::from_millis(1_000), Event::Trouble);
         }
-        if core.scenario.strangers {
-            core.at(Instant::from_millis(1_500), Event::Strangers);
+        if core.scenario.intruders {
+            core.at(Instant::from_millis(1_500), Event::Intruders);
         }
         if core.scenario.settings {
             core.at(Instant::from_millis(3_000), Event::SetTenant);
@@ -105,10 +107,10 @@ impl World {
         }
     }
 
-    /// Runs to the end, and to the silence after it.
+    /// Runs to the end, and through the silence after it.
     pub(crate) fn run(mut self) -> Result<Report, Violation> {
         let config = self.core.master.config().clone();
-        // Longer than any clock takes to see the release timeout pass.
+        // Longer than any clock takes to show the end of the release timeout.
         let release = Duration::from_millis(config.put_start_release_timeout_ms.into());
         let silence = release.mul_f64(1.05) + Duration::from_secs(1) + LATE_MAX;
         let end_drain = self.busy_until + OPERATION_MAX + silence;
@@ -175,7 +177,7 @@ impl World {
         Ok(())
     }
 
-    /// Gives an event back that can happen now; others are kept until whoever it is for goes on.
+    /// Returns an event that can happen now; others are kept until their party continues.
     fn unless_it_waits(&mut self, event: Event) -> Option<Event> {
         match &event {
             Event::ToMaster { .. }
@@ -183,7 +185,7 @@ impl World {
             | Event::Look(_)
             | Event::Trouble
             | Event::SetTenant
-            | Event::Strangers => {
+            | Event::Intruders => {
                 if let Some((_, until)) = self.core.standing {
                     self.core.at(until, event);
                     return None;
@@ -273,7 +275,7 @@ impl World {
         Ok(())
     }
 
-    /// What happens to parties, and what whoever administers the store does.
+    /// Events of parties, and actions of the operator.
     fn happen(&mut self, event: Event) -> Result<(), Violation> {
         match event {
             Event::Trouble => self.trouble()?,
@@ -294,7 +296,7 @@ impl World {
             }
             Event::HangUp(party, life) => self.core.hang_up(party, life),
             Event::Unstall(node) => self.core.net.stall(node, false),
-            Event::Strangers => self.strangers()?,
+            Event::Intruders => self.intruders()?,
             Event::SetTenant => self.set_tenant()?,
             Event::StandStill => self.stand_still(),
             Event::Stop(party, until) => self.stop(party, until),
@@ -321,7 +323,7 @@ impl World {
         Ok(())
     }
 
-    /// A copy that counts has the bytes of its object: a move has let go of where they were.
+    /// A copy that counts must have the bytes of its object: a move has dropped its source.
     fn look_at_copies(&mut self) -> Result<(), Violation> {
         for attempt in std::mem::take(&mut self.core.fresh) {
             let given = &self.core.given[&attempt];
@@ -357,7 +359,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets a client rest, then begin something new.
+    /// Lets a client pause, then begin something new.
     fn think(&mut self, index: usize) {
         let Some(client) = &self.clients[index] else { return };
         let rest = Duration::from_micros(500 + self.rng.below(80_000));

@@ -1,4 +1,4 @@
-//! Copies and moves that somebody asks for: when they count, what becomes of their space, and what they may not.
+//! Copies and moves on request: when a replica counts, what becomes of its space, and what is refused.
 
 use store_core::message::*;
 use store_core::{ErrorCode, Frame, Key, MasterConfig, Placement, SegmentNo, Session, TaskConfig};
@@ -12,7 +12,7 @@ fn a_copy_is_readable_when_its_node_has_reported_it_and_not_before() {
     let id = store.master.create_task(at(0), b"k", None, Some(2)).unwrap();
     assert_eq!(store.task(0, id).state, TaskState::Pending);
     let beat = |node| Heartbeat { node, incarnation: 1, key: 0 };
-    assert_eq!(store.master.heartbeat(at(1), &beat(1)), Ok(NodeStatus::Ok), "the target's node is to do it");
+    assert_eq!(store.master.heartbeat(at(1), &beat(1)), Ok(NodeStatus::Ok), "the target's node has the task");
     assert_eq!(store.master.heartbeat(at(1), &beat(2)), Ok(NodeStatus::Work));
     let states = |store: &Store| store.master.find_replicas(b"k").unwrap().map_states();
     assert_eq!(states(&store), [(1, ReplicaState::Complete), (2, ReplicaState::Initialized)]);
@@ -30,7 +30,7 @@ fn a_copy_is_readable_when_its_node_has_reported_it_and_not_before() {
     // It is a replica like any other: it goes with its object, or its segment.
     store.mount(7, 1, 64 * KIB);
     assert_eq!(store.read(8, "k"), Ok(vec![2]));
-    store.master.remove(at(2_000), b"k", false).unwrap();
+    store.master.remove(at(2_000), b"k", RemoveMode::IfUnused).unwrap();
     assert_eq!(store.used(), 0);
 }
 
@@ -51,13 +51,13 @@ fn a_copy_of_bad_bytes_never_becomes_a_replica() {
     let id = store.master.create_task(at(0), b"k", None, None).unwrap();
     let order = store.fetch(1, 2).remove(0);
     store.write(1, order.sources[0].addr, b"rot");
-    // A node that does not look reports the checksum of what it has; the master does look.
+    // A node that does not verify reports the checksum of what it has; the master does verify.
     let end = store.copy(&order);
     assert_eq!(store.report(2, 2, &end), Ok(()));
     let task = store.task(3, id);
     assert_eq!((task.state, task.error), (TaskState::Failed, Some(ErrorCode::ChecksumMismatch)));
     assert_eq!(store.master.get(at(4), b"k").unwrap().replicas.len(), 1);
-    assert_eq!(store.used(), KIB, "its space is free again");
+    assert_eq!(store.used(), KIB, "its space is freed");
 }
 
 #[test]
@@ -70,8 +70,8 @@ fn a_moved_replicas_space_waits_for_those_who_read_it() {
     assert_eq!((store.task(500, id).state, store.read(500, "k")), (TaskState::Done, Ok(vec![2])));
     assert_eq!(store.master.stats().deferred_bytes, 64 * KIB);
     let full = store.master.put_start(at(1_009), b"l", 64 * KIB, &ONE).unwrap_err();
-    assert_eq!(full, ErrorCode::NoAvailableHandle, "somebody may be reading there");
-    // While somebody reads, it stays for as long as the last of them was told: the node that copied it, at 500.
+    assert_eq!(full, ErrorCode::NoAvailableHandle, "a reader may still have a lease there");
+    // It is kept for the longest of the leases: that of the node that copied it, granted at 500.
     store.master.handle_timeout(at(1_500));
     assert_eq!(store.master.stats().deferred_bytes, 0);
     let reused = store.master.put_start(at(1_500), b"l", 64 * KIB, &ONE).unwrap();
@@ -79,13 +79,13 @@ fn a_moved_replicas_space_waits_for_those_who_read_it() {
 }
 
 #[test]
-fn a_moved_replicas_space_is_free_when_the_node_that_copied_it_says_so_and_nobody_else_reads() {
+fn a_moved_replicas_space_is_free_when_the_node_that_copied_it_reports_so_and_no_reader_has_a_lease() {
     for (reads, returns) in [(false, false), (true, true), (true, false)] {
         let mut store = Store::new(config(), &[64 * KIB, 64 * KIB]);
         store.put_on(0, "k", KIB, 1);
         store.master.create_task(at(10), b"k", Some(1), None).unwrap();
         let order = store.fetch(20, 2).remove(0);
-        // Asked again, it holds the source for longer, and still as one.
+        // A repetition extends the hold on the source, which still counts as one.
         assert_eq!(store.fetch(400, 2), std::slice::from_ref(&order));
         let mut reader = Session::default();
         if reads {
@@ -97,8 +97,8 @@ fn a_moved_replicas_space_is_free_when_the_node_that_copied_it_says_so_and_nobod
         store.report(700, 2, &end).unwrap();
         let left = if reads && !returns { KIB } else { 0 };
         assert_eq!(store.master.stats().deferred_bytes, left, "read: {reads}, given back: {returns}");
-        // Nobody holds the object: it can be removed.
-        let removed = store.master.remove(at(701), b"k", false);
+        // The object is not held any more: it can be removed.
+        let removed = store.master.remove(at(701), b"k", RemoveMode::IfUnused);
         assert_eq!(removed, if left == 0 { Ok(()) } else { Err(ErrorCode::ObjectHasLease) });
     }
 }
@@ -110,11 +110,11 @@ fn a_source_is_held_for_a_try_that_was_given_up_until_its_node_has_said_that_it_
     let task = store.master.create_task(at(10), b"k", None, None).unwrap();
     let order = store.fetch(20, 2).remove(0);
     store.master.cancel_task(at(30), task).unwrap();
-    assert_eq!(store.master.remove(at(31), b"k", false), Err(ErrorCode::ObjectHasLease), "it reads on");
+    assert_eq!(store.master.remove(at(31), b"k", RemoveMode::IfUnused), Err(ErrorCode::ObjectHasLease), "the node is still reading");
     assert_eq!(store.report(40, 2, &order.end(Err(ErrorCode::TransferFail))), Err(ErrorCode::TaskNotFound));
-    assert_eq!(store.master.remove(at(41), b"k", false), Ok(()));
+    assert_eq!(store.master.remove(at(41), b"k", RemoveMode::IfUnused), Ok(()));
 
-    // Of a try that another has followed, nobody can tell any more: it runs out.
+    // The node can no longer end the hold of an attempt that was followed by another: it ends by time.
     store.put_on(50, "l", KIB, 1);
     let task = store.master.create_task(at(50), b"l", None, None).unwrap();
     let first = store.fetch(5_000, 2).remove(0);
@@ -123,9 +123,9 @@ fn a_source_is_held_for_a_try_that_was_given_up_until_its_node_has_said_that_it_
     let second = store.fetch(5_300, 2).remove(0);
     assert_ne!(first.attempt, second.attempt);
     store.report(5_400, 2, &second.end(Err(ErrorCode::ChecksumMismatch))).unwrap();
-    assert_eq!(store.master.remove(at(5_401), b"l", false), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(store.master.remove(at(5_401), b"l", RemoveMode::IfUnused), Err(ErrorCode::ObjectHasLease));
     store.report(5_500, 2, &first.end(Err(ErrorCode::TransferFail))).unwrap_err();
-    assert_eq!(store.master.remove(at(6_300), b"l", false), Ok(()), "the second hold was the longest");
+    assert_eq!(store.master.remove(at(6_300), b"l", RemoveMode::IfUnused), Ok(()), "the second hold was the longest");
 }
 
 #[test]
@@ -134,15 +134,15 @@ fn a_hold_that_has_run_out_takes_no_readers_lease_with_it() {
     store.put_on(0, "k", KIB, 1);
     store.master.create_task(at(10), b"k", None, None).unwrap();
     let order = store.fetch(20, 2).remove(0);
-    // The hold of 20 is over when somebody begins to read, and the node reports only then.
+    // The hold of 20 is over when a reader gets the object, and the node reports only then.
     store.read(1_100, "k").unwrap();
     let end = store.copy(&order);
     store.report(1_200, 2, &end).unwrap();
-    assert_eq!(store.master.remove(at(1_300), b"k", false), Err(ErrorCode::ObjectHasLease));
-    assert_eq!(store.master.remove(at(2_101), b"k", false), Ok(()));
+    assert_eq!(store.master.remove(at(1_300), b"k", RemoveMode::IfUnused), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(store.master.remove(at(2_101), b"k", RemoveMode::IfUnused), Ok(()));
 }
 
-/// Reads a key as a client does that can give its lease back.
+/// Reads a key as a client that can return its lease.
 fn read_as(store: &mut Store, reader: &mut Session, ms: u64, key: &str) -> LeaseRange {
     let (mut request, mut out) = (Vec::new(), Vec::new());
     Get::encode_request(&mut request, 1, &(), std::iter::once(Key(key.as_bytes()))).unwrap();
@@ -165,8 +165,8 @@ fn an_object_that_goes_during_its_copy_takes_the_copy_with_it() {
         store.put_on(0, "k", KIB, 1);
         let id = store.master.create_task(at(0), b"k", None, None).unwrap();
         let order = store.fetch(1, 2).remove(0);
-        store.master.remove(at(2), b"k", true).unwrap();
-        // The same key again is another object.
+        store.master.remove(at(2), b"k", RemoveMode::Force).unwrap();
+        // The same key put again is another object.
         store.put_on(3, "k", KIB, 1);
         let end = store.copy(&order);
         let end = if quiet { end } else { TaskEnd { result: Err(ErrorCode::TransferFail), quiet, ..end } };
@@ -205,7 +205,7 @@ fn space_of_a_try_that_was_given_up_waits_for_its_nodes_word() {
         assert_eq!(store.master.poll_timeout(), Some(at(5_100)));
         store.master.handle_timeout(at(5_100));
         let task = store.task(5_100, id);
-        assert_eq!(task.state, TaskState::Failed, "there is no other place on that segment");
+        assert_eq!(task.state, TaskState::Failed, "that segment has no other place");
         assert_eq!(store.master.stats().quarantined_bytes, 4 * KIB);
         let options = PutOptions { placement: Placement::on(2), ..ONE };
         let put = store.master.put_start(at(5_101), b"l", 4 * KIB, &options).unwrap();
@@ -242,11 +242,11 @@ fn a_try_that_failed_is_followed_by_another_until_there_were_enough() {
         store.report(turn, 2, &order.end(Err(ErrorCode::TransferFail))).unwrap();
     }
     attempts.dedup();
-    assert_eq!(attempts.len(), 3, "each with its own name");
+    assert_eq!(attempts.len(), 3, "each with its own number");
     let task = store.task(4, id);
     assert_eq!((task.state, task.error), (TaskState::Failed, Some(ErrorCode::TransferFail)));
     assert_eq!(store.used(), KIB);
-    // Somebody insists.
+    // A retry is requested.
     assert_eq!(store.master.retry_task(at(5), id).unwrap().state, TaskState::Pending);
     assert_eq!(store.master.retry_task(at(5), id).unwrap().attempts, 0);
     assert_eq!(store.work(6, 2), 1);
@@ -269,7 +269,7 @@ fn asking_fetching_and_reporting_twice_is_doing_it_once() {
     let again = store.master.create_task(at(6), b"k", None, Some(2));
     assert_eq!(again, Err(ErrorCode::ReplicaAlreadyExists));
     assert_eq!((store.used(), store.fetch(7, 2)), (2 * KIB, vec![]));
-    // Another node's word about it counts nothing.
+    // A report from another node has no effect.
     store.master.create_task(at(8), b"k", None, Some(3)).unwrap();
     let order = store.fetch(9, 3).remove(0);
     let end = store.copy(&order);
@@ -286,13 +286,13 @@ fn a_node_that_restarts_loses_its_tasks_to_others_or_gets_them_again() {
     let there = store.master.create_task(at(0), b"l", None, Some(2)).unwrap();
     let orders = store.fetch(1, 2);
     assert_eq!(orders.len(), 2);
-    // Its memory is new, and has a new number.
+    // Its memory is new, and has a new segment number.
     let new = store.mount(2, 2, 64 * KIB);
     assert_eq!(store.task(3, there).error, Some(ErrorCode::SegmentNotFound));
-    assert_eq!(store.task(3, there).state, TaskState::Failed, "the segment that was named is gone");
+    assert_eq!(store.task(3, there).state, TaskState::Failed, "the named segment is gone");
     let end = orders[0].end(Ok(checksum(&content(1, KIB))));
-    assert_eq!(store.report(4, 2, &end), Err(ErrorCode::TaskNotFound), "a word of its former life");
-    // When the segment went there was no other place; now there is.
+    assert_eq!(store.report(4, 2, &end), Err(ErrorCode::TaskNotFound), "a report under its previous incarnation");
+    // When the segment was unmounted there was no other place; now there is.
     let task = store.task(3, anywhere);
     assert_eq!((task.state, task.error), (TaskState::Failed, Some(ErrorCode::NoAvailableHandle)));
     store.master.retry_task(at(5), anywhere).unwrap();
@@ -310,7 +310,7 @@ fn a_node_that_restarts_loses_its_tasks_to_others_or_gets_them_again() {
     assert_eq!((task.state, task.target), (TaskState::Pending, Some(other)));
     assert_eq!(store.work(4, other.into()), 1);
     assert_eq!(store.read(5, "k"), Ok(vec![1, other]));
-    let stale = FetchAsk { node: u64::from(first), incarnation: 1, count_max: 5, key: 0 };
+    let stale = FetchRequest { node: u64::from(first), incarnation: 1, count_max: 5, key: 0 };
     assert_eq!(store.master.fetch_tasks(at(6), &stale).unwrap_err(), ErrorCode::ClientNotFound);
 }
 
@@ -330,7 +330,7 @@ fn a_task_that_lost_its_source_fails() {
 }
 
 #[test]
-fn cancelled_tasks_give_their_space_back_when_nobody_writes_to_it() {
+fn cancelled_tasks_free_their_space_when_no_node_writes_to_it() {
     let mut store = Store::new(config(), &[64 * KIB, 64 * KIB]);
     store.put_on(0, "k", KIB, 1);
     store.put_on(0, "l", KIB, 1);
@@ -363,11 +363,11 @@ fn tasks_have_limits() {
     assert!(created[..4].iter().all(Result::is_ok));
     assert_eq!(created[4], Err(ErrorCode::TaskPendingLimitExceeded));
     let orders = store.fetch(1, 2);
-    assert_eq!(orders.len(), 3, "a node is at so many at most");
+    assert_eq!(orders.len(), 3, "the limit of a node");
     let ends: Vec<_> = orders.iter().map(|order| store.copy(order)).collect();
     ends.iter().for_each(|end| store.report(2, 2, end).unwrap());
     assert_eq!(store.master.task(at(3), created[0].unwrap()).unwrap_err(), ErrorCode::TaskNotFound);
-    assert_eq!(store.master.task_report().finished, 2, "and the oldest is forgotten");
+    assert_eq!(store.master.task_report().finished, 2, "the oldest is forgotten");
     let query = TaskQuery { cursor: 0, limit: 2, state: None };
     let mut listed = Vec::new();
     let cursor = store.master.list_tasks(at(3), &query, |task| {
@@ -381,7 +381,7 @@ fn tasks_have_limits() {
         true
     });
     assert_eq!((end, listed.len(), listed[2].1), (0, 3, TaskState::Pending));
-    // One that nobody fetches is given up, and its space with it.
+    // A task that no node fetches is given up, and its space is freed.
     store.master.handle_timeout(at(20_000));
     assert_eq!(store.task(20_001, created[3].unwrap()).error, Some(ErrorCode::RpcTimeout));
     assert_eq!(store.used(), 8 * KIB);
@@ -401,7 +401,7 @@ fn senseless_tasks_are_refused() {
     assert_eq!(create("k", None, Some(1)), ErrorCode::ReplicaAlreadyExists);
     assert_eq!(create("k", None, Some(9)), ErrorCode::SegmentNotFound);
     assert_eq!(create("k", None, Some(3)), ErrorCode::NoAvailableHandle);
-    store.master.put_revoke(at(2), b"open", open.generation, true).unwrap();
+    store.master.put_revoke(at(2), b"open", open.generation, WriterState::Quiet).unwrap();
     store.master.create_task(at(3), b"k", Some(1), Some(2)).unwrap();
     let second = store.master.create_task(at(3), b"k", Some(1), Some(3));
     assert_eq!(second, Err(ErrorCode::ObjectHasReplicationTask));
@@ -410,5 +410,5 @@ fn senseless_tasks_are_refused() {
     store.put(0, "k", KIB, &TWO);
     assert_eq!(store.master.create_task(at(1), b"k", None, None), Err(ErrorCode::KeysUltraLimit));
     let source = store.read(1, "k").unwrap()[0];
-    assert!(store.master.create_task(at(1), b"k", Some(source), None).is_ok(), "a move leaves as many");
+    assert!(store.master.create_task(at(1), b"k", Some(source), None).is_ok(), "a move does not add a replica");
 }

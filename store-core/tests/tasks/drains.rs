@@ -1,4 +1,4 @@
-//! Segments that take nothing new, and give what they have.
+//! Segments that accept nothing new, and are emptied.
 
 use store_core::message::*;
 use store_core::{ErrorCode, Event, MasterConfig, Placement, SegmentNo, TaskConfig};
@@ -25,7 +25,7 @@ fn draining_moves_everything_while_readers_read() {
         }
         let new = store.master.put_start(at(ms), format!("n{ms}").as_bytes(), KIB, &ONE).unwrap();
         assert_ne!(new.replicas[0].segment, 1, "new puts go elsewhere");
-        store.master.put_revoke(at(ms), format!("n{ms}").as_bytes(), new.generation, true).unwrap();
+        store.master.put_revoke(at(ms), format!("n{ms}").as_bytes(), new.generation, WriterState::Quiet).unwrap();
         assert!(ms < 30_000, "{:?}", store.master.drain_info(1));
     }
     let info = store.master.drain_info(1).unwrap();
@@ -38,7 +38,8 @@ fn draining_moves_everything_while_readers_read() {
     assert!(store.master.drains().next().is_none());
 }
 
-/// A node's calls until a segment is drained, told and asked in turn as a node does it, while no time passes.
+/// The number of requests of a node until a segment is drained, with fetches and reports in turn, while no
+/// time passes.
 fn calls_to_drain(store: &mut Store, ms: u64, segment: SegmentNo, node: u64) -> u32 {
     store.order(ms, segment, SegmentState::Draining);
     store.master.handle_timeout(at(ms));
@@ -58,7 +59,8 @@ fn a_drain_goes_as_fast_as_nodes_ask_and_is_over_with_its_last_move() {
     for key in 0..OBJECTS {
         store.put_on(0, &format!("k{key}"), KIB - 64, 1);
     }
-    // No timer has to run out, neither the master's nor a lease's: with every call there is as much to do as a node may have.
+    // No timer has to run out, neither the master's nor a lease's: every fetch returns as many tasks as the
+    // node may have.
     let calls = calls_to_drain(&mut store, 10, 1, 2);
     let per_node_max = u64::from(config().tasks.per_node_max);
     assert!(u64::from(calls) <= OBJECTS.div_ceil(per_node_max) + 1, "{calls} calls");
@@ -67,7 +69,7 @@ fn a_drain_goes_as_fast_as_nodes_ask_and_is_over_with_its_last_move() {
 }
 
 #[test]
-fn what_a_drain_leaves_is_told_once_and_its_end_is() {
+fn what_a_drain_leaves_is_reported_once_and_so_is_its_end() {
     let mut store = Store::new(config(), &[64 * KIB, 4 * KIB]);
     store.put_on(0, "fits", KIB, 1);
     store.put_on(0, "large", 8 * KIB, 1);
@@ -88,8 +90,8 @@ fn what_a_drain_leaves_is_told_once_and_its_end_is() {
     for ms in (2_001..20_000).step_by(1_000) {
         store.settle(ms);
     }
-    assert_eq!(told(&mut store), [(1, 1)], "however many rounds there were");
-    store.master.remove(at(20_000), b"bad", true).unwrap();
+    assert_eq!(told(&mut store), [(1, 1)], "whatever the number of rounds");
+    store.master.remove(at(20_000), b"bad", RemoveMode::Force).unwrap();
     for ms in (20_001..25_000).step_by(1_000) {
         store.settle(ms);
     }
@@ -116,13 +118,13 @@ fn what_finds_no_place_elsewhere_stays_and_is_counted() {
     let info = store.master.drain_info(1).unwrap();
     assert_eq!(info.state, SegmentState::Draining);
     assert_eq!((info.moved_total, info.left_no_room, info.left_unfinished), (1, 2, 1));
-    assert_eq!(store.read(2, "large"), Ok(vec![1]), "and is served still");
+    assert_eq!(store.read(2, "large"), Ok(vec![1]), "it is still readable");
     assert_eq!(store.master.poll_timeout(), Some(at(1_001)), "the next round");
     // With a new node there is room; and the unfinished put was given up.
     store.mount(2_000, 3, 64 * KIB);
-    store.master.put_revoke(at(2_000), b"open", open.generation, true).unwrap();
+    store.master.put_revoke(at(2_000), b"open", open.generation, WriterState::Quiet).unwrap();
     store.settle(2_500);
-    // What was moved waits for its readers.
+    // The source of a move stays until its leases are over.
     store.settle(10_000);
     store.settle(20_000);
     let info = store.master.drain_info(1).unwrap();
@@ -133,7 +135,7 @@ fn what_finds_no_place_elsewhere_stays_and_is_counted() {
 }
 
 #[test]
-fn what_has_gone_bad_stays_and_is_counted_until_somebody_removes_it() {
+fn a_bad_replica_stays_and_is_counted_until_it_is_removed() {
     let mut store = Store::new(config(), &[64 * KIB, 64 * KIB]);
     store.put_on(0, "good", KIB, 1);
     store.put_on(0, "bad", KIB, 1);
@@ -141,14 +143,14 @@ fn what_has_gone_bad_stays_and_is_counted_until_somebody_removes_it() {
     store.write(1, bad.replicas.iter().next().unwrap().addr, b"rot");
     store.order(10_000, 1, SegmentState::Draining);
     for ms in [10_001, 20_000, 30_000, 40_000] {
-        // What was moved waits for its readers, and every round tries the bad one again.
+        // The source of a move stays until its leases are over, and every round tries the bad replica again.
         store.settle(ms);
     }
     let info = store.master.drain_info(1).unwrap();
     assert_eq!((info.state, info.blocks), (SegmentState::Draining, 1));
     assert_eq!((info.moved_total, info.left_bad, info.left_no_room), (1, 1, 0));
     assert!(info.failed_total >= 2, "{info:?}");
-    store.master.remove(at(50_000), b"bad", true).unwrap();
+    store.master.remove(at(50_000), b"bad", RemoveMode::Force).unwrap();
     store.settle(50_001);
     store.settle(60_000);
     let info = store.master.drain_info(1).unwrap();
@@ -174,10 +176,10 @@ fn what_is_removed_during_a_round_is_not_left_by_it() {
         replicas.iter().any(|replica| (replica.segment, replica.addr) == (1, orders[0].sources[0].addr))
     };
     let key = if rotten(&store, "one") { "one" } else { "two" };
-    store.master.remove(at(10_003), key.as_bytes(), true).unwrap();
+    store.master.remove(at(10_003), key.as_bytes(), RemoveMode::Force).unwrap();
     let end = store.copy(&orders[1]);
     store.report(10_004, 2, &end).unwrap();
-    // Both places wait for their readers.
+    // Both sources stay until their leases are over.
     for ms in [10_005, 20_000, 30_000] {
         store.settle(ms);
     }
@@ -230,7 +232,7 @@ fn maintenance_takes_nothing_new_and_serves_and_active_ends_everything() {
     store.settle(3);
     assert_eq!(store.master.drain_info(1).unwrap().moved_total, 0);
     assert_eq!(store.master.drains().count(), 1);
-    // A drain that is called off takes back what nobody has begun.
+    // A drain that is called off cancels the moves that have not begun.
     store.order(4, 1, SegmentState::Draining);
     store.master.handle_timeout(at(4));
     assert_eq!(store.master.task_report().pending, 1);

@@ -1,8 +1,8 @@
-//! Copying, moving, draining: a master, and nodes that do what it says, or do not.
+//! Copying, moving, draining: a master, and nodes that carry out its tasks, or fail to.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod copies;
 mod drains;
-mod heat;
+mod hot;
 mod history;
 mod store;

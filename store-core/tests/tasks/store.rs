@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use store_core::message::*;
-use store_core::{ErrorCode, EvictionPolicy, Master, MasterConfig, Placement, SegmentNo, TaskConfig};
+use store_core::{ErrorCode, EvictionPolicy, Master, MasterConfig, Placement, SegmentNo, TaskConfig, TaskId};
 use te_core::Instant;
 
 pub(crate) const KIB: u64 = 1024;
@@ -36,7 +36,7 @@ pub(crate) fn config() -> MasterConfig {
     }
 }
 
-/// What a put writes.
+/// The bytes that a put writes.
 pub(crate) fn content(generation: u64, len: u64) -> Vec<u8> {
     (0..len).map(|i| (generation.wrapping_mul(0x9e37_79b9) >> (i % 29)) as u8 ^ (i * 7) as u8).collect()
 }
@@ -71,12 +71,8 @@ impl Store {
             incarnation: *incarnation,
             name: &name,
             endpoint: "host:1",
-            base: 0,
             len,
-            export: Export::default(),
-            epoch: 0,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         let no = self.master.mount(at(ms), &segment).unwrap().mounted().unwrap().segment;
         self.memory.insert(no, vec![0; len as usize]);
@@ -98,7 +94,7 @@ impl Store {
     }
 
     pub(crate) fn write(&mut self, segment: SegmentNo, addr: u64, bytes: &[u8]) {
-        // A segment that is gone has no memory.
+        // A segment that was unmounted has no memory.
         if let Some(memory) = self.memory.get_mut(&segment) {
             memory[addr as usize..][..bytes.len()].copy_from_slice(bytes);
         }
@@ -120,11 +116,11 @@ impl Store {
 
     pub(crate) fn fetch(&mut self, ms: u64, node: u64) -> Vec<Order> {
         let incarnation = self.incarnations[&node];
-        let ask = FetchAsk { node, incarnation, count_max: 1_000, key: 0 };
+        let ask = FetchRequest { node, incarnation, count_max: 1_000, key: 0 };
         self.master.fetch_tasks(at(ms), &ask).unwrap().iter().map(Order::new).collect()
     }
 
-    /// Does what an order says, and gives what is to be reported.
+    /// Carries out an order; returns the report.
     pub(crate) fn copy(&mut self, order: &Order) -> TaskEnd {
         let source = order.sources[0];
         let bytes = self.bytes(source.segment, source.addr, order.len);
@@ -136,7 +132,7 @@ impl Store {
         self.master.end_task(at(ms), node, end)
     }
 
-    /// A node does all its work.
+    /// A node carries out all of its tasks.
     pub(crate) fn work(&mut self, ms: u64, node: u64) -> usize {
         let orders = self.fetch(ms, node);
         for order in &orders {
@@ -146,7 +142,7 @@ impl Store {
         orders.len()
     }
 
-    /// Everybody works until there is nothing left to do.
+    /// All nodes work until there is nothing left to do.
     pub(crate) fn settle(&mut self, ms: u64) {
         for _ in 0..10_000 {
             self.master.handle_timeout(at(ms));
@@ -155,7 +151,7 @@ impl Store {
                 return;
             }
         }
-        panic!("there is always something left to do");
+        panic!("the work does not end");
     }
 
     pub(crate) fn task(&self, ms: u64, id: TaskId) -> TaskInfo<'_> {

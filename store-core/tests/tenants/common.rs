@@ -2,10 +2,9 @@
 
 use store_core::message::*;
 use store_core::{
-    ErrorCode, Frame, FullKey, Instant, Key, Master, MasterConfig, Peer, Role, Session, TenantConfig, prove,
-};
+    ErrorCode, Frame, FullKey, Instant, Key, Master, MasterConfig, Peer, Role, Session, TenantConfig, prove, NodeId, Incarnation};
 
-/// Asks something with one item; gives its answer.
+/// Sends a request with one item; returns the response's item.
 macro_rules! one {
     ($master:expr, $session:expr, $operation:ty, $ask:expr, $item:expr) => {{
         let mut request = Vec::new();
@@ -28,20 +27,16 @@ pub(crate) fn tenant(name: &str) -> TenantConfig {
     TenantConfig { name: name.into(), ..TenantConfig::default() }
 }
 
-/// Room for so many objects of one grain.
+/// Room for `objects` objects of one grain.
 pub(crate) fn master_with(objects: u64, config: MasterConfig) -> Master {
     let mut master = Master::new(config).unwrap();
     let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
         name: "n1",
         endpoint: "n1:1",
-        base: 0,
         len: objects * GRAIN,
-        export: Export::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(at(0), &segment).unwrap();
     master
@@ -51,7 +46,7 @@ pub(crate) fn config(tenants: &[TenantConfig]) -> MasterConfig {
     MasterConfig { multi_tenants: true, tenants: tenants.to_vec(), ..MasterConfig::default() }
 }
 
-/// One request of a session, and what came back.
+/// One request of a session; returns the response.
 pub(crate) fn call(master: &mut Master, session: &mut Session, request: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     master.handle(at(1), session, &Frame::parse(request).unwrap().unwrap().0, &mut out);
@@ -69,7 +64,7 @@ pub(crate) fn greet(
     Hello::decode_response(&Frame::parse(&answer).unwrap().unwrap().0).map(|_| ())
 }
 
-/// Greets twice, as those do who know secrets: once for the challenge, then with proofs.
+/// Greets twice, as clients with secrets do: once for the challenge, then with proofs.
 pub(crate) fn greet_with(
     master: &mut Master,
     session: &mut Session,
@@ -101,8 +96,8 @@ pub(crate) fn exists(master: &mut Master, session: &mut Session, key: &[u8]) -> 
     one!(master, session, Exists, (), Key(key))
 }
 
-/// How many objects a tenant has, as a session is told.
-pub(crate) fn told(master: &mut Master, session: &mut Session, name: &str) -> Result<u64, ErrorCode> {
+/// The number of a tenant's objects, as a session sees it.
+pub(crate) fn objects_of(master: &mut Master, session: &mut Session, name: &str) -> Result<u64, ErrorCode> {
     let mut request = Vec::new();
     TenantList::encode_request(&mut request, 1, &(), [name].into_iter()).unwrap();
     let answer = call(master, session, &request);
@@ -110,7 +105,7 @@ pub(crate) fn told(master: &mut Master, session: &mut Session, name: &str) -> Re
     TenantList::decode_response(&frame)?.1.next().unwrap().map(|usage| usage.objects)
 }
 
-/// Puts a key of a tenant, whole.
+/// Puts a key of a tenant completely.
 pub(crate) fn store(
     master: &mut Master,
     ms: u64,
@@ -142,7 +137,7 @@ pub(crate) fn usage<'m>(master: &'m Master, name: &str) -> TenantUsage<'m> {
 
 pub(crate) fn put(master: &mut Master, session: &mut Session, key: &[u8]) -> Result<Allocation, ErrorCode> {
     let new = NewObject { key: Key(key), len: GRAIN };
-    let started = one!(master, session, PutStart, PutAsk { writer: 1, ..PutAsk::default() }, new)??;
+    let started = one!(master, session, PutStart, PutRequest { writer: 1, ..PutRequest::default() }, new)??;
     let commit =
         Commit { key: Key(key), generation: started.generation, handle: started.handle, checksum: 1 };
     one!(master, session, PutEnd, (), commit)??;

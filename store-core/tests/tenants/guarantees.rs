@@ -1,4 +1,4 @@
-//! Who gives when room is needed for all.
+//! Which tenant gives when room is needed for all.
 
 use store_core::message::*;
 use store_core::{FullKey, Master, MasterConfig, TenantConfig};
@@ -33,7 +33,7 @@ fn the_tenant_furthest_above_its_guarantee_gives_first_and_none_within_it_gives_
     let expected: Vec<[u64; 3]> =
         [[6, 6, 4], [6, 5, 5]].into_iter().chain(std::iter::repeat_n([6, 4, 6], 6)).collect();
     assert_eq!(seen, expected);
-    // Now it is a that wants more: it is above what it has for sure, but not the furthest.
+    // Now tenant a puts: it is above its guarantee, but not the furthest.
     for (key, expected) in (200..205).zip([[7, 4, 5], [8, 4, 4], [8, 4, 4], [8, 4, 4], [8, 4, 4]]) {
         store(master, 2, 1, &key.to_string(), &PLAIN).unwrap();
         assert_eq!(objects(master), expected);
@@ -41,7 +41,7 @@ fn the_tenant_furthest_above_its_guarantee_gives_first_and_none_within_it_gives_
 }
 
 #[test]
-fn who_is_within_its_guarantee_evicts_its_own_only_when_nobody_is_above() {
+fn a_tenant_within_its_guarantee_evicts_its_own_objects_only_when_no_tenant_is_above() {
     let config = MasterConfig {
         eviction: store_core::EvictionPolicy::Lru,
         eviction_high_watermark: 0.5,
@@ -55,7 +55,7 @@ fn who_is_within_its_guarantee_evicts_its_own_only_when_nobody_is_above() {
         store(master, 0, 2, key, &PLAIN).unwrap();
     }
     master.handle_timeout(at(1));
-    assert_eq!(master.stats().objects, 8, "the watermark takes from nobody who is within its guarantee");
+    assert_eq!(master.stats().objects, 8, "the watermark takes nothing from a tenant within its guarantee");
     store(master, 2, 1, "5", &PLAIN).unwrap();
     assert_eq!(present(master, 1, &["1", "2", "3", "4", "5"]), [false, true, true, true, true]);
     assert_eq!(present(master, 2, &["1", "2", "3", "4"]), [true; 4]);
@@ -78,13 +78,14 @@ fn a_tenant_that_has_nothing_to_give_is_passed_over() {
     store(master, 0, 2, "1", &PLAIN).unwrap();
     store(master, 0, 2, "2", &PLAIN).unwrap();
     store(master, 1, 2, "3", &PLAIN).unwrap();
-    assert_eq!(usage(master, "b").objects, 2, "the other has more, but nothing that could go");
+    assert_eq!(usage(master, "b").objects, 2, "the other tenant has more, but nothing that could be evicted");
     store(master, 6_000, 2, "4", &PLAIN).unwrap();
     assert_eq!((usage(master, "a").objects, usage(master, "b").objects), (5, 3), "its leases are over");
 }
 
-/// Two tenants that put, read, pin and remove at random, in a pool that is too small for what they want. After each step the
-/// books are compared with what is there, and the one within its guarantee has lost nothing.
+/// Two tenants that put, read, pin and remove at random, in a pool that is too small for both. After each
+/// step the usage is compared with the objects that exist, and the tenant within its guarantee has lost
+/// nothing.
 #[test]
 fn a_tenant_within_its_guarantee_loses_nothing_whatever_another_does() {
     const POOL: u64 = 64;
@@ -133,13 +134,14 @@ fn a_tenant_within_its_guarantee_loses_nothing_whatever_another_does() {
                 6 => {
                     if modest.len() == 16 {
                         let gone = modest.swap_remove(draw(16) as usize);
-                        master.remove(at(ms), FullKey { tenant: 1, key: gone.as_bytes() }, true).unwrap();
+                        master.remove(at(ms), FullKey { tenant: 1, key: gone.as_bytes() }, RemoveMode::Force).unwrap();
                     }
                     if store(&mut master, ms, 1, &key, &PLAIN).is_ok() {
                         modest.push(key);
                         puts += 1;
                     }
-                    // When all that the other has is leased, pinned or being written, it makes room of its own.
+                    // When everything that the other tenant has is leased, pinned or being written, this one
+                    // evicts its own objects.
                     modest.retain(|key| master.exists(FullKey { tenant: 1, key: key.as_bytes() }));
                 }
                 7 => {
@@ -154,13 +156,13 @@ fn a_tenant_within_its_guarantee_loses_nothing_whatever_another_does() {
             }
             for key in &modest {
                 let there = master.exists(FullKey { tenant: 1, key: key.as_bytes() });
-                assert!(there, "seed {seed}, step {step}: {key} was evicted for another");
+                assert!(there, "seed {seed}, step {step}: {key} was evicted for the other tenant");
             }
             assert_eq!(usage(&master, "modest").bytes, modest.len() as u64 * GRAIN);
             let stats = master.stats();
             let booked: u64 = master.tenants().map(|usage| usage.bytes + usage.held_bytes).sum();
             assert_eq!(booked, stats.used_bytes, "seed {seed}, step {step}");
         }
-        assert!(puts > 20, "seed {seed}: the modest one was starved, {puts} puts");
+        assert!(puts > 20, "seed {seed}: the modest tenant was starved, {puts} puts");
     }
 }

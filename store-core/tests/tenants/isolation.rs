@@ -1,7 +1,7 @@
-//! No operation reaches across.
+//! No operation reaches the objects of another tenant.
 
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, FullKey, Key, Master, MasterConfig, Peer, Secret, Session};
+use store_core::{ErrorCode, Frame, FullKey, Key, Master, MasterConfig, Peer, Secret, Session, NodeId, Incarnation};
 
 use crate::common::*;
 
@@ -36,13 +36,13 @@ fn the_same_key_of_two_tenants_is_two_objects_and_no_operation_reaches_across() 
 }
 
 #[test]
-fn nobody_vouches_for_the_writer_of_another_tenant() {
+fn no_session_reports_for_the_writer_of_another_tenant() {
     let mut master = master_with(8, config(&[tenant("a"), tenant("b")]));
     let (mut a, mut b) = (session(&mut master, "a"), session(&mut master, "b"));
     let master = &mut master;
     let new = NewObject { key: Key(b"k"), len: GRAIN };
     let started =
-        one!(master, &mut a, PutStart, PutAsk { writer: 1, ..PutAsk::default() }, new).unwrap().unwrap();
+        one!(master, &mut a, PutStart, PutRequest { writer: 1, ..PutRequest::default() }, new).unwrap().unwrap();
     let Allocation { generation, handle, .. } = started;
     let noisy = Revocation { key: Key(b"k"), generation, handle, quiet: false };
     let quiet = Revocation { quiet: true, ..noisy };
@@ -53,7 +53,7 @@ fn nobody_vouches_for_the_writer_of_another_tenant() {
     }
     let commit = Commit { key: Key(b"k"), generation, handle, checksum: 1 };
     assert_eq!(one!(master, &mut b, PutEnd, (), commit), Ok(Err(ErrorCode::PutIsOver)));
-    assert_eq!(master.stats().quarantined_bytes, GRAIN, "held back until its own writer says so");
+    assert_eq!(master.stats().quarantined_bytes, GRAIN, "pending release until its own writer reports that it is quiet");
     assert_eq!(one!(master, &mut a, PutRevoke, (), quiet), Ok(Ok(())));
     assert_eq!(master.stats().quarantined_bytes, 0);
 }
@@ -72,7 +72,7 @@ fn groups_of_two_tenants_with_one_number_are_two_groups() {
     }
     assert_eq!(master.eviction().groups, 2);
     let key = FullKey { tenant: 1, key: b"k" };
-    assert_eq!(master.kept(at(1), key), Ok(None), "that the other's is being written is nothing to it");
+    assert_eq!(master.kept(at(1), key), Ok(None), "the unfinished put of the other tenant has no effect");
 }
 
 #[test]
@@ -96,8 +96,8 @@ fn a_tenant_learns_of_no_other_from_statistics_explanations_or_lists() {
     let frame = Frame::parse(&answer).unwrap().unwrap().0;
     let (report, next) = ExplainEviction::decode_response(&frame).unwrap();
     assert_eq!((report.candidates, report.used_bytes, next.len()), (0, 0, 0));
-    assert_eq!(told(master, &mut b, "a"), Err(ErrorCode::TenantNotRegistered));
-    assert_eq!(told(master, &mut b, "b"), Ok(0));
+    assert_eq!(objects_of(master, &mut b, "a"), Err(ErrorCode::TenantNotRegistered));
+    assert_eq!(objects_of(master, &mut b, "b"), Ok(0));
     for set in [61u8, 62] {
         let header = store_core::Header { kind: set, response: false, request_id: 1, status: 0 };
         let mut out = Vec::new();
@@ -106,7 +106,7 @@ fn a_tenant_learns_of_no_other_from_statistics_explanations_or_lists() {
         assert_eq!(answer.result(), Err(ErrorCode::PermissionDenied));
     }
     greet_with(master, &mut b, "", "", "root").unwrap();
-    assert_eq!(told(master, &mut b, "a"), Ok(2), "an admin learns of all");
+    assert_eq!(objects_of(master, &mut b, "a"), Ok(2), "an admin sees all tenants");
     let answer = call(master, &mut b, &{
         let mut request = Vec::new();
         TenantList::encode_request(&mut request, 1, &(), std::iter::empty()).unwrap();
@@ -148,26 +148,22 @@ fn a_regular_expression_finds_and_removes_what_is_the_tenants_own() {
     let page = master.remove_many(at(1), 1, &query).unwrap();
     assert_eq!((page.removed, page.cursor), (10, 0));
     assert_eq!(matching(master, 1, "."), (0..10).map(|key| format!("kv/{key}")).collect::<Vec<_>>());
-    assert_eq!(matching(master, 2, ".").len(), 20, "the other's are all there");
+    assert_eq!(matching(master, 2, ".").len(), 20, "the other tenant's objects all exist");
     let every = RemoveQuery { pattern: None, ..query };
     assert_eq!(master.remove_many(at(1), 2, &every).unwrap().removed, 20);
     assert_eq!((usage(master, "a").objects, usage(master, "b").objects), (10, 0));
 }
 
 #[test]
-fn a_node_that_is_nobodys_reports_bad_replicas_of_what_it_is_told_to_copy_and_of_nothing_else() {
+fn a_node_without_a_tenant_reports_bad_replicas_of_what_it_has_to_copy_and_of_nothing_else() {
     let mut master = master_with(8, config(&[tenant("a")]));
     let second = MountSegment {
-        node: 2,
-        incarnation: 1,
+        node: NodeId::new(2),
+        incarnation: Incarnation::new(1),
         name: "n2",
         endpoint: "n2:1",
-        base: 0,
         len: 8 * GRAIN,
-        export: Export::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(at(0), &second).unwrap();
     let mut put = |key| {
@@ -180,7 +176,7 @@ fn a_node_that_is_nobodys_reports_bad_replicas_of_what_it_is_told_to_copy_and_of
     let key = FullKey { tenant: 1, key: b"k" };
     let id = master.create_task(at(0), key, None, Some(3 - segment)).unwrap();
     let mut node = Session::new(Peer::Remote, [0; 32]);
-    let fetch = FetchAsk { node: u64::from(3 - segment), incarnation: 1, count_max: 5, key: 0 };
+    let fetch = FetchRequest { node: u64::from(3 - segment), incarnation: Incarnation::new(1), count_max: 5, key: 0 };
     let attempt = master.fetch_tasks(at(1), &fetch).unwrap()[0].attempt;
     greet(&mut master, &mut node, &Greeting { tenant: "", ..Greeting::default() }).unwrap();
     let bad = BadReplica { key: Key(b"k"), generation, segment };
@@ -192,5 +188,5 @@ fn a_node_that_is_nobodys_reports_bad_replicas_of_what_it_is_told_to_copy_and_of
     assert_eq!(report(&mut master, unordered), Err(ErrorCode::ObjectNotFound));
     let end = TaskEnd { id, attempt, result: Ok(7), quiet: true };
     master.end_task(at(2), fetch.node, &end).unwrap();
-    assert_eq!(report(&mut master, bad), Err(ErrorCode::ObjectNotFound), "it is told no more");
+    assert_eq!(report(&mut master, bad), Err(ErrorCode::ObjectNotFound), "the response reveals nothing");
 }

@@ -1,4 +1,4 @@
-//! Tenants: what one of them does is nothing to another.
+//! Tenants: nothing that one of them does affects another.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;

@@ -1,7 +1,7 @@
-//! Quotas: who is above evicts its own.
+//! Quotas: a tenant above its quota evicts its own objects.
 
 use store_core::message::*;
-use store_core::{ErrorCode, FullKey, Master, MasterConfig, TenantConfig};
+use store_core::{ErrorCode, FullKey, Master, MasterConfig, TenantConfig, NodeId, Incarnation, SegmentNo};
 
 use crate::common::*;
 
@@ -17,7 +17,7 @@ fn a_tenant_over_its_quota_evicts_its_own_objects_and_no_others() {
             store(master, 1, 1, key, &PLAIN).unwrap();
         }
         assert_eq!(present(master, 1, &["1", "2", "3", "4"]), [false, false, true, true]);
-        assert_eq!(present(master, 2, &["old"]), [true], "the oldest of all, but another's");
+        assert_eq!(present(master, 2, &["old"]), [true], "the oldest of all, but of another tenant");
         let (a, b) = (usage(master, "a"), usage(master, "b"));
         assert_eq!((a.bytes, a.objects, a.evictions_total, a.refusals_total), (2 * GRAIN, 2, 2, 0));
         assert_eq!((b.bytes, b.objects, b.evictions_total), (GRAIN, 1, 0));
@@ -32,10 +32,10 @@ fn a_put_that_no_eviction_makes_room_for_is_refused_and_costs_nothing() {
     store(master, 0, 1, "k", &PLAIN).unwrap();
     let large = master.put_start(at(0), FullKey { tenant: 1, key: b"large" }, 2 * GRAIN + 1, &PLAIN);
     assert_eq!(large.map(|_| ()), full, "larger than the quota");
-    assert_eq!(present(master, 1, &["k"]), [true], "nothing went for what cannot fit");
+    assert_eq!(present(master, 1, &["k"]), [true], "nothing was evicted for an object that cannot fit");
     let whole = FullKey { tenant: 1, key: b"whole" };
     assert!(master.put_start(at(0), whole, 2 * GRAIN, &PLAIN).is_ok(), "exactly the quota");
-    assert_eq!(store(master, 0, 1, "more", &PLAIN).map(|_| ()), full, "what is being written does not go");
+    assert_eq!(store(master, 0, 1, "more", &PLAIN).map(|_| ()), full, "an object that is being written is not evicted");
     assert_eq!(usage(master, "a").refusals_total, 2);
 }
 
@@ -48,14 +48,14 @@ fn leased_pinned_and_held_back_bytes_count_until_they_are_free() {
     store(master, 0, 1, "k", &PLAIN).unwrap();
     master.get(at(0), key).unwrap();
     assert_eq!(store(master, 1, 1, "l", &PLAIN).map(|_| ()), full, "leased");
-    master.remove(at(1), key, true).unwrap();
+    master.remove(at(1), key, RemoveMode::Force).unwrap();
     assert_eq!((usage(master, "a").bytes, usage(master, "a").held_bytes), (0, GRAIN));
     assert_eq!(store(master, 2, 1, "l", &PLAIN).map(|_| ()), full, "its reader may still be reading");
     master.handle_timeout(at(6_000));
     let put = master.put_start(at(6_000), key, GRAIN, &PLAIN).unwrap();
-    master.put_revoke(at(6_000), key, put.generation, false).unwrap();
+    master.put_revoke(at(6_000), key, put.generation, WriterState::MayWrite).unwrap();
     assert_eq!(store(master, 6_001, 1, "l", &PLAIN).map(|_| ()), full, "its writer may still be writing");
-    master.put_revoke(at(6_001), key, put.generation, true).unwrap();
+    master.put_revoke(at(6_001), key, put.generation, WriterState::Quiet).unwrap();
     assert!(store(master, 6_002, 1, "l", &PLAIN).is_ok());
     assert_eq!((usage(master, "a").bytes, usage(master, "a").held_bytes), (GRAIN, 0));
 }
@@ -64,16 +64,12 @@ fn leased_pinned_and_held_back_bytes_count_until_they_are_free() {
 fn further_replicas_are_had_as_far_as_the_quota_goes() {
     let mut master = master_with(16, config(&[limited("a", Some(3 * GRAIN), None)]));
     let second = MountSegment {
-        node: 2,
-        incarnation: 1,
+        node: NodeId::new(2),
+        incarnation: Incarnation::new(1),
         name: "n2",
         endpoint: "n2:1",
-        base: 0,
         len: 1024,
-        export: Export::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(at(0), &second).unwrap();
     let two = PutOptions { replicas: 2, ..PLAIN };
@@ -83,7 +79,7 @@ fn further_replicas_are_had_as_far_as_the_quota_goes() {
     assert_eq!((copies(&mut master, b"k"), copies(&mut master, b"l")), (2, 1));
     assert_eq!(usage(&master, "a").bytes, 3 * GRAIN);
     master.handle_timeout(at(100_000_000));
-    assert_eq!((usage(&master, "a").bytes, usage(&master, "a").objects), (0, 0), "and all of it comes back");
+    assert_eq!((usage(&master, "a").bytes, usage(&master, "a").objects), (0, 0), "all of it is freed");
 }
 
 #[test]
@@ -91,15 +87,11 @@ fn a_move_whose_source_is_gone_is_one_copy_more_and_not_above_the_quota() {
     let mut master = master_with(16, config(&[limited("a", Some(2 * GRAIN), None)]));
     let node = |node, name| MountSegment {
         node,
-        incarnation: 1,
+        incarnation: Incarnation::new(1),
         name,
         endpoint: "n:1",
-        base: 0,
         len: 1024,
-        export: Export::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(at(0), &node(2, "n2")).unwrap();
     let key = FullKey { tenant: 1, key: b"k" };
@@ -107,11 +99,11 @@ fn a_move_whose_source_is_gone_is_one_copy_more_and_not_above_the_quota() {
     store(&mut master, 0, 1, "k", &two).unwrap();
     master.mount(at(0), &node(3, "n3")).unwrap();
     let id = master.create_task(at(0), key, Some(1), Some(3)).unwrap();
-    let fetch = FetchAsk { node: 3, incarnation: 1, count_max: 1, key: 0 };
+    let fetch = FetchRequest { node: NodeId::new(3), incarnation: Incarnation::new(1), count_max: 1, key: 0 };
     let attempt = master.fetch_tasks(at(1), &fetch).unwrap()[0].attempt;
-    master.unmount(at(2), &UnmountSegment { node: 1, incarnation: 1, segment: 1, key: 0 }).unwrap();
+    master.unmount(at(2), &UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: SegmentNo::new(1), key: 0 }).unwrap();
     store(&mut master, 3, 1, "l", &PLAIN).unwrap();
-    assert_eq!(usage(&master, "a").bytes, 2 * GRAIN, "what was let go of is used again");
+    assert_eq!(usage(&master, "a").bytes, 2 * GRAIN, "released space is used again");
     master.end_task(at(4), 3, &TaskEnd { id, attempt, result: Ok(0), quiet: true }).unwrap();
     assert_eq!(master.task(at(5), id).unwrap().error, Some(ErrorCode::ReplicaNotFound));
     assert_eq!(usage(&master, "a").bytes, 2 * GRAIN);
@@ -125,7 +117,7 @@ fn a_tenant_pins_within_its_own_share() {
         names.iter().filter(|name| store(master, 0, tenant, name, &HARD).is_ok()).count()
     };
     assert_eq!(pins(1, &["1", "2", "3"]), 2, "half of its quota");
-    assert_eq!(pins(2, &["1", "2", "3", "4", "5", "6", "7", "8"]), 6, "the rest of half of all");
+    assert_eq!(pins(2, &["1", "2", "3", "4", "5", "6", "7", "8"]), 6, "the rest of half of all bytes");
     let guarded = TenantConfig { guaranteed_bytes: 8 * GRAIN, ..tenant("a") };
     let mut master = master_with(16, config(&[guarded, tenant("b")]));
     let master = &mut master;
@@ -135,7 +127,7 @@ fn a_tenant_pins_within_its_own_share() {
     assert_eq!(
         pins(2, &["1", "2", "3", "4", "5", "6", "7", "8"]),
         4,
-        "what is guaranteed to another stays its"
+        "the guarantee of another tenant is kept"
     );
     assert_eq!(pins(1, &["1", "2", "3", "4", "5"]), 4);
 }
@@ -161,9 +153,9 @@ fn tenants_come_change_and_go_while_the_master_runs() {
     assert_eq!(master.remove_tenant("b"), Ok(()));
     assert_eq!(master.remove_tenant("b"), Err(ErrorCode::TenantNotRegistered));
     assert_eq!(exists(master, &mut b, b"2"), Err(ErrorCode::TenantNotRegistered), "its session is over");
-    // The number has another owner now, and its quota is gone with it.
+    // The number belongs to another tenant now, and its quota is gone.
     master.set_tenant(&TenantSetting { name: "d", ..TenantSetting::default() }).unwrap();
-    assert_eq!(exists(master, &mut b, b"2"), Err(ErrorCode::TenantNotRegistered), "and is not another's");
+    assert_eq!(exists(master, &mut b, b"2"), Err(ErrorCode::TenantNotRegistered), "it is not a session of the new tenant");
     let mut d = session(master, "d");
     put(master, &mut d, b"1").unwrap();
     put(master, &mut d, b"2").unwrap();

@@ -1,4 +1,4 @@
-//! Who a session is.
+//! Sessions and their tenants.
 
 use store_core::message::*;
 use store_core::{
@@ -8,7 +8,7 @@ use store_core::{
 use crate::common::*;
 
 #[test]
-fn without_tenants_nobody_needs_to_say_anything_and_whoever_names_a_tenant_is_refused() {
+fn without_tenants_no_greeting_is_needed_and_one_that_names_a_tenant_is_refused() {
     let mut master = master_with(4, MasterConfig::default());
     let mut session = Session::new(Peer::Remote, [0; 32]);
     assert_eq!(exists(&mut master, &mut session, b"k"), Ok(false));
@@ -43,7 +43,7 @@ fn with_tenants_nothing_is_answered_before_a_known_one_is_named() {
     }
     assert_eq!(greet(&mut master, &mut session, &Greeting { tenant: "a", ..Greeting::default() }), Ok(()));
     assert_eq!(exists(&mut master, &mut session, b"k"), Ok(false));
-    // Whoever is refused is nobody, whoever it was before.
+    // A session whose greeting is refused has no tenant, whatever it was before.
     let other = Greeting { tenant: "b", ..Greeting::default() };
     assert_eq!(greet(&mut master, &mut session, &other), Err(ErrorCode::TenantNotRegistered));
     assert_eq!(exists(&mut master, &mut session, b"k"), Err(ErrorCode::TenantNotRegistered));
@@ -62,7 +62,7 @@ fn a_tenant_with_a_secret_needs_it_and_an_admin_needs_only_its_own() {
     assert_eq!(say("open sesame!", ""), Err(ErrorCode::TenantNotRegistered));
     assert_eq!(say("open sesame", ""), Ok(()));
     assert_eq!(say("", "root"), Ok(()));
-    assert_eq!(say("open sesame", "rooot"), Err(ErrorCode::PermissionDenied), "a wrong one is no none");
+    assert_eq!(say("open sesame", "rooot"), Err(ErrorCode::PermissionDenied), "a wrong proof is not the same as none");
     assert_eq!(session.proofs_failed(), 3);
     for len in [1, 31, 33] {
         let short = Greeting { tenant: "a", tenant_proof: Key(&[0; 64][..len]), ..Greeting::default() };

@@ -1,4 +1,4 @@
-//! A master on loopback, and a client that may say anything.
+//! A master on loopback, and a client that can send anything.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::io::{Read, Write};
@@ -6,12 +6,18 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use store_core::message::{
-    Commit, Exists, Export, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutAsk, PutEnd,
+    Commit, Exists, Export, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutRequest, PutEnd,
     PutOptions, PutStart, Welcome,
 };
 use store_core::wire::{HEADER_BYTES, VERSION};
-use store_core::{Frame, Header, Key};
+use store_core::{Frame, Header, Key, NodeId, Incarnation};
 use store_master::{Config, MasterHandle, MasterServer};
+
+/// A value with changes: settings outside of their crate are changed field by field.
+pub(crate) fn with<T>(mut value: T, change: impl FnOnce(&mut T)) -> T {
+    change(&mut value);
+    value
+}
 
 pub(crate) fn config() -> Config {
     Config {
@@ -30,7 +36,7 @@ pub(crate) fn start_with(config: Config) -> MasterHandle {
     MasterServer::bind(config).unwrap().spawn().unwrap()
 }
 
-/// A socket that fails rather than hang.
+/// A socket that fails after a time instead of waiting without limit.
 pub(crate) fn connect(addr: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(addr).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -38,7 +44,7 @@ pub(crate) fn connect(addr: SocketAddr) -> TcpStream {
     stream
 }
 
-/// A frame as it came.
+/// A frame as it was received.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) header: Header,
@@ -73,7 +79,7 @@ pub(crate) fn exists(request_id: u64, keys: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// Somebody who behaves: greets, and is answered.
+/// Checks that a new client is served.
 pub(crate) fn assert_serves(addr: SocketAddr) {
     let mut stream = connect(addr);
     assert_greets(&mut stream);
@@ -86,7 +92,7 @@ pub(crate) fn assert_greets(stream: &mut (impl Read + Write)) {
     assert_eq!((answer.header.request_id, welcome.version), (42, VERSION));
 }
 
-/// The status of the last frame before the master hangs up.
+/// The status of the last frame before the master closes the connection.
 pub(crate) fn last_words(stream: &mut TcpStream) -> i32 {
     let answer = read_answer(stream).unwrap();
     let mut rest = Vec::new();
@@ -102,7 +108,7 @@ pub(crate) fn fill(rpc: SocketAddr) {
     fill_on(&mut stream, 0xabc, "<img src=x onerror=alert(1)>");
 }
 
-/// Mounts a node on a connection that may, and puts ten objects of 4 KiB.
+/// Mounts a node on a connection with the right to do so, and puts ten objects of 4 KiB.
 pub(crate) fn fill_on(stream: &mut TcpStream, node: u64, name: &str) {
     mount_on(stream, node, name);
     let mut call = |request: Vec<u8>| {
@@ -116,7 +122,7 @@ pub(crate) fn fill_on(stream: &mut TcpStream, node: u64, name: &str) {
         PutStart::encode_request(
             &mut out,
             3,
-            &PutAsk { writer: 1, ..PutAsk::once(PutOptions::DEFAULT) },
+            &PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) },
             [new].into_iter(),
         )
         .unwrap();
@@ -137,20 +143,17 @@ pub(crate) fn fill_on(stream: &mut TcpStream, node: u64, name: &str) {
 /// The segment of a node, as it mounts it on the master of [`config`].
 pub(crate) fn segment(node: u64, name: &str, len: u64) -> MountSegment<'_> {
     MountSegment {
-        node,
-        incarnation: 1,
+        node: NodeId::new(node),
+        incarnation: Incarnation::new(1),
         name,
         endpoint: "n:1",
-        base: 0,
         len,
-        export: Export::default(),
         epoch: 7,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     }
 }
 
-/// Mounts a node of 1 MiB on a connection that may.
+/// Mounts a node of 1 MiB on a connection with the right to do so.
 pub(crate) fn mount_on(stream: &mut TcpStream, node: u64, name: &str) {
     let segment = segment(node, name, 1 << 20);
     let mut out = Vec::new();

@@ -1,4 +1,5 @@
-//! What an operating system or a boot loader would bring: an entry, an end, a heap, memory functions.
+//! What an operating system or a boot loader would provide: an entry point, an exit, a heap, memory
+//! functions.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +15,7 @@ core::arch::global_asm!(
     main = sym main,
 );
 
-// memcpy and its like; a bare-metal target has them in compiler_builtins.
+// memcpy and similar functions; a bare-metal target has them in compiler_builtins.
 #[cfg(target_os = "linux")]
 #[link(name = "c")]
 unsafe extern "C" {}
@@ -32,7 +33,7 @@ extern "C" fn _start() -> ! {
     }
 }
 
-/// The crates below may have been built to unwind; this program aborts, so nobody ever calls these.
+/// The crates below may have been built to unwind; this program aborts, so these are never called.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}
 
@@ -47,7 +48,7 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     }
 }
 
-/// A heap that only grows: te-core allocates when things are made, not when they are used.
+/// A heap that only grows: te-core allocates when objects are made, not when they are used.
 struct Bump(AtomicUsize);
 
 const HEAP_BYTES: usize = 1 << 20;
@@ -56,7 +57,7 @@ static mut HEAP: [u128; HEAP_BYTES / 16] = [0; HEAP_BYTES / 16];
 #[global_allocator]
 static ALLOC: Bump = Bump(AtomicUsize::new(0));
 
-// SAFETY: every call gives a part of HEAP of its own, aligned as asked for, or null.
+// SAFETY: every call returns a part of HEAP that no other call returned, aligned as requested, or null.
 unsafe impl GlobalAlloc for Bump {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let bytes = layout.size() + layout.align();

@@ -1,60 +1,60 @@
-//! A transport that answers late.
+//! A transport whose completions come late.
 #![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
 
 use core::time::Duration;
 
 use super::access_inner;
-use super::shelf::Shelf;
+use super::held::Held;
 use crate::{
-    Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, RemoteRegionId, Slice, Token,
-    Transport,
+    Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, RemoteRegionId,
+    Slice, Token, Transport,
 };
 
-/// Holds every completion back for a while after it has come.
+/// Holds every completion back for a fixed time.
 #[derive(Debug)]
 pub struct Delay<T> {
     inner: T,
     hold: Duration,
-    shelf: Shelf,
+    held: Held,
     now: Instant,
 }
 
 access_inner!(Delay);
 
 impl<T: Transport> Delay<T> {
-    /// `inner`, `hold` later.
+    /// A transport around `inner` that returns completions `hold` later.
     #[must_use]
     pub fn new(inner: T, hold: Duration) -> Self {
-        let shelf = Shelf::new(inner.capabilities().inflight_max);
-        Self { inner, hold, shelf, now: Instant::ZERO }
+        let held = Held::new(inner.capabilities().inflight_max);
+        Self { inner, hold, held, now: Instant::ZERO }
     }
 
-    /// Changes the delay of completions that come from now on.
+    /// Changes the delay of the completions that come from now on.
     pub fn set_hold(&mut self, hold: Duration) {
         self.hold = hold;
     }
 }
 
-super::shelved_memory!(Delay);
+super::held_memory!(Delay);
 
 impl<T: Transport> Transport for Delay<T> {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
 
-    /// A cancelled slice is held back like any other.
+    /// The completion of a cancelled slice is held back like any other.
     fn capabilities(&self) -> Capabilities {
         let inner = self.inner.capabilities();
         Capabilities { features: inner.features - Features::CALLER_DRIVEN, ..inner }
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
-        let room = self.shelf.room().min(batch.len());
+        let room = self.held.room().min(batch.len());
         if room == 0 {
             return Ok(0);
         }
         let accepted = self.inner.submit(&batch[..room])?;
-        batch[..accepted].iter().for_each(|slice| self.shelf.accept(slice, self.now, false));
+        batch[..accepted].iter().for_each(|slice| self.held.accept(slice, self.now, false));
         Ok(accepted)
     }
 
@@ -62,15 +62,15 @@ impl<T: Transport> Transport for Delay<T> {
         self.now = now;
         let count = self.inner.poll(now, out);
         for completion in &out[..count] {
-            if let Some(entry) = self.shelf.ended(completion.token) {
-                self.shelf.hold(entry, *completion, now + self.hold);
+            if let Some(entry) = self.held.ended(completion.token) {
+                self.held.hold(entry, *completion, now + self.hold);
             }
         }
-        self.shelf.release(now, out)
+        self.held.release(now, out)
     }
 
     fn poll_at(&self) -> Option<Instant> {
-        self.inner.poll_at().into_iter().chain(self.shelf.next_due()).min()
+        self.inner.poll_at().into_iter().chain(self.held.next_due()).min()
     }
 
     fn event_source(&self) -> Option<EventSource> {
@@ -87,15 +87,15 @@ impl<T: Transport> Transport for Delay<T> {
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
         let inner = self.inner.cancel(token);
-        self.shelf.cancel(token, inner)
+        self.held.cancel(token, inner)
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
-        if !self.shelf.has_room_for_a_fence() {
+    fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), Error> {
+        if !self.held.has_room_for_a_fence() {
             return Err(ErrorKind::Full.into());
         }
-        self.inner.fence(token, segment)?;
-        self.shelf.accept_fence(token, segment, self.now);
+        self.inner.fence(token, remote_region)?;
+        self.held.accept_fence(token, remote_region, self.now);
         Ok(())
     }
 
@@ -103,7 +103,7 @@ impl<T: Transport> Transport for Delay<T> {
         self.inner.is_connected(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        self.inner.expel(peer, force)
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        self.inner.expel(peer, mode)
     }
 }

@@ -1,34 +1,35 @@
-//! A transport that fails, at random or at the n-th occasion, and says so honestly.
+//! A transport that fails, at random or at the n-th call or slice, and reports each failure correctly.
 #![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
 
 use core::time::Duration;
 
 use super::access_inner;
-use super::shelf::{Shelf, given_up};
+use super::held::{Held, given_up};
 use crate::{
-    Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, RemoteRegionId, Slice, Token,
-    Transport,
+    Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, RemoteRegionId,
+    Slice, Token, Transport,
 };
 
-/// How often what goes wrong.
+/// How often each fault happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FaultConfig {
     /// Calls of `submit` that accept nothing, per million.
     pub submit_refused_ppm: u32,
-    /// What a refused `submit` gives: `None` for a short count, as when the transport is full.
+    /// The error of a refused `submit`; `None` for a short count, as when the transport is full.
     pub submit_error: Option<Error>,
-    /// Slices and fences that worked and are reported as failed, per million.
+    /// Slices and fences that succeeded and are reported as failed, per million.
     pub completion_failed_ppm: u32,
-    /// The error they are reported with.
+    /// The error with which they are reported.
     pub completion_error: Error,
-    /// Slices whose answer is lost, per million: they end `TimedOut`.
+    /// Slices whose completion is lost, per million: they end `TimedOut`.
     pub slice_dropped_ppm: u32,
-    /// When they end, after they were accepted.
+    /// How long after their acceptance they end.
     pub drop_timeout: Duration,
 }
 
 impl Default for FaultConfig {
-    /// Nothing goes wrong but what the countdowns say.
+    /// No faults except those that `refuse_nth_submit`, `fail_nth_completion` and `drop_nth_slice` order.
     fn default() -> Self {
         Self {
             submit_refused_ppm: 0,
@@ -41,25 +42,27 @@ impl Default for FaultConfig {
     }
 }
 
-/// What a [`Fault`] has done.
+/// The number of faults that a [`Fault`] has caused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FaultCounters {
-    /// Calls of `submit` refused.
+    /// Calls of `submit` that were refused.
     pub submits_refused: u64,
-    /// Completions turned into failures.
+    /// Completions that were turned into failures.
     pub completions_failed: u64,
-    /// Slices whose answer was lost.
+    /// Slices whose completion was lost.
     pub slices_dropped: u64,
 }
 
-/// Refuses, fails and loses slices. What it makes fail has in truth been carried out, so it reports a READ `NotApplied`
-/// (the local range holds anything) and a WRITE or fence `Unknown`.
+/// Refuses, fails and loses slices. A slice that it fails has been carried out by the inner transport;
+/// therefore it reports a READ as `NotApplied` (the local range holds anything) and a WRITE or fence as
+/// `Unknown`.
 #[derive(Debug)]
 pub struct Fault<T> {
     inner: T,
     config: FaultConfig,
     counters: FaultCounters,
-    shelf: Shelf,
+    held: Held,
     random: u64,
     refuse_in: u64,
     fail_in: u64,
@@ -71,15 +74,15 @@ pub struct Fault<T> {
 access_inner!(Fault);
 
 impl<T: Transport> Fault<T> {
-    /// `inner` with the faults of `config`; `seed` decides which.
+    /// A transport around `inner` with the faults of `config`; `seed` decides which slices they hit.
     #[must_use]
     pub fn new(inner: T, seed: u64, config: FaultConfig) -> Self {
-        let shelf = Shelf::new(inner.capabilities().inflight_max);
+        let held = Held::new(inner.capabilities().inflight_max);
         Self {
             inner,
             config,
             counters: FaultCounters::default(),
-            shelf,
+            held,
             random: seed,
             refuse_in: 0,
             fail_in: 0,
@@ -89,33 +92,35 @@ impl<T: Transport> Fault<T> {
         }
     }
 
-    /// Changes what goes wrong from now on.
+    /// Changes the faults from now on.
     pub fn set_config(&mut self, config: FaultConfig) {
         self.config = config;
     }
 
-    /// Refuses the `n`-th `submit` from now, once; 1 is the next one, 0 none.
+    /// Refuses the `n`-th `submit` from now, once; 1 is the next one, 0 refuses none.
     pub fn refuse_nth_submit(&mut self, n: u64) {
         self.refuse_in = n;
     }
 
-    /// Fails the `n`-th completion from now, once; 1 is the next one, 0 none. One that failed by itself counts.
+    /// Fails the `n`-th completion from now, once; 1 is the next one, 0 fails none. A completion that failed
+    /// by itself counts.
     pub fn fail_nth_completion(&mut self, n: u64) {
         self.fail_in = n;
     }
 
-    /// Loses the answer of the `n`-th slice accepted from now, once; 1 is the next one, 0 none.
+    /// Loses the completion of the `n`-th slice that is accepted from now, once; 1 is the next one, 0 loses
+    /// none.
     pub fn drop_nth_slice(&mut self, n: u64) {
         self.drop_in = n;
     }
 
-    /// What it has done.
+    /// The number of faults so far.
     #[must_use]
     pub fn counters(&self) -> FaultCounters {
         self.counters
     }
 
-    /// splitmix64, per million.
+    /// splitmix64, as a number per million.
     fn chance(&mut self, ppm: u32) -> bool {
         if ppm == 0 {
             return false;
@@ -127,21 +132,22 @@ impl<T: Transport> Fault<T> {
     }
 }
 
-/// Counts down to the one occasion.
+/// Counts down to one call or slice.
 fn strikes(countdown: &mut u64) -> bool {
     let strikes = *countdown == 1;
     *countdown = countdown.saturating_sub(1);
     strikes
 }
 
-super::shelved_memory!(Fault);
+super::held_memory!(Fault);
 
 impl<T: Transport> Transport for Fault<T> {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
 
-    /// With fences, whatever `inner` says: here a WRITE can end `Unknown`. And a cancelled slice may take its time.
+    /// With `FENCE`, whatever `inner` offers: here a WRITE can end `Unknown`. And a cancelled slice may take
+    /// some time.
     fn capabilities(&self) -> Capabilities {
         let inner = self.inner.capabilities();
         Capabilities { features: (inner.features | Features::FENCE) - Features::CALLER_DRIVEN, ..inner }
@@ -153,7 +159,7 @@ impl<T: Transport> Transport for Fault<T> {
             self.turned_away = true;
             return self.config.submit_error.map_or(Ok(0), Err);
         }
-        let room = self.shelf.room().min(batch.len());
+        let room = self.held.room().min(batch.len());
         if room == 0 {
             return Ok(0);
         }
@@ -161,7 +167,7 @@ impl<T: Transport> Transport for Fault<T> {
         for slice in &batch[..accepted] {
             let dropped = strikes(&mut self.drop_in) || self.chance(self.config.slice_dropped_ppm);
             self.counters.slices_dropped += u64::from(dropped);
-            self.shelf.accept(slice, self.now, dropped);
+            self.held.accept(slice, self.now, dropped);
         }
         Ok(accepted)
     }
@@ -171,10 +177,10 @@ impl<T: Transport> Transport for Fault<T> {
         self.turned_away = false;
         let count = self.inner.poll(now, out);
         for completion in &out[..count] {
-            let Some(entry) = self.shelf.ended(completion.token) else { continue };
+            let Some(entry) = self.held.ended(completion.token) else { continue };
             if entry.dropped && !entry.canceled {
                 let lost = given_up(&entry, ErrorKind::TimedOut.into());
-                self.shelf.hold(entry, lost, entry.accepted_at + self.config.drop_timeout);
+                self.held.hold(entry, lost, entry.accepted_at + self.config.drop_timeout);
                 continue;
             }
             let fails = strikes(&mut self.fail_in) || self.chance(self.config.completion_failed_ppm);
@@ -184,14 +190,14 @@ impl<T: Transport> Transport for Fault<T> {
             } else {
                 *completion
             };
-            self.shelf.hold(entry, completion, Instant::ZERO);
+            self.held.hold(entry, completion, Instant::ZERO);
         }
-        self.shelf.release(now, out)
+        self.held.release(now, out)
     }
 
     fn poll_at(&self) -> Option<Instant> {
         let again = self.turned_away.then_some(self.now);
-        self.inner.poll_at().into_iter().chain(self.shelf.next_due()).chain(again).min()
+        self.inner.poll_at().into_iter().chain(self.held.next_due()).chain(again).min()
     }
 
     fn event_source(&self) -> Option<EventSource> {
@@ -208,15 +214,15 @@ impl<T: Transport> Transport for Fault<T> {
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
         let inner = self.inner.cancel(token);
-        self.shelf.cancel(token, inner)
+        self.held.cancel(token, inner)
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
-        if !self.shelf.has_room_for_a_fence() {
+    fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), Error> {
+        if !self.held.has_room_for_a_fence() {
             return Err(ErrorKind::Full.into());
         }
-        self.inner.fence(token, segment)?;
-        self.shelf.accept_fence(token, segment, self.now);
+        self.inner.fence(token, remote_region)?;
+        self.held.accept_fence(token, remote_region, self.now);
         Ok(())
     }
 
@@ -224,7 +230,7 @@ impl<T: Transport> Transport for Fault<T> {
         self.inner.is_connected(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        self.inner.expel(peer, force)
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        self.inner.expel(peer, mode)
     }
 }

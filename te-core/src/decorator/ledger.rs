@@ -1,23 +1,24 @@
-//! What is in flight, by token: a hash table of fixed size that never allocates after it was made.
+//! The slices and fences in flight, by token: a hash table of fixed size that allocates only when it is made.
 
 use alloc::boxed::Box;
 
 use crate::{Instant, Op, RegionId, RemoteRegionId, Token};
 
-/// A slice, or a fence (without a region), in flight.
+/// A slice in flight, or a fence, which has no region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) token: Token,
     pub(super) region: Option<RegionId>,
-    pub(super) segment: RemoteRegionId,
+    pub(super) remote_region: RemoteRegionId,
     pub(super) op: Op,
     pub(super) accepted_at: Instant,
-    /// The completion shall not be told before its time.
+    /// Whether its completion is dropped and replaced by one that comes later.
     pub(super) dropped: bool,
     pub(super) canceled: bool,
 }
 
-/// Linear probing over twice as many slots as entries; removal moves followers back, so there are no tombstones.
+/// Linear probing over twice as many slots as entries; a removal moves the following entries back, so there
+/// are no tombstones.
 #[derive(Debug)]
 pub(super) struct Ledger {
     slots: Box<[Option<Entry>]>,
@@ -35,7 +36,7 @@ impl Ledger {
         self.len
     }
 
-    /// False when it is full.
+    /// Returns false when the table is full.
     pub(super) fn insert(&mut self, entry: Entry) -> bool {
         if self.len == self.capacity {
             return false;
@@ -60,7 +61,7 @@ impl Ledger {
         self.len -= 1;
         let mut at = self.next(hole);
         while let Some(follower) = &self.slots[at] {
-            // It may move into the hole unless its home lies behind the hole.
+            // An entry may move into the gap unless its home slot lies behind the gap.
             let home = self.home(follower.token);
             let distance = |to: usize| to.wrapping_sub(home) & (self.slots.len() - 1);
             if distance(hole) < distance(at) {
@@ -84,7 +85,7 @@ impl Ledger {
     }
 
     fn home(&self, token: Token) -> usize {
-        // Fibonacci hashing; the upper bits are the good ones.
+        // Fibonacci hashing; the upper bits are well distributed.
         (token.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (self.slots.len() - 1)
     }
 
@@ -102,7 +103,7 @@ mod tests {
         Entry {
             token: Token(token),
             region: None,
-            segment: RemoteRegionId::new(0, 0),
+            remote_region: RemoteRegionId::new(0, 0),
             op: Op::Read,
             accepted_at: Instant::ZERO,
             dropped: false,

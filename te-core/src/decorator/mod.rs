@@ -1,7 +1,7 @@
-//! Transports around a transport: the tool a user debugs with is the tool the tests inject faults with.
+//! Transports around a transport, for debugging and for the injection of faults in tests.
 //!
-//! Each implements [`Transport`](crate::Transport) over any other and keeps its laws; the conformance suite runs through
-//! each of them. They allocate when they are made and never after.
+//! Each implements [`Transport`](crate::Transport) over any other and keeps its laws; the conformance suite
+//! runs through each of them. They allocate only when they are made.
 //!
 //! ```
 //! use core::time::Duration;
@@ -9,18 +9,21 @@
 //! use te_core::{Delay, Fault, FaultConfig, Throttle, Trace, Transport};
 //!
 //! let sim = SimNet::new(1, SimConfig::CALM).node();
-//! // A rail of 1 GB/s that answers 50 µs late, loses one slice in a thousand, and remembers its last 256 events.
+//! // A rail of 1 GB/s whose completions come 50 µs late, which loses one slice in a thousand and keeps its
+//! last 256 events.
 //! let slow = Throttle::new(sim, 1_000_000_000, 1 << 20);
 //! let late = Delay::new(slow, Duration::from_micros(50));
-//! let lossy = Fault::new(late, 7, FaultConfig { slice_dropped_ppm: 1_000, ..FaultConfig::default() });
+//! let mut faults = FaultConfig::default();
+//! faults.slice_dropped_ppm = 1_000;
+//! let lossy = Fault::new(late, 7, faults);
 //! let rail = Trace::new(lossy, 256);
 //! assert_eq!(rail.name(), "sim");
 //! ```
 
 mod delay;
 mod fault;
+mod held;
 mod ledger;
-mod shelf;
 mod throttle;
 mod trace;
 
@@ -29,24 +32,25 @@ pub use fault::{Fault, FaultConfig, FaultCounters};
 pub use throttle::Throttle;
 pub use trace::{Trace, TraceEntry, TraceEvent};
 
-/// Fences that a decorator which holds completions back keeps in flight, at most.
+/// The largest number of fences in flight of a decorator that holds completions back.
 const FENCES_MAX: usize = 256;
 
-/// The three ways to what is inside.
+/// The three accessors of the inner transport.
 macro_rules! access_inner {
     ($name:ident) => {
         impl<T> $name<T> {
-            /// What it is around.
+            /// The inner transport.
             pub fn inner(&self) -> &T {
                 &self.inner
             }
 
-            /// What it is around. Submit to the decorator, not to this.
+            /// The inner transport. Submit to the decorator, not to this.
             pub fn inner_mut(&mut self) -> &mut T {
                 &mut self.inner
             }
 
-            /// Takes the decorator off. Completions that it holds back are lost: do it when nothing is in flight.
+            /// Removes the decorator. Completions that it holds back are lost: call this when nothing is in
+            /// flight.
             pub fn into_inner(self) -> T {
                 self.inner
             }
@@ -55,8 +59,9 @@ macro_rules! access_inner {
 }
 use access_inner;
 
-/// The memory of what is inside, kept while the decorator holds a completion that refers to it.
-macro_rules! shelved_memory {
+/// Forwards registration and attachment to the inner transport, and keeps a region busy while the decorator
+/// holds a completion that refers to it.
+macro_rules! held_memory {
     ($name:ident) => {
         impl<T: Transport> $crate::Memory for $name<T> {
             unsafe fn register(
@@ -70,7 +75,7 @@ macro_rules! shelved_memory {
             }
 
             fn deregister(&mut self, id: $crate::RegionId) -> Result<(), Error> {
-                self.shelf.check_region_is_free(id)?;
+                self.held.check_region_is_free(id)?;
                 self.inner.deregister(id)
             }
 
@@ -83,10 +88,10 @@ macro_rules! shelved_memory {
             }
 
             fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
-                self.shelf.check_segment_is_free(id)?;
+                self.held.check_remote_is_free(id)?;
                 self.inner.detach(id)
             }
         }
     };
 }
-use shelved_memory;
+use held_memory;

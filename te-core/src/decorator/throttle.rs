@@ -1,21 +1,21 @@
-//! A transport with a speed limit.
+//! A transport with a bandwidth limit.
 #![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
 
 use super::access_inner;
 use crate::{
-    Access, Capabilities, Completion, Error, EventSource, Instant, MemSpan, Memory, RegionId, RemoteRegionId,
-    Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, EventSource, ExpelMode, Instant, MemSpan, Memory, RegionId,
+    RemoteRegionId, Slice, Token, Transport,
 };
 
-/// A token bucket of bytes before `submit`. An empty bucket looks like a full transport: a short count, and `poll_at`
-/// says when to come back. A slice may overdraw the bucket, so that slices longer than it pass, too; the debt is paid by
-/// those that follow.
+/// A token bucket of bytes before `submit`. With an empty bucket the transport looks full: a short count, and
+/// `poll_at` says when to come back. A slice may overdraw the bucket, so that slices longer than it pass,
+/// too; the following slices pay the debt.
 #[derive(Debug)]
 pub struct Throttle<T> {
     inner: T,
     bytes_per_s: u64,
     burst_bytes: u64,
-    /// Bytes times 10^9, so that no fraction of a byte is ever lost.
+    /// Bytes times 10^9, so that no fraction of a byte is lost.
     level: i128,
     turned_away: bool,
     now: Instant,
@@ -26,7 +26,8 @@ access_inner!(Throttle);
 const NANOS: i128 = 1_000_000_000;
 
 impl<T: Transport> Throttle<T> {
-    /// `inner` at `bytes_per_s` (at least 1), with `burst_bytes` (at least 1) to start with and to save up.
+    /// A transport around `inner` with `bytes_per_s` (at least 1). The bucket holds up to `burst_bytes` (at
+    /// least 1), and is full at first.
     #[must_use]
     pub fn new(inner: T, bytes_per_s: u64, burst_bytes: u64) -> Self {
         let (bytes_per_s, burst_bytes) = (bytes_per_s.max(1), burst_bytes.max(1));
@@ -123,15 +124,15 @@ impl<T: Transport> Transport for Throttle<T> {
         self.inner.cancel(token)
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
-        self.inner.fence(token, segment)
+    fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), Error> {
+        self.inner.fence(token, remote_region)
     }
 
     fn is_connected(&self, peer: u64) -> bool {
         self.inner.is_connected(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        self.inner.expel(peer, force)
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        self.inner.expel(peer, mode)
     }
 }

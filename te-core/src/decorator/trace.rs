@@ -1,4 +1,4 @@
-//! A transport with a memory of what it was asked and what it said.
+//! A transport that records its calls and their results.
 #![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
 
 use alloc::vec::Vec;
@@ -6,11 +6,11 @@ use core::fmt;
 
 use super::access_inner;
 use crate::{
-    Access, Capabilities, Completion, Error, EventSource, Instant, MemSpan, Memory, RegionId, RemoteRegionId,
-    Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, EventSource, ExpelMode, Instant, MemSpan, Memory, RegionId,
+    RemoteRegionId, Slice, Token, Transport,
 };
 
-/// Remembers the last so many events; older ones are overwritten. Prints as one line an event.
+/// Keeps the last events; older ones are overwritten. `Display` writes one line per event.
 #[derive(Debug)]
 pub struct Trace<T> {
     inner: T,
@@ -23,11 +23,11 @@ pub struct Trace<T> {
 /// One event.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TraceEntry {
-    /// How many were recorded before.
+    /// The number of events that were recorded before it.
     pub number: u64,
-    /// The time of the last `poll` before it, or its own.
+    /// The time of the last `poll` before it, or the time of this one.
     pub at: Instant,
-    /// What it was.
+    /// The call or result.
     pub event: TraceEvent,
 }
 
@@ -39,28 +39,28 @@ pub enum TraceEvent {
     Register(RegionId, u64, Access, Result<(), Error>),
     /// A registration was ended.
     Deregister(RegionId, Result<(), Error>),
-    /// A peer's export was attached: id, length of the export, result.
+    /// An export was attached: id, length of the export in bytes, result.
     Attach(RemoteRegionId, u32, Result<(), Error>),
-    /// A segment was detached.
+    /// A remote region was detached.
     Detach(RemoteRegionId, Result<(), Error>),
-    /// A batch was offered: its length, and how many were accepted. Each accepted slice follows.
+    /// A batch was submitted: its length, and how many slices were accepted. Each accepted slice follows.
     Submit(u32, Result<u32, Error>),
     /// A slice was accepted.
     Accept(Slice),
     /// A slice or fence ended.
     Complete(Completion),
-    /// A cancel.
+    /// A slice was cancelled.
     Cancel(Token, Result<(), Error>),
-    /// A fence.
+    /// A fence was started.
     Fence(Token, RemoteRegionId, Result<(), Error>),
-    /// An initiator was to be cut off: its identity, whether by force, and whether it is.
-    Expel(u64, bool, Result<bool, Error>),
+    /// A call of [`expel`](Transport::expel): the identity, the mode and the result.
+    Expel(u64, ExpelMode, Result<bool, Error>),
 }
 
 access_inner!(Trace);
 
 impl<T: Transport> Trace<T> {
-    /// `inner`, with its last `events_max` events (at least 1).
+    /// A transport around `inner` that keeps its last `events_max` events (at least 1).
     #[must_use]
     pub fn new(inner: T, events_max: usize) -> Self {
         let capacity = events_max.max(1);
@@ -69,19 +69,19 @@ impl<T: Transport> Trace<T> {
 }
 
 impl<T> Trace<T> {
-    /// Oldest first.
+    /// The recorded events, oldest first.
     pub fn events(&self) -> impl Iterator<Item = &TraceEntry> {
         let oldest = if self.ring.len() < self.capacity { 0 } else { self.recorded as usize % self.capacity };
         self.ring[oldest..].iter().chain(&self.ring[..oldest])
     }
 
-    /// Events so far, the overwritten ones included.
+    /// The number of events so far, with the overwritten ones.
     #[must_use]
     pub fn recorded(&self) -> u64 {
         self.recorded
     }
 
-    /// Forgets what was recorded.
+    /// Deletes the recorded events.
     pub fn clear(&mut self) {
         self.ring.clear();
         self.recorded = 0;
@@ -153,14 +153,14 @@ impl fmt::Display for TraceEntry {
                 write!(f, "cancel {:#x}", token.0)?;
                 end(f, result)
             }
-            TraceEvent::Fence(token, segment, result) => {
-                write!(f, "fence {:#x} on {segment}", token.0)?;
+            TraceEvent::Fence(token, remote_region, result) => {
+                write!(f, "fence {:#x} on {remote_region}", token.0)?;
                 end(f, result)
             }
-            TraceEvent::Expel(peer, force, result) => {
-                write!(f, "expel {peer:#x}{}", if force { " by force" } else { "" })?;
+            TraceEvent::Expel(peer, mode, result) => {
+                write!(f, "expel {peer:#x}{}", if mode == ExpelMode::Force { " by force" } else { "" })?;
                 match result {
-                    Ok(true) => f.write_str(": it is gone"),
+                    Ok(true) => f.write_str(": it can do nothing any more"),
                     Ok(false) => f.write_str(": under way"),
                     Err(error) => write!(f, ": {error}"),
                 }
@@ -249,9 +249,9 @@ impl<T: Transport> Transport for Trace<T> {
         result
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
-        let result = self.inner.fence(token, segment);
-        self.record(TraceEvent::Fence(token, segment, result));
+    fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), Error> {
+        let result = self.inner.fence(token, remote_region);
+        self.record(TraceEvent::Fence(token, remote_region, result));
         result
     }
 
@@ -259,9 +259,9 @@ impl<T: Transport> Transport for Trace<T> {
         self.inner.is_connected(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        let result = self.inner.expel(peer, force);
-        self.record(TraceEvent::Expel(peer, force, result));
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        let result = self.inner.expel(peer, mode);
+        self.record(TraceEvent::Expel(peer, mode, result));
         result
     }
 }

@@ -1,70 +1,71 @@
-//! What owner and peer say to each other: a kind byte and fixed fields, at most 48 bytes. All integers are
+//! The messages between owner and peer: a kind byte and fixed fields, at most 48 bytes. All integers are
 //! little-endian.
 
 use crate::{Access, Error, ErrorKind, RegionId};
 
-/// Spoken by both sides; a peer with another one is refused.
+/// The version of the protocol. An owner refuses a peer with another version.
 pub const PROTOCOL: u32 = 2;
-/// Longest message, bytes.
+/// The length of the longest message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 48;
 
-/// One message. Those of one connection arrive in their order, or not at all.
+/// One message. The messages of one connection arrive in order, or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Peer, first of all.
+    /// From the peer, as its first message.
     Hello {
-        /// The protocol that it speaks.
+        /// The peer's version of the protocol.
         protocol: u32,
-        /// What the owner may expel; not 0.
+        /// The identity by which the owner may expel the peer; not 0.
         identity: u64,
     },
-    /// Owner, in answer; the way to the [`Rows`](super::Rows) comes with it.
+    /// From the owner, in response. The fabric hands over access to the [`Rows`](super::Rows) with it.
     Welcome,
-    /// Peer: wants a region.
+    /// From the peer: requests a region.
     Ask {
-        /// Names the question.
+        /// The number of the request.
         request: u32,
         /// The region, by the owner's id.
         region: RegionId,
-        /// What the region's export says.
+        /// The key in the region's export.
         key: [u8; 16],
     },
-    /// Owner: the peer may have it, until the row is revoked; the way to the memory comes with it.
+    /// From the owner: the peer may use the region until the row is revoked. The fabric hands over the memory
+    /// with it.
     Grant {
-        /// The question.
+        /// The number of the request.
         request: u32,
-        /// Its row.
+        /// The row of the grant.
         row: u32,
-        /// Where the region begins in the memory that comes with it, bytes.
+        /// Where the region begins in the memory that is handed over, in bytes.
         offset: u64,
-        /// Bytes of the region.
+        /// The length of the region, in bytes.
         len: u64,
-        /// What the peer may do.
+        /// The peer's rights.
         access: Access,
     },
-    /// Owner: the peer may not.
+    /// From the owner: the peer may not use the region.
     Refuse {
-        /// The question.
+        /// The number of the request.
         request: u32,
-        /// The region is not there any more. Otherwise the key is wrong, or there is no room.
+        /// Whether the region does not exist any more. Otherwise the key is wrong, or there is no room.
         stale: bool,
     },
-    /// Owner: the row is revoked; unmap it.
+    /// From the owner: the row is revoked; the peer must unmap the memory.
     Revoked {
         /// The row.
         row: u32,
     },
-    /// Peer: has unmapped it, the row is free.
+    /// From the peer: it has unmapped the memory, and the row is free.
     Release {
         /// The row.
         row: u32,
     },
-    /// Owner: you are cut off.
+    /// From the owner: the peer is expelled.
     Expelled,
 }
 
 impl Message {
-    /// Writes the message to `out`; gives its length, bytes.
+    /// Writes the message to `out`; returns its length, in bytes.
     pub fn encode(self, out: &mut [u8; MESSAGE_BYTES_MAX]) -> usize {
         match self {
             Self::Hello { protocol, identity } => {
@@ -90,7 +91,7 @@ impl Message {
     ///
     /// # Errors
     /// `Protocol` for a kind that does not exist, `InvalidArgument` for fields that are too short, too long,
-    /// or make no sense.
+    /// or not valid.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let mut fields = Fields(bytes);
         let message = match fields.u8()? {
@@ -121,7 +122,7 @@ impl Message {
 
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Takes fields off the front of bytes that the other side wrote.
+/// Takes fields from the front of bytes that the other end wrote.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -143,20 +144,20 @@ impl Fields<'_> {
         self.bytes().map(u64::from_le_bytes)
     }
 
-    /// Rights of a peer: remote ones only, at least one.
+    /// The rights of a peer: remote ones only, at least one.
     fn remote_access(&mut self) -> Result<Access, Error> {
         let access = Access::from_bits(self.u8()?);
         let granted = access.filter(|access| access.is_remote() && REMOTE.contains(*access));
         granted.ok_or(Error::new(ErrorKind::InvalidArgument))
     }
 
-    /// Nothing is left.
+    /// All bytes were used.
     fn end(&self) -> Result<(), Error> {
         if self.0.is_empty() { Ok(()) } else { Err(Error::new(ErrorKind::InvalidArgument)) }
     }
 }
 
-/// Puts fields one after the other; gives the length.
+/// Appends fields to a buffer, and returns the length.
 fn put(out: &mut [u8; MESSAGE_BYTES_MAX], fields: &[&[u8]]) -> usize {
     let mut at = 0;
     for field in fields {

@@ -1,5 +1,5 @@
 //! Memory that is granted and revoked: the protocol between the owner of a region and a peer that maps it,
-//! for every fabric whose peers reach memory without its owner's help.
+//! for every fabric whose peers reach memory without the help of its owner.
 //!
 //! ```text
 //!      Owner                                              Peer
@@ -16,31 +16,31 @@
 //!        │  ◄───────────────────────────────── Release{row} │
 //! ```
 //!
-//! Both halves are state machines that take messages and events and give [`OwnerEffect`]s and
-//! [`PeerEffect`]s. They know no socket and no mapping: how a message travels, and how memory and rows are
-//! handed over with one, is the fabric's business. `te-host` drives them over Unix sockets and memory files.
+//! Both halves are state machines that take messages and events and return [`OwnerEffect`]s and
+//! [`PeerEffect`]s. They know no socket and no mapping: the fabric transports messages, and hands over memory
+//! and rows with them. `te-host` drives them over Unix sockets and memory files.
 //!
-//! What they hold:
+//! What they guarantee:
 //!
-//! * **No late access** (L2, L6). [`Owner::unshare`] and [`Owner::expel`] give true only when every peer that
-//!   was granted the memory has released it, is seen by its row to be out with the row revoked, or has
-//!   [ended](Owner::ended). This is the target's word of L5: a fabric whose peers copy by themselves has no
-//!   other fence.
+//! * **No late access** (L2, L6). [`Owner::unshare`] and [`Owner::expel`] return true only when every peer
+//!   that was granted the memory has released it, is known to be outside, because its row is revoked and not
+//!   in use, or has [ended](Owner::ended). That is the target's confirmation of L5: a fabric whose peers copy
+//!   by themselves has no other fence.
 //! * **Every revocation ends**, unless a peer stays in the middle of a use for ever without dying: a peer
-//!   lets go as soon as it looks at its row, or hears of it.
-//! * A row is not granted again before its holder has released it: what a peer still believes of a row is
-//!   never true of another grant.
-//! * A peer drops its mapping before it says so.
-//! * A region is granted only for its key, and nothing is granted to a peer that is expelled or to be parted
-//!   with.
-//! * A peer that says nonsense is treated as one that is expelled, but may come again.
+//!   releases a region as soon as it looks at its row or receives the message.
+//! * A row is not granted again before its holder has released it: what a peer knows about a row never
+//!   applies to another grant.
+//! * A peer unmaps memory before it reports that.
+//! * A region is granted only for its key, and nothing is granted to a peer that is expelled or being
+//!   disconnected.
+//! * A peer that sends an invalid message is disconnected like one that is expelled, but may connect again.
 //!
 //! What they need of a fabric:
 //!
-//! * Messages of one connection keep their order. Different connections need none.
-//! * [`Owner::ended`] is called when nothing of a peer can touch memory any more: it has closed the
-//!   connection, or its process is known to be gone.
-//! * A peer uses a region only between [`Row::enter`] and the end of what that gave.
+//! * Messages of one connection keep their order. Messages of different connections need no order.
+//! * [`Owner::ended`] is called when a peer can no longer touch memory: it has closed the connection, or its
+//!   process is known to have ended.
+//! * A peer uses a region only between [`Row::enter`] and the drop of the value that it returned.
 //!
 //! ```
 //! use core::time::Duration;
@@ -85,5 +85,5 @@ mod tests;
 
 pub use message::{MESSAGE_BYTES_MAX, Message, PROTOCOL};
 pub use owner::{Offer, Owner, OwnerEffect, OwnerLimits};
-pub use peer::{Peer, PeerEffect, Want, Way};
+pub use peer::{LinkState, Peer, PeerEffect, Want};
 pub use rows::{Inside, ROWS_MAX, Revoked, Row, Rows};

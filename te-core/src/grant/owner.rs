@@ -1,4 +1,4 @@
-//! The owner's half: who was granted what, and how it comes back.
+//! The owner's half: what each peer was granted, and how it is revoked.
 
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -7,78 +7,78 @@ use core::time::Duration;
 use super::{Message, PROTOCOL, ROWS_MAX, Revoked, Rows};
 use crate::{Access, EXPELLED_MAX, Error, ErrorKind, Instant, RegionId};
 
-/// What an [`Owner`] puts up with.
+/// The limits of an [`Owner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerLimits {
-    /// Connections at a time.
+    /// The largest number of connections at a time.
     pub peers_max: u32,
-    /// How long one that was granted nothing may stay.
+    /// How long a connection that was granted nothing may stay.
     pub idle_max: Duration,
 }
 
-/// A region that can be had.
+/// A region that peers may request.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
-    /// What its export says.
+    /// The key in its export.
     pub key: [u8; 16],
-    /// Where it begins in the memory that comes with a grant, bytes.
+    /// Where it begins in the memory that comes with a grant, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// The length of the region, in bytes.
     pub len: u64,
-    /// What peers may do.
+    /// The rights of peers.
     pub access: Access,
 }
 
-/// What is to be done for an [`Owner`], in this order.
+/// What the fabric has to do for an [`Owner`], in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerEffect {
-    /// Make rows for this peer, then call [`Owner::welcomed`], or [`Owner::part`] when there are none to be
-    /// had.
+    /// Make rows for this peer, then call [`Owner::welcomed`], or [`Owner::disconnect`] when none can be
+    /// made.
     MakeRows {
         /// The peer.
         peer: u32,
     },
-    /// Send this. A [`Revoked`](Message::Revoked) may be lost where both sides see the same rows: the rows
-    /// are the truth.
+    /// Send this message. A [`Revoked`](Message::Revoked) may be lost where both ends see the same rows: the
+    /// rows decide.
     Send {
         /// The peer.
         peer: u32,
-        /// What to say. The way to the rows goes with [`Welcome`](Message::Welcome).
+        /// The message. With [`Welcome`](Message::Welcome), hand over access to the rows.
         message: Message,
     },
-    /// Send this, and the way to the memory of `region` with it. If that cannot be had, call
+    /// Send this message, and hand over the memory of `region` with it. If that is not possible, call
     /// [`Owner::withdraw`].
     Grant {
         /// The peer.
         peer: u32,
         /// The region.
         region: RegionId,
-        /// What to say.
+        /// The message.
         message: Message,
     },
-    /// Close the connection: nothing is known of this peer any more. What was to be sent to it before may be
+    /// Close the connection: the owner has forgotten this peer. Messages that were to be sent before may be
     /// lost.
     Close {
         /// The peer.
         peer: u32,
-        /// Why: `TimedOut` for one that was granted nothing in time.
+        /// The reason: `TimedOut` for a peer that was granted nothing in time.
         why: Error,
     },
 }
 
-/// The owner's half of the protocol. `L` is how the [`Rows`] that are shared with one peer are reached.
+/// The owner's half of the protocol. By `L` it reaches the [`Rows`] that are shared with one peer.
 ///
 /// Each connection has a number, from [`connected`](Self::connected) until [`ended`](Self::ended) or
-/// [`OwnerEffect::Close`]. After every call the effects are to be taken and carried out, before the next
-/// message is taken from a connection.
+/// [`OwnerEffect::Close`]. After every call the fabric takes the effects and carries them out, before it
+/// takes the next message from a connection.
 #[derive(Debug)]
 pub struct Owner<L> {
     limits: OwnerLimits,
-    /// By region index.
+    /// The regions, by index.
     offers: Vec<Option<(u32, Offer)>>,
     peers: Vec<Option<Holder<L>>>,
     expelled: BTreeSet<u64>,
-    /// Some may have been granted nothing yet, or are to go and are not out.
+    /// Whether some peers may have been granted nothing yet, or are to be disconnected and still use memory.
     unsettled: bool,
     effects: VecDeque<OwnerEffect>,
 }
@@ -86,16 +86,16 @@ pub struct Owner<L> {
 /// A peer.
 #[derive(Debug)]
 struct Holder<L> {
-    /// From its `Hello` on; 0 before.
+    /// Its identity, from its `Hello` on; 0 before.
     identity: u64,
-    /// Connected before then; told by the first `poll` after it.
+    /// It is connected for less than its limit until then; the first `poll` after that time disconnects it.
     since: Option<Instant>,
-    /// Whether it was granted something, ever.
+    /// Whether it was ever granted anything.
     granted: bool,
     rows: Option<L>,
-    /// By row. A row is taken until its holder releases it.
+    /// Its grants, by row. A row is in use until its holder releases it.
     grants: Vec<Option<Grant>>,
-    /// It is to go as soon as it uses nothing, and why.
+    /// Whether it is to be disconnected as soon as it uses nothing, and why.
     parting: Option<(Revoked, Error)>,
 }
 
@@ -103,12 +103,12 @@ struct Holder<L> {
 struct Grant {
     region: RegionId,
     revoked: bool,
-    /// Revoked, and seen not to be in use since.
+    /// Whether it is revoked, and was seen not to be in use since.
     quiet: bool,
 }
 
 impl<L: Rows> Owner<L> {
-    /// An owner that offers nothing yet.
+    /// An owner that offers no regions yet.
     #[must_use]
     pub const fn new(limits: OwnerLimits) -> Self {
         Self {
@@ -121,12 +121,12 @@ impl<L: Rows> Owner<L> {
         }
     }
 
-    /// What is to be done next.
+    /// The next effect, to be carried out now.
     pub fn effect(&mut self) -> Option<OwnerEffect> {
         self.effects.pop_front()
     }
 
-    /// Lets peers that show the key have a region. An earlier generation of it is unshared by then.
+    /// Offers a region to peers that state its key. An earlier generation of it was unshared before.
     pub fn share(&mut self, id: RegionId, offer: Offer) {
         let index = id.index as usize;
         if self.offers.len() <= index {
@@ -135,8 +135,8 @@ impl<L: Rows> Owner<L> {
         self.offers[index] = Some((id.generation, offer));
     }
 
-    /// Lets nobody have a region any more, and revokes what was granted of it. True: no peer uses it, and
-    /// none will. To be called again until it is.
+    /// Withdraws the offer of a region, and revokes its grants. Returns whether no peer uses it any more, nor
+    /// will; the caller calls it again until that is true.
     #[must_use]
     pub fn unshare(&mut self, id: RegionId) -> bool {
         if let Some(slot) = self.offers.get_mut(id.index as usize)
@@ -147,16 +147,16 @@ impl<L: Rows> Owner<L> {
         let mut all_out = true;
         for (index, slot) in self.peers.iter_mut().enumerate() {
             let Some(holder) = slot else { continue };
-            let tell = |row| {
+            let announce = |row| {
                 let message = Message::Revoked { row };
                 self.effects.push_back(OwnerEffect::Send { peer: index as u32, message });
             };
-            all_out &= holder.revoke(Revoked::Region, |grant| grant.region == id, tell);
+            all_out &= holder.revoke(Revoked::Region, |grant| grant.region == id, announce);
         }
         all_out
     }
 
-    /// Peers that were asked to stop and may not have. One that turns out to have died is to be
+    /// The peers that were asked to stop and may still use memory. For one that has died, the caller calls
     /// [`ended`](Self::ended).
     pub fn waited_for(&self) -> impl Iterator<Item = u32> {
         let waits =
@@ -177,8 +177,8 @@ impl<L: Rows> Owner<L> {
         self.peers.iter().enumerate().filter_map(chosen)
     }
 
-    /// Takes back what was granted to a peer, and lets it have nothing from now on. True: it uses nothing any
-    /// more. To be called again until it is.
+    /// Revokes the grants of a peer, and grants it nothing from now on. Returns whether it uses nothing any
+    /// more; the caller calls it again until that is true.
     ///
     /// # Errors
     /// `Full` when [`EXPELLED_MAX`] peers are expelled already: nothing has changed.
@@ -197,10 +197,10 @@ impl<L: Rows> Owner<L> {
         Ok(gone)
     }
 
-    /// A connection was made; gives its number.
+    /// Notes a new connection; returns its number.
     ///
     /// # Errors
-    /// `Full`: it is to be closed.
+    /// `Full`: the fabric closes the connection.
     pub fn connected(&mut self) -> Result<u32, Error> {
         let index = self.peers.iter().position(Option::is_none).unwrap_or(self.peers.len());
         if index >= self.limits.peers_max as usize {
@@ -221,15 +221,15 @@ impl<L: Rows> Owner<L> {
         Ok(index as u32)
     }
 
-    /// A connection is gone, and with it whatever used what was granted over it: the peer has closed it, or
-    /// has died.
+    /// Notes that a connection has ended, and with it every use of what was granted over it: the peer has
+    /// closed it, or has died.
     pub fn ended(&mut self, peer: u32) {
         if let Some(slot) = self.peers.get_mut(peer as usize) {
             *slot = None;
         }
     }
 
-    /// Rows for a peer that has said who it is.
+    /// Takes the rows for a peer that has stated its identity.
     pub fn welcomed(&mut self, peer: u32, rows: L) {
         if let Some(Some(holder)) = self.peers.get_mut(peer as usize) {
             holder.rows = Some(rows);
@@ -237,32 +237,32 @@ impl<L: Rows> Owner<L> {
         }
     }
 
-    /// A message of a peer. One that says nonsense is [parted with](Self::part).
+    /// Handles a message of a peer. A peer whose message is not valid is [disconnected](Self::disconnect).
     pub fn received(&mut self, peer: u32, message: Message) {
         if let Err(error) = self.answer(peer, message) {
-            self.part(peer, error);
+            self.disconnect(peer, error);
         }
     }
 
-    /// Parts with a peer: revokes what it was granted, and closes its connection once it uses none of it.
-    pub fn part(&mut self, peer: u32, why: Error) {
+    /// Disconnects a peer: revokes its grants, and closes its connection once it uses none of them.
+    pub fn disconnect(&mut self, peer: u32, why: Error) {
         if self.peers.get(peer as usize).is_some_and(Option::is_some) {
             self.part_as(peer as usize, Revoked::Region, why);
         }
     }
 
-    /// What a [`OwnerEffect::Grant`] says could not be sent along: its peer is refused.
+    /// Notes that the memory of an [`OwnerEffect::Grant`] could not be handed over: its peer is refused.
     pub fn withdraw(&mut self, peer: u32, message: Message) {
         let Message::Grant { request, row, .. } = message else { return };
         if let Some(Some(holder)) = self.peers.get_mut(peer as usize) {
-            // The peer has never heard of it.
+            // The peer does not know this grant.
             holder.release(row);
             let message = Message::Refuse { request, stale: false };
             self.effects.push_back(OwnerEffect::Send { peer, message });
         }
     }
 
-    /// Parts with those who connected and were granted nothing in time.
+    /// Disconnects the peers that were granted nothing in time.
     pub fn poll(&mut self, now: Instant) {
         if !self.unsettled {
             return;
@@ -282,21 +282,21 @@ impl<L: Rows> Owner<L> {
         }
     }
 
-    /// When `poll` has something to do; `now` when it has at once. That a peer has stopped to use something
-    /// is announced by nothing: it is seen by the next poll.
+    /// When `poll` has something to do; `now` when at once. No event announces that a peer has stopped using
+    /// memory: the next poll sees it.
     #[must_use]
     pub fn poll_at(&self, now: Instant) -> Option<Instant> {
         if !self.unsettled {
             return None;
         }
-        let strangers = self.peers.iter().flatten().filter(|holder| !holder.granted);
-        strangers.map(|holder| holder.since.map_or(now, |since| since + self.limits.idle_max)).min()
+        let unknown = self.peers.iter().flatten().filter(|holder| !holder.granted);
+        unknown.map(|holder| holder.since.map_or(now, |since| since + self.limits.idle_max)).min()
     }
 
-    /// Revokes all that a peer was granted. True: it is gone.
+    /// Revokes all grants of a peer. Returns whether it uses none any more.
     fn part_as(&mut self, peer: usize, how: Revoked, why: Error) -> bool {
         let Some(holder) = &mut self.peers[peer] else { return true };
-        // Whoever is expelled stays so, whatever it says meanwhile.
+        // A peer that is expelled stays expelled, whatever it sends meanwhile.
         let (how, why) = match holder.parting {
             Some(parting @ (Revoked::Peer, _)) => parting,
             _ => (how, why),
@@ -308,7 +308,8 @@ impl<L: Rows> Owner<L> {
         }
         let peer_no = peer as u32;
         if why.kind == ErrorKind::Expelled {
-            // So that it learns why. If that is lost it learns it when it comes again.
+            // So that the peer learns the reason. If the message is lost, it learns it at its next
+            // connection.
             self.effects.push_back(OwnerEffect::Send { peer: peer_no, message: Message::Expelled });
         }
         self.effects.push_back(OwnerEffect::Close { peer: peer_no, why });
@@ -323,7 +324,7 @@ impl<L: Rows> Owner<L> {
                 holder.release(row);
                 return Ok(());
             }
-            // One that is to go and is not out yet gets nothing new.
+            // A peer that is to be disconnected, and still uses memory, is granted nothing new.
             Message::Ask { request, .. } if holder.parting.is_some() => {
                 Message::Refuse { request, stale: true }
             }
@@ -354,9 +355,9 @@ impl<L: Rows> Owner<L> {
 }
 
 impl<L: Rows> Holder<L> {
-    /// Revokes the grants that `of` chooses, and tells the rows that were not revoked before. True: none of
-    /// them is in use.
-    fn revoke(&mut self, why: Revoked, of: impl Fn(&Grant) -> bool, mut tell: impl FnMut(u32)) -> bool {
+    /// Revokes the grants that `of` chooses, and marks the rows that were not revoked before. Returns whether
+    /// none of them is in use.
+    fn revoke(&mut self, why: Revoked, of: impl Fn(&Grant) -> bool, mut announce: impl FnMut(u32)) -> bool {
         let Some(rows) = &self.rows else { return true };
         let mut all_out = true;
         for (row, grant) in self.grants.iter_mut().enumerate() {
@@ -364,13 +365,13 @@ impl<L: Rows> Holder<L> {
             grant.quiet = rows.revoke(row as u32, why);
             all_out &= grant.quiet;
             if !core::mem::replace(&mut grant.revoked, true) {
-                tell(row as u32);
+                announce(row as u32);
             }
         }
         all_out
     }
 
-    /// Grants a region under a row that is free.
+    /// Grants a region under a free row.
     fn grant(
         &mut self,
         request: u32,
@@ -402,7 +403,7 @@ impl<L: Rows> Holder<L> {
     }
 }
 
-/// Whether two keys are the same, in a time that does not tell where they differ.
+/// Whether two keys are equal, in a time that does not depend on where they differ.
 fn same_key(a: &[u8; 16], b: &[u8; 16]) -> bool {
     core::hint::black_box(a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b))) == 0
 }

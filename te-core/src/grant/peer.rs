@@ -1,4 +1,5 @@
-//! The peer's half: what it asked owners for, what it was granted, and when it lets go.
+//! The peer's half: the regions that it requested from owners, those that it was granted, and when it
+//! releases them.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -7,34 +8,34 @@ use core::time::Duration;
 use super::{Message, PROTOCOL};
 use crate::{Access, Error, ErrorKind, Instant, RegionId};
 
-/// Owners that a peer knows at a time.
+/// The largest number of owners that a peer knows at a time.
 const OWNERS_MAX: usize = 1024;
-/// When to ask again what could not be sent.
+/// How long after a failed send a request is sent again.
 const RETRY: Duration = Duration::from_millis(1);
-/// When to ask again an owner that is late.
+/// How long after its last request an owner that is late is asked again.
 const RETRY_LATE: Duration = Duration::from_millis(100);
 
-/// What an export says of a region.
+/// What an export states about a region.
 #[derive(Clone, Copy, Debug)]
 pub struct Want {
     /// The region, by its owner's id.
     pub region: RegionId,
-    /// What shows that we were told of it.
+    /// The key, which shows that its owner's export was given to us.
     pub key: [u8; 16],
-    /// Bytes.
+    /// The length, in bytes.
     pub len: u64,
-    /// What we want to do with it.
+    /// The rights that we need.
     pub access: Access,
 }
 
-/// What is to be done for a [`Peer`], in this order.
+/// What the fabric has to do for a [`Peer`], in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerEffect {
-    /// Send this. If an [`Ask`](Message::Ask) cannot be sent now, call [`Peer::unsent`].
+    /// Send this message. If an [`Ask`](Message::Ask) cannot be sent now, call [`Peer::unsent`].
     Send {
         /// The owner.
         owner: u32,
-        /// What to say.
+        /// The message.
         message: Message,
     },
     /// Open the rows that came with the message, then call [`Peer::welcomed`], or [`Peer::lost`].
@@ -44,15 +45,15 @@ pub enum PeerEffect {
     },
     /// Map the memory that came with the message, then call [`Peer::mapped`]; when none came, [`Peer::lost`].
     Map {
-        /// Whose memory it is.
+        /// The owner of the memory.
         owner: u32,
-        /// For which link.
+        /// The link that it is for.
         link: u32,
-        /// Where the region begins in that memory, bytes.
+        /// Where the region begins in that memory, in bytes.
         offset: u64,
-        /// Bytes.
+        /// The length of the region, in bytes.
         len: u64,
-        /// Whether it will be written.
+        /// Whether it must be mapped writable.
         writable: bool,
     },
     /// Close the connection: nothing that came over it is used any more.
@@ -62,32 +63,33 @@ pub enum PeerEffect {
     },
 }
 
-/// Whether a region can be used, and how.
+/// Whether the region of a link can be used, and how.
 #[derive(Debug)]
-pub enum Way<'a, L, M> {
-    /// Once its row has been [entered](super::Row::enter).
+pub enum LinkState<'a, L, M> {
+    /// It can, after its row has been [entered](super::Row::enter).
     Ready {
         /// The rows of its owner.
         rows: &'a L,
-        /// Its row.
+        /// The row of its grant.
         row: u32,
         /// Its memory.
         mapping: &'a M,
     },
     /// Its owner has not answered yet.
     Waiting,
-    /// Its owner has not answered in time. It still may.
+    /// Its owner has not answered in time. It may still answer.
     Late,
-    /// Not any more.
+    /// It cannot be used any more.
     Closed(Error),
 }
 
-/// The peer's half of the protocol, for all owners whose memory it uses. `L` is how the rows that an owner
-/// shares are reached, `M` is a region's memory: it is dropped before the owner hears that it is free.
+/// The peer's half of the protocol, for all owners whose memory it uses. By `L` it reaches the rows that an
+/// owner shares; `M` is the mapped memory of a region, which is dropped before the owner learns that it is
+/// free.
 ///
-/// An owner has a number from [`connected`](Self::connected) on, a region that is wanted (a *link*) from
-/// [`attach`](Self::attach) to [`detach`](Self::detach). After every call the effects are to be taken and
-/// carried out, before the next message is taken from a connection.
+/// An owner has a number from [`connected`](Self::connected) on; a region that was requested (a *link*) has
+/// one from [`attach`](Self::attach) to [`detach`](Self::detach). After every call the fabric takes the
+/// effects and carries them out, before it takes the next message from a connection.
 #[derive(Debug)]
 pub struct Peer<L, M> {
     identity: u64,
@@ -96,7 +98,7 @@ pub struct Peer<L, M> {
     owners: Vec<Option<Host<L>>>,
     links: Vec<Option<Link<M>>>,
     requests: u32,
-    /// Links that time does something to: not asked yet, or not late yet.
+    /// The links that depend on time: not requested yet, or not late yet.
     waiting: usize,
     now: Instant,
     effects: VecDeque<PeerEffect>,
@@ -105,20 +107,20 @@ pub struct Peer<L, M> {
 /// An owner.
 #[derive(Debug)]
 struct Host<L> {
-    /// From its `Welcome` on.
+    /// The rows that it shares, from its `Welcome` on.
     rows: Option<L>,
-    /// Its connection is gone.
+    /// Whether its connection has ended.
     gone: bool,
     links: u32,
 }
 
-/// The way to one region.
+/// One region that was requested.
 #[derive(Debug)]
 struct Link<M> {
     owner: u32,
     request: u32,
     want: Want,
-    /// Nobody wants it any more; it goes once it is mapped.
+    /// Whether it was detached; it is removed once it is mapped.
     detached: bool,
     state: State<M>,
 }
@@ -127,9 +129,9 @@ struct Link<M> {
 enum State<M> {
     /// Not granted yet.
     Waiting {
-        /// False: the question could not be sent.
+        /// Whether the request was sent. If not, it could not be sent.
         asked: bool,
-        /// Waiting before then; told by the first `poll` after.
+        /// The link waits in time until then; the first `poll` after that time makes it late.
         since: Option<Instant>,
         /// The owner did not answer in time.
         late: bool,
@@ -137,7 +139,7 @@ enum State<M> {
     /// Granted; its memory is being mapped.
     Mapping {
         row: u32,
-        /// Why it is not to be used after all.
+        /// Why it must not be used after all.
         over: Option<Error>,
     },
     Ready {
@@ -148,7 +150,7 @@ enum State<M> {
 }
 
 impl<L, M> Peer<L, M> {
-    /// A peer that owners know by `identity`, and that waits `grant_max` for a grant.
+    /// A peer with this `identity`, which waits up to `grant_max` for a grant.
     #[must_use]
     pub const fn new(identity: u64, grant_max: Duration) -> Self {
         Self {
@@ -163,15 +165,15 @@ impl<L, M> Peer<L, M> {
         }
     }
 
-    /// What is to be done next.
+    /// The next effect, to be carried out now.
     pub fn effect(&mut self) -> Option<PeerEffect> {
         self.effects.pop_front()
     }
 
-    /// A connection to an owner was made; gives its number. The first [`attach`](Self::attach) follows.
+    /// Notes a new connection to an owner; returns its number. The first [`attach`](Self::attach) follows.
     ///
     /// # Errors
-    /// `Full`: it is to be closed.
+    /// `Full`: the fabric closes the connection.
     pub fn connected(&mut self) -> Result<u32, Error> {
         let index = self.owners.iter().position(Option::is_none).unwrap_or(self.owners.len());
         if index == OWNERS_MAX {
@@ -185,7 +187,7 @@ impl<L, M> Peer<L, M> {
         Ok(index as u32)
     }
 
-    /// Asks an owner for a region; gives the link's number.
+    /// Requests a region from an owner; returns the link's number.
     pub fn attach(&mut self, owner: u32, want: Want) -> u32 {
         self.requests = self.requests.wrapping_add(1);
         let index = self.links.iter().position(Option::is_none).unwrap_or(self.links.len());
@@ -206,7 +208,7 @@ impl<L, M> Peer<L, M> {
         index as u32
     }
 
-    /// Lets go of a region. With the last one its owner's connection is closed.
+    /// Releases a region. With the last one the connection to its owner is closed.
     pub fn detach(&mut self, link: u32) {
         let Some(slot) = self.links.get_mut(link as usize) else { return };
         if let Some(Link { detached, state: State::Mapping { .. }, .. }) = slot {
@@ -222,42 +224,43 @@ impl<L, M> Peer<L, M> {
         self.leave(owner);
     }
 
-    /// Whether a region can be used, and how.
+    /// Whether the region of a link can be used, and how.
     #[inline]
     #[must_use]
-    pub fn way(&self, link: u32) -> Way<'_, L, M> {
+    pub fn link_state(&self, link: u32) -> LinkState<'_, L, M> {
         let Some(Some(link)) = self.links.get(link as usize) else {
-            return Way::Closed(Error::new(ErrorKind::NotFound));
+            return LinkState::Closed(Error::new(ErrorKind::NotFound));
         };
         match &link.state {
             State::Ready { mapping, row } => {
                 let host = self.owners.get(link.owner as usize).and_then(Option::as_ref);
                 match host.and_then(|host| host.rows.as_ref()) {
-                    Some(rows) => Way::Ready { rows, row: *row, mapping },
-                    None => Way::Closed(Error::new(ErrorKind::Stale)),
+                    Some(rows) => LinkState::Ready { rows, row: *row, mapping },
+                    None => LinkState::Closed(Error::new(ErrorKind::Stale)),
                 }
             }
-            State::Waiting { late: true, .. } => Way::Late,
-            State::Waiting { late: false, .. } | State::Mapping { .. } => Way::Waiting,
-            State::Closed(error) => Way::Closed(*error),
+            State::Waiting { late: true, .. } => LinkState::Late,
+            State::Waiting { late: false, .. } | State::Mapping { .. } => LinkState::Waiting,
+            State::Closed(error) => LinkState::Closed(*error),
         }
     }
 
-    /// A message of an owner. One that says nonsense, or has expelled us, is [lost](Self::lost).
+    /// Handles a message of an owner. An owner whose message is not valid, or that has expelled us, is
+    /// [lost](Self::lost).
     pub fn received(&mut self, owner: u32, message: Message) {
         if let Err(error) = self.handle(owner, message) {
             self.lost(owner, error);
         }
     }
 
-    /// The rows that an owner shares.
+    /// Takes the rows that an owner shares.
     pub fn welcomed(&mut self, owner: u32, rows: L) {
         if let Some(Some(host)) = self.owners.get_mut(owner as usize) {
             host.rows = Some(rows);
         }
     }
 
-    /// The memory behind a link, or why it could not be mapped.
+    /// Takes the memory of a link, or the reason why it could not be mapped.
     pub fn mapped(&mut self, link: u32, mapping: Result<M, Error>) {
         let Some(slot) = self.links.get_mut(link as usize) else { return };
         let Some(Link { owner, detached, state, .. }) = slot else { return };
@@ -268,7 +271,7 @@ impl<L, M> Peer<L, M> {
                 *state = State::Ready { mapping, row };
                 return;
             }
-            // What was mapped is dropped.
+            // The mapping is dropped.
             (Ok(_), over) => State::Closed(over.unwrap_or(Error::new(ErrorKind::Stale))),
             (Err(error), over) => State::Closed(over.unwrap_or(error)),
         };
@@ -279,7 +282,7 @@ impl<L, M> Peer<L, M> {
         }
     }
 
-    /// A question that could not be sent; it is asked again.
+    /// Notes that a request could not be sent; it is sent again later.
     pub fn unsent(&mut self, message: Message) {
         let Message::Ask { request, .. } = message else { return };
         let mut links = self.links.iter_mut().flatten().filter(|link| link.request == request);
@@ -292,7 +295,7 @@ impl<L, M> Peer<L, M> {
         }
     }
 
-    /// Ends all ways over an owner: its connection is gone, or what it says makes no sense.
+    /// Closes all links of an owner: its connection has ended, or a message of it was not valid.
     pub fn lost(&mut self, owner: u32, error: Error) {
         let Some(Some(host)) = self.owners.get_mut(owner as usize) else { return };
         if core::mem::replace(&mut host.gone, true) {
@@ -300,7 +303,7 @@ impl<L, M> Peer<L, M> {
         }
         for link in self.links.iter_mut().flatten().filter(|link| link.owner == owner) {
             self.waiting -= usize::from(link.state.is_due());
-            // Revoked links too: an owner that goes takes its memory back first, and its end is the better
+            // Revoked links, too: an owner that ends revokes its memory first, and its end is the better
             // reason.
             match &mut link.state {
                 State::Mapping { over, .. } => *over = Some(error),
@@ -314,7 +317,7 @@ impl<L, M> Peer<L, M> {
         self.effects.push_back(PeerEffect::Close { owner });
     }
 
-    /// Asks what could not be asked, and gives up on owners that do not answer.
+    /// Sends requests that could not be sent, and marks owners that do not answer as late.
     pub fn poll(&mut self, now: Instant) {
         self.now = now;
         if self.waiting == 0 {
@@ -350,7 +353,7 @@ impl<L, M> Peer<L, M> {
         self.links.iter().flatten().filter_map(at).min()
     }
 
-    /// In a moment.
+    /// After a short wait.
     #[must_use]
     pub fn soon(&self) -> Instant {
         self.now + RETRY
@@ -363,13 +366,13 @@ impl<L, M> Peer<L, M> {
         }
     }
 
-    /// One link of an owner less.
+    /// Removes one link of an owner.
     fn leave(&mut self, owner: u32) {
         let Some(slot) = self.owners.get_mut(owner as usize) else { return };
         let Some(host) = slot else { return };
         host.links = host.links.saturating_sub(1);
         if host.links == 0 {
-            // Closing the connection releases what is left.
+            // Closing the connection releases the remaining rows.
             if !host.gone {
                 self.effects.push_back(PeerEffect::Close { owner });
             }
@@ -398,13 +401,13 @@ impl<L, M> Peer<L, M> {
             }
             Message::Grant { request, row, offset, len, access } if host.rows.is_some() => {
                 let Some(link) = self.asker(owner, request) else {
-                    // Detached meanwhile.
+                    // It was detached meanwhile.
                     self.send(owner, Message::Release { row });
                     return Ok(());
                 };
                 let want = self.settle(link, State::Mapping { row, over: None });
                 if len != want.len || !access.contains(want.access) {
-                    // The export claims more than is there.
+                    // The export claims a longer region than there is.
                     self.settle(link, State::Closed(Error::new(ErrorKind::AccessDenied)));
                     self.send(owner, Message::Release { row });
                     return Ok(());
@@ -425,7 +428,7 @@ impl<L, M> Peer<L, M> {
         Ok(())
     }
 
-    /// The link that waits for an answer to `request`.
+    /// The link that waits for the answer to `request`.
     fn asker(&self, owner: u32, request: u32) -> Option<usize> {
         self.links.iter().position(|link| {
             let is_it = |link: &Link<M>| link.owner == owner && link.request == request;
@@ -433,7 +436,7 @@ impl<L, M> Peer<L, M> {
         })
     }
 
-    /// Gives a link another state; what was mapped is dropped. Gives what it wants.
+    /// Sets the state of a link, which drops its mapping. Returns its request.
     fn settle(&mut self, index: usize, state: State<M>) -> Want {
         let nothing = Want { region: RegionId::new(0, 0), key: [0; 16], len: 0, access: Access::empty() };
         let Some(link) = &mut self.links[index] else { return nothing };
@@ -443,7 +446,7 @@ impl<L, M> Peer<L, M> {
         link.want
     }
 
-    /// The memory is dropped, and then the owner told.
+    /// Drops the memory, and then tells the owner that the row is free.
     fn revoked(&mut self, owner: u32, row: u32) {
         let stale = Error::new(ErrorKind::Stale);
         for link in self.links.iter_mut().flatten().filter(|link| link.owner == owner) {
@@ -466,7 +469,7 @@ impl<L, M> Peer<L, M> {
 impl<M> State<M> {
     const WAITING: Self = Self::Waiting { asked: false, since: None, late: false };
 
-    /// Whether `poll` has something to do about it, now or later.
+    /// Whether `poll` has something to do for it, now or later.
     const fn is_due(&self) -> bool {
         matches!(self, Self::Waiting { asked, late, .. } if !*asked || !*late)
     }

@@ -1,8 +1,8 @@
-//! The rows that an owner and a peer both see: one for each grant.
+//! The rows that an owner and a peer both see: one per grant.
 
 use self::sync::{AtomicU32, Ordering, fence};
 
-/// Grants that one peer may hold of one owner at a time.
+/// The largest number of grants that one peer may hold of one owner at a time.
 pub const ROWS_MAX: u32 = 1024;
 
 /// Why a grant is revoked.
@@ -17,24 +17,24 @@ pub enum Revoked {
 
 /// How an owner reaches the rows that it shares with one peer.
 ///
-/// Where both see the same memory, these are [`Row`]s. Where they do not, `revoke` is to be false always: the
-/// grant then ends when the peer says [`Release`](super::Message::Release), or is gone.
+/// Where both see the same memory, these are [`Row`]s. Where they do not, `revoke` always returns false: the
+/// grant then ends when the peer sends [`Release`](super::Message::Release), or has ended.
 pub trait Rows {
     /// Makes a row fresh for a new grant.
     fn reset(&self, row: u32);
 
-    /// Revokes the grant of a row. True: its holder does not use it, and will not. To be called again until
-    /// it is.
+    /// Revokes the grant of a row. Returns whether its holder does not use it, and will not; the owner calls
+    /// it again until that is true.
     fn revoke(&self, row: u32, why: Revoked) -> bool;
 }
 
 /// One grant, in memory that the owner and the peer share: whether it is revoked, and whether the peer uses
-/// it now. On a cache line of its own.
+/// it now. Each row has its own cache line.
 ///
-/// Revocation is Dekker's handshake. The peer raises `in_use`, then looks at `revoked`; the owner raises
-/// `revoked`, then looks at `in_use`; sequentially consistent fences lie between. At least one sees the
-/// other: either the peer stays out, or the owner knows that it must wait. A peer that dies inside is the
-/// transport's to notice. `tests/loom_grant.rs` checks it.
+/// Revocation is Dekker's handshake. The peer sets `in_use`, then reads `revoked`; the owner sets `revoked`,
+/// then reads `in_use`; sequentially consistent fences lie between. At least one of them sees the other:
+/// either the peer stays out, or the owner knows that it must wait. The fabric has to notice when a peer dies
+/// inside. `tests/loom_grant.rs` checks the handshake.
 ///
 /// A row of zeroes is fresh, so shared memory that the system has zeroed is an array of fresh rows.
 #[derive(Debug)]
@@ -45,8 +45,8 @@ pub struct Row {
     in_use: AtomicU32,
 }
 
-/// The right to use what a row grants while it lives. A fabric whose copies go on by themselves keeps it
-/// until the last has ended.
+/// The right to use what a row grants, while the value exists. A fabric whose copies continue by themselves
+/// keeps it until the last copy has ended.
 #[derive(Debug)]
 pub struct Inside<'a>(&'a Row);
 
@@ -57,14 +57,14 @@ impl Row {
         Self { revoked: AtomicU32::new(0), in_use: AtomicU32::new(0) }
     }
 
-    /// Owner: makes it fresh for a new grant, of which the peer does not know yet.
+    /// For the owner: makes the row fresh for a new grant, which the peer does not know yet.
     pub fn reset(&self) {
         self.in_use.store(0, Ordering::SeqCst);
         self.revoked.store(0, Ordering::SeqCst);
     }
 
-    /// Owner: revokes the grant. True: its holder does not use it and will not, and all that it did has
-    /// happened.
+    /// For the owner: revokes the grant. Returns whether its holder does not use it and will not, and every
+    /// access of the holder happened before.
     #[must_use]
     pub fn revoke(&self, why: Revoked) -> bool {
         self.revoked.fetch_max(why as u32, Ordering::SeqCst);
@@ -72,10 +72,11 @@ impl Row {
         self.in_use.load(Ordering::SeqCst) == 0
     }
 
-    /// Peer: begins to use the grant. One at a time: a second one that leaves would count the first out.
+    /// For the peer: begins to use the grant. One use at a time: when a second one ended, the first would no
+    /// longer be counted.
     ///
     /// # Errors
-    /// Why it is revoked.
+    /// The reason why it is revoked.
     #[inline]
     pub fn enter(&self) -> Result<Inside<'_>, Revoked> {
         self.in_use.store(1, Ordering::SeqCst);
@@ -98,7 +99,7 @@ impl Default for Row {
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: what the peer did has happened when the owner sees that it is out.
+        // Release: the accesses of the peer happened before the owner sees that it is out.
         self.0.in_use.store(0, Ordering::Release);
     }
 }
@@ -125,12 +126,12 @@ mod tests {
         drop(inside);
         assert!(row.revoke(Revoked::Region));
         assert!(row.enter().is_err_and(|why| why == Revoked::Region));
-        assert!(row.revoke(Revoked::Region), "a refused attempt leaves nothing behind");
+        assert!(row.revoke(Revoked::Region), "a refused attempt leaves no trace");
         assert!(row.revoke(Revoked::Peer));
-        assert!(row.revoke(Revoked::Region), "the better reason stays");
+        assert!(row.revoke(Revoked::Region), "the stronger reason stays");
         assert!(row.enter().is_err_and(|why| why == Revoked::Peer));
         row.reset();
         assert!(row.enter().is_ok());
-        assert_eq!(size_of::<Row>(), 64, "as both sides lay it out");
+        assert_eq!(size_of::<Row>(), 64, "the layout that both ends use");
     }
 }

@@ -1,4 +1,4 @@
-//! Both halves, one exchange at a time. `tests/grant.rs` plays them against each other at random.
+//! Both halves, one exchange at a time. `tests/grant.rs` runs them against each other at random.
 
 use alloc::rc::Rc;
 use alloc::vec;
@@ -46,7 +46,7 @@ fn effects(owner: &mut Owner<Rc<[Row]>>) -> Vec<OwnerEffect> {
     core::iter::from_fn(|| owner.effect()).collect()
 }
 
-/// A peer that has said who it is, and its rows.
+/// A peer that has stated its identity, and its rows.
 fn welcome(owner: &mut Owner<Rc<[Row]>>, identity: u64) -> (u32, Rc<[Row]>) {
     let (peer, rows) = (owner.connected().expect("room"), rows());
     owner.received(peer, Message::Hello { protocol: PROTOCOL, identity });
@@ -80,7 +80,7 @@ fn a_row_is_granted_again_only_once_it_was_released() {
     let mut owner = owner();
     let (peer, rows) = welcome(&mut owner, 7);
     owner.received(peer, ASK);
-    assert!(owner.unshare(REGION), "nobody is in");
+    assert!(owner.unshare(REGION), "no peer uses it");
     effects(&mut owner);
     let next = RegionId::new(2, 6);
     owner.share(next, OFFER);
@@ -89,7 +89,7 @@ fn a_row_is_granted_again_only_once_it_was_released() {
     let Some(OwnerEffect::Grant { message: Message::Grant { row, .. }, .. }) = owner.effect() else {
         panic!()
     };
-    assert_eq!(row, 1, "the first is taken still");
+    assert_eq!(row, 1, "the first is still in use");
     assert!(rows[0].enter().is_err() && rows[1].enter().is_ok());
     owner.received(peer, Message::Release { row: 0 });
     owner.received(peer, Message::Ask { request: 3, region: next, key: KEY });
@@ -110,7 +110,7 @@ fn a_peer_that_uses_a_region_is_waited_for_until_it_is_out_or_gone() {
         let inside = rows[0].enter().unwrap();
         assert!(!owner.unshare(REGION) && !owner.unshare(REGION));
         let told = OwnerEffect::Send { peer, message: Message::Revoked { row: 0 } };
-        assert_eq!(effects(&mut owner), [told], "it is told once");
+        assert_eq!(effects(&mut owner), [told], "it is reported once");
         assert!(owner.waited_for().eq([peer]));
         if goes {
             drop(inside);
@@ -123,7 +123,7 @@ fn a_peer_that_uses_a_region_is_waited_for_until_it_is_out_or_gone() {
 }
 
 #[test]
-fn an_expelled_peer_is_gone_once_it_is_out_and_comes_back_in_vain() {
+fn an_expelled_peer_is_gone_once_it_is_out_and_is_refused_when_it_comes_back() {
     let mut owner = owner();
     let (peer, rows) = welcome(&mut owner, 7);
     let (other, _) = welcome(&mut owner, 8);
@@ -133,7 +133,7 @@ fn an_expelled_peer_is_gone_once_it_is_out_and_comes_back_in_vain() {
     assert!(owner.connections(7).eq([peer]));
     assert_eq!(owner.expel(7), Ok(false));
     assert_eq!(owner.connections(7).count(), 0);
-    // What it says meanwhile does not help it, and does not end it before it is out.
+    // Messages that it sends meanwhile change nothing, and do not end it before it is out.
     owner.received(peer, Message::Ask { request: 2, region: REGION, key: KEY });
     let refuse = Message::Refuse { request: 2, stale: true };
     assert_eq!(effects(&mut owner), [OwnerEffect::Send { peer, message: refuse }]);
@@ -150,7 +150,7 @@ fn an_expelled_peer_is_gone_once_it_is_out_and_comes_back_in_vain() {
     let again = owner.connected().unwrap();
     owner.received(again, Message::Hello { protocol: PROTOCOL, identity: 7 });
     assert_eq!(effects(&mut owner), goodbye(again));
-    assert!(owner.connections(8).eq([other]), "others are not disturbed");
+    assert!(owner.connections(8).eq([other]), "other peers are not disturbed");
 }
 
 #[test]
@@ -163,15 +163,15 @@ fn one_that_says_nonsense_is_closed_once_it_is_out() {
     owner.received(peer, Message::Hello { protocol: PROTOCOL, identity: 7 });
     owner.poll(at(1));
     assert_eq!(effects(&mut owner), []);
-    assert!(!owner.unshare(REGION), "it is still waited for");
+    assert!(!owner.unshare(REGION), "the owner still waits for it");
     effects(&mut owner);
     drop(inside);
     owner.poll(at(2));
     assert_eq!(effects(&mut owner), [closed(peer, ErrorKind::Protocol)]);
     for nonsense in [Message::Welcome, ASK, Message::Hello { protocol: PROTOCOL + 1, identity: 7 }] {
-        let stranger = owner.connected().unwrap();
-        owner.received(stranger, nonsense);
-        assert_eq!(effects(&mut owner), [closed(stranger, ErrorKind::Protocol)]);
+        let unknown = owner.connected().unwrap();
+        owner.received(unknown, nonsense);
+        assert_eq!(effects(&mut owner), [closed(unknown, ErrorKind::Protocol)]);
     }
 }
 
@@ -180,7 +180,7 @@ fn one_that_is_granted_nothing_in_time_is_closed_and_there_is_room_for_so_many()
     let mut owner = owner();
     let (good, _) = welcome(&mut owner, 7);
     owner.received(good, ASK);
-    let strangers = [(); 3].map(|()| owner.connected().unwrap());
+    let unknown = [(); 3].map(|()| owner.connected().unwrap());
     assert_eq!(owner.connected(), Err(Error::new(ErrorKind::Full)));
     effects(&mut owner);
     assert_eq!(owner.poll_at(at(5)), Some(at(5)));
@@ -189,7 +189,7 @@ fn one_that_is_granted_nothing_in_time_is_closed_and_there_is_room_for_so_many()
     owner.poll(at(2009));
     assert_eq!(effects(&mut owner), []);
     owner.poll(at(2010));
-    assert_eq!(effects(&mut owner), strangers.map(|stranger| closed(stranger, ErrorKind::TimedOut)));
+    assert_eq!(effects(&mut owner), unknown.map(|unknown| closed(unknown, ErrorKind::TimedOut)));
     assert_eq!(owner.poll_at(at(2010)), None);
 }
 
@@ -206,7 +206,7 @@ fn a_grant_whose_memory_cannot_be_sent_is_taken_back() {
     assert_eq!(effects(&mut owner), [OwnerEffect::Grant { peer, region: REGION, message: GRANT }]);
 }
 
-/// Memory that is mapped while it lives.
+/// Memory that is mapped while the value exists.
 struct Mapping(Rc<Cell<u32>>);
 
 impl Mapping {
@@ -228,7 +228,7 @@ fn said(peer: &mut Half) -> Vec<PeerEffect> {
     core::iter::from_fn(|| peer.effect()).collect()
 }
 
-/// A peer that has asked for the region.
+/// A peer that has requested the region.
 fn asking() -> (Half, u32, u32) {
     let mut peer = Peer::new(7, 2 * SECOND);
     let owner = peer.connected().expect("room");
@@ -247,7 +247,7 @@ const fn release(owner: u32) -> PeerEffect {
 }
 
 fn is_closed(peer: &Half, link: u32, kind: ErrorKind) -> bool {
-    matches!(peer.way(link), Way::Closed(error) if error.kind == kind)
+    matches!(peer.link_state(link), LinkState::Closed(error) if error.kind == kind)
 }
 
 #[test]
@@ -255,16 +255,16 @@ fn a_granted_region_is_mapped_and_unmapped_before_it_is_released() {
     let count = Rc::new(Cell::new(0));
     for revoked in [false, true] {
         let (mut peer, owner, link) = asking();
-        assert!(matches!(peer.way(link), Way::Waiting));
+        assert!(matches!(peer.link_state(link), LinkState::Waiting));
         peer.received(owner, GRANT);
         let map = PeerEffect::Map { owner, link, offset: 4096, len: 100, writable: true };
         assert_eq!(said(&mut peer), [map]);
-        assert!(matches!(peer.way(link), Way::Waiting));
+        assert!(matches!(peer.link_state(link), LinkState::Waiting));
         peer.mapped(link, Ok(Mapping::new(&count)));
-        assert!(matches!(peer.way(link), Way::Ready { row: 0, .. }));
+        assert!(matches!(peer.link_state(link), LinkState::Ready { row: 0, .. }));
         if revoked {
             peer.received(owner, Message::Revoked { row: 1 });
-            assert_eq!(said(&mut peer), [], "another's row");
+            assert_eq!(said(&mut peer), [], "the row of another peer");
             peer.received(owner, Message::Revoked { row: 0 });
             assert_eq!((said(&mut peer), count.get()), (vec![release(owner)], 0));
             assert!(is_closed(&peer, link, ErrorKind::Stale));
@@ -303,14 +303,14 @@ fn what_is_revoked_or_not_wanted_any_more_while_it_is_mapped_is_released_after_t
 }
 
 #[test]
-fn a_grant_that_nobody_waits_for_or_that_is_less_than_was_exported_is_released() {
+fn a_grant_that_is_not_waited_for_or_that_is_less_than_was_exported_is_released() {
     let (mut peer, owner, link) = asking();
     let keep = peer.attach(owner, WANT);
     said(&mut peer);
     peer.detach(link);
     peer.received(owner, GRANT);
     assert_eq!(said(&mut peer), [release(owner)]);
-    // Nor is what is there already granted twice.
+    // Nor is a region granted twice.
     let held = peer.attach(owner, WANT);
     let grant = |row| Message::Grant { request: 3, row, offset: 0, len: 100, access: Access::REMOTE_WRITE };
     peer.received(owner, grant(5));
@@ -318,7 +318,7 @@ fn a_grant_that_nobody_waits_for_or_that_is_less_than_was_exported_is_released()
     said(&mut peer);
     peer.received(owner, grant(0));
     assert_eq!(said(&mut peer), [release(owner)]);
-    assert!(matches!(peer.way(held), Way::Ready { row: 5, .. }));
+    assert!(matches!(peer.link_state(held), LinkState::Ready { row: 5, .. }));
     let less = Message::Grant { request: 2, row: 0, offset: 0, len: 99, access: Access::REMOTE_WRITE };
     peer.received(owner, less);
     assert_eq!(said(&mut peer), [release(owner)]);
@@ -336,11 +336,11 @@ fn an_owner_that_does_not_answer_in_time_is_late_and_its_answer_counts() {
     peer.poll(at(10));
     assert_eq!(peer.poll_at(), Some(at(2010)));
     peer.poll(at(2009));
-    assert!(matches!(peer.way(link), Way::Waiting));
+    assert!(matches!(peer.link_state(link), LinkState::Waiting));
     peer.poll(at(2010));
-    assert!(matches!(peer.way(link), Way::Late));
+    assert!(matches!(peer.link_state(link), LinkState::Late));
     assert_eq!(peer.poll_at(), None, "it waits for a message");
-    // A question that could not be sent is asked again, more rarely when it is late anyway.
+    // A request that could not be sent is sent again, at longer intervals when the owner is late anyway.
     peer.unsent(ASK);
     assert_eq!(peer.poll_at(), Some(at(2110)));
     peer.poll(at(2110));
@@ -348,8 +348,8 @@ fn an_owner_that_does_not_answer_in_time_is_late_and_its_answer_counts() {
     assert_eq!(peer.poll_at(), None);
     peer.received(owner, GRANT);
     peer.mapped(link, Ok(Mapping::new(&Rc::default())));
-    assert!(matches!(peer.way(link), Way::Ready { .. }));
-    // And one that is in time.
+    assert!(matches!(peer.link_state(link), LinkState::Ready { .. }));
+    // And one that is answered in time.
     let second = peer.attach(owner, WANT);
     let Message::Ask { region, key, .. } = ASK else { panic!() };
     peer.unsent(Message::Ask { request: 2, region, key });

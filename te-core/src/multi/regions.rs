@@ -1,18 +1,19 @@
-//! Which rails have which region: at its registration, and later, when rails come back that were gone then.
+//! Which rails have which region: at its registration, and later, when rails come back that had failed then.
 
 use super::{MultiTransport, Region};
 use crate::{Access, Error, ErrorKind, MemSpan, RAILS_MAX, RegionId, Route, Transport};
 
 impl<C: Transport, R: Route> MultiTransport<C, R> {
-    /// As [`register`](crate::Memory::register), by the caller's hand: `each` registers the region with all children (as it likes:
-    /// several at a time) and says how each took it, in a row of results that are `Unsupported` before.
+    /// As [`register`](crate::Memory::register), but the caller registers the region with the children:
+    /// `each` does so in any way (several at a time, for example) and sets the result of each child in a row
+    /// of results that are `Unsupported` before.
     ///
     /// # Errors
     /// As [`register`](crate::Memory::register).
     ///
     /// # Safety
-    /// As [`register`](crate::Memory::register); and `each` says `Ok` of those children that have registered just this, and of no
-    /// others.
+    /// As [`register`](crate::Memory::register); and `each` sets `Ok` for exactly those children that have
+    /// registered this span under this id.
     pub unsafe fn register_with(
         &mut self,
         id: RegionId,
@@ -34,7 +35,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             match *result {
                 Ok(()) => mask |= 1 << rail,
                 Err(error) if error.kind == ErrorKind::Unsupported => {}
-                // Its own trouble: the others serve.
+                // The rail failed for its own reason: the others serve the region.
                 Err(error) if error.kind.is_rail_fault() => {
                     missing |= 1 << rail;
                     left_out.get_or_insert((rail, error));
@@ -52,7 +53,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         if let Some(error) = first_error {
             for (rail, child) in self.rails.iter_mut().enumerate().filter(|(rail, _)| mask & 1 << rail != 0) {
                 let undone = child.deregister(id);
-                debug_assert!(undone.is_ok(), "rail {rail} keeps a region that nothing used");
+                debug_assert!(undone.is_ok(), "rail {rail} did not deregister a region that nothing used");
             }
             return Err(error);
         }
@@ -65,16 +66,16 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         Ok(())
     }
 
-    /// Whether a region lacks a rail that [`rejoin`](Self::rejoin) could find back.
+    /// Whether a region lacks a rail that [`rejoin`](Self::rejoin) could add.
     #[must_use]
     pub const fn is_missing_rails(&self) -> bool {
         self.missing
     }
 
-    /// Registers regions with rails that had [left them out](Self::left_out), as far as those take them now. Gives how many
-    /// registrations that were, and tells `joined` which regions they are of: export those anew, or peers go on without the rail. A
-    /// control path, as [`register`](crate::Memory::register) is: may allocate, may take long. The first error of a rail that still does
-    /// not take a region is no error here.
+    /// Registers regions with rails that had [refused them](Self::left_out), as far as those accept them now.
+    /// Returns the number of such registrations, and calls `joined` with the region of each: export those
+    /// again, or peers go on without the rail. Control path, as [`register`](crate::Memory::register): may
+    /// allocate, may take long. An error of a rail that still does not accept a region is not reported.
     pub fn rejoin(&mut self, mut joined: impl FnMut(RegionId)) -> usize {
         if !self.missing {
             return 0;
@@ -88,8 +89,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
                 if region.missing & 1 << rail == 0 {
                     continue;
                 }
-                // SAFETY: whoever registered the region promised it for all rails, until `deregister` returns `Ok`; and that takes
-                // it off this list first.
+                // SAFETY: the caller of `register` gave its promise for all rails, until `deregister` returns
+                // `Ok`; `deregister` removes the region from this list first.
                 match unsafe { child.register(id, region.span, region.access) } {
                     Ok(()) => {
                         region.missing &= !(1 << rail);
@@ -97,7 +98,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
                         count += 1;
                     }
                     Err(Error { kind, .. }) if kind.is_rail_fault() => self.missing = true,
-                    // It is back, and will not have it.
+                    // The rail is back, and does not accept the region.
                     Err(_) => region.missing &= !(1 << rail),
                 }
             }

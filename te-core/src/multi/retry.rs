@@ -1,20 +1,20 @@
-//! Slices that lost their rail: the queue in which they wait for another one, and how each of them ends.
+//! Slices that lost their rail: the queue in which they wait for another rail, and how each of them ends.
 
 use super::{MultiTransport, NONE};
 use crate::{Completion, Error, ErrorKind, Route, Slice, Transport};
 
-/// What became of a slice in the retry queue.
+/// The result of a try to send a slice from the retry queue.
 enum Retried {
-    /// A rail has it.
+    /// A rail accepted it.
     Posted,
-    /// Every rail that is left is full or paused.
+    /// Every remaining rail is full or paused.
     Waits,
-    /// Nobody is left to take it.
+    /// No rail is left that could take it.
     Over(Error),
 }
 
 impl<C: Transport, R: Route> MultiTransport<C, R> {
-    /// Sends queued slices over rails that they have not tried. Ends those for which there is none.
+    /// Sends queued slices over rails that have not tried them. Ends those for which no rail is left.
     pub(super) fn run_retries(&mut self, out: &mut [Completion]) -> usize {
         let mut written = 0;
         self.retry_due = false;
@@ -43,7 +43,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         written
     }
 
-    /// Tries every rail that one queued slice has not tried yet, until one takes it.
+    /// Tries every rail that has not tried the queued slice yet, until one accepts it.
     fn retry(&mut self, index: u32) -> Retried {
         let mut last = Error::new(ErrorKind::Unreachable);
         loop {
@@ -85,10 +85,12 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         posted
     }
 
-    /// Rails that are left for a slice that those of `tried` have failed or refused, the last of them with `error`.
+    /// The rails that remain for a slice after those of `tried` have failed or refused it, the last of them
+    /// with `error`.
     ///
-    /// When there is none, all of them are asked once more: where rails break and heal one after another, each may have
-    /// failed the slice although at any time one of them lived. A dead peer is not worth it.
+    /// When none remains, all of them are tried once more: where rails fail and recover one after another,
+    /// each may have failed the slice although at any time one of them worked. For a dead peer that is
+    /// pointless.
     pub(super) fn untried(&mut self, index: u32, tried: u32, error: Error) -> u32 {
         let slot = &self.slots[index as usize];
         let usable = self.usable(&slot.slice).unwrap_or(0);
@@ -104,8 +106,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         usable & !slot.tried
     }
 
-    /// A rail that failed the slice once and may be used now, when those that it has not tried are all paused: a rail that
-    /// has healed meanwhile is better than a pause's end.
+    /// A rail that failed the slice once and can be used now, when those that have not tried it are all
+    /// paused: a rail that has recovered is better than waiting for the end of a pause.
     fn before_pauses_end(&mut self, index: u32) -> Option<usize> {
         let slot = &self.slots[index as usize];
         let usable = self.usable(&slot.slice).unwrap_or(0);
@@ -114,7 +116,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         Some(rail)
     }
 
-    /// `rail` refuses `run[0]` for a reason that is not fullness. To the route that is a slice that it failed.
+    /// `rail` refused `run[0]` for a reason other than being full. The route counts that as a failed slice.
     pub(super) fn refused(&mut self, rail: usize, error: Error) {
         let end = Completion::not_applied(self.run[0].token, error);
         self.route.completed(rail, &self.run[0], &end, 0, 0);

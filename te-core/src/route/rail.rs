@@ -1,4 +1,4 @@
-//! What a [`HealthRoute`](super::HealthRoute) keeps of one rail, and how it judges it.
+//! What a [`HealthRoute`](super::HealthRoute) keeps about one rail, and how it judges the rail.
 
 use core::time::Duration;
 
@@ -11,30 +11,32 @@ pub(super) struct Rail {
     /// `ns_per_byte_q16 × penalty`.
     cost_per_byte: u64,
     pub(super) in_flight: u64,
-    /// Nanoseconds a byte takes, times 2^16, smoothed.
+    /// Nanoseconds per byte, times 2^16, smoothed.
     pub(super) ns_per_byte_q16: u64,
-    /// Percent; 100 = near.
+    /// In percent; 100 is near.
     penalty: u32,
     pub(super) faults_in_row: u32,
     pub(super) cooldown_ns: u64,
     pub(super) paused_until: Option<Instant>,
     pub(super) probing: bool,
     pub(super) slow: bool,
-    /// Slices that spoke against it, less those that spoke for it: slow at [`SLOW_SIGNS`], and again not slow at 0.
+    /// The number of slices that spoke for it being slow, less those that spoke against: slow at
+    /// [`SLOW_SIGNS`], no longer slow at 0.
     slow_signs: u8,
-    /// What is known of it would keep slices away for ever, and may rest on one that had bad luck: it is tried now and then.
+    /// Its figures would keep slices away from it for ever, and may be due to a few slow slices: it is tried
+    /// from time to time.
     pub(super) doubtful: bool,
-    /// Slices to let pass before one is learnt from.
+    /// The number of slices that are not measured before the next one is.
     pub(super) skip: u8,
-    /// What the slices that spoke against it took for a byte, smoothed.
+    /// The smoothed time per byte of the slices that spoke for it being slow.
     slow_ns_per_byte_q16: u64,
     pub(super) group: u8,
     pub(super) bytes_done: u64,
     pub(super) slices_ended: u64,
     errors: u64,
-    /// Time of a slice, smoothed.
+    /// The time of a slice, smoothed.
     slice_ns: u64,
-    /// When a slow rail is to be tried, if it has nothing to do by then.
+    /// When a slow rail is to be tried, if it is idle then.
     pub(super) probe_at: Instant,
     /// How long it then waits for the next try.
     probe_wait_ns: u64,
@@ -42,24 +44,24 @@ pub(super) struct Rail {
     slowdowns: u32,
 }
 
-/// How long it takes: of one slice, or smoothed. In the order of what a byte takes.
+/// The time of one slice, or smoothed. Ordered by the time per byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Figures {
-    /// Nanoseconds a byte, times 2^16.
+    /// Nanoseconds per byte, times 2^16.
     pub(super) ns_per_byte_q16: u64,
-    /// Nanoseconds a slice.
+    /// Nanoseconds per slice.
     pub(super) slice_ns: u64,
 }
 
 const _: () = assert!(size_of::<Rail>() == 128);
 
-/// Slices after which a rail's figures are good enough to compare others with.
+/// The number of slices after which a rail's figures are good enough to compare others with.
 const KNOWN_SLICES: u64 = 16;
-/// Slices that are all learnt from.
+/// The number of first slices that are all measured.
 const WATCHED_SLICES: u64 = 64;
-/// Slices of which one is learnt from, later on.
+/// Later on, one of this many slices is measured.
 const LEARN_EVERY: u8 = 8;
-/// Slices in a row that make a rail slow, or not slow any more.
+/// The number of slices in a row that make a rail slow, or no longer slow.
 const SLOW_SIGNS: u8 = 4;
 
 impl Rail {
@@ -112,7 +114,7 @@ impl Rail {
         }
     }
 
-    /// When it would finish `len` more bytes, in a unit that only compares.
+    /// When it would finish `len` more bytes, in a unit that is good for comparisons only.
     #[inline]
     pub(super) fn cost(&self, len: u32) -> u64 {
         self.in_flight.saturating_add(u64::from(len)).saturating_mul(self.cost_per_byte)
@@ -130,12 +132,13 @@ impl Rail {
         self.slow_signs > 0
     }
 
-    /// Learns from a slice that ended `nanos` after it was accepted behind others, `bytes_ahead` with its own. Gives the
-    /// time of a byte, as `ns_per_byte_q16`.
+    /// Learns from a slice that ended `nanos` after it was accepted, with `bytes_ahead` bytes in flight, its
+    /// own included. Returns the time per byte, as `ns_per_byte_q16`.
     pub(super) fn learn(&mut self, nanos: u64, bytes_ahead: u64) -> u64 {
         let sample = ns_per_byte_q16(bytes_ahead.max(1), nanos);
         if self.slow || self.doubtful {
-            // It is seldom asked: what it says counts for more, and good news are looked into at once.
+            // A slow rail is seldom measured: each measurement counts for more, and a good one is followed up
+            // at once.
             if sample < self.ns_per_byte_q16 / 2 {
                 (self.probe_at, self.probe_wait_ns) = (Instant::ZERO, 0);
             }
@@ -149,8 +152,9 @@ impl Rail {
         sample
     }
 
-    /// Sets how many slices are to pass before the next one is learnt from: none while too little is known or what is known
-    /// is bad. A division a slice is dear, and one in eight tells enough of a rail that is well known.
+    /// Sets how many slices are skipped before the next one is measured: none while too little is known, or
+    /// the figures are bad. A division per slice is expensive, and one in eight is enough for a rail that is
+    /// well measured.
     pub(super) fn skip(&mut self) {
         let every_one = self.slices_ended < WATCHED_SLICES || self.is_suspect() || self.doubtful;
         self.skip = if every_one { 0 } else { LEARN_EVERY - 1 };
@@ -160,21 +164,22 @@ impl Rail {
         self.cost_per_byte = self.ns_per_byte_q16.saturating_mul(u64::from(self.penalty));
     }
 
-    /// Whether others can be measured by it.
+    /// Whether others can be compared with it.
     pub(super) fn is_known(&self) -> bool {
         !self.slow && self.paused_until.is_none() && self.slices_ended >= KNOWN_SLICES
     }
 
-    /// What it is compared by.
+    /// The figures by which it is compared.
     pub(super) fn figures(&self) -> Figures {
         Figures { ns_per_byte_q16: self.ns_per_byte_q16, slice_ns: self.slice_ns }
     }
 
-    /// Decides whether it is slow, beside the best of its group, after a slice with these `figures`.
+    /// Decides whether it is slow, compared with the best of its group, after a slice with these `figures`.
     ///
-    /// A rail with one small slice in flight takes long for a byte because of its latency, not because it is slow. It ends
-    /// that slice sooner than a busy rail does, though, and the route gives it more until all take about as long. So a slice
-    /// speaks against its rail when its bytes took several times as long, and itself not much less.
+    /// A rail with one small slice in flight takes long per byte because of its latency, not because it is
+    /// slow. It ends that slice sooner than a busy rail does, though, and the route gives it more until all
+    /// take about as long. Therefore a slice counts as slow when its bytes took several times as long and the
+    /// slice itself not much less.
     pub(super) fn judge(
         &mut self,
         best: Option<Figures>,
@@ -191,7 +196,7 @@ impl Rail {
         self.doubt(Some(best), now, config);
         let slow_now = sample > limit
             && if self.slow {
-                // While it is slow it gets few slices, which soon end: that alone makes it no quicker than it was.
+                // While it is slow it gets few slices, which soon end: that alone does not make it faster.
                 nanos > best.slice_ns / 4 || sample > self.slow_ns_per_byte_q16 / 2
             } else {
                 nanos > best.slice_ns / 2
@@ -213,7 +218,7 @@ impl Rail {
         }
     }
 
-    /// Decides whether it is doubtful, beside the best of its group.
+    /// Decides whether it is doubtful, compared with the best of its group.
     pub(super) fn doubt(&mut self, best: Option<Figures>, now: Instant, config: &HealthConfig) {
         let limit = |best: Figures| best.ns_per_byte_q16.saturating_mul(u64::from(config.slow_factor));
         let is = config.slow_factor > 0 && best.is_some_and(|best| self.ns_per_byte_q16 > limit(best));
@@ -224,30 +229,31 @@ impl Rail {
         self.doubtful = is;
     }
 
-    /// Whether another rail of its group would be taken before it, busy or not so: it is idle, and known to be worse.
+    /// Whether another rail of its group would be chosen before it in any case: it is idle, and its figures
+    /// are worse.
     pub(super) fn is_overshadowed(&self, best: Option<Figures>) -> bool {
         self.in_flight == 0 && self.slices_ended > 0 && best.is_some_and(|best| self.figures() > best)
     }
 
-    /// It gets slices without being tried: the next try, if there is need of one, is soon.
-    pub(super) fn rests(&mut self) {
+    /// It gets slices without being tried: the next try, if one is needed, is soon.
+    pub(super) fn reset_probe(&mut self) {
         (self.probe_at, self.probe_wait_ns) = (Instant::ZERO, 0);
     }
 
-    /// Whether a rail that others keep waiting is to be tried: it has been idle for long enough.
+    /// Whether a rail that gets nothing because of others is to be tried: it has been idle for long enough.
     pub(super) fn wants_probe(&self, now: Instant) -> bool {
         self.in_flight == 0 && now >= self.probe_at
     }
 
-    /// It was just tried, or just found slow: the next try is later each time.
+    /// It was just tried, or just became slow: the next try is later each time.
     pub(super) fn probed(&mut self, now: Instant, config: &HealthConfig) {
         self.probe_wait_ns = longer(self.probe_wait_ns, config);
-        // Whatever it says then is learnt from.
+        // The next slice is measured.
         self.skip = 0;
         self.probe_at = now + Duration::from_nanos(self.probe_wait_ns);
     }
 
-    /// A slice ended well after others had not.
+    /// A slice ended well after others had failed.
     #[cold]
     pub(super) fn recover(&mut self) {
         self.faults_in_row = 0;
@@ -256,12 +262,12 @@ impl Rail {
         self.probing = false;
     }
 
-    /// A slice ended badly, `nanos` after it was accepted.
+    /// A slice failed, `nanos` after it was accepted.
     #[cold]
     pub(super) fn failed(&mut self, is_rail_fault: bool, nanos: u64, now: Instant, config: &HealthConfig) {
         self.errors += 1;
-        // What was in flight when the pause began fails with the rest and says nothing new: one broken connection must
-        // not pause its rail as often as it had slices in flight.
+        // Slices that were in flight when the pause began fail with the rest and show nothing new: one broken
+        // connection must not pause its rail as often as it had slices in flight.
         if let Some(until) = self.paused_until
             && until.as_nanos().saturating_sub(self.cooldown_ns).saturating_add(nanos) >= now.as_nanos()
         {
@@ -272,7 +278,7 @@ impl Rail {
             return;
         }
         self.faults_in_row += 1;
-        // A rail that was paused has to prove itself: its first fault pauses it again.
+        // A rail that was paused is on probation: its first fault pauses it again.
         if self.faults_in_row >= config.errors_max || self.paused_until.is_some() {
             self.pauses = self.pauses.saturating_add(1);
             self.cooldown_ns = longer(self.cooldown_ns, config);
@@ -287,7 +293,7 @@ fn longer(nanos: u64, config: &HealthConfig) -> u64 {
     nanos.saturating_mul(2).clamp(min, nanos_of(config.cooldown_max).max(min))
 }
 
-/// `nanos` for `bytes`, as nanoseconds a byte times 2^16.
+/// `nanos` for `bytes`, as nanoseconds per byte times 2^16.
 fn ns_per_byte_q16(bytes: u64, nanos: u64) -> u64 {
     // Below 2^61: it is multiplied by 7 when smoothed.
     (nanos.min((u64::MAX >> 19) - 1) << 16) / bytes

@@ -1,4 +1,4 @@
-//! What a node exports. Little endian:
+//! The export of a node. Little-endian:
 //!
 //! ```text
 //! 0 "SSIM"  4 version (1)  5 access  6 node u32  10 region index u32  14 region generation u32
@@ -11,7 +11,7 @@ pub(super) const BLOB_BYTES: usize = 42;
 const MAGIC: &[u8; 4] = b"SSIM";
 const VERSION: u8 = 1;
 
-/// A peer's region as its export describes it. The target believes none of it and checks again.
+/// A peer's region as its export describes it. The target does not trust it and checks again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Export {
     pub(super) node: u32,

@@ -6,27 +6,28 @@ use crate::Features;
 
 /// One direction between two nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LinkConfig {
-    /// Shortest time on the wire.
+    /// The shortest time on the wire.
     pub latency_min: Duration,
-    /// Longest time on the wire.
+    /// The longest time on the wire.
     pub latency_max: Duration,
-    /// Bytes that leave in a second; packets queue behind one another.
+    /// The bytes that leave per second; packets queue behind one another.
     pub bytes_per_s: u64,
-    /// Packets lost, per million: requests and answers alike.
+    /// Packets that are lost, per million: requests and responses alike.
     pub loss_ppm: u32,
-    /// Of the lost WRITEs, those that land late after all, per million.
+    /// Of the lost WRITEs, those that land late, per million.
     pub late_ppm: u32,
-    /// How late, at most.
+    /// How late they land, at most.
     pub late_max: Duration,
-    /// Packets held back so that later ones overtake them, per million.
+    /// Packets that are held back so that later ones overtake them, per million.
     pub reorder_ppm: u32,
     /// How long they are held back, at most.
     pub reorder_max: Duration,
 }
 
 impl LinkConfig {
-    /// A good day: 5 to 15 µs, 10 GB/s, nothing lost.
+    /// A reliable link: 5 to 15 µs, 10 GB/s, no losses.
     pub const CALM: Self = Self {
         latency_min: Duration::from_micros(5),
         latency_max: Duration::from_micros(15),
@@ -38,7 +39,8 @@ impl LinkConfig {
         reorder_max: Duration::from_micros(200),
     };
 
-    /// A bad day: one packet in twenty lost, half of those WRITEs land up to a minute later, one in five overtaken.
+    /// An unreliable link: one packet in twenty is lost, half of the lost WRITEs land up to a minute later,
+    /// one packet in five is overtaken.
     pub const STORMY: Self = Self {
         latency_max: Duration::from_micros(80),
         loss_ppm: 50_000,
@@ -48,28 +50,29 @@ impl LinkConfig {
     };
 }
 
-/// The fabric.
+/// The whole fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SimConfig {
-    /// What [`Transport::name`](crate::Transport::name) says; rails of one `MultiTransport` need names of their own.
+    /// The name of its transports; the rails of one `MultiTransport` need different names.
     pub name: &'static str,
-    /// Every link, unless [`SimNet::set_link`](super::SimNet::set_link) says otherwise.
+    /// Every link without a configuration by [`SimNet::set_link`](super::SimNet::set_link).
     pub link: LinkConfig,
-    /// How long an initiator waits for an answer before it gives a slice or fence up.
+    /// How long an initiator waits for a response before a slice or fence ends.
     pub timeout: Duration,
     /// How long a cancel takes, at most.
     pub cancel_max: Duration,
-    /// How long it takes to notice that a link is down or a peer gone.
+    /// How long it takes to notice that a link is down or a peer is dead.
     pub detect: Duration,
-    /// Slices and fences a node may have in flight, each.
+    /// The largest number of slices that a node may have in flight; the same limit holds for fences.
     pub inflight_max: u32,
-    /// Longest slice, bytes.
+    /// The longest slice, in bytes.
     pub slice_bytes_max: u32,
-    /// What a slicer should cut to, bytes.
+    /// The preferred length of slices, in bytes.
     pub slice_bytes_preferred: u32,
     /// `READ`, `WRITE` or both; fences always work.
     pub features: Features,
-    /// What remote offsets and lengths have to be multiples of, bytes; a power of two.
+    /// The granule of remote offsets and lengths, in bytes; a power of two.
     pub granule_bytes: u32,
 }
 

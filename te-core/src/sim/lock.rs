@@ -1,4 +1,4 @@
-//! One world behind several handles, without std. Held for one call at a time and never while waiting for anything.
+//! One world behind several handles, without std. Locked for one call at a time and never while waiting.
 #![allow(unsafe_code, reason = "a spin lock is an `UnsafeCell` and a flag")]
 
 use core::cell::UnsafeCell;
@@ -10,7 +10,8 @@ pub(super) struct SpinLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: `lock` lets one thread in at a time, so sharing the lock only ever moves access to `T` between threads.
+// SAFETY: `lock` admits one thread at a time, so sharing the lock only ever moves access to `T` between
+// threads.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
@@ -32,7 +33,7 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: the guard exists, so the flag is ours and nobody else reaches the value.
+        // SAFETY: while the guard exists the flag is ours, and no other thread reaches the value.
         unsafe { &*self.0.value.get() }
     }
 }

@@ -1,4 +1,5 @@
-//! Slots with generations: what an event refers to may be gone, never mistaken for its successor.
+//! Slots with generations: an entry to which an event refers may be removed, but is never confused with its
+//! successor.
 
 use alloc::vec::Vec;
 
@@ -50,7 +51,8 @@ impl<T> Slab<T> {
         })
     }
 
-    /// The first key at or after slot `from` whose value `wanted` picks, and the slot to go on from. Allows changes between.
+    /// The first key at or after slot `from` whose value `wanted` chooses, and the slot to continue from.
+    /// Allows changes in between.
     pub(super) fn next_where(&self, from: usize, wanted: impl Fn(&T) -> bool) -> Option<(Key, usize)> {
         self.slots.iter().enumerate().skip(from).find_map(|(index, (generation, value))| {
             let hit = value.as_ref().is_some_and(&wanted);

@@ -2,18 +2,18 @@
 
 use super::*;
 use crate::{
-    Access, Completion, Error, ErrorKind, MemSpan, Memory, Op, Outcome, RegionId, RegionOffset, RemoteOffset,
-    RemoteRegionId, Slice, Token, Transport,
+    Access, Completion, Error, ErrorKind, ExpelMode, MemSpan, Memory, Op, Outcome, RegionId, RegionOffset,
+    RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 const BYTES: usize = 64 << 10;
 
-/// Two nodes with a region each; `here` has attached `there`. The memory goes last.
+/// Two nodes with one region each; `here` has attached that of `there`. The memory is dropped last.
 struct World {
     net: SimNet,
     here: SimTransport,
@@ -23,7 +23,7 @@ struct World {
     tokens: u64,
 }
 
-/// Raw, so that tests may look while the fabric may write.
+/// Raw memory, so that tests may read it while the fabric may write it.
 struct Memory64K(MemSpan);
 
 impl Memory64K {
@@ -47,7 +47,7 @@ impl Memory64K {
 impl Drop for Memory64K {
     fn drop(&mut self) {
         let bytes = core::ptr::slice_from_raw_parts_mut(self.0.as_ptr(), BYTES);
-        // SAFETY: from `into_raw` in `new`, given back once.
+        // SAFETY: from `into_raw` in `new`, returned once.
         drop(unsafe { alloc::boxed::Box::from_raw(bytes) });
     }
 }
@@ -70,7 +70,7 @@ impl World {
         unsafe { self.there.register(REGION, self.sink.0, access) }.expect("registered");
         let mut blob = [0; 64];
         let len = self.there.export(REGION, &mut blob).expect("exported");
-        self.here.attach(SEGMENT, &blob[..len]).expect("attached");
+        self.here.attach(REMOTE_REGION, &blob[..len]).expect("attached");
     }
 
     fn submit(&mut self, op: Op, len: u32) -> Token {
@@ -79,7 +79,7 @@ impl World {
         let slice = Slice {
             token,
             local: RegionOffset::new(REGION, 0),
-            remote: RemoteOffset::new(SEGMENT, 0),
+            remote: RemoteOffset::new(REMOTE_REGION, 0),
             len,
             op,
         };
@@ -142,7 +142,7 @@ fn a_write_given_up_lands_up_to_a_minute_later() {
         let end = world.one();
         assert_eq!((end.result, end.outcome), (error(ErrorKind::TimedOut), Outcome::Unknown));
         let gave_up = world.net.now();
-        // The source may go: the bytes are on the wire.
+        // The source may be deregistered: the bytes are on the wire.
         world.source.fill(0xBB);
         assert_eq!((world.sink.at(0), world.net.orphaned_writes(world.there.node())), (0, 1));
         while world.net.advance_to_next() {}
@@ -160,10 +160,10 @@ fn after_a_fence_no_write_lands_late() {
         world.source.fill(0xAA);
         let _token = world.submit(Op::Write, 10);
         assert_eq!(world.one().outcome, Outcome::Unknown);
-        // The path to the target is well again.
+        // The path to the target works again.
         world.net.set_link(world.here.node(), world.there.node(), LinkConfig::CALM);
         world.net.set_link(world.there.node(), world.here.node(), LinkConfig::CALM);
-        world.here.fence(Token(99), SEGMENT).expect("accepted");
+        world.here.fence(Token(99), REMOTE_REGION).expect("accepted");
         assert_eq!(world.one(), Completion::applied(Token(99)));
         assert_eq!(world.net.orphaned_writes(world.there.node()), 0);
         world.sink.fill(0xCC);
@@ -180,12 +180,12 @@ fn a_fence_lands_nothing_of_an_engine_that_was_expelled() {
         let _token = world.submit(Op::Write, 10);
         assert_eq!(world.one().outcome, Outcome::Unknown);
         let peer = world.here.identity();
-        assert_eq!(world.there.expel(peer, true), Ok(true));
-        // Its host goes on with another engine, which the target hears.
+        assert_eq!(world.there.expel(peer, ExpelMode::Force), Ok(true));
+        // Its host continues with another engine, whose fence the target receives.
         world.here.set_identity(peer.wrapping_add(1));
         world.net.set_link(world.here.node(), world.there.node(), LinkConfig::CALM);
         world.net.set_link(world.there.node(), world.here.node(), LinkConfig::CALM);
-        world.here.fence(Token(99), SEGMENT).expect("accepted");
+        world.here.fence(Token(99), REMOTE_REGION).expect("accepted");
         assert_eq!(world.one(), Completion::applied(Token(99)));
         while world.net.advance_to_next() {}
         assert_eq!(world.sink.at(0), 0, "seed {seed}");
@@ -195,12 +195,12 @@ fn a_fence_lands_nothing_of_an_engine_that_was_expelled() {
 #[test]
 fn a_fence_that_the_target_never_hears_does_not_end_well() {
     let mut world = World::new(1, LATE);
-    world.here.fence(Token(9), SEGMENT).expect("accepted");
+    world.here.fence(Token(9), REMOTE_REGION).expect("accepted");
     assert_eq!(world.one(), Completion::unknown(Token(9), ErrorKind::TimedOut.into()));
     let there = world.there.node();
     world.net.set_link(world.here.node(), there, LinkConfig::CALM);
     world.net.kill(there);
-    world.here.fence(Token(10), SEGMENT).expect("accepted");
+    world.here.fence(Token(10), REMOTE_REGION).expect("accepted");
     assert_eq!(world.one(), Completion::unknown(Token(10), ErrorKind::PeerDead.into()));
 }
 
@@ -215,7 +215,7 @@ fn a_writer_that_dies_leaves_its_writes_on_the_wire() {
     assert_eq!(world.net.orphaned_writes(world.there.node()), 1);
     while world.net.advance_to_next() {}
     assert_eq!(world.sink.at(0), 0xAA);
-    assert_eq!(world.here.submit(&[]), Err(ErrorKind::Rail.into()), "the dead submit nothing");
+    assert_eq!(world.here.submit(&[]), Err(ErrorKind::Rail.into()), "a dead transport submits nothing");
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn a_restarted_peer_is_never_mistaken_for_its_predecessor() {
     let before = world.there.incarnation();
     world.there = world.net.restart(world.there.node());
     assert_ne!(world.there.incarnation(), before);
-    // Same ids, same memory, another life.
+    // The same ids and the same memory, in another life of the process.
     let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
     // SAFETY: as in `World::new`.
     unsafe { world.there.register(REGION, world.sink.0, access) }.expect("registered");
@@ -235,7 +235,7 @@ fn a_restarted_peer_is_never_mistaken_for_its_predecessor() {
         assert_eq!((end.result, end.outcome), (error(ErrorKind::PeerRestarted), Outcome::NotApplied));
     }
     assert_eq!((world.source.at(0), world.sink.at(0)), (1, 0));
-    world.here.fence(Token(50), SEGMENT).expect("accepted");
+    world.here.fence(Token(50), REMOTE_REGION).expect("accepted");
     assert_eq!(world.one(), Completion::applied(Token(50)), "another incarnation fences the old one");
 }
 
@@ -250,7 +250,7 @@ fn a_link_that_is_down_fails_as_a_rail_and_heals() {
     world.net.advance_to(Instant::from_millis(9));
     let token = world.submit(Op::Write, 10);
     assert_eq!(world.one(), Completion::applied(token));
-    // Down while the slice is on its way: nobody knows how far it came.
+    // Down while the slice is on its way: it is not known how far it came.
     let token = world.submit(Op::Write, 10);
     world.net.link_down(here, there);
     assert_eq!(world.one(), Completion::unknown(token, ErrorKind::Rail.into()));
@@ -281,7 +281,7 @@ fn a_slow_rail_takes_its_time_and_a_stalled_target_waits() {
     assert_eq!(world.sink.at(0), 0);
     world.net.stall(there, false);
     while world.net.advance_to_next() {}
-    assert_eq!(world.sink.at(0), 5, "it waited at the door");
+    assert_eq!(world.sink.at(0), 5, "it waited until the target continued");
 }
 
 #[test]

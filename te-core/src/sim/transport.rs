@@ -1,17 +1,17 @@
-//! One node's handle on the network.
+//! The transport of one node.
 #![allow(unsafe_code, reason = "implements `register`, whose promise the caller makes")]
 
 use super::blob::{BLOB_BYTES, Export};
 use super::lock::Guard;
-use super::world::{Segment, World};
+use super::world::{RemoteRegion, World};
 use super::{NodeId, SimNet};
 use crate::{
-    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, MemSpan, Memory, MemoryKinds,
-    RegionId, RemoteRegionId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, ExpelMode, Features, Instant, MemSpan, Memory,
+    MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 
-/// A node's transport. One process's worth of it: after a kill or restart of the node the handle is dead, gives `Rail`
-/// to every call and completes nothing.
+/// A node's transport, for one life of its process: after a kill or restart of the node it is dead, returns
+/// `Rail` from every call and completes nothing.
 #[derive(Debug)]
 pub struct SimTransport {
     net: SimNet,
@@ -24,33 +24,33 @@ impl SimTransport {
         Self { net, node, incarnation }
     }
 
-    /// Which node it is.
+    /// The node.
     #[must_use]
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// Which of the node's lives; never 0.
+    /// The incarnation of the node's process; never 0.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
 
-    /// What its targets know it by: its [incarnation](Self::incarnation), unless [`set_identity`](Self::set_identity) said
-    /// otherwise.
+    /// The identity by which its targets know it: its [incarnation](Self::incarnation), unless
+    /// [`set_identity`](Self::set_identity) has set another.
     #[must_use]
     pub fn identity(&self) -> u64 {
         self.world().map_or(0, |world| world.nodes[self.node.0 as usize].identity)
     }
 
-    /// Gives it another identity, for several rails of one engine: they share one. For what is sent from now on.
+    /// Sets another identity, for several rails of one engine, which share one. For what is sent from now on.
     pub fn set_identity(&mut self, identity: u64) {
         if let Ok(mut world) = self.world() {
             world.nodes[self.node.0 as usize].identity = identity;
         }
     }
 
-    /// The network it is on.
+    /// The network that the node is part of.
     #[must_use]
     pub fn net(&self) -> &SimNet {
         &self.net
@@ -103,25 +103,25 @@ impl Memory for SimTransport {
         if export.node as usize >= world.nodes.len() {
             return Err(ErrorKind::Unreachable.into());
         }
-        let segments = &mut world.nodes[self.node.0 as usize].segments;
-        if segments.contains_key(&id.index) {
+        let remote_regions = &mut world.nodes[self.node.0 as usize].remote_regions;
+        if remote_regions.contains_key(&id.index) {
             return Err(ErrorKind::Busy.into());
         }
-        segments.insert(id.index, Segment { generation: id.generation, export, users: 0 });
+        remote_regions.insert(id.index, RemoteRegion { generation: id.generation, export, pins: 0 });
         Ok(())
     }
 
     fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         let mut world = self.world()?;
-        let segments = &mut world.nodes[self.node.0 as usize].segments;
-        let segment = segments.get(&id.index).ok_or(ErrorKind::NotFound)?;
-        if segment.generation != id.generation {
+        let remote_regions = &mut world.nodes[self.node.0 as usize].remote_regions;
+        let remote_region = remote_regions.get(&id.index).ok_or(ErrorKind::NotFound)?;
+        if remote_region.generation != id.generation {
             return Err(ErrorKind::Stale.into());
         }
-        if segment.users > 0 {
+        if remote_region.pins > 0 {
             return Err(ErrorKind::Busy.into());
         }
-        segments.remove(&id.index);
+        remote_regions.remove(&id.index);
         Ok(())
     }
 }
@@ -173,16 +173,16 @@ impl Transport for SimTransport {
         self.world()?.cancel(self.node, token)
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
-        self.world()?.fence(self.node, token, segment)
+    fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), Error> {
+        self.world()?.fence(self.node, token, remote_region)
     }
 
     fn is_connected(&self, peer: u64) -> bool {
         self.world().is_ok_and(|world| world.is_connected(self.node, peer))
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        self.world()?.expel(self.node, peer, force)
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        self.world()?.expel(self.node, peer, mode)
     }
 }
 

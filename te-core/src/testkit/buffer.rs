@@ -1,4 +1,4 @@
-//! Memory under test: registered bytes between two guards that nobody may touch.
+//! Memory under test: registered bytes between two guards, which must not change.
 #![allow(
     unsafe_code,
     reason = "allocates raw memory, so that no reference to peer-writable bytes ever exists (L7)"
@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use super::{ByPointer, Pair, PeekPoke, Side, Skip};
 use crate::{MemSpan, MemoryKinds, VolatileSpan};
 
-/// Bytes before and after the registered part.
+/// The number of bytes of each guard, before and after the registered part.
 pub(super) const GUARD_BYTES: usize = 4096;
 const GUARD: u8 = 0xA5;
 
@@ -24,7 +24,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// `bytes` to register, in the memory that the pair gives for `side`, or on the heap.
+    /// `bytes` to register, in memory that the pair allocates for `side`, or on the heap.
     pub(super) fn new(bytes: usize, pair: &mut dyn Pair, side: Side) -> Self {
         let given = pair.allocate(side, bytes + 2 * GUARD_BYTES);
         Self::within(bytes, given.map(|span| (span, pair.peek_poke())))
@@ -60,7 +60,7 @@ impl Buffer {
         buffer
     }
 
-    /// What to register.
+    /// The span to register.
     pub(super) fn span(&self) -> MemSpan {
         MemSpan::new(self.whole.as_ptr().wrapping_add(GUARD_BYTES), self.bytes).at(self.whole.location())
     }
@@ -103,14 +103,15 @@ impl Buffer {
     fn part(&self, at: usize, len: usize) -> MemSpan {
         match self.whole.part(at as u64, len as u64) {
             Ok(part) => part,
-            Err(error) => panic!("the suite stays inside its buffer: {error}"),
+            Err(error) => panic!("the suite uses bytes outside its buffer: {error}"),
         }
     }
 
-    /// The whole buffer, guards and all, as its owner reads and writes it.
+    /// The whole buffer with its guards, as its owner reads and writes it.
     pub(super) fn volatile(&self) -> Result<VolatileSpan<'_>, Skip> {
         match self.whole.location().kind() {
-            // SAFETY: mapped until `self` drops, by us or by the harness's promise; no reference to the bytes is ever made.
+            // SAFETY: mapped until `self` drops, by us or by the harness's promise; no reference to the bytes
+            // is ever made.
             MemoryKinds::HOST => Ok(unsafe { VolatileSpan::new(self.whole) }),
             kind => Err(Skip(alloc::format!("the CPU does not touch memory of the kind {kind:?}"))),
         }

@@ -1,10 +1,11 @@
-//! A global allocator that counts, so that a test can say: here, nothing was allocated.
+//! A global allocator that counts, so that a test can assert that nothing was allocated.
 #![allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 
 use alloc::boxed::Box;
 use core::alloc::{GlobalAlloc, Layout};
 
-/// Counts allocations and passes them on. With `std` each thread has its own count, so tests do not disturb each other.
+/// Counts allocations and forwards them. With `std` each thread has its own count, so tests do not disturb
+/// each other.
 ///
 /// ```
 /// use std::alloc::System;
@@ -24,13 +25,14 @@ use core::alloc::{GlobalAlloc, Layout};
 pub struct CountingAlloc<A>(A);
 
 impl<A> CountingAlloc<A> {
-    /// Counts what `inner` does.
+    /// Counts the allocations of `inner`.
     pub const fn new(inner: A) -> Self {
         Self(inner)
     }
 }
 
-// SAFETY: every call goes to `A` unchanged, which keeps the contract of `GlobalAlloc`; counting allocates nothing.
+// SAFETY: every call goes unchanged to `A`, which keeps the contract of `GlobalAlloc`; counting allocates
+// nothing.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAlloc<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count::one_more();
@@ -56,7 +58,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAlloc<A> {
     }
 }
 
-/// Allocations and reallocations so far, of this thread (with `std`) or of all.
+/// The number of allocations and reallocations so far, of this thread (with `std`) or of all threads.
 #[must_use]
 pub fn allocations() -> u64 {
     count::so_far()

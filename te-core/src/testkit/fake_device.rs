@@ -1,4 +1,4 @@
-//! A device that is not there: memory that the CPU cannot touch, and a stager that is slow and ends hops out of order.
+//! A fake device: memory that the CPU cannot touch, and a stager that is slow and ends hops out of order.
 #![allow(unsafe_code, reason = "slots are raw memory that both a caller and the stager reach")]
 
 use alloc::boxed::Box;
@@ -13,21 +13,21 @@ use super::Rng;
 use crate::device::{Devices, Hop, HopDirection, HopEnd, Stager, StagingSlot};
 use crate::{Buffer, Error, ErrorKind, Location, MemSpan, MemoryKinds, VolatileSpan};
 
-/// Where addresses of fake devices begin: at the end of the address space, which no process has. Whoever takes one for host
-/// memory ends there.
+/// Where the addresses of fake devices begin: at the end of the address space, which no process has mapped.
+/// Code that uses one as host memory faults.
 const ADDRESSES: usize = usize::MAX << (usize::BITS - 8);
 const PAGE: usize = 4096;
 
 /// How a fake device stages.
 #[derive(Clone, Copy, Debug)]
 pub struct FakeStaging {
-    /// Slots of each stager.
+    /// The number of slots of each stager.
     pub slots: u32,
-    /// Length of a slot, bytes.
+    /// The length of a slot, in bytes.
     pub slot_bytes: u32,
-    /// Hops that a stager carries out at a time; `start` takes no more.
+    /// The number of hops that a stager carries out at a time; `start` accepts no more.
     pub hops_max: u32,
-    /// A hop ends after 1 to so many polls.
+    /// A hop ends after 1 to this many polls.
     pub polls_max: u32,
 }
 
@@ -39,8 +39,8 @@ impl Default for FakeStaging {
 
 /// Fake devices of one location. Clones share the memory.
 ///
-/// A hop copies at the very moment at which it ends, so that a source that changes too early, or a destination that is read too early,
-/// shows as wrong bytes.
+/// A hop copies at the moment at which it ends, so that a source that changes too early, or a destination
+/// that is read too early, shows as wrong bytes.
 ///
 /// ```
 /// use te_core::testkit::{FakeDevices, FakeStaging, stager_conformance};
@@ -59,12 +59,12 @@ pub struct FakeDevices {
 struct FakeMemory {
     rng: Rng,
     end: usize,
-    /// First address and bytes, ascending.
+    /// The first address and the bytes of each, ascending.
     allocations: Vec<(usize, Vec<u8>)>,
 }
 
 impl FakeMemory {
-    /// The allocation that the whole range lies in, and where.
+    /// The part of an allocation that is the whole range.
     fn find(&mut self, address: usize, len: usize) -> Option<&mut [u8]> {
         let after = self.allocations.partition_point(|(base, _)| *base <= address);
         let (base, bytes) = self.allocations.get_mut(after.checked_sub(1)?)?;
@@ -74,20 +74,21 @@ impl FakeMemory {
 }
 
 impl FakeDevices {
-    /// Devices at `location`, without memory yet. `seed` decides how long hops take and in which order they end.
+    /// Devices at `location`, without memory yet. `seed` determines how long hops take and in which order
+    /// they end.
     #[must_use]
     pub fn new(seed: u64, location: Location, staging: FakeStaging) -> Self {
         let memory = FakeMemory { rng: Rng::new(seed), end: ADDRESSES, allocations: Vec::new() };
         Self { location, staging, memory: Arc::new(Mutex::new(memory)) }
     }
 
-    /// Where the memory is.
+    /// The location of the memory.
     #[must_use]
     pub fn location(&self) -> Location {
         self.location
     }
 
-    /// Zeroed device memory, aligned to 4096. It lives as long as the devices.
+    /// Zeroed device memory, aligned to 4096. It exists as long as the devices.
     #[must_use]
     pub fn allocate(&self, bytes: usize) -> MemSpan {
         let mut memory = self.lock();
@@ -158,7 +159,7 @@ impl Devices for FakeDevices {
     }
 }
 
-/// A vector that is taken apart for as long as the slot lives.
+/// A vector that is decomposed for as long as the slot exists.
 struct Slot {
     span: MemSpan,
     capacity: usize,
@@ -174,7 +175,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // SAFETY: the parts of `new`, put together once.
+        // SAFETY: the parts from `new`, composed once.
         drop(unsafe { Vec::from_raw(self.span, self.capacity) });
     }
 }
@@ -183,11 +184,11 @@ struct FakeStager {
     device: FakeDevices,
     rng: Rng,
     slots: Vec<Slot>,
-    /// Hops, and the polls that each still takes.
+    /// The hops that run, and the number of polls until each ends.
     running: Vec<(Hop, u32)>,
 }
 
-// SAFETY: what is not `Send` by itself are the addresses of the slots, and those belong to the stager.
+// SAFETY: only the addresses of the slots are not `Send`, and their memory belongs to the stager.
 unsafe impl Send for FakeStager {}
 
 impl FakeStager {
@@ -208,7 +209,7 @@ impl FakeStager {
     fn carry_out(&self, hop: &Hop) {
         let mut memory = self.device.lock();
         let Some(device) = memory.find(hop.device.as_ptr().addr(), hop.device.len()) else {
-            unreachable!("it was there when the hop started, and no allocation is given back")
+            unreachable!("it was there when the hop started, and no allocation is freed")
         };
         // SAFETY: the slot's own memory, mapped as long as the stager; no reference to it is made after `new`.
         let slot = unsafe { VolatileSpan::new(self.slots[hop.slot as usize].span) };
@@ -220,7 +221,10 @@ impl FakeStager {
     }
 }
 
-impl Stager for FakeStager {
+// SAFETY: a slot is a heap allocation of `slot_bytes`, which its `Slot` keeps until the stager drops; no
+// reference to it is made after `Slot::new`. `take` hands out each slot once. Hops copy inside `poll`, at the
+// moment at which they end, and `check` limits them to their slot and to one allocation of the device.
+unsafe impl Stager for FakeStager {
     fn slot_bytes(&self) -> u32 {
         self.device.staging.slot_bytes
     }
@@ -233,11 +237,11 @@ impl Stager for FakeStager {
 
     fn give_back(&mut self, slot: StagingSlot) {
         let used = self.running.iter().any(|(hop, _)| hop.slot == slot.index);
-        assert!(!used, "S2 broken: slot {} was given back while a hop used it", slot.index);
+        assert!(!used, "S2 broken: slot {} was returned while a hop used it", slot.index);
         let own = &mut self.slots[slot.index as usize];
-        assert!(own.taken, "slot {} was given back twice", slot.index);
+        assert!(own.taken, "slot {} was returned twice", slot.index);
         own.taken = false;
-        // Whoever still reads it gets nonsense.
+        // A late reader gets other bytes.
         // SAFETY: as in `carry_out`.
         let span = unsafe { VolatileSpan::new(own.span) };
         for at in (0..span.len()).step_by(64) {
@@ -270,7 +274,7 @@ impl Stager for FakeStager {
             if ready == 0 {
                 break;
             }
-            // Any of those that are ready.
+            // Any one of those that are ready.
             let nth = self.rng.index(ready);
             let Some(at) = (0..self.running.len()).filter(|&at| self.running[at].1 == 0).nth(nth) else {
                 break;

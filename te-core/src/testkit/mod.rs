@@ -1,7 +1,8 @@
-//! The conformance suite: one set of cases that holds every fabric, route and decorator to the laws of
-//! [`Transport`].
+//! The conformance suite: one set of cases that checks the laws of [`Transport`] for every fabric, route and
+//! decorator. And what other tests share: seeds, random numbers, patterns, fake devices, a transport that
+//! moves nothing.
 //!
-//! A fabric's crate implements [`Harness`] once and gets a test a case:
+//! A fabric's crate implements [`Harness`] once and gets one test per case:
 //!
 //! ```
 //! use te_core::sim::SimConfig;
@@ -9,20 +10,21 @@
 //!
 //! // In the fabric's tests: one named test per case, and the cases that cannot run on it.
 //! te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM), skips [
-//!     an_inline_transport_lets_go_of_memory_in_the_next_poll,
+//!     a_caller_driven_transport_releases_memory_in_the_next_poll,
 //!     a_slice_off_the_granule_is_refused_before_a_byte_moves,
 //! ]);
 //!
-//! // Or all at once, with a table of what passed and what was skipped, and why.
+//! // Or all at once, with a table of the cases that passed, and of those that were skipped and why.
 //! fn main() {
 //!     println!("{}", te_core::testkit::conformance(&mut SimHarness::new(1, SimConfig::CALM)));
 //! }
 //! ```
 //!
-//! A broken law panics with a sentence that starts with the law's number. What a fabric does not offer
-//! ([`Capabilities`](crate::Capabilities)) or a harness cannot do ([`Hook`]) is *skipped* with a reason; a test of a skipped case
-//! fails unless the harness declares it. Fabrics that lose packets may fail slices in every case: the suite resubmits what failed for the
-//! fabric's reasons, and holds each failure to its [`Outcome`](crate::Outcome).
+//! A violation of a law panics with a sentence that starts with the law's number. A case that needs what a
+//! fabric does not offer ([`Capabilities`](crate::Capabilities)) or a harness cannot do ([`Hook`]) is
+//! *skipped* with a reason; the test of a skipped case fails unless the harness declares it. Fabrics that
+//! lose packets may fail slices in every case: the suite resubmits slices that failed for the fabric's
+//! reasons, and checks the [`Outcome`](crate::Outcome) of each failure.
 
 #![allow(unsafe_code, reason = "reads and writes memory under test by its address")]
 
@@ -65,90 +67,93 @@ pub use stager::stager_conformance;
 #[cfg(feature = "std")]
 pub use wall_clock::WallClock;
 
-/// Builds what the suite tests. Each case asks for a fresh pair.
+/// Makes the transports that the suite tests. Each case requests a fresh pair.
 pub trait Harness {
     /// Two transports of the fabric that can reach each other.
     fn pair(&mut self) -> Box<dyn Pair + '_>;
 
-    /// A case that this harness must not run, with the reason that the report will show.
+    /// The reason why this harness must not run a case, for the report; `None` when it may.
     fn skip(&self, case: &str) -> Option<&'static str> {
         let _ = case;
         None
     }
 }
 
-/// Two ends of a fabric, what can be done to them, and the time they live in. Dropping it ends both.
+/// Two ends of a fabric, what can be done to them, and their time. Dropping it ends both.
 pub trait Pair {
-    /// The end that submits.
+    /// The end that submits slices.
     fn initiator(&mut self) -> &mut dyn Transport;
 
-    /// The end whose memory is reached. Not called between [`kill_target`](Self::kill_target) and
+    /// The end whose memory is read and written. Not called between [`kill_target`](Self::kill_target) and
     /// [`restart_target`](Self::restart_target).
     fn target(&mut self) -> &mut dyn Transport;
 
-    /// Lets some time pass and gives the time: a virtual clock jumps to what happens next, a real one rests for some
-    /// microseconds (see [`WallClock`]). The suite then polls both ends.
+    /// Lets some time pass and returns the time: a virtual clock jumps to the next event, a real one sleeps
+    /// for some microseconds (see [`WallClock`]). The suite then polls both ends.
     fn tick(&mut self) -> Instant;
 
-    /// How long a slice or fence may take to end before the suite calls it lost.
+    /// How long a slice or fence may take to end before the suite reports it as lost.
     fn patience(&self) -> Duration {
         Duration::from_secs(10)
     }
 
-    /// How long a WRITE that nobody waits for may still be on its way; the suite watches that long.
+    /// How long a WRITE that has ended for its initiator may still be on its way; the suite watches for that
+    /// time.
     fn late_max(&self) -> Duration {
         Duration::from_millis(100)
     }
 
-    /// Memory for one side, where heap memory will not do: shared memory, a device's. Valid until the pair is dropped, aligned
-    /// to 4096.
+    /// Memory for one end, where heap memory does not work: shared memory, memory of a device. Valid until
+    /// the pair is dropped, aligned to 4096.
     fn allocate(&mut self, side: Side, bytes: usize) -> Option<MemSpan> {
         let _ = (side, bytes);
         None
     }
 
-    /// How the suite reads and writes memory under test. Memory that the CPU cannot touch needs one of its own.
+    /// How the suite reads and writes memory under test. Memory that the CPU cannot touch needs its own
+    /// implementation.
     fn peek_poke(&self) -> Rc<dyn PeekPoke> {
         Rc::new(ByPointer)
     }
 
-    /// The bytes of an export that name the peer's address: the suite leaves them alone when it forges, lest it knock
-    /// at strangers' doors.
+    /// The bytes of an export that contain the peer's address: the suite does not change them when it forges
+    /// exports, because it must not connect to other hosts.
     fn address_bytes(&self, export: &[u8]) -> Range<usize> {
         let _ = export;
         0..0
     }
 
-    /// The bytes of an export that are the access key, if it can be told: every bit of it must matter.
+    /// The bytes of an export that are the access key, if they can be told apart: every bit of them must
+    /// matter.
     fn key_bytes(&self, export: &[u8]) -> Option<Range<usize>> {
         let _ = export;
         None
     }
 
-    /// The identity that the target knows the initiator by, where the fabric tells initiators apart. `None`: the cases about
-    /// [`expel`](crate::Transport::expel) are skipped.
+    /// The identity by which the target knows the initiator, where the fabric has identities. `None`: the
+    /// cases about [`expel`](crate::Transport::expel) are skipped.
     fn initiator_identity(&self) -> Option<u64> {
         None
     }
 
-    /// The target's process dies without a word.
+    /// Kills the target's process without any message to the initiator.
     fn kill_target(&mut self) -> Hook {
         Hook::Unsupported("the harness cannot kill the target")
     }
 
-    /// A killed target comes back at the same address, as a new process with nothing registered.
+    /// Starts a killed target again at the same address, as a new process with no regions.
     fn restart_target(&mut self) -> Hook {
         Hook::Unsupported("the harness cannot restart the target")
     }
 
-    /// The target's process stops (true) or goes on (false). The suite does not poll a stalled target; if something else
-    /// serves it, this must stop that too.
+    /// Stops the target's process (true) or continues it (false). The suite does not poll a stalled target;
+    /// if another thread serves it, this must stop that, too.
     fn stall_target(&mut self, stalled: bool) -> Hook {
         let _ = stalled;
         Hook::Unsupported("the harness cannot stall the target")
     }
 
-    /// The connection breaks; both processes live on.
+    /// Breaks the connection; both processes stay alive.
     fn cut(&mut self) -> Hook {
         Hook::Unsupported("the harness cannot cut the connection")
     }
@@ -156,13 +161,13 @@ pub trait Pair {
 
 /// Reads and writes memory under test, while a transport may be writing it.
 pub trait PeekPoke {
-    /// Copies the bytes of `span` into `out`, which is as long.
+    /// Copies the bytes of `span` into `out`, which has the same length.
     ///
     /// # Safety
     /// `span` lies in memory that the pair [allocated](Pair::allocate), or in mapped host memory to which no reference exists.
     unsafe fn peek(&self, span: MemSpan, out: &mut [u8]);
 
-    /// Copies `bytes` into `span`, which is as long.
+    /// Copies `bytes` into `span`, which has the same length.
     ///
     /// # Safety
     /// As for [`peek`](Self::peek).
@@ -177,26 +182,31 @@ impl PeekPoke for ByPointer {
     unsafe fn peek(&self, span: MemSpan, out: &mut [u8]) {
         // SAFETY: mapped host memory without references to it, as the caller promised.
         let read = unsafe { VolatileSpan::new(span) }.read(0, out);
-        assert!(read.is_ok(), "{} bytes were asked of a span of {}", out.len(), span.len());
+        assert!(read.is_ok(), "{} bytes were to be read from a span of {} bytes", out.len(), span.len());
     }
 
     unsafe fn poke(&self, span: MemSpan, bytes: &[u8]) {
         // SAFETY: as in `peek`.
         let written = unsafe { VolatileSpan::new(span) }.write(0, bytes);
-        assert!(written.is_ok(), "{} bytes do not go into a span of {}", bytes.len(), span.len());
+        assert!(
+            written.is_ok(),
+            "{} bytes were to be written to a span of {} bytes",
+            bytes.len(),
+            span.len()
+        );
     }
 }
 
-/// Which end of a [`Pair`].
+/// One end of a [`Pair`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// Submits.
+    /// The end that submits.
     Initiator,
-    /// Is reached.
+    /// The end whose memory is read and written.
     Target,
 }
 
-/// Whether the harness did what it was asked.
+/// Whether the harness could do what the suite requested.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
@@ -223,14 +233,14 @@ pub enum Law {
 /// One case of the suite.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// A sentence, with underscores.
+    /// The name: a sentence, with underscores.
     pub name: &'static str,
-    /// The law it checks first; the rig checks L1 in every case.
+    /// The law that it checks first; the rig checks L1 in every case.
     pub law: Law,
     run: fn(&mut Rig<'_>) -> Result<(), Skip>,
 }
 
-/// How a case ended. A failure panics instead.
+/// How a case ended. A violation panics instead.
 #[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -240,10 +250,10 @@ pub enum Verdict {
     Skipped(String),
 }
 
-/// What the suite found.
+/// The results of the suite.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Case by case.
+    /// The cases that were run, with their verdicts.
     pub verdicts: Vec<(&'static str, Verdict)>,
 }
 
@@ -256,7 +266,7 @@ pub fn cases() -> &'static [Case] {
 /// Runs the whole suite.
 ///
 /// # Panics
-/// With a sentence, at the first law that does not hold.
+/// With a sentence, at the first violation of a law.
 pub fn conformance(harness: &mut dyn Harness) -> Report {
     Report { verdicts: cases().iter().map(|case| (case.name, run(case, harness))).collect() }
 }
@@ -281,8 +291,8 @@ pub fn run_case(name: &str, harness: &mut dyn Harness) -> Verdict {
     }
 }
 
-/// Runs one case for a test: it passes, or it is skipped and stands in `skips`. One in `may_skip`, which depends on what
-/// happens in time, does either.
+/// Runs one case for a test: it passes, or it is skipped and listed in `skips`. A case in `may_skip`, which
+/// depends on timing, may do either.
 ///
 /// # Panics
 /// As [`run_case`]; when the case is skipped and not declared, or declared and not skipped; when a list names no case.
@@ -297,7 +307,7 @@ pub fn check_case(name: &str, harness: &mut dyn Harness, skips: &[&str], may_ski
             panic!("{name} was skipped ({reason}): declare it with `skips [{name}]`, or make it run")
         }
         (Verdict::Passed, true) => {
-            panic!("{name} passed, though it is declared as skipped: take it off `skips`")
+            panic!("{name} passed, though it is declared as skipped: remove it from `skips`")
         }
     }
 }
@@ -313,13 +323,13 @@ fn run(case: &Case, harness: &mut dyn Harness) -> Verdict {
 }
 
 impl Report {
-    /// How many cases passed.
+    /// The number of cases that passed.
     #[must_use]
     pub fn passed(&self) -> usize {
         self.verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Passed).count()
     }
 
-    /// What was skipped, and why.
+    /// The cases that were skipped, with their reasons.
     pub fn skipped(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.verdicts.iter().filter_map(|(name, verdict)| match verdict {
             Verdict::Passed => None,
@@ -340,10 +350,10 @@ impl fmt::Display for Report {
     }
 }
 
-/// Expands to one `#[test]` for each case of the suite, so that a failure has a name. Takes an expression that makes a
-/// [`Harness`], and the cases that cannot run on it: any other case that is skipped fails, and so does one of these that passes.
-/// `may_skip [...]` after them lists cases that run or not as chance will have it.
-/// Several in one crate go into modules of their own.
+/// Expands to one `#[test]` per case of the suite, so that a failure has a name. Takes an expression that
+/// makes a [`Harness`], and the cases that cannot run on it: any other case that is skipped fails, and so
+/// does a listed one that passes. `may_skip [...]` after them lists cases that may do either. Several in one
+/// crate need a module each.
 ///
 /// ```
 /// # mod tests {
@@ -351,7 +361,7 @@ impl fmt::Display for Report {
 /// use te_core::testkit::SimHarness;
 ///
 /// te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM), skips [
-///     an_inline_transport_lets_go_of_memory_in_the_next_poll,
+///     a_caller_driven_transport_releases_memory_in_the_next_poll,
 ///     a_slice_off_the_granule_is_refused_before_a_byte_moves,
 /// ]);
 /// # }
@@ -396,22 +406,22 @@ macro_rules! conformance_tests {
             L2 late outcomes_are_honest_under_cancels,
             L2 checksum a_reported_checksum_is_that_of_the_bytes_that_arrived,
             L2 late a_region_in_use_cannot_be_deregistered,
-            L2 late a_segment_in_use_cannot_be_detached,
+            L2 late a_remote_region_in_use_cannot_be_detached,
             L3 cancel cancel_before_the_first_poll_ends_the_slice,
             L3 cancel cancel_in_mid_flight_ends_every_slice_once,
             L3 cancel cancel_of_something_finished_is_not_found,
             L3 cancel cancel_of_nothing_is_not_found,
             L3 cancel a_cancel_ends_the_slice_even_when_the_target_is_stalled,
             L3 cancel a_cancel_does_not_disturb_its_neighbours,
-            L3 cancel an_inline_transport_lets_go_of_memory_in_the_next_poll,
+            L3 cancel a_caller_driven_transport_releases_memory_in_the_next_poll,
             L4 capacity submit_and_poll_do_not_allocate,
             L4 capacity a_full_transport_accepts_a_prefix_and_the_rest_later,
             L4 capacity no_more_than_inflight_max_are_accepted,
-            L5 fence a_fence_on_a_quiet_segment_is_acknowledged,
+            L5 fence a_fence_on_a_quiet_remote_region_is_acknowledged,
             L5 fence after_a_fence_nothing_lands,
             L5 fence after_a_fence_nothing_lands_that_a_stalled_target_held_back,
             L5 fence a_fence_leaves_slices_in_flight_alone,
-            L5 fence a_fence_needs_a_segment,
+            L5 fence a_fence_needs_a_remote_region,
             L5 fence a_fence_to_a_dead_target_ends,
             L5 fence a_fence_after_a_restart_ends_and_holds,
             L6 access out_of_range_by_one_is_refused,
@@ -432,14 +442,14 @@ macro_rules! conformance_tests {
             L7 volatile what_a_peer_writes_shows_through_a_volatile_span,
             L7 volatile a_peer_reads_what_was_written_through_a_volatile_span,
             L1 death when_the_target_dies_every_slice_ends_once,
-            L2 death after_a_restart_an_old_segment_is_refused_and_never_misread,
+            L2 death after_a_restart_an_old_remote_region_is_refused_and_never_misread,
             L6 death after_a_restart_a_new_export_works,
             L5 expel nothing_of_an_expelled_initiator_lands,
             L5 expel nothing_lands_of_an_initiator_that_was_expelled_while_it_was_stopped,
-            L6 expel an_expelled_initiator_is_refused_and_told_so,
+            L6 expel an_expelled_initiator_is_refused_with_the_reason,
             L6 expel a_connected_initiator_is_left_alone_without_force,
-            L6 expel expelling_another_disturbs_nobody,
-            L6 expel nobody_has_the_identity_0,
+            L6 expel expelling_one_initiator_does_not_disturb_another,
+            L6 expel the_identity_0_is_refused,
             L1 death a_cut_connection_ends_every_slice_and_heals,
             L8 kinds memory_of_another_kind_is_refused_before_it_is_touched,
             L8 kinds a_slice_off_the_granule_is_refused_before_a_byte_moves,
@@ -461,31 +471,31 @@ mod wall_clock {
     use crate::Instant;
     use core::time::Duration;
 
-    /// Real time for harnesses of real fabrics.
+    /// The real time, for harnesses of real fabrics.
     #[derive(Clone, Copy, Debug)]
     pub struct WallClock {
         epoch: std::time::Instant,
-        rest: Duration,
+        pause: Duration,
     }
 
     impl WallClock {
-        /// A clock that starts now and rests for `rest` at each tick.
+        /// A clock that starts now and sleeps for `pause` at each tick.
         #[must_use]
-        pub fn new(rest: Duration) -> Self {
-            Self { epoch: std::time::Instant::now(), rest }
+        pub fn new(pause: Duration) -> Self {
+            Self { epoch: std::time::Instant::now(), pause }
         }
 
-        /// What [`Pair::tick`](super::Pair::tick) asks for.
+        /// The implementation of [`Pair::tick`](super::Pair::tick).
         #[must_use]
         pub fn tick(&self) -> Instant {
-            match self.rest.is_zero() {
+            match self.pause.is_zero() {
                 true => std::thread::yield_now(),
-                false => std::thread::sleep(self.rest),
+                false => std::thread::sleep(self.pause),
             }
             self.now()
         }
 
-        /// Time since the start.
+        /// The time since the start.
         #[must_use]
         pub fn now(&self) -> Instant {
             Instant::ZERO + self.epoch.elapsed()

@@ -1,4 +1,4 @@
-//! What a case works with: a pair, its memory, and a ledger that holds every completion against L1.
+//! What a case works with: a pair, its memory, and a record that checks every completion against L1.
 #![allow(unsafe_code, reason = "registers its own buffers")]
 
 use alloc::boxed::Box;
@@ -14,16 +14,16 @@ use super::buffer::Buffer;
 use super::counting::allocations;
 use super::{Hook, Law, Pair, Side};
 use crate::{
-    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, Op, Outcome, RegionId,
+    Access, Capabilities, Completion, Error, ErrorKind, ExpelMode, Features, Instant, Op, Outcome, RegionId,
     RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token,
 };
 
-/// Bytes of the region at each end.
+/// The number of bytes of the region at each end.
 pub(super) const REGION_BYTES: usize = 128 << 10;
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 const STEPS_MAX: u64 = 20_000_000;
-/// How often a slice that fails for the fabric's reasons is tried again.
+/// How many times a slice that fails for the fabric's reasons is submitted.
 const ATTEMPTS_MAX: usize = 500;
 
 /// Why a case was not run.
@@ -36,7 +36,7 @@ impl Skip {
     }
 }
 
-/// Stops a case with a sentence that names the law.
+/// Stops a case with a sentence that starts with the law.
 macro_rules! broken {
     ($law:expr, $($sentence:tt)+) => {
         panic!("{:?} broken: {}", $law, ::alloc::format!($($sentence)+))
@@ -44,9 +44,9 @@ macro_rules! broken {
 }
 pub(super) use broken;
 
-/// A pair of transports with memory at both ends, under observation. What a case gets.
+/// A pair of transports with memory at both ends, whose calls are checked. Each case gets one.
 pub struct Rig<'h> {
-    // First, so that the transports are gone before the memory is.
+    // First, so that the transports are dropped before the memory.
     pair: Box<dyn Pair + 'h>,
     pub(super) law: Law,
     pub(super) caps: Capabilities,
@@ -55,14 +55,14 @@ pub struct Rig<'h> {
     pub(super) more: Vec<Buffer>,
     pub(super) rng: Rng,
     pub(super) now: Instant,
-    /// Allocations inside `submit` and `poll`, so far.
+    /// The number of allocations inside `submit` and `poll` so far.
     pub(super) allocated: u64,
     ledger: BTreeMap<u64, Entry>,
     in_flight: usize,
     next_token: u64,
     next_index: u32,
     target_is_polled: bool,
-    /// Some WRITE since the last fence may still land.
+    /// Whether a WRITE since the last fence may still land.
     fence_due: bool,
 }
 
@@ -98,7 +98,7 @@ impl<'h> Rig<'h> {
         }
         rig.now = rig.pair.tick();
         rig.register_local();
-        rig.export_remote(REGION, SEGMENT);
+        rig.export_remote(REGION, REMOTE_REGION);
         Ok(rig)
     }
 
@@ -110,10 +110,10 @@ impl<'h> Rig<'h> {
     }
 
     /// Registers the remote buffer at the target and attaches it.
-    pub(super) fn export_remote(&mut self, region: RegionId, segment: RemoteRegionId) {
+    pub(super) fn export_remote(&mut self, region: RegionId, remote_region: RemoteRegionId) {
         let access = Access::LOCAL.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
         let blob = self.register_remote(region, access);
-        let attached = self.initiator().attach(segment, &blob);
+        let attached = self.initiator().attach(remote_region, &blob);
         self.demand(attached, "attaching a valid export");
     }
 
@@ -171,24 +171,24 @@ impl<'h> Rig<'h> {
         &mut *self.pair
     }
 
-    /// What the target knows the initiator by.
+    /// The identity by which the target knows the initiator.
     pub(super) fn identity(&self) -> Result<u64, Skip> {
-        let unknown = Skip::because("the harness tells no identity of the initiator");
+        let unknown = Skip::because("the harness does not know the identity of the initiator");
         self.pair.initiator_identity().ok_or(unknown)
     }
 
-    /// Expels `peer` at the target, which alone is polled meanwhile unless `both` are.
+    /// Expels `peer` at the target. Polls the target alone meanwhile, or both ends when `both`.
     pub(super) fn expel(&mut self, peer: u64, both: bool) {
         let give_up = self.deadline();
         loop {
-            match self.target().expel(peer, true) {
+            match self.target().expel(peer, ExpelMode::Force) {
                 Ok(true) => return,
                 Ok(false) if both => self.step(),
                 Ok(false) => self.step_target(),
                 Err(error) => broken!(self.law, "expelling an initiator by force failed: {error}"),
             }
             if self.now > give_up.0 {
-                broken!(self.law, "the end of an expelled initiator does not come (waited {:?})", give_up.1);
+                broken!(self.law, "the expulsion of an initiator does not end (waited {:?})", give_up.1);
             }
         }
     }
@@ -197,8 +197,8 @@ impl<'h> Rig<'h> {
         REGION
     }
 
-    pub(super) fn segment(&self) -> RemoteRegionId {
-        SEGMENT
+    pub(super) fn remote_region(&self) -> RemoteRegionId {
+        REMOTE_REGION
     }
 
     pub(super) fn fresh_index(&mut self) -> u32 {
@@ -208,17 +208,17 @@ impl<'h> Rig<'h> {
 
     pub(super) fn fresh_token(&mut self) -> Token {
         self.next_token += 1;
-        // Spread over the word: a token is the caller's, not a small number.
+        // Spread over the word: tokens belong to the caller and need not be small numbers.
         Token(self.next_token << 33 ^ self.next_token)
     }
 
-    /// More memory of one side, kept until after the pair has gone.
+    /// More memory for one end, kept until the pair is dropped.
     pub(super) fn allocate(&mut self, side: Side, bytes: usize) -> usize {
         self.more.push(Buffer::new(bytes, &mut *self.pair, side));
         self.more.len() - 1
     }
 
-    /// A slice, grown to the transport's granule where that is more than a byte.
+    /// A slice, lengthened to the transport's granule where that is more than one byte.
     pub(super) fn slice(&mut self, op: Op, local: usize, remote: usize, len: usize) -> Slice {
         let (remote, len) = (self.granule_down(remote), self.granule_up(len));
         // A slice that grew at the end of the region begins earlier at our end.
@@ -227,7 +227,7 @@ impl<'h> Rig<'h> {
         Slice {
             token: self.fresh_token(),
             local: RegionOffset::new(REGION, local as u64),
-            remote: RemoteOffset::new(SEGMENT, remote as u64),
+            remote: RemoteOffset::new(REMOTE_REGION, remote as u64),
             len: len as u32,
             op,
         }
@@ -241,7 +241,7 @@ impl<'h> Rig<'h> {
         bytes.next_multiple_of(self.caps.granule_bytes as usize)
     }
 
-    /// `count` slices at odd places, each within a cell of its own at both ends.
+    /// `count` slices at odd offsets, each within its own cell at both ends.
     pub(super) fn random_slices(&mut self, count: usize, op: Option<Op>) -> Vec<Slice> {
         let cell = self.granule_down(REGION_BYTES / count);
         let ops = self.ops();
@@ -268,13 +268,13 @@ impl<'h> Rig<'h> {
         }
     }
 
-    /// Fills the target's end, after a fence where one is due: a range gets other bytes only then (L5).
+    /// Fills the target's memory, after a fence where one is due: a range may get other bytes only then (L5).
     pub(super) fn fill_remote(&mut self, byte: u8) {
         self.fence_if_due();
         self.remote.fill(byte);
     }
 
-    /// Fills both ends with numbers that the seed decides, after a fence where one is due.
+    /// Fills both ends with numbers from the seed, after a fence where one is due.
     pub(super) fn scramble(&mut self) {
         self.fence_if_due();
         let mut bytes = vec![0; REGION_BYTES];
@@ -284,7 +284,7 @@ impl<'h> Rig<'h> {
         self.remote.write(0, &bytes);
     }
 
-    // Submitting.
+    // Submission.
 
     /// One call of `submit`, recorded.
     pub(super) fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
@@ -301,7 +301,7 @@ impl<'h> Rig<'h> {
         Ok(count)
     }
 
-    /// Submits until all are accepted.
+    /// Submits until all slices are accepted.
     pub(super) fn submit_all(&mut self, mut batch: &[Slice]) {
         let mut give_up = self.deadline();
         while !batch.is_empty() {
@@ -312,14 +312,14 @@ impl<'h> Rig<'h> {
                     give_up = self.deadline();
                 }
                 Err(error) if error.kind == ErrorKind::Full => {
-                    broken!(Law::L4, "fullness was reported as an error instead of a short count")
+                    broken!(Law::L4, "being full was reported as an error instead of a short count")
                 }
                 Err(error) => broken!(self.law, "a valid slice was refused: {error}"),
             }
         }
     }
 
-    /// Submits one slice: accepted, or refused with this error.
+    /// Submits one slice: it is accepted, or refused with this error.
     pub(super) fn submit_one(&mut self, slice: Slice) -> Result<(), Error> {
         let give_up = self.deadline();
         while self.submit(&[slice])? == 0 {
@@ -328,18 +328,18 @@ impl<'h> Rig<'h> {
         Ok(())
     }
 
-    /// Submits one slice and waits for its end.
+    /// Submits one slice and waits for its completion.
     pub(super) fn run_one(&mut self, slice: Slice) -> Result<Completion, Error> {
         self.submit_one(slice)?;
         self.settle();
         Ok(self.completion(slice.token))
     }
 
-    pub(super) fn fence(&mut self, segment: RemoteRegionId) -> Result<Token, Error> {
+    pub(super) fn fence(&mut self, remote_region: RemoteRegionId) -> Result<Token, Error> {
         let token = self.fresh_token();
         let give_up = self.deadline();
         loop {
-            match self.initiator().fence(token, segment) {
+            match self.initiator().fence(token, remote_region) {
                 Err(error) if error.kind == ErrorKind::Full => {
                     self.step_before(give_up, Law::L5, "fences stay full for ever");
                 }
@@ -351,10 +351,10 @@ impl<'h> Rig<'h> {
         Ok(token)
     }
 
-    /// Fences until the target has acknowledged.
+    /// Fences until the target has acknowledged a fence.
     pub(super) fn fence_for_sure(&mut self) {
         for _ in 0..ATTEMPTS_MAX {
-            match self.fence(SEGMENT) {
+            match self.fence(REMOTE_REGION) {
                 Ok(token) => {
                     self.settle();
                     if self.completion(token).outcome == Outcome::Applied {
@@ -362,25 +362,25 @@ impl<'h> Rig<'h> {
                         return;
                     }
                 }
-                Err(error) => broken!(Law::L5, "a fence on an attached segment was refused: {error}"),
+                Err(error) => broken!(Law::L5, "a fence on an attached remote region was refused: {error}"),
             }
         }
-        broken!(Law::L5, "{ATTEMPTS_MAX} fences in a row failed against a target that lives");
+        broken!(Law::L5, "{ATTEMPTS_MAX} fences in a row failed although the target is alive");
     }
 
-    /// Makes sure that nothing lands any more, where that is in doubt.
+    /// Makes sure that nothing lands any more, where something might.
     pub(super) fn fence_if_due(&mut self) {
         if self.fence_due {
             self.fence_for_sure();
         }
     }
 
-    /// Moves all slices, again and again where the fabric loses them, until each was applied.
+    /// Moves all slices, again where the fabric loses them, until each was applied.
     pub(super) fn transfer(&mut self, slices: &[Slice]) {
         self.transfer_and_tell(slices, |_, _, _| ());
     }
 
-    /// As [`transfer`](Self::transfer); tells `applied` of each slice that was, and how it ended.
+    /// As [`transfer`](Self::transfer); calls `applied` with each slice that was applied, and its completion.
     pub(super) fn transfer_and_tell(
         &mut self,
         slices: &[Slice],
@@ -411,12 +411,12 @@ impl<'h> Rig<'h> {
         }
         broken!(
             self.law,
-            "{} slices failed {ATTEMPTS_MAX} times in a row on a fabric that lives",
+            "{} slices failed {ATTEMPTS_MAX} times in a row although both ends are alive",
             todo.len()
         );
     }
 
-    /// The fabric still does its work: refusals and cancels must not cost the connection.
+    /// Checks that the fabric still works: refusals and cancels must not cost the connection.
     pub(super) fn still_works(&mut self) {
         let slices: Vec<Slice> = self.ops().into_iter().map(|op| self.slice(op, 3, 5, 1000)).collect();
         for slice in slices {
@@ -425,7 +425,8 @@ impl<'h> Rig<'h> {
         }
     }
 
-    /// Refused with one of `kinds`, by `submit` or by a completion, before any byte moved.
+    /// Checks that a slice is refused with one of `kinds`, by `submit` or by a completion, before any byte
+    /// moved.
     pub(super) fn refused(&mut self, slice: Slice, kinds: &[ErrorKind], what: &str) {
         self.fence_if_due();
         for _ in 0..ATTEMPTS_MAX {
@@ -460,7 +461,7 @@ impl<'h> Rig<'h> {
         self.step_with_room(64);
     }
 
-    /// As `step`, with room for `room` completions; gives how many came.
+    /// As `step`, with room for `room` completions; returns their number.
     pub(super) fn step_with_room(&mut self, room: usize) -> usize {
         let blank = Completion::applied(Token(u64::MAX));
         let mut out = [blank; 64];
@@ -469,7 +470,7 @@ impl<'h> Rig<'h> {
         let count = self.pair.initiator().poll(self.now, &mut out[..room]);
         self.allocated += allocations() - before;
         if count > room {
-            broken!(Law::L1, "poll gave {count} completions and had room for {room}");
+            broken!(Law::L1, "poll returned {count} completions into room for {room}");
         }
         for completion in &out[..count] {
             self.record(*completion);
@@ -477,7 +478,7 @@ impl<'h> Rig<'h> {
         count
     }
 
-    /// Lets some time pass and polls the target alone: the initiator's process is stopped.
+    /// Lets some time pass and polls the target alone, as if the initiator's process were stopped.
     pub(super) fn step_target(&mut self) {
         self.now = self.pair.tick();
         if self.target_is_polled {
@@ -486,12 +487,16 @@ impl<'h> Rig<'h> {
             let count = self.pair.target().poll(self.now, &mut out);
             self.allocated += allocations() - before;
             if count > 0 {
-                broken!(Law::L1, "the target completed {:?}, and was never given a slice", out[0].token);
+                broken!(
+                    Law::L1,
+                    "the target completed {:?}, although no slice was submitted to it",
+                    out[0].token
+                );
             }
         }
     }
 
-    /// Lets some time pass and polls the initiator alone: the target's process is not scheduled.
+    /// Lets some time pass and polls the initiator alone, as if the target's process were not scheduled.
     pub(super) fn step_initiator(&mut self) {
         let polled = core::mem::replace(&mut self.target_is_polled, false);
         self.step();
@@ -528,7 +533,7 @@ impl<'h> Rig<'h> {
         }
     }
 
-    /// Steps for as long as anything late may still land.
+    /// Steps for as long as a late write may still land.
     pub(super) fn linger_for_late_writes(&mut self) {
         let late_max = self.pair.late_max();
         self.linger(late_max);
@@ -551,7 +556,7 @@ impl<'h> Rig<'h> {
         }
     }
 
-    // What became of it.
+    // Results.
 
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight
@@ -568,7 +573,7 @@ impl<'h> Rig<'h> {
         }
     }
 
-    /// Both ends of an applied slice hold the same bytes.
+    /// Checks that both ends of an applied slice hold the same bytes.
     pub(super) fn check_content(&self, slice: &Slice) {
         let local = self.local.read(slice.local.offset as usize, slice.len as usize);
         let remote = self.remote.read(slice.remote.offset as usize, slice.len as usize);
@@ -586,7 +591,7 @@ impl<'h> Rig<'h> {
         }
     }
 
-    // What the harness can do.
+    // The harness.
 
     pub(super) fn stall(&mut self, stalled: bool) -> Result<(), Skip> {
         hooked(self.pair.stall_target(stalled))?;
@@ -602,7 +607,7 @@ impl<'h> Rig<'h> {
 
     pub(super) fn restart(&mut self) -> Result<(), Skip> {
         hooked(self.pair.restart_target())?;
-        // What was on its way was on its way to somebody else.
+        // What was on its way was meant for another incarnation.
         self.fence_due = false;
         self.target_is_polled = true;
         Ok(())

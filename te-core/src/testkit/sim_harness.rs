@@ -1,4 +1,4 @@
-//! The simulated fabric under the suite, bare or with something built on it.
+//! The simulated fabric under the suite, alone or with a decorator or route on top.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -13,7 +13,7 @@ const RAIL_NAMES: [&str; 4] = ["sim", "sim-b", "sim-c", "sim-d"];
 
 type Build = Box<dyn FnMut(Side, Vec<SimTransport>) -> Box<dyn Transport>>;
 
-/// Pairs on [`sim`](crate::sim): each end is built from one node on each of some networks.
+/// Pairs on [`sim`](crate::sim): each end consists of one node on each of some networks.
 pub struct SimHarness {
     seed: u64,
     config: SimConfig,
@@ -28,7 +28,7 @@ impl SimHarness {
         Self::wrapped(seed, config, |_, sim| Box::new(sim))
     }
 
-    /// Something around the fabric: a decorator, say.
+    /// The fabric with something around it, a decorator for example.
     #[must_use]
     pub fn wrapped(
         seed: u64,
@@ -37,11 +37,11 @@ impl SimHarness {
     ) -> Self {
         Self::on_rails(seed, config, 1, move |side, mut rails| match rails.pop() {
             Some(sim) => build(side, sim),
-            None => unreachable!("one rail was asked for"),
+            None => unreachable!("one rail was requested"),
         })
     }
 
-    /// Something over several fabrics of their own: each end gets a node on each of `rails` networks.
+    /// Something over several fabrics: each end gets a node on each of `rails` networks.
     #[must_use]
     pub fn on_rails(
         seed: u64,
@@ -80,7 +80,7 @@ impl Harness for SimHarness {
 
     fn skip(&self, case: &str) -> Option<&'static str> {
         (case == "submit_and_poll_do_not_allocate" && self.config.link.loss_ppm > 0)
-            .then_some("sim copies the bytes of a WRITE aside when it is given up on a lossy link")
+            .then_some("sim allocates a copy of the bytes of a WRITE that times out on a lossy link")
     }
 }
 
@@ -127,7 +127,7 @@ impl Pair for SimPair<'_> {
             .chain(self.initiator.poll_at())
             .chain(self.target.as_ref().and_then(|t| t.poll_at()))
             .min();
-        // Whoever wants to be polled at once, and again, is polled less and less often.
+        // A transport that wants to be polled at once, again and again, is polled at growing intervals.
         let at_once = next.is_some_and(|next| next <= self.now);
         self.polls_at_once = if at_once { (self.polls_at_once + 1).min(8) } else { 0 };
         let least = self.now + Duration::from_micros(5 << self.polls_at_once);

@@ -1,4 +1,4 @@
-//! Checks that hold a [`Stager`] to its laws S1 to S4.
+//! Checks of the laws S1 to S4 for a [`Stager`].
 #![allow(unsafe_code, reason = "reads and writes slots and device memory under test")]
 
 use alloc::boxed::Box;
@@ -19,17 +19,17 @@ macro_rules! broken {
     };
 }
 
-/// Bytes of device memory under test.
+/// The number of bytes of device memory under test.
 const DEVICE_BYTES: usize = 256 << 10;
-/// Polls after which a hop counts as lost.
+/// The number of polls after which a hop counts as lost.
 const POLLS_MAX: u64 = 5_000_000;
 
-/// Holds the stager that `devices` makes for `location` to its laws. `access` reads and writes the device memory that
-/// `allocate` gives. Whether `poll` and `start` allocate is checked where a
+/// Checks the laws for the stager that `devices` makes for `location`. `access` reads and writes the device
+/// memory that `allocate` returns. Whether calls of the stager allocate is checked where a
 /// [`CountingAlloc`](super::CountingAlloc) counts.
 ///
 /// # Panics
-/// With a sentence that starts with the law's number, at the first that does not hold.
+/// With a sentence that starts with the law's number, at the first violation.
 pub fn stager_conformance(
     devices: &dyn Devices,
     access: &dyn PeekPoke,
@@ -37,7 +37,7 @@ pub fn stager_conformance(
     mut allocate: impl FnMut(usize) -> MemSpan,
 ) {
     let device = allocate(DEVICE_BYTES);
-    assert_eq!(device.location(), location, "the harness allocates memory where it says");
+    assert_eq!(device.location(), location, "the harness allocates memory at another location");
     where_memory_is(devices, device);
     let stager = match devices.stager(location) {
         Ok(stager) => stager,
@@ -72,7 +72,7 @@ fn where_memory_is(devices: &dyn Devices, device: MemSpan) {
         ("host memory", devices.locate(host.as_mut_ptr(), host.len()), None),
     ] {
         if found != expected {
-            broken!("S1", "{what} is said to be at {found:?}, not {expected:?}");
+            broken!("S1", "locate found {what} at {found:?}, not {expected:?}");
         }
     }
 }
@@ -88,7 +88,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// A call under the eyes of the allocator.
+    /// A call whose allocations are counted.
     fn counted<R>(&mut self, call: impl FnOnce(&mut dyn Stager) -> R) -> R {
         let before = allocations();
         let result = call(&mut *self.stager);
@@ -124,13 +124,13 @@ impl Bench<'_> {
         self.give_back(first);
         let again = self.take_all();
         if again.len() != count {
-            broken!("S4", "{count} slots were given back, and {} can be taken", again.len());
+            broken!("S4", "{count} slots were returned, but {} can be taken", again.len());
         }
         self.give_back(again);
     }
 
     fn what_cannot_be_is_refused(&mut self) {
-        let Some(slot) = self.stager.take() else { broken!("S4", "a slot that was given back is not free") };
+        let Some(slot) = self.stager.take() else { broken!("S4", "a slot that was returned is not free") };
         let good = self.hop(slot.index, 0, 0, 64, HopDirection::ToDevice);
         let slot_bytes = self.stager.slot_bytes();
         let host = MemSpan::new(slot.span.as_ptr(), 64);
@@ -138,7 +138,7 @@ impl Bench<'_> {
             ("a hop of no bytes", Hop { device: self.part(0, 0), ..good }, ErrorKind::InvalidArgument),
             ("a hop that leaves its slot", Hop { offset: slot_bytes - 63, ..good }, ErrorKind::OutOfRange),
             ("a hop past its slot", Hop { offset: u32::MAX, ..good }, ErrorKind::OutOfRange),
-            ("a hop through a slot that nobody took", Hop { slot: u32::MAX, ..good }, ErrorKind::NotFound),
+            ("a hop through a slot that was not taken", Hop { slot: u32::MAX, ..good }, ErrorKind::NotFound),
             ("a hop to host memory", Hop { device: host, ..good }, ErrorKind::InvalidArgument),
         ] {
             match self.counted(|stager| stager.start(&[hop])).map_err(|error| error.kind) {
@@ -149,8 +149,8 @@ impl Bench<'_> {
         self.give_back(vec![slot]);
     }
 
-    /// Random hops both ways, as many as there are slots, each in a cell of its own: all that belongs to one arrives, nothing else
-    /// changes, and each ends once.
+    /// Random hops in both directions, as many as there are slots, each within its own cell: the bytes of
+    /// each hop arrive, nothing else changes, and each hop ends once.
     fn bytes_cross_whole_and_alone(&mut self, round: u64) {
         let slots = self.take_all();
         let cell = (DEVICE_BYTES / slots.len()).min(self.stager.slot_bytes() as usize);
@@ -189,7 +189,7 @@ impl Bench<'_> {
                 );
             }
         }
-        // A copy that comes now shows, whichever way it goes.
+        // A copy that comes now shows, in whichever direction it goes.
         let (zeroes, ones) = (vec![0; DEVICE_BYTES], vec![0xFF; slots[0].span.len()]);
         self.poke(self.device, &zeroes);
         slots.iter().for_each(|slot| self.poke(slot.span, &ones));
@@ -245,7 +245,7 @@ impl Bench<'_> {
     fn part(&self, at: usize, len: usize) -> MemSpan {
         match self.device.part(at as u64, len as u64) {
             Ok(part) => part,
-            Err(error) => panic!("the checks stay inside their memory: {error}"),
+            Err(error) => panic!("the checks use bytes outside their memory: {error}"),
         }
     }
 

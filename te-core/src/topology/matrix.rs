@@ -1,4 +1,4 @@
-//! The priority matrix: for each location, the NICs to use and those to fall back on.
+//! The priority matrix: for each location, the preferred NICs and the fallback NICs.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -8,10 +8,11 @@ use crate::LocationError;
 
 use super::{GPUS_MAX, Location, NAME_BYTES_MAX, NICS_MAX, NODES_MAX, is_name};
 
-/// Rows of a matrix, at most.
+/// The largest number of rows of a matrix.
 pub const LOCATIONS_MAX: usize = NODES_MAX + GPUS_MAX + 1;
 
-/// Which NICs serve memory where. Its JSON form is `{"cpu:0": [["mlx5_0"], ["mlx5_1"]], …}`: preferred, then secondary.
+/// Which NICs serve which memory. Its JSON form is `{"cpu:0": [["mlx5_0"], ["mlx5_1"]], …}`: preferred, then
+/// secondary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PriorityMatrix {
     rows: Vec<MatrixRow>,
@@ -22,19 +23,19 @@ pub struct PriorityMatrix {
 pub struct MatrixRow {
     /// Where the memory is.
     pub location: Location,
-    /// NICs to use.
+    /// The NICs to use.
     pub preferred: Vec<String>,
-    /// NICs to use when those are busy or broken, the better ones first.
+    /// The NICs to use when the preferred ones are busy or have failed, the better ones first.
     pub secondary: Vec<String>,
 }
 
 impl PriorityMatrix {
-    /// What a secondary NIC costs, in percent of a preferred one.
+    /// The cost of a secondary NIC, in percent of a preferred one.
     pub const SECONDARY_PERCENT: u32 = 300;
-    /// What a NIC costs that the location's row does not name: the last resort.
+    /// The cost of a NIC that is not in the location's row: the last resort.
     pub const UNNAMED_PERCENT: u32 = 2000;
 
-    /// Checks the rows. A location may stand there once, a NIC once a row.
+    /// Checks the rows. A location may have one row, and a NIC may be in a row once.
     ///
     /// # Errors
     /// See [`MatrixError`].
@@ -63,19 +64,19 @@ impl PriorityMatrix {
         Ok(Self { rows })
     }
 
-    /// Rows of which the checks are known to hold.
+    /// A matrix of rows that were checked.
     pub(super) fn from_checked(rows: Vec<MatrixRow>) -> Self {
         Self { rows }
     }
 
-    /// Its rows, in the order given.
+    /// Its rows, in the order in which they were given.
     #[must_use]
     pub fn rows(&self) -> &[MatrixRow] {
         &self.rows
     }
 
-    /// What `nic` costs for memory at `location`, in percent. A location without a row goes by the row of `*`, and without that
-    /// every NIC is as good as the other.
+    /// The cost of `nic` for memory at `location`, in percent. A location without a row has the costs of the
+    /// row `*`; without that row, all NICs are equal.
     #[must_use]
     pub fn penalty_percent(&self, location: Location, nic: &str) -> u32 {
         let row = |location| self.rows.iter().find(|row| row.location == location);
@@ -91,35 +92,35 @@ impl PriorityMatrix {
     }
 }
 
-/// Why rows do not make a [`PriorityMatrix`].
+/// Why rows do not form a [`PriorityMatrix`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MatrixError {
-    /// The name of a row is not that of a location.
+    /// The name of a row is not a location.
     Location(LocationError),
-    /// A location with two rows.
+    /// This location has two rows.
     LocationTwice(Location),
-    /// A NIC twice in one row.
+    /// A NIC is in one row twice.
     NicTwice {
-        /// Whose row.
+        /// The location of the row.
         location: Location,
-        /// Which NIC.
+        /// The NIC.
         name: String,
     },
-    /// A NIC whose name is empty, too long or not printable.
+    /// The name of a NIC is empty, too long or not printable.
     Nic {
-        /// Whose row.
+        /// The location of the row.
         location: Location,
-        /// The name, cut.
+        /// The beginning of the name.
         name: String,
     },
-    /// More rows than there can be locations.
+    /// There are more rows than there can be locations.
     TooManyLocations(usize),
-    /// More NICs in a row than a host may have.
+    /// A row has more NICs than a host may have.
     TooManyNics {
-        /// Whose row.
+        /// The location of the row.
         location: Location,
-        /// How many.
+        /// The number of its NICs.
         count: usize,
     },
 }
@@ -130,17 +131,19 @@ impl fmt::Display for MatrixError {
             Self::Location(error) => error.fmt(f),
             Self::LocationTwice(location) => write!(f, "{location} has two rows: merge them"),
             Self::NicTwice { location, name } => {
-                write!(f, "{location}: NIC {name:?} is named twice: leave one out")
+                write!(f, "{location}: NIC {name:?} is in the row twice: remove one")
             }
             Self::Nic { location, name } => {
                 write!(
                     f,
-                    "{location}: {name:?} is no NIC's name: 1 to {NAME_BYTES_MAX} printable ASCII characters"
+                    "{location}: {name:?} cannot be the name of a NIC: write 1 to {NAME_BYTES_MAX} printable ASCII characters"
                 )
             }
-            Self::TooManyLocations(count) => write!(f, "{count} rows, and {LOCATIONS_MAX} is the limit"),
+            Self::TooManyLocations(count) => {
+                write!(f, "there are {count} rows, and the limit is {LOCATIONS_MAX}: remove some")
+            }
             Self::TooManyNics { location, count } => {
-                write!(f, "{location}: {count} NICs, and {NICS_MAX} is the limit")
+                write!(f, "{location}: there are {count} NICs, and the limit is {NICS_MAX}: remove some")
             }
         }
     }

@@ -1,4 +1,4 @@
-//! PCI addresses, and the way from the root complex to a device.
+//! PCI addresses, and the path from the root complex to a device.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -6,55 +6,56 @@ use core::str::FromStr;
 
 use super::Distance;
 
-/// Bridges between the root complex and a device, at most.
+/// The largest number of bridges between the root complex and a device.
 pub const BRIDGES_MAX: usize = 32;
 
 /// `domain:bus:device.function`. Domains of volume management devices have 20 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PciAddress {
-    /// Also called segment.
+    /// The PCI domain, which is also called PCI segment.
     pub domain: u32,
-    /// 0 to 255.
+    /// The bus, 0 to 255.
     pub bus: u8,
-    /// 0 to 31.
+    /// The device, 0 to 31.
     pub device: u8,
-    /// 0 to 7.
+    /// The function, 0 to 7.
     pub function: u8,
 }
 
-/// Where a device hangs: the host bridge, the bridges below it from the root port on, and the device.
+/// The position of a device: the host bridge, the bridges below it from the root port on, and the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciPath {
-    /// The device.
+    /// The address of the device.
     pub address: PciAddress,
-    /// Domain and first bus of the host bridge: sysfs says `pci0000:16`.
+    /// The domain and the first bus of the host bridge: `pci0000:16` in sysfs.
     pub root: (u32, u8),
-    /// Root port first. At most [`BRIDGES_MAX`].
+    /// The bridges, from the root port on. At most [`BRIDGES_MAX`].
     pub bridges: Vec<PciAddress>,
 }
 
-/// How a slot runs, and how it could.
+/// The current and the possible speed of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciLink {
-    /// Transfers a second and lane now, millions: 32 000 is PCIe 5.
+    /// The current transfers per second and lane, in millions: 32,000 is PCIe 5.
     pub mega_transfers_per_s: u32,
-    /// Lanes now.
+    /// The current number of lanes.
     pub lanes: u8,
-    /// Transfers that the device could do.
+    /// The transfers per second and lane that the device supports, in millions.
     pub mega_transfers_per_s_max: u32,
-    /// Lanes that the device has.
+    /// The number of lanes that the device supports.
     pub lanes_max: u8,
 }
 
 impl PciPath {
-    /// A device of which only the address is known. Devices of its bus count as under one host bridge, no others do.
+    /// A device of which only the address is known. Devices on its bus count as under the same host bridge,
+    /// no others do.
     #[must_use]
     pub const fn alone(address: PciAddress) -> Self {
         Self { address, root: (address.domain, address.bus), bridges: Vec::new() }
     }
 
-    /// Parses a path of sysfs, such as `../../devices/pci0000:16/0000:16:01.0/0000:18:00.0/net/eth0`; the last PCI address
-    /// is the device. `None`: no PCI device, or too deep.
+    /// Parses a path of sysfs, such as `../../devices/pci0000:16/0000:16:01.0/0000:18:00.0/net/eth0`; the
+    /// last PCI address is the device. `None` when it is not a PCI device, or has too many bridges.
     #[must_use]
     pub fn parse_sysfs(path: &str) -> Option<Self> {
         let mut parts = path.split('/');
@@ -62,7 +63,8 @@ impl PciPath {
             let (domain, bus) = part.strip_prefix("pci")?.split_once(':')?;
             Some((u32::from_str_radix(domain, 16).ok()?, u8::from_str_radix(bus, 16).ok()?))
         })?;
-        // Below a volume management device there is a second host bridge; it has no address and is passed over.
+        // Below a volume management device there is a second host bridge, which has no address and is
+        // skipped.
         let mut bridges: Vec<PciAddress> = Vec::new();
         for address in parts.filter_map(|part| part.parse().ok()) {
             if bridges.len() > BRIDGES_MAX {
@@ -74,7 +76,7 @@ impl PciPath {
         Some(Self { address, root, bridges })
     }
 
-    /// How far two devices are by PCI alone; `None` when they are under different host bridges.
+    /// The distance of two devices by PCI alone; `None` when they are under different host bridges.
     #[must_use]
     pub fn distance(&self, other: &Self) -> Option<Distance> {
         if self.root != other.root {
@@ -90,28 +92,28 @@ impl PciPath {
 }
 
 impl PciLink {
-    /// Whether it runs narrower or slower than the device could: a wrong slot, a riser, a failing lane. GPUs slow their link
-    /// down when idle.
+    /// Whether it runs narrower or slower than the device could, because of a wrong slot, a riser or a
+    /// failing lane. GPUs slow their link down when idle.
     #[must_use]
     pub const fn is_degraded(self) -> bool {
         self.lanes < self.lanes_max || self.mega_transfers_per_s < self.mega_transfers_per_s_max
     }
 
-    /// Megabits per second each way, before encoding and headers.
+    /// The bandwidth in each direction, in megabits per second, before encoding and headers.
     #[must_use]
     pub const fn mbit_per_s(self) -> u64 {
         self.mega_transfers_per_s as u64 * self.lanes as u64
     }
 }
 
-/// As the kernel writes it: `0000:18:00.0`.
+/// Writes the address as the kernel does: `0000:18:00.0`.
 impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
     }
 }
 
-/// It is no PCI address.
+/// A text is not a PCI address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAnAddress;
 
@@ -138,7 +140,7 @@ impl FromStr for PciAddress {
 
 impl fmt::Display for NotAnAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a PCI address looks like 0000:18:00.0")
+        f.write_str("not a PCI address: write domain:bus:device.function, such as 0000:18:00.0")
     }
 }
 

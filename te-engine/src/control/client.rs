@@ -1,4 +1,4 @@
-//! Asking another engine's control port. Blocks, within a time limit.
+//! Requests to the control port of another engine. They block, within a time limit.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -13,47 +13,47 @@ use super::{Answer, HEADER_BYTES, Malformed, Request, body, body_len, frame};
 use crate::error::SegmentError;
 use crate::secret::Secret;
 
-/// Longer than anybody waits, and short enough for every system call.
+/// The timeout of a request without a deadline: 68 years, which every system call accepts.
 const FOR_EVER: Duration = Duration::from_secs(1 << 31);
 
-/// How to ask.
+/// How to make requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asker<'a> {
-    /// For all of it.
+pub(crate) struct Requester<'a> {
+    /// For the whole exchange.
     pub(crate) timeout: Duration,
-    /// Longest answer, bytes.
+    /// Maximum length of an answer, bytes.
     pub(crate) frame_bytes_max: u32,
-    /// What to prove, and to have proved. None: whoever answers is believed.
+    /// The secret that both sides prove to know. If it is not set, every answer is accepted.
     pub(crate) secret: &'a Secret,
 }
 
-/// Asks the engine called `name`.
-pub(crate) fn call(name: &str, request: &Request, asker: Asker<'_>) -> Result<Answer, SegmentError> {
+/// Makes one request to the engine whose control port is at `name`.
+pub(crate) fn call(name: &str, request: &Request, requester: Requester<'_>) -> Result<Answer, SegmentError> {
     let port =
         name.rsplit_once(':').and_then(|(host, port)| port.parse::<u16>().ok().filter(|_| !host.is_empty()));
     if port.is_none_or(|port| port == 0) {
         return Err(SegmentError::Name(name.into()));
     }
-    let deadline = Instant::now().checked_add(asker.timeout);
+    let deadline = Instant::now().checked_add(requester.timeout);
     let stream = connect(name, deadline).map_err(|error| unreachable(name, &error))?;
     stream.set_nodelay(true).map_err(|error| unreachable(name, &error))?;
-    let mut line = Line { name, stream, deadline, frame_bytes_max: asker.frame_bytes_max as usize };
-    // Whether somebody is there is nobody's secret.
-    if !asker.secret.is_set() || *request == Request::Probe {
-        return line.ask(request);
+    let mut line = Line { name, stream, deadline, frame_bytes_max: requester.frame_bytes_max as usize };
+    // A probe needs no proof.
+    if !requester.secret.is_set() || *request == Request::Probe {
+        return line.exchange_one(request);
     }
-    let Answer::Challenge(challenge) = line.ask(&Request::Challenge)? else {
-        return Err(line.protocol("it answers another question than it was asked"));
+    let Answer::Challenge(challenge) = line.exchange_one(&Request::Challenge)? else {
+        return Err(line.protocol("its answer is not one to this request"));
     };
     let nonce = random().map_err(|error| {
         let error = io::Error::from_raw_os_error(error.code);
         SegmentError::Unreachable { name: name.into(), reason: error.to_string() }
     })?;
     let request = postcard::to_allocvec(request).unwrap_or_default();
-    let proof = prove(asker.secret, Side::Asker, &challenge, &nonce, &request);
-    match line.ask(&Request::Proven { nonce, request, proof })? {
+    let proof = prove(requester.secret, Side::Requester, &challenge, &nonce, &request);
+    match line.exchange_one(&Request::Proven { nonce, request, proof })? {
         Answer::Proven { answer, proof } => {
-            if !is_proved(&proof, asker.secret, Side::Owner, &challenge, &nonce, &answer) {
+            if !is_proved(&proof, requester.secret, Side::Owner, &challenge, &nonce, &answer) {
                 return Err(line.refused(OTHER_SECRET));
             }
             body(&answer).map_err(|bad| line.protocol(bad.what()))
@@ -62,8 +62,8 @@ pub(crate) fn call(name: &str, request: &Request, asker: Asker<'_>) -> Result<An
     }
 }
 
-/// What one is told who knows another secret than the owner, or whose owner knows none.
-const OTHER_SECRET: &str = "it does not know our cluster secret: set the same one on both sides";
+/// The two sides have different secrets, or the peer has none.
+const OTHER_SECRET: &str = "its cluster secret is another one: set the same cluster secret on both sides";
 
 /// A connection to a control port.
 struct Line<'a> {
@@ -74,13 +74,13 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// One question, one answer.
-    fn ask(&mut self, request: &Request) -> Result<Answer, SegmentError> {
+    /// Sends one request and receives its answer.
+    fn exchange_one(&mut self, request: &Request) -> Result<Answer, SegmentError> {
         let frame_bytes_max = self.frame_bytes_max;
         let bytes = self.exchange(&frame(request), frame_bytes_max)?;
         match body(&bytes).map_err(|bad| self.protocol(bad.what()))? {
             Answer::NeedsProof => {
-                Err(self.refused("it wants proof of the cluster secret: set the same one here"))
+                Err(self.refused("it requires the cluster secret: set the same cluster secret here"))
             }
             Answer::WrongProof => Err(self.refused(OTHER_SECRET)),
             answer => Ok(answer),
@@ -94,7 +94,7 @@ impl Line<'_> {
         let mut header = [0; HEADER_BYTES];
         read_exact(&mut self.stream, &mut header, deadline).map_err(unreachable)?;
         let len = body_len(&header, bytes_max).map_err(|bad: Malformed| self.protocol(bad.what()))?;
-        // Grown as bytes arrive: a length that is only claimed costs nothing.
+        // The buffer grows as bytes arrive, so a length that the peer only claims allocates nothing.
         let mut bytes = Vec::new();
         while bytes.len() < len {
             let at = bytes.len();
@@ -155,7 +155,7 @@ fn read_exact(stream: &mut TcpStream, mut out: &mut [u8], deadline: Option<Insta
     Ok(())
 }
 
-/// What is left until `deadline`. None: a time too far away to be told, which is as good as for ever.
+/// The time until `deadline`. `None`: the deadline overflowed `Instant`, and there is none.
 fn left(deadline: Option<Instant>) -> io::Result<Duration> {
     let Some(deadline) = deadline else { return Ok(FOR_EVER) };
     match deadline.saturating_duration_since(Instant::now()) {
@@ -166,7 +166,7 @@ fn left(deadline: Option<Instant>) -> io::Result<Duration> {
 
 fn reason(error: &io::Error) -> String {
     match error.kind() {
-        // What a socket with a timeout says when it is over.
+        // What a socket returns when its timeout has passed.
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "timed out".into(),
         _ => error.to_string(),
     }

@@ -1,4 +1,4 @@
-//! Notifications that wait to be taken.
+//! The queue of notifications.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use super::Answer;
 use crate::config::ControlConfig;
 use crate::request::Notification;
 
-/// They stay until they are taken, as many as there may be.
+/// Notifications that have not been taken yet, within the limits of [`ControlConfig`].
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     waiting: Mutex<Waiting>,
@@ -32,7 +32,7 @@ impl Inbox {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Takes a notification in, or says why not.
+    /// Puts a notification into the queue, or returns why it is refused.
     pub(super) fn put(&self, notification: Notification, limits: &ControlConfig) -> Answer {
         let answer = self.try_put(notification, limits);
         self.refused.fetch_add(u64::from(answer != Answer::Taken), Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl Inbox {
             return Answer::TooLong { bytes_max };
         }
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        // One always fits: what is too long for the rest was told above.
+        // An empty queue accepts one notification of any length that passed the check above.
         let fits = waiting.queue.is_empty() || waiting.bytes + bytes <= u64::from(limits.inbox_bytes_max);
         if waiting.queue.len() >= limits.notifications_max as usize || !fits {
             return Answer::InboxFull;

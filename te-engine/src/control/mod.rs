@@ -1,15 +1,15 @@
-//! The control port: how engines find out about each other. Nothing of it is on the data path.
+//! The control port: descriptors, probes and notifications between engines. It is not on the data path.
 //!
-//! One request, one answer, any number of times on a connection. A frame is
+//! On a connection, each request is followed by one answer, any number of times. A frame is
 //!
 //! ```text
 //!   magic 4 = "SNWK" | version u16 = 2 | zero u16 | body length u32 | body (postcard)
 //! ```
 //!
-//! with little-endian integers. An engine with a cluster secret answers nothing but probes to who does not prove that it knows
-//! it, see [`proof`]. Requests are [`Request`], answers [`Answer`]. The server reads no more than the longest
-//! request that it allows, closes connections that stop in the middle of a frame, and answers nothing to a frame that it
-//! does not understand but closing the connection.
+//! with little-endian integers. An engine with a cluster secret answers only probes until the peer proves
+//! that it knows the secret, see [`proof`]. Requests are [`Request`], answers [`Answer`]. The server reads at
+//! most the longest request that it allows. It closes a connection that stops in the middle of a frame, and
+//! one that sends an invalid frame.
 
 mod client;
 mod inbox;
@@ -21,7 +21,7 @@ use std::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use client::{Asker, call};
+pub(crate) use client::{Requester, call};
 pub(crate) use inbox::Inbox;
 pub(crate) use server::Server;
 
@@ -29,45 +29,45 @@ const MAGIC: [u8; 4] = *b"SNWK";
 const VERSION: u16 = 2;
 const HEADER_BYTES: usize = 12;
 
-/// What an engine asks another one.
+/// A request of one engine to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// Your descriptor?
+    /// Fetch the descriptor.
     Descriptor,
-    /// Are you there, and who are you?
+    /// Check that the engine is alive, and fetch its incarnation.
     Probe,
-    /// Take this message, if you are who I think.
+    /// Put a message into the queue of the engine, if this is its incarnation.
     Notify { incarnation: u64, name: String, message: Vec<u8> },
-    /// What am I to prove?
+    /// Fetch a challenge for a proof.
     Challenge,
-    /// I know the secret, and ask what `request` says: another request, encoded.
+    /// Prove that the sender knows the secret, and make `request`: another request, encoded.
     Proven { nonce: [u8; 32], request: Vec<u8>, proof: [u8; 32] },
 }
 
-/// What it hears.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Answer {
     /// `Descriptor::to_bytes`.
     Descriptor(Vec<u8>),
-    /// I am there.
+    /// The engine is alive.
     Alive { incarnation: u64 },
-    /// The message is taken.
+    /// The message is in the queue.
     Taken,
-    /// I am somebody else: this is my incarnation.
+    /// The message is for another incarnation; this is the engine's.
     Restarted { found: u64 },
-    /// The message is too long, by `notification_bytes_max` of the one who answers.
+    /// The message is longer than the engine's `notification_bytes_max`.
     TooLong { bytes_max: u32 },
-    /// Too many messages wait.
+    /// The queue is full.
     InboxFull,
-    /// I take no messages.
+    /// The engine's `notifications_max` is 0.
     TakesNone,
-    /// Prove this, once.
+    /// A challenge for one proof.
     Challenge([u8; 32]),
-    /// I know the secret, too, and answer what `answer` says: another answer, encoded.
+    /// Proves that the answering engine knows the secret. `answer` is another answer, encoded.
     Proven { answer: Vec<u8>, proof: [u8; 32] },
-    /// I answer that only to who proves to know the secret.
+    /// The request needs a proof of the secret.
     NeedsProof,
-    /// That was no proof of it.
+    /// The proof was wrong, or the request in it was invalid.
     WrongProof,
 }
 
@@ -84,7 +84,7 @@ impl Malformed {
     fn what(self) -> &'static str {
         match self {
             Self::Magic => "what answers is not a transfer engine",
-            Self::Version => "it speaks another version of the control protocol",
+            Self::Version => "it uses another version of the control protocol",
             Self::TooLong => "its answer is longer than control.frame_bytes_max",
             Self::Body => "its answer does not parse",
         }
@@ -92,7 +92,7 @@ impl Malformed {
 }
 
 fn frame(body: &impl Serialize) -> Vec<u8> {
-    // Into memory, of types without maps or floats: there is nothing that could fail.
+    // Serialising these types into memory cannot fail.
     let body = postcard::to_allocvec(body).unwrap_or_default();
     let mut frame = Vec::with_capacity(HEADER_BYTES + body.len());
     frame.extend_from_slice(&MAGIC);
@@ -122,7 +122,7 @@ fn body<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Malformed> {
     }
 }
 
-/// Takes `bytes` for a frame: what is understood comes back the same.
+/// Parses `bytes` as a frame. What parses is the same after it was encoded and parsed again.
 #[cfg(fuzzing)]
 pub(crate) fn fuzz_frame(bytes: &[u8]) {
     fn round<T: Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
@@ -133,7 +133,7 @@ pub(crate) fn fuzz_frame(bytes: &[u8]) {
         assert_eq!(body::<T>(&frame[HEADER_BYTES..]), Ok(understood));
     }
     let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return };
-    // A header that makes no sense must not keep the bodies from being tried.
+    // With an invalid header, the rest is still parsed as a body.
     let len = body_len(header, rest.len()).unwrap_or(rest.len());
     round::<Request>(&rest[..len]);
     round::<Answer>(&rest[..len]);

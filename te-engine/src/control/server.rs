@@ -1,4 +1,4 @@
-//! The server: one thread, one `poll`, a bounded number of connections.
+//! The server of the control port: one thread, one `poll`, a bounded number of connections.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,11 +21,11 @@ use crate::descriptor::Published;
 use crate::request::Notification;
 use crate::secret::Secret;
 
-/// A connection that was served once and asks nothing more for so many times `timeout_ms` is closed.
+/// A connection is closed this many times `timeout_ms` after the last request that was served.
 const IDLE_TIMEOUTS: u32 = 12;
-/// How long not to listen after a connection could not be accepted.
-const REST: Duration = Duration::from_millis(100);
-/// Connections accepted before those that are there have their turn.
+/// How long not to accept after a connection could not be accepted.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+/// Connections accepted before the others are served again.
 const ACCEPTED_MAX: usize = 16;
 
 /// The control port of one engine. Stops when dropped.
@@ -36,7 +36,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves `published` on `listener`, to those who know `secret` if there is one.
+    /// Serves `published` on `listener`; if `secret` is set, to peers that prove to know it.
     pub(crate) fn start(
         listener: TcpListener,
         config: ControlConfig,
@@ -58,7 +58,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It can only fail when the counter is full: then it is readable anyway.
+        // This fails only when the counter is full, and then the descriptor is readable anyway.
         let _ = self.stop.write(1);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -68,7 +68,7 @@ impl Drop for Server {
     }
 }
 
-/// What answering needs.
+/// What the answers are made from.
 struct Desk {
     config: ControlConfig,
     secret: Secret,
@@ -82,32 +82,32 @@ struct Connection {
     output: Vec<u8>,
     /// Bytes of `output` that are sent.
     sent: usize,
-    /// When it is closed unless it asks for something. To ask whether we are there is nothing.
-    stay: Instant,
-    /// When it is closed unless the frame that it is in the middle of moves on.
+    /// When it is closed unless another request is served. A probe does not count.
+    idle_deadline: Instant,
+    /// When it is closed unless the frame that has begun makes progress.
     frame_deadline: Instant,
-    /// When it last asked for something, or came.
-    heard: Instant,
-    /// What it is to prove, once.
+    /// When the last request was served, or the connection accepted.
+    served_at: Instant,
+    /// The challenge for the next proof; each is used once.
     challenge: Option<Word>,
-    /// It is closed once it has its answer.
+    /// It is closed after the answer is sent.
     last: bool,
 }
 
 fn serve(listener: &TcpListener, desk: &Desk, stop: &EventFd) {
     let mut connections: Vec<Connection> = Vec::new();
-    // No descriptor was left for one more: who waits would wake us again and again.
-    let mut rest_until: Option<Instant> = None;
+    // While the process has no file descriptor left, waiting connections would end each `poll` at once.
+    let mut backoff_until: Option<Instant> = None;
     loop {
         let mut polled = Vec::with_capacity(connections.len() + 2);
         polled.push(PollFd::new(stop.as_fd(), PollFlags::POLLIN));
-        let listens = if rest_until.is_none() { PollFlags::POLLIN } else { PollFlags::empty() };
+        let listens = if backoff_until.is_none() { PollFlags::POLLIN } else { PollFlags::empty() };
         polled.push(PollFd::new(listener.as_fd(), listens));
         for connection in &connections {
             let wanted = if connection.answers() { PollFlags::POLLOUT } else { PollFlags::POLLIN };
             polled.push(PollFd::new(connection.stream.as_fd(), wanted));
         }
-        let next = connections.iter().map(Connection::deadline).chain(rest_until).min();
+        let next = connections.iter().map(Connection::deadline).chain(backoff_until).min();
         let timeout = next.map_or(PollTimeout::NONE, |next| {
             let millis = next.saturating_duration_since(Instant::now()).as_millis() + 1;
             PollTimeout::try_from(u32::try_from(millis).unwrap_or(u32::MAX).min(60_000))
@@ -131,35 +131,35 @@ fn serve(listener: &TcpListener, desk: &Desk, stop: &EventFd) {
             index += 1;
             if ready { connection.step(desk, now) } else { now < connection.deadline() }
         });
-        rest_until = rest_until.filter(|&until| now < until);
-        if ready[1] && rest_until.is_none() && !accept(listener, desk, &mut connections, now) {
-            rest_until = Some(now + REST);
+        backoff_until = backoff_until.filter(|&until| now < until);
+        if ready[1] && backoff_until.is_none() && !accept(listener, desk, &mut connections, now) {
+            backoff_until = Some(now + ACCEPT_BACKOFF);
         }
     }
 }
 
-/// Takes some of those who wait. False: one could not be.
+/// Accepts connections, at most `ACCEPTED_MAX`. False: accepting failed.
 fn accept(listener: &TcpListener, desk: &Desk, connections: &mut Vec<Connection>, now: Instant) -> bool {
     for _ in 0..ACCEPTED_MAX {
         match listener.accept() {
             Ok((stream, peer)) => {
                 if connections.len() >= desk.config.connections_max as usize {
-                    log::debug!("control port: {peer} takes the place of who has been silent longest");
+                    log::debug!("control port: {peer} replaces the connection that has been silent longest");
                     close_longest_silent(connections);
                 }
                 if stream.set_nonblocking(true).is_err() {
                     continue;
                 }
-                // A delayed answer is a slow one, not a wrong one.
+                // Without it, answers are only slower.
                 let _ = stream.set_nodelay(true);
                 connections.push(Connection {
                     stream,
                     input: Vec::new(),
                     output: Vec::new(),
                     sent: 0,
-                    stay: now + desk.timeout(),
+                    idle_deadline: now + desk.timeout(),
                     frame_deadline: now,
-                    heard: now,
+                    served_at: now,
                     challenge: None,
                     last: false,
                 });
@@ -167,7 +167,7 @@ fn accept(listener: &TcpListener, desk: &Desk, connections: &mut Vec<Connection>
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
-                // Out of descriptors, for one. Who is silent gives theirs.
+                // For example, no file descriptor is left: that of a silent connection is freed.
                 log::warn!("control port: accepting failed: {error}");
                 close_longest_silent(connections);
                 return false;
@@ -177,9 +177,9 @@ fn accept(listener: &TcpListener, desk: &Desk, connections: &mut Vec<Connection>
     true
 }
 
-/// Whoever is in the middle of an answer comes last.
+/// Closes the connection whose last request is the oldest; one that is being answered only if all are.
 fn close_longest_silent(connections: &mut Vec<Connection>) {
-    let silent = |(_, connection): &(usize, &Connection)| (connection.answers(), connection.heard);
+    let silent = |(_, connection): &(usize, &Connection)| (connection.answers(), connection.served_at);
     if let Some((index, _)) = connections.iter().enumerate().min_by_key(silent) {
         connections.swap_remove(index);
     }
@@ -193,12 +193,12 @@ impl Connection {
     fn deadline(&self) -> Instant {
         match (self.answers(), self.input.is_empty()) {
             (true, _) => self.frame_deadline,
-            (false, true) => self.stay,
-            (false, false) => self.frame_deadline.min(self.stay),
+            (false, true) => self.idle_deadline,
+            (false, false) => self.frame_deadline.min(self.idle_deadline),
         }
     }
 
-    /// Moves what can be moved. False: it is over.
+    /// Receives or sends what is possible now. False: the connection is to be closed.
     fn step(&mut self, desk: &Desk, now: Instant) -> bool {
         if self.answers() {
             return self.send(desk, now);
@@ -223,7 +223,7 @@ impl Connection {
                 self.send(desk, now)
             }
             Err(bad) => {
-                log::warn!("control port: a connection is closed: not a request ({bad:?})");
+                log::warn!("control port: a connection is closed: it sent an invalid request ({bad:?})");
                 false
             }
         }
@@ -242,14 +242,15 @@ impl Connection {
         }
         self.output = Vec::new();
         self.sent = 0;
-        // A request that came in one piece with the last one would not wake us: that is not this protocol.
+        // Input before the answer violates the protocol; and no event would announce it later.
         !self.last && self.input.is_empty() && now < self.deadline()
     }
 
-    /// Takes a request off the input, if it is all there.
+    /// Takes a request off the input, if it is complete.
     fn request(&mut self, desk: &Desk) -> Result<Option<Request>, Malformed> {
         let Some(header) = self.input.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-        // Room for the fields beside the message, and to tell a message that is a little too long so.
+        // Room for the other fields, and for a message that is a little too long, which gets an answer
+        // instead of a closed connection.
         let end = HEADER_BYTES + body_len(header, desk.config.notification_bytes_max as usize + 1024)?;
         if self.input.len() < end {
             return Ok(None);
@@ -272,11 +273,11 @@ impl Connection {
             }
             Request::Proven { nonce, request, proof } => {
                 let proved = self.challenge.take().filter(|challenge| {
-                    is_proved(&proof, &desk.secret, Side::Asker, challenge, &nonce, &request)
+                    is_proved(&proof, &desk.secret, Side::Requester, challenge, &nonce, &request)
                 });
                 let Some(challenge) = proved else {
                     let peer = self.stream.peer_addr();
-                    log::warn!("control port: {peer:?} does not know our cluster secret");
+                    log::warn!("control port: {peer:?} has another cluster secret, and is refused");
                     self.last = true;
                     return Answer::WrongProof;
                 };
@@ -299,10 +300,10 @@ impl Connection {
         desk.answer(request)
     }
 
-    /// It asked for something that it may have: it may stay a while.
+    /// A request other than a probe was served: the connection may stay open longer.
     fn served(&mut self, desk: &Desk, now: Instant) {
-        self.heard = now;
-        self.stay = now + desk.timeout() * IDLE_TIMEOUTS;
+        self.served_at = now;
+        self.idle_deadline = now + desk.timeout() * IDLE_TIMEOUTS;
     }
 }
 
@@ -320,7 +321,7 @@ impl Desk {
             Request::Notify { name, message, .. } => {
                 self.inbox.put(Notification { name, message }, &self.config)
             }
-            // Proof of proof is none.
+            // Within a proof, these make no sense.
             Request::Challenge | Request::Proven { .. } => Answer::WrongProof,
         }
     }

@@ -1,4 +1,4 @@
-//! Peers: opening their segments, telling them things, asking whether they live.
+//! Operations on peers: opening segments, sending notifications, probing.
 
 use std::hash::Hasher;
 use std::string::String;
@@ -18,9 +18,11 @@ use crate::metadata::{Directory, Entry, Keeper, KeeperState, Metadata, PeerToPee
 use crate::request::{Liveness, Notification, RemoteRegion, SegmentHandle};
 
 impl Engine {
-    /// Opens the memory that the engine called `name` exports: `host:port`, or a name that [`Config::metadata`] looks up. Asks it
-    /// for its descriptor; waits for the answer at most `control.timeout_ms`, and `metadata.timeout_ms` for the directory's. Opening a segment again refreshes it and gives the same handle, unless its owner
-    /// has restarted: then the handle is new, and the old one refuses work with [`SegmentError::Restarted`].
+    /// Opens the memory that the engine called `name` exports: `host:port`, or a name that
+    /// [`Config::metadata`] looks up. Fetches the descriptor of the owner, which takes at most
+    /// `control.timeout_ms`, and `metadata.timeout_ms` for the directory. Opening a segment again refreshes
+    /// it and returns the same handle, unless its owner has restarted: then the handle is new, and the old
+    /// one refuses work with [`SegmentError::Restarted`].
     ///
     /// # Errors
     /// See [`SegmentError`].
@@ -30,10 +32,10 @@ impl Engine {
         self.attach_at(name, &endpoint, &descriptor)
     }
 
-    /// Opens a segment whose descriptor is known already; `name` is its owner's `host:port`.
+    /// Opens a segment whose descriptor the caller has; `name` is `host:port` of its owner.
     ///
     /// # Errors
-    /// `NoRail` when no region can be reached, `Full`.
+    /// `NoRail` when no rail reaches any of its regions, `Full`.
     pub fn attach_segment(
         &mut self,
         name: &str,
@@ -80,7 +82,8 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Learns which regions the owner has registered and unregistered since.
+    /// Fetches the descriptor again: attaches regions that the owner has registered since, and detaches those
+    /// that it has unregistered.
     ///
     /// # Errors
     /// `Restarted` when another process answers; the handle refuses further work.
@@ -91,7 +94,7 @@ impl Engine {
         self.sync_segment(handle, &descriptor)
     }
 
-    /// Forgets a segment. It must be closed as often as it was opened.
+    /// Closes a segment. A segment that was opened several times is detached by the last of as many calls.
     ///
     /// # Errors
     /// `Busy` while requests in flight use it; `NotFound`.
@@ -109,7 +112,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The regions that the segment's owner exports, by address.
+    /// The attached regions of the segment, in the order of their addresses.
     ///
     /// # Errors
     /// `NotFound`.
@@ -119,18 +122,18 @@ impl Engine {
         Ok(segment.regions.iter().map(RemoteRegion::from).collect())
     }
 
-    /// Sends a message to the segment's owner, who finds it with [`take_notifications`](Self::take_notifications). Returns
-    /// when the owner has it.
+    /// Sends a message to the owner of the segment, which receives it with
+    /// [`take_notifications`](Self::take_notifications). Returns when it is in the owner's queue.
     ///
     /// # Errors
-    /// `Refused` when it is too long or the owner's queue is full; `Unreachable`, `Restarted`.
+    /// `Refused` when the message is too long or the owner's queue is full; `Unreachable`, `Restarted`.
     pub fn notify(&mut self, handle: SegmentHandle, name: &str, message: &[u8]) -> Result<(), SegmentError> {
         let owner = self.segment_owner(handle)?;
-        let told = notify(&self.config, &owner, name, message);
-        if let Err(SegmentError::Restarted { found, .. }) = told {
+        let sent = notify(&self.config, &owner, name, message);
+        if let Err(SegmentError::Restarted { found, .. }) = sent {
             self.note_restart(handle, found);
         }
-        told
+        sent
     }
 
     /// Takes all notifications that peers have sent since the last call.
@@ -141,10 +144,10 @@ impl Engine {
         self.inbox.take()
     }
 
-    /// Asks the segment's owner whether it lives; waits at most `timeout`.
+    /// Checks whether the owner of the segment is alive; waits at most `timeout`.
     ///
     /// # Errors
-    /// `NotFound`. That nobody answers is not an error but [`Liveness::Unreachable`].
+    /// `NotFound`. An owner that does not answer is not an error but [`Liveness::Unreachable`].
     pub fn probe(&mut self, handle: SegmentHandle, timeout: Duration) -> Result<Liveness, SegmentError> {
         let owner = self.segment_owner(handle)?;
         let liveness = probe(&self.config, &owner, timeout);
@@ -154,7 +157,7 @@ impl Engine {
         Ok(liveness)
     }
 
-    /// How this engine's name stands in the directory.
+    /// The state of this engine's name in the directory.
     #[must_use]
     pub fn registration(&self) -> Registration {
         if self.here().is_err() {
@@ -163,7 +166,8 @@ impl Engine {
         self.registration.registration()
     }
 
-    /// As [`registration`](Self::registration), once the first attempt has ended; waits for that at most `timeout`.
+    /// As [`registration`](Self::registration), after the first attempt to register the name; waits for its
+    /// end at most `timeout`.
     #[must_use]
     pub fn wait_registered(&self, timeout: Duration) -> Registration {
         if self.here().is_err() {
@@ -172,7 +176,7 @@ impl Engine {
         self.registration.wait(timeout)
     }
 
-    /// Whom a segment was opened of.
+    /// The owner of an open segment.
     ///
     /// # Errors
     /// `NotFound`.
@@ -183,14 +187,14 @@ impl Engine {
         Ok(SegmentOwner { name: name.clone(), endpoint: endpoint.clone(), incarnation: *incarnation })
     }
 
-    /// The segment refuses work from here on.
+    /// Records that another process answers under the segment's name. The segment refuses work from here on.
     pub(crate) fn note_restart(&mut self, handle: SegmentHandle, found: u64) {
         if let Some(segment) = self.segments.segment_mut(handle) {
             segment.restarted = Some(found);
         }
     }
 
-    /// Makes what is attached what the descriptor lists.
+    /// Attaches and detaches regions, so that those of the descriptor are attached.
     pub(crate) fn sync_segment(
         &mut self,
         handle: SegmentHandle,
@@ -203,7 +207,7 @@ impl Engine {
         if let Some(error) = segment.restart_error() {
             return Err(error);
         }
-        // Answers may overtake each other; what was learnt later stays.
+        // Answers may overtake each other; the latest version stays.
         if descriptor.version < segment.version {
             return Ok(());
         }
@@ -213,7 +217,7 @@ impl Engine {
             let listed = descriptor.regions.binary_search_by_key(&old.addr, |region| region.addr);
             let kept = listed.is_ok_and(|index| {
                 let region = &descriptor.regions[index];
-                // A region that has joined a rail meanwhile is exported anew.
+                // A region that has joined a rail meanwhile has another export.
                 region.region == old.region
                     && region.len == old.len
                     && region.access() == old.access
@@ -246,7 +250,7 @@ impl Engine {
                 }),
                 Err(error) => {
                     log::warn!(
-                        "segment {name:?}: a region of {} bytes is not attached: {error:?}",
+                        "segment {name:?}: a region of {} bytes cannot be attached: {error:?}",
                         region.len
                     );
                     failed = Some(error);
@@ -289,20 +293,21 @@ impl Engine {
         }
     }
 
-    /// What a thread that does not own the engine needs to talk to peers.
+    /// What threads other than the polling thread need to reach the directory, the registration and the
+    /// notifications.
     pub(crate) fn parts(&self) -> (Arc<dyn Metadata>, KeeperState, Arc<crate::control::Inbox>) {
         (Arc::clone(&self.metadata), self.registration.clone(), self.inbox.clone())
     }
 }
 
-/// Whom a segment was opened of.
+/// The owner of an open segment.
 pub(crate) struct SegmentOwner {
     pub(crate) name: String,
     pub(crate) endpoint: String,
     pub(crate) incarnation: u64,
 }
 
-/// Where names are looked up, and who keeps ours there.
+/// Where names are looked up, and what keeps this engine's name registered there.
 pub(super) struct Naming {
     pub(super) metadata: Arc<dyn Metadata>,
     pub(super) keeper: Option<Keeper>,
@@ -310,8 +315,8 @@ pub(super) struct Naming {
 }
 
 impl Naming {
-    /// Starts to register this engine, which peers reach at `endpoint`, if it has a name. `metadata` stands before the
-    /// configuration's directory.
+    /// Starts to register this engine, which peers reach at `endpoint`, if it has a name. `metadata` replaces
+    /// the configured directory for look-ups.
     pub(super) fn start(
         config: &Config,
         metadata: Option<Arc<dyn Metadata>>,
@@ -320,7 +325,7 @@ impl Naming {
     ) -> Result<Self, StartError> {
         let MetadataConfig { source, name, ttl_ms, timeout_ms } = &config.metadata;
         let millis = |millis: u32| Duration::from_millis(millis.into());
-        let need = "names a server that this build lacks";
+        let need = "names a kind of server that this build lacks";
         let directory = Directory::open(source, millis(*timeout_ms))
             .map_err(|_| StartError::Config { field: "metadata.source", need })?
             .map(Arc::new);
@@ -338,7 +343,7 @@ impl Naming {
     }
 }
 
-/// What two exports that differ do not share.
+/// A number by which exports that differ are distinguished.
 fn fingerprint(export: &[u8]) -> u64 {
     let mut hasher = std::hash::DefaultHasher::new();
     hasher.write(export);
@@ -367,30 +372,30 @@ pub(crate) fn notify(
     let refused = |what| Err(SegmentError::Refused { name: segment.into(), what });
     if name.len() + message.len() > config.control.notification_bytes_max as usize {
         return refused(
-            "the message is longer than control.notification_bytes_max: write it to memory instead",
+            "the message is longer than control.notification_bytes_max here: write it to memory instead",
         );
     }
     let request = Request::Notify { incarnation, name: name.into(), message: message.into() };
-    match call(endpoint, &request, peer_to_peer(config).asker())? {
+    match call(endpoint, &request, peer_to_peer(config).requester())? {
         Answer::Taken => Ok(()),
         Answer::Restarted { found } => {
             Err(SegmentError::Restarted { name: segment.clone(), expected: incarnation, found })
         }
         Answer::TooLong { .. } => refused("the message is longer than its control.notification_bytes_max"),
-        Answer::TakesNone => refused("it takes no notifications: see its control.notifications_max"),
-        Answer::InboxFull => refused("too many messages wait there: try again when it has taken some"),
+        Answer::TakesNone => refused("its control.notifications_max is 0: it accepts no notifications"),
+        Answer::InboxFull => refused("its queue of notifications is full: try again when it has taken some"),
         _ => {
-            let what = "it answers another question than it was asked";
+            let what = "its answer is not one to this request";
             Err(SegmentError::Protocol { name: segment.into(), what })
         }
     }
 }
 
-/// Asks whether a peer lives. Blocks.
+/// Checks whether a peer is alive. Blocks.
 pub(crate) fn probe(config: &Config, owner: &SegmentOwner, timeout: Duration) -> Liveness {
     let expected = owner.incarnation;
     let peers = PeerToPeer { timeout, ..peer_to_peer(config) };
-    match call(&owner.endpoint, &Request::Probe, peers.asker()) {
+    match call(&owner.endpoint, &Request::Probe, peers.requester()) {
         Ok(Answer::Alive { incarnation }) if incarnation == expected => Liveness::Alive { incarnation },
         Ok(Answer::Alive { incarnation: found }) => Liveness::Restarted { expected, found },
         Ok(_) => Liveness::Unreachable,

@@ -1,20 +1,15 @@
-//! The fault plan under the engine's own route: the last resort carries nothing while a fast rail lives.
-//!
-//! Every run is a seed; see `te_core::testkit::failover`.
+//! The fault plans of `te_core::testkit::failover` under the engine's route: no fault on a rail fails a
+//! transfer, and the farthest tier carries nothing while a nearer rail works.
 
 use te_core::HealthConfig;
-use te_core::sim::Rng;
 use te_core::testkit::failover::{TIERS, drawn, simulate};
+use te_core::testkit::{Rng, seeds};
 
 use crate::tiers::Tiers;
 
 #[test]
 fn any_fault_on_any_rail_costs_no_transfer_under_the_engines_tiers() {
-    let seeds = match std::env::var("SNOWSKIN_SEED").ok().and_then(|seed| seed.parse::<u64>().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..500,
-    };
-    for seed in seeds {
+    for seed in seeds(0..500) {
         let route = Tiers::new(&TIERS, HealthConfig::default());
         let plan = drawn(&mut Rng::new(seed), 6);
         if let Err(what) = simulate(seed, &plan, route, Tiers::health) {

@@ -1,4 +1,4 @@
-//! Fences of whole segments (law L5): one on each owner's rails, one end for the caller.
+//! Fences of whole segments (law L5): one fence per rail that reaches the owner, and one end for the caller.
 
 use std::time::Duration;
 use std::vec::Vec;
@@ -9,7 +9,7 @@ use super::{Ended, Engine, verdict};
 use crate::error::{SegmentError, TransferError};
 use crate::request::{BatchReport, SegmentHandle};
 
-/// Fences of segments in flight, at most.
+/// Maximum number of fences of segments in flight.
 const FENCES_MAX: usize = 1024;
 
 /// A fence in flight.
@@ -39,7 +39,8 @@ struct Row {
 }
 
 impl Fences {
-    /// Takes the end of one rail's fence, number `index`. Gives the fence when that was the last.
+    /// Records the end of one rail's part of fence number `index`. Returns the fence when all of its rails
+    /// have ended.
     pub(super) fn complete(&mut self, index: u32, result: Result<(), Error>) -> Option<FenceHandle> {
         let row = self.rows.get_mut(index as usize).filter(|row| row.live)?;
         if let Err(error) = result {
@@ -61,13 +62,16 @@ impl Fences {
 }
 
 impl Engine {
-    /// Fences a segment (law L5): when the fence has completed, no WRITE that ended before this call can still land there.
+    /// Fences a segment (law L5): when the fence has completed, no WRITE that ended before this call can
+    /// still land there.
     ///
-    /// A quarantined batch has ended for its caller, but not for the rails, and no fence of theirs covers it. So while one uses
-    /// the segment there is no fence to be had: try again once [`Stats::quarantined_batches`](crate::Stats) has gone down.
+    /// A quarantined batch has ended for its caller, but not for the rails, and their fences do not cover it.
+    /// So while one uses the segment the fence is refused; it succeeds once
+    /// [`Stats::quarantined_batches`](crate::Stats) has gone down.
     ///
     /// # Errors
-    /// `Segment` when the handle names nothing, or (`Busy`) while a quarantined batch uses it; `Full`.
+    /// `Segment` with `NotFound` when the segment is not open, with `Busy` while a quarantined batch uses it;
+    /// `Full`.
     pub fn fence(
         &mut self,
         handle: SegmentHandle,
@@ -102,7 +106,7 @@ impl Engine {
         }
         let row = &mut self.fences.rows[index];
         *row = fresh;
-        // A fence covers all that its rails sent to the owner. One region for each set of rails is enough.
+        // A rail's fence covers all that it has sent to the owner, so each rail fences one region only.
         let mut covered = 0;
         for region in &segment.regions {
             let rails = self.rails.reachable(region.id);
@@ -126,7 +130,7 @@ impl Engine {
         Ok(fence)
     }
 
-    /// How far a fence is.
+    /// The state of a fence.
     ///
     /// # Errors
     /// `NotFound` when it was freed.
@@ -155,7 +159,7 @@ impl Engine {
     /// Polls until a fence has ended, at most `timeout`.
     ///
     /// # Errors
-    /// `Ended` when it ended other than `Completed`; `WaitTimedOut`; `NotFound`.
+    /// `Ended` when the fence ended other than `Completed`; `WaitTimedOut` when it has not ended; `NotFound`.
     pub fn wait_fence(
         &mut self,
         fence: FenceHandle,
@@ -168,7 +172,7 @@ impl Engine {
         })
     }
 
-    /// Forgets a fence, whether it has ended or not.
+    /// Frees a fence, whether it has ended or not.
     ///
     /// # Errors
     /// `NotFound` when it was freed before.
@@ -176,7 +180,7 @@ impl Engine {
         self.here()?;
         let row = self.fences.row(fence).filter(|row| !row.orphan).ok_or(TransferError::NotFound)?;
         if row.pending > 0 {
-            // The rails' answers still come, and find the row.
+            // The rails still report the ends of their parts, which need the row.
             row.orphan = true;
         } else {
             self.fences.free(fence.index);
@@ -184,17 +188,17 @@ impl Engine {
         Ok(())
     }
 
-    /// All of a fence's rails have answered.
+    /// Ends a fence of which all rails have ended their parts.
     pub(super) fn end_fence(&mut self, fence: FenceHandle) {
         let Some(row) = self.fences.row(fence) else { return };
-        let (segment, told, orphan) = (row.segment, row.timed_out, row.orphan);
+        let (segment, timed_out, orphan) = (row.segment, row.timed_out, row.orphan);
         row.deadline = None;
         if let Some(segment) = self.segments.segment_mut(segment) {
             segment.requests -= 1;
         }
         if orphan {
             self.fences.free(fence.index);
-        } else if let (Some(ended), false) = (&mut self.ended, told) {
+        } else if let (Some(ended), false) = (&mut self.ended, timed_out) {
             ended.push(Ended::Fence(fence));
         }
     }

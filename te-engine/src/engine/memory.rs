@@ -13,25 +13,29 @@ use crate::descriptor::{EXPORT_BYTES_MAX, RegionDescriptor};
 use crate::error::RegisterError;
 use crate::region::SharedRegion;
 
-/// From so many bytes on, rails register a region at the same time: pinning takes some 100 ms for a GiB.
+/// Regions of this size or more are registered with several rails in parallel, bytes: pinning takes about 100
+/// ms per GiB.
 const PARALLEL_BYTES_MIN: usize = 64 << 20;
-/// Threads that register one region, at most.
+/// Maximum number of threads that register one region.
 const THREADS_MAX: usize = 8;
-/// When to look first whether a rail that left a region out takes it now; then ever later.
+/// Time until a region is first registered again with a rail that refused it. The time doubles up to
+/// `REJOIN_MAX`.
 const REJOIN_MIN: Duration = Duration::from_secs(1);
 const REJOIN_MAX: Duration = Duration::from_secs(60);
-/// How often quarantined regions are looked at.
+/// Time between two attempts to unregister quarantined regions.
 const RELEASE: Duration = Duration::from_millis(200);
 
 impl Engine {
-    /// Registers memory that the caller keeps alive. With remote rights it becomes part of this engine's segment.
+    /// Registers memory that the caller keeps mapped. With remote rights it becomes part of this engine's
+    /// segment.
     ///
     /// # Errors
     /// `Empty`, `Overlap` with a registered region, `Full`, or the fabrics' refusal.
     ///
     /// # Safety
-    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the engine is gone, `span` stays mapped, and
-    /// no `&` or `&mut` exists to bytes that a peer (remote rights) or a transfer in flight (local rights) may write.
+    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the engine is gone, `span`
+    /// stays mapped, and no `&` or `&mut` exists to bytes that a peer (remote rights) or a transfer in flight
+    /// (local rights) may write.
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     pub unsafe fn register(&mut self, span: MemSpan, access: Access) -> Result<RegionId, RegisterError> {
         let id = self.reserve_region()?;
@@ -39,23 +43,25 @@ impl Engine {
         unsafe { self.register_as(id, span, access, false, None) }.map(|()| id)
     }
 
-    /// Whether every rail moves bytes inside this engine's own calls ([`Features::CALLER_DRIVEN`]): memory can then be registered for a
-    /// single operation, for next to nothing, and is let go of with its end.
+    /// Whether every rail touches local memory only inside calls of this engine
+    /// ([`Features::CALLER_DRIVEN`]). Memory can then be registered for a single operation at almost no cost,
+    /// and is unused when the operation has ended.
     #[must_use]
-    pub fn is_inline(&self) -> bool {
+    pub fn is_caller_driven(&self) -> bool {
         self.rails.capabilities().features.contains(Features::CALLER_DRIVEN)
     }
 
-    /// An id to register under.
+    /// Reserves an id for [`register_as`](Self::register_as).
     pub(crate) fn reserve_region(&mut self) -> Result<RegionId, RegisterError> {
         self.here()?;
         self.regions.reserve()
     }
 
-    /// Registers under a reserved id, which is given back on an error.
+    /// Registers memory under a reserved id, which is freed on an error.
     ///
     /// # Safety
-    /// As [`register`](Self::register); `memory` and `owned` say who keeps the promise.
+    /// As [`register`](Self::register). With `memory`, the engine keeps the memory mapped; with `owned`, a
+    /// `Registered` buffer does.
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     pub(crate) unsafe fn register_as(
         &mut self,
@@ -66,7 +72,8 @@ impl Engine {
         memory: Option<Arc<SharedMemory>>,
     ) -> Result<(), RegisterError> {
         let registered = self.regions.check(span).and_then(|()| {
-            // SAFETY: the caller's promise lasts until `unregister` returned `Ok`, and that asks `deregister` first.
+            // SAFETY: the caller's promise lasts until `unregister` returned `Ok`, which it does only after
+            // `deregister`.
             let registered = unsafe {
                 self.rails.register_with(id, span, access, |rails, results| {
                     register_each(rails, results, id, span, access)
@@ -75,10 +82,11 @@ impl Engine {
             registered.map_err(RegisterError::Rails)?;
             if let Some((rail, error)) = self.rails.left_out() {
                 let (fabric, device) = (self.rails.rails()[rail].name(), &self.devices[rail]);
-                log::warn!("region {id} of {} bytes goes without {fabric} {device}: {error}", span.len());
+                log::warn!("region {id} of {} bytes is not registered with {fabric} {device}: {error}", span.len());
                 self.rejoin_at = Some((self.clock.now() + REJOIN_MIN, REJOIN_MIN));
             }
-            // Now, for a fabric that pins pages has touched them. And before others are told.
+            // After the rails have registered it, for those that pin pages have allocated them; and before it
+            // is published.
             let location = self.locate(span);
             let penalties = self.affinity.penalties(location, &self.devices);
             self.rails.route_mut().set_region_penalties(id, penalties.as_deref());
@@ -105,13 +113,13 @@ impl Engine {
         }
     }
 
-    /// Where memory is: as the caller says, or as the kernel does when somebody goes by it.
+    /// Where memory is: as the caller declared it, or its NUMA node if the choice of a rail depends on it.
     fn locate(&self, span: MemSpan) -> Location {
         match span.location() {
             Location::Host if self.affinity.depends_on_node(&self.devices) => match node_of(span) {
                 Ok(node) => node.map_or(Location::Host, Location::Numa),
                 Err(error) => {
-                    log::debug!("move_pages does not say on which NUMA node memory is: {error}");
+                    log::debug!("the NUMA node of memory is unknown: move_pages: {error}");
                     Location::Host
                 }
             },
@@ -119,7 +127,7 @@ impl Engine {
         }
     }
 
-    /// Lists a region with remote rights in our descriptor.
+    /// Lists a region with remote rights in this engine's descriptor.
     fn publish(
         &mut self,
         id: RegionId,
@@ -134,16 +142,17 @@ impl Engine {
                     export.truncate(len);
                     self.published.insert(descriptor(id, span, location, access, export));
                 }
-                // Shared memory alone cannot export this memory. It still serves as a local side.
+                // Shared memory, if it is the only fabric, cannot export this memory. It still serves as
+                // local memory.
                 Err(error) if error.kind == ErrorKind::Unsupported => {
                     log::warn!(
-                        "region {id} of {} bytes cannot be exported by any fabric that is on",
+                        "region {id} of {} bytes is not exported: no fabric of this engine can export such memory",
                         span.len()
                     );
                 }
                 Err(error) => {
                     let undone = self.rails.deregister(id);
-                    debug_assert!(undone.is_ok(), "nobody can use a region that was never exported");
+                    debug_assert!(undone.is_ok(), "no peer uses a region that was never exported");
                     return Err(RegisterError::Rails(error));
                 }
             }
@@ -151,11 +160,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends a registration. After `Ok` nothing touches the memory any more, ours or a peer's.
+    /// Ends a registration. After `Ok` neither this engine nor a peer touches the memory any more.
     ///
     /// # Errors
-    /// `Busy` while requests in flight use it, or a peer's operation (then it refuses new ones, and the call is to be
-    /// repeated after [`poll`](Self::poll)); `NotFound`.
+    /// `Busy` while requests in flight use the region, or while an operation of a peer does: then new
+    /// operations are refused, and the call is to be repeated after [`poll`](Self::poll). `NotFound`.
     pub fn unregister(&mut self, id: RegionId) -> Result<(), RegisterError> {
         self.here()?;
         let region = self.regions.region_mut(id).ok_or(RegisterError::NotFound)?;
@@ -177,8 +186,9 @@ impl Engine {
         }
     }
 
-    /// Registers memory of a [`SharedRegion`] whose registration has ended once more, under a new id and new keys: nothing is
-    /// allocated or touched, and the contents stay. What peers were granted before is no way to it.
+    /// Registers the memory of a [`SharedRegion`] again after its registration has ended, under a new id and
+    /// new keys. Nothing is allocated or touched, and the contents stay. Keys and grants of the earlier
+    /// registration do not reach it.
     ///
     /// # Errors
     /// As [`register`](Self::register): `Overlap` while it is still registered.
@@ -190,25 +200,28 @@ impl Engine {
         self.register_shared(region.memory().clone(), access)
     }
 
-    /// Lets go of shared memory that cannot be unregistered, because a peer that is stopped may be in the middle of a copy: its
-    /// pages are given back to the system, contents and all, and the rest (addresses, one of `regions_max`) as soon as the peer
-    /// goes on or is gone. Until then it counts in [`Stats::quarantined_regions`](crate::Stats). Nobody is granted it any more.
+    /// Quarantines shared memory for which [`unregister`](Self::unregister) returns `Busy` because a stopped
+    /// peer may be in the middle of a copy. Its pages are returned to the system at once, and their contents
+    /// are lost. Its addresses and its place among `regions_max` are freed when the peer continues or is
+    /// gone; until then it counts in [`Stats::quarantined_regions`](crate::Stats). No peer is granted it any
+    /// more.
     ///
     /// # Errors
-    /// `Busy` while requests of ours use it; `NotFound`.
+    /// `Busy` while requests of this engine use it; `NotFound`.
     pub fn quarantine_shared(&mut self, shared: SharedRegion) -> Result<(), RegisterError> {
         match self.unregister(shared.id()) {
             Err(RegisterError::Busy { requests: 0 }) => {}
             other => return other,
         }
         if let Err(error) = shared.discard() {
-            // What peers only read is sealed. It costs what it costs until they are gone.
-            log::warn!("region {} of {} bytes keeps its pages: {error}", shared.id(), shared.len());
+            // Memory that peers may only read is sealed against this, and keeps its pages until they are
+            // gone.
+            log::warn!("quarantined region {} of {} bytes keeps its pages: {error}", shared.id(), shared.len());
         }
         let region = self.regions.region_mut(shared.id()).ok_or(RegisterError::NotFound)?;
         if !std::mem::replace(&mut region.quarantined, true) {
             log::warn!(
-                "region {} of {} bytes is quarantined: a peer that does not go on may be in the middle of a copy",
+                "region {} of {} bytes is quarantined: a stopped peer may be in the middle of a copy",
                 shared.id(),
                 shared.len()
             );
@@ -218,7 +231,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Drops quarantined regions that nobody is in any more.
+    /// Unregisters quarantined regions that no peer's operation uses any more.
     pub(super) fn release(&mut self, now: Instant) {
         if self.release_at.is_none_or(|at| now < at) {
             return;
@@ -229,7 +242,7 @@ impl Engine {
         self.release_at = (!self.quarantine.is_empty()).then_some(now + RELEASE);
     }
 
-    /// Registers regions with rails that left them out and are back, and lists those anew for peers.
+    /// Registers regions with rails that refused them earlier, and publishes the new exports.
     pub(super) fn rejoin(&mut self, now: Instant) {
         let Some((at, wait)) = self.rejoin_at else { return };
         if now < at {
@@ -246,13 +259,13 @@ impl Engine {
             }
         }
         if count > 0 {
-            log::info!("{count} registrations with rails that were gone are made up for");
+            log::info!("{count} regions are registered with rails that had refused them");
         }
         let wait = if count > 0 { REJOIN_MIN } else { (wait * 2).min(REJOIN_MAX) };
         self.rejoin_at = self.rails.is_missing_rails().then_some((now + wait, wait));
     }
 
-    /// What peers are told of a region; `None` when that cannot be told.
+    /// The entry of a region in the descriptor; `None` if it has no remote rights or cannot be exported.
     fn exported(
         &self,
         id: RegionId,
@@ -269,18 +282,19 @@ impl Engine {
         Some(descriptor(id, span, location, access, export))
     }
 
-    /// Quarantined regions, and their bytes.
+    /// The number of quarantined regions, and their bytes.
     pub(super) fn quarantined_regions(&self) -> (u32, u64) {
         let bytes = |id: &RegionId| self.regions.region(*id).map_or(0, |region| region.span.len() as u64);
         (self.quarantine.len() as u32, self.quarantine.iter().map(bytes).sum())
     }
 
-    /// Whether `id` is an owned buffer of this engine at `span`.
+    /// Whether this engine registered the owned buffer at `span` under `id`.
     pub(crate) fn owns(&self, id: RegionId, span: MemSpan) -> bool {
         self.regions.region(id).is_some_and(|region| region.owned && region.span == span)
     }
 
-    /// Allocates and registers zeroed memory that processes on this host can share: page-aligned, reachable over `shm`.
+    /// Allocates and registers zeroed memory that processes on this host can share: page-aligned, reachable
+    /// over `shm`.
     ///
     /// # Errors
     /// As [`register`](Self::register), and `Alloc`.
@@ -288,8 +302,9 @@ impl Engine {
         self.alloc_as(len, access, access.contains(Access::REMOTE_WRITE))
     }
 
-    /// As [`alloc_shared`](Self::alloc_shared), to be [lent](SharedRegion::lend) to a process on this host that has no engine.
-    /// Whatever `access` says, that process can write it at any time: what is read from it is checked, or not believed.
+    /// As [`alloc_shared`](Self::alloc_shared), for memory that is [lent](SharedRegion::lend) to a process on
+    /// this host that has no engine. Whatever `access` is, that process can write the memory at any time:
+    /// bytes that are read from it have to be verified.
     ///
     /// # Errors
     /// As [`alloc_shared`](Self::alloc_shared).
@@ -319,8 +334,8 @@ impl Engine {
     ) -> Result<SharedRegion, RegisterError> {
         let id = self.reserve_region()?;
         #[allow(unsafe_code, reason = "registers memory whose promise this crate keeps")]
-        // SAFETY: `memory` stays mapped as long as the region's row holds it, which is until it is unregistered; no reference
-        // to it is ever made (`SharedMemory`).
+        // SAFETY: the region's row keeps `memory` mapped until it is unregistered, and no reference to its
+        // bytes is ever made (see `SharedMemory`).
         unsafe {
             self.register_as(id, memory.span(), access, false, Some(memory.clone()))?;
         }
@@ -328,7 +343,8 @@ impl Engine {
     }
 }
 
-/// Registers a region with each rail: with several at a time when more than one pins pages, and there are many to pin.
+/// Registers a region with each rail; with several rails in parallel if more than one pins pages and the
+/// region is large.
 ///
 /// # Safety
 /// As [`Memory::register`].
@@ -353,11 +369,11 @@ unsafe fn register_each(
     let share = rails.len().div_ceil(THREADS_MAX);
     std::thread::scope(|scope| {
         for (rails, results) in rails.chunks_mut(share).zip(results.chunks_mut(share)) {
-            // Rails whose thread the system does not give go without the region, until they rejoin.
+            // If the system refuses a thread, its rails do not have the region until they rejoin.
             results.fill(Err(te_core::Error::with_code(ErrorKind::System, nix::libc::EAGAIN)));
             let thread = std::thread::Builder::new().name("te-register".into());
             if let Err(error) = thread.spawn_scoped(scope, move || some(rails, results)) {
-                log::warn!("registering a region of {} bytes: no thread: {error}", span.len());
+                log::warn!("registering a region of {} bytes: the system refused a thread: {error}", span.len());
             }
         }
     });

@@ -1,4 +1,5 @@
-//! [`Engine`]: the core that one thread owns and polls. No locks, no thread hop: the lowest latency there is.
+//! [`Engine`]: the core, which one thread at a time calls and polls. Without locks and without a thread hop,
+//! it has the lowest latency.
 
 mod control;
 #[cfg(test)]
@@ -19,9 +20,9 @@ use std::time::Duration;
 use std::vec::Vec;
 
 use te_core::{
-    BatchHandle, BatchTable, CancelReason, Completion, Error, ErrorKind, EventSource, Instant, Memory,
-    MultiTransport, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Slicer, Status, Token,
-    Transport,
+    BatchHandle, BatchTable, CancelReason, Completion, Error, ErrorKind, EventSource, ExpelMode, Instant,
+    Memory, MultiTransport, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Slicer, Status,
+    Token, Transport,
 };
 use te_host::fork::{Mark, Own};
 use te_host::{Spin, keys, park, rights};
@@ -44,80 +45,83 @@ use regions::Regions;
 pub(crate) use reports::verdict;
 use segments::Segments;
 
-/// Slices cut, and completions taken, in one go.
-const GO: usize = 128;
+/// Slices submitted, and completions taken, in one call of a rail.
+const POLL_BUDGET: usize = 128;
 /// Batches in a row that found their rails full before the rest of the queue waits for the next poll.
 const BLOCKED_MAX: usize = 16;
-/// When to look again at what no event announces.
-const SOON: Duration = Duration::from_millis(1);
+/// Time until the next poll when work waits for something that no event announces.
+const RETRY: Duration = Duration::from_millis(1);
 
-/// The engine's core. One thread owns it, calls it, and must poll it: for its own transfers and, over fabrics whose target
-/// takes part, for its peers'. See [`TransferEngine`](crate::TransferEngine) for a handle that threads share.
+/// The engine's core. One thread at a time calls it, and must poll it: for its own transfers and, over
+/// fabrics whose target takes part, for those of its peers. [`TransferEngine`](crate::TransferEngine) is a
+/// handle that threads share.
 ///
-/// In a child after a [fork](te_host::fork) every call is answered with `Forked`, and nothing of the engine is touched.
+/// In a child after a [fork](te_host::fork) every call returns `Forked`, and nothing of the engine is
+/// touched.
 pub struct Engine {
     config: Config,
     identity: u64,
     spin: Spin,
     clock: Clock,
-    /// Says when this process is a fork of the one that started the engine.
+    /// Detects that this process is a fork of the one that started the engine.
     mark: Mark,
     rails: Own<MultiTransport<Box<dyn Transport + Send>, Tiers>>,
-    /// Device and port of each rail, for people.
+    /// Device and port of each rail, for reports.
     devices: Vec<String>,
     affinity: Affinity,
     regions: Regions,
     segments: Segments,
     batches: BatchTable,
-    /// By batch index: what the table does not keep.
+    /// By batch index: what the batch table does not keep.
     rows: Vec<Row>,
-    /// Batches with something left to submit.
+    /// Batches with slices left to submit.
     pending: VecDeque<BatchHandle>,
     fences: Fences,
-    /// Remote regions that are to be detached once nothing uses them.
+    /// Remote regions to detach once nothing uses them.
     leaving: Vec<RemoteRegionId>,
-    /// Regions that a peer may be inside for ever.
+    /// Regions that a stopped peer may still be copying.
     quarantine: Vec<RegionId>,
-    /// When to look whether it is.
+    /// When to try again to unregister them.
     release_at: Option<Instant>,
-    /// When to look whether rails that left regions out take them now, and how long to wait after that.
+    /// When to register regions again with the rails that refused them, and how long to wait after that
+    /// attempt.
     rejoin_at: Option<(Instant, Duration)>,
     /// No deadline of a batch or fence is earlier.
     next_deadline: Option<Instant>,
-    /// What has ended, for a worker that tells others. `None`: nobody asks.
+    /// What has ended, for the worker. `None`: not recorded.
     ended: Option<Vec<Ended>>,
     published: Arc<Published>,
     inbox: Arc<Inbox>,
     metadata: Own<Arc<dyn Metadata>>,
     registration: KeeperState,
-    /// Peers must not find us by a name when nobody serves.
+    /// Dropped before the server: peers must not find a name whose control port is closed.
     _keeper: Own<Option<Keeper>>,
     checked: Vec<te_core::TransferRequest>,
-    slices: Box<[Slice; GO]>,
-    completions: Box<[Completion; GO]>,
+    slices: Box<[Slice; POLL_BUDGET]>,
+    completions: Box<[Completion; POLL_BUDGET]>,
     batches_timed_out: u64,
     quarantined_batches: u32,
     quarantined_bytes: u64,
-    /// Last: peers may ask until everything else has stopped.
+    /// Dropped last: peers are answered until everything else has stopped.
     _server: Own<Server>,
 }
 
-/// Something that has ended.
+/// A batch or a fence that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Batch(BatchHandle),
     Fence(FenceHandle),
 }
 
-/// What a batch needs beside its requests.
+/// What the engine keeps of a batch beside its requests.
 #[derive(Default)]
 struct Row {
-    /// Its requests' regions and segments, to count out at the end.
+    /// The regions and segments of its requests, whose counts of requests go down at its end.
     uses: Vec<(RegionId, SegmentHandle)>,
-    /// CRC-32C of those parts of its requests whose rail told it.
+    /// CRC-32C of those parts of its requests whose rail reported it.
     sums: Vec<PartSum>,
     deadline: Option<Instant>,
-    /// Cancelled; gives up on draining then.
+    /// Set when it was cancelled: it is quarantined if it has not drained by then.
     drain_until: Option<Instant>,
     reason: Option<CancelReason>,
     bytes: u64,
@@ -132,8 +136,9 @@ struct Row {
 /// CRC-32C of a part of a request.
 #[derive(Clone, Copy, Debug)]
 struct PartSum {
+    /// Index of the request in its batch.
     request: u16,
-    /// First byte, and bytes.
+    /// Offset of the part in the request, bytes.
     start: u64,
     len: u64,
     crc32c: u32,
@@ -148,7 +153,8 @@ impl Engine {
         Self::start_with(config, None)
     }
 
-    /// As [`start`](Self::start), with another way from names to owners than [`Config::metadata`]'s.
+    /// As [`start`](Self::start), with a `metadata` of the caller that looks up segment names in place of
+    /// [`Config::metadata`].
     ///
     /// # Errors
     /// See [`StartError`].
@@ -156,8 +162,9 @@ impl Engine {
         Self::start_over(config, metadata, &[])
     }
 
-    /// As [`start`](Self::start), with `fabrics` of the caller beside those of [`Config::fabrics`], which may be none then. Each
-    /// must start. Peers that have a fabric of the same name are reached over it.
+    /// As [`start`](Self::start), with `fabrics` of the caller in addition to those of [`Config::fabrics`],
+    /// which may be `none` then. Each of them must start. Peers that have a fabric of the same name are
+    /// reached over it.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -192,7 +199,7 @@ impl Engine {
             devices,
             affinity,
             regions: Regions::new(config.regions_max),
-            segments: Segments::new(config.segments_max),
+            segments: Segments::new(config.remote_regions_max),
             batches: BatchTable::new(config.batches_max as usize, config.requests_per_batch_max as usize),
             rows: (0..config.batches_max).map(|_| Row::default()).collect(),
             pending: VecDeque::with_capacity(config.batches_max as usize),
@@ -209,8 +216,8 @@ impl Engine {
             registration,
             _keeper: Own::new(keeper),
             checked: Vec::new(),
-            slices: Box::new([empty; GO]),
-            completions: Box::new([Completion::applied(Token(0)); GO]),
+            slices: Box::new([empty; POLL_BUDGET]),
+            completions: Box::new([Completion::applied(Token(0)); POLL_BUDGET]),
             batches_timed_out: 0,
             quarantined_batches: 0,
             quarantined_bytes: 0,
@@ -226,35 +233,37 @@ impl Engine {
         &self.published.name
     }
 
-    /// Which life of the process this is; another one after every start.
+    /// The incarnation of this engine: another number after every start.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.published.incarnation
     }
 
-    /// What peers know this engine by, on every fabric: random, never 0, another one after every start. See
-    /// [`expel`](Self::expel).
+    /// The identity of this engine as an initiator, on every fabric: random, never 0, another number after
+    /// every start. See [`expel`](Self::expel).
     #[must_use]
     pub fn identity(&self) -> u64 {
         self.identity
     }
 
-    /// What it was started with.
+    /// The configuration that the engine was started with.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Not in a child: there nothing of the engine is touched.
+    /// Fails in a child after a fork: there nothing of the engine may be touched.
     #[inline]
     pub(crate) fn here(&self) -> Result<(), Forked> {
         if self.mark.is_forked() { Err(Forked) } else { Ok(()) }
     }
 
-    /// Submits requests as one batch. With `timeout`, what has not ended by then is cancelled and ends `TimedOut`.
+    /// Submits requests as one batch. With `timeout`, requests that have not ended by then are cancelled and
+    /// end `TimedOut`.
     ///
     /// # Errors
-    /// `BatchLength`, `Request`, `Segment`: nothing of the batch was moved. `Full`: free some batches first.
+    /// `BatchLength`, `Request`, `Segment`: no byte of the batch was moved. `Full`: `batches_max` batches are
+    /// not freed yet.
     pub fn submit(
         &mut self,
         requests: &[TransferRequest],
@@ -275,7 +284,7 @@ impl Engine {
         if requests.is_empty() || requests.len() > requests_per_batch_max as usize {
             return Err(TransferError::BatchLength { requests: requests.len(), requests_per_batch_max });
         }
-        // All of it is checked before any of it counts.
+        // All requests are checked before the first one counts.
         let mut checked = std::mem::take(&mut self.checked);
         checked.clear();
         let result = self.check(requests, owned, &mut checked).and_then(|slicer| {
@@ -302,7 +311,7 @@ impl Engine {
         let idle = self.batches.live() == 1;
         let now = (idle || timeout.is_some()).then(|| self.clock.now());
         if let (true, Some(now)) = (idle, now) {
-            // Nobody may have polled for a while. The rails would take that time for their slices'.
+            // There may have been no poll for a while, and the rails would charge that time to their slices.
             self.rails.tick(now);
         }
         let deadline = timeout.zip(now).map(|(timeout, now)| now + timeout);
@@ -314,7 +323,8 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Makes progress: posts what waits, takes what has ended, ends what is late. Gives the number of completions.
+    /// Makes progress: submits slices that wait, takes completions, ends batches that are late. Returns the
+    /// number of completions.
     pub fn poll(&mut self) -> usize {
         if self.here().is_err() {
             return 0;
@@ -322,9 +332,10 @@ impl Engine {
         let now = self.clock.now();
         let mut count = self.reap(now);
         if self.next_deadline.is_some_and(|next| now >= next) {
-            // What has ended in time is not late because we did not look. There is no more than was in flight.
+            // A batch that has ended in time is not late because its completions have not been taken yet. The
+            // loop ends: there are no more completions than slices in flight.
             let mut last = count;
-            while last == GO {
+            while last == POLL_BUDGET {
                 last = self.reap(now);
                 count += last;
             }
@@ -341,10 +352,11 @@ impl Engine {
         count
     }
 
-    /// Polls until a batch has ended, at most `timeout`, parking when there is nothing to do.
+    /// Polls until a batch has ended, at most `timeout`, and sleeps while there is nothing to do.
     ///
     /// # Errors
-    /// `Ended` when it ended other than `Completed`; `WaitTimedOut`: it goes on; `NotFound`.
+    /// `Ended` when the batch ended other than `Completed`; `WaitTimedOut` when it has not ended (it
+    /// continues); `NotFound`.
     pub fn wait(
         &mut self,
         batch: BatchHandle,
@@ -356,28 +368,29 @@ impl Engine {
         })
     }
 
-    /// Asks rails that copy for the CRC-32C of what they move, as they go. [`request_status`](Self::request_status) tells it
-    /// of requests whose slices all travelled so, in their order (a WRITE's only from 32 KiB on); of others, and over other rails, it
-    /// tells none, and the caller sums for itself. Polls alone that come after this call count.
+    /// Lets rails that copy compute the CRC-32C of the bytes that they move in later polls.
+    /// [`request_status`](Self::request_status) then reports it for a request all of whose slices were copied
+    /// so, in their order (for a WRITE, from 32 KiB on). For other requests, and over other rails, it reports
+    /// no checksum, and the caller computes it.
     pub fn checksum_copies(&mut self, wanted: bool) {
         if self.here().is_ok() {
             self.rails.set_checksums(wanted);
         }
     }
 
-    /// Starts the end of a batch. It still ends exactly once, `Canceled` or with whatever end was faster.
+    /// Cancels a batch. It still ends exactly once: `Canceled`, or with the end that came first.
     ///
     /// # Errors
-    /// `NotFound` when it was freed.
+    /// `NotFound` when the batch was freed.
     pub fn cancel(&mut self, batch: BatchHandle) -> Result<(), TransferError> {
         self.here()?;
         self.stop(batch, CancelReason::Canceled)
     }
 
-    /// Forgets a batch that has ended.
+    /// Frees a batch that has ended.
     ///
     /// # Errors
-    /// `Busy` when it has not, `NotFound` when it was freed before.
+    /// `Busy` when it has not ended, `NotFound` when it was freed before.
     pub fn free(&mut self, batch: BatchHandle) -> Result<(), TransferError> {
         self.here()?;
         match self.batches.free(batch) {
@@ -394,13 +407,13 @@ impl Engine {
         }
     }
 
-    /// How long [`park`](Self::park) may sleep. `None`: until an event. Zero: poll now.
+    /// How long [`park`](Self::park) may sleep. `None`: until an event. Zero: not at all.
     #[must_use]
     pub fn idle_time(&self) -> Option<Duration> {
         self.wake_at().map(|at| at - self.clock.now())
     }
 
-    /// Grows whenever [`poll`](Self::poll) moved something, for us or for a peer.
+    /// A number that grows whenever [`poll`](Self::poll) moved something, for this engine or for a peer.
     #[must_use]
     pub fn activity(&self) -> u64 {
         if self.here().is_err() {
@@ -409,10 +422,11 @@ impl Engine {
         self.rails.activity()
     }
 
-    /// When [`poll`](Self::poll) must run even without an event, on the engine's clock.
+    /// When [`poll`](Self::poll) must run even without an event, on the engine's clock. `None`: only after an
+    /// event.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         self.here().ok()?;
-        let soon = (!self.pending.is_empty() || !self.leaving.is_empty()).then(|| self.clock.now() + SOON);
+        let soon = (!self.pending.is_empty() || !self.leaving.is_empty()).then(|| self.clock.now() + RETRY);
         self.rails
             .poll_at()
             .into_iter()
@@ -423,13 +437,13 @@ impl Engine {
             .min()
     }
 
-    /// Descriptors that become readable when [`poll`](Self::poll) has something to do.
+    /// File descriptors that become readable when [`poll`](Self::poll) has something to do.
     pub fn event_sources(&self) -> impl Iterator<Item = i32> + '_ {
         let rails = if self.here().is_ok() { self.rails.rails() } else { &[] };
         rails.iter().filter_map(Transport::event_source).map(|EventSource(fd)| fd)
     }
 
-    /// Sleeps until there is something to poll for, at most `timeout`. Burns no CPU.
+    /// Sleeps until [`poll`](Self::poll) has something to do, at most `timeout`. Uses no CPU meanwhile.
     pub fn park(&self, timeout: Option<Duration>) {
         if self.here().is_err() {
             return;
@@ -440,18 +454,20 @@ impl Engine {
         }
     }
 
-    /// Ends what the engine with this [identity](Self::identity) can do to the memory that this one exports, over every fabric,
-    /// and refuses it from now on: its connections are closed, its mappings revoked. Others are not disturbed. Until it is
-    /// [`Gone`](Expulsion::Gone), [`poll`](Self::poll) and ask again. Without `force`, a peer that is connected is left alone.
+    /// Expels a peer: ends its access to the memory that this engine exports, over every fabric, and refuses
+    /// it from now on. Its connections are closed and its mappings revoked; other peers are not disturbed.
+    /// `peer` is the [identity](Self::identity) of its engine. To be called again, after
+    /// [`poll`](Self::poll), until the result is [`Gone`](Expulsion::Gone). `mode` decides what happens to a
+    /// peer that is connected.
     ///
     /// # Errors
     /// `Identity`, `Full`, `Rails`.
-    pub fn expel(&mut self, peer: u64, force: bool) -> Result<Expulsion, ExpelError> {
+    pub fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<Expulsion, ExpelError> {
         self.here()?;
         if peer == 0 || peer == self.identity {
             return Err(ExpelError::Identity);
         }
-        match self.rails.expel(peer, force) {
+        match self.rails.expel(peer, mode) {
             Ok(true) => Ok(Expulsion::Gone),
             Ok(false) => Ok(Expulsion::Underway),
             Err(error) => match error.kind {
@@ -463,12 +479,12 @@ impl Engine {
         }
     }
 
-    /// Keeps a list of what ends, for [`take_ended`](Self::take_ended).
-    pub(crate) fn tell_ended(&mut self) {
+    /// From now on records what ends, for [`take_ended`](Self::take_ended).
+    pub(crate) fn record_ended(&mut self) {
         self.ended = Some(Vec::new());
     }
 
-    /// What has ended since the last call, into `out`.
+    /// Moves what has ended since the last call to the end of `out`.
     pub(crate) fn take_ended(&mut self, out: &mut Vec<Ended>) {
         if let Some(ended) = &mut self.ended {
             out.append(ended);
@@ -498,7 +514,7 @@ impl Engine {
         }
     }
 
-    /// Takes up to `GO` completions.
+    /// Takes up to [`POLL_BUDGET`] completions.
     fn reap(&mut self, now: Instant) -> usize {
         let count = self.rails.poll(now, &mut self.completions[..]);
         for index in 0..count {
@@ -519,12 +535,12 @@ impl Engine {
         count
     }
 
-    /// Keeps the checksum of a slice that was applied, joined to what it follows.
+    /// Keeps the checksum of a slice that was applied, joined to that of the slice before it.
     fn keep_sum(&mut self, token: Token, crc32c: u32) {
         let Some((batch, index, (start, len))) = self.batches.find(token) else { return };
         let len = u64::from(len);
         let sums = &mut self.rows[batch.index()].sums;
-        // Slices mostly end in their order, and a request after the other.
+        // Slices mostly end in their order, and one request after the other.
         match sums.last_mut() {
             Some(last) if last.request == index && last.start + last.len == start => {
                 last.crc32c = te_core::crc32c_joined(last.crc32c, crc32c, len);
@@ -534,7 +550,7 @@ impl Engine {
         }
     }
 
-    /// Checks requests and puts them into `out`, in the rails' terms; gives where to cut them.
+    /// Checks requests, puts them into `out` as the rails take them, and returns the slicer for them.
     fn check(
         &self,
         requests: &[TransferRequest],
@@ -552,7 +568,7 @@ impl Engine {
         Ok(self.slicer(nearest.filter(|_| one_rail)))
     }
 
-    /// Checks one request.
+    /// Checks one request and returns it as the rails take it.
     fn resolve(
         &self,
         index: usize,
@@ -566,7 +582,7 @@ impl Engine {
         let Some((region_id, offset, region)) = self.regions.resolve(request.local, request.len) else {
             return problem(RequestProblem::LocalRange);
         };
-        // The span tells buffers of other engines from ours, whatever their ids.
+        // Ids alone do not distinguish buffers of different engines; spans do.
         if region.owned && owned.is_none_or(|span| span != region.span) {
             return problem(RequestProblem::Owned);
         }
@@ -593,16 +609,16 @@ impl Engine {
         })
     }
 
-    /// Where to cut requests whose nearest rail is `rail`, or whose rails differ.
+    /// The slicer for requests whose nearest rail is `rail`; `None`: their rails differ.
     fn slicer(&self, rail: Option<u32>) -> Slicer {
         let preferred = rail.and_then(|rail| self.rails.rails().get(rail as usize));
         let preferred = preferred.map_or(0, |rail| rail.capabilities().slice_bytes_preferred);
-        // A tail of up to a quarter of a slice rides with the last one.
+        // A tail of up to a quarter of a slice is moved with the last slice.
         let longest = self.rails.capabilities().slice_bytes_max / 5 * 4;
         Slicer::new(self.config.slice_bytes.max(preferred).min(longest))
     }
 
-    /// Posts what waits, as far as there is room.
+    /// Submits slices that wait, as far as the rails have room.
     fn pump(&mut self) {
         let mut blocked = 0;
         for _ in 0..self.pending.len() {
@@ -610,7 +626,7 @@ impl Engine {
             if self.post(handle) {
                 continue;
             }
-            // Full for this batch. Others may ride other rails.
+            // The rails of this batch are full. Other batches may use other rails.
             self.pending.push_back(handle);
             blocked += 1;
             if blocked == BLOCKED_MAX {
@@ -619,7 +635,7 @@ impl Engine {
         }
     }
 
-    /// Posts a batch. True: nothing of it is left to post.
+    /// Submits the slices of a batch. False: its rails are full, and slices are left.
     fn post(&mut self, handle: BatchHandle) -> bool {
         loop {
             let Ok(count) = self.batches.next(handle, &mut self.slices[..]) else { return true };
@@ -642,13 +658,13 @@ impl Engine {
         }
     }
 
-    /// Cancels a batch, by its caller or its deadline.
+    /// Cancels a batch, for its caller or because of its deadline.
     fn stop(&mut self, handle: BatchHandle, reason: CancelReason) -> Result<(), TransferError> {
         if self.batches.progress(handle).map_err(|_| TransferError::NotFound)?.status.is_terminal() {
             return Ok(());
         }
         if self.rows[handle.index()].quarantined {
-            // It was cancelled, and has ended as far as anybody but its memory is concerned.
+            // It was cancelled before, and has ended for its caller.
             return Ok(());
         }
         let drain_until = self.clock.now() + Duration::from_millis(u64::from(self.config.drain_ms));
@@ -659,7 +675,7 @@ impl Engine {
         match self.batches.cancel(handle, reason) {
             Ok(None) => {
                 let batches = &self.batches;
-                // A slice that its rail cannot find has ended already and waits to be polled.
+                // A slice that its rail does not find has ended already, and its completion waits for a poll.
                 let _ = self.rails.cancel_where(|token| batches.is_of(handle, token));
                 self.note_deadline(Some(drain_until));
             }
@@ -668,7 +684,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A batch has ended: nothing touches its memory any more.
+    /// Records that a batch has ended: nothing touches its memory any more.
     fn end(&mut self, handle: BatchHandle) {
         let row = &mut self.rows[handle.index()];
         for (region, segment) in row.uses.iter() {
@@ -697,7 +713,7 @@ impl Engine {
         }
     }
 
-    /// Ends what is late, and gives up on what does not drain.
+    /// Cancels batches that are past their deadline, and quarantines those that did not drain in time.
     fn expire(&mut self, now: Instant) {
         self.next_deadline = None;
         for index in 0..self.rows.len() {
@@ -722,7 +738,10 @@ impl Engine {
         self.batches_timed_out += u64::from(row.reason == Some(CancelReason::TimedOut));
         self.quarantined_batches += 1;
         self.quarantined_bytes += row.bytes;
-        log::error!("a batch of {} bytes did not drain; its memory is quarantined", row.bytes);
+        log::error!(
+            "a batch of {} bytes did not drain within drain_ms: its local memory is quarantined",
+            row.bytes
+        );
         if let Some(ended) = &mut self.ended {
             ended.push(Ended::Batch(handle));
         }
@@ -746,14 +765,14 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Ends what is in flight, so that peers hear of it rather than of a broken connection.
+    /// Cancels what is in flight, so that peers receive cancellations instead of broken connections.
     fn drop(&mut self) {
         if self.here().is_err() {
             return;
         }
         let handles: Vec<BatchHandle> = self.rows.iter().filter_map(|row| row.handle).collect();
         for handle in handles {
-            // Freed ones say so.
+            // Fails for a batch that was freed meanwhile.
             let _ = self.cancel(handle);
         }
         self.poll();

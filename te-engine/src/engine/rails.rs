@@ -16,25 +16,26 @@ use crate::error::StartError;
 use crate::fabrics::{Cause, FabricContext, FabricEntry, Rail, Tier, UnknownFabric, Wanted, fabrics};
 use crate::tiers::Tiers;
 
-/// What an engine is made of.
+/// The parts of an engine that are opened at its start.
 pub(super) struct Parts {
     pub(super) rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
     /// Device and port of each rail.
     pub(super) devices: Vec<String>,
-    /// Which of them are near which memory.
+    /// Which devices are near which memory.
     pub(super) affinity: Affinity,
     pub(super) published: Arc<Published>,
     pub(super) inbox: Arc<Inbox>,
     pub(super) server: Server,
 }
 
-/// Opens the control port and the fabrics: those of the registry that are wanted, and all of `given`.
+/// Opens the control port and the fabrics: those of the registry that the configuration wants, and all of
+/// `given`.
 pub(super) fn open(config: &Config, identity: u64, given: &[FabricEntry<'_>]) -> Result<Parts, StartError> {
     let listen = |source| StartError::Listen { addr: config.listen, source };
     let listener = TcpListener::bind(config.listen).map_err(listen)?;
     let addr = listener.local_addr().map_err(listen)?;
     let mut opened = open_fabrics(&FabricContext { config, control: addr, identity }, given)?;
-    // More than a mask or a descriptor holds: the farthest are left out.
+    // A mask of rails and a descriptor have limits. The farthest rails beyond them are left out.
     let mut export_bytes = 1;
     let fits = |(_, rail): &&(Tier, Rail)| {
         let transport = &rail.transport;
@@ -43,7 +44,7 @@ pub(super) fn open(config: &Config, identity: u64, given: &[FabricEntry<'_>]) ->
     };
     let count = opened.iter().take(RAILS_MAX).take_while(fits).count();
     if count < opened.len() {
-        log::warn!("{} rails are left out: {count} are as many as there may be", opened.len() - count);
+        log::warn!("{} rails are left out: an engine has at most {count} of these", opened.len() - count);
         opened.truncate(count);
     }
     let tiers: Vec<u8> = opened.iter().map(|(tier, _)| *tier as u8).collect();
@@ -66,7 +67,8 @@ pub(super) fn open(config: &Config, identity: u64, given: &[FabricEntry<'_>]) ->
     Ok(Parts { rails, devices, affinity, published, inbox, server })
 }
 
-/// A file that was named is checked in any case; nobody needs to look at the host when there is no choice.
+/// Reads the topology. A configured file is always validated; the host is not read if there is at most one
+/// NIC to choose from.
 fn affinity(config: &Config, devices: &[String]) -> Result<Affinity, StartError> {
     let is_choice = devices.iter().filter(|device| !device.is_empty()).count() > 1;
     if !is_choice && !matches!(config.topology, TopologySource::File(_)) {
@@ -77,7 +79,8 @@ fn affinity(config: &Config, devices: &[String]) -> Result<Affinity, StartError>
     Ok(affinity)
 }
 
-/// The rails of all fabrics with their tiers, nearest first. What was not asked for by name may be missing, and is logged.
+/// The rails of all fabrics with their tiers, nearest first. A fabric that does not start and need not is
+/// logged.
 fn open_fabrics(
     context: &FabricContext<'_>,
     given: &[FabricEntry<'_>],
@@ -93,17 +96,16 @@ fn open_fabrics(
         };
         match opened {
             Ok(opened) => rails.extend(opened.into_iter().map(|rail| (entry.tier, rail))),
-            // The caller that asked for it is told with the error.
             Err(cause) if wanted == Wanted::Must => {
                 return Err(StartError::Fabric { name: entry.name, source: cause.error });
             }
             Err(cause) => {
-                say(entry.name, &cause);
+                log_absence(entry.name, &cause);
                 last_error = Some(StartError::Fabric { name: entry.name, source: cause.error });
             }
         }
     }
-    // Stable: rails of one tier stay in the order of their fabrics.
+    // The sort is stable: rails of one tier stay in the order of their fabrics.
     rails.sort_by_key(|(tier, _)| *tier);
     match last_error {
         Some(error) if rails.is_empty() => Err(error),
@@ -111,7 +113,7 @@ fn open_fabrics(
     }
 }
 
-/// A fabric of the registry must start when it is named, by `fabrics` or by its own settings.
+/// A fabric of the registry must start if `fabrics` names it, or if its settings name a port or a device.
 fn wanted(config: &Config, entry: &FabricEntry<'_>) -> Wanted {
     match (config.fabrics.wanted(entry), entry.fabric) {
         (Wanted::Auto, Some(fabric)) if fabric.is_asked_for(config) => Wanted::Must,
@@ -119,21 +121,21 @@ fn wanted(config: &Config, entry: &FabricEntry<'_>) -> Wanted {
     }
 }
 
-/// One line for a fabric that is left out. That this host has none is nothing to worry about, and is not said again.
-fn say(name: &'static str, cause: &Cause) {
-    static SAID: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+/// Logs that a fabric did not start: as information, and once per process, if the host has no device of it.
+fn log_absence(name: &'static str, cause: &Cause) {
+    static LOGGED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
     if !cause.absent {
         log::warn!("fabric {name} did not start: {}", cause.error);
         return;
     }
-    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    if !said.contains(&name) {
-        said.push(name);
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !logged.contains(&name) {
+        logged.push(name);
         log::info!("fabric {name} is not used: {}", cause.error);
     }
 }
 
-/// `host:port`, as peers dial it.
+/// `host:port` of the control port, to which peers connect.
 fn name(config: &Config, addr: SocketAddr) -> String {
     match &config.advertise_host {
         Some(host) if host.contains(':') && !host.starts_with('[') => {
@@ -144,7 +146,8 @@ fn name(config: &Config, addr: SocketAddr) -> String {
     }
 }
 
-/// Microseconds since 1970: never the same for two lives of one address, and people can read which came first.
+/// Microseconds since 1970: different for two processes that follow each other at one address, and ordered by
+/// their starts.
 fn incarnation() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)

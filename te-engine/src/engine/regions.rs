@@ -1,4 +1,4 @@
-//! Registered local memory: by id, by address, and how many requests use it.
+//! Registered local memory, by id and by address, with the number of requests that use it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::request::LocalAddr;
 pub(super) struct Regions {
     rows: Vec<Row>,
     free: Vec<u32>,
-    /// First address to index. Regions do not overlap.
+    /// From first address to index. Regions do not overlap.
     by_addr: BTreeMap<u64, u32>,
     bytes: u64,
     regions_max: u32,
@@ -32,11 +32,11 @@ pub(super) struct Region {
     pub(super) owned: bool,
     /// Requests of batches that have not ended.
     pub(super) requests: u32,
-    /// `unregister` has begun and met a peer's running operation.
+    /// `unregister` was called and has not succeeded yet: no new operation may use the region.
     pub(super) closing: bool,
-    /// Nobody asks for it any more; it goes when the last peer is out of it.
+    /// It is unregistered as soon as the last peer's operation has ended.
     pub(super) quarantined: bool,
-    /// Keeps memory that is ours mapped.
+    /// Keeps memory that this engine allocated mapped.
     pub(super) _memory: Option<Arc<SharedMemory>>,
 }
 
@@ -45,7 +45,7 @@ impl Regions {
         Self { rows: Vec::new(), free: Vec::new(), by_addr: BTreeMap::new(), bytes: 0, regions_max }
     }
 
-    /// Whether `span` can be inserted.
+    /// Checks that `span` is not empty and does not overlap a region.
     pub(super) fn check(&self, span: MemSpan) -> Result<(), RegisterError> {
         if span.is_empty() {
             return Err(RegisterError::Empty);
@@ -63,7 +63,7 @@ impl Regions {
         Ok(())
     }
 
-    /// An id to [`insert`](Self::insert) under, or to [`release`](Self::release).
+    /// Reserves an id, for [`insert`](Self::insert) or [`release`](Self::release).
     pub(super) fn reserve(&mut self) -> Result<RegionId, RegisterError> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -76,12 +76,12 @@ impl Regions {
         Ok(RegionId::new(index, self.rows[index as usize].generation))
     }
 
-    /// Gives back a reserved id.
+    /// Frees a reserved id.
     pub(super) fn release(&mut self, id: RegionId) {
         self.free.push(id.index);
     }
 
-    /// Inserts under a reserved id.
+    /// Inserts a region under a reserved id.
     pub(super) fn insert(&mut self, id: RegionId, region: Region) {
         self.by_addr.insert(region.span.as_ptr().addr() as u64, id.index);
         self.bytes += region.span.len() as u64;
@@ -107,7 +107,7 @@ impl Regions {
         row.region.as_mut()
     }
 
-    /// The region and offset of `len` local bytes; `None` when they do not lie in one region.
+    /// The region and the offset of `len` local bytes; `None` if they do not lie in one region.
     pub(super) fn resolve(&self, local: LocalAddr, len: u64) -> Option<(RegionId, u64, &Region)> {
         let (id, offset) = match local {
             LocalAddr::Region(id, offset) => (id, offset),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_of_an_unregistered_region_names_nothing() {
+    fn an_id_of_an_unregistered_region_is_stale() {
         let mut regions = Regions::new(1);
         let old = add(&mut regions, 0x1000, 0x1000).unwrap();
         assert_eq!(add(&mut regions, 0x8000, 1), Err(RegisterError::Full { regions_max: 1 }));

@@ -1,4 +1,4 @@
-//! What an engine says about itself and its batches.
+//! Reports of batches, and counters of the engine.
 
 use std::fmt;
 
@@ -42,7 +42,8 @@ impl Engine {
         Ok(report)
     }
 
-    /// Whether a batch has ended: what a polling loop asks. Costs nothing, however many requests there are.
+    /// Whether a batch has ended. Made for a polling loop: the cost does not depend on the number of
+    /// requests.
     ///
     /// # Errors
     /// `NotFound` when it was freed.
@@ -52,7 +53,7 @@ impl Engine {
         row.map(|row| row.done).ok_or(TransferError::NotFound)
     }
 
-    /// How far a batch is.
+    /// The state of a batch.
     ///
     /// # Errors
     /// `NotFound` when it was freed.
@@ -134,7 +135,7 @@ impl Engine {
     }
 }
 
-/// `Ok` for `Completed`.
+/// `Ok` for `Completed`, else `TransferError::Ended`.
 pub(crate) fn verdict(report: BatchReport) -> Result<BatchReport, TransferError> {
     match (report.status, report.error) {
         (Status::Completed, _) => Ok(report),
@@ -157,7 +158,7 @@ impl Row {
     }
 }
 
-/// For what people read: `Engine` has no other name than its own.
+/// Prints the name and the incarnation.
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")

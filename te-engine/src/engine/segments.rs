@@ -1,4 +1,4 @@
-//! Open segments: which peer, which life of it, and which of its regions are attached.
+//! Open segments: the peer, its incarnation, and which of its regions are attached.
 
 use std::string::String;
 use std::vec::Vec;
@@ -11,10 +11,10 @@ use crate::request::{RemoteRegion, SegmentHandle};
 /// All open segments of one engine.
 pub(super) struct Segments {
     rows: Vec<Row>,
-    /// Generations of the ids under which remote regions are attached, and those that are free.
+    /// Generations of the ids of remote regions, by index.
     ids: Vec<u32>,
     free_ids: Vec<u32>,
-    segments_max: u32,
+    remote_regions_max: u32,
 }
 
 struct Row {
@@ -28,13 +28,13 @@ pub(super) struct Segment {
     pub(super) endpoint: String,
     pub(super) incarnation: u64,
     pub(super) version: u64,
-    /// Times it was opened and not closed.
+    /// How often it was opened and not closed.
     pub(super) opens: u32,
-    /// Another process answers under the name: its incarnation.
+    /// The incarnation of another process that answers under the name.
     pub(super) restarted: Option<u64>,
     /// Requests of batches that have not ended, and fences.
     pub(super) requests: u32,
-    /// By address.
+    /// In the order of their addresses.
     pub(super) regions: Vec<Attached>,
 }
 
@@ -42,19 +42,19 @@ pub(super) struct Segment {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attached {
     pub(super) id: RemoteRegionId,
-    /// The owner's id for it: another one under the same address is another region.
+    /// The owner's id of the region: another id at the same address is another region.
     pub(super) region: u64,
     pub(super) addr: u64,
     pub(super) len: u64,
     pub(super) access: Access,
     pub(super) location: Location,
-    /// Tells its export from a later one of the same region.
+    /// Fingerprint of its export, which changes when the region joins another rail.
     pub(super) export: u64,
 }
 
 impl Segments {
-    pub(super) fn new(segments_max: u32) -> Self {
-        Self { rows: Vec::new(), ids: Vec::new(), free_ids: Vec::new(), segments_max }
+    pub(super) fn new(remote_regions_max: u32) -> Self {
+        Self { rows: Vec::new(), ids: Vec::new(), free_ids: Vec::new(), remote_regions_max }
     }
 
     pub(super) fn insert(&mut self, segment: Segment) -> SegmentHandle {
@@ -99,20 +99,20 @@ impl Segments {
         self.rows.iter().filter(|row| row.segment.is_some()).count() as u32
     }
 
-    /// An id to attach a remote region as.
+    /// Takes an id under which to attach a remote region.
     pub(super) fn take_id(&mut self) -> Result<RemoteRegionId, SegmentError> {
         let index = match self.free_ids.pop() {
             Some(index) => index,
-            None if self.ids.len() < self.segments_max as usize => {
+            None if self.ids.len() < self.remote_regions_max as usize => {
                 self.ids.push(0);
                 (self.ids.len() - 1) as u32
             }
-            None => return Err(SegmentError::Full { segments_max: self.segments_max }),
+            None => return Err(SegmentError::Full { remote_regions_max: self.remote_regions_max }),
         };
         Ok(RemoteRegionId::new(index, self.ids[index as usize]))
     }
 
-    /// Gives back an id that nothing is attached as any more.
+    /// Frees an id under which nothing is attached any more.
     pub(super) fn put_id(&mut self, id: RemoteRegionId) {
         let generation = &mut self.ids[id.index as usize];
         *generation = generation.wrapping_add(1);
@@ -121,7 +121,7 @@ impl Segments {
 }
 
 impl Segment {
-    /// The attached region and offset of `len` remote bytes; `None` when they do not lie in one region.
+    /// The attached region and the offset of `len` remote bytes; `None` if they do not lie in one region.
     pub(super) fn resolve(&self, addr: u64, len: u64) -> Option<(&Attached, u64)> {
         let after = self.regions.partition_point(|region| region.addr <= addr);
         let region = &self.regions[after.checked_sub(1)?];

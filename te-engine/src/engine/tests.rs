@@ -1,4 +1,4 @@
-//! Batches over a rail that holds on to everything until it is told to let go.
+//! Batches over a rail that completes slices only when the test releases them.
 
 use std::sync::Mutex;
 
@@ -8,29 +8,29 @@ use te_host::{LocalConfig, LocalTransport};
 use super::*;
 use crate::descriptor::{Descriptor, RegionDescriptor};
 
-/// Accepts everything and ends nothing by itself.
+/// Accepts every slice, and completes slices only in [`release`](Self::release).
 #[derive(Clone, Default)]
 struct Stuck(Arc<Mutex<Held>>, Arc<Meeting>);
 
-/// Where those who register wait for each other, if they are to.
+/// Where registrations on several rails wait for each other.
 #[derive(Default)]
 struct Meeting {
-    /// How many are to come, and how many have.
+    /// How many registrations must come, and how many have.
     guests: Mutex<(usize, usize)>,
     came: std::sync::Condvar,
 }
 
 #[derive(Default)]
 struct Held {
-    /// It takes no memory: its device is gone.
+    /// Its device is gone: registrations fail.
     gone: bool,
     held: Vec<Token>,
     ended: VecDeque<Completion>,
 }
 
 impl Stuck {
-    /// Ends all that it holds.
-    fn let_go(&self) {
+    /// Completes all slices that it holds.
+    fn release(&self) {
         let mut all = self.0.lock().unwrap();
         let Held { held, ended, .. } = &mut *all;
         ended.extend(held.drain(..).map(Completion::applied));
@@ -111,7 +111,7 @@ impl Transport for Stuck {
 
 const LEN: u64 = 8192;
 
-/// An engine on a stuck rail, and a request of it.
+/// An engine on a stuck rail, and a request for it.
 fn engine(drain_ms: u32) -> (Stuck, Engine, TransferRequest) {
     let fabrics = crate::Fabrics::LOCAL;
     let mut engine = Engine::start(Config { fabrics, drain_ms, ..Config::default() }).unwrap();
@@ -152,7 +152,7 @@ fn a_quarantined_batch_is_counted_once_and_counted_out_when_it_ends() {
     assert_eq!((quarantined(&engine), engine.stats().batches_timed_out), ((1, LEN), 1));
     assert_eq!(engine.status(batch), Ok(Status::TimedOut));
     engine.free(batch).unwrap();
-    stuck.let_go();
+    stuck.release();
     engine.poll();
     assert_eq!((quarantined(&engine), engine.stats().batches), ((0, 0), 0));
 }
@@ -170,10 +170,10 @@ fn a_segment_cannot_be_fenced_while_a_quarantined_batch_uses_it() {
     assert!(engine.report(batch).unwrap().fence_needed);
     let busy = TransferError::Segment { index: 0, source: SegmentError::Busy };
     assert_eq!(engine.fence(request.segment, None), Err(busy.clone()));
-    // Freeing the handle does not end the batch.
+    // The batch continues after its handle is freed.
     engine.free(batch).unwrap();
     assert_eq!(engine.fence(request.segment, None), Err(busy));
-    stuck.let_go();
+    stuck.release();
     engine.poll();
     let fence = engine.fence(request.segment, None).unwrap();
     engine.wait_fence(fence, None).unwrap();
@@ -182,11 +182,10 @@ fn a_segment_cannot_be_fenced_while_a_quarantined_batch_uses_it() {
 #[test]
 fn what_has_ended_before_its_time_was_up_is_not_late() {
     let (stuck, mut engine, request) = engine(0);
-    // More slices than one call takes from the rails.
+    // More slices than one call takes from the rails, and a deadline that has passed at the first poll.
     let one = TransferRequest { len: 8, ..request };
-    let batch = engine.submit(&[one; 3 * GO], Some(Duration::from_millis(20))).unwrap();
-    stuck.let_go();
-    std::thread::sleep(Duration::from_millis(30));
+    let batch = engine.submit(&[one; 3 * POLL_BUDGET], Some(Duration::ZERO)).unwrap();
+    stuck.release();
     while !engine.is_done(batch).unwrap() {
         engine.poll();
     }
@@ -214,19 +213,19 @@ fn what_was_copied_comes_with_its_checksum_once_asked_for() {
         engine.checksum_copies(true);
         sum
     };
-    assert_eq!(sum_of(Op::Read, 50_000), None, "nobody has asked");
+    assert_eq!(sum_of(Op::Read, 50_000), None, "not requested yet");
     assert_eq!(sum_of(Op::Read, 50_000), Some(crc32c::crc32c(&bytes[..50_000])));
     assert_eq!(sum_of(Op::Write, 49_999), Some(crc32c::crc32c(&bytes[..49_999])));
-    assert_eq!(sum_of(Op::Write, 32_767), None, "a short WRITE takes longer to sum than to copy");
+    assert_eq!(sum_of(Op::Write, 32_767), None, "the checksum of a short WRITE takes longer than its copy");
     for op in [Op::Read, Op::Write] {
         assert_eq!(sum_of(op, 1 << 20), Some(crc32c::crc32c(&bytes)), "joined from several slices");
     }
-    assert_eq!(sum_of(Op::Read, 777_777), Some(crc32c::crc32c(&bytes[..777_777])), "the last one is longer");
-    assert_eq!(sum_of(Op::Read, 17), Some(crc32c::crc32c(&bytes[..17])), "nothing of an earlier one is left");
+    assert_eq!(sum_of(Op::Read, 777_777), Some(crc32c::crc32c(&bytes[..777_777])), "the last slice is longer");
+    assert_eq!(sum_of(Op::Read, 17), Some(crc32c::crc32c(&bytes[..17])), "nothing of an earlier request is left");
 }
 
 #[test]
-fn a_region_joins_a_rail_that_was_gone_and_peers_learn_of_it() {
+fn a_region_joins_a_rail_that_was_gone_and_peers_use_it() {
     let stuck = Stuck::default();
     let start = || {
         let fabrics = crate::Fabrics::LOCAL;
@@ -249,7 +248,7 @@ fn a_region_joins_a_rail_that_was_gone_and_peers_learn_of_it() {
         peer.rails.reachable(regions[0].id)
     };
     let look = |owner: &mut Engine, peer: &mut Engine| {
-        let (_, wait) = owner.rejoin_at.expect("it is to be looked at");
+        let (_, wait) = owner.rejoin_at.expect("another attempt is due");
         owner.rejoin_at = Some((Instant::ZERO, wait));
         owner.poll();
         peer.sync_segment(segment, &owner.published.descriptor()).unwrap();
@@ -258,11 +257,11 @@ fn a_region_joins_a_rail_that_was_gone_and_peers_learn_of_it() {
     assert_eq!(rails(&peer), 0b01);
     look(&mut owner, &mut peer);
     assert_eq!(rails(&peer), 0b01, "it is still gone");
-    assert!(owner.wake_at().is_some(), "a parked engine wakes to look again");
+    assert!(owner.wake_at().is_some(), "a parked engine wakes for the next attempt");
     stuck.0.lock().unwrap().gone = false;
     look(&mut owner, &mut peer);
     assert_eq!(rails(&peer), 0b11);
-    assert_eq!(owner.rejoin_at, None, "there is nothing more to look for");
+    assert_eq!(owner.rejoin_at, None, "no further attempt is due");
     owner.unregister(region.id()).unwrap();
 }
 
@@ -276,10 +275,10 @@ fn several_devices_register_a_large_region_at_the_same_time() {
     let multi = MultiTransport::new(rails(), Tiers::new(&[0; 5], HealthConfig::default()), 64);
     engine.rails = te_host::fork::Own::new(multi.unwrap_or_else(|_| unreachable!("five rails")));
     engine.devices = vec![String::new(); 5];
-    // Each waits until all are at it.
+    // Each registration waits until all have begun.
     meeting.guests.lock().unwrap().0 = 5;
     let region = engine.alloc_shared(PARALLEL, Access::LOCAL).unwrap();
-    assert_eq!(engine.rails.left_out(), None, "none waited in vain");
+    assert_eq!(engine.rails.left_out(), None, "no registration waited until its timeout");
     assert!(!engine.rails.is_missing_rails());
     engine.unregister(region.id()).unwrap();
 }

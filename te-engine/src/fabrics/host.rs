@@ -1,4 +1,4 @@
-//! The fabrics within a host.
+//! The fabrics within a host: `local` and `shm`.
 
 use std::vec::Vec;
 
@@ -11,7 +11,7 @@ use crate::config::Config;
 /// Copies within the process.
 pub(super) struct Local;
 
-/// Shared memory.
+/// Shared memory between processes.
 pub(super) struct Shm;
 
 impl Fabric for Local {

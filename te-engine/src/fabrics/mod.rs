@@ -1,10 +1,14 @@
-//! The registry of fabrics. A fabric is one line of [`fabrics`]: its name, how far it is, what it is, and what opens it.
+//! The registry of fabrics. A fabric is one line of [`fabrics`]: its name, its tier, a description, what it
+//! needs of the host, and what opens it.
 //!
-//! Everything else follows from that line: the names that [`Fabrics`] reads, the order of the rails, the settings that are
-//! checked, what the command line and its help list. A program that embeds the engine adds lines of its own when it starts one,
-//! with [`Engine::start_with_fabrics`](crate::Engine::start_with_fabrics).
+//! Everything else follows from that line: the names that [`Fabrics`] parses, the order of the rails, the
+//! settings that are checked, what the command line and its help list, what `snowskin doctor` checks. A
+//! program that embeds the engine passes further lines to
+//! [`Engine::start_with_fabrics`](crate::Engine::start_with_fabrics).
 
 mod host;
+#[cfg(not(all(feature = "rdma", feature = "tcp")))]
+pub(crate) mod not_built;
 #[cfg(feature = "rdma")]
 mod rdma;
 mod set;
@@ -25,24 +29,32 @@ use crate::config::Config;
 pub(crate) use set::Wanted;
 pub use set::{Fabrics, UnknownFabric};
 
-/// Every fabric that there is, the nearest first.
+/// Every fabric, the nearest first.
 const TABLE: &[FabricEntry<'static>] = &[
     FabricEntry {
         name: "local",
         tier: Tier::Local,
         about: "Copies within one process",
+        needs: &[],
         fabric: Some(&host::Local),
     },
     FabricEntry {
         name: "shm",
         tier: Tier::Shm,
         about: "Shared memory between processes of one host",
+        needs: &[HostNeed::SharedMemory],
         fabric: Some(&host::Shm),
     },
     FabricEntry {
         name: "rdma",
         tier: Tier::Rdma,
         about: "RDMA, over every active port",
+        needs: &[
+            HostNeed::Library("libibverbs.so.1"),
+            HostNeed::DeviceClass("infiniband"),
+            HostNeed::LockedMemory,
+            HostNeed::Network,
+        ],
         #[cfg(feature = "rdma")]
         fabric: Some(&rdma::Rdma),
         #[cfg(not(feature = "rdma"))]
@@ -52,6 +64,7 @@ const TABLE: &[FabricEntry<'static>] = &[
         name: "tcp",
         tier: Tier::Tcp,
         about: "TCP, even within one host",
+        needs: &[HostNeed::Network],
         #[cfg(feature = "tcp")]
         fabric: Some(&tcp::Tcp),
         #[cfg(not(feature = "tcp"))]
@@ -59,7 +72,7 @@ const TABLE: &[FabricEntry<'static>] = &[
     },
 ];
 
-/// Every fabric that there is, the nearest first, with those that this build lacks.
+/// Every fabric, the nearest first, including those that this build lacks.
 #[must_use]
 pub const fn fabrics() -> &'static [FabricEntry<'static>] {
     TABLE
@@ -67,19 +80,39 @@ pub const fn fabrics() -> &'static [FabricEntry<'static>] {
 
 /// One line of the registry.
 #[derive(Clone, Copy)]
+#[non_exhaustive]
 pub struct FabricEntry<'a> {
-    /// What people write in `fabrics`: short, lower case. The feature that builds it has the same name.
+    /// The name of the fabric in the setting `fabrics`: short, lower case. The feature that builds it has the
+    /// same name.
     pub name: &'static str,
-    /// How far it is.
+    /// The distance class of the fabric.
     pub tier: Tier,
-    /// What it is, for help texts: a sentence without its full stop.
+    /// A description for help texts: one sentence without a full stop.
     pub about: &'static str,
-    /// What opens it. `None`: this build lacks it.
+    /// What the fabric needs of the host at run time. Known for a fabric that this build lacks, too.
+    pub needs: &'static [HostNeed],
+    /// What opens the fabric. `None`: this build lacks it.
     pub fabric: Option<&'a dyn Fabric>,
 }
 
-/// How far a fabric is, the nearest first. Rails of the nearest tier that reaches a segment share the work; farther ones wait
-/// until all of those are paused.
+/// Something that a fabric needs of the host at run time. `snowskin doctor` checks it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HostNeed {
+    /// Network interfaces with an address, free ports, and socket buffers that are large enough.
+    Network,
+    /// Memory files (`memfd`) that processes of one user map by `/proc/PID/fd`.
+    SharedMemory,
+    /// A shared library that the dynamic loader finds by this name.
+    Library(&'static str),
+    /// At least one device in `/sys/class` under this name.
+    DeviceClass(&'static str),
+    /// A limit of locked memory (`RLIMIT_MEMLOCK`) that covers the regions to be registered.
+    LockedMemory,
+}
+
+/// The distance class of a fabric, the nearest first. Rails of the nearest tier that reaches a segment share
+/// the work; those of farther tiers are used while all of them are paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -90,25 +123,25 @@ pub enum Tier {
     Shm = 1,
     /// Memory that hosts share, such as a CXL pool.
     Cxl = 2,
-    /// A network whose devices move bytes by themselves.
+    /// A network whose devices move the bytes.
     Rdma = 3,
-    /// A network whose hosts move them.
+    /// A network for which the CPUs of the hosts move the bytes.
     Tcp = 4,
     /// Storage over a network.
     NvmeOf = 5,
 }
 
-/// What the engine asks of a fabric: to open it. What a fabric can be told is a part of the engine's [`Config`], or is in
-/// the value that implements this trait.
+/// What opens a fabric. The settings of a fabric are part of the engine's [`Config`], or of the value that
+/// implements this trait.
 pub trait Fabric {
-    /// Opens its rails, at least one: a rail is one path, a NIC's port for example, and peers find each other by
-    /// [`Transport::name`], which no other fabric may have.
+    /// Opens the rails of the fabric, at least one. A rail is a port of a NIC, for example. Engines match
+    /// their rails by [`Transport::name`], which no other fabric may have.
     ///
     /// # Errors
     /// Why there is no rail.
     fn open(&self, context: &FabricContext<'_>) -> Result<Vec<Rail>, Cause>;
 
-    /// Checks its settings before anything is opened, also when it is not wanted.
+    /// Checks the settings of the fabric before any fabric is opened, even if the fabric is not used.
     ///
     /// # Errors
     /// The first setting that is out of its limits.
@@ -117,7 +150,7 @@ pub trait Fabric {
         Ok(())
     }
 
-    /// Whether its settings ask for it by name (a port, a device): then it must start even where `fabrics` is `auto`.
+    /// Whether its settings name a port or a device: then it must start even if `fabrics` is `auto`.
     fn is_asked_for(&self, config: &Config) -> bool {
         let _ = config;
         false
@@ -126,20 +159,21 @@ pub trait Fabric {
 
 /// What a fabric is opened with.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct FabricContext<'a> {
-    /// What the engine was told.
+    /// The configuration of the engine.
     pub config: &'a Config,
-    /// Where the control port listens. A fabric with listeners of its own listens on this address.
+    /// The address of the control port. A fabric that listens does so on the same IP address.
     pub control: SocketAddr,
-    /// What peers know the engine by, on every fabric; never 0.
+    /// The identity of the engine as an initiator, on every fabric; never 0.
     pub identity: u64,
 }
 
-/// One rail, before it is one of many.
+/// One rail of a fabric.
 pub struct Rail {
-    /// Device and port, for people: `mlx5_0:1`. Empty where its fabric has only one.
+    /// Device and port, for reports: `mlx5_0:1`. Empty if the fabric has only one rail.
     pub device: String,
-    /// What moves the bytes.
+    /// The transport that moves the bytes.
     pub transport: Box<dyn Transport + Send>,
 }
 
@@ -147,7 +181,7 @@ pub struct Rail {
 #[derive(Debug)]
 pub struct Cause {
     pub(crate) error: Box<dyn StdError + Send + Sync>,
-    /// Not a failure: this host has nothing of the kind.
+    /// The host has no device or driver of the fabric, which is not a failure.
     pub(crate) absent: bool,
 }
 
@@ -161,8 +195,15 @@ where
     }
 }
 
-impl FabricEntry<'_> {
-    /// Whether this build has it.
+impl<'a> FabricEntry<'a> {
+    /// A fabric that a program adds to those of the registry. It needs nothing of the host; set `needs` if it
+    /// does.
+    #[must_use]
+    pub const fn new(name: &'static str, tier: Tier, about: &'static str, fabric: &'a dyn Fabric) -> Self {
+        Self { name, tier, about, needs: &[], fabric: Some(fabric) }
+    }
+
+    /// Whether this build has the fabric.
     #[must_use]
     pub const fn is_built(&self) -> bool {
         self.fabric.is_some()
@@ -179,7 +220,8 @@ impl fmt::Debug for FabricEntry<'_> {
 }
 
 impl FabricContext<'_> {
-    /// The address that exports carry, where the engine was told a host to advertise: its name is looked up here.
+    /// The address that exports carry if the configuration names a host to advertise. Looks up the name of
+    /// that host.
     #[must_use]
     pub fn advertise(&self) -> Option<IpAddr> {
         let found = (self.config.advertise_host.as_deref()?, 0).to_socket_addrs().ok()?.next();
@@ -188,15 +230,15 @@ impl FabricContext<'_> {
 }
 
 impl Rail {
-    /// The rails of a fabric that has only one.
+    /// The only rail of a fabric.
     pub fn only(transport: impl Transport + Send + 'static) -> Vec<Self> {
         vec![Self { device: String::new(), transport: Box::new(transport) }]
     }
 }
 
 impl Cause {
-    /// This host has nothing of the kind (no such device, no driver), which is nothing to worry about: it is logged once for a
-    /// process, and is an error only for a caller that named the fabric.
+    /// The host has no device or driver of the fabric. It is logged once per process, as information, and is
+    /// an error only if the fabric must start.
     pub fn absent(error: impl StdError + Send + Sync + 'static) -> Self {
         Self { error: Box::new(error), absent: true }
     }
@@ -205,28 +247,5 @@ impl Cause {
 impl<E: StdError + Send + Sync + 'static> From<E> for Cause {
     fn from(error: E) -> Self {
         Self { error: Box::new(error), absent: false }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_registry_is_in_the_order_of_the_tiers_and_no_name_is_there_twice() {
-        assert!(fabrics().is_sorted_by_key(|entry| entry.tier));
-        for (nth, entry) in fabrics().iter().enumerate() {
-            assert!(fabrics()[..nth].iter().all(|before| before.name != entry.name), "{}", entry.name);
-            assert!(entry.name.bytes().all(|byte| byte.is_ascii_lowercase()), "{}", entry.name);
-            assert!(!entry.about.is_empty() && !entry.about.ends_with('.'), "{}", entry.about);
-        }
-    }
-
-    #[test]
-    fn a_fabric_is_built_by_the_feature_of_its_name() {
-        let built = |name| fabrics().iter().any(|entry| entry.name == name && entry.is_built());
-        assert!(built("local") && built("shm"));
-        assert_eq!(built("rdma"), cfg!(feature = "rdma"));
-        assert_eq!(built("tcp"), cfg!(feature = "tcp"));
     }
 }

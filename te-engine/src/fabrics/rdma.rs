@@ -1,4 +1,4 @@
-//! The RDMA fabric: one rail for each port that the settings name.
+//! The RDMA fabric: one rail per port that the settings name.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -12,19 +12,20 @@ use te_rdma::{DeviceSummary, RdmaTransport};
 use super::{Cause, Fabric, FabricContext, Rail};
 use crate::config::Config;
 
-/// RDMA: one rail for each port.
+/// RDMA: one rail per port.
 pub(super) struct Rdma;
 
 impl Fabric for Rdma {
-    /// Opens a rail for each port that is wanted. What does not open is reported.
+    /// Opens a rail per port that the settings name, or per active port if they name none. A port that does
+    /// not open is logged.
     ///
     /// # Errors
-    /// Why there is not one; or, of devices that were named, why the first that did not open did not.
+    /// Why no port opened; or why a port that the settings name did not.
     fn open(&self, context: &FabricContext<'_>) -> Result<Vec<Rail>, Cause> {
         let settings = &context.config.rdma;
         let ports = te_rdma::devices().map_err(Cause::absent)?;
         let wanted = choose(&settings.devices, &ports);
-        // What was named is wanted, all of it.
+        // Every port that the settings name must open.
         let named = !settings.devices.is_empty();
         if let Some(name) = wanted.missing.first() {
             return Err(NoSuchPort(String::from(*name)).into());
@@ -34,7 +35,7 @@ impl Fabric for Rdma {
         let mut last: Option<Cause> = None;
         for (nth, port) in (0_u16..).zip(wanted.ports) {
             let device = format!("{}:{}", port.name, port.port);
-            // Several rails cannot listen on one port.
+            // Each rail listens on another port.
             let listen = if settings.port == 0 { 0 } else { settings.port.saturating_add(nth) };
             match RdmaTransport::open(te_rdma::Config {
                 device: Some(port.name.clone()),
@@ -67,11 +68,11 @@ impl Fabric for Rdma {
 
 struct Wanted<'a> {
     ports: Vec<&'a DeviceSummary>,
-    /// Names that no port answers to.
+    /// Names that no port has.
     missing: Vec<&'a str>,
 }
 
-/// The ports that `names` mean, in their order, each once; without names every active one.
+/// The ports that `names` mean, in their order and without repetitions; without names, every active port.
 fn choose<'a>(names: &'a [String], ports: &'a [DeviceSummary]) -> Wanted<'a> {
     let mut wanted = Wanted { ports: Vec::new(), missing: Vec::new() };
     if names.is_empty() {
@@ -82,7 +83,7 @@ fn choose<'a>(names: &'a [String], ports: &'a [DeviceSummary]) -> Wanted<'a> {
             Some((device, number)) => (device, number.parse::<u8>().ok()),
             None => (name.as_str(), None),
         };
-        // A port that is named alone is tried whatever its state: its own error says more than we could.
+        // A name with a port number is tried whatever the state of the port: the error of the open says more.
         let meant = |port: &&DeviceSummary| {
             port.name == device && number.map_or(port.active && device == name, |number| port.port == number)
         };
@@ -100,25 +101,25 @@ fn choose<'a>(names: &'a [String], ports: &'a [DeviceSummary]) -> Wanted<'a> {
     wanted
 }
 
-/// There are devices, and none of their ports is wanted and active.
+/// There are devices, and no port is active and wanted.
 #[derive(Debug)]
 struct NoPort;
 
 impl fmt::Display for NoPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no active RDMA port is chosen: see `rdma link`, and the setting rdma.devices")
+        f.write_str("no active RDMA port is chosen: check `rdma link` and the setting rdma.devices")
     }
 }
 
 impl StdError for NoPort {}
 
-/// A device or port that was named is not there, or not active.
+/// A device or port that the settings name does not exist or is not active.
 #[derive(Debug)]
 struct NoSuchPort(String);
 
 impl fmt::Display for NoSuchPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} names no active port: see `snowskin doctor`, or `rdma link`", self.0)
+        write!(f, "{:?} is not an active RDMA port: check `snowskin doctor` or `rdma link`", self.0)
     }
 }
 
@@ -162,8 +163,8 @@ mod tests {
     #[test]
     fn a_name_means_its_active_ports_and_a_port_itself() {
         assert_eq!(chosen(&["rxe0", "mlx5_0"]).0, ["rxe0:1", "mlx5_0:1"]);
-        assert_eq!(chosen(&["mlx5_0:2"]).0, ["mlx5_0:2"], "it will say itself that it is down");
-        assert_eq!(chosen(&["mlx5_0:1", "mlx5_0"]).0, ["mlx5_0:1"], "once is enough");
+        assert_eq!(chosen(&["mlx5_0:2"]).0, ["mlx5_0:2"], "the open reports that it is down");
+        assert_eq!(chosen(&["mlx5_0:1", "mlx5_0"]).0, ["mlx5_0:1"], "each port once");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which fabrics an engine uses, as people write it.
+//! [`Fabrics`]: the fabrics that an engine uses, and the text of that setting.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,15 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use super::{FabricEntry, TABLE, fabrics};
 
-/// Which fabrics an engine uses. In text `auto`, or names from [`fabrics`] with commas between them.
+/// The fabrics that an engine uses. As text: `auto`, or names from [`fabrics`] with commas between them.
 ///
-/// A fabric that is named must start: one that does not, or that this build lacks, keeps the engine from starting. `auto` means
-/// every fabric of this build, without those that do not start. `auto,tcp` is both: whatever starts, and TCP in any case.
+/// A fabric that is named must start: if it does not, or if this build lacks it, the engine does not start.
+/// `auto` means every fabric of this build, without those that do not start. `auto,tcp` means every fabric
+/// that starts, and TCP, which must.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Fabrics {
     auto: bool,
-    /// By place in the registry.
+    /// One bit per line of the registry.
     named: u32,
 }
 
@@ -27,47 +28,49 @@ pub(crate) enum Wanted {
     No,
     /// If it starts.
     Auto,
+    /// It must start.
     Must,
 }
 
-/// A name that is none of a fabric of this build.
+/// A name that is not the name of a fabric of this build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UnknownFabric {
     /// No fabric has this name.
     Unknown(String),
-    /// There is one, and this build lacks it.
+    /// The fabric of this name is not part of this build.
     NotBuilt(&'static str),
 }
 
 impl Fabrics {
     /// Every fabric of this build that starts.
     pub const AUTO: Self = Self { auto: true, named: 0 };
-    /// None; add what is wanted.
+    /// No fabric; a start for [`and`](Self::and).
     pub const NONE: Self = Self { auto: false, named: 0 };
-    /// Copies within the process alone.
+    /// Only copies within the process.
     pub const LOCAL: Self = Self::known("local");
-    /// Shared memory alone.
+    /// Only shared memory.
     pub const SHM: Self = Self::known("shm");
-    /// RDMA alone.
+    /// Only RDMA.
     pub const RDMA: Self = Self::known("rdma");
-    /// TCP alone.
+    /// Only TCP.
     pub const TCP: Self = Self::known("tcp");
 
-    /// These and those.
+    /// The fabrics of both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self { auto: self.auto || other.auto, named: self.named | other.named }
     }
 
-    /// The one of this entry of [`fabrics`] alone; [`NONE`](Self::NONE) for an entry that is not there.
+    /// Only the fabric of this entry of [`fabrics`]; [`NONE`](Self::NONE) for an entry that is not in the
+    /// registry.
     #[must_use]
     pub fn of(entry: &FabricEntry<'_>) -> Self {
         let place = TABLE.iter().position(|known| known.name == entry.name);
         place.map_or(Self::NONE, |place| Self { auto: false, named: 1 << place })
     }
 
-    /// Those that are named, the nearest first.
+    /// The fabrics that are named, and must start, the nearest first.
     pub fn named(self) -> impl Iterator<Item = &'static FabricEntry<'static>> {
         fabrics()
             .iter()
@@ -76,13 +79,26 @@ impl Fabrics {
             .map(|(_, entry)| entry)
     }
 
-    /// Whether it is neither `auto` nor any name.
+    /// Whether `auto` is among them: every fabric of this build that starts.
+    #[must_use]
+    pub const fn is_auto(self) -> bool {
+        self.auto
+    }
+
+    /// Whether an engine would try to open the fabric of this entry: it is named, or it is part of this build
+    /// and [`is_auto`](Self::is_auto) holds.
+    #[must_use]
+    pub fn uses(self, entry: &FabricEntry<'_>) -> bool {
+        self.wanted(entry) != Wanted::No
+    }
+
+    /// Whether there is neither `auto` nor a name.
     #[must_use]
     pub const fn is_none(self) -> bool {
         !self.auto && self.named == 0
     }
 
-    /// Whether the fabric of this entry is to be opened.
+    /// Whether to open the fabric of this entry, and whether it must start.
     pub(crate) fn wanted(self, entry: &FabricEntry<'_>) -> Wanted {
         match Self::of(entry).named & self.named {
             0 if self.auto && entry.is_built() => Wanted::Auto,
@@ -91,7 +107,7 @@ impl Fabrics {
         }
     }
 
-    /// For the constants: a name that the registry lacks does not compile.
+    /// For the constants: a name that is not in the registry does not compile.
     const fn known(name: &str) -> Self {
         let mut place = 0;
         while !same(TABLE[place].name.as_bytes(), name.as_bytes()) {
@@ -155,7 +171,7 @@ impl fmt::Display for UnknownFabric {
             Self::Unknown(name) => {
                 let built = fabrics().iter().filter(|entry| entry.is_built()).map(|entry| entry.name);
                 let built = built.collect::<Vec<_>>().join(",");
-                write!(f, "no such fabric: {name:?}: write auto, or some of {built}")
+                write!(f, "no such fabric: {name:?}: write auto, or one or more of {built}")
             }
             Self::NotBuilt(name) => write!(f, "this build lacks {name}: build with --features {name}"),
         }
@@ -170,51 +186,4 @@ const fn same(a: &[u8], b: &[u8]) -> bool {
         at += 1;
     }
     at == a.len() && at == b.len()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fabrics_are_read_as_they_are_written() {
-        let two = Fabrics::LOCAL.and(Fabrics::SHM);
-        for fabrics in
-            [Fabrics::AUTO, Fabrics::NONE, Fabrics::LOCAL, Fabrics::SHM, two, two.and(Fabrics::AUTO)]
-        {
-            assert_eq!(fabrics.to_string().parse(), Ok(fabrics));
-        }
-        assert_eq!(" shm, local".parse(), Ok(two), "in any order");
-        assert_eq!(two.to_string(), "local,shm", "the nearest first");
-        assert_eq!(Fabrics::AUTO.and(Fabrics::SHM).to_string(), "auto,shm");
-        assert_eq!(Fabrics::default(), Fabrics::AUTO);
-    }
-
-    #[test]
-    fn every_fabric_of_this_build_is_read_and_one_that_it_lacks_says_how_to_build_it() {
-        for entry in fabrics() {
-            let read = entry.name.parse::<Fabrics>();
-            match entry.is_built() {
-                true => assert_eq!(read, Ok(Fabrics::of(entry))),
-                false => assert_eq!(
-                    read.unwrap_err().to_string(),
-                    format!("this build lacks {0}: build with --features {0}", entry.name)
-                ),
-            }
-            assert_eq!(Fabrics::of(entry).named().map(|entry| entry.name).collect::<Vec<_>>(), [entry.name]);
-        }
-        assert_eq!(
-            [Fabrics::LOCAL, Fabrics::SHM, Fabrics::RDMA, Fabrics::TCP].map(|one| one.to_string()),
-            ["local", "shm", "rdma", "tcp"]
-        );
-    }
-
-    #[test]
-    fn an_unknown_name_is_answered_with_those_of_this_build() {
-        let refused = "shm,pigeon".parse::<Fabrics>().unwrap_err();
-        assert_eq!(refused, UnknownFabric::Unknown("pigeon".into()));
-        let text = refused.to_string();
-        assert!(text.contains("\"pigeon\"") && text.contains("auto") && text.contains("local,shm"), "{text}");
-        assert_eq!(text.contains("tcp"), cfg!(feature = "tcp"), "{text}");
-    }
 }

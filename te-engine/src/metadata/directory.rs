@@ -1,4 +1,4 @@
-//! [`Directory`]: the rules that every kind of server is used by.
+//! [`Directory`]: how every kind of server is used.
 
 use std::boxed::Box;
 use std::string::String;
@@ -12,23 +12,23 @@ use super::source::{Kind, MetadataSource};
 use super::{Located, Metadata};
 use crate::error::SegmentError;
 
-/// How long a server that did not answer is left alone, at first and at last.
+/// Backoff after a server did not answer: at first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// Times that somebody else may write a name between our read and our write.
+/// Maximum number of attempts to write a name that other writers change between read and write.
 const RACES_MAX: u32 = 16;
 
-/// A server that keeps bytes under keys: what the rules need of it, and no more.
+/// A server that stores bytes under keys.
 pub(super) trait Backend: Send + Sync {
     /// Kind and address, without passwords.
     fn server(&self) -> String;
-    /// What is there.
+    /// What is stored under `key`.
     fn get(&self, key: &str) -> Result<Option<Stored>, Fault>;
-    /// Puts `value` there for `ttl`, if what is there is `old` still. False: it is not.
+    /// Stores `value` under `key` for `ttl`, if `old` is still stored there. False: it is not.
     fn swap(&self, key: &str, old: Option<&Stored>, value: &[u8], ttl: Duration) -> Result<bool, Fault>;
-    /// Takes away what is there, if it is `old` still. False: it is not.
+    /// Removes `key`, if `old` is still stored there. False: it is not.
     fn remove(&self, key: &str, old: &Stored) -> Result<bool, Fault>;
-    /// Keeps `value` there for another `ttl`. False: it is not there.
+    /// Keeps `value` under `key` for another `ttl`. False: it is not stored there.
     fn renew(&self, key: &str, value: &[u8], ttl: Duration) -> Result<bool, Fault> {
         match self.get(key)? {
             Some(stored) if stored.value == value => self.swap(key, Some(&stored), value, ttl),
@@ -37,14 +37,14 @@ pub(super) trait Backend: Send + Sync {
     }
 }
 
-/// A value, and what the server calls this version of it.
+/// A value, and the server's tag of this version of it.
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) value: Vec<u8>,
     pub(super) tag: String,
 }
 
-/// Why a server did not do what it was asked.
+/// Why a request to a server failed. The fields are described at [`MetadataError`].
 #[derive(Debug)]
 pub(super) enum Fault {
     Unreachable(String),
@@ -52,25 +52,27 @@ pub(super) enum Fault {
     Garbage(&'static str),
 }
 
-/// A server that knows who owns which name. Threads share it; each call is a connection of its own.
+/// A server that stores the owners of segment names. Threads share it; each call opens another connection.
 pub struct Directory {
     backend: Box<dyn Backend>,
-    trouble: Mutex<Trouble>,
+    backoff: Mutex<Backoff>,
 }
 
-/// The server did not answer: what whoever asks before `until` is told.
+/// The backoff after the server did not answer.
 #[derive(Default)]
-struct Trouble {
+struct Backoff {
+    /// Length of the last backoff.
     pause: Duration,
-    told: Option<(Instant, MetadataError)>,
+    /// When it ends, and the error of requests until then.
+    until: Option<(Instant, MetadataError)>,
 }
 
 impl Directory {
-    /// The server that `source` names; `None` when it names none. Nothing is sent yet. `timeout` is for one request to one
-    /// server.
+    /// The server of `source`; `None` if names are addresses. Nothing is sent yet. `timeout` is for one
+    /// request to one server.
     ///
     /// # Errors
-    /// `Refused` when this build lacks the kind of server.
+    /// `Refused` when this build lacks that kind of server.
     pub fn open(source: &MetadataSource, timeout: Duration) -> Result<Option<Self>, MetadataError> {
         if let Some(missing) = source.missing_feature() {
             return Err(MetadataError::Refused { server: "this build".into(), reason: missing.into() });
@@ -89,7 +91,7 @@ impl Directory {
     }
 
     pub(super) fn over(backend: Box<dyn Backend>) -> Self {
-        Self { backend, trouble: Mutex::default() }
+        Self { backend, backoff: Mutex::default() }
     }
 
     /// Kind and address of the server, without passwords: `redis at 10.0.0.5:6379`.
@@ -98,7 +100,7 @@ impl Directory {
         self.backend.server()
     }
 
-    /// Who owns `name`; `None`: nobody.
+    /// The owner of `name`; `None`: the name is not registered.
     ///
     /// # Errors
     /// `Unreachable`, `Refused`, `Garbage`.
@@ -106,10 +108,10 @@ impl Directory {
         Ok(self.read(name)?.map(|(entry, _)| entry))
     }
 
-    /// Gives `entry.name` to `entry` for `ttl`, unless somebody with a higher incarnation has it.
+    /// Registers `entry` for `ttl`, unless an owner with a higher incarnation has the name.
     ///
     /// # Errors
-    /// `Superseded` when somebody has; `Unreachable`, `Refused`, `Garbage`.
+    /// `Superseded` when one has; `Unreachable`, `Refused`, `Garbage`.
     pub fn publish(&self, entry: &Entry, ttl: Duration) -> Result<(), MetadataError> {
         let (key, value) = (key(&entry.name), entry.to_bytes());
         for _ in 0..RACES_MAX {
@@ -119,26 +121,27 @@ impl Directory {
                 return Err(MetadataError::Superseded { name, endpoint, incarnation });
             }
             let old = found.as_ref().map(|(_, stored)| stored);
-            if self.ask(&key, |backend| backend.swap(&key, old, &value, ttl))? {
+            if self.request(&key, |backend| backend.swap(&key, old, &value, ttl))? {
                 return Ok(());
             }
         }
-        Err(MetadataError::Refused { server: self.server(), reason: "others keep writing the name".into() })
+        let reason = "other engines keep writing the name: give each engine another one".into();
+        Err(MetadataError::Refused { server: self.server(), reason })
     }
 
-    /// Gives what was published another `ttl`. When it is gone, it is published again.
+    /// Renews a published entry for another `ttl`. If it is gone, it is published again.
     ///
     /// # Errors
     /// As [`publish`](Self::publish).
     pub fn renew(&self, entry: &Entry, ttl: Duration) -> Result<(), MetadataError> {
         let key = key(&entry.name);
-        if self.ask(&key, |backend| backend.renew(&key, &entry.to_bytes(), ttl))? {
+        if self.request(&key, |backend| backend.renew(&key, &entry.to_bytes(), ttl))? {
             return Ok(());
         }
         self.publish(entry, ttl)
     }
 
-    /// Takes `entry` away, if it is there.
+    /// Removes `entry`, if it is registered.
     ///
     /// # Errors
     /// `Unreachable`, `Refused`, `Garbage`.
@@ -147,8 +150,8 @@ impl Directory {
         if let Some((owner, stored)) = self.read(&entry.name)?
             && owner == *entry
         {
-            // Not ours any more since we looked: as good.
-            self.ask(&key, |backend| backend.remove(&key, &stored))?;
+            // If another owner has taken the name since the read, there is nothing to remove.
+            self.request(&key, |backend| backend.remove(&key, &stored))?;
         }
         Ok(())
     }
@@ -159,27 +162,27 @@ impl Directory {
             let Some(stored) = backend.get(&key)? else { return Ok(None) };
             Ok(Some((Entry::parse(name, &stored.value).map_err(Fault::Garbage)?, stored)))
         };
-        self.ask(&key, read)
+        self.request(&key, read)
     }
 
-    /// Asks the server, unless it has just not answered.
-    fn ask<T>(
+    /// Makes a request, unless the server is in backoff.
+    fn request<T>(
         &self,
         key: &str,
-        ask: impl FnOnce(&dyn Backend) -> Result<T, Fault>,
+        request: impl FnOnce(&dyn Backend) -> Result<T, Fault>,
     ) -> Result<T, MetadataError> {
-        if let Some((until, error)) = &self.trouble().told
+        if let Some((until, error)) = &self.backoff().until
             && Instant::now() < *until
         {
             return Err(error.clone());
         }
-        let answer = ask(&*self.backend);
+        let answer = request(&*self.backend);
         let server = self.server();
-        let mut trouble = self.trouble();
+        let mut backoff = self.backoff();
         let error = match answer {
             Err(Fault::Unreachable(reason)) => MetadataError::Unreachable { server, reason },
             answered => {
-                *trouble = Trouble::default();
+                *backoff = Backoff::default();
                 return answered.map_err(|fault| match fault {
                     Fault::Garbage(what) => MetadataError::Garbage { server, key: key.into(), what },
                     Fault::Refused(reason) | Fault::Unreachable(reason) => {
@@ -188,13 +191,13 @@ impl Directory {
                 });
             }
         };
-        trouble.pause = (trouble.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
-        trouble.told = Some((Instant::now() + trouble.pause, error.clone()));
+        backoff.pause = (backoff.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        backoff.until = Some((Instant::now() + backoff.pause, error.clone()));
         Err(error)
     }
 
-    fn trouble(&self) -> std::sync::MutexGuard<'_, Trouble> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    fn backoff(&self) -> std::sync::MutexGuard<'_, Backoff> {
+        self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -229,13 +232,13 @@ mod tests {
 
     const TTL: Duration = Duration::from_secs(10);
 
-    /// A server in memory. `faults` is how many requests from now on are not answered; a rival may come between a read and
-    /// the write after it.
+    /// A server in memory. `faults` is how many requests from now on are not answered; a rival may come
+    /// between a read and the write after it.
     #[derive(Default)]
     struct Memory {
         keys: Mutex<HashMap<String, Vec<u8>>>,
         faults: AtomicU32,
-        asked: AtomicU32,
+        requests: AtomicU32,
         rival: Mutex<Option<Entry>>,
     }
 
@@ -251,7 +254,7 @@ mod tests {
         }
 
         fn get(&self, key: &str) -> Result<Option<Stored>, Fault> {
-            self.asked.fetch_add(1, Ordering::Relaxed);
+            self.requests.fetch_add(1, Ordering::Relaxed);
             if self.faults.load(Ordering::Relaxed) > 0 {
                 self.faults.fetch_sub(1, Ordering::Relaxed);
                 return Err(Fault::Unreachable("gone".into()));
@@ -344,36 +347,36 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_does_not_answer_is_left_alone_for_a_while() {
+    fn a_server_that_does_not_answer_is_not_asked_during_a_backoff() {
         let (memory, directory) = directory();
         memory.faults.store(u32::MAX, Ordering::Relaxed);
         let first = directory.lookup("node-7").unwrap_err();
-        assert_eq!(first.to_string(), "memory does not answer (gone): is it running, and the address right?");
-        // Pretend that the pause is long: the test asks no clock.
-        directory.trouble().told.as_mut().unwrap().0 = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(first.to_string(), "memory does not answer (gone): check that it runs and that the address is right");
+        // A long backoff, so that the test does not depend on the clock.
+        directory.backoff().until.as_mut().unwrap().0 = Instant::now() + Duration::from_secs(3600);
         for _ in 0..100 {
             assert_eq!(directory.lookup("node-7"), Err(first.clone()));
         }
-        assert_eq!(memory.asked.load(Ordering::Relaxed), 1);
-        // The pause grows, up to its limit, and the first answer ends it.
+        assert_eq!(memory.requests.load(Ordering::Relaxed), 1);
+        // The backoff grows, up to its limit, and the first answer ends it.
         for _ in 0..8 {
-            directory.trouble().told.as_mut().unwrap().0 = Instant::now();
+            directory.backoff().until.as_mut().unwrap().0 = Instant::now();
             directory.lookup("node-7").unwrap_err();
         }
-        assert_eq!((directory.trouble().pause, memory.asked.load(Ordering::Relaxed)), (PAUSE_MAX, 9));
+        assert_eq!((directory.backoff().pause, memory.requests.load(Ordering::Relaxed)), (PAUSE_MAX, 9));
         memory.faults.store(0, Ordering::Relaxed);
-        directory.trouble().told.as_mut().unwrap().0 = Instant::now();
+        directory.backoff().until.as_mut().unwrap().0 = Instant::now();
         assert_eq!(directory.lookup("node-7"), Ok(None));
-        assert_eq!(directory.trouble().pause, Duration::ZERO);
+        assert_eq!(directory.backoff().pause, Duration::ZERO);
     }
 
     #[test]
-    fn names_with_a_colon_are_addresses_and_nobody_is_asked() {
+    fn names_with_a_colon_are_addresses_and_are_not_looked_up() {
         let (memory, directory) = directory();
         let located = directory.locate("10.0.0.7:7400").unwrap();
         assert_eq!(located, Located { endpoint: "10.0.0.7:7400".into(), incarnation: None });
         assert_eq!(directory.locate("a b"), Err(SegmentError::Name("a b".into())));
-        assert_eq!(memory.asked.load(Ordering::Relaxed), 0);
+        assert_eq!(memory.requests.load(Ordering::Relaxed), 0);
         let unknown = directory.locate("node-7").unwrap_err();
         assert!(matches!(unknown, SegmentError::Unknown { .. }), "{unknown}");
         memory.put(&entry(5));

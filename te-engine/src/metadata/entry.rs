@@ -1,4 +1,4 @@
-//! What a directory keeps of a segment, and how it is written.
+//! [`Entry`]: what a directory stores of a segment, and its format.
 
 use std::format;
 use std::string::String;
@@ -6,24 +6,24 @@ use std::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest entry, bytes of JSON.
+/// Maximum length of an entry, bytes of JSON.
 pub const ENTRY_BYTES_MAX: usize = 1024;
 const NAME_BYTES_MAX: usize = 128;
 const ENDPOINT_BYTES_MAX: usize = 280;
 const VERSION: u32 = 1;
 
-/// Who owns a segment's name.
+/// The owner of a segment's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The segment's name: 1 to 128 of `A–Z a–z 0–9 . _ - /`, a letter or digit first.
     pub name: String,
     /// `host:port` of its owner's control port.
     pub endpoint: String,
-    /// Which life of the owner; the higher one has the name.
+    /// The incarnation of the owner. The highest has the name.
     pub incarnation: u64,
 }
 
-/// As it is stored.
+/// The stored form of an [`Entry`].
 #[derive(Serialize, Deserialize)]
 struct Stored {
     v: u32,
@@ -32,30 +32,31 @@ struct Stored {
     incarnation: u64,
 }
 
-/// What every version has.
+/// The member that every version of the format has.
 #[derive(Deserialize)]
 struct Version {
     v: u32,
 }
 
 impl Entry {
-    /// Understands what a directory keeps for `name`.
+    /// Parses what a directory stores for `name`.
     ///
     /// # Errors
-    /// What it is instead, to be put after "holds".
+    /// What the bytes are instead: a phrase that follows "holds".
     pub fn parse(name: &str, bytes: &[u8]) -> Result<Self, &'static str> {
         if bytes.len() > ENTRY_BYTES_MAX {
-            return Err("more than an entry may have");
+            return Err("more bytes than an entry may have");
         }
-        // A JSON array would do for the fields in their order.
+        // serde would also accept an array with the fields in their order.
         if !bytes.trim_ascii_start().starts_with(b"{") {
-            return Err("something that is no entry");
+            return Err("something that is not an entry");
         }
-        let Version { v } = serde_json::from_slice(bytes).map_err(|_| "something that is no entry")?;
+        let Version { v } = serde_json::from_slice(bytes).map_err(|_| "something that is not an entry")?;
         if v != VERSION {
             return Err("an entry of another release");
         }
-        let stored: Stored = serde_json::from_slice(bytes).map_err(|_| "an entry that lacks something")?;
+        let stored: Stored =
+            serde_json::from_slice(bytes).map_err(|_| "an entry with a missing or invalid member")?;
         if stored.name != name {
             return Err("an entry of another segment");
         }
@@ -65,26 +66,27 @@ impl Entry {
         Ok(Self { name: stored.name, endpoint: stored.endpoint, incarnation: stored.incarnation })
     }
 
-    /// The bytes that [`parse`](Self::parse) understands.
+    /// The bytes that [`parse`](Self::parse) accepts.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let Self { name, endpoint, incarnation } = self.clone();
-        // Into memory, of strings and numbers: there is nothing that could fail.
+        // Serialising strings and numbers into memory cannot fail.
         serde_json::to_vec(&Stored { v: VERSION, name, endpoint, incarnation }).unwrap_or_default()
     }
 
-    /// Whether somebody else with this entry has the name, as far as we are concerned.
+    /// Whether this entry keeps the name when the owner of `ours` wants it: it has a higher incarnation, or
+    /// the same and is another owner's.
     pub(super) fn outranks(&self, ours: &Self) -> bool {
         self.incarnation > ours.incarnation || (self.incarnation == ours.incarnation && self != ours)
     }
 }
 
-/// Where the entry of a segment is stored.
+/// The key under which the entry of a segment is stored.
 pub(super) fn key(name: &str) -> String {
     format!("snowskin/segment/{name}")
 }
 
-/// Whether a segment may be registered under it.
+/// Whether a segment may be registered under `name`.
 pub(crate) fn is_segment_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
     (1..=NAME_BYTES_MAX).contains(&name.len())
@@ -92,7 +94,7 @@ pub(crate) fn is_segment_name(name: &str) -> bool {
         && name.bytes().all(allowed)
 }
 
-/// Whether it is `host:port`.
+/// Whether `text` is `host:port`.
 pub(super) fn is_endpoint(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     let printable = text.bytes().all(|byte| byte.is_ascii_graphic() && !b"/?#@\"\\".contains(&byte));
@@ -124,16 +126,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_entry_of_ours_is_told_apart() {
+    fn what_is_not_an_entry_of_the_segment_is_refused_with_the_reason() {
         let text = String::from_utf8(entry().to_bytes()).unwrap();
         let long = text.replace("}", &format!(r#","more":"{}"}}"#, "x".repeat(ENTRY_BYTES_MAX)));
         for (bad, what) in [
-            ("", "no entry"),
-            ("\u{0}\u{1}", "no entry"),
-            ("[1]", "no entry"),
+            ("", "not an entry"),
+            ("\u{0}\u{1}", "not an entry"),
+            ("[1]", "not an entry"),
             (&text.replace(":1,", ":2,"), "another release"),
-            (&text.replace("incarnation", "incarnations"), "lacks"),
-            (&text.replace("1792023600000000", "-1"), "lacks"),
+            (&text.replace("incarnation", "incarnations"), "missing or invalid"),
+            (&text.replace("1792023600000000", "-1"), "missing or invalid"),
             (&text.replace("node-7", "node-8"), "another segment"),
             (&text.replace(":7400", ""), "not host:port"),
             (&text.replace(":7400", ":0"), "not host:port"),

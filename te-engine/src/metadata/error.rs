@@ -1,48 +1,48 @@
-//! What can go wrong with a directory. No message holds a password.
+//! Errors of a directory. No message contains a password.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::string::String;
 
-/// Why a directory did not do what it was asked.
+/// Why a request to a directory failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MetadataError {
-    /// It does not answer, or not in time.
+    /// The server does not answer, or not in time.
     Unreachable {
-        /// Kind and address.
+        /// Kind and address of the server.
         server: String,
-        /// What the system said.
+        /// The system's reason.
         reason: String,
     },
-    /// It answers, and will not.
+    /// The server answered and refused the request.
     Refused {
-        /// Kind and address.
+        /// Kind and address of the server.
         server: String,
-        /// What it said.
+        /// The server's reason.
         reason: String,
     },
-    /// What it keeps under a segment's key is not an entry.
+    /// What is stored under a segment's key is not an entry.
     Garbage {
-        /// Kind and address.
+        /// Kind and address of the server.
         server: String,
-        /// Where.
+        /// The key.
         key: String,
-        /// What it is.
+        /// What is stored there.
         what: &'static str,
     },
-    /// A later owner has the name.
+    /// An owner with a higher incarnation has the name.
     Superseded {
         /// The segment's name.
         name: String,
-        /// Where its owner is.
+        /// The endpoint of that owner.
         endpoint: String,
-        /// Which life of it.
+        /// The incarnation of that owner.
         incarnation: u64,
     },
 }
 
-/// A connection string that cannot be. What it was is not repeated: it may hold a password.
+/// An invalid connection string. The message does not repeat it: it may contain a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceError(pub(super) &'static str);
 
@@ -50,7 +50,7 @@ impl fmt::Display for MetadataError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable { server, reason } => {
-                write!(f, "{server} does not answer ({reason}): is it running, and the address right?")
+                write!(f, "{server} does not answer ({reason}): check that it runs and that the address is right")
             }
             Self::Refused { server, reason } => write!(f, "{server} refused: {reason}"),
             Self::Garbage { server, key, what } => {

@@ -1,5 +1,6 @@
-//! etcd, by the JSON gateway of its v3 API: `POST /v3/kv/range`, `/v3/kv/txn`, `/v3/lease/…`, bytes in base64, 64-bit numbers
-//! in strings. A key belongs to a lease, which its owner keeps alive; versions are `mod_revision`.
+//! etcd, through the JSON gateway of its v3 API: `POST /v3/kv/range`, `/v3/kv/txn`, `/v3/lease/…`, bytes as
+//! base64, 64-bit numbers as strings. A key belongs to a lease, which its owner keeps alive; versions are
+//! `mod_revision`.
 //!
 //! <https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway/>
 
@@ -19,15 +20,15 @@ use ureq::Agent;
 use super::directory::{Backend, Fault, Stored};
 use super::http;
 
-/// Longest answer: an entry in base64, and what is round it.
+/// Maximum length of an answer, bytes: an entry in base64, and the JSON around it.
 const ANSWER_BYTES_MAX: usize = 16 << 10;
 
 pub(super) struct Etcd {
     servers: Vec<String>,
-    /// The one that answered last.
+    /// Index of the server that answered last.
     current: AtomicUsize,
     agent: Agent,
-    /// Leases of the keys that we have put.
+    /// Leases of the keys that were put, by key.
     leases: Mutex<HashMap<String, String>>,
 }
 
@@ -37,14 +38,14 @@ impl Etcd {
         Self { servers: servers.into(), current, agent: http::agent(timeout), leases }
     }
 
-    /// Asks one server after the other until one answers.
-    fn ask(&self, path: &str, body: &Value) -> Result<Value, Fault> {
+    /// Sends a request to one server after the other until one answers.
+    fn post(&self, path: &str, body: &Value) -> Result<Value, Fault> {
         let first = self.current.load(Ordering::Relaxed);
         let mut last = Fault::Unreachable("no server".into());
         for i in 0..self.servers.len() {
             let index = (first + i) % self.servers.len();
             let server = &self.servers[index];
-            match self.ask_one(server, path, body) {
+            match self.post_to(server, path, body) {
                 Err(Fault::Unreachable(reason)) if self.servers.len() > 1 => {
                     last = Fault::Unreachable(format!("{server}: {reason}"));
                 }
@@ -58,13 +59,13 @@ impl Etcd {
         Err(last)
     }
 
-    fn ask_one(&self, server: &str, path: &str, body: &Value) -> Result<Value, Fault> {
+    fn post_to(&self, server: &str, path: &str, body: &Value) -> Result<Value, Fault> {
         let post = self.agent.post(format!("http://{server}/v3/{path}"));
         let post = post.header("content-type", "application/json");
         let mut response = post.send(body.to_string()).map_err(http::fault)?;
         match response.status().as_u16() {
             200 => {}
-            // Without a leader, or stopping: another one may do.
+            // It has no leader or is stopping: another server may answer.
             500 | 502..=504 => {
                 let Fault::Refused(reason) = http::refusal(response) else {
                     return Err(Fault::Unreachable("no leader".into()));
@@ -74,30 +75,30 @@ impl Etcd {
             _ => return Err(http::refusal(response)),
         }
         let bytes = http::body(&mut response, ANSWER_BYTES_MAX)?;
-        let bytes = bytes.ok_or(Fault::Garbage("more than an entry may have"))?;
-        serde_json::from_slice(&bytes).map_err(|_| strange())
+        let bytes = bytes.ok_or(Fault::Garbage("more bytes than an entry may have"))?;
+        serde_json::from_slice(&bytes).map_err(|_| not_etcd())
     }
 
     /// A new lease for as long as `ttl`, in whole seconds.
     fn grant(&self, ttl: Duration) -> Result<String, Fault> {
         let seconds = ttl.as_millis().div_ceil(1000).to_string();
-        let answer = self.ask("lease/grant", &json!({ "TTL": seconds }))?;
-        answer["ID"].as_str().map(Into::into).ok_or_else(strange)
+        let answer = self.post("lease/grant", &json!({ "TTL": seconds }))?;
+        answer["ID"].as_str().map(Into::into).ok_or_else(not_etcd)
     }
 
     fn revoke(&self, lease: &str) {
-        // It ends by itself, too.
-        if let Err(fault) = self.ask("lease/revoke", &json!({ "ID": lease })) {
-            log::debug!("etcd: a lease is not revoked: {fault:?}");
+        // A lease that is not revoked expires.
+        if let Err(fault) = self.post("lease/revoke", &json!({ "ID": lease })) {
+            log::debug!("etcd: a lease is not revoked, and expires later: {fault:?}");
         }
     }
 
-    /// Does `then` if the key is at `revision`.
+    /// Carries out `then` if the key is at `revision`. Returns whether it was.
     fn compare(&self, key: &str, revision: &str, then: Value) -> Result<bool, Fault> {
         let compare = json!({
             "key": STANDARD.encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision,
         });
-        let answer = self.ask("kv/txn", &json!({ "compare": [compare], "success": [then] }))?;
+        let answer = self.post("kv/txn", &json!({ "compare": [compare], "success": [then] }))?;
         Ok(answer["succeeded"].as_bool().unwrap_or(false))
     }
 
@@ -112,11 +113,11 @@ impl Backend for Etcd {
     }
 
     fn get(&self, key: &str) -> Result<Option<Stored>, Fault> {
-        let answer = self.ask("kv/range", &json!({ "key": STANDARD.encode(key) }))?;
+        let answer = self.post("kv/range", &json!({ "key": STANDARD.encode(key) }))?;
         let Some(found) = answer["kvs"].get(0) else { return Ok(None) };
         // An empty value is left out.
-        let value = STANDARD.decode(found["value"].as_str().unwrap_or_default()).map_err(|_| strange())?;
-        let tag = found["mod_revision"].as_str().ok_or_else(strange)?.into();
+        let value = STANDARD.decode(found["value"].as_str().unwrap_or_default()).map_err(|_| not_etcd())?;
+        let tag = found["mod_revision"].as_str().ok_or_else(not_etcd)?.into();
         Ok(Some(Stored { value, tag }))
     }
 
@@ -145,19 +146,19 @@ impl Backend for Etcd {
         Ok(removed)
     }
 
-    /// By its lease: a write would add a revision each time.
+    /// Renews the lease of the key: a write would add a revision each time.
     fn renew(&self, key: &str, value: &[u8], _: Duration) -> Result<bool, Fault> {
         let Some(lease) = self.leases().get(key).cloned() else { return Ok(false) };
         if self.get(key)?.is_none_or(|stored| stored.value != value) {
             return Ok(false);
         }
-        let answer = self.ask("lease/keepalive", &json!({ "ID": lease }))?;
-        // A lease that is over has no time to live.
+        let answer = self.post("lease/keepalive", &json!({ "ID": lease }))?;
+        // A lease that has expired has no time to live.
         let ttl = answer["result"]["TTL"].as_str().and_then(|ttl| ttl.parse::<i64>().ok());
         Ok(ttl.is_some_and(|ttl| ttl > 0))
     }
 }
 
-fn strange() -> Fault {
-    Fault::Refused("its answer is not etcd's".into())
+fn not_etcd() -> Fault {
+    Fault::Refused("its answer is not one of etcd".into())
 }

@@ -1,5 +1,5 @@
-//! A server over HTTP: `GET`, `PUT` and `DELETE` of `…/metadata?key=KEY`, versions by `ETag` (RFC 9110 §8.8.3, §13.1), time to
-//! live by `ttl_ms=`. The store's master is one.
+//! A directory over HTTP, such as the store's master: `GET`, `PUT` and `DELETE` of `…/metadata?key=KEY`,
+//! versions as `ETag` (RFC 9110 §8.8.3, §13.1), time to live as `ttl_ms=`.
 
 use std::format;
 use std::io::Read as _;
@@ -13,7 +13,8 @@ use ureq::{Agent, Body};
 use super::directory::{Backend, Fault, Stored};
 use super::entry::ENTRY_BYTES_MAX;
 
-const REASON_BYTES_MAX: usize = 200;
+/// Maximum length of a server's reason in an error, characters.
+const REASON_CHARS_MAX: usize = 200;
 
 pub(super) struct Http {
     server: String,
@@ -26,7 +27,7 @@ impl Http {
         Self { server: server.into(), url: format!("http://{server}{path}"), agent: agent(timeout) }
     }
 
-    /// Names have only characters that a query may have (RFC 3986 §3.4).
+    /// Names need no encoding: they consist of characters that a query may have (RFC 3986 §3.4).
     fn url(&self, key: &str) -> String {
         format!("{}?key={key}", self.url)
     }
@@ -43,7 +44,7 @@ impl Backend for Http {
             200 => {
                 let tag = tag(&response)?;
                 let value = body(&mut response, ENTRY_BYTES_MAX)?;
-                Ok(Some(Stored { value: value.ok_or(Fault::Garbage("more than an entry may have"))?, tag }))
+                Ok(Some(Stored { value: value.ok_or(Fault::Garbage("more bytes than an entry may have"))?, tag }))
             }
             404 => Ok(None),
             _ => Err(refusal(response)),
@@ -58,7 +59,7 @@ impl Backend for Http {
         };
         let response = put.header("content-type", "application/json").send(value).map_err(fault)?;
         match response.status().as_u16() {
-            // One that has no versions has not compared either.
+            // A server that returns no version has not compared one either.
             200 | 201 | 204 => tag(&response).map(|_| true),
             412 => Ok(false),
             _ => Err(refusal(response)),
@@ -75,7 +76,7 @@ impl Backend for Http {
     }
 }
 
-/// A client that opens a connection for each request, and goes where it is told to and nowhere else.
+/// An HTTP client that opens a connection per request, and uses neither redirects nor proxies.
 pub(super) fn agent(timeout: Duration) -> Agent {
     Agent::config_builder()
         .timeout_global(Some(timeout))
@@ -89,7 +90,7 @@ pub(super) fn agent(timeout: Duration) -> Agent {
         .new_agent()
 }
 
-/// Up to so many bytes of a body; `None`: there are more.
+/// The body of a response; `None`: it has more than `bytes_max` bytes.
 pub(super) fn body(response: &mut Response<Body>, bytes_max: usize) -> Result<Option<Vec<u8>>, Fault> {
     let mut bytes = Vec::new();
     let read = response.body_mut().as_reader().take(bytes_max as u64 + 1).read_to_end(&mut bytes);
@@ -97,25 +98,25 @@ pub(super) fn body(response: &mut Response<Body>, bytes_max: usize) -> Result<Op
     Ok((bytes.len() <= bytes_max).then_some(bytes))
 }
 
-/// Why nothing came back.
+/// Why there was no response.
 pub(super) fn fault(error: ureq::Error) -> Fault {
     match error {
         ureq::Error::Timeout(_) => Fault::Unreachable("timed out".into()),
         ureq::Error::Io(error) => Fault::Unreachable(error.to_string()),
         ureq::Error::HostNotFound => Fault::Unreachable("the host has no address".into()),
-        ureq::Error::Protocol(error) => Fault::Refused(format!("what it says is not HTTP ({error})")),
+        ureq::Error::Protocol(error) => Fault::Refused(format!("its response is not HTTP ({error})")),
         error => Fault::Refused(error.to_string()),
     }
 }
 
-/// What it says instead of doing what it was asked.
+/// The error of a response with an unexpected status, with the text of its body.
 pub(super) fn refusal(mut response: Response<Body>) -> Fault {
     let status = response.status();
     let body = body(&mut response, 64 << 10).ok().flatten().unwrap_or_default();
     let text: String = String::from_utf8_lossy(&body)
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
-        .take(REASON_BYTES_MAX)
+        .take(REASON_CHARS_MAX)
         .collect();
     Fault::Refused(format!("HTTP status {status}: {}", text.trim()))
 }
@@ -124,6 +125,6 @@ fn tag(response: &Response<Body>) -> Result<String, Fault> {
     let tag = response.headers().get("etag").and_then(|tag| tag.to_str().ok());
     let tag = tag.filter(|tag| (2..=128).contains(&tag.len()) && !tag.starts_with("W/"));
     let none =
-        || Fault::Refused("it gives values no ETag, so that writes cannot be compared and set".to_string());
+        || Fault::Refused("its responses have no strong ETag, which compare-and-set needs".to_string());
     tag.map(Into::into).ok_or_else(none)
 }

@@ -7,31 +7,32 @@ use std::time::{Duration, Instant};
 
 use super::{Directory, Entry, MetadataError};
 
-/// First pause after a failure; each further one is twice as long, up to a third of the time to live.
+/// Backoff after the first failure. It doubles with each further one, up to a third of the time to live.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 
-/// How an engine's name stands in the directory.
+/// The state of an engine's name in the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Registration {
     /// The engine has no name, or there is no directory.
     None,
-    /// The first attempt runs.
+    /// The first attempt to register is under way.
     Pending,
-    /// Peers find it.
+    /// The name is registered.
     Registered,
-    /// The last attempt failed; it goes on trying. Peers find it until its time to live is over.
+    /// The last attempt failed; further ones follow. If the name was registered before, peers find it until
+    /// its time to live is over.
     Failed(MetadataError),
 }
 
-/// Registers an entry, renews it, and takes it away when dropped. Never waits for anybody but in `drop`, for a request.
+/// Registers an entry, renews it, and removes it when dropped. Only `drop` waits for a request.
 pub(crate) struct Keeper {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     state: KeeperState,
 }
 
-/// What others see of it.
+/// The state of a [`Keeper`], for other threads.
 #[derive(Clone)]
 pub(crate) struct KeeperState(Arc<(Mutex<Registration>, Condvar)>);
 
@@ -39,10 +40,10 @@ impl Keeper {
     pub(crate) fn start(directory: Arc<Directory>, entry: Entry, ttl: Duration) -> std::io::Result<Self> {
         let (stop, stopped) = channel();
         let state = KeeperState::new(Registration::Pending);
-        let told = state.clone();
+        let shared = state.clone();
         let thread = std::thread::Builder::new()
             .name("te-metadata".into())
-            .spawn(move || keep(&directory, &entry, ttl, &told, &stopped))?;
+            .spawn(move || keep(&directory, &entry, ttl, &shared, &stopped))?;
         Ok(Self { stop: Some(stop), thread: Some(thread), state })
     }
 
@@ -53,12 +54,12 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // Hanging up is the sign.
+        // The thread ends when its channel is closed.
         drop(self.stop.take());
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("the thread that keeps the segment's name registered panicked");
+            log::error!("the thread that renews the segment's name panicked: the name will expire");
         }
     }
 }
@@ -72,7 +73,7 @@ impl KeeperState {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits while it is pending, at most `timeout`.
+    /// Waits while the state is `Pending`, at most `timeout`.
     pub(crate) fn wait(&self, timeout: Duration) -> Registration {
         let deadline = Instant::now().checked_add(timeout);
         let mut now = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +110,7 @@ fn keep(directory: &Directory, entry: &Entry, ttl: Duration, state: &KeeperState
                 ttl / 3
             }
             Err(error) => {
-                // Once for each kind of trouble.
+                // The same error is logged once.
                 if before != Registration::Failed(error.clone()) {
                     log::warn!("segment {:?} is not registered: {error}", entry.name);
                     state.set(Registration::Failed(error));
@@ -123,10 +124,10 @@ fn keep(directory: &Directory, entry: &Entry, ttl: Duration, state: &KeeperState
             break;
         }
     }
-    // With a server that does not answer, the time to live has to do.
+    // With a server that does not answer, the name expires.
     if state.registration() == Registration::Registered
         && let Err(error) = directory.withdraw(entry)
     {
-        log::warn!("segment {:?} stays registered until its time is over: {error}", entry.name);
+        log::warn!("segment {:?} stays registered until its time to live is over: {error}", entry.name);
     }
 }

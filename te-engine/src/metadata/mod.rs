@@ -1,10 +1,11 @@
-//! Where a segment's owner is: asked itself by its address, or looked up by a name.
+//! How the owner of a segment is found: by its address, or by a name that a directory has.
 //!
-//! A name with a colon is an address, `host:port` of the owner's control port, and nobody else is asked about it. Any other
-//! name (`node-7`, `prefill/3`) is looked up in a [`Directory`]: a server over HTTP, Redis, or etcd. There each name has an
-//! [`Entry`]: endpoint and incarnation of its owner. What the owner exports is not kept there. It is asked for it, as ever:
-//! exports change with every registration and may be megabytes long, and the answer proves that the owner lives. When another
-//! incarnation answers at the endpoint than the entry says, opening ends with [`SegmentError::Restarted`].
+//! A name with a colon is an address, `host:port` of the owner's control port; no directory is used for it.
+//! Any other name (`node-7`, `prefill/3`) is looked up in a [`Directory`]: a server over HTTP, Redis, or
+//! etcd. There each name has an [`Entry`]: endpoint and incarnation of its owner. What the owner exports is
+//! not stored there but always fetched from the owner: exports change with every registration and may be
+//! megabytes long, and the answer proves that the owner is alive. If the incarnation that answers at the
+//! endpoint is not that of the entry, opening ends with [`SegmentError::Restarted`].
 //!
 //! # What is stored
 //! Under the key `snowskin/segment/NAME`, the entry as JSON, at most [`ENTRY_BYTES_MAX`] bytes:
@@ -13,18 +14,20 @@
 //! {"v":1,"name":"node-7","endpoint":"10.0.0.7:7400","incarnation":1792023600000000}
 //! ```
 //!
-//! `v` is the form's version: another one is refused as another release's. Members that are not known are ignored.
+//! `v` is the version of this format; an entry with another version is refused. Unknown members are ignored.
 //!
-//! * The entry has a time to live, [`MetadataConfig::ttl_ms`](crate::MetadataConfig), which its owner renews at a third of it. The
-//!   entry of an owner that died is gone after that time at the latest; one that stops in order takes it away.
-//! * Every write is a compare-and-set against what was read. A higher incarnation takes the name at once, a lower one never
-//!   while the higher one's entry is there.
-//! * HTTP: `ETag`, `If-Match`, `If-None-Match` and `ttl_ms=` (served by the store's master under `/metadata`). Redis: `SET …
-//!   PX`, and scripts that compare and set. etcd: its JSON gateway, transactions on `mod_revision`, and a lease.
+//! * The entry has a time to live, [`MetadataConfig::ttl_ms`](crate::MetadataConfig), which its owner renews
+//!   after a third of it. The entry of an owner that died is gone after that time at the latest; an owner
+//!   that stops in order removes it.
+//! * Every write is a compare-and-set against what was read. A higher incarnation takes the name at once; a
+//!   lower one is refused while the entry of the higher one is there.
+//! * HTTP: `ETag`, `If-Match`, `If-None-Match` and `ttl_ms=` (served by the store's master under
+//!   `/metadata`). Redis: `SET … PX`, and scripts that compare and set. etcd: its JSON gateway, transactions
+//!   on `mod_revision`, and a lease.
 //!
-//! Nothing of it is on the data path: names are looked up on the thread that opens a segment, and a thread of its own keeps
-//! the entry alive. A server that does not answer is left alone for a while, longer each time; meanwhile whoever asks
-//! is told at once.
+//! None of this is on the data path: names are looked up on the thread that opens a segment, and a separate
+//! thread renews the entry. After a server did not answer, it is not asked during a backoff, which grows each
+//! time; requests fail at once meanwhile.
 
 mod directory;
 mod entry;
@@ -41,7 +44,7 @@ use std::string::String;
 use std::time::Duration;
 
 use crate::config::Config;
-use crate::control::{Answer, Asker, Request, call};
+use crate::control::{Answer, Requester, Request, call};
 use crate::descriptor::Descriptor;
 use crate::error::SegmentError;
 use crate::secret::Secret;
@@ -54,7 +57,7 @@ pub use keeper::Registration;
 pub(crate) use keeper::{Keeper, KeeperState};
 pub use source::MetadataSource;
 
-/// A way from a segment's name to its owner. Called on the thread that opens a segment; may block.
+/// Finds the owner of a segment by the segment's name. Called on the thread that opens a segment; may block.
 pub trait Metadata: Send + Sync {
     /// Where the owner of the segment `name` is now.
     ///
@@ -68,23 +71,24 @@ pub trait Metadata: Send + Sync {
 pub struct Located {
     /// `host:port` of its control port.
     pub endpoint: String,
-    /// Which life of it registered; `None`: whoever answers there.
+    /// The incarnation that must answer there; `None`: any.
     pub incarnation: Option<u64>,
 }
 
-/// No server: the name of a segment is `host:port`, and its owner is asked itself.
+/// Without a directory: the name of a segment is `host:port` of its owner.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PeerToPeer {
     /// How long one request may take.
     pub timeout: Duration,
-    /// Longest descriptor, bytes.
+    /// Maximum length of a descriptor, bytes.
     pub frame_bytes_max: u32,
-    /// What to prove to owners, and to have proved by them.
+    /// The secret that this engine and the owner prove to each other. Not set: no proof.
     pub cluster_secret: Secret,
 }
 
 impl PeerToPeer {
-    /// As an engine of this configuration asks.
+    /// With the limits and the secret of this configuration.
     #[must_use]
     pub fn of(config: &Config) -> Self {
         Self {
@@ -94,23 +98,23 @@ impl PeerToPeer {
         }
     }
 
-    pub(crate) fn asker(&self) -> Asker<'_> {
-        Asker { timeout: self.timeout, frame_bytes_max: self.frame_bytes_max, secret: &self.cluster_secret }
+    pub(crate) fn requester(&self) -> Requester<'_> {
+        Requester { timeout: self.timeout, frame_bytes_max: self.frame_bytes_max, secret: &self.cluster_secret }
     }
 
-    /// The descriptor of the engine at `endpoint`, as it is now.
+    /// Fetches the descriptor of the engine at `endpoint`.
     ///
     /// # Errors
-    /// `Name`, `Unreachable`, `Protocol`; `Refused` when one of us does not know the other's cluster secret.
+    /// `Name`, `Unreachable`, `Protocol`; `Refused` when the two cluster secrets differ.
     pub fn fetch(&self, endpoint: &str) -> Result<Descriptor, SegmentError> {
         let protocol = |what| SegmentError::Protocol { name: String::from(endpoint), what };
-        match call(endpoint, &Request::Descriptor, self.asker())? {
+        match call(endpoint, &Request::Descriptor, self.requester())? {
             Answer::Descriptor(bytes) => Descriptor::parse(&bytes).map_err(protocol),
-            _ => Err(protocol("it answers another question than it was asked")),
+            _ => Err(protocol("its answer is not one to this request")),
         }
     }
 
-    /// Finds the owner of the segment `name` and asks it for its descriptor. Gives its endpoint, too.
+    /// Finds the owner of the segment `name` and fetches its descriptor. Returns its endpoint, too.
     pub(crate) fn describe(
         &self,
         metadata: &dyn Metadata,
@@ -126,8 +130,8 @@ impl PeerToPeer {
         }
     }
 
-    /// As [`describe`](Self::describe), of a segment whose owner was at `endpoint`. The directory is asked only when nobody
-    /// answers there.
+    /// As [`describe`](Self::describe), of a segment whose owner was at `endpoint`. Uses the directory only
+    /// if no process answers there.
     pub(crate) fn describe_again(
         &self,
         metadata: &dyn Metadata,
@@ -147,7 +151,7 @@ impl Metadata for PeerToPeer {
     }
 }
 
-/// An endpoint's error, told of the segment that was looked up.
+/// An error of an endpoint, with the name of the segment that was looked up.
 fn at(name: &str, endpoint: &str, error: SegmentError) -> SegmentError {
     match error {
         SegmentError::Unreachable { reason, .. } if name != endpoint => {

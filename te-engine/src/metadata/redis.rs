@@ -1,4 +1,4 @@
-//! Redis: keys with a time to live, compared and set by scripts that the server runs alone.
+//! Redis: keys with a time to live, compared and set by scripts, which the server runs atomically.
 
 use std::format;
 use std::string::{String, ToString};
@@ -13,7 +13,7 @@ use super::directory::{Backend, Fault, Stored};
 use super::entry::ENTRY_BYTES_MAX;
 use super::source::RedisSource;
 
-/// The value up to `ARGV[1]` bytes beyond its first; nothing for no key.
+/// The first `ARGV[1]` + 1 bytes of the value; nil if the key does not exist.
 const GET: &str = "if redis.call('EXISTS', KEYS[1]) == 0 then return false end \
                    return redis.call('GETRANGE', KEYS[1], 0, ARGV[1])";
 const SWAP: &str = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end \
@@ -50,7 +50,7 @@ impl Redis {
         Ok(connection)
     }
 
-    fn ask<T: FromRedisValue>(&self, command: &::redis::Cmd) -> Result<T, Fault> {
+    fn query<T: FromRedisValue>(&self, command: &::redis::Cmd) -> Result<T, Fault> {
         self.connect()
             .and_then(|mut connection| command.query(&mut connection))
             .map_err(|error| fault(&error))
@@ -63,9 +63,9 @@ impl Backend for Redis {
     }
 
     fn get(&self, key: &str) -> Result<Option<Stored>, Fault> {
-        // A byte more than an entry has: what is longer is seen to be.
+        // One byte more than an entry may have, so that a longer value is detected.
         let found: Option<std::vec::Vec<u8>> =
-            self.ask(cmd("EVAL").arg(GET).arg(1).arg(key).arg(ENTRY_BYTES_MAX))?;
+            self.query(cmd("EVAL").arg(GET).arg(1).arg(key).arg(ENTRY_BYTES_MAX))?;
         Ok(found.map(|value| Stored { value, tag: String::new() }))
     }
 
@@ -74,17 +74,17 @@ impl Backend for Redis {
         match old {
             None => {
                 let set: Option<String> =
-                    self.ask(cmd("SET").arg(key).arg(value).arg("NX").arg("PX").arg(ttl_ms))?;
+                    self.query(cmd("SET").arg(key).arg(value).arg("NX").arg("PX").arg(ttl_ms))?;
                 Ok(set.is_some())
             }
             Some(old) => {
-                self.ask(cmd("EVAL").arg(SWAP).arg(1).arg(key).arg(&old.value).arg(value).arg(ttl_ms))
+                self.query(cmd("EVAL").arg(SWAP).arg(1).arg(key).arg(&old.value).arg(value).arg(ttl_ms))
             }
         }
     }
 
     fn remove(&self, key: &str, old: &Stored) -> Result<bool, Fault> {
-        self.ask(cmd("EVAL").arg(REMOVE).arg(1).arg(key).arg(&old.value))
+        self.query(cmd("EVAL").arg(REMOVE).arg(1).arg(key).arg(&old.value))
     }
 }
 
@@ -97,9 +97,11 @@ fn fault(error: &RedisError) -> Fault {
         return Fault::Unreachable(text);
     }
     match error.kind() {
-        _ if text.contains("WRONGTYPE") => Fault::Garbage("something that is no string"),
+        _ if text.contains("WRONGTYPE") => Fault::Garbage("a value that is not a string"),
         ErrorKind::AuthenticationFailed => Fault::Refused(format!("{text}: check user and password")),
-        _ if text.contains("NOAUTH") => Fault::Refused(format!("{text}: give it a user and a password")),
+        _ if text.contains("NOAUTH") => {
+            Fault::Refused(format!("{text}: put a user and a password into the connection string"))
+        }
         _ => Fault::Refused(text),
     }
 }

@@ -1,4 +1,4 @@
-//! Connection strings.
+//! [`MetadataSource`]: where segment names are looked up, as a connection string.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,15 +10,16 @@ use serde::{Deserialize, Serialize};
 use super::entry::is_endpoint;
 use super::error::SourceError;
 
-/// Instead of a password, where a source is printed.
+/// Printed in place of a password.
 const HIDDEN: &str = "***";
 const ETCD_SERVERS_MAX: usize = 16;
 
-/// Where names of segments are looked up.
+/// Where segment names are looked up.
 ///
-/// Read from, and written as, a connection string: `p2p` (the default: names are addresses), `http://host:port/metadata`,
-/// `redis://[user:password@]host:port[/db]`, `etcd://host:port[,host:port…]`. User and password may have `%40` for `@` and the
-/// like. A password is never written: `***` stands for it, and a source that is read with it is refused.
+/// Its text is a connection string: `p2p` (the default: names are addresses), `http://host:port/metadata`,
+/// `redis://[user:password@]host:port[/db]`, `etcd://host:port[,host:port…]`. In user and password, `@` and
+/// other special characters are percent-encoded (`%40`). A password is never printed: `***` replaces it, and
+/// a source with `***` is refused.
 ///
 /// ```
 /// use te_engine::MetadataSource;
@@ -53,13 +54,13 @@ pub(super) struct RedisSource {
 }
 
 impl MetadataSource {
-    /// Whether names are addresses, and nothing is looked up.
+    /// Whether names are addresses, and no directory is used.
     #[must_use]
     pub fn is_peer_to_peer(&self) -> bool {
         self.0 == Kind::PeerToPeer
     }
 
-    /// What this build lacks to use it.
+    /// The feature that this build lacks to use the source, as a phrase that follows the setting's name.
     pub(crate) fn missing_feature(&self) -> Option<&'static str> {
         match self.0 {
             Kind::Redis(_) if !cfg!(feature = "redis") => {
@@ -86,8 +87,8 @@ impl FromStr for MetadataSource {
             "http" => http(rest),
             "redis" => redis(rest).map(Kind::Redis),
             "etcd" => etcd(rest),
-            "https" | "rediss" | "etcds" => Err("TLS is not supported; use a network that you trust"),
-            _ => Err("an unknown kind of server"),
+            "https" | "rediss" | "etcds" => Err("TLS is not supported: use a network that you trust"),
+            _ => Err("unknown kind of server"),
         };
         kind.map(Self).map_err(SourceError)
     }
@@ -138,7 +139,7 @@ fn http(rest: &str) -> Result<Kind, &'static str> {
         return Err("not http://host:port/path");
     }
     if !path.bytes().all(plain) || path.len() > 256 {
-        return Err("the path has characters that it must not have");
+        return Err("the path is longer than 256 bytes or has characters that are not allowed");
     }
     let path = if path.is_empty() { "/metadata" } else { path };
     Ok(Kind::Http { server: server.into(), path: path.into() })
@@ -148,18 +149,18 @@ fn redis(rest: &str) -> Result<RedisSource, &'static str> {
     let (login, place) = rest.rsplit_once('@').unwrap_or(("", rest));
     let (user, password) = login.split_once(':').unwrap_or((login, ""));
     if password == HIDDEN {
-        return Err("the password was left out when this was printed; put it in again");
+        return Err("*** stands for a password that was not printed: put the password in again");
     }
     if !user.is_empty() && password.is_empty() {
         return Err("a user without a password");
     }
-    let decode = |text| decoded(text).ok_or("user or password has a % that is no %XX, or is not UTF-8");
+    let decode = |text| decoded(text).ok_or("user or password has a % that is not part of %XX, or is not UTF-8");
     let (server, db) = place.split_once('/').unwrap_or((place, ""));
     if !is_endpoint(server) {
         return Err("not redis://host:port");
     }
     let db = if db.is_empty() { "0" } else { db };
-    let db = db.parse().map_err(|_| "the database is a number, 0 to 65535")?;
+    let db = db.parse().map_err(|_| "the database is not a number from 0 to 65535")?;
     Ok(RedisSource { server: server.into(), user: decode(user)?, password: decode(password)?, db })
 }
 
@@ -178,7 +179,7 @@ fn etcd(rest: &str) -> Result<Kind, &'static str> {
     Ok(Kind::Etcd(servers))
 }
 
-/// Without `%XX`.
+/// Decodes `%XX`.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -189,7 +190,7 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// With `%XX` for what would end a user's name.
+/// Encodes all but unreserved characters as `%XX`.
 fn encoded(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_understood_and_never_written() {
+    fn a_password_is_parsed_and_never_printed() {
         for text in ["redis://u%20r:p%40ss@h:1/2", "redis://:p%40ss@h:1/2"] {
             let source = parsed(text);
             let Kind::Redis(redis) = &source.0 else { panic!("{source}") };
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_that_name_no_server_are_refused() {
+    fn invalid_connection_strings_are_refused() {
         for bad in [
             "",
             "P2PHANDSHAKE",

@@ -12,8 +12,9 @@ use te_engine::{Directory, MetadataSource};
 use tempfile::TempDir;
 
 use super::ROLE;
+use super::common::eventually;
 
-/// What Redis is protected with.
+/// The password of Redis.
 pub(crate) const PASSWORD: &str = "s3cret@home";
 
 /// Whether every thread of a process has stopped.
@@ -42,7 +43,7 @@ impl Kind {
         }
     }
 
-    /// Why it cannot be started here.
+    /// Why a server of this kind cannot be started here.
     pub(crate) fn missing(self) -> Option<&'static str> {
         let found = |program: &str| {
             let path = std::env::var_os("PATH").unwrap_or_default();
@@ -60,7 +61,7 @@ impl Kind {
     }
 }
 
-/// A server, killed when dropped.
+/// A server process, killed when dropped.
 pub(crate) struct Server {
     kind: Kind,
     port: u16,
@@ -69,10 +70,10 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts one on a port that nobody has, and waits until it serves.
+    /// Starts a server on a free port, and waits until it serves.
     pub(crate) fn start(kind: Kind) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        // Somebody else may take the port before it does.
+        // Another process may take the port first.
         for _ in 0..5 {
             let port = free_port();
             let mut child = spawn(kind, port, dir.path());
@@ -93,7 +94,7 @@ impl Server {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// With the password.
+    /// The connection string, with the password.
     pub(crate) fn connection_string(&self) -> String {
         connection_string(self.kind, self.port)
     }
@@ -111,8 +112,8 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    /// Starts it again at the same place.
-    pub(crate) fn revive(&mut self) {
+    /// Starts it again on the same port and directory.
+    pub(crate) fn restart(&mut self) {
         for _ in 0..5 {
             self.child = spawn(self.kind, self.port, self.dir.path());
             if serves(&mut self.child, self.kind, self.port) {
@@ -123,19 +124,15 @@ impl Server {
         panic!("{} does not start again", self.kind.name());
     }
 
-    /// Stopping takes a moment, for which this waits.
+    /// Sends a signal; after `STOP`, waits until all threads are stopped.
     pub(crate) fn signal(&self, signal: &str) {
         let pid = self.child.id();
         let sent = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status();
         assert!(sent.unwrap().success());
-        let give_up = Instant::now() + Duration::from_secs(60);
-        while signal == "STOP" && !is_stopped(pid) {
-            assert!(Instant::now() < give_up, "it does not stop");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the server is stopped", || signal != "STOP" || is_stopped(pid));
     }
 
-    /// Puts a value there without asking the code under test.
+    /// Stores a value without the code under test.
     pub(crate) fn put(&self, key: &str, value: &[u8]) {
         match self.kind {
             Kind::Http => {
@@ -151,7 +148,7 @@ impl Server {
         }
     }
 
-    /// A command, in a session that is logged in.
+    /// Sends a command to Redis after a login.
     pub(crate) fn redis(&self, command: &[&[u8]]) {
         let mut out = Vec::new();
         for command in [&[b"AUTH" as &[u8], PASSWORD.as_bytes()], &[b"SELECT", b"2"], command] {
@@ -165,9 +162,9 @@ impl Server {
         let mut stream = TcpStream::connect(self.place()).unwrap();
         stream.write_all(&out).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
-        let mut said = String::new();
-        stream.read_to_string(&mut said).unwrap();
-        assert!(said.starts_with("+OK\r\n") && !said.contains('-'), "{said}");
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        assert!(reply.starts_with("+OK\r\n") && !reply.contains('-'), "{reply}");
     }
 
     fn http(&self, method: &str, path: &str, body: &[u8]) -> String {
@@ -177,9 +174,9 @@ impl Server {
             "{method} {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
         );
         stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
-        let mut said = Vec::new();
-        stream.read_to_end(&mut said).unwrap();
-        String::from_utf8_lossy(&said).into_owned()
+        let mut reply = Vec::new();
+        stream.read_to_end(&mut reply).unwrap();
+        String::from_utf8_lossy(&reply).into_owned()
     }
 }
 
@@ -190,7 +187,7 @@ impl Drop for Server {
     }
 }
 
-/// What the process of [`Kind::Http`] does: the store's master, until it is killed or nobody holds its standard input.
+/// The process of [`Kind::Http`]: the store's master, until it is killed or its standard input is closed.
 pub(crate) fn serve() -> ! {
     let config = store_master::Config {
         rpc_listen: "127.0.0.1:0".parse().unwrap(),
@@ -220,7 +217,7 @@ fn spawn(kind: Kind, port: u16, dir: &Path) -> Child {
             command
         }
         Kind::Redis => {
-            let mut command = dying_with_us("redis-server");
+            let mut command = dying_with_parent("redis-server");
             let port = port.to_string();
             let kept = ["--save", "", "--appendonly", "yes", "--requirepass", PASSWORD];
             command
@@ -230,7 +227,7 @@ fn spawn(kind: Kind, port: u16, dir: &Path) -> Child {
             command
         }
         Kind::Etcd => {
-            let mut command = dying_with_us("etcd");
+            let mut command = dying_with_parent("etcd");
             let client = format!("http://{place}");
             let peer = format!("http://127.0.0.1:{}", free_port());
             command.arg("--data-dir").arg(dir.join("etcd"));
@@ -253,8 +250,8 @@ fn spawn(kind: Kind, port: u16, dir: &Path) -> Child {
     command.stdin(Stdio::piped()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
 }
 
-/// One that the kernel kills when the test that started it dies, where `setpriv` is there.
-fn dying_with_us(program: &str) -> Command {
+/// A command that the kernel kills when the test process dies, if `setpriv` is installed.
+fn dying_with_parent(program: &str) -> Command {
     if !Path::new("/usr/bin/setpriv").exists() {
         return Command::new(program);
     }
@@ -263,7 +260,7 @@ fn dying_with_us(program: &str) -> Command {
     command
 }
 
-/// Waits until it answers. False: it ended instead.
+/// Waits until the server answers. False: its process has ended.
 fn serves(child: &mut Child, kind: Kind, port: u16) -> bool {
     let source = connection_string(kind, port).parse().unwrap();
     let give_up = Instant::now() + super::LONG;
@@ -273,12 +270,13 @@ fn serves(child: &mut Child, kind: Kind, port: u16) -> bool {
         if directory.lookup("ready").is_ok() {
             return true;
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20)); // timing: a process starts
     }
     false
 }
 
-/// A port below those that the kernel gives to connections, so that a server can come back to it.
+/// A free port below those that the kernel assigns to connections, so that a server can use it again after a
+/// restart.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = (std::process::id() * 37 % 8000) as u16;

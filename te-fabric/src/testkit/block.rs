@@ -1,9 +1,10 @@
-//! Memory under test.
+//! Memory under test: at a fixed address, without references to it.
 #![allow(unsafe_code, reason = "raw memory, so that no reference to bytes that a peer may write exists (L7)")]
 
+use te_core::testkit::pattern_at;
 use te_core::{MemSpan, VolatileSpan};
 
-/// Memory that stays where it is and is looked at only through volatile copies.
+/// Memory that stays where it is, and that is read and written only through volatile copies.
 #[derive(Debug)]
 pub struct Block {
     ptr: *mut u8,
@@ -18,7 +19,7 @@ impl Block {
         Self { ptr: Box::into_raw(bytes).cast(), len }
     }
 
-    /// What to register.
+    /// The span to register.
     #[must_use]
     pub const fn span(&self) -> MemSpan {
         MemSpan::new(self.ptr, self.len)
@@ -37,7 +38,7 @@ impl Block {
         self.view().write(offset, bytes).unwrap();
     }
 
-    /// Fills it with the [`pattern`] of a seed.
+    /// Fills the block with the [`pattern`] of a seed.
     pub fn paint(&self, seed: u8) {
         self.set(0, &pattern(seed, 0, self.len));
     }
@@ -55,8 +56,8 @@ impl Drop for Block {
     }
 }
 
-/// Bytes that depend on their place and a seed.
+/// `len` bytes from `offset` on of a pattern; each byte depends on its place and on the seed.
 #[must_use]
 pub fn pattern(seed: u8, offset: u64, len: usize) -> Vec<u8> {
-    (offset..offset + len as u64).map(|i| (i.wrapping_mul(31) ^ (i >> 8)) as u8 ^ seed).collect()
+    pattern_at(seed.into(), offset, len)
 }

@@ -2,51 +2,65 @@
 
 use core::ops::Range;
 use core::time::Duration;
+use std::rc::Rc;
 
-use te_core::testkit::{Hook, Pair, WallClock};
-use te_core::{Instant, Transport};
+use te_core::testkit::{ByPointer, Hook, Pair, PeekPoke, Side, WallClock};
+use te_core::{Instant, MemSpan, Transport};
 
 use crate::Export;
 
-/// What a pair needs to know of a network transport beyond the contract. A fabric's tests implement it for a type of theirs.
+/// What a pair needs of a network transport beyond the contract. The tests of a fabric implement it.
 pub trait Fabric {
-    /// The transport.
+    /// The fabric's transport.
     type Transport: Transport;
 
-    /// Opens the target anew, at the address where it was.
+    /// Opens the target again, at the address that it had.
     fn reopen(&mut self) -> Self::Transport;
-    /// The identity that it states to its peers.
+    /// The identity that the transport states to its peers.
     fn identity(transport: &Self::Transport) -> u64;
-    /// Closes all its connections.
+    /// Closes all connections of the transport.
     fn cut(transport: &mut Self::Transport);
-    /// Time has gone on. For fabrics whose devices are simulated.
+    /// Lets the fabric see the time, for fabrics whose devices are simulated.
     fn advance(&mut self, _now: Instant) {}
 }
 
-/// How long a pair takes.
+/// The time limits of a pair.
 #[derive(Clone, Copy, Debug)]
 pub struct EndsConfig {
-    /// How long the suite waits for something that must happen.
+    /// How long the suite waits for an event that must happen.
     pub patience: Duration,
-    /// How late a write may land whose initiator was cut off.
+    /// How late a write may land after its initiator was cut off.
     pub late_max: Duration,
 }
 
+/// Memory of a pair that is not on the heap: that of a device.
+pub trait EndsMemory: PeekPoke {
+    /// Memory for one side, as [`Pair::allocate`].
+    fn allocate(&self, side: Side, bytes: usize) -> Option<MemSpan>;
+}
+
 /// An initiator and a target in this process.
-#[derive(Debug)]
 pub struct Ends<R: Fabric> {
     initiator: R::Transport,
     target: Option<R::Transport>,
     fabric: R,
     config: EndsConfig,
     clock: WallClock,
+    memory: Option<Rc<dyn EndsMemory>>,
 }
 
 impl<R: Fabric> Ends<R> {
-    /// A pair of these.
+    /// A pair of these two transports.
     #[must_use]
     pub fn new(initiator: R::Transport, target: R::Transport, fabric: R, config: EndsConfig) -> Self {
-        Self { initiator, target: Some(target), fabric, config, clock: WallClock::new(Duration::ZERO) }
+        let clock = WallClock::new(Duration::ZERO);
+        Self { initiator, target: Some(target), fabric, config, clock, memory: None }
+    }
+
+    /// The same pair, with buffers in `memory`.
+    #[must_use]
+    pub fn with_memory(self, memory: Rc<dyn EndsMemory>) -> Self {
+        Self { memory: Some(memory), ..self }
     }
 }
 
@@ -56,7 +70,7 @@ impl<R: Fabric> Pair for Ends<R> {
     }
 
     fn target(&mut self) -> &mut dyn Transport {
-        self.target.as_mut().expect("the suite uses no target that it has killed")
+        self.target.as_mut().expect("the suite does not use a target that it has killed")
     }
 
     fn tick(&mut self) -> Instant {
@@ -73,6 +87,17 @@ impl<R: Fabric> Pair for Ends<R> {
         self.config.late_max
     }
 
+    fn allocate(&mut self, side: Side, bytes: usize) -> Option<MemSpan> {
+        self.memory.as_ref()?.allocate(side, bytes)
+    }
+
+    fn peek_poke(&self) -> Rc<dyn PeekPoke> {
+        match &self.memory {
+            Some(memory) => Rc::<dyn EndsMemory>::clone(memory),
+            None => Rc::new(ByPointer),
+        }
+    }
+
     fn initiator_identity(&self) -> Option<u64> {
         Some(R::identity(&self.initiator))
     }
@@ -86,7 +111,7 @@ impl<R: Fabric> Pair for Ends<R> {
     }
 
     fn kill_target(&mut self) -> Hook {
-        // What the system does to the sockets and queue pairs of a killed process.
+        // The system does the same to the sockets and queue pairs of a killed process.
         self.target = None;
         Hook::Done
     }
@@ -97,7 +122,7 @@ impl<R: Fabric> Pair for Ends<R> {
     }
 
     fn stall_target(&mut self, _stalled: bool) -> Hook {
-        // Nothing but the suite polls it. A device goes on.
+        // Only the suite polls the target. A device continues.
         Hook::Done
     }
 

@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, Ipv4Addr};
 
-use te_core::Access;
+use te_core::{Access, Location};
 
 use crate::{EXPORT_ADDRESSES_MAX, Export, ExportFormat};
 
@@ -21,5 +21,6 @@ pub fn export(format: ExportFormat) -> Export {
         generation: 1,
         key: 7,
         len: 1 << 20,
+        location: Location::Host,
     }
 }

@@ -1,5 +1,5 @@
-//! What the tests of fabrics share: memory that stays where it is, transports with a region of their own, a clock that can be
-//! moved, pairs for the conformance suite, child processes.
+//! What the tests of fabrics share: memory at a fixed address, transports with one region each, a clock that
+//! can be moved, pairs for the conformance suite, child processes, and waiting for an event.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod block;
@@ -10,8 +10,7 @@ mod process;
 mod wait;
 
 pub use block::{Block, pattern};
-pub use ends::{Ends, EndsConfig, Fabric};
-pub use export::export;
+pub use ends::{Ends, EndsConfig, EndsMemory, Fabric};
 pub use node::{
     ALL, Node, PATIENCE, REGION, SEGMENT, drive, finish, kind, linger, now, read, skip, slice, write,
 };

@@ -1,4 +1,4 @@
-//! Transports with memory of their own, driven in one thread.
+//! Transports, each with its memory, which one thread polls.
 
 use core::time::Duration;
 use std::cell::Cell;
@@ -12,28 +12,28 @@ use te_core::{
 
 use super::Block;
 
-/// Longer than anything takes that a test waits for; a test that gets there has failed.
+/// How long a test waits for an event; a test that waited longer has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Every right.
 pub const ALL: Access = Access::all();
 /// The region that each node registers first.
 pub const REGION: RegionId = RegionId::new(0, 1);
-/// The segment that initiators attach first.
+/// The remote region that initiators attach first.
 pub const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 
 thread_local! {
-    /// Each test has a thread, and so a time, of its own.
+    /// Each test has its own thread, and so its own time.
     static SKIPPED_NS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The time of this test: the real clock, and what was [skipped](skip).
+/// The time of this test: the real time plus the time that was [skipped](skip).
 pub fn now() -> Instant {
     static START: OnceLock<Clock> = OnceLock::new();
     let start = *START.get_or_init(Clock::now);
     Instant::from_nanos(1 + SKIPPED_NS.get() + start.elapsed().as_nanos() as u64)
 }
 
-/// From now on it is so much later for every transport of this test.
+/// Moves the time of this test forward, for all its transports.
 pub fn skip(time: Duration) {
     SKIPPED_NS.set(SKIPPED_NS.get() + time.as_nanos() as u64);
 }
@@ -51,11 +51,11 @@ pub struct Node<T> {
 }
 
 impl<T: Transport> Node<T> {
-    /// A node whose region [`REGION`] has so many bytes and these rights.
+    /// A node whose region [`REGION`] has this many bytes and these rights.
     #[must_use]
     #[allow(unsafe_code, reason = "registers memory")]
     pub fn with(mut transport: T, bytes: usize, access: Access) -> Self {
-        // Time begins before the transport is used.
+        // The clock starts before the transport is used.
         let _ = now();
         let memory = Block::new(bytes);
         // SAFETY: the block outlives the transport (field order) and is only looked at through volatile copies.
@@ -83,7 +83,7 @@ impl<T: Transport> Node<T> {
         self.transport.attach(SEGMENT, &target.export()).unwrap();
     }
 
-    /// Polls at this time; returns how many slices and fences have completed.
+    /// Polls at this time and returns the number of completions.
     pub fn poll_at(&mut self, now: Instant) -> usize {
         let mut out = [Completion::applied(Token(0)); 64];
         let count = self.transport.poll(now, &mut out);
@@ -101,7 +101,7 @@ impl<T: Transport> Node<T> {
         assert_eq!(self.transport.submit(slices), Ok(slices.len()));
     }
 
-    /// The completion of `token`, if it has come; two of them are a failure.
+    /// The completion of `token`, once it was returned. Panics when there are two.
     #[must_use]
     pub fn ended(&self, token: u64) -> Option<Completion> {
         let mut found = self.done.iter().filter(|completion| completion.token == Token(token));
@@ -141,11 +141,11 @@ pub fn kind(completion: &Completion) -> ErrorKind {
     completion.result.map_err(|error: Error| error.kind).expect_err("it failed")
 }
 
-/// Polls all nodes until `done` holds of the first.
+/// Polls all nodes until `done` returns true for the first one. Panics after [`PATIENCE`].
 pub fn drive<T: Transport>(nodes: &mut [&mut Node<T>], mut done: impl FnMut(&mut Node<T>) -> bool) {
     let start = Clock::now();
     while !done(nodes[0]) {
-        assert!(start.elapsed() < PATIENCE, "it took too long");
+        assert!(start.elapsed() < PATIENCE, "not done within {PATIENCE:?}");
         let mut quiet = true;
         for node in nodes.iter_mut() {
             quiet &= node.poll() == 0;
@@ -156,7 +156,7 @@ pub fn drive<T: Transport>(nodes: &mut [&mut Node<T>], mut done: impl FnMut(&mut
     }
 }
 
-/// Polls all nodes for a while.
+/// Polls all nodes for `time`.
 pub fn linger<T: Transport>(nodes: &mut [&mut Node<T>], time: Duration) {
     let start = Clock::now();
     while start.elapsed() < time {

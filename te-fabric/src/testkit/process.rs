@@ -1,4 +1,4 @@
-//! Other processes of a test.
+//! Child processes of a test.
 #![allow(unsafe_code, reason = "forks")]
 
 use core::time::Duration;
@@ -9,10 +9,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
-/// How long a child may take.
+/// How long a child process may run.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A process of this test, which ends with it.
+/// A child process that is killed when the value drops.
 #[derive(Debug)]
 pub struct Process(pub Child);
 
@@ -23,26 +23,26 @@ impl Drop for Process {
     }
 }
 
-/// What is wrong, in a child that cannot fail as a test does.
+/// The result of a child, which cannot fail as a test does: what is wrong.
 pub type Complaint = Result<(), String>;
 
-/// Runs `child` in a fork of this process, while `parent` runs here. Both must come to their ends; the child without a
-/// complaint and within a minute. `what` it is about stands in the failure.
+/// Runs `child` in a fork of this process, while `parent` runs here. Both must end, the child without a
+/// complaint and within a minute. A failure names `what` is tested.
 pub fn fork_and(what: &str, child: impl FnOnce() -> Complaint, parent: impl FnOnce()) {
-    // SAFETY: the child runs what is to be tested, in spite of the threads that it does not have. It never returns into the
-    // test harness.
+    // SAFETY: the child runs only the code under test, which is written for a process without its parent's
+    // threads, and ends by `_exit`: it never returns into the test harness.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             let code = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)) {
                 Ok(Ok(())) => 0,
                 Ok(Err(complaint)) => {
-                    // Not `eprintln!`: another thread of the parent may have held its lock.
+                    // Not `eprintln!`: another thread of the parent may have held the lock of stderr.
                     let _ = nix::unistd::write(std::io::stderr(), format!("child: {complaint}\n").as_bytes());
                     1
                 }
                 Err(_) => 2,
             };
-            // SAFETY: ends the process without the parent's handlers.
+            // SAFETY: ends the process without running the parent's exit handlers.
             unsafe { libc::_exit(code) }
         }
         ForkResult::Parent { child } => {
@@ -65,18 +65,18 @@ pub fn fork_and(what: &str, child: impl FnOnce() -> Complaint, parent: impl FnOn
     }
 }
 
-/// As [`fork_and`], with a parent that waits.
+/// As [`fork_and`], with a parent that only waits.
 pub fn in_a_child(what: &str, child: impl FnOnce() -> Complaint) {
     fork_and(what, child, || ());
 }
 
-/// Bytes as text, for a process's environment or output.
+/// Bytes as hexadecimal digits, for the environment or the output of a process.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The bytes behind [`hex`].
+/// The bytes that [`hex`] wrote.
 #[must_use]
 pub fn bytes_of(hex: &str) -> Vec<u8> {
     (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect()

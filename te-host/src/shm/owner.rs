@@ -201,14 +201,14 @@ impl Owner {
                 }
                 Ok(Some((len, _))) => match Message::decode(&bytes[..len]) {
                     Ok(message) => self.half.received(at, message),
-                    Err(error) => self.half.part(at, error),
+                    Err(error) => self.half.disconnect(at, error),
                 },
             }
             self.settle();
         }
         let Some(Some(holder)) = self.holders.get_mut(at as usize) else { return };
         if let Err(error) = holder.listen(epoll, at) {
-            self.half.part(at, error);
+            self.half.disconnect(at, error);
             self.settle();
         }
     }
@@ -245,7 +245,7 @@ impl Owner {
                         holder.ledger = Some(fd);
                         self.half.welcomed(peer, ledger);
                     }
-                    Err(errno) => self.half.part(peer, system(errno)),
+                    Err(errno) => self.half.disconnect(peer, system(errno)),
                 },
                 OwnerEffect::Send { message, .. } => holder.send(message),
                 OwnerEffect::Grant { region, message, .. } => {

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use te_core::grant::{self, MESSAGE_BYTES_MAX, Message, PeerEffect, Revoked, Want, Way};
+use te_core::grant::{self, LinkState, MESSAGE_BYTES_MAX, Message, PeerEffect, Revoked, Want};
 use te_core::{Error, ErrorKind, Instant, Slice};
 use te_fabric::Epoll;
 
@@ -55,9 +55,9 @@ impl Peers {
                 Err(Revoked::Region) => failed(ErrorKind::Stale),
                 Err(Revoked::Peer) => failed(ErrorKind::Expelled),
             },
-            Way::Waiting => Copied::NotYet,
-            Way::Late => failed(ErrorKind::Unreachable),
-            Way::Closed(error) => Copied::Failed(error),
+            LinkState::Waiting => Copied::NotYet,
+            LinkState::Late => failed(ErrorKind::Unreachable),
+            LinkState::Closed(error) => Copied::Failed(error),
         }
     }
 

@@ -6,34 +6,34 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use super::Initiator;
-use super::segment::{Keys, Segment};
+use super::remote_region::{Keys, RemoteRegion};
 use super::work::Work;
 use crate::config::{CHUNKS_MAX, Config, QPS_MAX};
 use crate::env::Env;
 use crate::io::Io;
-use crate::io::connects::{Task, Whose};
+use crate::io::connects::{Requester, Task};
 use crate::io::link::Phase;
 use crate::peers::outbound::Outbound;
 use crate::sys::verbs::{Connecting, Path, Qp, QpConfig, Verbs};
 use crate::wire::{Chunking, Kind, PortBody, QpEntry, Resolve, Resolved, Response, Status};
 
-/// A question about keys carries the segment's index in its low bits.
-const SEGMENT_BITS: u32 = 24;
-/// Retries after "receiver not ready"; one-sided work on healthy peers never needs one.
+/// The id of a question about keys has the index of the remote region in this many low bits.
+const REMOTE_BITS: u32 = 24;
+/// Retries after "receiver not ready". One-sided work on healthy peers never needs one.
 const RNR_RETRIES: u8 = 6;
 
-/// How the end of connecting a queue pair is reported: its name, and the error if there is one.
+/// The result of connecting a queue pair: its name, and the error if there is one.
 type Connected = (u32, Result<(), Error>);
 
 impl Initiator {
-    /// Whether there are questions for a peer.
+    /// Whether there are questions to ask a peer.
     #[inline]
     pub(crate) fn has_questions<V: Verbs>(&self, peer: u32, io: &Io<V>, config: &Config) -> bool {
         let Some(work) = self.slices.work(peer) else { return false };
         !work.wanting.is_empty() || work.has_unsent_fence() || work.cleanup_due || may_offer(work, io, config)
     }
 
-    /// Writes the questions that there are for a peer; returns how many.
+    /// Writes the pending questions to a peer; returns how many.
     pub(crate) fn ask<V: Verbs>(&mut self, peer: u32, to: &mut Outbound, env: &mut Env<'_, V>) -> u32 {
         let Some(work) = self.slices.work(peer) else { return 0 };
         let before = to.asked();
@@ -46,26 +46,26 @@ impl Initiator {
         to.asked() - before
     }
 
-    /// The id of a new question, with `low` in its low bits.
+    /// A new id, with `low` in its low bits.
     fn question(&mut self, low: u32) -> u64 {
         self.last_question += 1;
-        self.last_question << SEGMENT_BITS | u64::from(low)
+        self.last_question << REMOTE_BITS | u64::from(low)
     }
 
-    /// Whether a question with this id was ever asked.
+    /// Whether a question with this id was asked before.
     fn was_asked(&self, id: u64) -> bool {
-        id >> SEGMENT_BITS <= self.last_question
+        id >> REMOTE_BITS <= self.last_question
     }
 
     fn ask_for_keys(&mut self, peer: u32, to: &mut Outbound) {
         while to.has_room()
-            && let Some(segment) = self.slices.work_mut(peer).and_then(|work| work.wanting.pop())
+            && let Some(remote) = self.slices.work_mut(peer).and_then(|work| work.wanting.pop())
         {
-            if self.slices.segments().get(segment).is_none() {
+            if self.slices.remote_regions().get(remote).is_none() {
                 continue;
             }
-            let id = self.question(segment);
-            let Some(of) = self.slices.segments_mut().get_mut(segment) else { continue };
+            let id = self.question(remote);
+            let Some(of) = self.slices.remote_regions_mut().get_mut(remote) else { continue };
             let question = Resolve {
                 region: U32::new(of.region),
                 generation: U32::new(of.region_generation),
@@ -78,7 +78,7 @@ impl Initiator {
         }
     }
 
-    /// Makes the queue pairs that are missing and offers them to the target.
+    /// Makes the missing queue pairs and offers them to the target.
     fn offer<V: Verbs>(&mut self, peer: u32, to: &mut Outbound, env: &mut Env<'_, V>) {
         let Some(work) = self.slices.work(peer) else { return };
         if !to.has_room() || work.backoff.pending(env.timers.now()).is_some() {
@@ -105,7 +105,7 @@ impl Initiator {
             }
         }
         if let Some(error) = failed {
-            log::warn!("{}: no queue pair could be made: {error}", env.io.info().name);
+            log::warn!("{}: a queue pair cannot be made: {error}", env.io.info().name);
             self.links_failed(peer, Error::with_code(ErrorKind::Rail, error.code), env);
         }
         if count > 0 {
@@ -140,7 +140,7 @@ impl Initiator {
         Ok(entry)
     }
 
-    /// Asks for the end of every queue pair that we do not use any more: for our fences, and to clean up.
+    /// Asks the target to destroy every queue pair that we do not use any more: for fences, and to clean up.
     fn send_fences<V: Verbs>(&mut self, peer: u32, to: &mut Outbound, env: &Env<'_, V>) {
         let Some(work) = self.slices.work(peer) else { return };
         if !(work.has_unsent_fence() || work.cleanup_due) || !to.has_room() {
@@ -164,7 +164,7 @@ impl Initiator {
         }
     }
 
-    /// Takes in what a target says. False: it makes no sense, or was not asked for.
+    /// Handles a frame of a target. False: it is malformed, or answers no question.
     pub(crate) fn answer<V: Verbs>(
         &mut self,
         peer: u32,
@@ -189,7 +189,7 @@ impl Initiator {
         known
     }
 
-    /// The target's ends of the queue pairs that we offered. False: they were not asked for.
+    /// Handles the target's ends of the queue pairs that we offered. False: they were not offered.
     fn accepted<V: Verbs>(
         &mut self,
         peer: u32,
@@ -209,7 +209,7 @@ impl Initiator {
                 continue;
             };
             let Some(entry) = qps.iter().find(|entry| entry.generation.get() == link.generation) else {
-                // An answer that leaves out what was asked.
+                // The answer lacks a queue pair of the question.
                 return false;
             };
             let (qp, name) = (link.qp, link.name);
@@ -220,7 +220,7 @@ impl Initiator {
             }
         }
         if !jobs.is_empty()
-            && let Err(task) = env.io.push_connects(Task { whose: Whose::Ours { peer }, jobs })
+            && let Err(task) = env.io.push_connects(Task { requester: Requester::Initiator { peer }, jobs })
         {
             let full = Error::with_code(ErrorKind::Full, libc::EAGAIN);
             ends.extend(task.jobs.into_iter().map(|(name, _)| (name, Err(full))));
@@ -229,7 +229,7 @@ impl Initiator {
         true
     }
 
-    /// Queue pairs of ours, by name, are connected or cannot be.
+    /// Handles the results of connecting queue pairs of ours, by their names.
     pub(crate) fn connected<V: Verbs>(&mut self, peer: u32, ends: Vec<Connected>, env: &mut Env<'_, V>) {
         let mut failed = None;
         for (name, end) in ends {
@@ -237,18 +237,18 @@ impl Initiator {
             let Some(link) = env.io.links_mut().get_mut(index) else { continue };
             match end {
                 Ok(()) if link.phase == Phase::Connecting => link.phase = Phase::Live,
-                // It was given up meanwhile.
+                // It was put in error meanwhile.
                 _ if link.phase != Phase::Connecting => self.destroy(index, env),
                 Ok(()) => {}
                 Err(error) => {
-                    log::warn!("a queue pair could not be connected: {error}");
+                    log::warn!("a queue pair cannot be connected: {error}");
                     failed = Some(Error::with_code(ErrorKind::Rail, error.code));
                     self.destroy(index, env);
                 }
             }
         }
         if let Some(error) = failed {
-            // The target has its ends still.
+            // The target still has its ends.
             if let Some(work) = self.slices.work_mut(peer) {
                 work.cleanup_due = true;
             }
@@ -257,7 +257,7 @@ impl Initiator {
         self.slices.list(peer, env.timers);
     }
 
-    /// Remote keys. False: they were not asked for, or make no sense.
+    /// Handles remote keys. False: they were not requested, or are inconsistent.
     fn resolved<V: Verbs>(
         &mut self,
         peer: u32,
@@ -266,41 +266,41 @@ impl Initiator {
         keys: &[U32],
         env: &mut Env<'_, V>,
     ) -> bool {
-        let index = segment_of(id);
-        let Some(segment) = self.asked(peer, id) else {
-            // Detached meanwhile, perhaps: ids that we have given are no surprise.
+        let index = remote_of(id);
+        let Some(remote) = self.asked(peer, id) else {
+            // The remote region may have been detached meanwhile: any id that was used is accepted.
             return self.was_asked(id);
         };
         let chunking = Chunking::new(of.base.get(), of.len.get(), of.chunk_bytes.get());
-        let fresh = segment.ext.remote_keys.is_empty();
-        let first = of.first.get() as usize == segment.ext.remote_keys.len();
+        let fresh = remote.ext.remote_keys.is_empty();
+        let first = of.first.get() as usize == remote.ext.remote_keys.len();
         if chunking.is_none()
             || of.chunks.get() > CHUNKS_MAX
             || !first
-            || !(fresh || segment.ext.chunking == chunking)
+            || !(fresh || remote.ext.chunking == chunking)
         {
             return false;
         }
-        segment.ext.chunking = chunking;
-        // The target's word counts, not the export's.
-        segment.len = of.len.get();
-        segment.access = Access::from_bits_truncate(of.rights);
-        segment.ext.remote_keys.extend(keys.iter().map(|key| key.get()));
-        if segment.ext.remote_keys.len() < of.chunks.get() as usize {
-            segment.ext.keys = Keys::Unknown;
+        remote.ext.chunking = chunking;
+        // The target's values replace those of the export.
+        remote.len = of.len.get();
+        remote.access = Access::from_bits_truncate(of.rights);
+        remote.ext.remote_keys.extend(keys.iter().map(|key| key.get()));
+        if remote.ext.remote_keys.len() < of.chunks.get() as usize {
+            remote.ext.keys = Keys::Unknown;
             self.slices.want_keys(index, env.timers);
             return true;
         }
-        segment.ext.keys = Keys::Known;
+        remote.ext.keys = Keys::Known;
         self.slices.keys_known(index, env.timers);
         true
     }
 
-    /// The segment whose keys question `id` asked for, if the answer is still wanted.
-    fn asked(&mut self, peer: u32, id: u64) -> Option<&mut Segment> {
-        let segment = self.slices.segments_mut().get_mut(segment_of(id))?;
-        let same = matches!(segment.ext.keys, Keys::Asked(asked) if asked == id);
-        (segment.peer == peer && same).then_some(segment)
+    /// The remote region for which question `id` requested keys, if it still waits for the answer.
+    fn asked(&mut self, peer: u32, id: u64) -> Option<&mut RemoteRegion> {
+        let remote = self.slices.remote_regions_mut().get_mut(remote_of(id))?;
+        let same = matches!(remote.ext.keys, Keys::Asked(asked) if asked == id);
+        (remote.peer == peer && same).then_some(remote)
     }
 
     fn refused<V: Verbs>(&mut self, peer: u32, id: u64, status: Status, env: &mut Env<'_, V>) -> bool {
@@ -316,30 +316,30 @@ impl Initiator {
             self.links_failed(peer, error, env);
             return true;
         }
-        if let Some(segment) = self.asked(peer, id) {
-            segment.ext.forget(match status {
+        if let Some(remote) = self.asked(peer, id) {
+            remote.ext.forget(match status {
                 Status::NotFound | Status::Stale => Keys::Withdrawn,
                 _ => Keys::Unknown,
             });
-            self.slices.fail_segment(segment_of(id), error, env.memory);
+            self.slices.fail_waiting_for_keys(remote_of(id), error, env.memory);
         }
         self.was_asked(id)
     }
 
-    /// The target has deregistered a region.
+    /// Handles the report that the target has deregistered a region.
     fn withdrawn<V: Verbs>(&mut self, peer: u32, region: u32, generation: u32, env: &mut Env<'_, V>) {
-        for index in 0..self.slices.segments().bound() {
-            if let Some(segment) = self.slices.segments_mut().get_mut(index)
-                && (segment.peer, segment.region, segment.region_generation) == (peer, region, generation)
+        for index in 0..self.slices.remote_regions().bound() {
+            if let Some(remote) = self.slices.remote_regions_mut().get_mut(index)
+                && (remote.peer, remote.region, remote.region_generation) == (peer, region, generation)
             {
-                segment.ext.forget(Keys::Withdrawn);
-                self.slices.fail_segment(index, ErrorKind::Stale.into(), env.memory);
+                remote.ext.forget(Keys::Withdrawn);
+                self.slices.fail_waiting_for_keys(index, ErrorKind::Stale.into(), env.memory);
             }
         }
     }
 
-    /// Queue pairs could not be made or connected: a pause, and an error for what waits, unless others are
-    /// there.
+    /// Handles queue pairs that could not be made or connected: begins the backoff, and ends waiting slices
+    /// with `error` unless another queue pair is live.
     fn links_failed<V: Verbs>(&mut self, peer: u32, error: Error, env: &mut Env<'_, V>) {
         let Some(work) = self.slices.work_mut(peer) else { return };
         work.backoff.fail(env.timers.now(), env.config.reconnect_ms_max);
@@ -352,8 +352,8 @@ impl Initiator {
     }
 }
 
-/// Whether queue pairs to a peer are missing, and none are being offered. They are made before keys are
-/// known, so that the first slices wait for one round trip and not for two.
+/// Whether queue pairs to a peer are missing, and no offer is open. They are made before keys are known, so
+/// that the first slices wait for one round trip instead of two.
 fn may_offer<V: Verbs>(work: &Work, io: &Io<V>, config: &Config) -> bool {
     let wanted = work.operations > 0 && work.links[..usize::from(config.qps)].iter().any(Option::is_none);
     wanted && work.offered.is_none() && io.outage().is_none()
@@ -390,7 +390,7 @@ fn connect<V: Verbs>(
     env.io.connect(qp, path)
 }
 
-/// The segment that a question about keys is about.
-const fn segment_of(id: u64) -> u32 {
-    id as u32 & ((1 << SEGMENT_BITS) - 1)
+/// The index of the remote region in the id of a question about keys.
+const fn remote_of(id: u64) -> u32 {
+    id as u32 & ((1 << REMOTE_BITS) - 1)
 }

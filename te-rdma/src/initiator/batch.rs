@@ -1,23 +1,23 @@
-//! Work requests under construction: steps of slices, put together where they lie side by side at the peer.
+//! Work requests under construction: pieces of slices, merged where they are contiguous at the peer.
 
 use te_core::Op;
 
 use crate::io::link::{Link, Piece};
 use crate::sys::verbs::{Sge, WorkRequest};
 
-/// Work requests of one doorbell, at most: what follows may take another queue pair.
+/// The most work requests of one doorbell. Later ones may use another queue pair.
 pub(super) const REQUESTS_MAX: usize = 32;
-/// Slices longer than this gain nothing from sharing a work request.
+/// Longer slices gain nothing from sharing a work request, bytes.
 const MERGE_BYTES_MAX: u32 = 64 << 10;
 
-/// One step of a slice, as it would go into a work request.
+/// The next part of a slice, for a work request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     pub(super) slot: u32,
     pub(super) op: Op,
     pub(super) sge: Sge,
-    /// The CPU may read the piece: it can travel inside its work request.
-    pub(super) mapped: bool,
+    /// The CPU can read the local memory, so that the bytes can be carried inside the work request.
+    pub(super) cpu_readable: bool,
     pub(super) remote_addr: u64,
     pub(super) remote_key: u32,
 }
@@ -29,9 +29,9 @@ pub(super) struct Batch {
     /// Bytes of each request.
     lens: Vec<u32>,
     sges: Vec<Sge>,
-    /// `sequence` counts from the batch's first request.
+    /// `sequence` is relative to the first request of the batch.
     pieces: Vec<Piece>,
-    /// Pieces of the last request.
+    /// Number of pieces of the last request.
     shared: u8,
     bytes: u64,
 }
@@ -61,13 +61,14 @@ impl Batch {
         self.bytes
     }
 
-    /// Adds the step to the last work request, when it lies right behind it at the peer.
+    /// Adds the cut to the last work request, if its remote range follows that of the request. False: it does
+    /// not.
     pub(super) fn merge(&mut self, cut: &Cut, sges_max: u8, message_bytes_max: u32) -> bool {
         let Some(sequence) = self.requests.len().checked_sub(1) else { return false };
         let (request, len) = (&mut self.requests[sequence], &mut self.lens[sequence]);
         let behind = request.op == cut.op
             && request.remote_key == cut.remote_key
-            // The peer's word: a region may end where the addresses do.
+            // The peer chose the address: a region may end at the end of the address space.
             && request.remote_addr.wrapping_add(u64::from(*len)) == cut.remote_addr;
         let short = cut.sge.len <= MERGE_BYTES_MAX && cut.sge.len <= message_bytes_max - *len;
         let sequence = sequence as u32;
@@ -75,7 +76,7 @@ impl Batch {
             return false;
         }
         *len += cut.sge.len;
-        request.inline &= cut.mapped;
+        request.inline &= cut.cpu_readable;
         match self.sges.last_mut() {
             Some(sge)
                 if sge.local_key == cut.sge.local_key && sge.addr + u64::from(sge.len) == cut.sge.addr =>
@@ -93,14 +94,14 @@ impl Batch {
         true
     }
 
-    /// A work request of its own.
+    /// Adds a work request for the cut.
     pub(super) fn append(&mut self, cut: &Cut) {
         let sequence = self.requests.len() as u32;
         self.requests.push(WorkRequest {
             id: 0,
             op: cut.op,
             signaled: false,
-            inline: cut.mapped,
+            inline: cut.cpu_readable,
             sges: 1,
             remote_addr: cut.remote_addr,
             remote_key: cut.remote_key,
@@ -112,8 +113,8 @@ impl Batch {
         self.bytes += u64::from(cut.sge.len);
     }
 
-    /// Names the requests and decides which report success: the last one always, so that nothing is ever left
-    /// unreported.
+    /// Sets the ids of the requests and which of them report success. The last one always does, so that
+    /// every request is covered by a report.
     pub(super) fn finish(&mut self, link: &Link, signal_every: u16, inline_max: u32) {
         let (count, mut unsignaled) = (self.requests.len(), link.unsignaled);
         for (at, (request, len)) in self.requests.iter_mut().zip(&self.lens).enumerate() {
@@ -127,7 +128,7 @@ impl Batch {
         }
     }
 
-    /// Notes at the queue pair that it has taken the first `taken` requests.
+    /// Records at the queue pair that it has taken the first `taken` requests.
     pub(super) fn record(&self, link: &mut Link, taken: usize) {
         let first = link.next;
         for piece in &self.pieces {
@@ -146,7 +147,7 @@ impl Batch {
         };
     }
 
-    /// The last piece, if its request is not one of the first `taken`. It leaves the batch.
+    /// Removes and returns the last piece, if its request is not one of the first `taken`.
     pub(super) fn take_back(&mut self, taken: usize) -> Option<Piece> {
         self.pieces.pop_if(|piece| piece.sequence as usize >= taken)
     }
@@ -169,7 +170,7 @@ mod tests {
         slot: 0,
         op: Op::Write,
         sge: Sge { addr: 0x1000, len: 100, local_key: 1 },
-        mapped: true,
+        cpu_readable: true,
         remote_addr: 0x8000,
         remote_key: 2,
     };
@@ -179,15 +180,15 @@ mod tests {
         Link::new(Qp { handle: QpHandle(1), number: 1, config }, 0, 0, 7, 8)
     }
 
-    /// The step that lies behind `cut` at the peer, and `gap` bytes behind it here.
-    fn behind(cut: Cut, gap: u64) -> Cut {
+    /// The cut whose remote range follows that of `cut`, and whose local range is `gap` bytes behind its end.
+    fn after(cut: Cut, gap: u64) -> Cut {
         let len = u64::from(cut.sge.len);
         let sge = Sge { addr: cut.sge.addr + len + gap, ..cut.sge };
         Cut { slot: cut.slot + 1, sge, remote_addr: cut.remote_addr + len, ..cut }
     }
 
     #[test]
-    fn a_region_of_a_peer_may_end_where_the_addresses_do() {
+    fn a_region_of_a_peer_may_end_at_the_end_of_the_address_space() {
         let mut batch = Batch::new(2);
         let last = u64::MAX - 99;
         let cut = Cut { remote_addr: last, ..CUT };
@@ -197,17 +198,17 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_side_by_side_at_the_peer_shares_a_request() {
+    fn cuts_that_are_contiguous_at_the_peer_share_a_request() {
         let mut batch = Batch::new(3);
         batch.append(&CUT);
-        let second = behind(CUT, 0);
+        let second = after(CUT, 0);
         assert!(batch.merge(&second, 3, 1_000));
         assert_eq!(
             (batch.requests()[0].sges, batch.sges()[0].len),
             (1, 200),
-            "they lie side by side here, too"
+            "they are contiguous here as well"
         );
-        let third = behind(second, 50);
+        let third = after(second, 50);
         assert!(!batch.merge(&third, 3, 299), "the message would be too long");
         assert!(!batch.merge(&Cut { op: Op::Read, ..third }, 3, 1_000));
         assert!(!batch.merge(&Cut { remote_key: 3, ..third }, 3, 1_000));
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_queue_pair_did_not_take_is_taken_back() {
+    fn requests_that_a_queue_pair_did_not_take_are_taken_back() {
         let mut batch = Batch::new(1);
         (0..3).for_each(|slot| batch.append(&Cut { slot, ..CUT }));
         let mut link = link();

@@ -1,5 +1,5 @@
-//! What comes back: completions, failures and who pays for them, flushed queue pairs, slices that are sent
-//! again.
+//! Completions: successes, failures and the slices that they affect, flushed queue pairs, slices that are
+//! sent again.
 
 use te_core::{Error, ErrorKind};
 
@@ -11,12 +11,13 @@ use crate::io::links::Destroyed;
 use crate::io::port::NOTHING;
 use crate::sys::verbs::{Verbs, WcStatus, WorkCompletion};
 
-/// Completions taken at a time, and how often at most in one poll.
+/// The most completions that are taken with one call.
 const COMPLETIONS_MAX: usize = 64;
+/// The most such calls in one poll.
 const ROUNDS_MAX: usize = 16;
 
 impl Initiator {
-    /// Takes in what has completed; returns how many work requests reported.
+    /// Handles completions; returns how many there were.
     pub(crate) fn reap<V: Verbs>(&mut self, env: &mut Env<'_, V>) -> usize {
         let mut ends = [NOTHING; COMPLETIONS_MAX];
         let mut total = 0;
@@ -51,15 +52,15 @@ impl Initiator {
         }
     }
 
-    /// Takes in the end of work request `sequence`. Until one has failed, everything before it went well.
+    /// Handles the end of work request `sequence`. Until one has failed, every earlier one has succeeded.
     fn advance<V: Verbs>(&mut self, index: u32, sequence: u32, end: &WorkCompletion, env: &mut Env<'_, V>) {
         let Some(link) = env.io.links_mut().ended(index, sequence) else { return };
         if link.failed.is_some() {
             return;
         }
         let failed = end.status != WcStatus::Success;
-        let good = if failed { sequence.wrapping_sub(1) } else { sequence };
-        while let Some(piece) = link.pop_through(good) {
+        let succeeded = if failed { sequence.wrapping_sub(1) } else { sequence };
+        while let Some(piece) = link.pop_through(succeeded) {
             self.slices.piece_done(piece, env.memory, env.timers);
         }
         if failed {
@@ -76,12 +77,12 @@ impl Initiator {
         } else if !link.proven {
             link.proven = true;
             if let Some(work) = self.slices.work_mut(link.peer) {
-                work.backoff.forgive();
+                work.backoff.succeed();
             }
         }
     }
 
-    /// Slices that had time to end by themselves, and did not: their queue pairs are flushed.
+    /// Flushes the queue pairs of cancelled slices that did not end by themselves in time.
     pub(crate) fn flush_canceled<V: Verbs>(&mut self, env: &mut Env<'_, V>) {
         let mut at = 0;
         while let Some(&slot) = self.slices.draining().get(at) {
@@ -97,23 +98,22 @@ impl Initiator {
                 };
                 if env.io.links().get(index).is_some_and(holds) {
                     self.drain(index, None, env);
-                    // What it held may have ended at once, and the list have moved.
+                    // Its slices may have ended, which changes the list.
                     at = 0;
                 }
             }
         }
     }
 
-    /// Ends a queue pair of ours. What is posted on it comes back with `verdict`, or is sent again.
-    pub(super) fn drain<V: Verbs>(&mut self, index: u32, verdict: Option<Error>, env: &mut Env<'_, V>) {
-        self.put_in_error(index, verdict, env);
+    /// Ends a queue pair of ours. Its posted slices end with `error`, or are sent again.
+    pub(super) fn drain<V: Verbs>(&mut self, index: u32, error: Option<Error>, env: &mut Env<'_, V>) {
+        self.put_in_error(index, error, env);
         if env.io.links().get(index).is_some_and(|link| link.posted.is_empty()) {
             self.destroy(index, env);
         }
     }
 
-    /// The path of one queue pair is gone, and the others share it: those that are idle are made anew before
-    /// they are used.
+    /// Replaces the idle queue pairs to a peer: another one has lost the path that they share.
     fn drain_idle<V: Verbs>(&mut self, peer: u32, env: &mut Env<'_, V>) {
         let links = self.slices.work(peer).map(|work| work.links);
         for index in links.into_iter().flatten().flatten() {
@@ -124,7 +124,8 @@ impl Initiator {
         }
     }
 
-    /// The device says that a queue pair is in error. A peer's is the peer's affair.
+    /// Handles the event that a queue pair is in error. Queue pairs that are held for peers are left to the
+    /// peers.
     pub(crate) fn qp_failed<V: Verbs>(&mut self, number: u32, env: &mut Env<'_, V>) {
         for index in 0..env.io.links().bound() {
             let is = |link: &Link| link.qp.number == number && link.phase == Phase::Live;
@@ -134,11 +135,11 @@ impl Initiator {
         }
     }
 
-    fn put_in_error<V: Verbs>(&mut self, index: u32, verdict: Option<Error>, env: &mut Env<'_, V>) {
+    fn put_in_error<V: Verbs>(&mut self, index: u32, error: Option<Error>, env: &mut Env<'_, V>) {
         let now = env.timers.now();
-        let Some(until) = env.io.fail_link(index, verdict, now, env.config) else { return };
+        let Some(until) = env.io.fail_link(index, error, now, env.config) else { return };
         env.timers.due_by(until);
-        if verdict.is_some_and(|error| error.kind == ErrorKind::Rail)
+        if error.is_some_and(|error| error.kind == ErrorKind::Rail)
             && let Some(link) = env.io.links().get(index)
             && let Some(work) = self.slices.work_mut(link.peer)
         {
@@ -146,12 +147,12 @@ impl Initiator {
         }
     }
 
-    /// Destroys a queue pair; what did not go well on it ends here, for only what is destroyed is sure to
-    /// leave memory alone. One that cannot be destroyed is kept, with its slices, and tried again: their
-    /// memory is not handed back.
+    /// Destroys a queue pair. Its slices that did not succeed end here, because only a destroyed queue pair
+    /// no longer touches memory. One that cannot be destroyed is kept, with its slices, and tried again:
+    /// their memory is not handed back.
     pub(super) fn destroy<V: Verbs>(&mut self, index: u32, env: &mut Env<'_, V>) {
         let (mut link, error) = match env.io.destroy_link(index, env.timers.now(), env.config) {
-            Destroyed::Gone(link, verdict) => (link, verdict),
+            Destroyed::Gone(link, error) => (link, error),
             Destroyed::Kept(until) => {
                 env.timers.due_by(until);
                 return;
@@ -177,7 +178,7 @@ impl Initiator {
         self.slices.list(link.peer, env.timers);
     }
 
-    /// Destroys queue pairs that have not flushed in time.
+    /// Destroys queue pairs that did not flush in time.
     pub(crate) fn destroy_late<V: Verbs>(&mut self, env: &mut Env<'_, V>) {
         for index in 0..env.io.links().bound() {
             if env.io.links().flushes_until(index).is_some_and(|until| env.timers.now() >= until) {
@@ -186,12 +187,12 @@ impl Initiator {
         }
     }
 
-    /// Whether slices that were cancelled drain.
+    /// Whether cancelled slices drain.
     pub(crate) fn is_draining(&self) -> bool {
         !self.slices.draining().is_empty()
     }
 
-    /// The port carries nothing any more: what is posted ends, so that other rails may have it.
+    /// Handles an outage of the port: posted slices end, so that other rails can take them.
     pub(crate) fn lose_port<V: Verbs>(&mut self, outage: Outage, env: &mut Env<'_, V>) {
         if !env.io.lose_port(outage) {
             return;

@@ -1,24 +1,24 @@
-//! Our own slices: queued, cut and merged into work requests, posted, completed, settled; and the questions
-//! that they need.
+//! Our own slices: queued, cut and merged into work requests, posted, completed; and the questions that they
+//! need.
 //!
 //! ```text
-//!   slices     where each slice waits, how it ends
-//!   work       what there is to do for one peer
+//!   slices     the queues of slices, and their ends
+//!   work       the work for one peer
 //!   batch      work requests under construction
 //!   post       cut, merge, doorbell
 //!   complete   completions, failures, the end of queue pairs
 //!   ask        keys, queue pairs and fences: questions and answers
 //! ```
 //!
-//! It knows peers by number only. Whether one can be reached is for `Peers` to say and for the transport to
-//! pass on.
+//! It knows peers by number only. `Peers` knows whether a peer can be reached, and the transport reports that
+//! here.
 
 mod ask;
 mod batch;
 mod complete;
 mod operation;
 mod post;
-mod segment;
+mod remote_region;
 mod slices;
 mod work;
 
@@ -33,7 +33,7 @@ use crate::config::Config;
 use crate::env::Env;
 use crate::io::links::Links;
 use crate::memory::LocalMemory;
-use crate::peers::sieve::Sign;
+use crate::peers::sieve::UseState;
 use crate::stats::Stats;
 use crate::sys::verbs::Verbs;
 use batch::Batch;
@@ -44,7 +44,7 @@ use slices::{Canceled, Slices};
 pub(crate) struct Initiator {
     slices: Slices,
     batch: Batch,
-    /// The number of the last question.
+    /// Number of the last question.
     last_question: u64,
     posted: u64,
     doorbells: u64,
@@ -89,10 +89,10 @@ impl Initiator {
         stats.replays = self.slices.replays();
     }
 
-    /// Accepts a prefix of `batch` and posts what can be posted; returns how many slices it accepted.
+    /// Accepts a prefix of `batch` and posts as much as queue pairs take; returns how many slices it accepted.
     ///
     /// # Errors
-    /// What is wrong with the first slice.
+    /// The first slice is invalid.
     #[inline]
     pub(crate) fn submit<V: Verbs>(&mut self, batch: &[Slice], env: &mut Env<'_, V>) -> Result<usize, Error> {
         let (room, bytes_max) = (self.slices.operations().room(), env.config.slice_bytes_max);
@@ -137,24 +137,24 @@ impl Initiator {
     pub(crate) fn fence(
         &mut self,
         token: Token,
-        segment: RemoteRegionId,
+        remote: RemoteRegionId,
         timers: &mut Timers,
     ) -> Result<(), Error> {
-        self.slices.fence(token, segment, timers)
+        self.slices.fence(token, remote, timers)
     }
 }
 
-/// Segments and peers.
+/// Remote regions and peers.
 impl Initiator {
-    /// Checks that a segment may be attached under this index.
+    /// Checks that a remote region may be attached with this index.
     ///
     /// # Errors
     /// `Full`, `Busy`.
     pub(crate) fn vacant(&self, id: RemoteRegionId) -> Result<(), Error> {
-        self.slices.segments().vacant(id.index)
+        self.slices.remote_regions().vacant(id.index)
     }
 
-    /// Attaches a segment of `peer`.
+    /// Attaches a remote region of `peer`.
     ///
     /// # Errors
     /// `Full`, `Busy`.
@@ -168,7 +168,7 @@ impl Initiator {
         self.slices.attach(id, peer, export, config)
     }
 
-    /// Detaches a segment; returns whose it was.
+    /// Detaches a remote region; returns its peer.
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Busy`.
@@ -181,40 +181,40 @@ impl Initiator {
         self.slices.work(peer).is_some_and(work::Work::is_idle)
     }
 
-    /// Forgets an idle peer.
+    /// Removes an idle peer.
     pub(crate) fn remove_peer(&mut self, peer: u32) {
         self.slices.remove_peer(peer);
     }
 
-    /// Number `at` of the peers that have something to do.
+    /// Number `at` in the list of peers with work.
     pub(crate) fn listed(&self, at: usize) -> Option<u32> {
         self.slices.listed().get(at).copied()
     }
 
-    /// How many peers have something to do.
+    /// The length of the list of peers with work.
     #[inline]
     pub(crate) fn listed_count(&self) -> usize {
         self.slices.listed().len()
     }
 
-    /// Takes peers off the list that have nothing left to do.
+    /// Removes peers without work from the list.
     pub(crate) fn unlist_idle(&mut self) {
         self.slices.unlist_idle();
     }
 
-    /// Has `poll` look after a peer.
+    /// Puts a peer on the list of peers with work.
     pub(crate) fn list(&mut self, peer: u32, timers: &mut Timers) {
         self.slices.list(peer, timers);
     }
 
-    /// Has `poll` look after every peer.
+    /// Puts every peer on the list of peers with work.
     pub(crate) fn list_all(&mut self, timers: &mut Timers) {
         (0..self.slices.peers_bound()).for_each(|peer| self.slices.list(peer, timers));
     }
 
-    /// Whether something for this peer needs a control connection.
-    pub(crate) fn needs_channel(&self, peer: u32) -> bool {
-        self.slices.work(peer).is_some_and(work::Work::needs_channel)
+    /// Whether work for this peer needs a control connection.
+    pub(crate) fn needs_connection(&self, peer: u32) -> bool {
+        self.slices.work(peer).is_some_and(work::Work::needs_connection)
     }
 
     /// Whether the control connection to a peer is up.
@@ -223,34 +223,34 @@ impl Initiator {
         self.slices.work(peer).is_some_and(|work| work.up)
     }
 
-    /// Whether the connection to a peer may be given up. Takes the mark of its last use off.
-    pub(crate) fn sign(&mut self, peer: u32) -> Sign {
-        let Some(work) = self.slices.work_mut(peer) else { return Sign::Idle };
+    /// Whether the connection to a peer may be evicted. Removes the mark of its last use.
+    pub(crate) fn use_state(&mut self, peer: u32) -> UseState {
+        let Some(work) = self.slices.work_mut(peer) else { return UseState::Idle };
         match work.is_busy() {
-            true => Sign::Busy,
-            false if core::mem::take(&mut work.used) => Sign::Used,
-            false => Sign::Idle,
+            true => UseState::Busy,
+            false if core::mem::take(&mut work.used) => UseState::Used,
+            false => UseState::Idle,
         }
     }
 
-    /// A control connection to the peer is being made.
-    pub(crate) fn channel_opened(&mut self, peer: u32) {
+    /// Notes that a control connection to the peer is being made.
+    pub(crate) fn connection_opened(&mut self, peer: u32) {
         if let Some(work) = self.slices.work_mut(peer) {
             work.used = true;
         }
     }
 
-    /// The control connection to the peer is up: questions can be asked.
-    pub(crate) fn channel_up(&mut self, peer: u32, timers: &mut Timers) {
+    /// Notes that the control connection to the peer is up, so that questions can be asked.
+    pub(crate) fn connection_up(&mut self, peer: u32, timers: &mut Timers) {
         if let Some(work) = self.slices.work_mut(peer) {
             work.up = true;
         }
         self.slices.list(peer, timers);
     }
 
-    /// The control connection has ended, and with it what was posted to the peer, for the peer ends its part
-    /// as well. What is posted ends with `error`; what waits goes on waiting.
-    pub(crate) fn channel_lost<V: Verbs>(&mut self, peer: u32, error: Error, env: &mut Env<'_, V>) {
+    /// Notes that the control connection has ended. The peer destroys its queue pairs, so posted slices end
+    /// with `error`; slices that wait go on waiting.
+    pub(crate) fn connection_lost<V: Verbs>(&mut self, peer: u32, error: Error, env: &mut Env<'_, V>) {
         let Some(work) = self.slices.work_mut(peer) else { return };
         (work.up, work.offered, work.cleanup_due) = (false, None, false);
         work.fences.iter_mut().for_each(|fence| fence.sent = None);
@@ -266,15 +266,14 @@ impl Initiator {
         self.slices.fail_waiting(peer, error, memory);
     }
 
-    /// Ends what waits for a control connection that will not come. `harmless`: nothing of ours can land at
-    /// the peer.
+    /// Ends the slices and fences that wait for a control connection which cannot be opened. `harmless`: no
+    /// write of ours can land at the peer any more.
     pub(crate) fn give_up(&mut self, peer: u32, harmless: bool, error: Error, memory: &mut LocalMemory) {
         self.slices.fail_waiting(peer, error, memory);
         self.slices.end_fences(peer, harmless, error);
     }
 
-    /// The earliest deadline of the initiator. `paused_until` says until when a peer is not to be connected
-    /// to.
+    /// The earliest deadline of the initiator. `paused_until` returns the end of a peer's backoff.
     pub(crate) fn next_deadline(
         &self,
         now: Instant,
@@ -283,7 +282,7 @@ impl Initiator {
     ) -> Option<Instant> {
         let mut next = Earliest::default();
         for &slot in self.slices.draining() {
-            // Whose time is up, its queue pair has been flushed: that one's deadline counts.
+            // After that time its queue pair has been flushed, and the deadline of the queue pair counts.
             next.note(self.slices.drains_until(slot).filter(|until| *until > now));
         }
         if links.any_flushing() {

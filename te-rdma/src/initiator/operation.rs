@@ -1,27 +1,28 @@
-//! What this fabric keeps of an accepted slice, beside what every fabric does.
+//! The part of an accepted slice that is specific to this fabric.
 
 use te_core::Instant;
 
-/// The part of an operation that is te-rdma's own.
+/// The part of an operation that is specific to te-rdma.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ext {
     /// Offset into the local region.
     pub(super) local_offset: u64,
     /// Some piece of a WRITE is in place.
     pub(super) landed: bool,
-    /// Some piece of a WRITE ended, and it is not known whether it will land.
+    /// Some piece of a WRITE ended, and it is unknown whether it will land.
     pub(super) doubtful: bool,
-    /// Flushed because of another slice's failure: to be sent again when its last piece has ended.
+    /// Flushed because of another slice's failure: it is sent again when its last piece has ended.
     pub(super) again: bool,
-    /// The caller wants it to end: by itself until then.
+    /// The caller cancelled it: it may end by itself until this time.
     pub(super) canceled: Option<Instant>,
+    /// How often it was sent again.
     pub(super) replays: u8,
-    /// The queue that it is in is its segment's: it waits for keys.
+    /// It waits for keys: the queue that it is in is that of its remote region.
     pub(super) waiting: bool,
 }
 
 impl Ext {
-    /// Of a slice that was just accepted.
+    /// For a slice that was just accepted.
     pub(super) const fn new(local_offset: u64) -> Self {
         Self {
             local_offset,

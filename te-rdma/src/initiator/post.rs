@@ -1,4 +1,4 @@
-//! From slices to work requests: built for one queue pair, posted with one doorbell.
+//! Posting: slices become work requests, which are built for one queue pair and posted with one doorbell.
 
 use te_core::{Error, ErrorKind};
 
@@ -8,7 +8,7 @@ use crate::env::Env;
 use crate::sys::verbs::Verbs;
 
 impl Initiator {
-    /// Posts what can be posted to the peers that have something to do.
+    /// Posts pending slices to all peers with work.
     pub(crate) fn post_listed<V: Verbs>(&mut self, env: &mut Env<'_, V>) {
         if env.io.outage().is_none() {
             for at in 0..self.listed_count() {
@@ -17,7 +17,7 @@ impl Initiator {
         }
     }
 
-    /// Posts what can be posted to one peer.
+    /// Posts pending slices to one peer, as far as its queue pairs take them.
     pub(crate) fn post<V: Verbs>(&mut self, peer: u32, env: &mut Env<'_, V>) {
         while let Some(link) = self.roomiest(peer, env) {
             self.build(peer, link, env);
@@ -27,7 +27,8 @@ impl Initiator {
         }
     }
 
-    /// The live queue pair with the least in flight that takes more, while there is something to post.
+    /// The queue pair with the fewest bytes in flight among those that take more; `None`: there is none, or
+    /// nothing to post.
     fn roomiest<V: Verbs>(&self, peer: u32, env: &Env<'_, V>) -> Option<u32> {
         let (work, links) = (self.slices.work(peer)?, env.io.links());
         if work.pending.is_empty() || links.outstanding() >= env.io.info().cq_depth {
@@ -40,7 +41,7 @@ impl Initiator {
         open.min_by_key(|(_, link)| link.bytes).map(|(at, _)| at)
     }
 
-    /// Fills the batch with work requests for one queue pair. What is in it counts as issued.
+    /// Fills the batch with work requests for one queue pair. Their slices count as issued.
     fn build<V: Verbs>(&mut self, peer: u32, link: u32, env: &mut Env<'_, V>) {
         self.batch.clear();
         let (config, links) = (env.config, env.io.links());
@@ -56,7 +57,7 @@ impl Initiator {
             let cut = match self.slices.cut(slot, env.memory, config.message_bytes_max) {
                 Ok(cut) => cut,
                 Err(error) => {
-                    self.slices.put_aside(slot, error, env.memory, env.timers);
+                    self.slices.cannot_post(slot, error, env.memory, env.timers);
                     continue;
                 }
             };
@@ -102,7 +103,7 @@ impl Initiator {
             let code = error.map_or(0, |error| error.code);
             self.drain(index, Some(Error::with_code(ErrorKind::Rail, code)), env);
         } else if unsignaled || idle {
-            // Full below its depth, and nothing signaled to say when it is not: start afresh.
+            // It is full below its depth, and no posted request will report success: it is replaced.
             self.drain(index, None, env);
         }
         false

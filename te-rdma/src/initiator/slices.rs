@@ -1,45 +1,46 @@
-//! Accepted slices: where each of them waits, what is on its way, and how it ends. Knows no device.
+//! Accepted slices: the queue in which each waits, its pieces in flight, and its end. It does not know
+//! devices.
 //!
 //! ```text
-//!   accept ─▶ waiting (for its segment's keys) ─▶ pending (for a queue pair) ─▶ issued ─▶ settled
-//!                        ▲                             ▲                          │
-//!                        └── again: from its first byte on, when it was flushed ◀─┘
+//!   accept ─▶ waiting (for remote keys) ─▶ pending (for a queue pair) ─▶ issued ─▶ completed
+//!                     ▲                          ▲                          │
+//!                     └─ again, from its first byte on, when it was flushed ◀
 //! ```
 
 use te_core::{Completion, Error, ErrorKind, Instant, Op, RemoteRegionId, Slice, Token};
 use te_fabric::peer::{Fence, FenceCount};
-use te_fabric::{Export, Table, Timers};
+use te_fabric::{Export, RemoteBytes, Table, Timers};
 
 use super::batch::Cut;
 use super::operation::{Ext, Operation, Operations};
-use super::segment::{Keys, Segment, SegmentExt, Segments};
+use super::remote_region::{Keys, RemoteRegion, RemoteRegionExt, RemoteRegions};
 use super::work::Work;
 use crate::config::Config;
 use crate::io::link::Piece;
 use crate::memory::LocalMemory;
 use crate::sys::verbs::Sge;
 
-/// What cancelling a slice leads to.
+/// The result of cancelling a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Canceled {
     /// It has ended, or was cancelled before.
     Done,
-    /// It drains: what is posted gets until then to end by itself.
+    /// It drains: its posted pieces may end by themselves until this time.
     Drains(Instant),
     /// There is no such slice.
     Unknown,
 }
 
-/// All accepted slices of a transport, with the segments and the peers that they are for.
+/// All accepted slices of a transport, with their remote regions and peers.
 #[derive(Debug)]
 pub(super) struct Slices {
     operations: Operations,
-    segments: Segments,
+    remote_regions: RemoteRegions,
     /// By peer, with the indexes of `Peers`.
     work: Table<Work>,
-    /// Peers that have something to do.
+    /// Peers with work.
     listed: Vec<u32>,
-    /// Slices that were cancelled and drain.
+    /// Cancelled slices that drain.
     draining: Vec<u32>,
     fences: FenceCount,
     replays_max: u8,
@@ -50,8 +51,8 @@ impl Slices {
     pub(super) fn new(config: &Config) -> Self {
         Self {
             operations: Operations::new(config.inflight_max, config.fences_max),
-            segments: Segments::new(config.segments_max),
-            work: Table::new(config.segments_max),
+            remote_regions: RemoteRegions::new(config.remote_regions_max),
+            work: Table::new(config.remote_regions_max),
             listed: Vec::new(),
             draining: Vec::with_capacity(config.inflight_max as usize),
             fences: FenceCount::new(config.fences_max),
@@ -71,13 +72,13 @@ impl Slices {
     }
 
     #[inline]
-    pub(super) const fn segments(&self) -> &Segments {
-        &self.segments
+    pub(super) const fn remote_regions(&self) -> &RemoteRegions {
+        &self.remote_regions
     }
 
     #[inline]
-    pub(super) const fn segments_mut(&mut self) -> &mut Segments {
-        &mut self.segments
+    pub(super) const fn remote_regions_mut(&mut self) -> &mut RemoteRegions {
+        &mut self.remote_regions
     }
 
     #[inline]
@@ -90,18 +91,18 @@ impl Slices {
         self.work.get_mut(peer)
     }
 
-    /// The bound for a walk over all peers.
+    /// The indexes of peers are smaller than this.
     pub(super) fn peers_bound(&self) -> u32 {
         self.work.bound()
     }
 
-    /// Peers that have something to do.
+    /// Peers with work.
     #[inline]
     pub(super) fn listed(&self) -> &[u32] {
         &self.listed
     }
 
-    /// Slices that were cancelled and drain.
+    /// Cancelled slices that drain.
     pub(super) fn draining(&self) -> &[u32] {
         &self.draining
     }
@@ -111,9 +112,9 @@ impl Slices {
     }
 }
 
-/// Segments and peers.
+/// Remote regions and peers.
 impl Slices {
-    /// Attaches a segment of `peer`, which is new when it has no segment yet.
+    /// Attaches a remote region of `peer`, which is added with its first one.
     ///
     /// # Errors
     /// `Full`, `Busy`: nothing has changed.
@@ -124,40 +125,40 @@ impl Slices {
         export: &Export,
         config: &Config,
     ) -> Result<(), Error> {
-        self.segments.vacant(id.index)?;
+        self.remote_regions.vacant(id.index)?;
         if self.work.get(peer).is_none() {
             self.work.insert(peer, Work::new(config.fences_max as usize))?;
         }
         if let Some(work) = self.work.get_mut(peer) {
-            work.segments += 1;
-            // Room for every segment to want keys at once, so that submitting never allocates.
-            work.wanting.reserve(work.segments as usize);
+            work.remote_regions += 1;
+            // Room for every remote region, so that submitting never allocates.
+            work.wanting.reserve(work.remote_regions as usize);
         }
-        // As many peers as segments may be listed.
+        // Room for every peer.
         self.listed.reserve(self.work.bound() as usize);
-        self.segments.insert(id.index, Segment::new(id, peer, export, SegmentExt::new()))
+        self.remote_regions.insert(id.index, RemoteRegion::new(id, peer, export, RemoteRegionExt::new()))
     }
 
-    /// Detaches a segment; returns whose it was.
+    /// Detaches a remote region; returns its peer.
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Busy`.
     pub(super) fn detach(&mut self, id: RemoteRegionId) -> Result<u32, Error> {
-        let peer = self.segments.detach(id)?.peer;
+        let peer = self.remote_regions.detach(id)?.peer;
         if let Some(work) = self.work.get_mut(peer) {
-            work.segments -= 1;
-            work.wanting.retain(|&segment| segment != id.index);
+            work.remote_regions -= 1;
+            work.wanting.retain(|&remote| remote != id.index);
         }
         Ok(peer)
     }
 
-    /// Forgets a peer that nothing needs any more.
+    /// Removes a peer that nothing needs any more.
     pub(super) fn remove_peer(&mut self, peer: u32) {
         self.listed.retain(|&listed| listed != peer);
         self.work.remove(peer);
     }
 
-    /// Has `poll` look after a peer.
+    /// Puts a peer on the list of peers with work.
     #[inline]
     pub(super) fn list(&mut self, peer: u32, timers: &mut Timers) {
         if let Some(work) = self.work.get_mut(peer)
@@ -169,7 +170,7 @@ impl Slices {
         timers.wake();
     }
 
-    /// Takes peers off the list that have nothing left; what was listed meanwhile stays.
+    /// Removes peers without work from the list.
     pub(super) fn unlist_idle(&mut self) {
         let mut at = 0;
         while let Some(&peer) = self.listed.get(at) {
@@ -184,51 +185,51 @@ impl Slices {
         }
     }
 
-    /// Has a segment's keys asked for, unless that has been done.
-    pub(super) fn want_keys(&mut self, segment: u32, timers: &mut Timers) {
-        let Some(of) = self.segments.get_mut(segment) else { return };
+    /// Has the keys of a remote region requested, unless they are known or requested.
+    pub(super) fn want_keys(&mut self, remote: u32, timers: &mut Timers) {
+        let Some(of) = self.remote_regions.get_mut(remote) else { return };
         let peer = of.peer;
         if matches!(of.ext.keys, Keys::Unknown)
             && let Some(work) = self.work.get_mut(peer)
-            && !work.wanting.contains(&segment)
+            && !work.wanting.contains(&remote)
         {
-            work.wanting.push(segment);
+            work.wanting.push(remote);
         }
         self.list(peer, timers);
     }
 
-    /// Forgets the keys of every segment of a peer: the next connection has to ask for them again.
+    /// Forgets the keys of every remote region of a peer: they are requested again over the next connection.
     pub(super) fn forget_keys_of(&mut self, peer: u32, timers: &mut Timers) {
-        for index in 0..self.segments.bound() {
-            if let Some(segment) = self.segments.get_mut(index)
-                && segment.peer == peer
-                && !matches!(segment.ext.keys, Keys::Withdrawn)
+        for index in 0..self.remote_regions.bound() {
+            if let Some(remote) = self.remote_regions.get_mut(index)
+                && remote.peer == peer
+                && !matches!(remote.ext.keys, Keys::Withdrawn)
             {
-                segment.ext.forget(Keys::Unknown);
-                if !segment.ext.waiting.is_empty() {
+                remote.ext.forget(Keys::Unknown);
+                if !remote.ext.waiting.is_empty() {
                     self.want_keys(index, timers);
                 }
             }
         }
     }
 
-    /// The keys that a slice used were refused: they are asked for again.
+    /// Forgets the keys that a slice used, because the target refused them. They are requested again.
     pub(super) fn forget_keys(&mut self, slot: u32) {
         if let Some(operation) = self.operations.get(slot)
-            && let Some(segment) = self.segments.get_mut(operation.segment)
-            && matches!(segment.ext.keys, Keys::Known)
+            && let Some(remote) = self.remote_regions.get_mut(operation.remote_region)
+            && matches!(remote.ext.keys, Keys::Known)
         {
-            segment.ext.forget(Keys::Unknown);
+            remote.ext.forget(Keys::Unknown);
         }
     }
 }
 
 /// Queues.
 impl Slices {
-    /// Accepts a slice: it waits for a queue pair, or for keys first.
+    /// Accepts a slice: it waits for keys, or for a queue pair.
     ///
     /// # Errors
-    /// What is wrong with it; `Stale` when its segment was withdrawn, `Full` when there is no room.
+    /// It is invalid; `Stale` when its remote region was withdrawn, `Full` when there is no room.
     #[inline]
     pub(super) fn accept(
         &mut self,
@@ -241,21 +242,21 @@ impl Slices {
             return Err(ErrorKind::InvalidArgument.into());
         }
         memory.check(slice)?;
-        let segment = self.segments.check_remote(slice)?;
-        let known = match segment.ext.keys {
+        let remote = self.remote_regions.check_remote(slice)?;
+        let known = match remote.ext.keys {
             Keys::Withdrawn => return Err(ErrorKind::Stale.into()),
             Keys::Known => true,
             Keys::Unknown | Keys::Asked(_) => false,
         };
-        let peer = segment.peer;
+        let peer = remote.peer;
         let operation = Operation::new(slice, peer, Ext::new(slice.local.offset));
         let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
         memory.pin(slice.local.region.index);
-        self.segments.pin(slice.remote.region.index);
+        self.remote_regions.pin(slice.remote.region.index);
         if let Some(work) = self.work.get_mut(peer) {
             work.operations += 1;
             if known && work.listed {
-                // As `enqueue` does, without looking everything up again.
+                // The same as `enqueue`, with fewer lookups.
                 self.operations.push_back(&mut work.pending, slot);
                 timers.wake();
                 return Ok(());
@@ -265,44 +266,44 @@ impl Slices {
         Ok(())
     }
 
-    /// Puts a slice where it waits: for work requests, or for keys first.
+    /// Puts a slice into the queue for a queue pair, or into that for keys.
     fn enqueue(&mut self, slot: u32, keys_known: bool, timers: &mut Timers) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
-        let (peer, segment) = (operation.peer, operation.segment);
+        let (peer, remote) = (operation.peer, operation.remote_region);
         operation.ext.waiting = !keys_known;
         if keys_known {
             if let Some(work) = self.work.get_mut(peer) {
                 self.operations.push_back(&mut work.pending, slot);
             }
-        } else if let Some(of) = self.segments.get_mut(segment) {
+        } else if let Some(of) = self.remote_regions.get_mut(remote) {
             self.operations.push_back(&mut of.ext.waiting, slot);
-            self.want_keys(segment, timers);
+            self.want_keys(remote, timers);
         }
         self.list(peer, timers);
     }
 
-    /// Takes a slice out of its queue.
+    /// Removes a slice from its queue.
     #[inline]
     fn unqueue(&mut self, slot: u32) {
         let Some(operation) = self.operations.get(slot) else { return };
         if operation.ext.waiting {
-            if let Some(segment) = self.segments.get_mut(operation.segment) {
-                self.operations.unlink(&mut segment.ext.waiting, slot);
+            if let Some(remote) = self.remote_regions.get_mut(operation.remote_region) {
+                self.operations.unlink(&mut remote.ext.waiting, slot);
             }
         } else if let Some(work) = self.work.get_mut(operation.peer) {
             self.operations.unlink(&mut work.pending, slot);
         }
     }
 
-    /// The slices that waited for the keys of a segment can be posted.
-    pub(super) fn keys_known(&mut self, segment: u32, timers: &mut Timers) {
-        while let Some(slot) = self.first_waiting(segment) {
+    /// Makes the slices pending that wait for the keys of a remote region.
+    pub(super) fn keys_known(&mut self, remote: u32, timers: &mut Timers) {
+        while let Some(slot) = self.first_waiting(remote) {
             self.unqueue(slot);
             self.enqueue(slot, true, timers);
         }
     }
 
-    /// What had its keys waits for them again.
+    /// Has the pending slices of a peer wait for keys again.
     pub(super) fn requeue_pending(&mut self, peer: u32, memory: &mut LocalMemory, timers: &mut Timers) {
         while let Some(slot) = self.first_pending(peer) {
             self.unqueue(slot);
@@ -310,17 +311,17 @@ impl Slices {
         }
     }
 
-    /// The slice that is posted next to a peer.
+    /// The next slice to post to a peer.
     #[inline]
     pub(super) fn first_pending(&self, peer: u32) -> Option<u32> {
         self.work.get(peer)?.pending.first()
     }
 
-    fn first_waiting(&self, segment: u32) -> Option<u32> {
-        self.segments.get(segment)?.ext.waiting.first()
+    fn first_waiting(&self, remote: u32) -> Option<u32> {
+        self.remote_regions.get(remote)?.ext.waiting.first()
     }
 
-    /// The next step of a slice. `Err(None)`: its keys are not known any more.
+    /// The next part of a slice for a work request. `Err(None)`: its keys are not known any more.
     #[inline]
     pub(super) fn cut(
         &self,
@@ -330,20 +331,20 @@ impl Slices {
     ) -> Result<Cut, Option<Error>> {
         let gone = || Some(Error::new(ErrorKind::NotFound));
         let operation = self.operations.get(slot).ok_or_else(gone)?;
-        let segment = self.segments.get(operation.segment).ok_or_else(gone)?;
+        let remote = self.remote_regions.get(operation.remote_region).ok_or_else(gone)?;
         let region = memory.get(operation.region).ok_or_else(gone)?;
-        let there = match (&segment.ext.keys, segment.ext.chunking) {
+        let there = match (&remote.ext.keys, remote.ext.chunking) {
             (Keys::Known, Some(chunking)) => chunking,
             (Keys::Withdrawn, _) => return Err(Some(ErrorKind::Stale.into())),
             _ => return Err(None),
         };
-        segment.check(operation.op, operation.remote_offset, operation.len).map_err(Some)?;
+        remote.check(operation.op, operation.remote_offset, operation.len).map_err(Some)?;
         let here = region.ext.chunking;
         let done = u64::from(operation.issued);
         let (local_chunk, local_rest) = here.locate(operation.ext.local_offset + done);
         let (remote_chunk, remote_rest) = there.locate(operation.remote_offset + done);
         let local = region.ext.chunks.get(local_chunk as usize).ok_or_else(gone)?;
-        let remote_key = *segment.ext.remote_keys.get(remote_chunk as usize).ok_or_else(gone)?;
+        let remote_key = *remote.ext.remote_keys.get(remote_chunk as usize).ok_or_else(gone)?;
         let rest = u64::from(operation.len - operation.issued);
         let len = rest.min(u64::from(message_bytes_max)).min(local_rest).min(remote_rest);
         let addr = here.base + operation.ext.local_offset + done;
@@ -351,13 +352,13 @@ impl Slices {
             slot,
             op: operation.op,
             sge: Sge { addr, len: len as u32, local_key: local.local_key },
-            mapped: region.ext.mapped,
+            cpu_readable: region.ext.backing.is_cpu_readable(),
             remote_addr: there.base + operation.remote_offset + done,
             remote_key,
         })
     }
 
-    /// Counts `bytes` of a pending slice as issued. It leaves its queue when that was the rest of it.
+    /// Counts `bytes` of a pending slice as issued. When all of it is issued, it leaves its queue.
     #[inline]
     pub(super) fn issue(&mut self, peer: u32, slot: u32, bytes: u32) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
@@ -370,7 +371,7 @@ impl Slices {
         }
     }
 
-    /// Takes back what was issued and not posted: the slice waits at the front of its queue.
+    /// Takes back a piece that was issued and not posted: its slice waits at the front of its queue.
     pub(super) fn unissue(&mut self, peer: u32, piece: Piece) {
         let Some(operation) = self.operations.get_mut(piece.slot) else { return };
         operation.issued -= piece.bytes;
@@ -385,7 +386,7 @@ impl Slices {
 
 /// Ends.
 impl Slices {
-    /// Takes in that one piece has ended well.
+    /// Handles a piece that succeeded.
     #[inline]
     pub(super) fn piece_done(&mut self, piece: Piece, memory: &mut LocalMemory, timers: &mut Timers) {
         let Some(operation) = self.operations.get_mut(piece.slot) else { return };
@@ -402,8 +403,8 @@ impl Slices {
         self.conclude(piece.slot, memory, timers);
     }
 
-    /// Takes in that one piece has failed. Without an `error` its slice is sent again. `doubtful`: the piece
-    /// may be in place, or land yet.
+    /// Handles a piece that failed. Without an `error` its slice is sent again. `doubtful`: the piece may be
+    /// in place, or may still land.
     pub(super) fn piece_failed(
         &mut self,
         piece: Piece,
@@ -422,7 +423,7 @@ impl Slices {
         self.conclude(piece.slot, memory, timers);
     }
 
-    /// Ends a slice, or has it sent again, if nothing of it is on its way any more.
+    /// Ends a slice, or has it sent again, if none of its pieces is in flight.
     fn conclude(&mut self, slot: u32, memory: &mut LocalMemory, timers: &mut Timers) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
         if operation.open > 0 || operation.is_queued() {
@@ -444,7 +445,7 @@ impl Slices {
         }
     }
 
-    /// Puts a slice back where it waits, from its first byte on.
+    /// Puts a slice back into its queue, to be sent from its first byte on.
     fn again(&mut self, slot: u32, memory: &mut LocalMemory, timers: &mut Timers) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
         if operation.open > 0 {
@@ -453,7 +454,7 @@ impl Slices {
         }
         operation.ext.again = false;
         operation.issued = 0;
-        match self.segments.get(operation.segment).map(|segment| &segment.ext.keys) {
+        match self.remote_regions.get(operation.remote_region).map(|remote| &remote.ext.keys) {
             Some(Keys::Withdrawn) | None => self.fail(slot, ErrorKind::Stale.into(), memory),
             Some(keys) => {
                 let known = matches!(keys, Keys::Known);
@@ -462,8 +463,8 @@ impl Slices {
         }
     }
 
-    /// A slice that cannot be posted: it waits for keys again, or it is over.
-    pub(super) fn put_aside(
+    /// Handles a slice that cannot be posted: it ends with `error`, or waits for keys again.
+    pub(super) fn cannot_post(
         &mut self,
         slot: u32,
         error: Option<Error>,
@@ -477,7 +478,7 @@ impl Slices {
         }
     }
 
-    /// Ends a slice with `error`, at once or when the last piece of it has ended.
+    /// Ends a slice with `error`, at once or when its last piece has ended.
     fn fail(&mut self, slot: u32, error: Error, memory: &mut LocalMemory) {
         self.unqueue(slot);
         let Some(operation) = self.operations.get_mut(slot) else { return };
@@ -494,22 +495,27 @@ impl Slices {
             self.draining.retain(|&draining| draining != slot);
         }
         memory.unpin(operation.region);
-        self.segments.unpin(operation.segment);
+        self.remote_regions.unpin(operation.remote_region);
         if let Some(work) = self.work.get_mut(operation.peer) {
             work.operations -= 1;
         }
         let Ext { landed, doubtful, .. } = operation.ext;
-        self.operations.complete(operation.completion(landed, doubtful));
+        let remote = match (landed, doubtful) {
+            (_, true) => RemoteBytes::InDoubt,
+            (true, false) => RemoteBytes::Written,
+            (false, false) => RemoteBytes::Untouched,
+        };
+        self.operations.complete(operation.completion(remote));
     }
 
-    /// Ends what waits for the keys of a segment.
-    pub(super) fn fail_segment(&mut self, segment: u32, error: Error, memory: &mut LocalMemory) {
-        while let Some(slot) = self.first_waiting(segment) {
+    /// Ends the slices that wait for the keys of a remote region.
+    pub(super) fn fail_waiting_for_keys(&mut self, remote: u32, error: Error, memory: &mut LocalMemory) {
+        while let Some(slot) = self.first_waiting(remote) {
             self.fail(slot, error, memory);
         }
     }
 
-    /// Ends what waits for a queue pair to a peer.
+    /// Ends the slices that wait for a queue pair to a peer.
     pub(super) fn fail_pending(&mut self, peer: u32, error: Error, memory: &mut LocalMemory) {
         while let Some(slot) = self.first_pending(peer) {
             self.fail(slot, error, memory);
@@ -519,9 +525,9 @@ impl Slices {
     /// Ends every slice to a peer that is not posted.
     pub(super) fn fail_waiting(&mut self, peer: u32, error: Error, memory: &mut LocalMemory) {
         self.fail_pending(peer, error, memory);
-        for index in 0..self.segments.bound() {
-            if self.segments.get(index).is_some_and(|segment| segment.peer == peer) {
-                self.fail_segment(index, error, memory);
+        for index in 0..self.remote_regions.bound() {
+            if self.remote_regions.get(index).is_some_and(|remote| remote.peer == peer) {
+                self.fail_waiting_for_keys(index, error, memory);
             }
         }
         if let Some(work) = self.work.get_mut(peer) {
@@ -529,8 +535,8 @@ impl Slices {
         }
     }
 
-    /// Starts the end of a slice: at once, or when its posted pieces have ended, or when they have had until
-    /// then.
+    /// Starts the end of a slice: it ends at once, or when its posted pieces have ended, for which they have
+    /// until `until`.
     pub(super) fn cancel(&mut self, token: Token, until: Instant, memory: &mut LocalMemory) -> Canceled {
         let Some(slot) = self.operations.position(|of| of.token == token) else {
             return if self.operations.is_completed(token) { Canceled::Done } else { Canceled::Unknown };
@@ -549,7 +555,7 @@ impl Slices {
         Canceled::Drains(until)
     }
 
-    /// Until when a cancelled slice drains.
+    /// The time until which a cancelled slice may end by itself.
     pub(super) fn drains_until(&self, slot: u32) -> Option<Instant> {
         self.operations.get(slot)?.ext.canceled
     }
@@ -557,26 +563,26 @@ impl Slices {
 
 /// Fences.
 impl Slices {
-    /// Starts a fence of a segment's peer.
+    /// Starts a fence of the peer of a remote region.
     ///
     /// # Errors
     /// `NotFound`, `Stale`; `Full` when too many run.
     pub(super) fn fence(
         &mut self,
         token: Token,
-        segment: RemoteRegionId,
+        remote: RemoteRegionId,
         timers: &mut Timers,
     ) -> Result<(), Error> {
-        let peer = self.segments.find(segment)?.peer;
+        let peer = self.remote_regions.find(remote)?.peer;
         let Some(work) = self.work.get_mut(peer) else { return Err(ErrorKind::NotFound.into()) };
         self.fences.begin()?;
-        work.fences.push(Fence { token, segment: segment.index, sent: None });
-        self.segments.pin(segment.index);
+        work.fences.push(Fence { token, remote_region: remote.index, sent: None });
+        self.remote_regions.pin(remote.index);
         self.list(peer, timers);
         Ok(())
     }
 
-    /// The target has answered question `id`: every fence that it carried holds. Returns how many did.
+    /// Ends the fences that question `id` carried, which the target has confirmed. Returns how many.
     pub(super) fn fenced(&mut self, peer: u32, id: u64) -> u64 {
         let (mut at, mut ended) = (0, 0);
         while let Some(work) = self.work.get_mut(peer)
@@ -585,7 +591,7 @@ impl Slices {
             if fence.sent == Some(id) {
                 work.fences.swap_remove(at);
                 ended += 1;
-                self.fence_done(fence.segment, Completion::applied(fence.token));
+                self.fence_done(fence.remote_region, Completion::applied(fence.token));
             } else {
                 at += 1;
             }
@@ -593,7 +599,8 @@ impl Slices {
         ended
     }
 
-    /// Ends every fence of a peer that cannot be asked. `harmless`: nothing of ours can land there any more.
+    /// Ends every fence of a peer that cannot be reached. `harmless`: no write of ours can land there any
+    /// more.
     pub(super) fn end_fences(&mut self, peer: u32, harmless: bool, error: Error) {
         while let Some(fence) = self.work.get_mut(peer).and_then(|work| work.fences.pop()) {
             let completion = if harmless {
@@ -601,14 +608,14 @@ impl Slices {
             } else {
                 Completion::unknown(fence.token, error)
             };
-            self.fence_done(fence.segment, completion);
+            self.fence_done(fence.remote_region, completion);
         }
     }
 
-    fn fence_done(&mut self, segment: u32, completion: Completion) {
+    fn fence_done(&mut self, remote: u32, completion: Completion) {
         self.operations.complete(completion);
         self.fences.end();
-        self.segments.unpin(segment);
+        self.remote_regions.unpin(remote);
     }
 }
 

@@ -1,10 +1,10 @@
-//! The initiator on a simulated device, with the control connection's bytes in hand.
+//! The initiator on a simulated device, with control of its control connection.
 
 use te_core::{Access, Op, RegionId, RegionOffset, RemoteOffset};
 use te_fabric::Interest;
 
 use super::*;
-use crate::io::channel::Channel;
+use crate::io::connection::Connection;
 use crate::io::{Io, Outage};
 use crate::memory::testing::memory;
 use crate::peers::outbound::Outbound;
@@ -12,10 +12,10 @@ use crate::sim::{DeviceConfig, SimConfig, SimDevice, SimFabric};
 use crate::wire::{EXPORT_FORMAT, Resolved, Response, Status, Withdrawn};
 
 const REGION: RegionId = RegionId::new(1, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(2, 1);
+const REMOTE: RemoteRegionId = RemoteRegionId::new(2, 1);
 const PEER: u32 = 3;
 
-/// An initiator with one attached segment of 8 KiB, and what it works with.
+/// An initiator with one attached remote region of 8 KiB, and the shared parts.
 struct Bench {
     initiator: Initiator,
     io: Io<SimDevice>,
@@ -29,16 +29,16 @@ impl Bench {
     fn new() -> Self {
         let config = Config { proof_ms_max: 0, qps: 2, ..Config::default() };
         let device = SimFabric::new(1, SimConfig::IMMEDIATE).device(DeviceConfig::default());
-        let (io, address) = Io::open(device, &config).expect("a port that works");
+        let (io, address) = Io::open(device, &config).expect("a working port");
         let stream = std::net::TcpStream::connect(address).expect("it listens");
-        let out = Outbound::new(Channel::new(stream, Interest::BOTH), PEER, 0, Instant::ZERO);
+        let out = Outbound::new(Connection::new(stream, Interest::BOTH), PEER, 0, Instant::ZERO);
         let mut initiator = Initiator::new(&config);
-        initiator.attach(SEGMENT, PEER, &export(), &config).expect("an empty table");
+        initiator.attach(REMOTE, PEER, &export(), &config).expect("an empty table");
         Self { initiator, io, memory: memory(REGION, 8_192), timers: Timers::new(), config, out }
     }
 
     fn submit(&mut self, token: u64) -> Result<usize, Error> {
-        let (local, remote) = (RegionOffset::new(REGION, 0), RemoteOffset::new(SEGMENT, 0));
+        let (local, remote) = (RegionOffset::new(REGION, 0), RemoteOffset::new(REMOTE, 0));
         let slice = Slice { token: Token(token), local, remote, len: 100, op: Op::Write };
         self.with(|initiator, _, env| initiator.submit(&[slice], env))
     }
@@ -67,7 +67,7 @@ impl Bench {
     fn ended(&mut self) -> Option<(Token, ErrorKind)> {
         let mut out = [Completion::applied(Token(0)); 1];
         let count = self.initiator.fetch(&mut out);
-        (count == 1).then(|| (out[0].token, out[0].result.expect_err("it cannot have gone well").kind))
+        (count == 1).then(|| (out[0].token, out[0].result.expect_err("it failed").kind))
     }
 }
 
@@ -83,6 +83,7 @@ fn export() -> Export {
         generation: 1,
         key: 99,
         len: 8_192,
+        location: te_core::Location::Host,
     }
 }
 
@@ -91,11 +92,11 @@ fn a_first_slice_asks_for_keys_and_offers_queue_pairs_at_once() {
     let mut bench = Bench::new();
     assert!(!bench.initiator.has_questions(PEER, &bench.io, &bench.config));
     assert_eq!(bench.submit(1), Ok(1));
-    assert!(bench.initiator.needs_channel(PEER) && bench.initiator.listed_count() == 1);
+    assert!(bench.initiator.needs_connection(PEER) && bench.initiator.listed_count() == 1);
     assert!(bench.initiator.has_questions(PEER, &bench.io, &bench.config));
     assert_eq!((bench.ask(), bench.io.links().len()), (2, 2));
     assert!(!bench.initiator.has_questions(PEER, &bench.io, &bench.config));
-    assert_eq!((bench.ask(), bench.initiator.sign(PEER)), (0, Sign::Busy));
+    assert_eq!((bench.ask(), bench.initiator.use_state(PEER)), (0, UseState::Busy));
 }
 
 #[test]
@@ -108,11 +109,14 @@ fn a_refused_offer_leaves_no_queue_pair_and_is_not_repeated_at_once() {
     assert_eq!(bench.io.links().len(), 0);
     assert!(bench.answer(Response::Refused { id: (1 << 24) | 2, status: Status::AccessDenied }));
     assert_eq!(bench.ended(), Some((Token(1), ErrorKind::AccessDenied)));
-    assert!(!bench.answer(Response::Refused { id: 99 << 24, status: Status::Full }), "it was not asked");
+    assert!(
+        !bench.answer(Response::Refused { id: 99 << 24, status: Status::Full }),
+        "there was no such question"
+    );
 }
 
 #[test]
-fn keys_that_make_no_sense_are_refused() {
+fn inconsistent_keys_are_refused() {
     let mut bench = Bench::new();
     bench.submit(1).expect("room");
     bench.ask();
@@ -136,7 +140,7 @@ fn keys_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_withdrawn_region_ends_what_waits_and_refuses_what_comes() {
+fn a_withdrawn_region_ends_waiting_slices_and_refuses_new_ones() {
     let mut bench = Bench::new();
     bench.submit(1).expect("room");
     let region = Withdrawn { region: 0.into(), generation: 1.into() };
@@ -146,7 +150,7 @@ fn a_withdrawn_region_ends_what_waits_and_refuses_what_comes() {
 }
 
 #[test]
-fn a_lost_port_ends_queue_pairs_and_looks_after_every_peer() {
+fn a_lost_port_ends_queue_pairs_and_lists_every_peer() {
     let mut bench = Bench::new();
     bench.submit(1).expect("room");
     bench.ask();
@@ -155,6 +159,6 @@ fn a_lost_port_ends_queue_pairs_and_looks_after_every_peer() {
     assert_eq!(bench.initiator.listed(0), Some(PEER));
     bench.initiator.give_up(PEER, true, Outage::Port.error(), &mut bench.memory);
     assert_eq!(bench.ended(), Some((Token(1), ErrorKind::Rail)));
-    assert_eq!(bench.initiator.detach(SEGMENT), Ok(PEER));
+    assert_eq!(bench.initiator.detach(REMOTE), Ok(PEER));
     assert!(bench.initiator.is_idle(PEER));
 }

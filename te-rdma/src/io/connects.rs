@@ -1,15 +1,15 @@
-//! Connecting queue pairs off the poll: on RoCE the kernel looks for the neighbour, and waits for one that
-//! does not answer.
+//! Connecting queue pairs outside of `poll`: on RoCE the kernel resolves the neighbour's address, and blocks
+//! while there is no answer.
 //!
 //! ```text
-//!   poll ── push ──▶ tasks, one an offer of queue pairs ──▶ up to four threads, made as they are needed
-//!     ▲                                                        │
-//!     └── take ◀── ends, and a descriptor that becomes readable ◀┘
+//!   poll ── push ──▶ tasks, one per offer of queue pairs ──▶ up to four threads, made on demand
+//!     ▲                                                             │
+//!     └── take ◀── ends, and a file descriptor that is readable ◀───┘
 //! ```
 //!
-//! A thread knows nothing of the transport: it runs what the provider gave it and reports. The queue pairs of
-//! a task cannot be destroyed meanwhile (the provider sees to it), so an owner that wants to destroy one
-//! tries again when its end is reported.
+//! A thread runs the provider's jobs and reports their results; it does not use the transport. The provider
+//! refuses to destroy the queue pairs of a task meanwhile, so their destruction is tried again when the end
+//! of the task is reported.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,29 +22,29 @@ use te_core::Error;
 
 use crate::sys::verbs::ConnectJob;
 
-/// Neighbours that may be waited for at the same time.
+/// The most threads, and so the most neighbours that are resolved at the same time.
 const THREADS_MAX: usize = 4;
-/// Offers of queue pairs that wait for a thread, at most.
+/// The most offers of queue pairs that wait for a thread.
 const TASKS_MAX: usize = 256;
 
-/// Whose queue pairs a task connects.
+/// The part of the transport that a task belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Whose {
-    /// Ours, to this peer.
-    Ours { peer: u32 },
-    /// A peer's: its session, and the name of its control connection.
-    Peers { session: u64, channel: u32 },
+pub(crate) enum Requester {
+    /// The initiator, for our queue pairs to this peer.
+    Initiator { peer: u32 },
+    /// The target, for the queue pairs of a peer: its session, and the name of its control connection.
+    Target { session: u64, connection: u32 },
 }
 
-/// The queue pairs of one offer, each with the number that its owner knows it by.
+/// The queue pairs of one offer, each with the number by which the requester knows it.
 pub(crate) struct Task {
-    pub(crate) whose: Whose,
+    pub(crate) requester: Requester,
     pub(crate) jobs: Vec<(u32, ConnectJob)>,
 }
 
-/// What became of a task.
+/// The results of a task.
 pub(crate) struct End {
-    pub(crate) whose: Whose,
+    pub(crate) requester: Requester,
     pub(crate) ends: Vec<(u32, Result<(), Error>)>,
 }
 
@@ -63,13 +63,13 @@ struct State {
     stopped: bool,
 }
 
-/// The threads and what passes between them and the poll.
+/// The threads, and the state that they share with `poll`.
 pub(crate) struct Connects {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Tasks whose end has not been taken.
+    /// Tasks of which the end was not taken.
     open: usize,
-    /// Whose threads they are: a fork has none.
+    /// The process that has the threads. A fork has none.
     process: u32,
 }
 
@@ -80,18 +80,20 @@ impl Connects {
         Ok(Self { shared: Arc::new(shared), threads: Vec::new(), open: 0, process: std::process::id() })
     }
 
-    /// Whether there are tasks whose end has not been taken.
+    /// Whether there are tasks of which the end was not taken.
     pub(crate) fn is_busy(&self) -> bool {
         self.open > 0
     }
 
-    /// Becomes readable when there are ends to take.
+    /// Readable while there are ends to take.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.shared.ready.as_fd()
     }
 
-    /// Hands a task to the threads. `Err`, and nothing of it was begun: there are too many, or the system
-    /// gives no thread.
+    /// Passes a task to the threads.
+    ///
+    /// # Errors
+    /// Returns the task unchanged: there are too many, or the system refuses a thread.
     pub(crate) fn push(&mut self, task: Task) -> Result<(), Task> {
         let mut state = self.shared.lock();
         if state.tasks.len() >= TASKS_MAX {
@@ -102,7 +104,7 @@ impl Connects {
             let name = String::from("rdma-connect");
             match std::thread::Builder::new().name(name).spawn(move || shared.work()) {
                 Ok(thread) => self.threads.push(thread),
-                Err(error) => log::warn!("no thread to connect queue pairs on: {error}"),
+                Err(error) => log::warn!("no thread can be started to connect queue pairs: {error}"),
             }
         }
         if self.threads.is_empty() {
@@ -114,19 +116,20 @@ impl Connects {
         Ok(())
     }
 
-    /// The tasks that have ended since the last call. Never waits.
+    /// The tasks that have ended since the last call. Does not block.
     pub(crate) fn take(&mut self) -> Vec<End> {
         let mut state = self.shared.lock();
         if state.ends.is_empty() {
             return Vec::new();
         }
-        // Nothing else reads it, so it cannot fail.
+        // It is readable, and nothing else reads it, so this cannot fail.
         let _ = self.shared.ready.read();
         self.open -= state.ends.len();
         std::mem::take(&mut state.ends)
     }
 
-    /// Begins nothing more and waits for what is under way. Called before queue pairs are destroyed for good.
+    /// Drops the tasks that have not begun, and waits for the others. Called before all queue pairs are
+    /// destroyed.
     pub(crate) fn stop(&mut self) {
         if self.process != std::process::id() {
             self.threads.drain(..).for_each(std::mem::forget);
@@ -140,7 +143,7 @@ impl Connects {
         drop(waiting);
         self.shared.more.notify_all();
         for thread in self.threads.drain(..) {
-            // One that panicked has nothing under way.
+            // A thread that panicked uses no queue pair any more.
             let _ = thread.join();
         }
     }
@@ -154,7 +157,7 @@ impl Drop for Connects {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No thread panics with half a change made.
+        // A thread that panics while it holds the lock leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -171,13 +174,13 @@ impl Shared {
             let end = run(task);
             state = self.lock();
             state.ends.push(end);
-            // It counts; it would have to overflow for this to fail.
+            // Fails only when its 64-bit counter would overflow.
             let _ = self.ready.write(1);
         }
     }
 }
 
-/// Connects one queue pair after the other. All have the same neighbour: where one fails, the others would.
+/// Connects the queue pairs one by one. All have the same neighbour: when one fails, the others would as well.
 fn run(task: Task) -> End {
     let mut failed = None;
     let ends = task.jobs.into_iter().map(|(number, job)| {
@@ -188,5 +191,5 @@ fn run(task: Task) -> End {
         failed = failed.or(end.err());
         (number, end)
     });
-    End { whose: task.whose, ends: ends.collect() }
+    End { requester: task.requester, ends: ends.collect() }
 }

@@ -1,4 +1,4 @@
-//! One queue pair for our work to a peer, and what is posted on it.
+//! One queue pair for our work to a peer, and its posted work.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ use crate::sys::verbs::{Qp, WcStatus};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) slot: u32,
-    /// Which work request, as counted on this queue pair.
+    /// Number of the work request, counted per queue pair.
     pub(crate) sequence: u32,
     pub(crate) bytes: u32,
 }
 
-/// How far a queue pair is.
+/// The state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Phase {
     /// Offered to the target.
@@ -24,12 +24,12 @@ pub(crate) enum Phase {
     Connecting,
     /// Connected; work is posted.
     Live,
-    /// In error: what is posted comes back, or else it is destroyed.
+    /// In error: its posted work is flushed, or ends when it is destroyed.
     Flushing {
-        /// Destroyed then.
+        /// When it is destroyed at the latest.
         until: Instant,
-        /// What its slices end with; `None`: they are sent again, it is not their fault.
-        verdict: Option<Error>,
+        /// The error of its slices; `None`: they did not cause it, and are sent again.
+        error: Option<Error>,
     },
 }
 
@@ -38,19 +38,20 @@ pub(crate) enum Phase {
 pub(crate) struct Link {
     pub(crate) qp: Qp,
     pub(crate) peer: u32,
-    /// Which of the peer's.
+    /// Its number among the queue pairs to this peer.
     pub(crate) number: u8,
-    /// What the target knows it by.
+    /// The target's name for it.
     pub(crate) generation: u32,
+    /// First packet number that it sends.
     pub(crate) psn: u32,
     /// Path MTU, bytes.
     pub(crate) mtu: u32,
-    /// What its completions are named with.
+    /// Its name in completions.
     pub(crate) name: u32,
     pub(crate) phase: Phase,
     /// Pieces of posted work requests, oldest first.
     pub(crate) posted: VecDeque<Piece>,
-    /// Of the next work request.
+    /// The sequence number of the next work request.
     pub(crate) next: u32,
     /// Work requests posted and not known to have ended.
     pub(crate) outstanding: u32,
@@ -58,17 +59,17 @@ pub(crate) struct Link {
     pub(crate) bytes: u64,
     /// Work requests since the last one that reports success.
     pub(crate) unsignaled: u16,
-    /// The first work request that did not go well, and what it said. It and all behind it are settled when
-    /// the queue pair is destroyed: only then has the device let go of their memory for sure.
+    /// The first work request that failed, and its failure. It and all later ones end when the queue pair is
+    /// destroyed: before that, the device may still touch their memory.
     pub(crate) failed: Option<(u32, Failure)>,
-    /// Something of it has been acknowledged.
+    /// Some work request on it has succeeded.
     pub(crate) proven: bool,
-    /// It could not be destroyed, and is tried again. So many bytes are in quarantine with it.
+    /// It could not be destroyed, and is tried again. The number of bytes that are quarantined with it.
     pub(crate) quarantined: Option<u64>,
 }
 
 impl Link {
-    /// A queue pair that nothing was posted on yet. `pieces` may be posted at a time.
+    /// A queue pair on which nothing was posted yet. At most `pieces` are posted at the same time.
     pub(crate) fn new(qp: Qp, peer: u32, number: u8, name: u32, pieces: usize) -> Self {
         Self {
             qp,
@@ -95,16 +96,16 @@ impl Link {
         u64::from(self.name) << 32 | u64::from(sequence)
     }
 
-    /// How many work requests it would take.
+    /// How many work requests it takes at this moment.
     pub(crate) fn room(&self, depth: u32, window: u64) -> u32 {
         let open = self.phase == Phase::Live && self.bytes < window;
         if open { depth.saturating_sub(self.outstanding) } else { 0 }
     }
 
-    /// Everything up to `sequence` has ended; the oldest piece of it, one at a time.
+    /// Removes and returns the oldest piece, if its work request is not later than `sequence`.
     pub(crate) fn pop_through(&mut self, sequence: u32) -> Option<Piece> {
         let piece = *self.posted.front()?;
-        // Sequence numbers wrap; what is posted spans far less than half of them.
+        // Sequence numbers wrap around; posted work spans far less than half of them.
         if (sequence.wrapping_sub(piece.sequence) as i32) < 0 {
             return None;
         }
@@ -113,35 +114,36 @@ impl Link {
         Some(piece)
     }
 
-    /// Whether a completion can be about this work request.
+    /// Whether this work request is posted and has not ended.
     pub(crate) fn has(&self, sequence: u32) -> bool {
         let age = self.next.wrapping_sub(sequence);
         age > 0 && age <= self.outstanding
     }
 }
 
-/// What a failed work request says.
+/// The consequences of a failed work request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Failure {
-    /// What its slices end with; `None`: they are innocent.
+    /// The error of its slices; `None`: they did not cause it, and are sent again.
     pub(crate) own: Option<Error>,
-    /// What everything behind it ends with; `None`: it is sent again.
+    /// The error of the slices posted after it; `None`: they are sent again.
     pub(crate) others: Option<Error>,
-    /// Its WRITE may be in place in part, or land yet.
+    /// Its WRITE may be in place in part, or may still land.
     pub(crate) doubtful: bool,
-    /// The keys that it used are good for nothing.
+    /// The remote keys that it used are invalid.
     pub(crate) keys_dead: bool,
 }
 
 impl Failure {
-    /// Classifies a completion. `one_packet`: the work request fits into one, so it lands whole or not at
-    /// all.
+    /// Classifies a completion; `None`: it succeeded. `one_packet`: the work request fits into one packet, so
+    /// that it lands completely or not at all.
     pub(crate) fn of(status: WcStatus, code: i32, one_packet: bool) -> Option<Self> {
         use te_core::ErrorKind as Kind;
         let error = |kind| Some(Error::with_code(kind, code));
         Some(match status {
             WcStatus::Success => return None,
-            // Checked with its first packet. Of a longer message the rest may have lost its region under way.
+            // The key is checked with the first packet. The region of a longer message may have been
+            // deregistered before its other packets arrived.
             WcStatus::RemoteAccess => {
                 Self { own: error(Kind::AccessDenied), others: None, doubtful: !one_packet, keys_dead: true }
             }
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_at_fault_pays() {
+    fn only_the_slices_that_caused_a_failure_end_with_it() {
         let denied = Failure::of(WcStatus::RemoteAccess, 10, true).expect("a failure");
         assert_eq!(denied.own.map(|e| e.kind), Some(ErrorKind::AccessDenied));
         assert!(denied.others.is_none() && !denied.doubtful && denied.keys_dead);

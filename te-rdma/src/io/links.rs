@@ -1,4 +1,4 @@
-//! Our queue pairs and their life: made, offered, connected, in error, destroyed.
+//! The states of our queue pairs: made, offered, connected, in error, destroyed.
 
 use core::time::Duration;
 
@@ -10,39 +10,39 @@ use super::link::{Link, Phase};
 use crate::stats::Stats;
 use crate::sys::verbs::{MrAccess, QpConfig, QpStep, Verbs};
 
-/// Our queue pairs, by index, and under a name that completions carry.
+/// Our queue pairs, by index, and by a name that completions carry.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     links: Slab<Box<Link>, u32>,
-    /// Work requests posted and not ended, on all of them.
+    /// Work requests posted and not ended, on all queue pairs.
     outstanding: u32,
-    /// Those that are in error.
+    /// Queue pairs in error.
     flushing: u32,
     next_generation: u32,
     made: u64,
     destroyed: u64,
-    /// Times that one with something posted was put in error.
+    /// How often a queue pair with posted work was put in error.
     flushes: u64,
     quarantined_bytes: u64,
 }
 
-/// What became of a queue pair that was to be destroyed.
+/// The result of destroying a queue pair.
 #[derive(Debug)]
 pub(crate) enum Destroyed {
-    /// The device has let go of it. What is still posted on it ends with its own failure or, without one,
-    /// with this error.
+    /// It is destroyed. Work that is still posted on it ends with its own failure or, without one, with this
+    /// error; `None`: it is sent again.
     Gone(Box<Link>, Option<Error>),
-    /// It is tried again at this time. What is posted on it stays with the device.
+    /// The device refused; it is tried again at this time. The device may still execute its posted work.
     Kept(Instant),
     /// There is none with this index.
     Unknown,
 }
 
-/// What the end of a queue pair is judged by.
+/// How long a queue pair in error may take to flush.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct FlushLimits {
     pub(crate) now: Instant,
-    /// One in error is destroyed after this time if it has not flushed.
+    /// A queue pair in error is destroyed after this time if it has not flushed, milliseconds.
     pub(crate) flush_ms_max: u32,
     /// The device is lost: nothing flushes any more.
     pub(crate) device_lost: bool,
@@ -68,7 +68,7 @@ impl Links {
         self.links.get_mut(index).map(|link| &mut **link)
     }
 
-    /// The index behind a name, unless that queue pair is gone.
+    /// The index of the queue pair with this name, unless it is destroyed.
     #[inline]
     pub(crate) fn index(&self, name: u32) -> Option<u32> {
         self.links.index(name)
@@ -90,10 +90,10 @@ impl Links {
         stats.quarantined_bytes = self.quarantined_bytes;
     }
 
-    /// Makes a queue pair to `peer`, in phase `Offered`. No peer reaches our memory through it.
+    /// Makes a queue pair to `peer`, in phase `Offered`. It gives peers no access to our memory.
     ///
     /// # Errors
-    /// The provider's; `Full` when names run out.
+    /// The provider's; `Full` when there are no more names.
     pub(crate) fn make<V: Verbs>(
         &mut self,
         verbs: &mut V,
@@ -125,8 +125,8 @@ impl Links {
         self.outstanding += count;
     }
 
-    /// Notes that work request `sequence` of a queue pair, and everything before it, has ended; returns the
-    /// queue pair. `None`: the completion is about nothing that is posted.
+    /// Notes that work request `sequence` of a queue pair, and every earlier one, has ended; returns the
+    /// queue pair. `None`: no such work request is posted.
     #[inline]
     pub(crate) fn ended(&mut self, index: u32, sequence: u32) -> Option<&mut Link> {
         let link = &mut **self.links.get_mut(index)?;
@@ -139,45 +139,45 @@ impl Links {
         Some(link)
     }
 
-    /// Puts a queue pair in error, with what its slices end with; `None`: they are sent again. Returns by
-    /// when to look at it again, or `None` when it is gone, or was in error before (then the first error
-    /// stays).
+    /// Puts a queue pair in error. Its slices end with `new`; `None`: they are sent again. Returns the time
+    /// at which it is to be destroyed; `None`: it does not exist, or was in error before and keeps its first
+    /// error.
     pub(crate) fn fail<V: Verbs>(
         &mut self,
         verbs: &mut V,
         index: u32,
         new: Option<Error>,
-        patience: Patience,
+        limits: FlushLimits,
     ) -> Option<Instant> {
         let link = &mut **self.links.get_mut(index)?;
-        if let Phase::Flushing { verdict, .. } = &mut link.phase {
-            *verdict = verdict.or(new);
+        if let Phase::Flushing { error, .. } = &mut link.phase {
+            *error = error.or(new);
             return None;
         }
         self.flushes += u64::from(!link.posted.is_empty());
-        let flushes = verbs.modify_qp(link.qp.handle, QpStep::Error).is_ok() && !patience.device_lost;
-        let wait_ms = if flushes { u64::from(patience.flush_ms_max) } else { 0 };
-        let until = patience.now + Duration::from_millis(wait_ms);
-        link.phase = Phase::Flushing { until, verdict: new };
+        let flushes = verbs.modify_qp(link.qp.handle, QpStep::Error).is_ok() && !limits.device_lost;
+        let wait_ms = if flushes { u64::from(limits.flush_ms_max) } else { 0 };
+        let until = limits.now + Duration::from_millis(wait_ms);
+        link.phase = Phase::Flushing { until, error: new };
         self.flushing += 1;
         Some(until)
     }
 
-    /// Destroys a queue pair. Only what is destroyed is sure to leave memory alone: one that cannot be is
-    /// kept, with its slices, and their memory is not handed back.
-    pub(crate) fn destroy<V: Verbs>(&mut self, verbs: &mut V, index: u32, patience: Patience) -> Destroyed {
+    /// Destroys a queue pair. Only a destroyed queue pair no longer touches memory: one that cannot be
+    /// destroyed is kept, with its slices, and their memory is not handed back.
+    pub(crate) fn destroy<V: Verbs>(&mut self, verbs: &mut V, index: u32, limits: FlushLimits) -> Destroyed {
         let Some(link) = self.links.get_mut(index) else { return Destroyed::Unknown };
-        let verdict = match link.phase {
-            Phase::Flushing { verdict, .. } => verdict,
+        let error_of_flush = match link.phase {
+            Phase::Flushing { error, .. } => error,
             _ => None,
         };
         let was_flushing = matches!(link.phase, Phase::Flushing { .. });
         if let Err(error) = verbs.destroy_qp(link.qp.handle) {
-            // One that is being connected goes when that has ended; nothing was ever posted on it.
+            // A queue pair that is being connected can be destroyed afterwards; nothing was posted on it.
             let connecting = error.code == libc::EBUSY && link.next == 0;
             if link.quarantined.is_none() && !connecting {
                 log::error!(
-                    "queue pair {:#x} cannot be destroyed, {} bytes are in quarantine: {error}",
+                    "queue pair {:#x} cannot be destroyed, so {} bytes are quarantined: {error}",
                     link.qp.number,
                     link.bytes
                 );
@@ -185,8 +185,8 @@ impl Links {
                 self.quarantined_bytes += link.bytes;
             }
             self.flushing += u32::from(!was_flushing);
-            let until = patience.now + Duration::from_millis(u64::from(patience.flush_ms_max));
-            link.phase = Phase::Flushing { until, verdict };
+            let until = limits.now + Duration::from_millis(u64::from(limits.flush_ms_max));
+            link.phase = Phase::Flushing { until, error: error_of_flush };
             return Destroyed::Kept(until);
         }
         let Some(link) = self.links.take(index) else { return Destroyed::Unknown };
@@ -195,10 +195,10 @@ impl Links {
         self.flushing -= u32::from(was_flushing);
         self.outstanding -= link.outstanding;
         self.quarantined_bytes -= link.quarantined.unwrap_or(0);
-        Destroyed::Gone(link, verdict)
+        Destroyed::Gone(link, error_of_flush)
     }
 
-    /// When a queue pair in error is to be destroyed, whether it has flushed or not.
+    /// The time at which a queue pair in error is destroyed, whether it has flushed or not.
     pub(crate) fn flushes_until(&self, index: u32) -> Option<Instant> {
         match self.get(index)?.phase {
             Phase::Flushing { until, .. } => Some(until),
@@ -206,7 +206,7 @@ impl Links {
         }
     }
 
-    /// Queue pairs that could not be destroyed have no peer any more.
+    /// Notes that a peer is gone, for its queue pairs that could not be destroyed.
     pub(crate) fn orphan(&mut self, peer: u32) {
         for index in 0..self.links.bound() {
             if let Some(link) = self.links.get_mut(index)
@@ -235,8 +235,8 @@ mod tests {
     use crate::sim::{DeviceConfig, SimConfig, SimDevice, SimFabric};
 
     const SHAPE: QpConfig = QpConfig { depth: 4, sges: 1, inline_bytes: 0 };
-    const PATIENCE: Patience =
-        Patience { now: Instant::from_millis(10), flush_ms_max: 500, device_lost: false };
+    const LIMITS: FlushLimits =
+        FlushLimits { now: Instant::from_millis(10), flush_ms_max: 500, device_lost: false };
 
     fn device() -> (SimFabric, SimDevice) {
         let fabric = SimFabric::new(1, SimConfig::IMMEDIATE);
@@ -276,30 +276,30 @@ mod tests {
         let (_fabric, mut verbs) = device();
         let (mut links, index) = busy(&mut verbs);
         let rail = Some(Error::new(ErrorKind::Rail));
-        assert_eq!(links.fail(&mut verbs, index, rail, PATIENCE), Some(Instant::from_millis(510)));
-        assert_eq!(links.fail(&mut verbs, index, Some(ErrorKind::PeerDead.into()), PATIENCE), None);
+        assert_eq!(links.fail(&mut verbs, index, rail, LIMITS), Some(Instant::from_millis(510)));
+        assert_eq!(links.fail(&mut verbs, index, Some(ErrorKind::PeerDead.into()), LIMITS), None);
         assert!(links.any_flushing() && links.flushes_until(index) == Some(Instant::from_millis(510)));
-        let Destroyed::Gone(link, verdict) = links.destroy(&mut verbs, index, PATIENCE) else {
-            panic!("a device that works lets go")
+        let Destroyed::Gone(link, error) = links.destroy(&mut verbs, index, LIMITS) else {
+            panic!("a working device destroys it")
         };
-        assert_eq!((link.posted.len(), verdict, links.len()), (3, rail, 0));
+        assert_eq!((link.posted.len(), error, links.len()), (3, rail, 0));
         assert_eq!((links.outstanding(), links.any_flushing()), (0, false));
         assert_eq!((links.made, links.destroyed, links.flushes, links.quarantined_bytes), (1, 1, 1, 0));
-        assert!(matches!(links.destroy(&mut verbs, index, PATIENCE), Destroyed::Unknown));
+        assert!(matches!(links.destroy(&mut verbs, index, LIMITS), Destroyed::Unknown));
     }
 
     #[test]
     fn one_that_cannot_be_destroyed_is_in_quarantine_until_it_can() {
         let (_fabric, mut verbs) = device();
         let (mut links, index) = busy(&mut verbs);
-        // Another device knows nothing of it.
-        let (_other, mut stranger) = device();
+        // It is not a queue pair of the other device.
+        let (_fabric, mut other) = device();
         for _ in 0..2 {
-            let kept = links.destroy(&mut stranger, index, PATIENCE);
+            let kept = links.destroy(&mut other, index, LIMITS);
             assert!(matches!(kept, Destroyed::Kept(until) if until == Instant::from_millis(510)));
             assert_eq!((links.quarantined_bytes, links.outstanding()), (30, 3));
         }
-        assert!(matches!(links.destroy(&mut verbs, index, PATIENCE), Destroyed::Gone(..)));
+        assert!(matches!(links.destroy(&mut verbs, index, LIMITS), Destroyed::Gone(..)));
         assert_eq!((links.quarantined_bytes, links.outstanding(), links.any_flushing()), (0, 0, false));
     }
 
@@ -307,7 +307,7 @@ mod tests {
     fn a_lost_device_is_not_waited_for() {
         let (_fabric, mut verbs) = device();
         let (mut links, index) = busy(&mut verbs);
-        let lost = Patience { device_lost: true, ..PATIENCE };
-        assert_eq!(links.fail(&mut verbs, index, None, lost), Some(PATIENCE.now));
+        let lost = FlushLimits { device_lost: true, ..LIMITS };
+        assert_eq!(links.fail(&mut verbs, index, None, lost), Some(LIMITS.now));
     }
 }

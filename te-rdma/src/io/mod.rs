@@ -1,13 +1,13 @@
 //! Devices and sockets: one port of one device, our queue pairs on it, its completions and events, the
-//! listener, and what all of them are watched with. Knows nothing of slices, regions or questions.
+//! listener, and the epoll instance that watches all of them. It does not know slices, regions or questions.
 //!
 //! ```text
-//!   links     our queue pairs and their life        channel   one control connection's bytes
-//!   link      one of them, and what is posted       net       its socket
-//!   port      which GID we use, and its proof       connects  threads that wait for neighbours
+//!   links     the states of our queue pairs           connection  the bytes of one control connection
+//!   link      one queue pair, and its posted work     net         its socket
+//!   port      the GID that we use, and its proof      connects    threads that connect queue pairs
 //! ```
 
-pub(crate) mod channel;
+pub(crate) mod connection;
 pub(crate) mod connects;
 pub(crate) mod link;
 pub(crate) mod links;
@@ -24,39 +24,41 @@ use te_fabric::{Epoll, Event, Interest};
 use crate::config::Config;
 use crate::open_error::OpenError;
 use crate::stats::Stats;
-use crate::sys::fd;
 use crate::sys::posting;
-use crate::sys::verbs::{AsyncEvent, Connecting, DeviceInfo, Path, Qp, QpConfig, Verbs, WorkCompletion};
-use channel::Channel;
+use crate::sys::verbs::{
+    AsyncEvent, Connecting, DeviceInfo, Path, Qp, QpConfig, Sge, Verbs, WorkCompletion, WorkRequest,
+};
+use connection::Connection;
 use connects::{Connects, End, Task};
 use link::Link;
-use links::{Destroyed, Links, Patience};
+use links::{Destroyed, FlushLimits, Links};
 use port::LocalPort;
 
-/// Looks into one socket in one poll; then others get a turn.
+/// How often one poll reads from one socket before it serves the others.
 pub(crate) const ROUNDS_MAX: u32 = 16;
-/// Descriptors that are looked at in one poll.
+/// The most file descriptors that one poll handles.
 const POLLER_EVENTS_MAX: usize = 64;
-/// Polls without a completion after which the device is asked for an event, so that the poller may park.
+/// After this many polls without a completion an event is requested, so that the polling thread may park.
 const IDLE_POLLS_MAX: u32 = 64;
 
-/// The names of what epoll reports beside connections; no connection has them.
+/// Token of the listener. No connection has it, nor the three that follow.
 const LISTENER: u64 = u64::MAX;
-/// The completion channel.
+/// Token of the completion channel.
 const CQ: u64 = u64::MAX - 1;
-/// The device's asynchronous events.
+/// Token of the device's asynchronous events.
 const EVENTS: u64 = u64::MAX - 2;
-/// Queue pairs that were being connected.
+/// Token of the threads that connect queue pairs.
 const CONNECTS: u64 = u64::MAX - 3;
-/// Distinguishes the two kinds of control connections: the low half is the name in the owner's table.
+/// Set in the token of a peer's control connection, and not in that of one of ours. The low half of both is a
+/// name in a table.
 const INBOUND: u64 = 1 << 32;
 
-/// How epoll knows a control connection.
+/// A control connection that epoll watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
-    /// One that we opened, by its name.
+    /// One that we opened, by its name in `Peers`.
     Outbound(u32),
-    /// One that a peer opened, by its name.
+    /// One that a peer opened, by its name in `Target`.
     Inbound(u32),
 }
 
@@ -69,16 +71,16 @@ impl Watched {
     }
 }
 
-/// What is ready.
+/// Something that epoll reports as ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ready {
-    /// Peers connect.
+    /// The listener has new connections.
     Listener,
-    /// The device reports completions or events.
+    /// The device has completions or events.
     Device,
-    /// Queue pairs have been connected.
+    /// The connecting of queue pairs has ended.
     Connects,
-    /// A control connection; the flag says that it can be read.
+    /// A control connection; true: it can be read.
     Connection(Watched, bool),
 }
 
@@ -94,31 +96,31 @@ impl Ready {
     }
 }
 
-/// Why the port carries nothing.
+/// Why the port carries no traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outage {
-    /// The link is down, or the GID is gone; either may come back.
+    /// The link is down, or the GID is gone. The port may come back.
     Port,
-    /// The device or its completion queue is lost.
+    /// The device or its completion queue is lost for good.
     Device,
 }
 
 impl Outage {
-    /// What slices end with.
+    /// The error of slices that end because of it.
     pub(crate) const fn error(self) -> Error {
         Error::new(ErrorKind::Rail)
     }
 }
 
-/// What an event of the port has changed.
+/// The state of the port after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortChange {
-    /// The port carries traffic. `moved`: under another GID, so nothing finds the old queue pairs any more.
+    /// The port carries traffic.
     Active {
-        /// See above.
+        /// Its GID has changed, so packets no longer reach the old queue pairs.
         moved: bool,
     },
-    /// It carries nothing.
+    /// The port carries no traffic.
     Lost,
 }
 
@@ -128,17 +130,17 @@ pub(crate) struct Io<V: Verbs> {
     epoll: Epoll,
     listener: Listener,
     port: LocalPort,
-    /// Why nothing can be sent at the moment, or ever again.
+    /// Why nothing can be sent at the moment, or for good.
     outage: Option<Outage>,
     links: Links,
     connects: Connects,
     /// Polls in a row that found no completion.
     idle_polls: u32,
-    /// An event is to come with the next completion.
+    /// An event was requested for the next completion.
     armed: bool,
-    /// The provider has a descriptor for completions.
+    /// The provider has a file descriptor for completions.
     can_arm: bool,
-    /// The one that opened the device.
+    /// The process that opened the device.
     process: u32,
     completions: u64,
     arms: u64,
@@ -146,7 +148,7 @@ pub(crate) struct Io<V: Verbs> {
 }
 
 impl<V: Verbs> Io<V> {
-    /// Goes by the port that `verbs` has opened, and listens; returns where.
+    /// Uses the port that `verbs` has opened, and listens; returns the address of the listener.
     ///
     /// # Errors
     /// An address that cannot be bound, a port that is down, no GID that works.
@@ -155,18 +157,19 @@ impl<V: Verbs> Io<V> {
         let port = LocalPort::open(&mut verbs, config).map_err(|error| match error.kind {
             ErrorKind::Rail => OpenError::PortDown,
             ErrorKind::Unreachable => OpenError::NoGid { code: error.code },
-            _ => OpenError::Device { what: "look at the port", source: error },
+            _ => OpenError::Device { what: "query the port", source: error },
         })?;
-        let listener = Listener::bind(config.bind).map_err(step("listen on the address in `bind`"))?;
-        let address = listener.local_address().map_err(step("learn the port of the control connection"))?;
+        let listener = Listener::bind(config.listen()).map_err(step("listen for control connections"))?;
+        let address = listener.local_address().map_err(step("query the address of the listener"))?;
         let epoll = Epoll::new(POLLER_EVENTS_MAX).map_err(step("create an epoll instance"))?;
         epoll.add(&listener, LISTENER, Interest::READ).map_err(step("watch the listener"))?;
         let [completions, events] = verbs.event_fds();
         for (fd, token) in [(completions, CQ), (events, EVENTS)] {
             if let Some(fd) = fd {
-                fd::watch(&epoll, fd, token).map_err(step("watch the device's descriptors"))?;
+                epoll.add(fd, token, Interest::READ).map_err(step("watch the device's file descriptors"))?;
             }
         }
+        let can_arm = completions.is_some();
         let connects = Connects::new().map_err(step("make an event descriptor"))?;
         epoll.add(connects.fd(), CONNECTS, Interest::READ).map_err(step("watch the event descriptor"))?;
         let io = Self {
@@ -179,7 +182,7 @@ impl<V: Verbs> Io<V> {
             connects,
             idle_polls: 0,
             armed: false,
-            can_arm: completions.is_some(),
+            can_arm,
             process: std::process::id(),
             completions: 0,
             arms: 0,
@@ -196,7 +199,7 @@ impl<V: Verbs> Io<V> {
         &self.verbs
     }
 
-    /// For queue pairs that are not ours.
+    /// The provider, for the queue pairs that are held for peers.
     pub(crate) const fn verbs_mut(&mut self) -> &mut V {
         &mut self.verbs
     }
@@ -209,12 +212,12 @@ impl<V: Verbs> Io<V> {
         self.outage
     }
 
-    /// Whether this process opened the device. In a fork, the device's file is the parent's as well.
+    /// Whether this process opened the device. A fork shares the device's file with its parent.
     pub(crate) fn is_ours(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// Completions taken so far.
+    /// Completions that were taken so far.
     pub(crate) const fn completions(&self) -> u64 {
         self.completions
     }
@@ -226,7 +229,8 @@ impl<V: Verbs> Io<V> {
         self.links.count(stats);
     }
 
-    /// Ends what can be ended: connecting first, because what is being connected cannot be destroyed.
+    /// Destroys our queue pairs. Connecting is stopped first, because a queue pair that is being connected
+    /// cannot be destroyed.
     pub(crate) fn close(&mut self) {
         self.connects.stop();
         self.links.destroy_all(&mut self.verbs);
@@ -235,12 +239,12 @@ impl<V: Verbs> Io<V> {
 
 /// The port and its state.
 impl<V: Verbs> Io<V> {
-    /// Looks at the port again after one of its events.
+    /// Queries the port after one of its events.
     pub(crate) fn refresh_port(&mut self, gid_index: Option<u32>) -> PortChange {
         match self.port.refresh(&self.verbs, gid_index) {
             Ok(moved) if self.port.info.active => {
                 if moved {
-                    log::info!("{}: the GID is {} from now on", self.verbs.info().name, self.port.gid.index);
+                    log::info!("{}: the GID has index {} now", self.verbs.info().name, self.port.gid.index);
                 }
                 PortChange::Active { moved }
             }
@@ -248,22 +252,26 @@ impl<V: Verbs> Io<V> {
         }
     }
 
-    /// Notes that the port carries nothing any more. False: that was known already.
+    /// Notes that the port carries no traffic. False: that was known already.
     pub(crate) fn lose_port(&mut self, outage: Outage) -> bool {
         if self.outage == Some(Outage::Device) || self.outage == Some(outage) {
             return false;
         }
-        log::warn!("{}: {outage:?} outage", self.verbs.info().name);
+        let state = match outage {
+            Outage::Port => "the port carries no traffic",
+            Outage::Device => "the device is lost",
+        };
+        log::warn!("{}: {state}", self.verbs.info().name);
         self.outage = Some(outage);
         true
     }
 
-    /// Notes that the port carries traffic again. False: it did before, or the device is lost.
+    /// Notes that the port carries traffic. False: that was known already, or the device is lost.
     pub(crate) fn regain_port(&mut self) -> bool {
         if self.outage != Some(Outage::Port) {
             return false;
         }
-        log::info!("{}: the port is back", self.verbs.info().name);
+        log::info!("{}: the port carries traffic again", self.verbs.info().name);
         self.outage = None;
         true
     }
@@ -301,33 +309,33 @@ impl<V: Verbs> Io<V> {
     pub(crate) fn fail_link(
         &mut self,
         index: u32,
-        verdict: Option<Error>,
+        error: Option<Error>,
         now: Instant,
         config: &Config,
     ) -> Option<Instant> {
-        let patience = self.patience(now, config);
-        self.links.fail(&mut self.verbs, index, verdict, patience)
+        let limits = self.flush_limits(now, config);
+        self.links.fail(&mut self.verbs, index, error, limits)
     }
 
     /// As [`Links::destroy`].
     pub(crate) fn destroy_link(&mut self, index: u32, now: Instant, config: &Config) -> Destroyed {
-        let patience = self.patience(now, config);
-        self.links.destroy(&mut self.verbs, index, patience)
+        let limits = self.flush_limits(now, config);
+        self.links.destroy(&mut self.verbs, index, limits)
     }
 
-    fn patience(&self, now: Instant, config: &Config) -> Patience {
+    fn flush_limits(&self, now: Instant, config: &Config) -> FlushLimits {
         let device_lost = self.outage == Some(Outage::Device);
-        Patience { now, flush_ms_max: config.flush_ms_max, device_lost }
+        FlushLimits { now, flush_ms_max: config.flush_ms_max, device_lost }
     }
 
-    /// Posts work requests on one of our queue pairs: see [`posting::post`] for what `inline` promises.
-    /// Returns how many it took, and why not all.
+    /// Posts work requests on one of our queue pairs: see [`posting::post`] for the promise of `inline`.
+    /// Returns how many it took, and the error that stopped it.
     #[inline]
     pub(crate) fn post(
         &mut self,
         qp: Qp,
-        requests: &[crate::sys::verbs::WorkRequest],
-        sges: &[crate::sys::verbs::Sge],
+        requests: &[WorkRequest],
+        sges: &[Sge],
     ) -> (usize, Option<Error>) {
         let (taken, error) = posting::post(&mut self.verbs, qp.handle, requests, sges);
         (taken.min(requests.len()), error)
@@ -336,7 +344,10 @@ impl<V: Verbs> Io<V> {
 
 /// Completions and events.
 impl<V: Verbs> Io<V> {
-    /// Takes completions. An error means that nothing more will come.
+    /// Takes completions.
+    ///
+    /// # Errors
+    /// The completion queue is lost.
     #[inline]
     pub(crate) fn poll_completions(&mut self, out: &mut [WorkCompletion]) -> Result<usize, Error> {
         let count = self.verbs.poll_cq(out)?;
@@ -344,29 +355,29 @@ impl<V: Verbs> Io<V> {
         Ok(count)
     }
 
-    /// Notes how many completions a poll has found.
+    /// Notes how many completions a poll found.
     #[inline]
     pub(crate) const fn polled(&mut self, count: usize) {
         self.idle_polls = if count == 0 { self.idle_polls.saturating_add(1) } else { 0 };
     }
 
-    /// Whether an event is to come with the next completion.
+    /// Whether an event was requested for the next completion.
     pub(crate) const fn is_armed(&self) -> bool {
         self.armed
     }
 
-    /// Whether work is posted, and nothing but polling will find its completion.
+    /// Whether work is posted, and no event will report its completion.
     pub(crate) const fn must_poll(&self) -> bool {
         self.links.outstanding() > 0 && !self.armed
     }
 
-    /// Whether to ask for an event: work is posted, and polling has found nothing for a while.
+    /// Whether to request an event: work is posted, and the last polls found nothing.
     pub(crate) const fn wants_event(&self) -> bool {
         self.can_arm && !self.armed && self.links.outstanding() > 0 && self.idle_polls >= IDLE_POLLS_MAX
     }
 
-    /// Asks for an event with the next completion. Look once more afterwards: what came in between raises
-    /// none.
+    /// Requests an event for the next completion. Poll once more afterwards: a completion that came in between
+    /// raises none.
     ///
     /// # Errors
     /// The device is lost.
@@ -384,7 +395,7 @@ impl<V: Verbs> Io<V> {
         Some(event)
     }
 
-    /// All events were taken: the one that was asked for is spent.
+    /// Notes that all events were taken, the requested one included.
     pub(crate) const fn disarm(&mut self) {
         self.armed = false;
     }
@@ -396,17 +407,17 @@ impl<V: Verbs> Io<V> {
         self.epoll.raw_fd()
     }
 
-    /// What is ready at this moment: how many, to be read with [`Self::event`].
+    /// Asks epoll what is ready; returns the number of reports, which [`Self::event`] returns one by one.
     pub(crate) fn ready(&mut self) -> usize {
         self.epoll.ready().unwrap_or(0)
     }
 
-    /// Number `at` of those that the last [`Self::ready`] counted.
+    /// Report number `at` of the last [`Self::ready`].
     pub(crate) fn event(&self, at: usize) -> Ready {
         Ready::of(self.epoll.event(at))
     }
 
-    /// Whether `count` is all that one look can report: there may be more.
+    /// Whether `count` is the most that one call of epoll can report, so that there may be more.
     pub(crate) fn is_full(&self, count: usize) -> bool {
         count == self.epoll.events_max()
     }
@@ -419,11 +430,11 @@ impl<V: Verbs> Io<V> {
         self.epoll.add(stream, as_what.token(), interest)
     }
 
-    /// Updates what epoll watches a control connection for, if that has changed.
-    pub(crate) fn settle_interest(&self, channel: &mut Channel, as_what: Watched) {
-        let wanted = channel.wanted();
-        if wanted != channel.interest && self.epoll.modify(&channel.stream, as_what.token(), wanted).is_ok() {
-            channel.interest = wanted;
+    /// Updates the readiness that epoll watches a control connection for.
+    pub(crate) fn settle_interest(&self, connection: &mut Connection, as_what: Watched) {
+        let wanted = connection.wanted();
+        if wanted != connection.interest && self.epoll.modify(&connection.stream, as_what.token(), wanted).is_ok() {
+            connection.interest = wanted;
         }
     }
 
@@ -432,7 +443,7 @@ impl<V: Verbs> Io<V> {
         self.listener.accept()
     }
 
-    /// The system cannot accept at the moment: the listener is left alone for a while. Returns until when.
+    /// Pauses the listener after an error of `accept`; returns the end of the pause.
     pub(crate) fn pause_listener(
         &mut self,
         now: Instant,
@@ -440,20 +451,21 @@ impl<V: Verbs> Io<V> {
         config: &Config,
     ) -> Option<Instant> {
         self.epoll.modify(&self.listener, LISTENER, Interest::NONE).ok()?;
-        Some(self.listener.rest(now, error, config.connections_max))
+        Some(self.listener.pause(now, error, config.connections_max))
     }
 
     /// Ends the listener's pause when it is over.
     pub(crate) fn resume_listener(&mut self, now: Instant) {
-        if self.listener.is_rested(now) && self.epoll.modify(&self.listener, LISTENER, Interest::READ).is_ok()
+        if self.listener.is_pause_over(now)
+            && self.epoll.modify(&self.listener, LISTENER, Interest::READ).is_ok()
         {
             self.listener.resume();
         }
     }
 
-    /// Until when the listener pauses.
+    /// The end of the listener's pause.
     pub(crate) const fn listener_paused_until(&self) -> Option<Instant> {
-        self.listener.rests_until()
+        self.listener.paused_until()
     }
 
     /// As [`Connects::push`].
@@ -487,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_connections_from_each_other_and_from_everything_else() {
+    fn tokens_distinguish_connections_from_each_other_and_from_everything_else() {
         let event = |token| Event { token, readable: true, writable: false, finished: false };
         for name in [0, 7, u32::MAX] {
             for watched in [Watched::Outbound(name), Watched::Inbound(name)] {
@@ -513,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_asked_for_when_polling_finds_nothing_and_work_is_posted() {
+    fn an_event_is_requested_when_polling_finds_nothing_and_work_is_posted() {
         let (_fabric, mut io) = io();
         (0..IDLE_POLLS_MAX).for_each(|_| io.polled(0));
         assert!(!io.wants_event(), "nothing is posted");

@@ -1,4 +1,4 @@
-//! Our port: which of its GIDs we go by, and the proof that packets with it come back.
+//! Our port: the GID that we use, and the proof by a loopback that packets with it arrive.
 
 use std::time::{Duration, Instant as Clock};
 
@@ -13,27 +13,28 @@ use crate::sys::verbs::{
 };
 use crate::wire::PortBody;
 
-/// GIDs that are looked at.
+/// The most entries of the GID table that are read.
 const GIDS_MAX: u32 = 256;
-/// The proof resends after 4.096 µs × 2^this.
+/// The loopback sends again after 4.096 µs × 2^this.
 const PROOF_TIMEOUT_EXPONENT: u8 = 12;
 const PROOF_RETRIES: u8 = 3;
-/// What the proof sends.
+/// The bytes that the loopback sends.
 const PROOF: u64 = 0x736e_6f77_736b_696e;
 
 /// The port as we use it.
 #[derive(Debug)]
 pub(crate) struct LocalPort {
     pub(crate) info: PortInfo,
-    /// What we are called, and what our packets carry.
+    /// The source GID of our packets.
     pub(crate) gid: Gid,
-    /// All that peers may find us by.
+    /// All GIDs by which peers may address us.
     gids: Vec<Gid>,
+    /// Path MTU, bytes.
     pub(crate) mtu: u32,
 }
 
 impl LocalPort {
-    /// Looks at the port and chooses a GID.
+    /// Queries the port and chooses a GID.
     ///
     /// # Errors
     /// The driver's; `Rail` when the port cannot carry traffic, `Unreachable` when no GID passes the proof.
@@ -66,11 +67,11 @@ impl LocalPort {
         Err(Error::with_code(ErrorKind::Unreachable, last.code))
     }
 
-    /// Looks at the port again after one of its events. The GID stays while the table has it; else the best
-    /// of the others takes its place, and the answer is true.
+    /// Queries the port after one of its events. The GID stays while the table has it; otherwise it is
+    /// replaced by the best of the others. True: it has changed, or has another index.
     ///
     /// # Errors
-    /// The driver's; `Rail` when there is no other, or only one would do.
+    /// The driver's; `Rail` when the table has no other GID, or not the one at index `only`.
     pub(crate) fn refresh<V: Verbs>(&mut self, verbs: &V, only: Option<u32>) -> Result<bool, Error> {
         self.info = verbs.port()?;
         self.gids = gids(verbs, self.info.gids);
@@ -86,7 +87,7 @@ impl LocalPort {
         Ok(true)
     }
 
-    /// What a peer has to know, when we go by `gid`.
+    /// The address of our port in a frame, with this GID.
     pub(crate) fn body(&self, gid: &Gid, reads: u8) -> PortBody {
         PortBody {
             gid: gid.raw,
@@ -98,8 +99,8 @@ impl LocalPort {
         }
     }
 
-    /// By which of our GIDs a peer with this port can reach us: same kind, same address family, same scope if
-    /// there is one.
+    /// The GID by which a peer with this port can reach us: of the same kind and address family, and of the
+    /// same scope if there is one.
     pub(crate) fn matching(&self, peer: &PortBody) -> Option<Gid> {
         let kind = gid_kind_from_wire(peer.gid_kind)?;
         let fits = |gid: &&Gid| gid.kind == kind && is_v4(&gid.raw) == is_v4(&peer.gid);
@@ -109,7 +110,7 @@ impl LocalPort {
         fitting.first().copied().copied()
     }
 
-    /// Sends eight bytes from one queue pair of ours to another.
+    /// The loopback: sends eight bytes from one queue pair of ours to another.
     fn prove<V: Verbs>(&self, verbs: &mut V, config: &Config) -> Result<(), Error> {
         let scratch = Scratch::new(verbs)?;
         let shape = QpConfig { depth: 1, sges: 1, inline_bytes: 0 };
@@ -151,7 +152,7 @@ impl LocalPort {
         if quiet {
             scratch.free(verbs);
         }
-        // What they left in the completion queue belongs to no slice.
+        // Completions that they left in the completion queue belong to no slice.
         let mut left = [NOTHING; 16];
         while verbs.poll_cq(&mut left)? > 0 {}
         result
@@ -177,7 +178,7 @@ impl LocalPort {
     }
 }
 
-/// No completion.
+/// An empty place for a completion.
 pub(crate) const NOTHING: WorkCompletion =
     WorkCompletion { id: 0, qp_number: 0, status: WcStatus::Other, code: 0 };
 
@@ -224,7 +225,7 @@ fn gids<V: Verbs>(verbs: &V, count: u32) -> Vec<Gid> {
     (0..count.min(GIDS_MAX)).filter_map(entry).collect()
 }
 
-/// Smaller is better: what crosses routers first, what depends on an interface's number last.
+/// The preference for a GID, smaller is better: routable addresses first, link-local ones last.
 fn rank(gid: &Gid) -> u8 {
     let scope = if is_v4(&gid.raw) {
         0

@@ -1,4 +1,4 @@
-//! One peer: how it is reached, and the control connection to it.
+//! One peer: its addresses, and the control connection to it.
 
 use te_fabric::Export;
 use te_fabric::peer::Contact;
@@ -7,12 +7,12 @@ use te_fabric::peer::Contact;
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) contact: Contact,
-    /// Index of its control connection.
-    pub(super) channel: Option<u32>,
+    /// Index of the control connection to it.
+    pub(super) connection: Option<u32>,
 }
 
 impl Endpoint {
     pub(super) fn new(export: &Export) -> Self {
-        Self { contact: Contact::new(export), channel: None }
+        Self { contact: Contact::new(export), connection: None }
     }
 }

@@ -1,10 +1,10 @@
-//! Peers as an initiator sees them: which incarnation each of them is, where it may be reached, when to try
-//! again, and the control connection to it. Knows no slices: what waits for a peer is the initiator's.
+//! Peers as an initiator sees them: the incarnation of each, its addresses, its backoff, and the control
+//! connection to it. It does not know slices: those that wait for a peer are in the initiator.
 //!
 //! ```text
 //!   endpoint   one peer
 //!   outbound   one control connection: handshake, questions, answers in order
-//!   sieve      whose connection gives way
+//!   sieve      the choice of the connection that is closed for another one
 //! ```
 
 mod endpoint;
@@ -24,22 +24,22 @@ use te_fabric::{Export, Interest, Slab, Table, Timers};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::config::Config;
-use crate::io::channel::Channel;
+use crate::io::connection::Connection;
 use crate::io::{Io, Watched, net};
 use crate::stats::Stats;
 use crate::sys::verbs::Verbs;
 use crate::wire::{Hello, MAGIC, Response, Status, VERSION};
 use endpoint::Endpoint;
-use outbound::{ChannelEnd, Frame, Outbound, answer_of};
-use sieve::{Sieve, Sign};
+use outbound::{ConnectionEnd, Frame, Outbound, answer_of};
+use sieve::{Sieve, UseState};
 
-/// A frame of a peer's.
+/// A frame from a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerFrame<'a> {
     pub(crate) peer: u32,
-    /// `None`: it has welcomed us.
+    /// `None`: the handshake has succeeded.
     pub(crate) response: Option<Response<'a>>,
-    /// Bytes to consume when it was taken in.
+    /// The bytes to consume after it was handled.
     pub(crate) bytes: usize,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct PeerFrame<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Closed {
     pub(crate) peer: u32,
-    /// Number of the address that it went to.
+    /// Number of the peer's address.
     pub(crate) address: u8,
     /// Some question was answered.
     pub(crate) answered: bool,
@@ -57,15 +57,15 @@ pub(crate) struct Closed {
 #[derive(Debug)]
 pub(crate) struct Peers {
     endpoints: Table<Endpoint>,
-    /// Peers that were met and let go.
+    /// The incarnations of peers that were met and removed.
     known: KnownIncarnations,
     /// Control connections that we opened.
-    channels: Slab<Box<Outbound>, u32>,
-    /// Peers with a control connection.
+    connections: Slab<Box<Outbound>, u32>,
+    /// Peers to which we have a control connection.
     connected: Sieve,
-    /// Who we say that we are.
+    /// Our identity, which each HELLO carries.
     identity: u64,
-    /// What the sessions with targets are made of.
+    /// Makes a random session number for each target.
     sessions: RandomState,
     last_connection: u32,
     /// Questions without an answer, handshakes included.
@@ -77,12 +77,12 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// No peers yet. We say that we are `identity`.
+    /// No peers yet. HELLOs carry `identity`.
     pub(crate) fn new(identity: u64, config: &Config) -> Self {
         Self {
-            endpoints: Table::new(config.segments_max),
+            endpoints: Table::new(config.remote_regions_max),
             known: KnownIncarnations::default(),
-            channels: Slab::new(),
+            connections: Slab::new(),
             connected: Sieve::default(),
             identity,
             sessions: RandomState::new(),
@@ -95,25 +95,25 @@ impl Peers {
         }
     }
 
-    /// Control connections that are there.
-    pub(crate) fn channels(&self) -> usize {
-        self.channels.len()
+    /// The number of control connections that we have opened.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.len()
     }
 
-    /// Frames understood so far.
+    /// Frames received and understood so far.
     pub(crate) const fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Whether some peer owes an answer.
+    /// Whether a question or handshake is unanswered.
     #[inline]
     pub(crate) const fn owes_answers(&self) -> bool {
         self.questions > 0
     }
 
     pub(crate) const fn count(&self, stats: &mut Stats) {
-        stats.channels_opened = self.opened;
-        stats.channels_lost = self.lost;
+        stats.connections_opened = self.opened;
+        stats.connections_lost = self.lost;
         stats.evictions = self.evictions;
         stats.frames += self.frames;
     }
@@ -121,7 +121,7 @@ impl Peers {
 
 /// Contacts.
 impl Peers {
-    /// The peer that wrote this export: the one that is known, or a new one.
+    /// The peer that wrote this export: a known one, or a new one.
     ///
     /// # Errors
     /// `Full`.
@@ -133,31 +133,30 @@ impl Peers {
             None => self.endpoints.add(Endpoint::new(export))?,
         };
         if let Some(of) = self.endpoints.get_mut(peer) {
-            of.contact.learn(export, of.channel.is_some());
+            of.contact.learn(export, of.connection.is_some());
         }
         Ok(peer)
     }
 
-    /// Lets go of a peer that nothing needs any more, and that has no control connection.
+    /// Removes a peer that nothing needs any more, and that has no control connection.
     pub(crate) fn forget(&mut self, peer: u32) {
         if let Some(of) = self.endpoints.remove(peer) {
             self.known.remember(&of.contact);
         }
     }
 
-    /// What to do when a control connection to a peer is wanted; `None`: it has one, or there is no such
-    /// peer.
+    /// How to open a control connection to a peer; `None`: there is one already, or no such peer.
     pub(crate) fn attempt(&self, peer: u32, now: Instant) -> Option<Attempt> {
         let of = self.endpoints.get(peer)?;
-        of.channel.is_none().then(|| of.contact.attempt(now))
+        of.connection.is_none().then(|| of.contact.attempt(now))
     }
 
-    /// Until when a peer is not to be connected to.
+    /// The end of a peer's backoff.
     pub(crate) fn paused_until(&self, peer: u32) -> Option<Instant> {
         self.endpoints.get(peer)?.contact.paused_until()
     }
 
-    /// Leaves a peer alone for a while.
+    /// Begins a peer's backoff.
     pub(crate) fn back_off(&mut self, peer: u32, timers: &mut Timers, config: &Config) {
         if let Some(of) = self.endpoints.get_mut(peer) {
             of.contact.back_off(timers.now(), config.reconnect_ms_max);
@@ -165,8 +164,8 @@ impl Peers {
         timers.changed();
     }
 
-    /// An attempt to open a control connection to address number `address` has failed. Returns what waits for
-    /// the peer ends with, if it does.
+    /// Handles a failed attempt to open a control connection to address number `address`. Returns the error
+    /// with which waiting work ends; `None`: another address is tried.
     pub(crate) fn refused(
         &mut self,
         peer: u32,
@@ -186,7 +185,7 @@ impl Peers {
         }
     }
 
-    /// Whether nothing of ours can land at a peer any more, or ever could.
+    /// Whether no write of ours can land at a peer any more.
     pub(crate) fn is_harmless(&self, peer: u32) -> bool {
         self.endpoints.get(peer).is_none_or(|of| of.contact.is_harmless(&self.known))
     }
@@ -194,22 +193,22 @@ impl Peers {
 
 /// Control connections: opening and closing.
 impl Peers {
-    /// Whether as many peers are connected to as may be.
+    /// Whether we have as many control connections as the settings allow.
     pub(crate) fn is_full(&self, config: &Config) -> bool {
-        self.connected.len() >= config.endpoints_max as usize
+        self.connected.len() >= config.peers_max as usize
     }
 
-    /// The control connection that gives way for another; `None`: all are busy. It is to be closed.
-    pub(crate) fn evict(&mut self, sign: impl FnMut(u32) -> Sign) -> Option<u32> {
-        let victim = self.connected.victim(sign)?;
+    /// The control connection to close for another one; `None`: all are busy.
+    pub(crate) fn evict(&mut self, use_state: impl FnMut(u32) -> UseState) -> Option<u32> {
+        let victim = self.connected.victim(use_state)?;
         self.evictions += 1;
-        self.channel_of(victim)
+        self.connection_of(victim)
     }
 
     /// Index of the control connection to a peer.
     #[inline]
-    pub(crate) fn channel_of(&self, peer: u32) -> Option<u32> {
-        self.endpoints.get(peer)?.channel
+    pub(crate) fn connection_of(&self, peer: u32) -> Option<u32> {
+        self.endpoints.get(peer)?.connection
     }
 
     /// Starts to open the control connection to a peer.
@@ -226,85 +225,85 @@ impl Peers {
     ) -> io::Result<()> {
         let stream = net::dial(address, config.peer_silence_ms_max)?;
         let interest = Interest::BOTH;
-        let (index, name) = self.channels.reserve();
+        let (index, name) = self.connections.reserve();
         if let Err(error) = io.watch(&stream, Watched::Outbound(name), interest) {
-            self.channels.release(index);
+            self.connections.release(index);
             return Err(error);
         }
         let deadline = timers.now() + Duration::from_millis(u64::from(config.connect_ms_max));
-        let out = Outbound::new(Channel::new(stream, interest), peer, number, deadline);
-        self.channels.put(index, Box::new(out));
+        let out = Outbound::new(Connection::new(stream, interest), peer, number, deadline);
+        self.connections.put(index, Box::new(out));
         self.questions += 1;
         self.opened += 1;
         self.connected.insert(peer);
         timers.changed();
         if let Some(of) = self.endpoints.get_mut(peer) {
-            of.channel = Some(index);
+            of.connection = Some(index);
         }
         Ok(())
     }
 
     /// Closes a control connection.
     pub(crate) fn close(&mut self, index: u32) -> Option<Closed> {
-        let mut out = self.channels.take(index)?;
-        self.channels.release(index);
-        te_fabric::net::reset_on_close(&out.channel_mut().stream);
+        let mut out = self.connections.take(index)?;
+        self.connections.release(index);
+        te_fabric::net::reset_on_close(&out.connection_mut().stream);
         self.questions -= out.asked();
         self.lost += 1;
         let closed = Closed { peer: out.peer(), address: out.address(), answered: out.has_answered() };
         self.connected.remove(closed.peer);
         if let Some(of) = self.endpoints.get_mut(closed.peer) {
-            of.channel = None;
+            of.connection = None;
         }
         Some(closed)
     }
 
-    /// The bound for a walk over all control connections.
+    /// The indexes of control connections are smaller than this.
     pub(crate) fn bound(&self) -> u32 {
-        self.channels.bound()
+        self.connections.bound()
     }
 
-    /// The control connection with this name.
+    /// The index of the control connection with this name.
     pub(crate) fn index(&self, name: u32) -> Option<u32> {
-        self.channels.index(name)
+        self.connections.index(name)
     }
 
-    /// What ends a control connection whose time is up; `None`: it is not up. The second part: the peer owes
-    /// an answer for too long, and is to be left alone.
-    pub(crate) fn overdue(&self, index: u32, now: Instant) -> Option<(ChannelEnd, bool)> {
-        let out = self.channels.get(index)?;
+    /// How a control connection ends whose deadline has passed; `None`: it has not passed. The second part:
+    /// an answer of the peer is overdue, so that its backoff begins.
+    pub(crate) fn overdue(&self, index: u32, now: Instant) -> Option<(ConnectionEnd, bool)> {
+        let out = self.connections.get(index)?;
         out.deadline().filter(|deadline| now >= *deadline)?;
         let end = out.lost(Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT));
-        Some((end, matches!(end, ChannelEnd::Lost(_))))
+        Some((end, matches!(end, ConnectionEnd::Lost(_))))
     }
 
-    /// The earliest time at which a control connection is overdue.
+    /// The earliest deadline of a control connection.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let mut next = Earliest::default();
-        for index in 0..self.channels.bound() {
-            next.note(self.channels.get(index).and_then(|out| out.deadline()));
+        for index in 0..self.connections.bound() {
+            next.note(self.connections.get(index).and_then(|out| out.deadline()));
         }
         next.get()
     }
 
-    /// We were away ourselves for so long: the peers' silence is not their fault.
+    /// Extends all deadlines by the time in which this process was not polled.
     pub(crate) fn forgive(&mut self, away: Duration) {
-        for index in 0..self.channels.bound() {
-            if let Some(out) = self.channels.get_mut(index) {
+        for index in 0..self.connections.bound() {
+            if let Some(out) = self.connections.get_mut(index) {
                 out.set_deadline(out.deadline().map(|at| at + away));
             }
         }
     }
 }
 
-/// Control connections: what passes over them.
+/// Control connections: their frames.
 impl Peers {
-    /// Greets the peer when the connection was just made. False: it is still being made.
+    /// Begins the handshake when the connection was just made. False: it is still being made.
     ///
     /// # Errors
     /// The connection cannot be made.
-    pub(crate) fn greet(&mut self, index: u32) -> Result<bool, ChannelEnd> {
-        let Some(out) = self.channels.get_mut(index) else { return Ok(false) };
+    pub(crate) fn greet(&mut self, index: u32) -> Result<bool, ConnectionEnd> {
+        let Some(out) = self.connections.get_mut(index) else { return Ok(false) };
         if out.is_made()? {
             self.last_connection = self.last_connection.wrapping_add(1);
             let incarnation = self.endpoints.get(out.peer()).map_or(0, |of| of.contact.incarnation());
@@ -322,16 +321,16 @@ impl Peers {
         Ok(!out.is_connecting())
     }
 
-    /// Takes in what has arrived on a control connection. True: something came.
+    /// Receives what has arrived on a control connection. True: at least one byte.
     ///
     /// # Errors
     /// The connection is broken.
-    pub(crate) fn receive(&mut self, index: u32) -> Result<bool, ChannelEnd> {
-        self.channels.get_mut(index).map_or(Ok(false), |out| out.receive())
+    pub(crate) fn receive(&mut self, index: u32) -> Result<bool, ConnectionEnd> {
+        self.connections.get_mut(index).map_or(Ok(false), |out| out.receive())
     }
 
-    /// The next frame of a peer; `None`: it is not all there. The next answer is overdue at `until`. When it
-    /// was taken in, it is to be [consumed](Self::consume).
+    /// The next frame of a peer; `None`: it has not arrived completely. The next answer is overdue at `until`.
+    /// The caller [consumes](Self::consume) the frame after it was handled.
     ///
     /// # Errors
     /// The peer refuses us, or breaks the protocol.
@@ -339,18 +338,18 @@ impl Peers {
         &mut self,
         index: u32,
         until: Instant,
-    ) -> Result<Option<PeerFrame<'_>>, ChannelEnd> {
-        // A frame is looked at twice: once for what it changes here, and once for the caller, who borrows it.
-        let Some(out) = self.channels.get_mut(index) else { return Ok(None) };
+    ) -> Result<Option<PeerFrame<'_>>, ConnectionEnd> {
+        // The frame is parsed twice: once for the changes here, and once for the caller, which borrows it.
+        let Some(out) = self.connections.get_mut(index) else { return Ok(None) };
         let Some((frame, _)) = out.frame()? else { return Ok(None) };
         match frame {
             Frame::Welcome(welcome) => {
                 if let Some(error) = Status::from_wire(welcome.status.get()).error() {
-                    return Err(ChannelEnd::Refused(error));
+                    return Err(ConnectionEnd::Refused(error));
                 }
-                let Some(of) = self.endpoints.get_mut(out.peer()) else { return Err(ChannelEnd::Dropped) };
+                let Some(of) = self.endpoints.get_mut(out.peer()) else { return Err(ConnectionEnd::Dropped) };
                 if welcome.incarnation.get() != of.contact.incarnation() {
-                    return Err(ChannelEnd::Refused(ErrorKind::PeerRestarted.into()));
+                    return Err(ConnectionEnd::Refused(ErrorKind::PeerRestarted.into()));
                 }
                 of.contact.welcomed(out.address());
                 self.frames += 1;
@@ -361,14 +360,14 @@ impl Peers {
             }
             Frame::Response(Response::Error { status }) => {
                 self.frames += 1;
-                return Err(ChannelEnd::Lost(status.error().unwrap_or(ErrorKind::Protocol.into())));
+                return Err(ConnectionEnd::Lost(status.error().unwrap_or(ErrorKind::Protocol.into())));
             }
             Frame::Response(response) => {
                 self.frames += 1;
                 if let Some((kind, id)) = answer_of(&response) {
-                    // An answer to what was not asked, or to something else.
+                    // It does not answer the oldest question.
                     if !out.answered(kind, id, until) {
-                        return Err(ChannelEnd::Lost(ErrorKind::Protocol.into()));
+                        return Err(ConnectionEnd::Lost(ErrorKind::Protocol.into()));
                     }
                     self.questions -= 1;
                 }
@@ -383,26 +382,26 @@ impl Peers {
         }))
     }
 
-    /// Drops the bytes of a frame that was taken in.
+    /// Drops the bytes of a frame that was handled.
     pub(crate) fn consume(&mut self, index: u32, bytes: usize) {
-        if let Some(out) = self.channels.get_mut(index) {
-            out.channel_mut().consume(bytes);
+        if let Some(out) = self.connections.get_mut(index) {
+            out.connection_mut().consume(bytes);
         }
     }
 
-    /// Sends what can be sent, once everything that arrived was taken in.
+    /// Sends as much as the socket takes. Called when every frame that has arrived was handled.
     ///
     /// # Errors
-    /// The connection is broken, or the peer has ended it.
-    pub(crate) fn flush(&mut self, index: u32) -> Result<(), ChannelEnd> {
-        let Some(out) = self.channels.get_mut(index) else { return Ok(()) };
+    /// The connection is broken, or the peer has closed it.
+    pub(crate) fn flush(&mut self, index: u32) -> Result<(), ConnectionEnd> {
+        let Some(out) = self.connections.get_mut(index) else { return Ok(()) };
         out.check_finished()?;
         out.flush()
     }
 
-    /// The control connection to ask questions over. [`Self::asked`] is to be called afterwards.
+    /// The control connection with this index, to ask questions. The caller calls [`Self::asked`] afterwards.
     pub(crate) fn outbound(&mut self, index: u32) -> Option<&mut Outbound> {
-        self.channels.get_mut(index).map(|out| &mut **out)
+        self.connections.get_mut(index).map(|out| &mut **out)
     }
 
     /// Notes that `count` questions were asked, and sends them.
@@ -415,8 +414,8 @@ impl Peers {
         count: u32,
         timers: &mut Timers,
         config: &Config,
-    ) -> Result<(), ChannelEnd> {
-        let Some(out) = self.channels.get_mut(index) else { return Ok(()) };
+    ) -> Result<(), ConnectionEnd> {
+        let Some(out) = self.connections.get_mut(index) else { return Ok(()) };
         if count > 0 && out.asked() == count {
             let silence = Duration::from_millis(u64::from(config.peer_silence_ms_max));
             out.set_deadline(Some(timers.now() + silence));
@@ -426,11 +425,11 @@ impl Peers {
         out.flush()
     }
 
-    /// Updates what epoll watches a control connection for.
+    /// Updates the readiness that epoll watches a control connection for.
     pub(crate) fn settle_interest<V: Verbs>(&mut self, index: u32, io: &Io<V>) {
-        let name = self.channels.name(index);
-        if let Some(out) = self.channels.get_mut(index) {
-            io.settle_interest(out.channel_mut(), Watched::Outbound(name));
+        let name = self.connections.name(index);
+        if let Some(out) = self.connections.get_mut(index) {
+            io.settle_interest(out.connection_mut(), Watched::Outbound(name));
         }
     }
 }
@@ -452,11 +451,12 @@ mod tests {
             generation: 1,
             key: 7,
             len: 100,
+            location: te_core::Location::Host,
         }
     }
 
     #[test]
-    fn a_peer_is_its_incarnation() {
+    fn a_peer_is_identified_by_its_incarnation() {
         let mut peers = Peers::new(5, &Config::default());
         let (first, other) = (peers.meet(&export(1)), peers.meet(&export(2)));
         assert_eq!((first, other, peers.meet(&export(1))), (Ok(0), Ok(1), Ok(0)));
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_refuses_is_left_alone_and_harmless_while_it_was_not_met() {
+    fn a_peer_that_refuses_is_in_backoff_and_harmless_while_it_was_not_met() {
         let (config, mut timers) = (Config::default(), Timers::new());
         let mut peers = Peers::new(5, &config);
         let peer = peers.meet(&export(1)).expect("room");
@@ -478,11 +478,11 @@ mod tests {
 
     #[cfg(feature = "sim")]
     #[test]
-    fn a_connection_that_is_not_made_in_time_is_given_up() {
+    fn a_connection_that_is_not_made_in_time_is_closed() {
         use crate::sim::{DeviceConfig, SimConfig, SimFabric};
         let (mut timers, listener) =
             (Timers::new(), std::net::TcpListener::bind("127.0.0.1:0").expect("a port"));
-        let config = Config { proof_ms_max: 0, endpoints_max: 1, connect_ms_max: 50, ..Config::default() };
+        let config = Config { proof_ms_max: 0, peers_max: 1, connect_ms_max: 50, ..Config::default() };
         let device = SimFabric::new(1, SimConfig::IMMEDIATE).device(DeviceConfig::default());
         let (io, _) = Io::open(device, &config).expect("a port that works");
         let mut peers = Peers::new(5, &config);
@@ -492,15 +492,15 @@ mod tests {
         assert!(
             peers.is_full(&config) && peers.owes_answers() && peers.attempt(peer, timers.now()).is_none()
         );
-        let index = peers.channel_of(peer).expect("it was opened");
+        let index = peers.connection_of(peer).expect("it was opened");
         assert_eq!(peers.next_deadline(), Some(Instant::from_millis(50)));
         peers.forgive(Duration::from_millis(10));
         assert_eq!(peers.overdue(index, Instant::from_millis(59)), None);
-        let refused = ChannelEnd::Refused(Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT));
+        let refused = ConnectionEnd::Refused(Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT));
         assert_eq!(peers.overdue(index, Instant::from_millis(60)), Some((refused, false)));
-        assert_eq!(peers.evict(|_| Sign::Busy), None);
-        assert_eq!(peers.evict(|_| Sign::Idle), Some(index));
+        assert_eq!(peers.evict(|_| UseState::Busy), None);
+        assert_eq!(peers.evict(|_| UseState::Idle), Some(index));
         assert_eq!(peers.close(index), Some(Closed { peer, address: 0, answered: false }));
-        assert_eq!((peers.close(index), peers.owes_answers(), peers.channels()), (None, false, 0));
+        assert_eq!((peers.close(index), peers.owes_answers(), peers.connections()), (None, false, 0));
     }
 }

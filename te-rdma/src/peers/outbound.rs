@@ -7,10 +7,10 @@ use te_core::{Error, ErrorKind, Instant};
 use te_fabric::net::error_of;
 use zerocopy::IntoBytes;
 
-use crate::io::channel::Channel;
+use crate::io::connection::Connection;
 use crate::wire::{self, Header, Hello, Kind, Response, Step, Welcome};
 
-/// How far a control connection of ours is.
+/// The state of a control connection of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Connecting,
@@ -18,50 +18,50 @@ enum Phase {
     Up,
 }
 
-/// What ended a control connection, and what that says about its peer.
+/// Why a control connection of ours ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ChannelEnd {
+pub(crate) enum ConnectionEnd {
     /// It was up, and broke or was closed.
     Lost(Error),
-    /// It never came up.
+    /// It was never up.
     Refused(Error),
-    /// We closed it: no failure.
+    /// We closed it, without a failure.
     Dropped,
 }
 
-/// A frame of the target's.
+/// A frame from the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Frame<'a> {
-    /// The handshake's answer.
+    /// The answer of the handshake.
     Welcome(Welcome),
-    /// Everything later.
+    /// Every later frame.
     Response(Response<'a>),
 }
 
 /// A control connection of ours.
 #[derive(Debug)]
 pub(crate) struct Outbound {
-    channel: Channel,
+    connection: Connection,
     peer: u32,
-    /// Which of the peer's addresses it goes to.
+    /// Number of the peer's address.
     address: u8,
     phase: Phase,
-    /// Given up then: it does not come up, or an answer is overdue.
+    /// When it is closed, unless it is up and no answer is overdue by then.
     deadline: Option<Instant>,
     /// Questions without an answer, the handshake included.
     asked: u32,
-    /// Those after the handshake: answers come in the order of the questions.
+    /// Id and kind of each question after the handshake. Answers come in their order.
     open: VecDeque<(u64, Kind)>,
     /// Some question was answered.
     answered: bool,
 }
 
 impl Outbound {
-    /// A connection to address number `address` of `peer`, which is being made.
-    pub(crate) fn new(mut channel: Channel, peer: u32, address: u8, deadline: Instant) -> Self {
-        channel.dialing = true;
+    /// A connection to address number `address` of `peer` that is being made.
+    pub(crate) fn new(mut connection: Connection, peer: u32, address: u8, deadline: Instant) -> Self {
+        connection.dialing = true;
         Self {
-            channel,
+            connection,
             peer,
             address,
             phase: Phase::Connecting,
@@ -72,20 +72,19 @@ impl Outbound {
         }
     }
 
-    /// Questions without an answer.
+    /// Questions without an answer, the handshake included.
     pub(crate) const fn asked(&self) -> u32 {
         self.asked
     }
 
-    /// Whether a question of any length can be asked.
+    /// Whether there is room for a question of any length.
     pub(crate) fn has_room(&self) -> bool {
-        self.channel.has_room()
+        self.connection.has_room()
     }
 
-    /// Asks a question with `count` entries, if there is room. The answer is expected after those to all
-    /// before it.
+    /// Asks a question with `count` entries, if there is room.
     pub(crate) fn ask(&mut self, kind: Kind, count: u16, id: u64, body: [&[u8]; 2]) {
-        if self.channel.push(&[Header::new(kind, count, id).as_bytes(), body[0], body[1]]) {
+        if self.connection.push(&[Header::new(kind, count, id).as_bytes(), body[0], body[1]]) {
             self.open.push_back((id, kind));
             self.asked += 1;
         }
@@ -111,19 +110,19 @@ impl Outbound {
         self.deadline = deadline;
     }
 
-    pub(super) const fn channel_mut(&mut self) -> &mut Channel {
-        &mut self.channel
+    pub(super) const fn connection_mut(&mut self) -> &mut Connection {
+        &mut self.connection
     }
 
-    /// Whether the connection has just been made and is to be greeted. `Ok(false)`: it is still being made,
-    /// or was greeted.
-    pub(super) fn is_made(&mut self) -> Result<bool, ChannelEnd> {
+    /// Whether the connection was just made, so that the handshake begins. `Ok(false)`: it is still being
+    /// made, or the handshake has begun.
+    pub(super) fn is_made(&mut self) -> Result<bool, ConnectionEnd> {
         if self.phase != Phase::Connecting {
             return Ok(false);
         }
-        match self.channel.stream.take_error() {
-            Ok(None) => Ok(self.channel.stream.peer_addr().is_ok()),
-            Ok(Some(error)) | Err(error) => Err(ChannelEnd::Refused(error_of(&error))),
+        match self.connection.stream.take_error() {
+            Ok(None) => Ok(self.connection.stream.peer_addr().is_ok()),
+            Ok(Some(error)) | Err(error) => Err(ConnectionEnd::Refused(error_of(&error))),
         }
     }
 
@@ -133,44 +132,44 @@ impl Outbound {
     }
 
     pub(super) fn greet(&mut self, hello: &Hello) {
-        self.channel.dialing = false;
-        self.channel.push(&[hello.as_bytes()]);
+        self.connection.dialing = false;
+        self.connection.push(&[hello.as_bytes()]);
         self.phase = Phase::Greeting;
     }
 
-    /// Takes in what has arrived. True: something came.
-    pub(super) fn receive(&mut self) -> Result<bool, ChannelEnd> {
-        self.channel.receive().map_err(|error| self.broken(&error))
+    /// Receives what has arrived. True: at least one byte.
+    pub(super) fn receive(&mut self) -> Result<bool, ConnectionEnd> {
+        self.connection.receive().map_err(|error| self.broken(&error))
     }
 
-    /// Sends what can be sent.
-    pub(super) fn flush(&mut self) -> Result<(), ChannelEnd> {
-        self.channel.flush().map_err(|error| self.broken(&error))
+    /// Sends as much as the socket takes.
+    pub(super) fn flush(&mut self) -> Result<(), ConnectionEnd> {
+        self.connection.flush().map_err(|error| self.broken(&error))
     }
 
-    /// What the peer's end of the connection says, once everything before it was taken in.
-    pub(super) fn check_finished(&self) -> Result<(), ChannelEnd> {
-        match self.channel.finished {
+    /// Reports that the peer has closed the connection, after every frame before that was handled.
+    pub(super) fn check_finished(&self) -> Result<(), ConnectionEnd> {
+        match self.connection.finished {
             true => Err(self.lost(Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET))),
             false => Ok(()),
         }
     }
 
-    /// What a failure says, by how far the connection is.
-    pub(super) fn lost(&self, error: Error) -> ChannelEnd {
+    /// The end of the connection by this error, which depends on whether it was up.
+    pub(super) fn lost(&self, error: Error) -> ConnectionEnd {
         match self.phase {
-            Phase::Up => ChannelEnd::Lost(error),
-            Phase::Connecting | Phase::Greeting => ChannelEnd::Refused(error),
+            Phase::Up => ConnectionEnd::Lost(error),
+            Phase::Connecting | Phase::Greeting => ConnectionEnd::Refused(error),
         }
     }
 
-    fn broken(&self, error: &io::Error) -> ChannelEnd {
+    fn broken(&self, error: &io::Error) -> ConnectionEnd {
         self.lost(error_of(error))
     }
 
-    /// The next frame and its length; `None`: it is not all there.
-    pub(super) fn frame(&self) -> Result<Option<(Frame<'_>, usize)>, ChannelEnd> {
-        let bytes = self.channel.bytes();
+    /// The next frame and its length; `None`: it has not arrived completely.
+    pub(super) fn frame(&self) -> Result<Option<(Frame<'_>, usize)>, ConnectionEnd> {
+        let bytes = self.connection.bytes();
         let step = if self.phase == Phase::Greeting {
             wire::parse_welcome(bytes).map(|step| match step {
                 Step::Need(_) => None,
@@ -192,8 +191,8 @@ impl Outbound {
         self.deadline = None;
     }
 
-    /// Notes an answer, which closes the oldest open question. `until`: when the next answer is overdue.
-    /// False: it answers what was not asked, or something else.
+    /// Notes the answer to the oldest open question. `until`: when the next answer is overdue. False: it does
+    /// not answer that question.
     pub(super) fn answered(&mut self, kind: Kind, id: u64, until: Instant) -> bool {
         let Some((asked, question)) = self.open.pop_front() else { return false };
         let fits = match kind {
@@ -213,7 +212,7 @@ impl Outbound {
     }
 }
 
-/// The kind and the id of an answer; `None`: nothing has to have asked for it.
+/// The kind and the id of an answer; `None`: the frame needs no question.
 pub(super) const fn answer_of(response: &Response<'_>) -> Option<(Kind, u64)> {
     match *response {
         Response::Accept { id, .. } => Some((Kind::Accept, id)),
@@ -241,7 +240,7 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
         stream.set_nonblocking(true).expect("a socket");
         let (there, _) = listener.accept().expect("it was connected to");
-        (Outbound::new(Channel::new(stream, Interest::BOTH), 3, 1, LATER), there)
+        (Outbound::new(Connection::new(stream, Interest::BOTH), 3, 1, LATER), there)
     }
 
     fn hello() -> Hello {
@@ -257,7 +256,7 @@ mod tests {
         }
     }
 
-    fn hear(out: &mut Outbound) {
+    fn receive(out: &mut Outbound) {
         while !out.receive().expect("the connection is there") {
             std::thread::yield_now();
         }
@@ -276,9 +275,9 @@ mod tests {
 
         let welcome = PROTOCOL.welcome(0, 3, 0);
         there.write_all(welcome.as_bytes()).expect("room");
-        hear(&mut out);
+        receive(&mut out);
         assert_eq!(out.frame(), Ok(Some((Frame::Welcome(welcome), 32))));
-        out.channel_mut().consume(32);
+        out.connection_mut().consume(32);
         out.welcomed();
         assert_eq!((out.asked(), out.deadline()), (0, None));
 
@@ -289,11 +288,11 @@ mod tests {
         assert_eq!(out.deadline(), Some(LATER));
         assert!(out.answered(Kind::Fenced, 8, LATER));
         assert_eq!((out.asked(), out.deadline()), (0, None));
-        assert!(!out.answered(Kind::Fenced, 9, LATER), "it was not asked");
+        assert!(!out.answered(Kind::Fenced, 9, LATER), "there was no such question");
     }
 
     #[test]
-    fn an_answer_to_another_question_is_none() {
+    fn an_answer_to_another_question_is_refused() {
         for (kind, id) in [(Kind::Accept, 7), (Kind::Resolved, 8), (Kind::Fenced, 7)] {
             let (mut out, _there) = made();
             out.greet(&hello());
@@ -304,19 +303,19 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_says_how_far_the_connection_was() {
+    fn the_end_of_a_connection_depends_on_whether_it_was_up() {
         let error = Error::new(ErrorKind::PeerDead);
         let (mut out, there) = made();
-        assert_eq!(out.lost(error), ChannelEnd::Refused(error));
+        assert_eq!(out.lost(error), ConnectionEnd::Refused(error));
         out.greet(&hello());
-        assert_eq!(out.lost(error), ChannelEnd::Refused(error));
+        assert_eq!(out.lost(error), ConnectionEnd::Refused(error));
         out.welcomed();
-        assert_eq!((out.lost(error), out.check_finished()), (ChannelEnd::Lost(error), Ok(())));
+        assert_eq!((out.lost(error), out.check_finished()), (ConnectionEnd::Lost(error), Ok(())));
         drop(there);
         while out.check_finished().is_ok() {
             let _ = out.receive();
         }
         let reset = Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET);
-        assert_eq!(out.check_finished(), Err(ChannelEnd::Lost(reset)));
+        assert_eq!(out.check_finished(), Err(ConnectionEnd::Lost(reset)));
     }
 }

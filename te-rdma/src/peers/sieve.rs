@@ -1,22 +1,23 @@
-//! Which connected peer gives way when another wants its place: SIEVE.
+//! The choice of the peer that is evicted when another one needs a connection: SIEVE.
 //!
-//! Y. Zhang, J. Yang, Y. Yue, Y. Vigfusson, K. V. Rashmi: *SIEVE is Simpler than LRU*, NSDI 2024. Newcomers
-//! enter at the head of a queue; a hand walks from the tail towards the head, spares and unmarks what was
-//! used since it last came by, and stops at the first that was not. Nothing is moved when it is used.
+//! Y. Zhang, J. Yang, Y. Yue, Y. Vigfusson, K. V. Rashmi: *SIEVE is Simpler than LRU*, NSDI 2024. New entries
+//! are inserted at the head of a queue; a hand moves from the tail towards the head, keeps and unmarks the
+//! entries that were used since it last passed, and stops at the first one that was not. No entry is moved
+//! when it is used.
 
-/// What a key's owner says when the hand comes by.
+/// Whether a key may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sign {
-    /// In use at this moment: it may not go.
+pub(crate) enum UseState {
+    /// In use at this moment: it is not evicted.
     Busy,
-    /// Used since the hand last came by; the owner has taken the mark off.
+    /// Used since the hand last passed; the mark is removed now.
     Used,
-    /// It may go.
+    /// It may be evicted.
     Idle,
 }
 
-/// Keys in the order in which they came, oldest first. The marks are with their owners, so that a use costs
-/// one store.
+/// Keys in the order of their insertion, oldest first. The marks are stored elsewhere, so that a use costs one
+/// store.
 #[derive(Debug, Default)]
 pub(super) struct Sieve {
     keys: Vec<u32>,
@@ -41,17 +42,17 @@ impl Sieve {
         }
     }
 
-    /// The next to go among those that may; `None`: none may. It stays until it is removed.
-    pub(super) fn victim(&mut self, mut sign: impl FnMut(u32) -> Sign) -> Option<u32> {
-        // One round may only take marks off, the next one finds.
+    /// The next key to evict; `None`: all are busy. It stays in the queue until it is removed.
+    pub(super) fn victim(&mut self, mut use_state: impl FnMut(u32) -> UseState) -> Option<u32> {
+        // The first round may only remove marks; the second one finds a key.
         for _ in 0..2 * self.keys.len() {
             if self.hand >= self.keys.len() {
                 self.hand = 0;
             }
             let key = self.keys[self.hand];
-            match sign(key) {
-                Sign::Idle => return Some(key),
-                Sign::Busy | Sign::Used => self.hand += 1,
+            match use_state(key) {
+                UseState::Idle => return Some(key),
+                UseState::Busy | UseState::Used => self.hand += 1,
             }
         }
         None
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_used_is_spared_once() {
+    fn a_used_key_is_kept_once() {
         let mut sieve = Sieve::default();
         (0..4).for_each(|key| sieve.insert(key));
         let mut used = vec![0, 1];
@@ -71,9 +72,9 @@ mod tests {
             sieve.victim(|key| match used.iter().position(|&marked| marked == key) {
                 Some(at) => {
                     used.swap_remove(at);
-                    Sign::Used
+                    UseState::Used
                 }
-                None => Sign::Idle,
+                None => UseState::Idle,
             })
         };
         assert_eq!(victim(&mut sieve), Some(2));
@@ -87,10 +88,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_busy_never_goes() {
+    fn a_busy_key_is_never_evicted() {
         let mut sieve = Sieve::default();
         (0..3).for_each(|key| sieve.insert(key));
-        let only = |free| move |key| if key == free { Sign::Idle } else { Sign::Busy };
+        let only = |free| move |key| if key == free { UseState::Idle } else { UseState::Busy };
         assert_eq!((sieve.victim(only(1)), sieve.victim(only(9))), (Some(1), None));
         assert_eq!(Sieve::default().victim(only(0)), None);
     }

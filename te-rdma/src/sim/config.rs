@@ -1,4 +1,4 @@
-//! What a simulated device and the links between devices are like. Plain data.
+//! The settings of a simulated device and of the links between devices.
 
 use te_core::{Error, ErrorKind};
 
@@ -6,38 +6,40 @@ use crate::sys::verbs::{DeviceFeatures, Gid};
 
 /// How time passes on the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Pace {
     /// Virtual time, moved by [`SimFabric::advance_to`](super::SimFabric::advance_to) alone. Messages are cut
     /// into packets of the path MTU, and every packet takes its link's latency.
     Timed,
-    /// Every poll, of any device, first lets time run until nothing is under way. A message is one packet.
-    /// For benches and for tests with threads: nothing is late, timeouts take no time.
+    /// Every poll of any device first lets time run until nothing is on the wire. A message is one packet.
+    /// For benches and for tests with threads: nothing is late, and timeouts take no time.
     Immediate,
 }
 
 /// One direction between two ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// A packet's flight, nanoseconds.
+    /// Time from the sending to the arrival of a packet, nanoseconds.
     pub latency_ns: u64,
-    /// Up to so much more, drawn for each packet. Packets of one queue pair never overtake each other.
+    /// Longest additional latency, nanoseconds, drawn for each packet. Packets of one queue pair do not
+    /// overtake each other.
     pub jitter_ns: u64,
-    /// Bytes a second that one queue pair sends; 0: no limit.
+    /// Bytes per second that one queue pair sends; 0: no limit.
     pub bytes_per_s: u64,
-    /// Packets lost, in a million.
+    /// Packets lost, per million.
     pub loss_ppm: u32,
-    /// Packets that arrive twice, in a million.
+    /// Packets that arrive twice, per million.
     pub duplicate_ppm: u32,
-    /// Packets held up by `hold_ns`, and all behind them, in a million.
+    /// Packets that are delayed by `hold_ns`, with all packets behind them, per million.
     pub hold_ppm: u32,
-    /// See `hold_ppm`.
+    /// The delay of such a packet, nanoseconds.
     pub hold_ns: u64,
-    /// Nothing passes.
+    /// Every packet is lost.
     pub down: bool,
 }
 
 impl LinkConfig {
-    /// No loss, a microsecond's flight.
+    /// No loss, a latency of one microsecond.
     pub const CALM: Self = Self {
         latency_ns: 1_000,
         jitter_ns: 0,
@@ -48,7 +50,7 @@ impl LinkConfig {
         hold_ns: 0,
         down: false,
     };
-    /// No loss, no flight.
+    /// No loss, no latency.
     pub const INSTANT: Self = Self { latency_ns: 0, ..Self::CALM };
 }
 
@@ -57,14 +59,14 @@ impl LinkConfig {
 pub struct SimConfig {
     /// How time passes.
     pub pace: Pace,
-    /// What every link starts as.
+    /// The initial setting of every link.
     pub link: LinkConfig,
-    /// Wait after "receiver not ready", nanoseconds.
+    /// How long a sender waits after "receiver not ready", nanoseconds.
     pub rnr_wait_ns: u64,
 }
 
 impl SimConfig {
-    /// Virtual time, calm links.
+    /// Virtual time, links without loss.
     pub const TIMED: Self = Self { pace: Pace::Timed, link: LinkConfig::CALM, rnr_wait_ns: 640_000 };
     /// Everything arrives at the next poll.
     pub const IMMEDIATE: Self =
@@ -74,38 +76,37 @@ impl SimConfig {
 /// One device with one port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// Name; empty: `sim0`, `sim1`, … by the order in which devices were added.
+    /// Name; empty: `sim0`, `sim1`, … in the order in which devices were added.
     pub name: String,
-    /// NUMA node.
+    /// NUMA node; `None`: unknown.
     pub numa_node: Option<u16>,
-    /// InfiniBand, found by LID, or Ethernet (RoCE), found by GID.
+    /// InfiniBand, addressed by LID (true), or Ethernet, that is RoCE, addressed by GID.
     pub infiniband: bool,
     /// Path MTU, bytes.
     pub mtu_bytes: u32,
-    /// The GID table. Empty: a RoCE v1 and a RoCE v2 entry (or one InfiniBand entry) that no other device
-    /// has.
+    /// The GID table. Empty: RoCE v1 and RoCE v2 entries (or one InfiniBand entry) that no other device has.
     pub gids: Vec<Option<Gid>>,
     /// Longest registration, bytes.
     pub mr_bytes_max: u64,
-    /// Registrations at a time.
+    /// The most registrations that exist at the same time.
     pub mr_count_max: u32,
-    /// Bytes registered at a time, as `RLIMIT_MEMLOCK` limits them.
+    /// The most bytes that are registered at the same time, as `RLIMIT_MEMLOCK` limits them.
     pub pinned_bytes_max: u64,
-    /// Queue pairs at a time.
+    /// The most queue pairs that exist at the same time.
     pub qp_count_max: u32,
-    /// Work requests in one send queue.
+    /// The most work requests in one send queue.
     pub qp_depth_max: u32,
     /// Entries of the completion queue.
     pub cq_depth: u32,
-    /// Pieces of one work request.
+    /// The most scatter/gather entries in one work request.
     pub sge_max: u32,
-    /// Bytes inside a work request.
+    /// Longest WRITE that is carried inside its work request, bytes.
     pub inline_bytes_max: u32,
-    /// READs in flight on one queue pair, each way.
+    /// The most READs in flight on one queue pair, in each direction.
     pub reads_max: u8,
     /// Longest message, bytes.
     pub message_bytes_max: u32,
-    /// Abilities.
+    /// Optional abilities. With `DMABUF`, any file that can be mapped stands in for a dma-buf.
     pub features: DeviceFeatures,
 }
 
@@ -132,42 +133,44 @@ impl Default for DeviceConfig {
     }
 }
 
-/// A device's one port, by the order in which devices were added.
+/// The one port of a device, numbered in the order in which devices were added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortId(pub(super) usize);
 
-/// How a target turns requests away that are in order and allowed.
+/// How a target refuses requests that are in order and allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Refusal {
     /// "Receiver not ready": the sender waits and tries again.
     NotReady,
-    /// "Remote operational error": both queue pairs end in error.
+    /// "Remote operational error": both queue pairs go to the error state.
     Failed,
 }
 
-/// What has happened so far.
+/// Counters since the fabric was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SimCounters {
-    /// Work requests taken.
+    /// Work requests that queue pairs took.
     pub posted: u64,
-    /// Work requests that ended well, signaled or not.
+    /// Work requests that succeeded, signaled or not.
     pub succeeded: u64,
     /// Work requests that put their queue pair in error.
     pub failed: u64,
-    /// Work requests flushed.
+    /// Work requests that were flushed.
     pub flushed: u64,
-    /// Request packets that left, again or for the first time.
+    /// Request packets that were sent, repetitions included.
     pub packets: u64,
-    /// Packets that arrived nowhere, requests and answers.
+    /// Packets that did not arrive, requests and responses.
     pub lost: u64,
-    /// Packets that a target had seen before.
+    /// Packets that a target had received before.
     pub duplicates: u64,
-    /// Times that a sender went back.
+    /// How often a sender went back to repeat packets.
     pub retried: u64,
-    /// Requests that a target turned away for good.
+    /// Requests that a target refused for good.
     pub refused: u64,
-    /// WRITE packets carried out when their sender was in error or gone already: what fences are for (L5).
+    /// WRITE packets that were executed when their sender was in error or destroyed: late writes, which
+    /// fences exist for (L5).
     pub landed_late: u64,
 }
 

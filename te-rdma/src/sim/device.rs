@@ -1,32 +1,39 @@
-//! One opened port of the simulated fabric, as `Verbs` shows it.
+//! One opened port of the simulated fabric.
 #![allow(unsafe_code, reason = "implements `register` and `post`, whose promises only the caller can make")]
 
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
 
+use nix::sys::eventfd::EventFd;
 use te_core::{Error, ErrorKind, MemSpan};
 
 use super::config::{Pace, PortId, errno};
 use super::wire::length;
 use super::world::{State, World, locked};
-use crate::sys::dma::copy_inline;
+use crate::sys::dma::{Mapping, copy_inline};
 use crate::sys::verbs::{
-    AsyncEvent, Connecting, DeviceInfo, Gid, MrAccess, Path, PortInfo, Qp, QpConfig, QpHandle, QpStep,
-    Registrar, Registration, Sge, Verbs, WorkCompletion, WorkRequest,
+    AsyncEvent, Connecting, DeviceFeatures, DeviceInfo, Gid, MrAccess, Path, PortInfo, Qp, QpConfig,
+    QpHandle, QpStep, Registrar, Registration, Sge, Verbs, WorkCompletion, WorkRequest,
 };
 
-/// A simulated device with one port. Dropping it is the end of its process: queue pairs and registrations go
-/// with it, packets on the wire do not.
+/// A simulated device with one port. Dropping it simulates the end of its process: queue pairs and
+/// registrations end, packets on the wire stay there.
 pub struct SimDevice {
     world: Arc<Mutex<World>>,
     device: usize,
     info: DeviceInfo,
-    /// Queue pairs that are being connected elsewhere, until their tokens are gone.
+    /// Readable: of the completion channel, and of asynchronous events.
+    fds: [Option<Arc<EventFd>>; 2],
+    /// Queue pairs that another thread connects, until their tokens are dropped.
     connecting: Vec<(QpHandle, Weak<()>)>,
 }
 
 impl SimDevice {
     pub(super) fn new(world: Arc<Mutex<World>>, device: usize) -> Self {
-        let config = locked(&world).devices[device].config.clone();
+        let (config, fds) = {
+            let world = locked(&world);
+            (world.devices[device].config.clone(), world.devices[device].fds.clone())
+        };
         let info = DeviceInfo {
             name: config.name,
             port: 1,
@@ -41,7 +48,7 @@ impl SimDevice {
             message_bytes_max: config.message_bytes_max,
             features: config.features,
         };
-        Self { world, device, info, connecting: Vec::new() }
+        Self { world, device, info, fds, connecting: Vec::new() }
     }
 
     fn check_settled(&mut self, qp: QpHandle) -> Result<(), Error> {
@@ -52,7 +59,7 @@ impl SimDevice {
         }
     }
 
-    /// Names it to the fabric.
+    /// The fabric's name for its port.
     #[must_use]
     pub fn id(&self) -> PortId {
         PortId(self.device)
@@ -95,15 +102,25 @@ impl Verbs for SimDevice {
         self
     }
 
+    /// Any file that can be mapped stands in for a dma-buf.
     fn register_dmabuf(
         &self,
-        _fd: i32,
-        _offset: u64,
-        _len: u64,
-        _address: u64,
-        _access: MrAccess,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+        address: u64,
+        access: MrAccess,
     ) -> Result<Registration, Error> {
-        Err(Error::new(ErrorKind::Unsupported))
+        if !self.info.features.contains(DeviceFeatures::DMABUF) {
+            return Err(Error::new(ErrorKind::Unsupported));
+        }
+        // As the kernel's verbs: the two have the same place in their pages.
+        if (offset ^ address) & 0xfff != 0 {
+            return Err(errno(libc::EINVAL));
+        }
+        let mapping = Mapping::new(fd, offset, len).map_err(errno)?;
+        let memory = (mapping.span(), Some(mapping));
+        locked(&self.world).register(self.device, memory, address, access)
     }
 
     fn deregister(&self, registration: Registration) -> Result<(), Error> {
@@ -198,7 +215,7 @@ impl Verbs for SimDevice {
         if world.ends[qp].state == State::Error {
             world.flush(qp);
         } else if world.config.pace == Pace::Timed {
-            // The doorbell: what may leave has left when this returns.
+            // The doorbell: everything that may be sent has been sent when this returns.
             world.transmit(qp);
             world.schedule_next(qp);
         } else if taken != 0 {
@@ -219,8 +236,8 @@ impl Verbs for SimDevice {
         Ok(())
     }
 
-    fn event_fds(&self) -> [Option<i32>; 2] {
-        locked(&self.world).devices[self.device].event_fds()
+    fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        self.fds.each_ref().map(|fd| fd.as_deref().map(EventFd::as_fd))
     }
 
     fn next_event(&mut self) -> Option<AsyncEvent> {
@@ -230,9 +247,9 @@ impl Verbs for SimDevice {
 
 impl Registrar for SimDevice {
     unsafe fn register(&self, span: MemSpan, access: MrAccess) -> Result<Registration, Error> {
-        // Work requests and peers name memory by number; the pointers themselves stay in the table.
+        // Work requests and peers name memory by its address as a number; the pointer stays in the table.
         let address = span.as_ptr().expose_provenance() as u64;
-        locked(&self.world).register(self.device, span, address, access)
+        locked(&self.world).register(self.device, (span, None), address, access)
     }
 }
 

@@ -1,9 +1,9 @@
-//! The short way of [`Pace::Immediate`]: work that nothing can happen to is carried out where it is, without
+//! The direct path of [`Pace::Immediate`]: work that no fault can reach is executed by one copy, without
 //! packets.
 //!
-//! It takes exactly the requests for which the long way (`wire.rs`) would end in success with no fault drawn,
-//! and leaves the first other one to it, untouched. What it saves is what benches of a transport should not
-//! measure.
+//! It executes exactly the requests that would succeed on the packet path (`wire.rs`) without drawing a
+//! fault, and leaves the first other request to that path, unchanged. It saves work that benches of a
+//! transport should not measure.
 
 use te_core::Op;
 
@@ -14,8 +14,8 @@ use crate::sys::dma::{MrTable, Target};
 use crate::sys::verbs::MrAccess;
 
 impl World {
-    /// Ends as many requests of `qp` as are plain.
-    pub(super) fn carry_out_directly(&mut self, qp: usize) {
+    /// Executes requests of `qp` up to the first that needs the packet path.
+    pub(super) fn execute_directly(&mut self, qp: usize) {
         let Some(peer) = self.plain_peer(qp) else { return };
         let (device, number) = (self.ends[qp].device, self.ends[qp].number);
         let limit = self.devices[device].config.message_bytes_max;
@@ -45,7 +45,7 @@ impl World {
             queue.sent = position + 1;
             ended += 1;
             if signaled {
-                self.complete_well(device, number, qp, id, position + 1);
+                self.complete_success(device, number, qp, id, position + 1);
             }
         }
         if ended == 0 {
@@ -60,7 +60,7 @@ impl World {
         self.counters.packets += ended;
     }
 
-    /// Who `qp` is connected to, if nothing is under way and nothing stands between them.
+    /// The peer of `qp`, if nothing is on the wire between them and no fault can be drawn.
     fn plain_peer(&mut self, qp: usize) -> Option<usize> {
         let peer = self.peer_of(qp)?;
         if self.peer_of(peer) != Some(qp) {
@@ -73,7 +73,7 @@ impl World {
             && sender.responses.is_empty()
             && sender.hold_until <= self.now;
         let ready = end.state == State::Ready && target.state == State::Ready;
-        // Neither end limits READs to none.
+        // Both ends allow READs.
         let reads = end.path?.reads_to_peer != 0 && target.path?.reads_from_peer != 0;
         let faults = self.devices[end.device].faults.status.is_some()
             || self.devices[target.device].faults.refusal.is_some();
@@ -90,14 +90,14 @@ fn remote_right(op: Op) -> MrAccess {
     }
 }
 
-/// Moves the bytes of a request, if all of it is allowed; else nothing was moved.
+/// Moves the bytes of a request if all of it is allowed; false: nothing was moved.
 #[inline]
 fn copy(queue: &SendQueue, position: u64, own: &MrTable, theirs: &MrTable) -> bool {
     let wqe = queue.at(position);
     let right = if wqe.op == Op::Read { MrAccess::LOCAL_WRITE } else { MrAccess::empty() };
     let sges = queue.sges_at(position);
     let remote = theirs.remote(wqe.remote_key, wqe.remote_addr, u64::from(wqe.len), remote_right(wqe.op));
-    // Messages without bytes need no key; the long way knows.
+    // Messages without bytes need no key; the packet path handles them.
     let (Some(remote), true) = (remote, wqe.len != 0) else { return false };
     if wqe.inline {
         remote.write(queue.inline_at(position));

@@ -1,4 +1,4 @@
-//! Neighbours that do or do not say where they are: what connecting a RoCE queue pair waits for.
+//! Address resolution of RoCE neighbours, which may not answer: connecting a queue pair waits for it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use te_core::Error;
 use super::config::errno;
 
 /// How long a call waits for an answer that does not come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Default)]
 pub(super) struct Neighbour(Arc<(Mutex<State>, Condvar)>);
@@ -39,14 +39,14 @@ impl Neighbour {
             return Ok(());
         }
         state.waiting += 1;
-        let waited = self.0.1.wait_timeout_while(state, PATIENCE, |state| state.silent);
+        let waited = self.0.1.wait_timeout_while(state, TIMEOUT, |state| state.silent);
         let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         state.waiting -= 1;
         if timeout.timed_out() { Err(errno(libc::ETIMEDOUT)) } else { Ok(()) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Every change is whole.
+        // A thread that panics while it holds the lock leaves the state consistent.
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

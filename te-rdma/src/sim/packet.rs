@@ -1,4 +1,4 @@
-//! What is on the wire: packets to a target, and its answers.
+//! Packets on the wire: requests to a target, and its responses.
 
 use te_core::Op;
 
@@ -13,27 +13,27 @@ pub(super) struct Request {
     pub(super) first: bool,
     pub(super) last: bool,
     pub(super) key: u32,
-    /// Of the first byte that this packet is about.
+    /// Remote address of the first byte of this packet.
     pub(super) addr: u64,
-    /// Bytes that this packet is about: its payload, or (READ) all that is asked for.
+    /// Bytes of this packet: of its payload, or (READ) of all that is requested.
     pub(super) len: u32,
     /// Bytes of the whole message from `addr` on.
     pub(super) message_bytes: u32,
-    /// READ: responses that are expected.
+    /// READ: the number of responses.
     pub(super) packets: u32,
     pub(super) payload: Payload,
 }
 
-/// Where a packet's bytes are.
+/// Where the bytes of a packet are.
 pub(super) enum Payload {
     None,
-    /// Still in the sender's memory: request at this position. Only when nothing can happen before it
-    /// arrives.
+    /// Still in the sender's memory, in the request at this position. Only where the memory cannot change
+    /// before the packet arrives.
     InPlace(u64),
     Copied(Vec<u8>),
 }
 
-/// A packet back.
+/// A packet to the initiator.
 pub(super) struct Response {
     pub(super) due: u64,
     pub(super) psn: u32,
@@ -41,13 +41,13 @@ pub(super) struct Response {
 }
 
 pub(super) enum Body {
-    /// All up to here is done.
+    /// Every packet up to `psn` was executed.
     Ack,
-    /// Part of a READ's answer. `InPlace` memory is found by (device, key, address).
+    /// Part of the data of a READ. `InPlace` memory is found by (device, key, address).
     Data { bytes: Answer, last: bool },
-    /// Something is missing; `psn` is the next that is wanted.
+    /// Packets are missing; `psn` is the next that is expected.
     Gap,
-    /// Try `psn` again later.
+    /// Send `psn` again later.
     NotReady,
     /// `psn` failed for good.
     Refused(WcStatus),

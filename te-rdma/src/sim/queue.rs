@@ -1,5 +1,5 @@
-//! The send queue of one queue pair: a ring of work requests between "posted" and "its completion was
-//! polled".
+//! The send queue of one queue pair: a ring of work requests, each from its posting until its completion was
+//! polled.
 
 use te_core::Op;
 
@@ -8,20 +8,20 @@ use crate::sys::verbs::{QpConfig, Sge, WorkRequest};
 /// Packet numbers have 24 bits.
 pub(super) const PSN_MASK: u32 = 0xff_ffff;
 
-/// How far `a` is ahead of `b`; negative: behind.
+/// By how many packets `a` is ahead of `b`; negative: behind.
 #[inline]
 pub(super) fn psn_diff(a: u32, b: u32) -> i32 {
     (a.wrapping_sub(b) << 8) as i32 >> 8
 }
 
-/// A work request as the queue holds it.
+/// A work request in the queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wqe {
     pub(super) id: u64,
     pub(super) remote_addr: u64,
     pub(super) remote_key: u32,
     pub(super) len: u32,
-    /// Packet numbers `first_psn .. first_psn + packets` are its own (for a READ: its responses').
+    /// Its packet numbers are `first_psn .. first_psn + packets` (for a READ: those of its responses).
     pub(super) first_psn: u32,
     pub(super) packets: u32,
     /// Packets acknowledged (WRITE) or received (READ).
@@ -32,7 +32,7 @@ pub(super) struct Wqe {
     pub(super) inline: bool,
 }
 
-/// Positions count up for ever; slot = position modulo the ring.
+/// Positions count up without limit; slot = position modulo the ring's length.
 ///
 /// ```text
 ///   released ≤ done ≤ sent ≤ tail
@@ -84,7 +84,7 @@ impl SendQueue {
         }
     }
 
-    /// What is left of a queue pair that was destroyed.
+    /// The queue of a destroyed queue pair.
     pub(super) fn empty() -> Self {
         Self::new(QpConfig { depth: 0, sges: 0, inline_bytes: 0 })
     }
@@ -97,7 +97,7 @@ impl SendQueue {
         self.tail - self.released >= u64::from(self.config.depth)
     }
 
-    /// Whether packets have left that are not acknowledged.
+    /// Whether packets were sent that are not acknowledged.
     pub(super) fn is_under_way(&self) -> bool {
         self.done < self.sent || self.sent_packets > self.done_packets()
     }
@@ -135,8 +135,8 @@ impl SendQueue {
         &self.inline[first..first + self.at(position).len as usize]
     }
 
-    /// Appends a request that fits (the caller has checked fullness and limits). Inline bytes are the
-    /// caller's to fill in.
+    /// Appends a request that fits (the caller has checked fullness and limits). The caller fills in inline
+    /// bytes.
     #[inline]
     pub(super) fn push(
         &mut self,
@@ -175,13 +175,13 @@ impl SendQueue {
         &mut self.inline[first..first + len]
     }
 
-    /// Starts again at the first packet that is not acknowledged.
+    /// Sends again from the first packet on that is not acknowledged.
     pub(super) fn go_back(&mut self) {
         self.sent = self.done;
         self.sent_packets = self.done_packets();
     }
 
-    /// After acknowledgements: never send again what is done.
+    /// After acknowledgements: packets that were acknowledged are not sent again.
     pub(super) fn catch_up(&mut self) {
         if self.sent < self.done {
             self.sent = self.done;

@@ -1,8 +1,8 @@
-//! What is on the wire, and what both ends do about it: the RC protocol of IBA volume 1, chapter 9, as far as
-//! one-sided READs and WRITEs can see it.
+//! The packets on the wire, and how both ends handle them: the RC protocol of IBA volume 1, chapter 9, as far
+//! as one-sided READs and WRITEs can observe it.
 //!
-//! One sender at a time is looked at: its packets that have arrived are carried out at the target, the
-//! answers that have arrived are taken in, its timer may expire, and then what may leave leaves.
+//! Senders run one at a time: the packets that have arrived are executed at the target, the responses that
+//! have arrived are processed, the timer may expire, and then the packets that may be sent are sent.
 
 use te_core::Op;
 
@@ -11,22 +11,22 @@ use super::packet::{Answer, Body, Payload, Request, Response};
 use super::queue::{PSN_MASK, psn_diff};
 use super::world::{NEVER, State, World};
 use crate::sys::dma::Target;
-use crate::sys::verbs::{MrAccess, QpConfig, Sge, WcStatus, WorkRequest};
+use crate::sys::verbs::{AsyncEvent, MrAccess, QpConfig, Sge, WcStatus, WorkRequest};
 
-/// What the target makes of one packet.
-enum Verdict {
-    /// Say nothing.
-    Silent,
-    /// Done; acknowledge up to here when convenient.
+/// How the target responds to one packet.
+enum Reply {
+    /// Not at all.
+    None,
+    /// It was executed: acknowledge up to this number, together with others.
     Ack(u32),
-    /// The answer is on its way already.
-    Answered,
+    /// The response was sent.
+    Sent,
 }
 
 impl World {
-    /// Moves everything of one sender that can move now.
+    /// Runs one sender until nothing of it can happen at this time.
     pub(super) fn run_qp(&mut self, qp: usize) {
-        self.carry_out_directly(qp);
+        self.execute_directly(qp);
         loop {
             self.deliver_requests(qp);
             self.deliver_responses(qp);
@@ -58,7 +58,7 @@ impl World {
         }
     }
 
-    /// Bytes of one packet.
+    /// The length of a full packet.
     fn packet_bytes(&self, qp: usize) -> u32 {
         match (self.config.pace, self.ends[qp].path) {
             (Pace::Timed, Some(path)) => path.mtu_bytes,
@@ -66,7 +66,7 @@ impl World {
         }
     }
 
-    /// Takes one request into the send queue. The caller has checked state, fullness and the pieces' count.
+    /// Puts one request into the send queue. The caller has checked state, fullness and the number of pieces.
     pub(super) fn enqueue(&mut self, qp: usize, request: &WorkRequest, len: u32, sges: &[Sge]) {
         let packets = len.div_ceil(self.packet_bytes(qp)).max(1);
         let sender = &mut self.senders[qp];
@@ -74,20 +74,20 @@ impl World {
         sender.psn = (sender.psn + packets) & PSN_MASK;
     }
 
-    /// The link that packets from `from`'s device to `to`'s take when they leave; `None`: nothing passes.
+    /// The link from `from`'s device to `to`'s; `None`: packets that are sent now are lost.
     pub(super) fn link(&self, from: usize, to: usize) -> Option<LinkConfig> {
         let (from, to) = (self.ends[from].device, self.ends[to].device);
         let link = self.links[from][to];
         (self.is_up(from) && self.is_up(to) && !link.down).then_some(link)
     }
 
-    /// Whether a packet on the wire gets in. Its sender's device may be gone by now.
-    fn gets_in(&self, from: usize, to: usize) -> bool {
+    /// Whether a packet on the wire arrives. The device that sent it may be gone by now.
+    fn arrives(&self, from: usize, to: usize) -> bool {
         let (from, to) = (self.ends[from].device, self.ends[to].device);
         self.is_up(to) && !self.links[from][to].down
     }
 
-    /// Whether a queue pair carries packets out.
+    /// Whether a queue pair executes packets.
     fn is_open(&mut self, qp: usize) -> bool {
         let lingering = &mut self.devices[self.ends[qp].device].faults.lingering;
         match self.ends[qp].state {
@@ -104,7 +104,7 @@ impl World {
         self.devices[device].alive && self.devices[device].active
     }
 
-    /// When a packet that leaves now arrives; `None`: it is lost.
+    /// The time at which a packet that is sent now arrives; `None`: it is lost.
     #[inline]
     fn flight(&mut self, link: &LinkConfig, after: u64) -> Option<u64> {
         if link.loss_ppm == 0 && link.hold_ppm == 0 && link.jitter_ns == 0 {
@@ -121,8 +121,7 @@ impl World {
 
     // The sender.
 
-    /// Lets leave what may leave: in order, as far as READ credits, bandwidth and a target that asked for
-    /// patience allow.
+    /// Sends packets in order, as far as READ credits, bandwidth and a target that was not ready allow.
     pub(super) fn transmit(&mut self, qp: usize) {
         let end = &self.ends[qp];
         let Some(path) = end.path else { return };
@@ -143,7 +142,7 @@ impl World {
             }
             let reads_forbidden = wqe.op == Op::Read && path.reads_to_peer == 0;
             if reads_forbidden || !self.local_pieces_are_good(qp, position) {
-                // What went before ends first.
+                // Earlier requests end first.
                 if position == self.senders[qp].queue.done {
                     self.fail_oldest(qp, WcStatus::Local);
                 }
@@ -217,7 +216,7 @@ impl World {
                 || queue.sges_at(position).iter().all(|sge| device.mrs.local(sge, right).is_some()))
     }
 
-    /// Copies part of a request's bytes out of its sender's memory.
+    /// Copies part of a request's bytes from its sender's memory.
     fn gather(&mut self, qp: usize, position: u64, offset: u32, len: u32) -> Vec<u8> {
         let mut bytes = self.buffers.pop().unwrap_or_default();
         bytes.clear();
@@ -249,7 +248,7 @@ impl World {
         self.retry(qp);
     }
 
-    /// Something got lost: again from the first packet that is not acknowledged, or give up.
+    /// A packet was lost: sends again from the first one on that is not acknowledged, or fails the request.
     fn retry(&mut self, qp: usize) {
         let limit = self.ends[qp].path.map_or(0, |path| path.retries);
         let sender = &mut self.senders[qp];
@@ -281,32 +280,32 @@ impl World {
                 self.ends[peer].reads_open = self.ends[peer].reads_open.saturating_sub(1);
             }
             if self.ends[qp].state == State::Ready && self.is_up(self.ends[qp].device) {
-                self.take_in(qp, response);
+                self.handle_response(qp, response);
             }
         }
     }
 
-    fn take_in(&mut self, qp: usize, response: Response) {
+    fn handle_response(&mut self, qp: usize, response: Response) {
         let psn = response.psn;
-        // Answers to what never left belong to no request: a peer that counts from another number.
-        let asked_for = psn_diff(self.senders[qp].psn_sent, psn) > 0;
+        // A response to a packet that was not sent: the peer counts from another number.
+        let was_sent = psn_diff(self.senders[qp].psn_sent, psn) > 0;
         match response.body {
-            Body::Ack if asked_for => self.acknowledge(qp, psn),
-            Body::Data { bytes, .. } if asked_for => {
+            Body::Ack if was_sent => self.acknowledge(qp, psn),
+            Body::Data { bytes, .. } if was_sent => {
                 self.acknowledge(qp, psn.wrapping_sub(1) & PSN_MASK);
                 self.land(qp, psn, bytes);
             }
-            Body::Gap if asked_for => {
+            Body::Gap if was_sent => {
                 self.acknowledge(qp, psn.wrapping_sub(1) & PSN_MASK);
                 if self.ends[qp].state == State::Ready {
                     self.retry(qp);
                 }
             }
-            Body::NotReady if asked_for => {
+            Body::NotReady if was_sent => {
                 self.acknowledge(qp, psn.wrapping_sub(1) & PSN_MASK);
-                self.be_patient(qp);
+                self.back_off(qp);
             }
-            Body::Refused(status) if asked_for => {
+            Body::Refused(status) if was_sent => {
                 self.acknowledge(qp, psn.wrapping_sub(1) & PSN_MASK);
                 if self.ends[qp].state == State::Ready {
                     self.fail_oldest(qp, status);
@@ -316,7 +315,7 @@ impl World {
         }
     }
 
-    /// Everything up to and including `psn` is done; a READ only when its bytes are here.
+    /// Everything up to and including `psn` was executed. A READ ends only when its data has arrived.
     fn acknowledge(&mut self, qp: usize, psn: u32) {
         let mut progress = false;
         loop {
@@ -354,7 +353,7 @@ impl World {
             if sender.queue.is_under_way() { self.now.saturating_add(timeout) } else { NEVER };
     }
 
-    /// Bytes of a READ have come.
+    /// Data of a READ has arrived.
     fn land(&mut self, qp: usize, psn: u32, bytes: Answer) {
         let packet_bytes = self.packet_bytes(qp);
         let queue = &self.senders[qp].queue;
@@ -389,7 +388,7 @@ impl World {
         self.progress(qp);
     }
 
-    /// Copies a READ's answer into its pieces; false: a registration is gone.
+    /// Copies the data of a READ into its pieces; false: a registration is gone.
     fn scatter(&self, qp: usize, position: u64, offset: u32, bytes: &Answer) -> bool {
         let mrs = &self.devices[self.ends[qp].device].mrs;
         let mut skip = offset as usize;
@@ -419,13 +418,13 @@ impl World {
         done == total
     }
 
-    /// The target asked for patience.
-    fn be_patient(&mut self, qp: usize) {
+    /// The target was not ready: waits and sends again, or fails the request.
+    fn back_off(&mut self, qp: usize) {
         let Some(path) = self.ends[qp].path else { return };
         if self.ends[qp].state != State::Ready || !self.senders[qp].queue.is_under_way() {
             return;
         }
-        // 7 means: for ever.
+        // 7: no limit.
         if path.rnr_retries != 7 && self.senders[qp].rnr_retries >= path.rnr_retries {
             self.fail_oldest(qp, WcStatus::NotReady);
             return;
@@ -442,16 +441,16 @@ impl World {
         let mut ack = None;
         while self.senders[qp].requests.front().is_some_and(|packet| packet.due <= self.now) {
             let Some(mut request) = self.senders[qp].requests.pop_front() else { break };
-            let peer = self.peer_of(qp).filter(|&peer| self.gets_in(qp, peer) && self.is_open(peer));
+            let peer = self.peer_of(qp).filter(|&peer| self.arrives(qp, peer) && self.is_open(peer));
             match peer {
                 None => self.counters.lost += 1,
-                // A connected queue pair takes packets from its own peer alone.
+                // A connected queue pair accepts packets only from its own peer.
                 Some(peer) if self.peer_of(peer) != Some(qp) && !self.sent_from_peer_address(qp, peer) => {
                     self.counters.lost += 1;
                 }
                 Some(peer) => match self.receive(qp, peer, &request, &mut ack) {
-                    Verdict::Ack(psn) => ack = Some((peer, psn)),
-                    Verdict::Silent | Verdict::Answered => {}
+                    Reply::Ack(psn) => ack = Some((peer, psn)),
+                    Reply::None | Reply::Sent => {}
                 },
             }
             if let Payload::Copied(bytes) = std::mem::replace(&mut request.payload, Payload::None) {
@@ -461,8 +460,8 @@ impl World {
         self.send_ack(qp, &mut ack);
     }
 
-    /// Whether `qp`'s packets bear the address that `peer` expects, even though it expects another queue pair
-    /// there: packets do not say which queue pair they come from.
+    /// Whether packets of `qp` carry the address that `peer` expects, although it expects another queue pair
+    /// there: packets do not name the queue pair that sent them.
     fn sent_from_peer_address(&self, qp: usize, peer: usize) -> bool {
         let (Some(expected), from) = (self.ends[peer].path, &self.ends[qp]) else { return false };
         let device = &self.devices[from.device];
@@ -480,7 +479,7 @@ impl World {
         peer: usize,
         request: &Request,
         ack: &mut Option<(usize, u32)>,
-    ) -> Verdict {
+    ) -> Reply {
         let ahead = psn_diff(request.psn, self.ends[peer].expected_psn);
         if ahead > 0 {
             if !std::mem::replace(&mut self.ends[peer].gap_reported, true) {
@@ -488,17 +487,16 @@ impl World {
                 let wanted = self.ends[peer].expected_psn;
                 self.respond(qp, peer, wanted, Body::Gap);
             }
-            return Verdict::Silent;
+            return Reply::None;
         }
         if ahead < 0 {
-            // A duplicate: WRITEs are acknowledged and not carried out again, READs are answered again.
+            // A duplicate: WRITEs are acknowledged and not executed again, READs are answered again.
             self.counters.duplicates += 1;
             let last = self.ends[peer].expected_psn.wrapping_sub(1) & PSN_MASK;
             return match request.op {
-                Op::Write => Verdict::Ack(last),
-                // A READ that was never carried out is no duplicate but a peer that counts from another
-                // number.
-                Op::Read if u64::from(ahead.unsigned_abs()) > self.ends[peer].received => Verdict::Silent,
+                Op::Write => Reply::Ack(last),
+                // Not a duplicate: the peer counts from another number.
+                Op::Read if u64::from(ahead.unsigned_abs()) > self.ends[peer].received => Reply::None,
                 Op::Read => {
                     self.send_ack(qp, ack);
                     self.answer_read(qp, peer, request)
@@ -514,14 +512,14 @@ impl World {
                     Refusal::NotReady => {
                         self.ends[peer].gap_reported = true;
                         self.respond(qp, peer, request.psn, Body::NotReady);
-                        Verdict::Answered
+                        Reply::Sent
                     }
                     Refusal::Failed => self.refuse(qp, peer, request.psn, WcStatus::RemoteOperation),
                 };
             }
             _ => {}
         }
-        if let Err(status) = self.judge(qp, peer, request) {
+        if let Err(status) = self.execute(qp, peer, request) {
             self.send_ack(qp, ack);
             return self.refuse(qp, peer, request.psn, status);
         }
@@ -531,7 +529,7 @@ impl World {
         end.received += u64::from(request.packets);
         match request.op {
             Op::Read => {
-                // Its first answer acknowledges what went before.
+                // Its first response acknowledges the packets before it.
                 *ack = None;
                 self.answer_read(qp, peer, request)
             }
@@ -539,64 +537,64 @@ impl World {
                 if self.ends[qp].state != State::Ready {
                     self.counters.landed_late += 1;
                 }
-                Verdict::Ack(request.psn)
+                Reply::Ack(request.psn)
             }
         }
     }
 
-    /// Whether the target takes a packet (IBA 9.7.4.1, 9.7.5.2.8). A WRITE's bytes are in place then.
+    /// Checks a packet (IBA 9.7.4.1, 9.7.5.2.8) and executes a WRITE. `Err`: the target refuses it.
     #[inline]
-    fn judge(&self, qp: usize, peer: usize, request: &Request) -> Result<(), WcStatus> {
+    fn execute(&self, qp: usize, peer: usize, request: &Request) -> Result<(), WcStatus> {
         let end = &self.ends[peer];
         let Some(path) = end.path else { return Err(WcStatus::RemoteOperation) };
         let right = match request.op {
             Op::Read => MrAccess::REMOTE_READ,
             Op::Write => MrAccess::REMOTE_WRITE,
         };
-        // The queue pair was not made for it, or more READs than agreed, or packets of another size:
-        // malformed.
+        // Malformed: the queue pair lacks the right, there are more READs than agreed, or the packet has
+        // another size.
         let reads_fit = request.op == Op::Write || end.reads_open < u32::from(path.reads_from_peer);
         let size_fits = self.config.pace == Pace::Immediate
             || request.op == Op::Read
             || if request.last { request.len <= path.mtu_bytes } else { request.len == path.mtu_bytes };
-        // A READ's answer comes in the target's packets; the asker counts them in its own.
+        // The data of a READ comes in packets of the target's MTU; the initiator counts them by its own.
         let answer_fits = self.config.pace == Pace::Immediate
             || request.op == Op::Write
-            || self.ends[qp].path.is_some_and(|asker| asker.mtu_bytes == path.mtu_bytes)
+            || self.ends[qp].path.is_some_and(|initiator| initiator.mtu_bytes == path.mtu_bytes)
             || request.len <= path.mtu_bytes.min(self.packet_bytes(qp));
         if !end.access.contains(right) || !reads_fit || !size_fits || !answer_fits {
             return Err(WcStatus::RemoteOperation);
         }
         let bytes = if request.first { request.message_bytes } else { request.len };
         let mrs = &self.devices[end.device].mrs;
-        // No key is looked at when there is no byte (IBA 9.7.5.2.8).
+        // The key is not checked when there is no byte (IBA 9.7.5.2.8).
         if bytes == 0 {
             return Ok(());
         }
         let target = mrs.remote(request.key, request.addr, u64::from(bytes), right);
         let target = target.ok_or(WcStatus::RemoteAccess)?;
-        self.carry_out(qp, target, &request.payload);
+        self.store(qp, target, &request.payload);
         Ok(())
     }
 
-    /// A class C fault: the sender gets an error, and the target's own queue pair is in error (IBA 9.9.3.1).
-    fn refuse(&mut self, qp: usize, peer: usize, psn: u32, status: WcStatus) -> Verdict {
+    /// A class C fault: the sender gets an error, and the target's queue pair goes to error (IBA 9.9.3.1).
+    fn refuse(&mut self, qp: usize, peer: usize, psn: u32, status: WcStatus) -> Reply {
         self.counters.refused += 1;
         let (device, number) = (self.ends[peer].device, self.ends[peer].number);
         self.respond(qp, peer, psn, Body::Refused(status));
         if qp == peer {
-            // Connected to itself: it fails when it hears of it, and takes nothing more until then.
+            // Connected to itself: it fails when the response arrives, and accepts nothing until then.
             self.ends[peer].gap_reported = true;
         } else {
             self.qp_to_error(peer);
         }
-        self.devices[device].raise(crate::sys::verbs::AsyncEvent::QpError(number));
-        Verdict::Answered
+        self.devices[device].raise(AsyncEvent::QpError(number));
+        Reply::Sent
     }
 
-    /// Writes a packet's bytes into the target's memory, from its start.
+    /// Writes a packet's bytes to the beginning of `target`.
     #[inline]
-    fn carry_out(&self, qp: usize, target: Target<'_>, payload: &Payload) {
+    fn store(&self, qp: usize, target: Target<'_>, payload: &Payload) {
         let position = match payload {
             Payload::None => return,
             Payload::Copied(bytes) => return target.write(bytes),
@@ -615,7 +613,7 @@ impl World {
         }
     }
 
-    fn answer_read(&mut self, qp: usize, peer: usize, request: &Request) -> Verdict {
+    fn answer_read(&mut self, qp: usize, peer: usize, request: &Request) -> Reply {
         let device = self.ends[peer].device;
         self.ends[peer].reads_open += 1;
         let step = self.packet_bytes(peer);
@@ -634,7 +632,7 @@ impl World {
                 match source {
                     Some(source) => source.read(&mut bytes),
                     None if len == 0 => {}
-                    // A duplicate of a READ whose memory is gone by now.
+                    // A duplicate of a READ whose memory was deregistered meanwhile.
                     None => return self.refuse(qp, peer, request.psn, WcStatus::RemoteAccess),
                 }
                 Answer::Copied(bytes)
@@ -642,7 +640,7 @@ impl World {
             let last = index + 1 == request.packets;
             self.respond(qp, peer, (request.psn + index) & PSN_MASK, Body::Data { bytes, last });
         }
-        Verdict::Answered
+        Reply::Sent
     }
 
     fn send_ack(&mut self, qp: usize, ack: &mut Option<(usize, u32)>) {
@@ -651,7 +649,7 @@ impl World {
         }
     }
 
-    /// Sends `peer`'s answer to whom it takes for its peer; that is `qp`, or it is lost.
+    /// Sends `peer`'s response to the queue pair that it is connected to. If that is not `qp`, it is lost.
     fn respond(&mut self, qp: usize, peer: usize, psn: u32, body: Body) {
         let link = if self.peer_of(peer) == Some(qp) { self.link(peer, qp) } else { None };
         let after = self.senders[qp].response_due_last;
@@ -680,7 +678,7 @@ fn ack_timeout_ns(exponent: u8) -> u64 {
     4_096 << u32::from(exponent).min(31)
 }
 
-/// Whether the pieces of a request make sense for a queue pair; gives their length.
+/// The length of a request; `None`: its pieces exceed the capacity of the queue pair.
 pub(super) fn length(request: &WorkRequest, sges: &[Sge], config: QpConfig) -> Option<u32> {
     let len = sges.iter().try_fold(0u32, |sum, sge| sum.checked_add(sge.len))?;
     let fits = sges.len() <= config.sges as usize

@@ -1,9 +1,9 @@
-//! Everything that the devices of one fabric share, and the control path: devices, queue pairs,
-//! registrations, faults. What moves packets is in `wire.rs`.
+//! The state that the devices of one fabric share, and the control path: devices, queue pairs, registrations,
+//! faults. `wire.rs` moves the packets.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use te_core::sim::Rng;
@@ -13,14 +13,14 @@ use super::config::{DeviceConfig, LinkConfig, Pace, Refusal, SimConfig, SimCount
 use super::neighbour::Neighbour;
 use super::packet::{Request, Response};
 use super::queue::{PSN_MASK, SendQueue};
-use crate::sys::dma::MrTable;
+use crate::sys::dma::{Mapping, MrTable};
 use crate::sys::verbs::{
     AsyncEvent, Gid, GidKind, MrAccess, Path, Qp, QpConfig, QpStep, Registration, WcStatus, WorkCompletion,
 };
 
-/// The number of every device's first queue pair: two devices have the same numbers, as real ones do.
+/// The number of every device's first queue pair: numbers repeat from device to device, as on real ones.
 const FIRST_QP_NUMBER: u32 = 0x11;
-/// Never.
+/// A time that does not come.
 pub(super) const NEVER: u64 = u64::MAX;
 
 pub(super) struct World {
@@ -28,17 +28,18 @@ pub(super) struct World {
     pub(super) config: SimConfig,
     pub(super) rng: Rng,
     pub(super) devices: Vec<Device>,
-    /// `ends`, `senders`: by queue pair, in the order in which they were made. Never shrinks.
+    /// By queue pair, in the order in which they were made. Never shrinks.
     pub(super) ends: Vec<End>,
+    /// As `ends`.
     pub(super) senders: Vec<Sender>,
     /// `links[from][to]`.
     pub(super) links: Vec<Vec<LinkConfig>>,
-    /// (when, order of scheduling, queue pair): which sender to look at next.
+    /// (time, order of scheduling, queue pair): the sender that runs next is on top.
     wakes: BinaryHeap<Reverse<(u64, u64, u32)>>,
     wake_count: u64,
-    /// Grows whenever who reaches whom may have changed.
-    pub(super) epoch: u64,
-    /// Payload buffers that are free.
+    /// Counts the changes after which a queue pair may reach another peer.
+    pub(super) path_changes: u64,
+    /// Free payload buffers.
     pub(super) buffers: Vec<Vec<u8>>,
     pub(super) counters: SimCounters,
 }
@@ -56,31 +57,33 @@ pub(super) struct Device {
     pub(super) cq_failed: bool,
     armed: bool,
     events: VecDeque<AsyncEvent>,
-    completion_fd: Option<EventFd>,
-    event_fd: Option<EventFd>,
+    /// Readable: of the completion channel, and of asynchronous events. The `SimDevice` has them as well.
+    pub(super) fds: [Option<Arc<EventFd>>; 2],
     pub(super) faults: Faults,
     pub(super) neighbour: Neighbour,
 }
 
-/// What was asked to go wrong on one device.
+/// The faults that a test has requested of one device.
 #[derive(Default)]
 pub(super) struct Faults {
-    /// errno, and how many times.
+    /// errno, and how many calls fail with it.
     pub(super) registrations: Option<(i32, u32)>,
+    /// As `registrations`.
     pub(super) qp_creations: Option<(i32, u32)>,
+    /// As `registrations`.
     pub(super) qp_steps: Option<(i32, u32)>,
-    /// Requests that arrive and are turned away.
+    /// How arriving requests are refused, and how many.
     pub(super) refusal: Option<(Refusal, u32)>,
-    /// Packets that are carried out although their queue pair is in error.
+    /// Packets that are executed although their queue pair is in error.
     pub(super) lingering: u32,
-    /// After so many good completions, one with this status.
+    /// After this many successful completions, one with this status.
     pub(super) status: Option<(u32, WcStatus)>,
 }
 
 struct Cqe {
     completion: WorkCompletion,
     qp: u32,
-    /// Slots of the send queue that are free once this was polled: all before this position.
+    /// When this was polled, the slots of the send queue before this position are free.
     releases: u64,
 }
 
@@ -90,48 +93,48 @@ pub(super) enum State {
     Init,
     Ready,
     Error,
-    /// Destroyed; packets that left it may still be on the wire.
+    /// Destroyed; packets that it sent may still be on the wire.
     Gone,
 }
 
-/// A queue pair as its peer sees it.
+/// A queue pair as a target.
 pub(super) struct End {
     pub(super) device: usize,
     pub(super) number: u32,
     pub(super) state: State,
     pub(super) access: MrAccess,
     pub(super) path: Option<Path>,
-    /// The GID that packets go out with.
+    /// The source GID of its packets.
     own_gid: Option<Gid>,
     pub(super) expected_psn: u32,
-    /// Packet numbers used up so far.
+    /// Packet numbers received in order so far.
     pub(super) received: u64,
-    /// A gap was reported; say nothing more until it is filled.
+    /// A gap was reported, and nothing is reported until it is filled.
     pub(super) gap_reported: bool,
-    /// READs carried out whose last response is on the wire.
+    /// Executed READs whose last response is on the wire.
     pub(super) reads_open: u32,
-    /// Epoch, and who answered at that time.
+    /// `World::path_changes` at the last lookup, and the queue pair that it found.
     peer: (u64, Option<usize>),
 }
 
-/// A queue pair as a source of requests, with what is on the wire because of it.
+/// A queue pair as an initiator, with its packets on the wire.
 pub(super) struct Sender {
     pub(super) queue: SendQueue,
-    /// Of the next request to be posted.
+    /// Packet number of the next request to be posted.
     pub(super) psn: u32,
-    /// After the highest that ever left.
+    /// The packet number after the highest that was ever sent.
     pub(super) psn_sent: u32,
     pub(super) reads_open: u32,
     pub(super) retries: u8,
     pub(super) rnr_retries: u8,
     pub(super) ack_deadline: u64,
-    /// The peer was not ready: nothing leaves before.
+    /// The peer was not ready: nothing is sent before this time.
     pub(super) hold_until: u64,
     pub(super) wire_free_at: u64,
-    /// Towards the peer. Outlives the queue pair.
+    /// Packets to the peer. They outlive the queue pair.
     pub(super) requests: VecDeque<Request>,
     pub(super) request_due_last: u64,
-    /// Back from the peer.
+    /// Packets from the peer.
     pub(super) responses: VecDeque<Response>,
     pub(super) response_due_last: u64,
     wake_at: u64,
@@ -149,8 +152,8 @@ impl World {
             links: Vec::new(),
             wakes: BinaryHeap::with_capacity(256),
             wake_count: 0,
-            epoch: 1,
-            // Enough for what is under way in most tests, so that posting and polling allocate nothing.
+            path_changes: 1,
+            // Enough for the packets of most tests, so that posting and polling allocate nothing.
             buffers: (0..512).map(|_| Vec::with_capacity(4_096)).collect(),
             counters: SimCounters::default(),
         }
@@ -164,8 +167,8 @@ impl World {
         if config.gids.is_empty() {
             config.gids = default_gids(index, config.infiniband);
         }
-        let event_fd =
-            || EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC).ok();
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        let event_fd = || EventFd::from_flags(flags).ok().map(Arc::new);
         self.devices.push(Device {
             alive: true,
             active: true,
@@ -177,8 +180,7 @@ impl World {
             cq_failed: false,
             armed: false,
             events: VecDeque::new(),
-            completion_fd: event_fd(),
-            event_fd: event_fd(),
+            fds: [event_fd(), event_fd()],
             faults: Faults::default(),
             neighbour: Neighbour::default(),
             config,
@@ -187,11 +189,11 @@ impl World {
             row.push(self.config.link);
         }
         self.links.push(vec![self.config.link; index + 1]);
-        self.epoch += 1;
+        self.path_changes += 1;
         index
     }
 
-    /// The owner of a device ended: its queue pairs and registrations with it.
+    /// The process that opened a device has ended: its queue pairs and registrations end with it.
     pub(super) fn drop_device(&mut self, device: usize) {
         for qp in 0..self.ends.len() {
             if self.ends[qp].device == device && self.ends[qp].state != State::Gone {
@@ -201,17 +203,17 @@ impl World {
         let device = &mut self.devices[device];
         device.alive = false;
         device.mrs.clear();
-        (device.completion_fd, device.event_fd) = (None, None);
-        self.epoch += 1;
+        device.fds = [None, None];
+        self.path_changes += 1;
     }
 
-    /// The device fails, its owner lives.
+    /// The device fails; the process that opened it goes on.
     pub(super) fn kill_device(&mut self, device: usize) {
         if !self.devices[device].alive {
             return;
         }
         self.devices[device].alive = false;
-        self.epoch += 1;
+        self.path_changes += 1;
         for qp in 0..self.ends.len() {
             if self.ends[qp].device == device && self.ends[qp].state != State::Gone {
                 self.ends[qp].state = State::Error;
@@ -237,7 +239,7 @@ impl World {
             gids.resize(index + 1, None);
         }
         gids[index] = gid.map(|(raw, kind)| Gid { index: index as u32, raw, kind });
-        self.epoch += 1;
+        self.path_changes += 1;
         self.devices[device].raise(AsyncEvent::GidChange);
     }
 
@@ -247,10 +249,11 @@ impl World {
 
     // Registrations.
 
+    /// Registers a span, which `mapping` keeps mapped if it is part of a dma-buf.
     pub(super) fn register(
         &mut self,
         device: usize,
-        span: MemSpan,
+        (span, mapping): (MemSpan, Option<Mapping>),
         address: u64,
         access: MrAccess,
     ) -> Result<Registration, Error> {
@@ -269,7 +272,8 @@ impl World {
         if device.mrs.live() >= device.config.mr_count_max || pinned > device.config.pinned_bytes_max {
             return Err(errno(libc::ENOMEM));
         }
-        let (handle, local_key, remote_key) = device.mrs.insert(span, address, access, first_tag);
+        let memory = (span, mapping);
+        let (handle, local_key, remote_key) = device.mrs.insert(memory, address, access, first_tag);
         Ok(Registration { handle, local_key, remote_key })
     }
 
@@ -315,11 +319,11 @@ impl World {
             peer: (0, None),
         });
         self.senders.push(Sender::new(config));
-        self.epoch += 1;
+        self.path_changes += 1;
         Ok(Qp { handle: crate::sys::verbs::QpHandle(u64::from(index)), number, config })
     }
 
-    /// The index behind a handle, if it is this device's and not destroyed.
+    /// The index of the queue pair with this handle, if it is of this device and not destroyed.
     pub(super) fn qp(&self, device: usize, handle: u64) -> Result<usize, Error> {
         let index = usize::try_from(handle).unwrap_or(usize::MAX);
         match self.ends.get(index) {
@@ -364,7 +368,7 @@ impl World {
                 end.state = State::Ready;
                 let sender = &mut self.senders[qp];
                 (sender.psn, sender.psn_sent) = (path.psn, path.psn);
-                self.epoch += 1;
+                self.path_changes += 1;
             }
             (QpStep::Error, _) => self.qp_to_error(qp),
             _ => return Err(errno(libc::EINVAL)),
@@ -372,7 +376,8 @@ impl World {
         Ok(())
     }
 
-    /// Everything posted is flushed, in order; nothing that arrives is carried out any more.
+    /// Puts a queue pair in error: everything posted is flushed, in order, and arriving packets are not
+    /// executed any more.
     pub(super) fn qp_to_error(&mut self, qp: usize) {
         if matches!(self.ends[qp].state, State::Error | State::Gone) {
             return;
@@ -382,7 +387,7 @@ impl World {
         self.flush(qp);
     }
 
-    /// Completes what is posted as flushed.
+    /// Completes everything that is posted as flushed.
     pub(super) fn flush(&mut self, qp: usize) {
         let (device, number) = (self.ends[qp].device, self.ends[qp].number);
         while self.senders[qp].queue.done < self.senders[qp].queue.tail {
@@ -409,18 +414,18 @@ impl World {
         self.ends[qp].state = State::Gone;
         self.senders[qp].stop();
         self.senders[qp].queue = SendQueue::empty();
-        self.epoch += 1;
+        self.path_changes += 1;
     }
 
-    /// Who answers to packets of `qp` just now.
+    /// The queue pair that packets of `qp` reach at this moment.
     #[inline]
     pub(super) fn peer_of(&mut self, qp: usize) -> Option<usize> {
-        let (epoch, peer) = self.ends[qp].peer;
-        if epoch == self.epoch {
+        let (path_changes, peer) = self.ends[qp].peer;
+        if path_changes == self.path_changes {
             return peer;
         }
         let peer = self.find_peer(qp);
-        self.ends[qp].peer = (self.epoch, peer);
+        self.ends[qp].peer = (self.path_changes, peer);
         peer
     }
 
@@ -428,7 +433,7 @@ impl World {
         let end = &self.ends[qp];
         let (path, own_gid) = (end.path?, end.own_gid?);
         let device = &self.devices[end.device];
-        // A GID that was taken away takes the queue pairs with it that go out under it.
+        // A queue pair whose source GID was removed from the table reaches nothing.
         if device.config.gids.get(own_gid.index as usize).copied().flatten() != Some(own_gid) {
             return None;
         }
@@ -441,15 +446,16 @@ impl World {
                 }
         })?;
         let peer = self.qp_by_number(target, path.peer_qp)?;
-        // A connected RoCE queue pair takes what is addressed to its own GID, in its own kind of packets.
+        // A connected RoCE queue pair accepts packets that are addressed to its own GID, in its own
+        // encapsulation.
         let addressed = |gid: Gid| gid.raw == path.peer_gid && gid.kind == own_gid.kind;
         (device.config.infiniband || self.ends[peer].own_gid.is_some_and(addressed)).then_some(peer)
     }
 
     // Completions.
 
-    /// The oldest request of `qp` ended well. False: a fault was asked for and the queue pair is in error
-    /// now.
+    /// Completes the oldest request of `qp` with success. False: a fault was requested, and the queue pair is
+    /// in error now.
     #[inline]
     pub(super) fn complete_oldest(&mut self, qp: usize) -> bool {
         let end = &self.ends[qp];
@@ -470,19 +476,19 @@ impl World {
         let releases = queue.done;
         self.counters.succeeded += 1;
         if wqe.signaled {
-            self.complete_well(device, number, qp, wqe.id, releases);
+            self.complete_success(device, number, qp, wqe.id, releases);
         }
         true
     }
 
-    /// Reports a request that ended well.
+    /// Reports a request that succeeded.
     #[inline]
-    pub(super) fn complete_well(&mut self, device: usize, number: u32, qp: usize, id: u64, releases: u64) {
+    pub(super) fn complete_success(&mut self, device: usize, number: u32, qp: usize, id: u64, releases: u64) {
         let completion = WorkCompletion { id, qp_number: number, status: WcStatus::Success, code: 0 };
         self.complete(device, Cqe { completion, qp: qp as u32, releases });
     }
 
-    /// The oldest request of `qp` failed, so the queue pair does and the rest is flushed.
+    /// Completes the oldest request of `qp` with `status`, puts the queue pair in error and flushes the rest.
     pub(super) fn fail_oldest(&mut self, qp: usize, status: WcStatus) {
         let (device, number) = (self.ends[qp].device, self.ends[qp].number);
         let queue = &mut self.senders[qp].queue;
@@ -512,7 +518,7 @@ impl World {
             }
             return;
         }
-        // A completion that does not fit is lost, and with it every queue pair of this queue.
+        // A completion that does not fit is lost, and every queue pair of this completion queue fails.
         device.cq_failed = true;
         device.raise(AsyncEvent::CqError);
         device.signal_completion();
@@ -591,7 +597,7 @@ impl Device {
         if self.alive { Ok(()) } else { Err(errno(libc::EIO)) }
     }
 
-    /// Whether one more completion fits.
+    /// Whether there is room for one more completion.
     pub(super) fn has_room(&self) -> bool {
         !self.cq_failed && self.cq.len() < self.config.cq_depth as usize
     }
@@ -606,11 +612,11 @@ impl Device {
 
     pub(super) fn raise(&mut self, event: AsyncEvent) {
         self.events.push_back(event);
-        signal(self.event_fd.as_ref());
+        signal(self.fds[1].as_deref());
     }
 
     fn signal_completion(&self) {
-        signal(self.completion_fd.as_ref());
+        signal(self.fds[0].as_deref());
     }
 
     pub(super) fn arm(&mut self) {
@@ -618,20 +624,15 @@ impl Device {
     }
 
     pub(super) fn next_event(&mut self) -> Option<AsyncEvent> {
-        for fd in [&self.completion_fd, &self.event_fd].into_iter().flatten() {
+        for fd in self.fds.iter().flatten() {
             // EAGAIN: it was not readable.
-            let _nothing_there = fd.read();
+            let _ = fd.read();
         }
         let event = self.events.pop_front();
         if !self.events.is_empty() {
-            signal(self.event_fd.as_ref());
+            signal(self.fds[1].as_deref());
         }
         event
-    }
-
-    pub(super) fn event_fds(&self) -> [Option<i32>; 2] {
-        use std::os::fd::AsRawFd as _;
-        [&self.completion_fd, &self.event_fd].map(|fd| fd.as_ref().map(EventFd::as_raw_fd))
     }
 }
 
@@ -655,7 +656,7 @@ impl Sender {
         }
     }
 
-    /// Nothing more leaves and nothing that comes back counts. What is on the wire to the peer stays there.
+    /// Sends nothing more and drops the responses. Packets that are on the wire to the peer stay there.
     fn stop(&mut self) {
         self.responses.clear();
         self.ack_deadline = NEVER;
@@ -663,7 +664,7 @@ impl Sender {
     }
 }
 
-/// What `code` of a completion says: `enum ibv_wc_status`.
+/// The `code` of a completion: `enum ibv_wc_status`.
 pub(super) fn status_code(status: WcStatus) -> i32 {
     match status {
         WcStatus::Success => 0,
@@ -680,11 +681,11 @@ pub(super) fn status_code(status: WcStatus) -> i32 {
 fn signal(fd: Option<&EventFd>) {
     if let Some(fd) = fd {
         // EAGAIN: it is readable already.
-        let _readable_already = fd.write(1);
+        let _ = fd.write(1);
     }
 }
 
-/// The errno of a fault that was asked for, counted down.
+/// The errno of a requested fault, which is counted down.
 fn take_fault(fault: &mut Option<(i32, u32)>) -> Option<i32> {
     let (code, left) = fault.as_mut()?;
     let code = *code;
@@ -713,6 +714,6 @@ fn default_gids(device: usize, infiniband: bool) -> Vec<Option<Gid>> {
 }
 
 pub(super) fn locked(world: &Mutex<World>) -> MutexGuard<'_, World> {
-    // A panic of one test's thread says nothing about the world, whose calls leave it whole.
+    // A test's thread that panics while it holds the lock leaves the world consistent.
     world.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,11 +2,11 @@
 //! their C names.
 //!
 //! Checked in and reviewed by hand. `cargo xtask bindgen` compiles the same names against the installed
-//! headers and rewrites `layout.rs`, whose assertions pin every size, offset and value below at compile time;
-//! CI runs it with `--check`. It reads this file line by line: one field or constant a line, and `// C: …`
-//! where C spells a field differently.
+//! headers and rewrites `layout.rs`, whose assertions check every size, offset and value below at compile
+//! time; CI runs it with `--check`. It reads this file line by line: one field or constant per line, and
+//! `// C: …` where C spells a field differently.
 //!
-//! Enumerations are plain integers: a driver may return values that this file has never heard of.
+//! Enumerations are plain integers: a driver may return values that this file does not list.
 #![allow(non_camel_case_types, reason = "the names of verbs.h, so that they can be searched for")]
 #![allow(dead_code, reason = "whole structures are described, not only the fields that are used")]
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
@@ -12,7 +13,7 @@ use super::convert::{check, driver_error, last_errno};
 use super::load::Library;
 use crate::sys::verbs::{MrAccess, Registrar, Registration};
 
-/// Owns the context, the protection domain and every registration; all end with it.
+/// Owns the context, the protection domain and every registration, and ends them when it is dropped.
 pub(super) struct Context {
     pub(super) library: &'static Library,
     pub(super) context: NonNull<ibv_context>,
@@ -22,7 +23,7 @@ pub(super) struct Context {
 
 #[derive(Default)]
 struct Registrations {
-    /// Handles are counted, so that a stale one finds nothing.
+    /// Handles count up, so that the handle of an ended registration names no other one.
     last_handle: u64,
     live: HashMap<u64, NonNull<ibv_mr>>,
 }
@@ -56,15 +57,15 @@ impl Context {
         Ok(Self { library, context, pd, registrations: Mutex::default() })
     }
 
-    /// Whether the driver can register another device's memory by its dma-buf.
+    /// Whether the driver can register memory by its dma-buf.
     pub(super) fn takes_dmabuf(&self) -> bool {
         let Some(register) = self.library.reg_dmabuf_mr else { return false };
-        // The descriptor -1 is never good: a driver that knows the call says so, one that does not says
-        // "unsupported". SAFETY: the domain is ours; no memory is involved.
+        // The descriptor -1 is never valid: a driver that has the call reports that, another one reports
+        // that it lacks the call. SAFETY: the domain is ours; no memory is involved.
         let mr = unsafe { register(self.pd.as_ptr(), 0, 0, 0, -1, 0) };
         let errno = last_errno();
         if let Some(mr) = NonNull::new(mr) {
-            // SAFETY: just made, and not used by anything else.
+            // SAFETY: just made, and used by nothing else.
             unsafe { (self.library.ibv_dereg_mr)(mr.as_ptr()) };
             return true;
         }
@@ -73,7 +74,7 @@ impl Context {
 
     pub(super) fn register_dmabuf(
         &self,
-        fd: i32,
+        fd: BorrowedFd<'_>,
         offset: u64,
         len: u64,
         address: u64,
@@ -82,20 +83,20 @@ impl Context {
         let (Some(register), Ok(len)) = (self.library.reg_dmabuf_mr, usize::try_from(len)) else {
             return Err(Error::new(ErrorKind::Unsupported));
         };
-        // SAFETY: the domain is ours. The memory is another device's: the kernel holds on to the dma-buf, and
-        // none of it is mapped here.
-        let mr = unsafe { register(self.pd.as_ptr(), offset, len, address, fd, access.bits() as i32) };
+        let (pd, fd, access) = (self.pd.as_ptr(), fd.as_raw_fd(), access.bits() as i32);
+        // SAFETY: the domain is ours, and the descriptor is open. The kernel keeps the dma-buf alive, and no
+        // memory of this process is involved.
+        let mr = unsafe { register(pd, offset, len, address, fd, access) };
         self.keep(mr)
     }
 
     pub(super) fn deregister(&self, registration: Registration) -> Result<(), Error> {
-        // Taken out first: two threads with the same handle must not both get through. Put back if the driver
-        // refuses.
+        // It leaves the table first, so that of two threads with the same handle only one gets it. If the
+        // driver refuses, it is put back.
         let Some(mr) = self.registrations().live.remove(&registration.handle) else {
             return Err(driver_error(libc::EINVAL));
         };
-        // SAFETY: it was in the table, so it was made by us and not deregistered yet; nothing else has it
-        // now.
+        // SAFETY: it was in the table, so it was made here and not deregistered yet; nothing else has it now.
         let done = check(unsafe { (self.library.ibv_dereg_mr)(mr.as_ptr()) });
         if done.is_err() {
             self.registrations().live.insert(registration.handle, mr);
@@ -115,19 +116,19 @@ impl Context {
     }
 
     fn registrations(&self) -> std::sync::MutexGuard<'_, Registrations> {
-        // A panic between two calls on a map leaves the map whole.
+        // A thread that panics while it holds the lock leaves the map consistent.
         self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Registrar for Context {
     unsafe fn register(&self, span: MemSpan, access: MrAccess) -> Result<Registration, Error> {
-        // Work requests and peers name memory by number from here on.
+        // From here on work requests and peers name the memory by its address as a number.
         let (addr, len) = (span.as_ptr().cast::<c_void>(), span.len());
         let iova = span.as_ptr().expose_provenance() as u64;
         let (pd, plain) = (self.pd.as_ptr(), access.difference(MrAccess::RELAXED_ORDERING));
         let mr = match self.library.reg_mr_iova2 {
-            // Its own address as I/O address: a shifted one is refused by rxe, and peers would have to know.
+            // The I/O address is the memory's own address: rxe refuses any other one.
             Some(register) if access.contains(MrAccess::RELAXED_ORDERING) => {
                 // SAFETY: the domain is ours; the caller promises that the memory stays mapped and
                 // unborrowed.
@@ -145,9 +146,9 @@ impl Registrar for Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let live = std::mem::take(&mut self.registrations().live);
-        // SAFETY: each was made by us and not deregistered; queue pairs and the completion queue ended before
-        // (the owner's fields and `Drop` see to it); then the domain has no children, then the device. What
-        // fails here ends with the device's file, which the kernel cleans up.
+        // SAFETY: each registration was made here and not deregistered. `SystemVerbs` has destroyed the queue
+        // pairs and the completion queue before, so the domain has no children, and then the device has none.
+        // What cannot be destroyed ends with the device's file.
         unsafe {
             for mr in live.into_values() {
                 (self.library.ibv_dereg_mr)(mr.as_ptr());

@@ -1,4 +1,4 @@
-//! The library's numbers and ours. Safe code.
+//! Conversions between the library's types and ours. Safe code.
 
 use te_core::{Error, ErrorKind, Op};
 
@@ -7,7 +7,7 @@ use crate::sys::verbs::{
     AsyncEvent, GidKind, MrAccess, Path, PortInfo, QpStep, Sge, WcStatus, WorkCompletion, WorkRequest,
 };
 
-// Work requests point at the caller's pieces as they are.
+// Work requests point to the caller's pieces without a conversion.
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge>() == align_of::<ibv_sge>());
@@ -20,18 +20,18 @@ const _: () = {
     assert!(MrAccess::RELAXED_ORDERING.bits() == IBV_ACCESS_RELAXED_ORDERING);
 };
 
-/// What a driver's `errno` means to callers.
+/// The error that a caller gets for a driver's `errno`.
 pub(super) fn driver_error(errno: i32) -> Error {
     let unsupported = [libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::ENOSYS].contains(&errno);
     Error::with_code(if unsupported { ErrorKind::Unsupported } else { ErrorKind::System }, errno)
 }
 
 pub(super) fn last_errno() -> i32 {
-    // 0 cannot be distinguished from "no error": a call that failed without saying why.
+    // 0: the call failed without setting `errno`.
     std::io::Error::last_os_error().raw_os_error().filter(|&errno| errno != 0).unwrap_or(libc::EIO)
 }
 
-/// Most calls give 0 or an errno, some old drivers -errno, or -1 and leave it in `errno`.
+/// Most calls return 0 or an errno. Some old drivers return -errno, or -1 and set `errno`.
 pub(super) fn check(result: i32) -> Result<(), Error> {
     match result {
         0 => Ok(()),
@@ -40,7 +40,7 @@ pub(super) fn check(result: i32) -> Result<(), Error> {
     }
 }
 
-/// `enum ibv_wc_status` (IBA 11.6.2), grouped by what to do about it.
+/// `enum ibv_wc_status` (IBA 11.6.2), grouped by what follows from it.
 pub(super) fn status(status: u32) -> WcStatus {
     match status {
         IBV_WC_SUCCESS => WcStatus::Success,
@@ -59,11 +59,11 @@ pub(super) fn status(status: u32) -> WcStatus {
         | IBV_WC_REM_OP_ERR
         | IBV_WC_REM_INV_RD_REQ_ERR
         | IBV_WC_REM_ABORT_ERR
-        // The peer's answer made no sense.
+        // The peer's response was malformed.
         | IBV_WC_BAD_RESP_ERR => WcStatus::RemoteOperation,
         IBV_WC_RETRY_EXC_ERR | IBV_WC_RESP_TIMEOUT_ERR => WcStatus::RetriesExceeded,
         IBV_WC_RNR_RETRY_EXC_ERR => WcStatus::NotReady,
-        // FATAL, GENERAL, tag matching, and what later releases add.
+        // FATAL, GENERAL, tag matching, and statuses that later releases add.
         _ => WcStatus::Other,
     }
 }
@@ -80,13 +80,13 @@ pub(super) fn event(event_type: u32) -> AsyncEvent {
         IBV_EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
         IBV_EVENT_PORT_ACTIVE => AsyncEvent::PortActive,
         IBV_EVENT_PORT_ERR => AsyncEvent::PortError,
-        // Either way the port is addressed differently now.
+        // Both change the port's address.
         IBV_EVENT_GID_CHANGE | IBV_EVENT_LID_CHANGE => AsyncEvent::GidChange,
         other => AsyncEvent::Other(other as i32),
     }
 }
 
-/// Whether an event is about one queue pair, and bad news.
+/// Whether an event reports that a queue pair is in error.
 pub(super) fn is_qp_error(event_type: u32) -> bool {
     matches!(event_type, IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR)
 }
@@ -109,7 +109,7 @@ pub(super) fn gid_kind(kind: u32) -> Option<GidKind> {
 }
 
 pub(super) fn port(attr: &ibv_port_attr) -> PortInfo {
-    let lanes = match attr.active_width {
+    let width = match attr.active_width {
         1 => 1,
         2 => 4,
         4 => 8,
@@ -117,8 +117,8 @@ pub(super) fn port(attr: &ibv_port_attr) -> PortInfo {
         16 => 2,
         _ => 0,
     };
-    // IBA 14.2.5.6: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR; megabits a second and lane.
-    let mbit_per_s_and_lane = match attr.active_speed {
+    // IBA 14.2.5.6: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR; megabits per second for a width of 1.
+    let mbit_per_s = match attr.active_speed {
         1 => 2_500,
         2 => 5_000,
         4 | 8 => 10_000,
@@ -134,11 +134,11 @@ pub(super) fn port(attr: &ibv_port_attr) -> PortInfo {
         mtu_bytes: mtu_bytes(attr.active_mtu),
         lid: attr.lid,
         gids: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
-        bits_per_s: lanes * mbit_per_s_and_lane * 1_000_000,
+        bits_per_s: width * mbit_per_s * 1_000_000,
     }
 }
 
-/// The calls of `ibv_modify_qp(3)` that make up a step, in order, with their masks.
+/// The calls of `ibv_modify_qp(3)` for a state change, in order, with their masks.
 ///
 /// # Errors
 /// `EINVAL` for an MTU that does not exist.
@@ -165,10 +165,10 @@ pub(super) fn steps(
 }
 
 fn connect(path: &Path, port: u8, infiniband: bool) -> Result<([Option<ibv_qp_attr>; 2], [i32; 2]), Error> {
-    /// Wait that we ask a peer for when we are not ready (IBA table 46): 0.64 ms. One-sided work hardly ever
-    /// needs it.
+    /// How long a peer is to wait when we are not ready (IBA table 46): 0.64 ms. One-sided work hardly ever
+    /// uses it.
     const RNR_TIMER: u8 = 12;
-    /// Routers between the peers, at most.
+    /// The most routers between the peers.
     const HOP_LIMIT: u8 = 64;
     let mtu = mtu_code(path.mtu_bytes).ok_or(driver_error(libc::EINVAL))?;
     let sgid_index = u8::try_from(path.gid_index).map_err(|_| driver_error(libc::EINVAL))?;
@@ -183,7 +183,7 @@ fn connect(path: &Path, port: u8, infiniband: bool) -> Result<([Option<ibv_qp_at
         grh,
         dlid: path.peer_lid,
         sl: path.service_level,
-        // RoCE has nothing but the GID; InfiniBand within a subnet needs only the LID.
+        // RoCE addresses by GID alone; InfiniBand within a subnet needs only the LID.
         is_global: u8::from(!infiniband || path.peer_lid == 0),
         port_num: port,
         ..ibv_ah_attr::default()
@@ -223,7 +223,7 @@ fn connect(path: &Path, port: u8, infiniband: bool) -> Result<([Option<ibv_qp_at
     Ok(([Some(to_receive), Some(to_send)], [receive_mask, send_mask]))
 }
 
-/// One link of the chain; `next` is the caller's business.
+/// One request of the chain. The caller sets `next`.
 #[inline]
 pub(super) fn send_wr(request: &WorkRequest, sges: &[Sge]) -> ibv_send_wr {
     let mut send_flags = 0;
@@ -236,7 +236,7 @@ pub(super) fn send_wr(request: &WorkRequest, sges: &[Sge]) -> ibv_send_wr {
     ibv_send_wr {
         wr_id: request.id,
         next: std::ptr::null_mut(),
-        // Never written through: drivers only read the pieces of a request.
+        // Drivers only read the pieces of a request, so the pointer is never written through.
         sg_list: sges.as_ptr().cast::<ibv_sge>().cast_mut(),
         num_sge: sges.len() as i32,
         opcode: match request.op {
@@ -293,12 +293,12 @@ mod tests {
             assert_eq!(status(number as u32), group, "{number}");
         }
         assert_eq!(groups.len() as u32, IBV_WC_TM_RNDV_INCOMPLETE + 1);
-        assert_eq!(status(24), Other, "what a later release adds");
+        assert_eq!(status(24), Other, "a status that a later release adds");
         assert_eq!(status(u32::MAX), Other);
     }
 
     #[test]
-    fn a_completion_keeps_status_and_vendor_error_for_people() {
+    fn a_completion_keeps_status_and_vendor_error_for_diagnosis() {
         let wc = ibv_wc { wr_id: 7, status: 10, vendor_err: 0x88, qp_num: 99, ..ibv_wc::default() };
         let expected =
             WorkCompletion { id: 7, qp_number: 99, status: WcStatus::RemoteAccess, code: 10 | 0x88 << 8 };
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ports_speed_is_lanes_times_rate() {
+    fn a_ports_speed_is_width_times_rate() {
         let attr = ibv_port_attr {
             active_width: 2,
             active_speed: 32,
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_told_apart() {
+    fn events_are_distinguished() {
         assert_eq!(event(8), AsyncEvent::DeviceFatal);
         assert_eq!(event(9), AsyncEvent::PortActive);
         assert_eq!(event(10), AsyncEvent::PortError);

@@ -1,4 +1,4 @@
-//! Which devices there are, and opening one.
+//! Listing the devices of this host, and opening one.
 
 use std::ffi::CStr;
 use std::path::Path;
@@ -15,21 +15,23 @@ const SYS: &str = "/sys";
 
 /// A device of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Device {
     /// The kernel's name: `mlx5_0`, `rxe0`.
     pub name: String,
-    /// Its ports, as far as sysfs knows.
+    /// The ports that sysfs lists.
     pub ports: Vec<PortState>,
-    /// NUMA node, when it has one.
+    /// NUMA node; `None`: unknown.
     pub numa_node: Option<u16>,
 }
 
-/// A port before the device is opened.
+/// A port of a device, before the device is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PortState {
-    /// From 1.
+    /// Its number, from 1.
     pub number: u8,
-    /// The kernel's word: `ACTIVE`, `DOWN`, `INIT`, `ARMED`, …
+    /// The kernel's name for its state: `ACTIVE`, `DOWN`, `INIT`, `ARMED`, …
     pub state: String,
     /// InfiniBand (true) or Ethernet.
     pub infiniband: bool,
@@ -42,10 +44,10 @@ impl From<NoRdma> for OpenError {
 }
 
 impl Device {
-    /// The devices of this host that speak InfiniBand's verbs, in the kernel's order; never none.
+    /// The devices of this host that have InfiniBand's verbs, in the kernel's order; at least one.
     ///
     /// # Errors
-    /// Why there are none. That is an answer, not a failure: other fabrics go on.
+    /// The reason why there are none, which is no failure of the host: other fabrics work.
     pub fn list() -> Result<Vec<Self>, NoRdma> {
         let found = each_device(Library::get()?, |name, _| {
             let ports = sysfs::ports(Path::new(SYS), name);
@@ -59,19 +61,19 @@ impl Device {
         if found.is_empty() { Err(NoRdma::NoDevice) } else { Ok(found) }
     }
 
-    /// Opens a port (from 1) of the device of that name, with a protection domain and a completion queue.
+    /// Opens a port (from 1) of the device with this name, with a protection domain and a completion queue.
     ///
     /// # Errors
     /// See [`OpenError`].
     pub fn open(name: &str, port: u8) -> Result<SystemVerbs, OpenError> {
         let library = Library::get()?;
         let failed = |call| move |errno: i32| OpenError::Failed { device: name.to_owned(), call, errno };
-        // A device must be opened before the list that it came from is freed.
+        // A device has to be opened before the list that it is in is freed.
         let opened = each_device(library, |found, device| {
             if found != name {
                 return None;
             }
-            // SAFETY: `device` is an entry of a list that is not freed yet.
+            // SAFETY: `device` is in a list that is not freed yet.
             let context = unsafe { (library.ibv_open_device)(device.as_ptr()) };
             Some(NonNull::new(context).ok_or_else(last_errno))
         })?;
@@ -88,14 +90,14 @@ impl Device {
     }
 }
 
-/// Whether `fork` leaves registered memory alone on this host; `None`: there is no library, or it is too old
-/// to say.
+/// Whether registered memory survives a `fork` on this host; `None`: there is no library, or it is too old to
+/// report it.
 #[must_use]
 pub fn survives_fork() -> Option<bool> {
     Library::get().ok()?.survives_fork()
 }
 
-/// Calls `visit` for each device that speaks InfiniBand's verbs while the list is held.
+/// Calls `visit` for each device that has InfiniBand's verbs, before the list is freed.
 fn each_device<T>(
     library: &Library,
     mut visit: impl FnMut(&str, NonNull<ibv_device>) -> T,
@@ -111,19 +113,19 @@ fn each_device<T>(
     }
     let mut results = Vec::new();
     for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the list has `count` entries, each a device that lives until the list is freed or longer.
+        // SAFETY: the list has `count` entries, and each device exists at least until the list is freed.
         // Names are C strings inside the device.
         let (device, name, transport) = unsafe {
             let Some(device) = NonNull::new(*list.add(index)) else { break };
             let name = CStr::from_ptr((library.ibv_get_device_name)(device.as_ptr()));
             (device, name.to_string_lossy().into_owned(), (*device.as_ptr()).transport_type)
         };
-        // iWARP and usNIC have verbs of another meaning.
+        // The verbs of iWARP and usNIC have other meanings.
         if transport == IBV_TRANSPORT_IB {
             results.push(visit(&name, device));
         }
     }
-    // SAFETY: made above, freed once; what was opened stays.
+    // SAFETY: made above, freed once; opened devices stay open.
     unsafe { (library.ibv_free_device_list)(list) };
     Ok(results)
 }
@@ -141,14 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn opening_what_is_not_there_says_so() {
+    fn opening_a_device_that_does_not_exist_is_an_error() {
         let Err(error) = Device::open("no-such-device", 1) else { panic!("it does not exist") };
         assert!(matches!(error, OpenError::NoRdma(_) | OpenError::NoSuchDevice(_)), "{error}");
         assert!(!error.to_string().is_empty());
     }
 
     #[test]
-    fn a_failed_call_says_what_to_do() {
+    fn the_error_of_a_failed_call_names_the_remedy() {
         let failed = |errno| {
             OpenError::Failed { device: "mlx5_0".to_owned(), call: "ibv_open_device", errno }.to_string()
         };

@@ -1,23 +1,79 @@
-//! Registered memory of the simulated devices: the key table, and the only code of the simulation that
-//! touches bytes.
+//! Registered memory of the simulated devices: the key table, mapped dma-bufs, and the only code of the
+//! simulation that touches bytes.
 //!
-//! Every copy here goes between memory that was found in a table under the fabric's lock, and buffers of our
-//! own. `Registrar::register`'s promise covers it until `deregister` returned, and `deregister` takes the
-//! same lock.
+//! Every copy goes between memory that was found in a table under the fabric's lock, and buffers of the
+//! simulation. `Registrar::register`'s promise covers it until `deregister` returned, and `deregister` takes
+//! the same lock.
 
 use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use te_core::MemSpan;
 
 use crate::sys::verbs::{MrAccess, Sge};
 
-/// What a key names.
-#[derive(Clone, Copy, Debug)]
+/// What drivers want the address and the offset of a dma-buf to agree in.
+const PAGE: u64 = 4_096;
+
+/// Part of a dma-buf, mapped as long as the value exists. Any file that can be mapped stands in for one.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    /// Whole pages.
+    whole: MemSpan,
+    /// The part.
+    span: MemSpan,
+}
+
+impl Mapping {
+    /// Maps `len` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// An errno: the system's, or `EINVAL` for bytes that the file does not have.
+    pub(crate) fn new(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, i32> {
+        let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+        let file = File::from(fd.try_clone_to_owned().map_err(errno)?);
+        let (end, bytes) = (offset.checked_add(len), file.metadata().map_err(errno)?.len());
+        if len == 0 || end.is_none_or(|end| end > bytes) {
+            return Err(libc::EINVAL);
+        }
+        let (first, skip) = (offset / PAGE * PAGE, offset % PAGE);
+        let whole = (skip + len) as usize;
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice, which touches no other memory.
+        let start = unsafe {
+            libc::mmap(std::ptr::null_mut(), whole, protection, flags, file.as_raw_fd(), first as i64)
+        };
+        if start == libc::MAP_FAILED {
+            return Err(errno(std::io::Error::last_os_error()));
+        }
+        let whole = MemSpan::new(start.cast(), whole);
+        let span = MemSpan::new(whole.as_ptr().wrapping_add(skip as usize), len as usize);
+        Ok(Self { whole, span })
+    }
+
+    pub(crate) fn span(&self) -> MemSpan {
+        self.span
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`, unmapped once; the table entry that named it is gone, and nothing else
+        // has its address.
+        unsafe { libc::munmap(self.whole.as_ptr().cast(), self.whole.len()) };
+    }
+}
+
+/// The memory that a key names.
+#[derive(Debug)]
 struct Entry {
     span: MemSpan,
-    /// What the owner and its peers call the first byte.
+    /// The address by which work requests and peers name the first byte.
     address: u64,
     access: MrAccess,
+    /// Keeps `span` mapped, if it is part of a dma-buf.
+    _mapping: Option<Mapping>,
 }
 
 /// One slot of a device's table. The tag is the last byte of its keys and changes with each use, as on real
@@ -28,7 +84,7 @@ struct Slot {
     entry: Option<Entry>,
 }
 
-/// Keys that peers use have this bit, so that mixing the two kinds up never works.
+/// Remote keys have this bit, so that no local key is a valid remote key.
 const REMOTE_KEY: u32 = 1 << 31;
 
 /// A device's registrations.
@@ -40,7 +96,7 @@ pub(crate) struct MrTable {
     pinned_bytes: u64,
 }
 
-/// Memory that a key and a range gave. Good while the fabric's lock is held.
+/// The memory that a key and a range name. Valid while the fabric's lock is held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'a> {
     at: *mut u8,
@@ -57,10 +113,10 @@ impl MrTable {
         self.pinned_bytes
     }
 
-    /// Adds a registration; gives its handle and the local and remote key.
+    /// Adds a registration; returns its handle, its local and its remote key. `mapping` keeps `span` mapped.
     pub(crate) fn insert(
         &mut self,
-        span: MemSpan,
+        (span, mapping): (MemSpan, Option<Mapping>),
         address: u64,
         access: MrAccess,
         first_tag: u8,
@@ -71,7 +127,7 @@ impl MrTable {
         });
         let slot = &mut self.slots[index as usize];
         slot.tag = slot.tag.wrapping_add(1);
-        slot.entry = Some(Entry { span, address, access });
+        slot.entry = Some(Entry { span, address, access, _mapping: mapping });
         self.live += 1;
         self.pinned_bytes += span.len() as u64;
         let key = (index + 1) << 8 | u32::from(slot.tag);
@@ -79,25 +135,25 @@ impl MrTable {
         (u64::from(key), key, if remote { key | REMOTE_KEY } else { 0 })
     }
 
-    /// Takes a registration away; false: there is none of that handle.
+    /// Removes a registration; false: there is none with this handle.
     pub(crate) fn remove(&mut self, handle: u64) -> bool {
         let Ok(key) = u32::try_from(handle) else { return false };
         let Some(entry) = self.entry(key) else { return false };
         let (bytes, index) = (entry.span.len() as u64, (key >> 8) - 1);
         self.slots[index as usize].entry = None;
-        // Oldest first, so that a stale key finds a live slot late rather than soon.
+        // Slots are used again oldest first, so that a stale key names a live slot as late as possible.
         self.free.push_back(index);
         self.live -= 1;
         self.pinned_bytes -= bytes;
         true
     }
 
-    /// Ends every registration.
+    /// Removes every registration.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// What a peer reaches with `key`, if it may have `right` to all of the range.
+    /// The memory that a peer reaches with `key`, if the key grants `right` to all of the range.
     #[inline]
     pub(crate) fn remote(&self, key: u32, addr: u64, len: u64, right: MrAccess) -> Option<Target<'_>> {
         if key & REMOTE_KEY == 0 {
@@ -106,7 +162,7 @@ impl MrTable {
         self.find(key & !REMOTE_KEY, addr, len, right)
     }
 
-    /// A piece of a work request; `right` is `LOCAL_WRITE` or nothing.
+    /// The memory of a piece of a work request; `right` is `LOCAL_WRITE` or empty.
     #[inline]
     pub(crate) fn local(&self, sge: &Sge, right: MrAccess) -> Option<Target<'_>> {
         self.find(sge.local_key, sge.addr, u64::from(sge.len), right)
@@ -145,32 +201,32 @@ impl Target<'_> {
         Self { at: self.at.wrapping_add(offset), len: len.min(self.len - offset), ..self }
     }
 
-    /// As many bytes as both have, from `source` to here. They may overlap: a device may write to itself.
+    /// Copies as many bytes as both have from `source`. The two may overlap: a device may write to itself.
     pub(crate) fn copy_from(self, source: Target<'_>) {
-        // SAFETY: both came out of `MrTable::find`, so they lie inside registered, mapped memory to which no
-        // reference exists (the promise of `Registrar::register`), and the lock that `deregister` needs is
-        // held.
+        // SAFETY: both came from `MrTable::find`, so they lie inside registered, mapped memory to which no
+        // reference exists (the promise of `Registrar::register`; a `Mapping` is reached only here), and
+        // the lock that `deregister` takes is held.
         unsafe { std::ptr::copy(source.at, self.at, self.len.min(source.len)) };
     }
 
-    /// As many bytes as both have, out of a packet.
+    /// Copies as many bytes as both have out of a packet.
     pub(crate) fn write(self, bytes: &[u8]) {
-        // SAFETY: as above for `self`; `bytes` is a buffer of the simulation, never registered, so they do
-        // not overlap.
+        // SAFETY: as above for `self`; `bytes` is a buffer of the simulation, which is never registered, so
+        // they do not overlap.
         unsafe { te_core::copy_bytes(bytes.as_ptr(), self.at, self.len.min(bytes.len())) };
     }
 
-    /// As many bytes as both have, into a packet.
+    /// Copies as many bytes as both have into a packet.
     pub(crate) fn read(self, bytes: &mut [u8]) {
-        // SAFETY: as in `write`, with the direction turned round.
+        // SAFETY: as in `write`, in the other direction.
         unsafe { te_core::copy_bytes(self.at, bytes.as_mut_ptr(), self.len.min(bytes.len())) };
     }
 }
 
-/// Copies the bytes of an inline request out.
+/// Copies the bytes of an inline piece.
 ///
 /// # Safety
-/// `sge` is readable, as `Verbs::post` demands for inline requests.
+/// `sge` is readable, as `Verbs::post` requires of inline requests.
 pub(crate) unsafe fn copy_inline(sge: &Sge, out: &mut [u8]) {
     let from = std::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
     // SAFETY: the caller's promise; `out` is ours alone.

@@ -1,10 +1,11 @@
-//! A library whose functions are ours: what the provider hands to a driver, and what it makes of the answers.
+//! A fake libibverbs: tests of the arguments that the provider passes to a driver, and of how it handles the
+//! results.
 //!
-//! One fake device at a time and thread; its script is thread-local, as C functions have no other place for
-//! it.
+//! One fake device per thread at a time. Its script is thread-local, because C functions have no other state.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr::{NonNull, null_mut};
 
 use te_core::{ErrorKind, MemSpan, Op};
@@ -18,28 +19,32 @@ use crate::sys::verbs::{
     WcStatus, WorkCompletion, WorkRequest,
 };
 
-/// A request as the driver saw it: id, flags, opcode, pieces, remote address, key.
+/// A request as the driver received it: id, flags, opcode, pieces, remote address, key.
 type Seen = (u64, u32, u32, Vec<(u64, u32, u32)>, u64, u32);
 
-/// What the fake shall answer, and what it was given.
+/// A registration by dma-buf as the driver received it: offset, length, I/O address, descriptor, access.
+type SeenDmabuf = (u64, usize, u64, c_int, c_int);
+
+/// The results that the fake returns, and the arguments that it received.
 #[derive(Default)]
 struct Script {
     /// Objects that exist: contexts, domains, channels, queues, queue pairs, registrations.
     live: i32,
-    /// errno for the next registration, creation, step.
+    /// errno of the next registration, creation or state change.
     refuse: Option<i32>,
-    /// Most inline bytes that a queue pair takes.
+    /// The most inline bytes that a queue pair takes.
     inline_max: u32,
-    /// How many requests a doorbell takes; then this result.
+    /// How many requests a doorbell takes, and the result for the next one.
     accept: Option<(usize, c_int)>,
-    /// Chains that came.
+    /// The chains that were posted.
     doorbells: Vec<Vec<Seen>>,
     completions: Vec<ibv_wc>,
-    /// What `poll_cq` answers instead.
+    /// `poll_cq` fails.
     poll_fails: bool,
     steps: Vec<(ibv_qp_attr, c_int)>,
     /// Access flags of registrations, and whether by `ibv_reg_mr_iova2`.
     registrations: Vec<(u32, bool)>,
+    dmabufs: Vec<SeenDmabuf>,
     events: Vec<(bool, u32)>,
     acknowledged: u32,
     last_qp: usize,
@@ -58,14 +63,14 @@ fn set_errno(errno: i32) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// A new object, zeroed, counted; null and `errno` when the script refuses.
+/// A new object, zeroed and counted; null and `errno` when the script refuses.
 fn make<T>() -> *mut T {
     if let Some(errno) = script(|s| s.refuse.take()) {
         set_errno(errno);
         return null_mut();
     }
     script(|s| s.live += 1);
-    // SAFETY: all these structures are integers, pointers and options of functions: zero is a value of each.
+    // SAFETY: all these structures are integers, pointers and options of functions: zero is valid for each.
     Box::into_raw(Box::new(unsafe { std::mem::zeroed() }))
 }
 
@@ -79,7 +84,7 @@ unsafe fn free<T>(object: *mut T) -> c_int {
 }
 
 unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    // SAFETY: the provider gives a structure to fill.
+    // SAFETY: the provider passes a structure to fill.
     let attr = unsafe { &mut *attr };
     (attr.max_mr_size, attr.max_qp_wr, attr.max_sge, attr.max_sge_rd) = (1 << 20, 100, 8, 4);
     (attr.max_cqe, attr.max_mr, attr.max_qp, attr.phys_port_cnt) = (50, 7, 9, 2);
@@ -144,6 +149,22 @@ unsafe extern "C" fn reg_mr_iova2(
     make()
 }
 
+unsafe extern "C" fn reg_dmabuf_mr(
+    _: *mut ibv_pd,
+    offset: u64,
+    len: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    if fd < 0 {
+        set_errno(libc::EBADF);
+        return null_mut();
+    }
+    script(|s| s.dmabufs.push((offset, len, iova, fd, access)));
+    make()
+}
+
 unsafe extern "C" fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     let channel: *mut ibv_comp_channel = make();
     // SAFETY: made above.
@@ -173,7 +194,7 @@ unsafe extern "C" fn create_cq(
 }
 
 unsafe extern "C" fn create_qp(_: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: the provider gives its attributes, and a completion queue that it made.
+    // SAFETY: the provider passes its attributes, and a completion queue that it made.
     let (cap, context) = unsafe { (&mut (*attr).cap, (*(*attr).send_cq).context) };
     if cap.max_inline_data > script(|s| s.inline_max) {
         set_errno(libc::EINVAL);
@@ -190,7 +211,7 @@ unsafe extern "C" fn create_qp(_: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *
 }
 
 unsafe extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: the provider gives its attributes.
+    // SAFETY: the provider passes its attributes.
     script(|s| s.steps.push((unsafe { *attr }, mask)));
     script(|s| s.refuse.take()).unwrap_or(0)
 }
@@ -198,7 +219,7 @@ unsafe extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_i
 unsafe extern "C" fn post_send(_: *mut ibv_qp, first: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
     let (mut wr, mut seen) = (first, Vec::new());
     let accept = script(|s| s.accept);
-    // SAFETY: the provider gives a chain that ends with a null, whose pieces are alive.
+    // SAFETY: the provider passes a chain that ends with a null, and its pieces exist.
     unsafe {
         while let Some(request) = wr.as_ref() {
             if let Some((count, result)) = accept
@@ -248,7 +269,7 @@ unsafe extern "C" fn get_async_event(_: *mut ibv_context, event: *mut ibv_async_
     script(|s| {
         let Some((ours, event_type)) = s.events.pop() else { return -1 };
         let element = if ours { std::ptr::with_exposed_provenance_mut(s.last_qp) } else { null_mut() };
-        // SAFETY: the provider gives a structure to fill.
+        // SAFETY: the provider passes a structure to fill.
         unsafe { *event = ibv_async_event { element, event_type } };
         0
     })
@@ -278,14 +299,14 @@ unsafe extern "C" fn no_open(_: *mut ibv_device) -> *mut ibv_context {
     null_mut()
 }
 unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: the provider closes what `open` below made, once.
+    // SAFETY: the provider closes the context that `open` below made, once.
     unsafe {
         libc::close((*context).async_fd);
         free(context)
     }
 }
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: the provider destroys what it made, once; so below.
+    // SAFETY: the provider destroys each object that it made once; so below.
     unsafe { free(pd) }
 }
 unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
@@ -307,7 +328,7 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     unsafe { free(qp) }
 }
 
-static LIBRARY: Library = Library {
+const FUNCTIONS: Library = Library {
     ibv_get_device_list: no_list,
     ibv_free_device_list: free_list,
     ibv_get_device_name: no_name,
@@ -337,7 +358,14 @@ static LIBRARY: Library = Library {
     is_fork_initialized: None,
 };
 
+static LIBRARY: Library = FUNCTIONS;
+static LIBRARY_WITH_DMABUF: Library = Library { reg_dmabuf_mr: Some(reg_dmabuf_mr), ..FUNCTIONS };
+
 fn open(inline_max: u32) -> SystemVerbs {
+    open_with(&LIBRARY, inline_max)
+}
+
+fn open_with(library: &'static Library, inline_max: u32) -> SystemVerbs {
     script(|s| *s = Script { inline_max, ..Script::default() });
     let context: *mut ibv_context = make();
     // SAFETY: made above.
@@ -348,7 +376,7 @@ fn open(inline_max: u32) -> SystemVerbs {
         (*context).ops.req_notify_cq = Some(req_notify_cq);
     }
     // SAFETY: made above, and given away.
-    let context = unsafe { Context::new(&LIBRARY, NonNull::new(context).unwrap()) }.unwrap();
+    let context = unsafe { Context::new(library, NonNull::new(context).unwrap()) }.unwrap();
     SystemVerbs::new(context, "fake", 2, Some(1)).unwrap()
 }
 
@@ -398,7 +426,7 @@ fn limits_are_the_tighter_ones() {
     assert_eq!((info.message_bytes_max, info.features), (1 << 30, DeviceFeatures::RELAXED_ORDERING));
     assert!(verbs.port().unwrap().active);
     assert_eq!(verbs.gid(0).unwrap().unwrap().raw, [7; 16]);
-    assert_eq!(verbs.gid(1), Ok(None), "an empty entry is no error");
+    assert_eq!(verbs.gid(1), Ok(None), "an empty entry is not an error");
     assert_eq!(verbs.gid(2).map_err(|error| error.code), Err(libc::EINVAL));
 }
 
@@ -413,7 +441,7 @@ fn everything_is_destroyed_in_the_end() {
     assert_eq!(verbs.destroy_qp(other.handle).map_err(|error| error.code), Err(libc::EINVAL), "once");
     script(|s| s.refuse = Some(libc::EBUSY));
     assert_eq!(verbs.destroy_qp(qp.handle).map_err(|error| error.code), Err(libc::EBUSY));
-    assert!(verbs.modify_qp(qp.handle, QpStep::Error).is_ok(), "what was not destroyed is still there");
+    assert!(verbs.modify_qp(qp.handle, QpStep::Error).is_ok(), "it was not destroyed");
     assert!(script(|s| s.live) > 0);
     drop(verbs);
     assert_eq!(script(|s| s.live), 0);
@@ -447,11 +475,11 @@ fn one_doorbell_carries_the_whole_list() {
     ];
     assert_eq!(script(|s| std::mem::take(&mut s.doorbells)), [chain]);
 
-    // The chain is used again: a short list after a long one ends where it ends.
+    // The chain is used again: a short list after a long one has its own end.
     assert_eq!(post(&mut verbs, qp.handle, &[request(9, 1)], &[SGE]), (1, None));
     assert_eq!(script(|s| s.doorbells[0].len()), 1);
     assert_eq!(post(&mut verbs, qp.handle, &[], &[]), (0, None));
-    assert_eq!(script(|s| s.doorbells.len()), 1, "nothing to ring for");
+    assert_eq!(script(|s| s.doorbells.len()), 1, "an empty list rings no doorbell");
 }
 
 #[test]
@@ -465,7 +493,7 @@ fn a_long_list_takes_several_doorbells() {
 }
 
 #[test]
-fn a_driver_that_takes_a_prefix_says_how_long_it_was() {
+fn the_length_of_a_prefix_that_a_driver_takes_is_returned() {
     let (mut verbs, qp) = open_with_qp();
     let requests: Vec<_> = (0..300).map(|id| request(id, 1)).collect();
     let sges = vec![SGE; 300];
@@ -474,7 +502,7 @@ fn a_driver_that_takes_a_prefix_says_how_long_it_was() {
         let list = &requests[..5.max(count + 1)];
         assert_eq!(post(&mut verbs, qp.handle, list, &sges), (count, Some(libc::ENOMEM)));
     }
-    // The second doorbell stops: the first one counts.
+    // The second doorbell fails: the requests of the first one count.
     script(|s| s.accept = Some((256, libc::ENOMEM)));
     assert_eq!(post(&mut verbs, qp.handle, &requests, &sges), (300, None), "neither list is longer");
     script(|s| s.accept = Some((200, libc::EINVAL)));
@@ -537,7 +565,7 @@ fn path() -> Path {
 }
 
 #[test]
-fn steps_set_what_the_manual_page_demands() {
+fn state_changes_set_the_attributes_that_the_manual_page_requires() {
     let (mut verbs, qp) = open_with_qp();
     let access = MrAccess::REMOTE_READ | MrAccess::RELAXED_ORDERING;
     verbs.modify_qp(qp.handle, QpStep::Init(access)).unwrap();
@@ -562,7 +590,7 @@ fn steps_set_what_the_manual_page_demands() {
 
     let odd = Path { mtu_bytes: 1500, ..path };
     assert_eq!(verbs.modify_qp(qp.handle, QpStep::Connect(odd)).map_err(|e| e.code), Err(libc::EINVAL));
-    // A driver that refuses the first half is not asked for the second.
+    // When the driver refuses the first call, the second is not made.
     script(|s| (s.refuse, s.steps) = (Some(libc::ETIMEDOUT), Vec::new()));
     assert_eq!(verbs.modify_qp(qp.handle, QpStep::Connect(path)).map_err(|e| e.code), Err(libc::ETIMEDOUT));
     assert_eq!(script(|s| s.steps.len()), 1);
@@ -585,12 +613,27 @@ fn relaxed_ordering_takes_the_newer_call_and_nothing_else_does() {
     // SAFETY: as above.
     let refused = unsafe { verbs.register(bytes, MrAccess::LOCAL_WRITE) };
     assert_eq!(refused.map_err(|error| (error.kind, error.code)), Err((ErrorKind::System, libc::ENOMEM)));
-    let dmabuf = verbs.register_dmabuf(3, 0, 64, 0, MrAccess::LOCAL_WRITE);
-    assert_eq!(dmabuf.map_err(|error| error.kind), Err(ErrorKind::Unsupported));
 }
 
 #[test]
-fn a_registration_that_the_driver_keeps_can_be_ended_again() {
+fn a_dmabuf_is_registered_by_its_descriptor_where_the_library_can() {
+    let file = tempfile::tempfile().unwrap();
+    let register =
+        |verbs: &SystemVerbs| verbs.register_dmabuf(file.as_fd(), 4_096, 64, 0x1000, MrAccess::LOCAL_WRITE);
+    let refused = register(&open(0));
+    assert_eq!(refused.map_err(|error| error.kind), Err(ErrorKind::Unsupported));
+
+    let verbs = open_with(&LIBRARY_WITH_DMABUF, 0);
+    assert!(verbs.info().features.contains(DeviceFeatures::DMABUF));
+    let mr = register(&verbs).unwrap();
+    assert_eq!(script(|s| s.dmabufs.pop()), Some((4_096, 64, 0x1000, file.as_raw_fd(), 1)));
+    verbs.deregister(mr).unwrap();
+    drop(verbs);
+    assert_eq!(script(|s| s.live), 0);
+}
+
+#[test]
+fn deregistering_can_be_repeated_when_the_driver_refuses() {
     let verbs = open(0);
     let bytes = MemSpan::new(std::ptr::without_provenance_mut(4096), 64);
     // SAFETY: the fake touches no memory.
@@ -611,7 +654,7 @@ fn every_event_is_acknowledged_and_queue_pairs_are_named() {
 }
 
 #[test]
-fn a_handle_ends_with_its_queue_pair_however_many_come_after_it() {
+fn the_handle_of_a_destroyed_queue_pair_stays_invalid() {
     let (mut verbs, first) = open_with_qp();
     verbs.destroy_qp(first.handle).expect("it was made");
     let config = QpConfig { depth: 4, sges: 1, inline_bytes: 0 };
@@ -623,7 +666,7 @@ fn a_handle_ends_with_its_queue_pair_however_many_come_after_it() {
         verbs.destroy_qp(qp.handle).expect("it was made");
         handles.push(qp.handle);
     }
-    // One place served them all.
+    // All of them used one slot.
     assert!(handles.iter().all(|handle| handle.0 as u32 == first.handle.0 as u32));
     assert!(verbs.destroy_qp(QpHandle(u64::MAX)).is_err());
 }
@@ -633,7 +676,7 @@ fn a_queue_pair_that_is_being_connected_is_neither_modified_nor_destroyed() {
     let (mut verbs, qp) = open_with_qp();
     let connect = |verbs: &mut SystemVerbs| match verbs.connect_qp(qp.handle, path()) {
         Ok(Connecting::Later(job)) => job,
-        Ok(Connecting::Done) => panic!("on Ethernet the neighbour has to be found"),
+        Ok(Connecting::Done) => panic!("on Ethernet the neighbour has to be resolved"),
         Err(error) => panic!("{error}"),
     };
     verbs.modify_qp(qp.handle, QpStep::Init(MrAccess::empty())).unwrap();
@@ -649,7 +692,7 @@ fn a_queue_pair_that_is_being_connected_is_neither_modified_nor_destroyed() {
             assert_eq!(script(|s| s.steps.iter().map(|(attr, _)| attr.qp_state).collect::<Vec<_>>()), [2, 3]);
         } else {
             drop(job);
-            assert_eq!(script(|s| s.steps.len()), 0, "nothing was begun");
+            assert_eq!(script(|s| s.steps.len()), 0, "no call was made");
         }
     }
     verbs.destroy_qp(qp.handle).unwrap();

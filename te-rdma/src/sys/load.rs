@@ -1,14 +1,14 @@
-//! libibverbs, found at run time: a table of its functions, or one clear reason why there is no RDMA here.
+//! libibverbs, found at run time: a table of its functions, or one reason why RDMA is not available.
 //!
-//! Nothing is linked: a host without the library, without kernel support or without a device starts all the
-//! same, and is reported once what is missing. The library is never closed again: drivers start threads and
-//! keep pointers of their own.
+//! Nothing is linked: a program starts on a host without the library, without kernel support or without a
+//! device, and the log says once what is missing. The library is never closed: drivers start threads and keep
+//! pointers into it.
 //!
-//! `fork`: from Linux 5.12 on the kernel itself copies pinned pages for a child, so nothing needs to be done.
-//! On older kernels `ibv_fork_init(3)` would have to be called before anything else; it marks every
-//! registration `MADV_DONTFORK`, fails on parts of huge pages, and takes the memory away from children. We
-//! leave that to who wants it: libibverbs does it when the environment has `IBV_FORK_SAFE=1`, and
-//! [`Library::survives_fork`] says which it is.
+//! `fork`: from Linux 5.12 on the kernel itself copies pinned pages for a child. On older kernels
+//! `ibv_fork_init(3)` would have to be called before anything else; it marks every registration
+//! `MADV_DONTFORK`, fails on parts of huge pages, and removes the memory from children. It is left to the
+//! user: libibverbs calls it when the environment has `IBV_FORK_SAFE=1`, and [`Library::survives_fork`]
+//! reports the result.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -19,19 +19,19 @@ use super::abi::{
     ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
 };
 
-/// Why there is no RDMA here. Never a failure of the program: other fabrics go on.
+/// Why RDMA is not available on this host. It is no failure of the program: other fabrics work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoRdma {
-    /// The library cannot be loaded; what the dynamic linker said.
+    /// The library cannot be loaded; holds the dynamic linker's message.
     NoLibrary(String),
-    /// The library lacks a function that everything needs.
+    /// The library lacks this function, which is required.
     OldLibrary(&'static str),
     /// The kernel has no user verbs.
     NoKernelSupport,
     /// Listing the devices failed with this errno.
     Unlistable(i32),
-    /// All is there but a device.
+    /// There is no device.
     NoDevice,
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for NoRdma {
                 std::io::Error::from_raw_os_error(*errno)
             ),
             Self::NoDevice => f.write_str(
-                "there is no device: `rdma link` must show one; load the NIC's driver, pass the device into the container, or \
+                "there is no device (`rdma link` lists them): load the NIC's driver, pass the device into the container, or \
                  make a software device with `rdma link add rxe0 type rxe netdev eth0`",
             ),
         }
@@ -147,7 +147,7 @@ library! {
 }
 
 impl Library {
-    /// The library of this process. Loaded at the first call; a reason not to is logged then, once.
+    /// The library of this process. It is loaded by the first call, which logs the reason if it fails.
     pub(super) fn get() -> Result<&'static Self, NoRdma> {
         static LIBRARY: OnceLock<Result<Library, NoRdma>> = OnceLock::new();
         LIBRARY
@@ -163,35 +163,34 @@ impl Library {
     }
 
     fn load(name: &CStr) -> Result<Self, NoRdma> {
-        // SAFETY: `name` is a C string; the library's constructors are those of rdma-core, which expect to be
-        // loaded so.
+        // SAFETY: `name` is a C string; the constructors of rdma-core's library may run at any time.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            // SAFETY: no argument; the text is copied before the next call of this thread into the linker.
+            // SAFETY: no argument; the text is copied before this thread calls the linker again.
             let why = unsafe { libc::dlerror() };
             let why = if why.is_null() {
                 "no reason given".to_owned()
             } else {
-                // SAFETY: `dlerror` gives a C string, good until that next call.
+                // SAFETY: `dlerror` returns a C string that is valid until that call.
                 unsafe { CStr::from_ptr(why) }.to_string_lossy().into_owned()
             };
             return Err(NoRdma::NoLibrary(why));
         }
-        // SAFETY: `handle` is what `dlopen` gave, and is never closed.
+        // SAFETY: `handle` came from `dlopen`, and is never closed.
         unsafe { Self::fill(handle) }
     }
 
-    /// Whether a `fork` in this process leaves registered memory alone; `None`: the library is too old to
-    /// say.
+    /// Whether registered memory survives a `fork` of this process; `None`: the library is too old to report
+    /// it.
     pub(super) fn survives_fork(&self) -> Option<bool> {
         const IBV_FORK_DISABLED: c_int = 0;
-        // SAFETY: takes nothing and only reads what the kernel said when the library was loaded.
+        // SAFETY: no argument; it only reads what the library found out when it was loaded.
         self.is_fork_initialized.map(|ask| unsafe { ask() } != IBV_FORK_DISABLED)
     }
 }
 
-/// The address of a function, null when it is not there. glibc knows symbol versions, and old libraries
-/// without versions or other C libraries do not: there the name alone decides.
+/// The address of a function; null: there is none. glibc knows symbol versions. Where the library or the C
+/// library has none, the name alone decides.
 ///
 /// # Safety
 /// `handle` came from `dlopen`; `name` and `version` end with a NUL.
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_says_what_to_do() {
+    fn every_reason_names_the_remedy() {
         let reasons = [
             (NoRdma::NoKernelSupport, "modprobe ib_uverbs"),
             (NoRdma::Unlistable(libc::EACCES), "check /sys/class/infiniband_verbs"),

@@ -2,23 +2,22 @@
 //! at run time), and registered memory.
 //!
 //! ```text
-//!   verbs.rs         the seam: what the transport needs of a device
-//!   registration.rs  memory that a device knows
-//!   posting.rs       posting, with its promise
-//!   fd.rs            descriptors given as numbers
+//!   verbs.rs         the interface: what the transport needs of a device
+//!   registration.rs  registering memory with a device
+//!   posting.rs       posting work requests
 //!   dma.rs           memory of simulated devices (feature `sim`)
 //!
 //!   device.rs        Device::list, Device::open            open_error.rs  why a device cannot be used
 //!   provider.rs      SystemVerbs: queue pairs, posting, polling, events
 //!   context.rs       the opened device and its registrations, shared by threads
 //!   load.rs          table of functions, or why there is none
-//!   convert.rs       the library's numbers ⇄ ours          sysfs.rs       what only sysfs knows
-//!   abi.rs           structures and constants of verbs.h   layout.rs      their sizes, as C has them
+//!   convert.rs       the library's numbers ⇄ ours          sysfs.rs       what only sysfs reports
+//!   abi.rs           structures and constants of verbs.h   layout.rs      their sizes, as in C
 //! ```
 //!
-//! The contract with libibverbs is that of the manual pages: objects are used after they were made and before
-//! they are destroyed, children are destroyed before their parents, every event that was taken is
-//! acknowledged, and all calls may come from any thread.
+//! The contract with libibverbs is that of its manual pages: an object is used only between its creation and
+//! its destruction, children are destroyed before their parents, every event that was taken is acknowledged,
+//! and any thread may make any call.
 #![allow(unsafe_code, reason = "calls into a C library, and memory that peers write")]
 
 mod abi;
@@ -29,7 +28,6 @@ mod device;
 pub(crate) mod dma;
 #[cfg(test)]
 mod fake;
-pub(crate) mod fd;
 mod layout;
 mod load;
 mod open_error;

@@ -1,29 +1,29 @@
-//! Why a device cannot be used.
+//! Errors of opening a device.
 
 use std::fmt;
 
 use super::load::NoRdma;
 
-/// Why a device cannot be used.
+/// Why a device cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// There is no RDMA here at all.
+    /// RDMA is not available on this host.
     NoRdma(NoRdma),
-    /// No device of that name.
+    /// There is no device with this name.
     NoSuchDevice(String),
     /// The device has no such port.
     NoSuchPort {
-        /// The device.
+        /// The device's name.
         device: String,
-        /// The port that was asked for.
+        /// The port that was requested.
         port: u8,
     },
-    /// A call failed.
+    /// A call of the library failed.
     Failed {
-        /// The device.
+        /// The device's name.
         device: String,
-        /// What was tried, as its manual page is called.
+        /// The function that failed, by the name of its manual page.
         call: &'static str,
         /// The driver's `errno`.
         errno: i32,
@@ -35,7 +35,7 @@ impl fmt::Display for OpenError {
         match self {
             Self::NoRdma(reason) => reason.fmt(f),
             Self::NoSuchDevice(name) => {
-                write!(f, "no RDMA device `{name}`: `rdma link` lists those there are")
+                write!(f, "no RDMA device `{name}`: `rdma link` lists the devices of this host")
             }
             Self::NoSuchPort { device, port } => {
                 write!(f, "RDMA device `{device}` has no port {port}: ports count from 1")

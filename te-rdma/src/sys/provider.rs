@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Weak};
@@ -22,39 +23,40 @@ use crate::sys::verbs::{
     QpStep, Registrar, Registration, Sge, Verbs, WorkCompletion, WorkRequest,
 };
 
-/// Entries of the completion queue, if the device has as many.
+/// Entries of the completion queue, if the device allows as many.
 const CQ_DEPTH: i32 = 1 << 14;
-/// Work requests that share one doorbell, at most.
+/// The most work requests that share one doorbell.
 const CHAIN_MAX: usize = 256;
-/// Completions taken with one call, at most.
+/// The most completions taken with one call.
 const POLL_MAX: usize = 64;
 
-/// An opened port of a device behind libibverbs. Dropping it destroys its queue pairs and registrations and
-/// closes it.
+/// An opened port of a device, reached through libibverbs. Dropping it destroys its queue pairs and
+/// registrations and closes the device.
 pub struct SystemVerbs {
     info: DeviceInfo,
     infiniband: bool,
     cq: NonNull<ibv_cq>,
     channel: NonNull<ibv_comp_channel>,
-    /// By handle, which is an index and how often it was used: peers make and end queue pairs as they like,
-    /// and neither memory nor the search for one may grow with that.
+    /// How often the slot was used, and its queue pair. A handle is a slot's index and use: peers make and
+    /// end queue pairs at will, and neither memory nor lookups may grow with that.
     qps: Vec<(u32, Option<NonNull<ibv_qp>>)>,
     /// Indexes of `qps` that are free.
     free: Vec<u32>,
-    /// Queue pairs that are being connected elsewhere: as long as a token lives, its queue pair must.
+    /// Queue pairs that another thread connects. A queue pair is not destroyed while its token exists.
     connecting: Vec<(QpHandle, Weak<()>)>,
-    /// Whose it is: a fork shares the device's file with its parent, and must not end what is the parent's.
+    /// The process that opened the device. A fork shares the device's file with its parent, and must not
+    /// destroy its parent's objects.
     process: u32,
-    /// Work requests on their way into the driver; filled anew by each `post`.
+    /// The work requests of one call of the driver; filled anew by each `post`.
     chain: Box<[ibv_send_wr]>,
-    /// Completions on their way out.
+    /// The completions of one call of the driver.
     completions: Box<[ibv_wc]>,
-    /// Last: everything above is made on it. Ended in `drop`.
+    /// Last: everything above is made on it. Dropped in `drop`.
     context: ManuallyDrop<Context>,
 }
 
 // SAFETY: all pointers are to objects that this value alone owns, of a library that may be called from any
-// thread; the chain holds no pointer between two calls that anybody follows.
+// thread; no pointer that the chain holds between two calls is followed.
 unsafe impl Send for SystemVerbs {}
 
 impl SystemVerbs {
@@ -73,18 +75,18 @@ impl SystemVerbs {
         }
         let port_attr = query_port(&context, port).map_err(failed("ibv_query_port"))?;
 
-        // SAFETY: the context is open. Null is handled.
+        // SAFETY: the context is open. A null result is handled.
         let channel = unsafe { (library.ibv_create_comp_channel)(context.context.as_ptr()) };
         let channel = NonNull::new(channel)
             .ok_or_else(|| failed("ibv_create_comp_channel")(driver_error(last_errno())))?;
         let depth = CQ_DEPTH.min(device.max_cqe.max(1));
-        // SAFETY: context and channel are ours and outlive the queue. Null is handled.
+        // SAFETY: context and channel are ours and outlive the queue. A null result is handled.
         let cq = unsafe {
             (library.ibv_create_cq)(context.context.as_ptr(), depth, null_mut(), channel.as_ptr(), 0)
         };
         let Some(cq) = NonNull::new(cq) else {
             let error = driver_error(last_errno());
-            // SAFETY: made above, not used by anything else.
+            // SAFETY: made above, and used by nothing else.
             unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
             return Err(failed("ibv_create_cq")(error));
         };
@@ -138,7 +140,7 @@ impl SystemVerbs {
         }
     }
 
-    /// As [`qp`](Self::qp), for what must not meet a thread that connects it.
+    /// As [`qp`](Self::qp), for calls that must not run while another thread connects it.
     fn settled_qp(&mut self, handle: QpHandle) -> Result<NonNull<ibv_qp>, Error> {
         self.connecting.retain(|(_, token)| token.strong_count() > 0);
         if self.connecting.iter().any(|(connecting, _)| *connecting == handle) {
@@ -147,20 +149,20 @@ impl SystemVerbs {
         self.qp(handle)
     }
 
-    /// The number of a queue pair that an event names, if it still exists.
+    /// The number of the queue pair that an event names, if it still exists.
     fn number_of(&self, element: *mut c_void) -> Option<u32> {
         let qp =
             self.qps.iter().filter_map(|(_, qp)| qp.as_ref()).find(|qp| qp.as_ptr().cast() == element)?;
-        // SAFETY: it is in the table, so it was not destroyed yet; its number never changes.
+        // SAFETY: it is in the table, so it exists; its number never changes.
         Some(unsafe { (*qp.as_ptr()).qp_num })
     }
 
-    /// Takes what is in the completion channel, so that its descriptor is quiet again.
+    /// Empties the completion channel, so that its file descriptor is not readable any more.
     fn drain_channel(&mut self) {
         let (mut cq, mut cookie) = (null_mut(), null_mut());
         // SAFETY: the channel is ours and does not block; both results live for the call. Only our queue
-        // sends to it, and each event that was taken is acknowledged, or destroying the queue would wait for
-        // ever.
+        // sends to it. Each event that was taken is acknowledged, or destroying the queue would block
+        // for ever.
         unsafe {
             while (self.library().ibv_get_cq_event)(self.channel.as_ptr(), &raw mut cq, &raw mut cookie) == 0
             {
@@ -171,18 +173,17 @@ impl SystemVerbs {
 }
 
 fn query_device(context: &Context) -> Result<ibv_device_attr, Error> {
-    // SAFETY: a structure of integers; zero is a value of each.
+    // SAFETY: a structure of integers, for which zero is a valid value.
     let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
-    // SAFETY: the context is open and `attr` is what the call fills.
+    // SAFETY: the context is open, and the call fills `attr`.
     check(unsafe { (context.library.ibv_query_device)(context.context.as_ptr(), &raw mut attr) })?;
     Ok(attr)
 }
 
 fn query_port(context: &Context, port: u8) -> Result<ibv_port_attr, Error> {
-    // The exported function fills the part of the structure that it has always had; the rest stays zero, as
-    // in verbs.h.
+    // The exported function fills the oldest part of the structure; the rest stays zero, as in verbs.h.
     let mut attr = ibv_port_attr::default();
-    // SAFETY: the context is open, and `attr` is at least as long as what the call fills.
+    // SAFETY: the context is open, and `attr` is at least as long as the part that the call fills.
     check(unsafe { (context.library.ibv_query_port)(context.context.as_ptr(), port, &raw mut attr) })?;
     Ok(attr)
 }
@@ -197,7 +198,7 @@ fn device_info(
     cqe: i32,
 ) -> DeviceInfo {
     let count = |value: i32| u32::try_from(value).unwrap_or(0);
-    // Some devices take fewer pieces in a READ; 0 means that they do not say.
+    // Some devices take fewer pieces in a READ; 0 means that the limit is not reported.
     let sge_read = if device.max_sge_rd > 0 { device.max_sge_rd } else { device.max_sge };
     let mut features = DeviceFeatures::empty();
     features.set(DeviceFeatures::RELAXED_ORDERING, context.library.reg_mr_iova2.is_some());
@@ -218,8 +219,9 @@ fn device_info(
     }
 }
 
-fn set_nonblocking(fd: i32) -> Result<(), Error> {
-    // SAFETY: a descriptor that the library opened for us and that we do not close; only its flags change.
+fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Error> {
+    let fd = fd.as_raw_fd();
+    // SAFETY: the descriptor is open as long as it is borrowed; only its flags change.
     unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         if flags < 0 || libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0 {
@@ -267,7 +269,7 @@ impl Verbs for SystemVerbs {
 
     fn register_dmabuf(
         &self,
-        fd: i32,
+        fd: BorrowedFd<'_>,
         offset: u64,
         len: u64,
         address: u64,
@@ -285,7 +287,7 @@ impl Verbs for SystemVerbs {
         loop {
             let cap = ibv_qp_cap {
                 max_send_wr: config.depth,
-                // Nothing is ever received, but not every driver takes 0.
+                // Nothing is ever received, but some drivers refuse 0.
                 max_recv_wr: 1,
                 max_send_sge: config.sges.max(1),
                 max_recv_sge: 1,
@@ -320,7 +322,7 @@ impl Verbs for SystemVerbs {
                 return Ok(Qp { handle, number, config });
             }
             let errno = last_errno();
-            // There is no way to ask how much a device takes inline.
+            // A device does not report how many bytes it takes inline.
             if inline_bytes == 0 || ![libc::EINVAL, libc::ENOMEM].contains(&errno) {
                 return Err(driver_error(errno));
             }
@@ -339,7 +341,7 @@ impl Verbs for SystemVerbs {
     }
 
     fn connect_qp(&mut self, qp: QpHandle, path: crate::sys::verbs::Path) -> Result<Connecting, Error> {
-        // InfiniBand's subnet manager has the addresses: there is no request to wait for.
+        // InfiniBand's subnet manager has the addresses: the call does not block.
         if self.infiniband {
             return self.modify_qp(qp, QpStep::Connect(path)).map(|()| Connecting::Done);
         }
@@ -348,11 +350,11 @@ impl Verbs for SystemVerbs {
         let (library, token) = (self.library(), Arc::new(()));
         self.connecting.push((qp, Arc::downgrade(&token)));
         Ok(Connecting::Later(Box::new(move || {
-            // All of it moves in here: the token goes when the queue pair is not used any more.
+            // The token is dropped with the closure, when the queue pair is not used here any more.
             let (pointer, _token) = (pointer, token);
             for (mut attr, mask) in attrs.into_iter().flatten().zip(masks) {
-                // SAFETY: while the token lives, the queue pair is neither destroyed nor modified by its
-                // owner, and neither is its device closed; `attr` lives for the call.
+                // SAFETY: while the token exists, the provider neither modifies nor destroys the queue pair,
+                // and does not close the device; `attr` lives for the call.
                 check(unsafe { (library.ibv_modify_qp)(pointer.0.as_ptr(), &raw mut attr, mask) })?;
             }
             Ok(())
@@ -361,7 +363,7 @@ impl Verbs for SystemVerbs {
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), Error> {
         let pointer = self.settled_qp(qp)?;
-        // SAFETY: it is in the table, so it exists; taken out once it does not. All its events were
+        // SAFETY: it is in the table, so it exists; it leaves the table below. All its events were
         // acknowledged.
         check(unsafe { (self.library().ibv_destroy_qp)(pointer.as_ptr()) })?;
         let index = qp.0 as u32;
@@ -381,8 +383,7 @@ impl Verbs for SystemVerbs {
             Ok(qp) => qp,
             Err(error) => return (0, Some(error)),
         };
-        // SAFETY: the queue pair and its context exist. An opened context has the function; a null would be a
-        // broken driver.
+        // SAFETY: the queue pair and its context exist. A driver without the function is reported.
         let Some(post_send) = (unsafe { (*(*qp.as_ptr()).context).ops.post_send }) else {
             return (0, Some(driver_error(libc::ENOSYS)));
         };
@@ -404,13 +405,12 @@ impl Verbs for SystemVerbs {
             }
             if length != 0 {
                 let mut bad = null_mut();
-                // SAFETY: a chain of `length` requests that ends with a null; their pieces are the caller's
-                // slice, and both live for the call. What is not inline the device checks against
-                // registrations, what is inline is readable by the caller's promise.
+                // SAFETY: a chain of `length` requests that ends with a null; their pieces are in the
+                // caller's slice, and both live for the call. Inline pieces are readable by the caller's
+                // promise; the device checks the others against registrations.
                 let result = unsafe { post_send(qp.as_ptr(), first, &raw mut bad) };
                 if let Err(error) = check(result) {
-                    // The driver reports the first that it did not take; anything else would be a broken
-                    // driver.
+                    // The driver reports the first request that it did not take.
                     let accepted = (bad as usize)
                         .checked_sub(first as usize)
                         .map_or(0, |bytes| bytes / size_of::<ibv_send_wr>());
@@ -426,7 +426,7 @@ impl Verbs for SystemVerbs {
     }
 
     fn poll_cq(&mut self, out: &mut [WorkCompletion]) -> Result<usize, Error> {
-        // SAFETY: the queue and its context exist. A null would be a broken driver.
+        // SAFETY: the queue and its context exist. A driver without the function is reported.
         let Some(poll_cq) = (unsafe { (*(*self.cq.as_ptr()).context).ops.poll_cq }) else {
             return Err(driver_error(libc::ENOSYS));
         };
@@ -436,7 +436,7 @@ impl Verbs for SystemVerbs {
             // SAFETY: the queue is ours; there is room for `wanted` completions.
             let got = unsafe { poll_cq(self.cq.as_ptr(), wanted as i32, self.completions.as_mut_ptr()) };
             let Ok(got) = usize::try_from(got) else {
-                // What was taken before is not lost.
+                // Completions that were taken before are returned first.
                 return if count == 0 {
                     Err(check(got).err().unwrap_or(driver_error(libc::EIO)))
                 } else {
@@ -456,7 +456,7 @@ impl Verbs for SystemVerbs {
     }
 
     fn arm(&mut self) -> Result<(), Error> {
-        // SAFETY: the queue and its context exist. A null would be a broken driver.
+        // SAFETY: the queue and its context exist. A driver without the function is reported.
         let Some(req_notify_cq) = (unsafe { (*(*self.cq.as_ptr()).context).ops.req_notify_cq }) else {
             return Err(driver_error(libc::ENOSYS));
         };
@@ -464,9 +464,11 @@ impl Verbs for SystemVerbs {
         check(unsafe { req_notify_cq(self.cq.as_ptr(), 0) })
     }
 
-    fn event_fds(&self) -> [Option<i32>; 2] {
+    fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         // SAFETY: channel and context exist; neither descriptor changes.
-        unsafe { [Some((*self.channel.as_ptr()).fd), Some((*self.context.context.as_ptr()).async_fd)] }
+        let fds = unsafe { [(*self.channel.as_ptr()).fd, (*self.context.context.as_ptr()).async_fd] };
+        // SAFETY: the library closes both when channel and context are destroyed, after this borrow.
+        fds.map(|fd| (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) }))
     }
 
     fn next_event(&mut self) -> Option<AsyncEvent> {
@@ -483,8 +485,8 @@ impl Verbs for SystemVerbs {
         } else {
             convert::event(event.event_type)
         };
-        // SAFETY: taken above, acknowledged once; what it names is not destroyed before that, for destroying
-        // waits.
+        // SAFETY: taken above, acknowledged once; the object that it names exists, because its destruction
+        // waits for the acknowledgement.
         unsafe { (self.library().ibv_ack_async_event)(&raw mut event) };
         Some(found)
     }
@@ -502,16 +504,16 @@ impl Drop for SystemVerbs {
             return;
         }
         if self.connecting.iter().any(|(_, token)| token.strong_count() > 0) {
-            // A thread is in the driver with one of our queue pairs, or will be. The device's file ends with
-            // the process.
-            log::error!("{}: left open, for queue pairs are still being connected", self.info.name);
+            // A thread uses one of our queue pairs in the driver, or will. The device's file is closed when
+            // the process ends.
+            log::error!("{}: left open, because queue pairs are still being connected", self.info.name);
             return;
         }
-        // Events that were not taken would make the destructors wait.
+        // Events that were not taken would block the destructors.
         while self.next_event().is_some() {}
         let library = self.library();
-        // SAFETY: children before parents, each once; the context itself goes with its own `Drop`, after
-        // this. What fails here ends with the device's file.
+        // SAFETY: children before parents, each once; the context is dropped after them. An object that
+        // cannot be destroyed ends with the device's file.
         unsafe {
             for qp in self.qps.drain(..).filter_map(|(_, qp)| qp) {
                 (library.ibv_destroy_qp)(qp.as_ptr());
@@ -524,8 +526,8 @@ impl Drop for SystemVerbs {
     }
 }
 
-/// A queue pair on its way to the thread that connects it.
+/// A queue pair that is sent to the thread that connects it.
 struct Shared(NonNull<ibv_qp>);
 
-// SAFETY: libibverbs may be called from any thread; that the queue pair lives is the token's business.
+// SAFETY: libibverbs may be called from any thread; the token keeps the queue pair from being destroyed.
 unsafe impl Send for Shared {}

@@ -1,18 +1,18 @@
-//! Making memory known to the device: in chunks, several at a time, all or none.
+//! Registering memory with a device: in chunks, several at a time, all or none.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use te_core::{Access, Error, ErrorKind, MemSpan};
+use te_core::{Access, Error, ErrorKind, MemSpan, MemoryKinds};
 
 use super::verbs::{MrAccess, Registrar, Registration, Verbs};
 use crate::config::{CHUNKS_MAX, Config};
 use crate::wire::Chunking;
 
-/// A log line each time so many bytes of a long registration are done.
+/// One log line per this many bytes of a long registration.
 const LOG_EVERY_BYTES: u64 = 64 << 30;
 
-/// What the device is to allow for a region with these rights.
+/// What the device is to allow for a region with these rights. `relaxed`: it may reorder its writes.
 pub(crate) fn mr_access(access: Access, relaxed: bool) -> MrAccess {
     let mut mr = MrAccess::empty();
     mr.set(MrAccess::LOCAL_WRITE, access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE));
@@ -22,13 +22,13 @@ pub(crate) fn mr_access(access: Access, relaxed: bool) -> MrAccess {
     mr
 }
 
-/// Registers `span` in chunks of `chunk_bytes`. When one of them fails, those that did not are undone.
+/// Registers `span` in chunks. When one of them fails, the others are deregistered.
 ///
 /// # Safety
-/// As [`Registrar::register`], until every registration has been ended.
+/// As [`Registrar::register`], until every registration has ended.
 ///
 /// # Errors
-/// The provider's; `Full` for more chunks than there may be.
+/// The provider's; `Full` for more than [`CHUNKS_MAX`] chunks.
 pub(crate) unsafe fn register<V: Verbs>(
     verbs: &V,
     span: MemSpan,
@@ -41,7 +41,7 @@ pub(crate) unsafe fn register<V: Verbs>(
         return Err(ErrorKind::Full.into());
     }
     if let Some(progress) = &config.progress {
-        progress.asked(span.len() as u64);
+        progress.requested(span.len() as u64);
     }
     let job = Job {
         registrar: verbs.registrar(),
@@ -59,7 +59,7 @@ pub(crate) unsafe fn register<V: Verbs>(
             for _ in 1..threads {
                 // SAFETY: the caller's promise covers the span for longer than the scope.
                 let work = || unsafe { job.work() };
-                // A thread that the system does not give has its share done by the others.
+                // If the system refuses a thread, the others do its share.
                 let _ = std::thread::Builder::new().spawn_scoped(scope, work);
             }
             // SAFETY: the caller's promise.
@@ -76,9 +76,9 @@ pub(crate) unsafe fn register<V: Verbs>(
         Some(error) => {
             for registration in made.into_iter().flatten() {
                 if let Err(undo) = verbs.deregister(registration) {
-                    // The span is about to be given back while the device may still know it. The caller gets
+                    // The caller takes the span back although the device may still reach it. The caller gets
                     // the first error; this one goes to the log.
-                    log::error!("a chunk of a failed registration could not be undone: {undo}");
+                    log::error!("a chunk of a failed registration cannot be deregistered: {undo}");
                 }
             }
             Err(error)
@@ -99,7 +99,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Registers chunk after chunk until none is left or one has failed.
+    /// Registers chunks until none is left or one has failed.
     ///
     /// # Safety
     /// As [`register`].
@@ -126,7 +126,8 @@ impl Job<'_> {
     /// # Safety
     /// As [`register`].
     unsafe fn chunk(&self, part: MemSpan) -> Result<Registration, Error> {
-        if self.config.populate {
+        let is_host = MemoryKinds::HOST.contains(part.location().kind());
+        if self.config.populate && is_host {
             // SAFETY: the caller keeps the part mapped.
             unsafe { populate(part, self.access.contains(MrAccess::LOCAL_WRITE)) };
         }
@@ -151,8 +152,8 @@ impl Job<'_> {
     }
 }
 
-/// Faults in the pages that lie wholly inside, with the page size that the mapping has. Kernels before 5.14
-/// do not know the advice, and some mappings do not take it; then pinning faults the pages in.
+/// Faults in the pages that lie wholly inside, with the page size of the mapping. Kernels before 5.14 do not
+/// know the advice, and some mappings refuse it; pinning then faults the pages in.
 ///
 /// # Safety
 /// `part` is mapped.
@@ -167,7 +168,7 @@ unsafe fn populate(part: MemSpan, writable: bool) {
     }
 }
 
-/// Two cells of registered memory that only we know, for the loopback proof.
+/// Two cells of registered memory for the loopback proof. No export names them.
 pub(crate) struct Scratch {
     cells: *mut [u64; 2],
     registration: Registration,
@@ -178,18 +179,18 @@ impl Scratch {
         let cells = Box::into_raw(Box::new([0_u64; 2]));
         let span = MemSpan::new(cells.cast(), size_of::<[u64; 2]>());
         let access = MrAccess::LOCAL_WRITE | MrAccess::REMOTE_WRITE;
-        // SAFETY: the box is only reached through `cells`, and freed when it has been deregistered.
+        // SAFETY: the box is reached only through `cells`, and freed after it was deregistered.
         match unsafe { verbs.register(span, access) } {
             Ok(registration) => Ok(Self { cells, registration }),
             Err(error) => {
-                // SAFETY: made above, and the device does not know it.
+                // SAFETY: made above, and not registered.
                 drop(unsafe { Box::from_raw(cells) });
                 Err(error)
             }
         }
     }
 
-    /// Address of a cell.
+    /// Address of cell 0 or 1.
     pub(crate) fn address(&self, cell: u64) -> u64 {
         self.cells as u64 + 8 * cell
     }
@@ -208,10 +209,10 @@ impl Scratch {
         unsafe { self.cells.cast::<u64>().add(cell.min(1)).read_volatile() }
     }
 
-    /// Ends the registration and frees the cells; leaks them when the device does not let go.
+    /// Ends the registration and frees the cells; leaks them when the device does not release them.
     pub(crate) fn free<V: Verbs>(self, verbs: &V) {
         if verbs.deregister(self.registration).is_ok() {
-            // SAFETY: made in `new`, freed once, and the device does not know it any more.
+            // SAFETY: made in `new`, freed once, and not registered any more.
             drop(unsafe { Box::from_raw(self.cells) });
         }
     }

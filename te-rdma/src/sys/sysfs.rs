@@ -1,20 +1,21 @@
-//! What only sysfs knows about a device, below `/sys/class/infiniband`. Safe code; anything may be missing.
+//! Facts about a device that only sysfs reports, below `/sys/class/infiniband`. Safe code; any file may be
+//! missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::sys::verbs::GidKind;
 
-/// A file's first line, or nothing.
+/// The first line of a file.
 fn line(path: &Path) -> Option<String> {
-    // The kernel's files are a line; another root may hold anything.
+    // The kernel's files have one short line; the files of another root may be of any length.
     const BYTES_MAX: usize = 4096;
     let text = fs::read_to_string(path).ok()?;
     let first = text.lines().next()?.trim();
     (first.len() <= BYTES_MAX).then(|| first.to_owned())
 }
 
-/// Ports of a device and what they are: number, state (`ACTIVE`, `DOWN`, …), whether InfiniBand.
+/// The ports of a device: number, state (`ACTIVE`, `DOWN`, …), whether it is InfiniBand.
 pub(super) fn ports(sys: &Path, device: &str) -> Vec<(u8, String, bool)> {
     let dir = sys.join("class/infiniband").join(device).join("ports");
     let Ok(entries) = fs::read_dir(&dir) else { return Vec::new() };
@@ -33,14 +34,14 @@ pub(super) fn ports(sys: &Path, device: &str) -> Vec<(u8, String, bool)> {
     ports
 }
 
-/// NUMA node of a device: its own, or that of what it is part of, or (software devices) of the network device
-/// it runs on.
+/// NUMA node of a device: its own, or that of a device above it, or (software devices) that of the network
+/// device on which it runs.
 pub(super) fn numa_node(sys: &Path, device: &str) -> Option<u16> {
     let dir = sys.join("class/infiniband").join(device);
     let own = || node_upwards(sys, &dir.join("device"));
     let under = || {
         let parent = line(&dir.join("parent"))?;
-        // A name, not a way out of the directory.
+        // A name must not lead out of the directory.
         if parent.contains('/') || parent.contains("..") {
             return None;
         }
@@ -49,7 +50,7 @@ pub(super) fn numa_node(sys: &Path, device: &str) -> Option<u16> {
     own().or_else(under)
 }
 
-/// The nearest `numa_node` from `device` up to the root; -1 is "none".
+/// The nearest `numa_node` from `device` up to the root; -1: none.
 fn node_upwards(sys: &Path, device: &Path) -> Option<u16> {
     let (root, mut dir): (PathBuf, PathBuf) = (sys.canonicalize().ok()?, device.canonicalize().ok()?);
     while dir.starts_with(&root) {
@@ -63,7 +64,7 @@ fn node_upwards(sys: &Path, device: &Path) -> Option<u16> {
     None
 }
 
-/// The kind of a GID table's entry.
+/// The kind of an entry of the GID table.
 pub(super) fn gid_kind(sys: &Path, device: &str, port: u8, index: u32, infiniband: bool) -> Option<GidKind> {
     let file =
         sys.join("class/infiniband").join(device).join(format!("ports/{port}/gid_attrs/types/{index}"));

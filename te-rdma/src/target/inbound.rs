@@ -1,41 +1,41 @@
-//! One control connection that a peer opened: who it is, what it holds here, and what it is answered.
+//! One control connection that a peer opened: the peer's session and identity, its queue pairs, and answers.
 
 use core::time::Duration;
 
 use te_core::Instant;
 use zerocopy::IntoBytes;
 
-use crate::io::channel::Channel;
+use crate::io::connection::Connection;
 use crate::sys::verbs::QpHandle;
 use crate::wire::{Header, Kind, PROTOCOL, PortBody, QpEntry, Refusal, Status, Welcome};
 
 /// A control connection of a peer.
 #[derive(Debug)]
 pub(super) struct Inbound {
-    pub(super) channel: Channel,
-    /// Closed then, unless the peer has said who it is.
+    pub(super) connection: Connection,
+    /// When it is closed, unless the handshake has succeeded by then.
     pub(super) deadline: Option<Instant>,
-    /// What late events know it by.
+    /// Its name, which is not used again for another connection.
     pub(super) name: u32,
-    /// Whose, once it has said so.
+    /// The session in its HELLO; `None`: the handshake has not succeeded yet.
     pub(super) session: Option<u64>,
-    /// Which sessions are one process's, once it has said so.
+    /// The identity in its HELLO.
     pub(super) identity: u64,
-    /// Which connection of the session it is.
+    /// Its number among the connections of the session.
     pub(super) number: u32,
-    /// It has shown the key of some region: a peer that has none gets no queue pair.
+    /// The peer has shown the key of some region. Without one it gets no queue pair.
     pub(super) proven: bool,
     /// Its next frame offers queue pairs, and waits for the next poll.
     pub(super) waits: bool,
-    /// The queue pairs that we hold for it.
+    /// The queue pairs that are held for it.
     pub(super) qps: Vec<PeerQp>,
-    /// The answer to its last offer, once its queue pairs are connected. What it asks meanwhile waits.
+    /// The answer to its last offer, while its queue pairs are being connected. Its later frames wait.
     pub(super) accepting: Option<Accepting>,
-    /// The last answer was written; the connection is closed when that has left.
+    /// The last answer was written. The connection is closed when it was sent.
     pub(super) closing: bool,
 }
 
-/// An offer of a peer's, to be answered when its queue pairs are connected.
+/// The answer to an offer of a peer, sent when its queue pairs are connected.
 #[derive(Debug)]
 pub(super) struct Accepting {
     pub(super) id: u64,
@@ -51,10 +51,10 @@ pub(super) struct PeerQp {
 }
 
 impl Inbound {
-    /// A connection that has said nothing yet.
-    pub(super) fn new(channel: Channel, name: u32, deadline: Instant) -> Self {
+    /// A connection before its handshake.
+    pub(super) fn new(connection: Connection, name: u32, deadline: Instant) -> Self {
         Self {
-            channel,
+            connection,
             deadline: Some(deadline),
             name,
             session: None,
@@ -68,18 +68,18 @@ impl Inbound {
         }
     }
 
-    /// Whether it is a connection of the process with this identity.
+    /// Whether the peer has this identity.
     pub(super) fn is_of(&self, identity: u64) -> bool {
         self.session.is_some() && self.identity == identity
     }
 
-    /// Says why, and ends the connection when that has left.
-    pub(super) fn turn_away(&mut self, status: Status) {
+    /// Sends the reason, and closes the connection afterwards.
+    pub(super) fn refuse_connection(&mut self, status: Status) {
         if self.session.is_none() {
-            self.channel.push(&[welcome(status, 0).as_bytes()]);
+            self.connection.push(&[welcome(status, 0).as_bytes()]);
         } else {
             let header = Header::new(Kind::Error, 0, 0);
-            self.channel.push(&[header.as_bytes(), Refusal::new(status).as_bytes()]);
+            self.connection.push(&[header.as_bytes(), Refusal::new(status).as_bytes()]);
         }
         self.closing = true;
     }
@@ -88,22 +88,22 @@ impl Inbound {
     pub(super) fn accept(&mut self, accepting: &Accepting) -> bool {
         let Accepting { id, port, entries } = accepting;
         let header = Header::new(Kind::Accept, entries.len() as u16, *id);
-        self.channel.push(&[header.as_bytes(), port.as_bytes(), entries.as_bytes()])
+        self.connection.push(&[header.as_bytes(), port.as_bytes(), entries.as_bytes()])
     }
 
-    /// Refuses a question.
+    /// Refuses a question; the connection goes on.
     pub(super) fn refuse(&mut self, id: u64, status: Status) {
         let header = Header::new(Kind::Refused, 0, id);
-        self.channel.push(&[header.as_bytes(), Refusal::new(status).as_bytes()]);
+        self.connection.push(&[header.as_bytes(), Refusal::new(status).as_bytes()]);
     }
 
-    /// We were away ourselves for so long: the peer's silence is not its fault.
+    /// Extends its deadline by the time in which this process was not polled.
     pub(super) fn forgive(&mut self, away: Duration) {
         self.deadline = self.deadline.map(|at| at + away);
     }
 }
 
-/// The handshake's answer. A refusal names no incarnation.
+/// The answer of the handshake. A refusal names no incarnation.
 pub(super) fn welcome(status: Status, incarnation: u64) -> Welcome {
     PROTOCOL.welcome(status as u32, incarnation, 0)
 }

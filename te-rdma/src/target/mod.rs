@@ -1,5 +1,5 @@
-//! Serving peers: their control connections, the queue pairs that we hold for them, device keys for those
-//! that have the export's key, fences.
+//! Serving peers: their control connections, the queue pairs that are held for them, remote keys for peers
+//! that have the key of an export, and fences.
 //!
 //! ```text
 //!   inbound       one control connection
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::TcpStream;
 
-use te_core::{Error, ErrorKind, Instant, RegionId};
+use te_core::{Error, ErrorKind, ExpelMode, Instant, RegionId};
 use te_fabric::net::{Accepted, reset_on_close};
 use te_fabric::peer::Expelled;
 use te_fabric::timers::Earliest;
@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::env::Env;
-use crate::io::channel::Channel;
+use crate::io::connection::Connection;
 use crate::io::{Io, ROUNDS_MAX, Watched, net};
 use crate::memory::LocalMemory;
 use crate::stats::Stats;
@@ -33,21 +33,21 @@ use crate::wire::{
     Status, Step, Withdrawn,
 };
 use inbound::{Inbound, PeerQp, welcome};
-use queue_pairs::{Of, Offer, PeerQueuePairs};
+use queue_pairs::{Offer, PeerKey, PeerQueuePairs};
 
-/// Connections accepted in one poll.
+/// The most connections that are accepted in one poll.
 const ACCEPTS_MAX: usize = 16;
 
 /// The serving half of a transport.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// What a HELLO has to name.
+    /// The incarnation that a HELLO has to name.
     incarnation: u64,
     /// Control connections that peers opened.
     inbound: Slab<Box<Inbound>, u32>,
-    /// Connections, by name, that wait for the next poll with an offer of queue pairs.
+    /// Names of connections with an offer of queue pairs that waits for the next poll.
     deferred: VecDeque<u32>,
-    /// Queue pairs that may still be made in this poll.
+    /// How many queue pairs may still be made in this poll.
     qps_left: usize,
     queue_pairs: PeerQueuePairs,
     /// Peers that are refused for good.
@@ -60,7 +60,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Serves nothing yet. Peers have to want `incarnation`.
+    /// A target without connections. HELLOs have to name `incarnation`.
     pub(crate) fn new(incarnation: u64) -> Self {
         Self {
             incarnation,
@@ -77,12 +77,12 @@ impl Target {
         }
     }
 
-    /// Control connections that are there.
-    pub(crate) fn channels(&self) -> usize {
+    /// The number of control connections of peers.
+    pub(crate) fn connections(&self) -> usize {
         self.inbound.len()
     }
 
-    /// Frames understood so far.
+    /// Frames received and understood so far.
     pub(crate) const fn frames(&self) -> u64 {
         self.frames
     }
@@ -90,20 +90,20 @@ impl Target {
     pub(crate) const fn count(&self, stats: &mut Stats) {
         stats.peer_qps_made = self.queue_pairs.made();
         stats.peer_qps_destroyed = self.queue_pairs.destroyed();
-        stats.channels_accepted = self.accepted;
-        stats.channels_refused = self.refused;
+        stats.accepted = self.accepted;
+        stats.connections_refused = self.refused;
         stats.frames += self.frames;
-        stats.peer_fences = self.fences;
+        stats.fences_served = self.fences;
         stats.resolves_refused = self.resolves_refused;
     }
 
-    /// A poll begins.
+    /// Begins a poll.
     #[inline]
     pub(crate) const fn begin(&mut self) {
         self.qps_left = QPS_MAX;
     }
 
-    /// Takes in new connections.
+    /// Accepts new connections.
     pub(crate) fn accept_all<V: Verbs>(&mut self, env: &mut Env<'_, V>) {
         for _ in 0..ACCEPTS_MAX {
             match env.io.accept() {
@@ -123,9 +123,9 @@ impl Target {
     fn adopt<V: Verbs>(&mut self, stream: TcpStream, env: &mut Env<'_, V>) {
         if self.inbound.len() >= env.config.connections_max as usize {
             self.refused += 1;
-            let mut channel = Channel::new(stream, Interest::NONE);
-            channel.push(&[welcome(Status::Full, 0).as_bytes()]);
-            let _ = channel.flush();
+            let mut connection = Connection::new(stream, Interest::NONE);
+            connection.push(&[welcome(Status::Full, 0).as_bytes()]);
+            let _ = connection.flush();
             return;
         }
         let (index, name) = self.inbound.reserve();
@@ -135,13 +135,13 @@ impl Target {
             return;
         }
         let deadline = env.timers.now() + Duration::from_millis(u64::from(env.config.connect_ms_max));
-        let inbound = Inbound::new(Channel::new(stream, Interest::READ), name, deadline);
+        let inbound = Inbound::new(Connection::new(stream, Interest::READ), name, deadline);
         self.inbound.put(index, Box::new(inbound));
         self.accepted += 1;
         env.timers.due_by(deadline);
     }
 
-    /// Works on the connection with this name, which is ready.
+    /// Handles the connection with this name, which is ready.
     pub(crate) fn drive_named<V: Verbs>(&mut self, name: u32, readable: bool, env: &mut Env<'_, V>) {
         if let Some(index) = self.inbound.index(name) {
             self.drive(index, readable, env);
@@ -154,20 +154,21 @@ impl Target {
             return;
         }
         let Some(inbound) = self.inbound.get_mut(index) else { return };
-        env.io.settle_interest(&mut inbound.channel, Watched::Inbound(inbound.name));
+        env.io.settle_interest(&mut inbound.connection, Watched::Inbound(inbound.name));
         if inbound.waits && !self.deferred.contains(&inbound.name) {
             self.deferred.push_back(inbound.name);
             env.timers.wake();
         }
     }
 
-    /// Whether connections wait with an offer of queue pairs.
+    /// Whether offers of queue pairs wait.
     #[inline]
     pub(crate) fn has_deferred(&self) -> bool {
         !self.deferred.is_empty()
     }
 
-    /// Goes on with peers that had to wait: making their queue pairs takes its time, and others want theirs.
+    /// Continues with the connections of which an offer waited: making queue pairs takes long, so that each
+    /// poll makes only some.
     pub(crate) fn drive_deferred<V: Verbs>(&mut self, env: &mut Env<'_, V>) {
         for _ in 0..self.deferred.len() {
             if let Some(name) = self.deferred.pop_front() {
@@ -176,13 +177,13 @@ impl Target {
         }
     }
 
-    /// `Ok(false)`: the connection is over.
+    /// `Ok(false)`: the connection is to be closed.
     fn try_drive<V: Verbs>(&mut self, index: u32, readable: bool, env: &mut Env<'_, V>) -> io::Result<bool> {
         for round in 0.. {
             let Some(inbound) = self.inbound.get_mut(index) else { return Ok(false) };
-            // First what was answered, then what was asked: there is no room for an answer otherwise.
-            inbound.channel.flush()?;
-            let came = readable && round < ROUNDS_MAX && inbound.channel.receive()?;
+            // Answers are sent before questions are received, to make room for further answers.
+            inbound.connection.flush()?;
+            let came = readable && round < ROUNDS_MAX && inbound.connection.receive()?;
             let used = self.serve_all(index, env);
             let Some(inbound) = self.inbound.get_mut(index) else { return Ok(false) };
             if inbound.session.is_some() {
@@ -193,30 +194,30 @@ impl Target {
             }
         }
         let Some(inbound) = self.inbound.get_mut(index) else { return Ok(false) };
-        inbound.channel.flush()?;
-        // What a peer that has finished still asks for, it would not read.
-        Ok(!inbound.channel.finished && (!inbound.closing || inbound.channel.wanted().writable))
+        inbound.connection.flush()?;
+        // A peer that has closed its side would not read further answers.
+        Ok(!inbound.connection.finished && (!inbound.closing || inbound.connection.wanted().writable))
     }
 
-    /// Serves all frames that are there; returns how many bytes they had.
+    /// Serves all frames that have arrived; returns their length in bytes.
     fn serve_all<V: Verbs>(&mut self, index: u32, env: &mut Env<'_, V>) -> usize {
         let mut used = 0;
         while let Some(inbound) = self.inbound.get(index)
             && !inbound.closing
-            && inbound.channel.has_room()
+            && inbound.connection.has_room()
         {
             let served = self.serve(index, env);
             let Some(inbound) = self.inbound.get_mut(index) else { break };
             match served {
                 Ok(0) => break,
                 Ok(bytes) => {
-                    inbound.channel.consume(bytes);
+                    inbound.connection.consume(bytes);
                     used += bytes;
                     self.frames += 1;
                 }
                 Err(error) => {
                     self.refused += 1;
-                    inbound.turn_away(error.into());
+                    inbound.refuse_connection(error.into());
                     break;
                 }
             }
@@ -224,22 +225,22 @@ impl Target {
         used
     }
 
-    /// Serves the next frame; returns its length, 0 when it is not all there.
+    /// Serves the next frame; returns its length in bytes; 0: it has not arrived completely, or waits.
     fn serve<V: Verbs>(&mut self, index: u32, env: &mut Env<'_, V>) -> Result<usize, FrameError> {
         let Some(inbound) = self.inbound.get_mut(index) else { return Ok(0) };
         let Some(session) = inbound.session else {
-            return match wire::parse_hello(inbound.channel.bytes())? {
+            return match wire::parse_hello(inbound.connection.bytes())? {
                 Step::Need(_) => Ok(0),
                 Step::Frame(hello, used) => {
-                    self.greeted(index, &hello, env.io);
+                    self.handshake(index, &hello, env.io);
                     Ok(used)
                 }
             };
         };
-        // Copied out: the answer goes into the same channel.
+        // Copied, because the answer borrows the connection as well.
         let mut frame = [0; FRAME_BYTES_MAX];
-        let seen = inbound.channel.bytes().len().min(frame.len());
-        frame[..seen].copy_from_slice(&inbound.channel.bytes()[..seen]);
+        let seen = inbound.connection.bytes().len().min(frame.len());
+        frame[..seen].copy_from_slice(&inbound.connection.bytes()[..seen]);
         inbound.waits = false;
         if inbound.accepting.is_some() {
             return Ok(0);
@@ -265,36 +266,36 @@ impl Target {
                 let unused = |qp: &PeerQp| !live.iter().any(|generation| generation.get() == qp.generation);
                 let (identity, verbs) = (inbound.identity, env.io.verbs_mut());
                 self.queue_pairs.destroy(session, identity, &mut inbound.qps, unused, verbs);
-                if self.queue_pairs.retry_destroy(Of::Session(session), verbs) > 0 {
-                    // A fence cannot be confirmed while the device holds on to a queue pair. A new connection
-                    // asks again.
+                if self.queue_pairs.retry_destroy(PeerKey::Session(session), verbs) > 0 {
+                    // A fence cannot be confirmed while a queue pair is not destroyed. The peer asks again
+                    // over a new connection.
                     self.refused += 1;
-                    inbound.turn_away(Status::Device);
+                    inbound.refuse_connection(Status::Device);
                     return Ok(used);
                 }
                 self.fences += 1;
-                inbound.channel.push(&[Header::new(Kind::Fenced, 0, id).as_bytes()]);
+                inbound.connection.push(&[Header::new(Kind::Fenced, 0, id).as_bytes()]);
             }
         }
         Ok(used)
     }
 
-    /// A peer says who it is and whom it wants: it is welcomed or turned away.
-    fn greeted<V: Verbs>(&mut self, index: u32, hello: &Hello, io: &mut Io<V>) {
+    /// Answers a HELLO: welcomes the peer, or refuses the connection.
+    fn handshake<V: Verbs>(&mut self, index: u32, hello: &Hello, io: &mut Io<V>) {
         let status = self.admit(hello, io);
         let Some(inbound) = self.inbound.get_mut(index) else { return };
         if status == Status::Ok {
             inbound.session = Some(hello.session.get());
             inbound.identity = hello.identity.get();
             inbound.number = hello.connection.get();
-            inbound.channel.push(&[welcome(Status::Ok, self.incarnation).as_bytes()]);
+            inbound.connection.push(&[welcome(Status::Ok, self.incarnation).as_bytes()]);
         } else {
             self.refused += 1;
-            inbound.turn_away(status);
+            inbound.refuse_connection(status);
         }
     }
 
-    /// Whether a peer may have a connection. An older one of its session is closed.
+    /// Whether a peer gets a connection. An older connection of its session is closed.
     fn admit<V: Verbs>(&mut self, hello: &Hello, io: &mut Io<V>) -> Status {
         if hello.target.get() != self.incarnation {
             return Status::Restarted;
@@ -313,13 +314,13 @@ impl Target {
             }
             self.end(index, io);
         }
-        match self.queue_pairs.retry_destroy(Of::Session(session), io.verbs_mut()) {
+        match self.queue_pairs.retry_destroy(PeerKey::Session(session), io.verbs_mut()) {
             0 => Status::Ok,
             _ => Status::Device,
         }
     }
 
-    /// Makes our ends of a peer's queue pairs, and answers when they are connected.
+    /// Makes our ends of the queue pairs of an offer. The answer is sent when they are connected.
     fn connect<V: Verbs>(&mut self, index: u32, offer: Offer<'_>, env: &mut Env<'_, V>) {
         let Some(inbound) = self.inbound.get_mut(index) else { return };
         let result = if inbound.proven {
@@ -338,23 +339,23 @@ impl Target {
         }
     }
 
-    /// The queue pairs of a peer's offer, by generation, are connected or cannot be.
+    /// Handles the results of connecting the queue pairs of an offer, by their generations.
     pub(crate) fn connected<V: Verbs>(
         &mut self,
         session: u64,
-        channel: u32,
+        connection: u32,
         ends: &[(u32, Result<(), Error>)],
         env: &mut Env<'_, V>,
     ) {
-        // Some may have been waiting for this to be destroyed.
-        self.queue_pairs.retry_destroy(Of::Session(session), env.io.verbs_mut());
-        let Some(index) = self.inbound.index(channel) else { return };
+        // Queue pairs that could not be destroyed while they were being connected are tried again.
+        self.queue_pairs.retry_destroy(PeerKey::Session(session), env.io.verbs_mut());
+        let Some(index) = self.inbound.index(connection) else { return };
         let Some(inbound) = self.inbound.get_mut(index) else { return };
         if let Some(accepting) = inbound.accepting.take() {
             if !self.queue_pairs.connected(inbound, &accepting, ends, env.io.verbs_mut()) {
                 inbound.refuse(accepting.id, Status::Device);
             } else if !inbound.accept(&accepting) {
-                // It does not read what it is sent.
+                // There is no room for the answer: the peer does not read.
                 self.end(index, env.io);
                 return;
             }
@@ -362,42 +363,42 @@ impl Target {
         self.drive(index, true, env);
     }
 
-    /// Whether the peer has a control connection here.
+    /// Whether a peer with this identity has a control connection to us.
     pub(crate) fn has_peer(&self, identity: u64) -> bool {
         (0..self.inbound.bound())
             .any(|index| self.inbound.get(index).is_some_and(|inbound| inbound.is_of(identity)))
     }
 
-    /// Closes every control connection of the peer, destroys the queue pairs that belong to it, and refuses
-    /// it from now on. True: the device has let go of all of them, so nothing of the peer lands any more.
+    /// Closes every control connection of the peer, destroys its queue pairs, and refuses it from now on.
+    /// True: all of them are destroyed, so no write of the peer can land any more.
     ///
     /// # Errors
     /// `InvalidArgument`, `Busy`, `Full`: as `Transport::expel`.
     pub(crate) fn expel<V: Verbs>(
         &mut self,
         identity: u64,
-        force: bool,
+        mode: ExpelMode,
         io: &mut Io<V>,
     ) -> Result<bool, Error> {
         let connected = self.has_peer(identity);
-        self.expelled.add(identity, force, connected)?;
+        self.expelled.add(identity, mode, connected)?;
         for index in 0..self.inbound.bound() {
             if self.inbound.get(index).is_some_and(|inbound| inbound.is_of(identity)) {
                 self.reset(index, io);
             }
         }
-        Ok(self.queue_pairs.retry_destroy(Of::Identity(identity), io.verbs_mut()) == 0)
+        Ok(self.queue_pairs.retry_destroy(PeerKey::Identity(identity), io.verbs_mut()) == 0)
     }
 
-    /// Ends a control connection with a reset.
+    /// Resets a control connection.
     fn reset<V: Verbs>(&mut self, index: u32, io: &mut Io<V>) {
         if let Some(inbound) = self.inbound.get(index) {
-            reset_on_close(&inbound.channel.stream);
+            reset_on_close(&inbound.connection.stream);
         }
         self.end(index, io);
     }
 
-    /// A peer's control connection ends, and so do its queue pairs.
+    /// Closes a peer's control connection and destroys its queue pairs.
     fn end<V: Verbs>(&mut self, index: u32, io: &mut Io<V>) {
         let Some(mut inbound) = self.inbound.take(index) else { return };
         let session = inbound.session.unwrap_or(0);
@@ -405,18 +406,18 @@ impl Target {
         self.inbound.release(index);
     }
 
-    /// Ends every peer's control connection: they come back and make new queue pairs.
+    /// Closes the control connection of every peer. They connect again and make new queue pairs.
     pub(crate) fn end_all<V: Verbs>(&mut self, io: &mut Io<V>) {
         (0..self.inbound.bound()).for_each(|index| self.end(index, io));
     }
 
-    /// As [`Self::end_all`], with a reset.
+    /// As [`Self::end_all`], by resets.
     #[cfg(any(test, feature = "testkit"))]
     pub(crate) fn reset_all<V: Verbs>(&mut self, io: &mut Io<V>) {
         (0..self.inbound.bound()).for_each(|index| self.reset(index, io));
     }
 
-    /// Ends connections whose peer has not said who it is in time.
+    /// Closes connections on which the handshake did not succeed in time.
     pub(crate) fn end_late<V: Verbs>(&mut self, now: Instant, io: &mut Io<V>) {
         for index in 0..self.inbound.bound() {
             let deadline = self.inbound.get(index).and_then(|inbound| inbound.deadline);
@@ -426,7 +427,7 @@ impl Target {
         }
     }
 
-    /// The earliest time at which a connection has to have said whose it is.
+    /// The earliest deadline of a handshake.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let mut next = Earliest::default();
         for index in 0..self.inbound.bound() {
@@ -435,7 +436,7 @@ impl Target {
         next.get()
     }
 
-    /// We were away ourselves for so long: the peers' silence is not their fault.
+    /// Extends all deadlines by the time in which this process was not polled.
     pub(crate) fn forgive(&mut self, away: Duration) {
         for index in 0..self.inbound.bound() {
             if let Some(inbound) = self.inbound.get_mut(index) {
@@ -444,23 +445,23 @@ impl Target {
         }
     }
 
-    /// Notifies peers that a region is gone, so that they need not find out by a queue pair in error. Best
-    /// effort.
+    /// Notifies peers that a region was deregistered, so that they do not lose a queue pair by an attempt to
+    /// use it. Best effort.
     pub(crate) fn withdraw<V: Verbs>(&mut self, id: RegionId, io: &Io<V>) {
         let header = Header::new(Kind::Withdrawn, 0, 0);
         let body = Withdrawn { region: U32::new(id.index), generation: U32::new(id.generation) };
         for index in 0..self.inbound.bound() {
             let Some(inbound) = self.inbound.get_mut(index) else { continue };
             if inbound.session.is_some() && !inbound.closing {
-                inbound.channel.push(&[header.as_bytes(), body.as_bytes()]);
-                // A broken connection is noticed by the next poll.
-                let _ = inbound.channel.flush();
+                inbound.connection.push(&[header.as_bytes(), body.as_bytes()]);
+                // The next poll notices a broken connection.
+                let _ = inbound.connection.flush();
             }
-            io.settle_interest(&mut inbound.channel, Watched::Inbound(inbound.name));
+            io.settle_interest(&mut inbound.connection, Watched::Inbound(inbound.name));
         }
     }
 
-    /// Destroys the queue pairs of every peer, for good.
+    /// Destroys the queue pairs of every peer. Nothing is tried again.
     pub(crate) fn destroy_all<V: Verbs>(&mut self, io: &mut Io<V>) {
         for index in 0..self.inbound.bound() {
             if let Some(inbound) = self.inbound.get(index) {
@@ -472,7 +473,7 @@ impl Target {
     }
 }
 
-/// Gives the remote keys of a region to a peer that has the region's key. `Ok(false)`: there is no room for
+/// Sends the remote keys of a region to a peer that has the region's key. `Ok(false)`: there is no room for
 /// the answer.
 fn resolve(inbound: &mut Inbound, id: u64, of: &Resolve, memory: &mut LocalMemory) -> Result<bool, Status> {
     let region = RegionId::new(of.region.get(), of.generation.get());
@@ -500,7 +501,7 @@ fn resolve(inbound: &mut Inbound, id: u64, of: &Resolve, memory: &mut LocalMemor
         reserved: [0; 7],
     };
     let header = Header::new(Kind::Resolved, count as u16, id);
-    Ok(inbound.channel.push(&[header.as_bytes(), body.as_bytes(), keys[..count].as_bytes()]))
+    Ok(inbound.connection.push(&[header.as_bytes(), body.as_bytes(), keys[..count].as_bytes()]))
 }
 
 #[cfg(all(test, feature = "sim"))]
@@ -519,7 +520,7 @@ mod tests {
     const INCARNATION: u64 = 77;
     const REGION: RegionId = RegionId::new(1, 1);
 
-    /// A target with one region, and what it works with.
+    /// A target with one region, and the shared parts.
     struct Bench {
         target: Target,
         io: Io<SimDevice>,
@@ -533,12 +534,12 @@ mod tests {
         fn new() -> Self {
             let config = Config { proof_ms_max: 0, connect_ms_max: 50, ..Config::default() };
             let device = SimFabric::new(1, SimConfig::IMMEDIATE).device(DeviceConfig::default());
-            let (io, address) = Io::open(device, &config).expect("a port that works");
+            let (io, address) = Io::open(device, &config).expect("a working port");
             let (memory, timers) = (memory(REGION, 8_192), Timers::new());
             Self { target: Target::new(INCARNATION), io, memory, timers, config, address }
         }
 
-        /// One look at everything that is ready.
+        /// Handles everything that is ready.
         fn poll(&mut self) {
             self.target.begin();
             for at in 0..self.io.ready() {
@@ -559,7 +560,7 @@ mod tests {
             }
         }
 
-        /// Connects as `identity`, and returns how the handshake ended.
+        /// Connects as `identity`, and returns the result of the handshake.
         fn greet(&mut self, session: u64, identity: u64, incarnation: u64) -> (TcpStream, Status) {
             let mut stream = TcpStream::connect(self.address).expect("it listens");
             let hello = Hello {
@@ -593,17 +594,17 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_wants_this_incarnation_is_welcomed_once() {
+    fn a_peer_that_names_this_incarnation_is_welcomed_once() {
         let mut bench = Bench::new();
         let (_other, status) = bench.greet(1, 5, INCARNATION + 1);
         assert_eq!(status, Status::Restarted);
         let (_stream, status) = bench.greet(1, 5, INCARNATION);
         assert_eq!((status, bench.target.has_peer(5), bench.target.has_peer(6)), (Status::Ok, true, false));
         let (_again, status) = bench.greet(1, 5, INCARNATION);
-        assert_eq!(status, Status::Superseded, "the number of the connection has to grow");
+        assert_eq!(status, Status::Superseded, "the number of a later connection has to be larger");
         let mut stats = Stats::default();
         bench.target.count(&mut stats);
-        assert_eq!((stats.channels_accepted, stats.channels_refused), (3, 2));
+        assert_eq!((stats.accepted, stats.connections_refused), (3, 2));
     }
 
     #[test]
@@ -611,16 +612,16 @@ mod tests {
         let mut bench = Bench::new();
         let (_stream, status) = bench.greet(1, 5, INCARNATION);
         assert_eq!(status, Status::Ok);
-        let gently = bench.target.expel(5, false, &mut bench.io);
-        assert_eq!(gently.map_err(|error| error.kind), Err(ErrorKind::Busy));
-        assert_eq!(bench.target.expel(5, true, &mut bench.io), Ok(true));
+        let spared = bench.target.expel(5, ExpelMode::SpareConnected, &mut bench.io);
+        assert_eq!(spared.map_err(|error| error.kind), Err(ErrorKind::Busy));
+        assert_eq!(bench.target.expel(5, ExpelMode::Force, &mut bench.io), Ok(true));
         assert!(!bench.target.has_peer(5));
         let (_again, status) = bench.greet(2, 5, INCARNATION);
         assert_eq!(status, Status::Expelled);
     }
 
     #[test]
-    fn keys_are_shown_for_the_key_of_the_export_alone() {
+    fn remote_keys_are_sent_only_for_the_key_of_the_export() {
         let mut bench = Bench::new();
         let (mut stream, _) = bench.greet(1, 5, INCARNATION);
         for (key, kind, bytes) in [(98, Kind::Refused, 16 + 8), (99, Kind::Resolved, 16 + 40 + 2 * 4)] {
@@ -640,17 +641,17 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_does_not_say_who_it_is_is_closed() {
+    fn a_connection_without_a_handshake_is_closed() {
         let mut bench = Bench::new();
         let _silent = TcpStream::connect(bench.address).expect("it listens");
-        while bench.target.channels() == 0 {
+        while bench.target.connections() == 0 {
             bench.poll();
         }
         assert_eq!(bench.target.next_deadline(), Some(Instant::from_millis(50)));
         bench.target.forgive(Duration::from_millis(5));
         bench.target.end_late(Instant::from_millis(54), &mut bench.io);
-        assert_eq!(bench.target.channels(), 1);
+        assert_eq!(bench.target.connections(), 1);
         bench.target.end_late(Instant::from_millis(55), &mut bench.io);
-        assert_eq!((bench.target.channels(), bench.target.next_deadline()), (0, None));
+        assert_eq!((bench.target.connections(), bench.target.next_deadline()), (0, None));
     }
 }

@@ -7,7 +7,7 @@ use zerocopy::little_endian::U32;
 use super::inbound::{Accepting, Inbound, PeerQp};
 use crate::config::Config;
 use crate::io::Io;
-use crate::io::connects::{Task, Whose};
+use crate::io::connects::{Task, Requester};
 use crate::sys::verbs::{Connecting, MrAccess, Path, QpConfig, QpHandle, QpStep, Verbs};
 use crate::wire::{LIVE_MAX, PortBody, QpEntry, Status};
 
@@ -19,16 +19,16 @@ struct Leftover {
     handle: QpHandle,
 }
 
-/// Whose queue pairs are meant.
+/// Selects the queue pairs of one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Of {
-    /// One session's.
+pub(super) enum PeerKey {
+    /// Those of one session.
     Session(u64),
-    /// One process's.
+    /// Those of all sessions with this identity.
     Identity(u64),
 }
 
-/// What a peer offers: the id of its question, its port, its queue pairs.
+/// An offer of a peer: the id of its question, its port, its queue pairs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer<'a> {
     pub(super) id: u64,
@@ -36,10 +36,10 @@ pub(super) struct Offer<'a> {
     pub(super) qps: &'a [QpEntry],
 }
 
-/// All queue pairs that are held for peers. Which connection has which is with the connections.
+/// Makes and destroys the queue pairs that are held for peers. Each connection lists its own.
 #[derive(Debug, Default)]
 pub(super) struct PeerQueuePairs {
-    /// Those that could not be destroyed, and are tried again.
+    /// Queue pairs that could not be destroyed, and are tried again.
     leftovers: Vec<Leftover>,
     made: u64,
     destroyed: u64,
@@ -54,11 +54,11 @@ impl PeerQueuePairs {
         self.destroyed
     }
 
-    /// Makes our ends of a peer's queue pairs. `None`: they are being connected, and the peer is answered
-    /// later.
+    /// Makes our ends of the queue pairs of an offer. `None`: they are being connected, and the peer gets its
+    /// answer later.
     ///
     /// # Errors
-    /// Why the offer is refused; nothing is held for it then.
+    /// The reason for refusing the offer. No queue pair is held for it then.
     pub(super) fn accept<V: Verbs>(
         &mut self,
         inbound: &mut Inbound,
@@ -66,7 +66,7 @@ impl PeerQueuePairs {
         io: &mut Io<V>,
         config: &Config,
     ) -> Result<Option<Accepting>, Status> {
-        // Half of what the device has is for our own work, however many peers there are.
+        // Half of the device's queue pairs are reserved for our own work.
         let held = self.made - self.destroyed + offer.qps.len() as u64;
         if inbound.qps.len() + offer.qps.len() > LIVE_MAX || held > u64::from(io.info().qp_count_max / 2) {
             return Err(Status::Full);
@@ -98,8 +98,8 @@ impl PeerQueuePairs {
             if jobs.is_empty() {
                 return Ok(Some(accepting));
             }
-            let whose = Whose::Peers { session, channel: inbound.name };
-            match io.push_connects(Task { whose, jobs }) {
+            let requester = Requester::Target { session, connection: inbound.name };
+            match io.push_connects(Task { requester, jobs }) {
                 Ok(()) => {
                     inbound.accepting = Some(accepting);
                     return Ok(None);
@@ -107,7 +107,7 @@ impl PeerQueuePairs {
                 Err(_) => failed = Some(Status::Full),
             }
         } else {
-            // They must not hold on to what goes now.
+            // Until the jobs are dropped, their queue pairs cannot be destroyed.
             drop(jobs);
         }
         let mut new = inbound.qps.split_off(before);
@@ -129,7 +129,7 @@ impl PeerQueuePairs {
         let qp = match verbs.create_qp(QpConfig { depth: 1, sges: 1, inline_bytes: 0 }) {
             Ok(qp) => qp,
             Err(error) => {
-                log::warn!("no queue pair can be made for a peer: {error}");
+                log::warn!("a queue pair for a peer cannot be made: {error}");
                 return None;
             }
         };
@@ -156,7 +156,7 @@ impl PeerQueuePairs {
         let connecting = match init.and_then(|()| verbs.connect_qp(qp.handle, path)) {
             Ok(connecting) => connecting,
             Err(error) => {
-                log::warn!("a queue pair of a peer cannot be connected: {error}");
+                log::warn!("a queue pair for a peer cannot be connected: {error}");
                 return None;
             }
         };
@@ -169,8 +169,8 @@ impl PeerQueuePairs {
         Some((entry, connecting))
     }
 
-    /// Takes in how connecting the queue pairs of an offer has ended; returns whether they are connected.
-    /// Those of an offer that failed are destroyed.
+    /// Handles the results of connecting the queue pairs of an offer; returns whether all are connected. If
+    /// not, they are destroyed.
     pub(super) fn connected<V: Verbs>(
         &mut self,
         inbound: &mut Inbound,
@@ -179,7 +179,7 @@ impl PeerQueuePairs {
         verbs: &mut V,
     ) -> bool {
         let Some(error) = ends.iter().find_map(|(_, end)| end.err()) else { return true };
-        log::warn!("queue pairs of a peer cannot be connected: {error}");
+        log::warn!("queue pairs for a peer cannot be connected: {error}");
         let of_offer =
             |qp: &PeerQp| accepting.entries.iter().any(|entry| entry.generation.get() == qp.generation);
         let session = inbound.session.unwrap_or(0);
@@ -187,28 +187,30 @@ impl PeerQueuePairs {
         false
     }
 
-    /// Destroys those queue pairs of a peer that `goes` names. What cannot be destroyed is tried again later.
+    /// Destroys the queue pairs of a peer that `selected` selects. Those that cannot be destroyed are tried
+    /// again later.
     pub(super) fn destroy<V: Verbs>(
         &mut self,
         session: u64,
         identity: u64,
         qps: &mut Vec<PeerQp>,
-        mut goes: impl FnMut(&PeerQp) -> bool,
+        mut selected: impl FnMut(&PeerQp) -> bool,
         verbs: &mut V,
     ) {
         qps.retain(|qp| {
-            if !goes(qp) {
+            if !selected(qp) {
                 return true;
             }
             if verbs.destroy_qp(qp.handle).is_ok() {
                 self.destroyed += 1;
             } else {
-                // In error it takes up nothing new, but may still carry out the packet in its hands: no fence
-                // (L5). While it is being connected it can be neither; it goes as soon as that has ended.
+                // In error it accepts no new packets, but may still execute one that it has begun: it is not
+                // fenced (L5). While it is being connected, it can be neither destroyed nor put in error; it
+                // is destroyed when that has ended.
                 if let Err(error) = verbs.modify_qp(qp.handle, QpStep::Error)
                     && error.code != libc::EBUSY
                 {
-                    log::warn!("a peer's queue pair can neither be destroyed nor stopped: {error}");
+                    log::warn!("a peer's queue pair can be neither destroyed nor put in error: {error}");
                 }
                 self.leftovers.push(Leftover { session, identity, handle: qp.handle });
             }
@@ -216,15 +218,15 @@ impl PeerQueuePairs {
         });
     }
 
-    /// Tries again to destroy what could not be; returns how many of them are still there.
-    pub(super) fn retry_destroy<V: Verbs>(&mut self, of: Of, verbs: &mut V) -> usize {
+    /// Tries again to destroy queue pairs that could not be destroyed; returns how many are left.
+    pub(super) fn retry_destroy<V: Verbs>(&mut self, of: PeerKey, verbs: &mut V) -> usize {
         let mut left = 0;
         self.leftovers.retain(|leftover| {
-            let meant = match of {
-                Of::Session(session) => leftover.session == session,
-                Of::Identity(identity) => leftover.identity == identity,
+            let selected = match of {
+                PeerKey::Session(session) => leftover.session == session,
+                PeerKey::Identity(identity) => leftover.identity == identity,
             };
-            if !meant {
+            if !selected {
                 return true;
             }
             let gone = verbs.destroy_qp(leftover.handle).is_ok();
@@ -239,7 +241,7 @@ impl PeerQueuePairs {
 #[cfg(all(test, feature = "sim"))]
 mod tests {
     use super::*;
-    use crate::io::channel::Channel;
+    use crate::io::connection::Connection;
     use crate::sim::{DeviceConfig, SimConfig, SimDevice, SimFabric};
     use std::net::{TcpListener, TcpStream};
     use te_core::Instant;
@@ -248,8 +250,8 @@ mod tests {
     fn inbound() -> Inbound {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
-        let channel = Channel::new(stream, Interest::READ);
-        let mut inbound = Inbound::new(channel, 5, Instant::from_millis(10));
+        let connection = Connection::new(stream, Interest::READ);
+        let mut inbound = Inbound::new(connection, 5, Instant::from_millis(10));
         (inbound.session, inbound.identity) = (Some(1), 2);
         inbound
     }
@@ -258,7 +260,7 @@ mod tests {
         let fabric = SimFabric::new(1, SimConfig::IMMEDIATE);
         let config = Config { proof_ms_max: 0, ..Config::default() };
         let device = fabric.device(DeviceConfig { qp_count_max, ..DeviceConfig::default() });
-        let (io, _) = Io::open(device, &config).expect("a port that works");
+        let (io, _) = Io::open(device, &config).expect("a working port");
         (fabric, io, config)
     }
 
@@ -280,7 +282,7 @@ mod tests {
         let port = io.port().body(&io.port().gid, 1);
         let first = entries([1, 2]);
         let accepted = all.accept(&mut peer, Offer { id: 7, port, qps: &first }, &mut io, &config);
-        let accepted = accepted.expect("there is room").expect("nothing has to wait");
+        let accepted = accepted.expect("there is room").expect("connecting does not block");
         assert_eq!((accepted.id, accepted.entries.len(), peer.qps.len()), (7, 2, 2));
 
         let id = io.verbs().id();
@@ -291,27 +293,27 @@ mod tests {
         assert_eq!(again.err(), Some(Status::Protocol), "a generation is used once");
         let many = all.accept(&mut peer, Offer { id: 9, port, qps: &entries(5..8) }, &mut io, &config);
         assert_eq!(many.err(), Some(Status::Full), "half of the device is for our own work");
-        let strange = PortBody { gid_kind: 0, ..port };
-        let strange = all.accept(&mut peer, Offer { id: 9, port: strange, qps: &first }, &mut io, &config);
-        assert_eq!(strange.err(), Some(Status::Family));
+        let infiniband = PortBody { gid_kind: 0, ..port };
+        let offer = Offer { id: 9, port: infiniband, qps: &first };
+        assert_eq!(all.accept(&mut peer, offer, &mut io, &config).err(), Some(Status::Family));
         assert_eq!((peer.qps.len(), fabric.qp_count(id), all.made() - all.destroyed()), (2, 2, 2));
     }
 
     #[test]
-    fn what_cannot_be_destroyed_is_tried_again() {
+    fn queue_pairs_that_cannot_be_destroyed_are_tried_again() {
         let (fabric, mut io, config) = io(8);
         let (mut all, mut peer) = (PeerQueuePairs::default(), inbound());
         let port = io.port().body(&io.port().gid, 1);
         let offer = entries([1, 2]);
         all.accept(&mut peer, Offer { id: 7, port, qps: &offer }, &mut io, &config).expect("there is room");
-        // Another device knows nothing of them.
-        let mut stranger = fabric.device(DeviceConfig::default());
-        all.destroy(1, 2, &mut peer.qps, |qp| qp.generation == 1, &mut stranger);
+        // They are not queue pairs of the other device.
+        let mut other = fabric.device(DeviceConfig::default());
+        all.destroy(1, 2, &mut peer.qps, |qp| qp.generation == 1, &mut other);
         assert_eq!((peer.qps.len(), all.destroyed()), (1, 0));
-        assert_eq!(all.retry_destroy(Of::Session(1), &mut stranger), 1);
-        assert_eq!(all.retry_destroy(Of::Session(9), io.verbs_mut()), 0, "of another session");
+        assert_eq!(all.retry_destroy(PeerKey::Session(1), &mut other), 1);
+        assert_eq!(all.retry_destroy(PeerKey::Session(9), io.verbs_mut()), 0, "of another session");
         assert_eq!(all.destroyed(), 0);
-        assert_eq!(all.retry_destroy(Of::Identity(2), io.verbs_mut()), 0);
+        assert_eq!(all.retry_destroy(PeerKey::Identity(2), io.verbs_mut()), 0);
         assert_eq!(all.destroyed(), 1);
     }
 
@@ -322,7 +324,7 @@ mod tests {
         let port = io.port().body(&io.port().gid, 1);
         let offer = entries([1, 2]);
         let accepted = all.accept(&mut peer, Offer { id: 7, port, qps: &offer }, &mut io, &config);
-        let accepting = accepted.expect("there is room").expect("nothing has to wait");
+        let accepting = accepted.expect("there is room").expect("connecting does not block");
         assert!(all.connected(&mut peer, &accepting, &[(1, Ok(())), (2, Ok(()))], io.verbs_mut()));
         let failed = Err(Error::with_code(te_core::ErrorKind::System, libc::ETIMEDOUT));
         assert!(!all.connected(&mut peer, &accepting, &[(1, Ok(())), (2, failed)], io.verbs_mut()));

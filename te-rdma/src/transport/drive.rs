@@ -1,6 +1,6 @@
-//! One poll: completions first, then control connections that are ready, then deadlines, then what has become
-//! possible. And what leads from one part to another: a control connection that ends, a peer that is let go,
-//! a port that is lost.
+//! One poll: completions first, then control connections that are ready, then deadlines, then work that has
+//! become possible. And the steps that involve several parts: the end of a control connection, the removal
+//! of a peer, the loss of a port.
 
 use core::time::Duration;
 
@@ -11,14 +11,14 @@ use te_fabric::timers::Earliest;
 
 use super::{RdmaTransport, lend};
 use crate::env::Env;
-use crate::io::connects::{End, Whose};
+use crate::io::connects::{End, Requester};
 use crate::io::{Outage, PortChange, ROUNDS_MAX, Ready, Watched};
-use crate::peers::outbound::ChannelEnd;
+use crate::peers::outbound::ConnectionEnd;
 use crate::sys::verbs::{AsyncEvent, Verbs};
 
-/// While transfers run, control connections are looked at only so often.
-const ASK_EVERY: u32 = 16;
-/// Events of the device taken in one poll.
+/// While transfers run, epoll is called in one of this many polls.
+const EPOLL_EVERY: u32 = 16;
+/// The most events of the device that one poll takes.
 const EVENTS_MAX: usize = 64;
 
 impl<V: Verbs> RdmaTransport<V> {
@@ -39,7 +39,7 @@ impl<V: Verbs> RdmaTransport<V> {
         if self.io.links().outstanding() == 0
             || self.peers.owes_answers()
             || self.io.is_armed()
-            || self.timers.polls().is_multiple_of(ASK_EVERY)
+            || self.timers.polls().is_multiple_of(EPOLL_EVERY)
         {
             self.drive_ready();
         }
@@ -54,7 +54,7 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    /// Asks for an event, and looks once more: what came in between raises none.
+    /// Requests an event at the next completion, and polls once more: a completion in between raises none.
     fn arm(&mut self) {
         if self.io.arm().is_err() {
             self.initiator.lose_port(Outage::Device, lend!(self));
@@ -68,7 +68,7 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    /// Works on what epoll reports.
+    /// Handles everything that epoll reports.
     fn drive_ready(&mut self) {
         let count = self.io.ready();
         for at in 0..count {
@@ -81,21 +81,21 @@ impl<V: Verbs> RdmaTransport<V> {
                 }
                 Ready::Connection(Watched::Outbound(name), readable) => {
                     if let Some(index) = self.peers.index(name) {
-                        self.drive_channel(index, readable);
+                        self.drive_connection(index, readable);
                     }
                 }
             }
         }
-        // More than fits into one look.
+        // epoll may have more to report.
         self.timers.wake_if(self.io.is_full(count));
     }
 
-    /// Takes in what the device reports beside completions. Either descriptor brings us here.
+    /// Handles the events of the device. It is called when either of its file descriptors is readable.
     fn take_events(&mut self) {
         for _ in 0..EVENTS_MAX {
             let Some(event) = self.io.next_event() else { break };
             match event {
-                AsyncEvent::PortActive | AsyncEvent::GidChange => self.look_at_port(),
+                AsyncEvent::PortActive | AsyncEvent::GidChange => self.refresh_port(),
                 AsyncEvent::PortError => self.initiator.lose_port(Outage::Port, lend!(self)),
                 AsyncEvent::CqError | AsyncEvent::DeviceFatal => {
                     self.initiator.lose_port(Outage::Device, lend!(self));
@@ -113,13 +113,13 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    /// Looks at the port again after one of its events.
-    fn look_at_port(&mut self) {
+    /// Queries the port after one of its events.
+    fn refresh_port(&mut self) {
         match self.io.refresh_port(self.config.gid_index) {
             PortChange::Lost => self.initiator.lose_port(Outage::Port, lend!(self)),
             PortChange::Active { moved } => {
                 if moved {
-                    // The old queue pairs are not found any more, ours and peers'.
+                    // Packets no longer reach the old queue pairs, neither ours nor peers'.
                     self.initiator.lose_port(Outage::Port, lend!(self));
                     self.target.end_all(&mut self.io);
                 }
@@ -130,13 +130,13 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    /// Takes in which queue pairs have been connected, ours and peers'.
+    /// Handles queue pairs, ours and peers', whose connecting has ended.
     fn take_connected(&mut self) {
-        for End { whose, ends } in self.io.take_connected() {
-            match whose {
-                Whose::Ours { peer } => self.initiator.connected(peer, ends, lend!(self)),
-                Whose::Peers { session, channel } => {
-                    self.target.connected(session, channel, &ends, lend!(self));
+        for End { requester, ends } in self.io.take_connected() {
+            match requester {
+                Requester::Initiator { peer } => self.initiator.connected(peer, ends, lend!(self)),
+                Requester::Target { session, connection } => {
+                    self.target.connected(session, connection, &ends, lend!(self));
                 }
             }
         }
@@ -154,7 +154,7 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         for index in 0..self.peers.bound() {
             if let Some((end, owes)) = self.peers.overdue(index, now) {
-                self.channel_overdue(index, end, owes);
+                self.connection_overdue(index, end, owes);
             }
         }
         self.target.end_late(now, &mut self.io);
@@ -167,7 +167,7 @@ impl<V: Verbs> RdmaTransport<V> {
         self.timers.looked(next.get());
     }
 
-    /// When we ourselves were away, the peers' silence is not their fault.
+    /// Extends the peers' deadlines when this process itself was not polled for a while.
     fn forgive_absence(&mut self, now: Instant) {
         let Some(away) = self.timers.absence(now, self.config.peer_silence_ms_max) else { return };
         if self.peers.owes_answers() {
@@ -176,7 +176,7 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    /// Does what can be done now for the peers that have something to do.
+    /// Serves the peers that have work.
     fn serve_listed(&mut self) {
         for at in 0..self.initiator.listed_count() {
             if let Some(peer) = self.initiator.listed(at) {
@@ -190,35 +190,35 @@ impl<V: Verbs> RdmaTransport<V> {
         if let Some(outage) = self.io.outage() {
             self.initiator.fail_waiting(peer, outage.error(), &mut self.memory);
         }
-        match self.peers.channel_of(peer) {
-            Some(channel) if self.initiator.is_up(peer) => {
-                self.ask(peer, channel);
+        match self.peers.connection_of(peer) {
+            Some(connection) if self.initiator.is_up(peer) => {
+                self.ask(peer, connection);
                 self.initiator.post(peer, lend!(self));
             }
             Some(_) => {}
-            None if self.initiator.needs_channel(peer) => self.open_channel(peer),
+            None if self.initiator.needs_connection(peer) => self.open_connection(peer),
             None => {}
         }
     }
 
-    /// Sends the questions that there are for a peer.
-    fn ask(&mut self, peer: u32, channel: u32) {
+    /// Sends the pending questions to a peer.
+    fn ask(&mut self, peer: u32, connection: u32) {
         if !self.initiator.has_questions(peer, &self.io, &self.config) {
             return;
         }
-        let Some(to) = self.peers.outbound(channel) else { return };
+        let Some(to) = self.peers.outbound(connection) else { return };
         let count = self.initiator.ask(peer, to, lend!(self));
-        match self.peers.asked(channel, count, &mut self.timers, &self.config) {
-            Ok(()) => self.peers.settle_interest(channel, &self.io),
-            Err(end) => self.end_channel(channel, end),
+        match self.peers.asked(connection, count, &mut self.timers, &self.config) {
+            Ok(()) => self.peers.settle_interest(connection, &self.io),
+            Err(end) => self.end_connection(connection, end),
         }
     }
 }
 
 /// Control connections that we open.
 impl<V: Verbs> RdmaTransport<V> {
-    /// Opens the control connection to a peer, if nothing speaks against it.
-    fn open_channel(&mut self, peer: u32) {
+    /// Opens the control connection to a peer, unless the peer is in backoff or refuses us for good.
+    fn open_connection(&mut self, peer: u32) {
         let to = match self.peers.attempt(peer, self.timers.now()) {
             Some(Attempt::To(number, address)) => (number, address),
             Some(Attempt::Later) | None => return,
@@ -228,25 +228,25 @@ impl<V: Verbs> RdmaTransport<V> {
             }
         };
         if self.peers.is_full(&self.config) {
-            // All are busy: one of them will have done.
-            let Some(victim) = self.peers.evict(|peer| self.initiator.sign(peer)) else { return };
-            self.end_channel(victim, ChannelEnd::Dropped);
+            // When all are busy, the peer waits until one of them is not.
+            let Some(victim) = self.peers.evict(|peer| self.initiator.use_state(peer)) else { return };
+            self.end_connection(victim, ConnectionEnd::Dropped);
         }
         match self.peers.open(peer, to, &self.io, &mut self.timers, &self.config) {
-            Ok(()) => self.initiator.channel_opened(peer),
-            Err(error) => self.channel_refused(peer, to.0, error_of(&error)),
+            Ok(()) => self.initiator.connection_opened(peer),
+            Err(error) => self.connection_refused(peer, to.0, error_of(&error)),
         }
     }
 
-    /// Works on a control connection of ours that is ready.
-    fn drive_channel(&mut self, index: u32, readable: bool) {
-        match self.try_drive_channel(index, readable) {
+    /// Handles a control connection of ours that is ready.
+    fn drive_connection(&mut self, index: u32, readable: bool) {
+        match self.try_drive_connection(index, readable) {
             Ok(()) => self.peers.settle_interest(index, &self.io),
-            Err(end) => self.end_channel(index, end),
+            Err(end) => self.end_connection(index, end),
         }
     }
 
-    fn try_drive_channel(&mut self, index: u32, readable: bool) -> Result<(), ChannelEnd> {
+    fn try_drive_connection(&mut self, index: u32, readable: bool) -> Result<(), ConnectionEnd> {
         if !self.peers.greet(index)? {
             return Ok(());
         }
@@ -263,92 +263,93 @@ impl<V: Verbs> RdmaTransport<V> {
         self.peers.flush(index)
     }
 
-    /// Takes in one frame. False: it is not all there.
-    fn take_frame(&mut self, index: u32) -> Result<bool, ChannelEnd> {
+    /// Handles one frame. False: it has not arrived completely.
+    fn take_frame(&mut self, index: u32) -> Result<bool, ConnectionEnd> {
         let until = self.timers.now() + Duration::from_millis(u64::from(self.config.peer_silence_ms_max));
         let Some(frame) = self.peers.next_frame(index, until)? else { return Ok(false) };
         let (peer, bytes) = (frame.peer, frame.bytes);
         let known = match frame.response {
             Some(response) => self.initiator.answer(peer, &response, lend!(self)),
             None => {
-                self.initiator.channel_up(peer, &mut self.timers);
+                self.initiator.connection_up(peer, &mut self.timers);
                 true
             }
         };
         if !known {
-            return Err(ChannelEnd::Lost(ErrorKind::Protocol.into()));
+            return Err(ConnectionEnd::Lost(ErrorKind::Protocol.into()));
         }
         self.peers.consume(index, bytes);
         Ok(true)
     }
 
-    /// A control connection of ours has ended: what was posted to that peer ends with it.
-    fn end_channel(&mut self, index: u32, end: ChannelEnd) {
+    /// Closes a control connection of ours. Posted work to that peer ends with it.
+    fn end_connection(&mut self, index: u32, end: ConnectionEnd) {
         let Some(closed) = self.peers.close(index) else { return };
         let peer = closed.peer;
         log::debug!("the control connection to peer {peer} ended: {end:?}");
         let error = match end {
-            ChannelEnd::Lost(error) | ChannelEnd::Refused(error) => te_fabric::net::peer_dead(error),
-            ChannelEnd::Dropped => ErrorKind::Canceled.into(),
+            ConnectionEnd::Lost(error) | ConnectionEnd::Refused(error) => te_fabric::net::peer_dead(error),
+            ConnectionEnd::Dropped => ErrorKind::Canceled.into(),
         };
-        self.initiator.channel_lost(peer, error, lend!(self));
+        self.initiator.connection_lost(peer, error, lend!(self));
         match end {
-            ChannelEnd::Refused(error) => self.channel_refused(peer, closed.address, error),
-            // It would go the same way at once.
-            ChannelEnd::Lost(_) if !closed.answered || error.kind == ErrorKind::Protocol => {
+            ConnectionEnd::Refused(error) => self.connection_refused(peer, closed.address, error),
+            // Another attempt would fail in the same way at once.
+            ConnectionEnd::Lost(_) if !closed.answered || error.kind == ErrorKind::Protocol => {
                 self.peers.back_off(peer, &mut self.timers, &self.config);
                 self.give_up(peer, error);
             }
-            ChannelEnd::Lost(_) | ChannelEnd::Dropped => {}
+            ConnectionEnd::Lost(_) | ConnectionEnd::Dropped => {}
         }
         self.initiator.list(peer, &mut self.timers);
     }
 
-    /// Ends a control connection whose time is up. `owes`: the peer owes an answer for too long.
-    fn channel_overdue(&mut self, index: u32, end: ChannelEnd, owes: bool) {
+    /// Closes a control connection whose deadline has passed. `owes`: the peer has not answered in time.
+    fn connection_overdue(&mut self, index: u32, end: ConnectionEnd, owes: bool) {
         let peer = self.peers.outbound(index).map(|out| out.peer());
-        self.end_channel(index, end);
-        if let (Some(peer), ChannelEnd::Lost(error), true) = (peer, end, owes) {
-            log::warn!("peer {peer} owes an answer for too long: given up");
+        self.end_connection(index, end);
+        if let (Some(peer), ConnectionEnd::Lost(error), true) = (peer, end, owes) {
+            let limit = self.config.peer_silence_ms_max;
+            log::warn!("peer {peer} has not answered for {limit} ms (peer_silence_ms_max): given up");
             self.peers.back_off(peer, &mut self.timers, &self.config);
             self.give_up(peer, error);
         }
     }
 
-    /// An attempt to open a control connection to address number `address` has failed.
-    fn channel_refused(&mut self, peer: u32, address: u8, error: Error) {
+    /// Handles a failed attempt to open a control connection to address number `address`.
+    fn connection_refused(&mut self, peer: u32, address: u8, error: Error) {
         let (timers, config) = (&mut self.timers, &self.config);
         if let Some(error) = self.peers.refused(peer, address, error, timers, config) {
             self.give_up(peer, error);
         }
     }
 
-    /// Ends what waits for a control connection that will not come.
+    /// Ends the slices and fences that wait for a control connection which cannot be opened.
     fn give_up(&mut self, peer: u32, error: Error) {
         let harmless = self.peers.is_harmless(peer);
         self.initiator.give_up(peer, harmless, error, &mut self.memory);
     }
 
-    /// Lets go of a peer that nothing needs any more.
+    /// Removes a peer that nothing needs any more.
     pub(super) fn drop_idle_peer(&mut self, peer: u32) {
         if !self.initiator.is_idle(peer) {
             return;
         }
-        if let Some(channel) = self.peers.channel_of(peer) {
-            self.end_channel(channel, ChannelEnd::Dropped);
+        if let Some(connection) = self.peers.connection_of(peer) {
+            self.end_connection(connection, ConnectionEnd::Dropped);
         }
         self.io.links_mut().orphan(peer);
         self.initiator.remove_peer(peer);
         self.peers.forget(peer);
     }
 
-    /// Closes every control connection of ours with a reset.
+    /// Resets every control connection of ours.
     #[cfg(any(test, feature = "testkit"))]
-    pub(super) fn reset_channels(&mut self) {
+    pub(super) fn reset_connections(&mut self) {
         for index in 0..self.peers.bound() {
-            self.end_channel(
+            self.end_connection(
                 index,
-                ChannelEnd::Lost(Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET)),
+                ConnectionEnd::Lost(Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET)),
             );
         }
     }

@@ -1,20 +1,20 @@
-//! Where one registration ends and the next begins: both ends compute it from the same three numbers.
+//! How a region is divided into registrations, which both ends compute from the same three numbers.
 
-/// How many chunks a region has, and which chunk an address lies in: chunks begin where addresses are
-/// multiples of `chunk_bytes`, a power of two.
+/// The division of a region into chunks. A chunk begins where the address is a multiple of the chunk length,
+/// which is a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunking {
     /// Address of the region's first byte.
     pub base: u64,
     /// Bytes of the region; not 0.
     pub len: u64,
-    /// log2 of the bytes of a chunk.
+    /// log2 of the chunk length in bytes.
     pub shift: u32,
 }
 
 impl Chunking {
-    /// `None` for an empty region, one that wraps around the end of the address space, or a length that is no
-    /// power of two.
+    /// `None` for an empty region, one that wraps around the end of the address space, or a chunk length that
+    /// is not a power of two.
     #[must_use]
     pub const fn new(base: u64, len: u64, chunk_bytes: u64) -> Option<Self> {
         if len == 0 || base.checked_add(len - 1).is_none() || !chunk_bytes.is_power_of_two() {
@@ -23,14 +23,14 @@ impl Chunking {
         Some(Self { base, len, shift: chunk_bytes.trailing_zeros() })
     }
 
-    /// Chunks in all.
+    /// The number of chunks.
     #[must_use]
     pub const fn count(&self) -> u64 {
         (((self.base + (self.len - 1)) >> self.shift) - (self.base >> self.shift)) + 1
     }
 
-    /// The chunk in which the byte at `offset` lies, and how many bytes of that chunk there are from there
-    /// on.
+    /// The chunk in which the byte at `offset` lies, and how many bytes of that chunk follow, that byte
+    /// included.
     #[must_use]
     pub const fn locate(&self, offset: u64) -> (u64, u64) {
         let address = self.base + offset;
@@ -41,7 +41,7 @@ impl Chunking {
         (chunk, if to_boundary < to_end { to_boundary } else { to_end })
     }
 
-    /// Offset of the first byte of chunk `index`, and its bytes.
+    /// Offset of the first byte of chunk `index`, and its length in bytes.
     #[must_use]
     pub const fn chunk(&self, index: u64) -> (u64, u64) {
         let offset =

@@ -1,10 +1,10 @@
-//! The control connection's protocol and the export: pure functions from bytes to frames and back. No
-//! sockets, no state, no memory but the caller's.
+//! The protocol of control connections, and exports: pure functions from bytes to frames and back, without
+//! sockets, state or allocations.
 //!
-//! All integers are little-endian. A control connection is one TCP connection. The *initiator* (who wants to
-//! read and write) opens it to the *target* (who exported memory), and the roles never change. It carries no
-//! payload: it makes queue pairs meet, hands out remote keys against the key of the export, and carries
-//! fences.
+//! All integers are little-endian. A control connection is one TCP connection. The *initiator*, which reads
+//! and writes memory, opens it to the *target*, which exports memory, and the roles do not change. It carries
+//! no payload: it connects queue pairs, sends remote keys to peers that have the key of the export, and
+//! carries fences.
 //!
 //! ```text
 //!  initiator                                              target
@@ -12,7 +12,7 @@
 //!     │ ◀──────────────────────────────────── WELCOME 32 B  │  once, first; a status other than 0 is followed by a close
 //!     │ CONNECT, RESOLVE, FENCE ──────────────────────────▶ │  frames: 16 B header, a fixed body, `count` entries
 //!     │ ◀────────────── ACCEPT, RESOLVED, FENCED, REFUSED   │  each with the id of what it answers
-//!     │ ◀──────────────────────────────────── WITHDRAWN     │  unasked
+//!     │ ◀──────────────────────────────────── WITHDRAWN     │  at any time
 //! ```
 //!
 //! **HELLO**, 48 bytes
@@ -22,17 +22,16 @@
 //! | 0 | 8 | magic `snowrdma` |
 //! | 8 | 2 | protocol version, now 2. Magic and version stay here in every version |
 //! | 10 | 2 | zero |
-//! | 12 | 4 | which connection of the session this is: grows with each |
-//! | 16 | 8 | session: random, one for each initiating transport and target: known to these two alone |
+//! | 12 | 4 | number of the connection among those of the session: larger than that of every earlier one |
+//! | 16 | 8 | session: a random number per pair of initiating transport and target, which only these two know |
 //! | 24 | 8 | incarnation that the target must have |
-//! | 32 | 8 | initiator's identity: one for all transports of a process's engine, never 0 |
+//! | 32 | 8 | initiator's identity: the same for all transports of an engine, never 0 |
 //! | 40 | 8 | zero |
 //!
-//! Version 2 added the identity and the status Expelled. Versions are not mixed: either side refuses the
-//! other's.
+//! Version 2 added the identity and the status Expelled. Either side refuses any other version.
 //!
 //! A session has one connection. When the target welcomes a newer one, it has destroyed the queue pairs of
-//! the one before.
+//! the older one.
 //!
 //! **WELCOME**, 32 bytes
 //!
@@ -45,7 +44,7 @@
 //! | 16 | 8 | the target's incarnation; 0 when refused |
 //! | 24 | 8 | zero |
 //!
-//! **Header**, 16 bytes, opens every later frame
+//! **Header**, 16 bytes, at the beginning of every later frame
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -53,30 +52,30 @@
 //! | 1 | 1 | zero |
 //! | 2 | 2 | count of entries that follow the body |
 //! | 4 | 4 | zero |
-//! | 8 | 8 | id: the asker's choice, comes back in the answer; 0 where there is none |
+//! | 8 | 8 | id: chosen by the initiator, repeated in the answer; 0 in frames without one |
 //!
 //! Answers come in the order of the questions; WITHDRAWN may come between.
 //!
-//! **CONNECT** and **ACCEPT**: a body of 32 bytes that says how to reach the port, then 1 to 16 entries of 16
-//! bytes, one a queue pair. ACCEPT has the entries of the CONNECT that it answers, in the same order, with
-//! the target's numbers. A CONNECT is refused until a RESOLVE on the same channel was granted: a peer that
-//! holds no export gets no queue pair.
+//! **CONNECT** and **ACCEPT**: a body of 32 bytes with the address of the port, then 1 to 16 entries of 16
+//! bytes, one per queue pair. ACCEPT has the entries of the CONNECT that it answers, in the same order, with
+//! the target's numbers. A CONNECT is refused until a RESOLVE on the same connection has succeeded: a peer
+//! without an export gets no queue pair.
 //!
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 16 | GID, in network order |
 //! | 16 | 2 | local identifier (InfiniBand) |
 //! | 18 | 1 | kind of the GID: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 |
-//! | 19 | 1 | READs in flight on one queue pair, at most |
+//! | 19 | 1 | the most READs in flight on one queue pair |
 //! | 20 | 4 | MTU, bytes |
 //! | 24 | 8 | zero |
-//! | +0 | 4 | entry: generation, the initiator's name for this pair of queue pairs, never used twice |
+//! | +0 | 4 | entry: generation, the initiator's name for the two connected queue pairs, never used twice |
 //! | +4 | 4 | entry: number of the queue pair, 24 bits |
 //! | +8 | 4 | entry: first packet number that it sends, 24 bits |
 //! | +12 | 4 | entry: zero |
 //!
-//! **RESOLVE** asks for remote keys, 24 bytes and no entries: region index (4), region generation (4), key of
-//! the export (8), first chunk wanted (4), zero (4).
+//! **RESOLVE** requests remote keys, 24 bytes and no entries: region index (4), region generation (4), key of
+//! the export (8), first chunk requested (4), zero (4).
 //!
 //! **RESOLVED**: a body of 40 bytes, then 1 to 256 entries of 4 bytes, the remote keys of the chunks from
 //! `first` on. A region is cut into chunks where its addresses are multiples of the chunk length; its first
@@ -87,16 +86,17 @@
 //! | 0 | 8 | address of the region's first byte |
 //! | 8 | 8 | length of the region, bytes |
 //! | 16 | 8 | chunk length, bytes, a power of two |
-//! | 24 | 4 | chunks in all |
+//! | 24 | 4 | number of chunks |
 //! | 28 | 4 | number of the first chunk here |
 //! | 32 | 1 | rights: 4 = read, 8 = write |
 //! | 33 | 7 | zero |
 //!
 //! **FENCE** lists the generations of the queue pairs that the initiator still uses, 0 to 64 entries of 4
 //! bytes. The target destroys every other queue pair of the session and then answers **FENCED**. **REFUSED**
-//! answers CONNECT or RESOLVE: status (4), zero (4). **WITHDRAWN** says that a region was deregistered: index
-//! (4), generation (4). Only a courtesy: its keys are dead already. **ERROR** (target to initiator) is the
-//! last frame on a channel whose initiator broke the protocol: status (4), zero (4).
+//! answers CONNECT or RESOLVE: status (4), zero (4). **WITHDRAWN** reports that a region was deregistered:
+//! index (4), generation (4). Its keys are invalid already, so nothing depends on this frame. **ERROR**
+//! (target to initiator) is the last frame on a connection of which the initiator broke the protocol: status
+//! (4), zero (4).
 
 mod chunking;
 
@@ -112,53 +112,53 @@ pub use chunking::Chunking;
 pub const VERSION: u16 = 2;
 /// First bytes of HELLO and WELCOME, in every version.
 pub const MAGIC: [u8; 8] = *b"snowrdma";
-/// Both, as the handshake wants them.
+/// Magic and version.
 pub const PROTOCOL: Protocol = Protocol { magic: MAGIC, version: VERSION };
-/// What distinguishes this fabric's exports from others.
-pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"srdm", version: VERSION };
-/// Queue pairs in one CONNECT, at most.
+/// Magic and version of this fabric's exports.
+pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"srdm", version: 3 };
+/// The most queue pairs in one CONNECT.
 pub const QPS_MAX: usize = 16;
-/// Remote keys in one RESOLVED, at most.
+/// The most remote keys in one RESOLVED.
 pub const KEYS_MAX: usize = 256;
 /// [`PortBody::gid_kind`] is less than this.
 pub const GID_KINDS: u8 = 3;
-/// Generations in one FENCE, at most.
+/// The most generations in one FENCE.
 pub const LIVE_MAX: usize = 64;
 /// The longest frame, bytes.
 pub const FRAME_BYTES_MAX: usize = size_of::<Header>() + size_of::<Resolved>() + KEYS_MAX * size_of::<U32>();
 
-/// What the kind byte of a [`Header`] can be.
+/// The kinds of frames: values of [`Header::kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
     /// Offers queue pairs.
     Connect = 1,
-    /// Asks for remote keys.
+    /// Requests remote keys.
     Resolve = 2,
-    /// Asks for the target's word that nothing older will land.
+    /// Requests that no older write can land any more.
     Fence = 3,
-    /// Gives the target's queue pairs.
+    /// Answers a CONNECT with the target's queue pairs.
     Accept = 129,
-    /// Gives remote keys.
+    /// Answers a RESOLVE with remote keys.
     Resolved = 130,
-    /// Answers a FENCE.
+    /// Confirms a FENCE.
     Fenced = 131,
     /// Refuses a CONNECT or a RESOLVE.
     Refused = 132,
-    /// A region is gone.
+    /// A region was deregistered.
     Withdrawn = 133,
-    /// Ends a channel whose initiator broke the protocol.
+    /// Ends a connection of which the initiator broke the protocol.
     Error = 255,
 }
 
 te_fabric::statuses! {
-    /// How a handshake or a question ended at the target.
+    /// The result of a handshake or a question at the target.
     pub enum Status {
-        /// No such region.
+        /// There is no such region.
         NotFound = 1 => NotFound,
-        /// The region has another generation by now.
+        /// The region has another generation, or is being deregistered.
         Stale = 2 => Stale,
-        /// Wrong key, or a region that peers may not reach.
+        /// Wrong key, or a region without remote rights.
         AccessDenied = 3 => AccessDenied,
         /// A chunk that the region does not have.
         OutOfRange = 4 => OutOfRange,
@@ -166,19 +166,19 @@ te_fabric::statuses! {
         Restarted = 5 => PeerRestarted,
         /// The target speaks another protocol version.
         Version = 6 => Protocol,
-        /// The connection did not open with the magic.
+        /// The connection did not begin with the magic.
         Magic = 7 => Protocol,
-        /// The target has as many connections as it allows.
+        /// The target has as many connections or queue pairs as it allows.
         Full = 8 => Unreachable,
-        /// A frame that makes no sense.
+        /// A malformed or unexpected frame.
         Protocol = 9 => Protocol,
         /// The target has no GID of this kind and address family.
         Family = 10 => Unreachable,
-        /// The target's device did not make or connect the queue pairs.
+        /// The target's device failed to make, connect or destroy queue pairs.
         Device = 11 => Rail,
-        /// A connection of this session that is newer is there already.
+        /// The session has a newer connection already.
         Superseded = 12 => Protocol,
-        /// The target cut this initiator off, for good.
+        /// The target has expelled this initiator.
         Expelled = 13 => Expelled,
     }
 }
@@ -193,19 +193,19 @@ pub struct Hello {
     pub version: U16,
     /// Zero.
     pub reserved: U16,
-    /// Which connection of the session this is.
+    /// Number of the connection among those of the session.
     pub connection: U32,
-    /// Random, one for each initiating transport and target.
+    /// A random number per pair of initiating transport and target.
     pub session: U64,
     /// The incarnation that the target must have.
     pub target: U64,
-    /// Random, one for each initiating engine; never 0. What is expelled goes by it.
+    /// A random number per initiating engine, never 0. Targets expel initiators by it.
     pub identity: U64,
     /// Zero.
     pub reserved_end: U64,
 }
 
-/// What opens every frame after the handshake.
+/// The beginning of every frame after the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -213,11 +213,11 @@ pub struct Header {
     pub kind: u8,
     /// Zero.
     pub flags: u8,
-    /// Entries that follow the body.
+    /// Number of entries after the body.
     pub count: U16,
     /// Zero.
     pub reserved: U32,
-    /// The asker's choice.
+    /// Chosen by the initiator, repeated in the answer.
     pub id: U64,
 }
 
@@ -229,19 +229,19 @@ impl Header {
     }
 }
 
-/// Body of CONNECT and ACCEPT: how to reach a port.
+/// Body of CONNECT and ACCEPT: the address of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct PortBody {
-    /// In network order.
+    /// GID, in network order.
     pub gid: [u8; 16],
     /// InfiniBand local identifier.
     pub lid: U16,
     /// 0 InfiniBand, 1 RoCE v1, 2 RoCE v2.
     pub gid_kind: u8,
-    /// READs in flight on one queue pair, at most.
+    /// The most READs in flight on one queue pair.
     pub reads: u8,
-    /// Bytes.
+    /// MTU, bytes.
     pub mtu: U32,
     /// Zero.
     pub reserved: U64,
@@ -251,11 +251,11 @@ pub struct PortBody {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct QpEntry {
-    /// The initiator's name for this pair of queue pairs.
+    /// The initiator's name for the two connected queue pairs.
     pub generation: U32,
-    /// 24 bits.
+    /// Number of the queue pair, 24 bits.
     pub number: U32,
-    /// 24 bits.
+    /// First packet number that it sends, 24 bits.
     pub psn: U32,
     /// Zero.
     pub reserved: U32,
@@ -271,7 +271,7 @@ pub struct Resolve {
     pub generation: U32,
     /// Key of the export.
     pub key: U64,
-    /// First chunk wanted.
+    /// First chunk requested.
     pub first: U32,
     /// Zero.
     pub reserved: U32,
@@ -283,15 +283,15 @@ pub struct Resolve {
 pub struct Resolved {
     /// Address of the region's first byte.
     pub base: U64,
-    /// Bytes of the region.
+    /// Length of the region, bytes.
     pub len: U64,
-    /// Bytes of a chunk, a power of two.
+    /// Length of a chunk, bytes, a power of two.
     pub chunk_bytes: U64,
-    /// Chunks in all.
+    /// Number of chunks of the region.
     pub chunks: U32,
-    /// Number of the first chunk here.
+    /// Number of the first chunk in this frame.
     pub first: U32,
-    /// The bits of [`te_core::Access`] that peers have.
+    /// The remote rights, as bits of [`te_core::Access`].
     pub rights: u8,
     /// Zero.
     pub reserved: [u8; 7],
@@ -325,40 +325,40 @@ impl Refusal {
     }
 }
 
-/// A frame that a target may get.
+/// A frame that a target receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// Meet these queue pairs.
+    /// Make queue pairs and connect them to these.
     Connect {
-        /// Comes back in the answer.
+        /// Repeated in the answer.
         id: u64,
         /// The initiator's port.
         port: PortBody,
         /// The initiator's queue pairs.
         qps: &'a [QpEntry],
     },
-    /// Give me remote keys.
+    /// Send the remote keys of a region.
     Resolve {
-        /// Comes back in the answer.
+        /// Repeated in the answer.
         id: u64,
-        /// Of what.
+        /// The region, its key, and the first chunk.
         of: Resolve,
     },
-    /// Destroy every queue pair of mine but these, then say so.
+    /// Destroy every queue pair of this session that is not listed, then confirm.
     Fence {
-        /// Comes back in the answer.
+        /// Repeated in the answer.
         id: u64,
-        /// Generations in use.
+        /// Generations of the queue pairs in use.
         live: &'a [U32],
     },
 }
 
-/// A frame that an initiator may get.
+/// A frame that an initiator receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Response<'a> {
     /// The target's queue pairs.
     Accept {
-        /// Whose.
+        /// The id of the question.
         id: u64,
         /// The target's port.
         port: PortBody,
@@ -367,38 +367,38 @@ pub enum Response<'a> {
     },
     /// Remote keys.
     Resolved {
-        /// Whose.
+        /// The id of the question.
         id: u64,
-        /// Of what.
+        /// The region and its chunks.
         of: Resolved,
-        /// From `of.first` on.
+        /// The remote keys of the chunks from `of.first` on.
         keys: &'a [U32],
     },
-    /// The fence holds.
+    /// No older write can land any more.
     Fenced {
-        /// Whose.
+        /// The id of the question.
         id: u64,
     },
-    /// No.
+    /// The question is refused.
     Refused {
-        /// Whose.
+        /// The id of the question.
         id: u64,
-        /// Why.
+        /// The reason.
         status: Status,
     },
-    /// A region is gone.
+    /// A region was deregistered.
     Withdrawn {
-        /// Which.
+        /// Its index and generation.
         region: Withdrawn,
     },
-    /// You broke the protocol; this channel ends.
+    /// The initiator broke the protocol, and the connection ends.
     Error {
-        /// How.
+        /// The reason.
         status: Status,
     },
 }
 
-/// Parses the first frame that a target gets. Decides on magic and version as soon as they are there.
+/// Parses the first frame that a target receives. Magic and version are checked as soon as they have arrived.
 ///
 /// # Errors
 /// See [`FrameError`].
@@ -410,8 +410,8 @@ pub fn parse_hello(bytes: &[u8]) -> Result<Step<Hello>, FrameError> {
     })
 }
 
-/// Parses the first frame that an initiator gets. Another version is no error in a refusal: its status says
-/// why.
+/// Parses the first frame that an initiator receives. In a refusal another version is not an error: its status
+/// is the reason.
 ///
 /// # Errors
 /// See [`FrameError`].
@@ -419,7 +419,7 @@ pub fn parse_welcome(bytes: &[u8]) -> Result<Step<Welcome>, FrameError> {
     PROTOCOL.parse_welcome(bytes)
 }
 
-/// Parses the next frame that a target gets.
+/// Parses the next frame that a target receives.
 ///
 /// # Errors
 /// See [`FrameError`].
@@ -442,7 +442,7 @@ pub fn parse_request(bytes: &[u8]) -> Result<Step<Request<'_>>, FrameError> {
     }
 }
 
-/// Parses the next frame that an initiator gets.
+/// Parses the next frame that an initiator receives.
 ///
 /// # Errors
 /// See [`FrameError`].
@@ -507,7 +507,7 @@ fn refusal(of: Refusal) -> Result<Status, FrameError> {
     }
 }
 
-/// The header and what follows it; `None` when it is not all there yet.
+/// The header and the bytes after it; `None`: the header has not arrived completely.
 fn split_header(bytes: &[u8]) -> Result<Option<(Header, &[u8])>, FrameError> {
     let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };
     if header.reserved.get() != 0 || header.flags != 0 {

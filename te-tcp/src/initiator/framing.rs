@@ -103,7 +103,7 @@ impl Frame {
             if !self.memory.is_empty() && bytes + u64::from(len) > FRAME_BYTES {
                 break;
             }
-            let Some(remote) = slices.remote_region(operation.segment) else { break };
+            let Some(remote) = slices.remote_region(operation.remote_region) else { break };
             let staged = ready.and_then(|piece| piece.staged);
             let part = match staged {
                 None => {

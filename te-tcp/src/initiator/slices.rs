@@ -2,8 +2,8 @@
 //! how it ended. How pieces travel is up to the connections.
 
 use te_core::{Completion, Error, ErrorKind, MemSpan, Op, RemoteRegionId, Slice, Token};
-use te_fabric::Export;
 use te_fabric::peer::Fence;
+use te_fabric::{Export, RemoteBytes};
 
 use crate::connection::Destination;
 use crate::frame::Status;
@@ -95,7 +95,7 @@ impl Slices {
         peers: &mut Peers,
     ) -> Result<u32, Error> {
         let peer = self.remote_regions.find(remote)?.peer;
-        peers.begin_fence(peer, Fence { token, segment: remote.index, sent: None })?;
+        peers.begin_fence(peer, Fence { token, remote_region: remote.index, sent: None })?;
         self.remote_regions.pin(remote.index);
         Ok(peer)
     }
@@ -103,7 +103,7 @@ impl Slices {
     /// Ends a fence with this completion.
     pub(super) fn end_fence(&mut self, fence: &Fence<Sent>, completion: Completion) {
         self.operations.complete(completion);
-        self.remote_regions.unpin(fence.segment);
+        self.remote_regions.unpin(fence.remote_region);
     }
 }
 
@@ -275,13 +275,16 @@ impl Slices {
         let Some(operation) = self.operations.get_mut(slot) else { return };
         operation.ext.live = false;
         let operation = *operation;
-        let completion = operation.completion(operation.ext.touched, false);
+        let completion = operation.completion(match operation.ext.touched {
+            true => RemoteBytes::Written,
+            false => RemoteBytes::Untouched,
+        });
         if completion.result.is_err() {
             self.stats.failed += 1;
         }
         self.operations.complete(completion);
         regions.unpin(operation.region);
-        self.remote_regions.unpin(operation.segment);
+        self.remote_regions.unpin(operation.remote_region);
         if let Some(peer) = peers.get_mut(operation.peer) {
             peer.slice_completed();
         }
@@ -452,7 +455,7 @@ mod tests {
 
         /// Whether the region, the remote region and the peer are in use.
         fn in_use(&self) -> (bool, bool, bool) {
-            let remote = self.slices.remote_region(REMOTE.index).is_some_and(|remote| remote.users > 0);
+            let remote = self.slices.remote_region(REMOTE.index).is_some_and(|remote| remote.pins > 0);
             let peer = self.peers.get(0).is_some_and(Endpoint::is_awaited);
             (self.lent.users() != (0, 0), remote, peer)
         }

@@ -335,7 +335,7 @@ impl Io {
     /// Whether connections may wait that can be accepted now. The next call returns false unless the listener
     /// reports again.
     pub(crate) fn takes_connections(&mut self) -> bool {
-        std::mem::take(&mut self.listener_waits) && self.listener.rests_until().is_none()
+        std::mem::take(&mut self.listener_waits) && self.listener.paused_until().is_none()
     }
 
     /// The next connection.
@@ -351,21 +351,21 @@ impl Io {
     /// Pauses the listener for a while: accepting failed with `error`, and would fail again at once.
     pub(crate) fn pause_listener(&mut self, error: &io::Error, connections_max: u32, timers: &mut Timers) {
         if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
-            self.listener.rest(timers.now(), error, connections_max);
+            self.listener.pause(timers.now(), error, connections_max);
             timers.due_by(timers.now());
         }
     }
 
     /// Watches the listener again when its pause is over. Returns when the pause ends.
     pub(crate) fn look_at_listener(&mut self, timers: &mut Timers) -> Option<Instant> {
-        if self.listener.is_rested(timers.now())
+        if self.listener.is_pause_over(timers.now())
             && self.poller.modify(&self.listener, LISTENER, Interest::READ).is_ok()
         {
             self.listener.resume();
             self.listener_waits = true;
             timers.wake();
         }
-        self.listener.rests_until()
+        self.listener.paused_until()
     }
 }
 

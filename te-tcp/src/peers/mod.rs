@@ -183,7 +183,7 @@ mod tests {
     }
 
     fn fence(token: u64, sent: Option<Sent>) -> Fence<Sent> {
-        Fence { token: Token(token), segment: 0, sent }
+        Fence { token: Token(token), remote_region: 0, sent }
     }
 
     #[test]

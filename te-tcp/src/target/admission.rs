@@ -15,7 +15,7 @@
 use core::net::IpAddr;
 use std::collections::{HashMap, VecDeque};
 
-use te_core::{Error, Instant};
+use te_core::{Error, ExpelMode, Instant};
 use te_fabric::peer::Expelled;
 
 /// Connections that may be open without being admitted: their HELLO has not arrived, or their last frame is
@@ -115,8 +115,8 @@ impl Admission {
     ///
     /// # Errors
     /// `InvalidArgument`, `Busy`, `Full`.
-    pub(super) fn expel(&mut self, identity: u64, force: bool, connected: bool) -> Result<(), Error> {
-        self.expelled.add(identity, force, connected)?;
+    pub(super) fn expel(&mut self, identity: u64, mode: ExpelMode, connected: bool) -> Result<(), Error> {
+        self.expelled.add(identity, mode, connected)?;
         self.forget_sent_away(identity);
         Ok(())
     }
@@ -253,7 +253,7 @@ mod tests {
         assert!(admission.was_sent_away(7) && admission.was_sent_away(8));
         admission.admit(1, 7);
         assert_eq!((admission.was_sent_away(7), admission.admitted()), (false, 1));
-        assert_eq!(admission.expel(8, false, false), Ok(()));
+        assert_eq!(admission.expel(8, ExpelMode::SpareConnected, false), Ok(()));
         assert!(!admission.was_sent_away(8) && admission.is_expelled(8));
         for identity in 100..100 + SENT_AWAY_MAX as u64 + 1 {
             admission.remember_sent_away(identity);

@@ -20,7 +20,7 @@ use core::time::Duration;
 use std::io;
 
 use te_core::device::Devices;
-use te_core::{Error, Instant, Location, Op};
+use te_core::{Error, ExpelMode, Instant, Location, Op};
 use te_fabric::net::{Accepted, reset_on_close, set_liveness};
 use te_fabric::timers::Earliest;
 use te_fabric::{Interest, Slab, Timers};
@@ -112,9 +112,14 @@ impl Target {
     ///
     /// # Errors
     /// `InvalidArgument`, `Busy`, `Full`; nothing has changed.
-    pub(crate) fn expel(&mut self, identity: u64, force: bool, cx: &mut Context<'_>) -> Result<bool, Error> {
+    pub(crate) fn expel(
+        &mut self,
+        identity: u64,
+        mode: ExpelMode,
+        cx: &mut Context<'_>,
+    ) -> Result<bool, Error> {
         let connected = self.has_peer(identity);
-        self.admission.expel(identity, force, connected)?;
+        self.admission.expel(identity, mode, connected)?;
         for index in 0..self.connections.bound() {
             if let Some(connection) = self.connections.get(index)
                 && connection.role.is_of(identity)

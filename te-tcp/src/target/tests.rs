@@ -165,6 +165,6 @@ fn a_connection_that_never_carries_anything_is_closed_in_time() {
     rig.lent.timers.begin(Instant::from_millis(7_000));
     assert_eq!((rig.target.look(&mut rig.lent.cx()), rig.lent.io.connections()), (None, 0));
     assert!(rig.target.has_peer(1), "this target closed its connection");
-    assert_eq!(rig.target.expel(1, true, &mut rig.lent.cx()), Ok(true));
+    assert_eq!(rig.target.expel(1, ExpelMode::Force, &mut rig.lent.cx()), Ok(true));
     assert_eq!(rig.connect(1, 0, US).1, Status::Expelled as u32);
 }

@@ -1,9 +1,9 @@
-//! What is measured, who takes part, and which ratios are judged.
+//! The rows of the comparison, the programs that take part in each, and the ratios with bounds.
 
 use super::Sample;
 use std::fmt;
 
-/// Somebody who does the work of a row.
+/// A program that can do the work of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Contestant {
     /// Snowskin over TCP.
@@ -25,12 +25,12 @@ pub(crate) enum Contestant {
 }
 
 impl Contestant {
-    /// Whether it is us.
+    /// Whether it is Snowskin.
     pub(crate) fn is_ours(self) -> bool {
         matches!(self, Self::Tcp | Self::Shm)
     }
 
-    /// The program behind it.
+    /// The program's name.
     pub(crate) fn program(self) -> &'static str {
         match self {
             Self::Tcp | Self::Shm => "snowskin",
@@ -54,19 +54,19 @@ impl fmt::Display for Contestant {
     }
 }
 
-/// One row: some work, to be done by several.
+/// One row: work that several programs do.
 #[derive(Clone, Debug)]
 pub(crate) enum Row {
     /// Blocks from or to another process's memory.
     Transfer { op: &'static str, block: u64, batch: u32 },
     /// Whole objects of the store.
     Store { op: &'static str, value: u64, batch: u32, plain: bool },
-    /// Questions to the master.
+    /// Requests to the master.
     Master { op: &'static str, batch: u32 },
 }
 
 impl Row {
-    /// Names it, for `--only` too.
+    /// The name of the row, also for `--only`.
     pub(crate) fn name(&self) -> String {
         match *self {
             Self::Transfer { op, block, batch } => format!("transfer {op} {} x {batch}", size(block)),
@@ -78,7 +78,7 @@ impl Row {
         }
     }
 
-    /// Who takes part.
+    /// The programs that take part.
     pub(crate) fn contestants(&self) -> Vec<Contestant> {
         use Contestant::{Iperf, Memcpy, Mooncake, Nixl, Redis, Shm, Tcp, Ucx};
         match *self {
@@ -96,7 +96,7 @@ impl Row {
         }
     }
 
-    /// The ratios that are judged here.
+    /// The ratios of this row with bounds.
     pub(crate) fn bounds(&self) -> Vec<Bound> {
         use Contestant::{Mooncake, Nixl, Redis, Shm, Tcp, Ucx};
         let gb_s: Figure = ("GB/s", |sample| sample.gb_s);
@@ -153,7 +153,7 @@ impl Row {
 
 type Figure = (&'static str, fn(&Sample) -> f64);
 
-/// Ours over theirs, and what it is held to.
+/// A ratio of ours to theirs, with its bound.
 pub(crate) struct Bound {
     pub(crate) ours: Contestant,
     pub(crate) theirs: Contestant,
@@ -163,7 +163,7 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// Whether a ratio keeps to it.
+    /// Whether a ratio is within the bound.
     pub(crate) fn holds(&self, ratio: f64) -> bool {
         if self.at_least { ratio >= self.bound } else { ratio <= self.bound }
     }
@@ -205,7 +205,7 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// `4 KiB` and so on, as `snowskin` takes them.
+/// A size such as `4KiB`, as the options of `snowskin` accept it.
 pub(crate) fn size(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes}B"),
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_bound_compares_two_who_take_part() {
+    fn every_bound_compares_two_participants() {
         for row in rows() {
             for bound in row.bounds() {
                 let all = row.contestants();

@@ -1,4 +1,5 @@
-//! Who there is to compare with, and how to get them: from PyPI into `target/peers/`, from Debian by apt-get.
+//! The programs to compare with, and their installation: from PyPI into `target/peers/`, from Debian with
+//! apt-get.
 
 use super::contest::Contestant;
 use crate::cmd::Cmd;
@@ -6,10 +7,10 @@ use crate::host::Host;
 use anyhow::{Context as _, Result};
 use std::path::{Path, PathBuf};
 
-/// Time to install one of them, seconds.
+/// Timeout for installing one of them, seconds.
 const INSTALL_S_MAX: u64 = 600;
 
-/// The peers that are installed.
+/// The installed programs.
 pub(crate) struct Peers {
     /// Python of the virtual environment.
     pub(crate) python: PathBuf,
@@ -17,22 +18,23 @@ pub(crate) struct Peers {
     pub(crate) mooncake_master: PathBuf,
     /// Names and versions.
     pub(crate) versions: Vec<(&'static str, String)>,
-    /// Names, and why they are not there.
+    /// Names of the missing ones, with the reason.
     pub(crate) missing: Vec<(&'static str, String)>,
 }
 
 impl Peers {
-    /// Whether a contestant's program is there.
+    /// Whether a contestant's program is installed.
     pub(crate) fn has(&self, contestant: Contestant) -> bool {
         let program = contestant.program();
         contestant.is_ours() || self.versions.iter().any(|(name, _)| *name == program)
     }
 }
 
-/// Installs what is missing, then looks.
+/// Installs what is missing, then checks what is present.
 ///
 /// # Errors
-/// When there is no Python to make an environment with. A peer that cannot be installed is left out, with the reason.
+/// There is no Python with which to create an environment. A program that cannot be installed is left out,
+/// with the reason.
 pub(crate) fn install(host: &Host) -> Result<Peers> {
     let before = present(host);
     let mut failed = Vec::new();
@@ -67,7 +69,7 @@ pub(crate) fn install(host: &Host) -> Result<Peers> {
             .context("cannot make a Python environment: `apt-get install python3-venv`")?;
         let pip = || Cmd::default().arg(before.python.display().to_string()).words("-m pip install -q");
         attempt("mooncake", pip().words("mooncake-transfer-engine-non-cuda"));
-        // Its dependencies bring 6 GB; what it really needs is numpy.
+        // All dependencies together take 6 GB, but only numpy is needed.
         attempt("nixl", pip().words("numpy"));
         attempt("nixl", pip().words("--no-deps nixl nixl-cu12"));
     }
@@ -80,7 +82,7 @@ pub(crate) fn install(host: &Host) -> Result<Peers> {
     Ok(after)
 }
 
-/// Looks what is there.
+/// Checks which programs are present.
 pub(crate) fn present(host: &Host) -> Peers {
     let bin = environment(host).join("bin");
     let python = bin.join("python");

@@ -1,16 +1,17 @@
-//! The same work done by us and by our peers, in one run: interleaved, so that a noisy machine is noisy for all.
+//! Compares Snowskin with similar programs at the same work, interleaved in one run, so that noise of the
+//! machine affects all.
 //!
 //! ```text
-//!   install    Mooncake and NIXL from PyPI into a virtual environment of this project, the others from Debian
-//!   contest    every row: who takes part, what they do, which ratios are judged
-//!   peer       the processes: kept over the whole run where starting them is slow, two ends each
-//!   report     medians and ratios (median, least, greatest), as tables and as JSON
+//!   install    Mooncake and NIXL from PyPI into a virtual environment in target/, the others from Debian
+//!   contest    the rows: the work, the participants, the ratios with bounds
+//!   peer       the processes: two ends each, kept for the whole run where starting them is slow
+//!   report     medians and ratios (median, min, max), as tables and as JSON
 //! ```
 //!
-//! A round runs each contestant of each row once, one after the other; ratios are taken within a round. Two ends always are
-//! two processes of this machine over loopback, under the same congestion control: the run takes place in a network
-//! namespace of its own, where that is set without touching the host's. CPU seconds count both ends, and servers.
-//! GB is 10^9 bytes, GiB is 2^30.
+//! A round runs each contestant of each row once, one after the other; ratios are computed within a round.
+//! The two ends are always two processes of this machine over loopback, with the same congestion control: the
+//! run takes place in its own network namespace, where that can be set without changing the host's. CPU
+//! seconds count both ends and servers. GB is 10^9 bytes, GiB is 2^30.
 
 mod contest;
 mod install;
@@ -31,10 +32,10 @@ const INSIDE: &str = "SNOWSKIN_BENCH_PEERS_INSIDE";
 /// Options of `cargo xtask bench-peers`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Rounds; figures are medians over them.
+    /// Number of rounds; figures are medians over them.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Seconds for each measurement.
+    /// Seconds per measurement.
     #[arg(long, default_value_t = 0.5)]
     seconds: f64,
     /// Congestion control of every connection.
@@ -43,13 +44,13 @@ pub(crate) struct Args {
     /// Only rows whose name contains one of these words: transfer, store, master, 4KiB, ...
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Only these contestants beside ourselves.
+    /// Only these contestants, besides Snowskin.
     #[arg(long, value_delimiter = ',')]
     against: Vec<String>,
-    /// Install nothing; leave out who is missing, by name.
+    /// Install nothing; programs that are missing are left out and named.
     #[arg(long)]
     no_install: bool,
-    /// Write everything that was measured, as JSON.
+    /// Write all results to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
     /// Print the tables as Markdown.
@@ -60,28 +61,29 @@ pub(crate) struct Args {
     snowskin: Option<PathBuf>,
 }
 
-/// One run of one contestant at one row. What it does not tell is 0.
+/// The result of one contestant at one row in one round. Values that it does not report are 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
-    /// 10^9 bytes a second.
+    /// Throughput, 10^9 bytes per second.
     pub(crate) gb_s: f64,
-    /// Requests, objects or keys a second.
+    /// Requests, objects or keys per second.
     pub(crate) items_s: f64,
     /// Median latency of one call, microseconds.
     pub(crate) p50_us: f64,
-    /// CPU time of all processes that took part, for each 2^30 bytes.
+    /// CPU time of all participating processes per 2^30 bytes, seconds.
     pub(crate) cpu_s_per_gib: f64,
-    /// Memory of the master for each object.
+    /// Memory of the master per object, bytes.
     pub(crate) bytes_per_object: f64,
 }
 
-/// What was measured: by row, by contestant, a sample a round.
+/// All results: by row, by contestant, one sample per round.
 pub(crate) type Samples = BTreeMap<String, BTreeMap<Contestant, Vec<Sample>>>;
 
-/// Runs the comparison and prints it. Missed bounds are shown, not failed: they depend on the machine.
+/// Runs the comparison and prints it. Missed bounds are shown but are not failures, because they depend on
+/// the machine.
 ///
 /// # Errors
-/// When nobody can be compared with, or one side fails to run.
+/// There is no program to compare with, or one fails to run.
 pub(crate) fn run(args: &Args) -> Result<()> {
     ensure!(args.rounds > 0 && args.seconds > 0.0, "--rounds and --seconds must be more than 0");
     let host = Host::probe()?;
@@ -121,7 +123,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 }
                 let sample = bench.sample(row, contestant);
                 let sample = match sample {
-                    // A peer that fails at one row is left out there; that we do not is what the run is about.
+                    // Another program that fails at a row is left out there; if Snowskin fails, the run
+                    // fails.
                     Err(error) if !contestant.is_ours() => {
                         eprintln!("round {round}: {}: {contestant} failed: {error:#}", row.name());
                         failed.insert((row.name(), contestant), format!("{error:#}"));
@@ -154,9 +157,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Runs this command again in a network namespace of its own, whose congestion control is set.
+/// Runs this command again in its own network namespace with this congestion control.
 ///
-/// Without the right to make one, the run takes place on the host's network, if that already has it.
+/// Without the right to create one, the run uses the host's network, if that has this congestion control
+/// already.
 fn enter_namespace(congestion: &str) -> Result<()> {
     const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
     let own = std::env::current_exe().context("cannot find this program")?;
@@ -172,14 +176,15 @@ fn enter_namespace(congestion: &str) -> Result<()> {
         let host = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap_or_default();
         ensure!(
             host.trim() == congestion,
-            "this host uses the congestion control `{}` and this user may make no network namespace: run as root, or pass \
-             --congestion {}",
+            "this host uses the congestion control `{}` and this user may not create a network namespace: run as root, or pass \
+            --congestion {}",
             host.trim(),
             host.trim()
         );
         Command::new(own)
     };
-    // A namespace may only choose among what the host allows to everybody. For the time of the run, that is one more.
+    // A namespace may only choose among the algorithms that the host allows to everyone. This one is added
+    // during the run.
     let before = std::fs::read_to_string(ALLOWED).unwrap_or_default();
     let widened = possible && !before.split_whitespace().any(|name| name == congestion);
     if widened {

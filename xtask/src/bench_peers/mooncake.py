@@ -1,4 +1,4 @@
-"""One process of Mooncake for `cargo xtask bench-peers`: answers a JSON line on stdout to each JSON line on stdin.
+"""One process of Mooncake for `cargo xtask bench-peers`: for each JSON line on stdin, writes a JSON line to stdout.
 
     mooncake.py engine-target PORT            memory that is read and written
     mooncake.py engine PORT PEER ADDRESS      moves bytes from and to it
@@ -18,7 +18,7 @@ import sys
 import time
 
 WINDOW = 256 << 20
-# Registered memory must outlive the functions that made it.
+# Registered memory must outlive the functions that allocate it.
 KEPT = []
 
 
@@ -36,7 +36,7 @@ def memory(size):
 
 
 def measure(seconds, call, calls_max=None):
-    """Calls until the time is up; gives (calls, seconds, p50 in microseconds, own CPU seconds)."""
+    """Calls until the time is over; returns (calls, seconds, p50 in microseconds, own CPU seconds)."""
     nanos = []
     used = cpu()
     began = time.perf_counter_ns()
@@ -119,7 +119,7 @@ def client(port, master):
     serial = iter(range(1 << 62))
 
     def fresh(count, value, call_batch=64):
-        """Stores `count` objects and gives their keys."""
+        """Stores `count` objects and returns their keys."""
         keys = [f"bench/{next(serial):026x}" for _ in range(count)]
         call_batch = max(1, min(call_batch, (512 << 20) // value))
         for at in range(0, count, call_batch):
@@ -137,7 +137,7 @@ def client(port, master):
         keys = []
         if op in ("get", "batch-get", "exists"):
             keys = fresh(command["objects"], value)
-            # One after the other is random enough, and costs no time between the calls.
+            # Keys are taken in order, which is random enough and costs no time between the calls.
             rng.shuffle(keys)
             picks = [keys[i % len(keys) :][:batch] for i in range(0, len(keys), batch)]
             picks = [(pick + keys)[:batch] for pick in picks]
@@ -186,7 +186,7 @@ def client(port, master):
             raise RuntimeError(f"no operation {op}")
         calls, elapsed, p50_us, cpu_s = measure(seconds, call, limit)
         if not command.get("keep"):
-            # Leases of what was just read end first.
+            # Waits until the leases of the objects that were read have expired.
             time.sleep(command["lease_s"])
             for key in keys if limit is None else keys[: calls * batch]:
                 this.remove(key)
@@ -198,7 +198,7 @@ def client(port, master):
 def main():
     roles = {"engine-target": engine_target, "engine": engine_initiator, "node": node, "client": client}
     ready, run = roles[sys.argv[1]](*sys.argv[2:])
-    # What the libraries print goes to stderr; stdout is ours.
+    # Output of the libraries goes to stderr; stdout is for answers.
     print("READY " + json.dumps(ready), flush=True)
     for line in sys.stdin:
         command = json.loads(line)

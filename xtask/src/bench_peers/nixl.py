@@ -1,6 +1,6 @@
 """One process of NIXL over UCX for `cargo xtask bench-peers`; the same lines as mooncake.py.
 
-    nixl.py target METADATA            memory that is read and written; tells of itself in the file METADATA
+    nixl.py target METADATA            memory that is read and written; described in the file METADATA
     nixl.py initiator METADATA ADDRESS moves bytes from and to it
 """
 
@@ -36,7 +36,8 @@ def main():
         print("READY " + json.dumps({"address": address}), flush=True)
         serving = False
         while True:
-            # UCX over TCP needs its target to poll; this is what a serving process does. It rests while others are measured.
+            # With UCX over TCP the target must poll, as a serving process does. It is stopped while others
+            # are measured.
             if serving:
                 for _ in range(64):
                     agent.get_new_notifs()

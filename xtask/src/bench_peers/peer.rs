@@ -1,4 +1,5 @@
-//! Doing the work: our own command, the peers' benchmarks, and processes of peers that stay for the whole run.
+//! Runs the work: Snowskin's benchmarks, those of the other programs, and processes of them that are kept for
+//! the whole run.
 
 use super::Sample;
 use super::contest::{Contestant, Row, size};
@@ -17,21 +18,21 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 const GIB: f64 = (1u64 << 30) as f64;
-/// Time for a peer to start, and for an answer beyond the time that was asked for.
+/// Time for a process to start, and for its answer beyond the requested duration.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Time for a server to listen.
+/// Time for a server to listen, milliseconds.
 const LISTEN_MS_MAX: u64 = 10_000;
-/// Mooncake's lease: what was read can be removed so soon afterwards.
+/// Mooncake's lease time, seconds: objects can be removed this long after they were read.
 const MOONCAKE_LEASE_S: f64 = 0.5;
-/// Memory of each store.
+/// Memory of each store, bytes.
 const STORE_BYTES: u64 = 1 << 30;
-/// Objects that memory is divided by.
+/// Number of objects by which the memory is divided.
 const MEMORY_OBJECTS: u64 = 100_000;
 
 const MOONCAKE: &str = include_str!("mooncake.py");
 const NIXL: &str = include_str!("nixl.py");
 
-/// Everything that is running.
+/// The running processes.
 pub(super) struct Bench<'a> {
     host: &'a Host,
     peers: &'a Peers,
@@ -44,14 +45,15 @@ pub(super) struct Bench<'a> {
     redis: Option<(u16, Server)>,
 }
 
-/// A pair of processes: who asks, and who is asked.
+/// A pair of processes: the initiator and the target.
 struct Ends {
     initiator: Worker,
     target: Worker,
 }
 
 impl Ends {
-    /// Stopped until they are measured: their libraries' threads poll for work, and there are few cores.
+    /// Stops them until they are measured: the threads of their libraries poll for work, and there are few
+    /// cores.
     fn paused(self) -> Result<Self> {
         self.signal("STOP")?;
         Ok(self)
@@ -90,7 +92,8 @@ impl<'a> Bench<'a> {
     pub(super) fn sample(&mut self, row: &Row, contestant: Contestant) -> Result<Sample> {
         fs::create_dir_all(&self.logs)?;
         if !matches!(row, Row::Store { .. } | Row::Master { .. }) {
-            // Its background threads are not to be in the way. It cannot be stopped for a while: it would lose its nodes.
+            // Its background threads would disturb the measurement. It cannot be stopped temporarily, because
+            // it would lose its nodes.
             self.mooncake_store = None;
         }
         match (row, contestant) {
@@ -117,7 +120,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Ends the processes of somebody who failed: the next row starts others.
+    /// Ends the processes of a contestant that has failed: the next row starts new ones.
     pub(super) fn forget(&mut self, contestant: Contestant) {
         match contestant {
             Contestant::Mooncake => (self.mooncake_engine, self.mooncake_store) = (None, None),
@@ -162,7 +165,7 @@ impl<'a> Bench<'a> {
             if plain { " --plain" } else { "" }
         ))?;
         let misses = number(&row, "misses")?;
-        ensure!(misses == 0.0, "{misses} objects were missed");
+        ensure!(misses == 0.0, "{misses} objects were not found");
         Ok(Sample {
             gb_s: number(&row, "gb_s")?,
             items_s: number(&row, "ops_s")? * number(&row, "batch")?,
@@ -279,8 +282,8 @@ impl<'a> Bench<'a> {
             seconds,
         )?;
         let servers = store.master.cpu_s(host)? + store.ends.target.cpu_s()? - before;
-        // Filling and removing are part of the servers' time; the initiator's own is that of the calls alone. The rest is
-        // charged in proportion to the objects.
+        // The servers' CPU time includes filling and removing, the initiator's only the calls. It is divided
+        // in proportion to the objects.
         let items = number(&answer, "items")?;
         let all = if op.ends_with("get") { items + objects as f64 } else { items };
         Sample::of(&answer, servers * items / all)
@@ -352,7 +355,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// `ucp_get` for reads; for writes throughput from `ucp_put_bw`, latency from `ucp_put_lat`, which is ping-pong.
+    /// `ucp_get` for reads; for writes, throughput is from `ucp_put_bw`, and latency from `ucp_put_lat`,
+    /// which measures round trips.
     fn ucx(&self, op: &str, block: u64) -> Result<Sample> {
         let run = |test: &str, calls: u64| -> Result<(f64, f64, f64)> {
             let port = free_port()?;
@@ -381,7 +385,8 @@ impl<'a> Bench<'a> {
         let calls = ((estimate * 1e9 * self.seconds / block as f64) as u64).clamp(50, 1_000_000);
         let (gb_s, mut p50_us, cpu_s) = run(bandwidth, calls)?;
         if latency != bandwidth {
-            // It answers with half a round trip; our writes, and everybody else's, end when the target has said so.
+            // It reports half a round trip, but writes of all other programs end when the target has
+            // confirmed them.
             p50_us = 2.0 * run(latency, calls.min(20_000))?.1;
         }
         let bytes = calls as f64 * block as f64;
@@ -421,7 +426,7 @@ impl EndsFor<'_> {
 }
 
 impl Sample {
-    /// What a worker answered; `servers_s` is the CPU time of everybody else.
+    /// A sample from the answer of a worker; `servers_s` is the CPU time of all other processes.
     fn of(answer: &Value, servers_s: f64) -> Result<Self> {
         let (items, bytes) = (number(answer, "items")?, number(answer, "bytes")?);
         let seconds = number(answer, "seconds")?;
@@ -436,7 +441,7 @@ impl Sample {
     }
 }
 
-/// A process that answers lines.
+/// A process that answers with lines.
 struct Worker {
     name: String,
     child: Child,
@@ -480,7 +485,7 @@ impl Worker {
         number(&self.ask(&json!({"do": "cpu"}), 0.0)?, "cpu_s")
     }
 
-    /// The next line that begins with `prefix`; libraries print others.
+    /// The next line that begins with `prefix`; other lines come from libraries.
     fn line(&self, prefix: &str, patience: Duration) -> Result<Value> {
         let until = Instant::now() + patience;
         loop {
@@ -488,11 +493,11 @@ impl Worker {
                 Ok(line) => {
                     if let Some(json) = line.strip_prefix(prefix) {
                         return serde_json::from_str(json)
-                            .with_context(|| format!("{} answered nonsense", self.name));
+                            .with_context(|| format!("{} sent an invalid answer", self.name));
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    bail!("{} does not answer; it says in {}", self.name, self.log.display())
+                    bail!("{} does not answer; its log is {}", self.name, self.log.display())
                 }
                 Err(RecvTimeoutError::Disconnected) => bail!(self.gone()),
             }
@@ -502,19 +507,19 @@ impl Worker {
     fn gone(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let last = log.lines().last().unwrap_or_default();
-        format!("{} ended: {last} (all of it in {})", self.name, self.log.display())
+        format!("{} ended: {last} (the whole log is {})", self.name, self.log.display())
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It may have ended by itself; what matters is that it is gone.
+        // An error is ignored: the process may have ended by itself.
         let _already_gone = self.child.kill();
         let _reaped = self.child.wait();
     }
 }
 
-/// A process that listens.
+/// A process that listens on a port.
 struct Server {
     name: &'static str,
     child: Child,
@@ -545,7 +550,7 @@ impl Server {
     fn resident_bytes(&self) -> Result<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        let kib: f64 = line.trim().trim_end_matches(" kB").parse().context("VmRSS is no number")?;
+        let kib: f64 = line.trim().trim_end_matches(" kB").parse().context("VmRSS is not a number")?;
         Ok(kib * 1024.0)
     }
 }

@@ -1,4 +1,4 @@
-//! Medians and ratios, for people, for the README and for programs.
+//! Medians and ratios as text, as Markdown for the README, and as JSON.
 
 use super::contest::{Bound, Contestant, Row};
 use super::install::Peers;
@@ -7,12 +7,12 @@ use crate::stats::{self, Spread};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// What was measured, ready to be told.
+/// The results, ready to be printed.
 pub(super) struct Report<'a> {
     pub(super) args: &'a Args,
     pub(super) rows: &'a [Row],
     pub(super) samples: &'a Samples,
-    /// Who failed at which row, and why.
+    /// Contestants that failed at a row, and why.
     pub(super) failed: &'a BTreeMap<(String, Contestant), String>,
     pub(super) peers: &'a Peers,
 }
@@ -70,7 +70,7 @@ impl Report<'_> {
                     },
                     figure(median(|sample| sample.items_s), 0),
                     figure(median(|sample| sample.p50_us), 1),
-                    // Of objects of one byte it says nothing.
+                    // Throughput has no meaning for objects of one byte.
                     if gb_s.median < 0.001 {
                         "-".to_owned()
                     } else {

@@ -1,6 +1,7 @@
-//! `deploy/compose.yaml`: what it names is there, and what it starts is held in.
+//! Checks `deploy/compose.yaml`: what it refers to exists, and what it starts is restricted.
 //!
-//! The keys that may stand in it are those listed here, so that a slip of the pen is a finding and not a default.
+//! Only the keys that are listed here may appear in the file, so that a typing error is a finding and not a
+//! default.
 
 use super::program::Program;
 use super::yaml;
@@ -31,34 +32,34 @@ const SERVICE: [&str; 17] = [
     "volumes",
 ];
 const HEALTH: [&str; 5] = ["interval", "retries", "start_period", "test", "timeout"];
-/// The image that our Dockerfile makes.
+/// The image that the Dockerfile builds.
 const IMAGE: &str = "snowskin";
 
-/// The file, parsed.
+/// The parsed file.
 pub(crate) struct Compose {
-    /// By name.
+    /// Services by name.
     pub(crate) services: BTreeMap<String, Service>,
     top: Value,
 }
 
-/// What runs in one container.
+/// One service, which runs in one container.
 pub(crate) struct Service {
     pub(crate) image: String,
     pub(crate) command: Vec<String>,
-    /// What is run to ask whether it is well, without the leading `CMD`.
+    /// Command of the health check, without the leading `CMD`.
     pub(crate) health: Vec<String>,
-    /// How long it may take to be well: the start period and all tries after it.
+    /// Time until it must be healthy: the start period and all retries.
     pub(crate) healthy_within: Duration,
-    /// Services that are well before this one starts.
+    /// Services that must be healthy before this one starts.
     pub(crate) after: Vec<String>,
-    /// How long it may take to stop.
+    /// Time within which it must stop.
     pub(crate) stops_within: Duration,
     value: Value,
 }
 
 impl Compose {
     /// # Errors
-    /// When the file cannot be read or is no YAML.
+    /// The file cannot be read or is not YAML.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         Self::of(yaml::read(path)?)
     }
@@ -69,12 +70,12 @@ impl Compose {
         Ok(Self { services, top })
     }
 
-    /// Whether a service runs our program.
+    /// Services that run our program.
     pub(crate) fn ours(&self) -> impl Iterator<Item = (&String, &Service)> {
         self.services.iter().filter(|(_, service)| service.is_ours())
     }
 
-    /// What is wrong with it. Files that it mounts are looked for from `dir`, its own.
+    /// The findings. Paths of mounted files are relative to `dir`, the directory of the file.
     pub(super) fn judge(&self, program: &Program, dir: &Path) -> Vec<String> {
         let mut findings = unknown_keys("the file", &self.top, &TOP);
         for (name, service) in &self.services {
@@ -87,7 +88,7 @@ impl Compose {
                 let health = service.health.split_first();
                 match health {
                     Some((path, rest)) if path == "/usr/bin/snowskin" => said.extend(program.judge(rest)),
-                    _ => said.push("its health check is not the image's only program".to_owned()),
+                    _ => said.push("its health check does not run the only program of the image".to_owned()),
                 }
             }
             findings.extend(said.into_iter().map(|what| format!("{name}: {what}")));
@@ -95,21 +96,21 @@ impl Compose {
         findings
     }
 
-    /// Services, secrets, volumes and files that it names are there.
+    /// Checks that services, secrets, volumes and files that it names exist.
     fn judge_references(&self, service: &Service, dir: &Path) -> Vec<String> {
         let mut findings = Vec::new();
         for after in &service.after {
             match self.services.get(after) {
-                None => findings.push(format!("depends on `{after}`, which is no service")),
+                None => findings.push(format!("depends on `{after}`, which is not a service")),
                 Some(other) if other.health.is_empty() => {
-                    findings.push(format!("waits for the health of `{after}`, which has no check"));
+                    findings.push(format!("waits for the health of `{after}`, which has no health check"));
                 }
                 Some(_) => {}
             }
         }
         for secret in texts(&service.value["secrets"]) {
             if self.top["secrets"].get(&secret).is_none() {
-                findings.push(format!("the secret `{secret}` is not listed"));
+                findings.push(format!("the secret `{secret}` is not declared"));
             }
         }
         for volume in texts(&service.value["volumes"]) {
@@ -120,7 +121,7 @@ impl Compose {
                 self.top["volumes"].get(from).is_some()
             };
             if !there {
-                findings.push(format!("what it mounts is not there: `{volume}`"));
+                findings.push(format!("it mounts a file that does not exist: `{volume}`"));
             }
         }
         findings
@@ -150,7 +151,7 @@ impl Service {
         self.image == IMAGE
     }
 
-    /// Nothing that a container does not need.
+    /// Checks that it has no rights that a container does not need.
     fn judge_hardening(&self) -> Vec<String> {
         let value = &self.value;
         let mut findings = Vec::new();
@@ -160,11 +161,11 @@ impl Service {
             }
         };
         wants(!self.health.is_empty(), "it has no health check");
-        wants(value["restart"].is_string(), "it says nothing of restarts");
-        wants(texts(&value["cap_drop"]) == ["ALL"], "it keeps capabilities: `cap_drop: [ALL]`");
+        wants(value["restart"].is_string(), "it has no restart policy");
+        wants(texts(&value["cap_drop"]) == ["ALL"], "it keeps capabilities: set `cap_drop: [ALL]`");
         let privileges = texts(&value["security_opt"]);
         wants(privileges.iter().any(|option| option == "no-new-privileges:true"), "it may gain privileges");
-        wants(!self.is_ours() || value["read_only"] == true, "its file system can be written to");
+        wants(!self.is_ours() || value["read_only"] == true, "its file system is writable");
         let tagged = self.image.split_once(':').is_some_and(|(_, tag)| tag != "latest");
         wants(self.is_ours() || tagged, "its image has no version");
         let ports = texts(&value["ports"]);
@@ -179,11 +180,11 @@ impl Service {
 fn unknown_keys(what: &str, value: &Value, known: &[&str]) -> Vec<String> {
     let keys = value.as_object().into_iter().flat_map(|map| map.keys());
     keys.filter(|key| !known.contains(&key.as_str()))
-        .map(|key| format!("{what} has the key `{key}`, which is not known here"))
+        .map(|key| format!("{what} has the unknown key `{key}`"))
         .collect()
 }
 
-/// The texts of a list; what is no text is left out, and missed by whoever counts.
+/// The texts of a list. Items that are not texts are left out.
 fn texts(value: &Value) -> Vec<String> {
     value.as_array().into_iter().flatten().filter_map(|item| Some(item.as_str()?.to_owned())).collect()
 }
@@ -223,7 +224,7 @@ mod tests {
         findings
     }
 
-    fn held_in() -> Value {
+    fn restricted() -> Value {
         json!({
             "image": "other:1.2",
             "restart": "always",
@@ -234,26 +235,26 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_held_in_has_no_findings() {
-        assert_eq!(judged(held_in()), Vec::<String>::new());
-        assert_eq!(Service::of(&held_in()).healthy_within, Duration::from_secs(70));
+    fn a_restricted_service_has_no_findings() {
+        assert_eq!(judged(restricted()), Vec::<String>::new());
+        assert_eq!(Service::of(&restricted()).healthy_within, Duration::from_secs(70));
     }
 
     #[test]
-    fn each_way_out_is_found() {
+    fn each_missing_restriction_is_found() {
         for (key, value, expected) in [
             ("cap_drop", json!([]), "capabilities"),
             ("security_opt", json!([]), "privileges"),
             ("image", json!("other"), "version"),
-            ("image", json!("snowskin"), "written to"),
+            ("image", json!("snowskin"), "writable"),
             ("ports", json!(["9003:9003"]), "other machines"),
             ("healthcheck", json!({}), "no health check"),
-            ("depends_on", json!({"nobody": {}}), "no service"),
-            ("secrets", json!(["s"]), "not listed"),
-            ("volumes", json!(["./nothing:/x"]), "not there"),
-            ("privileged", json!(true), "not known"),
+            ("depends_on", json!({"missing": {}}), "not a service"),
+            ("secrets", json!(["s"]), "not declared"),
+            ("volumes", json!(["./nothing:/x"]), "does not exist"),
+            ("privileged", json!(true), "unknown"),
         ] {
-            let mut service = held_in();
+            let mut service = restricted();
             service[key] = value;
             let findings = judged(service);
             assert!(findings.len() == 1 && findings[0].contains(expected), "{key}: {findings:?}");
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_read_as_compose_writes_them() {
+    fn durations_are_read_in_the_format_of_compose() {
         assert_eq!(duration("1m30s"), Some(Duration::from_secs(90)));
         assert_eq!((duration("5"), duration("5ms"), duration("")), (None, None, None));
     }

@@ -1,13 +1,14 @@
-//! Whether what stands in `deploy/` fits the program: no engine, no systemd and no Prometheus need to run for it.
+//! Checks the files in `deploy/` against the program. No container engine, systemd or Prometheus needs to run
+//! for it.
 //!
 //! ```text
 //!   program    the built binary: its commands and flags
-//!   compose    compose.yaml: services, what they name, how they are held in
-//!   units      systemd's units, and the files beside them
-//!   scrape     Prometheus' and Grafana's files
+//!   compose    compose.yaml: services, what they refer to, how they are restricted
+//!   units      the units of systemd, and the files beside them
+//!   scrape     the files of Prometheus and Grafana
 //! ```
 //!
-//! What the services really do is for `cargo xtask image`, which starts them.
+//! `cargo xtask image` starts the services and uses them.
 
 pub(crate) mod compose;
 pub(crate) mod program;
@@ -24,15 +25,15 @@ use std::path::{Path, PathBuf};
 /// Options of `cargo xtask deploy`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The built program; that of the release profile when not given.
+    /// The built program; by default that of the release profile.
     #[arg(long)]
     binary: Option<PathBuf>,
 }
 
-/// Prints what is wrong.
+/// Prints the findings.
 ///
 /// # Errors
-/// When something is.
+/// There are findings.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let deploy = host::workspace_root().join("deploy");
     let program = Program::new(&binary(args.binary.as_deref())?)?;
@@ -51,12 +52,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let scratch = tempfile::tempdir()?;
     match units::judge_by_systemd(&systemd, &units, scratch.path())? {
-        None => println!("      systemd's own opinion was not asked: systemd-analyze is not installed"),
+        None => println!("      not checked with systemd: systemd-analyze is not installed"),
         Some(said) => findings.extend(said),
     }
 
     match scrape::judge_by_promtool(&deploy, scratch.path())? {
-        None => println!("      promtool was not asked: it is not installed"),
+        None => println!("      not checked with promtool: it is not installed"),
         Some(said) => findings.extend(said),
     }
 
@@ -67,10 +68,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The program that was named, or the one that `cargo build --release` makes.
+/// The given program, or the one that `cargo build --release` makes.
 ///
 /// # Errors
-/// When it does not build.
+/// It does not build.
 pub(crate) fn binary(named: Option<&Path>) -> Result<PathBuf> {
     if let Some(named) = named {
         return Ok(named.to_path_buf());

@@ -1,4 +1,4 @@
-//! What the built program says of itself: its commands' flags.
+//! The flags of the built program's commands, from its help.
 
 use anyhow::{Context as _, Result, ensure};
 use std::cell::RefCell;
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The program, and what `--help` of its commands has said so far.
+/// The program, and the flags of the commands that have been needed so far.
 pub(crate) struct Program {
     path: PathBuf,
     flags: RefCell<BTreeMap<String, BTreeSet<String>>>,
@@ -20,10 +20,10 @@ impl Program {
         Ok(Self { path, flags: RefCell::default() })
     }
 
-    /// Runs it with `args` and gives what it printed.
+    /// Runs it with `args` and returns its stdout.
     ///
     /// # Errors
-    /// When it cannot start or fails.
+    /// It cannot start, or fails.
     pub(crate) fn run(&self, args: &[&str]) -> Result<String> {
         let output = Command::new(&self.path).args(args).env_clear().output()?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -32,7 +32,7 @@ impl Program {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// What is wrong with a command line: a command or flags that the program does not have.
+    /// What is wrong with a command line: a command or flags that do not exist.
     pub(crate) fn judge(&self, line: &[String]) -> Vec<String> {
         let Some(command) = line.first() else { return vec!["no command".to_owned()] };
         let known = match self.flags_of(command) {
@@ -55,7 +55,8 @@ impl Program {
     }
 }
 
-/// Flags in a text of clap's: at the beginning of a line, with commas between the short and the long form.
+/// Flags in a help text of clap: at the beginning of a line, with a comma between the short and the long
+/// form.
 fn flags(help: &str) -> BTreeSet<String> {
     let lines = help.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
     let words = lines.flat_map(|line| {

@@ -1,4 +1,4 @@
-//! What Prometheus and Grafana are given: who is scraped, which jobs and variables are asked for, what is mounted where.
+//! Checks the files of Prometheus and Grafana: scrape targets, jobs, variables, mounts.
 
 use super::compose::Compose;
 use super::yaml;
@@ -10,20 +10,20 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Jobs that processes outside this repository serve.
+/// Jobs of processes that are not started by files in this repository.
 const JOBS_OF_OTHERS: [&str; 1] = ["snowskin-client"];
 
-/// One address that Prometheus asks.
+/// One address that Prometheus scrapes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Target {
     pub(crate) service: String,
     pub(crate) port: u16,
 }
 
-/// Everything that the sample configuration scrapes.
+/// All targets of the sample configuration.
 ///
 /// # Errors
-/// When it cannot be read.
+/// The file cannot be read.
 pub(crate) fn targets(deploy: &Path) -> Result<Vec<Target>> {
     let config = yaml::read(&deploy.join("prometheus/prometheus.yml"))?;
     let jobs = config["scrape_configs"].as_array().context("no `scrape_configs`")?;
@@ -38,10 +38,10 @@ pub(crate) fn targets(deploy: &Path) -> Result<Vec<Target>> {
         .collect()
 }
 
-/// What is wrong.
+/// The findings.
 ///
 /// # Errors
-/// When a file cannot be read or is not what its name says.
+/// A file cannot be read or has the wrong format.
 pub(super) fn judge(deploy: &Path, compose: &Compose) -> Result<Vec<String>> {
     let mut findings = Vec::new();
     for target in targets(deploy)? {
@@ -51,10 +51,10 @@ pub(super) fn judge(deploy: &Path, compose: &Compose) -> Result<Vec<String>> {
         };
         match compose.services.get(&target.service) {
             None => {
-                findings.push(format!("prometheus.yml: `{}` is no service of compose.yaml", target.service))
+                findings.push(format!("prometheus.yml: `{}` is not a service of compose.yaml", target.service))
             }
             Some(service) if !http(service) => findings
-                .push(format!("prometheus.yml: `{}` listens on no port {}", target.service, target.port)),
+                .push(format!("prometheus.yml: `{}` does not listen on port {}", target.service, target.port)),
             Some(_) => {}
         }
     }
@@ -63,7 +63,7 @@ pub(super) fn judge(deploy: &Path, compose: &Compose) -> Result<Vec<String>> {
     let jobs: BTreeSet<&str> = jobs.filter_map(|job| job["job_name"].as_str()).collect();
     let alerts = read(deploy, "prometheus/alerts.yml")?;
     let dashboard: Value = serde_json::from_str(&read(deploy, "grafana/snowskin.json")?)
-        .context("grafana/snowskin.json is no JSON")?;
+        .context("grafana/snowskin.json is not JSON")?;
     for (file, text) in [("alerts.yml", &alerts), ("snowskin.json", &dashboard.to_string())] {
         for job in jobs_named(text) {
             if !jobs.contains(job.as_str()) && !JOBS_OF_OTHERS.contains(&job.as_str()) {
@@ -76,7 +76,8 @@ pub(super) fn judge(deploy: &Path, compose: &Compose) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// Variables that are asked for are there; windows of rates follow the resolution; no two panels have one number or place.
+/// Variables in queries exist; windows of rates follow the resolution; no two panels share a number or a
+/// place.
 fn judge_dashboard(dashboard: &Value) -> Vec<String> {
     const BUILT_IN: [&str; 3] = ["__rate_interval", "__range", "__interval"];
     let mut findings = Vec::new();
@@ -95,27 +96,29 @@ fn judge_dashboard(dashboard: &Value) -> Vec<String> {
                 let end = |c: char| !c.is_ascii_alphanumeric() && c != '_';
                 let name = name.trim_start_matches('{').split(end).next().unwrap_or_default();
                 if !variables.contains(name) && !BUILT_IN.contains(&name) {
-                    findings.push(format!("snowskin.json: `{title}` asks for the variable `{name}`"));
+                    findings.push(format!("snowskin.json: `{title}` uses the unknown variable `{name}`"));
                 }
             }
             if expr.contains("snowskin_") && !expr.contains("$cluster") {
                 findings.push(format!("snowskin.json: `{title}` mixes clusters: `{expr}`"));
             }
-            // A day is a day in every picture: what today is held against.
+            // A window of a day may be fixed: the comparison with the last day does not depend on the
+            // resolution.
             let mut windows = expr.split('[').skip(1).map(|rest| rest.split(']').next().unwrap_or_default());
             if windows.any(|window| !["$__rate_interval", "$__range", "1d"].contains(&window)) {
                 findings
-                    .push(format!("snowskin.json: `{title}` has a window that does not follow the picture"));
+                    .push(format!("snowskin.json: `{title}` has a window that does not follow the resolution"));
             }
         }
     }
     findings
 }
 
-/// What promtool says of the configuration, and of the dashboard's expressions; `None` when it is not installed here.
+/// What promtool reports about the configuration, and about the dashboard's queries; `None` when it is not
+/// installed.
 ///
 /// # Errors
-/// When it cannot be run.
+/// It cannot be run.
 pub(super) fn judge_by_promtool(deploy: &Path, scratch: &Path) -> Result<Option<Vec<String>>> {
     if Cmd::new("promtool --version").stdout(deploy).is_none() {
         return Ok(None);
@@ -128,7 +131,7 @@ pub(super) fn judge_by_promtool(deploy: &Path, scratch: &Path) -> Result<Option<
         let expr = expr.replace("$__rate_interval", "5m").replace("$__range", "1h");
         json!({"record": format!("panel:{number}"), "expr": expr})
     });
-    // JSON is YAML.
+    // JSON is a subset of YAML.
     let rules = json!({"groups": [{"name": "dashboard", "rules": rules.collect::<Vec<_>>()}]});
     let file = scratch.join("dashboard.yml");
     fs::write(&file, rules.to_string())?;
@@ -143,7 +146,7 @@ pub(super) fn judge_by_promtool(deploy: &Path, scratch: &Path) -> Result<Option<
     Ok(Some(findings))
 }
 
-/// What is provisioned is mounted where it is looked for.
+/// Provisioned files are mounted where Grafana looks for them.
 fn judge_provisioning(deploy: &Path, compose: &Compose) -> Result<Vec<String>> {
     let mut findings = Vec::new();
     let text = read(deploy, "compose.yaml")?;
@@ -156,12 +159,12 @@ fn judge_provisioning(deploy: &Path, compose: &Compose) -> Result<Vec<String>> {
     let url = source["datasources"][0]["url"].as_str().unwrap_or_default();
     let host = url.trim_start_matches("http://").split(':').next().unwrap_or_default();
     if !compose.services.contains_key(host) {
-        findings.push(format!("the data source `{url}` is no service of compose.yaml"));
+        findings.push(format!("the data source `{url}` is not a service of compose.yaml"));
     }
     Ok(findings)
 }
 
-/// Every `job="…"`, those with alternatives apart.
+/// Every `job="…"`; alternatives are returned separately.
 fn jobs_named(text: &str) -> Vec<String> {
     let text = text.replace("\\\"", "\"");
     let found = ["job=\"", "job=~\""].iter().flat_map(|start| text.split(start).skip(1).collect::<Vec<_>>());
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panel_that_asks_for_what_is_not_there_is_found() {
+    fn a_panel_that_uses_unknown_names_is_found() {
         let panel = |expr: &str, y: u32| json!({"id": y, "title": "P", "gridPos": {"x": 0, "y": y}, "targets": [{"expr": expr}]});
         let good = "rate(snowskin_a_total{cluster=~\"$cluster\"}[$__rate_interval])";
         let dashboard =
@@ -193,7 +196,7 @@ mod tests {
         for bad in [
             "rate(snowskin_a_total{cluster=~\"$cluster\"}[5m])",
             "snowskin_a",
-            "snowskin_a{cluster=~\"$cluster\",instance=~\"$nobody\"}",
+            "snowskin_a{cluster=~\"$cluster\",instance=~\"$unknown\"}",
         ] {
             assert_eq!(judge_dashboard(&dashboard(vec![panel(bad, 0)])).len(), 1, "{bad}");
         }

@@ -1,4 +1,5 @@
-//! `deploy/systemd`: command lines that the program takes, and units that systemd understands and finds well held in.
+//! Checks `deploy/systemd`: the program accepts the command lines, and systemd accepts the units and rates
+//! them as restricted.
 
 use super::program::Program;
 use crate::cmd::Cmd;
@@ -7,12 +8,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Highest exposure that `systemd-analyze security` may find: 2.0 of 10.
+/// Highest exposure that `systemd-analyze security` may report: 2.0 of 10, in tenths.
 const EXPOSURE_MAX: u32 = 20;
 
 /// One unit file.
 pub(crate) struct Unit {
-    /// As it is called in the directory: `snowskin-master.service`.
+    /// File name: `snowskin-master.service`.
     pub(crate) name: String,
     path: PathBuf,
     text: String,
@@ -21,7 +22,7 @@ pub(crate) struct Unit {
 /// All units of a directory, by name.
 ///
 /// # Errors
-/// When one cannot be read, or there is none.
+/// A unit cannot be read, or there is none.
 pub(crate) fn read(dir: &Path) -> Result<Vec<Unit>> {
     let mut units = Vec::new();
     for entry in fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
@@ -38,23 +39,23 @@ pub(crate) fn read(dir: &Path) -> Result<Vec<Unit>> {
 }
 
 impl Unit {
-    /// What it runs, without the program's own path.
+    /// Its command line, without the program's path.
     pub(crate) fn command(&self) -> Vec<String> {
         let line = self.text.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/snowskin "));
         line.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
     }
 
-    /// What the program does not know of what it runs.
+    /// What is wrong with the command line.
     pub(super) fn judge(&self, program: &Program) -> Vec<String> {
         let findings = program.judge(&self.command());
         findings.into_iter().map(|what| format!("{}: {what}", self.name)).collect()
     }
 }
 
-/// What systemd says of the units and of the files beside them; `None` when it is not installed here.
+/// What systemd reports about the units and the files beside them; `None` when it is not installed.
 ///
 /// # Errors
-/// When it cannot be run.
+/// It cannot be run.
 pub(super) fn judge_by_systemd(dir: &Path, units: &[Unit], scratch: &Path) -> Result<Option<Vec<String>>> {
     if Cmd::new("systemd-analyze --version").stdout(dir).is_none() {
         return Ok(None);
@@ -64,7 +65,7 @@ pub(super) fn judge_by_systemd(dir: &Path, units: &[Unit], scratch: &Path) -> Re
     let at_root = format!("--root={}", root.display());
     let mut findings = Vec::new();
 
-    // It warns of keys that it does not know, and calls that a success.
+    // It only warns about unknown keys, and still succeeds.
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no", &at_root]).args(units.iter().map(|unit| unit.name.replace('@', "@0")));
     findings.extend(said(&mut verify)?.1);
@@ -90,7 +91,7 @@ pub(super) fn judge_by_systemd(dir: &Path, units: &[Unit], scratch: &Path) -> Re
     Ok(Some(findings))
 }
 
-/// A root with the host's own units, ours, and a program of our name.
+/// Creates a root directory with the host's units, ours, and a program with our name.
 fn prepare(root: &Path, units: &[Unit]) -> Result<()> {
     let ours = root.join("etc/systemd/system");
     for dir in [&ours, &root.join("usr/bin"), &root.join("usr/lib/systemd/system"), &root.join("run")] {
@@ -99,9 +100,9 @@ fn prepare(root: &Path, units: &[Unit]) -> Result<()> {
     for unit in units {
         fs::copy(&unit.path, ours.join(&unit.name))?;
     }
-    // A program, whichever: systemd asks whether there is one.
+    // Any program: systemd only checks that it exists.
     fs::copy("/bin/true", root.join("usr/bin/snowskin"))?;
-    for entry in fs::read_dir("/usr/lib/systemd/system").context("systemd has no units of its own here")? {
+    for entry in fs::read_dir("/usr/lib/systemd/system").context("this host has no units of systemd")? {
         let path = entry?.path();
         if let (true, Some(name)) = (path.is_file(), path.file_name()) {
             fs::copy(&path, root.join("usr/lib/systemd/system").join(name))?;
@@ -110,7 +111,7 @@ fn prepare(root: &Path, units: &[Unit]) -> Result<()> {
     Ok(())
 }
 
-/// Whether it succeeded, and the lines that it printed, wherever.
+/// Whether it succeeded, and the lines of its stdout and stderr.
 fn said(command: &mut Command) -> Result<(bool, Vec<String>)> {
     let output = command.stdin(Stdio::null()).output()?;
     let text = [output.stdout, output.stderr].concat();
@@ -119,15 +120,15 @@ fn said(command: &mut Command) -> Result<(bool, Vec<String>)> {
     Ok((output.status.success(), lines))
 }
 
-/// What is wrong with a file of kernel settings: each line is a comment or `name = value`, and the kernel has that name.
+/// Checks a file of kernel settings: each line is a comment or `name = value`, and the kernel has that name.
 pub(super) fn judge_sysctl(path: &Path) -> Result<Vec<String>> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let wrong = lines.filter_map(|line| match line.split_once(" = ") {
-        None => Some(format!("sysctl.conf: `{line}` is no setting")),
+        None => Some(format!("sysctl.conf: `{line}` is not a setting")),
         Some((name, _)) => {
             let there = Path::new("/proc/sys").join(name.replace('.', "/")).exists();
-            // What a kernel was built without is not there: containers' and small machines' lack NUMA.
+            // A kernel may be built without some settings: those of containers and small machines lack NUMA.
             let optional = name.contains("numa") || name.contains("zone");
             (!there && !optional).then(|| format!("sysctl.conf: the kernel has no `{name}`"))
         }
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_of_the_pen_in_a_unit_is_found_where_systemd_is_installed() {
+    fn a_typing_error_in_a_unit_is_found_where_systemd_is_installed() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("bad.service");
         let text = "[Service]\nExecStart=/usr/bin/snowskin master --listen x\nProtectHoem=yes\n";

@@ -1,4 +1,4 @@
-//! Services in containers: started in order, asked whether they are well, used, and stopped.
+//! Services in containers: started in order, checked for health, used, and stopped.
 
 use super::container::{self, Container};
 use crate::deploy::compose::Compose;
@@ -12,18 +12,18 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The first address of the network that the services share; each has one of its own.
+/// The first bytes of the addresses in the network that the services share; each has its own address.
 pub(super) const NETWORK: [u8; 3] = [10, 83, 0];
-/// Where engines and systemd put secrets.
+/// The directory in which container engines and systemd put secrets.
 const SECRETS: &str = "/run/secrets";
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const HEALTH_EVERY: Duration = Duration::from_millis(200);
-/// Longer than a lease of the default settings.
+/// Longer than a lease with default settings.
 const LEASED_MAX: Duration = Duration::from_secs(15);
-/// What systemd gives a unit that does not say.
+/// The stop timeout of systemd for a unit that sets none.
 const UNIT_STOPS_WITHIN: Duration = Duration::from_secs(90);
 
-/// One service, with its addresses put in.
+/// One service, with addresses filled in.
 struct Plan {
     name: String,
     args: Vec<String>,
@@ -34,7 +34,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Beside the file system, not in it.
+    /// Path of its log, beside the file system.
     fn log(&self, root: &Path) -> PathBuf {
         root.with_file_name(format!("{}.log", self.name))
     }
@@ -47,15 +47,16 @@ pub(super) fn addresses(compose: &Compose) -> BTreeMap<String, Ipv4Addr> {
     numbered.map(|(name, d)| (name.clone(), Ipv4Addr::new(a, b, c, d))).collect()
 }
 
-/// Starts our services of `compose` as it says, asks the gateway for what was put there, and Prometheus' targets for metrics.
+/// Starts the services of `compose` that run our program, fetches through the gateway what was put there, and
+/// requests metrics from Prometheus' targets.
 ///
 /// # Errors
-/// When a service does not become well, is no longer there when it is to be stopped, or gives wrong answers.
+/// A service does not become healthy, ends before it is stopped, or returns wrong results.
 pub(super) fn compose(root: &Path, compose: &Compose, targets: &[Target]) -> Result<()> {
     let addresses = addresses(compose);
     let plans = compose.ours().map(|(name, service)| {
         let address = addresses[name].to_string();
-        // Containers share one network here, where each would have its own.
+        // All containers share a network here, where each would have its own.
         let place = |word: &String| word.replace("0.0.0.0", &address).replace("127.0.0.1", &address);
         Plan {
             name: name.clone(),
@@ -80,7 +81,7 @@ pub(super) fn compose(root: &Path, compose: &Compose, targets: &[Target]) -> Res
     })
 }
 
-/// Starts the units' programs with systemd's words put in, and does the same.
+/// Starts the units' programs with systemd's specifiers filled in, and uses them likewise.
 ///
 /// # Errors
 /// As [`compose`].
@@ -92,7 +93,7 @@ pub(super) fn units(root: &Path, units: &[Unit]) -> Result<()> {
         let is = |what: &str| unit.name.contains(what);
         let (health, after): (Vec<&str>, Vec<&str>) = match () {
             () if is("master") => (vec!["health", "127.0.0.1:9003"], vec![]),
-            // The master is ready when the node's memory is mounted.
+            // The node can mount its memory when the master is ready.
             () if is("node") => {
                 (vec!["health", "--ready", "127.0.0.1:9003"], vec!["snowskin-master.service"])
             }
@@ -112,7 +113,7 @@ pub(super) fn units(root: &Path, units: &[Unit]) -> Result<()> {
     })
 }
 
-/// Starts all, uses them, stops all. When something fails, what they said is printed.
+/// Starts all services, uses them, and stops them. After a failure, their logs are printed.
 fn run(root: &Path, plans: Vec<Plan>, used: impl FnOnce() -> Result<()>) -> Result<()> {
     let logs: Vec<(String, PathBuf)> = plans.iter().map(|plan| (plan.name.clone(), plan.log(root))).collect();
     let ended = start_use_stop(root, plans, used);
@@ -136,7 +137,7 @@ fn start_use_stop(root: &Path, mut waiting: Vec<Plan>, used: impl FnOnce() -> Re
         running.push((plan, container));
     }
     used()?;
-    // Users first: they would complain of what is missing.
+    // Users of a service are stopped before it, because they would report that it is missing.
     while let Some((plan, container)) = running.pop() {
         container.stop(plan.stops_within).with_context(|| plan.name.clone())?;
     }
@@ -152,7 +153,7 @@ fn wait_until_well(root: &Path, plan: &Plan, container: &mut Container) -> Resul
         }
         match answer {
             Ok(_) => return Ok(()),
-            Err(error) if Instant::now() > deadline => return Err(error.context("it does not become well")),
+            Err(error) if Instant::now() > deadline => return Err(error.context("it does not become healthy")),
             Err(_) => std::thread::sleep(HEALTH_EVERY),
         }
     }
@@ -165,8 +166,9 @@ fn use_gateway(gateway: SocketAddr, host: &str) -> Result<()> {
     ensure!((200..300).contains(&status), "a put through the gateway: status {status}");
     let (status, got) = ask(gateway, host, "GET", path, b"")?;
     ensure!(status == 200, "a get through the gateway: status {status}");
-    ensure!(got == sent, "the gateway gave {} other bytes than the {} that were put", got.len(), sent.len());
-    // Nothing is left that a node would have to move elsewhere before it stops. What was just read is leased for a while.
+    ensure!(got == sent, "the gateway returned {} bytes that differ from the {} that were put", got.len(), sent.len());
+    // Removes the object, so that a node has nothing to move before it stops. It was just read, and is leased
+    // for some time.
     let deadline = Instant::now() + LEASED_MAX;
     loop {
         match ask(gateway, host, "DELETE", path, b"")?.0 {
@@ -177,7 +179,8 @@ fn use_gateway(gateway: SocketAddr, host: &str) -> Result<()> {
     }
 }
 
-/// Status and body of one request of HTTP/1.1; no chunks, for ours have lengths.
+/// Sends one HTTP/1.1 request; returns status and body. Chunked responses are not supported, because ours
+/// have lengths.
 fn ask(address: SocketAddr, host: &str, method: &str, path: &str, body: &[u8]) -> Result<(u16, Vec<u8>)> {
     let what = || format!("{method} http://{host}{path}");
     let mut stream = TcpStream::connect_timeout(&address, ANSWER_MAX).with_context(what)?;

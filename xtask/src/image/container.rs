@@ -1,8 +1,9 @@
-//! A process in the image's file system, as a container engine would start it: process 1 of its own names of processes, a root
-//! that cannot be written to, the image's user, and nothing of the host but /dev and the network that it was started in.
+//! A process in the image's file system, as a container engine would start it: process 1 of its own process
+//! namespace, a read-only root, the image's user, and nothing of the host except /dev and the network in
+//! which it was started.
 //!
-//! It is `unshare`, `mount` and `chroot`, run as root or in a user's own namespace. Not here: capabilities, memory limits and
-//! system call filters, which are the engine's.
+//! It uses `unshare`, `mount` and `chroot`, as root or in a user namespace. Capabilities, memory limits and
+//! system call filters are left to the engine.
 
 use crate::cmd::Cmd;
 use anyhow::{Context as _, Result, bail};
@@ -13,11 +14,12 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Whom the image runs as: `USER` in the Dockerfile.
+/// The user of the image: `USER` in the Dockerfile.
 const USER: &str = "65532:65532";
-/// What the containers share: a network, and numbers of processes, so that none outlives the process that started them.
+/// What the containers share: a network, and a process namespace, so that none outlives the process that
+/// started them.
 pub(super) const OWN_NETWORK: [&str; 5] = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"];
-/// Mounts what an engine mounts, and becomes the program.
+/// Mounts what an engine mounts, and executes the program.
 const INSIDE: &str = r#"
 root=$1; user=$2; shift 2
 mount --bind "$root" "$root"
@@ -40,11 +42,11 @@ pub(super) fn obstacle() -> Option<String> {
     let allowed = unshare(&OWN_NETWORK).arg("true").output();
     let allowed = allowed.is_ok_and(|output| output.status.success());
     (!allowed).then(|| {
-        "namespaces may not be made here: run as root, or allow unprivileged user namespaces".to_owned()
+        "namespaces cannot be created here: run as root, or allow unprivileged user namespaces".to_owned()
     })
 }
 
-/// Ready to run in namespaces of its own; a user's without rights, where we are not root.
+/// A command that runs in its own namespaces; without root, in a user namespace.
 pub(super) fn unshare(namespaces: &[&str]) -> Command {
     let mut command = Command::new("unshare");
     command.args(namespaces);
@@ -61,7 +63,8 @@ pub(super) struct Container {
 }
 
 impl Container {
-    /// Starts `/usr/bin/snowskin` with `args` in the file system at `root`. What it says goes to the file `log`.
+    /// Starts `/usr/bin/snowskin` with `args` in the file system at `root`. Its output goes to the file
+    /// `log`.
     pub(super) fn start(root: &Path, args: &[String], log: &Path) -> Result<Self> {
         let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         let child = command(root, args)
@@ -76,24 +79,24 @@ impl Container {
         Ok(self.child.try_wait()?)
     }
 
-    /// SIGTERM, as an engine sends it.
+    /// Sends SIGTERM, as an engine does, and waits.
     ///
     /// # Errors
-    /// When it does not end within `limit`, or badly.
+    /// It does not end within `limit`, or with an error.
     pub(super) fn stop(mut self, limit: Duration) -> Result<()> {
-        kill(self.program().context("it has ended before it was told to")?, Signal::SIGTERM)?;
+        kill(self.program().context("it has ended before it was stopped")?, Signal::SIGTERM)?;
         let deadline = Instant::now() + limit;
         while Instant::now() < deadline {
             match self.child.try_wait()? {
                 Some(status) if status.success() => return Ok(()),
-                Some(status) => bail!("ended with {status} when it was told to"),
+                Some(status) => bail!("ended with {status} when it was stopped"),
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
         }
         bail!("did not end within {limit:?}")
     }
 
-    /// The program: the only child of `unshare`, which hands no signals on.
+    /// The program's process: the only child of `unshare`, which does not forward signals.
     fn program(&self) -> Option<Pid> {
         let own = self.child.id();
         let children = fs::read_to_string(format!("/proc/{own}/task/{own}/children")).ok()?;
@@ -103,7 +106,8 @@ impl Container {
 
 impl Drop for Container {
     fn drop(&mut self) {
-        // One that has ended cannot be killed. Changing its user made the program forget whose end is its own.
+        // A process that has ended cannot be killed. The program changed its user, so it does not die with
+        // its parent.
         if let Some(program) = self.program() {
             let _ = kill(program, Signal::SIGKILL);
         }
@@ -112,10 +116,10 @@ impl Drop for Container {
     }
 }
 
-/// Runs `/usr/bin/snowskin` with `args` to its end and gives what it printed.
+/// Runs `/usr/bin/snowskin` with `args` to its end and returns its stdout.
 ///
 /// # Errors
-/// When it fails: with what it said.
+/// It fails; the error has its output.
 pub(super) fn run(root: &Path, args: &[String]) -> Result<String> {
     let output = command(root, args).output()?;
     if !output.status.success() {
@@ -129,7 +133,7 @@ fn command(root: &Path, args: &[String]) -> Command {
     let mut command = unshare(&["--mount", "--pid", "--fork"]);
     let user = if geteuid().is_root() { USER } else { "" };
     command.args(["sh", "-euc", INSIDE, "sh"]).arg(root).args([user, "/usr/bin/snowskin"]).args(args);
-    // An image has no variables but its own.
+    // An image has its own variables only.
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     command
 }

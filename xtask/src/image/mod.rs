@@ -1,8 +1,9 @@
-//! The container image, without an engine: assembled by the script that the Dockerfile calls, and run.
+//! The container image without a container engine: assembled by the script that the Dockerfile calls, and
+//! run.
 //!
 //! ```text
-//!   deploy/rootfs.sh ──> a directory, file by file what the image is
-//!       listed     nothing is in it that is not meant to be
+//!   deploy/rootfs.sh ──> a directory with the files of the image
+//!       listed     it has exactly the expected files
 //!       run        `--version`, and `replay`, a whole cluster of processes
 //!       compose    the services of deploy/compose.yaml, with its commands and health checks, used through the gateway
 //!       units      the command lines of deploy/systemd, likewise
@@ -27,25 +28,25 @@ use std::process::Command;
 /// Options of `cargo xtask image`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The built program; that of the release profile when not given.
+    /// The built program; by default that of the release profile.
     #[arg(long)]
     binary: Option<PathBuf>,
-    /// This process is in the network of the containers already, and the image is assembled there.
+    /// This process is in the containers' network already; the image is assembled in this directory.
     #[arg(long, hide = true, value_name = "DIR")]
     within: Option<PathBuf>,
 }
 
-/// Assembles the image and runs it; says so where it can only be assembled.
+/// Assembles the image and runs it; reports where it can only be assembled.
 ///
 /// # Errors
-/// When a file is missing or too many, or something in it does not do what it should.
+/// Files are missing or unexpected, or a service in it does not work.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(root) = &args.within {
         return run_within(root);
     }
     let binary = deploy::binary(args.binary.as_deref())?;
     let scratch = tempfile::tempdir()?;
-    // The image's user looks into it.
+    // The image's user must be able to read it.
     fs::set_permissions(scratch.path(), Permissions::from_mode(0o755))?;
     let root = scratch.path().join("root");
     let script = host::workspace_root().join("deploy/rootfs.sh");
@@ -53,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     ensure!(status.success(), "{}: {status}", script.display());
     check_files(&files(&root)?)?;
     if let Some(obstacle) = container::obstacle() {
-        println!("      the image was assembled, and not run: {obstacle}");
+        println!("      the image was assembled, but not run: {obstacle}");
         return Ok(());
     }
 
@@ -66,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         .args(["image", "--within"])
         .arg(&root)
         .status()?;
-    ensure!(status.success(), "what runs in the image failed: {status}");
+    ensure!(status.success(), "the run within the image failed: {status}");
     Ok(())
 }
 
@@ -82,13 +83,13 @@ fn run_within(root: &Path) -> Result<()> {
     let compose = Compose::read(&deploy.join("compose.yaml"))?;
     mount_by_hand(root, &deploy, &compose)?;
     cluster::compose(root, &compose, &scrape::targets(&deploy)?).context("the services of compose.yaml")?;
-    println!("      compose.yaml: every service became well, did its work and stopped");
+    println!("      compose.yaml: every service became healthy, worked and stopped");
     cluster::units(root, &units::read(&deploy.join("systemd"))?).context("the units")?;
-    println!("      units: every service became well, did its work and stopped");
+    println!("      units: every service became healthy, worked and stopped");
     Ok(())
 }
 
-/// What an engine, and systemd, would put into the file system: names of hosts, secrets, settings.
+/// Adds the files that an engine or systemd would mount: host names, secrets, settings.
 fn mount_by_hand(root: &Path, deploy: &Path, compose: &Compose) -> Result<()> {
     let mut hosts = "127.0.0.1 localhost\n".to_owned();
     for (name, address) in cluster::addresses(compose) {
@@ -96,12 +97,12 @@ fn mount_by_hand(root: &Path, deploy: &Path, compose: &Compose) -> Result<()> {
     }
     fs::write(root.join("etc/hosts"), hosts)?;
     fs::create_dir_all(root.join("run/secrets"))?;
-    fs::write(root.join("run/secrets/cluster-secret"), "what only the cluster knows\n")?;
+    fs::write(root.join("run/secrets/cluster-secret"), "a secret of the cluster\n")?;
     fs::copy(deploy.join("systemd/snowskin.toml"), root.join("etc/snowskin/snowskin.toml"))?;
     Ok(())
 }
 
-/// Every file, relative to the root.
+/// All files, relative to the root.
 fn files(root: &Path) -> Result<BTreeSet<String>> {
     let mut files = BTreeSet::new();
     let mut dirs = vec![root.to_path_buf()];
@@ -119,7 +120,8 @@ fn files(root: &Path) -> Result<BTreeSet<String>> {
     Ok(files)
 }
 
-/// A library more is a dependency more, which is a decision and not an accident; on other processors the loader has another name.
+/// Checks the list of files. A further library is a further dependency, which has to be a decision. On other
+/// processors the loader has another name.
 fn check_files(files: &BTreeSet<String>) -> Result<()> {
     const EXPECTED: [&str; 8] = [
         "etc/group",
@@ -142,7 +144,7 @@ fn check_files(files: &BTreeSet<String>) -> Result<()> {
         println!("      the image is {} files", files.len());
         return Ok(());
     }
-    bail!("the image has {extra:?} that nobody meant to be in it, and lacks {missing:?}")
+    bail!("the image has unexpected files {extra:?}, and lacks {missing:?}")
 }
 
 #[cfg(test)]
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_nobody_decided_on_is_found() {
+    fn an_unexpected_library_is_found() {
         let listed = |more: &[&str]| {
             let usual = [
                 "etc/group",

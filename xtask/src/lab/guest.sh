@@ -1,6 +1,6 @@
 #!/bin/sh
 # Second stage of a lab guest: PID 1 on the host's root (read-only), with fresh /proc, /sys, /dev, /run and /tmp.
-# It sets up what the profile promises, says so on the virtio port, runs the job and gives its verdict.
+# It sets up the devices of the profile, reports them on the virtio port, runs the job and reports its result.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp TMPDIR=/tmp LANG=C.UTF-8
 . "/run/lab/env-$(sed -n 's/.*lab\.guest=\([ab]\).*/\1/p' /proc/cmdline)"
 
@@ -12,7 +12,7 @@ load() {
 
 say() { echo "lab: $*" >&3; }
 
-# Ends the guest. The host takes whatever comes before the verdict line, and nothing after it.
+# Ends the guest. The host reads everything up to the line with the result, and nothing after it.
 verdict() {
     say "verdict $1"
     sleep 1
@@ -25,7 +25,7 @@ fail() {
     verdict 1
 }
 
-# The network interface that QEMU gave this MAC address gets a name that says what it is.
+# Names the network interface to which QEMU gave this MAC address.
 name_interface() {
     for dir in /sys/class/net/*; do
         if [ "$(cat "$dir/address")" = "$1" ]; then
@@ -36,20 +36,20 @@ name_interface() {
     fail "no network interface has the address $1"
 }
 
-# A management network apart from the rails, so that a fault on a rail cuts no remote control.
+# A management network separate from the rails, so that a fault on a rail does not cut off remote control.
 setup_management() {
     name_interface "52:54:00:77:09:0$LAB_NUMBER" mgmt
     ip addr add "10.77.9.$LAB_NUMBER/24" dev mgmt
 }
 
-# Each rail is a subnet of its own: 10.77.RAIL.GUEST and fd77:RAIL::GUEST, and an emulated RDMA device on top.
+# Each rail is its own subnet (10.77.RAIL.GUEST and fd77:RAIL::GUEST) with an emulated RDMA device.
 setup_rails() {
     load crc32_generic ib_uverbs rdma_rxe sch_netem
     rail=0
     while [ "$rail" -lt "$LAB_RAILS" ]; do
         name_interface "52:54:00:77:0$rail:0$LAB_NUMBER" "rail$rail"
-        # What people do on hosts with several rails, too: a link that goes down keeps its addresses, and an ARP question
-        # is answered by the interface that has the address.
+        # As on real hosts with several rails: a link that goes down keeps its addresses, and only the
+        # interface with an address answers ARP requests for it.
         for dir in /proc/sys/net/ipv6/conf/rail$rail; do
             echo 1 > "$dir/keep_addr_on_down"
             echo 0 > "$dir/accept_dad"
@@ -102,7 +102,7 @@ setup_cxl() {
         [ "$tries" -lt 100 ] || fail "no CXL memory device and root decoder, only: $(echo /sys/bus/cxl/devices/*)"
         sleep 0.1
     done
-    # Both guests write the same information block on the device that they share: one after the other.
+    # Both guests write the same information block to the device that they share, so they take turns.
     until [ "$LAB_GUEST" = a ] || [ -e /run/lab/cxl-a-done ]; do
         sleep 0.2
     done
@@ -129,7 +129,7 @@ for step in $LAB_SETUP; do
 done
 say "ready"
 
-# The host says go when every guest is ready.
+# The host creates this file when every guest is ready.
 until [ -e /run/lab/go ]; do
     sleep 0.2
 done
@@ -140,7 +140,8 @@ fi
 setsid sh "/run/lab/job-$LAB_GUEST.sh" < /dev/null >&3 2>&1 &
 job=$!
 if [ "$LAB_JOB" = serve ]; then
-    # It serves the other guest until the host says stop. Ending earlier is its verdict.
+    # The job serves the other guest until the host creates the stop file. If it ends earlier, its exit code
+    # is the result.
     while kill -0 "$job" 2> /dev/null; do
         [ -e /run/lab/stop ] && verdict 0
         sleep 0.2

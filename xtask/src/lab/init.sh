@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# First stage of a lab guest, in the initramfs: loads what is needed to reach the host's files, makes the host's root the
-# guest's, and goes on with the second stage that lies in the run's directory.
+# First stage of a lab guest, in the initramfs: loads the modules for access to the host's files, mounts the
+# host's root as the guest's, and starts the second stage from the run's directory.
 /bin/busybox mkdir -p /proc /sys /dev /host
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sysfs /sys
@@ -24,7 +24,7 @@ die() {
 for dir in dev/shm tmp run; do
     /bin/busybox mount -t tmpfs -o mode=1777 tmpfs "/host/$dir"
 done
-# The project may lie under the host's /tmp: directories there stay where they are, read-only.
+# The project may be under the host's /tmp: directories there stay visible, read-only.
 for dir in /keep/*/; do
     name=${dir#/keep/}
     if [ -d "$dir" ] && /bin/busybox mkdir "/host/tmp/$name"; then

@@ -1,4 +1,4 @@
-//! An archive in the "newc" format of cpio(5), as the kernel unpacks it: enough for a shell and some modules.
+//! An archive in the "newc" format of cpio(5), which the kernel unpacks: enough for a shell and some modules.
 
 /// The archive under construction.
 #[derive(Default)]
@@ -8,17 +8,18 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Adds a directory; its parent has been added before.
+    /// Adds a directory, whose parent must have been added before.
     pub(super) fn dir(&mut self, name: &str) {
         self.entry(name, 0o040_755, &[]);
     }
 
-    /// Adds a file that anybody may read and run.
+    /// Adds a file that every user may read and execute.
     pub(super) fn file(&mut self, name: &str, content: &[u8]) {
         self.entry(name, 0o100_755, content);
     }
 
-    /// Adds `/dev/console`, major 5, minor 1: before devtmpfs is there, the kernel opens it for the first process.
+    /// Adds `/dev/console`, major 5, minor 1: the kernel opens it for the first process before devtmpfs is
+    /// mounted.
     pub(super) fn console(&mut self) {
         self.header("dev/console", 0o020_600, 0, (5, 1));
     }
@@ -38,7 +39,8 @@ impl Archive {
     fn header(&mut self, name: &str, mode: u32, len: usize, (major, minor): (u32, u32)) {
         self.entries += 1;
         let (len, name_len) = (len as u32, name.len() as u32 + 1);
-        // ino, mode, uid, gid, nlink, mtime, filesize, devmajor, devminor, rdevmajor, rdevminor, namesize, check.
+        // ino, mode, uid, gid, nlink, mtime, filesize, devmajor, devminor, rdevmajor, rdevminor, namesize,
+        // check.
         let fields = [self.entries, mode, 0, 0, 1, 0, len, 0, 0, major, minor, name_len, 0];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {

@@ -1,7 +1,9 @@
-//! The guests' kernel: Debian's package, unpacked into the cache, and an initramfs that reaches the host's files.
+//! The guests' kernel: Debian's package, unpacked into a cache, and an initramfs that mounts the host's
+//! files.
 //!
-//! The cache is `target/lab/VERSION-RECIPE/`, where RECIPE is a hash over what makes it. It is built in a directory of its own
-//! and renamed when it is complete, so a download that broke off never counts, and several runs may build at a time.
+//! The cache is `target/lab/VERSION-RECIPE/`, where RECIPE is a hash of what determines its contents. It is
+//! built in a separate directory and renamed when it is complete, so an interrupted download never counts,
+//! and several runs may build at the same time.
 
 use super::initramfs::Archive;
 use super::tools::which;
@@ -11,22 +13,22 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 
-/// What reaches the host's files: the first stage loads these and what they need.
+/// Modules for access to the host's files: the first stage loads these and their dependencies.
 const FIRST_MODULES: [&str; 3] = ["virtio_pci", "9pnet_virtio", "9p"];
 const INIT: &str = include_str!("init.sh");
-/// Parts of the package that no guest has devices for: two thirds of its size.
+/// Parts of the package for devices that no guest has: two thirds of its size.
 const PRUNED: [&str; 6] =
     ["sound", "drivers/gpu", "drivers/media", "drivers/net/wireless", "drivers/staging", "drivers/usb"];
-/// Counts up when the cache's contents change in a way that the hash does not see.
+/// Increased when the cache's contents change in a way that the hash does not cover.
 const LAYOUT: u32 = 1;
 
 /// A cached kernel.
 pub(super) struct Kernel {
-    /// As `uname -r` will say.
+    /// The output of `uname -r`.
     pub(super) version: String,
-    /// The image.
+    /// Path of the kernel image.
     pub(super) image: PathBuf,
-    /// The initramfs.
+    /// Path of the initramfs.
     pub(super) initramfs: PathBuf,
     /// The directory with `lib/modules/VERSION`.
     pub(super) modules: PathBuf,
@@ -35,7 +37,7 @@ pub(super) struct Kernel {
 /// The cached kernel, or a new one from `deb` or from Debian.
 ///
 /// # Errors
-/// When nothing is cached and the package cannot be had or used.
+/// Nothing is cached, and the package cannot be downloaded or unpacked.
 pub(super) fn get(lab_dir: &Path, deb: Option<&Path>) -> Result<Kernel> {
     fs::create_dir_all(lab_dir).with_context(|| format!("cannot create {}", lab_dir.display()))?;
     let recipe = recipe();
@@ -46,12 +48,12 @@ pub(super) fn get(lab_dir: &Path, deb: Option<&Path>) -> Result<Kernel> {
     }
     let building = lab_dir.join(format!("building-{}", std::process::id()));
     let built = build(lab_dir, &building, &recipe, deb);
-    // Whatever is left there is incomplete, or somebody else was faster.
+    // A directory that is left there is incomplete, or another run has completed it.
     let _ = fs::remove_dir_all(&building);
     built
 }
 
-/// The package that Debian's `linux-image-amd64` stands for now; `None` when apt knows of none.
+/// The package that Debian's `linux-image-amd64` depends on now; `None` when apt does not know it.
 pub(super) fn package_name() -> Option<String> {
     let depends = Cmd::new("apt-cache depends linux-image-amd64").stdout(Path::new("/"))?;
     let words = depends.split_whitespace().map(str::to_owned);
@@ -64,7 +66,7 @@ fn recipe() -> String {
     format!("{:016x}", hasher.finish())
 }
 
-/// The newest complete entry that this recipe made.
+/// The newest complete entry of this recipe.
 fn cached(lab_dir: &Path, recipe: &str) -> Option<Kernel> {
     let entries = fs::read_dir(lab_dir).ok()?.flatten();
     let mut entries: Vec<(std::time::SystemTime, PathBuf)> = entries
@@ -103,7 +105,7 @@ fn build(lab_dir: &Path, building: &Path, recipe: &str, deb: Option<&Path>) -> R
     let version = version.context("the package has no modules")?.file_name().to_string_lossy().into_owned();
     let tree = root.join("lib/modules").join(&version);
     for part in PRUNED {
-        // Not every kernel has each.
+        // Not every kernel has each of them.
         let _ = fs::remove_dir_all(tree.join("kernel").join(part));
     }
     let _ = fs::remove_dir_all(root.join("usr/share"));
@@ -118,7 +120,7 @@ fn build(lab_dir: &Path, building: &Path, recipe: &str, deb: Option<&Path>) -> R
     }
     match fs::rename(&root, &finished) {
         Ok(()) => {}
-        // Another run was faster; its result is as good.
+        // Another run was faster; its result is equivalent.
         Err(_) if open(&finished).is_ok() => {}
         Err(error) => return Err(error).with_context(|| format!("cannot create {}", finished.display())),
     }
@@ -127,11 +129,11 @@ fn build(lab_dir: &Path, building: &Path, recipe: &str, deb: Option<&Path>) -> R
 
 fn download(dir: &Path) -> Result<PathBuf> {
     let package = package_name().context(
-        "apt knows no `linux-image-amd64`: run `apt-get update`, or name a kernel package of Debian with --kernel-deb FILE",
+        "apt does not know `linux-image-amd64`: run `apt-get update`, or give a kernel package of Debian with --kernel-deb FILE",
     )?;
     println!("lab: downloading {package}");
     Cmd::new("apt-get -qq download").arg(&package).run(dir, Some(300)).with_context(|| {
-        format!("cannot download {package}: run `apt-get update`, or name a file with --kernel-deb FILE")
+        format!("cannot download {package}: run `apt-get update`, or give a file with --kernel-deb FILE")
     })?;
     let mut files = fs::read_dir(dir)?.flatten().map(|entry| entry.path());
     files
@@ -169,7 +171,8 @@ fn initramfs(root: &Path, version: &str) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// The files to load for a module, in order. `-C /dev/null`: the host's configuration hides some of them.
+/// The files to load for a module, in order. With `-C /dev/null`, the host's configuration does not hide any
+/// of them.
 fn dependencies(root: &Path, version: &str, module: &str) -> Result<Vec<PathBuf>> {
     let modprobe = which("modprobe").context("modprobe is not installed (package kmod)")?;
     let shown = Cmd::default().arg(text(&modprobe)).arg("-C").arg("/dev/null").arg("-d").arg(text(root));

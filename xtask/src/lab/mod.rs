@@ -1,4 +1,4 @@
-//! The lab: real kernel drivers on a machine that has none of the hardware.
+//! The lab: real kernel drivers on a machine without the hardware.
 //!
 //! ```text
 //!   cargo xtask lab list                       the profiles
@@ -15,12 +15,13 @@
 //!                                └──────────────────────┘    └──────────────────────┘
 //! ```
 //!
-//! Guests are QEMU under software emulation with Debian's kernel; their root is this machine's own, read-only, so programs that
-//! were built here run there unchanged. `/run/lab` is the run's directory, `target/lab/logs/…`; what a job writes there
-//! stays. Rail R of guest a is `10.77.R.1` and `fd77:R::1`, of guest b `….2`; `10.77.9.N` is a management network that no fault
-//! on a rail cuts.
+//! Guests run in QEMU under software emulation with Debian's kernel. Their root is this machine's own,
+//! read-only, so programs that were built here run there unchanged. `/run/lab` is the run's directory,
+//! `target/lab/logs/…`; files that a job writes there are kept. Rail R of guest a is `10.77.R.1` and
+//! `fd77:R::1`, of guest b `….2`; `10.77.9.N` is a management network that faults on a rail do not affect.
 //!
-//! The lab judges correctness and recovery. It says nothing about speed: everything in it is emulated, on as little as two cores.
+//! The lab tests correctness and recovery. It does not measure speed: everything in it is emulated, on as
+//! little as two cores.
 
 mod initramfs;
 mod kernel;
@@ -47,13 +48,13 @@ pub(crate) struct Args {
     task: Task,
 }
 
-/// How to come by what the lab needs.
+/// How to get what the lab needs.
 #[derive(clap::Args, Clone, Default)]
 pub(crate) struct Setup {
-    /// Install missing packages with apt-get (needs root). Without it, they are only named.
+    /// Install missing packages with apt-get (needs root). Without it, they are only listed.
     #[arg(long, global = true)]
     pub(crate) install: bool,
-    /// A kernel package of Debian, rather than the one that apt downloads.
+    /// A kernel package of Debian, instead of the one that apt downloads.
     #[arg(long, global = true, value_name = "FILE")]
     kernel_deb: Option<PathBuf>,
 }
@@ -62,17 +63,17 @@ pub(crate) struct Setup {
 enum Task {
     /// List the profiles.
     List,
-    /// Boot the guests of a profile, run a command in guest a, end with its exit code.
+    /// Boot the guests of a profile, run a command in guest a, and end with its exit code.
     Run {
         /// See `cargo xtask lab list`.
         profile: String,
         /// Wall time for everything, seconds.
         #[arg(long, default_value_t = 600, value_name = "SECONDS")]
         limit_s: u64,
-        /// What guest b runs meanwhile, by a shell. It is ended when guest a is done.
+        /// A shell command that guest b runs in the meantime. It is ended when guest a is done.
         #[arg(long, value_name = "COMMAND")]
         peer: Option<String>,
-        /// What guest a runs. Without it, a look at the devices.
+        /// The command for guest a. Without it, the devices are listed.
         #[arg(last = true)]
         command: Vec<String>,
     },
@@ -86,7 +87,7 @@ enum Task {
 /// Carries out `cargo xtask lab`.
 ///
 /// # Errors
-/// When packages are missing, a guest does not come up, or the command fails.
+/// Packages are missing, a guest does not boot, or the command fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.task {
         Task::List => {
@@ -124,10 +125,10 @@ pub(crate) fn run_in(
     run_job(profile, setup, &Job { command, peer, limit })
 }
 
-/// How many guests a profile has.
+/// Number of guests of a profile.
 ///
 /// # Errors
-/// When there is no such profile.
+/// There is no such profile.
 pub(crate) fn guests(profile: &str) -> Result<usize> {
     Ok(named(profile)?.guests)
 }
@@ -155,10 +156,10 @@ fn lab_dir() -> Result<PathBuf> {
     Ok(Host::probe()?.target_dir.join("lab"))
 }
 
-/// Sees to it that everything is there that the lab needs.
+/// Makes sure that everything that the lab needs is present.
 ///
 /// # Errors
-/// When something is missing, and was not to be installed or cannot be.
+/// Something is missing and is not to be installed, or cannot be.
 pub(crate) fn prepare(setup: &Setup) -> Result<()> {
     let lab_dir = &lab_dir()?;
     std::fs::create_dir_all(lab_dir).with_context(|| format!("cannot create {}", lab_dir.display()))?;

@@ -1,20 +1,20 @@
-//! What each profile's guests are made of. Everything here is emulated.
+//! The devices of each profile's guests. Everything here is emulated.
 
 /// A kind of lab.
 pub(super) struct Profile {
-    /// As people call it.
+    /// Name on the command line.
     pub(super) name: &'static str,
-    /// What it gives, for `lab list`.
+    /// Description, for `lab list`.
     pub(super) what: &'static str,
-    /// One or two.
+    /// Number of guests: one or two.
     pub(super) guests: usize,
-    /// NICs with soft-RoCE on them, each a subnet of its own, joined to the other guest's.
+    /// NICs with soft-RoCE, each in its own subnet and connected to the other guest's.
     pub(super) rails: usize,
-    /// NUMA nodes with a CPU each and half of the memory each; a last one may have memory alone.
+    /// NUMA nodes.
     pub(super) nodes: Nodes,
-    /// The second stage's further steps: its functions `setup_NAME`.
+    /// Further steps of the second stage: its functions `setup_NAME`.
     pub(super) setup: &'static [&'static str],
-    /// Whether there is a CXL memory device; guests share its memory.
+    /// Whether there is a CXL memory device, whose memory the guests share.
     pub(super) cxl: bool,
     /// Memory of a guest, MiB; two guests must fit a small machine.
     pub(super) memory_mib: u32,
@@ -23,18 +23,18 @@ pub(super) struct Profile {
 /// NUMA nodes of a guest.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Nodes {
-    /// One.
+    /// One node.
     One,
-    /// Two with a CPU each; rails spread over them.
+    /// Two nodes with a CPU and half of the memory each; rails are spread over them.
     Two,
-    /// As `Two`, and a far one with memory alone, as CXL memory or HBM appears.
+    /// As `Two`, and a far one with memory only, as CXL memory or HBM appears.
     TwoAndFarMemory,
 }
 
-/// Bytes of the emulated CXL memory.
+/// Size of the emulated CXL memory, bytes.
 pub(super) const CXL_BYTES: u64 = 256 << 20;
 
-/// All there are.
+/// All profiles.
 pub(super) const PROFILES: [Profile; 4] = [
     Profile {
         name: "rdma",
@@ -68,7 +68,7 @@ pub(super) const PROFILES: [Profile; 4] = [
     },
     Profile {
         name: "numa",
-        what: "one guest: two NUMA nodes with a CPU and a NIC each, a third with memory alone, and distances",
+        what: "one guest: two NUMA nodes with a CPU and a NIC each, a third with memory only, and distances",
         guests: 1,
         rails: 2,
         nodes: Nodes::TwoAndFarMemory,

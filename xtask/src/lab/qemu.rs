@@ -1,7 +1,7 @@
-//! The command line of one guest.
+//! The QEMU command line of one guest.
 //!
-//! Networks between two guests are pairs of connected sockets that the guests inherit: no port is used, so any number of labs
-//! run at a time, and nobody else on the machine can reach a guest.
+//! Networks between two guests are pairs of connected sockets that the guests inherit: no port is used, so
+//! any number of labs run at the same time, and no other process on the machine can reach a guest.
 
 use super::kernel::Kernel;
 use super::profile::{CXL_BYTES, Nodes, Profile};
@@ -15,9 +15,9 @@ use std::path::Path;
 
 /// One guest's ends of the networks.
 pub(super) struct Wires {
-    /// To the other guest's rails, in order; empty in a profile of one guest.
+    /// Connections to the other guest's rails, in order; empty in a profile of one guest.
     rails: Vec<UnixStream>,
-    /// To the other guest's management interface.
+    /// Connection to the other guest's management interface.
     management: Option<UnixStream>,
 }
 
@@ -25,7 +25,7 @@ impl Wires {
     /// The ends of both guests.
     ///
     /// # Errors
-    /// When the system gives no sockets.
+    /// The system provides no sockets.
     pub(super) fn pair(profile: &Profile) -> Result<[Self; 2]> {
         let mut ends =
             [Self { rails: Vec::new(), management: None }, Self { rails: Vec::new(), management: None }];
@@ -40,38 +40,38 @@ impl Wires {
         Ok(ends)
     }
 
-    /// Without another guest.
+    /// The ends of a guest without another guest.
     pub(super) const fn alone() -> Self {
         Self { rails: Vec::new(), management: None }
     }
 
     fn netdev(&self, end: Option<&UnixStream>, id: &str) -> Result<String> {
         let Some(end) = end else { return Ok(format!("hubport,id={id},hubid=0")) };
-        // QEMU inherits it: without this flag it would be closed when QEMU starts.
+        // QEMU inherits the socket: without this flag it would be closed when QEMU starts.
         fcntl(end, FcntlArg::F_SETFD(FdFlag::empty())).context("cannot pass a socket on")?;
         Ok(format!("socket,id={id},fd={}", end.as_raw_fd()))
     }
 }
 
-/// What one guest is started with, beside its profile.
+/// The parameters of one guest, besides its profile.
 pub(super) struct Guest<'a> {
     /// `a` or `b`.
     pub(super) name: char,
-    /// From 1; the last part of its addresses.
+    /// Number of the guest, from 1: the last part of its addresses.
     pub(super) number: usize,
-    /// The run's directory: logs and scripts.
+    /// The run's directory, for logs and scripts.
     pub(super) dir: &'a Path,
-    /// Its console and terminal are ours (`lab shell`), rather than a log file.
+    /// Whether its console is connected to this terminal (`lab shell`) instead of a log file.
     pub(super) interactive: bool,
 }
 
 /// QEMU's command line.
 ///
 /// # Errors
-/// When a file or socket cannot be made.
+/// A file or socket cannot be created.
 pub(super) fn command(profile: &Profile, kernel: &Kernel, guest: &Guest<'_>, wires: &Wires) -> Result<Cmd> {
     let dir = guest.dir.display();
-    // It dies with us, whichever way we die.
+    // QEMU is killed when this process ends, for whatever reason.
     let mut words: Vec<String> =
         ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"].map(str::to_owned).to_vec();
     let mut push = |line: &str| words.extend(line.split_whitespace().map(str::to_owned));
@@ -83,7 +83,8 @@ pub(super) fn command(profile: &Profile, kernel: &Kernel, guest: &Guest<'_>, wir
     push(&format!("-m {}M{maxmem}", profile.memory_mib));
     push(&numa(profile));
     push(&format!("-kernel {} -initrd {} -append", kernel.image.display(), kernel.initramfs.display()));
-    // The last two: on a busy machine an emulated timer is late, which is no reason to panic or to cry lockup.
+    // The last two: on a busy machine emulated timers are late, which must not cause a panic or a lockup
+    // report.
     let quiet = "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic mitigations=off net.ifnames=0 no_timer_check nowatchdog";
     words.push(format!("{quiet} lab.guest={}", guest.name));
 
@@ -108,13 +109,13 @@ pub(super) fn command(profile: &Profile, kernel: &Kernel, guest: &Guest<'_>, wir
         let bus = if profile.nodes == Nodes::One {
             "pcie.0".to_owned()
         } else {
-            // A host bridge of its own, on its own NUMA node.
+            // Each rail has its own host bridge, on its own NUMA node.
             let number = 64 + 32 * rail;
             push(&format!("-device pxb-pcie,id=bridge{rail},bus=pcie.0,bus_nr={number},numa_node={rail}"));
             push(&format!("-device pcie-root-port,id=port{rail},bus=bridge{rail},chassis={}", rail + 1));
             format!("port{rail}")
         };
-        // RDMA over Converged Ethernet with a path MTU of 4096 needs room for its headers.
+        // RDMA over Converged Ethernet with a path MTU of 4096 needs space for its headers.
         push(&format!("-device virtio-net-pci,bus={bus},netdev={id},mac={mac},host_mtu=4200,romfile="));
     }
     if wires.management.is_some() {
@@ -152,10 +153,10 @@ fn numa(profile: &Profile) -> String {
     line
 }
 
-/// A memory device whose memory is a file: the guests of one run share it. Each has labels of its own.
+/// A memory device whose memory is a file that the guests of a run share. Each guest has its own labels.
 ///
-/// The host bridge has a second port, with nothing behind it: for a bridge with one port Linux programs no decoder, and QEMU before
-/// 8.0 then drops every access.
+/// The host bridge has a second, empty port: Linux programs no decoder for a bridge with one port, and QEMU
+/// before 8.0 then drops every access.
 fn cxl(guest: &Guest<'_>) -> Result<String> {
     let (dir, name) = (guest.dir.display(), guest.name);
     for (file, bytes) in [("cxl-memory".to_owned(), CXL_BYTES), (format!("cxl-labels-{name}"), 1 << 20)] {
@@ -182,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_profile_makes_a_command_line_with_the_devices_that_it_promises() {
+    fn every_profile_makes_a_command_line_with_its_devices() {
         let dir = tempfile::tempdir().expect("a directory");
         let kernel = Kernel {
             version: "6.1".into(),

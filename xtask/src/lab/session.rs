@@ -1,7 +1,8 @@
-//! One run of a lab: its directory, its guests, what they say, and the judgement.
+//! One run of a lab: its directory, its guests, their output, and the result.
 //!
-//! A guest speaks on a virtio port. Lines that start with `lab: ` are the second stage's (booted, rails up, ready, verdict); all
-//! others are the job's output. The kernel's console goes to a file, which is looked at when a guest ended without a verdict.
+//! A guest writes to a virtio port. Lines that start with `lab: ` come from the second stage (booted, rails
+//! up, ready, result); all others are the job's output. The kernel's console goes to a file, which is
+//! examined when a guest has ended without a result.
 
 use super::kernel::Kernel;
 use super::profile::Profile;
@@ -15,28 +16,28 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Runs that are kept for whoever wants to look at their logs.
+/// Runs whose logs are kept.
 const RUNS_KEPT: usize = 20;
-/// How long a guest may take until it is ready. It is 10 s on a machine of its own.
+/// Time for a guest to become ready, seconds. It takes 10 s on an idle machine.
 const READY_S: u64 = 240;
-/// How long the serving guest may take to end after it was told to.
+/// Time for the serving guest to end after it was stopped, seconds.
 const STOP_S: u64 = 30;
 /// Lines of logs that an error shows.
 const TAIL_LINES: usize = 25;
-/// Variables of ours that the job gets, too.
+/// Prefixes of the environment variables that are passed to the job.
 const ENV_PREFIXES: [&str; 4] = ["RUST_", "HW_TESTS_", "SNOWSKIN_", "PROPTEST_"];
 
-/// What the guests shall do.
+/// What the guests run.
 pub(super) struct Job {
-    /// Guest a runs it, and its exit code is the run's.
+    /// The command of guest a, whose exit code is that of the run.
     pub(super) command: Vec<String>,
-    /// Guest b serves with it until a is done. Without it, b is just there.
+    /// The command that guest b runs until a is done; without one, b only boots.
     pub(super) peer: Option<Vec<String>>,
     /// Wall time for everything.
     pub(super) limit: Duration,
 }
 
-/// A run that is being prepared or under way. Dropping it kills the guests.
+/// A run that is being prepared or in progress. Dropping it kills the guests.
 pub(super) struct Session<'a> {
     profile: &'a Profile,
     kernel: &'a Kernel,
@@ -52,17 +53,17 @@ struct Running {
     verdict: Option<i32>,
 }
 
-/// What a guest's reader found.
+/// What the reader of a guest's output found.
 enum Event {
     Line(usize, String),
     End(usize),
 }
 
 impl<'a> Session<'a> {
-    /// Makes the run's directory.
+    /// Creates the run's directory.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// It cannot be created.
     pub(super) fn new(profile: &'a Profile, kernel: &'a Kernel, lab_dir: &Path) -> Result<Self> {
         let logs = lab_dir.join("logs");
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -73,10 +74,10 @@ impl<'a> Session<'a> {
         Ok(Self { profile, kernel, dir, guests: Vec::new() })
     }
 
-    /// Boots the guests, runs the job, and judges.
+    /// Boots the guests, runs the job, and reports the result.
     ///
     /// # Errors
-    /// When the job fails in a guest, or a guest's verdict does not come.
+    /// The job fails in a guest, or a guest reports no result.
     pub(super) fn run(mut self, job: &Job) -> Result<()> {
         let outcome = self.try_run(job);
         self.kill();
@@ -85,10 +86,10 @@ impl<'a> Session<'a> {
         outcome
     }
 
-    /// Boots the guests and gives the terminal to guest a's shell.
+    /// Boots the guests and connects the terminal to guest a's shell.
     ///
     /// # Errors
-    /// When a guest cannot be started.
+    /// A guest cannot be started.
     pub(super) fn shell(mut self) -> Result<()> {
         println!("lab: `exit` ends the guests, and so does Ctrl-A X. Files of the run: /run/lab");
         fs::write(self.dir.join("go"), "")?;
@@ -136,7 +137,7 @@ impl<'a> Session<'a> {
                     None => {}
                 },
                 Ok(Event::End(index)) if self.guests[index].verdict.is_none() => {
-                    bail!("{}", self.no_verdict(index, "ended without a verdict"));
+                    bail!("{}", self.no_verdict(index, "ended without a result"));
                 }
                 Ok(Event::End(_)) => {}
                 Err(RecvTimeoutError::Disconnected) => {}
@@ -146,14 +147,14 @@ impl<'a> Session<'a> {
                         .iter()
                         .position(|guest| guest.verdict.is_none() && (all_ready || !guest.ready));
                     let why = match (stop_by, all_ready) {
-                        (Some(_), _) => format!("did not end within {STOP_S} s after it was told to"),
+                        (Some(_), _) => format!("did not end within {STOP_S} s after it was stopped"),
                         (None, false) => format!("was not ready after {}", stats::duration(began.elapsed())),
-                        (None, true) => format!("ran over the limit of {}", stats::duration(job.limit)),
+                        (None, true) => format!("exceeded the limit of {}", stats::duration(job.limit)),
                     };
                     bail!("{}", self.no_verdict(late.unwrap_or(0), &why));
                 }
             }
-            // A guest that only serves has no business ending before the other.
+            // A guest that only serves must not end before the other.
             if let Some(guest) = self.guests.iter().skip(1).find(|guest| guest.verdict.is_some())
                 && self.guests[0].verdict.is_none()
             {
@@ -193,7 +194,7 @@ impl<'a> Session<'a> {
         for guest in &self.guests {
             let console = fs::read_to_string(self.log("console", guest.name)).unwrap_or_default();
             if let Some(line) = console.lines().find(|line| is_kernel_trouble(line)) {
-                bail!("the kernel of guest {} is in trouble: {line}", guest.name);
+                bail!("the kernel of guest {} reported an error: {line}", guest.name);
             }
         }
         match (code, self.guests.iter().skip(1).find(|guest| guest.verdict != Some(0))) {
@@ -217,7 +218,7 @@ impl<'a> Session<'a> {
         format!("guest {name} {why}\n{}", self.tails(index))
     }
 
-    /// The ends of a guest's logs.
+    /// The last lines of a guest's logs.
     fn tails(&self, index: usize) -> String {
         let name = self.guests[index].name;
         let mut text = String::new();
@@ -239,7 +240,7 @@ impl<'a> Session<'a> {
         self.dir.join(format!("{kind}-{guest}.log"))
     }
 
-    /// Starts the guests; gives what they will say.
+    /// Starts the guests; returns their output.
     fn start(&mut self, job: &Job, interactive: bool) -> Result<Vec<std::process::ChildStdout>> {
         let mut wires = match self.profile.guests {
             2 => Vec::from(Wires::pair(self.profile)?),
@@ -262,7 +263,8 @@ impl<'a> Session<'a> {
             let mut command = command.command(&self.dir);
             if !interactive {
                 let errors = fs::File::create(self.log("qemu", name))?;
-                // A port whose other side reads the end of a file counts as unplugged: the pipe stays open.
+                // A port whose other side is at the end of a file counts as unplugged, so the pipe stays
+                // open.
                 command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
             }
             let mut child = command.spawn().context("cannot start QEMU")?;
@@ -304,11 +306,11 @@ impl<'a> Session<'a> {
 
     fn kill(&mut self) {
         for guest in &mut self.guests {
-            // It may have ended by itself.
+            // An error is ignored: the guest may have ended by itself.
             let _ = guest.child.kill();
             let _ = guest.child.wait();
         }
-        // Large, and of no use without the guests.
+        // It is large, and useless without the guests.
         let _ = fs::remove_file(self.dir.join("cxl-memory"));
     }
 }
@@ -319,7 +321,7 @@ impl Drop for Session<'_> {
     }
 }
 
-/// Which of how many tests runs, read off the output of a test harness.
+/// The number of the current test and of all tests, read from the output of a test harness.
 #[derive(Default)]
 struct TestCount {
     done: u32,
@@ -327,7 +329,7 @@ struct TestCount {
 }
 
 impl TestCount {
-    /// What stands before this line: `[3/12] ` for the result of a test.
+    /// The prefix of this line: `[3/12] ` for the result of a test.
     fn progress(&mut self, line: &str) -> String {
         let announced =
             line.strip_prefix("running ").and_then(|rest| rest.split_once(" test")?.0.parse().ok());
@@ -348,14 +350,14 @@ fn read(index: usize, stdout: std::process::ChildStdout, log: &Path, events: &mp
         let Ok(line) = line else { break };
         let line = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
         if let Some(log) = &mut log {
-            // The log is for people; the run goes on without it.
+            // The log is for people; the run continues without it.
             let _ = writeln!(log, "{line}");
         }
         if events.send(Event::Line(index, line)).is_err() {
             return;
         }
     }
-    // Nobody listens any more when the run has been judged.
+    // The receiver is gone when the run has a result.
     let _ = events.send(Event::End(index));
 }
 

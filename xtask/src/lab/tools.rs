@@ -1,10 +1,10 @@
-//! The programs that the lab needs, and the packages that bring them. Nothing is installed unless somebody asks for it.
+//! The programs that the lab needs, and their packages. Nothing is installed unless that was requested.
 
 use crate::cmd::Cmd;
 use anyhow::{Context as _, Result, ensure};
 use std::path::{Path, PathBuf};
 
-/// A program and Debian's package with it.
+/// A program and its Debian package.
 struct Tool {
     program: &'static str,
     package: &'static str,
@@ -25,7 +25,7 @@ const TOOLS: [Tool; 13] = [
     Tool { program: "ndctl", package: "ndctl" },
     Tool { program: "daxctl", package: "daxctl" },
 ];
-/// A package without a program: the provider of soft-RoCE for libibverbs.
+/// A package without a program: the libibverbs provider for soft-RoCE.
 const PROVIDERS: (&str, &str) = ("libibverbs/librxe-rdmav34.so", "ibverbs-providers");
 
 /// The packages that are missing, each once.
@@ -35,7 +35,7 @@ pub(crate) fn missing_packages() -> Vec<&'static str> {
     if library(PROVIDERS.0).is_none() {
         packages.push(PROVIDERS.1);
     }
-    // The lab's first stage has no dynamic linker; `busybox` without `-static` wants one.
+    // The lab's first stage has no dynamic linker, but `busybox` of the package without `-static` needs one.
     if which("busybox").is_some_and(|path| is_dynamic(&path)) {
         packages.push("busybox-static");
     }
@@ -43,25 +43,25 @@ pub(crate) fn missing_packages() -> Vec<&'static str> {
     packages
 }
 
-/// Says what to install.
+/// Checks that everything is installed.
 ///
 /// # Errors
-/// When something is missing.
+/// Something is missing; the error lists the packages.
 pub(super) fn require() -> Result<()> {
     let missing = missing_packages();
     ensure!(
         missing.is_empty(),
         "the lab needs programs that are not installed here. Install them with\n    apt-get install --no-install-recommends {}\n\
-         or let `cargo xtask lab --install …` do it",
+        or let `cargo xtask lab --install …` do it",
         missing.join(" ")
     );
     Ok(())
 }
 
-/// Installs what is missing, with apt-get.
+/// Installs the missing packages with apt-get.
 ///
 /// # Errors
-/// When apt-get fails.
+/// apt-get fails.
 pub(super) fn install(dir: &Path) -> Result<()> {
     let missing = missing_packages();
     let kernel_known = super::kernel::package_name().is_some();
@@ -71,7 +71,7 @@ pub(super) fn install(dir: &Path) -> Result<()> {
     let apt = |line: &str| {
         Cmd::new(&format!("apt-get -qq {line}")).env("DEBIAN_FRONTEND", "noninteractive").run(dir, Some(300))
     };
-    // The lists may be old, or not there at all.
+    // The package lists may be old or missing.
     apt("update").context("apt-get update failed")?;
     if missing.is_empty() {
         return Ok(());
@@ -82,7 +82,7 @@ pub(super) fn install(dir: &Path) -> Result<()> {
     require()
 }
 
-/// A program in `PATH`, or where administrators' programs are.
+/// Path of a program in `PATH` or in the directories for administration.
 pub(super) fn which(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
@@ -96,7 +96,7 @@ fn library(name: &str) -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// Whether an ELF file asks for a dynamic linker: it has a program header of type `PT_INTERP` (elf(5)).
+/// Whether an ELF file needs a dynamic linker: it has a program header of type `PT_INTERP` (elf(5)).
 fn is_dynamic(path: &Path) -> bool {
     const PT_INTERP: u64 = 3;
     let Ok(bytes) = std::fs::read(path) else { return false };
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_program_asks_for_a_dynamic_linker_and_a_text_does_not() {
+    fn this_program_needs_a_dynamic_linker_and_a_text_file_does_not() {
         assert!(is_dynamic(&std::env::current_exe().expect("we run")));
         assert!(!is_dynamic(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))));
     }

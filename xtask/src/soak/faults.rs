@@ -1,12 +1,12 @@
-//! What is done to whom, from a seed.
+//! The faults: which process is killed or stopped, and when, from a seed.
 
 use super::process::{Role, Slot};
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The last node and the last client are left alone, so that some processes live as long as the soak; the master is in its
-/// second half.
+/// The last node and the last client are spared, so that some processes run for the whole soak; the master is
+/// spared in its second half.
 pub(super) struct Faults {
     rng: u64,
     next_at: Instant,
@@ -28,7 +28,7 @@ impl Faults {
         self.counts
     }
 
-    /// Does something if it is time.
+    /// Causes a fault if one is due.
     pub(super) fn turn(&mut self, now: Instant, slots: &mut [Slot]) -> Result<()> {
         if now < self.next_at {
             return Ok(());
@@ -59,10 +59,10 @@ impl Faults {
             (Role::Node(_), false) => "nodes stopped",
             (Role::Client(_), true) => "clients killed",
             (Role::Client(_), false) => "clients stopped",
-            // They are not at work together with these faults.
+            // These roles do not run together with faults.
             (Role::Prober | Role::Hostile(_), _) => return Ok(()),
         };
-        // Longer and shorter than leases, windows and patience.
+        // Some are longer and some shorter than leases, windows and timeouts.
         if kill {
             victim.kill(now + self.ms(10, 2_000))?;
         } else {
@@ -76,7 +76,7 @@ impl Faults {
         Duration::from_millis(min + self.below(max - min))
     }
 
-    /// SplitMix64.
+    /// A random number below `n` (SplitMix64).
     fn below(&mut self, n: u64) -> u64 {
         self.rng = self.rng.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.rng;

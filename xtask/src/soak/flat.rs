@@ -1,9 +1,10 @@
-//! Whether memory and descriptors of processes stay where they are.
+//! Whether memory and descriptors of processes grow.
 //!
-//! Judged is the second half of a soak, when caches are full. A straight line is laid through the samples of a slot
-//! (least squares); its rise over that half is the growth. Samples of a process that is younger than ten seconds do not
-//! count: it is still filling its buffers. Flat means: no more than 4 MiB or a tenth of the mean, whichever is more, and no
-//! more than four descriptors. A line through fewer than ten samples says nothing and is called so.
+//! The second half of a soak is judged, when caches are full. A straight line (least squares) is fitted to
+//! the samples of a slot; its rise over that half is the growth. Samples of a process that is younger than
+//! ten seconds do not count, because it is still filling its buffers. Flat means: at most 4 MiB or a tenth of
+//! the mean, whichever is more, and at most four descriptors. With fewer than ten samples there is no result,
+//! and the table says so.
 
 use super::process::Role;
 use serde_json::{Value, json};
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 const YOUNG: Duration = Duration::from_secs(10);
 const SAMPLES_MIN: usize = 10;
-/// Connections of attackers that have ended may take so long to be noticed.
+/// Time within which closed connections of attackers must be noticed.
 const SETTLED: Duration = Duration::from_secs(12);
 const MIB: f64 = 1_048_576.0;
 const RSS_MIB_MAX: f64 = 4.0;
@@ -22,7 +23,7 @@ const DESCRIPTORS_MAX: f64 = 4.0;
 
 pub(super) struct Flat {
     from: Duration,
-    /// From when to when there is an attack, if there is one.
+    /// Beginning and end of the attack, if there is one.
     attack: Option<(Duration, Duration)>,
     slots: BTreeMap<Role, Samples>,
 }
@@ -32,12 +33,12 @@ struct Samples {
     pids: Vec<u32>,
     /// Seconds, bytes, descriptors.
     points: Vec<(f64, f64, f64)>,
-    /// Descriptors before an attack, and after it.
+    /// Numbers of descriptors before an attack, and after it.
     before: Vec<f64>,
     after: Vec<f64>,
 }
 
-/// What became of one slot.
+/// The result for one slot.
 #[derive(Clone, Debug)]
 pub(super) struct Growth {
     role: Role,
@@ -50,7 +51,7 @@ pub(super) struct Growth {
 }
 
 impl Flat {
-    /// Of a soak that is so long, and has an attack from one time to another, if it has one.
+    /// For a soak of this length, with an attack in the given interval, if any.
     pub(super) fn new(length: Duration, attack: Option<(Duration, Duration)>) -> Self {
         Self { from: length / 2, attack, slots: BTreeMap::new() }
     }
@@ -60,7 +61,7 @@ impl Flat {
         if slot.pids.last() != Some(&pid) {
             slot.pids.push(pid);
         }
-        // Who has just died has nothing to be read.
+        // A process that has just ended has nothing to read.
         let Some((rss, descriptors)) = look(pid).filter(|_| age >= YOUNG) else { return };
         let (begins, ends) = self.attack.unwrap_or((Duration::MAX, Duration::MAX));
         if at >= self.from && at < ends {
@@ -153,7 +154,7 @@ impl Growth {
     }
 }
 
-/// Resident memory, bytes, and open descriptors.
+/// Resident memory, bytes, and number of open descriptors.
 fn look(pid: u32) -> Option<(f64, f64)> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
@@ -162,7 +163,7 @@ fn look(pid: u32) -> Option<(f64, f64)> {
     Some((kib * 1024.0, descriptors as f64))
 }
 
-/// The mean, and how far a line of least squares rises from the first to the last point.
+/// The mean, and the rise of the least-squares line from the first to the last point.
 fn line(points: impl Iterator<Item = (f64, f64)> + Clone) -> (f64, f64) {
     let count = points.clone().count() as f64;
     if count == 0.0 {
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_attackers_took_have_to_come_back() {
+    fn descriptors_that_attackers_used_must_be_freed() {
         let attacked = |after: f64| {
             let points = (0..60).map(f64::from).map(|at| (at, MIB, at * 100.0)).collect();
             let samples = Samples { pids: vec![1], points, before: vec![20.0; 15], after: vec![after; 15] };
@@ -202,12 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn what_jitters_is_flat_and_what_climbs_is_not() {
+    fn jitter_is_flat_and_a_rise_is_not() {
         let jitter = |at: f64| (at * 12.9898).sin() * 3.0;
         assert!(growth(|at| 50.0 + jitter(at), |at| 20.0 + jitter(at)).is_flat());
         assert!(!growth(|at| 50.0 + jitter(at) + at * 0.2, |_| 20.0).is_flat());
         assert!(!growth(|_| 50.0, |at| 20.0 + jitter(at) + at * 0.2).is_flat());
-        // What shrinks does not grow.
+        // Shrinking is not growth.
         assert!(growth(|at| 50.0 - at * 0.5, |_| 20.0).is_flat());
     }
 
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_can_be_looked_at() {
+    fn this_process_can_be_measured() {
         let (rss, descriptors) = look(std::process::id()).expect("it lives");
         assert!(rss > MIB / 2.0 && descriptors >= 3.0, "{rss} {descriptors}");
         assert!(look(u32::MAX).is_none());

@@ -1,9 +1,10 @@
-//! Those who attack: who they are, when they come, and what the honest prober's calls took before and meanwhile.
+//! The attack: its processes, its schedule, and the call durations of the honest prober before and during it.
 //!
-//! Each kind is a process of the program `hostile` (see `xtask/hostile/`), run with the lowest priority, for its processor would
-//! not be ours. The prober asks at a steady pace from beginning to end. What its calls take in the quiet is what they are held to:
-//! the 99th percentile under attack may be three times as long. While nobody attacks, the other clients work as always, so the
-//! two differ by the attack alone.
+//! Each kind of attack is a process of the program `hostile` (see `xtask/hostile/`) with the lowest priority,
+//! because real attackers would run on other machines. The prober sends requests at a steady pace from
+//! beginning to end. The durations of its calls in the quiet phase are the reference: the 99th percentile
+//! under attack may be three times as long. The other clients work all the time, so the two phases differ by
+//! the attack alone.
 
 use super::process::{Role, Slot};
 use super::{Args, END_MAX, build, free_address};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Every kind of attack.
 const KINDS: [&str; 8] = ["flood", "silent", "garbage", "thief", "guess", "fork", "wishes", "writer"];
-/// What each kind counts when it does what it is there for.
+/// The counter of each kind that shows that the attack took place.
 const SIGNS: [(&str, &str); 8] = [
     ("flood", "flood_answers"),
     ("silent", "silent_connections"),
@@ -29,18 +30,19 @@ const SIGNS: [(&str, &str); 8] = [
     ("writer", "writer_puts"),
 ];
 const QUIET_MAX: Duration = Duration::from_secs(300);
-/// At the end there is quiet again, an eighth of the whole within these bounds: what the attack took has to come back.
+/// The soak ends with a quiet phase of an eighth of its length, within these bounds, in which resources that
+/// the attack used must be freed.
 const AFTERMATH_MIN: Duration = Duration::from_secs(25);
 const AFTERMATH_MAX: Duration = Duration::from_secs(90);
 /// Longer than the master of these soaks waits for a writer (6 s), and how long the writer works in between.
 const WRITER_STOPPED: Duration = Duration::from_secs(10);
 const WRITER_WORKS: Duration = Duration::from_secs(7);
-/// How much longer the 99th percentile may be under attack.
+/// Largest ratio of the 99th percentiles, under attack and in the quiet phase.
 const RATIO_MAX: f64 = 3.0;
-/// Fewer calls say nothing of one in a hundred.
+/// With fewer calls, the 99th percentile has no meaning.
 const CALLS_MIN: usize = 200;
 
-/// The attack, and the times seen so far.
+/// The attack, and the durations seen so far.
 pub(super) struct Attack {
     begins_at: Instant,
     ends_at: Instant,
@@ -58,14 +60,14 @@ enum Stage {
     Aftermath,
 }
 
-/// One operation, in quiet and under attack.
+/// The durations of one operation, in the quiet phase and under attack.
 pub(super) struct Contest {
     operation: String,
     quiet: Quantiles,
     attacked: Quantiles,
 }
 
-/// Of one operation's times, µs.
+/// Quantiles of one operation's durations, µs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Quantiles {
     calls: usize,
@@ -74,7 +76,8 @@ struct Quantiles {
     max: u32,
 }
 
-/// The master, the nodes and the prober, and the attack that is to come. The master's HTTP and the nodes' ports are known to it.
+/// The slots of the master, the nodes and the prober, and the attack that follows. The attack uses the
+/// master's HTTP address and the nodes' ports.
 pub(super) fn stage(args: &Args, master: SocketAddr, seed: u64) -> Result<(Vec<Slot>, Attack)> {
     let binary = Arc::new(match &args.hostile_binary {
         Some(binary) => binary.clone(),
@@ -114,7 +117,7 @@ pub(super) fn stage(args: &Args, master: SocketAddr, seed: u64) -> Result<(Vec<S
 }
 
 impl Attack {
-    /// All honest processes are ready: the quiet begins. Says from when to when the attack is.
+    /// Starts the quiet phase: all honest processes are ready. Returns beginning and end of the attack.
     pub(super) fn begin(&mut self, now: Instant, length: Duration) -> (Duration, Duration) {
         let begins = (length / 4).min(QUIET_MAX);
         let ends = length.saturating_sub((length / 8).clamp(AFTERMATH_MIN, AFTERMATH_MAX)).max(begins);
@@ -122,7 +125,7 @@ impl Attack {
         (begins, ends)
     }
 
-    /// Takes the prober's times; sends the attackers in and away; stops the writer in the middle of its work.
+    /// Collects the prober's durations, starts and ends the attackers, and stops the writer during its work.
     pub(super) fn turn(&mut self, now: Instant, slots: &mut Vec<Slot>) -> Result<()> {
         let times: Vec<(String, u32)> = slots.iter().flat_map(Slot::take_times).collect();
         let phase = match self.stage {
@@ -154,7 +157,7 @@ impl Attack {
     }
 
     fn send_in(&mut self, now: Instant, slots: &mut Vec<Slot>) -> Result<()> {
-        eprintln!("soak: the quiet is over, {} kinds of attack begin", self.waiting.len());
+        eprintln!("soak: the quiet phase is over, {} kinds of attack begin", self.waiting.len());
         for mut slot in self.waiting.drain(..) {
             slot.start().with_context(|| format!("{} does not start", slot.role))?;
             slot.wait_until_ready(Instant::now() + END_MAX)?;
@@ -165,7 +168,7 @@ impl Attack {
         Ok(())
     }
 
-    /// What became of each operation.
+    /// The results of each operation.
     pub(super) fn contests(mut self) -> Vec<Contest> {
         let mut contests = Vec::new();
         for (operation, quiet) in std::mem::take(&mut self.quiet) {
@@ -202,7 +205,7 @@ impl Quantiles {
     fn of(mut times: Vec<u32>) -> Self {
         times.sort_unstable();
         let at = |share: f64| {
-            // The least time that so many calls kept to.
+            // The smallest duration that this share of the calls does not exceed.
             let index = (times.len() as f64 * share).ceil() as usize;
             times.get(index.saturating_sub(1)).copied().unwrap_or(0)
         };
@@ -210,7 +213,7 @@ impl Quantiles {
     }
 }
 
-/// Times of the honest prober, for people.
+/// The prober's durations as a table.
 pub(super) fn table(contests: &[Contest]) -> String {
     let heading = [
         "prober",
@@ -238,7 +241,7 @@ pub(super) fn table(contests: &[Contest]) -> String {
 }
 
 /// # Errors
-/// When an attack did not take place, too little was asked to judge by, or an operation took too long.
+/// An attack did not take place, there were too few calls, or an operation took too long.
 pub(super) fn judge(contests: &[Contest], counts: &BTreeMap<String, u64>) -> Result<()> {
     for (kind, sign) in SIGNS {
         ensure!(
@@ -246,10 +249,10 @@ pub(super) fn judge(contests: &[Contest], counts: &BTreeMap<String, u64>) -> Res
             "the attack `{kind}` did nothing: no {sign}"
         );
     }
-    ensure!(contests.len() == 3, "the prober gave times of {} operations instead of 3", contests.len());
+    ensure!(contests.len() == 3, "the prober reported durations of {} operations instead of 3", contests.len());
     for contest in contests {
         let calls = contest.quiet.calls.min(contest.attacked.calls);
-        ensure!(calls >= CALLS_MIN, "{}: {calls} calls are too few to judge by", contest.operation);
+        ensure!(calls >= CALLS_MIN, "{}: {calls} calls are too few for a result", contest.operation);
         let (ratio, p99) = (contest.ratio(), contest.attacked.p99);
         ensure!(
             ratio <= RATIO_MAX,
@@ -299,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_times_that_so_many_calls_kept_to() {
+    fn quantiles_are_durations_that_a_share_of_the_calls_does_not_exceed() {
         let quantiles = Quantiles::of((1..=1000).collect());
         assert_eq!(quantiles, Quantiles { calls: 1000, p50: 500, p99: 990, max: 1000 });
         assert_eq!(Quantiles::of(Vec::new()), Quantiles { calls: 0, p50: 0, p99: 0, max: 0 });

@@ -1,15 +1,16 @@
-//! A store under load for minutes, while its processes are killed, stopped and restarted.
+//! Runs a store under load for minutes, while its processes are killed, stopped and restarted.
 //!
 //! ```text
-//!   process    one slot each for the master, the nodes and the clients; a slot's process dies and is started again
-//!   faults     what is done to whom, from a seed
+//!   process    one slot each for the master, the nodes and the clients; a slot's process ends and is started again
+//!   faults     which process is killed or stopped, from a seed
 //!   flat       memory and descriptors of every process over time, and whether they grow
-//!   hostile    with `--hostile`: those who attack beside the honest load, and what they make of its times
+//!   hostile    with `--hostile`: attackers beside the honest load, and their effect on its call durations
 //! ```
 //!
-//! The processes are roles of `store-client/examples/soak.rs`. Clients derive every byte that they store from its key and
-//! its put, and check every byte that they read. The soak fails when a byte was wrong, when memory or descriptors of a
-//! process grow (see `flat`), when a process ends that nobody ended, or when nothing was read or stored.
+//! The processes are roles of `store-client/examples/soak.rs`. Clients derive every byte that they store from
+//! its key and its put, and check every byte that they read. The soak fails when a byte was wrong, when
+//! memory or descriptors of a process grow (see `flat`), when a process ends without having been ended, or
+//! when nothing was read or stored.
 
 mod faults;
 mod flat;
@@ -36,39 +37,41 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Options of `cargo xtask soak`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How long.
+    /// Duration, minutes.
     #[arg(long, default_value_t = 10.0)]
     minutes: f64,
-    /// Client processes.
+    /// Number of client processes.
     #[arg(long, default_value_t = 3)]
     clients: usize,
-    /// Node processes.
+    /// Number of node processes.
     #[arg(long, default_value_t = 3)]
     nodes: usize,
-    /// Memory of each node, MiB. Little, so that there is eviction all the time.
+    /// Memory of each node, MiB. It is small, so that there are evictions all the time.
     #[arg(long, default_value_t = 16)]
     node_mib: u64,
-    /// Keys that clients choose from.
+    /// Number of keys that clients choose from.
     #[arg(long, default_value_t = 4096)]
     keys: u64,
-    /// What faults and loads follow from; the time when not given. Processes race all the same.
+    /// Seed of faults and load; the time by default. Processes still run concurrently, so runs with one seed
+    /// differ.
     #[arg(long)]
     seed: Option<u64>,
-    /// No faults.
+    /// Run without faults.
     #[arg(long)]
     calm: bool,
-    /// Instead of faults, processes that mean harm: floods, silence, garbage, theft, forks, impossible wishes, and writers that
-    /// are stopped past every time-out. The first quarter, five minutes at most, is quiet; times under attack are held against it. So is the end: descriptors have to
-    /// come back.
+    /// Instead of faults, run attackers: floods, silence, garbage, theft, forks, impossible puts, and writers
+    /// that are stopped for longer than every timeout. The first quarter, at most five minutes, is quiet, and
+    /// its call durations are the reference for those under attack. The end is quiet too: descriptors must be
+    /// freed.
     #[arg(long, conflicts_with = "calm")]
     hostile: bool,
-    /// Write what was seen, as JSON.
+    /// Write the results to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// The built example `soak` of store-client; built with `--release` when not given.
+    /// The built example `soak` of store-client; by default it is built with `--release`.
     #[arg(long)]
     binary: Option<PathBuf>,
-    /// The built program `hostile` of xtask; built with `--release` when not given.
+    /// The built program `hostile` of xtask; by default it is built with `--release`.
     #[arg(long)]
     hostile_binary: Option<PathBuf>,
 }
@@ -76,13 +79,13 @@ pub(crate) struct Args {
 const TICK: Duration = Duration::from_millis(50);
 const SAMPLE: Duration = Duration::from_secs(1);
 const PROGRESS: Duration = Duration::from_secs(10);
-/// How long processes may take to end when they are told to.
+/// Time for processes to end after SIGTERM.
 const END_MAX: Duration = Duration::from_secs(20);
 
-/// Runs the soak and prints what was seen.
+/// Runs the soak and prints the results.
 ///
 /// # Errors
-/// When a promise was broken, or it cannot run at all.
+/// A check failed, or the soak could not run.
 pub(crate) fn run(args: &Args) -> Result<()> {
     ensure!(args.clients > 0 && args.nodes > 0, "--clients and --nodes must be at least 1");
     ensure!((0.05..=1e6).contains(&args.minutes), "--minutes must be at least 0.05");
@@ -107,7 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     report.judge()
 }
 
-/// Builds what cargo is told to with `selection`; gives the program, which is at `path` below the directory of the profile.
+/// Builds `selection` with cargo; returns the program at `path` below the directory of the profile.
 fn build(selection: &str, path: &str) -> Result<PathBuf> {
     let host = Host::probe()?;
     let build = Cmd::new(&format!("cargo build --quiet --release {selection}"));
@@ -116,17 +119,18 @@ fn build(selection: &str, path: &str) -> Result<PathBuf> {
     Ok(host.target_dir.join("release").join(path))
 }
 
-/// Ctrl-C and SIGTERM are taken by a thread that only waits for them. Children are born without the block.
+/// A thread waits for Ctrl-C and SIGTERM, which are blocked otherwise. Children are started without the
+/// block.
 fn catch_interrupts() -> Result<Arc<AtomicBool>> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGINT);
     set.add(Signal::SIGTERM);
     set.thread_block().context("cannot block signals")?;
     let interrupted = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&interrupted);
+    let flag = Arc::clone(&interrupted);
     std::thread::spawn(move || {
         if set.wait().is_ok() {
-            told.store(true, Ordering::Relaxed);
+            flag.store(true, Ordering::Relaxed);
         }
     });
     Ok(interrupted)
@@ -180,7 +184,7 @@ impl Soak {
         Ok(Self { slots, faults, attack, flat, began, until: began + length })
     }
 
-    /// Until the time is over or somebody interrupts.
+    /// Runs until the time is over or a signal interrupts it.
     fn run(&mut self, interrupted: &AtomicBool) -> Result<()> {
         let (mut sample_at, mut progress_at) = (self.began, self.began + PROGRESS);
         while Instant::now() < self.until {
@@ -201,7 +205,7 @@ impl Soak {
             }
             if now >= sample_at {
                 let at = now - self.began;
-                // Who attacks may hold what it likes.
+                // The resources of attackers are not judged.
                 let judged = self.slots.iter().filter(|slot| !matches!(slot.role, Role::Hostile(_)));
                 let running = judged.filter_map(|slot| Some((slot.role, slot.process()?)));
                 running
@@ -231,10 +235,10 @@ impl Soak {
         );
     }
 
-    /// Ends every process and gives what was seen.
+    /// Ends every process and returns the results.
     fn end(mut self) -> Report {
         let length = self.began.elapsed();
-        // Clients first: they would complain of what is missing.
+        // Clients end first, because they would report that servers are missing.
         for slot in self.slots.iter_mut().rev() {
             slot.end(Instant::now() + END_MAX);
         }
@@ -249,7 +253,7 @@ impl Soak {
     }
 }
 
-/// The sum of what all clients counted, in all their lives.
+/// The sum of the counters of all clients, over all their processes.
 fn totals(slots: &[Slot]) -> BTreeMap<String, u64> {
     let mut sum = BTreeMap::new();
     for (name, count) in slots.iter().flat_map(Slot::counts) {
@@ -258,7 +262,7 @@ fn totals(slots: &[Slot]) -> BTreeMap<String, u64> {
     sum
 }
 
-/// A port that was free a moment ago; the master has to come back under the same.
+/// An address with a port that was free a moment ago; the master is restarted with the same one.
 fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0").context("no free port")?.local_addr()?)
 }
@@ -268,7 +272,7 @@ struct Report {
     counts: BTreeMap<String, u64>,
     complaints: Vec<String>,
     faults: BTreeMap<&'static str, u64>,
-    /// Times in quiet and under attack, if there was one.
+    /// Call durations in the quiet phase and under attack, if there was one.
     contests: Option<Vec<hostile::Contest>>,
     growths: Vec<flat::Growth>,
 }
@@ -280,7 +284,7 @@ impl Report {
 
     fn text(&self) -> String {
         let mut rows = vec![
-            ["process", "RSS, MiB", "grew by", "bound", "descriptors", "grew by", "lives", ""]
+            ["process", "RSS, MiB", "grew by", "bound", "descriptors", "grew by", "starts", ""]
                 .map(str::to_owned)
                 .to_vec(),
         ];
@@ -298,7 +302,7 @@ impl Report {
             stats::duration(self.length),
             if self.contests.is_some() { "" } else { " and descriptors" },
             if self.contests.is_some() {
-                " Descriptors: mean after the attack, and against before it."
+                " Descriptors: mean after the attack, and difference from the mean before it."
             } else {
                 ""
             },
@@ -312,7 +316,7 @@ impl Report {
         }
         let verdict = match self.judge() {
             Ok(()) if self.contests.is_some() => {
-                "0 wrong bytes, memory and descriptors flat, times under attack within their bound".to_owned()
+                "0 wrong bytes, memory and descriptors flat, call durations under attack within their bound".to_owned()
             }
             Ok(()) => "0 wrong bytes, memory and descriptors flat".to_owned(),
             Err(error) => format!("FAILED: {error}"),
@@ -340,7 +344,7 @@ impl Report {
     fn judge(&self) -> Result<()> {
         if self.count("wrong") > 0 {
             bail!(
-                "{} times something was wrong that must never be: bytes, or what a stranger was let do",
+                "{} results that must never occur: wrong bytes, or an attack that succeeded",
                 self.count("wrong")
             );
         }
@@ -360,7 +364,7 @@ impl Report {
 
 impl Drop for Soak {
     fn drop(&mut self) {
-        // Only after an error: nobody is left behind.
+        // Needed after an error only: no process may be left.
         self.slots.iter_mut().filter_map(Slot::take).for_each(Process::kill);
     }
 }

@@ -12,9 +12,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A process that does not come up in this time is started again: the master may be away.
+/// A process that is not ready within this time is started again: the master may be down.
 const READY_MAX: Duration = Duration::from_secs(10);
-/// Lines that are kept of those that say that a byte was wrong.
+/// Complaints that are kept per process.
 const COMPLAINTS_MAX: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,9 +22,9 @@ pub(super) enum Role {
     Master,
     Node(usize),
     Client(usize),
-    /// Asks at a steady pace; its times are judged.
+    /// Sends requests at a steady pace; the durations of its calls are judged.
     Prober,
-    /// Means harm, in the way that is named.
+    /// An attacker of the given kind.
     Hostile(&'static str),
 }
 
@@ -48,9 +48,9 @@ pub(super) struct Slot {
     process: Option<Process>,
     /// When the next process is to be started, if there is none.
     start_at: Option<Instant>,
-    /// When it goes on, if it is stopped.
+    /// When the process is to be continued, if it is stopped.
     resume_at: Option<Instant>,
-    /// What former processes counted.
+    /// Counters of former processes.
     counted: BTreeMap<String, u64>,
     complaints: Vec<String>,
 }
@@ -61,13 +61,13 @@ pub(super) struct Process {
     said: Arc<Mutex<Said>>,
 }
 
-/// What a process said so far.
+/// The output of a process so far.
 #[derive(Default)]
 struct Said {
     ready: bool,
     counts: BTreeMap<String, u64>,
     wrong: Vec<String>,
-    /// Microseconds of calls, by operation, since they were last taken.
+    /// Durations of calls in microseconds, by operation, since they were last taken.
     times: Vec<(String, u32)>,
 }
 
@@ -87,7 +87,7 @@ impl Slot {
 
     pub(super) fn start(&mut self) -> Result<()> {
         self.start_at = None;
-        // Those who attack are meant to be on other machines, whose processors are not ours.
+        // Real attackers run on other machines, so they must not take CPU time from the store.
         let nice = matches!(self.role, Role::Hostile(_));
         self.process = Some(Process::start(&self.binary, &self.words, nice)?);
         Ok(())
@@ -103,7 +103,7 @@ impl Slot {
         Ok(())
     }
 
-    /// The process that runs here and is ready, stopped or not.
+    /// The running process, if it is ready, stopped or not.
     pub(super) fn process(&self) -> Option<&Process> {
         self.process.as_ref().filter(|process| process.is_ready())
     }
@@ -112,7 +112,7 @@ impl Slot {
         self.resume_at.is_some()
     }
 
-    /// Does what is due: starts, resumes, and notices who ended without being told.
+    /// Does what is due: starts and continues processes, and notices those that have ended by themselves.
     pub(super) fn turn(&mut self, now: Instant) -> Result<()> {
         if self.start_at.is_some_and(|at| now >= at) {
             self.start()?;
@@ -125,7 +125,7 @@ impl Slot {
         let ended = process.child.try_wait()?;
         let ready = process.is_ready();
         match ended {
-            // It did not find its master, which may be away for a moment.
+            // It did not reach its master, which may be down for a moment.
             Some(_) if !ready => self.clear(now + Duration::from_millis(200)),
             Some(status) => {
                 self.complaints.push(format!("{} ended by itself: {status}", self.role));
@@ -139,7 +139,7 @@ impl Slot {
         Ok(())
     }
 
-    /// No goodbye. Another process is started at `again_at`.
+    /// Kills the process without warning. Another one is started at `again_at`.
     pub(super) fn kill(&mut self, again_at: Instant) -> Result<()> {
         self.signal(Signal::SIGKILL)?;
         if let Some(process) = &mut self.process {
@@ -149,16 +149,16 @@ impl Slot {
         Ok(())
     }
 
-    /// It does nothing until `resume_at`, and then goes on as if nothing had been.
+    /// Stops the process with SIGSTOP until `resume_at`.
     pub(super) fn stop(&mut self, resume_at: Instant) -> Result<()> {
         self.signal(Signal::SIGSTOP)?;
         self.resume_at = Some(resume_at);
         Ok(())
     }
 
-    /// Tells it to end, and sees to it that it does.
+    /// Stops the process with SIGTERM, and kills it if it does not end by `deadline`.
     pub(super) fn end(&mut self, deadline: Instant) {
-        // It may be stopped; a signal to one that is gone does no harm.
+        // The process may be stopped; a signal to one that has ended has no effect.
         let _ = self.signal(Signal::SIGCONT);
         let Some(process) = &mut self.process else { return };
         drop(process.child.stdin.take());
@@ -173,25 +173,25 @@ impl Slot {
         match ended {
             Some(status) if status.success() || !ready => {}
             Some(status) => self.complaints.push(format!("{} ended badly: {status}", self.role)),
-            None => self.complaints.push(format!("{} did not end when it was told to", self.role)),
+            None => self.complaints.push(format!("{} did not end after SIGTERM", self.role)),
         }
         if let Some(process) = self.take() {
             process.kill();
         }
     }
 
-    /// What its processes counted, those that are gone included.
+    /// The counters of its processes, including those that have ended.
     pub(super) fn counts(&self) -> impl Iterator<Item = (String, u64)> {
         let now = self.process.as_ref().map(|process| process.said().counts.clone()).unwrap_or_default();
         self.counted.clone().into_iter().chain(now)
     }
 
-    /// Operations and how long they took, µs, since this was last asked.
+    /// Operations and the durations of their calls, µs, since the last call of this.
     pub(super) fn take_times(&self) -> Vec<(String, u32)> {
         self.process.as_ref().map(|process| std::mem::take(&mut process.said().times)).unwrap_or_default()
     }
 
-    /// What must not be.
+    /// Results that must never occur.
     pub(super) fn complaints(&self) -> Vec<String> {
         self.complaints.clone()
     }
@@ -232,7 +232,7 @@ impl Process {
         };
         let mut child = Command::new(program)
             .args(words)
-            // Ctrl-C is for us alone; they end when we hang up.
+            // Ctrl-C reaches only this process; the children end when their standard input is closed.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_says_is_understood() {
+    fn the_output_of_a_process_is_parsed() {
         let mut said = Said::default();
         said.hear("counts puts=3 hits=x");
         assert!(!said.ready && said.counts == BTreeMap::from([("puts".to_owned(), 3)]));

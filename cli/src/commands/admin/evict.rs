@@ -1,4 +1,4 @@
-//! `snowskin admin evict`: what eviction does by itself and why, and eviction on demand.
+//! `snowskin admin evict`: explains what eviction does and why, and evicts on demand.
 
 use serde::Serialize;
 use store_core::message::{EvictNow, Evicted, EvictionReport, ExplainEviction, Kept, ReadStats, WhyKept};
@@ -16,27 +16,27 @@ const AFTER_HELP: &str = "Examples:
   snowskin admin evict --explain --json | jq .report.kept_hard_pinned
   snowskin admin evict --leave 10GiB";
 
-/// Evict now, or say what eviction did, what goes next, and what is kept and why
+/// Evict now, or explain what eviction did, what is next, and what is kept and why
 ///
-/// With --leave or --leave-objects, objects go as the policy chooses until no more is left than that. What is leased,
-/// pinned for good or being written stays.
+/// With --leave or --leave-objects, the policy evicts objects until that limit is reached. Objects that are
+/// leased, hard-pinned or being written stay.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["explain", "leave", "leave_objects"]))]
 pub(super) struct Args {
-    /// Explain; nothing is evicted.
+    /// Explain, without evicting anything.
     #[arg(long, conflicts_with_all = ["leave", "leave_objects"])]
     explain: bool,
-    /// Evict until at most this is allocated.
+    /// Evict until at most this many bytes are allocated.
     #[arg(long, value_name = "SIZE")]
     leave: Option<ByteSize>,
-    /// Evict until there are at most so many objects.
+    /// Evict until there are at most this many objects.
     #[arg(long, value_name = "N")]
     leave_objects: Option<u64>,
-    /// Name so many of those that go next.
+    /// List this many of the objects that would be evicted next.
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=512))]
     next: u32,
-    /// Say of these keys whether they could go now.
+    /// Explain whether these keys could be evicted now.
     #[arg(value_name = "KEY")]
     keys: Vec<String>,
     #[command(flatten)]
@@ -80,7 +80,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     if args.explain { explain(args) } else { evict(args) }
 }
 
-/// Asks until there is nothing left to ask for: one answer is bounded, so that nobody waits for it.
+/// Repeats the request until nothing is left to evict: each request is bounded, so that it does not delay
+/// others.
 fn evict(args: &Args) -> Outcome {
     sys::catch_interrupts();
     let leave = store_core::message::Evict {
@@ -113,8 +114,8 @@ fn evict(args: &Args) -> Outcome {
         return Ok(Exit::Ok);
     }
     eprintln!(
-        "snowskin: {}, {}, not evicted: leased, pinned or being written, or their space is held back; \
-         `snowskin admin evict --explain` counts them",
+        "snowskin: {}, {}, not evicted: leased, pinned, being written, or their space is not yet free; \
+        `snowskin admin evict --explain` counts them",
         counted(stats.objects, "object"),
         ByteSize(stats.used_bytes).approximate()
     );
@@ -173,26 +174,26 @@ fn render(explanation: &Explanation) -> String {
         "evicted",
         thousands(report.evictions_total),
         format!(
-            "{}; {} looked at, {} groups, {} soft pins",
+            "{}; {} examined, {} groups, {} soft pins",
             size(report.evicted_bytes_total),
             thousands(report.looks_total),
             thousands(report.groups_evicted_total),
             thousands(report.soft_pinned_evicted_total)
         ),
     );
-    row("found nothing", thousands(report.starved_total), "times that nothing could go".into());
-    row("expired", thousands(report.expired_total), "time to live was over".into());
+    row("found nothing", thousands(report.starved_total), "times that nothing could be evicted".into());
+    row("expired", thousands(report.expired_total), "time to live had ended".into());
     row("came back", thousands(report.returned_total), "put again soon after their eviction".into());
     row(
-        "could go",
+        "evictable",
         thousands(report.candidates),
-        "objects and groups; leases show when it is their turn".into(),
+        "objects and groups; leases are checked when an object is next".into(),
     );
     for (name, value, note) in [
-        ("kept: leased", report.kept_leased, "their turn came while somebody read them"),
-        ("kept: soft pin", report.kept_soft_pinned, "go when nothing else can"),
-        ("kept: hard pin", report.kept_hard_pinned, "never go by themselves"),
-        ("kept: group", report.kept_by_group, "another of their group is pinned or being written"),
+        ("kept: leased", report.kept_leased, "leased when they were next"),
+        ("kept: soft pin", report.kept_soft_pinned, "evicted when nothing else can be"),
+        ("kept: hard pin", report.kept_hard_pinned, "never evicted"),
+        ("kept: group", report.kept_by_group, "another object of their group is pinned or being written"),
         ("kept: unfinished", report.kept_unfinished, "being written"),
     ] {
         row(name, thousands(value), note.into());
@@ -200,13 +201,13 @@ fn render(explanation: &Explanation) -> String {
     let mut text = table.render();
     if !explanation.next.is_empty() {
         let mut table = Table::new(&[
-            ("goes next", Align::Left),
+            ("evicted next", Align::Left),
             ("bytes", Align::Right),
             ("objects", Align::Right),
             ("", Align::Left),
         ]);
         for next in &explanation.next {
-            let note = if next.leased { "unless its lease still runs then" } else { "" };
+            let note = if next.leased { "unless it is still leased then" } else { "" };
             table.row([
                 printable(&next.key),
                 thousands(next.bytes),
@@ -251,8 +252,10 @@ mod tests {
     fn every_reason_is_named_and_keys_of_others_cannot_drive_the_terminal() {
         let next = Next { key: "evil\u{1b}[2J".into(), bytes: 5_000, objects: 2, leased: true };
         let answer = |found, kept| Answer { key: "k".into(), found, kept };
+        let mut report = EvictionReport::default();
+        report.kept_hard_pinned = 1_234;
         let text = render(&Explanation {
-            report: EvictionReport { kept_hard_pinned: 1_234, ..EvictionReport::default() },
+            report,
             next: vec![next],
             keys: vec![answer(true, Some(reason(Kept::Group))), answer(true, None), answer(false, None)],
         });

@@ -1,11 +1,11 @@
-//! Segments, nodes and settings, as the master has them.
+//! Lists of segments, nodes and settings from the master.
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 use store_client::RpcConnection;
 use store_core::message::{self, DrainStatus, ListNodes, NodeInfo, ReadConfig, SegmentState};
-use store_core::{MasterConfig, SegmentNo};
+use store_core::{MasterConfig, NodeId, SegmentNo};
 
 use crate::commands::{MasterArg, no_master};
 use crate::exit::{EXIT_CODES, Exit};
@@ -23,7 +23,7 @@ const CONFIG_HELP: &str = "Examples:
   snowskin admin config
   snowskin admin config --json | jq .eviction";
 
-/// List the segments: whose, where, how full, in which state
+/// List the segments with node, address, fill level and state
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{SEGMENTS_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Segments {
@@ -34,7 +34,7 @@ pub(super) struct Segments {
     json: bool,
 }
 
-/// List the nodes: what they lend, and when they were heard of
+/// List the nodes with the memory that they lend and the time since their last heartbeat
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{NODES_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Nodes {
@@ -45,7 +45,7 @@ pub(super) struct Nodes {
     json: bool,
 }
 
-/// Show the settings that the master runs with
+/// Show the settings of the running master
 ///
 /// Secrets are left out.
 #[derive(Debug, clap::Args)]
@@ -58,7 +58,7 @@ pub(super) struct Config {
     json: bool,
 }
 
-/// A segment, for people and programs.
+/// A segment, for tables and JSON.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct SegmentRow {
     pub(crate) segment: SegmentNo,
@@ -74,9 +74,9 @@ pub(crate) struct SegmentRow {
 #[derive(Debug, Serialize)]
 struct NodeRow {
     node: String,
-    /// What people call it: the names of what it lends.
+    /// Display name of the node: the names of its segments.
     name: String,
-    /// A text, as every identifier: JSON's numbers end at 2^53 in many a language.
+    /// Identifiers are texts in JSON, because numbers above 2^53 are not exact in many languages.
     incarnation: String,
     segments: u32,
     capacity_bytes: u64,
@@ -99,14 +99,14 @@ impl NodeRow {
     }
 }
 
-/// What people call a node: the names of its segments, or its number when it has none.
+/// Display name of a node: the names of its segments, or its number when it has none.
 pub(crate) fn called(node: &str, segments: &[SegmentRow]) -> String {
     let names: Vec<&str> =
         segments.iter().filter(|row| row.node == node).map(|row| row.name.as_str()).collect();
     if names.is_empty() { node.to_owned() } else { names.join(", ") }
 }
 
-/// What people call a segment: its name, or its number when it is gone.
+/// Display name of a segment: its name, or its number when it does not exist any more.
 pub(crate) fn segment_called(no: SegmentNo, segments: &[SegmentRow]) -> String {
     segments
         .iter()
@@ -115,11 +115,11 @@ pub(crate) fn segment_called(no: SegmentNo, segments: &[SegmentRow]) -> String {
 }
 
 /// How a node's number is written.
-pub(crate) fn node_name(node: u64) -> String {
+pub(crate) fn node_name(node: NodeId) -> String {
     format!("{node:016x}")
 }
 
-/// All segments, with their states.
+/// Requests all segments, with their states.
 pub(crate) fn ask_segments(rpc: &mut RpcConnection) -> anyhow::Result<Vec<SegmentRow>> {
     let states: HashMap<SegmentNo, SegmentState> = {
         let ((), drains) = rpc.call::<DrainStatus>(&(), std::iter::empty()).map_err(no_master)?;
@@ -149,10 +149,10 @@ pub(super) fn segments(args: &Segments) -> Outcome {
     Ok(Exit::Ok)
 }
 
-/// Segments, line by line, in so many columns if they can be.
+/// A table of segments, within `columns` columns if possible.
 pub(crate) fn segment_table(rows: &[SegmentRow], columns: usize) -> String {
     if rows.is_empty() {
-        return "no node lends memory: `snowskin node --memory 1GiB`\n".to_owned();
+        return "no node lends memory: start one with `snowskin node --memory 1GiB`\n".to_owned();
     }
     let mut table = Table::new(&[
         ("segment", Align::Left),
@@ -227,7 +227,7 @@ pub(super) fn config(args: &Config) -> Outcome {
     Ok(Exit::Ok)
 }
 
-/// `a.b.c` and a text for every leaf.
+/// Adds a row with path (`a.b.c`) and text for every leaf.
 fn flatten(path: &str, value: &serde_json::Value, rows: &mut Vec<(String, String)>) {
     match value {
         serde_json::Value::Object(fields) => {
@@ -261,10 +261,10 @@ mod tests {
     #[test]
     fn names_of_others_cannot_drive_the_terminal() {
         let row = SegmentRow {
-            segment: 1,
+            segment: SegmentNo::new(1),
             name: "evil\u{1b}[2J".into(),
             endpoint: "h:1\u{7}".into(),
-            node: node_name(7),
+            node: node_name(NodeId::new(7)),
             state: "active",
             capacity_bytes: 1 << 20,
             used_bytes: 1 << 19,

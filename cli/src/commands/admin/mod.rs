@@ -1,4 +1,4 @@
-//! `snowskin admin`: look into a running master, and tell it what to do.
+//! `snowskin admin`: inspects and administers a running master.
 
 mod evict;
 mod list;
@@ -11,7 +11,7 @@ pub(crate) use tasks::{TaskRow, ask_tasks, drain_one, task_table};
 use crate::Outcome;
 use crate::exit::EXIT_CODES;
 
-/// Look into a running master, and tell it what to do
+/// Inspect and administer a running master
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct Args {

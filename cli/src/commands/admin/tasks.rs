@@ -1,4 +1,4 @@
-//! Replicas that are copied or moved, and segments that are drained.
+//! Copying and moving replicas, and draining segments.
 
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,9 @@ use crate::output::{Align, Table, figure, printable, thousands};
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
-/// How often something that goes on is asked after.
-const TURN: Duration = Duration::from_millis(200);
-/// Tasks of one page.
+/// How often a running operation is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Tasks per page.
 const PAGE: u32 = 1_000;
 
 const TASKS_HELP: &str = "Examples:
@@ -33,25 +33,25 @@ const MOVE_HELP: &str = "Examples:
   snowskin admin move greeting --from node-3 --wait
   snowskin admin move greeting --from node-3 --to node-7";
 const DRAIN_HELP: &str = "Examples:
-  snowskin admin drain node-7 --wait          move all it has elsewhere, and say when that is done
-  snowskin admin drain node-7 --maintenance   take nothing new, go on serving
-  snowskin admin drain node-7 --undo          take it back into use";
+  snowskin admin drain node-7 --wait          move all its objects to other nodes, and wait for the end
+  snowskin admin drain node-7 --maintenance   accept no new objects, but keep serving
+  snowskin admin drain node-7 --undo          put it back into use";
 
-/// Move everything off segments, so that they can go without a loss
+/// Move all objects off segments, so that the segments can be removed without loss
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{DRAIN_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Drain {
-    /// Segments, by name or number, or nodes, by number; none: show those that are not active.
+    /// Segments by name or number, or nodes by number; without any, show the segments that are not active.
     #[arg(value_name = "SEGMENT|NODE")]
     which: Vec<String>,
-    /// Take nothing new; move nothing.
+    /// Accept no new objects, and move nothing.
     #[arg(long, conflicts_with = "undo", requires = "which")]
     maintenance: bool,
-    /// Take them back into use.
+    /// Put the segments back into use.
     #[arg(long, requires = "which")]
     undo: bool,
-    /// Wait until they are empty, or nothing more can be moved: no other segment has room, or what is left is bad, which
-    /// `admin tasks --state failed` names.
+    /// Wait until the segments are empty, or nothing more can be moved: no other segment has room, or the
+    /// objects that are left are damaged, which `admin tasks --state failed` lists.
     #[arg(long, conflicts_with_all = ["maintenance", "undo"])]
     wait: bool,
     #[command(flatten)]
@@ -65,16 +65,16 @@ pub(super) struct Drain {
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{TASKS_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Tasks {
-    /// Only these; none: all that are known.
+    /// Only these tasks; without any, all known tasks.
     #[arg(value_name = "ID")]
     ids: Vec<u64>,
-    /// Only those in this state.
+    /// Only tasks in this state.
     #[arg(long, value_name = "STATE", value_parser = ["pending", "processing", "done", "failed", "canceled"])]
     state: Option<String>,
-    /// Give these tasks up.
+    /// Cancel these tasks.
     #[arg(long, requires = "ids", conflicts_with_all = ["retry", "state"])]
     cancel: bool,
-    /// Try these tasks again that were given up.
+    /// Retry these tasks, which have failed.
     #[arg(long, requires = "ids", conflicts_with = "state")]
     retry: bool,
     #[command(flatten)]
@@ -84,29 +84,29 @@ pub(super) struct Tasks {
     json: bool,
 }
 
-/// Copy an object to another segment, verified
+/// Copy an object to another segment, and verify the copy
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{COPY_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Copy {
-    /// The object.
+    /// Key of the object.
     key: String,
-    /// Where to; without it, the master chooses.
+    /// The destination; without it, the master chooses.
     #[arg(long, value_name = "SEGMENT")]
     to: Option<String>,
     #[command(flatten)]
     how: How,
 }
 
-/// Move a replica of an object to another segment, verified
+/// Move a replica of an object to another segment, and verify it there
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{MOVE_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Move {
-    /// The object.
+    /// Key of the object.
     key: String,
-    /// The replica that goes when the new one is readable.
+    /// The segment whose replica is removed when the new one is readable.
     #[arg(long, value_name = "SEGMENT")]
     from: String,
-    /// Where to; without it, the master chooses.
+    /// The destination; without it, the master chooses.
     #[arg(long, value_name = "SEGMENT")]
     to: Option<String>,
     #[command(flatten)]
@@ -115,7 +115,7 @@ pub(super) struct Move {
 
 #[derive(Debug, clap::Args)]
 struct How {
-    /// Wait for the end.
+    /// Wait for the end of the task.
     #[arg(long)]
     wait: bool,
     #[command(flatten)]
@@ -125,10 +125,10 @@ struct How {
     json: bool,
 }
 
-/// A task, for people and programs.
+/// A task, for tables and JSON.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TaskRow {
-    /// A text, as every identifier: JSON's numbers end at 2^53 in many a language.
+    /// Identifiers are texts in JSON, because numbers above 2^53 are not exact in many languages.
     id: String,
     key: String,
     bytes: u64,
@@ -199,14 +199,14 @@ pub(super) fn drain(args: &Drain) -> Outcome {
         wanted.extend(drains.iter().map(|drain| drain.segment));
     }
     while args.wait && drains.iter().any(goes_on) {
-        if let Some(exit) = sys::wait_for_interrupt(Some(TURN)) {
+        if let Some(exit) = sys::wait_for_interrupt(Some(POLL_INTERVAL)) {
             return Ok(exit);
         }
         let last = std::mem::replace(&mut drains, status(&mut rpc, &wanted)?);
         if let Some(lost) = gone(&last, &drains) {
-            let lost = Failure::failed(format!("segment {lost} went away before it was drained"));
+            let lost = Failure::failed(format!("segment {lost} was removed before it was drained"));
             return fail(
-                lost.hint("its node died, or was stopped: what it still had is lost, but for other replicas"),
+                lost.hint("its node ended: objects without another replica are lost"),
             );
         }
     }
@@ -220,7 +220,7 @@ pub(super) fn drain(args: &Drain) -> Outcome {
     Ok(if stuck { Exit::Failed } else { Exit::Ok })
 }
 
-/// Drains a segment, and waits until that is done, nothing more can be moved, or `timeout` is over.
+/// Drains a segment, and waits until it is empty, nothing more can be moved, or `timeout` is over.
 pub(crate) fn drain_one(
     rpc: &mut RpcConnection,
     segment: SegmentNo,
@@ -233,21 +233,21 @@ pub(crate) fn drain_one(
         found.next().unwrap_or(Err(ErrorCode::InternalError)).map_err(store_client::StoreError::from)?
     };
     while goes_on(&drain) && Instant::now() < deadline {
-        std::thread::sleep(TURN.min(deadline.saturating_duration_since(Instant::now())));
+        std::thread::sleep(POLL_INTERVAL.min(deadline.saturating_duration_since(Instant::now())));
         let now = status(rpc, &[segment])?;
-        let gone = || Failure::failed("the master has given the node up");
+        let gone = || Failure::failed("the master has removed the node");
         drain = *now.first().ok_or_else(gone)?;
     }
     Ok(drain)
 }
 
-/// Whether a drain has something left that it can move.
+/// Whether a drain has objects left that it can move.
 fn goes_on(drain: &DrainInfo) -> bool {
     let stays = (drain.left_no_room > 0 || drain.left_bad > 0) && drain.left_unfinished == 0;
     drain.state == SegmentState::Draining && (!stays || drain.moving > 0)
 }
 
-/// A segment that was being drained, and is not there any more.
+/// A segment that was being drained and does not exist any more.
 fn gone(last: &[DrainInfo], now: &[DrainInfo]) -> Option<SegmentNo> {
     let draining = last.iter().filter(|drain| drain.state == SegmentState::Draining);
     draining.map(|drain| drain.segment).find(|segment| now.iter().all(|drain| drain.segment != *segment))
@@ -255,11 +255,11 @@ fn gone(last: &[DrainInfo], now: &[DrainInfo]) -> Option<SegmentNo> {
 
 fn status(rpc: &mut RpcConnection, which: &[SegmentNo]) -> anyhow::Result<Vec<DrainInfo>> {
     let ((), found) = rpc.call::<DrainStatus>(&(), which.iter().copied()).map_err(no_master)?;
-    // A segment that went away meanwhile is not among them.
+    // A segment that was removed in the meantime is not among them.
     Ok(found.flatten().collect())
 }
 
-/// The segments that a name or a number means: one, or all of a node.
+/// The segments that a name or a number denotes: one, or all segments of a node.
 fn named(known: &[SegmentRow], which: &str) -> anyhow::Result<Vec<SegmentNo>> {
     let no = which.parse::<SegmentNo>().ok();
     let found: Vec<SegmentNo> = known
@@ -324,7 +324,7 @@ fn drain_table(rows: &[DrainRow]) -> String {
     table.render()
 }
 
-/// Tasks in this state, or all; at most `most`.
+/// Requests tasks in this state, or in any, at most `most`.
 pub(crate) fn ask_tasks(
     rpc: &mut RpcConnection,
     state: Option<TaskState>,
@@ -356,7 +356,7 @@ pub(super) fn list(args: &Tasks) -> Outcome {
     for ids in args.ids.chunks(PAGE as usize) {
         let mut asked = ids.iter();
         let ids = ids.iter().copied();
-        // An answer for each, in the order of the question.
+        // One answer per id, in the order of the request.
         let mut take = |found: Result<TaskInfo<'_>, ErrorCode>| match (asked.next(), found) {
             (_, Ok(task)) => rows.push(TaskRow::from(task)),
             (id, Err(error)) => missing.extend(id.map(|id| format!("{id}: {error}"))),
@@ -390,7 +390,7 @@ fn create(key: &str, from: Option<&str>, to: Option<&str>, how: &How) -> Outcome
     let known = ask_segments(&mut rpc)?;
     let one = |name: &str| match named(&known, name)?[..] {
         [no] => Ok(no),
-        _ => fail(Failure::usage(format!("{}: a node with several segments: name one", printable(name)))),
+        _ => fail(Failure::usage(format!("{}: this node has several segments: name one", printable(name)))),
     };
     let task = NewTask {
         key: Key(key.as_bytes()),
@@ -413,7 +413,7 @@ fn create(key: &str, from: Option<&str>, to: Option<&str>, how: &How) -> Outcome
             let failed = matches!(state, TaskState::Failed | TaskState::Canceled);
             return Ok(if failed { Exit::Failed } else { Exit::Ok });
         }
-        if let Some(exit) = sys::wait_for_interrupt(Some(TURN)) {
+        if let Some(exit) = sys::wait_for_interrupt(Some(POLL_INTERVAL)) {
             return Ok(exit);
         }
     }
@@ -429,7 +429,7 @@ fn show(rows: &[TaskRow], known: &[SegmentRow], json: bool) -> anyhow::Result<()
     output::print(&task_table(rows, known, usize::MAX))
 }
 
-/// Tasks, line by line, in so many columns if they can be.
+/// A table of tasks, within `columns` columns if possible.
 pub(crate) fn task_table(rows: &[TaskRow], known: &[SegmentRow], columns: usize) -> String {
     let mut table = Table::new(&[
         ("task", Align::Right),
@@ -467,8 +467,9 @@ mod tests {
 
     #[test]
     fn a_name_means_a_segment_or_all_of_a_node() {
+        let no = SegmentNo::new;
         let row = |segment, name: &str, node: &str| SegmentRow {
-            segment,
+            segment: no(segment),
             name: name.into(),
             endpoint: String::new(),
             node: node.into(),
@@ -478,9 +479,9 @@ mod tests {
             free_bytes_largest: 1,
         };
         let known = [row(1, "a", "00aa"), row(2, "b", "00aa"), row(3, "c", "00cc")];
-        assert_eq!(named(&known, "b").unwrap(), [2]);
-        assert_eq!(named(&known, "3").unwrap(), [3]);
-        assert_eq!(named(&known, "00aa").unwrap(), [1, 2]);
+        assert_eq!(named(&known, "b").unwrap(), [no(2)]);
+        assert_eq!(named(&known, "3").unwrap(), [no(3)]);
+        assert_eq!(named(&known, "00aa").unwrap(), [no(1), no(2)]);
         assert!(named(&known, "d").is_err() && named(&known, "").is_err());
     }
 
@@ -500,7 +501,7 @@ mod tests {
         let drain = |segment, state| DrainInfo { segment, state, ..DrainInfo::default() };
         let last = [drain(1, SegmentState::Drained), drain(2, SegmentState::Draining)];
         assert_eq!(gone(&last, &last), None);
-        assert_eq!(gone(&last, &last[1..]), None, "it was done");
+        assert_eq!(gone(&last, &last[1..]), None, "it was empty");
         assert_eq!(gone(&last, &last[..1]), Some(2));
         assert_eq!(gone(&last, &[last[0], drain(2, SegmentState::Drained)]), None);
     }

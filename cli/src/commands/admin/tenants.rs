@@ -1,4 +1,4 @@
-//! `snowskin admin tenants`: who shares the store, and what each may use.
+//! `snowskin admin tenants`: the tenants that share the store, and their limits.
 
 use serde::Serialize;
 use store_client::RpcError;
@@ -18,36 +18,36 @@ const AFTER_HELP: &str = "Examples:
   snowskin admin tenants --set team-a --quota 64GiB --guaranteed 16GiB
   snowskin admin tenants --remove team-a --force         and all its objects
 
-Changes last until the master ends: what is to last belongs into its settings.";
+Changes are lost when the master ends: put permanent ones into its settings.";
 
-/// List tenants with what they use, or change one
+/// List tenants with their usage, or change one
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// Add this tenant, or change what it may: what is not given is without a limit.
+    /// Add this tenant, or change its limits. A limit that is not given is removed.
     #[arg(long, value_name = "TENANT", conflicts_with = "remove")]
     set: Option<String>,
-    /// Most bytes, as 64GiB; each copy counts.
+    /// Most bytes, such as 64GiB; each replica counts.
     #[arg(long, value_name = "SIZE", requires = "set")]
     quota: Option<ByteSize>,
     /// Most objects.
     #[arg(long, value_name = "N", requires = "set")]
     quota_objects: Option<u32>,
-    /// What the puts of others do not take from it.
+    /// Bytes that puts of other tenants cannot evict.
     #[arg(long, value_name = "SIZE", requires = "set")]
     guaranteed: Option<ByteSize>,
-    /// A file with its new secret; without it, the secret stays.
+    /// File with the new secret; without it, the secret is unchanged.
     #[arg(long, value_name = "FILE", requires = "set")]
     new_secret: Option<std::path::PathBuf>,
-    /// Forget this tenant; it must have no objects.
+    /// Remove this tenant, which must have no objects.
     #[arg(long, value_name = "TENANT")]
     remove: Option<String>,
-    /// Remove its objects before.
+    /// Remove its objects first.
     #[arg(long, requires = "remove")]
     force: bool,
     #[command(flatten)]
     master: MasterArg,
-    /// Print one JSON object a tenant.
+    /// Print one JSON object per tenant.
     #[arg(long)]
     json: bool,
 }
@@ -72,8 +72,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
         };
         rpc.call::<TenantSet>(&setting, std::iter::empty()).map_err(|error| match error {
             RpcError::Refused(ErrorCode::InvalidParams) => {
-                anyhow::Error::from(Failure::failed(format!("the master does not take tenant {}: {error}", printable(name)))
-                    .hint("a master that was started without tenants (`snowskin master --tenants FILE`) has the default one alone"))
+                anyhow::Error::from(Failure::failed(format!("the master refuses tenant {}: {error}", printable(name)))
+                    .hint("a master that was started without tenants (`snowskin master --tenants FILE`) has the default tenant only"))
             }
             error => no_master(error),
         })?;
@@ -107,7 +107,7 @@ fn render<'a>(usages: impl Iterator<Item = TenantUsage<'a>>) -> String {
         ("tenant", Align::Left),
         ("objects", Align::Right),
         ("used", Align::Right),
-        ("held back", Align::Right),
+        ("not yet free", Align::Right),
         ("quota", Align::Right),
         ("guaranteed", Align::Right),
         ("evicted", Align::Right),

@@ -1,7 +1,7 @@
-//! `snowskin bench allocator`: how much of a segment objects can fill, and what an allocation costs.
+//! `snowskin bench allocator`: how much of a segment objects can fill, and the time of an allocation.
 //!
-//! Workloads and their method are those that Mooncake has published results of; those results stand beside what is measured
-//! here, from another machine. Nothing but metadata is touched: no segment has memory.
+//! The workloads and the method are those of results that Mooncake has published; those results, from another
+//! machine, are printed beside the measured ones. Only metadata is touched: the segments have no memory.
 
 mod cluster;
 mod one;
@@ -14,7 +14,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use serde::Serialize;
 use store_core::{AllocationStrategy, AllocatorKind};
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::content::mix;
 use crate::exit::{EXIT_CODES, Exit};
 use crate::output::{Align, LiveTable, figure, rounded, thousands};
@@ -24,39 +24,39 @@ use cluster::Cluster;
 use published::Published;
 
 const AFTER_HELP: &str =
-    "Utilisation is bytes of live objects over bytes of the pool. Every pool is filled until it refuses an \
-object, and then kept full: at each refusal objects are freed at random, one, or 5 % for 3.12 MB and \
-pairs. It is looked at after every allocation, or for the 5 % at each refusal. Time is CPU time, the \
-average of an allocation; in the first table with the frees that make room, in the others a whole put_start of \
-the master, its table of objects included. Published figures are Mooncake's, from its documentation:
-on another machine, and in the second table of its allocation strategies alone. Objects are aligned \
-to 64 bytes here, so that those shorter than about 512 bytes fill less.
+    "Utilisation is the bytes of live objects divided by the bytes of the pool. Every pool is filled until it refuses an \
+    object, and is then kept full: at each refusal, random objects are freed, one at a time, or 5 % of all with 3.12 MB blocks \
+    and pairs. Utilisation is sampled after every allocation, or with 5 % at each refusal. Time is CPU time, the average per \
+    allocation; in the first table it includes the frees that make room, in the others it is a whole put_start of the \
+    master, including its table of objects. Published figures are Mooncake's, from its documentation, measured on another \
+    machine; in the second table they are of its allocation strategies alone. Objects are aligned to 64 bytes here, so \
+    those shorter than about 512 bytes fill less.
 
 Examples:
   snowskin bench allocator
   snowskin bench allocator --workload scaled --allocator slab
   snowskin bench allocator --json | jq '.[] | select(.ns > 150)'";
 
-/// Measure the allocators and placement: utilisation and time
+/// Measure allocators and placement: utilisation and time
 ///
-/// Runs the workloads that Mooncake has published results of, for both allocators and both allocation
-/// strategies, and prints its results beside.
+/// Runs workloads for which Mooncake has published results, with both allocators and both allocation
+/// strategies, and prints the published results beside its own.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
-    /// What to run.
+    /// Workloads to run.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Workload::ALL, value_name = "NAME,…")]
     workload: Vec<Workload>,
-    /// Which allocators.
+    /// Allocators to measure.
     #[arg(long, value_delimiter = ',', default_values_t = AllocatorKind::ALL.to_vec(), value_name = "NAME,…", value_parser = allocator_parser())]
     allocator: Vec<AllocatorKind>,
-    /// Which allocation strategies.
+    /// Allocation strategies to measure.
     #[arg(long, value_delimiter = ',', default_values_t = AllocationStrategy::ALL.to_vec(), value_name = "NAME,…", value_parser = strategy_parser())]
     strategy: Vec<AllocationStrategy>,
-    /// Allocations measured in each row of the first table, and most in those of the others.
+    /// Allocations measured per row of the first table, and at most per row of the others.
     #[arg(long, default_value_t = 1_000_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     allocations: u64,
-    /// Bytes of a segment of the second table, in GiB. The published ones had 1,024.
+    /// Size of a segment of the second table, in GiB. The published results used 1,024.
     #[arg(long, default_value_t = 64, value_name = "GIB", value_parser = clap::value_parser!(u64).range(1..=4096))]
     segment_gib: u64,
     /// Print one JSON array of objects.
@@ -64,25 +64,26 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// What is run.
+/// The workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Workload {
     /// Objects of one length, a power of two
     Uniform,
-    /// Objects of one length, a power of two less or more 17
+    /// Objects of one length, a power of two minus or plus 17
     Uneven,
     /// Objects of one length, a power of two times 0.9 or 1.1
     Scaled,
-    /// Lengths at random from 1 KiB to 64 MiB
+    /// Random lengths from 1 KiB to 64 MiB
     Random,
-    /// Blocks of KV cache of 3.12 MB
+    /// KV-cache blocks of 3.12 MB
     Kv,
-    /// Blocks of 3.12 MB and as many of 643 KiB
+    /// Blocks of 3.12 MB and an equal number of 643 KiB
     Paired,
-    /// The last two through a master, with 1 and 16 segments, 1 and 3 replicas, of one length or not
+    /// The two workloads before through a master, with 1 and 16 segments, 1 and 3 replicas, segments of equal
+    /// or different size
     Cluster,
-    /// A put while there is room and while there is one hole, with 1 to 4,096 segments
+    /// A put with free space and with exactly one hole, with 1 to 4,096 segments
     Scale,
     /// An empty segment joins full ones
     Join,
@@ -102,7 +103,7 @@ impl Workload {
     ];
 }
 
-/// What a run gave.
+/// The result of a run.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     utilisation_min: f64,
@@ -118,7 +119,7 @@ impl Measured {
     }
 }
 
-/// One line of the JSON. What does not apply is null.
+/// One row of the JSON output. Values that do not apply are null.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Row {
     workload: Option<Workload>,
@@ -132,13 +133,13 @@ struct Row {
     utilisation: Option<f64>,
     ns: Option<f64>,
     allocations: Option<u64>,
-    /// Of a removal and a put in a store that is full but for what was removed.
+    /// Time of a removal and a put in a store that is full except for the removed object, nanoseconds.
     ns_full: Option<f64>,
-    /// How full the others were, how long the newcomer was there, milliseconds, and its share of the puts.
+    /// For a new segment: fill level of the others, its age in milliseconds, and its share of the puts.
     fill: Option<f64>,
     age_ms: Option<u64>,
     share: Option<f64>,
-    /// On another machine.
+    /// The published result, from another machine.
     published: Option<Published>,
 }
 
@@ -158,7 +159,7 @@ impl Row {
     }
 }
 
-/// What of the store is shared by its printing.
+/// Prints the tables, and collects the rows.
 struct Report<'a> {
     args: &'a Args,
     bar: Bar,
@@ -185,7 +186,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
 }
 
 impl Report<'_> {
-    /// The first table: a line for each length, a pair of columns for each allocator.
+    /// The first table: a row per length, two columns per allocator.
     fn one(&mut self) -> anyhow::Result<Option<Exit>> {
         let fixed: &[(Workload, &[(u64, Published)])] = &[
             (Workload::Uniform, published::UNIFORM),
@@ -218,7 +219,7 @@ impl Report<'_> {
             });
         }
         columns.extend([("published", Align::Right), ("ns", Align::Right)]);
-        self.heading("One segment: utilisation and ns an allocation; published: another machine")?;
+        self.heading("One segment: utilisation and ns per allocation; published: another machine")?;
         let mut table = LiveTable::new(&columns);
         for (workload, len, published) in lines {
             let bytes = len.map_or_else(|| "various".to_owned(), thousands);
@@ -247,14 +248,14 @@ impl Report<'_> {
         Ok(None)
     }
 
-    /// The second: a whole master.
+    /// The second table: a whole master.
     fn cluster(&mut self) -> anyhow::Result<Option<Exit>> {
         if !self.wants(Workload::Cluster) {
             return Ok(None);
         }
         let gib = self.args.segment_gib;
         self.heading(&format!(
-            "Through a master, {gib} GiB a segment: utilisation, ns a put_start; published: 1,024 GiB, other machine"
+            "Through a master, {gib} GiB per segment: utilisation, ns per put_start; published: 1,024 GiB, another machine"
         ))?;
         let mut table = LiveTable::new(&[
             ("objects", Align::Left),
@@ -302,13 +303,13 @@ impl Report<'_> {
         Ok(None)
     }
 
-    /// The third: many segments.
+    /// The third table: many segments.
     fn scale(&mut self) -> anyhow::Result<Option<Exit>> {
         if !self.wants(Workload::Scale) {
             return Ok(None);
         }
-        self.heading("4 KiB objects: ns a put while half is free; ns a removal and a put while nothing is")?;
-        // A million of them; fewer when less is measured, but some for every segment.
+        self.heading("4 KiB objects: ns per put with half of the space free; ns per removal and put with none free")?;
+        // A million objects; fewer if fewer allocations are measured, but some per segment.
         let capacity = self.args.allocations.clamp(16 << 10, 1 << 20) * 4096;
         let mut table = LiveTable::new(&[
             ("segments", Align::Right),
@@ -346,13 +347,13 @@ impl Report<'_> {
         Ok(None)
     }
 
-    /// The fourth: slow start.
+    /// The fourth table: slow start of a new segment.
     fn join(&mut self) -> anyhow::Result<Option<Exit>> {
         const AGES_MS: [u64; 5] = [0, 15_000, 30_000, 45_000, 60_000];
         if !self.wants(Workload::Join) {
             return Ok(None);
         }
-        self.heading("An empty segment joins 16: its share of the next puts, so many seconds later")?;
+        self.heading("An empty segment joins 16 others: its share of the next puts, by seconds since it joined")?;
         let mut columns = vec![("others", Align::Right), ("strategy        ", Align::Left)];
         columns.extend(["0 s", "15 s", "30 s", "45 s", "60 s"].map(|name| (name, Align::Right)));
         let mut table = LiveTable::new(&columns);
@@ -412,7 +413,7 @@ impl Report<'_> {
     }
 }
 
-/// Numbers that look random and are the same in every run.
+/// A pseudo-random sequence that is the same in every run.
 #[derive(Clone, Debug)]
 struct Random(u64);
 
@@ -421,25 +422,25 @@ impl Random {
         Self(seed << 40)
     }
 
-    /// Below `limit`, which is not 0.
+    /// A number below `limit`, which must not be 0.
     const fn below(&mut self, limit: u64) -> u64 {
         self.0 += 1;
         ((mix(self.0) as u128 * limit as u128) >> 64) as u64
     }
 }
 
-/// Reads the name of an allocator, and lists all in the help.
+/// Parses the name of an allocator, and lists all in the help.
 fn allocator_parser() -> impl clap::builder::TypedValueParser<Value = AllocatorKind> {
     PossibleValuesParser::new(AllocatorKind::ALL.iter().map(|kind| kind.name())).try_map(|name| name.parse())
 }
 
-/// Reads the name of an allocation strategy, and lists all in the help.
+/// Parses the name of an allocation strategy, and lists all in the help.
 fn strategy_parser() -> impl clap::builder::TypedValueParser<Value = AllocationStrategy> {
     let names = AllocationStrategy::ALL.iter().map(|strategy| strategy.name());
     PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 
-/// Rounded down, so that 1 means all of it.
+/// Rounded down, so that 1 means full.
 fn share(value: f64) -> String {
     format!("{:.4}", (value * 10_000.0).floor() / 10_000.0)
 }

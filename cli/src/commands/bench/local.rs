@@ -1,17 +1,14 @@
-//! `snowskin bench local`: the light local client beside the embedded one, turn by turn in one run.
+//! `snowskin bench local`: compares the local client with the embedded client, in turns within one run.
 
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use store_client::local::LocalConfig;
-use store_client::{
-    BufferRange, Client, ClientConfig, Get, LocalBuffer, LocalClient, PutOptions, SharedRegion, Store as _,
-    StoreError,
-};
+use store_client::{BufferRange, Client, ClientConfig, Get, LocalBuffer, LocalClient, PutOptions, SharedRegion, Store as _, StoreError, RemoveMode};
 use te_engine::Fabrics;
 
 use super::cpu_s_per_gib;
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::commands::local::failure;
 use crate::content::mix;
@@ -22,25 +19,25 @@ use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
-const AFTER_HELP: &str = "Starts a master and a node with a local socket. Both clients have one operation under way at a time, straight \
-from and into registered memory; what is read is checked against its checksum. They take turns, so that \
-whatever else the machine does meets both. CPU time is that of client, master and node.
+const AFTER_HELP: &str = "Starts a master and a node with a local socket. Both clients have one operation in progress at a time, to and \
+from registered memory; what is read is verified against its checksum. They take turns, so that other load on \
+the machine affects both. CPU time is that of client, master and node.
 
 Examples:
   snowskin bench local
   snowskin bench local --value 64KiB,16MiB --rounds 20 --json";
 
-/// Measure the light local client beside the embedded one
+/// Compare the local client with the embedded client
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
-    /// Bytes of an object.
+    /// Size of an object.
     #[arg(long, value_delimiter = ',', default_values = ["4KiB", "1MiB"], value_name = "SIZE,…")]
     value: Vec<ByteSize>,
-    /// Turns that each client has for each operation and size.
+    /// Turns per client, operation and size.
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Milliseconds of one turn.
+    /// Duration of a turn, milliseconds.
     #[arg(long, default_value_t = 200, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     turn_ms: u64,
     /// Print one JSON array of objects.
@@ -62,18 +59,18 @@ struct Row {
 
 /// Memory of the node.
 const NODE_BYTES: u64 = 1 << 30;
-/// Longest object: four of them fit the node and the arena.
+/// Longest object: the node and the arena have room for four of them.
 const VALUE_BYTES_MAX: u64 = 64 << 20;
-/// Objects that are read in turn.
+/// Number of objects to read in turn.
 const OBJECTS: u64 = 64;
 
-/// A client, and memory for one object.
-enum Way {
+/// A client, with memory for one object.
+enum BenchClient {
     Embedded(Box<Client>, SharedRegion),
     Local(Box<LocalClient>, LocalBuffer),
 }
 
-impl Way {
+impl BenchClient {
     const fn name(&self) -> &'static str {
         match self {
             Self::Embedded(..) => "embedded",
@@ -89,7 +86,7 @@ impl Way {
                 client.put(key, buffer.part(0, len), &options).map_err(|error| failure("", &error))?
             }
         };
-        anyhow::ensure!(stored, "an object of an earlier turn has the same key");
+        anyhow::ensure!(stored, "an object with the same key exists from an earlier turn");
         Ok(())
     }
 
@@ -102,16 +99,16 @@ impl Way {
                 client.get_with(Get::new(key, buffer.part(0, len))).map_err(|error| failure("", &error))?
             }
         };
-        anyhow::ensure!(found == Some(len), "an object that was stored is not there any more");
+        anyhow::ensure!(found == Some(len), "a stored object does not exist any more");
         Ok(())
     }
 
     fn remove(&mut self, keys: &[Vec<u8>]) -> anyhow::Result<()> {
         let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
         match self {
-            Self::Embedded(client, _) => drop(client.batch_remove(&keys, true)?),
+            Self::Embedded(client, _) => drop(client.batch_remove(&keys, RemoveMode::Force)?),
             Self::Local(client, _) => {
-                drop(client.batch_remove(&keys, true).map_err(|error| failure("", &error))?);
+                drop(client.batch_remove(&keys, RemoveMode::Force).map_err(|error| failure("", &error))?);
             }
         }
         Ok(())
@@ -128,7 +125,7 @@ struct Measured {
 pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let longest = args.value.iter().map(|value| value.bytes()).max().unwrap_or(1);
     if args.value.iter().any(|value| value.bytes() == 0) || longest > VALUE_BYTES_MAX {
-        let message = format!("--value: choose 1 B to {}", ByteSize(VALUE_BYTES_MAX));
+        let message = format!("--value must be from 1 B to {}", ByteSize(VALUE_BYTES_MAX));
         return fail(Failure::usage(message));
     }
     sys::catch_interrupts();
@@ -137,7 +134,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         nodes: 1,
         node_bytes: NODE_BYTES,
         fabric: Fabrics::AUTO,
-        // Removed objects give their space back when nobody can be reading them any more.
+        // The space of removed objects is free when no lease on them can be valid any more.
         lease_ms: Some(1000),
         eviction: None,
         local: Some(socket.clone()),
@@ -147,13 +144,14 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let mut embedded = Client::connect(config).map_err(crate::commands::no_start)?;
     let region = embedded.alloc(usize::try_from(longest)?)?;
     let arena_bytes = 2 * longest.max(1 << 20);
-    let mut local = LocalClient::connect(LocalConfig { arena_bytes, ..LocalConfig::new(&socket) })
-        .map_err(|error| failure("", &StoreError::from(error)))?;
+    let mut config = LocalConfig::new(&socket);
+    config.arena_bytes = arena_bytes;
+    let mut local = LocalClient::connect(config).map_err(|error| failure("", &StoreError::from(error)))?;
     let buffer = local.alloc(longest).map_err(|error| failure("", &error))?;
     let zeros = vec![0; usize::try_from(longest)?];
     region.write(0, &zeros)?;
     buffer.write(0, &zeros).map_err(|error| failure("", &error))?;
-    let mut ways = [Way::Embedded(Box::new(embedded), region), Way::Local(Box::new(local), buffer)];
+    let mut clients = [BenchClient::Embedded(Box::new(embedded), region), BenchClient::Local(Box::new(local), buffer)];
 
     let bar = Bar::new(2 * args.value.len() as u64, "combinations", global.quiet);
     let mut table = LiveTable::new(&[
@@ -169,12 +167,12 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let mut rows = Vec::new();
     for value in args.value.iter().map(|value| value.bytes()) {
         for op in ["put", "get"] {
-            let measured = measure(args, &mut ways, op, value, &mut cluster)?;
+            let measured = measure(args, &mut clients, op, value, &mut cluster)?;
             if let Some(exit) = sys::interrupted() {
                 return Ok(exit);
             }
-            for (way, measured) in ways.iter().zip(measured) {
-                let row = row(op, value, way.name(), &measured);
+            for (client, measured) in clients.iter().zip(measured) {
+                let row = row(op, value, client.name(), &measured);
                 if !args.json {
                     let cells = [
                         op.to_owned(),
@@ -193,7 +191,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
             bar.set(rows.len() as u64 / 2);
         }
     }
-    drop((bar, ways));
+    drop((bar, clients));
     cluster.stop();
     if args.json {
         output::print_json(&rows)?;
@@ -203,13 +201,13 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
 
 fn measure(
     args: &Args,
-    ways: &mut [Way; 2],
+    clients: &mut [BenchClient; 2],
     op: &'static str,
     value: u64,
     cluster: &mut Cluster,
 ) -> anyhow::Result<[Measured; 2]> {
     let turn = Duration::from_millis(args.turn_ms);
-    // As many as a quarter of the node holds: then a put finds room without anything being evicted.
+    // A quarter of the node at most: then a put finds space without evictions.
     let objects = (NODE_BYTES / 4 / value).clamp(1, OBJECTS);
     let mut number = mix(std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64));
     let mut key = || {
@@ -218,12 +216,12 @@ fn measure(
     };
     let stored: Vec<_> = (0..if op == "get" { objects } else { 0 }).map(|_| key()).collect();
     for key in &stored {
-        ways[0].put(key, value)?;
+        clients[0].put(key, value)?;
     }
     let mut measured = [Measured::default(), Measured::default()];
-    // The first turn of each warms it up.
+    // The first turn of each client is a warm-up.
     for round in 0..=args.rounds {
-        for (way, measured) in ways.iter_mut().zip(&mut measured) {
+        for (client, measured) in clients.iter_mut().zip(&mut measured) {
             let before = cluster.cpu().total();
             let started = Instant::now();
             let mut written = Vec::new();
@@ -234,12 +232,12 @@ fn measure(
                     true => {
                         written.push(key());
                         let begun = Instant::now();
-                        way.put(&written[at], value)?;
+                        client.put(&written[at], value)?;
                         (begun.elapsed(), written.len() as u64 >= objects * 2)
                     }
                     false => {
                         let begun = Instant::now();
-                        way.get(&stored[at % stored.len()], value)?;
+                        client.get(&stored[at % stored.len()], value)?;
                         (begun.elapsed(), false)
                     }
                 };
@@ -249,7 +247,7 @@ fn measure(
                 }
             }
             let (elapsed, cpu) = (started.elapsed(), cluster.cpu().total().saturating_sub(before));
-            way.remove(&written)?;
+            client.remove(&written)?;
             if round > 0 {
                 measured.latency.merge(&latency);
                 measured.elapsed += elapsed;
@@ -257,7 +255,7 @@ fn measure(
             }
         }
     }
-    ways[0].remove(&stored)?;
+    clients[0].remove(&stored)?;
     Ok(measured)
 }
 

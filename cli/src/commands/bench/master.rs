@@ -1,7 +1,7 @@
-//! `snowskin bench master`: how many questions a master answers, and what an object costs it.
+//! `snowskin bench master`: how many requests a master answers per second, and its memory per object.
 //!
-//! The clients are threads with a connection each and several requests under way. Objects are metadata only: a segment is
-//! mounted that nobody ever reads or writes, so that bytes do not disturb the measurement.
+//! The clients are threads with a connection each and several requests in progress. Objects are metadata
+//! only: the segment that is mounted is never read or written, so payload does not affect the measurement.
 
 use std::sync::Barrier;
 use std::thread;
@@ -12,12 +12,12 @@ use clap::ValueEnum;
 use serde::Serialize;
 use store_client::{Address, RpcConfig, RpcConnection};
 use store_core::message::{
-    Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutAsk,
+    Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutRequest,
     PutEnd, PutOptions, PutStart, ReadStats, Removal, Remove,
 };
-use store_core::{ErrorCode, Frame, Key};
+use store_core::{ErrorCode, Frame, Key, NodeId, Incarnation};
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::cluster::MasterReady;
 use crate::commands::no_master;
 use crate::content::mix;
@@ -29,50 +29,50 @@ use crate::progress::Bar;
 use crate::{Outcome, fail, output, sys};
 
 /// Who puts has a name; without one it is refused.
-const ASK: PutAsk = PutAsk { writer: 1, ..PutAsk::once(PutOptions::DEFAULT) };
+const ASK: PutRequest = PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) };
 
 const AFTER_HELP: &str =
-    "exists and get ask for keys at random among --objects stored ones; put stores new keys, and counts \
-one when its start and its end are both answered. Keys have 32 bytes. Latency is that of one request \
-of --batch keys (put: both requests), with --depth of them under way on each connection. Memory per \
-object is the growth of the process (VmRSS) and the master's own estimate, both divided by \
---objects.
+    "exists and get request random keys among --objects stored ones; put stores new keys, and counts one when its start and its \
+    end are both answered. Keys have 32 bytes. Latency is that of one request of --batch keys (put: of both requests), with \
+    --depth of them in progress per connection. Memory per object is the growth of the process (VmRSS), and the master's own \
+    estimate, both divided by --objects.
 
 Examples:
   snowskin bench master
   snowskin bench master --op exists --batch 1 --clients 2 --depth 32
   snowskin bench master --op put --batch 128 --json | jq '.[].keys_s'";
 
-/// Measure a master: operations a second, latencies, memory for each object
+/// Measure a master: operations per second, latencies, memory per object
 ///
-/// Starts a master, fills it, and asks it from several connections at once: a row for each combination of
-/// operation, batch and clients.
+/// Starts a master, fills it, and sends requests from several connections: one row per combination of
+/// operation, batch and number of clients.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
-    /// What to ask.
+    /// Operations to measure.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Ask::Exists, Ask::Put, Ask::Get], value_name = "OP,…")]
     op: Vec<Ask>,
-    /// Keys in one request.
+    /// Keys per request.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 32, 128], value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: Vec<u32>,
-    /// Connections, a thread each.
+    /// Connections, each with its own thread.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2], value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..=256))]
     clients: Vec<u32>,
-    /// Requests under way on each connection.
+    /// Requests in progress per connection.
     #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     depth: u32,
     /// Objects stored before measuring.
     #[arg(long, default_value_t = 1_000_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
     objects: u64,
-    /// Seconds for each combination.
+    /// Seconds per combination.
     #[arg(long, default_value_t = 2.0, value_name = "S")]
     duration: f64,
-    /// Measure this master instead of one started for the purpose. It is filled with keys that begin with `bench`, and is told of
-    /// memory that does not exist.
+    /// Measure this master instead of starting one. It is filled with keys that begin with `bench`, and a
+    /// segment without memory is mounted at it.
     #[arg(long, env = "SNOWSKIN_BENCH_MASTER", hide_env_values = true, value_name = "HOST:PORT")]
     master: Option<String>,
-    /// Measure a master that has nodes or objects, too: what is put there meanwhile may land nowhere.
+    /// Measure a master that has nodes or objects. Puts of other clients may then be placed in memory that
+    /// does not exist.
     #[arg(long, requires = "master")]
     yes: bool,
     /// Print one JSON array of objects.
@@ -80,15 +80,15 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// What is asked.
+/// The operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Ask {
-    /// Whether keys are there
+    /// Whether keys exist
     Exists,
     /// Start and end of a put
     Put,
-    /// Where objects are, with a lease
+    /// Locations of objects, with a lease
     Get,
 }
 
@@ -110,13 +110,13 @@ struct Row {
     bytes_per_object_estimate: f64,
 }
 
-/// Objects in one request while filling.
+/// Objects per request while filling.
 const FILL_BATCH: usize = 512;
-/// Bytes of an object that is never written.
+/// Length of an object, which is never written, bytes.
 const OBJECT_BYTES: u64 = 4096;
-/// More than can be filled: allocation never fails.
+/// More than can be filled, so that allocation never fails.
 const SEGMENT_BYTES: u64 = 1 << 44;
-/// Key numbers that are set aside for each client: more than it can use.
+/// Range of key numbers per client: more than it can use.
 const NUMBERS_EACH: u64 = 1 << 36;
 const WARM_UP: Duration = Duration::from_millis(200);
 
@@ -161,18 +161,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         })
         .collect();
     let bar = Bar::new(combinations.len() as u64, "combinations", global.quiet);
-    let mut table = LiveTable::new(&[
-        ("op", Align::Left),
-        ("batch", Align::Right),
-        ("clients", Align::Right),
-        ("ops/s", Align::Right),
-        ("keys/s", Align::Right),
-        ("p50 µs", Align::Right),
-        ("p99 µs", Align::Right),
-        ("p99.9 µs", Align::Right),
-        ("CPU µs/key", Align::Right),
-        ("errors", Align::Right),
-    ]);
+    let mut table = LiveTable::new(&COLUMNS);
     let mut rows = Vec::new();
     let mut first = args.objects;
     for (done, &(op, batch, clients)) in combinations.iter().enumerate() {
@@ -185,28 +174,44 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
             return Ok(exit);
         }
         if !args.json {
-            let cells = [
-                format!("{:?}", row.op).to_lowercase(),
-                batch.to_string(),
-                clients.to_string(),
-                figure(row.ops_s),
-                figure(row.keys_s),
-                figure(row.p50_us),
-                figure(row.p99_us),
-                figure(row.p999_us),
-                figure(row.cpu_us_per_key),
-                thousands(row.errors),
-            ];
-            bar.suspend(|| table.row(&cells))?;
+            bar.suspend(|| table.row(&cells(batch, clients, &row)))?;
         }
         rows.push(row);
         bar.set(done as u64 + 1);
-        // Whoever lends memory must be heard of from time to time.
+        // The master removes nodes from which no heartbeat comes.
         control.call::<Beat>(&node, std::iter::empty()).map_err(no_master)?;
     }
     drop(bar);
     finish(args, &rows, memory)?;
     Ok(Exit::Ok)
+}
+
+const COLUMNS: [(&str, Align); 10] = [
+    ("op", Align::Left),
+    ("batch", Align::Right),
+    ("clients", Align::Right),
+    ("ops/s", Align::Right),
+    ("keys/s", Align::Right),
+    ("p50 µs", Align::Right),
+    ("p99 µs", Align::Right),
+    ("p99.9 µs", Align::Right),
+    ("CPU µs/key", Align::Right),
+    ("errors", Align::Right),
+];
+
+fn cells(batch: u32, clients: u32, row: &Row) -> [String; 10] {
+    [
+        format!("{:?}", row.op).to_lowercase(),
+        batch.to_string(),
+        clients.to_string(),
+        figure(row.ops_s),
+        figure(row.keys_s),
+        figure(row.p50_us),
+        figure(row.p99_us),
+        figure(row.p999_us),
+        figure(row.cpu_us_per_key),
+        thousands(row.errors),
+    ]
 }
 
 fn finish(args: &Args, rows: &[Row], memory: Memory) -> anyhow::Result<()> {
@@ -215,20 +220,20 @@ fn finish(args: &Args, rows: &[Row], memory: Memory) -> anyhow::Result<()> {
     }
     let measured = memory.measured.map(|bytes| format!("{} B measured, ", figure(bytes))).unwrap_or_default();
     output::print(&format!(
-        "\nmaster's memory for each of {} objects with 32-byte keys: {measured}{} B by its own estimate\n",
+        "\nmaster's memory per object, for {} objects with 32-byte keys: {measured}{} B by its own estimate\n",
         thousands(args.objects),
         figure(memory.estimated)
     ))
 }
 
-/// Bytes of the master's memory for each object.
+/// Memory of the master per object, bytes.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     measured: Option<f64>,
     estimated: f64,
 }
 
-/// What each client does.
+/// The load of each client.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     op: Ask,
@@ -239,21 +244,18 @@ struct Load {
 
 fn mount(control: &mut RpcConnection) -> anyhow::Result<Heartbeat> {
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let incarnation = u64::try_from(seconds.as_nanos()).unwrap_or(u64::MAX);
-    let node = mix(incarnation ^ u64::from(std::process::id()));
+    let wall = u64::try_from(seconds.as_nanos()).unwrap_or(u64::MAX);
+    let (node, incarnation) = (NodeId::new(mix(wall ^ u64::from(std::process::id()))), Incarnation::new(wall));
     let name = format!("bench-{node:016x}");
-    // Port 9 is the discard service: nobody will read or write there.
+    // Port 9 is the discard service: no client reads or writes there.
     let segment = MountSegment {
         node,
         incarnation,
         name: &name,
         endpoint: "127.0.0.1:9",
-        base: 0,
         len: SEGMENT_BYTES,
-        export: Default::default(),
         epoch: control.welcome().epoch,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     control
         .call::<Mount>(&segment, std::iter::empty())
@@ -283,7 +285,7 @@ fn fill(
         let (_, allocations) = control.call::<PutStart>(&ASK, items).map_err(no_master)?;
         generations.clear();
         for allocation in allocations {
-            let allocation = allocation.context("the master has no room for the benchmark's objects")?;
+            let allocation = allocation.context("the master has no space for the objects of the benchmark")?;
             generations.push((allocation.generation, allocation.handle));
         }
         let items = keys.iter().zip(&generations).map(|(key, &(generation, handle))| Commit {
@@ -362,7 +364,7 @@ fn measure(
     })
 }
 
-/// One client's life. It comes to both barriers whatever happens, or the others would wait for ever.
+/// Runs one client. It reaches both barriers even after an error, because the other threads wait there.
 fn client(
     address: &Address,
     load: Load,
@@ -397,7 +399,7 @@ fn client(
     Ok(client.tally)
 }
 
-/// What a client counted.
+/// The counts of a client.
 #[derive(Clone, Debug, Default)]
 struct Tally {
     latency: Histogram,
@@ -405,11 +407,11 @@ struct Tally {
     errors: u64,
 }
 
-/// A connection and its requests under way.
+/// A connection and its requests in progress.
 struct Client {
     rpc: RpcConnection,
     load: Load,
-    /// Key numbers of its own: `first` to `next`.
+    /// Key numbers of this client: `first` to `next`.
     first: u64,
     next: u64,
     random: u64,
@@ -418,7 +420,7 @@ struct Client {
     tally: Tally,
 }
 
-/// One unit of work: keys, when it began, and what has been answered.
+/// One unit of work: its keys, its start time, and what has been answered.
 struct Work {
     started: Instant,
     keys: Vec<[u8; KEY_BYTES]>,
@@ -429,7 +431,7 @@ struct Work {
 const KEY_BYTES: usize = 32;
 
 impl Client {
-    /// Keeps `depth` requests under way for `duration`, then waits for those that are left.
+    /// Keeps `depth` requests in progress for `duration`, then waits for the remaining ones.
     fn run(&mut self, duration: Duration) -> anyhow::Result<()> {
         let end = Instant::now() + duration;
         let mut counted = true;
@@ -440,7 +442,8 @@ impl Client {
             if counted && (Instant::now() >= end || sys::interrupted().is_some()) {
                 counted = false;
             }
-            // Answers that came together are taken together, and what follows from them leaves in one write.
+            // Answers that arrived together are handled together, and the requests that follow are sent in
+            // one write.
             let mut answered = self.take_answer(true, counted)?;
             while answered {
                 answered = !self.under_way.is_empty() && self.take_answer(false, counted)?;
@@ -481,14 +484,15 @@ impl Client {
         Ok(())
     }
 
-    /// Takes one answer, if `wait` or if there is one; begins what follows from it. Whether there was one.
+    /// Handles one answer, waiting for it if `wait`, and starts what follows from it. Returns whether there
+    /// was one.
     fn take_answer(&mut self, wait: bool, counted: bool) -> anyhow::Result<bool> {
         let frame = if wait { Some(self.rpc.recv()?) } else { self.rpc.try_recv()? };
         let Some(frame) = frame else { return Ok(false) };
         let Some(index) = self.under_way.iter().position(|(id, _)| *id == frame.header.request_id) else {
             frame.header.result().context("the master refused the connection")?;
             anyhow::bail!(
-                "the master answered a request that was not asked; run the same release on both sides"
+                "the master answered a request that was not sent; run the same release on both sides"
             );
         };
         let (_, mut work) = self.under_way.swap_remove(index);
@@ -517,7 +521,7 @@ impl Client {
         Ok(true)
     }
 
-    /// Removes what its puts stored, so that the next measurement begins like this one.
+    /// Removes the objects that its puts stored, so that the next measurement starts from the same state.
     fn remove_own(&mut self) -> anyhow::Result<()> {
         let mut keys = Vec::new();
         while self.first < self.next {
@@ -531,7 +535,7 @@ impl Client {
     }
 }
 
-/// Reads an answer; gives how many keys failed, and whether a put is to be ended now.
+/// Reads an answer. Returns how many keys failed, and whether the put is to be ended now.
 fn read_answer(frame: &Frame<'_>, work: &mut Work) -> anyhow::Result<(u64, bool)> {
     let count = |failed: usize| failed as u64;
     Ok(match Kind::from_byte(frame.header.kind) {
@@ -562,7 +566,7 @@ fn read_answer(frame: &Frame<'_>, work: &mut Work) -> anyhow::Result<(u64, bool)
             }
             (0, true)
         }
-        _ => anyhow::bail!("the master answered another question; run the same release on both sides"),
+        _ => anyhow::bail!("the master sent another kind of answer; run the same release on both sides"),
     })
 }
 
@@ -571,7 +575,8 @@ fn fill_keys(keys: &mut Vec<[u8; KEY_BYTES]>, numbers: std::ops::Range<u64>) {
     keys.extend(numbers.map(key_of));
 }
 
-/// Scattered like hashes of real blocks, and readable: `bench`, the number's hash and the number, in hexadecimal.
+/// Spread like hashes of real blocks, but readable: `bench`, the hash of the number, and the number, in
+/// hexadecimal.
 fn key_of(number: u64) -> [u8; KEY_BYTES] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut key = *b"bench/----------/---------------";

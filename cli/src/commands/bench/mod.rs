@@ -1,4 +1,4 @@
-//! `snowskin bench`: measurements that anybody can repeat.
+//! `snowskin bench`: reproducible measurements.
 
 mod allocator;
 mod local;
@@ -10,14 +10,14 @@ mod transfer;
 use std::time::Duration;
 
 use crate::Outcome;
-use crate::args::Global;
+use crate::global::Global;
 use crate::exit::{EXIT_CODES, Failure};
 use crate::output::thousands;
 use crate::size::GIB;
 
 const AFTER_HELP: &str =
-    "Every benchmark starts the processes it needs and stops them; GB = 10⁹ bytes, GiB = 2³⁰ bytes, \
-µs are of one batch, and CPU time is that of all processes taking part.
+    "Every benchmark starts the processes it needs and stops them. GB = 10⁹ bytes, GiB = 2³⁰ bytes; latencies in µs \
+    are per batch, and CPU time is that of all participating processes.
 
 Examples:
   snowskin bench transfer --fabric shm --block 1MiB
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     what: What,
 }
 
-/// What to measure.
+/// The benchmarks.
 #[derive(Debug, clap::Subcommand)]
 enum What {
     Transfer(transfer::Args),
@@ -55,20 +55,20 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     }
 }
 
-/// Refuses to measure a store that people use.
+/// Refuses to measure a store that other programs use.
 fn not_ours(address: &str, foreign: u64) -> Failure {
     let what = match foreign {
-        0 => "has nodes that no benchmark started".to_owned(),
-        1 => "holds an object that no benchmark put there, and that this one may evict".to_owned(),
+        0 => "has nodes that were not started by a benchmark".to_owned(),
+        1 => "holds an object that was not stored by a benchmark, and that this one may evict".to_owned(),
         n => {
-            format!("holds {} objects that no benchmark put there, and that this one may evict", thousands(n))
+            format!("holds {} objects that were not stored by a benchmark, and that this one may evict", thousands(n))
         }
     };
     Failure::failed(format!("the store at {address} {what}"))
-        .hint("leave --master out to measure a store started for the purpose, or say --yes")
+        .hint("without --master, a store is started for the benchmark; --yes measures this one")
 }
 
-/// CPU seconds for each GiB.
+/// CPU seconds per GiB.
 fn cpu_s_per_gib(cpu: Duration, bytes: u64) -> f64 {
     if bytes == 0 { 0.0 } else { cpu.as_secs_f64() / (bytes as f64 / GIB) }
 }

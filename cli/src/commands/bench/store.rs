@@ -1,17 +1,15 @@
-//! `snowskin bench store`: puts and gets of whole objects, checksums and all.
+//! `snowskin bench store`: puts and gets of whole objects, including checksums.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::Serialize;
-use store_client::{
-    BufferRange, Client, ClientConfig, ErrorCode, Get, Put, PutOptions, SharedRegion, Store as _, StoreError,
-};
+use store_client::{BufferRange, Client, ClientConfig, ErrorCode, Get, Put, PutOptions, SharedRegion, Store as _, StoreError, RemoveMode};
 use te_engine::Fabrics;
 
 use super::cpu_s_per_gib;
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::FabricParser;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::content::{Content, mix};
@@ -23,59 +21,58 @@ use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
 const AFTER_HELP: &str =
-    "One client, one operation at a time, straight from and into registered memory; what is read is \
-checked against its checksum. get reads one object at random of those stored before, batch-get \
---batch of them, put and batch-put store new ones (when the pool is full, old ones are evicted, which \
-is part of the time). get-range reads a quarter of an object, from its first third on; put-parts puts \
-one from 16 pieces of memory. With --plain objects come from and go to ordinary memory, which costs a copy. \
-A pool that is started here is written once first, as one in use has been. \
-Latency is that of one call; CPU time that of client, master and nodes (with --master, of this \
-process alone).
+    "One client with one operation at a time, to and from registered memory; what is read is verified against its \
+    checksum. get reads one random object among those stored before, batch-get --batch of them; put and batch-put \
+    store new ones (when the pool is full, old ones are evicted, which is part of the time). get-range reads a quarter \
+    of an object, starting at a third of it; put-parts puts an object from 16 pieces of memory. With --plain, objects \
+    come from and go to ordinary memory, which costs a copy. A pool that is started here is written once before the \
+    measurement, as a pool in use has been. Latency is that of one call; CPU time is that of client, master and nodes \
+    (with --master, of this process alone).
 
 Examples:
   snowskin bench store
   snowskin bench store --value 1MiB --op get --fabric tcp
-  snowskin bench store --master 10.0.0.5:50051           a store that is there, if it is empty
+  snowskin bench store --master 10.0.0.5:50051           an existing store, if it is empty
   snowskin bench store --op batch-get --batch 128 --json | jq '.[].gb_s'";
 
 /// Measure puts and gets of objects
 ///
-/// Starts a master and nodes, or uses a store that is there, and measures from a client's side: a row for
-/// each combination of operation and object size.
+/// Starts a master and nodes, or uses an existing store, and measures from a client: one row per combination
+/// of operation and object size.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
-    /// Bytes of an object.
+    /// Size of an object.
     #[arg(long, value_delimiter = ',', default_values = ["4KiB", "1MiB"], value_name = "SIZE,…")]
     value: Vec<ByteSize>,
-    /// What to do.
+    /// Operations to measure.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [What::Put, What::Get, What::BatchGet], value_name = "OP,…")]
     op: Vec<What>,
-    /// Objects in one batch-get or batch-put.
+    /// Objects per batch-get or batch-put.
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
-    /// How bytes travel.
+    /// Fabrics to use between client and nodes.
     #[arg(long, default_value_t, value_parser = FabricParser, value_name = "FABRIC")]
     fabric: Fabrics,
-    /// Node processes.
+    /// Number of node processes.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     nodes: u16,
     /// Memory of all nodes together.
     #[arg(long, default_value = "1GiB", value_name = "SIZE")]
     memory: ByteSize,
-    /// Copies of each object.
+    /// Replicas per object.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     replicas: u8,
-    /// Seconds for each combination.
+    /// Seconds per combination.
     #[arg(long, default_value_t = 2.0, value_name = "S")]
     duration: f64,
-    /// Put from and get into ordinary memory, not registered memory.
+    /// Put from and get into ordinary memory instead of registered memory.
     #[arg(long)]
     plain: bool,
-    /// Use this store instead of one started for the purpose. Objects that begin with `bench/` are left behind.
+    /// Use this store instead of starting one. Objects whose keys begin with `bench/` are left behind.
     #[arg(long, value_name = "HOST:PORT")]
     master: Option<String>,
-    /// Measure a store that holds other objects, too, which may be evicted for those of the benchmark.
+    /// Measure a store that holds other objects as well, which may be evicted for those of the benchmark.
     #[arg(long, requires = "master")]
     yes: bool,
     /// Compare every byte that was read with what was stored. Not part of the measured time.
@@ -86,21 +83,21 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// What to do.
+/// The operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum What {
     /// Store new objects
     Put,
-    /// Read one
+    /// Read one object
     Get,
-    /// Read --batch of them in one call
+    /// Read --batch objects in one call
     BatchGet,
     /// Store --batch new objects in one call
     BatchPut,
-    /// Read a part of one
+    /// Read a part of an object
     GetRange,
-    /// Store new objects, each from many pieces of memory
+    /// Store new objects, each from several pieces of memory
     PutParts,
 }
 
@@ -131,19 +128,19 @@ struct Row {
     verified: bool,
 }
 
-/// Objects stored before reading, at most.
+/// Most objects that are stored for reading.
 const OBJECTS_MAX: u64 = 4096;
 /// Longest registered buffer, bytes.
 const BUFFER_BYTES_MAX: u64 = 256 << 20;
-/// Objects that are stored in one call, where the buffer has room for them.
+/// Objects that are stored per call, if the buffer has room for them.
 const FILL_BATCH: u64 = 16;
-/// Objects that a pool is first written with.
+/// Length of the objects with which a pool is written the first time, bytes.
 const TOUCH_BYTES: u64 = 4 << 20;
-/// Pieces of memory that put-parts puts an object from.
+/// Pieces of memory from which put-parts puts an object.
 const PIECES: u64 = 16;
-/// What the benchmark's keys begin with.
+/// Prefix of the benchmark's keys.
 const KEY_PREFIX: &[u8] = b"bench/";
-/// Keys of one page of a listing.
+/// Keys per page of a listing.
 const PAGE: u32 = 1024;
 const WARM_UP: Duration = Duration::from_millis(200);
 
@@ -160,7 +157,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
             nodes: args.nodes,
             node_bytes: args.memory.bytes().div_ceil(u64::from(args.nodes)),
             fabric: args.fabric,
-            // Removed objects give their space back when nobody can be reading them any more.
+            // The space of removed objects is free when no lease on them can be valid any more.
             lease_ms: Some(1000),
             eviction: None,
             local: None,
@@ -182,18 +179,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     }
 
     let bar = Bar::new(combinations.len() as u64, "combinations", global.quiet);
-    let mut table = LiveTable::new(&[
-        ("op", Align::Left),
-        ("value", Align::Right),
-        ("batch", Align::Right),
-        ("calls/s", Align::Right),
-        ("GB/s", Align::Right),
-        ("p50 µs", Align::Right),
-        ("p99 µs", Align::Right),
-        ("p99.9 µs", Align::Right),
-        ("CPU s/GiB", Align::Right),
-        ("misses", Align::Right),
-    ]);
+    let mut table = LiveTable::new(&COLUMNS);
     let mut rows = Vec::new();
     let mut ended = Exit::Ok;
     for &(op, value) in &combinations {
@@ -204,25 +190,13 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         }
         let row = match (row, cluster.as_mut()) {
             (Err(error), Some(cluster)) => {
-                cluster.look_after(&bar)?;
+                cluster.check_children(&bar)?;
                 return Err(error);
             }
             (row, _) => row?,
         };
         if !args.json {
-            let cells = [
-                op.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default(),
-                ByteSize(value).to_string(),
-                row.batch.to_string(),
-                figure(row.ops_s),
-                figure(row.gb_s),
-                figure(row.p50_us),
-                figure(row.p99_us),
-                figure(row.p999_us),
-                figure(row.cpu_s_per_gib),
-                thousands(row.misses),
-            ];
-            bar.suspend(|| table.row(&cells))?;
+            bar.suspend(|| table.row(&cells(op, value, &row)))?;
         }
         rows.push(row);
         bar.set(rows.len() as u64);
@@ -238,7 +212,35 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     Ok(ended)
 }
 
-/// How many objects the store has that no benchmark put there.
+const COLUMNS: [(&str, Align); 10] = [
+    ("op", Align::Left),
+    ("value", Align::Right),
+    ("batch", Align::Right),
+    ("calls/s", Align::Right),
+    ("GB/s", Align::Right),
+    ("p50 µs", Align::Right),
+    ("p99 µs", Align::Right),
+    ("p99.9 µs", Align::Right),
+    ("CPU s/GiB", Align::Right),
+    ("misses", Align::Right),
+];
+
+fn cells(op: What, value: u64, row: &Row) -> [String; 10] {
+    [
+        op.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default(),
+        ByteSize(value).to_string(),
+        row.batch.to_string(),
+        figure(row.ops_s),
+        figure(row.gb_s),
+        figure(row.p50_us),
+        figure(row.p99_us),
+        figure(row.p999_us),
+        figure(row.cpu_s_per_gib),
+        thousands(row.misses),
+    ]
+}
+
+/// Number of objects in the store that were not stored by a benchmark.
 fn foreign_objects(client: &mut Client) -> anyhow::Result<u64> {
     let all = client.master().stats()?.objects;
     let (mut own, mut cursor) = (0, 0);
@@ -246,7 +248,7 @@ fn foreign_objects(client: &mut Client) -> anyhow::Result<u64> {
         let page = client.master().list(KEY_PREFIX, cursor, PAGE)?;
         own += page.entries.len() as u64;
         cursor = page.cursor;
-        // Those of other tenants are not listed, and count as well.
+        // Objects of other tenants are not listed, but they count.
         if cursor == 0 || sys::interrupted().is_some() {
             return Ok(all.saturating_sub(own));
         }
@@ -260,7 +262,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
     for value in &args.value {
         if value.bytes() == 0 || value.bytes() > BUFFER_BYTES_MAX {
             return fail(Failure::usage(format!(
-                "--value {value}: choose 1 B to {}",
+                "--value {value} must be from 1 B to {}",
                 ByteSize(BUFFER_BYTES_MAX)
             )));
         }
@@ -270,7 +272,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
                 "--memory {} is too little for objects of {value} on {} nodes",
                 args.memory, args.nodes
             );
-            return fail(Failure::usage(message).hint("each node wants room for four objects at least"));
+            return fail(Failure::usage(message).hint("each node needs memory for at least four objects"));
         }
     }
     if let (None, Some(available)) = (&args.master, crate::commands::available_memory())
@@ -278,21 +280,21 @@ fn check(args: &Args) -> anyhow::Result<()> {
     {
         let available = ByteSize(available).approximate();
         return fail(Failure::failed(format!(
-            "--memory {}: this machine has {available} available",
+            "--memory {}: this machine has only {available} available",
             args.memory
         )));
     }
     Ok(())
 }
 
-/// A client, its buffer, and the numbers of the objects it stored.
+/// A client, its buffer, and the numbers of the objects that it stored.
 struct Bench {
     client: Client,
     buffer: SharedRegion,
     content: Content,
     options: PutOptions,
     next: u64,
-    /// Objects there are to read: their length and numbers.
+    /// The objects to read: their length and numbers.
     stored: Option<(u64, std::ops::Range<u64>)>,
     scratch: Vec<u8>,
     plain: bool,
@@ -308,10 +310,11 @@ impl Bench {
         let buffer = client.alloc(usize::try_from(bytes)?)?;
         super::target::touch(&buffer)?;
         let options = PutOptions { replicas: args.replicas, ..PutOptions::default() };
-        // Keys of another run must not be in the way.
+        // Keys of another run must not collide with those of this one.
         let next = mix(std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)) >> 8;
         let content = Content::new(next);
-        // What was never written is one page of zeros to the kernel, which is always in the cache.
+        // Memory that was never written is one page of zeros to the kernel, which is always in the CPU's
+        // cache.
         let mut scratch = vec![0; usize::try_from(value)?];
         content.fill(next, &mut scratch);
         Ok(Self {
@@ -353,7 +356,7 @@ impl Bench {
         let (elapsed, used) = (before.0.elapsed(), cpu().saturating_sub(before.1));
         if op.is_put() {
             self.remove(first..self.next)?;
-            // They may have driven out what there was to read.
+            // The puts may have evicted the objects to read.
             if let Some((_, numbers)) = self.stored.take() {
                 self.remove(numbers)?;
             }
@@ -379,8 +382,8 @@ impl Bench {
         })
     }
 
-    /// Writes to about every page of a fresh pool once: the kernel makes pages at the first write, which a pool in use has
-    /// behind it.
+    /// Writes to about every page of a fresh pool once: the kernel allocates pages at the first write, and in
+    /// a pool that is in use that has happened.
     fn touch_pool(&mut self, bytes: u64, global: Global) -> anyhow::Result<()> {
         let first = self.next;
         let count = bytes / TOUCH_BYTES;
@@ -391,7 +394,7 @@ impl Bench {
             }
             let range = BufferRange::part(&self.buffer, 0, TOUCH_BYTES);
             match self.client.put(&key_of(number), range, &self.options) {
-                // What is left is less than such an object.
+                // The remaining space is less than such an object.
                 Err(error) if error.code().is_no_room() => break,
                 stored => stored.context("cannot fill the pool")?,
             };
@@ -402,7 +405,8 @@ impl Bench {
         self.remove(first..self.next)
     }
 
-    /// The objects to read: those of the former measurement if they are as long, else new ones in their place.
+    /// The objects to read: those of the measurement before if they have the same length, else new ones in
+    /// their place.
     fn readable(&mut self, args: &Args, value: u64) -> anyhow::Result<std::ops::Range<u64>> {
         if let Some((stored, numbers)) = self.stored.take() {
             if stored == value {
@@ -416,15 +420,15 @@ impl Bench {
         Ok(numbers)
     }
 
-    /// Removes objects of these numbers, those that were evicted aside.
+    /// Removes the objects with these numbers. Objects that were evicted are ignored.
     fn remove(&mut self, numbers: std::ops::Range<u64>) -> anyhow::Result<()> {
         let keys: Vec<_> = numbers.map(key_of).collect();
         let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
-        self.client.batch_remove(&keys, true)?;
+        self.client.batch_remove(&keys, RemoveMode::Force)?;
         Ok(())
     }
 
-    /// Stores as many objects as a quarter of the pool holds, but not more than there is use for.
+    /// Stores as many objects as fit into a quarter of the pool, but not more than are needed.
     fn store(&mut self, args: &Args, value: u64) -> anyhow::Result<std::ops::Range<u64>> {
         let room = args.memory.bytes() / 4 / value / u64::from(args.replicas);
         let first = self.next;
@@ -446,7 +450,7 @@ impl Bench {
                 keys.iter().enumerate().map(|(slot, key)| Put::new(key, range(slot))).collect();
             let _ = self.client.batch_put(&mut items, &self.options);
             for item in items {
-                all_new(item).context("cannot store what is to be read")?;
+                all_new(item).context("cannot store the objects to read")?;
             }
             self.next = numbers.end;
         }
@@ -464,7 +468,8 @@ impl Bench {
             }
         }
         let keys: Vec<_> = numbers.clone().map(key_of).collect();
-        // One value for all of them, unless they are compared later: then a batch's worth.
+        // All objects have the same value, unless they are compared later: then there is a value per object
+        // of the batch.
         let mut values = Vec::new();
         if self.plain && filled {
             values = vec![0; usize::try_from(batch * value)?];
@@ -499,7 +504,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Stores the next object, from pieces of equal length.
+    /// Stores the next object from pieces of equal length.
     fn put_parts(&mut self, value: u64, filled: bool) -> anyhow::Result<Duration> {
         let number = self.next;
         if filled {
@@ -521,7 +526,7 @@ impl Bench {
             let started = Instant::now();
             (self.client.put(&key, &ranges, &self.options), started.elapsed())
         };
-        anyhow::ensure!(stored?, "an object of an earlier run has the same key: run again");
+        anyhow::ensure!(stored?, "an object with the same key exists from an earlier run: run again");
         self.next += 1;
         Ok(elapsed)
     }
@@ -616,7 +621,7 @@ impl Bench {
     }
 }
 
-/// Whether it was read. What no replica could be read of counts as a miss.
+/// Whether the object was read. An object none of whose replicas could be read counts as a miss.
 fn hit(result: Result<Option<u64>, StoreError>) -> Result<bool, StoreError> {
     match result {
         Err(error) if error.code() == ErrorCode::TransferFail => Ok(false),
@@ -624,13 +629,13 @@ fn hit(result: Result<Option<u64>, StoreError>) -> Result<bool, StoreError> {
     }
 }
 
-/// Whether an item was stored; the keys are new.
+/// Checks that an item was stored: the keys are new.
 fn all_new(item: Put<'_>) -> anyhow::Result<()> {
-    anyhow::ensure!(item.into_result()?, "an object of an earlier run has the same key: run again");
+    anyhow::ensure!(item.into_result()?, "an object with the same key exists from an earlier run: run again");
     Ok(())
 }
 
-/// Where the part that get-range reads begins, and its length.
+/// Offset and length of the part that get-range reads.
 fn part_of(value: u64) -> (u64, u64) {
     (value / 3, (value / 4).max(1))
 }
@@ -640,7 +645,7 @@ fn compare(content: &Content, number: u64, block: &[u8]) -> anyhow::Result<()> {
         Ok(()) => Ok(()),
         Err(wrong) => {
             let message = format!(
-                "byte {} of an object was read as {:#04x}, stored as {:#04x}",
+                "byte {} of an object was read as {:#04x}, but stored as {:#04x}",
                 wrong.offset, wrong.found, wrong.expected
             );
             fail(Failure::new(Exit::Verification, message))
@@ -648,7 +653,7 @@ fn compare(content: &Content, number: u64, block: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// One measurement.
+/// The state of one measurement.
 struct Run {
     op: What,
     value: u64,

@@ -18,55 +18,55 @@ const AFTER_HELP: &str = "Examples:
   snowskin bench target --listen 10.0.0.7:7400                         on one machine,
   snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp          on the other";
 
-/// The other side of `bench transfer`, to run on another machine
+/// Run the other end of `bench transfer` on another machine
 ///
-/// Exports memory and waits until Ctrl-C. Whoever reaches it may read and write that memory, which holds
-/// nothing else. `bench transfer` starts one itself on the same machine.
+/// Exports memory and waits until Ctrl-C. Any process that reaches it may read and write that memory, which
+/// holds nothing else. On the same machine, `bench transfer` starts a target by itself.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
-    /// Where it is reached; port 0 picks one.
+    /// Address of its control port; port 0 picks a free port.
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// The host under which it is found, when --listen is a wildcard such as 0.0.0.0.
+    /// Host name or address that peers use, when --listen is a wildcard such as 0.0.0.0.
     #[arg(long, value_name = "HOST")]
     advertise: Option<String>,
     #[command(flatten)]
     metadata: MetadataArg,
-    /// Name under which it is registered there, while it runs.
+    /// Name under which it is registered there while it runs.
     #[arg(long, value_name = "NAME")]
     segment: Option<String>,
-    /// Memory to export.
+    /// Size of the exported memory.
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     memory: ByteSize,
-    /// How it may be reached.
+    /// Fabrics over which the memory is exported.
     #[arg(long, default_value_t, value_parser = FabricParser, value_name = "FABRIC")]
     fabric: Fabrics,
-    /// RDMA device to use, or one of its ports: mlx5_0, mlx5_0:1. Default: every active port.
+    /// RDMA devices or ports to use: mlx5_0, mlx5_0:1. Default: every active port.
     #[arg(long, value_name = "DEVICE,…", value_delimiter = ',')]
     device: Vec<String>,
     /// How long it polls before it sleeps, microseconds.
     #[arg(long, default_value_t = 50, value_name = "µs")]
     spin_us: u32,
-    /// Check payloads end to end (TCP).
+    /// Verify payloads end to end (TCP).
     #[arg(long)]
     checksum: bool,
-    /// TCP congestion control, by the kernel's name for it. Default: cubic within a host, else the kernel's.
+    /// TCP congestion control, by the kernel's name. Default: cubic within a host, else the kernel's default.
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
-    /// Say where it listens as one line of JSON.
+    /// Print the address as one line of JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// What it says when it serves.
+/// The line that it prints when it serves.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct TargetReady {
-    /// `target`.
+    /// Always `target`.
     pub(super) ready: String,
-    /// Where it is reached.
+    /// Address of its control port.
     pub(super) endpoint: String,
-    /// What it exports, bytes.
+    /// Size of the exported memory, bytes.
     pub(super) memory_bytes: u64,
 }
 
@@ -99,7 +99,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     Ok(Exit::Ok)
 }
 
-/// Pages come into being now rather than while somebody measures.
+/// Touches all pages, so that the kernel allocates them now and not during a measurement.
 pub(super) fn touch(region: &te_engine::SharedRegion) -> anyhow::Result<()> {
     const PAGE: usize = 4096;
     let page = [1; PAGE];

@@ -1,4 +1,4 @@
-//! `snowskin bench transfer`: bytes from one process to another, over one fabric.
+//! `snowskin bench transfer`: transfers from one process to another, over one fabric.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -14,7 +14,7 @@ use te_engine::{Config, Engine, FabricEntry, Fabrics, LocalAddr, SharedRegion, T
 
 use super::cpu_s_per_gib;
 use super::target::{TargetReady, touch};
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::fabric_values;
 use crate::commands::metadata::MetadataArg;
 use crate::content::{Content, mix};
@@ -27,47 +27,48 @@ use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
 const AFTER_HELP: &str =
-    "Each thread has an engine of its own and polls it. A batch of --batch blocks is submitted, and the \
-next one when all of it has ended: latency is that of a whole batch, from submit to completed. \
-Buffers are at most --window long on either side; a larger batch uses the same places again. \
-GB/s counts 10⁹ bytes; CPU time is that of both processes, for each GiB (with --target, of this \
-process alone). memcpy copies within this process without an engine: what the memory can do.
+    "Each thread has its own engine and polls it. A batch of --batch requests is submitted, and the next one when all \
+    of it has ended: latency is that of a whole batch, from submission to completion. Buffers have at most --window \
+    bytes on either side; a larger batch uses the same places again. GB/s counts 10⁹ bytes; CPU time is that of both \
+    processes per GiB (with --target, of this process alone). memcpy copies within this process without an engine, to \
+    show what the memory can do.
 
 Examples:
   snowskin bench transfer
   snowskin bench transfer --fabric memcpy,shm,tcp --block 1MiB --batch 1
   snowskin bench transfer --fabric tcp --op read --block 4KiB --batch 1 --duration 5 --json
   snowskin bench transfer --fabric tcp --verify --duration 1
-  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --lanes 4
+  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --connections 4
   snowskin bench transfer --target 10.0.0.7:7400 --fabric rdma --device mlx5_0,mlx5_1 --block 1MiB
   snowskin bench transfer --target prefill/3 --metadata http://10.0.0.5:9003/metadata";
 
 /// Measure transfers between two processes, over each fabric
 ///
-/// Starts the other process itself, or uses a `bench target` elsewhere. Prints a row for each combination
-/// of fabric, direction, block, batch and threads.
+/// Starts the other process itself, or uses a `bench target` elsewhere. Prints one row per combination of
+/// fabric, direction, block size, batch size and number of threads.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
-    /// How bytes travel.
+    /// Fabrics to measure.
     #[arg(long, value_delimiter = ',', default_values = default_fabrics(), value_parser = ViaParser, value_name = "FABRIC,…")]
     fabric: Vec<Via>,
     /// Read from the target, or write to it.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Direction::Read, Direction::Write], value_name = "OP,…")]
     op: Vec<Direction>,
-    /// Bytes of one request.
+    /// Size of a request.
     #[arg(long, value_delimiter = ',', default_values = ["4KiB", "64KiB", "1MiB", "16MiB"], value_name = "SIZE,…")]
     block: Vec<ByteSize>,
-    /// Requests in one batch.
+    /// Requests per batch.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 128], value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: Vec<u32>,
-    /// Threads, each with an engine and connections of its own.
+    /// Threads, each with its own engine and connections.
     #[arg(long, value_delimiter = ',', default_values_t = [1], value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..=256))]
     threads: Vec<u32>,
-    /// Seconds for each combination.
+    /// Seconds per combination.
     #[arg(long, default_value_t = 3.0, value_name = "S")]
     duration: f64,
-    /// A `bench target` to use instead of one started for the purpose: HOST:PORT, or its --segment, looked up with --metadata.
+    /// Use this `bench target` instead of starting one: HOST:PORT, or its --segment, looked up with
+    /// --metadata.
     #[arg(long, value_name = "SEGMENT")]
     target: Option<String>,
     #[command(flatten)]
@@ -75,30 +76,31 @@ pub(super) struct Args {
     /// Longest buffer on either side.
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     window: ByteSize,
-    /// Spread batches over so much of the target's memory, at random: then what is read does not lie in the cache.
-    /// Default: every batch uses the same places.
+    /// Spread batches over this much of the target's memory, at random, so that what is read is not in the
+    /// CPU's cache. Default: every batch uses the same places.
     #[arg(long, value_name = "SIZE")]
     working_set: Option<ByteSize>,
-    /// TCP connections of each engine.
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
-    lanes: u8,
-    /// TCP congestion control of both sides (of this one, with --target). Default: cubic within a host, else the kernel's.
+    /// TCP connections per engine.
+    #[arg(long, alias = "lanes", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    connections: u8,
+    /// TCP congestion control of both ends (of this end, with --target). Default: cubic within a host, else
+    /// the kernel's default.
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
-    /// RDMA devices to use, or single ports of them (mlx5_0, mlx5_0:1), on both sides unless there is a --target. Default: every
-    /// active port.
+    /// RDMA devices or ports to use (mlx5_0, mlx5_0:1), on both ends unless there is a --target. Default:
+    /// every active port.
     #[arg(long, value_name = "DEVICE,…", value_delimiter = ',')]
     device: Vec<String>,
-    /// Length at which requests are cut.
+    /// Length at which requests are cut into slices.
     #[arg(long, default_value = "64KiB", value_name = "SIZE")]
     slice: ByteSize,
-    /// How long a waiting side polls before it sleeps, microseconds.
+    /// How long a waiting end polls before it sleeps, microseconds.
     #[arg(long, default_value_t = 50, value_name = "µs")]
     spin_us: u32,
-    /// Check payloads end to end with CRC-32C (TCP).
+    /// Verify payloads end to end with CRC-32C (TCP).
     #[arg(long)]
     checksum: bool,
-    /// Write contents that tell whose they are, read them back, and compare every byte. Not part of the measured time.
+    /// Write verifiable contents, read them back, and compare every byte. Not part of the measured time.
     #[arg(long)]
     verify: bool,
     /// Print one JSON array of objects.
@@ -106,17 +108,17 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// How bytes travel.
+/// How bytes are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Via {
-    /// Engines over these fabrics.
+    /// By engines, over these fabrics.
     Engine(Fabrics),
-    /// No engine: the C library's copy, for comparison.
+    /// Without an engine: memcpy of the C library, for comparison.
     Memcpy,
 }
 
 impl Via {
-    /// The engine within one process.
+    /// By an engine within one process.
     const LOCAL: Self = Self::Engine(Fabrics::LOCAL);
 }
 
@@ -135,7 +137,7 @@ impl Serialize for Via {
     }
 }
 
-/// Reads a fabric of this build, or `memcpy`, and lists them in the help.
+/// Parses a fabric of this build or `memcpy`, and lists them in the help.
 #[derive(Clone, Debug)]
 struct ViaParser;
 
@@ -151,24 +153,24 @@ impl TypedValueParser for ViaParser {
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        let memcpy = PossibleValue::new("memcpy").help("No engine: the C library's copy, for comparison");
+        let memcpy = PossibleValue::new("memcpy").help("Without an engine: memcpy of the C library, for comparison");
         Some(Box::new(fabric_values().chain([memcpy])))
     }
 }
 
-/// What two processes of any host have, the farthest first.
+/// Fabrics that connect two processes on any host, the slowest first.
 fn default_fabrics() -> Vec<&'static str> {
     let has = |entry: &&FabricEntry<'_>| entry.is_built() && !matches!(entry.tier, Tier::Local | Tier::Rdma);
     te_engine::fabrics().iter().filter(has).map(|entry| entry.name).rev().collect()
 }
 
-/// Which way.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Direction {
-    /// From the target here
+    /// From the target to this process
     Read,
-    /// From here to the target
+    /// From this process to the target
     Write,
 }
 
@@ -188,7 +190,7 @@ struct Row {
     verified: bool,
 }
 
-/// One combination.
+/// One combination of parameters.
 #[derive(Clone, Copy, Debug)]
 struct Combination {
     via: Via,
@@ -199,7 +201,7 @@ struct Combination {
 }
 
 const WARM_UP: Duration = Duration::from_millis(200);
-/// How long one batch may take before something is wrong.
+/// A batch that takes longer is an error.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(60);
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -264,15 +266,15 @@ fn check(args: &Args) -> anyhow::Result<()> {
     let window = args.window.bytes();
     if let Some(block) = args.block.iter().find(|block| block.bytes() == 0 || block.bytes() > window) {
         return fail(Failure::usage(format!(
-            "--block {block}: choose 1 B to --window, which is {}",
+            "--block {block} must be from 1 B to --window, which is {}",
             args.window
         )));
     }
     if !(4096..=1 << 30).contains(&args.slice.bytes()) {
-        return fail(Failure::usage(format!("--slice {}: choose 4KiB to 1GiB", args.slice)));
+        return fail(Failure::usage(format!("--slice {} must be from 4KiB to 1GiB", args.slice)));
     }
     if args.working_set.is_some() && args.fabric.contains(&Via::Memcpy) {
-        return fail(Failure::usage("--working-set: memcpy copies in place; choose other fabrics"));
+        return fail(Failure::usage("--working-set does not apply to memcpy: choose other fabrics"));
     }
     let threads = u64::from(args.threads.iter().copied().max().unwrap_or(1));
     let largest = largest_window(args);
@@ -282,33 +284,34 @@ fn check(args: &Args) -> anyhow::Result<()> {
         && needed > available / 10 * 9
     {
         return fail(Failure::failed(format!(
-            "the buffers need {}, and this machine has {} available: choose a smaller --window or fewer --threads",
+            "the buffers need {}, but this machine has only {} available: choose a smaller --window or fewer --threads",
             ByteSize(needed).approximate(),
             ByteSize(available).approximate()
         )));
     }
     let remote = args.fabric.iter().find(|via| [Via::LOCAL, Via::Memcpy].contains(via));
     if let (Some(via), Some(_)) = (remote, &args.target) {
-        return fail(Failure::usage(format!("--target cannot be reached over fabric {via}")));
+        return fail(Failure::usage(format!("--target does not work with fabric {via}")));
     }
     Ok(())
 }
 
-/// What this host lacks is said here, in one sentence, rather than by the child or in the middle of a table.
+/// Reports fabrics that do not start on this host before the measurement, instead of in the child or in the
+/// middle of a table.
 fn check_fabrics(args: &Args) -> anyhow::Result<()> {
     for via in &args.fabric {
         let Via::Engine(fabrics) = *via else { continue };
         if let Err(error) = Engine::start(config(args, fabrics)?) {
             return fail(
                 Failure::failed(format!("--fabric {via}: {error}"))
-                    .hint("`snowskin doctor` says what is missing"),
+                    .hint("`snowskin doctor` reports what is missing"),
             );
         }
     }
     Ok(())
 }
 
-/// Bytes of one thread's buffer for the hungriest combination.
+/// Size of one thread's buffer for the largest combination, bytes.
 fn largest_window(args: &Args) -> u64 {
     let block = args.block.iter().map(|block| block.bytes()).max().unwrap_or(0);
     let batch = u64::from(args.batch.iter().copied().max().unwrap_or(1));
@@ -320,7 +323,7 @@ fn places(args: &Args, combination: &Combination) -> u64 {
     (args.window.bytes() / combination.block).clamp(1, u64::from(combination.batch))
 }
 
-/// Parts of the target's memory that a thread's batches use by turns, each as long as its buffer.
+/// Parts of the target's memory, each as long as a thread's buffer, that its batches use in turn.
 fn sets(args: &Args, combination: &Combination) -> u64 {
     let each = places(args, combination) * combination.block;
     args.working_set.map_or(1, |size| (size.bytes() / each).max(1))
@@ -341,15 +344,15 @@ fn cells(row: &Row) -> [String; 10] {
     ]
 }
 
-/// Whoever holds the memory at the other end.
+/// The process that has the memory at the other end.
 enum Target {
-    /// A process of ours.
+    /// A child process.
     Child(Child, TargetReady),
-    /// Somebody else's.
+    /// A process that was started elsewhere, by its endpoint.
     Remote(String),
-    /// An engine in this process; it keeps its memory until it goes.
+    /// An engine in this process, which keeps its memory until it is dropped.
     Here(Box<Engine>),
-    /// Nobody: plain copies.
+    /// None: plain copies.
     None,
 }
 
@@ -404,7 +407,7 @@ fn config(args: &Args, fabrics: Fabrics) -> Result<Config, Failure> {
     config.spin_us = args.spin_us;
     #[cfg(feature = "tcp")]
     {
-        config.tcp.connections = args.lanes;
+        config.tcp.lanes = args.connections;
         config.tcp.checksum = args.checksum;
         config.tcp.congestion.clone_from(&args.congestion);
     }
@@ -442,7 +445,7 @@ fn measure(args: &Args, combination: Combination, global: Global) -> anyhow::Res
         match result? {
             Ok(theirs) => latency.merge(&theirs),
             Err(error) => {
-                // The target's own last words are worth more than our broken transfer.
+                // The target's last lines on stderr explain more than the failed transfer.
                 if let Target::Child(child, _) = &mut target
                     && let Some(how) = child.died()
                 {
@@ -453,7 +456,7 @@ fn measure(args: &Args, combination: Combination, global: Global) -> anyhow::Res
         }
     }
     let bytes = latency.count() * u64::from(combination.batch) * combination.block;
-    // Checking takes its time beside the transfers; then only the time inside them counts.
+    // With verification, the time between transfers is long; then only the time inside them counts.
     let seconds = if args.verify { latency.sum_s() / f64::from(threads) } else { elapsed.as_secs_f64() };
     Ok(Row {
         fabric: combination.via,
@@ -471,7 +474,7 @@ fn measure(args: &Args, combination: Combination, global: Global) -> anyhow::Res
     })
 }
 
-/// One thread's life. It comes to both barriers whatever happens, or the others would wait for ever.
+/// Runs one thread. It reaches both barriers even after an error, because the other threads wait there.
 fn one_thread(
     args: &Args,
     combination: Combination,
@@ -507,7 +510,7 @@ fn run_for(worker: &mut dyn Worker, duration: Duration) -> anyhow::Result<Histog
     Ok(latency)
 }
 
-/// Moves one batch and gives the time it took.
+/// Moves one batch and returns the time that it took.
 trait Worker {
     fn batch(&mut self) -> anyhow::Result<Duration>;
 }
@@ -517,10 +520,10 @@ struct Transfers {
     engine: Engine,
     local: SharedRegion,
     requests: Vec<TransferRequest>,
-    /// The same places, the other way, to prepare and to check.
+    /// The same places in the other direction, to prepare and to verify.
     reverse: Vec<TransferRequest>,
     places: u64,
-    /// Parts of the target's memory, and which one the requests name.
+    /// Number of parts of the target's memory, and the part that the requests name now.
     sets: u64,
     set: u64,
     random: u64,
@@ -529,7 +532,7 @@ struct Transfers {
     verify: Option<Verify>,
 }
 
-/// What checking needs.
+/// State for verification.
 struct Verify {
     content: Content,
     round: u64,
@@ -578,7 +581,7 @@ impl Transfers {
         Ok(Self { engine, local, requests, reverse, places, sets, set, random, block, direction: op, verify })
     }
 
-    /// Turns to another part of the target's memory.
+    /// Switches to another part of the target's memory.
     fn turn(&mut self) {
         if self.sets == 1 {
             return;
@@ -636,7 +639,7 @@ impl Transfers {
 impl Worker for Transfers {
     fn batch(&mut self) -> anyhow::Result<Duration> {
         self.turn();
-        // What is to be read is written first, and what was written is read back.
+        // Before a read, the contents are written; after a write, they are read back.
         self.fill()?;
         if self.direction == Direction::Read {
             self.reverse()?;
@@ -688,7 +691,7 @@ impl Worker for Copies {
             to.copy_from_slice(from);
             left -= 1;
         }
-        // Fewer places than blocks: round again.
+        // With fewer places than blocks, places are used again.
         while left > 0 {
             let at = left % places * self.block;
             self.to[at..at + self.block].copy_from_slice(&self.from[at..at + self.block]);

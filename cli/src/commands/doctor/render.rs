@@ -1,16 +1,16 @@
-//! Findings for people: by area, the worst first, a line each, and below it the way out.
+//! Findings for people: by area, the worst first, one line each, with the fix below.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use super::checks::{Finding, Verdict};
 
-/// Everything that was found. What does not apply is named in one line an area.
+/// All findings as text. Checks that do not apply are listed in one line per area.
 pub(super) fn render(findings: &[Finding]) -> String {
     let width = findings.iter().map(|finding| finding.check.chars().count()).max().unwrap_or(0);
     let mut areas: Vec<&str> = findings.iter().map(|finding| finding.area).collect();
     areas.dedup();
-    // A stable sort: areas and checks that are equally good stay in the order of their tables.
+    // The sort is stable: areas and checks with equal verdicts stay in the order of their tables.
     let worst = |area: &&str| findings.iter().filter(|f| f.area == *area).map(|f| f.verdict).max();
     areas.sort_by_key(|area| Reverse(worst(area)));
     let mut text = String::new();
@@ -27,7 +27,7 @@ pub(super) fn render(findings: &[Finding]) -> String {
     let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
     text += &match (count(Verdict::Fail), count(Verdict::Warn)) {
         (0, 0) => "Nothing to fix.\n".to_owned(),
-        (failed, warned) => format!("{failed} failed, {warned} to look at.\n"),
+        (failed, warned) => format!("{failed} failed, {warned} warned.\n"),
     };
     text
 }
@@ -45,7 +45,7 @@ fn line(text: &mut String, finding: &Finding, width: usize) {
     }
 }
 
-/// One line for each reason.
+/// One line per reason.
 fn skipped(text: &mut String, findings: &[&Finding]) {
     let mut rest: Vec<&Finding> =
         findings.iter().copied().filter(|finding| finding.verdict == Verdict::Skip).collect();

@@ -1,6 +1,7 @@
-//! Where facts are read: this machine's `/proc`, `/sys`, `/dev` and `/etc`, or a copy of another machine's under a directory.
+//! Where facts are read from: `/proc`, `/sys`, `/dev` and `/etc` of this machine, or a copy of another
+//! machine's in a directory.
 //!
-//! Everything read here may be missing, huge, or garbage: each question has an answer for that, and none blocks.
+//! Every file may be missing, huge or malformed: each query has a result for that, and none blocks.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read as _;
@@ -9,11 +10,11 @@ use std::str::FromStr;
 
 use crate::output::printable;
 
-/// Longest file that is read, bytes; `/proc/net/tcp` of a busy server is the longest one asked for.
+/// Longest file that is read, bytes. `/proc/net/tcp` of a busy server is the longest one.
 const FILE_BYTES_MAX: u64 = 16 << 20;
-/// Most characters of one line that are shown.
+/// Most characters of a line that are shown.
 const LINE_CHARS_MAX: usize = 160;
-/// Most entries of a directory that are looked at. Each process of the machine is one.
+/// Most entries of a directory that are read. `/proc` has one per process.
 const ENTRIES_MAX: usize = 65_536;
 
 /// A tree of the kernel's files. Paths are relative: `sys/class/net`.
@@ -24,32 +25,32 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// The machine this runs on.
+    /// The machine on which this runs.
     pub(super) fn this_machine() -> Self {
         Self { root: PathBuf::from("/"), is_copy: false }
     }
 
-    /// Files that were copied from a machine. What only a running machine can tell is left out.
+    /// Files that were copied from a machine. Facts that need a running machine are left out.
     pub(super) fn copy_at(root: &Path) -> Self {
         Self { root: root.to_owned(), is_copy: true }
     }
 
-    /// Whether nothing but files can be asked.
+    /// Whether this is a copy, with files only.
     pub(super) const fn is_copy(&self) -> bool {
         self.is_copy
     }
 
-    /// A path of this tree, for a reader of its own.
+    /// A path of this tree, for callers that read it themselves.
     pub(super) fn at(&self, path: &str) -> PathBuf {
         self.root.join(path)
     }
 
-    /// The whole file; what is not UTF-8 is replaced.
+    /// The whole file; invalid UTF-8 is replaced.
     pub(super) fn text(&self, path: &str) -> Option<String> {
         self.bytes(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The whole file, up to the limit. Only regular files: a pipe would wait for a writer.
+    /// The file, up to the size limit. Only regular files are read, because a pipe would wait for a writer.
     pub(super) fn bytes(&self, path: &str) -> Option<Vec<u8>> {
         let path = self.root.join(path);
         if !fs::metadata(&path).ok()?.is_file() {
@@ -60,14 +61,14 @@ impl Source {
         Some(bytes)
     }
 
-    /// The first line, trimmed and fit to be shown, with blanks for tabs; `None` when it is empty.
+    /// The first line, trimmed and printable, with blanks for tabs; `None` when it is empty.
     pub(super) fn line(&self, path: &str) -> Option<String> {
         let text = self.text(path)?;
         let line: String = text.lines().next()?.trim().chars().take(LINE_CHARS_MAX).collect();
         (!line.is_empty()).then(|| printable(&line.replace('\t', " ")))
     }
 
-    /// The first line as a number, or what else can be parsed.
+    /// The first line, parsed as a number or another type.
     pub(super) fn number<T: FromStr>(&self, path: &str) -> Option<T> {
         self.line(path)?.parse().ok()
     }
@@ -78,7 +79,7 @@ impl Source {
         u32::from_str_radix(line.trim_start_matches("0x"), 16).ok()
     }
 
-    /// Names in a directory that can be shown, shorter first so that 9 comes before 10.
+    /// Printable names in a directory, shorter ones first, so that 9 comes before 10.
     pub(super) fn entries(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.root.join(path)) else { return Vec::new() };
         let mut names: Vec<String> = entries
@@ -91,23 +92,23 @@ impl Source {
         names
     }
 
-    /// What a symbolic link says.
+    /// The target of a symbolic link.
     pub(super) fn link(&self, path: &str) -> Option<String> {
         fs::read_link(self.root.join(path)).ok()?.into_os_string().into_string().ok()
     }
 
-    /// The last part of what a symbolic link says: sysfs names drivers and devices so.
+    /// The last part of a symbolic link's target: sysfs names drivers and devices that way.
     pub(super) fn link_name(&self, path: &str) -> Option<String> {
         let link = self.link(path)?;
         link.rsplit('/').next().filter(|name| !name.is_empty()).map(printable)
     }
 
-    /// Whether there is anything at `path`.
+    /// Whether `path` exists.
     pub(super) fn exists(&self, path: &str) -> bool {
         self.root.join(path).exists()
     }
 
-    /// Whether `path` can be opened to read and write, as a driver's device must be; why not otherwise.
+    /// Whether `path` can be opened for reading and writing, as a driver's device must be; otherwise why not.
     pub(super) fn open_device(&self, path: &str) -> Result<(), String> {
         use std::os::unix::fs::OpenOptionsExt as _;
         OpenOptions::new()
@@ -120,7 +121,7 @@ impl Source {
     }
 }
 
-/// `0-3,8` → 0, 1, 2, 3, 8. Parts that are no numbers are left out, and so is what goes beyond any machine.
+/// `0-3,8` → 0, 1, 2, 3, 8. Parts that are not numbers, and numbers larger than on any machine, are left out.
 pub(super) fn number_list(text: &str) -> Vec<u32> {
     const NUMBERS_MAX: u32 = 65_536;
     let mut numbers = Vec::new();

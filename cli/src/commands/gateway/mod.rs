@@ -1,14 +1,14 @@
-//! `snowskin gateway`: the store over HTTP, for programs without a client library, and for people who look for something.
+//! `snowskin gateway`: the store over HTTP, for programs without a client library and for manual inspection.
 //!
 //! ```text
-//!   HTTP ──▶ HttpServer (one thread: connections, limits, time) ──▶ objects (what is offered)
+//!   HTTP ──▶ HttpServer (one thread: connections, limits, timeouts) ──▶ objects (the API)
 //!                                                                      │ jobs, a short queue
 //!                                                                      ▼
-//!                                                                   pool: threads, a store client each
+//!                                                                   pool: threads, one store client each
 //! ```
 //!
-//! Values pass through memory here, whole, and are checked like any client's. It has no authentication: who reaches its port
-//! can read, store and remove.
+//! Values are held in memory as a whole, and verified as by any client. There is no authentication: any
+//! process that reaches the port can read, store and remove objects.
 
 mod objects;
 mod parse;
@@ -36,8 +36,8 @@ use pool::{Pool, Threads};
 use room::{BodyLimits, Rooms};
 
 const AFTER_HELP: &str =
-    "It has NO AUTHENTICATION: whoever reaches its port can read, store and remove. Keep it on loopback, or \
-behind something that asks who is there.
+    "It has NO AUTHENTICATION: any process that reaches its port can read, store and remove objects. Keep it on loopback, or \
+    behind a proxy that authenticates its clients.
 
 Examples:
   snowskin gateway
@@ -48,12 +48,13 @@ Examples:
 
 /// Run an HTTP gateway: objects over PUT, GET, HEAD and DELETE
 ///
-/// Runs in the foreground until Ctrl-C or SIGTERM, which stop it in order (exit code 0). `snowskin node
-/// --gateway` runs the same within a node. A master that is away when it starts is waited for.
+/// Runs in the foreground until Ctrl-C or SIGTERM, and then stops in order (exit code 0). `snowskin node
+/// --gateway` runs the same gateway within a node. If the master does not listen when the gateway starts, the
+/// gateway waits for it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// Where to listen; port 0 picks one.
+    /// Address to listen on; port 0 picks a free port.
     #[arg(
         long,
         env = "SNOWSKIN_GATEWAY_LISTEN",
@@ -66,33 +67,34 @@ pub(crate) struct Args {
     flags: FlagsOfClient,
     #[command(flatten)]
     limits: LimitArgs,
-    /// Say where it listens as one line of JSON.
+    /// Print the address as one line of JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// What a gateway holds its clients to.
+/// Limits of a gateway.
 #[derive(Clone, Copy, Debug, clap::Args)]
 struct LimitArgs {
-    /// Clients of the store, a thread and an engine each: as many requests are served at a time.
+    /// Clients of the store, each with a thread and an engine: the number of requests that are served at the
+    /// same time.
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     clients: u16,
-    /// Connections at a time; more wait.
+    /// Most connections at the same time; further ones wait.
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     connections_max: u16,
     /// Longest object.
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     body_bytes_max: ByteSize,
-    /// Memory for objects on their way, half of it for those that come and half for those that go.
+    /// Memory for objects in transit, half of it for uploads and half for downloads.
     #[arg(long, default_value = "1GiB", value_name = "SIZE")]
     buffered_bytes: ByteSize,
-    /// How long the head of a request may take, and a connection may lie idle, milliseconds.
+    /// Timeout for the head of a request, and for an idle connection, milliseconds.
     #[arg(long, default_value_t = 10_000, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
     head_ms_max: u32,
-    /// How long the body of a request may take, milliseconds.
+    /// Timeout for the body of a request, milliseconds.
     #[arg(long, default_value_t = 60_000, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
     body_ms_max: u32,
-    /// How long a client may take for 64 KiB of a body that it sends, or of an answer that waits for it, milliseconds.
+    /// Timeout for each 64 KiB of a body that a client sends, or of a response that it reads, milliseconds.
     #[arg(long, default_value_t = 30_000, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
     stall_ms_max: u32,
 }
@@ -112,29 +114,29 @@ impl Default for LimitArgs {
 }
 
 impl LimitArgs {
-    /// The longest object, and room for all, bytes.
+    /// The length of the longest object, and the memory for all, bytes.
     fn checked(&self) -> anyhow::Result<(u64, u64)> {
         let (body, buffered) = (self.body_bytes_max.bytes(), self.buffered_bytes.bytes());
         if body == 0 || buffered / 2 < body || buffered > BUFFERED_BYTES_MAX {
             let message = format!(
-                "--body-bytes-max {} and --buffered-bytes {}: choose room for two of the longest objects, one that comes and one \
-                 that goes",
+                "--body-bytes-max {} and --buffered-bytes {}: there must be memory for at least two of the longest objects, one per \
+                direction",
                 self.body_bytes_max, self.buffered_bytes
             );
-            return fail(Failure::usage(message).hint("from 1 B for an object to 1 TiB for all"));
+            return fail(Failure::usage(message).hint("--body-bytes-max is at least 1 B, --buffered-bytes at most 1 TiB"));
         }
         Ok((body, buffered))
     }
 }
 
-/// What a gateway says when it serves.
+/// The line that a gateway prints when it serves.
 #[derive(Serialize)]
 struct Ready {
     ready: &'static str,
     http: String,
 }
 
-/// A gateway that serves. Dropping it stops it: requests under way have a little time to end.
+/// A running gateway. Dropping it stops it; requests in progress get a short time to finish.
 pub(crate) struct Gateway {
     metrics: Vec<ClientMetrics>,
     server: Option<HttpServer>,
@@ -142,14 +144,14 @@ pub(crate) struct Gateway {
     addr: SocketAddr,
 }
 
-/// How long requests under way have to end when a gateway stops.
+/// Time for requests in progress to finish when a gateway stops.
 const GRACE: Duration = Duration::from_secs(5);
 
 impl Gateway {
-    /// Connects to the store, listens and serves, held to the defaults.
+    /// Connects to the store, and listens and serves with the default limits.
     ///
     /// # Errors
-    /// No master; an address that cannot be had.
+    /// No master answers, or the address cannot be bound.
     pub(crate) fn start(listen: SocketAddr, store: &ClientConfig) -> anyhow::Result<Self> {
         Self::start_with(listen, store, LimitArgs::default())
     }
@@ -174,16 +176,15 @@ impl Gateway {
             body_bytes_max: body,
             own_hosts_only: listen.ip().is_loopback(),
         };
-        let http = HttpLimits {
-            connections_max: limits.connections_max.into(),
-            head_ms_max: limits.head_ms_max,
-            stall_ms_max: limits.stall_ms_max,
-        };
+        let mut http = HttpLimits::default();
+        http.connections_max = limits.connections_max.into();
+        http.head_ms_max = limits.head_ms_max;
+        http.stall_ms_max = limits.stall_ms_max;
         let mut server = HttpServer::bind(listen).map_err(|error| {
             Failure::failed(format!("cannot listen at {listen}: {error}"))
-                .hint("stop what listens there, or choose another address")
+                .hint("stop the process that listens there, or choose another address")
         })?;
-        server.serve(objects::router(app), http, GRACE).context("the gateway has no thread")?;
+        server.serve(objects::router(app), http, GRACE).context("cannot start the gateway's thread")?;
         let addr = server.addr();
         if !addr.ip().is_loopback() {
             tracing::warn!("the gateway at {addr} has no authentication, and is not on loopback");
@@ -191,23 +192,23 @@ impl Gateway {
         Ok(Self { metrics, server: Some(server), threads: Some(threads), addr })
     }
 
-    /// What its clients of the store have seen.
+    /// Metrics of its clients of the store.
     pub(crate) fn client_metrics(&self) -> &[ClientMetrics] {
         &self.metrics
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub(crate) fn addr(&self) -> SocketAddr {
         self.addr
     }
 }
 
-/// As many as the budget can count.
+/// The largest value of --buffered-bytes, bytes.
 const BUFFERED_BYTES_MAX: u64 = 1 << 40;
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        // With the server its handles of the pool go, and then the pool's threads.
+        // The server holds handles of the pool; when they are dropped, the pool's threads end.
         drop(self.server.take());
         if let Some(threads) = self.threads.take() {
             threads.join();

@@ -1,4 +1,4 @@
-//! What the gateway offers: objects by key, lists of keys, and how it is.
+//! The gateway's API: objects by key, lists of keys, health and metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,40 +11,37 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use serde::{Deserialize, Serialize};
-use store_client::{
-    Client, ErrorCode, Get, ObjectInfo, Pin as Keep, PutOptions, Retention, Store as _, StoreError,
-    metrics_text_of,
-};
+use store_client::{Client, ErrorCode, Get, ObjectInfo, Pin as Keep, PutOptions, Retention, Store as _, StoreError, metrics_text_of, RemoveMode};
 use store_master::is_own_host;
 
 use super::parse::{Wanted, has_tag, percent_decode, percent_encode, query_pairs, wanted_range};
 use super::pool::{Busy, Pool};
 use super::room::{Kept, Rooms};
 
-/// What the handlers share.
+/// State that the handlers share.
 #[derive(Clone)]
 pub(super) struct App {
     pub(super) pool: Pool,
     pub(super) counters: Arc<Counters>,
-    /// Memory for values on their way.
+    /// Memory for values in transit.
     pub(super) rooms: Rooms,
     /// Longest object, bytes.
     pub(super) body_bytes_max: u64,
-    /// Requests name this host by an address or as `localhost`, if at all.
+    /// Whether requests must address this host by IP address or as `localhost`, if they have a Host header.
     pub(super) own_hosts_only: bool,
 }
 
-/// Most keys in one question or list.
+/// Most keys per query or page.
 const KEYS_MAX: usize = 1024;
-/// Longest body of a question, bytes.
+/// Longest body of a query, bytes.
 const QUESTION_BYTES_MAX: u64 = 2 << 20;
-/// Times that an object is looked up and read, should another take its place in between.
+/// Attempts to look up and read an object that is replaced in between.
 const READ_TRIES: u32 = 3;
 
 const OBJECTS: &str = "/v1/objects/";
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// Every path, and its methods. `HEAD` goes with `GET` where nothing else is said.
+/// Every path with its methods. `GET` includes `HEAD` unless stated otherwise.
 pub(super) fn routes() -> Vec<(&'static str, &'static [&'static str], MethodRouter<App>)> {
     vec![
         (
@@ -67,26 +64,26 @@ pub(super) fn router(app: App) -> Router {
         router = router.route(path, methods);
     }
     router
-        .fallback(|| async { Problem::new(StatusCode::NOT_FOUND, "no such path: see /openapi.json") })
+        .fallback(|| async { Problem::new(StatusCode::NOT_FOUND, "this path does not exist: see /openapi.json") })
         .method_not_allowed_fallback(|| async {
-            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no such method here: see /openapi.json")
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not support the method: see /openapi.json")
         })
         .layer(middleware::from_fn_with_state(app.clone(), guard))
         .layer(middleware::from_fn_with_state(app.clone(), count))
         .with_state(app)
 }
 
-/// What the gateway has seen since it started.
+/// Counters of the gateway since its start.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    /// By the first digit of the status, 1 to 5.
+    /// Responses by the first digit of the status, 1 to 5.
     answers: [AtomicU64; 5],
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     in_flight: AtomicU64,
 }
 
-/// An error as clients see it.
+/// An error response.
 #[derive(Debug)]
 pub(super) struct Problem {
     status: StatusCode,
@@ -119,7 +116,7 @@ impl From<Busy> for Problem {
     fn from(Busy: Busy) -> Self {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "more requests than the gateway can take: try again, or give it more --clients",
+            "the gateway is busy: try again, or raise --clients",
         )
     }
 }
@@ -145,12 +142,12 @@ impl From<StoreError> for Problem {
 
 type Answer = Result<Response, Problem>;
 
-/// A gateway that serves this host alone is not asked by the web pages that are open here: one whose host's name was made to mean
-/// this host (DNS rebinding) still asks for that name.
+/// A gateway on loopback must not serve web pages that are open in a browser on this host. A page whose host
+/// name was made to resolve to this host (DNS rebinding) still sends that name, and is refused.
 async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or_default());
     if app.own_hosts_only && host.is_some_and(|host| !is_own_host(host)) {
-        return Problem::new(StatusCode::FORBIDDEN, "name this host by its address or as localhost")
+        return Problem::new(StatusCode::FORBIDDEN, "the Host header must be an IP address or localhost")
             .into_response();
     }
     next.run(request).await
@@ -164,7 +161,7 @@ async fn count(State(app): State<App>, request: Request, next: Next) -> Response
     response
 }
 
-/// A request that is not answered yet. Whoever leaves before that counts no longer, either.
+/// A request in progress. It is uncounted when dropped, also when the client disconnects early.
 struct Flying<'a>(&'a AtomicU64);
 
 impl<'a> Flying<'a> {
@@ -189,15 +186,15 @@ async fn put_object(State(app): State<App>, uri: Uri, headers: HeaderMap, body: 
         return Err(too_large(max));
     }
     if announced == Some(0) {
-        return Err(Problem::wrong("an object has one byte at least"));
+        return Err(Problem::wrong("the body is empty, but an object has at least one byte"));
     }
     let (value, room) = app.rooms.collect(body, max, announced).await?;
     if value.is_empty() {
-        return Err(Problem::wrong("an object has one byte at least"));
+        return Err(Problem::wrong("the body is empty, but an object has at least one byte"));
     }
     let bytes = value.len() as u64;
     let put = move |client: &mut Client| {
-        // Until it is stored it is in memory, whether anybody waits for it or not.
+        // The value is in memory until it is stored, even if the client disconnects.
         let _room = room;
         client.put(&key, &value, &options)
     };
@@ -220,7 +217,7 @@ async fn get_object(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Ans
             describe(&mut response, &tag);
             return Ok(response);
         }
-        // A range of another object than the one that the client has part of is of no use to it.
+        // The client has part of an object already: a range of another object is useless to it.
         let same = header_text(&headers, header::IF_RANGE).is_none_or(|wanted| wanted == tag);
         let range = header_text(&headers, header::RANGE).filter(|_| same);
         let (first, last, status) = match range.map_or(Wanted::All, |range| wanted_range(range, info.len)) {
@@ -253,15 +250,15 @@ async fn get_object(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Ans
     }
     Err(Problem::new(
         StatusCode::SERVICE_UNAVAILABLE,
-        "the object is being replaced again and again: try again",
+        "the object is replaced too often to be read: try again",
     ))
 }
 
-/// What came of reading an object that was looked up before.
+/// The result of reading an object that was looked up before.
 enum Read {
     Bytes(Vec<u8>),
     Miss,
-    /// Another object has taken its place; then what was said of the first does not hold.
+    /// Another object has replaced it, so its length and tag are no longer valid.
     Another,
 }
 
@@ -279,14 +276,14 @@ fn read(
     }
     let mut part = Vec::new();
     let read = match client.get_with(Get::new(key, &mut part).range(range)) {
-        // Shorter than it was: it is another.
+        // The object is shorter than before, so it is another one.
         Err(error) if error.code() == ErrorCode::InvalidParams => return Ok(Read::Another),
         read => read?,
     };
     if read.is_none() {
         return Ok(Read::Miss);
     }
-    // A generation is never given twice: if it is the same now as it was before, the part is of that object.
+    // A generation is used once: if it is unchanged after the read, the part is of that object.
     let now = client.master().look_up(key)?;
     Ok(if now.is_some_and(|now| now == *info) { Read::Bytes(part) } else { Read::Another })
 }
@@ -310,7 +307,7 @@ async fn delete_object(State(app): State<App>, uri: Uri) -> Answer {
             (name, _) => return Err(unknown(name, "force=true|false")),
         }
     }
-    match app.pool.call(move |client| client.remove(&key, force)).await?? {
+    match app.pool.call(move |client| client.remove(&key, RemoveMode::forced(force))).await?? {
         true => Ok(StatusCode::NO_CONTENT.into_response()),
         false => Err(miss()),
     }
@@ -318,7 +315,7 @@ async fn delete_object(State(app): State<App>, uri: Uri) -> Answer {
 
 #[derive(Serialize)]
 struct Listed {
-    /// As text, with what is not UTF-8 replaced; `href` has the exact bytes.
+    /// The key as text, with invalid UTF-8 replaced; `href` has the exact bytes.
     key: String,
     href: String,
     bytes: u64,
@@ -359,7 +356,7 @@ async fn list(app: &App, prefix: Vec<u8>, cursor: u64, limit: u32) -> Answer {
             leased: entry.leased,
         })
         .collect();
-    // As text: JSON's numbers end at 2^53 in many a language.
+    // As text, because JSON numbers above 2^53 are not exact in many languages.
     let cursor = (page.cursor != 0).then(|| page.cursor.to_string());
     Ok(json(StatusCode::OK, &serde_json::json!({ "objects": objects, "cursor": cursor })))
 }
@@ -379,7 +376,7 @@ async fn exists(State(app): State<App>, headers: HeaderMap, body: Body) -> Answe
     let question: Question = serde_json::from_slice(&body)
         .map_err(|error| Problem::wrong(format!("write {{\"keys\": [\"…\", …]}}: {error}")))?;
     if question.keys.len() > KEYS_MAX {
-        return Err(Problem::wrong(format!("{} keys: ask for {KEYS_MAX} at most", question.keys.len())));
+        return Err(Problem::wrong(format!("the query has {} keys, but at most {KEYS_MAX} are allowed", question.keys.len())));
     }
     let asked = move |client: &mut Client| {
         let keys: Vec<&[u8]> = question.keys.iter().map(String::as_bytes).collect();
@@ -393,13 +390,13 @@ async fn health() -> Response {
     json(StatusCode::OK, &serde_json::json!({ "status": "ok" }))
 }
 
-/// Whether a put could succeed: the master answers and has memory to give.
+/// Whether a put could succeed: the master answers, and at least one node lends memory.
 async fn ready(State(app): State<App>) -> Answer {
     let why = match app.pool.call(|client| client.master().stats()).await {
         Ok(Ok(stats)) if stats.segments > 0 => {
             return Ok(json(StatusCode::OK, &serde_json::json!({ "ready": true })));
         }
-        Ok(Ok(_)) => "no node has mounted memory".to_owned(),
+        Ok(Ok(_)) => "no node lends memory".to_owned(),
         Ok(Err(error)) => error.to_string(),
         Err(busy) => Problem::from(busy).message,
     };
@@ -410,7 +407,7 @@ async fn metrics(State(app): State<App>) -> Response {
     use std::fmt::Write as _;
     let counters = &app.counters;
     let mut out = metrics_text_of(app.pool.metrics());
-    out.push_str("# HELP snowskin_gateway_requests Requests that were answered, by class of status.\n");
+    out.push_str("# HELP snowskin_gateway_requests Requests that were answered, by status class.\n");
     out.push_str("# TYPE snowskin_gateway_requests counter\n");
     for (class, answers) in (1..).zip(&counters.answers) {
         let answers = answers.load(Ordering::Relaxed);
@@ -425,7 +422,7 @@ async fn metrics(State(app): State<App>) -> Response {
             "Bytes of objects stored for clients.",
             &counters.written_bytes,
         ),
-        ("requests_in_flight", "gauge", "", "Requests that are not answered yet.", &counters.in_flight),
+        ("requests_in_flight", "gauge", "", "Requests in progress.", &counters.in_flight),
     ];
     for (name, kind, suffix, help, value) in figures {
         let value = value.load(Ordering::Relaxed);
@@ -434,8 +431,8 @@ async fn metrics(State(app): State<App>) -> Response {
     }
     let [incoming, outgoing] = app.rooms.taken();
     for (name, help, bytes) in [
-        ("incoming_bytes", "Memory that objects on their way in take up.", incoming),
-        ("outgoing_bytes", "Memory that objects on their way out take up.", outgoing),
+        ("incoming_bytes", "Memory held by uploads in progress, bytes.", incoming),
+        ("outgoing_bytes", "Memory held by downloads in progress, bytes.", outgoing),
     ] {
         let _ = writeln!(out, "# HELP snowskin_gateway_{name} {help}\n# TYPE snowskin_gateway_{name} gauge");
         let _ = writeln!(out, "snowskin_gateway_{name} {bytes}");
@@ -457,7 +454,7 @@ async fn look_up(app: &App, key: Vec<u8>) -> Result<Option<ObjectInfo>, Problem>
     Ok(app.pool.call(move |client| client.master().look_up(&key)).await??)
 }
 
-/// The key that a path names: any bytes, percent-encoded; `/` may stand as it is.
+/// The key in a path: any bytes, percent-encoded; `/` may stay as it is.
 fn key_of(uri: &Uri) -> Result<Vec<u8>, Problem> {
     let text = uri.path().strip_prefix(OBJECTS).unwrap_or_default();
     let key = percent_decode(text).map_err(Problem::wrong)?;
@@ -467,7 +464,7 @@ fn key_of(uri: &Uri) -> Result<Vec<u8>, Problem> {
     Ok(key)
 }
 
-/// A query whose names and values are text.
+/// The names and values of a query, which must be text.
 fn query(uri: &Uri) -> Result<Vec<(String, String)>, Problem> {
     let pairs = query_pairs(uri.query().unwrap_or_default()).map_err(Problem::wrong)?;
     let text = |bytes| String::from_utf8(bytes).map_err(|_| Problem::wrong("the query is not UTF-8"));
@@ -475,7 +472,7 @@ fn query(uri: &Uri) -> Result<Vec<(String, String)>, Problem> {
 }
 
 fn put_options(uri: &Uri) -> Result<PutOptions, Problem> {
-    const OFFERED: &str = "replicas=1 to 8, ttl_ms=1 and more, pin=none|soft|hard, group=NAME";
+    const OFFERED: &str = "replicas=1 to 8, ttl_ms=1 or more, pin=none|soft|hard, group=NAME";
     let mut options = PutOptions::default();
     let mut retention = Retention::default();
     for (name, value) in query(uri)? {
@@ -497,7 +494,7 @@ fn put_options(uri: &Uri) -> Result<PutOptions, Problem> {
 
 fn unknown(name: &str, offered: &str) -> Problem {
     let name = crate::output::printable(name);
-    Problem::wrong(format!("`{name}` in the query is unknown or out of range; choose from {offered}"))
+    Problem::wrong(format!("query parameter `{name}` is unknown or out of range; use {offered}"))
 }
 
 fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
@@ -505,7 +502,7 @@ fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
         None => Ok(None),
         Some(value) => {
             let number = value.to_str().ok().and_then(|text| text.parse().ok());
-            number.map(Some).ok_or_else(|| Problem::wrong("Content-Length is no number"))
+            number.map(Some).ok_or_else(|| Problem::wrong("Content-Length is not a number"))
         }
     }
 }
@@ -520,7 +517,7 @@ fn describe(response: &mut Response, tag: &str) {
 }
 
 fn unsatisfiable(info: &ObjectInfo) -> Response {
-    let message = format!("the object has {} bytes, and none of that range", info.len);
+    let message = format!("the object has {} bytes, none of which are in the requested range", info.len);
     let mut response = Problem::new(StatusCode::RANGE_NOT_SATISFIABLE, message).into_response();
     set(&mut response, header::CONTENT_RANGE, &format!("bytes */{}", info.len));
     response
@@ -531,7 +528,7 @@ fn miss() -> Problem {
 }
 
 pub(super) fn too_large(max: u64) -> Problem {
-    let message = format!("more than {max} bytes: use the client library, or raise --body-bytes-max");
+    let message = format!("an object has at most {max} bytes here: use the client library for longer ones, or raise --body-bytes-max");
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, message)
 }
 
@@ -540,7 +537,7 @@ fn header_text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
 }
 
 fn set(response: &mut Response, name: HeaderName, value: &str) {
-    // Ours are all visible ASCII.
+    // All values that are set here are visible ASCII.
     if let Ok(value) = HeaderValue::from_str(value) {
         response.headers_mut().insert(name, value);
     }
@@ -569,7 +566,7 @@ mod tests {
                     continue;
                 }
                 described.insert((path.clone(), method.clone()));
-                assert!(operation["summary"].is_string(), "{method} {path} does not say what it is");
+                assert!(operation["summary"].is_string(), "{method} {path} has no summary");
                 assert!(
                     operation["responses"].as_object().is_some_and(|all| !all.is_empty()),
                     "{method} {path}"
@@ -595,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_of_the_store_have_a_status_that_says_whose_turn_it_is() {
+    fn codes_of_the_store_have_a_status_that_says_whether_to_retry() {
         let status = |code: ErrorCode| Problem::from(StoreError::from(code)).status.as_u16();
         assert_eq!(status(ErrorCode::ObjectNotFound), 404);
         assert_eq!(status(ErrorCode::ObjectAlreadyExists), 409);
@@ -607,7 +604,8 @@ mod tests {
 
     #[test]
     fn methods_are_those_that_are_listed() {
-        // What is served is what `routes` says: a handler without its name in the list would be found here.
+        // Compares `routes` with the methods that are served: a handler that its list does not name is found
+        // here.
         for (path, methods, router) in routes() {
             let text = format!("{router:?}");
             for method in

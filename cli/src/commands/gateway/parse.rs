@@ -1,6 +1,7 @@
-//! What a request says beside its body: the key in its path, its query, its range. Nothing here knows HTTP libraries.
+//! Parsing of a request's parts other than its body: the key in its path, its query, its range. Independent
+//! of HTTP libraries.
 
-/// Decodes percent-encoding (RFC 3986, 2.1): any bytes, not text alone. `+` is a plus.
+/// Decodes percent-encoding (RFC 3986, 2.1) into any bytes, not only text. `+` stands for itself.
 ///
 /// # Errors
 /// A `%` without two hexadecimal digits after it.
@@ -15,13 +16,13 @@ pub(crate) fn percent_decode(text: &str) -> Result<Vec<u8>, &'static str> {
         let mut digit = || bytes.next().and_then(|byte| char::from(byte).to_digit(16));
         match (digit(), digit()) {
             (Some(high), Some(low)) => out.push((high << 4 | low) as u8),
-            _ => return Err("a % in a URL is followed by two hexadecimal digits; write % itself as %25"),
+            _ => return Err("a % in a URL must be followed by two hexadecimal digits; write a literal % as %25"),
         }
     }
     Ok(out)
 }
 
-/// Encodes what a path segment cannot have, and `/`, too: [`percent_decode`] gives the bytes back.
+/// Encodes all bytes that a path segment cannot contain, including `/`; [`percent_decode`] reverses it.
 pub(crate) fn percent_encode(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for &byte in bytes {
@@ -54,24 +55,25 @@ pub(crate) fn query_pairs(query: &str) -> Result<Vec<Pair>, &'static str> {
         .collect()
 }
 
-/// What a `Range` header asks for (RFC 9110, 14.2).
+/// The result of a `Range` header (RFC 9110, 14.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// All of it: no range, or one of a kind that a server may ignore.
+    /// The whole object: there is no range, or one of a kind that a server may ignore.
     All,
     /// Bytes from the first to the last, both included.
     Part(u64, u64),
-    /// A range that the object does not have.
+    /// A range outside of the object.
     Nothing,
 }
 
-/// The part of `len` bytes that a `Range` header wants. Several parts at once are not offered: then all is sent.
+/// The part of `len` bytes that a `Range` header requests. Several ranges at once are not supported: the
+/// whole object is sent then.
 pub(crate) fn wanted_range(header: &str, len: u64) -> Wanted {
     let Some(set) = header.trim().strip_prefix("bytes=") else { return Wanted::All };
     let Some((first, last)) = set.trim().split_once('-') else { return Wanted::All };
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        // A number that no u64 holds is beyond the end of everything.
+        // A number that does not fit into u64 is beyond the end of any object.
         digits.then(|| text.parse().unwrap_or(u64::MAX))
     };
     match (first, last, number(first), number(last)) {
@@ -85,7 +87,7 @@ pub(crate) fn wanted_range(header: &str, len: u64) -> Wanted {
     }
 }
 
-/// Whether a list of entity tags (`If-None-Match`) has this one. The comparison is the weak one (RFC 9110, 8.8.3.2).
+/// Whether a list of entity tags (`If-None-Match`) contains this one, by weak comparison (RFC 9110, 8.8.3.2).
 pub(crate) fn has_tag(list: &str, tag: &str) -> bool {
     list.split(',').map(str::trim).any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == tag)
 }
@@ -115,7 +117,7 @@ mod tests {
 
     #[test]
     fn ranges_are_those_of_rfc_9110() {
-        // 14.1.2 has these for a representation of 10,000 bytes.
+        // These are the examples of 14.1.2, for a representation of 10,000 bytes.
         for (header, wanted) in [
             ("bytes=0-499", Wanted::Part(0, 499)),
             ("bytes=500-999", Wanted::Part(500, 999)),
@@ -129,7 +131,7 @@ mod tests {
             ("bytes=99999999999999999999-", Wanted::Nothing),
             ("bytes=0-99999999999999999999", Wanted::Part(0, 9999)),
             ("bytes=-0", Wanted::Nothing),
-            // Not understood, or not offered: all of it.
+            // Not understood or not supported: the whole object.
             ("bytes=0-0,-1", Wanted::All),
             ("bytes=5-2", Wanted::All),
             ("bytes=-", Wanted::All),

@@ -1,4 +1,4 @@
-//! From many requests to a few clients of the store: threads with a client each, and a short queue before them.
+//! Serves many requests with a few clients of the store: threads with one client each, and a short queue.
 
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,25 +9,26 @@ use tokio::sync::oneshot;
 
 type Job = Box<dyn FnOnce(&mut Client) + Send>;
 
-/// Clients of the store, on threads of their own. When the last clone is gone, they finish what is queued and end.
+/// Clients of the store, each on its own thread. When the last clone is dropped, they finish the queued jobs
+/// and end.
 #[derive(Clone)]
 pub(super) struct Pool {
     jobs: SyncSender<Job>,
     metrics: Arc<[ClientMetrics]>,
 }
 
-/// To wait for a pool's end with.
+/// The threads of a pool, to wait for their end.
 pub(super) struct Threads(Vec<JoinHandle<()>>);
 
-/// More is asked than the pool can take.
+/// The queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Busy;
 
 impl Pool {
-    /// Connects `clients` clients and starts their threads; `queue` jobs can wait.
+    /// Connects `clients` clients and starts their threads; up to `queue` jobs wait.
     ///
     /// # Errors
-    /// One of them does not connect, or has no thread.
+    /// A client does not connect, or its thread cannot be started.
     pub(super) fn start(
         config: &ClientConfig,
         clients: u16,
@@ -49,12 +50,12 @@ impl Pool {
         Ok((Self { jobs, metrics: metrics.into() }, Threads(threads)))
     }
 
-    /// What its clients have seen.
+    /// Metrics of the clients.
     pub(super) fn metrics(&self) -> &[ClientMetrics] {
         &self.metrics
     }
 
-    /// Does something with a client. It is done, or being done, even when nobody waits for the answer any more.
+    /// Runs a job with one of the clients. A job that was queued runs even if its request is abandoned.
     ///
     /// # Errors
     /// `Busy`.
@@ -64,7 +65,7 @@ impl Pool {
     ) -> Result<T, Busy> {
         let (reply, answer) = oneshot::channel();
         let job = move |client: &mut Client| {
-            // Whoever asked may have left.
+            // Sending fails if the request was abandoned.
             let _ = reply.send(ask(client));
         };
         match self.jobs.try_send(Box::new(job)) {
@@ -75,7 +76,7 @@ impl Pool {
 }
 
 impl Threads {
-    /// Waits until every clone of the pool is gone and all jobs are done.
+    /// Waits until every clone of the pool is dropped and all jobs are done.
     pub(super) fn join(self) {
         for thread in self.0 {
             if thread.join().is_err() {
@@ -87,7 +88,8 @@ impl Threads {
 
 fn work(mut client: Client, queued: &Mutex<Receiver<Job>>) {
     loop {
-        // Held while waiting: the others wait for the lock instead, which comes to the same.
+        // The lock is held while waiting: the other threads wait for the lock instead of for a job, which is
+        // equivalent.
         let job = queued.lock().unwrap_or_else(PoisonError::into_inner).recv();
         match job {
             Ok(job) => job(&mut client),

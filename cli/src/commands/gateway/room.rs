@@ -1,7 +1,7 @@
-//! Memory for objects on their way: who may have how much of it, and bodies that are taken into it.
+//! Memory for objects in transit: how much each request may have, and reading bodies into it.
 //!
-//! What comes and what goes have a share each, so that no number of uploads keeps anybody from reading. An upload has room for
-//! what has arrived of it, not for what it announces; one that comes to a halt is ended.
+//! Uploads and downloads have separate shares, so that uploads cannot block downloads. An upload holds memory
+//! for the bytes that have arrived, not for its announced length; an upload that stalls is aborted.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,40 +17,40 @@ use super::objects::{Problem, too_large};
 
 /// The unit in which memory is accounted, bytes.
 const KIB: u64 = 1024;
-/// As many as a share can have.
+/// Most permits of a share.
 const PERMITS_MAX: usize = Semaphore::MAX_PERMITS;
-/// A body whose next bytes of this number take too long is at a halt. Room is taken in such steps at least.
+/// A body stalls when this many bytes take too long. Memory is taken in steps of at least this size.
 const STEP_BYTES: u64 = 64 << 10;
-/// An answer is handed over in pieces, so that its memory is accounted for until nearly all of it is sent.
+/// A response is sent in pieces, so that its memory is accounted for until nearly all of it is sent.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The shares.
+/// The two shares of memory.
 #[derive(Clone)]
 pub(super) struct Rooms {
-    /// Of `KIB` each: values that are coming.
+    /// Permits for uploads, `KIB` bytes each.
     coming: Arc<Semaphore>,
-    /// The same, of values that are going.
+    /// Permits for downloads, `KIB` bytes each.
     going: Arc<Semaphore>,
-    /// What each has when nothing is on its way.
+    /// Permits of each share when nothing is in transit.
     permits: usize,
     limits: BodyLimits,
 }
 
-/// What one request's body may cost.
+/// Limits on the body of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BodyLimits {
-    /// How long all of it may take to arrive.
+    /// Timeout for the whole body.
     pub(super) time_max: Duration,
-    /// How long `STEP_BYTES` of it may take.
+    /// Timeout for each `STEP_BYTES` of it.
     pub(super) stall_max: Duration,
 }
 
-/// Some of a share, until it is dropped.
+/// Part of a share, held until it is dropped.
 #[derive(Debug)]
 pub(super) struct Room(Option<OwnedSemaphorePermit>);
 
 impl Rooms {
-    /// Half of these bytes for each direction.
+    /// Divides `bytes` equally between the two directions.
     pub(super) fn new(bytes: u64, limits: BodyLimits) -> Self {
         let permits =
             usize::try_from((bytes / 2).div_ceil(KIB)).map_or(PERMITS_MAX, |half| half.min(PERMITS_MAX));
@@ -58,17 +58,18 @@ impl Rooms {
         Self { coming: half(), going: half(), permits, limits }
     }
 
-    /// Bytes that are coming now, and that are going.
+    /// Bytes in use by uploads, and by downloads.
     pub(super) fn taken(&self) -> [u64; 2] {
         [&self.coming, &self.going].map(|share| (self.permits - share.available_permits()) as u64 * KIB)
     }
 
-    /// For a value that is read from the store.
+    /// Takes memory for a value that is read from the store.
     pub(super) fn to_go(&self, bytes: u64) -> Result<Room, Problem> {
         take(&self.going, bytes).map(|permit| Room(Some(permit)))
     }
 
-    /// Takes in a body of at most `max` bytes; one that ends early, grows too long, comes to a halt or takes too long is an error.
+    /// Reads a body of at most `max` bytes. A body that ends early, is too long, stalls or takes too long is
+    /// an error.
     pub(super) async fn collect(
         &self,
         mut body: Body,
@@ -90,7 +91,7 @@ impl Rooms {
                 return Err(too_large(max));
             }
             if len > bytes.capacity() as u64 {
-                // Twice as much each time, as a vector does by itself, but no more than it can become.
+                // Doubles each time, as a vector does, but takes no more than the body can need.
                 let wanted = len.max(bytes.capacity() as u64 * 2).max(STEP_BYTES).min(longest.max(len));
                 room.grow_to(&self.coming, wanted)?;
                 bytes.reserve_exact(wanted as usize - bytes.len());
@@ -104,7 +105,7 @@ impl Rooms {
 }
 
 impl Room {
-    /// Makes it room for this many bytes, all together.
+    /// Extends it to this many bytes in total.
     fn grow_to(&mut self, share: &Arc<Semaphore>, bytes: u64) -> Result<(), Problem> {
         let has = self.0.as_ref().map_or(0, |permit| permit.num_permits() as u64);
         let more = take(share, (bytes.div_ceil(KIB)).saturating_sub(has) * KIB)?;
@@ -121,16 +122,16 @@ fn take(share: &Arc<Semaphore>, bytes: u64) -> Result<OwnedSemaphorePermit, Prob
     Arc::clone(share).try_acquire_many_owned(permits).map_err(|_| {
         Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "the gateway holds as many bytes as it may: try again, or raise --buffered-bytes",
+            "all memory of the gateway for objects is in use: try again, or raise --buffered-bytes",
         )
     })
 }
 
 fn halted() -> Problem {
-    Problem::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive: send it faster")
+    Problem::new(StatusCode::REQUEST_TIMEOUT, "the body arrived too slowly")
 }
 
-/// Bytes that count against their share until they are handed over.
+/// Bytes that count against their share until they are sent.
 pub(super) struct Kept {
     pub(super) bytes: Bytes,
     pub(super) _room: Room,

@@ -1,13 +1,15 @@
-//! Belady's MIN: evict what is needed again last. Nobody can, without knowing the future; so nobody does better.
+//! Belady's MIN: evict the block whose next use is furthest in the future. It needs knowledge of the future,
+//! and is an upper bound for all policies.
 //!
-//! L. A. Belady, *A study of replacement algorithms for a virtual-storage computer* (IBM Systems Journal, 1966). It is optimal
-//! for references one by one. That a block counts only behind a whole prefix is not in the proof; no policy of ours has ever
-//! come near it, so it is drawn as the bound that it is for blocks.
+//! L. A. Belady, *A study of replacement algorithms for a virtual-storage computer* (IBM Systems Journal,
+//! 1966). It is optimal for single references. The proof does not cover that a block counts only within a
+//! complete cached prefix; none of the policies here has ever come near the bound, so it is plotted as the
+//! bound for blocks.
 
 use std::collections::BTreeSet;
 
-/// How many block references lie in the longest cached prefix of their request, with `capacity` blocks, for requests over the
-/// blocks `0..distinct`.
+/// Number of block references within the longest cached prefix of their request, with a cache of `capacity`
+/// blocks, for requests over the blocks `0..distinct`.
 pub(super) fn hits(
     requests: &[Vec<u32>],
     distinct: usize,
@@ -15,7 +17,8 @@ pub(super) fn hits(
     mut each: impl FnMut() -> bool,
 ) -> u64 {
     let next_uses = next_uses(requests, distinct);
-    // The next use of what is cached, and the same in order. Of equals, the later block of a request goes first.
+    // The next use of each cached block, and the same in order. With equal next uses, the later block of a
+    // request is evicted first.
     let mut cached: Vec<Option<(u32, u32)>> = vec![None; distinct];
     let mut order: BTreeSet<(u32, u32, u32)> = BTreeSet::new();
     let mut hits = 0;
@@ -39,7 +42,7 @@ pub(super) fn hits(
     hits
 }
 
-/// For each reference, which request refers to the block next; `u32::MAX` for none.
+/// For each reference, the next request that refers to the block; `u32::MAX` if there is none.
 fn next_uses(requests: &[Vec<u32>], distinct: usize) -> Vec<Vec<u32>> {
     let mut next = vec![u32::MAX; distinct];
     let mut uses: Vec<Vec<u32>> = Vec::with_capacity(requests.len());
@@ -57,7 +60,7 @@ mod tests {
 
     #[test]
     fn what_is_needed_last_goes_first() {
-        // With room for two, 1 is kept for its second use and 2 dropped for 3.
+        // With room for two, 1 is kept for its second use and 2 is evicted for 3.
         let requests = [vec![0], vec![1], vec![2], vec![0], vec![1], vec![2]];
         assert_eq!(hits(&requests, 3, 2, || true), 2);
         assert_eq!(hits(&requests, 3, 3, || true), 3);

@@ -1,5 +1,4 @@
-//! `--compare`: each policy and capacity twice, computed and moved for real, side by side. What a cluster of processes hits is what
-//! was promised, or this says by how much it is not.
+//! `--compare`: each policy and capacity is both simulated and replayed, and the hit rates are compared.
 
 use serde::Serialize;
 use store_core::EvictionPolicy;
@@ -8,12 +7,12 @@ use super::report::Report;
 use super::simulate::Simulation;
 use crate::output::{Align, Table, rounded, thousands};
 
-/// What came out. Field names are the JSON's.
+/// The results. Field names are those of the JSON output.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Comparison {
-    /// Points that the two may differ by.
+    /// Largest allowed difference, percentage points.
     pub(super) agree_within: f64,
-    /// Whether all rows do not differ by more, and no byte was wrong.
+    /// Whether all rows agree within that difference, and every byte was right.
     pub(super) agree: bool,
     pub(super) rows: Vec<Row>,
     pub(super) interrupted: bool,
@@ -26,7 +25,7 @@ pub(super) struct Row {
     pub(super) capacity_blocks: u64,
     pub(super) hit_rate_simulated: f64,
     pub(super) hit_rate: f64,
-    /// The real one less the simulated one, in points.
+    /// Hit rate of the replay minus that of the simulation, percentage points.
     pub(super) points: f64,
     pub(super) evicted: u64,
     pub(super) put_no_room: u64,
@@ -39,7 +38,7 @@ impl Comparison {
         Self { agree_within, agree: true, rows: Vec::new(), interrupted: false }
     }
 
-    /// Adds what both found for one policy and capacity; `at` is where the simulation has it.
+    /// Adds the results of both for one policy and capacity; `at` is the index in the simulation.
     pub(super) fn add(
         &mut self,
         policy: EvictionPolicy,
@@ -64,7 +63,7 @@ impl Comparison {
         });
     }
 
-    /// For people.
+    /// The table for people.
     pub(super) fn table(&self) -> String {
         let mut table = Table::new(&[
             ("policy", Align::Left),
@@ -73,7 +72,7 @@ impl Comparison {
             ("moved, %", Align::Right),
             ("points", Align::Right),
             ("evicted", Align::Right),
-            ("without room", Align::Right),
+            ("no space", Align::Right),
             ("wrong", Align::Right),
             ("", Align::Left),
         ]);
@@ -92,7 +91,7 @@ impl Comparison {
             ]);
         }
         let verdict = match (self.interrupted, self.agree) {
-            (true, _) => "Interrupted: not all was compared.".to_owned(),
+            (true, _) => "Interrupted: not all combinations were compared.".to_owned(),
             (_, true) => format!("All agree within {} points.", self.agree_within),
             (_, false) => format!("Not all agree within {} points.", self.agree_within),
         };

@@ -1,4 +1,5 @@
-//! One request after the other: look up the prefix, read and check it, store what was missing. Counts everything.
+//! Replays one request after the other: looks up the prefix, reads and verifies it, stores what is missing,
+//! and counts everything.
 
 use std::fmt;
 use std::time::Instant;
@@ -6,17 +7,17 @@ use std::time::Instant;
 use crate::content::{Content, Mismatch};
 use crate::histogram::Histogram;
 
-/// What the replay needs from a store; the cluster is one, a map in the tests another.
+/// What the replay needs from a store. The cluster implements it; the tests use a map.
 pub(super) trait BlockStore {
-    /// Most blocks in one get or put: as many slots there are in the buffer.
+    /// Most blocks per get or put: the number of slots in the buffer.
     fn slots(&self) -> usize;
-    /// Bytes of a block, and of a slot.
+    /// Size of a block, and of a slot, bytes.
     fn block_bytes(&self) -> usize;
-    /// Copies the beginning of a slot out.
+    /// Copies the beginning of a slot to `out`.
     fn read_slot(&self, index: usize, out: &mut [u8]) -> anyhow::Result<()>;
-    /// Fills a slot.
+    /// Writes `block` into a slot.
     fn write_slot(&mut self, index: usize, block: &[u8]) -> anyhow::Result<()>;
-    /// Which of the blocks are there.
+    /// Reports which of the blocks exist.
     fn exists(&mut self, ids: &[u64], found: &mut Vec<bool>) -> anyhow::Result<()>;
     /// Reads block `i` into slot `i`.
     fn get(&mut self, ids: &[u64], results: &mut Vec<Got>) -> anyhow::Result<()>;
@@ -24,31 +25,31 @@ pub(super) trait BlockStore {
     fn put(&mut self, ids: &[u64], results: &mut Vec<Put>) -> anyhow::Result<()>;
 }
 
-/// How the read of one block ended.
+/// The result of reading one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Got {
-    /// Its slot holds this many bytes of it.
+    /// The slot holds this many bytes of the block.
     Bytes(usize),
-    /// It is not there any more.
+    /// The block does not exist any more.
     Miss,
-    /// The store could not read it: a node died, a lease ran out.
+    /// The store could not read it: a node ended, or a lease expired.
     Failed,
 }
 
-/// How the write of one block ended.
+/// The result of writing one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Put {
-    /// It is readable.
+    /// The block is readable.
     Stored,
-    /// Somebody was faster.
+    /// The block exists already.
     Exists,
-    /// There is no room, even after eviction.
+    /// There is no space, even after eviction.
     NoRoom,
     /// The store could not write it.
     Failed,
 }
 
-/// What has happened so far.
+/// Counts so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counters {
     pub(super) requests: u64,
@@ -56,7 +57,7 @@ pub(super) struct Counters {
     pub(super) blocks_hit: u64,
     pub(super) blocks_put: u64,
     pub(super) verify_failures: u64,
-    /// Said to exist, gone when read.
+    /// Blocks that existed at the lookup but not at the read.
     pub(super) get_misses: u64,
     pub(super) get_failures: u64,
     pub(super) put_exists: u64,
@@ -67,7 +68,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Share of block references that were read and right.
+    /// Share of block references that were read correctly.
     pub(super) fn hit_rate(&self) -> f64 {
         if self.block_refs == 0 { 0.0 } else { self.blocks_hit as f64 / self.block_refs as f64 }
     }
@@ -118,7 +119,7 @@ pub(super) struct Driver<S> {
 }
 
 impl<S: BlockStore> Driver<S> {
-    /// Nothing replayed yet.
+    /// A driver that has not replayed anything yet.
     pub(super) fn new(store: S, content: Content) -> Self {
         let block = vec![0; store.block_bytes()];
         Self {
@@ -165,7 +166,7 @@ impl<S: BlockStore> Driver<S> {
         let hit = self.read_prefix(&ids[..prefix])?;
         self.counters.blocks_hit += hit as u64;
 
-        // Behind the prefix, what exists is left alone: after an eviction a hole is filled, not its surroundings.
+        // Existing blocks behind the prefix are kept: after an eviction, only the hole is filled.
         self.missing.clear();
         let wanted = ids[hit..].iter().zip(&self.present[hit..]).enumerate();
         self.missing.extend(
@@ -174,7 +175,7 @@ impl<S: BlockStore> Driver<S> {
         self.store_missing()
     }
 
-    /// Reads blocks and checks them, until one is not there or not right; gives how many were.
+    /// Reads and verifies blocks until one is missing or wrong; returns how many were right.
     fn read_prefix(&mut self, ids: &[u64]) -> anyhow::Result<usize> {
         let mut hit = 0;
         for batch in ids.chunks(self.store.slots()) {
@@ -195,7 +196,7 @@ impl<S: BlockStore> Driver<S> {
                             &mut self.block,
                             &mut self.first_wrong,
                         )? {
-                            // Right bytes behind a hole are of no use: a prefix has none.
+                            // Right blocks behind a hole do not count, because a prefix has no holes.
                             good += usize::from(good == slot);
                         } else {
                             self.counters.verify_failures += 1;
@@ -238,7 +239,7 @@ impl<S: BlockStore> Driver<S> {
     }
 }
 
-/// Whether slot `slot` holds block `id`, all of it and nothing else.
+/// Whether slot `slot` holds exactly the content of block `id`.
 fn check<S: BlockStore>(
     store: &S,
     content: &Content,
@@ -277,7 +278,7 @@ mod tests {
         capacity: usize,
         evicted: u64,
         corrupt: Option<u64>,
-        /// Exists, but is gone when read.
+        /// A block that exists at the lookup but not at the read.
         vanishing: Option<u64>,
     }
 
@@ -379,7 +380,7 @@ mod tests {
         driver.request(&[1, 2, 3, 4, 5]).unwrap();
         let counters = driver.counters();
         assert_eq!((counters.blocks_hit, counters.get_misses), (1, 1));
-        // 2 to 5 are put again; the fake still has them all.
+        // 2 to 5 are put again; the fake still has all of them.
         assert_eq!(counters.put_exists, 4);
     }
 

@@ -1,4 +1,4 @@
-//! `snowskin replay`: the main job, from end to end: real processes, real bytes, every byte checked.
+//! `snowskin replay`: the main use case, end to end: real processes, real data, every byte verified.
 
 mod belady;
 mod compare;
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use store_core::EvictionPolicy;
 use store_core::allocator::GRAIN_BYTES;
-use store_core::blocks::stored_len;
+use store_core::chunks::stored_len;
 use te_engine::Fabrics;
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::commands::{FabricParser, eviction_parser};
 use crate::content::Content;
@@ -30,32 +30,31 @@ use report::Report;
 use simulate::Tokens;
 use source::{Source, Survey};
 
-const AFTER_HELP: &str = "What it does, for each request of the trace, in order and without its pauses:
-  1. ask the master how long the cached prefix is       (one batch_exists)
-  2. get the blocks of that prefix, check every byte    (batches of --batch blocks)
+const AFTER_HELP: &str = "For each request of the trace, in order and without its pauses, the command does this:
+  1. ask the master for the length of the cached prefix (one batch_exists)
+  2. get the blocks of that prefix, verify every byte   (batches of --batch blocks)
   3. put the blocks that were missing                   (batches of --batch blocks)
-A block counts as hit when it lies in the longest prefix that was really read and was right.
+A block counts as a hit when it is in the longest prefix that was actually read and was correct.
 
-What it prints: latencies are those of one batch call, GiB/s counts the time inside those calls, \
-cpu_s_per_gib is the CPU time of all processes (client with its checking, master, nodes) for each \
-GiB read or written.
+Output: latencies are per batch call; GiB/s counts the time inside those calls; cpu_s_per_gib is the CPU time of all \
+processes (client with its verification, master, nodes) per GiB read or written.
 
-With --simulate no process starts and no byte moves: the master's own code is run on the trace, once \
-for each policy and capacity, and the hit rates are printed as a table (or JSON, or a plot). It says \
-how large a pool is worth its memory, and which --eviction suits your requests.
+With --simulate, no process is started and no data is moved: the master's own code is run on the trace, once per policy and \
+capacity, and the hit rates are printed as a table (or as JSON, or plotted). It shows how much memory is worthwhile, and \
+which --eviction suits the requests.
 
-With --compare each policy and capacity is both simulated and replayed, and the command ends with 1 when two hit rates differ \
-by more than --agree-within points.
+With --compare, each policy and capacity is both simulated and replayed, and the exit code is 1 when two hit rates differ \
+by more than --agree-within percentage points.
 
-A trace has one JSON object a line:
+A trace has one JSON object per line:
   {\"timestamp\": 0, \"input_length\": 900, \"output_length\": 3, \"hash_ids\": [0, 7]}
-one id = one block of 512 tokens, standing for itself and all before it. Without --trace a \
-multi-turn workload is made up.
+An id stands for one block of 512 tokens and everything before it. Without --trace, a multi-turn workload is \
+generated.
 
 Examples:
-  snowskin replay                              made-up workload, two nodes, ample capacity
-  snowskin replay --trace trace.jsonl --json   your trace, one JSON object at the end
-  snowskin replay --capacity-blocks 2000       less memory than it wants: evictions
+  snowskin replay                              generated workload, two nodes, enough capacity
+  snowskin replay --trace trace.jsonl --json   your trace; prints one JSON object at the end
+  snowskin replay --capacity-blocks 2000       too little memory for all blocks: evictions
   snowskin replay --block-bytes 64KiB --nodes 4 --fabric tcp
   snowskin replay --trace trace.jsonl --simulate --svg hits.svg
   snowskin replay --trace trace.jsonl --simulate --policies trial,lru --capacity-tokens 3.0M,10M
@@ -63,59 +62,59 @@ Examples:
 
 /// Replay a request trace against a real cluster of processes on this machine
 ///
-/// Starts a master and nodes as processes of their own, looks up, gets, checks and puts KV-cache blocks as
-/// the requests of a trace would, and says how often they hit, how fast they moved and for how much CPU.
-/// Nothing is left running afterwards.
+/// Starts a master and nodes as separate processes; looks up, gets, verifies and puts KV-cache blocks as the
+/// requests of a trace would; and reports hit rate, throughput and CPU time. No process is left running
+/// afterwards.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// Trace to replay; without one, a seeded multi-turn workload.
+    /// Trace to replay; without it, a seeded multi-turn workload is generated.
     #[arg(long, env = "SNOWSKIN_TRACE", hide_env_values = true, value_name = "FILE.jsonl")]
     trace: Option<PathBuf>,
     /// Requests to replay [default: the whole trace; 2000 without one].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
-    /// Node processes.
+    /// Number of node processes.
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     nodes: u16,
-    /// Bytes of one block.
+    /// Size of a block.
     #[arg(long, default_value = "4KiB", value_name = "SIZE")]
     block_bytes: ByteSize,
-    /// Blocks that fit into the pool, all nodes together; several with --compare [default: all that the trace has, and some room;
-    /// with --compare a quarter and a half of them].
+    /// Blocks that fit into the pool of all nodes together; several with --compare [default: all blocks of
+    /// the trace, and some more; with --compare a quarter and a half of them].
     #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     capacity_blocks: Vec<u64>,
-    /// Blocks in one get or put call [default: 512, fewer when they are long].
+    /// Blocks per get or put call [default: 512, fewer when they are long].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     batch: Option<u16>,
-    /// How bytes travel between client and nodes.
+    /// Fabrics to use between client and nodes.
     #[arg(long, default_value_t, value_parser = FabricParser, value_name = "FABRIC")]
     fabric: Fabrics,
-    /// Seed of block contents and of the made-up workload.
+    /// Seed of block contents and of the generated workload.
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u64,
-    /// How long a reader is protected from eviction, milliseconds.
+    /// Lease time, milliseconds: how long a reader's blocks are protected from eviction.
     #[arg(long, default_value_t = 1000, value_name = "MS", value_parser = clap::value_parser!(u32).range(50..))]
     lease_ms: u32,
-    /// How the block to evict is chosen.
+    /// Eviction policy.
     #[arg(long, env = "SNOWSKIN_EVICTION", hide_env_values = true, default_value_t, value_name = "POLICY", value_parser = eviction_parser())]
     eviction: EvictionPolicy,
-    /// Compute hit rates, and move nothing.
+    /// Compute hit rates without moving data.
     #[arg(long, conflicts_with = "capacity_blocks", group = "hits")]
     simulate: bool,
-    /// Compute hit rates and replay for real, one after the other, and say where they differ.
+    /// Compute hit rates and replay, one after the other, and report where they differ.
     #[arg(long, conflicts_with = "simulate", group = "hits")]
     compare: bool,
-    /// Points that a computed hit rate and a real one may differ by.
+    /// Largest allowed difference between simulated and real hit rate, percentage points.
     #[arg(long, requires = "compare", default_value_t = 0.5, value_name = "POINTS")]
     agree_within: f64,
     /// Policies to simulate or compare, or all [default: all]. Belady's bound is always simulated.
     #[arg(long, requires = "hits", value_delimiter = ',', value_name = "POLICY,…", value_parser = policies_parser())]
     policies: Vec<Policies>,
-    /// Capacities to simulate, in tokens of 512 a block [default: from a 32nd of the trace's blocks to all].
+    /// Capacities to simulate, in tokens, 512 per block [default: from 1/32 of the trace's blocks to all].
     #[arg(long, requires = "simulate", value_delimiter = ',', value_name = "TOKENS,…")]
     capacity_tokens: Vec<Tokens>,
-    /// Plot hit rate over capacity into this file.
+    /// Plot hit rate over capacity into this SVG file.
     #[arg(long, requires = "simulate", value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Print one JSON object instead of the table.
@@ -123,18 +122,18 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Longest block, bytes: a batch of them must fit into memory twice over.
+/// Longest block, bytes: two batches of them must fit into memory.
 const BLOCK_BYTES_MAX: u64 = 64 << 20;
-/// Requests without a trace.
+/// Number of requests without a trace.
 const REQUESTS_DEFAULT: u64 = 2_000;
-/// How often children and the bar are looked after.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often children are checked and the bar is updated.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let block_bytes = args.block_bytes.bytes();
     if !(1..=BLOCK_BYTES_MAX).contains(&block_bytes) {
         return fail(Failure::usage(format!(
-            "--block-bytes {}: choose 1 B to {}",
+            "--block-bytes {} must be from 1 B to {}",
             args.block_bytes,
             ByteSize(BLOCK_BYTES_MAX)
         )));
@@ -170,7 +169,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     })
 }
 
-/// Replays all of it once, with processes of its own.
+/// Replays the whole source once, with its own processes.
 fn replay(
     args: &Args,
     source: &Source,
@@ -204,14 +203,14 @@ fn replay(
     for request in source.requests()? {
         let request = request?;
         if let Err(error) = driver.request(&request.hash_ids) {
-            // The master's obituary says more than our broken connection to it.
-            std::thread::sleep(LOOK);
-            cluster.look_after(&bar)?;
+            // How the master ended explains more than the broken connection to it.
+            std::thread::sleep(CHECK_INTERVAL);
+            cluster.check_children(&bar)?;
             return Err(error);
         }
-        if looked.elapsed() >= LOOK {
+        if looked.elapsed() >= CHECK_INTERVAL {
             looked = Instant::now();
-            cluster.look_after(&bar)?;
+            cluster.check_children(&bar)?;
             bar.set(driver.counters().requests);
             bar.message(format!("hit rate {:.3}", driver.counters().hit_rate()));
         }
@@ -221,7 +220,7 @@ fn replay(
         }
     }
     let elapsed = started.elapsed();
-    cluster.look_after(&bar)?;
+    cluster.check_children(&bar)?;
     let cpu = cluster.cpu().since(cpu_before);
     let stats = driver.store_mut().stats()?;
     drop(bar);
@@ -242,8 +241,9 @@ fn replay(
     Ok((report, interrupted))
 }
 
-/// As many blocks as a request of the published traces has at most, for a request is not to be cut in pieces: the end of each
-/// piece would be taken for the end of a prompt. Fewer where they would take up more memory than a client should.
+/// As many blocks as the longest requests of the published traces have, because a request should not be
+/// split: the end of each part would count as the end of a prompt. Fewer if the blocks would take too much
+/// memory.
 fn batch_for(block_bytes: u64) -> usize {
     const BLOCKS: u64 = 512;
     const BUFFER_BYTES: u64 = 256 << 20;
@@ -257,7 +257,7 @@ enum Policies {
     One(EvictionPolicy),
 }
 
-/// Reads the name of an eviction policy, or `all`, and lists them in the help.
+/// Parses the name of an eviction policy, or `all`, and lists them in the help.
 fn policies_parser() -> impl clap::builder::TypedValueParser<Value = Policies> {
     use clap::builder::{PossibleValuesParser, TypedValueParser as _};
     let names = EvictionPolicy::ALL.iter().map(|policy| policy.name()).chain(["all"]);
@@ -267,7 +267,7 @@ fn policies_parser() -> impl clap::builder::TypedValueParser<Value = Policies> {
     })
 }
 
-/// Those that were asked for, each once.
+/// The chosen policies, each once.
 fn policies(args: &Args) -> Vec<EvictionPolicy> {
     let one = |policies: &Policies| match policies {
         Policies::One(policy) => Some(*policy),
@@ -280,7 +280,7 @@ fn policies(args: &Args) -> Vec<EvictionPolicy> {
     }
 }
 
-/// Hit rates, computed and real.
+/// Hit rates, simulated and real.
 fn compared(args: &Args, source: &Source, global: Global) -> Outcome {
     if !(0.0..=100.0).contains(&args.agree_within) {
         return fail(Failure::usage("--agree-within: choose 0 to 100 points"));
@@ -328,7 +328,7 @@ fn compared(args: &Args, source: &Source, global: Global) -> Outcome {
     })
 }
 
-/// Hit rates alone.
+/// Simulated hit rates only.
 fn simulated(args: &Args, source: &Source, global: Global) -> Outcome {
     let plan = simulate::Plan {
         policies: policies(args),
@@ -338,7 +338,7 @@ fn simulated(args: &Args, source: &Source, global: Global) -> Outcome {
     let simulation = simulate::run(source.requests()?, &plan)?;
     if let Some(file) = &args.svg {
         let name = args.trace.as_deref().and_then(std::path::Path::file_stem);
-        let name = name.map_or("made-up workload".into(), std::ffi::OsStr::to_string_lossy);
+        let name = name.map_or("generated workload".into(), std::ffi::OsStr::to_string_lossy);
         let plot = plot::svg(&simulation, &format!("Prefix hit rate, simulated: {name}"));
         std::fs::write(file, plot)
             .map_err(|error| Failure::failed(format!("cannot write {}: {error}", file.display())))?;
@@ -351,12 +351,12 @@ fn simulated(args: &Args, source: &Source, global: Global) -> Outcome {
     Ok(sys::interrupted().unwrap_or(Exit::Ok))
 }
 
-/// Bytes of the whole pool: what was asked for, or enough for the whole trace, if this machine has it.
+/// Size of the whole pool: as requested, or enough for the whole trace, if this machine has the memory.
 fn pool_bytes(args: &Args, capacity: Option<u64>, distinct_blocks: Option<u64>) -> anyhow::Result<u64> {
-    /// Below this share eviction stays asleep, whichever node a block lands on.
+    /// Below this fill level no eviction starts, whichever nodes the blocks are placed on.
     const FILL: f64 = 0.8;
     const ROOM_BLOCKS: u64 = 256;
-    // What a block takes up: its trailer, too, in the allocator's grains.
+    // The space of a block: with its trailer, rounded up to the allocator's granularity.
     let block_bytes = stored_len(args.block_bytes.bytes());
     let block_bytes = block_bytes.checked_next_multiple_of(GRAIN_BYTES).unwrap_or(block_bytes);
     let blocks = match (capacity, distinct_blocks) {
@@ -367,9 +367,9 @@ fn pool_bytes(args: &Args, capacity: Option<u64>, distinct_blocks: Option<u64>) 
         }
     };
     let Some(bytes) = blocks.checked_mul(block_bytes) else {
-        return fail(Failure::usage("--capacity-blocks times --block-bytes is more than any machine has"));
+        return fail(Failure::usage("--capacity-blocks times --block-bytes exceeds the memory of any machine"));
     };
-    // A page at least, so that every node has something to lend.
+    // At least one page per node.
     let bytes = bytes.max(u64::from(args.nodes) * 4096);
     let available = crate::commands::available_memory();
     if let Some(available) = available
@@ -377,7 +377,7 @@ fn pool_bytes(args: &Args, capacity: Option<u64>, distinct_blocks: Option<u64>) 
     {
         return fail(
             Failure::failed(format!(
-                "{blocks} blocks of {} need {}, and this machine has {} available",
+                "{blocks} blocks of {} need {}, but this machine has only {} available",
                 args.block_bytes,
                 ByteSize(bytes).approximate(),
                 ByteSize(available).approximate()

@@ -1,20 +1,20 @@
-//! Hit rate over capacity, as an SVG that any browser shows: lines, marks, axes, a legend, nothing else.
+//! Hit rate over capacity, as an SVG: lines, marks, axes and a legend.
 
 use std::fmt::Write as _;
 
-use super::simulate::{BELADY, Simulation, Tokens};
+use super::simulate::{BELADY, Row, Simulation, Tokens};
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 440.0;
-/// The plot's edges.
+/// The edges of the plot area.
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = WIDTH - 170.0;
 const TOP: f64 = 48.0;
 const BOTTOM: f64 = HEIGHT - 60.0;
-/// Labels of the capacity axis stand at least this far apart.
+/// Minimum distance of labels on the capacity axis.
 const LABEL_SPACE: f64 = 56.0;
 
-/// Okabe and Ito's colours, which those who see fewer can tell apart, and a mark for each.
+/// Okabe and Ito's colours, which are distinguishable with colour vision deficiency, and a mark for each.
 const STYLES: [(&str, Mark); 6] = [
     ("#0072b2", Mark::Disc),
     ("#d55e00", Mark::Square),
@@ -33,96 +33,112 @@ enum Mark {
     Triangle,
 }
 
-/// The whole file.
+/// The content of the file.
 pub(super) fn svg(simulation: &Simulation, title: &str) -> String {
     let mut points: Vec<(usize, u64)> = simulation.capacities_tokens.iter().copied().enumerate().collect();
     points.sort_by_key(|(_, tokens)| *tokens);
     let scale = Scale::new(simulation, &points);
-    let mut out = String::new();
-    let mut line = |text: std::fmt::Arguments<'_>| {
-        // Writing to a string does not fail.
-        let _ = out.write_fmt(text);
-        out.push('\n');
-    };
-    line(format_args!(
+    let mut svg = Svg(String::new());
+    svg.line(format_args!(
         r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="system-ui, sans-serif" font-size="13" fill="#222222">"##
     ));
-    line(format_args!(r##"<title>{}</title>"##, escaped(title)));
-    line(format_args!(r##"<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>"##));
-    line(format_args!(
+    svg.line(format_args!(r##"<title>{}</title>"##, escaped(title)));
+    svg.line(format_args!(r##"<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>"##));
+    svg.line(format_args!(
         r##"<text x="{LEFT}" y="26" font-size="15" font-weight="600">{}</text>"##,
         escaped(title)
     ));
-
-    for step in 0..=scale.steps {
-        let rate = scale.top * f64::from(step) / f64::from(scale.steps);
-        let y = scale.y(rate);
-        line(format_args!(r##"<line x1="{LEFT}" y1="{y:.1}" x2="{RIGHT}" y2="{y:.1}" stroke="#dddddd"/>"##));
-        line(format_args!(
-            r##"<text x="{:.1}" y="{:.1}" text-anchor="end">{:.0} %</text>"##,
-            LEFT - 8.0,
-            y + 4.5,
-            rate * 100.0
-        ));
+    svg.axes(&scale, &points);
+    for (nth, row) in simulation.rows.iter().enumerate() {
+        svg.row(nth, row, &scale, &points);
     }
-    let mut labelled = f64::NEG_INFINITY;
-    for (_, tokens) in &points {
-        let x = scale.x(*tokens);
-        line(format_args!(
-            r##"<line x1="{x:.1}" y1="{BOTTOM}" x2="{x:.1}" y2="{:.1}" stroke="#222222"/>"##,
-            BOTTOM + 5.0
-        ));
-        if x - labelled >= LABEL_SPACE {
-            labelled = x;
-            line(format_args!(
-                r##"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{}</text>"##,
-                BOTTOM + 21.0,
-                Tokens::of(*tokens)
+    svg.line(format_args!("</svg>"));
+    svg.0
+}
+
+/// The lines of the file so far.
+struct Svg(String);
+
+impl Svg {
+    fn line(&mut self, text: std::fmt::Arguments<'_>) {
+        // Writing to a string does not fail.
+        let _ = self.0.write_fmt(text);
+        self.0.push('\n');
+    }
+
+    /// Grid lines, marks of the capacities, and the labels of both axes.
+    fn axes(&mut self, scale: &Scale, points: &[(usize, u64)]) {
+        for step in 0..=scale.steps {
+            let rate = scale.top * f64::from(step) / f64::from(scale.steps);
+            let y = scale.y(rate);
+            self.line(format_args!(
+                r##"<line x1="{LEFT}" y1="{y:.1}" x2="{RIGHT}" y2="{y:.1}" stroke="#dddddd"/>"##
+            ));
+            self.line(format_args!(
+                r##"<text x="{:.1}" y="{:.1}" text-anchor="end">{:.0} %</text>"##,
+                LEFT - 8.0,
+                y + 4.5,
+                rate * 100.0
             ));
         }
+        let mut labelled = f64::NEG_INFINITY;
+        for (_, tokens) in points {
+            let x = scale.x(*tokens);
+            self.line(format_args!(
+                r##"<line x1="{x:.1}" y1="{BOTTOM}" x2="{x:.1}" y2="{:.1}" stroke="#222222"/>"##,
+                BOTTOM + 5.0
+            ));
+            if x - labelled >= LABEL_SPACE {
+                labelled = x;
+                self.line(format_args!(
+                    r##"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{}</text>"##,
+                    BOTTOM + 21.0,
+                    Tokens::of(*tokens)
+                ));
+            }
+        }
+        self.line(format_args!(r##"<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="#222222"/>"##));
+        self.line(format_args!(
+            r##"<text x="{:.1}" y="{:.1}" text-anchor="middle">capacity, tokens (logarithmic)</text>"##,
+            (LEFT + RIGHT) / 2.0,
+            BOTTOM + 44.0
+        ));
+        self.line(format_args!(
+            r##"<text transform="translate(18 {:.1}) rotate(-90)" text-anchor="middle">hit rate</text>"##,
+            (TOP + BOTTOM) / 2.0
+        ));
     }
-    line(format_args!(r##"<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="#222222"/>"##));
-    line(format_args!(
-        r##"<text x="{:.1}" y="{:.1}" text-anchor="middle">capacity, tokens (logarithmic)</text>"##,
-        (LEFT + RIGHT) / 2.0,
-        BOTTOM + 44.0
-    ));
-    line(format_args!(
-        r##"<text transform="translate(18 {:.1}) rotate(-90)" text-anchor="middle">hit rate</text>"##,
-        (TOP + BOTTOM) / 2.0
-    ));
 
-    for (nth, row) in simulation.rows.iter().enumerate() {
+    /// The line of one policy, its marks, and its entry in the legend.
+    fn row(&mut self, nth: usize, row: &Row, scale: &Scale, points: &[(usize, u64)]) {
         let bound = row.policy == BELADY;
         let (colour, mark) = if bound { (BELADY_COLOUR, Mark::Disc) } else { STYLES[nth % STYLES.len()] };
         let dash = if bound { r#" stroke-dasharray="6 4""# } else { "" };
         let places: Vec<(f64, f64)> =
             points.iter().map(|(at, tokens)| (scale.x(*tokens), scale.y(row.hit_rates[*at]))).collect();
         let list: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        line(format_args!(
+        self.line(format_args!(
             r##"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>"##,
             list.join(" ")
         ));
         let marks: String = places.iter().map(|(x, y)| drawn(mark, *x, *y)).collect();
-        line(format_args!(r##"<path d="{marks}" fill="{colour}"/>"##));
+        self.line(format_args!(r##"<path d="{marks}" fill="{colour}"/>"##));
 
         let (x, y) = (RIGHT + 20.0, TOP + 10.0 + 24.0 * nth as f64);
-        line(format_args!(
+        self.line(format_args!(
             r##"<path d="M{x:.1} {y:.1}h28" stroke="{colour}" stroke-width="2"{dash}/><path d="{}" fill="{colour}"/>"##,
             drawn(mark, x + 14.0, y)
         ));
         let name = if bound { "belady (bound)" } else { row.policy };
-        line(format_args!(r##"<text x="{:.1}" y="{:.1}">{name}</text>"##, x + 36.0, y + 4.5));
+        self.line(format_args!(r##"<text x="{:.1}" y="{:.1}">{name}</text>"##, x + 36.0, y + 4.5));
     }
-    line(format_args!("</svg>"));
-    out
 }
 
-/// From capacities and rates to places.
+/// Converts capacities and rates to coordinates.
 struct Scale {
     least: f64,
     most: f64,
-    /// The rate at the upper end, and how many lines there are up to it.
+    /// The rate at the upper end of the axis, and the number of grid lines up to it.
     top: f64,
     steps: u32,
 }
@@ -131,7 +147,7 @@ impl Scale {
     fn new(simulation: &Simulation, points: &[(usize, u64)]) -> Self {
         let end = |point: Option<&(usize, u64)>| point.map_or(1.0, |(_, tokens)| (*tokens as f64).ln());
         let highest = simulation.rows.iter().flat_map(|row| &row.hit_rates).copied().fold(0.0, f64::max);
-        // Lines at round percents, eight at most.
+        // Grid lines at round percentages, eight at most.
         let percents = [1, 2, 5, 10, 20];
         let step = percents.into_iter().find(|step| highest * 100.0 <= f64::from(8 * step)).unwrap_or(20);
         let steps = ((highest * 100.0 / f64::from(step)).ceil() as u32).max(1);
@@ -142,7 +158,7 @@ impl Scale {
     fn x(&self, tokens: u64) -> f64 {
         let width = self.most - self.least;
         let share = if width > 0.0 { ((tokens as f64).ln() - self.least) / width } else { 0.5 };
-        // Marks do not sit on the axis.
+        // Marks keep a distance from the axis.
         LEFT + 16.0 + share * (RIGHT - LEFT - 32.0)
     }
 
@@ -177,7 +193,6 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::replay::simulate::Row;
 
     fn simulation(capacities_tokens: Vec<u64>, rows: Vec<Row>) -> Simulation {
         Simulation { capacities_tokens, rows, ..Simulation::default() }

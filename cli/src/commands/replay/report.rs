@@ -1,4 +1,4 @@
-//! What a replay found, as a table and as JSON.
+//! The results of a replay, as a table and as JSON.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::commands::cluster::ClusterCpu;
 use crate::output::{Align, Table, figure, rounded, thousands};
 use crate::size::{ByteSize, GIB};
 
-/// Everything that is printed. Field names are the JSON's.
+/// All results. Field names are those of the JSON output.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
     pub(super) requests: u64,
@@ -51,7 +51,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// What follows from the counts; who ran where is filled in by the caller.
+    /// Computes the results from the counts. The caller fills in where the processes ran.
     pub(super) fn new(
         counters: &Counters,
         latencies: &Latencies,
@@ -101,7 +101,7 @@ impl Report {
         }
     }
 
-    /// For people. What is zero and should be is left out.
+    /// The table for people. Counts that should be zero and are zero are left out.
     pub(super) fn table(&self) -> String {
         let mut table = Table::new(&[("", Align::Left), ("", Align::Right), ("", Align::Left)]);
         let mut row = |name: &str, value: String, note: String| table.row([name.to_owned(), value, note]);
@@ -116,23 +116,23 @@ impl Report {
             thousands(self.evicted),
             format!("pool {}", ByteSize(self.capacity_bytes).approximate()),
         );
-        row("verify failures", thousands(self.verify_failures), "every byte read was compared".to_owned());
+        row("verify failures", thousands(self.verify_failures), "every byte that was read was compared".to_owned());
         let odd = [
-            ("gone when read", self.get_misses, "evicted between lookup and get"),
+            ("missing at read", self.get_misses, "evicted between lookup and get"),
             (
                 "damaged in the store",
                 self.checksum_mismatches,
-                "found by the store's checksum, and treated as misses",
+                "detected by the store's checksum, counted as misses",
             ),
             ("get failures", self.get_failures, "the store could not read them; counted as misses"),
-            ("put by others", self.put_exists, ""),
+            ("existed at put", self.put_exists, ""),
             (
-                "put without room",
+                "put without space",
                 self.put_no_room,
-                "everything was leased: a larger pool, or a shorter --lease-ms",
+                "all blocks were leased: use a larger pool or a shorter --lease-ms",
             ),
             ("put failures", self.put_failures, "the store could not write them"),
-            ("nodes lost", u64::from(self.nodes_lost), "died on the way; see above"),
+            ("nodes lost", u64::from(self.nodes_lost), "ended during the replay; see above"),
         ];
         for (name, count, note) in odd {
             if count > 0 {
@@ -147,9 +147,9 @@ impl Report {
         let (amount, rate) = speed(self.written_gib, self.write_gib_s);
         row("written", amount, rate);
         for (name, p50, p99) in [
-            ("get, a batch call", self.get_p50_us, self.get_p99_us),
-            ("put, a batch call", self.put_p50_us, self.put_p99_us),
-            ("exists, a request", self.exists_p50_us, self.exists_p99_us),
+            ("get, per batch call", self.get_p50_us, self.get_p99_us),
+            ("put, per batch call", self.put_p50_us, self.put_p99_us),
+            ("exists, per request", self.exists_p50_us, self.exists_p99_us),
         ] {
             row(name, format!("{} µs", figure(p50)), format!("p50; p99 {} µs", figure(p99)));
         }
@@ -159,7 +159,7 @@ impl Report {
             "CPU",
             format!("{} s/GiB", figure(self.cpu_s_per_gib)),
             format!(
-                "client {} (with its checking), master {}, nodes {}",
+                "client {} (with verification), master {}, nodes {}",
                 share(self.cpu_client_s),
                 share(self.cpu_master_s),
                 share(self.cpu_nodes_s)

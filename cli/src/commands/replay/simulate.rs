@@ -1,12 +1,14 @@
-//! Hit rates without moving bytes: the requests of a trace against the master's own state machine, once for each policy and
-//! capacity.
+//! Hit rates without moving data: runs the requests of a trace against the master's own state machine, once
+//! per policy and capacity.
 //!
-//! It is the code that a master runs, not a model of it: a [`Master`] with one segment that holds as many objects of one grain as
-//! the pool has blocks. Each request looks up its prefix, then gets what is there and puts what is missing, block by block in
-//! the order of the prefix; a lease is over before the next request.
+//! It is the code of a master, not a model of it: a [`Master`] with one segment that holds as many minimal
+//! objects as the pool has blocks. Each request looks up its prefix, then gets the blocks that exist and puts
+//! those that are missing, block by block in the order of the prefix; a lease expires before the next
+//! request.
 //!
-//! A real client puts in batches, so that what it writes is not yet evicted for what it writes next. To SIEVE that makes a
-//! difference (on small pools it hits up to three points more often), to the others hardly any.
+//! A real client puts in batches, so that a block that it writes is not evicted for a later one of the same
+//! batch. That makes a difference for SIEVE (with small pools it hits up to three percentage points more
+//! often), and hardly any for the other policies.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,8 +16,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use store_core::allocator::GRAIN_BYTES;
-use store_core::message::{MountSegment, PutAsk, PutOptions};
-use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place};
+use store_core::message::{MountSegment, PutRequest, PutOptions};
+use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place, NodeId, Incarnation, BatchOrder};
 
 use super::belady;
 use crate::exit::Failure;
@@ -25,7 +27,7 @@ use crate::progress::Bar;
 use crate::sys;
 use crate::trace::Request;
 
-/// Tokens of one block, as in the published traces.
+/// Tokens per block, as in the published traces.
 pub(super) const BLOCK_TOKENS: u64 = 512;
 
 /// A number of tokens: `3.0M` is three million.
@@ -37,7 +39,7 @@ impl Tokens {
         Self(blocks * BLOCK_TOKENS)
     }
 
-    /// Blocks that fit; one at least.
+    /// Number of blocks that fit; at least one.
     fn blocks(self) -> u64 {
         (self.0 / BLOCK_TOKENS).max(1)
     }
@@ -68,7 +70,7 @@ impl std::str::FromStr for Tokens {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no number of tokens: write 3.0M, 512k or 1500000");
+        let wrong = || format!("{text:?} is not a number of tokens: write it as 3.0M, 512k or 1500000");
         let (number, unit) = match text.trim().char_indices().last() {
             Some((at, 'k' | 'K')) => (&text.trim()[..at], 1e3),
             Some((at, 'M')) => (&text.trim()[..at], 1e6),
@@ -76,30 +78,30 @@ impl std::str::FromStr for Tokens {
             _ => (text.trim(), 1.0),
         };
         let tokens = number.parse::<f64>().map_err(|_| wrong())? * unit;
-        // Above, blocks of one grain no longer fit into a segment.
+        // With more, minimal objects no longer fit into a segment.
         if (1.0..=1e15).contains(&tokens) { Ok(Self(tokens.round() as u64)) } else { Err(wrong()) }
     }
 }
 
-/// What to compute.
+/// The runs to compute.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) policies: Vec<EvictionPolicy>,
-    /// None: shares of what the trace has.
+    /// Empty: shares of the trace's blocks.
     pub(super) capacities: Vec<Tokens>,
     pub(super) quiet: bool,
 }
 
-/// What came out. Field names are the JSON's.
+/// The results. Field names are those of the JSON output.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Simulation {
-    /// No byte was moved.
+    /// Always true: no data was moved.
     pub(super) simulated: bool,
     pub(super) requests: u64,
     pub(super) block_refs: u64,
     pub(super) distinct_blocks: u64,
     pub(super) block_tokens: u64,
-    /// With room for everything.
+    /// Hit rate with unlimited capacity.
     pub(super) hit_rate_unlimited: f64,
     pub(super) capacities_tokens: Vec<u64>,
     pub(super) rows: Vec<Row>,
@@ -116,7 +118,7 @@ pub(super) struct Row {
 /// The name of Belady's row.
 pub(super) const BELADY: &str = "belady";
 
-/// Runs all there is to run, on all cores.
+/// Runs all combinations, on all cores.
 pub(super) fn run(
     requests: impl Iterator<Item = anyhow::Result<Request>>,
     plan: &Plan,
@@ -151,7 +153,7 @@ pub(super) fn run(
 }
 
 impl Simulation {
-    /// For people.
+    /// The table for people.
     pub(super) fn table(&self) -> String {
         let mut columns = vec![("hit rate, %", Align::Left)];
         columns.extend(self.capacities_tokens.iter().map(|_| ("", Align::Right)));
@@ -163,9 +165,9 @@ impl Simulation {
             let cells = row.hit_rates.iter().map(|rate| format!("{:.1}", rate * 100.0));
             table.row([name.to_owned()].into_iter().chain(cells));
         }
-        let cut = if self.interrupted { "\nInterrupted: these figures are not whole." } else { "" };
+        let cut = if self.interrupted { "\nInterrupted: these figures are incomplete." } else { "" };
         format!(
-            "{}\nSimulated: {} requests, {} block references, {} distinct blocks of {} tokens; {:.1} % with room for all.{cut}\n",
+            "{}\nSimulated: {} requests, {} block references, {} distinct blocks of {} tokens; {:.1} % with unlimited capacity.{cut}\n",
             table.render(),
             thousands(self.requests),
             thousands(self.block_refs),
@@ -208,19 +210,19 @@ impl Trace {
         if trace.block_refs == 0 {
             return fail(
                 Failure::failed("the trace has no blocks")
-                    .hint("one JSON object a line; see `snowskin replay --help`"),
+                    .hint("write one JSON object per line; see `snowskin replay --help`"),
             );
         }
         Ok(trace)
     }
 
-    /// From a 32nd of what there is to all of it.
+    /// Capacities from 1/32 of the trace's blocks to all of them.
     fn capacities(&self) -> Vec<Tokens> {
         (0..6).rev().map(|halvings| Tokens::of_blocks((self.distinct as u64 >> halvings).max(1))).collect()
     }
 }
 
-/// Hits of each job, in their order.
+/// The hits of each job, in the order of the jobs.
 fn run_jobs(
     trace: &Trace,
     jobs: &[(Option<EvictionPolicy>, Tokens)],
@@ -255,13 +257,13 @@ fn run_jobs(
     let mut hits = vec![0; jobs.len()];
     for part in parts {
         let part = part
-            .map_err(|_| Failure::failed("a simulation panicked; the trace that did it is worth a report"))?;
+            .map_err(|_| Failure::failed("a simulation panicked; please report the trace that caused it"))?;
         part?.into_iter().for_each(|(job, count)| hits[job] = count);
     }
     Ok(hits)
 }
 
-/// A master with a pool of so many blocks, and nobody else.
+/// A master with a pool of this many blocks, and a single client.
 struct Pool {
     master: Master,
     now: Instant,
@@ -287,16 +289,12 @@ impl Pool {
         let mut master = Master::new(config)?;
         let now = Instant::from_millis(1);
         let segment = MountSegment {
-            node: 1,
-            incarnation: 1,
+            node: NodeId::new(1),
+            incarnation: Incarnation::new(1),
             name: "simulated",
             endpoint: "nowhere:0",
-            base: 0,
             len,
-            export: Default::default(),
-            epoch: 0,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         master.mount(now, &segment)?;
         Ok(Self { master, now, present: Vec::new(), missing: Vec::new() })
@@ -313,7 +311,7 @@ impl Pool {
         Ok(hits)
     }
 
-    /// Serves one request; gives how long its cached prefix was.
+    /// Serves one request; returns the length of its cached prefix.
     fn request(&mut self, blocks: &[u32]) -> anyhow::Result<u64> {
         self.now = self.now + Self::BETWEEN_REQUESTS;
         let (master, now) = (&mut self.master, self.now);
@@ -321,7 +319,7 @@ impl Pool {
         self.present.clear();
         self.present.extend(keys().map(|key| master.exists(&key)));
         let prefix = self.present.iter().take_while(|present| **present).count();
-        // What a batch of those that are missing would be told.
+        // The answer that a batch of the missing blocks would get.
         self.missing.clear();
         self.missing.extend(keys().zip(&self.present).filter(|(_, present)| !**present).map(|(key, _)| key));
         let returning = master.returning(self.missing.iter().map(|key| Key(key)));
@@ -329,15 +327,15 @@ impl Pool {
         for (at, key) in keys().enumerate() {
             if self.present[at] {
                 // A block that another one of its own request pushed out is put again.
-                if master.get_in(now, &key, at > 0).is_ok() {
+                if master.get_in(now, &key, BatchOrder::of(at)).is_ok() {
                     continue;
                 }
             }
             let place = Place::new(put, self.missing.len(), returning);
             let place = Place { follows: at > 0, ..place };
             put += 1;
-            match master.put_start_in(now, &key, 1, &PutAsk::once(PutOptions::DEFAULT), place) {
-                Ok(allocation) => master.put_end_in(now, &key, allocation.generation, 0, at > 0)?,
+            match master.put_start_in(now, &key, 1, &PutRequest::once(PutOptions::DEFAULT), place) {
+                Ok(allocation) => master.put_end_in(now, &key, allocation.generation, 0, BatchOrder::of(at))?,
                 // Everything else is leased, or the request has a block twice.
                 Err(ErrorCode::ObjectAlreadyExists) => {}
                 Err(code) if code.is_no_room() => {}
@@ -372,18 +370,18 @@ mod tests {
 
     #[test]
     fn each_policy_hits_what_can_be_counted_by_hand() {
-        // Room for three. 0 is read again before the pool is full, then 3 and 4 push others out.
+        // Room for three. 0 is read again before the pool is full, then 3 and 4 evict others.
         let requests: &[&[u64]] = &[&[0], &[0], &[1], &[2], &[3], &[4], &[0], &[2]];
         let simulation = simulate(requests, 3);
-        // First in first out: 0 goes for 3, 1 for 4, 2 for 0.
+        // First in, first out: 3 evicts 0, 4 evicts 1, 0 evicts 2.
         assert_eq!(rate(&simulation, "fifo"), 0.125);
-        // Least recently used: 0 goes for 3, 1 for 4, 2 for 0.
+        // Least recently used: 3 evicts 0, 4 evicts 1, 0 evicts 2.
         assert_eq!(rate(&simulation, "lru"), 0.125);
-        // The hand spares 0, takes 1 for 3 and 2 for 4: 0 hits again, 2 does not.
+        // The hand passes 0 and evicts 1 for 3 and 2 for 4: 0 hits again, 2 does not.
         assert_eq!(rate(&simulation, "sieve"), 0.25);
-        // 0 is proven: 1 goes for 3, 2 for 4.
+        // 0 has been used again: 3 evicts 1, 4 evicts 2.
         assert_eq!(rate(&simulation, "trial"), 0.25);
-        // 1 goes for 3, 3 for 4.
+        // 3 evicts 1, 4 evicts 3.
         assert_eq!(rate(&simulation, "belady"), 0.375);
         assert_eq!(simulation.hit_rate_unlimited, 0.375);
         assert_eq!((simulation.requests, simulation.block_refs, simulation.distinct_blocks), (8, 8, 5));
@@ -405,9 +403,9 @@ mod tests {
         assert!(simulation.rows.iter().all(|row| row.hit_rates[0] < 0.4), "{simulation:?}");
     }
 
-    /// The workload chooses by recency, which is what LRU is best at.
+    /// The workload chooses by recency, which favours LRU.
     #[test]
-    fn where_recency_rules_trial_stays_near_lru_and_nobody_passes_belady() {
+    fn where_recency_rules_trial_stays_near_lru_and_no_policy_passes_belady() {
         let plan = Plan {
             policies: EvictionPolicy::ALL.to_vec(),
             capacities: vec![Tokens::of_blocks(300), Tokens::of_blocks(1_000)],
@@ -425,8 +423,9 @@ mod tests {
 
     #[test]
     fn prefixes_that_come_back_survive_prompts_that_do_not() {
-        // 20 prefixes of 5 blocks come round for ever, and between any two of them a prompt of 10 that never returns: 300
-        // blocks until a prefix is back, with room for 200. LRU and FIFO have always just dropped it.
+        // 20 prefixes of 5 blocks recur forever, and between any two of them comes a prompt of 10 blocks that
+        // never recurs: a prefix recurs after 300 blocks, with room for 200. LRU and FIFO have always just
+        // evicted it.
         let mut requests = Vec::new();
         for number in 0..1_000u64 {
             requests.push((0..5).map(|block| number % 20 * 5 + block).collect::<Vec<u64>>());
@@ -435,7 +434,7 @@ mod tests {
         let requests: Vec<&[u64]> = requests.iter().map(Vec::as_slice).collect();
         let simulation = simulate(&requests, 200);
         assert_eq!((rate(&simulation, "lru"), rate(&simulation, "fifo")), (0.0, 0.0));
-        // All of the prefixes but for the first rounds, in which they prove themselves.
+        // All blocks of the prefixes, except in the first rounds.
         let most = 1.0 / 3.0;
         assert!(
             rate(&simulation, "trial") > 0.9 * most && rate(&simulation, "trial") < most,

@@ -1,4 +1,4 @@
-//! Where requests come from: a trace file, or the generator.
+//! The source of requests: a trace file, or the generator.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::trace::{Limits, Request, TraceReader};
 use crate::workload::{Shape, Workload};
 use crate::{fail, sys};
 
-/// A trace or a workload, cut after some requests.
+/// A trace or a workload, limited to a number of requests.
 #[derive(Debug)]
 pub(super) struct Source {
     trace: Option<PathBuf>,
@@ -16,16 +16,16 @@ pub(super) struct Source {
     requests_max: usize,
 }
 
-/// What a first reading found.
+/// The result of the first reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Survey {
-    /// Requests, if they were counted.
+    /// Number of requests, if they were counted.
     pub(super) requests: Option<u64>,
-    /// Blocks that differ, if they were counted.
+    /// Number of distinct blocks, if they were counted.
     pub(super) distinct_blocks: Option<u64>,
 }
 
-/// What both kinds of source give.
+/// The iterator of both kinds of source.
 type Requests = Box<dyn Iterator<Item = anyhow::Result<Request>>>;
 
 impl Source {
@@ -46,8 +46,8 @@ impl Source {
         })
     }
 
-    /// Reads everything once: a mistake in the last line is found before the first process starts. What can be read only once
-    /// (a pipe) is left alone, which needs `capacity_known`.
+    /// Reads the whole source once, so that an error in the last line is found before the first process
+    /// starts. A source that can be read only once (a pipe) is not read; it needs `capacity_known`.
     pub(super) fn survey(&self, capacity_known: bool) -> anyhow::Result<Survey> {
         if let Some(file) = &self.trace
             && std::fs::metadata(file).is_ok_and(|meta| !meta.is_file())
@@ -62,7 +62,7 @@ impl Source {
             return Ok(Survey { requests: None, distinct_blocks: None });
         }
         if self.trace.is_none() && capacity_known {
-            // Nothing to learn: it has no mistakes, and its length is known.
+            // The generator has no errors, and its length is known.
             return Ok(Survey { requests: Some(self.requests_max as u64), distinct_blocks: None });
         }
         let (mut requests, mut seen) = (0, HashSet::new());
@@ -76,7 +76,7 @@ impl Source {
         if requests == 0 {
             return fail(
                 Failure::failed("the trace has no requests")
-                    .hint("one JSON object a line; see `snowskin replay --help`"),
+                    .hint("write one JSON object per line; see `snowskin replay --help`"),
             );
         }
         Ok(Survey { requests: Some(requests), distinct_blocks: Some(seen.len() as u64) })

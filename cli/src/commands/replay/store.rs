@@ -1,4 +1,4 @@
-//! The cluster as the driver sees it: blocks by id, through one registered buffer.
+//! The cluster as a `BlockStore`: blocks by id, through one registered buffer.
 
 use store_client::{
     BufferRange, Client, ClientConfig, Counters, ErrorCode, Get, Put as Item, PutOptions, SharedRegion,
@@ -42,12 +42,12 @@ impl ClusterStore {
         Ok(Self { client, buffer, block_bytes, slots, keys: Vec::new() })
     }
 
-    /// What the master counts.
+    /// The master's counters.
     pub(super) fn stats(&mut self) -> anyhow::Result<Stats> {
         Ok(self.client.master().stats()?)
     }
 
-    /// What the client counts.
+    /// The client's counters.
     pub(super) fn counters(&self) -> Counters {
         self.client.counters()
     }
@@ -64,7 +64,7 @@ impl ClusterStore {
     }
 }
 
-/// Most bytes of the buffer.
+/// Largest buffer, bytes.
 const BUFFER_BYTES_MAX: u64 = 4 << 30;
 
 impl BlockStore for ClusterStore {
@@ -126,7 +126,7 @@ impl BlockStore for ClusterStore {
     }
 }
 
-/// Without a master there is no way on; everything else concerns one block.
+/// A missing master is an error; every other error concerns one block only.
 fn master_is_there(error: StoreError) -> anyhow::Result<()> {
     match error.code() {
         ErrorCode::RpcFail | ErrorCode::RpcTimeout => Err(error.into()),

@@ -1,11 +1,12 @@
-//! `snowskin top`: a store while it works.
+//! `snowskin top`: a live view of a store.
 //!
 //! ```text
-//!   look (mod, a thread of its own) ──▶ Frame ──▶ view (tables, graphs, tones) ──▶ screen (the terminal, keys)
-//!     rails: what nodes say of theirs
+//!   sampler (mod, its own thread) ──▶ Frame ──▶ view (tables, graphs, tones) ──▶ screen (the terminal, keys)
+//!     rails: metrics of nodes
 //! ```
 //!
-//! A master or a node may take seconds to answer, or never do: whoever has the keys does not wait for them.
+//! A master or a node may take seconds to answer, or never answer: the thread that reads keys does not wait
+//! for them.
 
 mod rails;
 mod screen;
@@ -34,41 +35,42 @@ const AFTER_HELP: &str = "Examples:
   snowskin top --once
   snowskin top --json | jq .hit_rate
 
-Bytes a second are those of objects that readers found and writers committed, as the master counts them: no \
-byte passes it.";
+"Bytes per second are those of objects that readers found and writers committed, as the master counts them. No \
+payload passes through the master.";
 
-/// Tasks that are looked at: those that a node is at, that wait, that have failed.
+/// Most tasks that are shown: those in progress, waiting or failed.
 const TASKS_MAX: usize = 100;
 
 /// Show the cluster live: capacity, hit rate, throughput, evictions, nodes, rails
 ///
-/// Until q or Ctrl-C; ? lists the keys. Where stdout is no terminal, one frame after another. NO_COLOR turns colours off.
+/// Runs until q or Ctrl-C; ? lists the keys. If stdout is not a terminal, one frame is printed after another.
+/// NO_COLOR turns colours off.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// Seconds from one look to the next.
+    /// Seconds between two samples.
     #[arg(long, default_value_t = 1.0, value_name = "S")]
     interval: f64,
-    /// Look twice, show that, and end.
+    /// Take two samples, show the result, and end.
     #[arg(long)]
     once: bool,
-    /// Where a node or client serves /metrics: show its rails, too.
+    /// Address at which a node or client serves /metrics: show its rails as well.
     #[arg(long, value_name = "ADDR:PORT")]
     rails: Vec<String>,
     #[command(flatten)]
     master: MasterArg,
-    /// Print one JSON object a look.
+    /// Print one JSON object per sample.
     #[arg(long)]
     json: bool,
 }
 
-/// What was seen, and what it is since the look before.
+/// One sample, with rates since the sample before.
 #[derive(Clone, Debug, Serialize)]
 struct Frame {
     seconds: f64,
     #[serde(flatten)]
     stats: Stats,
-    /// Since the look before; none: nobody asked.
+    /// Hit rate since the sample before; `None`: there were no requests.
     hit_rate: Option<f64>,
     gets_s: f64,
     puts_s: f64,
@@ -109,7 +111,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let interval = Duration::from_secs_f64(args.interval);
     let mut rpc = args.master.connect()?;
-    let first = look(&args.rails, &mut rpc, None)?;
+    let first = sample(&args.rails, &mut rpc, None)?;
     let view = View::new(args.master.address().to_string(), output::is_coloured());
     match args.once || args.json || sys::terminal_size().is_none() {
         true => print_each(args, rpc, first, view, interval),
@@ -117,11 +119,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
 }
 
-/// One look after the other.
+/// Prints one sample after the other.
 fn print_each(
     args: &Args,
     mut rpc: RpcConnection,
-    mut before: Look,
+    mut before: Sample,
     mut view: View,
     interval: Duration,
 ) -> Outcome {
@@ -130,7 +132,7 @@ fn print_each(
         if let Some(exit) = sys::wait_for_interrupt(Some(interval)) {
             return Ok(exit);
         }
-        before = look(&args.rails, &mut rpc, Some(&before))?;
+        before = sample(&args.rails, &mut rpc, Some(&before))?;
         if args.json {
             output::print_json(&before.1)?;
         } else {
@@ -143,19 +145,19 @@ fn print_each(
     }
 }
 
-/// Columns where stdout is no terminal.
+/// Columns when stdout is not a terminal.
 const LINE_COLUMNS: usize = 120;
 
-/// The same on a terminal's other screen, with keys.
-fn show_live(args: &Args, rpc: RpcConnection, first: Look, mut view: View, interval: Duration) -> Outcome {
+/// Shows samples on the alternate screen of a terminal, and reads keys.
+fn show_live(args: &Args, rpc: RpcConnection, first: Sample, mut view: View, interval: Duration) -> Outcome {
     let mut screen = Screen::open()?;
     view.note(&first.1);
     let (ask, asked) = mpsc::channel();
     let (answer, answers) = mpsc::channel();
-    let looker = Looker { master: args.master.clone(), rails: args.rails.clone(), rpc, before: first };
-    // Nobody waits for it at the end: it may be waiting for a master that is away.
-    std::thread::Builder::new().name("look".to_owned()).spawn(move || looker.work(&asked, &answer))?;
-    // Since when a look is under way, and when the next is due.
+    let sampler = Sampler { master: args.master.clone(), rails: args.rails.clone(), rpc, before: first };
+    // The thread is not joined at the end, because it may be waiting for a master that does not answer.
+    std::thread::Builder::new().name("sampler".to_owned()).spawn(move || sampler.work(&asked, &answer))?;
+    // When the request for a sample was sent, if one is in progress, and when the next is due.
     let (mut waiting, mut due) = (None, Instant::now() + interval.min(FIRST_MAX));
     let mut stale = true;
     loop {
@@ -184,7 +186,7 @@ fn show_live(args: &Args, rpc: RpcConnection, first: Look, mut view: View, inter
             stale = false;
         }
         let turn = match waiting {
-            Some(_) => TURN_MIN,
+            Some(_) => WAIT_MIN,
             None if view.is_paused() => TURN_MAX,
             None => due.saturating_duration_since(now).min(TURN_MAX),
         };
@@ -199,33 +201,33 @@ fn show_live(args: &Args, rpc: RpcConnection, first: Look, mut view: View, inter
     }
 }
 
-/// The first figures are there after so long, however long the interval.
+/// The first rates appear after at most this time, however long the interval is.
 const FIRST_MAX: Duration = Duration::from_secs(1);
-/// A look that takes longer is said to.
+/// A sample that takes longer is reported.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Sleeps for an answer, and for anything else: another size of the terminal is seen that late.
-const TURN_MIN: Duration = Duration::from_millis(20);
+/// Shortest wait for keys and samples. A change of the terminal's size is noticed after this time.
+const WAIT_MIN: Duration = Duration::from_millis(20);
 const TURN_MAX: Duration = Duration::from_millis(200);
 
-/// Who asks.
-struct Looker {
+/// Takes samples on request.
+struct Sampler {
     master: MasterArg,
     rails: Vec<String>,
     rpc: RpcConnection,
-    before: Look,
+    before: Sample,
 }
 
-impl Looker {
-    /// Looks whenever it is told to, until nobody listens.
+impl Sampler {
+    /// Takes a sample per request, until the other end of the channel is closed.
     fn work(mut self, asked: &Receiver<()>, answer: &Sender<Result<Frame, String>>) {
         for () in asked {
-            let found = match look(&self.rails, &mut self.rpc, Some(&self.before)) {
+            let found = match sample(&self.rails, &mut self.rpc, Some(&self.before)) {
                 Ok(found) => {
                     self.before = found;
                     Ok(self.before.1.clone())
                 }
                 Err(error) => {
-                    // Whatever became of the connection, the next look dials anew.
+                    // The state of the old connection is unknown, so the next sample uses a new one.
                     if let Ok(again) = self.master.connect() {
                         self.rpc = again;
                     }
@@ -239,11 +241,11 @@ impl Looker {
     }
 }
 
-/// When it was taken, and what was seen.
-type Look = (Instant, Frame);
+/// When a sample was taken, and the sample.
+type Sample = (Instant, Frame);
 
-/// Asks for everything; rates are since the look before.
-fn look(rails_of: &[String], rpc: &mut RpcConnection, before: Option<&Look>) -> anyhow::Result<Look> {
+/// Takes a sample; rates are since the one before.
+fn sample(rails_of: &[String], rpc: &mut RpcConnection, before: Option<&Sample>) -> anyhow::Result<Sample> {
     let stats = rpc.call::<ReadStats>(&(), std::iter::empty()).map_err(no_master)?.0;
     let now = Instant::now();
     let segment_list = ask_segments(rpc)?;
@@ -258,12 +260,12 @@ fn look(rails_of: &[String], rpc: &mut RpcConnection, before: Option<&Look>) -> 
         };
         nodes.map(row).collect()
     };
-    // Without tenants there is one, and who is no admin sees none.
+    // Without tenants there is only the default one, and without the admin secret none is listed.
     let tenants = match rpc.call::<TenantList>(&(), std::iter::empty()) {
         Ok(((), found)) => found.filter_map(Result::ok).map(TenantRow::from).collect(),
         Err(_) => Vec::new(),
     };
-    // Those that ended well are counted alone, or they would hide the others.
+    // Successful tasks are only counted: a list of them would hide the others.
     let mut tasks = Vec::new();
     for state in [TaskState::Processing, TaskState::Pending, TaskState::Failed] {
         tasks.extend(ask_tasks(rpc, Some(state), TASKS_MAX - tasks.len())?);
@@ -281,7 +283,7 @@ fn look(rails_of: &[String], rpc: &mut RpcConnection, before: Option<&Look>) -> 
     Ok((now, Frame::new(seconds, stats, before.map(|(_, frame)| frame), lists)))
 }
 
-/// What there is several of.
+/// The parts of a sample that are lists.
 #[derive(Default)]
 struct Lists {
     node_list: Vec<NodeRow>,
@@ -348,11 +350,10 @@ mod tests {
 
     #[test]
     fn rates_are_since_the_look_before_and_a_restarted_master_makes_none_of_them_negative() {
-        let stats = |gets, hits, bytes| Stats {
-            gets_total: gets,
-            get_hits_total: hits,
-            get_bytes_total: bytes,
-            ..Stats::default()
+        let stats = |gets, hits, bytes| {
+            let mut stats = Stats::default();
+            (stats.gets_total, stats.get_hits_total, stats.get_bytes_total) = (gets, hits, bytes);
+            stats
         };
         let frame = |seconds, stats, before| Frame::new(seconds, stats, before, Lists::default());
         let first = frame(0.0, stats(100, 50, 0), None);

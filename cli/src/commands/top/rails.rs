@@ -1,13 +1,13 @@
-//! Rails of nodes and clients, as their `/metrics` have them.
+//! Rails of nodes and clients, from their `/metrics`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Longest answer of a node to `/metrics`, bytes.
+/// Longest response to `/metrics`, bytes.
 const METRICS_BYTES_MAX: u64 = 4 << 20;
-/// How long a node may take for it.
+/// Timeout of such a request.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,14 +20,14 @@ pub(super) struct RailRow {
     pub(super) state: &'static str,
 }
 
-/// The rails of whoever serves `/metrics` there.
+/// Requests `/metrics` from this address, and returns its rails.
 pub(super) fn ask(of: &str) -> anyhow::Result<Vec<RailRow>> {
     let (status, text) = crate::commands::health::get(of, "/metrics", METRICS_TIMEOUT, METRICS_BYTES_MAX)?;
-    anyhow::ensure!(status == 200, "it answers {status}");
+    anyhow::ensure!(status == 200, "the response has status {status}");
     Ok(rails_in(of, &text))
 }
 
-/// The rails that a text of metrics tells of.
+/// The rails in a text of metrics.
 fn rails_in(of: &str, text: &str) -> Vec<RailRow> {
     let mut rails: BTreeMap<String, RailRow> = BTreeMap::new();
     for line in text.lines() {

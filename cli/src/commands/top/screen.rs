@@ -1,18 +1,18 @@
-//! The terminal: another screen while `top` runs, and keys one by one.
+//! The terminal: the alternate screen while `top` runs, and its keys.
 
 use std::time::Duration;
 
 use crate::output::{self, clip};
 use crate::sys::{self, KeyMode};
 
-/// The other screen of the terminal, until it is dropped.
+/// The alternate screen of the terminal, until it is dropped.
 pub(super) struct Screen {
     keys: Option<KeyMode>,
-    /// Columns and lines that were written for.
+    /// Columns and lines of the last frame.
     size: Option<(usize, usize)>,
 }
 
-/// What a key asks for.
+/// The action that a key requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Quit,
@@ -25,12 +25,12 @@ pub(super) enum Key {
 }
 
 impl Key {
-    /// What all keys ask for that a terminal sent at once: somebody types faster than we look.
+    /// The actions of all keys that the terminal sent at once: keys may be typed faster than they are read.
     fn read_all(mut bytes: &[u8]) -> Vec<Self> {
         let mut keys = Vec::new();
         while !bytes.is_empty() {
             let len = match bytes {
-                // A sequence ends with its first letter, or `~`.
+                // An escape sequence ends with its first letter, or `~`.
                 [0x1b, b'[' | b'O', rest @ ..] => {
                     rest.iter().position(|byte| (b'@'..=b'~').contains(byte)).map_or(bytes.len(), |at| at + 3)
                 }
@@ -43,7 +43,7 @@ impl Key {
         keys
     }
 
-    /// The key that the terminal sent these bytes for.
+    /// The action for the bytes of one key.
     fn read(bytes: &[u8]) -> Option<Self> {
         Some(match bytes {
             b"q" | b"Q" | b"\x1b" => Self::Quit,
@@ -64,19 +64,20 @@ impl Screen {
         Ok(Self { keys: KeyMode::enter(), size: None })
     }
 
-    /// Gives the terminal back to the shell, as Ctrl-Z asks; goes on when that says so.
+    /// Stops the process as Ctrl-Z does, with the terminal's modes restored until the shell continues it.
     pub(super) fn suspend(self) -> anyhow::Result<Self> {
         drop(self);
         sys::suspend();
         Self::open()
     }
 
-    /// Whether the terminal has another size than what is there was written for.
+    /// Whether the terminal's size has changed since the last frame.
     pub(super) fn is_resized(&self) -> bool {
         self.size != sys::terminal_size()
     }
 
-    /// Sleeps until a key is pressed, somebody asks us to end, or `timeout` is over. Gives what the keys ask for, in order.
+    /// Sleeps until a key is pressed, a signal requests the end, or `timeout` is over. Returns the actions of
+    /// the keys, in order.
     pub(super) fn wait(&self, timeout: Duration) -> Vec<Key> {
         let Some(keys) = &self.keys else {
             sys::wait_for_interrupt(Some(timeout));
@@ -87,7 +88,8 @@ impl Screen {
         Key::read_all(&bytes[..len])
     }
 
-    /// Writes over what is there, no more than fits, and says how much does not.
+    /// Replaces the frame, cut to the size of the terminal; the last line then counts the lines that do not
+    /// fit.
     pub(super) fn show(&mut self, text: impl Fn(usize) -> String) -> anyhow::Result<()> {
         self.size = sys::terminal_size();
         let (columns, lines) = self.size.unwrap_or((80, 24));
@@ -100,7 +102,8 @@ impl Screen {
     }
 }
 
-/// As many of its lines: of a text that is too long its empty ones go first, and the last line says how many more there are.
+/// At most `most` lines of the text: empty lines are left out first, then the last line counts the lines that
+/// do not fit.
 fn fit(text: &str, most: usize) -> Vec<String> {
     let mut lines: Vec<&str> = text.lines().collect();
     if lines.len() > most {
@@ -115,7 +118,7 @@ fn fit(text: &str, most: usize) -> Vec<String> {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // There is nobody to tell that it failed.
+        // A failure cannot be reported here.
         let _ = output::print("\u{1b}[?25h\u{1b}[?1049l");
     }
 }

@@ -1,4 +1,4 @@
-//! What a look is shown as: figures with their graphs, and one of several tables below.
+//! How a sample is shown: figures with graphs, and one of several tables below.
 
 use std::collections::VecDeque;
 
@@ -8,36 +8,36 @@ use crate::commands::admin::{SegmentRow, segment_table, share, task_table};
 use crate::output::{Align, Table, Tone, counted, figure, printable, thousands, width};
 use crate::size::ByteSize;
 
-/// Samples that the little graphs show, where there is room for as many.
+/// Most samples that a graph shows.
 const SAMPLES_MAX: usize = 60;
-/// A graph of fewer shows nothing.
+/// A graph with fewer samples is not shown.
 const SAMPLES_MIN: usize = 8;
-/// The steps of such a graph.
+/// The levels of a graph.
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Nodes that went are remembered, the latest.
+/// Most removed nodes that are remembered; the latest ones are kept.
 const GONE_MAX: usize = 8;
-/// A node that is silent for longer is near to being given up, milliseconds: it is heard of every few seconds.
+/// A node that is silent for longer will soon be removed, milliseconds: heartbeats come every few seconds.
 const SILENT_MS: u64 = 5_000;
 
-/// What is shown, and what is remembered for it.
+/// What is shown, and the state that it needs.
 pub(super) struct View {
     master: String,
     coloured: bool,
     frame: Option<Frame>,
     samples: [VecDeque<f64>; 5],
-    /// Nodes that were there, and are not.
+    /// Nodes that have disappeared.
     gone: VecDeque<NodeRow>,
-    /// What was lost when the first look was taken: nodes, objects.
+    /// Lost nodes and lost objects at the first sample.
     lost_before: Option<(u64, u64)>,
     tab: Tab,
     order: Order,
     paused: bool,
     help: bool,
-    /// Why there is no newer frame.
+    /// Why there is no newer sample.
     away: Option<String>,
 }
 
-/// The tables below.
+/// The tables at the bottom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tab {
     Nodes,
@@ -61,7 +61,7 @@ impl Tab {
     }
 }
 
-/// By what rows are sorted.
+/// The order of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Name,
@@ -100,18 +100,18 @@ impl View {
         self.paused
     }
 
-    /// A new look.
+    /// Takes a new sample.
     pub(super) fn note(&mut self, frame: &Frame) {
         self.away = None;
         let values = [
-            // When nobody asks there is no rate, which is not a rate of 0.
+            // Without requests there is no rate, which differs from a rate of 0.
             frame.hit_rate.map_or(f64::NAN, |rate| rate * 100.0),
             frame.read_gb_s * 1e9,
             frame.written_gb_s * 1e9,
             frame.puts_s,
             frame.evictions_s,
         ];
-        // The first look is since nothing.
+        // The first sample has no rates.
         let is_since = frame.seconds > 0.0;
         for (samples, value) in self.samples.iter_mut().zip(values).filter(|_| is_since) {
             if samples.len() == SAMPLES_MAX {
@@ -122,7 +122,7 @@ impl View {
         if let Some(before) = &self.frame {
             let is_there = |node: &NodeRow| frame.node_list.iter().any(|now| now.node == node.node);
             self.gone.extend(before.node_list.iter().filter(|node| !is_there(node)).cloned());
-            // What comes back under its name is a new life of the same.
+            // A node that returns under its name is not shown as gone.
             self.gone.retain(|node| frame.node_list.iter().all(|now| now.name != node.name));
             let many = self.gone.len().saturating_sub(GONE_MAX);
             self.gone.drain(..many);
@@ -132,7 +132,7 @@ impl View {
         self.frame = Some(frame.clone());
     }
 
-    /// There is no new look. Says whether that is new.
+    /// Notes that there is no new sample. Returns whether that was unknown so far.
     pub(super) fn lost(&mut self, why: &str) -> bool {
         self.away.replace(why.to_owned()).is_none_or(|before| before != why)
     }
@@ -158,17 +158,17 @@ impl View {
         }
     }
 
-    /// All of it, for lines of so many columns.
+    /// The whole frame, for lines of this many columns.
     pub(super) fn text(&self, columns: usize) -> String {
         let Some(frame) = &self.frame else { return String::new() };
         let paint = |tone: Tone, text: &str| tone.paint(text, self.coloured);
         let mut out = paint(Tone::Strong, &format!("snowskin, master {}", printable(&self.master)));
         if self.paused {
-            out += &paint(Tone::Uneasy, "   paused: p goes on");
+            out += &paint(Tone::Warning, "   paused: press p to continue");
         }
         out += "\n\n";
         if let Some(why) = &self.away {
-            out += &paint(Tone::Bad, "The master does not answer; asking again. What follows is old.");
+            out += &paint(Tone::Bad, "The master does not answer; retrying. The figures below are old.");
             out += &format!("\n{}\n\n", wrapped(&printable(why), columns));
         }
         if self.help {
@@ -210,7 +210,7 @@ impl View {
         let (gets_s, puts_s) = (each(frame.gets_s), each(frame.puts_s));
         let gb = |value: f64| bytes_each(value * 1e9);
         let rows = [
-            ["hit rate".to_owned(), percent(frame.hit_rate), format!("ever {}", percent(ever))],
+            ["hit rate".to_owned(), percent(frame.hit_rate), format!("overall {}", percent(ever))],
             ["gets".to_owned(), gets_s, gb(frame.read_gb_s)],
             ["puts".to_owned(), puts_s, gb(frame.written_gb_s)],
             [String::new(), String::new(), "puts".to_owned()],
@@ -223,7 +223,7 @@ impl View {
             (puts, each),
             (evictions, each),
         ];
-        // Graphs stand in one column, so that what happens at one time stands one above the other.
+        // Graphs share a column, so that simultaneous events are above each other.
         let mut table = Table::new(&[("", Align::Left), ("", Align::Right), ("", Align::Right)]);
         rows.iter().for_each(|row| table.row(row.iter().map(String::as_str)));
         let scales = graphs.map(|(samples, unit)| scale(samples, SAMPLES_MAX, unit));
@@ -252,18 +252,18 @@ impl View {
             "used".to_owned(),
             share(stats.used_bytes, stats.capacity_bytes),
             format!(
-                "{} of {}, {}, {} held back",
+                "{} of {}, {}, {} not yet free",
                 size(stats.used_bytes),
                 size(stats.capacity_bytes),
                 counted(stats.objects, "object"),
                 size(held)
             ),
         ]);
-        table.row(["no room".to_owned(), thousands(stats.puts_no_room_total), "puts that found none".into()]);
+        table.row(["no room".to_owned(), thousands(stats.puts_no_room_total), "puts failed for lack of space".into()]);
         out += &table.render();
         let lost = (stats.nodes_expired_total, stats.objects_lost_total);
         let line = format!(
-            "lost       {} given up, {} with them\n",
+            "lost       {} removed, with {}\n",
             counted(lost.0, "node"),
             counted(lost.1, "object")
         );
@@ -272,7 +272,7 @@ impl View {
                 Tone::Bad
             }
             (0, 0) => Tone::Plain,
-            _ => Tone::Uneasy,
+            _ => Tone::Warning,
         };
         out + &tone.paint(line.trim_end(), self.coloured) + "\n"
     }
@@ -308,14 +308,14 @@ impl View {
         for (line, (node, there)) in lines.zip(&rows) {
             let tone = match there {
                 false => Tone::Bad,
-                true if node.silent_ms > SILENT_MS => Tone::Uneasy,
+                true if node.silent_ms > SILENT_MS => Tone::Warning,
                 true => Tone::Plain,
             };
             out += &tone.paint(line, self.coloured);
             out.push('\n');
         }
         match rows.is_empty() {
-            true => "no node lends memory: `snowskin node --memory 1GiB`\n".to_owned(),
+            true => "no node lends memory: start one with `snowskin node --memory 1GiB`\n".to_owned(),
             false => out,
         }
     }
@@ -328,7 +328,7 @@ impl View {
         rows
     }
 
-    /// Name, bytes used, capacity.
+    /// Compares two rows: name, bytes used, capacity.
     fn compare(&self, a: (&str, u64, u64), b: (&str, u64, u64)) -> std::cmp::Ordering {
         let full = |(_, used, capacity): (&str, u64, u64)| {
             u128::from(used) * u128::from(u64::MAX) / u128::from(capacity.max(1))
@@ -341,20 +341,20 @@ impl View {
     }
 }
 
-const HELP: &str = "  q, Esc           end
-  p, space         pause, and go on
-  tab, arrows      another table: nodes, segments, tenants, tasks, rails
+const HELP: &str = "  q, Esc           quit
+  p, space         pause and continue
+  tab, arrows      next table: nodes, segments, tenants, tasks, rails
   s                sort by name, share used, size
-  ?                this, and back
+  ?                show or hide this help
 
-Graphs show the last 60 looks, or as many as fit, the latest on the right.
-Beside each stands its scale. Where nobody asked, a hit rate has gaps.
+Graphs show the last 60 samples, or as many as fit, the latest on the right.
+The scale is beside each graph. A hit rate has gaps where there were no requests.
 ";
 
 fn tasks(frame: &Frame, columns: usize) -> String {
     let counts = &frame.task_counts;
     let sum = format!(
-        "{} at work, {} waiting, {} done, {} failed, {} canceled; {} copied\n",
+        "{} in progress, {} waiting, {} done, {} failed, {} canceled; {} copied\n",
         thousands(counts.processing),
         thousands(counts.pending),
         thousands(counts.done_total),
@@ -370,7 +370,7 @@ fn tasks(frame: &Frame, columns: usize) -> String {
 
 fn tenants(frame: &Frame, columns: usize) -> String {
     if frame.tenants.is_empty() {
-        return "no tenants, or none that an admin secret would show\n".to_owned();
+        return "no tenants, or the list needs the admin secret\n".to_owned();
     }
     let mut table = Table::new(&[
         ("tenant", Align::Left),
@@ -395,7 +395,7 @@ fn tenants(frame: &Frame, columns: usize) -> String {
 
 fn rails(frame: &Frame, columns: usize) -> String {
     if frame.rails.is_empty() {
-        return "no rails: name a node's --http with --rails ADDR:PORT\n".to_owned();
+        return "no rails: give a node's --http address with --rails ADDR:PORT\n".to_owned();
     }
     let mut table = Table::new(&[
         ("rail", Align::Left),
@@ -416,7 +416,7 @@ fn rails(frame: &Frame, columns: usize) -> String {
     table.render_in(columns)
 }
 
-/// A graph of one line and so many columns, the latest sample on the right, scaled to the highest that it shows.
+/// A graph of one line with this many columns, the latest sample on the right, scaled to its highest sample.
 fn graph(samples: &VecDeque<f64>, columns: usize) -> String {
     let most = most(samples, columns);
     let step = |value: f64| match most {
@@ -428,7 +428,7 @@ fn graph(samples: &VecDeque<f64>, columns: usize) -> String {
     blank.chain(latest(samples, columns).map(step)).collect()
 }
 
-/// What the steps of such a graph mean.
+/// The scale of such a graph.
 fn scale(samples: &VecDeque<f64>, columns: usize, unit: fn(f64) -> String) -> String {
     let most = most(samples, columns);
     if most == 0.0 { String::new() } else { format!("0–{}", unit(most)) }
@@ -442,7 +442,7 @@ fn most(samples: &VecDeque<f64>, columns: usize) -> f64 {
     latest(samples, columns).fold(0.0, f64::max)
 }
 
-/// The words in lines of so many columns.
+/// The words, in lines of at most this many columns.
 fn wrapped(text: &str, columns: usize) -> String {
     let (mut out, mut taken) = (String::new(), 0);
     for word in text.split(' ') {
@@ -458,12 +458,12 @@ fn wrapped(text: &str, columns: usize) -> String {
     out
 }
 
-/// So many a second.
+/// A rate per second.
 fn each(per_s: f64) -> String {
     format!("{}/s", figure(per_s))
 }
 
-/// So many bytes a second.
+/// A rate in bytes per second.
 fn bytes_each(per_s: f64) -> String {
     let (unit, name) = match per_s {
         v if v >= 1e9 => (1e9, "GB"),
@@ -501,7 +501,7 @@ mod tests {
         let samples = VecDeque::from([0.0, 3.5e9, f64::NAN, 7e9]);
         assert_eq!(graph(&samples, 10), "      ▁▅ █");
         assert_eq!(scale(&samples, 10, bytes_each), "0–7.00 GB/s");
-        // The latest are what fits.
+        // The latest samples are those that fit.
         let samples = VecDeque::from([8.0, 1.0, 2.0]);
         assert_eq!((graph(&samples, 2).as_str(), scale(&samples, 2, each).as_str()), ("▅█", "0–2.00/s"));
     }
@@ -550,12 +550,12 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_of_an_empty_store_says_how_to_go_on() {
+    fn a_frame_of_an_empty_store_names_the_next_command() {
         let mut view = View::new("m:1".into(), false);
         view.note(&frame(vec![]));
         let text = view.text(80);
         assert!(text.contains("snowskin node") && text.contains("hit rate"), "{text}");
-        assert!(!text.contains('\u{1b}'), "no colour was asked for");
+        assert!(!text.contains('\u{1b}'), "no colour was requested");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The topology for Graphviz: a box for each NUMA node, lines from each GPU to its preferred NICs.
+//! The topology for Graphviz: a box per NUMA node, and edges from each GPU to its preferred NICs.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ pub(super) fn graph(shown: &Shown) -> String {
         if let Some(node) = topology.nodes().iter().find(|node| Some(node.id) == id) {
             let location = Location::Numa(node.id);
             let label = format!("{location}\\nCPUs {}\\n{}", cpus(node), memory(node));
-            // Lines of the label end in \n, which is Graphviz's own escape.
+            // Lines of the label end in \n, Graphviz's own escape.
             let _ = writeln!(inside, "    \"{location}\" [label=\"{label}\", style=rounded];");
         }
         for gpu in topology.gpus().iter().filter(|gpu| gpu.numa_node == id) {
@@ -61,12 +61,12 @@ pub(super) fn graph(shown: &Shown) -> String {
     out
 }
 
-/// A NIC's identifier: no NIC can have the name of a location.
+/// The identifier of a NIC. No NIC can have the name of a location.
 fn node_of(nic: &Nic) -> String {
     format!("\"nic {}\"", escaped(&nic.name))
 }
 
-/// Fit for a quoted identifier.
+/// The name, escaped for a quoted identifier.
 fn escaped(name: &str) -> String {
     name.replace('\\', "\\\\").replace('"', "\\\"")
 }

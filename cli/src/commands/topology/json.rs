@@ -1,4 +1,4 @@
-//! The topology for programs. The shape is documented in the command's help.
+//! The topology as JSON. The command's help documents the structure.
 
 use serde_json::{Value, json};
 use te_core::topology::{Gpu, Nic, NicKind, NicPort, NumaNode, PciLink, PciPath, PortState, Topology};

@@ -1,4 +1,4 @@
-//! The topology for people: a tree of what hangs where, and two tables.
+//! The topology for people: a tree of devices, and two tables.
 
 use te_core::topology::{Gpu, Nic, NicKind, NumaNode, PciPath, PortState, Topology};
 
@@ -20,21 +20,21 @@ pub(super) fn text(shown: &Shown) -> String {
         tree(&mut out, &strays);
     }
     if topology.nodes().is_empty() && strays.is_empty() {
-        out.push_str("Nothing: this host shows no NUMA nodes, NICs or GPUs.\n");
+        out.push_str("This host reports no NUMA nodes, NICs or GPUs.\n");
     }
     if topology.nics().is_empty() && topology.gpus().is_empty() {
         out.push_str(
-            "\nNo NICs and no GPUs: there is nothing to choose between. Transfers go over local memory, shared memory and \
-             TCP, as the system routes it.\n",
+            "\nThere are no NICs and no GPUs to choose from. Transfers use local memory, shared memory, and TCP as the system routes \
+            it.\n",
         );
     } else if topology.is_trivial() {
-        out.push_str("\nOne NIC for all memory: there is nothing to choose between.\n");
+        out.push_str("\nAll memory uses the only NIC.\n");
     }
     if topology.nodes().len() > 1 {
         out.push_str(&format!("\nDistances between nodes (10 is local)\n{}", slit(topology)));
     }
     if shown.is_written || !topology.is_trivial() {
-        let origin = if shown.is_written { "as the file says" } else { "the nearest are preferred" };
+        let origin = if shown.is_written { "as the file specifies" } else { "the nearest are preferred" };
         out.push_str(&format!("\nNICs for memory, {origin}\n{}", matrix(shown)));
     }
     if !shown.found.warnings.is_empty() {
@@ -69,14 +69,14 @@ pub(super) fn speed(nic: &Nic) -> String {
     }
 }
 
-/// Something on a PCI bus, or not.
+/// A device for the tree, with its PCI path if it has one.
 struct Device<'a> {
     pci: Option<&'a PciPath>,
     name: String,
     text: String,
 }
 
-/// What is on a node, in the order of the buses.
+/// The devices of a NUMA node, in the order of the buses.
 fn devices(topology: &Topology, node: Option<u16>) -> Vec<Device<'_>> {
     let gpus = topology.gpus().iter().filter(|gpu| gpu.numa_node == node).map(gpu);
     let nics = topology.nics().iter().filter(|nic| nic.numa_node == node).map(nic);
@@ -98,7 +98,7 @@ fn nic(nic: &Nic) -> Device<'_> {
     }
     if let Some(link) = nic.link.filter(|link| link.is_degraded()) {
         text.push_str(&format!(
-            "  PCI x{} at {} GT/s, could be x{} at {}",
+            "  PCI x{} at {} GT/s, supports x{} at {}",
             link.lanes,
             f64::from(link.mega_transfers_per_s) / 1000.0,
             link.lanes_max,
@@ -108,7 +108,7 @@ fn nic(nic: &Nic) -> Device<'_> {
     Device { pci: nic.pci.as_ref(), name: nic.name.clone(), text }
 }
 
-/// Devices under their host bridges, those below one root port together.
+/// Devices under their host bridges; those below the same root port stay together.
 fn tree(out: &mut String, devices: &[Device<'_>]) {
     let wide = devices.iter().map(|device| device.name.chars().count()).max().unwrap_or(0);
     let roots: Vec<&[Device<'_>]> =

@@ -1,4 +1,5 @@
-//! L6: only what was exported, with the rights it was given; refusals cost nobody the connection.
+//! L6: a peer reaches only what was exported, with the rights it was given; a refusal does not cost a
+//! connection.
 
 use super::super::Side;
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
@@ -17,7 +18,7 @@ pub(super) fn out_of_range_by_one_is_refused(rig: &mut Rig<'_>) -> Result<(), Sk
         let len = u64::from(good.len);
         for offset in [end - len + 1, end, end + 1, u64::MAX - len + 1, u64::MAX] {
             let remote = Slice { remote: RemoteOffset::new(good.remote.region, offset), ..good };
-            rig.refused(remote, RANGE, "a slice that leaves the segment");
+            rig.refused(remote, RANGE, "a slice that leaves the remote region");
             let local = Slice { local: RegionOffset::new(good.local.region, offset), ..good };
             rig.refused(local, RANGE, "a slice that leaves the local region");
         }
@@ -106,7 +107,7 @@ pub(super) fn a_private_region_cannot_be_exported(rig: &mut Rig<'_>) -> Result<(
 }
 
 pub(super) fn unknown_and_stale_ids_are_refused(rig: &mut Rig<'_>) -> Result<(), Skip> {
-    let (region, segment) = (rig.region(), rig.segment());
+    let (region, remote_region) = (rig.region(), rig.remote_region());
     for op in rig.ops() {
         rig.scramble();
         let good = rig.slice(op, 0, 0, 64);
@@ -121,18 +122,22 @@ pub(super) fn unknown_and_stale_ids_are_refused(rig: &mut Rig<'_>) -> Result<(),
                 "a slice of an unknown or stale region",
             );
         }
-        for id in [RemoteRegionId::new(97, 1), RemoteRegionId::new(segment.index, segment.generation + 1)] {
+        for id in [
+            RemoteRegionId::new(97, 1),
+            RemoteRegionId::new(remote_region.index, remote_region.generation + 1),
+        ] {
             rig.refused(
                 Slice { remote: RemoteOffset::new(id, 0), ..good },
                 GONE,
-                "a slice to an unknown or stale segment",
+                "a slice to an unknown or stale remote region",
             );
         }
         rig.still_works();
     }
     let stale_region = rig.initiator().deregister(RegionId::new(region.index, region.generation + 1));
-    let stale_segment = rig.initiator().detach(RemoteRegionId::new(segment.index, segment.generation + 1));
-    for (what, result) in [("deregister", stale_region), ("detach", stale_segment)] {
+    let stale_remote_region =
+        rig.initiator().detach(RemoteRegionId::new(remote_region.index, remote_region.generation + 1));
+    for (what, result) in [("deregister", stale_region), ("detach", stale_remote_region)] {
         match result.map_err(|error| error.kind) {
             Err(ErrorKind::Stale | ErrorKind::NotFound) => {}
             other => broken!(rig.law, "{what} of a stale id gave {other:?}, not Stale"),
@@ -156,13 +161,13 @@ pub(super) fn a_registered_again_region_does_not_answer_to_its_old_export(
         let slice = rig.slice(op, 0, 0, 64);
         rig.refused(slice, GONE, "a slice under an export of the region's former generation");
     }
-    let segment = RemoteRegionId::new(rig.fresh_index(), 1);
-    if let Err(error) = rig.initiator().attach(segment, &blob) {
+    let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
+    if let Err(error) = rig.initiator().attach(remote_region, &blob) {
         broken!(rig.law, "the new export of a region could not be attached beside the old one: {error}");
     }
     for op in rig.ops() {
         let slice = rig.slice(op, 9, 7, 500);
-        let slice = Slice { remote: RemoteOffset::new(segment, slice.remote.offset), ..slice };
+        let slice = Slice { remote: RemoteOffset::new(remote_region, slice.remote.offset), ..slice };
         rig.transfer(&[slice]);
         rig.check_content(&slice);
     }
@@ -177,18 +182,18 @@ pub(super) fn a_deregistered_region_is_out_of_reach(rig: &mut Rig<'_>) -> Result
         let slice = rig.slice(op, 0, 0, 64);
         rig.refused(slice, GONE, "a slice to a region that its owner has deregistered");
     }
-    // The peer, and what else it exports, is still there.
-    let segment = RemoteRegionId::new(rig.fresh_index(), 1);
-    rig.export_remote(RegionId::new(segment.index, 1), segment);
+    // The peer, and what else it exports, is still reachable.
+    let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
+    rig.export_remote(RegionId::new(remote_region.index, 1), remote_region);
     for op in rig.ops() {
-        let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(op, 0, 0, 64) };
+        let slice = Slice { remote: RemoteOffset::new(remote_region, 0), ..rig.slice(op, 0, 0, 64) };
         rig.transfer(&[slice]);
     }
     Ok(())
 }
 
 pub(super) fn a_taken_index_is_busy(rig: &mut Rig<'_>) -> Result<(), Skip> {
-    let (region, segment) = (rig.region(), rig.segment());
+    let (region, remote_region) = (rig.region(), rig.remote_region());
     let blob = rig.export(region);
     let buffer = rig.allocate(Side::Initiator, 4096);
     let buffers = core::mem::take(&mut rig.more);
@@ -199,12 +204,14 @@ pub(super) fn a_taken_index_is_busy(rig: &mut Rig<'_>) -> Result<(), Skip> {
             .map_err(|error| error.kind)
         {
             Err(ErrorKind::Busy) => {}
-            other => broken!(rig.law, "registering {id} over a living region gave {other:?}, not Busy"),
+            other => broken!(rig.law, "registering {id} over an existing region gave {other:?}, not Busy"),
         }
-        let id = RemoteRegionId::new(segment.index, generation);
+        let id = RemoteRegionId::new(remote_region.index, generation);
         match rig.initiator().attach(id, &blob).map_err(|error| error.kind) {
             Err(ErrorKind::Busy) => {}
-            other => broken!(rig.law, "attaching {id} over a living segment gave {other:?}, not Busy"),
+            other => {
+                broken!(rig.law, "attaching {id} over an existing remote region gave {other:?}, not Busy")
+            }
         }
     }
     rig.more = buffers;
@@ -223,25 +230,25 @@ fn one_right_only(rig: &mut Rig<'_>, right: Access, denied: Op, granted: Op) -> 
     rig.scramble();
     take_back(rig);
     let id = RegionId::new(rig.fresh_index(), 1);
-    let segment = RemoteRegionId::new(id.index, 1);
+    let remote_region = RemoteRegionId::new(id.index, 1);
     let blob = rig.register_remote(id, Access::LOCAL | right);
-    if let Err(error) = rig.initiator().attach(segment, &blob) {
+    if let Err(error) = rig.initiator().attach(remote_region, &blob) {
         broken!(rig.law, "an export with {right:?} alone could not be attached: {error}");
     }
     for offset in [0, 1, REGION_BYTES - 100] {
         let slice = rig.slice(denied, 0, offset, 100);
-        let slice = Slice { remote: RemoteOffset::new(segment, slice.remote.offset), ..slice };
+        let slice = Slice { remote: RemoteOffset::new(remote_region, slice.remote.offset), ..slice };
         rig.refused(slice, &[ErrorKind::AccessDenied], "an operation that the export does not grant");
     }
     if rig.ops().contains(&granted) {
-        let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(granted, 0, 0, 100) };
+        let slice = Slice { remote: RemoteOffset::new(remote_region, 0), ..rig.slice(granted, 0, 0, 100) };
         rig.transfer(&[slice]);
         rig.check_content(&slice);
     }
     Ok(())
 }
 
-/// The target deregisters its region.
+/// Deregisters the target's region.
 fn take_back(rig: &mut Rig<'_>) {
     let region = rig.region();
     let give_up = rig.deadline();

@@ -1,4 +1,4 @@
-//! L3: a cancel starts the end of a slice, which still comes exactly once.
+//! L3: a cancel starts the end of a slice, whose completion still comes exactly once.
 
 use super::super::rig::{Rig, Skip, broken};
 use super::late::check_outcomes;
@@ -45,7 +45,7 @@ pub(super) fn cancel_in_mid_flight_ends_every_slice_once(rig: &mut Rig<'_>) -> R
                 broken!(rig.law, "cancelling a slice in flight gave {cancelled:?}");
             }
             if rig.rng.chance_ppm(300_000) {
-                // Twice is once.
+                // A second cancel changes nothing.
                 let _ended_or_not = rig.initiator().cancel(slice.token);
             }
         }
@@ -77,7 +77,10 @@ pub(super) fn cancel_of_nothing_is_not_found(rig: &mut Rig<'_>) -> Result<(), Sk
         match rig.initiator().cancel(token).map_err(|error| error.kind) {
             Err(ErrorKind::NotFound) => {}
             other => {
-                broken!(rig.law, "cancelling {token:?}, which nobody submitted, gave {other:?}, not NotFound")
+                broken!(
+                    rig.law,
+                    "cancelling {token:?}, which was not submitted, gave {other:?}, not NotFound"
+                )
             }
         }
     }
@@ -106,24 +109,26 @@ pub(super) fn a_cancel_ends_the_slice_even_when_the_target_is_stalled(rig: &mut 
     Ok(())
 }
 
-pub(super) fn an_inline_transport_lets_go_of_memory_in_the_next_poll(rig: &mut Rig<'_>) -> Result<(), Skip> {
+pub(super) fn a_caller_driven_transport_releases_memory_in_the_next_poll(
+    rig: &mut Rig<'_>,
+) -> Result<(), Skip> {
     rig.need(Features::CALLER_DRIVEN)?;
     if rig.local.span().location().kind() != MemoryKinds::HOST {
-        return Err(Skip::because("INLINE speaks of the host's memory alone"));
+        return Err(Skip::because("CALLER_DRIVEN is about memory of the host alone"));
     }
     for round in 0..16 {
         let slices = rig.random_slices(48, None);
         rig.submit_all(&slices);
         rig.some_steps(round + 1);
         for slice in &slices {
-            // It may have ended.
+            // It may have ended already.
             let _ended_or_not = rig.initiator().cancel(slice.token);
         }
         rig.step();
         if let Some(slice) = slices.iter().find(|slice| !rig.is_done(slice.token)) {
             broken!(
                 rig.law,
-                "{slice:?} was cancelled and polled, and has not ended, though moves are INLINE"
+                "{slice:?} was cancelled and polled, and has not ended, though the transport is CALLER_DRIVEN"
             );
         }
         let region = rig.region();
@@ -150,7 +155,7 @@ pub(super) fn a_cancel_does_not_disturb_its_neighbours(rig: &mut Rig<'_>) -> Res
         rig.settle();
         for slice in slices.iter().skip(1).step_by(2) {
             if rig.completion(slice.token).result.is_err_and(|error| error.kind == ErrorKind::Canceled) {
-                broken!(rig.law, "a slice that nobody cancelled ended Canceled");
+                broken!(rig.law, "a slice that was not cancelled ended Canceled");
             }
         }
         check_outcomes(rig, &slices, &local, &remote);

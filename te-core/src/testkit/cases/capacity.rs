@@ -1,4 +1,4 @@
-//! L4: no allocation on the data path, and fullness is a short count.
+//! L4: no allocation on the data path, and a full transport returns a short count.
 
 use alloc::vec::Vec;
 
@@ -6,7 +6,7 @@ use super::super::counting::is_counting;
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
 use crate::Slice;
 
-/// Buffers may grow while a transport warms up; then nothing may.
+/// Buffers may grow in the first batches of a transport, but not later.
 const WARM_UP_ROUNDS: usize = 100;
 const ROUNDS: usize = 300;
 
@@ -67,7 +67,7 @@ pub(super) fn no_more_than_inflight_max_are_accepted(rig: &mut Rig<'_>) -> Resul
     // Still full, before any poll: not an error either.
     let more: Vec<Slice> = (0..4).map(|i| rig.slice(ops[0], i, i, 1)).collect();
     if let Err(error) = rig.submit(&more) {
-        broken!(rig.law, "fullness was reported as an error: {error}");
+        broken!(rig.law, "being full was reported as an error: {error}");
     }
     if rig.in_flight() > most {
         broken!(rig.law, "{} slices are in flight, more than inflight_max = {most}", rig.in_flight());

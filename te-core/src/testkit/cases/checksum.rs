@@ -1,4 +1,4 @@
-//! Checksums that completions report: right or absent.
+//! L2: a checksum that a completion reports is right, or absent.
 
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
 use crate::crc32c::crc32c_slowly;
@@ -14,7 +14,7 @@ pub(super) fn a_reported_checksum_is_that_of_the_bytes_that_arrived(rig: &mut Ri
             let slice = rig.slice(op, local, remote, len);
             rig.transfer_and_tell(&[slice], check);
         }
-        // Many at a time: each completion has its own slice's.
+        // Many slices at a time: each completion has the checksum of its own slice.
         let slices = rig.random_slices(32, Some(op));
         rig.transfer_and_tell(&slices, check);
         rig.initiator().set_checksums(false);
@@ -24,7 +24,7 @@ pub(super) fn a_reported_checksum_is_that_of_the_bytes_that_arrived(rig: &mut Ri
     Ok(())
 }
 
-/// What `end` reports of an applied slice is the checksum of what lies at its destination.
+/// Checks that the checksum of an applied slice is that of the bytes at its destination.
 fn check(rig: &Rig<'_>, slice: &Slice, end: &Completion) {
     rig.check_content(slice);
     let Some(reported) = end.crc32c else { return };

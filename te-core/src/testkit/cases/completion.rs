@@ -37,10 +37,13 @@ pub(super) fn a_slice_that_was_not_accepted_never_completes(rig: &mut Rig<'_>) -
             Ok(accepted) if accepted > bad => {
                 broken!(rig.law, "a slice of a region that does not exist was accepted")
             }
-            // The ledger knows which were accepted; any other completion is a violation.
+            // The rig knows which slices were accepted; any other completion is a violation.
             Ok(_) => rig.settle(),
             Err(error) => {
-                broken!(rig.law, "slice {bad} is bad, yet the valid ones before it failed the call: {error}")
+                broken!(
+                    rig.law,
+                    "slice {bad} is not valid, and the call failed although the slices before it are: {error}"
+                )
             }
         }
     }
@@ -54,7 +57,11 @@ pub(super) fn a_refused_batch_leaves_nothing_behind(rig: &mut Rig<'_>) -> Result
     let give_up = rig.deadline();
     loop {
         match rig.submit(&slices) {
-            Ok(0) => rig.step_before(give_up, rig.law, "a bad first slice is neither refused nor accepted"),
+            Ok(0) => rig.step_before(
+                give_up,
+                rig.law,
+                "a first slice that is not valid is neither refused nor accepted",
+            ),
             Ok(_) => broken!(rig.law, "a slice of a region that does not exist was accepted"),
             Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Stale) => break,
             Err(error) => broken!(rig.law, "an unknown region was refused as {:?}", error.kind),

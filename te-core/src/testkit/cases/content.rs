@@ -1,4 +1,4 @@
-//! The bytes themselves: all of them, in place, and no others.
+//! L1: all bytes of a slice arrive, in place, and no others change.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -33,7 +33,7 @@ pub(super) fn a_slice_of_the_longest_length_arrives_whole(rig: &mut Rig<'_>) -> 
     let granule = rig.caps.granule_bytes;
     let (here, there) = (rig.allocate(Side::Initiator, longest + 1), rig.allocate(Side::Target, longest + 1));
     let id = RegionId::new(rig.fresh_index(), 1);
-    let segment = RemoteRegionId::new(id.index, 1);
+    let remote_region = RemoteRegionId::new(id.index, 1);
     let buffers = core::mem::take(&mut rig.more);
     let registered = rig.register_at(Side::Initiator, id, &buffers[here], Access::LOCAL).and_then(|()| {
         rig.register_at(Side::Target, id, &buffers[there], Access::REMOTE_READ | Access::REMOTE_WRITE)
@@ -43,7 +43,7 @@ pub(super) fn a_slice_of_the_longest_length_arrives_whole(rig: &mut Rig<'_>) -> 
         broken!(rig.law, "registering {longest} bytes failed: {error}");
     }
     let blob = rig.export(id);
-    if let Err(error) = rig.initiator().attach(segment, &blob) {
+    if let Err(error) = rig.initiator().attach(remote_region, &blob) {
         broken!(rig.law, "attaching a region of {longest} bytes failed: {error}");
     }
     for op in rig.ops() {
@@ -56,7 +56,7 @@ pub(super) fn a_slice_of_the_longest_length_arrives_whole(rig: &mut Rig<'_>) -> 
         let slice = Slice {
             token,
             local: RegionOffset::new(id, 1),
-            remote: RemoteOffset::new(segment, 0),
+            remote: RemoteOffset::new(remote_region, 0),
             len: longest as u32,
             op,
         };
@@ -91,7 +91,7 @@ pub(super) fn what_was_written_is_read_back(rig: &mut Rig<'_>) -> Result<(), Ski
     let reads: Vec<Slice> = cells.iter().map(|&at| rig.slice(Op::Read, half + at, at, half / 8)).collect();
     rig.transfer(&reads);
     if rig.local.read(half, half) != first {
-        broken!(rig.law, "what a WRITE put there, a later READ did not bring back");
+        broken!(rig.law, "a READ did not return the bytes of an earlier WRITE");
     }
     rig.check_guards("a write and a read");
     Ok(())
@@ -125,7 +125,7 @@ fn odd_offsets_and_lengths(rig: &mut Rig<'_>, op: Op) {
         rig.transfer(&slices);
         slices.iter().for_each(|slice| rig.check_content(slice));
     }
-    // The first and the last byte, and both ends whole.
+    // The first and the last byte, and the whole region at both ends.
     let ends = [(0, 0, 1), (REGION_BYTES - 1, REGION_BYTES - 1, 1), (0, REGION_BYTES - 100, 100)];
     for (local, remote, len) in ends {
         let slice = rig.slice(op, local, remote, len);

@@ -1,4 +1,4 @@
-//! What becomes of slices when the target dies, comes back as somebody else, or the connection breaks.
+//! How slices end when the target dies, comes back with another incarnation, or the connection breaks.
 
 use alloc::vec;
 
@@ -31,7 +31,7 @@ pub(super) fn when_the_target_dies_every_slice_ends_once(rig: &mut Rig<'_>) -> R
     Ok(())
 }
 
-pub(super) fn after_a_restart_an_old_segment_is_refused_and_never_misread(
+pub(super) fn after_a_restart_an_old_remote_region_is_refused_and_never_misread(
     rig: &mut Rig<'_>,
 ) -> Result<(), Skip> {
     const OURS: u8 = 0x0F;
@@ -39,7 +39,7 @@ pub(super) fn after_a_restart_an_old_segment_is_refused_and_never_misread(
     rig.still_works();
     rig.kill()?;
     rig.restart()?;
-    // The new process registers under the same id, with the same length: only the incarnation tells them apart.
+    // The new process registers under the same id, with the same length: only the incarnation differs.
     let access = Access::LOCAL | Access::REMOTE_READ | Access::REMOTE_WRITE;
     let region = rig.region();
     let _new_export = rig.register_remote(region, access);
@@ -73,7 +73,7 @@ pub(super) fn after_a_restart_an_old_segment_is_refused_and_never_misread(
             if !kind.is_retryable_elsewhere() {
                 broken!(
                     rig.law,
-                    "a segment of a former incarnation was refused as {kind:?}, not PeerRestarted"
+                    "a remote region of a former incarnation was refused as {kind:?}, not PeerRestarted"
                 );
             }
             rig.step_before(give_up, rig.law, "the restart of the target is never reported as PeerRestarted");
@@ -89,12 +89,12 @@ pub(super) fn after_a_restart_a_new_export_works(rig: &mut Rig<'_>) -> Result<()
     rig.kill()?;
     rig.restart()?;
     rig.settle();
-    let segment = RemoteRegionId::new(rig.fresh_index(), 1);
-    rig.export_remote(RegionId::new(0, 1), segment);
+    let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
+    rig.export_remote(RegionId::new(0, 1), remote_region);
     rig.scramble();
     for op in rig.ops() {
         let slice = rig.slice(op, 17, 21, 5000);
-        let slice = Slice { remote: RemoteOffset::new(segment, slice.remote.offset), ..slice };
+        let slice = Slice { remote: RemoteOffset::new(remote_region, slice.remote.offset), ..slice };
         rig.transfer(&[slice]);
         rig.check_content(&slice);
     }

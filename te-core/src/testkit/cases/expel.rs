@@ -1,7 +1,8 @@
-//! L5 and L6: the target's word that an initiator is gone, and that it stays out.
+//! L5 and L6: the target's confirmation that an initiator can do nothing any more, and that it is refused
+//! from then on.
 
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
-use crate::{ErrorKind, Features, Op, RemoteOffset, RemoteRegionId, Slice};
+use crate::{ErrorKind, ExpelMode, Features, Op, RemoteOffset, RemoteRegionId, Slice};
 
 const OLD: u8 = 0x5A;
 const NEW: u8 = 0xA5;
@@ -16,15 +17,15 @@ pub(super) fn nothing_lands_of_an_initiator_that_was_expelled_while_it_was_stopp
     nothing_lands(rig, false)
 }
 
-pub(super) fn an_expelled_initiator_is_refused_and_told_so(rig: &mut Rig<'_>) -> Result<(), Skip> {
+pub(super) fn an_expelled_initiator_is_refused_with_the_reason(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let peer = rig.identity()?;
     rig.still_works();
     rig.expel(peer, true);
     rig.local.fill(OLD);
     rig.remote.fill(NEW);
-    let segment = rig.segment();
-    is_refused(rig, segment);
-    // A new attachment is no way round it. It may be refused itself.
+    let remote_region = rig.remote_region();
+    is_refused(rig, remote_region);
+    // A new attachment must not help. It may be refused itself.
     let export = rig.export(rig.region());
     let again = RemoteRegionId::new(rig.fresh_index(), 1);
     match rig.initiator().attach(again, &export) {
@@ -32,11 +33,11 @@ pub(super) fn an_expelled_initiator_is_refused_and_told_so(rig: &mut Rig<'_>) ->
         Err(error) if error.kind == ErrorKind::Expelled => {}
         Err(error) => broken!(rig.law, "an expelled initiator was refused an attachment as {:?}", error.kind),
     }
-    // It is gone, and stays so however often it is expelled.
-    for force in [false, true] {
-        match rig.target().expel(peer, force) {
+    // It is expelled, and stays so however often it is expelled again.
+    for mode in [ExpelMode::SpareConnected, ExpelMode::Force] {
+        match rig.target().expel(peer, mode) {
             Ok(true) => {}
-            other => broken!(rig.law, "expelling an initiator that is gone gave {other:?}"),
+            other => broken!(rig.law, "expelling an expelled initiator again gave {other:?}"),
         }
     }
     Ok(())
@@ -48,7 +49,7 @@ pub(super) fn a_connected_initiator_is_left_alone_without_force(rig: &mut Rig<'_
     if !rig.target().is_connected(peer) {
         broken!(rig.law, "an initiator that has just been served does not count as connected");
     }
-    match rig.target().expel(peer, false).map_err(|error| error.kind) {
+    match rig.target().expel(peer, ExpelMode::SpareConnected).map_err(|error| error.kind) {
         Err(ErrorKind::Busy) => {}
         other => broken!(rig.law, "expelling a connected initiator without force gave {other:?}, not Busy"),
     }
@@ -57,7 +58,7 @@ pub(super) fn a_connected_initiator_is_left_alone_without_force(rig: &mut Rig<'_
     Ok(())
 }
 
-pub(super) fn expelling_another_disturbs_nobody(rig: &mut Rig<'_>) -> Result<(), Skip> {
+pub(super) fn expelling_one_initiator_does_not_disturb_another(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let peer = rig.identity()?;
     rig.scramble();
     for round in 0..4 {
@@ -78,10 +79,10 @@ pub(super) fn expelling_another_disturbs_nobody(rig: &mut Rig<'_>) -> Result<(),
     Ok(())
 }
 
-pub(super) fn nobody_has_the_identity_0(rig: &mut Rig<'_>) -> Result<(), Skip> {
+pub(super) fn the_identity_0_is_refused(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let _ = rig.identity()?;
     rig.still_works();
-    match rig.target().expel(0, true).map_err(|error| error.kind) {
+    match rig.target().expel(0, ExpelMode::Force).map_err(|error| error.kind) {
         Err(ErrorKind::InvalidArgument) => {}
         other => broken!(rig.law, "expelling the identity 0 gave {other:?}, not InvalidArgument"),
     }
@@ -92,38 +93,39 @@ pub(super) fn nobody_has_the_identity_0(rig: &mut Rig<'_>) -> Result<(), Skip> {
     Ok(())
 }
 
-/// Expels in the middle of WRITEs; `polled`: the initiator runs meanwhile.
+/// Expels the initiator in the middle of WRITEs; with `polled`, it runs meanwhile.
 fn nothing_lands(rig: &mut Rig<'_>, polled: bool) -> Result<(), Skip> {
     rig.need(Features::WRITE)?;
     let peer = rig.identity()?;
     rig.still_works();
     rig.fill_remote(0);
     rig.local.fill(OLD);
-    // In waves: whenever the end comes, some have landed, and some are on the wire and not yet taken by the target.
+    // In waves: whenever the expulsion comes, some WRITEs have landed, and some are on the wire and not yet
+    // received.
     let slices = rig.random_slices(64, Some(Op::Write));
     for wave in slices.chunks(16) {
         rig.submit_all(wave);
         rig.step();
     }
     rig.expel(peer, polled);
-    // The space has another owner from here on.
+    // From here on the range has another owner.
     rig.remote.fill(NEW);
     rig.settle();
     rig.linger_for_late_writes();
     check_new(rig);
-    let segment = rig.segment();
-    is_refused(rig, segment);
+    let remote_region = rig.remote_region();
+    is_refused(rig, remote_region);
     rig.linger_for_late_writes();
     check_new(rig);
     Ok(())
 }
 
-/// Every operation is refused, as `Expelled` once the fabric has got so far as to hear it.
-fn is_refused(rig: &mut Rig<'_>, segment: RemoteRegionId) {
+/// Checks that every operation is refused, with `Expelled` once the initiator has received the reason.
+fn is_refused(rig: &mut Rig<'_>, remote_region: RemoteRegionId) {
     for op in rig.ops() {
         let give_up = rig.deadline();
         loop {
-            let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(op, 0, 0, 4096) };
+            let slice = Slice { remote: RemoteOffset::new(remote_region, 0), ..rig.slice(op, 0, 0, 4096) };
             let kind = match rig.run_one(slice).map(|end| end.result) {
                 Ok(Ok(())) => broken!(rig.law, "a {op:?} of an expelled initiator was carried out"),
                 Ok(Err(error)) | Err(error) => error.kind,
@@ -134,7 +136,7 @@ fn is_refused(rig: &mut Rig<'_>, segment: RemoteRegionId) {
             if !kind.is_retryable_elsewhere() {
                 broken!(rig.law, "a {op:?} of an expelled initiator was refused as {kind:?}, not Expelled");
             }
-            rig.step_before(give_up, rig.law, "an initiator is never told that it was expelled");
+            rig.step_before(give_up, rig.law, "an initiator never saw that it was expelled");
         }
     }
     if rig.local.read(0, REGION_BYTES).iter().any(|&byte| byte != OLD) {

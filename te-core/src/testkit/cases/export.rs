@@ -1,4 +1,4 @@
-//! L6 for what crosses the wire in people's hands: exports that are cut short, forged, or noise.
+//! L6 for the bytes that applications carry between processes: exports that are cut short, forged, or noise.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -27,7 +27,8 @@ pub(super) fn a_truncated_export_is_refused_at_every_length(rig: &mut Rig<'_>) -
 }
 
 pub(super) fn a_forged_export_reaches_nothing_else(rig: &mut Rig<'_>) -> Result<(), Skip> {
-    // A window of the target's memory, read-only; around it and in the region that is also registered lies a secret.
+    // The remote region is a read-only window of the target's memory; the bytes around it, which are
+    // registered, too, are secret.
     rig.still_works();
     let region = rig.region();
     let give_up = rig.deadline();
@@ -44,13 +45,13 @@ pub(super) fn a_forged_export_reaches_nothing_else(rig: &mut Rig<'_>) -> Result<
             try_forged(rig, &forged, at);
         }
     }
-    // Nothing of that has cost the honest export its use.
-    let segment = RemoteRegionId::new(rig.fresh_index(), 1);
-    if let Err(error) = rig.initiator().attach(segment, &blob) {
+    // None of that may affect the valid export.
+    let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
+    if let Err(error) = rig.initiator().attach(remote_region, &blob) {
         broken!(rig.law, "a valid export was refused after forged ones: {error}");
     }
     if rig.ops().contains(&Op::Read) {
-        let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(Op::Read, 0, 0, 64) };
+        let slice = Slice { remote: RemoteOffset::new(remote_region, 0), ..rig.slice(Op::Read, 0, 0, 64) };
         rig.transfer(&[slice]);
         rig.check_content(&slice);
     }
@@ -61,18 +62,18 @@ pub(super) fn a_wrong_key_opens_nothing(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let region = rig.region();
     let blob = rig.export(region);
     let Some(key) = rig.pair().key_bytes(&blob) else {
-        return Err(Skip::because("the harness does not tell where the key is"));
+        return Err(Skip::because("the harness does not know where the key is"));
     };
     rig.scramble();
     for at in key {
         let mut forged = blob.clone();
         forged[at] ^= 1 << rig.rng.below(8);
-        let segment = RemoteRegionId::new(rig.fresh_index(), 1);
-        if rig.initiator().attach(segment, &forged).is_err() {
+        let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
+        if rig.initiator().attach(remote_region, &forged).is_err() {
             continue;
         }
         for op in rig.ops() {
-            let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(op, 0, 0, 64) };
+            let slice = Slice { remote: RemoteOffset::new(remote_region, 0), ..rig.slice(op, 0, 0, 64) };
             rig.refused(slice, &[ErrorKind::AccessDenied, ErrorKind::Stale], "a slice under a wrong key");
         }
     }
@@ -90,8 +91,8 @@ pub(super) fn garbage_is_not_an_export(rig: &mut Rig<'_>) -> Result<(), Skip> {
         if round % 8 == 0 {
             noise.fill((round as u8).wrapping_mul(17));
         }
-        let segment = RemoteRegionId::new(rig.fresh_index(), 1);
-        if rig.initiator().attach(segment, &noise).is_ok() {
+        let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
+        if rig.initiator().attach(remote_region, &noise).is_ok() {
             broken!(rig.law, "{} random bytes were taken for an export", noise.len());
         }
     }
@@ -102,12 +103,13 @@ pub(super) fn garbage_is_not_an_export(rig: &mut Rig<'_>) -> Result<(), Skip> {
     Ok(())
 }
 
-/// Whatever a forged export says, the target's word decides: no byte changes, and none outside the window is read.
+/// Whatever a forged export contains, the target decides: no byte changes, and none outside the window is
+/// read.
 fn try_forged(rig: &mut Rig<'_>, forged: &[u8], at: usize) {
     const CANARY: u8 = 0x42;
     const SECRET_FREE: u8 = 0x5A;
-    let segment = RemoteRegionId::new(rig.fresh_index(), 1);
-    if rig.initiator().attach(segment, forged).is_err() {
+    let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
+    if rig.initiator().attach(remote_region, forged).is_err() {
         return;
     }
     rig.fill_remote(CANARY);
@@ -123,7 +125,7 @@ fn try_forged(rig: &mut Rig<'_>, forged: &[u8], at: usize) {
         if !rig.ops().contains(&op) {
             continue;
         }
-        let slice = Slice { remote: RemoteOffset::new(segment, offset), ..rig.slice(op, 0, 0, 64) };
+        let slice = Slice { remote: RemoteOffset::new(remote_region, offset), ..rig.slice(op, 0, 0, 64) };
         let end = rig.run_one(slice);
         if let Ok(Completion { result: Ok(()), .. }) = end {
             broken!(
@@ -141,7 +143,7 @@ fn try_forged(rig: &mut Rig<'_>, forged: &[u8], at: usize) {
         rig.check_guards("a forged export");
     }
     let give_up = rig.deadline();
-    while rig.initiator().detach(segment).is_err() {
-        rig.step_before(give_up, rig.law, "a segment stays Busy after its last slice has completed");
+    while rig.initiator().detach(remote_region).is_err() {
+        rig.step_before(give_up, rig.law, "a remote region stays Busy after its last slice has completed");
     }
 }

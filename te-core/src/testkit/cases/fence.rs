@@ -1,4 +1,4 @@
-//! L5: a fence is the target's word that nothing older will land.
+//! L5: a fence is the target's confirmation that nothing older will land.
 
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
 use crate::{ErrorKind, Features, MemoryKinds, Op, Outcome, RegionId, RemoteRegionId};
@@ -6,7 +6,7 @@ use crate::{ErrorKind, Features, MemoryKinds, Op, Outcome, RegionId, RemoteRegio
 const OLD: u8 = 0x77;
 const NEW: u8 = 0x99;
 
-pub(super) fn a_fence_on_a_quiet_segment_is_acknowledged(rig: &mut Rig<'_>) -> Result<(), Skip> {
+pub(super) fn a_fence_on_a_quiet_remote_region_is_acknowledged(rig: &mut Rig<'_>) -> Result<(), Skip> {
     rig.fence_for_sure();
     rig.still_works();
     rig.fence_for_sure();
@@ -28,8 +28,8 @@ pub(super) fn a_fence_leaves_slices_in_flight_alone(rig: &mut Rig<'_>) -> Result
     for _ in 0..4 {
         let slices = rig.random_slices(32, None);
         rig.submit_all(&slices);
-        let segment = rig.segment();
-        if let Err(error) = rig.fence(segment) {
+        let remote_region = rig.remote_region();
+        if let Err(error) = rig.fence(remote_region) {
             broken!(rig.law, "a fence with slices in flight was refused: {error}");
         }
         rig.settle();
@@ -46,9 +46,11 @@ pub(super) fn a_fence_leaves_slices_in_flight_alone(rig: &mut Rig<'_>) -> Result
     Ok(())
 }
 
-pub(super) fn a_fence_needs_a_segment(rig: &mut Rig<'_>) -> Result<(), Skip> {
-    let segment = rig.segment();
-    for id in [RemoteRegionId::new(99, 1), RemoteRegionId::new(segment.index, segment.generation + 1)] {
+pub(super) fn a_fence_needs_a_remote_region(rig: &mut Rig<'_>) -> Result<(), Skip> {
+    let remote_region = rig.remote_region();
+    for id in
+        [RemoteRegionId::new(99, 1), RemoteRegionId::new(remote_region.index, remote_region.generation + 1)]
+    {
         match rig.fence(id).map_err(|error| error.kind) {
             Err(ErrorKind::NotFound | ErrorKind::Stale) => {}
             other => broken!(rig.law, "a fence on {id}, which is not attached, gave {other:?}"),
@@ -66,8 +68,8 @@ pub(super) fn a_fence_to_a_dead_target_ends(rig: &mut Rig<'_>) -> Result<(), Ski
     rig.kill()?;
     rig.settle();
     let unknown = slices.iter().any(|slice| rig.completion(slice.token).outcome == Outcome::Unknown);
-    let segment = rig.segment();
-    match rig.fence(segment) {
+    let remote_region = rig.remote_region();
+    match rig.fence(remote_region) {
         Err(error) if error.kind.is_retryable_elsewhere() || error.kind == ErrorKind::PeerRestarted => {}
         Err(error) => broken!(rig.law, "a fence to a dead target was refused as {:?}", error.kind),
         Ok(token) => {
@@ -90,10 +92,10 @@ pub(super) fn a_fence_after_a_restart_ends_and_holds(rig: &mut Rig<'_>) -> Resul
     rig.kill()?;
     rig.restart()?;
     rig.settle();
-    let segment = rig.segment();
+    let remote_region = rig.remote_region();
     for _ in 0..64 {
-        // Applied, since another incarnation fences the old one; or an error. It ends, once.
-        let Ok(token) = rig.fence(segment) else { break };
+        // Applied, because the new incarnation fences the old one; or an error. It ends once.
+        let Ok(token) = rig.fence(remote_region) else { break };
         rig.settle();
         if rig.completion(token).outcome == Outcome::Applied {
             rig.remote.fill(NEW);
@@ -119,7 +121,8 @@ fn nothing_lands(rig: &mut Rig<'_>, stalled: bool) -> Result<(), Skip> {
         rig.submit_all(&slices);
         rig.some_steps(if stalled { 4 + round } else { round });
         if !stalled && round % 2 == 0 {
-            // Bytes have left that the target has said nothing about. Those of a device hop to the host before.
+            // Bytes have left about which the target has confirmed nothing. Those of a device are copied to
+            // the host before.
             let steps = if rig.local.span().location().kind() == MemoryKinds::HOST { 1 } else { 32 };
             (0..steps).for_each(|_| rig.step_initiator());
         }
@@ -130,10 +133,10 @@ fn nothing_lands(rig: &mut Rig<'_>, stalled: bool) -> Result<(), Skip> {
         unknown +=
             slices.iter().filter(|slice| rig.completion(slice.token).outcome == Outcome::Unknown).count();
         if stalled {
-            // A target that does not run cannot have said anything. Should the fence end Applied all the same, the bytes
-            // that wait at its door give the lie away.
-            let segment = rig.segment();
-            let early = rig.fence(segment);
+            // A target that does not run cannot have confirmed anything. If the fence ends Applied in any
+            // case, the bytes that wait at the target show the violation.
+            let remote_region = rig.remote_region();
+            let early = rig.fence(remote_region);
             rig.linger(core::time::Duration::from_millis(5));
             let acknowledged = early
                 .is_ok_and(|token| rig.is_done(token) && rig.completion(token).outcome == Outcome::Applied);
@@ -147,7 +150,7 @@ fn nothing_lands(rig: &mut Rig<'_>, stalled: bool) -> Result<(), Skip> {
             }
         }
         rig.fence_for_sure();
-        // The range gets other bytes from another owner: from here on nothing of the batch may show.
+        // The range gets other bytes from another owner: from here on no byte of the batch may show.
         rig.remote.fill(NEW);
         rig.linger_for_late_writes();
         check_new(rig);
@@ -168,7 +171,7 @@ fn check_new(rig: &Rig<'_>) {
     rig.check_guards("a fenced WRITE");
 }
 
-/// After a fence the target may even take its memory back.
+/// After a fence the target may even deregister its memory.
 fn check_reuse(rig: &mut Rig<'_>) {
     let region = rig.region();
     let give_up = rig.deadline();
@@ -178,10 +181,10 @@ fn check_reuse(rig: &mut Rig<'_>) {
         }
         rig.step_before(give_up, rig.law, "a fenced region stays Busy at the target");
     }
-    let segment = rig.segment();
+    let remote_region = rig.remote_region();
     let give_up = rig.deadline();
-    while rig.initiator().detach(segment).is_err() {
-        rig.step_before(give_up, rig.law, "a fenced segment stays Busy");
+    while rig.initiator().detach(remote_region).is_err() {
+        rig.step_before(give_up, rig.law, "a fenced remote region stays Busy");
     }
-    rig.export_remote(RegionId::new(region.index, region.generation), segment);
+    rig.export_remote(RegionId::new(region.index, region.generation), remote_region);
 }

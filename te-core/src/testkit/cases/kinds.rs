@@ -1,5 +1,5 @@
 //! L8: a transport touches memory of the kinds that it declares, in multiples of its granule.
-#![allow(unsafe_code, reason = "registers what is to be refused")]
+#![allow(unsafe_code, reason = "registers memory that the transport must refuse")]
 
 use alloc::format;
 
@@ -14,7 +14,7 @@ const LOCATIONS: [Location; 4] = [
     Location::Device(GpuVendor::Intel, 0),
 ];
 
-/// The last 4 MiB of the address space, which no process has: whoever loads from it or stores to it ends there.
+/// The last 4 MiB of the address space, which no process has mapped: a load or a store there faults.
 const TRAP: usize = usize::MAX << 22;
 const TRAP_BYTES: usize = 1 << 20;
 
@@ -31,7 +31,7 @@ pub(super) fn memory_of_another_kind_is_refused_before_it_is_touched(rig: &mut R
             let span = MemSpan::new(core::ptr::without_provenance_mut(TRAP), TRAP_BYTES).at(location);
             for access in [Access::LOCAL, Access::all()] {
                 let end = rig.end(side);
-                // SAFETY: nothing may touch it: it is to be refused for where it says that it is.
+                // SAFETY: no transport may touch it: it must be refused because of its location.
                 match unsafe { end.register(id, span, access) }.map_err(|error| error.kind) {
                     Err(ErrorKind::Unsupported) => {}
                     other => broken!(
@@ -52,7 +52,7 @@ pub(super) fn memory_of_another_kind_is_refused_before_it_is_touched(rig: &mut R
     }
 }
 
-/// The id is unknown, and free.
+/// Checks that the id is unknown, and free.
 fn nothing_is_left(rig: &mut Rig<'_>, side: Side, id: RegionId) {
     let mut blob = [0; 1024];
     let exported = rig.end(side).export(id, &mut blob).map(drop);

@@ -1,4 +1,4 @@
-//! L2: after a slice's completion its local memory is left alone, and its outcome is the truth.
+//! L2: after a slice's completion its local memory is not touched, and its outcome is right.
 
 use alloc::vec::Vec;
 
@@ -95,7 +95,7 @@ pub(super) fn the_source_of_a_finished_write_is_free_for_reuse(rig: &mut Rig<'_>
             broken!(rig.law, "a WRITE read its source again after it had completed");
         }
         if let Some(odd) = remote.iter().find(|&&byte| byte != OLD && byte != SENT) {
-            broken!(rig.law, "a WRITE put {odd:#x} there, which nobody sent");
+            broken!(rig.law, "a WRITE put {odd:#x} there, which was not sent");
         }
     }
     Ok(())
@@ -156,28 +156,28 @@ pub(super) fn a_region_in_use_cannot_be_deregistered(rig: &mut Rig<'_>) -> Resul
     }
 }
 
-pub(super) fn a_segment_in_use_cannot_be_detached(rig: &mut Rig<'_>) -> Result<(), Skip> {
+pub(super) fn a_remote_region_in_use_cannot_be_detached(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let slices = rig.random_slices(8, None);
     rig.submit_all(&slices);
-    let segment = rig.segment();
+    let remote_region = rig.remote_region();
     if rig.in_flight() > 0 {
-        match rig.initiator().detach(segment).map_err(|error| error.kind) {
+        match rig.initiator().detach(remote_region).map_err(|error| error.kind) {
             Err(ErrorKind::Busy) => {}
-            other => broken!(rig.law, "detaching a segment in use gave {other:?}, not Busy"),
+            other => broken!(rig.law, "detaching a remote region in use gave {other:?}, not Busy"),
         }
     }
     rig.settle();
     rig.fence_if_due();
     let give_up = rig.deadline();
-    while let Err(error) = rig.initiator().detach(segment) {
+    while let Err(error) = rig.initiator().detach(remote_region) {
         if error.kind != ErrorKind::Busy {
-            broken!(rig.law, "detaching a segment that is no longer used failed: {error}");
+            broken!(rig.law, "detaching a remote region that is no longer used failed: {error}");
         }
-        rig.step_before(give_up, rig.law, "a segment stays Busy after its last slice has completed");
+        rig.step_before(give_up, rig.law, "a remote region stays Busy after its last slice has completed");
     }
     for op in rig.ops() {
         let slice = rig.slice(op, 0, 0, 64);
-        rig.refused(slice, &[ErrorKind::NotFound, ErrorKind::Stale], "a slice to a detached segment");
+        rig.refused(slice, &[ErrorKind::NotFound, ErrorKind::Stale], "a slice to a detached remote region");
     }
     Ok(())
 }
@@ -198,7 +198,7 @@ fn check_canary(rig: &Rig<'_>, what: &str) {
     rig.check_guards(what);
 }
 
-/// Holds each outcome against the bytes. `local` and `remote` are both ends before the batch.
+/// Compares each outcome with the bytes. `local` and `remote` are the bytes of both ends before the batch.
 pub(super) fn check_outcomes(rig: &Rig<'_>, slices: &[Slice], local: &[u8], remote: &[u8]) {
     for slice in slices {
         let end = rig.completion(slice.token);
@@ -215,7 +215,7 @@ pub(super) fn check_outcomes(rig: &Rig<'_>, slices: &[Slice], local: &[u8], remo
                 let mixed =
                     there.iter().zip(old).zip(source).all(|((byte, old), new)| byte == old || byte == new);
                 if !mixed {
-                    broken!(rig.law, "a WRITE that ended Unknown put bytes there that nobody sent");
+                    broken!(rig.law, "a WRITE that ended Unknown put bytes there that were not sent");
                 }
             }
             (Op::Read, _) if there != old => broken!(rig.law, "a READ changed the target"),

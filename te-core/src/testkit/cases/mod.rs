@@ -1,4 +1,4 @@
-//! The cases, by what they look at. Each is a sentence that must hold.
+//! The cases, by subject. The name of each is a sentence that must hold.
 
 mod access;
 mod cancel;

@@ -1,5 +1,5 @@
-//! L7, as far as it can be seen from outside: registered memory is the memory, not a copy of it, and both sides reach it
-//! through volatile spans while it is registered.
+//! L7, as far as it can be observed from outside: registered memory is the memory and not a copy of it, and
+//! both ends reach it through volatile spans while it is registered.
 
 use alloc::vec;
 
@@ -14,7 +14,7 @@ pub(super) fn what_a_peer_writes_shows_through_a_volatile_span(rig: &mut Rig<'_>
         let slice = rig.slice(Op::Write, round * 100, round * 333, 1234);
         rig.transfer(&[slice]);
         let mut seen = vec![0; slice.len as usize];
-        // The region is still registered; the peer could write again at this moment.
+        // The region is still registered: the peer could write again at this moment.
         let read = rig.remote.volatile()?.read(GUARD_BYTES as u64 + slice.remote.offset, &mut seen);
         if read.is_err() || seen != rig.local.read(slice.local.offset as usize, seen.len()) {
             broken!(rig.law, "an applied WRITE does not show in the target's registered memory");

@@ -1,7 +1,8 @@
-//! The fault plan: what goes wrong while verified transfers run, for how long, and by when all must be well again.
+//! The fault plan: which faults happen while verified transfers run, for how long, and by when everything
+//! must work again.
 //!
-//! It is data. [`simulate`] carries it out on [`sim`](crate::sim) in virtual time; tests of real fabrics carry the same plan
-//! out with their own tools and keep the same [`Watch`]:
+//! The plan is data. [`simulate`] carries it out on [`sim`](crate::sim) in virtual time; tests of real
+//! fabrics carry the same plan out with their own tools and use the same [`Watch`]:
 //!
 //! ```
 //! use core::time::Duration;
@@ -16,7 +17,7 @@
 //! };
 //! for phase in every_fault(Duration::from_secs(2)) {
 //!     let mut watch = Watch::new(phase, 0b11, Instant::ZERO);
-//!     // Break it; meanwhile, for each transfer: watch.transfer(started, ended, ok). Then mend it, and:
+//!     // Cause the fault; meanwhile, for each transfer: watch.transfer(started, ended, ok). Then end it, and:
 //!     watch.over(Instant::from_millis(2_000));
 //!     // For each rail that carries bytes again: watch.carried(rail, now), until watch.is_back().
 //!     # watch.transfer(Instant::from_millis(1), Instant::from_millis(2), true);
@@ -39,63 +40,64 @@ use crate::{ErrorKind, HealthConfig};
 pub use sim::{FAST, RAIL_NAMES, TIERS, simulate};
 pub use watch::{Recovery, Watch};
 
-/// What goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The links of the rails go down and come back.
     LinkDown,
-    /// So many packets in a million are lost.
+    /// Packets are lost at this rate.
     Loss {
-        /// Per million.
+        /// How many packets per million.
         ppm: u32,
     },
-    /// The rails' connections are forced into error, once: a queue pair in ERR, a socket that is reset.
+    /// The rails' connections are forced into an error state, once: a queue pair in ERR, a socket that is
+    /// reset.
     Broken,
-    /// The rails refuse every `submit`, as a driver does whose device is gone.
+    /// The rails refuse every `submit`, as a driver does whose device was removed.
     Refuses(ErrorKind),
-    /// The rails report every slice as failed. In truth they carried it out.
+    /// The rails report every slice as failed, although they carried it out.
     Fails(ErrorKind),
-    /// Everything takes so many times as long.
+    /// Everything takes several times as long.
     Slow {
-        /// 1 is full speed.
+        /// How many times; 1 is full speed.
         factor: u32,
     },
-    /// The peer's process dies without a word, and another one takes its place at the end.
+    /// The peer's process is killed, and another one takes its place at the end.
     PeerKilled,
 }
 
 /// One fault, its rails and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// What.
+    /// The fault.
     pub fault: Fault,
-    /// Which rails are hit, as a mask. Of no account for [`Fault::PeerKilled`].
+    /// The rails that are hit, as a mask. Ignored for [`Fault::PeerKilled`].
     pub rails: u32,
-    /// How long. [`Fault::Broken`] happens at the start and is over at once.
+    /// How long it lasts. [`Fault::Broken`] happens at the start and is over at once.
     pub lasts: Duration,
-    /// Each further rail is hit, and mended, that much later than the one before it.
+    /// Each further rail is hit, and works again, this much later than the one before it.
     pub stagger: Duration,
 }
 
-/// What the bounds are made of.
+/// The times from which bounds are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// A rail reports a lost slice that long after it took it, at the latest.
+    /// The longest time until a rail reports a lost slice, after it accepted the slice.
     pub give_up: Duration,
-    /// A transfer takes that long when nothing is wrong, at the most.
+    /// The longest time that a transfer takes without faults.
     pub transfer: Duration,
-    /// A transfer starts at least that often: a probe needs a slice to ride on.
+    /// The longest time between the starts of two transfers: a probe needs a slice.
     pub pace: Duration,
     /// How the route pauses rails.
     pub health: HealthConfig,
 }
 
-/// By when it must be well.
+/// By when everything must work again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// A transfer that meets the fault takes that long, at the most.
+    /// The longest time that a transfer during the fault may take.
     pub slowest: Duration,
-    /// Every rail that was hit carries bytes again that long after the fault is over, at the latest.
+    /// The longest time after the end of the fault until every rail that was hit carries bytes again.
     pub back: Duration,
 }
 
@@ -106,11 +108,12 @@ impl Phase {
         Self { fault, rails, lasts, stagger: Duration::ZERO }
     }
 
-    /// What this phase may cost.
+    /// The bounds of this phase.
     ///
-    /// A transfer that meets the fault may have to be given up by each rail that is hit before a rail that lives takes it, and
-    /// by each of them once more when they break one after another. A rail that was away for a time `t` has been probed
-    /// in pauses that double; the last of them is at most twice `t`, and the next slice after it is the probe.
+    /// A transfer during the fault may time out on each rail that is hit before a rail that works takes it,
+    /// and on each of them once more when they fail one after another. A rail that did not work for a time
+    /// `t` has been probed after pauses that double; the last pause is at most twice `t`, and the next slice
+    /// after it is the probe.
     #[must_use]
     pub fn bounds(&self, timing: &Timing) -> Bounds {
         let (rails, slowness) = match self.fault {
@@ -126,7 +129,7 @@ impl Phase {
         }
     }
 
-    /// From the first rail that is hit to the last one that is mended.
+    /// The time from the first rail that is hit to the last one that works again.
     #[must_use]
     pub fn length(&self) -> Duration {
         let lasts = if self.fault == Fault::Broken { Duration::ZERO } else { self.lasts };
@@ -161,8 +164,8 @@ pub fn every_fault(lasts: Duration) -> Vec<Phase> {
     .into()
 }
 
-/// A plan of `count` phases for a simulation with three rails, the last of which is the last resort. At any time one of
-/// the rails is well, except while the peer is dead.
+/// A random plan of `count` phases for a simulation with three rails, the last of which is the last resort.
+/// At any time one of the rails works, except while the peer is dead.
 #[must_use]
 pub fn drawn(rng: &mut Rng, count: usize) -> Vec<Phase> {
     const KINDS: [ErrorKind; 6] = [
@@ -188,7 +191,8 @@ pub fn drawn(rng: &mut Rng, count: usize) -> Vec<Phase> {
         let stagger =
             if rng.chance_ppm(500_000) { lasts / (1 + rng.below(3) as u32) } else { Duration::ZERO };
         if matches!(fault, Fault::LinkDown | Fault::Refuses(_) | Fault::Fails(_)) && rng.chance_ppm(250_000) {
-            // Rolling: one rail after another, the last resort too, each mended just before the next one breaks.
+            // Rolling: one rail after another, with the last resort, each working again just before the next
+            // one fails.
             let lasts = lasts / 10;
             return Phase { fault, rails: 0b111, lasts, stagger: lasts + Duration::from_micros(50) };
         }

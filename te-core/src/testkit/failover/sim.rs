@@ -1,10 +1,12 @@
 //! The plan on simulated rails: two fast ones of one fabric and a slow one of another, in virtual time.
 //!
-//! A run is a history that its seed decides. It keeps the application's promises, and looks for what an application must
-//! never see: a transfer that fails though a rail lives, a wrong byte, a byte that changes after the end of a transfer.
+//! Its seed determines a run. The run keeps the rules for applications, and looks for what an application
+//! must never see: a transfer that fails although a rail works, a wrong byte, a byte that changes after the
+//! end of a transfer.
 //!
-//! *Places.* Each transfer moves one place of the local buffer to or from the same place of the remote one. Between transfers both
-//! hold canaries, fresh ones each time. A remote place of whose last WRITE a copy may still land gets a fence first (L5).
+//! *Places.* Each transfer moves one place of the local buffer to or from the same place of the remote one.
+//! Between transfers both hold canaries, fresh ones each time. A remote place on which a copy of its last
+//! WRITE may still land is fenced first (L5).
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -16,18 +18,18 @@ use core::time::Duration;
 use super::super::buffer::Buffer;
 use super::{Fault, Phase, Recovery, Timing, Watch};
 use crate::sim::{LinkConfig, NodeId, SimConfig, SimNet, SimTransport};
-use crate::testkit::Rng;
+use crate::testkit::{Rng, pattern};
 use crate::{
     Access, Completion, Error, ErrorKind, FaultConfig, HealthConfig, HealthRoute, Instant, Memory,
     MultiTransport, Op, Outcome, RailHealth, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route,
     Slice, Token, Transport,
 };
 
-/// The simulated rails: two of one name, as two ports of one fabric, and the last resort.
+/// The names of the simulated rails: two of one name, as two ports of one fabric, and the last resort.
 pub const RAIL_NAMES: [&str; 3] = ["rdma", "rdma", "tcp"];
-/// How near each rail is, for a route in tiers.
+/// The tier of each rail, for a route with tiers.
 pub const TIERS: [u8; 3] = [0, 0, 1];
-/// The rails that carry everything while they live.
+/// The rails that carry everything while they work, as a mask.
 pub const FAST: u32 = 0b011;
 
 const HERE: NodeId = NodeId(0);
@@ -37,9 +39,9 @@ const PLACES: usize = 16;
 const SLICES_MAX: usize = 8;
 const SLICE_BYTES: usize = 256;
 const PLACE_BYTES: usize = SLICES_MAX * SLICE_BYTES;
-/// The token of a place's fence, among those of its slices.
+/// The number of a place's fence among the tokens of the place.
 const FENCE: usize = SLICES_MAX;
-/// How long a lost WRITE may still be on its way.
+/// The longest time for which a lost WRITE may still be on its way.
 const LATE_MAX: Duration = Duration::from_millis(100);
 const PACE: Duration = Duration::from_millis(2);
 
@@ -68,14 +70,14 @@ fn timing() -> Timing {
 
 type Rail = crate::Fault<SimTransport>;
 
-/// Carries out `plan`, one phase after another, while verified transfers run over a [`MultiTransport`] with `route`. `health`
-/// tells what the route knows of a rail.
+/// Carries out `plan`, one phase after another, while verified transfers run over a [`MultiTransport`] with
+/// `route`. `health` returns what the route knows about a rail.
 ///
 /// # Errors
-/// A sentence that says what an application saw that it must not see, or which bound was missed.
+/// A sentence about what an application saw and must not see, or about the bound that was missed.
 ///
 /// # Panics
-/// When a call fails that cannot.
+/// When a call fails that cannot fail.
 pub fn simulate<R: Route>(
     seed: u64,
     plan: &[Phase],
@@ -96,21 +98,21 @@ pub fn simulate<R: Route>(
 
 struct Run<R> {
     here: MultiTransport<Rail, R>,
-    /// `None`: dead.
+    /// `None` while the peer is dead.
     there: Option<MultiTransport<SimTransport, HealthRoute>>,
     nets: [SimNet; 3],
     rng: Rng,
     now: Instant,
     health: fn(&R, usize) -> Option<RailHealth>,
-    segment: RemoteRegionId,
-    /// Segments of the peer's earlier lives, still in use.
+    remote_region: RemoteRegionId,
+    /// Remote regions of earlier incarnations of the peer that are still in use.
     leaving: Vec<RemoteRegionId>,
     places: [Place; PLACES],
     /// Slices that are not accepted yet.
     queue: VecDeque<Slice>,
     starts: bool,
     next_start: Instant,
-    /// Bytes that each rail has carried.
+    /// The number of bytes that each rail has carried.
     carried: [u64; 3],
     patterns: u64,
     // After the transports: they are dropped before the memory that they reach.
@@ -118,22 +120,23 @@ struct Run<R> {
     remote: Buffer,
 }
 
-/// One place of either buffer, and the transfer that moves it.
+/// One place of both buffers, and the transfer that moves it.
 #[derive(Clone, Copy)]
 struct Place {
     doing: Doing,
-    /// The patterns: of the local place at rest, of the remote one before the last WRITE, and of that WRITE.
+    /// The patterns: of the local place between transfers, of the remote one before the last WRITE, and of
+    /// that WRITE.
     local: u64,
     remote: u64,
     source: u64,
-    /// What the last WRITE said of each slice of the remote place.
+    /// The outcome of the last WRITE for each slice of the remote place.
     remote_is: [Outcome; SLICES_MAX],
     op: Op,
     started: Instant,
-    /// The peer's life that it was started with.
+    /// The incarnation of the peer for which it was started.
     life: u32,
     slices: usize,
-    /// Slices whose end is still to come, as a mask.
+    /// The slices that have not ended, as a mask.
     waiting: u32,
     ends: [Option<Completion>; SLICES_MAX],
 }
@@ -142,7 +145,7 @@ struct Place {
 enum Doing {
     Nothing,
     Moving,
-    /// Its remote place needs a fence before anything else; not before the given time.
+    /// The remote place needs a fence before any other transfer; not before the given time.
     Owes(Instant),
     Fencing,
 }
@@ -192,7 +195,7 @@ impl<R: Route> Run<R> {
             rng,
             now: Instant::ZERO,
             health,
-            segment: RemoteRegionId::new(0, 0),
+            remote_region: RemoteRegionId::new(0, 0),
             leaving: Vec::new(),
             places: [place; PLACES],
             queue: VecDeque::new(),
@@ -208,35 +211,35 @@ impl<R: Route> Run<R> {
         run
     }
 
-    /// A new life of the peer: its memory holds fresh canaries, and we attach what it exports.
+    /// Starts a new incarnation of the peer: its memory holds fresh canaries, and we attach its export.
     fn meet(&mut self, rails: Vec<SimTransport>) {
         let route = HealthRoute::new(&[100; 3], timing().health);
         let Ok(mut there) = MultiTransport::new(rails, route, 16) else { unreachable!("three rails") };
-        let life = self.segment.generation + 1;
+        let life = self.remote_region.generation + 1;
         let region = RegionId::new(0, life);
         for place in 0..PLACES {
             self.fill_remote(place);
-            // The old life and all that was on its way to it are no more.
+            // The old incarnation, and everything that was on its way to it, have no effect any more.
             if matches!(self.places[place].doing, Doing::Owes(_)) {
                 self.places[place].doing = Doing::Nothing;
             }
         }
         #[allow(unsafe_code, reason = "registers the run's own memory")]
-        // SAFETY: as in `new`; every life of the peer ends before the buffer does.
+        // SAFETY: as in `new`; every incarnation of the peer ends before the buffer does.
         let registered =
             unsafe { there.register(region, self.remote.span(), Access::REMOTE_READ | Access::REMOTE_WRITE) };
         assert_eq!(registered, Ok(()));
         let mut blob = [0; 512];
         let exported = there.export(region, &mut blob);
-        // Another index than that of the life before, which may still be in use.
-        let segment = RemoteRegionId::new(life % 64, life);
-        let attached = exported.and_then(|len| self.here.attach(segment, &blob[..len]));
+        // Another index than that of the incarnation before, which may still be in use.
+        let remote_region = RemoteRegionId::new(life % 64, life);
+        let attached = exported.and_then(|len| self.here.attach(remote_region, &blob[..len]));
         assert_eq!(attached, Ok(()));
-        assert_eq!(self.here.reachable(segment), 0b111, "each rail finds its other end");
+        assert_eq!(self.here.reachable(remote_region), 0b111, "each rail finds its other end");
         if life > 1 {
-            self.leaving.push(self.segment);
+            self.leaving.push(self.remote_region);
         }
-        self.segment = segment;
+        self.remote_region = remote_region;
         self.there = Some(there);
     }
 
@@ -331,7 +334,7 @@ impl<R: Route> Run<R> {
         self.nets[rail].set_link(THERE, HERE, link);
     }
 
-    /// Lets the application run.
+    /// Runs the application.
     fn go_on_until(&mut self, until: Instant, mut watch: Option<&mut Watch>) -> Result<(), String> {
         let mut ends = [Completion::applied(Token(0)); 64];
         while self.now < until {
@@ -358,7 +361,7 @@ impl<R: Route> Run<R> {
         Ok(())
     }
 
-    /// Moves the time on to what happens next.
+    /// Moves the time to the next event.
     fn step(&mut self, until: Instant) {
         let owed = self.places.iter().filter_map(|place| match place.doing {
             Doing::Owes(at) => Some(at),
@@ -367,7 +370,7 @@ impl<R: Route> Run<R> {
         let start = self.starts.then_some(self.next_start);
         let events = self.nets.iter().filter_map(SimNet::next_event);
         let next = events.chain(self.here.poll_at()).chain(owed).chain(start).min();
-        // A refused submission asks to be polled at once, again and again.
+        // A refused submission wants to be polled at once, again and again.
         let least = self.now + Duration::from_micros(20);
         self.now = next.unwrap_or(until).max(least).min(until.max(least));
         self.nets.iter().for_each(|net| net.advance_to(self.now));
@@ -401,13 +404,13 @@ impl<R: Route> Run<R> {
         place.doing = Doing::Moving;
         (place.op, place.slices, place.started) = (op, slices, self.now);
         (place.life, place.waiting, place.ends) =
-            (self.segment.generation, (1 << slices) - 1, [None; SLICES_MAX]);
+            (self.remote_region.generation, (1 << slices) - 1, [None; SLICES_MAX]);
         for nth in 0..slices {
             let offset = (at * PLACE_BYTES + nth * SLICE_BYTES) as u64;
             self.queue.push_back(Slice {
                 token: token(at, nth),
                 local: RegionOffset::new(LOCAL, offset),
-                remote: RemoteOffset::new(self.segment, offset),
+                remote: RemoteOffset::new(self.remote_region, offset),
                 len: SLICE_BYTES as u32,
                 op,
             });
@@ -420,8 +423,9 @@ impl<R: Route> Run<R> {
             if let Doing::Owes(not_before) = self.places[at].doing
                 && self.now >= not_before
             {
-                // A place that owes is of the life that we are attached to: `meet` forgives what was owed to older ones.
-                self.places[at].doing = match self.here.fence(token(at, FENCE), self.segment) {
+                // A place that needs a fence belongs to the incarnation to which we are attached: `meet`
+                // drops what older ones needed.
+                self.places[at].doing = match self.here.fence(token(at, FENCE), self.remote_region) {
                     Ok(()) => Doing::Fencing,
                     Err(_) => Doing::Owes(self.now + PACE),
                 };
@@ -459,26 +463,26 @@ impl<R: Route> Run<R> {
         }
         let place = *place;
         let ok = place.ends.iter().flatten().all(|end| end.result.is_ok());
-        // A transfer to an earlier life of the peer may end late, when its fault is long over.
-        let to_the_dead = !ok && place.life != self.segment.generation;
+        // A transfer to an earlier incarnation of the peer may end late, long after its fault.
+        let to_the_dead = !ok && place.life != self.remote_region.generation;
         match watch {
             Some(watch) if !to_the_dead || watch.recovery().phase.fault == Fault::PeerKilled => {
                 watch.transfer(place.started, self.now, ok);
             }
             None if !ok && !to_the_dead => {
-                return Err(format!("a transfer failed in quiet times: {:?}", place.ends));
+                return Err(format!("a transfer failed although there was no fault: {:?}", place.ends));
             }
             _ => {}
         }
         self.transferred(at)
     }
 
-    /// A transfer has ended: holds both places against what it says of them, and gives them to others.
+    /// A transfer has ended: checks both places against its completions, and frees them.
     fn transferred(&mut self, at: usize) -> Result<(), String> {
         let place = &mut self.places[at];
         let (op, ends) = (place.op, place.ends);
-        // What went to an earlier life of the peer is nothing to this one.
-        let current = place.life == self.segment.generation;
+        // A transfer to an earlier incarnation of the peer has no effect on this one.
+        let current = place.life == self.remote_region.generation;
         let ended = |wanted: Outcome| {
             move |(nth, end): (usize, Option<Completion>)| {
                 end.is_some_and(|end| end.outcome == wanted).then_some(nth)
@@ -495,9 +499,9 @@ impl<R: Route> Run<R> {
                 self.fresh_local(at)?;
             }
             Op::Read => {
-                let (local, remote) = (read(&self.local, at), pattern(place.remote));
+                let (local, remote) = (read(&self.local, at), bytes_of(place.remote));
                 for nth in ends.into_iter().enumerate().filter_map(ended(Outcome::Applied)) {
-                    // An old life's canary is not kept; what it was is checked no more.
+                    // The canary of an old incarnation is not kept, so it cannot be checked any more.
                     if current && local[range(nth)] != remote[range(nth)] {
                         return Err(format!("place {at}: wrong bytes read"));
                     }
@@ -519,7 +523,7 @@ impl<R: Route> Run<R> {
         if place.doing != Doing::Fencing {
             return Err(format!("the fence of place {at} ended twice (L1)"));
         }
-        let current = place.life == self.segment.generation;
+        let current = place.life == self.remote_region.generation;
         if current && end.result.is_err() {
             place.doing = Doing::Owes(self.now + PACE);
             return Ok(());
@@ -531,7 +535,7 @@ impl<R: Route> Run<R> {
         Ok(())
     }
 
-    /// Everything that was started ends well, nothing comes late, and nothing is left behind.
+    /// Checks that everything that was started ends well, nothing lands late, and nothing is left.
     fn end(mut self) -> Result<(), String> {
         self.starts = false;
         let last = self.now + LATE_MAX + Duration::from_secs(20);
@@ -551,15 +555,18 @@ impl<R: Route> Run<R> {
         }
         let in_flight: usize = self.nets.iter().map(SimNet::in_flight).sum();
         if in_flight > 0 || !self.leaving.is_empty() {
-            return Err(format!("{in_flight} operations and {} old segments are left", self.leaving.len()));
+            return Err(format!(
+                "{in_flight} operations and {} old remote regions are left",
+                self.leaving.len()
+            ));
         }
-        self.here.detach(self.segment).map_err(|error| format!("the segment: {error}"))?;
+        self.here.detach(self.remote_region).map_err(|error| format!("the remote region: {error}"))?;
         self.here.deregister(LOCAL).map_err(|error| format!("the region: {error}"))
     }
 
-    /// The local canary is what it was, and is another one from now on.
+    /// Checks the local canary, and replaces it by another.
     fn fresh_local(&mut self, at: usize) -> Result<(), String> {
-        if read(&self.local, at) != pattern(self.places[at].local) {
+        if read(&self.local, at) != bytes_of(self.places[at].local) {
             return Err(format!("place {at}: local bytes changed after the end of a transfer (L2)"));
         }
         self.fill_local(at);
@@ -569,20 +576,21 @@ impl<R: Route> Run<R> {
     fn fill_local(&mut self, at: usize) {
         self.patterns += 1;
         self.places[at].local = self.patterns;
-        self.local.write(at * PLACE_BYTES, &pattern(self.patterns));
+        self.local.write(at * PLACE_BYTES, &bytes_of(self.patterns));
     }
 
     fn fill_remote(&mut self, at: usize) {
         self.patterns += 1;
         let place = &mut self.places[at];
         (place.remote, place.remote_is) = (self.patterns, [Outcome::NotApplied; SLICES_MAX]);
-        self.remote.write(at * PLACE_BYTES, &pattern(self.patterns));
+        self.remote.write(at * PLACE_BYTES, &bytes_of(self.patterns));
     }
 
-    /// The remote place holds what it must.
+    /// Checks that the remote place holds the right bytes.
     fn check_remote(&self, at: usize) -> Result<(), String> {
         let place = &self.places[at];
-        let (bytes, source, canary) = (read(&self.remote, at), pattern(place.source), pattern(place.remote));
+        let (bytes, source, canary) =
+            (read(&self.remote, at), bytes_of(place.source), bytes_of(place.remote));
         for (nth, is) in place.remote_is.iter().enumerate() {
             let range = range(nth);
             let right = match is {
@@ -606,13 +614,12 @@ const fn range(nth: usize) -> core::ops::Range<usize> {
     nth * SLICE_BYTES..(nth + 1) * SLICE_BYTES
 }
 
-/// What place `at` holds.
+/// The bytes of place `at`.
 fn read(buffer: &Buffer, at: usize) -> Box<[u8]> {
     buffer.read(at * PLACE_BYTES, PLACE_BYTES).into()
 }
 
-/// Bytes that tell which pattern they are of, and where in it they belong.
-fn pattern(number: u64) -> Box<[u8]> {
-    let word = |at: usize| (number << 16 | at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
-    (0..PLACE_BYTES / 8).flat_map(word).collect()
+/// The bytes of a place that holds pattern `number`.
+fn bytes_of(number: u64) -> Box<[u8]> {
+    pattern(number, PLACE_BYTES).into()
 }

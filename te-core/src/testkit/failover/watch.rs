@@ -1,4 +1,4 @@
-//! What became of the transfers while one fault lasted, held against its bounds.
+//! The transfers during one fault, compared with its bounds.
 
 use alloc::format;
 use alloc::string::String;
@@ -8,36 +8,37 @@ use core::time::Duration;
 use super::{Bounds, Fault, Phase};
 use crate::Instant;
 
-/// Looks on while one [`Phase`] is carried out.
+/// Observes while one [`Phase`] is carried out.
 #[derive(Clone, Debug)]
 pub struct Watch {
     began: Instant,
     over: Option<Instant>,
-    /// Rails that have not carried anything since, as a mask.
+    /// The rails that have not carried anything since, as a mask.
     away: u32,
-    /// Since the fault is over, a transfer has been done from start to end.
+    /// Whether a whole transfer was done since the end of the fault.
     served: bool,
     recovery: Recovery,
 }
 
-/// What a fault has cost.
+/// The effects of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recovery {
-    /// Which.
+    /// The phase.
     pub phase: Phase,
-    /// The longest that a transfer took which met the fault, counted from the fault's start.
+    /// The longest time that a transfer during the fault took, counted from the fault's start.
     pub slowest: Duration,
-    /// From the end of the fault until transfers are served and every rail that was hit carries bytes. `None`: not yet.
+    /// The time from the end of the fault until transfers succeed and every rail that was hit carries bytes.
+    /// `None`: not yet.
     pub back: Option<Duration>,
-    /// Transfers done.
+    /// The number of transfers that succeeded.
     pub done: u64,
-    /// Transfers that their caller saw fail.
+    /// The number of transfers that failed for their caller.
     pub failed: u64,
 }
 
 impl Watch {
-    /// `phase` begins. Of the rails that it hits, those of the mask `observed` are expected to carry bytes afterwards: not
-    /// one that is only the last resort.
+    /// Begins `phase`. Of the rails that it hits, those of the mask `observed` are expected to carry bytes
+    /// afterwards: not one that is only the last resort.
     #[must_use]
     pub fn new(phase: Phase, observed: u32, began: Instant) -> Self {
         let away = if phase.fault == Fault::PeerKilled { 0 } else { phase.rails & observed };
@@ -45,7 +46,7 @@ impl Watch {
         Self { began, over: None, away, served: false, recovery }
     }
 
-    /// A transfer has ended.
+    /// Notes that a transfer has ended.
     pub fn transfer(&mut self, started: Instant, ended: Instant, ok: bool) {
         *if ok { &mut self.recovery.done } else { &mut self.recovery.failed } += 1;
         self.recovery.slowest = self.recovery.slowest.max(ended - started.max(self.began));
@@ -53,12 +54,12 @@ impl Watch {
         self.look(ended);
     }
 
-    /// The last rail is mended, or the peer's successor is there.
+    /// Notes the end of the fault: the last rail works again, or the peer's successor runs.
     pub fn over(&mut self, now: Instant) {
         self.over.get_or_insert(now);
     }
 
-    /// A rail has carried a slice.
+    /// Notes that a rail has carried a slice.
     pub fn carried(&mut self, rail: usize, now: Instant) {
         if self.over.is_some() {
             self.away &= !(1 << rail);
@@ -66,13 +67,13 @@ impl Watch {
         }
     }
 
-    /// Whether all is as it was before.
+    /// Whether everything works as before.
     #[must_use]
     pub fn is_back(&self) -> bool {
         self.recovery.back.is_some()
     }
 
-    /// What is known so far.
+    /// The effects that are known so far.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         self.recovery
@@ -86,14 +87,14 @@ impl Watch {
 }
 
 impl Recovery {
-    /// Holds it against the bounds.
+    /// Compares it with the bounds.
     ///
     /// # Errors
-    /// A sentence that says what was missed.
+    /// A sentence about the bound that was missed.
     pub fn judge(&self, bounds: &Bounds) -> Result<(), String> {
         let phase = &self.phase;
         if self.failed > 0 && phase.fault != Fault::PeerKilled {
-            return Err(format!("{phase}: {} transfers failed though a rail lived", self.failed));
+            return Err(format!("{phase}: {} transfers failed although a rail worked", self.failed));
         }
         if self.slowest > bounds.slowest {
             let (took, most) = (self.slowest, bounds.slowest);
@@ -102,7 +103,7 @@ impl Recovery {
         match self.back {
             None => Err(format!("{phase}: not everything carries bytes again")),
             Some(took) if took > bounds.back => {
-                Err(format!("{phase}: well again after {took:?}, at most {:?} are allowed", bounds.back))
+                Err(format!("{phase}: working again after {took:?}, at most {:?} are allowed", bounds.back))
             }
             Some(_) => Ok(()),
         }
@@ -114,8 +115,8 @@ impl fmt::Display for Recovery {
         let Self { phase, slowest, back, done, failed } = self;
         write!(f, "{phase}: {done} transfers done, {failed} failed, slowest {slowest:?}, ")?;
         match back {
-            Some(back) => write!(f, "well again after {back:?}"),
-            None => f.write_str("not well again"),
+            Some(back) => write!(f, "working again after {back:?}"),
+            None => f.write_str("not working again"),
         }
     }
 }

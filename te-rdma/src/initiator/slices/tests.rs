@@ -6,7 +6,7 @@ use crate::wire::{Chunking, EXPORT_FORMAT};
 use te_core::{Access, Outcome, RegionId, RegionOffset, RemoteOffset};
 
 const REGION: RegionId = RegionId::new(1, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(2, 1);
+const REMOTE: RemoteRegionId = RemoteRegionId::new(2, 1);
 const PEER: u32 = 3;
 const LATER: Instant = Instant::from_millis(20);
 
@@ -17,10 +17,10 @@ struct Bench {
 }
 
 impl Bench {
-    /// One attached segment of 64 KiB, whose keys are known when `known`.
+    /// One attached remote region of 64 KiB. `known`: with its keys.
     fn new(known: bool) -> Self {
         let config =
-            Config { inflight_max: 4, fences_max: 1, replays_max: 1, segments_max: 8, ..Config::default() };
+            Config { inflight_max: 4, fences_max: 1, replays_max: 1, remote_regions_max: 8, ..Config::default() };
         let export = Export {
             format: EXPORT_FORMAT,
             rights: Access::all().bits(),
@@ -32,9 +32,10 @@ impl Bench {
             generation: 1,
             key: 99,
             len: 1 << 16,
+            location: te_core::Location::Host,
         };
         let mut slices = Slices::new(&config);
-        slices.attach(SEGMENT, PEER, &export, &config).expect("an empty table");
+        slices.attach(REMOTE, PEER, &export, &config).expect("an empty table");
         let mut bench = Self { slices, memory: memory(REGION, 1 << 16), timers: Timers::new() };
         if known {
             bench.learn_keys();
@@ -43,20 +44,20 @@ impl Bench {
     }
 
     fn learn_keys(&mut self) {
-        let segment = self.slices.segments_mut().get_mut(SEGMENT.index).expect("attached");
-        segment.ext.chunking = Chunking::new(0x10_0000, 1 << 16, 1 << 12);
-        segment.ext.remote_keys = (0..16).collect();
-        segment.ext.keys = Keys::Known;
-        self.slices.keys_known(SEGMENT.index, &mut self.timers);
+        let remote = self.slices.remote_regions_mut().get_mut(REMOTE.index).expect("attached");
+        remote.ext.chunking = Chunking::new(0x10_0000, 1 << 16, 1 << 12);
+        remote.ext.remote_keys = (0..16).collect();
+        remote.ext.keys = Keys::Known;
+        self.slices.keys_known(REMOTE.index, &mut self.timers);
     }
 
     fn submit(&mut self, token: u64, at: u64, len: u32) -> Result<(), Error> {
-        let (local, remote) = (RegionOffset::new(REGION, at), RemoteOffset::new(SEGMENT, at));
+        let (local, remote) = (RegionOffset::new(REGION, at), RemoteOffset::new(REMOTE, at));
         let slice = Slice { token: Token(token), local, remote, len, op: Op::Write };
         self.slices.accept(&slice, 1 << 20, &mut self.memory, &mut self.timers)
     }
 
-    /// Issues all of the first pending slice, in steps.
+    /// Issues all pieces of the first pending slice.
     fn issue(&mut self) -> Vec<Piece> {
         let slot = self.slices.first_pending(PEER).expect("something is pending");
         let mut pieces = Vec::new();
@@ -82,8 +83,8 @@ impl Bench {
         (self.slices.operations_mut().fetch(&mut out) == 1).then_some(out[0])
     }
 
-    fn users(&self) -> u32 {
-        self.memory.get(REGION.index).expect("registered").users
+    fn pins(&self) -> u32 {
+        self.memory.get(REGION.index).expect("registered").pins
     }
 }
 
@@ -95,27 +96,27 @@ fn a_slice_is_cut_where_chunks_end_and_ends_with_its_last_piece() {
     let pieces = bench.issue();
     assert_eq!(pieces.iter().map(|piece| piece.bytes).collect::<Vec<_>>(), [96, 4_096, 808]);
     for piece in pieces {
-        assert_eq!((bench.ended(), bench.users()), (None, 1));
+        assert_eq!((bench.ended(), bench.pins()), (None, 1));
         bench.done(piece);
     }
-    assert_eq!((bench.ended(), bench.users()), (Some(Completion::applied(Token(1))), 0));
+    assert_eq!((bench.ended(), bench.pins()), (Some(Completion::applied(Token(1))), 0));
     bench.slices.unlist_idle();
     assert!(bench.slices.listed().is_empty() && bench.slices.operations().is_empty());
 }
 
 #[test]
-fn a_slice_without_keys_has_them_asked_for_once() {
+fn the_keys_of_a_remote_region_are_requested_once() {
     let mut bench = Bench::new(false);
     bench.submit(1, 0, 10).expect("room");
     bench.submit(2, 10, 10).expect("room");
-    assert_eq!(bench.slices.work(PEER).map(|work| work.wanting.clone()), Some(vec![SEGMENT.index]));
+    assert_eq!(bench.slices.work(PEER).map(|work| work.wanting.clone()), Some(vec![REMOTE.index]));
     assert_eq!(bench.slices.first_pending(PEER), None);
     bench.learn_keys();
     assert!(bench.slices.first_pending(PEER).is_some());
 }
 
 #[test]
-fn what_was_flushed_is_sent_again_as_often_as_allowed_and_then_needs_a_fence() {
+fn a_flushed_slice_is_sent_again_as_often_as_allowed_and_then_needs_a_fence() {
     let mut bench = Bench::new(true);
     bench.submit(1, 0, 100).expect("room");
     let piece = bench.issue()[0];
@@ -123,7 +124,7 @@ fn what_was_flushed_is_sent_again_as_often_as_allowed_and_then_needs_a_fence() {
     assert_eq!((bench.ended(), bench.slices.replays()), (None, 1));
     let piece = bench.issue()[0];
     bench.done(piece);
-    let end = bench.ended().expect("it is done");
+    let end = bench.ended().expect("it has ended");
     assert!(end.result.is_ok() && end.fence_needed);
 
     bench.submit(2, 0, 100).expect("room");
@@ -131,7 +132,7 @@ fn what_was_flushed_is_sent_again_as_often_as_allowed_and_then_needs_a_fence() {
         let piece = bench.issue()[0];
         bench.flushed(piece);
     }
-    let end = bench.ended().expect("it was replayed once");
+    let end = bench.ended().expect("it was sent again once");
     assert_eq!(
         (end.result.map_err(|error| error.kind), end.outcome),
         (Err(ErrorKind::Rail), Outcome::Unknown)
@@ -139,7 +140,7 @@ fn what_was_flushed_is_sent_again_as_often_as_allowed_and_then_needs_a_fence() {
 }
 
 #[test]
-fn a_cancelled_slice_ends_at_once_or_with_what_is_posted() {
+fn a_cancelled_slice_ends_at_once_or_with_its_posted_pieces() {
     let mut bench = Bench::new(true);
     bench.submit(1, 0, 100).expect("room");
     bench.submit(2, 0, 100).expect("room");
@@ -151,7 +152,7 @@ fn a_cancelled_slice_ends_at_once_or_with_what_is_posted() {
     assert_eq!((cancel(&mut bench, 1), bench.slices.draining().len()), (Canceled::Done, 1));
     assert_eq!(cancel(&mut bench, 9), Canceled::Unknown);
     bench.flushed(piece);
-    let end = bench.ended().expect("nothing of it is posted any more");
+    let end = bench.ended().expect("none of its pieces is posted");
     assert_eq!(
         (end.result.map_err(|error| error.kind), end.outcome),
         (Err(ErrorKind::Canceled), Outcome::Unknown)
@@ -160,7 +161,7 @@ fn a_cancelled_slice_ends_at_once_or_with_what_is_posted() {
 }
 
 #[test]
-fn what_was_not_posted_waits_at_the_front() {
+fn a_slice_that_was_not_posted_waits_at_the_front() {
     let mut bench = Bench::new(true);
     bench.submit(1, 0, 100).expect("room");
     bench.submit(2, 0, 100).expect("room");
@@ -172,19 +173,19 @@ fn what_was_not_posted_waits_at_the_front() {
 }
 
 #[test]
-fn what_waits_for_a_peer_that_is_gone_ends_and_its_fences_say_what_is_known() {
+fn slices_that_wait_for_a_lost_peer_end_and_so_do_its_fences() {
     for (harmless, outcome) in [(true, Outcome::Applied), (false, Outcome::Unknown)] {
         let mut bench = Bench::new(false);
         bench.submit(1, 0, 100).expect("room");
-        assert_eq!(bench.slices.fence(Token(5), SEGMENT, &mut bench.timers), Ok(()));
-        let second = bench.slices.fence(Token(6), SEGMENT, &mut bench.timers);
+        assert_eq!(bench.slices.fence(Token(5), REMOTE, &mut bench.timers), Ok(()));
+        let second = bench.slices.fence(Token(6), REMOTE, &mut bench.timers);
         assert_eq!(second.map_err(|error| error.kind), Err(ErrorKind::Full));
         let error = ErrorKind::PeerDead.into();
         bench.slices.fail_waiting(PEER, error, &mut bench.memory);
         assert_eq!(bench.ended().map(|end| (end.token, end.outcome)), Some((Token(1), Outcome::NotApplied)));
         bench.slices.end_fences(PEER, harmless, error);
         assert_eq!(bench.ended().map(|end| (end.token, end.outcome)), Some((Token(5), outcome)));
-        assert_eq!(bench.slices.detach(SEGMENT), Ok(PEER));
+        assert_eq!(bench.slices.detach(REMOTE), Ok(PEER));
         assert!(bench.slices.work(PEER).is_some_and(Work::is_idle));
     }
 }

@@ -1,30 +1,31 @@
-//! Allocation through a whole master: `put_start` with its table of objects, its placement and its allocators.
+//! Allocation through a whole master: `put_start`, with its table of objects, its placement and its
+//! allocators.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
-use store_core::message::{MountSegment, PutOptions};
-use store_core::{AllocationStrategy, AllocatorKind, Instant, Master, MasterConfig};
+use store_core::message::{MountSegment, PutOptions, WriterState};
+use store_core::{AllocationStrategy, AllocatorKind, Instant, Master, MasterConfig, NodeId, Incarnation, SegmentNo};
 
 use super::one::Rounds;
 use super::{Measured, Random};
 use crate::sys;
 
-/// A store to be filled.
+/// A store to fill.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cluster {
     pub(super) allocator: AllocatorKind,
     pub(super) strategy: AllocationStrategy,
     pub(super) segments: usize,
     pub(super) replicas: u8,
-    /// Segments are half as long again, and half as long, in turn.
+    /// Segments have 3/2 and 1/2 of the size in turn.
     pub(super) skewed: bool,
     pub(super) segment_bytes: u64,
 }
 
-/// When everything was mounted long ago.
+/// A time at which all segments have been mounted for long.
 const SETTLED: Instant = Instant::from_millis(100_000_000);
-/// Share of all objects that go when there is no room.
+/// Share of all objects that are removed when a put finds no space.
 const EVICTED_SHARE: f64 = 0.05;
 
 impl Cluster {
@@ -47,8 +48,8 @@ impl Cluster {
         Ok(master)
     }
 
-    /// Fills it with rounds of objects and keeps it full: at a put that finds no room for all its replicas, 5 % of all objects
-    /// go, at random. Utilisation is what there is then.
+    /// Fills the store with rounds of objects and keeps it full: when a put finds no space for all its
+    /// replicas, 5 % of all objects are removed at random. Utilisation is sampled then.
     pub(super) fn fill(&self, paired: bool, fills: u64) -> anyhow::Result<Measured> {
         let mut store = Store::new(self.master()?, self.replicas);
         let mut random = Random::new(2);
@@ -76,7 +77,8 @@ impl Cluster {
         Ok(Measured::new(min.min(avg), avg, elapsed, puts))
     }
 
-    /// Nanoseconds of a put while half of the room is taken, and of a removal and a put while all is but what was removed.
+    /// Nanoseconds per put with half of the space in use, and per removal and put with all other space in
+    /// use.
     pub(super) fn scale(&self, puts: u64) -> anyhow::Result<(f64, f64)> {
         const LEN: u64 = 4096;
         let mut store = Store::new(self.master()?, 1);
@@ -99,7 +101,8 @@ impl Cluster {
         Ok((roomy.as_nanos() as f64 / puts as f64, full.as_nanos() as f64 / puts as f64))
     }
 
-    /// A further, empty segment joins when each of the others is `fill` full: its share of the next `puts`, at these ages.
+    /// A new, empty segment joins when each of the others has fill level `fill`. Returns its share of the
+    /// next `puts` at these ages.
     pub(super) fn join(&self, fill: f64, ages_ms: &[u64], puts: u64) -> anyhow::Result<Vec<f64>> {
         const LEN: u64 = 64 << 10;
         ages_ms
@@ -122,31 +125,27 @@ impl Cluster {
     }
 }
 
-fn mount(master: &mut Master, now: Instant, index: usize, len: u64) -> anyhow::Result<u32> {
+fn mount(master: &mut Master, now: Instant, index: usize, len: u64) -> anyhow::Result<SegmentNo> {
     let name = format!("segment-{index}");
     let segment = MountSegment {
-        node: index as u64,
-        incarnation: 1,
+        node: NodeId::new(index as u64),
+        incarnation: Incarnation::new(1),
         name: &name,
         endpoint: "nowhere:9",
-        base: 0,
         len,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     Ok(master.mount(now, &segment).context("cannot mount a segment")?.mounted()?.segment)
 }
 
-fn put_whole(master: &mut Master, now: Instant, key: u64, len: u64) -> anyhow::Result<u32> {
+fn put_whole(master: &mut Master, now: Instant, key: u64, len: u64) -> anyhow::Result<SegmentNo> {
     let key = key.to_be_bytes();
     let started = master.put_start(now, &key, len, &PutOptions::DEFAULT)?;
     master.put_end(now, &key, started.generation, 0)?;
     Ok(started.replicas[0].segment)
 }
 
-/// A master whose objects are never committed, so that it evicts none of them itself.
+/// A master whose objects are never committed, so that it evicts none of them.
 struct Store {
     master: Master,
     options: PutOptions,
@@ -168,7 +167,7 @@ impl Store {
         Self { master, options, keys: 0, live: Vec::new(), live_bytes: 0 }
     }
 
-    /// Whether there was room for all replicas.
+    /// Returns whether there was space for all replicas.
     fn put(&mut self, len: u64) -> anyhow::Result<bool> {
         self.keys += 1;
         let key = self.keys;
@@ -195,6 +194,6 @@ impl Store {
     fn drop(&mut self, at: usize) -> anyhow::Result<()> {
         let gone = self.live.swap_remove(at);
         self.live_bytes -= gone.bytes;
-        Ok(self.master.put_revoke(SETTLED, &gone.key.to_be_bytes(), gone.generation, true)?)
+        Ok(self.master.put_revoke(SETTLED, &gone.key.to_be_bytes(), gone.generation, WriterState::Quiet)?)
     }
 }

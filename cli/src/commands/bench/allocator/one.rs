@@ -1,4 +1,5 @@
-//! One allocator alone: filled until it refuses, then kept full, each refusal making room by freeing objects at random.
+//! One allocator alone: filled until it refuses an allocation, then kept full by freeing random objects at
+//! each refusal.
 
 use std::hint::black_box;
 
@@ -20,7 +21,7 @@ pub(super) fn uniform(kind: AllocatorKind, len: u64, allocations: u64) -> Measur
     churn.measure(allocations, |_, _| len)
 }
 
-/// Lengths at random from 1 KiB to 64 MiB.
+/// Random lengths from 1 KiB to 64 MiB.
 pub(super) fn random(kind: AllocatorKind, allocations: u64) -> Measured {
     let pool = 2 * GIB;
     let len = |random: &mut Random| 1024 + random.below((64 << 20) - 1024 + 1);
@@ -34,7 +35,8 @@ pub(super) fn random(kind: AllocatorKind, allocations: u64) -> Measured {
     churn.measure(allocations, |random, _| len(random))
 }
 
-/// Rounds of 1 to 128 blocks of KV cache; `paired`: and then as many of their indices. 5 % of all objects go at a refusal.
+/// Rounds of 1 to 128 KV-cache blocks, followed by as many index blocks if `paired`. At a refusal, 5 % of all
+/// objects are freed.
 pub(super) fn rounds(kind: AllocatorKind, paired: bool, allocations: u64) -> Measured {
     let mut churn = Churn::new(kind, 1024 * GIB, Some(0.05));
     let mut lens = Rounds::new(paired);
@@ -45,7 +47,7 @@ pub(super) fn rounds(kind: AllocatorKind, paired: bool, allocations: u64) -> Mea
     churn.measure(allocations, |random, _| lens.next(random))
 }
 
-/// The lengths of those rounds.
+/// The lengths in those rounds.
 #[derive(Clone, Debug)]
 pub(super) struct Rounds {
     paired: bool,
@@ -73,11 +75,11 @@ struct Churn {
     pool: u64,
     live: Vec<(Block, u64)>,
     live_bytes: u64,
-    /// Share of all objects that go at a refusal; none: one object.
+    /// Share of all objects that are freed at a refusal; `None`: one object.
     share: Option<f64>,
     random: Random,
     refusals: u64,
-    /// Of the utilisation when it refused.
+    /// Lowest utilisation at a refusal.
     refused_min: f64,
     refused_sum: f64,
 }
@@ -126,7 +128,7 @@ impl Churn {
         }
     }
 
-    /// With a share that goes, utilisation is looked at when it refuses; else after every allocation.
+    /// With a share, utilisation is sampled at each refusal; otherwise after every allocation.
     fn measure(mut self, allocations: u64, mut len: impl FnMut(&mut Random, u64) -> u64) -> Measured {
         (self.refusals, self.refused_min, self.refused_sum) = (0, 1.0, 0.0);
         let (mut least, mut sum) = (u64::MAX, 0u128);

@@ -1,7 +1,8 @@
-//! What Mooncake has published of its allocator and of its allocation strategies, on a machine of its own.
+//! Results that Mooncake has published for its allocator and its allocation strategies.
 //!
-//! From its documentation, "Allocator Performance" (`OffsetAllocator`, after optimisation) and "AllocationStrategy Performance".
-//! Only to be read beside what is measured here: another machine, and for the strategies another unit of work.
+//! From its documentation, "Allocator Performance" (`OffsetAllocator`, after optimisation) and
+//! "AllocationStrategy Performance". They give an orientation only: they come from another machine, and for
+//! the strategies from another unit of work.
 
 use serde::Serialize;
 use store_core::AllocationStrategy;
@@ -9,7 +10,7 @@ use store_core::AllocationStrategy;
 /// One published result.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Published {
-    /// Bytes of live objects over bytes of the pool, average.
+    /// Bytes of live objects divided by bytes of the pool, average.
     pub(super) utilisation: f64,
     /// Average time of an allocation, nanoseconds.
     pub(super) ns: f64,
@@ -34,7 +35,7 @@ pub(super) const UNIFORM: &[(u64, Published)] = &[
     (33_554_432, result(1.0, 98)),
 ];
 
-/// A power of two, less 17 and more 17.
+/// A power of two minus 17, and plus 17.
 pub(super) const UNEVEN: &[(u64, Published)] = &[
     (15, result(1.0, 568)),
     (111, result(0.991_071, 441)),
@@ -60,7 +61,7 @@ pub(super) const UNEVEN: &[(u64, Published)] = &[
     (33_554_449, result(0.875, 100)),
 ];
 
-/// A power of two × 0.9 and × 1.1.
+/// A power of two × 0.9, and × 1.1.
 pub(super) const SCALED: &[(u64, Published)] = &[
     (28, result(1.0, 543)),
     (115, result(0.958_333, 418)),
@@ -86,14 +87,14 @@ pub(super) const SCALED: &[(u64, Published)] = &[
     (36_909_875, result(0.962_5, 100)),
 ];
 
-/// Lengths at random from 1 KiB to 64 MiB.
+/// Random lengths from 1 KiB to 64 MiB.
 pub(super) const RANDOM: Published = Published { utilisation: 0.841_576, ns: 145.6 };
 
-/// Bytes of a block of KV cache, and of the index that belongs to it.
+/// Bytes of a KV-cache block, and of the index block that belongs to it.
 pub(super) const KV_BYTES: u64 = 3_274_752;
 pub(super) const INDEX_BYTES: u64 = 658_432;
 
-/// What was published of a strategy; `None` if nothing was for so many segments and replicas.
+/// The published result for a strategy; `None` if there is none for this number of segments and replicas.
 pub(super) fn strategy(
     strategy: AllocationStrategy,
     paired: bool,

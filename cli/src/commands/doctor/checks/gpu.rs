@@ -1,31 +1,32 @@
-//! GPUs, and whether a NIC reaches their memory.
+//! GPUs, and whether NICs can reach their memory.
 
 use super::machine::version;
+use super::rdma::NO_RDMA;
 use super::{Check, Judgement, list, ok, skip, warn};
 use crate::commands::doctor::facts::pci::Function;
-use crate::commands::doctor::facts::{Fabric, Facts};
+use crate::commands::doctor::facts::{Facts, RDMA_DEVICE};
 use crate::size::ByteSize;
 
 pub(super) const CHECKS: &[Check] = &[
-    Check { name: "gpu driver", why: "Without it nobody uses the GPU.", judge: driver },
+    Check { name: "gpu driver", why: "Without it no program can use the GPU.", judge: driver },
     Check {
         name: "gpudirect",
-        why: "Without it a NIC cannot reach the GPU's memory, and each byte goes through the host's.",
+        why: "Without it a NIC cannot reach the GPU's memory, and every byte is copied through host memory.",
         judge: gpudirect,
     },
     Check {
         name: "gpu window",
-        why: "A NIC reaches only as much of the GPU's memory as its PCI window (BAR) shows at once.",
+        why: "A NIC reaches only the part of the GPU's memory that its PCI window (BAR) covers.",
         judge: window,
     },
     Check {
         name: "gpu nic path",
-        why: "Bytes between a GPU and a NIC of another socket cross the link between sockets twice as slowly or worse.",
+        why: "Transfers between a GPU and a NIC of another socket run at half the speed or less.",
         judge: nic_path,
     },
     Check {
         name: "pcie acs",
-        why: "It sends what a GPU and a NIC say to each other up to the root and back.",
+        why: "It sends traffic between a GPU and a NIC up to the root complex and back.",
         judge: acs,
     },
 ];
@@ -36,17 +37,17 @@ fn gpus(facts: &Facts) -> Vec<&Function> {
     facts.pci.iter().filter(|function| function.is_gpu()).collect()
 }
 
-/// GPUs and the NICs that could reach them, or why there is nothing to judge.
+/// GPUs and the NICs that could reach them, or why the checks are skipped.
 fn gpus_and_nics(facts: &Facts) -> Result<(Vec<&Function>, Vec<&Function>), Judgement> {
     let gpus = gpus(facts);
     let is_card = |function: &&Function| {
         facts.rdma.devices.iter().any(|device| device.pci.as_ref() == Some(&function.address))
     };
     let nics: Vec<_> = facts.pci.iter().filter(is_card).collect();
-    match (gpus.is_empty(), nics.is_empty(), facts.fabric) {
-        (true, ..) => Err(skip(NO_GPU)),
-        (_, _, Fabric::Tcp) => Err(skip("--fabric tcp leaves RDMA out")),
-        (_, true, _) => Err(skip("no RDMA NIC")),
+    match (gpus.is_empty(), nics.is_empty()) {
+        (true, _) => Err(skip(NO_GPU)),
+        _ if !facts.uses(RDMA_DEVICE) => Err(skip(NO_RDMA)),
+        (_, true) => Err(skip("no RDMA NIC")),
         _ => Ok((gpus, nics)),
     }
 }
@@ -60,14 +61,14 @@ fn driver(facts: &Facts) -> Judgement {
     let loaded = |name: &str| facts.modules.iter().any(|module| module == name);
     if !nvidia.is_empty() && facts.nvidia.is_none() && !loaded("nvidia") {
         return warn(
-            format!("none for the NVIDIA GPU at {}", list(nvidia.iter().map(|gpu| &gpu.address))),
-            ("install NVIDIA's driver, with the open kernel modules, or load it", "sudo modprobe nvidia"),
+            format!("no driver for the NVIDIA GPU at {}", list(nvidia.iter().map(|gpu| &gpu.address))),
+            ("install the NVIDIA driver with the open kernel modules, or load it", "sudo modprobe nvidia"),
         );
     }
     if !amd.is_empty() && !loaded("amdgpu") {
         return warn(
-            format!("none for the AMD GPU at {}", list(amd.iter().map(|gpu| &gpu.address))),
-            ("install ROCm's driver, or load it", "sudo modprobe amdgpu"),
+            format!("no driver for the AMD GPU at {}", list(amd.iter().map(|gpu| &gpu.address))),
+            ("install the ROCm driver, or load it", "sudo modprobe amdgpu"),
         );
     }
     let version = facts.nvidia.as_deref().and_then(nvidia_release);
@@ -83,7 +84,7 @@ fn nvidia_release(text: &str) -> Option<&str> {
 }
 
 fn gpudirect(facts: &Facts) -> Judgement {
-    /// The first kernel whose RDMA takes dma-bufs, and the first NVIDIA driver that makes them.
+    /// The first kernel whose RDMA subsystem imports dma-bufs, and the first NVIDIA driver that exports them.
     const KERNEL: (u32, u32) = (5, 12);
     const NVIDIA: u32 = 515;
     let (gpus, _) = match gpus_and_nics(facts) {
@@ -111,22 +112,22 @@ fn gpudirect(facts: &Facts) -> Judgement {
         return ok("dma-buf");
     }
     let missing = match () {
-        () if !driver_can => "no nvidia_peermem, and this GPU driver makes no dma-bufs",
+        () if !driver_can => "no nvidia_peermem, and this GPU driver does not export dma-bufs",
         () if kernel < KERNEL => "no nvidia_peermem, and no dma-bufs before Linux 5.12",
-        () => "no nvidia_peermem, and this libibverbs does not know dma-bufs",
+        () => "no nvidia_peermem, and this libibverbs does not support dma-bufs",
     };
     warn(
         missing,
         (
-            "load nvidia_peermem; or have dma-buf: Linux 5.12, NVIDIA's open kernel modules from 515 on (or amdgpu), \
-             rdma-core from 34 on",
+            "load nvidia_peermem; or use dma-buf, which needs Linux 5.12, NVIDIA's open kernel modules from 515 on (or amdgpu), and \
+            rdma-core from 34 on",
             "sudo modprobe nvidia_peermem",
         ),
     )
 }
 
 fn window(facts: &Facts) -> Judgement {
-    /// What GPUs show that were not told to show everything.
+    /// Size of the window of a GPU that is not configured to expose all of its memory.
     const SMALL: u64 = 256 << 20;
     let (gpus, _) = match gpus_and_nics(facts) {
         Ok(both) => both,
@@ -136,7 +137,7 @@ fn window(facts: &Facts) -> Judgement {
     let show = |bytes| ByteSize(bytes).approximate();
     let small: Vec<_> = windows.iter().filter(|(_, bytes)| *bytes <= SMALL).collect();
     match (windows.iter().map(|(_, bytes)| *bytes).min(), small.first()) {
-        (None, _) => skip("the kernel does not say"),
+        (None, _) => skip("the kernel does not report it"),
         (Some(least), None) => ok(show(least)),
         (_, Some((gpu, _))) => warn(
             list(small.iter().map(|(gpu, bytes)| format!("{} shows {}", gpu.address, show(*bytes)))),
@@ -170,13 +171,13 @@ fn nic_path(facts: &Facts) -> Judgement {
     ok(format!("{near} of {} GPUs share a PCIe switch with a NIC", gpus.len()))
 }
 
-/// How many steps from the host bridge down two functions go together.
+/// The number of bridges, from the host bridge down, that two functions have in common.
 fn shared_bridges(a: &Function, b: &Function) -> usize {
     a.path.iter().zip(&b.path).take_while(|(a, b)| a == b).count()
 }
 
 fn acs(facts: &Facts) -> Judgement {
-    /// Request redirect, completion redirect, egress control: what Linux's p2pdma looks at, too.
+    /// Request redirect, completion redirect, egress control: the bits that Linux's p2pdma checks, too.
     const REDIRECTS: u16 = 1 << 2 | 1 << 3 | 1 << 5;
     let (gpus, nics) = match gpus_and_nics(facts) {
         Ok(both) => both,
@@ -196,14 +197,14 @@ fn acs(facts: &Facts) -> Judgement {
         .collect();
     let Some(first) = redirecting.first() else {
         let known = above.iter().any(|bridge| bridge.acs.is_some());
-        return if known { ok("off") } else { skip("only root can see it, or no bridge has it") };
+        return if known { ok("off") } else { skip("visible to root only, or no bridge has it") };
     };
     let command = format!("sudo setpci -s {first} ECAP_ACS+6.w=0000");
     warn(
         format!("redirects at {}", list(redirecting)),
         (
-            "on bare metal switch it off on each of these bridges after each start, or for good in the firmware (BIOS); in \
-             virtual machines leave it, and use NICs with ATS",
+            "on bare metal, switch it off on each of these bridges after each start, or permanently in the firmware (BIOS); in virtual \
+            machines, keep it and use NICs with ATS",
             command,
         ),
     )

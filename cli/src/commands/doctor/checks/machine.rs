@@ -3,18 +3,18 @@
 use te_core::topology::{Location, MatrixRow};
 
 use super::{Check, Judgement, count, fail, list, ok, skip, warn};
-use crate::commands::doctor::facts::{Fabric, Facts};
+use crate::commands::doctor::facts::{Facts, RDMA_DEVICE};
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
         name: "kernel",
-        why: "Shared memory, io_uring and RDMA need what newer kernels have.",
+        why: "Shared memory, io_uring and RDMA need features of newer kernels.",
         judge: kernel,
     },
-    Check { name: "cpus", why: "Who moves bytes and who uses them want a CPU each.", judge: cpus },
+    Check { name: "cpus", why: "The thread that moves bytes and the thread that uses them need a CPU each.", judge: cpus },
     Check {
         name: "cpu governor",
-        why: "A CPU that clocks down between transfers adds to the latency of each one.",
+        why: "A CPU that lowers its frequency between transfers adds latency to each one.",
         judge: governor,
     },
     Check {
@@ -24,18 +24,18 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         name: "numa balancing",
-        why: "The kernel unmaps pages to see who uses them, and moves those that RDMA has not pinned.",
+        why: "The kernel unmaps pages to find out which CPU uses them, and moves pages that RDMA has not pinned.",
         judge: numa_balancing,
     },
     Check {
         name: "zone reclaim",
-        why: "A node that is full then drops its cache instead of borrowing memory, and allocations stall.",
+        why: "A full NUMA node then drops its page cache instead of using memory of other nodes, and allocations stall.",
         judge: zone_reclaim,
     },
-    Check { name: "clock", why: "Each batch reads the clock.", judge: clock },
+    Check { name: "clock", why: "Each batch of transfers reads the clock.", judge: clock },
     Check {
         name: "open files",
-        why: "Each connection and each region of shared memory is a descriptor.",
+        why: "Each connection and each region of shared memory uses a file descriptor.",
         judge: files,
     },
 ];
@@ -44,10 +44,10 @@ fn kernel(facts: &Facts) -> Judgement {
     let Some(release) = &facts.kernel else { return skip("unknown") };
     match version(release) {
         v if v < (4, 14) => {
-            fail(release, "memfd, TCP_ULP and epoll as used here need Linux 4.14; run 5.15 or newer")
+            fail(release, "memfd, TCP_ULP and epoll features that this program uses need Linux 4.14; use 5.15 or newer")
         }
         v if v < (5, 15) => {
-            warn(release, "io_uring is young here: the epoll path is used; Linux 5.15 or newer is better")
+            warn(release, "io_uring of this kernel is incomplete, so epoll is used; prefer Linux 5.15 or newer")
         }
         _ => ok(release),
     }
@@ -65,7 +65,7 @@ fn cpus(facts: &Facts) -> Judgement {
         0 => skip("unknown"),
         1 => warn(
             "1",
-            "client and node share one CPU: latencies include context switches; give it two or more",
+            "client and node share one CPU, so latencies include context switches; use two or more CPUs",
         ),
         n => ok(n.to_string()),
     }
@@ -73,27 +73,27 @@ fn cpus(facts: &Facts) -> Judgement {
 
 fn governor(facts: &Facts) -> Judgement {
     match facts.governor.as_deref() {
-        None => skip("the kernel does not say (usual in virtual machines)"),
+        None => skip("the kernel does not report it (usual in virtual machines)"),
         Some("performance") => ok("performance"),
         Some(name) => {
-            warn(name, ("let CPUs keep their frequency", "sudo cpupower frequency-set -g performance"))
+            warn(name, ("keep CPUs at a high frequency", "sudo cpupower frequency-set -g performance"))
         }
     }
 }
 
 fn numa(facts: &Facts) -> Judgement {
     match facts.nodes.len() {
-        0 => return skip("the kernel shows no nodes"),
+        0 => return skip("the kernel reports no NUMA nodes"),
         1 => return ok("1 node"),
         _ => {}
     }
     let nodes = format!("{} nodes", facts.nodes.len());
     let cards: Vec<_> = facts.rdma.devices.iter().filter(|device| !device.is_software()).collect();
-    if cards.is_empty() || facts.fabric == Fabric::Tcp {
+    if cards.is_empty() || !facts.uses(RDMA_DEVICE) {
         return warn(
             nodes,
             (
-                "start one `snowskin node` for each NUMA node, bound to it",
+                "start one `snowskin node` per NUMA node, bound to it",
                 "numactl --cpunodebind=0 --membind=0 snowskin node",
             ),
         );
@@ -102,15 +102,15 @@ fn numa(facts: &Facts) -> Judgement {
         cards.iter().filter(|device| device.node.is_none()).map(|device| &device.name).collect();
     if !homeless.is_empty() {
         return warn(
-            format!("{nodes}, but the firmware does not say which one {} is on", list(homeless)),
-            "update the firmware (BIOS), or show the guest its host's topology; the NIC nearest to memory cannot be \
-             chosen without it",
+            format!("{nodes}, but the firmware does not report the node of {}", list(homeless)),
+            "update the firmware (BIOS), or expose the host's topology to the guest; without it, the NIC nearest to memory cannot be \
+            chosen",
         );
     }
     let bare: Vec<_> =
         facts.nodes.iter().filter(|node| cards.iter().all(|device| device.node != Some(**node))).collect();
     if bare.is_empty() {
-        // As the engine routes: every memory, and the NICs nearest to it.
+        // As the engine routes: for every memory, its nearest NICs.
         let nearest = facts.topology.iter().flat_map(|found| {
             let rows = found.topology.matrix();
             let of = |row: &MatrixRow| format!("{} {}", row.location, row.preferred.join("+"));
@@ -119,9 +119,9 @@ fn numa(facts: &Facts) -> Judgement {
         return ok(format!("{nodes}, each with an RDMA NIC; nearest: {}", list(nearest)));
     }
     warn(
-        format!("{nodes}; none of the RDMA NICs is on {}", list(bare)),
+        format!("{nodes}; there is no RDMA NIC on {}", list(bare)),
         (
-            "move a NIC to a slot of that node, or keep memory and threads on the nodes that have one",
+            "move a NIC to a slot of that node, or keep memory and threads on nodes with a NIC",
             format!("numactl --cpunodebind={0} --membind={0} snowskin node", cards[0].node.unwrap_or(0)),
         ),
     )
@@ -129,7 +129,7 @@ fn numa(facts: &Facts) -> Judgement {
 
 fn numa_balancing(facts: &Facts) -> Judgement {
     match (facts.nodes.len(), facts.numa_balancing) {
-        (..2, _) => skip("one node"),
+        (..2, _) => skip("only one NUMA node"),
         (_, None) => skip("not in this kernel"),
         (_, Some(0)) => ok("off"),
         (_, Some(_)) => warn("on", ("switch it off", "sudo sysctl kernel.numa_balancing=0")),
@@ -151,7 +151,7 @@ fn clock(facts: &Facts) -> Judgement {
         Some(name) => warn(
             name,
             (
-                "reading this clock is a system call: use tsc if the kernel offers it",
+                "reading this clock needs a system call: use tsc if the kernel offers it",
                 "echo tsc | sudo tee /sys/devices/system/clocksource/clocksource0/current_clocksource",
             ),
         ),
@@ -162,8 +162,8 @@ fn files(facts: &Facts) -> Judgement {
     let Some((soft, hard)) = facts.files else { return skip("unknown") };
     let found = if soft == hard { count(soft) } else { format!("{}, at most {}", count(soft), count(hard)) };
     let fix = (
-        "`LimitNOFILE=1048576` in a systemd unit, `* - nofile 1048576` in /etc/security/limits.d/, \
-         `docker run --ulimit nofile=1048576`; here and now, as root:",
+        "`LimitNOFILE=1048576` in a systemd unit, `* - nofile 1048576` in /etc/security/limits.d/, or \
+        `docker run --ulimit nofile=1048576`; in this shell, as root:",
         "ulimit -n 65536",
     );
     match hard {

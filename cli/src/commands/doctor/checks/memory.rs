@@ -1,35 +1,35 @@
-//! Memory: how much, how much of it may be locked, and in pages of which size.
+//! Memory: its size, the limits on it, and page sizes.
 
 use super::{Check, Judgement, errno_text, fail, list, ok, skip, warn};
-use crate::commands::doctor::facts::{Fabric, Facts};
+use crate::commands::doctor::facts::{Facts, RDMA_DEVICE};
 use crate::size::ByteSize;
 
 pub(super) const CHECKS: &[Check] = &[
-    Check { name: "memory", why: "A node's pool is memory.", judge: memory },
+    Check { name: "memory", why: "A node lends memory of this machine.", judge: memory },
     Check {
         name: "cgroup memory",
-        why: "The kernel ends what grows beyond the limit of its control group, registered memory included.",
+        why: "The kernel kills processes whose control group exceeds its limit; registered memory counts.",
         judge: cgroup,
     },
     Check {
         name: "overcommit",
-        why: "Without overcommit a large pool is refused when it is mapped, long before it is used.",
+        why: "Without overcommit, the kernel refuses to map a large pool before any of it is used.",
         judge: overcommit,
     },
     Check {
         name: "locked memory",
-        why: "Memory that a NIC may read or write is pinned, and pinned memory counts against this limit.",
+        why: "Memory that a NIC may access is pinned, and pinned memory counts against this limit.",
         judge: memlock,
     },
     Check {
         name: "huge pages",
-        why: "NICs and CPUs translate addresses page by page: small pages mean slow registration and cache misses.",
+        why: "NICs and CPUs translate addresses per page: small pages slow down registration and cause cache misses.",
         judge: huge_pages,
     },
-    Check { name: "/dev/shm", why: "Other software beside the store exchanges data there.", judge: dev_shm },
+    Check { name: "/dev/shm", why: "Other software on the machine exchanges data there.", judge: dev_shm },
     Check {
         name: "memfd",
-        why: "Shared memory between processes of one host is a memory file.",
+        why: "Shared memory between processes of one host is a memory file (memfd).",
         judge: memfd,
     },
 ];
@@ -39,7 +39,7 @@ fn memory(facts: &Facts) -> Judgement {
     let found = format!("{} of {} available", show(available), show(total));
     match available {
         a if a < 256 << 20 => {
-            fail(found, "not even a small node fits: end something, or use a larger machine")
+            fail(found, "this is too little for even a small node: free memory, or use a larger machine")
         }
         a if a < 2 << 30 => {
             warn(found, "start nodes with a small --memory, and replay with --capacity-blocks")
@@ -49,11 +49,11 @@ fn memory(facts: &Facts) -> Judgement {
 }
 
 fn cgroup(facts: &Facts) -> Judgement {
-    let Some((limit, used)) = facts.cgroup_memory else { return skip("no limit that can be seen") };
+    let Some((limit, used)) = facts.cgroup_memory else { return skip("no visible limit") };
     let left = limit.saturating_sub(used);
     let found = format!("{} of {} left", show(left), show(limit));
-    let fix = "raise `MemoryMax=` of the systemd unit, `docker run --memory`, or resources.limits.memory of the pod; or \
-               start nodes with a --memory that fits";
+    let fix = "raise `MemoryMax=` of the systemd unit, `docker run --memory`, or resources.limits.memory of the pod; or start \
+    nodes with a --memory that fits";
     match left {
         l if l < 256 << 20 => fail(found, fix),
         l if l < 2 << 30 => warn(found, fix),
@@ -67,35 +67,35 @@ fn overcommit(facts: &Facts) -> Judgement {
         Some(2) => warn(
             "never",
             (
-                "let the kernel judge by itself, or raise vm.overcommit_ratio",
+                "use heuristic overcommit, or raise vm.overcommit_ratio",
                 "sudo sysctl vm.overcommit_memory=0",
             ),
         ),
         Some(1) => ok("always"),
-        Some(_) => ok("by judgement"),
+        Some(_) => ok("heuristic"),
     }
 }
 
 fn memlock(facts: &Facts) -> Judgement {
-    /// Queues of a few hundred connections and the buffers of io_uring; no pool fits.
+    /// Enough for the queues of a few hundred connections and the buffers of io_uring, but not for a pool.
     const ENOUGH_WITHOUT_RDMA: u64 = 1 << 30;
     let Some(limit) = facts.memlock else { return skip("unknown") };
     if limit == u64::MAX {
         return ok("no limit");
     }
     let total = facts.memory.map_or(u64::MAX, |(total, _)| total);
-    let needs_rdma =
-        facts.fabric == Fabric::Rdma || !facts.rdma.devices.is_empty() && facts.fabric != Fabric::Tcp;
+    let has_devices = !facts.rdma.devices.is_empty();
+    let needs_rdma = facts.requires(RDMA_DEVICE) || has_devices && facts.uses(RDMA_DEVICE);
     let found = show(limit);
     if facts.may_lock {
-        return ok(format!("{found}, which CAP_IPC_LOCK lifts"));
+        return ok(format!("{found}, which does not apply with CAP_IPC_LOCK"));
     }
     if limit >= if needs_rdma { total } else { ENOUGH_WITHOUT_RDMA.min(total) } {
         return ok(found);
     }
     let fix = (
-        "`LimitMEMLOCK=infinity` in a systemd unit, `* - memlock unlimited` in /etc/security/limits.d/, \
-         `docker run --ulimit memlock=-1`; here and now, as root:",
+        "`LimitMEMLOCK=infinity` in a systemd unit, `* - memlock unlimited` in /etc/security/limits.d/, or \
+        `docker run --ulimit memlock=-1`; in this shell, as root:",
         "ulimit -l unlimited",
     );
     match needs_rdma {
@@ -113,7 +113,7 @@ fn huge_pages(facts: &Facts) -> Judgement {
             return warn(
                 found,
                 (
-                    "all are taken, so the next pool gets small pages: reserve more",
+                    "all are in use, so the next pool gets small pages: reserve more",
                     format!("sudo sysctl vm.nr_hugepages={}", total.saturating_mul(2)),
                 ),
             );
@@ -129,7 +129,7 @@ fn huge_pages(facts: &Facts) -> Judgement {
             );
             return warn(
                 format!("{found}, but none on NUMA node {}", list(&bare)),
-                ("memory of that node gets small pages: reserve some on each node", command),
+                ("memory of that node gets small pages: reserve huge pages on each node", command),
             );
         }
         return ok(found);
@@ -138,18 +138,18 @@ fn huge_pages(facts: &Facts) -> Judgement {
         Some(mode @ ("always" | "madvise")) => ok(format!("none reserved, transparent: {mode}")),
         Some(mode) => warn(
             format!("none reserved, transparent: {mode}"),
-            ("let pools ask for them", "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
+            ("allow pools to request them", "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
         ),
-        None => skip("the kernel does not offer them"),
+        None => skip("not supported by the kernel"),
     }
 }
 
 fn dev_shm(facts: &Facts) -> Judgement {
     match facts.shm_bytes {
-        None => skip("not mounted, or not asked; shared memory uses memory files and does without"),
+        None => skip("not mounted, or not checked; the shm fabric does not need it"),
         Some(bytes) if bytes < 64 << 20 => warn(
             format!("{} free", show(bytes)),
-            "NCCL and PyTorch's loaders want more; in a container: `docker run --shm-size=8g`",
+            "NCCL and PyTorch's data loaders need more; in a container: `docker run --shm-size=8g`",
         ),
         Some(bytes) => ok(format!("{} free", show(bytes))),
     }
@@ -161,8 +161,8 @@ fn memfd(facts: &Facts) -> Judgement {
         Some(Ok(())) => ok("allowed"),
         Some(Err(errno)) => warn(
             format!("refused ({})", errno_text(errno)),
-            "transfers between processes of this host go over TCP instead of shared memory: allow memfd_create in the \
-             container's seccomp profile",
+            "transfers between processes of this host use TCP instead of shared memory: allow memfd_create in the container's seccomp \
+            profile",
         ),
     }
 }

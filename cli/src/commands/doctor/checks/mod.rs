@@ -1,5 +1,6 @@
-//! Verdicts: tables of pure functions from facts to findings, one table an area.
+//! The checks: tables of pure functions from facts to findings, one table per area.
 
+mod fabrics;
 mod gpu;
 mod machine;
 mod memory;
@@ -12,22 +13,22 @@ use serde::Serialize;
 
 use super::facts::Facts;
 
-/// How good a finding is; the worst is the greatest.
+/// The result of a check, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
-    /// This machine does not say, or it does not matter here.
+    /// Unknown on this machine, or not relevant here.
     Skip,
-    /// As it should be.
+    /// Nothing to change.
     Ok,
-    /// Works, but slower, or with less.
+    /// Works, but slower or with restrictions.
     Warn,
-    /// Something will not work.
+    /// Something does not work.
     Fail,
 }
 
 impl Verdict {
-    /// As printed.
+    /// The word that is printed.
     pub(super) const fn word(self) -> &'static str {
         match self {
             Self::Skip => "skip",
@@ -38,31 +39,31 @@ impl Verdict {
     }
 }
 
-/// What one check found.
+/// The finding of one check.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Finding {
-    /// What the check is about.
+    /// The area of the check.
     pub(super) area: &'static str,
-    /// Which check; the name stays from release to release.
+    /// Name of the check, which stays the same from release to release.
     pub(super) check: &'static str,
-    /// How good it is.
+    /// The verdict.
     pub(super) verdict: Verdict,
-    /// What is the case.
+    /// What was found.
     pub(super) found: String,
     /// Why it matters.
     pub(super) why: &'static str,
-    /// What to do about it.
+    /// What to do about it; `None` for `Ok` and `Skip`.
     #[serde(flatten)]
     pub(super) fix: Option<Fix>,
 }
 
-/// The way out.
+/// How to fix a finding.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Fix {
-    /// In words.
+    /// Instructions.
     #[serde(rename = "fix")]
     pub(super) words: String,
-    /// What to type, where there is one thing to type.
+    /// A command, if a single one is enough.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) command: Option<String>,
 }
@@ -79,14 +80,14 @@ impl<C: Into<String>> From<(&str, C)> for Fix {
     }
 }
 
-/// A judgement before it knows its name.
+/// A finding without the name of its check.
 struct Judgement {
     verdict: Verdict,
     found: String,
     fix: Option<Fix>,
 }
 
-/// One thing to look at.
+/// One check.
 struct Check {
     name: &'static str,
     /// Why it matters, in one sentence.
@@ -94,7 +95,7 @@ struct Check {
     judge: fn(&Facts) -> Judgement,
 }
 
-/// All checks, in the order in which they are best read.
+/// All checks but those of the registry's fabrics, in the order in which they are printed.
 const AREAS: [(&str, &[Check]); 5] = [
     ("machine", machine::CHECKS),
     ("memory", memory::CHECKS),
@@ -105,14 +106,12 @@ const AREAS: [(&str, &[Check]); 5] = [
 
 /// Runs every check.
 pub(super) fn run(facts: &Facts) -> Vec<Finding> {
-    AREAS
-        .iter()
-        .flat_map(|(area, checks)| checks.iter().map(move |check| (area, check)))
-        .map(|(area, check)| {
-            let Judgement { verdict, found, fix } = (check.judge)(facts);
-            Finding { area, check: check.name, verdict, found, why: check.why, fix }
-        })
-        .collect()
+    let checks = AREAS.iter().flat_map(|(area, checks)| checks.iter().map(move |check| (area, check)));
+    let judged = checks.map(|(area, check)| {
+        let Judgement { verdict, found, fix } = (check.judge)(facts);
+        Finding { area, check: check.name, verdict, found, why: check.why, fix }
+    });
+    fabrics::findings("fabrics", facts).chain(judged).collect()
 }
 
 fn ok(found: impl Into<String>) -> Judgement {
@@ -131,7 +130,7 @@ fn fail(found: impl Into<String>, fix: impl Into<Fix>) -> Judgement {
     Judgement { verdict: Verdict::Fail, found: found.into(), fix: Some(fix.into()) }
 }
 
-/// The first few, and how many more there are.
+/// The first few items, and the number of the others.
 fn list<T: Display>(items: impl IntoIterator<Item = T>) -> String {
     const SHOWN: usize = 6;
     let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
@@ -152,7 +151,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// What only a running machine tells; files are broken one by one in `tests/doctor.rs`.
+    /// Facts that only a running machine reports. `tests/doctor.rs` breaks the files one by one.
     fn healthy() -> Facts {
         Facts {
             cpus: 16,
@@ -171,10 +170,11 @@ mod tests {
         assert!(findings.iter().all(|f| f.verdict <= Verdict::Ok && f.fix.is_none()), "{findings:?}");
     }
 
-    /// Breaks one setting.
+    /// Changes one fact for the worse.
     type Break = fn(&mut Facts);
 
-    /// Each broken setting changes the verdict of its own check alone, and comes with a fix that names the way out.
+    /// Each change affects the verdict of its own check only, and the finding has a fix that names the
+    /// solution.
     #[test]
     fn each_broken_setting_is_found_and_comes_with_its_fix() {
         let broken: &[(&str, Verdict, &str, Break)] = &[
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_said_once_and_every_check_says_in_a_sentence_why_it_matters() {
+    fn names_are_unique_and_every_check_has_a_sentence_on_why_it_matters() {
         let findings = run(&Facts::default());
         for (i, finding) in findings.iter().enumerate() {
             assert!(findings[..i].iter().all(|other| other.check != finding.check), "{}", finding.check);

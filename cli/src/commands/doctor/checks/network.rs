@@ -1,4 +1,4 @@
-//! TCP, its ports, and the way to the master.
+//! TCP, its ports, and the connection to the master.
 
 use super::{Check, Judgement, count, errno_text, fail, list, ok, skip, warn};
 use crate::commands::doctor::facts::Facts;
@@ -7,29 +7,29 @@ use crate::size::ByteSize;
 pub(super) const CHECKS: &[Check] = &[
     Check {
         name: "tcp congestion control",
-        why: "It decides how fast a stream may go, and some are made for the internet.",
+        why: "It decides how fast a stream may send, and some algorithms are made for the internet.",
         judge: congestion,
     },
     Check {
         name: "socket buffers",
-        why: "A stream has at most a buffer's worth of bytes in flight.",
+        why: "A stream has at most one buffer of bytes in flight.",
         judge: socket_buffers,
     },
     Check {
         name: "listen backlog",
-        why: "When many clients start at once, connections beyond the backlog are dropped and come back a second later.",
+        why: "When many clients connect at once, connections beyond the backlog are dropped and retried a second later.",
         judge: backlog,
     },
-    Check { name: "io_uring", why: "It saves TCP most of its system calls.", judge: io_uring },
+    Check { name: "io_uring", why: "It saves the TCP fabric most of its system calls.", judge: io_uring },
     Check { name: "ports", why: "A master and a node listen on them.", judge: ports },
     Check {
         name: "ephemeral ports",
-        why: "Outgoing connections take ports of this range, also the one that a master is about to listen on.",
+        why: "Outgoing connections use ports of this range, possibly the port of a master that is not running yet.",
         judge: ephemeral,
     },
     Check {
         name: "tcp sockets",
-        why: "A client that has used up its ports cannot connect, and closed connections keep theirs for a minute.",
+        why: "A client without free ports cannot connect, and a closed connection keeps its port for a minute.",
         judge: sockets,
     },
     Check {
@@ -37,9 +37,9 @@ pub(super) const CHECKS: &[Check] = &[
         why: "When the firewall's table is full it drops the packets of new connections.",
         judge: conntrack,
     },
-    Check { name: "firewall", why: "What a firewall drops looks like a peer that is dead.", judge: firewall },
-    Check { name: "tcp over loopback", why: "Nothing works when even this does not.", judge: loopback },
-    Check { name: "master", why: "Clients and nodes ask it first.", judge: master },
+    Check { name: "firewall", why: "A peer behind a firewall that drops packets looks like a dead peer.", judge: firewall },
+    Check { name: "tcp over loopback", why: "Without it, no process of the store can reach another.", judge: loopback },
+    Check { name: "master", why: "Clients and nodes connect to it first.", judge: master },
 ];
 
 fn congestion(facts: &Facts) -> Judgement {
@@ -49,15 +49,15 @@ fn congestion(facts: &Facts) -> Judgement {
         "bbr" if cubic => warn(
             name,
             (
-                "bbr paces, which costs throughput in fast local networks (within one host, TCP transfers take cubic by \
-                 themselves): take cubic, or dctcp where switches mark",
+                "bbr paces packets, which costs throughput in fast local networks (TCP transfers within one host use cubic in any case): \
+                use cubic, or dctcp with switches that mark packets",
                 "sudo sysctl net.ipv4.tcp_congestion_control=cubic",
             ),
         ),
         "bbr" => warn(
             name,
             (
-                "bbr paces, which costs up to half of the throughput over loopback: take cubic",
+                "bbr paces packets, which costs up to half of the throughput over loopback: use cubic",
                 "sudo modprobe tcp_cubic && sudo sysctl net.ipv4.tcp_congestion_control=cubic",
             ),
         ),
@@ -68,12 +68,12 @@ fn congestion(facts: &Facts) -> Judgement {
 fn socket_buffers(facts: &Facts) -> Judgement {
     const WANTED: u64 = 4 << 20;
     let (Some(read), Some(write)) = (facts.tcp_rmem_max, facts.tcp_wmem_max) else {
-        return skip("the kernel does not say here");
+        return skip("the kernel does not report it here");
     };
     let show = |bytes| ByteSize(bytes).approximate();
     let core = |max: Option<u64>| max.map_or("unknown".to_owned(), show);
     let found = format!(
-        "grow to {} (read) and {} (write); on request to {} and {}",
+        "grow automatically to {} (read) and {} (write); on request to {} and {}",
         show(read),
         show(write),
         core(facts.rmem_max),
@@ -83,7 +83,7 @@ fn socket_buffers(facts: &Facts) -> Judgement {
         return warn(
             found,
             (
-                "one stream cannot fill a fast link: let buffers grow",
+                "one stream cannot fill a fast link: raise the limits",
                 "sudo sysctl net.ipv4.tcp_rmem='4096 131072 16777216' net.ipv4.tcp_wmem='4096 65536 16777216' \
                  net.core.rmem_max=16777216 net.core.wmem_max=16777216",
             ),
@@ -94,9 +94,9 @@ fn socket_buffers(facts: &Facts) -> Judgement {
 
 fn backlog(facts: &Facts) -> Judgement {
     match facts.somaxconn {
-        None => skip("the kernel does not say here"),
+        None => skip("the kernel does not report it here"),
         Some(n) if n < 1024 => {
-            warn(n.to_string(), ("let more connections wait", "sudo sysctl net.core.somaxconn=4096"))
+            warn(n.to_string(), ("raise the limit", "sudo sysctl net.core.somaxconn=4096"))
         }
         Some(n) => ok(n.to_string()),
     }
@@ -106,11 +106,11 @@ fn io_uring(facts: &Facts) -> Judgement {
     match facts.io_uring {
         None => skip("unknown"),
         Some(Ok(())) => ok("allowed"),
-        Some(Err(libc::ENOSYS)) => warn("not in this kernel", "epoll is used; Linux 5.15 or newer has it"),
+        Some(Err(libc::ENOSYS)) => warn("not in this kernel", "epoll is used instead; Linux 5.15 or newer has io_uring"),
         Some(Err(errno)) => warn(
             format!("refused ({})", errno_text(errno)),
             (
-                "epoll is used; to allow it, let a container's seccomp profile pass io_uring_setup, and:",
+                "epoll is used instead; to allow io_uring, permit io_uring_setup in the container's seccomp profile, and:",
                 "sudo sysctl kernel.io_uring_disabled=0",
             ),
         ),
@@ -119,7 +119,7 @@ fn io_uring(facts: &Facts) -> Judgement {
 
 fn ports(facts: &Facts) -> Judgement {
     if facts.ports.is_empty() {
-        return skip("none asked for");
+        return skip("no ports given");
     }
     let mut shown = Vec::new();
     let mut foreign = Vec::new();
@@ -127,7 +127,7 @@ fn ports(facts: &Facts) -> Judgement {
         match (&port.taken, &port.holder) {
             (None, _) => shown.push(format!("{} free", port.number)),
             (Some(_), Some((name, pid))) => {
-                shown.push(format!("{} held by {name} (process {pid})", port.number));
+                shown.push(format!("{} in use by {name} (process {pid})", port.number));
                 if name != "snowskin" {
                     foreign.push(port.number);
                 }
@@ -143,7 +143,7 @@ fn ports(facts: &Facts) -> Judgement {
     warn(
         found,
         (
-            "fine when that is your master; otherwise end it, or choose another port with --listen and --http",
+            "correct if that is your master; otherwise stop that process, or choose other ports with --listen and --http",
             format!("sudo ss -ltnp 'sport = :{port}'"),
         ),
     )
@@ -151,7 +151,7 @@ fn ports(facts: &Facts) -> Judgement {
 
 fn ephemeral(facts: &Facts) -> Judgement {
     const ENOUGH: u16 = 10_000;
-    let Some(range) = &facts.ephemeral else { return skip("the kernel does not say here") };
+    let Some(range) = &facts.ephemeral else { return skip("the kernel does not report it here") };
     let found = format!("{} to {}", range.start(), range.end());
     if range.end().saturating_sub(*range.start()) < ENOUGH {
         return warn(
@@ -174,9 +174,9 @@ fn ephemeral(facts: &Facts) -> Judgement {
     let reserved: Vec<String> =
         facts.reserved_ports.iter().map(u32::to_string).chain(exposed.iter().map(u16::to_string)).collect();
     warn(
-        format!("{found}, which holds {}", list(&exposed)),
+        format!("{found}, which includes {}", list(&exposed)),
         (
-            "keep the ports that servers listen on out of it",
+            "exclude the ports on which servers listen",
             format!("sudo sysctl net.ipv4.ip_local_reserved_ports={}", reserved.join(",")),
         ),
     )
@@ -184,7 +184,7 @@ fn ephemeral(facts: &Facts) -> Judgement {
 
 fn sockets(facts: &Facts) -> Judgement {
     let (Some((open, closed)), Some(range)) = (facts.tcp_sockets, &facts.ephemeral) else {
-        return skip("the kernel does not say here");
+        return skip("the kernel does not report it here");
     };
     let ports = u64::from(range.end().saturating_sub(*range.start())) + 1;
     let found = format!("{} open, {} closed, {} ports", count(open), count(closed), count(ports));
@@ -194,23 +194,23 @@ fn sockets(facts: &Facts) -> Judgement {
     warn(
         found,
         (
-            "find who opens so many, and have clients keep their connections",
+            "find the process that opens them, and reuse connections in clients",
             "sudo ss -tanp | awk '{print $NF}' | sort | uniq -c | sort -n | tail",
         ),
     )
 }
 
 fn conntrack(facts: &Facts) -> Judgement {
-    let Some((used, most)) = facts.conntrack else { return skip("not loaded, or not shown here") };
+    let Some((used, most)) = facts.conntrack else { return skip("not loaded, or not visible here") };
     let found = format!("{} of {}", count(used), count(most));
-    // 0 is no limit.
+    // 0 means unlimited.
     if most == 0 || used < most / 5 * 4 {
         return ok(found);
     }
     warn(
         found,
         (
-            "make the table larger, or leave the ports of the store out of it",
+            "enlarge the table, or exclude the ports of the store from tracking",
             format!("sudo sysctl net.netfilter.nf_conntrack_max={}", most.saturating_mul(4).max(262_144)),
         ),
     )
@@ -219,16 +219,16 @@ fn conntrack(facts: &Facts) -> Judgement {
 fn firewall(facts: &Facts) -> Judgement {
     let ports = facts.ports.iter().map(|port| port.number);
     skip(format!(
-        "cannot be seen from one side; TCP {} must pass between hosts, and UDP 4791 for RoCE v2",
+        "cannot be checked from one host; allow TCP {} between hosts, and UDP 4791 for RoCE v2",
         list(ports)
     ))
 }
 
 fn loopback(facts: &Facts) -> Judgement {
     match &facts.loopback {
-        None => skip("not tried"),
+        None => skip("not measured"),
         Some(Err(why)) => {
-            fail(why.clone(), ("bring it up, and look at the firewall", "sudo ip link set lo up"))
+            fail(why.clone(), ("bring the interface up, and check the firewall", "sudo ip link set lo up"))
         }
         Some(Ok(time)) => {
             let us = time.as_secs_f64() * 1e6;
@@ -236,7 +236,7 @@ fn loopback(facts: &Facts) -> Judgement {
             if us > 200.0 {
                 return warn(
                     found,
-                    ("slow: the machine is busy, or its CPUs sleep deep", "sudo cpupower idle-set -D 10"),
+                    ("slow: the machine is busy, or its CPUs use deep sleep states", "sudo cpupower idle-set -D 10"),
                 );
             }
             ok(found)
@@ -246,7 +246,7 @@ fn loopback(facts: &Facts) -> Judgement {
 
 fn master(facts: &Facts) -> Judgement {
     match &facts.master {
-        None => skip("none asked for; --master HOST:PORT looks"),
+        None => skip("no master given; --master HOST:PORT checks one"),
         Some((address, Ok(time))) => ok(format!("{address} answers in {:.0} µs", time.as_secs_f64() * 1e6)),
         Some((address, Err(why))) => fail(
             format!("{address}: {why}"),

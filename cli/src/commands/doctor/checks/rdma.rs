@@ -1,24 +1,24 @@
-//! RDMA: from the library in user space down to the wire.
+//! RDMA: from the user-space library down to the link.
 //!
-//! No RDMA here is no fault, unless RDMA was asked for. Where there are devices, they should work.
+//! A machine without RDMA passes, unless RDMA was requested. Devices that exist should work.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Check, Judgement, fail, list, ok, skip, warn};
 use crate::commands::doctor::facts::rdma::{Device, PHYSICAL_ERRORS, Port};
-use crate::commands::doctor::facts::{Fabric, Facts};
+use crate::commands::doctor::facts::{Facts, RDMA_DEVICE};
 
 pub(super) const CHECKS: &[Check] = &[
-    Check { name: "rdma devices", why: "Without one, bytes go over TCP.", judge: devices },
-    Check { name: "libibverbs", why: "It is the way from this program to the driver.", judge: library },
+    Check { name: "rdma devices", why: "Without a device, data goes over TCP.", judge: devices },
+    Check { name: "libibverbs", why: "This program reaches the driver through this library.", judge: library },
     Check {
         name: "rdma providers",
-        why: "libibverbs leaves out a device whose provider it cannot load.",
+        why: "libibverbs ignores a device whose provider it cannot load.",
         judge: providers,
     },
     Check {
         name: "rdma device nodes",
-        why: "Whoever cannot open a device's node cannot use the device.",
+        why: "A process that cannot open a device's node cannot use the device.",
         judge: device_nodes,
     },
     Check {
@@ -26,39 +26,39 @@ pub(super) const CHECKS: &[Check] = &[
         why: "Connections and registrations beyond the limit are refused.",
         judge: cgroup,
     },
-    Check { name: "rdma port state", why: "Only a port that is ACTIVE carries packets.", judge: port_state },
+    Check { name: "rdma port state", why: "Only a port in state ACTIVE carries packets.", judge: port_state },
     Check {
         name: "rdma gids",
-        why: "Peers connect to a GID, best to a RoCE v2 one with a global address, or to an InfiniBand one.",
+        why: "Peers connect to a GID: ideally of RoCE v2 with a global address, or of InfiniBand.",
         judge: gids,
     },
     Check {
         name: "rdma duplicate gids",
-        why: "A peer that connects to an address of two ports ends up at either.",
+        why: "A peer that connects to an address of two ports may reach either of them.",
         judge: duplicate_gids,
     },
     Check {
         name: "rdma subnets",
-        why: "With two RoCE ports in one subnet the kernel answers for, and sends through, whichever it likes, so rails stay idle.",
+        why: "With two RoCE ports in one subnet, the kernel may answer and send through either, so rails stay idle.",
         judge: subnets,
     },
     Check {
         name: "rdma partitions",
-        why: "Two limited members of a partition cannot talk.",
+        why: "Two limited members of a partition cannot communicate.",
         judge: partitions,
     },
     Check {
         name: "rdma mtu",
-        why: "Each packet costs its header and its handling: small ones cost bandwidth.",
+        why: "Each packet has a fixed cost, so small packets reduce the bandwidth.",
         judge: mtu,
     },
-    Check { name: "rdma rates", why: "A transfer over all rails is held up by the slow one.", judge: rates },
+    Check { name: "rdma rates", why: "A slow rail delays transfers that use all rails.", judge: rates },
     Check {
         name: "rdma errors",
-        why: "RDMA answers one lost packet with a resend of all behind it.",
+        why: "After one lost packet, RDMA sends all later ones again.",
         judge: errors,
     },
-    Check { name: "pcie links", why: "A NIC is no faster than its slot.", judge: pcie },
+    Check { name: "pcie links", why: "A NIC is not faster than its PCIe slot.", judge: pcie },
     Check {
         name: "iommu",
         why: "Translating the address of each DMA costs bandwidth and registration time.",
@@ -67,25 +67,26 @@ pub(super) const CHECKS: &[Check] = &[
 ];
 
 const NO_DEVICE: &str = "no RDMA device";
-const TCP_ASKED: &str = "--fabric tcp leaves RDMA out";
+/// Why checks of RDMA are skipped when no fabric in use needs it.
+pub(super) const NO_RDMA: &str = "the selected fabrics do not use RDMA";
 
-/// The devices, or why there is nothing to judge.
+/// The devices, or why the check is skipped.
 fn cards(facts: &Facts) -> Result<&[Device], Judgement> {
-    match (facts.fabric, facts.rdma.devices.as_slice()) {
-        (Fabric::Tcp, _) => Err(skip(TCP_ASKED)),
-        (_, []) => Err(skip(NO_DEVICE)),
-        (_, devices) => Ok(devices),
+    match facts.rdma.devices.as_slice() {
+        _ if !facts.uses(RDMA_DEVICE) => Err(skip(NO_RDMA)),
+        [] => Err(skip(NO_DEVICE)),
+        devices => Ok(devices),
     }
 }
 
-/// The ports that carry packets, or why there is nothing to judge.
+/// The active ports, or why the check is skipped.
 fn active_ports(facts: &Facts) -> Result<Vec<&Port>, Judgement> {
     let ports: Vec<&Port> =
         cards(facts)?.iter().flat_map(|device| &device.ports).filter(|port| port.is_active()).collect();
     if ports.is_empty() { Err(skip("no port is ACTIVE")) } else { Ok(ports) }
 }
 
-/// A judgement, early or late.
+/// The judgement in either variant, so that checks can return early with `?`.
 fn either(result: Result<Judgement, Judgement>) -> Judgement {
     result.unwrap_or_else(|early| early)
 }
@@ -95,7 +96,7 @@ fn devices(facts: &Facts) -> Judgement {
         Ok(devices) if devices.iter().all(Device::is_software) => {
             return warn(
                 format!("{}: emulated by the kernel", list(devices.iter().map(|device| &device.name))),
-                "good for tests, slower than TCP: use a NIC that speaks RDMA, or --fabric tcp",
+                "good for tests, but slower than TCP: use a NIC with RDMA, or --fabric tcp",
             );
         }
         Ok(devices) => return ok(list(devices.iter().map(|device| &device.name))),
@@ -103,38 +104,37 @@ fn devices(facts: &Facts) -> Judgement {
     };
     let idle: Vec<_> =
         facts.pci.iter().filter(|function| function.is_rdma_nic()).map(|f| &f.address).collect();
-    match facts.fabric {
-        Fabric::Tcp => found,
-        _ if !idle.is_empty() => {
-            let found = format!("none, though the NIC at {} speaks RDMA", list(idle));
+    match facts.requires(RDMA_DEVICE) {
+        _ if !facts.uses(RDMA_DEVICE) => found,
+        required if !idle.is_empty() => {
+            let found = format!("none, although the NIC at {} supports RDMA", list(idle));
             let fix = ("load its RDMA driver", "sudo modprobe -a mlx5_ib ib_uverbs");
-            if facts.fabric == Fabric::Rdma { fail(found, fix) } else { warn(found, fix) }
+            if required { fail(found, fix) } else { warn(found, fix) }
         }
-        Fabric::Rdma => fail(
+        true => fail(
             "none in /sys/class/infiniband",
             (
-                "look for a NIC and its driver (`lspci -nn | grep -iE 'mellanox|infiniband'`, `sudo modprobe -a mlx5_ib \
-                 ib_uverbs`); in a container also `docker run --device=/dev/infiniband`; to try things out without a NIC:",
+                "check for a NIC and its driver (`lspci -nn | grep -iE 'mellanox|infiniband'`, `sudo modprobe -a mlx5_ib ib_uverbs`); in a \
+                container also `docker run --device=/dev/infiniband`; for trials without such a NIC:",
                 "sudo rdma link add rxe0 type rxe netdev eth0",
             ),
         ),
-        Fabric::Auto => skip("none; TCP and shared memory carry the bytes"),
+        false => skip("none; data goes over TCP and shared memory"),
     }
 }
 
 fn library(facts: &Facts) -> Judgement {
-    if facts.fabric == Fabric::Tcp {
-        return skip(TCP_ASKED);
+    if !facts.uses(RDMA_DEVICE) {
+        return skip(NO_RDMA);
     }
     match &facts.rdma.library {
-        None => skip("not looked for"),
+        None => skip("not checked"),
         Some(Ok(library)) => ok(library.name.clone()),
-        Some(Err(_)) if facts.fabric == Fabric::Auto && facts.rdma.devices.is_empty() => skip(NO_DEVICE),
+        Some(Err(_)) if !facts.requires(RDMA_DEVICE) && facts.rdma.devices.is_empty() => skip(NO_DEVICE),
         Some(Err(why)) => fail(
             why.clone(),
             (
-                "install rdma-core's libraries (Debian, Ubuntu: libibverbs1 and ibverbs-providers; Fedora, RHEL, SUSE: \
-                 libibverbs)",
+                "install the libraries of rdma-core (Debian, Ubuntu: libibverbs1 and ibverbs-providers; Fedora, RHEL, SUSE: libibverbs)",
                 "sudo apt-get install libibverbs1 ibverbs-providers",
             ),
         ),
@@ -144,24 +144,24 @@ fn library(facts: &Facts) -> Judgement {
 fn providers(facts: &Facts) -> Judgement {
     either(cards(facts).map(|devices| {
         let fix = (
-            "install rdma-core's providers (Debian, Ubuntu: ibverbs-providers; Fedora, RHEL: libibverbs), of the same \
-             release as libibverbs",
+            "install the providers of rdma-core (Debian, Ubuntu: ibverbs-providers; Fedora, RHEL: libibverbs), of the same release as \
+            libibverbs",
             "sudo apt-get install ibverbs-providers",
         );
         let Some(known) = &facts.rdma.providers else {
             if matches!(facts.rdma.library, Some(Ok(_))) {
-                return skip("no /etc/libibverbs.d: this libibverbs has them elsewhere");
+                return skip("no /etc/libibverbs.d: this libibverbs keeps them elsewhere");
             }
             return skip("no libibverbs");
         };
         let wanted: BTreeSet<&str> = devices.iter().filter_map(Device::provider).collect();
         if wanted.is_empty() {
-            return skip("these drivers are not known here");
+            return skip("unknown drivers");
         }
         let lost = |wanted: &&&str| !known.iter().any(|provider| provider.name == **wanted);
         let unlisted: Vec<_> = wanted.iter().filter(lost).collect();
         if !unlisted.is_empty() {
-            return fail(format!("none for {} in /etc/libibverbs.d", list(unlisted)), fix);
+            return fail(format!("no provider for {} in /etc/libibverbs.d", list(unlisted)), fix);
         }
         let empty: Vec<_> = wanted
             .iter()
@@ -170,7 +170,7 @@ fn providers(facts: &Facts) -> Judgement {
             })
             .collect();
         if !empty.is_empty() {
-            return fail(format!("{} is listed, but its library is not there", list(empty)), fix);
+            return fail(format!("{} is listed, but its library is missing", list(empty)), fix);
         }
         ok(list(wanted))
     }))
@@ -183,7 +183,7 @@ fn device_nodes(facts: &Facts) -> Judgement {
         if !bare.is_empty() {
             return fail(
                 format!("{} has none", list(bare)),
-                ("load the kernel's half of libibverbs", "sudo modprobe ib_uverbs"),
+                ("load the kernel module for libibverbs", "sudo modprobe ib_uverbs"),
             );
         }
         let nodes = devices.iter().filter_map(|device| device.uverbs.as_ref());
@@ -198,8 +198,8 @@ fn device_nodes(facts: &Facts) -> Judgement {
         fail(
             list(closed),
             (
-                "give the container the devices (`docker run --device=/dev/infiniband`, or the RDMA device plugin of \
-                 Kubernetes); on the host, let udev's rules of rdma-core make them open to all",
+                "give the container the devices (`docker run --device=/dev/infiniband`, or the RDMA device plugin of Kubernetes); on the host, \
+                let the udev rules of rdma-core make them accessible to all users",
                 "sudo udevadm trigger --subsystem-match=infiniband_verbs --action=add",
             ),
         )
@@ -222,7 +222,7 @@ fn cgroup(facts: &Facts) -> Judgement {
             format!("{name}: {} handles, {} objects", show(*handles), show(*objects))
         }));
         let fix =
-            "lift the limit in rdma.max of the control group (see the kernel's cgroup-v2 document, \"RDMA\")";
+            "raise the limit in rdma.max of the control group (see the kernel's cgroup-v2 document, \"RDMA\")";
         let closed = limits.iter().any(|(_, handles, objects)| *handles == Some(0) || *objects == Some(0));
         if closed { fail(found, fix) } else { warn(found, fix) }
     }))
@@ -237,12 +237,12 @@ fn port_state(facts: &Facts) -> Judgement {
         }
         let found = list(idle.iter().map(|port| format!("{} {} ({})", port.name, port.state.1, port.physical.1)));
         let Some(port) = idle.first() else {
-            return fail("no port at all", "the driver has not started: look at `dmesg | grep -i -E 'mlx|ib_'`");
+            return fail("no port at all", "the driver has not started: see `dmesg | grep -i -E 'mlx|ib_'`");
         };
         let netdev = port.netdevs.first().map_or("NETDEV", |netdev| &netdev.name);
         let fix = match (port.is_infiniband(), port.physical.0) {
             (true, 5) => (
-                "the link is up, but no subnet manager has configured it: start one on a switch or on one host",
+                "the link is up, but no subnet manager has configured it: start one on a switch or on a host",
                 "sudo systemctl start opensm".to_owned(),
             ),
             (false, 3) => ("its network interface is down: bring it up", format!("sudo ip link set {netdev} up")),
@@ -277,7 +277,7 @@ fn gids(facts: &Facts) -> Judgement {
             return fail(
                 format!("{} has none", names(&none)),
                 (
-                    "give its network interface an address, in the network namespace where this runs",
+                    "give its network interface an address, in the network namespace of this process",
                     format!("sudo ip addr add 10.0.0.1/24 dev {}", netdev(&none)),
                 ),
             );
@@ -287,15 +287,15 @@ fn gids(facts: &Facts) -> Judgement {
             return warn(
                 format!("{} has none of RoCE v2", names(&old)),
                 (
-                    "RoCE v1 reaches no further than its Ethernet segment, and only peers that speak it: switch the port to \
-                     RoCE v2 (also in the NIC's firmware: `mlxconfig … set ROCE_CONTROL=2`)",
+                    "RoCE v1 does not cross routers and reaches only peers that use it: switch the port to RoCE v2 (also in the NIC's firmware: \
+                    `mlxconfig … set ROCE_CONTROL=2`)",
                     format!("sudo cma_roce_mode -d {device} -p {number} -m 2"),
                 ),
             );
         }
         if !local.is_empty() {
             return warn(
-                format!("{} has link-local ones alone", names(&local)),
+                format!("{} has only link-local GIDs", names(&local)),
                 (
                     "peers behind a router cannot reach it: give its network interface an address",
                     format!("sudo ip addr add 10.0.0.1/24 dev {}", netdev(&local)),
@@ -317,7 +317,8 @@ fn duplicate_gids(facts: &Facts) -> Judgement {
     either(cards(facts).map(|devices| {
         let mut homes: BTreeMap<_, BTreeSet<&str>> = BTreeMap::new();
         for port in devices.iter().flat_map(|device| &device.ports) {
-            // A link-local address is its link's own affair in Ethernet; in InfiniBand it is the usual one.
+            // On Ethernet, the same link-local address may be used on several links; on InfiniBand,
+            // link-local GIDs are the usual ones.
             for gid in port.gids.iter().filter(|gid| !port.is_ethernet() || !gid.is_link_local()) {
                 homes.entry(gid.address).or_default().insert(&port.name);
             }
@@ -332,7 +333,7 @@ fn duplicate_gids(facts: &Facts) -> Judgement {
                 format!("{gid} on {}", list(ports.iter()))
             })),
             (
-                "give each port an address of its own, and do not put soft-RoCE on a NIC that speaks RDMA",
+                "give each port its own address, and do not configure soft-RoCE on a NIC with RDMA",
                 "rdma link; ip addr",
             ),
         )
@@ -356,20 +357,19 @@ fn subnets(facts: &Facts) -> Judgement {
         shared.retain(|_, names| names.len() > 1);
         let names: BTreeSet<&str> = shared.into_values().flatten().collect();
         if names.is_empty() {
-            return ok("one for each rail");
+            return ok("one per rail");
         }
-        let found = format!("{} share one", list(&names));
+        let found = format!("{} share a subnet", list(&names));
         let careful = names.iter().filter_map(|name| netdevs.get(name)).all(|netdev| {
             netdev.arp_ignore >= 1 && netdev.arp_announce >= 2 && netdev.rp_filter != 1
         });
         if careful {
-            return ok(format!("{found}, and each answers for itself"));
+            return ok(format!("{found}, but each answers for its own address only"));
         }
         warn(
             found,
             (
-                "give each rail a subnet of its own; or have each port answer for itself, with a routing table for each \
-                 source address",
+                "give each rail its own subnet; or let each port answer for its own address only, with a routing table per source address",
                 "sudo sysctl net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 net.ipv4.conf.all.rp_filter=2",
             ),
         )
@@ -390,13 +390,14 @@ fn partitions(facts: &Facts) -> Judgement {
             return ok("full member");
         }
         warn(
-            format!("{} is a limited member of each", list(limited.iter().map(|port| &port.name))),
+            format!("{} is only a limited member of its partitions", list(limited.iter().map(|port| &port.name))),
             "make its port a full member in the subnet manager's partitions.conf (`ALL=full`)",
         )
     }))
 }
 
-/// The path MTU that RoCE makes of an interface's: what remains after the longest headers (`iboe_get_mtu` of Linux).
+/// The path MTU that RoCE derives from an interface's MTU: the largest that fits with the longest headers
+/// (`iboe_get_mtu` of Linux).
 fn roce_mtu(netdev_mtu: u32) -> u32 {
     const HEADERS: u32 = 96;
     let room = netdev_mtu.saturating_sub(HEADERS);
@@ -426,7 +427,7 @@ fn mtu(facts: &Facts) -> Judgement {
                 ),
             ),
             (None, false) => ok(format!("{BEST} (interfaces have {})", list(good))),
-            (None, true) => skip("sysfs does not tell; `ibv_devinfo` shows active_mtu"),
+            (None, true) => skip("not reported in sysfs; `ibv_devinfo` shows active_mtu"),
         }
     }))
 }
@@ -437,7 +438,7 @@ fn rates(facts: &Facts) -> Judgement {
             let pci = facts.pci.iter().find(|function| Some(&function.address) == device.pci.as_ref());
             pci.map(|function| (function.vendor, function.device))
         };
-        // Different NICs may differ: only those of one model should not.
+        // Different NICs may differ; ports of the same model should not.
         let mut fastest = BTreeMap::new();
         let mut all = Vec::new();
         for device in devices {
@@ -457,7 +458,7 @@ fn rates(facts: &Facts) -> Judgement {
             .iter()
             .filter_map(|(model, port, rate)| {
                 let most = *fastest.get(model.as_ref()?)?;
-                (*rate < most).then(|| (port, format!("{} {rate} Gb/s, its like {most}", port.name)))
+                (*rate < most).then(|| (port, format!("{} {rate} Gb/s, others of its model {most}", port.name)))
             })
             .collect();
         let Some((port, _)) = slow.first() else {
@@ -470,7 +471,7 @@ fn rates(facts: &Facts) -> Judgement {
         warn(
             list(slow.iter().map(|(_, text)| text)),
             (
-                "it negotiated less than its like: check cable, transceiver and the switch port's speed",
+                "it negotiated less than others of its model: check cable, transceiver and the speed of the switch port",
                 command,
             ),
         )
@@ -485,9 +486,9 @@ fn errors(facts: &Facts) -> Judgement {
         let Some((port, ..)) = errors.first() else { return ok("none") };
         let on_the_wire = errors.iter().any(|(_, name, _)| PHYSICAL_ERRORS.contains(&name.as_str()));
         let words = if on_the_wire {
-            "since the driver started; when they grow, clean or replace cable and transceiver"
+            "counted since the driver started; if they increase, clean or replace cable and transceiver"
         } else {
-            "since the driver started; when they grow, packets are dropped: set up PFC or ECN on switches and NICs alike"
+            "counted since the driver started; if they increase, packets are dropped: configure PFC or ECN on switches and NICs"
         };
         warn(
             list(errors.iter().map(|(port, name, value)| format!("{} {name} {value}", port.name))),
@@ -508,7 +509,7 @@ fn pcie(facts: &Facts) -> Judgement {
             .filter_map(|function| Some((function, function.link?)))
             .collect();
         if nics.is_empty() {
-            return skip("the kernel does not say (usual in virtual machines)");
+            return skip("the kernel does not report it (usual in virtual machines)");
         }
         let slow: Vec<_> = nics.iter().filter(|(_, [now, most])| now.0 < most.0 || now.1 < most.1).collect();
         let show = |(speed, lanes): (f64, u32)| format!("{speed} GT/s x{lanes}");
@@ -520,7 +521,7 @@ fn pcie(facts: &Facts) -> Judgement {
                 format!("{} has {} of {}", nic.address, show(*now), show(*most))
             })),
             (
-                "reseat the card, or move it to a slot with as many lanes; check the slot's speed in the firmware (BIOS)",
+                "reseat the card, or move it to a slot with enough lanes; check the slot's speed in the firmware (BIOS)",
                 format!("sudo lspci -vv -s {} | grep -E 'LnkCap|LnkSta'", nic.address),
             ),
         )
@@ -535,13 +536,13 @@ fn iommu(facts: &Facts) -> Judgement {
             .map(|device| &device.name)
             .collect();
         if translated.is_empty() {
-            return ok("off, or passed through");
+            return ok("off, or in passthrough mode");
         }
         warn(
-            format!("translates for {}", list(translated)),
+            format!("translates addresses for {}", list(translated)),
             (
-                "pass devices of the host through it: `iommu=pt` on the kernel's command line (Debian, Ubuntu: \
-                 GRUB_CMDLINE_LINUX in /etc/default/grub, then `update-grub`; Fedora, RHEL: as below), then start again",
+                "use passthrough mode for devices of the host: `iommu=pt` on the kernel's command line (Debian, Ubuntu: GRUB_CMDLINE_LINUX in \
+                /etc/default/grub, then `update-grub`; Fedora, RHEL: as below), then restart",
                 "sudo grubby --update-kernel=ALL --args=iommu=pt",
             ),
         )

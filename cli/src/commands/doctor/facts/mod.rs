@@ -1,4 +1,4 @@
-//! What is the case on this machine. No judgement here: `checks` has that.
+//! The facts about this machine. They contain no judgement: `checks` has that.
 
 pub(super) mod pci;
 pub(super) mod ports;
@@ -9,105 +9,111 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use te_engine::{Fabrics, HostNeed};
 use te_host::topology::{Found, read_sysfs};
 
 use super::source::{Source, number_list};
 use crate::sys;
 
-/// Which fabric somebody means to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Fabric {
-    /// Whatever there is
-    #[default]
-    Auto,
-    /// RDMA: what is missing for it is a failure
-    Rdma,
-    /// TCP alone: RDMA is not looked at
-    Tcp,
-}
+/// The need of fabrics that use RDMA.
+pub(super) const RDMA_DEVICE: HostNeed = HostNeed::DeviceClass("infiniband");
 
-/// What was found; `None` where this machine does not say.
+/// The facts; `None` where this machine does not report them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    /// What was asked for, rather than found.
-    pub(super) fabric: Fabric,
+    /// The fabrics that the user wants to use: an input of the checks rather than a fact.
+    pub(super) fabrics: Fabrics,
+    /// Libraries and device classes that fabrics need and this machine lacks, with an explanation.
+    pub(super) missing: Vec<(HostNeed, String)>,
     /// `uname -r`.
     pub(super) kernel: Option<String>,
-    /// CPUs this process may use.
+    /// Number of CPUs that this process may use.
     pub(super) cpus: usize,
-    /// How CPUs choose their frequency.
+    /// Frequency governor of the CPUs.
     pub(super) governor: Option<String>,
-    /// NUMA nodes that have CPUs.
+    /// NUMA nodes with CPUs.
     pub(super) nodes: Vec<u32>,
-    /// 0 is off.
+    /// `kernel.numa_balancing`; 0 is off.
     pub(super) numa_balancing: Option<u32>,
     pub(super) zone_reclaim: Option<u32>,
-    /// The kernel's clock.
+    /// Clock source of the kernel.
     pub(super) clock_source: Option<String>,
-    /// Bytes of memory: all, and what can still be taken.
+    /// Memory, bytes: total and available.
     pub(super) memory: Option<(u64, u64)>,
-    /// The tightest limit of the control groups around us and what it holds already, bytes.
+    /// The tightest memory limit among the control groups of this process and its current use, bytes.
     pub(super) cgroup_memory: Option<(u64, u64)>,
     /// `vm.overcommit_memory`.
     pub(super) overcommit: Option<u32>,
-    /// Open files: soft and hard limit.
+    /// Limits on open files: soft and hard.
     pub(super) files: Option<(u64, u64)>,
-    /// Locked memory: soft limit, bytes; `u64::MAX` is none.
+    /// Soft limit on locked memory, bytes; `u64::MAX` means unlimited.
     pub(super) memlock: Option<u64>,
-    /// Whether the kernel lets this process lock memory beyond its limit.
+    /// Whether this process may lock memory beyond the limit.
     pub(super) may_lock: bool,
-    /// Huge pages reserved, free, and bytes of one.
+    /// Huge pages: reserved, free, and bytes per page.
     pub(super) huge_pages: Option<(u64, u64, u64)>,
-    /// Huge pages reserved on each node, of any size.
+    /// Huge pages reserved per NUMA node, of any size.
     pub(super) huge_pages_by_node: Vec<(u32, u64)>,
-    /// `always`, `madvise`, `never`.
+    /// Transparent huge pages: `always`, `madvise` or `never`.
     pub(super) transparent_huge_pages: Option<String>,
-    /// Bytes free in /dev/shm.
+    /// Free space in /dev/shm, bytes.
     pub(super) shm_bytes: Option<u64>,
-    /// errno, when memory files are refused.
+    /// Whether memory files can be created; errno otherwise.
     pub(super) memfd: Option<Result<(), i32>>,
-    /// TCP congestion control in force, and those on offer.
+    /// TCP congestion control: the one in force, and those available.
     pub(super) congestion: Option<String>,
     pub(super) congestion_available: Vec<String>,
-    /// Largest socket buffers that may be asked for, bytes.
+    /// Largest socket buffers that a program may request, bytes.
     pub(super) rmem_max: Option<u64>,
     pub(super) wmem_max: Option<u64>,
-    /// How far the kernel grows buffers by itself, bytes.
+    /// Largest socket buffers to which the kernel grows them automatically, bytes.
     pub(super) tcp_rmem_max: Option<u64>,
     pub(super) tcp_wmem_max: Option<u64>,
-    /// Connections that may wait to be accepted.
+    /// Connections that may wait to be accepted, per listener.
     pub(super) somaxconn: Option<u32>,
-    /// Ports the kernel gives to outgoing connections, and those it leaves out.
+    /// Ports for outgoing connections, and those excluded from them.
     pub(super) ephemeral: Option<RangeInclusive<u16>>,
     pub(super) reserved_ports: Vec<u32>,
-    /// TCP sockets: open, and closed but not yet forgotten.
+    /// TCP sockets: open, and in TIME_WAIT.
     pub(super) tcp_sockets: Option<(u64, u64)>,
-    /// Connections that the firewall follows, and how many it can.
+    /// Connections that the firewall tracks, and its limit.
     pub(super) conntrack: Option<(u64, u64)>,
-    /// errno, when rings are refused.
+    /// Whether an io_uring can be created; errno otherwise.
     pub(super) io_uring: Option<Result<(), i32>>,
-    /// Each port that was asked for.
+    /// The ports to check.
     pub(super) ports: Vec<ports::Port>,
     /// Median round trip of one byte over loopback.
     pub(super) loopback: Option<Result<Duration, String>>,
-    /// The master's address, and its round trip or why there is none.
+    /// The master's address, and its round-trip time or why there is none.
     pub(super) master: Option<(String, Result<Duration, String>)>,
-    /// Subnets reached without a gateway: interface, address, mask; in the kernel's byte order.
+    /// Directly connected subnets: interface, address, mask; in the kernel's byte order.
     pub(super) subnets: Vec<(String, u32, u32)>,
-    /// RDMA.
+    /// RDMA devices and libraries.
     pub(super) rdma: rdma::Rdma,
     /// PCI functions.
     pub(super) pci: Vec<pci::Function>,
-    /// What `snowskin topology` shows, and the engine routes by.
+    /// The topology that `snowskin topology` shows and the engine uses for routing.
     pub(super) topology: Option<Found>,
-    /// First line of the NVIDIA driver's own description.
+    /// First line of the NVIDIA driver's version file.
     pub(super) nvidia: Option<String>,
-    /// Modules of the kernel that are loaded.
+    /// Loaded kernel modules.
     pub(super) modules: Vec<String>,
 }
 
-/// Looks. Takes a fraction of a second, unless the master does not answer.
-pub(super) fn gather(source: &Source, fabric: Fabric, ports: &[u16], master: Option<&str>) -> Facts {
+impl Facts {
+    /// Whether a fabric with this need may be used.
+    pub(super) fn uses(&self, need: HostNeed) -> bool {
+        te_engine::fabrics().iter().any(|entry| entry.needs.contains(&need) && self.fabrics.uses(entry))
+    }
+
+    /// Whether a fabric with this need must work, because the user has named it.
+    pub(super) fn requires(&self, need: HostNeed) -> bool {
+        self.fabrics.named().any(|entry| entry.needs.contains(&need))
+    }
+}
+
+/// Gathers all facts. Takes a fraction of a second, unless the master does not answer.
+pub(super) fn gather(source: &Source, fabrics: Fabrics, ports: &[u16], master: Option<&str>) -> Facts {
     let sysctl = |path: &str| source.line(&format!("proc/sys/{path}"));
     let last_number = |path: &str| sysctl(path)?.split_whitespace().last()?.parse().ok();
     let meminfo = source.text("proc/meminfo").unwrap_or_default();
@@ -117,7 +123,8 @@ pub(super) fn gather(source: &Source, fabric: Fabric, ports: &[u16], master: Opt
     let is_running = !source.is_copy();
     let nodes = nodes(source);
     Facts {
-        fabric,
+        fabrics,
+        missing: missing(source),
         kernel: sysctl("kernel/osrelease"),
         cpus: cpus(source),
         governor: source.line("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
@@ -176,7 +183,20 @@ pub(super) fn gather(source: &Source, fabric: Fabric, ports: &[u16], master: Opt
     }
 }
 
-/// `name:  123 kB` in bytes; plain numbers as they are.
+/// The libraries and device classes that fabrics of the registry need and the machine lacks.
+fn missing(source: &Source) -> Vec<(HostNeed, String)> {
+    let needs = te_engine::fabrics().iter().flat_map(|entry| entry.needs);
+    let lacks = |need: &HostNeed| match need {
+        HostNeed::Library(name) => rdma::find_library(source, name).err(),
+        HostNeed::DeviceClass(name) if source.entries(&format!("sys/class/{name}")).is_empty() => {
+            Some(format!("no device in /sys/class/{name}"))
+        }
+        _ => None,
+    };
+    needs.filter_map(|need| Some((*need, lacks(need)?))).collect()
+}
+
+/// The value of a line `name:  123 kB`, in bytes; a number without a unit is taken as it is.
 fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     let rest = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     let mut words = rest.split_whitespace();
@@ -184,7 +204,7 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     if words.next() == Some("kB") { number.checked_mul(1024) } else { Some(number) }
 }
 
-/// A line of `/proc/self/limits`: soft and hard; `u64::MAX` is none.
+/// A line of `/proc/self/limits`: soft and hard limit; `u64::MAX` means unlimited.
 fn limit(limits: &str, name: &str) -> Option<(u64, u64)> {
     let mut words = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace();
     let mut number = || match words.next()? {
@@ -231,7 +251,7 @@ fn nodes(source: &Source) -> Vec<u32> {
     }
 }
 
-/// CAP_IPC_LOCK (capabilities(7)), and in the first user namespace: that is where drivers ask for it.
+/// CAP_IPC_LOCK (capabilities(7)) in the initial user namespace, which is where drivers check it.
 fn may_lock(source: &Source) -> bool {
     const CAP_IPC_LOCK: u32 = 14;
     let status = source.text("proc/self/status").unwrap_or_default();
@@ -243,7 +263,8 @@ fn may_lock(source: &Source) -> bool {
     has && map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// This process's control group of `controller` and those around it, innermost first; and whether they are of version 2.
+/// This process's control group of `controller` and its ancestors, innermost first; and whether each is of
+/// version 2.
 fn cgroups(source: &Source, controller: &str) -> Vec<(String, bool)> {
     let text = source.text("proc/self/cgroup").unwrap_or_default();
     let mut groups = Vec::new();
@@ -269,7 +290,7 @@ fn cgroups(source: &Source, controller: &str) -> Vec<(String, bool)> {
 }
 
 fn cgroup_memory(source: &Source) -> Option<(u64, u64)> {
-    /// Version 1 writes a number near the largest for "none".
+    /// Version 1 reports a number near the largest for "unlimited".
     const NONE: u64 = 1 << 60;
     cgroups(source, "memory")
         .into_iter()
@@ -285,7 +306,7 @@ fn cgroup_memory(source: &Source) -> Option<(u64, u64)> {
         .min_by_key(|(limit, used)| limit.saturating_sub(*used))
 }
 
-/// `mlx5_0 hca_handle=2 hca_object=max`, where either is limited.
+/// Lines such as `mlx5_0 hca_handle=2 hca_object=max`, where either value is limited.
 fn cgroup_rdma(source: &Source) -> Vec<(String, Option<u64>, Option<u64>)> {
     let mut limits = Vec::new();
     for (dir, _) in cgroups(source, "rdma") {
@@ -304,7 +325,7 @@ fn cgroup_rdma(source: &Source) -> Vec<(String, Option<u64>, Option<u64>)> {
     limits
 }
 
-/// Routes of `/proc/net/route` that need no gateway: interface, address, mask.
+/// Routes of `/proc/net/route` without a gateway: interface, address, mask.
 fn connected(routes: &str) -> Vec<(String, u32, u32)> {
     let hex = |word: &str| u32::from_str_radix(word, 16).ok();
     routes
@@ -379,8 +400,8 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_can_be_looked_at() {
-        let facts = gather(&Source::this_machine(), Fabric::Auto, &[], None);
+    fn this_machine_can_be_examined() {
+        let facts = gather(&Source::this_machine(), Fabrics::default(), &[], None);
         assert!(facts.cpus >= 1 && facts.files.is_some() && facts.kernel.is_some());
         assert_eq!(facts.files, sys::limit(libc::RLIMIT_NOFILE));
         assert_eq!(facts.memlock, sys::limit(libc::RLIMIT_MEMLOCK).map(|(soft, _)| soft));

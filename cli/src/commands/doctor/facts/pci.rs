@@ -4,61 +4,61 @@ use crate::commands::doctor::source::Source;
 
 const FUNCTIONS_MAX: usize = 8192;
 
-/// Vendor of ConnectX and BlueField.
+/// PCI vendor of ConnectX and BlueField.
 const MELLANOX: u32 = 0x15b3;
 const NVIDIA: u32 = 0x10de;
 const AMD: u32 = 0x1002;
 
-/// One function.
+/// One PCI function.
 #[derive(Clone, Debug)]
 pub(crate) struct Function {
     /// `0000:17:00.0`.
     pub(crate) address: String,
-    /// PCI vendor, and its number for the device.
+    /// PCI vendor, and the vendor's device number.
     pub(crate) vendor: u32,
     pub(crate) device: u32,
     /// 24 bits: base class, sub-class, interface.
     pub(crate) class: u32,
-    /// NUMA node, if the firmware says.
+    /// NUMA node, if the firmware reports it.
     pub(crate) node: Option<u32>,
-    /// From the host bridge down to the function itself.
+    /// PCI addresses from the host bridge down to the function itself.
     pub(crate) path: Vec<String>,
-    /// GT/s and lanes: now, and at most.
+    /// Link speed (GT/s) and lanes: current, and maximum.
     pub(crate) link: Option<[(f64, u32); 2]>,
-    /// Bytes of the largest window into its memory.
+    /// Size of the largest window into its memory, bytes.
     pub(crate) window: Option<u64>,
-    /// The control word of access control services; `None` when there are none, or only root may look.
+    /// The control word of access control services; `None` without them, or when only root may read it.
     pub(crate) acs: Option<u16>,
 }
 
 impl Function {
-    /// A network or InfiniBand controller.
+    /// Whether it is a network or InfiniBand controller.
     pub(crate) const fn is_nic(&self) -> bool {
         matches!(self.class >> 8, 0x0200 | 0x0207)
     }
 
-    /// A NIC of a family that always speaks RDMA.
+    /// Whether it is a NIC of a family that always supports RDMA.
     pub(crate) const fn is_rdma_nic(&self) -> bool {
         self.is_nic() && self.vendor == MELLANOX
     }
 
-    /// A GPU that computes: NVIDIA's or AMD's, display or accelerator.
+    /// Whether it is a GPU for computing: of NVIDIA or AMD, display controller or accelerator.
     pub(crate) const fn is_gpu(&self) -> bool {
         matches!(self.class >> 16, 0x03 | 0x12) && matches!(self.vendor, NVIDIA | AMD)
     }
 
-    /// NVIDIA's.
+    /// Whether the vendor is NVIDIA.
     pub(crate) const fn is_nvidia(&self) -> bool {
         self.vendor == NVIDIA
     }
 
-    /// A bridge between PCI buses.
+    /// Whether it is a bridge between PCI buses.
     pub(crate) const fn is_bridge(&self) -> bool {
         self.class >> 8 == 0x0604
     }
 }
 
-/// Looks at all of them.
+/// Reads all functions.
 pub(super) fn gather(source: &Source) -> Vec<Function> {
     const DEVICES: &str = "sys/bus/pci/devices";
     let mut functions = Vec::new();
@@ -91,7 +91,7 @@ pub(super) fn gather(source: &Source) -> Vec<Function> {
     functions
 }
 
-/// `../../../devices/pci0000:16/0000:16:01.0/0000:17:00.0` from the host bridge on.
+/// The part of `../../../devices/pci0000:16/0000:16:01.0/0000:17:00.0` from the host bridge on.
 fn path(source: &Source, dir: &str, address: &str) -> Vec<String> {
     let link = source.link(dir).unwrap_or_default();
     let path: Vec<String> =
@@ -105,13 +105,13 @@ fn link(source: &Source, dir: &str) -> Option<[(f64, u32); 2]> {
         let speed = source.line(&format!("{dir}/{when}_link_speed"))?;
         let speed = speed.split_whitespace().next()?.parse::<f64>().ok()?;
         let lanes = source.number::<u32>(&format!("{dir}/{when}_link_width"))?;
-        // A virtual function has no link of its own, and says so with zeros or 255.
+        // A virtual function has no link and reports zeros or 255.
         (speed > 0.0 && (1..=32).contains(&lanes)).then_some((speed, lanes))
     };
     Some([one("current")?, one("max")?])
 }
 
-/// Lines of `start end flags`, one a region.
+/// The argument has lines of `start end flags`, one per region.
 fn largest_memory_window(resource: &str) -> Option<u64> {
     const MEMORY: u64 = 0x200;
     let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
@@ -123,13 +123,14 @@ fn largest_memory_window(resource: &str) -> Option<u64> {
     bytes.max()
 }
 
-/// Walks the extended capabilities (PCI Express Base Specification, 7.6) to access control services (7.7.11).
+/// Walks the list of extended capabilities (PCI Express Base Specification, 7.6) to access control services
+/// (7.7.11).
 fn acs_control(config: &[u8]) -> Option<u16> {
     const ACS: u32 = 0x000d;
     const CONTROL: usize = 6;
     let word = |offset: usize| config.get(offset..offset + 4)?.try_into().ok().map(u32::from_le_bytes);
     let mut offset = 0x100;
-    // Each capability takes at least eight bytes: a list longer than this goes in circles.
+    // Each capability takes at least eight bytes, so a longer list contains a loop.
     for _ in 0..(4096 - 0x100) / 8 {
         let header = word(offset)?;
         if header & 0xffff == ACS {
@@ -148,7 +149,7 @@ fn acs_control(config: &[u8]) -> Option<u16> {
 mod tests {
     use super::*;
 
-    /// Configuration space with the given capabilities: offset, identifier, next.
+    /// A configuration space with the given capabilities: offset, identifier, next.
     fn config(capabilities: &[(usize, u32, u32)]) -> Vec<u8> {
         let mut config = vec![0; 4096];
         for &(offset, id, next) in capabilities {

@@ -1,22 +1,22 @@
-//! TCP ports: whether they are free, and who has them.
+//! TCP ports: whether they are free, and which process uses them.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 
 use crate::commands::doctor::source::Source;
 
-/// A port that was asked for.
+/// A port to check.
 #[derive(Clone, Debug)]
 pub(crate) struct Port {
-    /// Its number.
+    /// Port number.
     pub(crate) number: u16,
     /// Why it is not free.
     pub(crate) taken: Option<String>,
-    /// Name and id of the process that listens, where that can be seen.
+    /// Name and id of the listening process, if visible.
     pub(crate) holder: Option<(String, u32)>,
 }
 
-/// Looks for listeners, and on a running machine tries.
+/// Looks for listeners and, on a running machine, tries to bind.
 pub(super) fn gather(source: &Source, numbers: &[u16]) -> Vec<Port> {
     let listeners = if numbers.is_empty() { Vec::new() } else { listeners(source) };
     numbers
@@ -25,7 +25,7 @@ pub(super) fn gather(source: &Source, numbers: &[u16]) -> Vec<Port> {
             let inode = listeners.iter().find(|(port, _)| *port == number).map(|(_, inode)| inode);
             let tried = if source.is_copy() { Ok(()) } else { try_bind(number) };
             let taken = match (inode, tried) {
-                (Some(_), _) => Some("somebody listens".to_owned()),
+                (Some(_), _) => Some("a process listens on it".to_owned()),
                 (None, Err(error)) => Some(error.to_string()),
                 (None, Ok(())) => None,
             };
@@ -38,7 +38,7 @@ fn try_bind(port: u16) -> io::Result<()> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(drop)
 }
 
-/// Ports somebody listens on, with the socket's inode.
+/// Ports with a listener, and the inode of its socket.
 fn listeners(source: &Source) -> Vec<(u16, String)> {
     const LISTEN: &str = "0A";
     ["proc/net/tcp", "proc/net/tcp6"]
@@ -57,7 +57,7 @@ fn listeners(source: &Source) -> Vec<(u16, String)> {
         .collect()
 }
 
-/// Whose socket it is; other users' processes do not show theirs.
+/// The process that has the socket. Processes of other users do not show theirs.
 fn holder(source: &Source, inode: &str) -> Option<(String, u32)> {
     let wanted = format!("socket:[{inode}]");
     source.entries("proc").iter().filter_map(|name| name.parse::<u32>().ok()).find_map(|pid| {

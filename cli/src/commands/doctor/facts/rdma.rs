@@ -1,6 +1,7 @@
-//! RDMA devices as the kernel shows them, and what user space has to reach them.
+//! RDMA devices as the kernel reports them, and what user space needs to reach them.
 //!
-//! Layout: Linux `Documentation/ABI/stable/sysfs-class-infiniband`; providers as libibverbs of rdma-core finds them.
+//! Layout: Linux `Documentation/ABI/stable/sysfs-class-infiniband`; providers are found as libibverbs of
+//! rdma-core does.
 
 use std::net::Ipv6Addr;
 
@@ -11,34 +12,34 @@ const PORTS_MAX: usize = 16;
 const GIDS_MAX: usize = 256;
 const PKEYS_MAX: usize = 128;
 
-/// What there is of RDMA.
+/// The RDMA devices and libraries of a machine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rdma {
-    /// libibverbs, or why it cannot be had.
+    /// libibverbs, or why it cannot be loaded.
     pub(crate) library: Option<Result<Library, String>>,
     /// Devices, by name.
     pub(crate) devices: Vec<Device>,
-    /// Providers that libibverbs is told of; `None` when there is no directory that says.
+    /// Configured providers of libibverbs; `None` without a configuration directory.
     pub(crate) providers: Option<Vec<Provider>>,
     /// Limits of the control group: device, most handles, most objects.
     pub(crate) limits: Vec<(String, Option<u64>, Option<u64>)>,
 }
 
-/// The library of verbs.
+/// The verbs library.
 #[derive(Clone, Debug)]
 pub(crate) struct Library {
     /// Name or path.
     pub(crate) name: String,
-    /// Whether it can register dma-bufs (rdma-core 34 and later); `None` when only its file was seen.
+    /// Whether it can register dma-bufs (rdma-core 34 and later); `None` when only its file was found.
     pub(crate) dmabuf: Option<bool>,
 }
 
-/// The part of libibverbs that knows one driver.
+/// The part of libibverbs for one driver.
 #[derive(Clone, Debug)]
 pub(crate) struct Provider {
     /// `mlx5`.
     pub(crate) name: String,
-    /// Whether its library is where libibverbs looks; `None` when no such place is known.
+    /// Whether its library is where libibverbs searches; `None` when that directory is unknown.
     pub(crate) is_installed: Option<bool>,
 }
 
@@ -47,31 +48,31 @@ pub(crate) struct Provider {
 pub(crate) struct Device {
     /// `mlx5_0`.
     pub(crate) name: String,
-    /// The kernel's driver; none for a virtual device.
+    /// The kernel's driver; `None` for a virtual device.
     pub(crate) driver: Option<String>,
     /// PCI address.
     pub(crate) pci: Option<String>,
-    /// NUMA node, if the firmware says.
+    /// NUMA node, if the firmware reports it.
     pub(crate) node: Option<u32>,
-    /// `DMA`, `DMA-FQ`, `identity`.
+    /// Type of its IOMMU domain: `DMA`, `DMA-FQ`, `identity`.
     pub(crate) iommu: Option<String>,
-    /// `uverbs0`, and why it cannot be opened.
+    /// `uverbs0`, and whether it can be opened or why not.
     pub(crate) uverbs: Option<(String, Result<(), String>)>,
-    /// Its ports.
+    /// The ports of the device.
     pub(crate) ports: Vec<Port>,
 }
 
 impl Device {
-    /// Whether the kernel emulates it.
+    /// Whether the kernel emulates the device.
     pub(crate) fn is_software(&self) -> bool {
         self.pci.is_none() && self.driver.is_none()
     }
 
-    /// The provider of libibverbs that drives it, where that is known.
+    /// The provider of libibverbs for the device, if known.
     pub(crate) fn provider(&self) -> Option<&'static str> {
         match self.driver.as_deref() {
             Some(driver) => {
-                // A part of a NIC has its own driver, `mlx5_core.sf`, but the same provider.
+                // A sub-function of a NIC has its own driver, `mlx5_core.sf`, but the same provider.
                 let family = driver.split('.').next();
                 PROVIDERS.iter().find(|(name, _)| Some(*name) == family).map(|(_, provider)| *provider)
             }
@@ -80,7 +81,7 @@ impl Device {
     }
 }
 
-/// Drivers of the kernel and who drives them in user space.
+/// Drivers of the kernel, and their providers in user space.
 const PROVIDERS: [(&str, &str); 14] = [
     ("mlx5_core", "mlx5"),
     ("mlx4_core", "mlx4"),
@@ -103,52 +104,52 @@ const PROVIDERS: [(&str, &str); 14] = [
 pub(crate) struct Port {
     /// `mlx5_0/1`.
     pub(crate) name: String,
-    /// 4 is ACTIVE, and its name.
+    /// State number (4 is ACTIVE) and name.
     pub(crate) state: (u32, String),
-    /// 5 is LinkUp, and its name.
+    /// Physical state number (5 is LinkUp) and name.
     pub(crate) physical: (u32, String),
     /// `Ethernet`, `InfiniBand`.
     pub(crate) link_layer: String,
-    /// Gb/s.
+    /// Data rate, Gb/s.
     pub(crate) rate: Option<f64>,
-    /// Addresses, without the empty ones.
+    /// The GIDs of the port, without empty entries.
     pub(crate) gids: Vec<Gid>,
-    /// Partitions, without the empty ones.
+    /// The partition keys of the port, without empty entries.
     pub(crate) pkeys: Vec<u32>,
-    /// Network interfaces on it.
+    /// The network interfaces of the port.
     pub(crate) netdevs: Vec<NetDev>,
-    /// Counters of errors that are not zero.
+    /// Error counters that are not zero.
     pub(crate) errors: Vec<(String, u64)>,
 }
 
 impl Port {
-    /// Whether it carries packets.
+    /// Whether the port carries packets.
     pub(crate) const fn is_active(&self) -> bool {
         self.state.0 == 4
     }
 
-    /// Whether it is RoCE.
+    /// Whether the port is RoCE.
     pub(crate) fn is_ethernet(&self) -> bool {
         self.link_layer == "Ethernet"
     }
 
-    /// Whether it is InfiniBand.
+    /// Whether the port is InfiniBand.
     pub(crate) fn is_infiniband(&self) -> bool {
         self.link_layer == "InfiniBand"
     }
 }
 
-/// An address of a port.
+/// A GID of a port.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gid {
-    /// The address; IPv4 is mapped.
+    /// The address; an IPv4 address is mapped.
     pub(crate) address: Ipv6Addr,
     /// Whether packets with it can be routed (RoCE v2).
     pub(crate) is_v2: bool,
 }
 
 impl Gid {
-    /// fe80::/10: reaches the same link alone.
+    /// Whether it is in fe80::/10, which is reachable on the same link only.
     pub(crate) fn is_link_local(self) -> bool {
         self.address.is_unicast_link_local()
     }
@@ -159,15 +160,15 @@ impl Gid {
 pub(crate) struct NetDev {
     /// `eth0`.
     pub(crate) name: String,
-    /// Bytes of a packet.
+    /// MTU, bytes.
     pub(crate) mtu: Option<u32>,
-    /// The stricter of `all` and its own, as the kernel takes them.
+    /// The stricter of `all` and the interface's own value, as the kernel combines them.
     pub(crate) arp_ignore: u32,
     pub(crate) arp_announce: u32,
     pub(crate) rp_filter: u32,
 }
 
-/// Counters that say bits were lost on the wire.
+/// Counters of bit errors on the link.
 pub(crate) const PHYSICAL_ERRORS: [&str; 7] = [
     "symbol_error",
     "link_error_recovery",
@@ -177,7 +178,7 @@ pub(crate) const PHYSICAL_ERRORS: [&str; 7] = [
     "excessive_buffer_overrun_errors",
     "rx_icrc_encapsulated",
 ];
-/// Counters that say packets were dropped or came too late.
+/// Counters of packets that were dropped or came too late.
 const LOSS_ERRORS: [&str; 6] = [
     "port_xmit_discards",
     "out_of_sequence",
@@ -187,7 +188,7 @@ const LOSS_ERRORS: [&str; 6] = [
     "rnr_nak_retry_err",
 ];
 
-/// Looks at everything but the library's insides.
+/// Gathers everything; the library is loaded only on a running machine.
 pub(super) fn gather(source: &Source, limits: Vec<(String, Option<u64>, Option<u64>)>) -> Rdma {
     const CLASS: &str = "sys/class/infiniband";
     let devices = source.entries(CLASS);
@@ -241,7 +242,7 @@ fn port(source: &Source, dir: &str, name: String, own_netdevs: &[String]) -> Por
     let mut gids = Vec::new();
     for index in source.entries(&format!("{dir}/gids")).iter().take(GIDS_MAX) {
         let Some(address) = source.number::<Ipv6Addr>(&format!("{dir}/gids/{index}")) else { continue };
-        // Entries that hold nothing read as zero, or as the subnet's prefix with zero behind it.
+        // Empty entries read as zero, or as the subnet prefix followed by zeros.
         if address.octets()[8..] == [0; 8] {
             continue;
         }
@@ -282,7 +283,7 @@ fn port(source: &Source, dir: &str, name: String, own_netdevs: &[String]) -> Por
     }
 }
 
-/// `4: ACTIVE`.
+/// A line such as `4: ACTIVE`.
 fn numbered(source: &Source, path: &str) -> (u32, String) {
     let line = source.line(path).unwrap_or_default();
     match line.split_once(':') {
@@ -305,22 +306,28 @@ fn netdev(source: &Source, name: String) -> NetDev {
     }
 }
 
-/// Loads it, as the fabric would; of a copy, only looks for its file.
+/// Loads the library, as the fabric does; in a copy of another machine, only looks for its file.
 fn library(source: &Source) -> Option<Result<Library, String>> {
     const SONAME: &str = "libibverbs.so.1";
     if !source.is_copy() {
         let found = crate::sys::library_has(c"libibverbs.so.1", c"ibv_reg_dmabuf_mr");
         return Some(found.map(|dmabuf| Library { name: SONAME.to_owned(), dmabuf: Some(dmabuf) }));
     }
-    let path = library_dirs(source)
-        .into_iter()
-        .map(|dir| format!("{dir}/{SONAME}"))
-        .find(|path| source.exists(path))
-        .map(|path| format!("/{path}"));
-    Some(path.map(|name| Library { name, dmabuf: None }).ok_or_else(|| format!("no {SONAME}")))
+    Some(find_library(source, SONAME).map(|name| Library { name, dmabuf: None }))
 }
 
-/// Where distributions put libraries.
+/// Loads a library, or looks for its file in a copy of another machine. Returns its name or path.
+pub(super) fn find_library(source: &Source, name: &str) -> Result<String, String> {
+    if !source.is_copy() {
+        let soname = std::ffi::CString::new(name).map_err(|error| error.to_string())?;
+        return crate::sys::library_has(&soname, c"").map(|_| name.to_owned());
+    }
+    let paths = library_dirs(source).into_iter().map(|dir| format!("{dir}/{name}"));
+    let mut found = paths.filter(|path| source.exists(path));
+    found.next().map(|path| format!("/{path}")).ok_or_else(|| format!("no {name}"))
+}
+
+/// Directories in which distributions install libraries.
 fn library_dirs(source: &Source) -> Vec<String> {
     let triples = source.entries("usr/lib").into_iter().filter(|name| name.contains("-linux-gnu"));
     let mut dirs: Vec<String> = triples.map(|triple| format!("usr/lib/{triple}")).collect();
@@ -328,7 +335,7 @@ fn library_dirs(source: &Source) -> Vec<String> {
     dirs
 }
 
-/// `/etc/libibverbs.d/*.driver`, each with a line `driver NAME`; its library is libNAME-rdmavNN.so.
+/// Reads `/etc/libibverbs.d/*.driver`, each with a line `driver NAME`; the library is libNAME-rdmavNN.so.
 fn providers(source: &Source) -> Option<Vec<Provider>> {
     const CONFIG: &str = "etc/libibverbs.d";
     if !source.exists(CONFIG) {
@@ -344,7 +351,7 @@ fn providers(source: &Source) -> Option<Vec<Provider>> {
         let text = source.text(&format!("{CONFIG}/{file}")).unwrap_or_default();
         for line in text.lines() {
             let Some(name) = line.trim().strip_prefix("driver ").map(str::trim) else { continue };
-            // A path is taken as it is: vendors' builds write those.
+            // Builds by vendors write a path, which is used as it is.
             let name = name.rsplit('/').next().unwrap_or(name);
             let name = name.strip_prefix("lib").unwrap_or(name).split("-rdmav").next().unwrap_or(name);
             let prefix = format!("lib{name}-rdmav");

@@ -1,4 +1,5 @@
-//! Further replicas of what is read very often, and replicas that are bad or die with their node.
+//! Further replicas of objects that are read very often, and replicas that are bad or are lost with their
+//! node.
 
 use store_core::message::*;
 use store_core::{ErrorCode, Key, MasterConfig, ReplicationConfig, ReplicationMode};
@@ -33,7 +34,7 @@ fn what_is_read_very_often_gets_another_replica_if_that_is_wanted() {
         store.settle(200);
         let replicas = store.read(201, "hot").unwrap().len();
         assert_eq!(replicas as u64, 1 + created);
-        // And no third.
+        // It does not get a third replica.
         for turn in 0..20 {
             store.read(210 + turn * 10, "hot").unwrap();
         }
@@ -74,11 +75,11 @@ fn extra_replicas_are_the_first_to_go() {
         store.put_on(300, &format!("fill{turn}"), KIB, segment);
     }
     assert_eq!(store.used(), 8 * KIB);
-    // While somebody reads it, the extra replica stays, and the oldest object goes.
+    // While the extra replica is leased, it stays, and the oldest object is evicted.
     store.put(400, "one", KIB, &ONE);
     assert!(!store.master.exists(b"old"));
     assert_eq!(store.read(401, "hot").unwrap().len(), 2);
-    // When nobody does, it goes before any object.
+    // When it is not leased, it is dropped before any object is evicted.
     store.put(2_000, "two", KIB, &ONE);
     assert_eq!(store.read(2_001, "hot").unwrap().len(), 1);
     assert_eq!((store.master.stats().evictions_total, store.master.stats().objects), (1, 8));
@@ -94,18 +95,18 @@ fn a_replica_goes_when_enough_different_readers_found_it_bad() {
     for ms in 0..10 {
         assert_eq!(report(ms, 7, 1), Ok(Verdict::Noted), "one reader counts once");
     }
-    assert_eq!(report(10, 8, 2), Ok(Verdict::Noted), "another replica is another case");
+    assert_eq!(report(10, 8, 2), Ok(Verdict::Noted), "reports of another replica are counted apart");
     assert_eq!(report(11, 8, 1), Ok(Verdict::Dropped));
     assert_eq!(report(12, 9, 1), Err(ErrorCode::ReplicaNotFound));
     assert_eq!(store.read(13, "k"), Ok(vec![2]));
-    // The last one goes in the same way: nobody could read it, and its key would be taken.
+    // The last replica is dropped in the same way: it could not be read, and its key would be taken.
     let last = store.master.report_replica(at(14), 7, 0, &bad(2));
     assert_eq!(last, Ok(Verdict::Gone));
     assert_eq!(store.read(15, "k"), Err(ErrorCode::ObjectNotFound));
-    assert_eq!(store.master.stats().deferred_bytes, KIB, "a reader may be at it still");
+    assert_eq!(store.master.stats().deferred_bytes, KIB, "a reader may still have a lease");
     store.put(16, "k", KIB, &ONE);
     let stale = store.master.report_replica(at(17), 1, 0, &bad(1));
-    assert_eq!(stale, Err(ErrorCode::ObjectNotFound), "a word about the former object");
+    assert_eq!(stale, Err(ErrorCode::ObjectNotFound), "a report about the previous object");
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! How often objects are read, roughly, in constant time and without a byte per object.
+//! Read rates of objects, estimated in constant time and without a byte per object.
 //!
-//! A count-min sketch (G. Cormode and S. Muthukrishnan, "An improved data stream summary", J. Algorithms 55, 2005) of two rows
-//! over sliding windows: each cell counts the window that runs and remembers the one before, of which the part counts that is
-//! still inside the last window's length. Objects that share a cell look hotter than they are; two rows make it unlikely that
-//! they share both.
+//! A count-min sketch (G. Cormode and S. Muthukrishnan, "An improved data stream summary", J. Algorithms 55,
+//! 2005) of two rows over sliding windows: each cell counts the reads of the current window and keeps the
+//! count of the previous one, which is weighted by the share of it that is less than a window's length ago.
+//! Objects that share a cell are overestimated; with two rows it is unlikely that they share both.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -21,19 +21,19 @@ struct Cell {
     before: u32,
 }
 
-/// Further replicas of what is read very often.
+/// Further replicas of objects that are read very often.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReplicationConfig {
-    /// Whether to count, and whether to act. Default off.
+    /// Whether reads are counted, and whether replicas are added. Default off.
     pub mode: ReplicationMode,
-    /// Gets of an object in a second that ask for another replica. Default 20.
+    /// Gets of an object per second from which on it gets another replica. Default 20.
     pub gets_per_s_min: f64,
-    /// Over which time they are counted, ms. Default 10,000.
+    /// The time over which gets are counted, ms. Default 10,000.
     pub window_ms: u32,
-    /// Most replicas that an object is brought to. Default 2.
+    /// The number of replicas up to which replicas are added. Default 2.
     pub replicas_max: u8,
-    /// Most replicas begun in a second, of all objects. Default 10.
+    /// Most replicas that are begun per second, over all objects. Default 10.
     pub tasks_per_s_max: u32,
 }
 
@@ -53,25 +53,26 @@ impl Default for ReplicationConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplicationMode {
-    /// Nothing; a get pays nothing for it.
+    /// Nothing. A get has no extra cost.
     #[default]
     Off,
-    /// Their gets are counted: see [`TaskReport::hot_gets_total`](crate::message::TaskReport::hot_gets_total).
+    /// Their gets are counted: see
+    /// [`TaskReport::hot_gets_total`](crate::message::TaskReport::hot_gets_total).
     Observe,
-    /// They get further replicas, which are the first to go when space is needed.
+    /// They get further replicas, which are dropped first when space is needed.
     Enforce,
 }
 
-/// Counts reads.
+/// The estimator of read rates.
 #[derive(Debug)]
-pub(crate) struct Heat {
+pub(crate) struct ReadRates {
     cells: Box<[Cell]>,
     window_ns: u64,
-    /// Reads in a window that make an object hot.
+    /// Reads per window that make an object hot.
     reads_min: f64,
 }
 
-impl Heat {
+impl ReadRates {
     pub(crate) fn new(window_ms: u32, reads_per_s_min: f64) -> Self {
         Self {
             cells: vec![Cell::default(); ROWS << ROW_BITS].into(),
@@ -80,7 +81,7 @@ impl Heat {
         }
     }
 
-    /// Counts a read of an object; gives whether it is hot.
+    /// Counts a read of an object; returns whether the object is hot.
     pub(crate) fn read(&mut self, now: Instant, generation: u64) -> bool {
         let (window, part) = (now.as_nanos() / self.window_ns, now.as_nanos() % self.window_ns);
         let left = 1.0 - part as f64 / self.window_ns as f64;
@@ -115,23 +116,23 @@ mod tests {
 
     #[test]
     fn an_object_is_hot_when_it_is_read_often_enough_and_no_more_when_it_is_not() {
-        let mut heat = Heat::new(1_000, 10.0);
+        let mut rates = ReadRates::new(1_000, 10.0);
         for ms in 0..9 {
-            assert!(!heat.read(at(ms * 100), 5));
+            assert!(!rates.read(at(ms * 100), 5));
         }
-        assert!(heat.read(at(900), 5));
-        // Nine tenths of the window before count still.
-        assert!(heat.read(at(1_100), 5));
-        assert!(!heat.read(at(1_900), 5));
-        assert!(!heat.read(at(9_000), 5));
+        assert!(rates.read(at(900), 5));
+        // Nine tenths of the previous window still count.
+        assert!(rates.read(at(1_100), 5));
+        assert!(!rates.read(at(1_900), 5));
+        assert!(!rates.read(at(9_000), 5));
     }
 
     #[test]
     fn one_that_is_read_seldom_stays_cold_among_a_thousand_others() {
-        let mut heat = Heat::new(1_000, 10.0);
+        let mut rates = ReadRates::new(1_000, 10.0);
         let hot = (0..4)
             .flat_map(|turn| (0..1_000).map(move |generation| (turn, generation)))
-            .filter(|(turn, generation)| heat.read(at(turn * 200), *generation))
+            .filter(|(turn, generation)| rates.read(at(turn * 200), *generation))
             .count();
         assert_eq!(hot, 0);
     }

@@ -1,8 +1,8 @@
-//! How the serving thread is, as it says itself: other threads read it and ask nothing.
+//! The liveness of the serving thread, which other threads read without a request to it.
 //!
-//! The thread counts: up to an odd number when it begins to work, to an even one when it waits for something to arrive. Who
-//! wants to know whether it lives looks twice. A busy thread moves on within milliseconds; one that is stuck does not,
-//! however long one looks.
+//! The thread has a counter: it becomes odd when the thread begins to work, and even when it waits for input.
+//! A reader that wants to know whether the thread is alive reads the counter twice. The counter of a busy
+//! thread changes within milliseconds; that of a thread that is stuck does not.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,23 +10,23 @@ use std::time::{Duration, Instant};
 
 use store_core::Stats;
 
-/// A thread that does not move for so long is stuck.
+/// A thread whose counter does not change for this long is stuck.
 const STUCK: Duration = Duration::from_secs(2);
-/// How often to look.
+/// Time between two reads of the counter.
 const LOOK: Duration = Duration::from_millis(10);
-/// Facts are published no more often.
+/// Shortest time between two publications of the facts.
 pub(crate) const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 
-/// See the module.
+/// See the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct Liveness {
     beats: AtomicU64,
     ready: AtomicBool,
     started: Instant,
     facts: Mutex<Facts>,
 }
 
-/// What `/health` tells beside that the thread lives; as old as a few [`PUBLISH_EVERY`].
+/// What `/health` reports; it may be a few times [`PUBLISH_EVERY`] old.
 #[derive(Clone, Copy, Debug, Default)]
 struct Facts {
     epoch: u32,
@@ -38,7 +38,7 @@ struct Facts {
     connections: u64,
 }
 
-impl Pulse {
+impl Liveness {
     pub(crate) fn new(epoch: u32) -> Self {
         Self {
             beats: AtomicU64::new(0),
@@ -48,18 +48,18 @@ impl Pulse {
         }
     }
 
-    /// The serving thread begins to work.
+    /// Records that the serving thread begins to work.
     pub(crate) fn works(&self) {
-        // Nobody else writes it.
+        // Only this thread writes the counter.
         self.beats.store((self.beats.load(Ordering::Relaxed) + 1) | 1, Ordering::Release);
     }
 
-    /// The serving thread is about to wait for something to arrive.
+    /// Records that the serving thread is about to wait for input.
     pub(crate) fn waits(&self) {
         self.beats.store((self.beats.load(Ordering::Relaxed) | 1) + 1, Ordering::Release);
     }
 
-    /// Whether puts can succeed, as the serving thread knows.
+    /// Records whether puts can succeed.
     pub(crate) fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Ordering::Release);
     }
@@ -68,7 +68,7 @@ impl Pulse {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// Publishes what the thread knows. Whether that was possible without waiting for a reader.
+    /// Publishes the facts. Returns whether that was possible without waiting for a reader.
     pub(crate) fn publish(&self, stats: &Stats, connections: usize) -> bool {
         let Ok(mut facts) = self.facts.try_lock() else { return false };
         *facts = Facts {
@@ -83,13 +83,15 @@ impl Pulse {
         true
     }
 
-    /// Whether the serving thread lives. Takes [`STUCK`] to find out that it does not, and one look or two otherwise.
+    /// Whether the serving thread is alive. Takes [`STUCK`] to find that it is not, and one or two reads
+    /// otherwise.
     pub(crate) async fn is_alive(&self) -> bool {
         let seen = self.beats.load(Ordering::Acquire);
         if seen.is_multiple_of(2) {
             return true;
         }
-        // Not by a clock: when the whole process was stopped, this thread must not judge the other by that.
+        // The reads are counted, not timed: if the whole process was stopped, the elapsed time says nothing
+        // about the other thread.
         for _ in 0..STUCK.as_millis() / LOOK.as_millis() {
             tokio::time::sleep(LOOK).await;
             if self.beats.load(Ordering::Acquire) != seen {
@@ -99,7 +101,7 @@ impl Pulse {
         false
     }
 
-    /// The `/health` body of one that lives.
+    /// The body of `/health` while the thread is alive.
     pub(crate) fn health(&self) -> String {
         let facts = *self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         format!(
@@ -122,31 +124,31 @@ impl Pulse {
 mod tests {
     use super::*;
 
-    /// With time that passes by itself when everybody waits.
-    fn asked(pulse: &Pulse, meanwhile: impl AsyncFnOnce()) -> bool {
+    /// Runs with time that advances by itself when every task waits.
+    fn asked(liveness: &Liveness, meanwhile: impl AsyncFnOnce()) -> bool {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        runtime.block_on(async { tokio::join!(pulse.is_alive(), meanwhile()).0 })
+        runtime.block_on(async { tokio::join!(liveness.is_alive(), meanwhile()).0 })
     }
 
     #[test]
-    fn who_waits_for_work_lives_and_who_hangs_in_it_does_not() {
-        let pulse = Pulse::new(1);
-        assert!(asked(&pulse, async || {}));
-        pulse.works();
-        assert!(!asked(&pulse, async || {}));
-        pulse.waits();
-        assert!(asked(&pulse, async || {}));
+    fn a_thread_that_waits_for_work_is_alive_and_one_that_hangs_in_it_is_not() {
+        let liveness = Liveness::new(1);
+        assert!(asked(&liveness, async || {}));
+        liveness.works();
+        assert!(!asked(&liveness, async || {}));
+        liveness.waits();
+        assert!(asked(&liveness, async || {}));
     }
 
     #[test]
     fn busy_is_not_stuck() {
-        let pulse = Pulse::new(1);
-        pulse.works();
-        // It never waits for work, and takes a second for each round.
-        let alive = asked(&pulse, async || {
+        let liveness = Liveness::new(1);
+        liveness.works();
+        // The thread never waits for work, and takes a second per turn.
+        let alive = asked(&liveness, async || {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            pulse.works();
+            liveness.works();
         });
         assert!(alive);
     }

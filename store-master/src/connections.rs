@@ -1,4 +1,4 @@
-//! The connections of the serving thread: who has a place, and whose turn it is.
+//! The connections of the serving thread: which of them has a place, and when it gets its turn.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,27 +10,27 @@ use tracing::debug;
 use crate::Config;
 use crate::connection::{Connection, Handler, Pumped, Stream, TurnLimits};
 use crate::places::{Place, Source, Sources};
-use crate::turns::{Lane, Turns};
+use crate::turns::{Class, Turns};
 
-/// How often connections are looked through. Only while there are any.
+/// How often all connections are checked, while there are any.
 pub(crate) const SWEEP: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// See the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Floor {
+pub(crate) struct Connections {
     limits: Limits,
     connections: Vec<Option<Box<Connection>>>,
     free: Vec<usize>,
     sources: Sources,
     turns: Turns,
     open: usize,
-    /// What all connections hold.
+    /// Memory of the buffers of all connections.
     buffered_bytes: usize,
     sweep_at: Option<Instant>,
     totals: Totals,
 }
 
-/// What connections are held to.
+/// Limits on connections.
 #[derive(Debug)]
 struct Limits {
     connections_max: usize,
@@ -42,28 +42,28 @@ struct Limits {
     idle: Duration,
 }
 
-/// Connections since the start.
+/// Counts of connections since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) accepted: u64,
-    /// Turned away, because nobody could be spared.
+    /// Refused, because no other connection could be closed.
     pub(crate) refused: u64,
-    /// Closed to make way for another.
+    /// Closed for a new connection.
     pub(crate) displaced: u64,
-    /// Closed for having said nothing.
+    /// Closed because they were silent for too long.
     pub(crate) silent: u64,
 }
 
-/// What became of a newcomer.
+/// What happened to a new connection.
 #[derive(Debug)]
 pub(crate) enum Entered {
     Yes,
-    /// It is to be told so.
+    /// All places are in use: the caller answers with the reason.
     Full(Stream),
     Failed(io::Error),
 }
 
-impl Floor {
+impl Connections {
     pub(crate) fn new(config: &Config) -> Self {
         let ms = |ms: u32| Duration::from_millis(ms.into());
         let limits = Limits {
@@ -88,7 +88,7 @@ impl Floor {
         }
     }
 
-    /// Connections that are open.
+    /// Number of open connections.
     pub(crate) fn open(&self) -> usize {
         self.open
     }
@@ -97,14 +97,14 @@ impl Floor {
         self.totals
     }
 
-    /// Whether nobody waits for a turn.
+    /// Whether no connection waits for a turn.
     pub(crate) fn is_idle(&self) -> bool {
         self.turns.is_empty()
     }
 
     /// Whether a node waits for a turn.
     pub(crate) fn nodes_wait(&self) -> bool {
-        self.turns.is_waiting(Lane::Node)
+        self.turns.is_waiting(Class::Node)
     }
 
     /// When [`Self::sweep`] is due.
@@ -112,12 +112,12 @@ impl Floor {
         self.sweep_at
     }
 
-    /// Whether anybody has not taken its answers.
+    /// Whether any connection has answers that are not written yet.
     pub(crate) fn is_owing(&self) -> bool {
         self.connections.iter().flatten().any(|connection| connection.backlog_bytes() > 0)
     }
 
-    /// A newcomer; somebody who can be spared makes way if need be.
+    /// Accepts a new connection; another one is closed for it if necessary.
     pub(crate) fn enter(
         &mut self,
         stream: Stream,
@@ -132,7 +132,7 @@ impl Floor {
                 self.totals.refused += 1;
                 return Entered::Full(stream);
             };
-            debug!(index = spared, "connection closed: its place is wanted");
+            debug!(index = spared, "connection closed: its place is needed");
             self.totals.displaced += 1;
             self.close(spared, handler);
         }
@@ -154,7 +154,7 @@ impl Floor {
         Entered::Yes
     }
 
-    /// The poll says so.
+    /// Records an event of the poller.
     pub(crate) fn ready(&mut self, index: usize, readable: bool, writable: bool, ended: bool) {
         if let Some(Some(connection)) = self.connections.get_mut(index) {
             connection.ready(readable, writable, ended);
@@ -162,8 +162,8 @@ impl Floor {
         }
     }
 
-    /// Gives turns to those who wait for one, until nobody does or `round` is over. `now` was read after what waits was read from
-    /// its socket, if any of it was.
+    /// Gives turns to the connections that wait for one, until none waits or `round` is over. `now` was read
+    /// after the connections' input, as far as that has been read.
     pub(crate) fn serve(&mut self, now: Instant, round: Duration, handler: &mut impl Handler) {
         let end = now + round;
         let mut began = now;
@@ -174,18 +174,18 @@ impl Floor {
                 continue;
             }
             connection.waits = None;
-            let (alone, short_turn) = (self.turns.is_empty(), self.turns.short_turn(turn.lane));
+            let (alone, short_turn) = (self.turns.is_empty(), self.turns.short_turn(turn.class));
             let before = connection.buffered_bytes();
             let limits = TurnLimits {
-                turn: match turn.lane {
-                    // Who is alone need not hurry.
-                    Lane::Node | Lane::Short if !alone => short_turn,
+                turn: match turn.class {
+                    // A connection that is alone may take a longer turn.
+                    Class::Node | Class::Short if !alone => short_turn,
                     _ => self.limits.turn,
                 },
                 backlog_bytes_max: self.limits.backlog_bytes_max,
                 may_buffer,
             };
-            let pumped = connection.pump(began, turn.lane, &limits, handler);
+            let pumped = connection.pump(began, turn.class, &limits, handler);
             let ended = handler.clock();
             let took = ended.saturating_duration_since(began);
             began = ended;
@@ -204,7 +204,7 @@ impl Floor {
         }
     }
 
-    /// From now on only answers go out; everybody gets the turn for it.
+    /// Every connection only sends its remaining answers from now on, and gets a turn for that.
     pub(crate) fn close_gracefully(&mut self) {
         for index in 0..self.connections.len() {
             if let Some(connection) = &mut self.connections[index] {
@@ -214,26 +214,26 @@ impl Floor {
         }
     }
 
-    /// Everybody gets a turn, whether or not its socket says so.
+    /// Gives every connection a turn, whether or not its socket is ready.
     pub(crate) fn wake_all(&mut self) {
         (0..self.connections.len()).for_each(|index| self.enqueue(index));
     }
 
-    /// Closes connections that stall, say nothing or sleep too long; takes large buffers from those that rest.
+    /// Closes connections that stall or are silent for too long, and frees large buffers of idle ones.
     pub(crate) fn sweep(&mut self, handler: &mut impl Handler) {
         let now = handler.clock();
         self.sweep_at = (self.open > 0).then(|| now + SWEEP);
         for index in 0..self.connections.len() {
             let Some(connection) = &mut self.connections[index] else { continue };
-            let speaks_again = connection.may_speak_again(now);
+            let unmuted = connection.may_speak_again(now);
             let still = now.saturating_duration_since(connection.last_progress());
             let age = now.saturating_duration_since(connection.since());
-            if connection.is_stranger() && age >= self.limits.greet {
-                debug!(index, ?age, "connection closed: it has said nothing");
+            if connection.is_new() && age >= self.limits.greet {
+                debug!(index, ?age, "connection closed: it sent no request in time");
                 self.totals.silent += 1;
                 self.close(index, handler);
             } else if still >= self.limits.idle || (connection.is_stuck() && still >= self.limits.stall) {
-                debug!(index, ?still, "connection closed for silence");
+                debug!(index, ?still, "connection closed: it was silent or stalled for too long");
                 self.totals.silent += 1;
                 self.close(index, handler);
             } else if still >= SWEEP && still < SWEEP * 3 {
@@ -241,15 +241,15 @@ impl Floor {
                 connection.shrink();
                 self.buffered_bytes += connection.buffered_bytes();
             }
-            if speaks_again {
+            if unmuted {
                 self.enqueue(index);
             }
         }
         self.make_room(handler);
     }
 
-    /// When connections together hold too much, those go that have brought no whole frame for the longest time; the others
-    /// go on.
+    /// Closes connections when all together hold too much memory: those that have completed no frame for the
+    /// longest time. The others continue.
     fn make_room(&mut self, handler: &mut impl Handler) {
         if self.buffered_bytes >= self.limits.buffered_bytes_max {
             let mut stuck: Vec<(Instant, usize)> = Vec::new();
@@ -266,7 +266,7 @@ impl Floor {
                 if self.buffered_bytes < self.limits.buffered_bytes_max / 2 {
                     break;
                 }
-                debug!(index, "connection closed: all connections together hold too much");
+                debug!(index, "connection closed: the connections' memory has reached its limit");
                 self.close(index, handler);
             }
         }
@@ -277,7 +277,7 @@ impl Floor {
         }
     }
 
-    /// Who makes way for a newcomer.
+    /// The connection to close for a new one, if any.
     fn spare(&self, newcomer: Source, now: Instant) -> Option<usize> {
         let places = self.connections.iter().enumerate().filter_map(|(index, connection)| {
             let connection = connection.as_ref()?;
@@ -295,12 +295,12 @@ impl Floor {
         if let Some(Some(connection)) = self.connections.get_mut(index)
             && connection.waits.is_none()
         {
-            connection.waits = Some(self.turns.join(index, connection.lane(), &connection.account));
+            connection.waits = Some(self.turns.join(index, connection.class(), &connection.account));
         }
     }
 
     fn close(&mut self, index: usize, handler: &mut impl Handler) {
-        // Closing the descriptor takes it out of the poll.
+        // Closing the file descriptor removes it from the poller.
         if let Some(connection) = self.connections[index].take() {
             self.buffered_bytes -= connection.buffered_bytes();
             self.sources.remove(connection.source());

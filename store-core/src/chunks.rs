@@ -1,28 +1,30 @@
-//! Blocks: how a part of an object is verified like the whole.
+//! Chunks: how a part of an object is verified as reliably as the whole.
 //!
 //! ```text
-//!   stored   [block 0: 64 KiB][block 1: 64 KiB]…[last: 1 B to 64 KiB][crc 0][crc 1]…[crc last]
-//!            └────────────── data: `len` bytes ────────────────────┘└─ trailer: 4 bytes a block, little endian ─┘
+//!   stored   [chunk 0: 64 KiB][chunk 1: 64 KiB]…[last: 1 B to 64 KiB][crc 0][crc 1]…[crc last]
+//!            └────────────── data: `len` bytes ────────────────────┘└─ trailer: 4 bytes per chunk, little endian ─┘
 //! ```
 //!
-//! An object of more than one block is stored with a *trailer*: the CRC-32C of each of its blocks. The master keeps the
-//! CRC-32C of all data and nothing else. Checksums join: those in the trailer, joined, must give the one that the master keeps.
-//! So whoever has read the trailer and some blocks can tell whether the trailer is the committed one, and by it whether the
-//! blocks are, without the rest of the object. A reader of everything needs no trailer and does not read it.
+//! An object of more than one chunk is stored with a *trailer*: the CRC-32C of each of its chunks. The master keeps
+//! only the CRC-32C of all data. CRCs can be combined: the checksums in the trailer, combined, must give the one that
+//! the master keeps. So a reader of the trailer and some chunks can verify that the trailer is the committed one, and
+//! with the trailer that the chunks are, without reading the rest of the object. A reader of the whole object does not
+//! read the trailer.
 //!
-//! An object of one block has none: its block's checksum is the master's. Nothing here reads bytes; shells sum them.
+//! An object of one chunk has no trailer: the chunk's checksum is the one that the master keeps. This module reads no
+//! data bytes; its callers compute the CRCs of chunks.
 
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use te_core::crc32c_joined;
 
-/// Bytes that share a checksum: the least that a reader of a part reads.
-pub const BLOCK_BYTES: u64 = 64 << 10;
-/// Bytes of a block's checksum in the trailer.
+/// Bytes that share a checksum: the smallest unit that a reader of a part reads.
+pub const CHUNK_BYTES: u64 = 64 << 10;
+/// Bytes of a chunk's checksum in the trailer.
 const SUM_BYTES: u64 = 4;
 
-/// Bytes that an object of `len` bytes takes up at each of its replicas.
+/// Bytes that an object of `len` bytes takes in each of its replicas.
 #[must_use]
 pub const fn stored_len(len: u64) -> u64 {
     len.saturating_add(trailer_len(len))
@@ -31,19 +33,20 @@ pub const fn stored_len(len: u64) -> u64 {
 /// Bytes of the trailer of an object of `len` bytes.
 #[must_use]
 pub const fn trailer_len(len: u64) -> u64 {
-    if len <= BLOCK_BYTES { 0 } else { len.div_ceil(BLOCK_BYTES) * SUM_BYTES }
+    if len <= CHUNK_BYTES { 0 } else { len.div_ceil(CHUNK_BYTES) * SUM_BYTES }
 }
 
-/// The checksums of an object's blocks, in order, as they become known; and by them that of the whole.
+/// The checksums of an object's chunks, appended in order, and the checksum of the whole object.
 #[derive(Clone, Debug, Default)]
-pub struct BlockSums {
+pub struct ChunkSums {
     trailer: Vec<u8>,
     whole: u32,
     len: u64,
 }
 
-impl BlockSums {
-    /// Takes the next block in: its CRC-32C and its length. Only the last may be shorter than [`BLOCK_BYTES`].
+impl ChunkSums {
+    /// Appends the next chunk: its CRC-32C and its length. Only the last chunk may be shorter than
+    /// [`CHUNK_BYTES`].
     pub fn push(&mut self, crc32c: u32, len: u64) {
         if self.len == 0 {
             (self.whole, self.len) = (crc32c, len);
@@ -57,83 +60,86 @@ impl BlockSums {
         self.len += len;
     }
 
-    /// CRC-32C of all blocks so far.
+    /// CRC-32C of all chunks so far.
     #[must_use]
     pub const fn whole(&self) -> u32 {
         self.whole
     }
 
-    /// Bytes of all blocks so far.
+    /// Bytes of all chunks so far.
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there is no block yet.
+    /// Whether no chunk was appended yet.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The trailer as it is stored: empty as long as there is one block.
+    /// The trailer as it is stored: empty for an object of one chunk.
     #[must_use]
     pub fn trailer(&self) -> &[u8] {
         &self.trailer
     }
 }
 
-/// CRC-32C that some whole blocks of an object of `len` bytes must have, by its trailer: those from `offset` on, `bytes` long.
-/// `None`: not whole blocks of it, or the trailer is of another length.
+/// The CRC-32C that whole chunks of an object of `len` bytes must have according to its trailer: the `bytes`
+/// bytes from `offset` on. `None`: the range is not made of whole chunks, or the trailer has the wrong
+/// length.
 #[must_use]
 pub fn expected(trailer: &[u8], len: u64, offset: u64, bytes: u64) -> Option<u32> {
     let end = offset.checked_add(bytes)?;
-    let whole = offset.is_multiple_of(BLOCK_BYTES) && (end.is_multiple_of(BLOCK_BYTES) || end == len);
+    let whole = offset.is_multiple_of(CHUNK_BYTES) && (end.is_multiple_of(CHUNK_BYTES) || end == len);
     if !whole || bytes == 0 || end > len || trailer.len() as u64 != trailer_len(len) {
         return None;
     }
-    let first = offset / BLOCK_BYTES * SUM_BYTES;
+    let first = offset / CHUNK_BYTES * SUM_BYTES;
     let (sums, _) = trailer.get(first as usize..)?.as_chunks();
     let mut joined = None;
-    for (at, sum) in (offset..end).step_by(BLOCK_BYTES as usize).zip(sums) {
+    for (at, sum) in (offset..end).step_by(CHUNK_BYTES as usize).zip(sums) {
         let sum = u32::from_le_bytes(*sum);
-        joined = Some(joined.map_or(sum, |so_far| crc32c_joined(so_far, sum, (end - at).min(BLOCK_BYTES))));
+        joined = Some(joined.map_or(sum, |so_far| crc32c_joined(so_far, sum, (end - at).min(CHUNK_BYTES))));
     }
     joined
 }
 
-/// The blocks that have to be read for some ranges of an object, each once.
+/// The chunks that have to be read for several ranges of one object, each chunk once.
 #[derive(Clone, Debug, Default)]
 pub struct Cover {
     runs: Vec<Run>,
     bytes: u64,
 }
 
-/// Neighbouring blocks.
+/// Adjacent chunks that are read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Where they begin in the object.
+    /// Where the run begins in the object.
     pub offset: u64,
-    /// Their bytes.
+    /// Length of the run, bytes.
     pub len: u64,
-    /// Bytes of the runs before.
+    /// Total length of the runs before this one, bytes.
     pub at: u64,
-    /// The range that wants all of these bytes, where there is one and no other wants any: they can be read straight to their
-    /// place.
+    /// The range that contains the whole run, if there is exactly one and no other range touches the run: the
+    /// run can then be read straight to its destination.
     pub only: Option<u32>,
 }
 
 impl Cover {
-    /// Of ranges (begin and end, not empty, inside) of an object of `len` bytes.
+    /// The chunks of an object of `len` bytes that the ranges touch. Each range is not empty and lies within
+    /// the object.
     #[must_use]
     pub fn new(len: u64, ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
-        // Where, in blocks, how many more ranges touch what follows, how many more want all of it, and which.
+        // Each edge: its position in chunks, the change in the number of ranges that touch what follows, the
+        // change in the number of those that contain all of it, and their index.
         let mut edges: Vec<(u64, i32, i32, i64)> = Vec::new();
         for (index, range) in ranges.into_iter().enumerate() {
-            let (touched, touched_end) = (range.start / BLOCK_BYTES, range.end.div_ceil(BLOCK_BYTES));
+            let (touched, touched_end) = (range.start / CHUNK_BYTES, range.end.div_ceil(CHUNK_BYTES));
             edges.push((touched, 1, 0, 0));
             edges.push((touched_end, -1, 0, 0));
-            let whole = range.start.div_ceil(BLOCK_BYTES);
-            let whole_end = if range.end == len { touched_end } else { range.end / BLOCK_BYTES };
+            let whole = range.start.div_ceil(CHUNK_BYTES);
+            let whole_end = if range.end == len { touched_end } else { range.end / CHUNK_BYTES };
             if whole < whole_end {
                 edges.push((whole, 0, 1, index as i64));
                 edges.push((whole_end, 0, -1, -(index as i64)));
@@ -145,7 +151,7 @@ impl Cover {
         for (block, touch, want, index) in edges {
             if block > from && touching > 0 {
                 let only = (touching == 1 && wanting == 1).then_some(who as u32);
-                this.add(from * BLOCK_BYTES, (block * BLOCK_BYTES).min(len), only);
+                this.add(from * CHUNK_BYTES, (block * CHUNK_BYTES).min(len), only);
             }
             from = block;
             (touching, wanting, who) = (touching + touch, wanting + want, who + index);
@@ -153,20 +159,20 @@ impl Cover {
         this
     }
 
-    /// Bytes of all of them.
+    /// Total length of all runs, bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The run that contains the byte `at`, counted over all runs.
+    /// The run that contains byte `at` of the concatenated runs.
     #[must_use]
     pub fn run_at(&self, at: u64) -> Option<&Run> {
         let after = self.runs.partition_point(|run| run.at <= at);
         self.runs[..after].last().filter(|run| at < run.at + run.len)
     }
 
-    /// All of them, in the order of the object.
+    /// All runs, in the order of the object.
     #[must_use]
     pub fn runs(&self) -> &[Run] {
         &self.runs
@@ -188,14 +194,14 @@ mod tests {
 
     use super::*;
 
-    const B: u64 = BLOCK_BYTES;
+    const B: u64 = CHUNK_BYTES;
 
     fn run(offset: u64, len: u64, at: u64, only: Option<u32>) -> Run {
         Run { offset, len, at, only }
     }
 
     #[test]
-    fn an_object_of_one_block_has_no_trailer_and_a_longer_one_four_bytes_a_block() {
+    fn an_object_of_one_chunk_has_no_trailer_and_a_longer_one_four_bytes_per_chunk() {
         assert_eq!([1, B - 1, B, B + 1, 2 * B, 2 * B + 1].map(trailer_len), [0, 0, 0, 8, 8, 12]);
         assert_eq!([0, 1, B, B + 1].map(stored_len), [0, 1, B, B + 9]);
         assert_eq!(stored_len(u64::MAX), u64::MAX);
@@ -204,7 +210,7 @@ mod tests {
     #[test]
     fn the_trailer_joined_is_the_checksum_of_the_whole() {
         let lens = [B, B, 1000];
-        let mut sums = BlockSums::default();
+        let mut sums = ChunkSums::default();
         assert!(sums.is_empty());
         for (index, len) in lens.into_iter().enumerate() {
             sums.push(0x1234_5678 + index as u32, len);
@@ -222,13 +228,13 @@ mod tests {
             assert_eq!(expected(sums.trailer(), len, offset, bytes), None, "{offset}+{bytes}");
         }
         assert_eq!(expected(&sums.trailer()[1..], len, 0, len), None);
-        let mut one = BlockSums::default();
+        let mut one = ChunkSums::default();
         one.push(7, B);
         assert_eq!((one.whole(), one.trailer()), (7, [].as_slice()));
     }
 
     #[test]
-    fn whole_blocks_of_one_range_are_apart_from_its_edges() {
+    fn whole_chunks_of_one_range_are_apart_from_its_edges() {
         let len = 10 * B + 5;
         let cover = |ranges: &[(u64, u64)]| {
             Cover::new(len, ranges.iter().map(|&(start, end)| start..end)).runs().to_vec()
@@ -239,10 +245,10 @@ mod tests {
             cover(&[(B - 1, 3 * B + 1)]),
             [run(0, B, 0, None), run(B, 2 * B, B, Some(0)), run(3 * B, B, 3 * B, None)]
         );
-        // The last block is whole though it is short; one byte less and it is not.
+        // The last chunk is complete although it is short; without its last byte it is not.
         assert_eq!(cover(&[(10 * B, len)]), [run(10 * B, 5, 0, Some(0))]);
         assert_eq!(cover(&[(10 * B, len - 1)]), [run(10 * B, 5, 0, None)]);
-        // Neighbours share nothing; who overlaps shares what overlaps.
+        // Adjacent ranges share nothing; overlapping ranges share the overlap.
         assert_eq!(cover(&[(B, 2 * B), (0, B)]), [run(0, B, 0, Some(1)), run(B, B, B, Some(0))]);
         assert_eq!(cover(&[(0, 2 * B), (0, 1)]), [run(0, B, 0, None), run(B, B, B, Some(0))]);
         assert_eq!(cover(&[(0, 2 * B), (B, 2 * B)]), [run(0, B, 0, Some(0)), run(B, B, B, None)]);
@@ -251,7 +257,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_wanted_byte_is_covered_once_and_no_block_in_vain(
+        fn every_wanted_byte_is_covered_once_and_no_chunk_needlessly(
             len in 1..20 * B,
             picks in proptest::collection::vec((any::<u64>(), any::<u64>()), 1..8),
         ) {

@@ -1,4 +1,5 @@
-//! Alone in its file, so that it has the process to itself.
+//! Measures the CPU time of an idle master over half a second of real time. Alone in its binary, because it
+//! measures its own process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use common::{assert_greets, connect, start};
 
 #[test]
-fn an_idle_master_burns_no_cpu() {
+fn an_idle_master_uses_no_cpu_time() {
     let master = start();
     let mut stream = connect(master.rpc_addr());
     assert_greets(&mut stream);

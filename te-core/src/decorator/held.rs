@@ -1,5 +1,5 @@
-//! Completions that are held back. To the caller such a slice is still in flight, so its memory stays busy (L2), it can be
-//! cancelled (L3), and it counts towards `inflight_max` (L4).
+//! Completions that are held back. For the caller such a slice is still in flight, so its memory stays busy
+//! (L2), it can be cancelled (L3), and it counts towards `inflight_max` (L4).
 
 use alloc::vec::Vec;
 
@@ -8,21 +8,21 @@ use super::ledger::{Entry, Ledger};
 use crate::{Completion, Error, ErrorKind, Instant, Op, RegionId, RemoteRegionId, Slice, Token};
 
 #[derive(Debug)]
-pub(super) struct Shelf {
+pub(super) struct Held {
     ledger: Ledger,
-    held: Vec<Held>,
+    held: Vec<Waiting>,
     slices_max: usize,
     fences: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct Waiting {
     due: Instant,
     completion: Completion,
     entry: Entry,
 }
 
-impl Shelf {
+impl Held {
     pub(super) fn new(inflight_max: u32) -> Self {
         let slices_max = inflight_max as usize;
         let entries_max = slices_max.saturating_add(FENCES_MAX);
@@ -34,7 +34,7 @@ impl Shelf {
         }
     }
 
-    /// Slices that may still be accepted.
+    /// The number of slices that may still be accepted.
     pub(super) fn room(&self) -> usize {
         self.slices_max - (self.ledger.len() - self.fences)
     }
@@ -43,34 +43,35 @@ impl Shelf {
         let inserted = self.ledger.insert(Entry {
             token: slice.token,
             region: Some(slice.local.region),
-            segment: slice.remote.region,
+            remote_region: slice.remote.region,
             op: slice.op,
             accepted_at: now,
             dropped,
             canceled: false,
         });
-        debug_assert!(inserted, "callers ask for room first");
+        debug_assert!(inserted, "the caller has checked that there is room");
     }
 
     pub(super) fn has_room_for_a_fence(&self) -> bool {
         self.fences < FENCES_MAX
     }
 
-    pub(super) fn accept_fence(&mut self, token: Token, segment: RemoteRegionId, now: Instant) {
+    pub(super) fn accept_fence(&mut self, token: Token, remote_region: RemoteRegionId, now: Instant) {
         self.fences += 1;
         let inserted = self.ledger.insert(Entry {
             token,
             region: None,
-            segment,
+            remote_region,
             op: Op::Write,
             accepted_at: now,
             dropped: false,
             canceled: false,
         });
-        debug_assert!(inserted, "callers ask for room first");
+        debug_assert!(inserted, "the caller has checked that there is room");
     }
 
-    /// The inner transport has ended this one. `None`: it was never accepted here, which only a broken one does.
+    /// Notes that the inner transport has ended this slice. `None` when it was never accepted here: the inner
+    /// transport is broken.
     pub(super) fn ended(&mut self, token: Token) -> Option<Entry> {
         let entry = self.ledger.find_mut(token).copied();
         debug_assert!(
@@ -81,10 +82,10 @@ impl Shelf {
     }
 
     pub(super) fn hold(&mut self, entry: Entry, completion: Completion, due: Instant) {
-        self.held.push(Held { due, completion, entry });
+        self.held.push(Waiting { due, completion, entry });
     }
 
-    /// Writes what is due into `out`.
+    /// Writes the completions that are due into `out`.
     pub(super) fn release(&mut self, now: Instant, out: &mut [Completion]) -> usize {
         let mut written = 0;
         let mut at = 0;
@@ -106,7 +107,7 @@ impl Shelf {
         self.held.iter().map(|held| held.due).min()
     }
 
-    /// What a cancel means for a slice that the inner transport has ended, or gives that one's answer.
+    /// The result of a cancel for a slice that the inner transport has ended, or else the result of `inner`.
     pub(super) fn cancel(&mut self, token: Token, inner: Result<(), Error>) -> Result<(), Error> {
         let Some(entry) = self.ledger.find_mut(token).filter(|entry| entry.region.is_some()) else {
             return Err(ErrorKind::NotFound.into());
@@ -129,15 +130,15 @@ impl Shelf {
         }
     }
 
-    pub(super) fn check_segment_is_free(&self, id: RemoteRegionId) -> Result<(), Error> {
-        match self.held.iter().any(|held| held.entry.segment == id) {
+    pub(super) fn check_remote_is_free(&self, id: RemoteRegionId) -> Result<(), Error> {
+        match self.held.iter().any(|held| held.entry.remote_region == id) {
             true => Err(ErrorKind::Busy.into()),
             false => Ok(()),
         }
     }
 }
 
-/// How something ends of which nothing more is known than that it was sent.
+/// The completion of a slice or fence of which nothing is known except that it was sent.
 pub(super) fn given_up(entry: &Entry, error: Error) -> Completion {
     match entry.op {
         Op::Read => Completion::not_applied(entry.token, error),

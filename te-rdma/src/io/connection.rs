@@ -1,5 +1,5 @@
-//! One control connection: a socket, what is to be sent, what has arrived. Knows nothing of what the bytes
-//! mean.
+//! One control connection: a socket, the bytes to send, and the bytes that have arrived. It does not
+//! interpret them.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -8,13 +8,14 @@ use te_fabric::Interest;
 
 use crate::wire::FRAME_BYTES_MAX;
 
-/// What waits to be sent, at most; a peer that does not read is write-blocked: it is not answered any more.
+/// The most bytes that wait to be sent. A peer that does not read is write-blocked: its further questions
+/// stay unanswered.
 const OUTBOX_BYTES_MAX: usize = 16 << 10;
 const INBOX_BYTES: usize = 4 * FRAME_BYTES_MAX;
 
-/// A socket with room for some frames each way, allocated once.
+/// A socket with room for several frames in each direction, allocated once.
 #[derive(Debug)]
-pub(crate) struct Channel {
+pub(crate) struct Connection {
     pub(crate) stream: TcpStream,
     inbox: Box<[u8]>,
     from: usize,
@@ -23,13 +24,13 @@ pub(crate) struct Channel {
     sent: usize,
     /// The peer has finished sending.
     pub(crate) finished: bool,
-    /// The connection is being made; writability says when it is.
+    /// The connection is being made; the socket is writable when that has ended.
     pub(crate) dialing: bool,
-    /// What epoll waits for.
+    /// The readiness that epoll watches for.
     pub(crate) interest: Interest,
 }
 
-impl Channel {
+impl Connection {
     pub(crate) fn new(stream: TcpStream, interest: Interest) -> Self {
         Self {
             stream,
@@ -44,7 +45,7 @@ impl Channel {
         }
     }
 
-    /// What has arrived and is not consumed.
+    /// The bytes that have arrived and are not consumed.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.inbox[self.from..self.until]
     }
@@ -56,7 +57,7 @@ impl Channel {
         }
     }
 
-    /// Takes in what is there and fits. True: something came.
+    /// Receives as many bytes as are there and fit. True: at least one.
     ///
     /// # Errors
     /// The system's: the connection is broken.
@@ -87,7 +88,7 @@ impl Channel {
         self.outbox.len() + FRAME_BYTES_MAX <= OUTBOX_BYTES_MAX
     }
 
-    /// Puts a frame into the outbox. False, and nothing was put: there is no room.
+    /// Puts a frame into the outbox. False: there is no room, and nothing was put.
     pub(crate) fn push(&mut self, parts: &[&[u8]]) -> bool {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         if self.outbox.len() + bytes > OUTBOX_BYTES_MAX {
@@ -97,7 +98,7 @@ impl Channel {
         true
     }
 
-    /// Sends what can be sent.
+    /// Sends as much of the outbox as the socket takes.
     ///
     /// # Errors
     /// The system's: the connection is gone.
@@ -115,7 +116,7 @@ impl Channel {
         Ok(())
     }
 
-    /// What to wait for.
+    /// The readiness to watch for.
     pub(crate) fn wanted(&self) -> Interest {
         Interest {
             readable: !self.finished && self.until - self.from < self.inbox.len(),

@@ -1,5 +1,6 @@
-//! An engine that has nothing to do. In a test binary of its own: it measures the CPU time of the process.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+//! What needs real time: an engine that has nothing to do must use no CPU for one second. The only test of
+//! this binary, because it measures the CPU time of the process.
+#![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod common;
 
@@ -9,10 +10,10 @@ use common::*;
 use te_core::{Access, Op};
 
 #[test]
-fn an_idle_engine_burns_no_cpu() {
+fn an_idle_engine_uses_no_cpu() {
     for (name, fabrics) in each_fabric() {
         let (here, there) = (engine(fabrics), engine(fabrics));
-        // Connected, used, and then left alone.
+        // Connected, used once, and then idle.
         let remote = there.alloc_shared(4096, EVERYTHING).unwrap();
         let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
         let segment = here.open_segment(there.name()).unwrap();
@@ -21,9 +22,9 @@ fn an_idle_engine_burns_no_cpu() {
         std::thread::sleep(Duration::from_millis(100));
         let before = cpu_ticks();
         std::thread::sleep(Duration::from_secs(1));
-        let burnt = cpu_ticks() - before;
-        // Ticks of 10 ms; one spinning worker takes 100 of them.
-        assert!(burnt <= 3, "{name}: two idle engines took {burnt} ticks of CPU in a second");
+        let used = cpu_ticks() - before;
+        // Ticks of 10 ms; a worker that spins uses 100 of them.
+        assert!(used <= 3, "{name}: two idle engines used {used} ticks of CPU in one second");
     }
 }
 

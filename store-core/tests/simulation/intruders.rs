@@ -1,11 +1,11 @@
-//! Those who try what they may not: guess the handles of others' puts, take the names of nodes that live, and wish for what
-//! cannot be. Nothing may change for any of it.
+//! Intruders that try what they may not: guess the handles of other clients' puts, take the names of live
+//! nodes, and request the impossible. None of it may change anything.
 
 use std::time::Duration;
 
 use store_core::message::{
-    Beat, Commit, EndExpulsions, EndTasks, Evict, ExpulsionEnd, FetchAsk, FetchExpulsions, FetchTasks,
-    Heartbeat, Mount, MountAnswer, MountSegment, NewObject, NodeProof, NodeStatus, Operation, Pin, PutAsk,
+    Beat, Commit, EndExpulsions, EndTasks, Evict, ExpulsionEnd, FetchRequest, FetchExpulsions, FetchTasks,
+    Heartbeat, Mount, MountResponse, MountSegment, NewObject, NodeProof, NodeStatus, Operation, Pin, PutRequest,
     PutEnd, PutOptions, PutRevoke, PutStart, Retention, Revocation, TaskEnd, Unmount, UnmountSegment,
 };
 use store_core::{ErrorCode, Frame, Key, Placement, SegmentNo};
@@ -17,10 +17,10 @@ use crate::shadow::{Claim, Violation};
 use crate::trouble::ms;
 use crate::world::World;
 
-/// The stranger who is of no tenant, as nodes are.
+/// The intruder without a tenant, as nodes are.
 const NOBODY: usize = TENANTS.len();
 
-/// What changes when somebody ends, takes or evicts anything.
+/// What changes when something is ended, taken or evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mark {
     counts: [u64; 18],
@@ -56,12 +56,12 @@ impl Mark {
     }
 }
 
-/// Who passes for a node, and what it says.
+/// A party that acts as a node, and its claims.
 struct Thief {
     node: u64,
     /// The node that it mounts as.
     mounts_as: u64,
-    /// What is mounted under the node's name: by which node, and under which incarnation.
+    /// The node and the incarnation that have mounted the node's name.
     node_of: u64,
     segment: SegmentNo,
     held: u64,
@@ -71,7 +71,7 @@ struct Thief {
 }
 
 impl Thief {
-    /// One of ten kinds; from the sixth on it mounts.
+    /// One of ten kinds of requests; from the sixth on it mounts.
     fn request(&self, core: &Core, kind: u64) -> Vec<u8> {
         let Self { node, mounts_as, node_of, segment, held, incarnation, ref name, key } = *self;
         let mut out = Vec::new();
@@ -85,11 +85,11 @@ impl Thief {
                 Unmount::encode_request(&mut out, 1, &unmount, core::iter::empty()).unwrap();
             }
             2 => {
-                let ask = FetchAsk { node, incarnation: held, count_max: 8, key };
+                let ask = FetchRequest { node, incarnation: held, count_max: 8, key };
                 FetchTasks::encode_request(&mut out, 1, &ask, core::iter::empty()).unwrap();
             }
             3 => {
-                let ask = FetchAsk { node, incarnation: held, count_max: 8, key };
+                let ask = FetchRequest { node, incarnation: held, count_max: 8, key };
                 FetchExpulsions::encode_request(&mut out, 1, &ask, core::iter::empty()).unwrap();
             }
             4 => {
@@ -114,12 +114,10 @@ impl Thief {
                     incarnation,
                     name,
                     endpoint: "thief:1",
-                    base: 0,
                     len: core.scenario.segment_bytes,
-                    export: Default::default(),
                     epoch: core.epoch().into(),
                     key,
-                    takeover: false,
+                    ..MountSegment::default()
                 };
                 Mount::encode_request(&mut out, 1, &mount, core::iter::empty()).unwrap();
             }
@@ -129,7 +127,7 @@ impl Thief {
 }
 
 impl World {
-    pub(crate) fn strangers(&mut self) -> Result<(), Violation> {
+    pub(crate) fn intruders(&mut self) -> Result<(), Violation> {
         if self.core.now >= self.busy_until {
             return Ok(());
         }
@@ -141,17 +139,17 @@ impl World {
             }
         }
         let next = self.core.now + ms(&mut self.rng, 100, 1_500);
-        self.core.at(next, Event::Strangers);
+        self.core.at(next, Event::Intruders);
         Ok(())
     }
 
-    /// Somebody ends a put that is not his.
+    /// An intruder ends a put of another client.
     fn guess(&mut self) -> Result<(), Violation> {
         let rng = &mut self.rng;
         let claims = &self.core.shadow.claims;
         let Some((generation, claim)) = claims.iter().nth(rng.index(claims.len())) else { return Ok(()) };
         let Claim { key, handle: known, .. } = claim.clone();
-        // What is not there any more is no better.
+        // A put that is over is no better.
         let former = rng.below(8) == 0;
         let generation = if former { generation.saturating_sub(1 + rng.below(3)) } else { *generation };
         let others = claims.values().map(|other| other.handle).rfind(|other| *other != known);
@@ -173,9 +171,9 @@ impl World {
             PutRevoke::encode_request(&mut out, 1, &(), [revocation].into_iter()).unwrap();
         }
         let before = Mark::of(&self.core);
-        let answer = self.core.ask_as_stranger(who, &out)?;
+        let answer = self.core.request_as_intruder(who, &out)?;
         let (frame, _) = Frame::parse(&answer).unwrap().unwrap();
-        // Both answer alike.
+        // Both responses are alike.
         let results = PutRevoke::decode_response(&frame).or_else(|_| PutEnd::decode_response(&frame));
         let refused = results.map_or(true, |(_, mut results)| results.all(|result| result.is_err()));
         self.core.report.guesses += 1;
@@ -185,7 +183,7 @@ impl World {
         self.core.judge(found)
     }
 
-    /// Somebody says that he is a node that he is not.
+    /// An intruder acts as a node.
     fn steal(&mut self) -> Result<(), Violation> {
         let index = self.rng.index(NODES);
         let (node, name) = (index as u64 + 1, segment_name(index));
@@ -195,7 +193,7 @@ impl World {
             return Ok(());
         };
         let lives = self.core.is_held(node);
-        // As long as it is not mounted, the master knows its former life.
+        // As long as the node is not mounted, the master knows its previous incarnation.
         let latest = self.core.heard.get(&node).is_some_and(|(_, life)| *life == self.nodes[index].life);
         let rng = &mut self.rng;
         let keys = &self.core.node_keys[&node];
@@ -219,10 +217,10 @@ impl World {
         let thief = Thief { node, mounts_as, node_of, segment, held, incarnation, name, key };
         let out = thief.request(&self.core, kind);
         let before = Mark::of(&self.core);
-        let answer = self.core.ask_as_stranger(NOBODY, &out)?;
+        let answer = self.core.request_as_intruder(NOBODY, &out)?;
         let (frame, _) = Frame::parse(&answer).unwrap().unwrap();
         let mounted = match Mount::decode_response(&frame) {
-            Ok((MountAnswer::Mounted(mounted), _)) if kind > 5 => Some(mounted.segment),
+            Ok((MountResponse::Mounted(mounted), _)) if kind > 5 => Some(mounted.segment),
             _ => None,
         };
         let refused = match kind {
@@ -230,7 +228,7 @@ impl World {
             1..=5 => frame.header.result().is_err(),
             _ => mounted.is_none(),
         };
-        // Whoever speaks for a node needs its key in any case; a name is free when its holder is gone.
+        // A request for a node needs its key in any case; a name is free when its holder is gone.
         if lives || kind <= 5 {
             self.core.report.thefts += 1;
             let found = self.core.unchanged(&before, refused).map_err(|change| {
@@ -247,19 +245,19 @@ impl World {
         Ok(())
     }
 
-    /// Somebody who has mounted what there is not takes it back before anybody writes there.
+    /// Unmounts memory that does not exist, before a client writes to it.
     fn leave_again(&mut self, segment: SegmentNo, key: u64) -> Result<(), Violation> {
         let Some(info) = self.core.master.segment(segment) else { return Ok(()) };
         let unmount = UnmountSegment { node: info.node, incarnation: info.incarnation, segment, key };
         let mut out = Vec::new();
         Unmount::encode_request(&mut out, 2, &unmount, core::iter::empty()).unwrap();
-        let answer = self.core.ask_as_stranger(NOBODY, &out)?;
+        let answer = self.core.request_as_intruder(NOBODY, &out)?;
         assert_eq!(Frame::parse(&answer).unwrap().unwrap().0.header.result(), Ok(()));
         self.core.heard.remove(&unmount.node);
         Ok(())
     }
 
-    /// Somebody asks for room that nobody can make.
+    /// An intruder requests room that cannot be made.
     fn wish(&mut self) -> Result<(), Violation> {
         let rng = &mut self.rng;
         let who = rng.index(TENANTS.len());
@@ -270,7 +268,7 @@ impl World {
         let mut options = PutOptions { replicas: 1 + rng.below(2) as u8, ..PutOptions::DEFAULT };
         let mut len = 1 + rng.below(3_000);
         match rng.below(5) {
-            // Nowhere.
+            // Excludes every segment.
             0 => {
                 for segment in &segments {
                     options.placement.excluded.push(*segment).unwrap();
@@ -289,7 +287,7 @@ impl World {
                 len = (stats.capacity_bytes as f64 * share) as u64 + 64;
                 options.retention = Retention { pin: Pin::Hard, ..Retention::DEFAULT };
             }
-            // As often as it cannot be.
+            // More replicas than the limit.
             3 => options.replicas = self.core.master.config().replicas_max + 1 + rng.below(3) as u8,
             // Longer than any segment, and on one of them.
             _ => {
@@ -301,13 +299,13 @@ impl World {
         }
         let keys = ["wish", "wish-2", "wish-3"].map(str::as_bytes);
         let items = keys[..1 + rng.index(3)].iter().map(|key| NewObject { key: Key(key), len });
-        let ask = PutAsk { nonce: 0, options, writer: 0 };
+        let ask = PutRequest { nonce: 0, options, writer: 0 };
         let mut out = Vec::new();
         PutStart::encode_request(&mut out, 1, &ask, items).unwrap();
         let tempting = self.core.master.eviction().candidates > 0;
         self.core.report.wishes += u64::from(tempting);
         let before = Mark::of(&self.core);
-        let answer = self.core.ask_as_stranger(who, &out)?;
+        let answer = self.core.request_as_intruder(who, &out)?;
         let (frame, _) = Frame::parse(&answer).unwrap().unwrap();
         let results = PutStart::decode_response(&frame);
         let refused = results.map_or(true, |(_, mut results)| results.all(|result| result.is_err()));
@@ -319,7 +317,7 @@ impl World {
 }
 
 impl Core {
-    /// Whether the master has to take a node for alive: its connection stands, and it was heard.
+    /// Whether the master has to count a node as alive: its connection is open, and it was heard of.
     fn is_held(&self, node: u64) -> bool {
         let Some((heard, life)) = self.heard.get(&node) else { return false };
         let ttl = Duration::from_millis(self.master.config().node_ttl_ms.into());
@@ -327,7 +325,7 @@ impl Core {
         stands && self.counted() - *heard < ttl
     }
 
-    /// Whether all is as it was, and whoever asked was told so; else what changed.
+    /// Whether nothing changed, and the request was refused; otherwise what changed.
     fn unchanged(&self, before: &Mark, refused: bool) -> Result<(), String> {
         let after = Mark::of(self);
         if *before == after && refused {
@@ -337,7 +335,7 @@ impl Core {
     }
 }
 
-/// Evicts something, for whoever is told to.
+/// Evicts something for a put.
 pub(crate) fn make_room(core: &mut Core) {
     let objects_max = core.master.stats().objects.saturating_sub(1);
     let now = core.shown();

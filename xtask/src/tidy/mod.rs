@@ -1,22 +1,33 @@
-//! The house rules that neither rustfmt nor clippy know. A rule that is not checked is a wish.
+//! The house rules that neither rustfmt nor clippy check.
 //!
-//! Each rule is a function from the tree to findings; a finding names its file, its line and what to do. Long files are
-//! only listed: they are a reason to look again, not an error.
+//! Each rule is a function from the tree to findings; a finding names its file, its line and what to do. The rules of
+//! one line are here; those that need more have modules:
+//!
+//! * [`words`]: words that are not used any more; [`per`]: "per", not "a"
+//! * [`lengths`]: of files and functions
+//! * [`unsafe_code`]: where it may be
+//! * [`time`]: no sleeps in tests
+//! * [`rust`]: the little of Rust's syntax that they need
+
+mod lengths;
+mod per;
+mod rust;
+mod time;
+mod unsafe_code;
+mod words;
 
 use crate::host::{self, Package};
 use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Lines from which on a file is listed.
-const FILE_LINES_LOOK_AGAIN: usize = 800;
 /// Crates that build without std.
 const NO_STD_CRATES: [&str; 2] = ["te-core", "store-core"];
 /// Crates that no other program links: their `main.rs` or `lib.rs` needs no picture and no example.
 const TOOLS: [&str; 4] = ["benches", "cli", "hw-tests", "xtask"];
-/// What the names of translated documents end with.
+/// The end of the names of translated documents.
 const TRANSLATION: &str = ".zh-CN.md";
-/// Directories that hold no sources of ours, unless they are modules below a crate's `src`.
+/// Directories without sources of the project, unless they are modules below a crate's `src`.
 const NOT_OURS: [&str; 4] = ["target", "corpus", "artifacts", "node_modules"];
 
 /// One text file of the tree.
@@ -43,7 +54,7 @@ impl Source {
         Finding { path: self.path.clone(), line, what: what.into() }
     }
 
-    /// Findings for the lines that `judge` complains about.
+    /// A finding for each line for which `judge` returns what is wrong.
     fn lines(&self, judge: impl Fn(&str) -> Option<String>) -> Vec<Finding> {
         let numbered = self.text.lines().enumerate();
         numbered.filter_map(|(index, line)| Some(self.finding(index + 1, judge(line)?))).collect()
@@ -58,28 +69,29 @@ pub(crate) fn run() -> Result<()> {
     let host = host::Host::probe()?;
     let sources = read_tree(&host.root)?;
     let mut findings = Vec::new();
+    let rust_sources: Vec<(&Source, Vec<rust::Line>)> =
+        sources.iter().filter(|source| source.is_rust()).map(|source| (source, rust::lines(&source.text))).collect();
     for source in &sources {
         findings.extend(text_hygiene(source));
         findings.extend(paths_of_one_machine(source));
-        if source.is_rust() {
-            findings.extend(ignored_tests_say_why(source));
-        }
+        findings.extend(words::check(source));
+        findings.extend(per::check(source));
         if source.path.ends_with(".md") {
             findings.extend(dead_links(source, &host.root));
         }
     }
+    for (source, lines) in &rust_sources {
+        findings.extend(ignored_tests_say_why(source));
+        findings.extend(lengths::check(source, lines));
+        findings.extend(time::check(source, lines));
+    }
+    findings.extend(unsafe_code::check(&sources, &rust_sources));
     for package in &host.packages {
         findings.extend(crate_opens_with_docs(package, &host.root)?);
         findings.extend(manifest(package, &host.root)?);
     }
     findings.extend(dependencies_have_reasons(&sources));
 
-    for source in sources.iter().filter(|source| source.is_rust()) {
-        let lines = source.text.lines().count();
-        if lines > FILE_LINES_LOOK_AGAIN {
-            println!("      look again: {} has {lines} lines; is it one idea?", source.path);
-        }
-    }
     for finding in &findings {
         println!("      {}:{}: {}", finding.path, finding.line, finding.what);
     }
@@ -112,7 +124,7 @@ fn read_tree(root: &Path) -> Result<Vec<Source>> {
 }
 
 fn is_text(name: &str) -> bool {
-    const EXTENSIONS: [&str; 5] = [".rs", ".toml", ".md", ".sh", ".yml"];
+    const EXTENSIONS: [&str; 8] = [".rs", ".toml", ".md", ".sh", ".yml", ".yaml", ".html", ".service"];
     EXTENSIONS.iter().any(|extension| name.ends_with(extension)) || name == "run"
 }
 
@@ -125,8 +137,8 @@ fn text_hygiene(source: &Source) -> Vec<Finding> {
         if line.ends_with([' ', '\t']) && !line.trim_start().starts_with("//") {
             return Some("trailing white space".to_owned());
         }
-        // The project's language is English; the box drawings and arrows of the pictures stay below these planes.
-        // A translation says so in its name, and whoever links to one names its language in that language.
+        // The project's language is English; the box drawings and arrows of the pictures are below these planes.
+        // The name of a translation names its language, and so does a link to it, in that language.
         let translated = [source.path.as_str(), line].iter().any(|text| text.contains(TRANSLATION));
         if !translated && line.chars().any(|c| matches!(c, '\u{3000}'..='\u{9fff}' | '\u{ff00}'..='\u{ffef}'))
         {
@@ -145,7 +157,7 @@ fn text_hygiene(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// Paths that exist on the machine of whoever wrote them.
+/// Paths that exist only on the machine of their author.
 fn paths_of_one_machine(source: &Source) -> Vec<Finding> {
     let private = ["/work", "/home", "/root", "/Users"].map(|dir| format!("{dir}/"));
     source.lines(|line| {
@@ -159,9 +171,22 @@ fn paths_of_one_machine(source: &Source) -> Vec<Finding> {
     })
 }
 
+/// The lines of the changelog's list of renames, from 0 on; empty for other files.
+fn changelog_renames(source: &Source) -> std::ops::Range<usize> {
+    let is_list = |line: &str| line.trim_start_matches('#').trim() == "Renamed" && line.starts_with('#');
+    let lines = || source.text.lines();
+    match lines().position(is_list) {
+        Some(first) if source.path == "CHANGELOG.md" => {
+            let len = lines().skip(first + 1).position(|line| line.starts_with('#'));
+            first..len.map_or(lines().count(), |len| first + 1 + len)
+        }
+        _ => 0..0,
+    }
+}
+
 fn ignored_tests_say_why(source: &Source) -> Vec<Finding> {
     let bare = ["#[ig", "nore]"].concat();
-    source.lines(|line| line.contains(&bare).then(|| "say why: `#[ignore = \"...\"]`".to_owned()))
+    source.lines(|line| line.contains(&bare).then(|| "give the reason: `#[ignore = \"...\"]`".to_owned()))
 }
 
 /// Relative links of a document whose target is not there.
@@ -172,7 +197,7 @@ fn dead_links(source: &Source, root: &Path) -> Vec<Finding> {
         let targets = line.match_indices("](").filter_map(|(at, _)| line[at + 2..].split(')').next());
         let mut local = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
         let dead = local.find(|target| !dir.join(target.split('#').next().unwrap_or_default()).exists())?;
-        Some(format!("the link to `{dead}` leads nowhere"))
+        Some(format!("the link to `{dead}` has no target"))
     })
 }
 
@@ -194,7 +219,7 @@ fn opening(source: &Source, package: &str) -> Vec<Finding> {
     let docs: Vec<&str> = docs.into_iter().filter_map(|line| line.strip_prefix("//!")).collect();
     let mut findings = Vec::new();
     if docs.is_empty() {
-        findings.push(source.finding(1, "a crate opens by saying what it is (`//!`)"));
+        findings.push(source.finding(1, "a crate opens with a description of itself (`//!`)"));
     }
     if !TOOLS.contains(&package) {
         let fences = docs.iter().filter(|line| line.trim_start().starts_with("```")).count();
@@ -205,9 +230,9 @@ fn opening(source: &Source, package: &str) -> Vec<Finding> {
             findings.push(source.finding(1, "a crate opens with an example that compiles"));
         }
     }
-    // From there on the compiler asks for a reason wherever it is allowed.
+    // With it, the compiler requires a reason wherever unsafe code is allowed.
     if !["deny(unsafe_code)", "forbid(unsafe_code)"].iter().any(|lint| source.text.contains(lint)) {
-        findings.push(source.finding(1, "a crate says `#![deny(unsafe_code)]` or `#![forbid(unsafe_code)]`"));
+        findings.push(source.finding(1, "a crate has `#![deny(unsafe_code)]` or `#![forbid(unsafe_code)]`"));
     }
     if NO_STD_CRATES.contains(&package) && !source.text.contains("no_std") {
         findings.push(source.finding(1, "this crate is `#![no_std]`"));
@@ -269,7 +294,7 @@ fn dependencies_have_reasons(sources: &[Source]) -> Vec<Finding> {
             && !reasons.text.contains(&format!("`{name}`"))
         {
             findings
-                .push(manifest.finding(index + 1, format!("say in DEPENDENCIES.md why `{name}` is needed")));
+                .push(manifest.finding(index + 1, format!("DEPENDENCIES.md gives no reason for `{name}`")));
         }
     }
     findings
@@ -334,7 +359,7 @@ mod tests {
         ];
         assert_eq!(
             what(&dependencies_have_reasons(&tree)),
-            [(3, "say in DEPENDENCIES.md why `libc` is needed")]
+            [(3, "DEPENDENCIES.md gives no reason for `libc`")]
         );
     }
 

@@ -1,10 +1,12 @@
-//! Limbo: bytes that belong to no object any more, but must not be given out yet.
+//! Pending release: space that belongs to no object any more and must not be given out yet.
 //!
-//! Three things bring them here. A writer that never said it is quiet may still have writes under way in the fabric; its bytes
-//! come back when it says so, or when their node says that it has cut the writer off: time alone frees nothing, it only decides
-//! when the node is asked. A node may still read into the place of a copy that was given up; its bytes come back when it says
-//! that it is quiet, or after the release timeout, since it is its own memory. And a reader may still be copying under a lease
-//! that outlives the object; its bytes come back when the lease is over, whatever anybody says.
+//! There are three reasons. A writer that never reported that it is quiet may still have writes under way in
+//! the fabric; its space is released when it reports that it is quiet, or when the node reports that it has
+//! cut the writer off. Time alone releases nothing; it only decides when the node is told to. A node may
+//! still read into the place of a copy that was given up; that space is released when the node reports that
+//! it is quiet, or after the release timeout, since the memory is the node's own. And a reader may still be
+//! copying under a lease that outlives the object; that space is released at the end of the lease and not
+//! before.
 
 use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
@@ -14,7 +16,7 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use te_core::Instant;
 
-use crate::blocks::stored_len;
+use crate::chunks::stored_len;
 use crate::objects::{Placements, Removed, charge};
 use crate::segments::{Placed, Segments};
 use crate::slab::{trim_heap, trim_map};
@@ -24,41 +26,42 @@ use crate::{SegmentNo, TenantNo};
 pub(crate) enum Reason {
     /// A writer may still write there.
     Writer,
-    /// A node may still copy there.
+    /// A node may still copy to it.
     Copy,
-    /// A reader may still read there.
+    /// A reader may still read it.
     Leased,
 }
 
 #[derive(Debug)]
 struct Held {
-    /// Whose. Nobody else's word releases it.
+    /// The tenant that is charged for the space, and that alone can release it.
     tenant: TenantNo,
     replicas: Placements,
-    /// As allocated.
+    /// The length that was allocated, bytes.
     len: u64,
     until: Instant,
     reason: Reason,
-    /// Who may still write; 0: nobody knows.
+    /// The writer that may still write; 0: unknown.
     writer: u64,
-    /// Nobody can be asked whether that writer is gone.
+    /// No node can report whether that writer is gone.
     unknown: bool,
 }
 
-/// What is held back, by the generation of the put that it was allocated to.
+/// Space that is pending release, by the generation of the put that it was allocated to.
 #[derive(Debug)]
-pub(crate) struct Limbo {
+pub(crate) struct PendingRelease {
     held: HashMap<u64, Held, FixedState>,
-    /// One entry for each put that was held. It may name what is gone or was put off; `held` decides.
+    /// One entry per put that was added. It may name a put that was released or postponed since; `held`
+    /// decides.
     queue: BinaryHeap<Reverse<(Instant, u64)>>,
     bytes: [u64; 3],
-    /// Of writers', those that nobody can be asked about.
+    /// Bytes of unknown writers and of writers that no node can report about.
     unknown_bytes: u64,
-    /// By tenant, as its quota counts them.
+    /// Per tenant: bytes as its quota counts them.
     charged: Vec<u64>,
 }
 
-impl Limbo {
+impl PendingRelease {
     pub(crate) fn new() -> Self {
         Self {
             held: HashMap::with_hasher(FixedState::with_seed(0)),
@@ -69,7 +72,7 @@ impl Limbo {
         }
     }
 
-    /// Holds the replicas of a put back until `until`.
+    /// Adds the replicas of a put, to be released at `until` or later.
     pub(crate) fn hold(
         &mut self,
         segments: &mut Segments,
@@ -82,15 +85,16 @@ impl Limbo {
         let len = stored_len(len);
         let bytes: u64 = replicas.as_slice().iter().map(|placed| segments.hold(placed, len)).sum();
         self.bytes[reason as usize] += bytes;
-        if self.charged.len() <= usize::from(tenant) {
-            self.charged.resize(usize::from(tenant) + 1, 0);
+        if self.charged.len() <= tenant.index() {
+            self.charged.resize(tenant.index() + 1, 0);
         }
-        self.charged[usize::from(tenant)] += charge(len, replicas.as_slice().len());
+        self.charged[tenant.index()] += charge(len, replicas.as_slice().len());
         self.held.insert(generation, Held { tenant, replicas, len, until, reason, writer, unknown: false });
         self.queue.push(Reverse((until, generation)));
     }
 
-    /// The writer of this put is quiet: its bytes come back now. Gives who it was, if they were here.
+    /// The writer of this put is quiet: its space is released now. Returns the writer, if there was such
+    /// space.
     pub(crate) fn release_writer(
         &mut self,
         segments: &mut Segments,
@@ -103,17 +107,17 @@ impl Limbo {
         Some(writer)
     }
 
-    /// Who may still write to what is held under this name.
+    /// The writer that may still write to the space of this put.
     pub(crate) fn writer(&self, generation: u64) -> Option<u64> {
         self.held.get(&generation).map(|held| held.writer)
     }
 
-    /// What is held under this name: where, and how many bytes at each place, as they were asked for.
+    /// The space of this put: the replicas, and the requested bytes per replica.
     pub(crate) fn get(&self, generation: u64) -> Option<(&Placements, u64)> {
         self.held.get(&generation).map(|held| (&held.replicas, held.len))
     }
 
-    /// Nobody can be asked about the writer of this.
+    /// Marks the space of this put as one about whose writer no node can report.
     pub(crate) fn note_unknown(&mut self, generation: u64) {
         if let Some(held) = self.held.get_mut(&generation).filter(|held| !held.unknown) {
             held.unknown = true;
@@ -121,7 +125,7 @@ impl Limbo {
         }
     }
 
-    /// Frees what is held under this name on some segments. Gives how many bytes, and whether any are left.
+    /// Releases the space of this put on some segments. Returns the bytes, and whether any space is left.
     pub(crate) fn release_on(
         &mut self,
         segments: &mut Segments,
@@ -134,7 +138,7 @@ impl Limbo {
         let gone: crate::codec::Short<Placed, { crate::message::REPLICAS_MAX }> = {
             let mut gone = crate::codec::Short::new();
             let there = held.replicas.as_slice().iter().filter(|placed| on(segments, placed.segment));
-            // There are no more than fit.
+            // The list has room for all replicas of one object.
             for placed in there {
                 let _ = gone.push(*placed);
             }
@@ -145,7 +149,7 @@ impl Limbo {
             left = held.replicas.drop_segment(placed.segment);
         }
         self.bytes[held.reason as usize] -= freed;
-        self.charged[usize::from(held.tenant)] -= charge(held.len, gone.len());
+        self.charged[held.tenant.index()] -= charge(held.len, gone.len());
         if held.unknown {
             self.unknown_bytes -= charge(held.len, gone.len());
         }
@@ -155,19 +159,21 @@ impl Limbo {
         (freed, left)
     }
 
-    /// The writer of this put lives and may still write. Gives whether its bytes are here.
+    /// The writer of this put is alive and may still write. Returns whether the put's space is pending
+    /// release.
     pub(crate) fn put_off_writer(&mut self, tenant: TenantNo, generation: u64, until: Instant) -> bool {
         let ours = |held: &&mut Held| held.reason != Reason::Leased && held.tenant == tenant;
         let Some(held) = self.held.get_mut(&generation).filter(ours) else {
             return false;
         };
-        // Its entry in the queue stays: `settle` puts it off when it gets there. A writer that says so again and again
-        // must not make the queue grow.
+        // The old entry of the queue stays: `settle` postpones it when it is due. A writer that repeats its
+        // report must not make the queue grow.
         held.until = held.until.max(until);
         true
     }
 
-    /// Gives back what is due, but for what writers may still write to: of that, the names.
+    /// Releases what is due, except for space that writers may still write to: returns the generations of
+    /// those.
     pub(crate) fn settle(&mut self, segments: &mut Segments, now: Instant) -> Vec<u64> {
         let mut due = Vec::new();
         while let Some(&Reverse((until, generation))) = self.queue.peek() {
@@ -185,9 +191,9 @@ impl Limbo {
         due
     }
 
-    /// A segment is going away, and with it what was held back there. Called while it is still mounted.
-    /// Gives writers and generations of which nothing is left.
-    pub(crate) fn drop_segment(&mut self, no: u32, rounded: impl Fn(u64) -> u64) -> Vec<(u64, u64)> {
+    /// A segment is about to be unmounted, and its space with it. Called while it is still mounted. Returns
+    /// writers and generations of which no space is left.
+    pub(crate) fn drop_segment(&mut self, no: SegmentNo, rounded: impl Fn(u64) -> u64) -> Vec<(u64, u64)> {
         let mut gone = Vec::new();
         let (bytes, charged, unknown) = (&mut self.bytes, &mut self.charged, &mut self.unknown_bytes);
         self.held.retain(|generation, held| {
@@ -195,7 +201,7 @@ impl Limbo {
                 return true;
             }
             bytes[held.reason as usize] -= rounded(held.len);
-            charged[usize::from(held.tenant)] -= charge(held.len, 1);
+            charged[held.tenant.index()] -= charge(held.len, 1);
             if held.unknown {
                 *unknown -= charge(held.len, 1);
             }
@@ -208,7 +214,7 @@ impl Limbo {
         gone
     }
 
-    /// When something is due, at the earliest. What was put off may make it too early.
+    /// The earliest time at which something is due. It may be too early, when something was postponed.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.queue.peek().map(|Reverse((until, _))| *until)
     }
@@ -217,22 +223,22 @@ impl Limbo {
         self.bytes[reason as usize]
     }
 
-    /// Bytes held back for whatever reason.
+    /// Bytes that are pending release for any reason.
     pub(crate) fn bytes_in_all(&self) -> u64 {
         self.bytes.iter().sum()
     }
 
-    /// Bytes of writers that nobody can be asked about.
+    /// Bytes of unknown writers and of writers that no node can report about.
     pub(crate) const fn unknown_bytes(&self) -> u64 {
         self.unknown_bytes
     }
 
-    /// Bytes of a tenant's that are held back, as its quota counts them.
+    /// Bytes of a tenant that are pending release, as its quota counts them.
     pub(crate) fn charged(&self, tenant: TenantNo) -> u64 {
-        self.charged.get(usize::from(tenant)).copied().unwrap_or(0)
+        self.charged.get(tenant.index()).copied().unwrap_or(0)
     }
 
-    /// Gives memory back that is not needed any more.
+    /// Returns memory that is no longer needed.
     pub(crate) fn tidy(&mut self) {
         trim_map(&mut self.held);
         trim_heap(&mut self.queue);
@@ -249,7 +255,7 @@ impl Limbo {
             if held.unknown {
                 self.unknown_bytes -= charge(held.len, held.replicas.as_slice().len());
             }
-            self.charged[usize::from(held.tenant)] -= charge(held.len, held.replicas.as_slice().len());
+            self.charged[held.tenant.index()] -= charge(held.len, held.replicas.as_slice().len());
         }
     }
 }

@@ -1,0 +1,41 @@
+//! Landing: what happens to a piece when its bytes have arrived.
+
+use super::{Buffers, Flying, Job, Place};
+use crate::bounce::Bounce;
+use crate::checksum::Checksum;
+use crate::memory::Memory;
+
+/// Handles a piece that has landed: adds it to the checksum and, if it passed through the bounce buffer,
+/// copies it to its destination. A checksum that the rail computed is used for bytes that were read directly
+/// into registered memory; bytes that passed through the bounce buffer are checksummed after the copy.
+pub(super) fn land(
+    job: &mut Job,
+    piece: &Flying,
+    crc32c: Option<u32>,
+    bounce: &Bounce,
+    memory: &Memory,
+    buffers: &mut Buffers<'_, '_>,
+) {
+    if let Some(parts) = &mut job.parts {
+        if let Some(whole) = parts.land(&job.transfer, piece, crc32c, bounce, memory, buffers) {
+            job.checksum = Checksum::of(whole);
+        }
+        return;
+    }
+    match piece.place {
+        Place::Bounced(at) => {
+            let (item, len) = (job.transfer.item as usize, job.transfer.len);
+            // An object that is longer than its sink is not read. If it were, the checksum would not match.
+            buffers.fill(item, len, piece.offset, piece.len, |skip, place| {
+                // The piece lies inside the region, so this cannot fail. If it did, the checksum would not
+                // match.
+                let _ = bounce.region().read(at.offset + skip, place);
+                job.checksum.update(place);
+            });
+        }
+        Place::Straight(range) => match crc32c {
+            Some(crc32c) => job.checksum.update_summed(crc32c, piece.len),
+            None => memory.checksum(range, &mut job.checksum),
+        },
+    }
+}

@@ -1,0 +1,109 @@
+//! "Bytes per object", not "bytes an object".
+//!
+//! The article is looked for between something counted and something that it is counted by. A clause such as "the bytes
+//! a peer may write" has the same words; so what follows has to end the phrase.
+
+use super::{Finding, Source};
+
+/// Words that count. A number counts, too.
+const COUNTS: &[&str] = &[
+    "bytes", "bits", "B", "KB", "MB", "GB", "KiB", "MiB", "GiB", "TiB", "k", "M", "ns", "us", "µs", "ms", "s",
+    "nanoseconds", "microseconds", "milliseconds", "seconds", "minutes", "times", "once", "twice", "one", "two", "three",
+    "four", "ten", "hundred", "thousand", "million", "millions", "instructions", "cycles", "requests", "slices", "objects",
+    "keys", "puts", "gets", "packets", "calls", "allocations", "lines", "pieces", "entries", "connections", "transfers",
+    "operations", "messages",
+];
+/// Units of time: nothing follows that could make them the subject of a clause.
+const TIMES: &[&str] = &["second", "minute", "hour", "day", "millisecond", "microsecond", "nanosecond"];
+/// Things that others are counted by.
+const THINGS: &[&str] = &[
+    "object", "peer", "slice", "call", "GiB", "MiB", "KiB", "byte", "client", "node", "request", "connection", "core",
+    "batch", "key", "segment", "region", "rail", "poll", "thread", "process", "item", "block", "piece", "chunk",
+    "operation", "packet", "seed", "run", "round", "line", "turn", "put", "get", "test", "entry", "replica",
+];
+/// Words that end a phrase.
+const ENDINGS: &[&str] = &[
+    "and", "or", "at", "on", "in", "for", "with", "over", "of", "as", "is", "are", "while", "when", "beside", "than",
+    "where", "by", "from", "to", "here", "but",
+];
+
+/// This file: it has examples.
+const EXEMPT: &str = "xtask/src/tidy/per.rs";
+
+pub(super) fn check(source: &Source) -> Vec<Finding> {
+    if source.path == EXEMPT {
+        return Vec::new();
+    }
+    source.lines(|line| {
+        let (count, article, each) = found(line)?;
+        Some(format!("not `{count} {article} {each}`: write `{count} per {each}`"))
+    })
+}
+
+fn found(line: &str) -> Option<(&str, &str, &str)> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    words.windows(3).enumerate().find_map(|(at, window)| {
+        let &[count, article, each] = window else { return None };
+        let count = count.trim_start_matches(|c: char| !c.is_alphanumeric());
+        let is_count = COUNTS.contains(&count) || is_number(count);
+        let bare = each.trim_end_matches(|c: char| !c.is_alphanumeric());
+        let ends_here = bare.len() < each.len();
+        let ends = |at_the_end_of_the_line| match words.get(at + 3) {
+            Some(next) => {
+                let bare = next.trim_end_matches(|c: char| !c.is_alphanumeric());
+                ends_here || ENDINGS.contains(&bare) || next.starts_with(|c: char| !c.is_alphanumeric())
+            }
+            None => ends_here || at_the_end_of_the_line,
+        };
+        let is_per = TIMES.contains(&bare) && ends(true) || THINGS.contains(&bare) && ends(false);
+        (is_count && matches!(article, "a" | "an") && is_per).then_some((count, article, bare))
+    })
+}
+
+/// `4`, `0.1`, `1,024`, `5M`.
+fn is_number(word: &str) -> bool {
+    let digits = word.trim_end_matches(['k', 'M']);
+    digits.starts_with(|c: char| c.is_ascii_digit())
+        && digits.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | ','))
+        && !word.ends_with(['.', ','])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_article_for_per_is_found() {
+        for line in [
+            "/// Limit, bytes a second.",
+            "// at most 8 requests a connection, whatever",
+            "`json` for collectors: one object a line.",
+            "in brackets CPU seconds a GiB, both ends",
+            "once a minute",
+            "| bytes an object | 156 |",
+            "up to 12 µs a byte. `regex-lite`",
+            "3.2 M a second (two clients)",
+            "one a peer, and",
+        ] {
+            assert!(found(line).is_some(), "{line}");
+        }
+        assert_eq!(found("// bytes a second."), Some(("bytes", "a", "second")));
+    }
+
+    #[test]
+    fn clauses_and_other_articles_are_not_found() {
+        for line in [
+            "/// The bytes a peer may write.",
+            "/// The bytes a request touches, and",
+            "// the keys a client",
+            "it sends a request, and",
+            "the two, a second and a third",
+            "bytes per second",
+            "gives one a name",
+            "2. A client of the store",
+            "for 4, a client",
+        ] {
+            assert_eq!(found(line), None, "{line}");
+        }
+    }
+}
