@@ -11,8 +11,8 @@ use te_rdma::Config;
 const BYTES: usize = 1 << 20;
 const OTHER: RemoteRegionId = RemoteRegionId::new(1, 1);
 
-/// Settings with which only the simulated resolution times out, after ten seconds. The tests do meanwhile what
-/// a poll that waited for it could not do.
+/// Settings with which only the simulated resolution times out, after ten seconds. The tests do meanwhile
+/// what a poll that waited for it could not do.
 fn patient() -> Config {
     Config { qps: 2, peer_silence_ms_max: 3_600_000, connect_ms_max: 3_600_000, ..config() }
 }
