@@ -67,7 +67,7 @@ const TABLE: &[Retired] = &[
 const EXEMPT: [&str; 3] =
     ["docs/reference/config.md", "te-rdma/src/sys/layout.rs", "xtask/src/tidy/words.rs"];
 
-/// A line that keeps a former name for compatibility contains one of these.
+/// A line that keeps a former name for compatibility contains one of these, or the line above it does.
 const FORMER_NAME: [&str; 2] = ["alias", "Deprecated: use"];
 
 pub(super) fn check(source: &Source) -> Vec<Finding> {
@@ -79,11 +79,13 @@ pub(super) fn check(source: &Source) -> Vec<Finding> {
     for what in complaints(&source.path, &source.path) {
         findings.push(source.finding(1, format!("the file's name: {what}")));
     }
+    let mut above = "";
     for (index, line) in source.text.lines().enumerate() {
-        let keeps_a_name = FORMER_NAME.iter().any(|mark| line.contains(mark));
+        let keeps_a_name = FORMER_NAME.iter().any(|mark| line.contains(mark) || above.contains(mark));
         if !keeps_a_name && !renames.contains(&index) {
             findings.extend(complaints(&source.path, line).map(|what| source.finding(index + 1, what)));
         }
+        above = line;
     }
     findings
 }
