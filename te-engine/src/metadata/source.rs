@@ -154,7 +154,8 @@ fn redis(rest: &str) -> Result<RedisSource, &'static str> {
     if !user.is_empty() && password.is_empty() {
         return Err("a user without a password");
     }
-    let decode = |text| decoded(text).ok_or("user or password has a % that is not part of %XX, or is not UTF-8");
+    let decode =
+        |text| decoded(text).ok_or("user or password has a % that is not part of %XX, or is not UTF-8");
     let (server, db) = place.split_once('/').unwrap_or((place, ""));
     if !is_endpoint(server) {
         return Err("not redis://host:port");
