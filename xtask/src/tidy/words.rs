@@ -186,6 +186,7 @@ mod tests {
         let alias =
             "#[serde(alias = \"lanes\")]\nconnections: u8,\n// Deprecated: use x_connections, not x_lanes\n";
         assert_eq!(lines("te-tcp/src/config.rs", alias), Vec::<usize>::new());
+        assert_eq!(lines("cli/tests/a.rs", "// An alias.\n\"--lanes\"\n\"--lanes\"\n"), [3]);
         let changes = "### Renamed\n\n* `lanes`: `connections`\n\n### Fixed\n\n* a lane\n";
         assert_eq!(lines("CHANGELOG.md", changes), [7]);
     }
