@@ -37,9 +37,9 @@ fn master(config: MasterConfig) -> Master {
     master
 }
 
-fn ask<O: Operation>(master: &mut Master, session: &mut Session, ask: &O::Request<'_>) -> Vec<u8> {
+fn send<O: Operation>(master: &mut Master, session: &mut Session, head: &O::Request<'_>) -> Vec<u8> {
     let (mut request, mut answer) = (Vec::new(), Vec::new());
-    O::encode_request(&mut request, 1, ask, std::iter::empty()).unwrap();
+    O::encode_request(&mut request, 1, head, std::iter::empty()).unwrap();
     master.handle(at(10), session, &Frame::parse(&request).unwrap().unwrap().0, &mut answer);
     answer
 }
@@ -99,18 +99,18 @@ fn only_admins_get_a_response_and_it_contains_no_secret() {
         let mut session = Session::new(peer, [0; 32]);
         let leave = Evict { objects_max: 0, used_bytes_max: 0 };
         let refused = [
-            status::<EvictNow>(&ask::<EvictNow>(&mut master, &mut session, &leave)),
-            status::<ReadConfig>(&ask::<ReadConfig>(&mut master, &mut session, &())),
-            status::<ListNodes>(&ask::<ListNodes>(&mut master, &mut session, &())),
+            status::<EvictNow>(&send::<EvictNow>(&mut master, &mut session, &leave)),
+            status::<ReadConfig>(&send::<ReadConfig>(&mut master, &mut session, &())),
+            status::<ListNodes>(&send::<ListNodes>(&mut master, &mut session, &())),
         ];
         assert_eq!(refused, [Err(ErrorCode::PermissionDenied); 3]);
     }
     assert_eq!(master.stats().objects, 100);
-    let answer = ask::<ReadConfig>(&mut master, &mut Session::owner(), &());
+    let answer = send::<ReadConfig>(&mut master, &mut Session::owner(), &());
     assert!(!answer.windows(11).any(|bytes| bytes == b"open sesame"));
     let frame = Frame::parse(&answer).unwrap().unwrap().0;
     assert_eq!(frame.header.kind, Kind::ReadConfig as u8);
-    let (told, _) = ReadConfig::decode_response(&frame).unwrap();
-    assert!(!told.admin_secret.is_set());
-    assert_eq!(told.lease_ttl_ms, MasterConfig::default().lease_ttl_ms);
+    let (shown, _) = ReadConfig::decode_response(&frame).unwrap();
+    assert!(!shown.admin_secret.is_set());
+    assert_eq!(shown.lease_ttl_ms, MasterConfig::default().lease_ttl_ms);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use store_core::message::{
-    EvictionReport, ExplainEviction, Kept, MountSegment, Operation, Pin, PutRequest, PutOptions, PutStart,
+    ExplainEviction, Kept, MountSegment, Operation, Pin, PutRequest, PutOptions, PutStart,
     Retention, WhyKept, RemoveMode};
 use store_core::{ErrorCode, EvictionPolicy, Frame, Instant, Key, Master, MasterConfig, Place, Session, NodeId, Incarnation, BatchOrder};
 

@@ -38,9 +38,9 @@ fn put(master: &mut Master, ms: u64, key: &str, options: &PutOptions) -> Result<
     master.put_end(at(ms), key.as_bytes(), started.generation, 1)
 }
 
-fn ask<O>(master: &mut Master, ms: u64, session: &mut Session, items: &[O::RequestItem<'_>]) -> Vec<u8>
+fn send<O>(master: &mut Master, ms: u64, session: &mut Session, items: &[O::RequestItem<'_>]) -> Vec<u8>
 where
-    for<'a> O: Operation<Ask<'a> = ()>,
+    for<'a> O: Operation<Request<'a> = ()>,
     for<'a> O::RequestItem<'a>: Copy,
 {
     let (mut request, mut out) = (Vec::new(), Vec::new());
@@ -52,18 +52,18 @@ where
 /// Gets keys; returns the leases of those that were found.
 fn get(master: &mut Master, ms: u64, session: &mut Session, keys: &[&str]) -> LeaseRange {
     let keys: Vec<_> = keys.iter().map(|key| Key(key.as_bytes())).collect();
-    let out = ask::<Get>(master, ms, session, &keys);
+    let out = send::<Get>(master, ms, session, &keys);
     let (lease, items) = Get::decode_response(&Frame::parse(&out).unwrap().unwrap().0).unwrap();
     LeaseRange { first: lease.first, count: items.filter(Result::is_ok).count() as u32 }
 }
 
 fn give_back(master: &mut Master, ms: u64, session: &mut Session, range: LeaseRange) {
-    assert!(ask::<ReturnLeases>(master, ms, session, &[range]).is_empty(), "it has no response");
+    assert!(send::<ReturnLeases>(master, ms, session, &[range]).is_empty(), "it has no response");
 }
 
 fn remove(master: &mut Master, ms: u64, key: &str) -> Result<(), ErrorCode> {
     let removal = Removal { key: Key(key.as_bytes()), force: false };
-    let out = ask::<Remove>(master, ms, &mut Session::default(), &[removal]);
+    let out = send::<Remove>(master, ms, &mut Session::default(), &[removal]);
     Remove::decode_response(&Frame::parse(&out).unwrap().unwrap().0).unwrap().1.next().unwrap()
 }
 

@@ -71,8 +71,8 @@ fn cut_off(master: &mut Master, now: Instant) -> usize {
     let nodes: Vec<_> = master.nodes(now).collect();
     let mut count = 0;
     for NodeInfo { node, incarnation, .. } in nodes {
-        let ask = FetchRequest { node, incarnation, count_max: 10, key: 0 };
-        for order in master.fetch_expulsions(now, &ask).unwrap() {
+        let fetch = FetchRequest { node, incarnation, count_max: 10, key: 0 };
+        for order in master.fetch_expulsions(now, &fetch).unwrap() {
             assert!(order.force && order.writer == 7, "{order:?}");
             master.end_expulsion(now, node, &ExpulsionEnd { ticket: order.ticket, gone: true }).unwrap();
             count += 1;

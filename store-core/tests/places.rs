@@ -29,7 +29,7 @@ struct Talk {
     request_id: u64,
     starts: Vec<PutRequest>,
     /// Keys of each start.
-    asked: Vec<Vec<Vec<u8>>>,
+    requested: Vec<Vec<Vec<u8>>>,
     /// Generations.
     commits: Vec<u64>,
     /// Generations, and whether the writer reported that it is quiet.
@@ -47,7 +47,7 @@ impl Talk {
             generation: 100,
             request_id: 1,
             starts: Vec::new(),
-            asked: Vec::new(),
+            requested: Vec::new(),
             commits: Vec::new(),
             revocations: Vec::new(),
         }
@@ -72,17 +72,17 @@ impl Talk {
         let (id, mut answer) = (frame.header.request_id, Vec::new());
         match Kind::from_byte(frame.header.kind).unwrap() {
             Kind::PutStart => {
-                let (ask, items) = PutStart::decode_request(frame.body).unwrap();
+                let (put, items) = PutStart::decode_request(frame.body).unwrap();
                 let window = PutWindow { window_ms: WINDOW_MS };
                 let allocations = items.map(|_| {
                     self.generation += 1;
-                    let segments = place(&ask)?;
+                    let segments = place(&put)?;
                     let (generation, handle) = (self.generation, self.generation ^ 5);
                     Ok(Allocation { generation, handle, replicas: replicas(&segments) })
                 });
                 PutStart::encode_response(&mut answer, id, &window, allocations).unwrap();
-                self.starts.push(ask);
-                self.asked.push(items.map(|item| item.key.0.to_vec()).collect());
+                self.starts.push(put);
+                self.requested.push(items.map(|item| item.key.0.to_vec()).collect());
             }
             Kind::PutEnd => {
                 let (_, items) = PutEnd::decode_request(frame.body).unwrap();
@@ -101,8 +101,8 @@ impl Talk {
 }
 
 /// Segment 1 unless it is excluded, else 2, and so on.
-fn first_allowed(ask: &PutRequest) -> Result<Vec<SegmentNo>, ErrorCode> {
-    let segment = (1..=4).find(|segment| !ask.options.placement.excluded.contains(segment));
+fn first_allowed(put: &PutRequest) -> Result<Vec<SegmentNo>, ErrorCode> {
+    let segment = (1..=4).find(|segment| !put.options.placement.excluded.contains(segment));
     segment.map(|segment| vec![segment]).ok_or(ErrorCode::SegmentsExcluded)
 }
 
@@ -124,7 +124,7 @@ fn a_put_that_a_segment_refuses_is_written_elsewhere_by_the_same_operation() {
     talk.put.handle_transfer(writes[1].id, TransferEnd::not_applied());
     let again = transfers(&talk.run(first_allowed));
     assert_eq!((talk.commits.as_slice(), talk.revocations.as_slice()), (&[101][..], &[(102, true)][..]));
-    assert_eq!(talk.asked, [vec![b"a".to_vec(), b"b".to_vec()], vec![b"b".to_vec()]]);
+    assert_eq!(talk.requested, [vec![b"a".to_vec(), b"b".to_vec()], vec![b"b".to_vec()]]);
     assert_eq!(*talk.starts[1].options.placement.excluded, [1]);
     assert_ne!(talk.starts[0].nonce, talk.starts[1].nonce, "the second put must not be mistaken for the first");
     assert_eq!((again.len(), again[0].segment, again[0].item), (1, 2, 1));
@@ -207,7 +207,7 @@ fn a_put_tries_so_many_places_and_no_more() {
 #[test]
 fn where_there_is_no_other_place_the_put_fails_for_its_own_reason() {
     let mut talk = Talk::new(ClientConfig::default(), &[b"a"]);
-    let only = |ask: &PutRequest| match ask.options.placement.excluded.contains(&1) {
+    let only = |put: &PutRequest| match put.options.placement.excluded.contains(&1) {
         true => Err(ErrorCode::SegmentsExcluded),
         false => Ok(vec![1]),
     };
@@ -237,8 +237,8 @@ fn an_operation_that_is_given_up_asks_for_no_other_place() {
 #[test]
 fn one_of_two_replicas_that_fails_moves_the_whole_object() {
     let mut talk = Talk::new(ClientConfig::default(), &[b"a"]);
-    let pairs = |ask: &PutRequest| {
-        let excluded = &ask.options.placement.excluded;
+    let pairs = |put: &PutRequest| {
+        let excluded = &put.options.placement.excluded;
         Ok((1..=4).filter(|segment| !excluded.contains(segment)).take(2).collect())
     };
     let writes = transfers(&talk.run(pairs));

@@ -50,13 +50,13 @@ fn nonce(nonce: u32) -> PutRequest {
     PutRequest { nonce, options: PutOptions::DEFAULT, writer: 9 }
 }
 
-fn start(master: &mut Master, ms: u64, ask: &PutRequest, len: u64) -> Result<Allocation, ErrorCode> {
-    master.put_start_in(at(ms), b"k", len, ask, Place::ALONE)
+fn start(master: &mut Master, ms: u64, request: &PutRequest, len: u64) -> Result<Allocation, ErrorCode> {
+    master.put_start_in(at(ms), b"k", len, request, Place::ALONE)
 }
 
-fn request<O: Operation>(ask: &O::Request<'_>, item: Option<O::RequestItem<'_>>) -> Vec<u8> {
+fn request<O: Operation>(head: &O::Request<'_>, item: Option<O::RequestItem<'_>>) -> Vec<u8> {
     let mut out = Vec::new();
-    O::encode_request(&mut out, 7, ask, item.into_iter()).unwrap();
+    O::encode_request(&mut out, 7, head, item.into_iter()).unwrap();
     out
 }
 

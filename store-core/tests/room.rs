@@ -267,8 +267,8 @@ fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refus
     let refused = pool.put_start(at(1), b"one more", 1, &PutOptions::DEFAULT);
     assert_eq!(refused, Err(ErrorCode::MetadataFull));
     assert!(pool.stats().puts_metadata_full_total > 0);
-    let told = std::iter::from_fn(|| pool.poll_event());
-    assert_eq!(told.filter(|event| matches!(event, Event::MetadataFull { .. })).count(), 1);
+    let events = std::iter::from_fn(|| pool.poll_event());
+    assert_eq!(events.filter(|event| matches!(event, Event::MetadataFull { .. })).count(), 1);
 
     // Objects are evicted for others, as when there is no room for their bytes.
     let mut pool = master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
@@ -281,8 +281,8 @@ fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refus
     // Metadata of writers counts, too: fewer unfinished puts fit.
     let short = |n: u32| format!("{n:08}");
     let begin = |pool: &mut Master, n: u32| {
-        let ask = PutRequest { writer: 7, ..PutRequest::once(PutOptions::DEFAULT) };
-        pool.put_start_in(at(1), short(n).as_bytes(), 1, &ask, Place::ALONE)
+        let put = PutRequest { writer: 7, ..PutRequest::once(PutOptions::DEFAULT) };
+        pool.put_start_in(at(1), short(n).as_bytes(), 1, &put, Place::ALONE)
     };
     let bounded = || master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
     let mut pool = bounded();

@@ -104,7 +104,7 @@ enum Phase {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fence {
-    Asked,
+    Requested,
     Held,
     Failed,
 }
@@ -336,8 +336,8 @@ impl PutOp {
 
     /// Reports that a fence ended.
     pub fn handle_fence(&mut self, segment: SegmentNo, end: FenceEnd) {
-        let asked = self.fences.iter_mut().find(|(no, fence)| *no == segment && *fence == Fence::Asked);
-        let Some((_, fence)) = asked else { return };
+        let requested = self.fences.iter_mut().find(|(no, fence)| *no == segment && *fence == Fence::Requested);
+        let Some((_, fence)) = requested else { return };
         *fence = if end == FenceEnd::Held { Fence::Held } else { Fence::Failed };
         self.fencing -= 1;
         self.advance();
@@ -555,7 +555,7 @@ impl PutOp {
             for state in &self.items {
                 for segment in state.loose_segments() {
                     if !self.fences.iter().any(|(no, _)| *no == segment) {
-                        self.fences.push((segment, Fence::Asked));
+                        self.fences.push((segment, Fence::Requested));
                         self.todo.push_back(Todo::Fence(segment));
                         self.fencing += 1;
                     }

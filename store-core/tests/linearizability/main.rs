@@ -16,9 +16,9 @@ type Line = (u64, u64, Request, Response);
 /// Puts are started in the order of their numbers.
 fn history(lines: &[Line], losses: &[u64]) -> History {
     let mut history = History::default();
-    for (who, (called, answered, ask, answer)) in lines.iter().enumerate() {
-        let id = history.called(who, b"k", *ask, *called);
-        if let Request::Put(put) = ask {
+    for (who, (called, answered, request, answer)) in lines.iter().enumerate() {
+        let id = history.called(who, b"k", *request, *called);
+        if let Request::Put(put) = request {
             history.started(*put, *put);
         }
         if *answer != Response::NotKnown {

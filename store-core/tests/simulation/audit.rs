@@ -37,12 +37,12 @@ impl Core {
             held += usage.held_bytes;
         }
         let stats = self.master.stats();
-        let aside = stats.quarantined_bytes + stats.deferred_bytes;
-        if self.master.config().allocator == AllocatorKind::Offset && held != aside {
+        let held_back = stats.quarantined_bytes + stats.deferred_bytes;
+        if self.master.config().allocator == AllocatorKind::Offset && held != held_back {
             wrong.push(format!("tenants have {held} bytes pending release, and {stats:?}"));
         }
         let reserved = self.audit_tasks(&mut wrong);
-        if used + aside + reserved != stats.used_bytes {
+        if used + held_back + reserved != stats.used_bytes {
             wrong.push(format!("{used} bytes of objects, {reserved} of tasks, and {stats:?}"));
         }
         for drain in self.master.drains() {

@@ -502,14 +502,14 @@ impl Client {
         }
     }
 
-    fn record(&mut self, core: &mut Core, ask: impl Fn(&Asked) -> Request) {
-        let many = !matches!(ask(&self.asked[0]), Request::Remove { .. } | Request::Exists);
+    fn record(&mut self, core: &mut Core, request: impl Fn(&Asked) -> Request) {
+        let many = !matches!(request(&self.asked[0]), Request::Remove { .. } | Request::Exists);
         for asked in self.asked.iter_mut().take(if many { ITEMS_MAX as usize } else { 1 }) {
-            let ask = ask(asked);
+            let request = request(asked);
             asked.recorded = Some(core.history.called(
                 self.index,
                 &full_key(tenant_of(self.index), &asked.key),
-                ask,
+                request,
                 core.now.as_nanos(),
             ));
         }

@@ -319,9 +319,9 @@ impl Core {
         let nodes: Vec<_> = self.master.segments().map(|info| (info.node, info.incarnation)).collect();
         for (node, incarnation) in nodes {
             let Some(&key) = self.node_keys.get(&node).and_then(|keys| keys.last()) else { continue };
-            let ask = FetchRequest { node, incarnation, count_max: 64, key };
+            let fetch = FetchRequest { node, incarnation, count_max: 64, key };
             let now = self.shown();
-            for order in self.master.fetch_expulsions(now, &ask).unwrap_or_default() {
+            for order in self.master.fetch_expulsions(now, &fetch).unwrap_or_default() {
                 if order.force {
                     let end = ExpulsionEnd { ticket: order.ticket, gone: true };
                     assert_eq!(self.master.end_expulsion(now, node, &end), Ok(()));

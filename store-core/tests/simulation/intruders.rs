@@ -18,7 +18,7 @@ use crate::trouble::ms;
 use crate::world::World;
 
 /// The intruder without a tenant, as nodes are.
-const NOBODY: usize = TENANTS.len();
+const WITHOUT_TENANT: usize = TENANTS.len();
 
 /// What changes when something is ended, taken or evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,12 +85,12 @@ impl Thief {
                 Unmount::encode_request(&mut out, 1, &unmount, core::iter::empty()).unwrap();
             }
             2 => {
-                let ask = FetchRequest { node, incarnation: held, count_max: 8, key };
-                FetchTasks::encode_request(&mut out, 1, &ask, core::iter::empty()).unwrap();
+                let fetch = FetchRequest { node, incarnation: held, count_max: 8, key };
+                FetchTasks::encode_request(&mut out, 1, &fetch, core::iter::empty()).unwrap();
             }
             3 => {
-                let ask = FetchRequest { node, incarnation: held, count_max: 8, key };
-                FetchExpulsions::encode_request(&mut out, 1, &ask, core::iter::empty()).unwrap();
+                let fetch = FetchRequest { node, incarnation: held, count_max: 8, key };
+                FetchExpulsions::encode_request(&mut out, 1, &fetch, core::iter::empty()).unwrap();
             }
             4 => {
                 let ends = (1..64).map(|ticket| ExpulsionEnd { ticket, gone: true });
@@ -217,7 +217,7 @@ impl World {
         let thief = Thief { node, mounts_as, node_of, segment, held, incarnation, name, key };
         let out = thief.request(&self.core, kind);
         let before = Mark::of(&self.core);
-        let answer = self.core.request_as_intruder(NOBODY, &out)?;
+        let answer = self.core.request_as_intruder(WITHOUT_TENANT, &out)?;
         let (frame, _) = Frame::parse(&answer).unwrap().unwrap();
         let mounted = match Mount::decode_response(&frame) {
             Ok((MountResponse::Mounted(mounted), _)) if kind > 5 => Some(mounted.segment),
@@ -251,7 +251,7 @@ impl World {
         let unmount = UnmountSegment { node: info.node, incarnation: info.incarnation, segment, key };
         let mut out = Vec::new();
         Unmount::encode_request(&mut out, 2, &unmount, core::iter::empty()).unwrap();
-        let answer = self.core.request_as_intruder(NOBODY, &out)?;
+        let answer = self.core.request_as_intruder(WITHOUT_TENANT, &out)?;
         assert_eq!(Frame::parse(&answer).unwrap().unwrap().0.header.result(), Ok(()));
         self.core.heard.remove(&unmount.node);
         Ok(())
@@ -299,9 +299,9 @@ impl World {
         }
         let keys = ["wish", "wish-2", "wish-3"].map(str::as_bytes);
         let items = keys[..1 + rng.index(3)].iter().map(|key| NewObject { key: Key(key), len });
-        let ask = PutRequest { nonce: 0, options, writer: 0 };
+        let put = PutRequest { nonce: 0, options, writer: 0 };
         let mut out = Vec::new();
-        PutStart::encode_request(&mut out, 1, &ask, items).unwrap();
+        PutStart::encode_request(&mut out, 1, &put, items).unwrap();
         let tempting = self.core.master.eviction().candidates > 0;
         self.core.report.wishes += u64::from(tempting);
         let before = Mark::of(&self.core);

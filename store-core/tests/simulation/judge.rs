@@ -170,10 +170,10 @@ impl Core {
         let body = request.body;
         match Kind::from_byte(request.header.kind) {
             Some(Kind::PutStart) => {
-                let (ask, asked) = PutStart::decode_request(body).unwrap();
-                let retained = ask.options.retention != Retention::DEFAULT;
+                let (put, asked) = PutStart::decode_request(body).unwrap();
+                let retained = put.options.retention != Retention::DEFAULT;
                 self.report.retained += asked.len() as u64 * u64::from(retained);
-                self.observe_put(from, ask.writer, asked, PutStart::decode_response(response))?;
+                self.observe_put(from, put.writer, asked, PutStart::decode_response(response))?;
             }
             Some(Kind::PutRevoke) => {
                 let (_, asked) = PutRevoke::decode_request(body).unwrap();

@@ -288,7 +288,7 @@ impl Mover {
 
     fn fetch(&mut self, core: &mut Core) {
         let Some(mounted) = self.mounted else { return };
-        let ask = FetchRequest {
+        let fetch = FetchRequest {
             node: self.node as u64 + 1,
             incarnation: mounted.incarnation,
             count_max: ORDERS_MAX,
@@ -296,7 +296,7 @@ impl Mover {
         };
         self.asked = self.clock.shows(core.now);
         self.call(core, Kind::FetchTasks, |out, id| {
-            FetchTasks::encode_request(out, id, &ask, core::iter::empty()).unwrap();
+            FetchTasks::encode_request(out, id, &fetch, core::iter::empty()).unwrap();
         });
     }
 

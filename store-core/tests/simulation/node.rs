@@ -239,9 +239,9 @@ impl Node {
 
     fn fetch_expulsions(&mut self, core: &mut Core) {
         let Some(incarnation) = self.exported else { return };
-        let ask = FetchRequest { node: self.index as u64 + 1, incarnation, count_max: 64, key: self.key };
+        let fetch = FetchRequest { node: self.index as u64 + 1, incarnation, count_max: 64, key: self.key };
         let mut out = Vec::new();
-        FetchExpulsions::encode_request(&mut out, EXPULSIONS, &ask, core::iter::empty()).unwrap();
+        FetchExpulsions::encode_request(&mut out, EXPULSIONS, &fetch, core::iter::empty()).unwrap();
         core.send(Party::Node(self.index), self.life, out);
     }
 

@@ -76,7 +76,7 @@ fn what_a_drain_leaves_is_reported_once_and_so_is_its_end() {
     store.put_on(0, "bad", KIB, 1);
     let bad = store.master.get(at(0), b"bad").unwrap();
     store.write(1, bad.replicas[0].addr, b"rot");
-    let told = |store: &mut Store| -> Vec<(u64, u64)> {
+    let reported = |store: &mut Store| -> Vec<(u64, u64)> {
         let events = std::iter::from_fn(|| store.master.poll_event());
         let left = events.filter_map(|event| match event {
             Event::SegmentDrained { segment: 1, left_objects, left_bad, .. } => {
@@ -90,18 +90,18 @@ fn what_a_drain_leaves_is_reported_once_and_so_is_its_end() {
     for ms in (2_001..20_000).step_by(1_000) {
         store.settle(ms);
     }
-    assert_eq!(told(&mut store), [(1, 1)], "whatever the number of rounds");
+    assert_eq!(reported(&mut store), [(1, 1)], "whatever the number of rounds");
     store.master.remove(at(20_000), b"bad", RemoveMode::Force).unwrap();
     for ms in (20_001..25_000).step_by(1_000) {
         store.settle(ms);
     }
-    assert_eq!(told(&mut store), [(1, 0)]);
+    assert_eq!(reported(&mut store), [(1, 0)]);
     store.mount(25_000, 3, 64 * KIB);
     for ms in (25_001..30_000).step_by(1_000) {
         store.settle(ms);
     }
     assert_eq!(
-        (told(&mut store), store.master.drain_info(1).unwrap().state),
+        (reported(&mut store), store.master.drain_info(1).unwrap().state),
         (vec![(0, 0)], SegmentState::Drained)
     );
 }

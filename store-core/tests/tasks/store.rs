@@ -116,8 +116,8 @@ impl Store {
 
     pub(crate) fn fetch(&mut self, ms: u64, node: u64) -> Vec<Order> {
         let incarnation = self.incarnations[&node];
-        let ask = FetchRequest { node, incarnation, count_max: 1_000, key: 0 };
-        self.master.fetch_tasks(at(ms), &ask).unwrap().iter().map(Order::new).collect()
+        let fetch = FetchRequest { node, incarnation, count_max: 1_000, key: 0 };
+        self.master.fetch_tasks(at(ms), &fetch).unwrap().iter().map(Order::new).collect()
     }
 
     /// Carries out an order; returns the report.

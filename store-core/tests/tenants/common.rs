@@ -6,9 +6,9 @@ use store_core::{
 
 /// Sends a request with one item; returns the response's item.
 macro_rules! one {
-    ($master:expr, $session:expr, $operation:ty, $ask:expr, $item:expr) => {{
+    ($master:expr, $session:expr, $operation:ty, $head:expr, $item:expr) => {{
         let mut request = Vec::new();
-        <$operation>::encode_request(&mut request, 1, &$ask, [$item].into_iter()).unwrap();
+        <$operation>::encode_request(&mut request, 1, &$head, [$item].into_iter()).unwrap();
         let answer = call($master, $session, &request);
         let frame = Frame::parse(&answer).unwrap().unwrap().0;
         <$operation>::decode_response(&frame).map(|(_, mut items)| items.next().unwrap())
@@ -73,8 +73,8 @@ pub(crate) fn greet_with(
     admin: &str,
 ) -> Result<(), ErrorCode> {
     let mut request = Vec::new();
-    let nobody = Greeting { tenant: "", ..Greeting::default() };
-    Hello::encode_request(&mut request, 1, &nobody, std::iter::empty()).unwrap();
+    let anonymous = Greeting { tenant: "", ..Greeting::default() };
+    Hello::encode_request(&mut request, 1, &anonymous, std::iter::empty()).unwrap();
     let answer = call(master, session, &request);
     let welcome = Hello::decode_response(&Frame::parse(&answer).unwrap().unwrap().0).unwrap().0;
     let proof = |secret: &str, role| match secret {

@@ -147,7 +147,7 @@ fn a_connection_that_named_no_tenant_learns_of_no_export() {
         ..MasterConfig::default()
     };
     let mut master = Master::new(config).unwrap();
-    let mut ask = |tenant: &str| {
+    let mut send = |tenant: &str| {
         let mut session = Session::new(Peer::Remote, [0; 32]);
         let (mut request, mut answer) = (Vec::new(), Vec::new());
         let greeting = Greeting { tenant, ..Greeting::default() };
@@ -160,8 +160,8 @@ fn a_connection_that_named_no_tenant_learns_of_no_export() {
         master.handle(Instant::from_millis(1), &mut session, &frame, &mut answer);
         Frame::parse(&answer).unwrap().unwrap().0.header.result()
     };
-    assert_eq!(ask(""), Err(ErrorCode::TenantNotRegistered));
-    assert_eq!(ask("a"), Ok(()));
+    assert_eq!(send(""), Err(ErrorCode::TenantNotRegistered));
+    assert_eq!(send("a"), Ok(()));
 }
 
 #[test]
