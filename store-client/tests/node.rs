@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::{MIB, Process, client, client_over, eventually, master_at, master_with, own_host, pattern, role, say, wait_for_parent, with};
 use store_client::{Client, ClientConfig, ConnectError, Fabrics, Node, NodeConfig, Placement, PutOptions, RpcConfig, RpcConnection, RpcError, SegmentNo, SegmentState, Store as _, RemoveMode};
 use store_core::message::{Mount, MountSegment, NewObject, PutAsk, PutStart};
-use store_core::{Key, MasterConfig, Secret};
+use store_core::{Key, MasterConfig, Secret, NodeId, Incarnation};
 use store_master::MasterHandle;
 
 const ONE: PutOptions = PutOptions::DEFAULT;

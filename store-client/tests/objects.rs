@@ -8,7 +8,7 @@ use common::{
     put_batch,
 };
 use store_client::{BufferRange, Client, ErrorCode, Fabrics, Get, MemSpan, Placement, Put, PutOptions, RpcConfig, RpcConnection, Store as _, StoreError, RemoveMode};
-use store_core::MasterConfig;
+use store_core::{MasterConfig, NodeId, Incarnation};
 use store_core::message::{Export, Mount, MountSegment, Segments};
 
 const ONE: PutOptions = PutOptions::DEFAULT;

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, Kind, Master, MasterConfig, Peer, Secret, Session, NodeId, Incarnation};
+use store_core::{ErrorCode, Frame, Incarnation, Kind, Master, MasterConfig, NodeId, Peer, Secret, Session};
 use te_core::Instant;
 
 const LEN: u64 = 4096;
@@ -15,7 +15,7 @@ fn segment(node: u64) -> MountSegment<'static> {
     let name = ["none", "n1", "n2"][node as usize];
     let export = Export::default();
     MountSegment {
-        node,
+        node: NodeId::new(node),
         incarnation: Incarnation::new(1),
         name,
         endpoint: "n:1",
@@ -83,11 +83,13 @@ fn eviction_on_demand_spares_what_is_leased_and_what_is_pinned_for_good() {
 #[test]
 fn nodes_are_listed_with_what_they_hold_and_since_when_they_are_silent() {
     let mut master = master(MasterConfig::default());
-    master.heartbeat(at(400), &Heartbeat { node: NodeId::new(2), incarnation: Incarnation::new(1), key: 0 }).unwrap();
+    master
+        .heartbeat(at(400), &Heartbeat { node: NodeId::new(2), incarnation: Incarnation::new(1), key: 0 })
+        .unwrap();
     let nodes: Vec<NodeInfo> = master.nodes(at(500)).collect();
     assert_eq!(nodes.len(), 2);
-    assert_eq!((nodes[0].node, nodes[0].segments, nodes[0].silent_ms), (1, 1, 499));
-    assert_eq!((nodes[1].node, nodes[1].capacity, nodes[1].silent_ms), (2, 64 * LEN, 100));
+    assert_eq!((nodes[0].node, nodes[0].segments, nodes[0].silent_ms), (NodeId::new(1), 1, 499));
+    assert_eq!((nodes[1].node, nodes[1].capacity, nodes[1].silent_ms), (NodeId::new(2), 64 * LEN, 100));
     assert_eq!(nodes.iter().map(|node| node.used).sum::<u64>(), 100 * LEN);
 }
 

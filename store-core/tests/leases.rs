@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::{
-    Get, Kept, LeaseRange, MountSegment, Operation, PutOptions, Removal, Remove, Retention, ReturnLeases, RemoveMode};
-use store_core::{ErrorCode, Frame, Instant, Key, Master, MasterConfig, Session, NodeId, Incarnation};
+    Get, Kept, LeaseRange, MountSegment, Operation, PutOptions, Removal, Remove, RemoveMode, Retention,
+    ReturnLeases,
+};
+use store_core::{ErrorCode, Frame, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Session};
 
 const KIB: u64 = 1 << 10;
 const LEASE_MS: u64 = 1_000;
@@ -100,7 +102,11 @@ fn with_the_last_reader_that_gives_its_lease_back_the_object_may_go() {
     }
     give_back(&mut master, 4, &mut a, second);
     assert!(!a.holds());
-    assert_eq!(remove(&mut master, 5, "k"), Err(ErrorCode::ObjectHasLease), "the other reader still has its lease");
+    assert_eq!(
+        remove(&mut master, 5, "k"),
+        Err(ErrorCode::ObjectHasLease),
+        "the other reader still has its lease"
+    );
     assert_eq!(master.stats().objects_leased, 1);
     give_back(&mut master, 6, &mut b, other);
     assert_eq!((master.stats().objects_leased, master.stats().leases_returned_total), (0, 3));

@@ -271,9 +271,9 @@ impl Snapshot {
             ("puts_partial", "Puts that got fewer replicas than wanted", stats.puts_partial_total),
             ("puts_no_room", "Puts that found no room", stats.puts_no_room_total),
             ("puts_exist", "Puts refused because the key exists", stats.puts_exist_total),
-            ("puts_abandoned", "Puts whose writer was given up", stats.zombies_total),
+            ("puts_abandoned", "Puts whose writer was given up", stats.puts_abandoned_total),
             // The former name, for one release.
-            ("zombies", "Deprecated: use snowskin_master_puts_abandoned_total", stats.zombies_total),
+            ("zombies", "Deprecated: use snowskin_master_puts_abandoned_total", stats.puts_abandoned_total),
             ("gets", "Keys looked up by get", stats.gets_total),
             ("get_hits", "Keys found by get", stats.get_hits_total),
             ("get_bytes", "Bytes of objects found by get", stats.get_bytes_total),

@@ -7,7 +7,7 @@ use core::time::Duration;
 use te_core::{Instant, Op, Outcome};
 
 use super::get::too_much;
-use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd, FenceEnd};
+use super::{Action, ClientConfig, FenceEnd, KeyList, Transfer, TransferEnd};
 use crate::bound::bound;
 use crate::message::{self, Allocation, Commit, NewObject, Operation, PutRequest, REPLICAS_MAX, Revocation};
 use crate::wire::Frame;
@@ -336,7 +336,8 @@ impl PutOp {
 
     /// Reports that a fence ended.
     pub fn handle_fence(&mut self, segment: SegmentNo, end: FenceEnd) {
-        let requested = self.fences.iter_mut().find(|(no, fence)| *no == segment && *fence == Fence::Requested);
+        let requested =
+            self.fences.iter_mut().find(|(no, fence)| *no == segment && *fence == Fence::Requested);
         let Some((_, fence)) = requested else { return };
         *fence = if end == FenceEnd::Held { Fence::Held } else { Fence::Failed };
         self.fencing -= 1;

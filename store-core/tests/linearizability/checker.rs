@@ -256,7 +256,8 @@ impl<'a> Search<'a> {
     fn judge_bytes(&self) -> Result<(), (Reason, usize)> {
         for (index, get) in self.operations.iter().enumerate() {
             let Response::Object(object) = get.answer else { continue };
-            let put = object.and_then(|put| self.operations.iter().find(|other| other.request == Request::Put(put)));
+            let put = object
+                .and_then(|put| self.operations.iter().find(|other| other.request == Request::Put(put)));
             match put {
                 None => return Err((Reason::ForeignBytes, index)),
                 Some(put) if !put.can_take_effect(self.starts) => return Err((Reason::Unfinished, index)),

@@ -5,7 +5,7 @@
 
 mod checker;
 
-use checker::{Response, Request, CONFIGURATIONS_MAX, History, RUNNING_MAX, Reason};
+use checker::{CONFIGURATIONS_MAX, History, RUNNING_MAX, Reason, Request, Response};
 
 const GET: Request = Request::Get;
 const REMOVE: Request = Request::Remove { force: false };
@@ -60,7 +60,10 @@ fn bad(reason: Reason, lines: &[Line], losses: &[u64]) {
 #[test]
 fn a_quiet_life_is_explained() {
     good(&[miss(0, 1), put(2, 3, 1), hit(4, 5, 1), hit(6, 7, 1), removed(8, 9), miss(10, 11)], &[]);
-    good(&[put(0, 1, 1), (2, 3, Request::Exists, Response::Found), removed(4, 5), put(6, 7, 2), hit(8, 9, 2)], &[]);
+    good(
+        &[put(0, 1, 1), (2, 3, Request::Exists, Response::Found), removed(4, 5), put(6, 7, 2), hit(8, 9, 2)],
+        &[],
+    );
 }
 
 #[test]

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use store_core::message::{
-    Beat, Commit, EndExpulsions, EndTasks, Evict, ExpulsionEnd, FetchRequest, FetchExpulsions, FetchTasks,
-    Heartbeat, Mount, MountResponse, MountSegment, NewObject, NodeProof, NodeStatus, Operation, Pin, PutRequest,
-    PutEnd, PutOptions, PutRevoke, PutStart, Retention, Revocation, TaskEnd, Unmount, UnmountSegment,
+    Beat, Commit, EndExpulsions, EndTasks, Evict, ExpulsionEnd, FetchExpulsions, FetchRequest, FetchTasks,
+    Heartbeat, Mount, MountResponse, MountSegment, NewObject, NodeProof, NodeStatus, Operation, Pin, PutEnd,
+    PutOptions, PutRequest, PutRevoke, PutStart, Retention, Revocation, TaskEnd, Unmount, UnmountSegment,
 };
-use store_core::{ErrorCode, Frame, Key, Placement, SegmentNo};
+use store_core::{ErrorCode, Frame, Incarnation, Key, NodeId, Placement, SegmentNo};
 
 use crate::common::{Core, Event, Party};
 use crate::node::segment_name;
@@ -51,7 +51,8 @@ impl Mark {
             tasks.processing,
             tasks.extras_shed_total,
         ];
-        let segments = core.master.segments().map(|info| (info.segment, info.node, info.incarnation));
+        let segments =
+            core.master.segments().map(|info| (info.segment, info.node.get(), info.incarnation.get()));
         Self { counts, segments: segments.collect() }
     }
 }
@@ -77,26 +78,47 @@ impl Thief {
         let mut out = Vec::new();
         match kind {
             0 => {
-                let beat = Heartbeat { node, incarnation, key };
+                let beat =
+                    Heartbeat { node: NodeId::new(node), incarnation: Incarnation::new(incarnation), key };
                 Beat::encode_request(&mut out, 1, &beat, core::iter::empty()).unwrap();
             }
             1 => {
-                let unmount = UnmountSegment { node: node_of, incarnation: held, segment, key };
+                let unmount = UnmountSegment {
+                    node: NodeId::new(node_of),
+                    incarnation: Incarnation::new(held),
+                    segment,
+                    key,
+                };
                 Unmount::encode_request(&mut out, 1, &unmount, core::iter::empty()).unwrap();
             }
             2 => {
-                let fetch = FetchRequest { node, incarnation: held, count_max: 8, key };
+                let fetch = FetchRequest {
+                    node: NodeId::new(node),
+                    incarnation: Incarnation::new(held),
+                    count_max: 8,
+                    key,
+                };
                 FetchTasks::encode_request(&mut out, 1, &fetch, core::iter::empty()).unwrap();
             }
             3 => {
-                let fetch = FetchRequest { node, incarnation: held, count_max: 8, key };
+                let fetch = FetchRequest {
+                    node: NodeId::new(node),
+                    incarnation: Incarnation::new(held),
+                    count_max: 8,
+                    key,
+                };
                 FetchExpulsions::encode_request(&mut out, 1, &fetch, core::iter::empty()).unwrap();
             }
             4 => {
                 let ends = (1..64).map(|ticket| ExpulsionEnd { ticket, gone: true });
                 let ends: Vec<_> = ends.collect();
-                EndExpulsions::encode_request(&mut out, 1, &NodeProof { node, key }, ends.into_iter())
-                    .unwrap();
+                EndExpulsions::encode_request(
+                    &mut out,
+                    1,
+                    &NodeProof { node: NodeId::new(node), key },
+                    ends.into_iter(),
+                )
+                .unwrap();
             }
             5 => {
                 let attempts = core.given.keys().copied().take(16);
@@ -106,12 +128,18 @@ impl Thief {
                     .zip(attempts)
                     .map(|(id, attempt)| TaskEnd { id, attempt, result, quiet: true })
                     .collect();
-                EndTasks::encode_request(&mut out, 1, &NodeProof { node, key }, ends.into_iter()).unwrap();
+                EndTasks::encode_request(
+                    &mut out,
+                    1,
+                    &NodeProof { node: NodeId::new(node), key },
+                    ends.into_iter(),
+                )
+                .unwrap();
             }
             _ => {
                 let mount = MountSegment {
-                    node: mounts_as,
-                    incarnation,
+                    node: NodeId::new(mounts_as),
+                    incarnation: Incarnation::new(incarnation),
                     name,
                     endpoint: "thief:1",
                     len: core.scenario.segment_bytes,
@@ -188,7 +216,8 @@ impl World {
         let index = self.rng.index(NODES);
         let (node, name) = (index as u64 + 1, segment_name(index));
         let held = self.core.master.segments().find(|info| info.name == name);
-        let Some((segment, node_of, held)) = held.map(|info| (info.segment, info.node, info.incarnation))
+        let Some((segment, node_of, held)) =
+            held.map(|info| (info.segment, info.node.get(), info.incarnation.get()))
         else {
             return Ok(());
         };
@@ -253,7 +282,7 @@ impl World {
         Unmount::encode_request(&mut out, 2, &unmount, core::iter::empty()).unwrap();
         let answer = self.core.request_as_intruder(WITHOUT_TENANT, &out)?;
         assert_eq!(Frame::parse(&answer).unwrap().unwrap().0.header.result(), Ok(()));
-        self.core.heard.remove(&unmount.node);
+        self.core.heard.remove(&unmount.node.get());
         Ok(())
     }
 

@@ -2,7 +2,9 @@
 
 use store_core::message::*;
 use store_core::{
-    ErrorCode, Frame, FullKey, Instant, Key, Master, MasterConfig, Peer, Role, Session, TenantConfig, prove, NodeId, Incarnation};
+    ErrorCode, Frame, FullKey, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Peer, Role, Session,
+    TenantConfig, TenantNo, prove,
+};
 
 /// Sends a request with one item; returns the response's item.
 macro_rules! one {
@@ -113,14 +115,16 @@ pub(crate) fn store(
     key: &str,
     options: &PutOptions,
 ) -> Result<u64, ErrorCode> {
-    let key = FullKey { tenant, key: key.as_bytes() };
+    let key = FullKey { tenant: TenantNo::new(tenant), key: key.as_bytes() };
     let put = master.put_start(at(ms), key, GRAIN, options)?;
     master.put_end(at(ms), key, put.generation, 0)?;
     Ok(put.generation)
 }
 
 pub(crate) fn present(master: &mut Master, tenant: u16, keys: &[&str]) -> Vec<bool> {
-    keys.iter().map(|key| master.exists(FullKey { tenant, key: key.as_bytes() })).collect()
+    keys.iter()
+        .map(|key| master.exists(FullKey { tenant: TenantNo::new(tenant), key: key.as_bytes() }))
+        .collect()
 }
 
 pub(crate) const PLAIN: PutOptions = PutOptions::DEFAULT;
