@@ -15,7 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use store_client::{Address, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, Node, NodeConfig, Put, PutOptions, Store as _, RemoveMode};
+use store_client::{
+    Address, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, Node, NodeConfig, Put, PutOptions,
+    RemoveMode, Store as _,
+};
 use store_core::MasterConfig;
 use store_master::{Config, MasterServer};
 use te_engine::SharedRegion;

@@ -22,7 +22,8 @@ use serde::{Deserialize, Serialize};
 use store_core::message::{Greeting, Hello, LeaseRange, Operation, ReturnLeases, Welcome};
 use store_core::wire::{Header, VERSION};
 use store_core::{
-    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, FrameBuffer, Items, Key, Role, Secret, Trace, WireError, prove,
+    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, FrameBuffer, Items, Key, Role, Secret, Trace,
+    WireError, prove,
 };
 use te_host::Spin;
 use te_host::fork::Mark;

@@ -3,7 +3,6 @@
 
 mod common;
 
-
 use common::{
     Process, be_node, client, client_over, eventually, fabrics, get_batch, master_at, master_with, node,
     node_over, own_host, pattern, role, say, wait_for_parent,

@@ -85,7 +85,9 @@ impl Drop for Lending<'_, '_> {
                     Err(error) => {
                         // Continuing would leave a fabric with access to memory that the caller is about to
                         // reuse.
-                        log::error!("borrowed memory cannot be unregistered: {error}: the process aborts to protect the memory");
+                        log::error!(
+                            "borrowed memory cannot be unregistered: {error}: the process aborts to protect the memory"
+                        );
                         std::process::abort();
                     }
                 }

@@ -438,7 +438,7 @@ impl Mover {
     /// quarantine.
     fn give_up(&mut self) {
         log::warn!(
-    "transfers of plain memory fail: all of the bounce buffer is in quarantine: connect a new client, and check \
+            "transfers of plain memory fail: all of the bounce buffer is in quarantine: connect a new client, and check \
      the fabrics' health"
         );
         while let Some(index) = self.pending.pop_front() {

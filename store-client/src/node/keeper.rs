@@ -54,7 +54,7 @@ impl Keeper {
 
     /// Runs until the node is stopped.
     pub(super) fn run(mut self, stopped: &Receiver<()>) {
-    let mut logged: Option<Instant> = None;
+        let mut logged: Option<Instant> = None;
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(self.pause()) {
             if let Err(error) = self.beat() {
                 self.shared.failures.fetch_add(1, Ordering::Relaxed);
@@ -101,7 +101,10 @@ impl Keeper {
             }
             Ok(NodeStatus::NeedRemount)
             | Err(RpcError::Refused(ErrorCode::ClientNotFound | ErrorCode::IllegalClient)) => {
-                log::info!("node {}: the master does not know it any more: its memory is mounted anew", self.config.name);
+                log::info!(
+                    "node {}: the master does not know it any more: its memory is mounted anew",
+                    self.config.name
+                );
                 self.forget_mount();
                 self.mount()
             }
