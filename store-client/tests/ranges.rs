@@ -10,7 +10,7 @@ use store_client::{
     BufferRange, Client, ErrorCode, Fabrics, Fragment, Get, MemSpan, Node, PARTS_MAX, Put, PutOptions,
     RemoveMode, SharedRegion, Sink, Source, Store as _, StoreError,
 };
-use store_core::blocks::{BLOCK_BYTES, stored_len, trailer_len};
+use store_core::chunks::{CHUNK_BYTES, stored_len, trailer_len};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 const TWO: PutOptions = PutOptions { replicas: 2, ..PutOptions::DEFAULT };

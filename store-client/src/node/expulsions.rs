@@ -60,7 +60,7 @@ impl Expulsions {
         });
         if !ends.is_empty() {
             let proof = NodeProof { node: mounted.node, key: mounted.key };
-            // If the answer is lost, the same orders come again and end the same way.
+            // If the answer is lost, the same orders are repeated and end as before.
             rpc.call::<EndExpulsions>(&proof, ends.into_iter())?;
         }
         Ok(())

@@ -28,7 +28,7 @@ pub(super) struct Keeper {
     exports: Exports,
     rpc: RpcConnection,
     node: NodeId,
-    /// What the node proves with that it is itself.
+    /// Random key with which the node proves its identity to the master.
     key: u64,
     incarnation: Incarnation,
     mounted: Option<SegmentNo>,
