@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use store_client::{
     Address, AsyncClient, BufferRange, Client, ClientConfig, Fabrics, Get, Node, NodeConfig, RpcConfig,
-    RpcConnection, Store as _,
+    RemoveMode, RpcConnection, Store as _,
 };
 use store_core::message::{
     Allocation, Beat, Commit, Exists, Get as AskGet, Heartbeat, Mount, MountSegment, NewObject, Operation,
@@ -187,7 +187,7 @@ fn pipeline<'k, O: Operation, T>(
     depth: usize,
     mut chunks: std::slice::Chunks<'k, T>,
     mut send: impl FnMut(&mut RpcConnection, &'k [T]) -> std::result::Result<u64, store_client::RpcError>,
-    mut each: impl FnMut(store_core::Items<'_, O::AnswerItem<'_>>),
+    mut each: impl FnMut(store_core::Items<'_, O::ResponseItem<'_>>),
 ) -> Result<()> {
     let mut under_way = 0;
     loop {

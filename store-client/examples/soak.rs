@@ -21,6 +21,7 @@ use store_client::{
 };
 use store_core::MasterConfig;
 use store_master::{Config, MasterServer};
+use te_core::testkit::Rng;
 use te_engine::SharedRegion;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -17,7 +17,7 @@ use store_client::{
     Client, ClientConfig, ConnectError, Fabrics, Node, NodeConfig, Placement, PutOptions, RemoveMode,
     RpcConfig, RpcConnection, RpcError, SegmentNo, SegmentState, Store as _,
 };
-use store_core::message::{Mount, MountSegment, NewObject, PutAsk, PutStart};
+use store_core::message::{Mount, MountSegment, NewObject, PutRequest, PutStart};
 use store_core::{Key, MasterConfig, Secret};
 use store_master::MasterHandle;
 

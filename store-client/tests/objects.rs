@@ -11,7 +11,7 @@ use store_client::{
     BufferRange, Client, ErrorCode, Fabrics, Get, MemSpan, Placement, Put, PutOptions, RemoveMode, RpcConfig,
     RpcConnection, Store as _, StoreError,
 };
-use store_core::MasterConfig;
+use store_core::{Incarnation, MasterConfig, NodeId};
 use store_core::message::{Export, Mount, MountSegment, Segments};
 
 const ONE: PutOptions = PutOptions::DEFAULT;

@@ -45,7 +45,7 @@ fn be_half_put(role: &[String]) {
     let mut rpc = RpcConnection::connect(role[1].parse().unwrap(), RpcConfig::default()).unwrap();
     let object = NewObject { key: Key(b"half"), len: 10_000 };
     // With an identity, as every client has one: its node can confirm that no write of it is under way.
-    let ask = PutAsk { writer: 0xdead, ..PutAsk::once(ONE) };
+    let ask = PutRequest { writer: 0xdead, ..PutRequest::once(ONE) };
     let (_, mut allocations) = rpc.call::<PutStart>(&ask, std::iter::once(object)).unwrap();
     assert!(allocations.next().unwrap().is_ok());
     say("started");

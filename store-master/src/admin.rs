@@ -410,8 +410,8 @@ impl Asker {
     /// Carries out an operation, and renders its answer.
     async fn ask<O: Operation, T>(
         &self,
-        ask: &O::Ask<'_>,
-        render: impl FnOnce(O::Answer<'_>, Items<'_, O::AnswerItem<'_>>) -> T,
+        ask: &O::Request<'_>,
+        render: impl FnOnce(O::Response<'_>, Items<'_, O::ResponseItem<'_>>) -> T,
     ) -> Result<T, Refusal> {
         let mut request = Vec::new();
         O::encode_request(&mut request, 1, ask, std::iter::empty())

@@ -212,7 +212,7 @@ impl Keeper {
     }
 }
 
-/// A [`MountAnswer`] that owns its data.
+/// A [`MountResponse`] that owns its data.
 enum Asked {
     Mounted(store_core::message::Mounted),
     Stale { incarnation_min: Incarnation },
