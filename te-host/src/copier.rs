@@ -39,7 +39,7 @@ const ROWS_MAX: u32 = 1 << 16;
 pub struct Copier<R: Reach> {
     reach: R,
     regions: Regions<Held<R::Export>>,
-    segments: RemoteRegions<R::Link>,
+    remote_regions: RemoteRegions<R::Link>,
     queue: VecDeque<Job>,
     /// Jobs in the queue whose remote region the last `poll` could not reach yet.
     stalled: usize,
@@ -58,7 +58,7 @@ struct Held<E> {
 
 enum Job {
     Copy { slice: Slice, canceled: bool },
-    Fence { token: Token, segment: RemoteRegionId },
+    Fence { token: Token, remote: RemoteRegionId },
 }
 
 impl<R: Reach> Copier<R> {
@@ -68,7 +68,7 @@ impl<R: Reach> Copier<R> {
         Self {
             reach,
             regions: Regions::new(ROWS_MAX),
-            segments: RemoteRegions::new(ROWS_MAX),
+            remote_regions: RemoteRegions::new(ROWS_MAX),
             queue: VecDeque::with_capacity(INFLIGHT_MAX),
             stalled: 0,
             canceled: 0,
@@ -83,13 +83,13 @@ impl<R: Reach> Copier<R> {
             return Err(Error::new(ErrorKind::InvalidArgument));
         }
         self.regions.check_local(slice)?;
-        self.segments.check_remote(slice).map(drop)
+        self.remote_regions.check_remote(slice).map(drop)
     }
 
     /// Releases the region and the remote region of a slice that has ended.
     fn unpin(&mut self, slice: &Slice) {
         self.regions.unpin(slice.local.region.index);
-        self.segments.unpin(slice.remote.region.index);
+        self.remote_regions.unpin(slice.remote.region.index);
     }
 
     /// Ends cancelled slices, wherever they are in the queue. Returns their number.
@@ -114,13 +114,13 @@ impl<R: Reach> Copier<R> {
 
     fn copy(&self, slice: &Slice) -> Copied {
         // The slice pins both, so both are still there.
-        let (region, segment) =
-            match (self.regions.find(slice.local.region), self.segments.find(slice.remote.region)) {
-                (Ok(region), Ok(segment)) => (region, segment),
+        let (region, remote) =
+            match (self.regions.find(slice.local.region), self.remote_regions.find(slice.remote.region)) {
+                (Ok(region), Ok(remote)) => (region, remote),
                 (Err(error), _) | (_, Err(error)) => return Copied::Failed(error),
             };
         match region.ext.held.enter() {
-            Some(local) => self.reach.copy(&segment.ext, &local, slice, self.checksum),
+            Some(local) => self.reach.copy(&remote.ext, &local, slice, self.checksum),
             None => Copied::Failed(Error::new(ErrorKind::NotFound)),
         }
     }
@@ -196,19 +196,29 @@ impl<R: Reach> Memory for Copier<R> {
     }
 
     fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
-        self.segments.vacant(id.index)?;
+        self.remote_regions.vacant(id.index)?;
         let (link, len, access) = self.reach.attach(blob)?;
         let generation = id.generation;
         // How the owner names the region is known to `reach` alone.
         let (peer, region, region_generation, key) = (0, 0, 0, 0);
-        let segment =
-            Segment { generation, peer, region, region_generation, key, len, access, users: 0, ext: link };
-        self.segments.insert(id.index, segment)
+        let remote = RemoteRegion {
+            generation,
+            peer,
+            region,
+            region_generation,
+            key,
+            len,
+            location: Location::Host,
+            access,
+            pins: 0,
+            ext: link,
+        };
+        self.remote_regions.insert(id.index, remote)
     }
 
     fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
-        let segment = self.segments.detach(id)?;
-        self.reach.detach(segment.ext);
+        let remote = self.remote_regions.detach(id)?;
+        self.reach.detach(remote.ext);
         Ok(())
     }
 }
@@ -235,7 +245,7 @@ impl<R: Reach> Transport for Copier<R> {
                 return Ok(accepted);
             }
             self.regions.pin(slice.local.region.index);
-            self.segments.pin(slice.remote.region.index);
+            self.remote_regions.pin(slice.remote.region.index);
             self.queue.push_back(Job::Copy { slice: *slice, canceled: false });
         }
         Ok(batch.len())
@@ -250,8 +260,8 @@ impl<R: Reach> Transport for Copier<R> {
             let Some(room) = out.get_mut(written).filter(|_| bytes < POLL_BYTES_MAX) else { break };
             let Some(job) = self.queue.pop_front() else { break };
             *room = match job {
-                Job::Fence { token, segment } => {
-                    self.segments.unpin(segment.index);
+                Job::Fence { token, remote } => {
+                    self.remote_regions.unpin(remote.index);
                     Completion::applied(token)
                 }
                 Job::Copy { slice, canceled: true } => {
@@ -307,13 +317,13 @@ impl<R: Reach> Transport for Copier<R> {
         Err(Error::new(ErrorKind::NotFound))
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
-        self.segments.find(segment)?;
+    fn fence(&mut self, token: Token, remote: RemoteRegionId) -> Result<(), Error> {
+        self.remote_regions.find(remote)?;
         if self.queue.len() == INFLIGHT_MAX {
             return Err(Error::new(ErrorKind::Full));
         }
-        self.segments.pin(segment.index);
-        self.queue.push_back(Job::Fence { token, segment });
+        self.remote_regions.pin(remote.index);
+        self.queue.push_back(Job::Fence { token, remote });
         Ok(())
     }
 
@@ -382,13 +392,13 @@ mod tests {
                 side.register(id, span, Access::all()).unwrap();
             }
         }
-        let (mut blob, segment) = ([0; 128], RemoteRegionId::new(0, 0));
+        let (mut blob, remote) = ([0; 128], RemoteRegionId::new(0, 0));
         let len = owner.export(id, &mut blob).unwrap();
-        peer.attach(segment, &blob[..len]).unwrap();
+        peer.attach(remote, &blob[..len]).unwrap();
         let slice = |token| Slice {
             token: Token(token),
             local: RegionOffset::new(id, 0),
-            remote: RemoteOffset::new(segment, 0),
+            remote: RemoteOffset::new(remote, 0),
             len: 2 << 20,
             op: Op::Read,
         };

@@ -17,8 +17,8 @@ pub(crate) struct Ext {
 
 pub(crate) type Region = te_fabric::Region<Ext>;
 pub(crate) type Regions = te_fabric::Regions<Ext>;
-pub(crate) type Segment = te_fabric::RemoteRegion<()>;
-pub(crate) type Segments = te_fabric::RemoteRegions<()>;
+pub(crate) type RemoteRegion = te_fabric::RemoteRegion<()>;
+pub(crate) type RemoteRegions = te_fabric::RemoteRegions<()>;
 
 /// Checks a peer's operation against the region that it names, and returns the memory that it may touch (L6).
 pub(crate) fn granted(

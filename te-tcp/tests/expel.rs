@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::raw::{Raw, frame_of};
 use common::{REMOTE, by_peers, drive, finish, kind, linger, pair, skip, users, write};
-use te_core::{Completion, EXPELLED_MAX, ErrorKind, Memory, Outcome, Token, Transport};
+use te_core::{Completion, EXPELLED_MAX, ErrorKind, ExpelMode, Memory, Outcome, Token, Transport};
 use te_tcp::Config;
 use te_tcp::frame::{self, Kind, Status, Step};
 use zerocopy::IntoBytes;
@@ -30,7 +30,11 @@ fn what_lies_in_the_socket_of_an_expelled_peer_never_lands() {
     writer.stream.write_all(&[2; 600]).unwrap();
     writer.stream.write_all(&frame_of(Kind::Write, 0, 1, &[writer.operation(0, 1_000)])).unwrap();
     writer.stream.write_all(&[3; 1_000]).unwrap();
-    assert_eq!(target.transport.expel(2, ExpelMode::SpareConnected), Err(ErrorKind::Busy.into()), "it has a connection");
+    assert_eq!(
+        target.transport.expel(2, ExpelMode::SpareConnected),
+        Err(ErrorKind::Busy.into()),
+        "it has a connection"
+    );
     assert_eq!(target.transport.expel(2, ExpelMode::Force), Ok(true));
     assert_eq!(users(&target), by_peers(1), "the other WRITE is not affected");
     target.memory.set(0, &[7; 1_000]);
@@ -62,7 +66,11 @@ fn a_peer_without_a_connection_is_refused_when_it_comes() {
     assert_eq!(a.transport.identity(), 77);
     assert_eq!(target.transport.expel(0, ExpelMode::Force), Err(ErrorKind::InvalidArgument.into()));
     assert_eq!(target.transport.expel(77, ExpelMode::SpareConnected), Ok(true));
-    assert_eq!(target.transport.expel(77, ExpelMode::SpareConnected), Ok(true), "a second time changes nothing");
+    assert_eq!(
+        target.transport.expel(77, ExpelMode::SpareConnected),
+        Ok(true),
+        "a second time changes nothing"
+    );
     for token in 1..4 {
         a.submit(&[write(token, 0, 0, 8)]);
         let end = finish(&mut [&mut a, &mut target], token);

@@ -315,7 +315,7 @@ fn an_expulsion_is_complete_when_no_hop_of_the_peer_runs() {
         target.wait_for_hop(&mut writer, 800);
         eventually("the peer is expelled", || {
             target.node.poll();
-            target.node.transport.expel(2, true) == Ok(true)
+            target.node.transport.expel(2, ExpelMode::Force) == Ok(true)
         });
         assert!(target.stays(3), "seed {seed}: a hop has ended after the expulsion");
     }

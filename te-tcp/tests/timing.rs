@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant as Clock};
 
 use common::{Process, REMOTE, by_peers, bytes_of, drive, hex, linger, users, write};
-use te_core::{ErrorKind, Memory, Transport};
+use te_core::{ErrorKind, ExpelMode, Memory, Transport};
 use te_tcp::Config;
 
 const BYTES: usize = 1 << 20;

@@ -20,7 +20,7 @@ const SOURCES: [(&str, &str); 8] = [
         "store_core",
         concat!(
             include_str!("../../../store-core/src/config.rs"),
-            include_str!("../../../store-core/src/heat.rs"),
+            include_str!("../../../store-core/src/read_rates.rs"),
             include_str!("../../../store-core/src/tasks.rs"),
             include_str!("../../../store-core/src/tenant.rs")
         ),
@@ -34,7 +34,7 @@ const SOURCES: [(&str, &str); 8] = [
     ),
     ("te_engine", include_str!("../../../te-engine/src/config.rs")),
     ("te_host", include_str!("../../../te-host/src/shm/mod.rs")),
-    ("te_rdma", include_str!("../../../te-rdma/src/settings.rs")),
+    ("te_rdma", include_str!("../../../te-rdma/src/config.rs")),
     ("te_tcp", include_str!("../../../te-tcp/src/config.rs")),
 ];
 
@@ -480,7 +480,8 @@ mod tests {
 
     #[test]
     fn the_old_names_of_a_renamed_setting_and_of_its_section_are_read_from_its_aliases() {
-        let source = "    /// New.\n    #[serde(alias = \"old_max\", alias = \"older_max\")]\n    pub new_max: u32,\n\
+        let source = "    /// New.\n    #[serde(alias = \"old_max\", alias = \"older_max\")]\n    pub \
+            new_max: u32,\n\
                       \n    /// Other.\n    pub other: u32,\n}\n";
         let parsed = fields(&mut source.lines());
         let names: Vec<_> = parsed.iter().map(|field| (field.name.as_str(), field.aliases.len())).collect();

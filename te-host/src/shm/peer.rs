@@ -49,8 +49,8 @@ impl Peers {
 
     pub(super) fn copy(&self, link: u32, local: &Use<'_>, slice: &Slice, checksum: Checksum) -> Copied {
         let failed = |kind| Copied::Failed(Error::new(kind));
-        match self.half.way(link) {
-            Way::Ready { rows, row, mapping } => match rows.enter(row, mapping) {
+        match self.half.link_state(link) {
+            LinkState::Ready { rows, row, mapping } => match rows.enter(row, mapping) {
                 Ok(lease) => carry_out(slice, local.window(), lease.window(), checksum),
                 Err(Revoked::Region) => failed(ErrorKind::Stale),
                 Err(Revoked::Peer) => failed(ErrorKind::Expelled),

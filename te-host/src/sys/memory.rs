@@ -215,7 +215,7 @@ impl Ledger {
 
     /// A new ledger, and the file descriptor for the peer.
     pub(crate) fn create() -> Result<(Self, OwnedFd), Errno> {
-        let (fd, map) = create(Self::BYTES, Protection::ReadWrite)?;
+        let (fd, map) = create(Self::BYTES, true)?;
         Ok((Self { map }, fd))
     }
 

@@ -9,14 +9,14 @@ use crate::connection::Destination;
 use crate::frame::Status;
 use crate::operation::{Ext, Operation, Operations, Piece};
 use crate::peers::{Endpoint, Peers, Sent};
-use crate::region::{Regions, Segment, Segments};
+use crate::region::{Regions, RemoteRegion, RemoteRegions};
 use crate::stats::Stats;
 use crate::sys::{Memory, Reach};
 
 /// Accepted slices, their completions, and the remote regions that they refer to.
 #[derive(Debug)]
 pub(super) struct Slices {
-    remote_regions: Segments,
+    remote_regions: RemoteRegions,
     operations: Operations,
     stats: Stats,
 }
@@ -24,7 +24,7 @@ pub(super) struct Slices {
 impl Slices {
     pub(super) fn new(remote_regions_max: u32, inflight_max: u32, fences_max: u32) -> Self {
         Self {
-            remote_regions: Segments::new(remote_regions_max),
+            remote_regions: RemoteRegions::new(remote_regions_max),
             operations: Operations::new(inflight_max, fences_max),
             stats: Stats::default(),
         }
@@ -69,7 +69,7 @@ impl Slices {
     ) -> Result<(), Error> {
         self.remote_regions.vacant(id.index)?;
         let peer = peers.attach(export)?;
-        self.remote_regions.insert(id.index, Segment::new(id, peer, export, ()))
+        self.remote_regions.insert(id.index, RemoteRegion::new(id, peer, export, ()))
     }
 
     /// Detaches a remote region that nothing uses; returns its peer.
@@ -80,7 +80,7 @@ impl Slices {
         self.remote_regions.detach(id).map(|remote| remote.peer)
     }
 
-    pub(super) fn remote_region(&self, index: u32) -> Option<&Segment> {
+    pub(super) fn remote_region(&self, index: u32) -> Option<&RemoteRegion> {
         self.remote_regions.get(index)
     }
 

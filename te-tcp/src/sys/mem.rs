@@ -1,6 +1,6 @@
 //! Registered memory: an address that stays valid because of the promise given at registration.
 
-use te_core::{Error, MemSpan, MemoryKinds, copy_bytes};
+use te_core::{Error, Location, MemSpan, copy_bytes};
 
 /// Memory of a region. It is the host's, or a device's; the latter is only an address, and its bytes hop to a
 /// staging slot and back.
@@ -43,7 +43,7 @@ impl Memory {
 
     #[inline]
     pub(crate) const fn is_device(self) -> bool {
-        !self.0.location().kind().contains(MemoryKinds::HOST)
+        matches!(self.0.location(), Location::Device(..))
     }
 }
 
@@ -118,5 +118,24 @@ impl Pinned {
             done += len;
         }
         crc
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use te_core::{GpuVendor, MemoryKinds};
+
+    use super::*;
+
+    #[test]
+    fn memory_that_the_host_cannot_touch_is_a_devices() {
+        let vendors = [GpuVendor::Nvidia, GpuVendor::Amd, GpuVendor::Intel];
+        let devices = vendors.map(|vendor| Location::Device(vendor, 1));
+        for location in [Location::Host, Location::Numa(1)].into_iter().chain(devices) {
+            let span = Pinned::leaked(vec![0; 8]).0.at(location);
+            let is_host = location.kind().contains(MemoryKinds::HOST);
+            assert_eq!(Memory(span).host().is_some(), is_host, "{location}");
+            assert_eq!(matches!(Memory(span).reach(), Reach::Host(_)), is_host, "{location}");
+        }
     }
 }

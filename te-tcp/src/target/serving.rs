@@ -46,19 +46,18 @@ pub(super) enum Stop {
 impl Serving<'_> {
     /// Serves the requests that have arrived while there is room for the answers.
     pub(super) fn run(&mut self, connection: &mut PeerConnection) -> Stop {
+        if connection.role.phase == Phase::Ending {
+            let rest = connection.inbox.unparsed().len();
+            connection.inbox.take(rest);
+            release(connection, self.regions, self.staging);
+            return Stop::Wait;
+        }
+        if connection.role.staged.is_some()
+            && let Some(stop) = self.go_on(connection)
+        {
+            return stop;
+        }
         loop {
-            if connection.role.phase == Phase::Ending {
-                let rest = connection.inbox.unparsed().len();
-                connection.inbox.take(rest);
-                release(connection, self.regions, self.staging);
-                return Stop::Wait;
-            }
-            if connection.role.staged.is_some() {
-                match self.go_on(connection) {
-                    None => {}
-                    Some(stop) => return stop,
-                }
-            }
             self.payloads(connection);
             if connection.inbox.expects_payload() {
                 return Stop::Wait;
@@ -127,7 +126,7 @@ impl Serving<'_> {
                 let op = if matches!(request, Request::Read { .. }) { Op::Read } else { Op::Write };
                 role.staged = Some(self.begin_staged(op, checksum, seq, operations));
                 inbox.take(head);
-                return Ok(None);
+                return Ok(self.go_on(connection));
             }
         }
         match request {

@@ -205,9 +205,7 @@ pub(super) fn drain(args: &Drain) -> Outcome {
         let last = std::mem::replace(&mut drains, status(&mut rpc, &wanted)?);
         if let Some(lost) = gone(&last, &drains) {
             let lost = Failure::failed(format!("segment {lost} was removed before it was drained"));
-            return fail(
-                lost.hint("its node ended: objects without another replica are lost"),
-            );
+            return fail(lost.hint("its node ended: objects without another replica are lost"));
         }
     }
     let rows: Vec<DrainRow> = drains.iter().map(|drain| row_of(drain, &known)).collect();

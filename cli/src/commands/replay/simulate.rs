@@ -16,8 +16,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 use store_core::allocator::GRAIN_BYTES;
-use store_core::message::{MountSegment, PutRequest, PutOptions};
-use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place, NodeId, Incarnation, BatchOrder};
+use store_core::message::{MountSegment, PutOptions, PutRequest};
+use store_core::{
+    BatchOrder, ErrorCode, EvictionPolicy, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Place,
+};
 
 use super::belady;
 use crate::exit::Failure;
@@ -167,7 +169,8 @@ impl Simulation {
         }
         let cut = if self.interrupted { "\nInterrupted: these figures are incomplete." } else { "" };
         format!(
-            "{}\nSimulated: {} requests, {} block references, {} distinct blocks of {} tokens; {:.1} % with unlimited capacity.{cut}\n",
+            "{}\nSimulated: {} requests, {} block references, {} distinct blocks of {} tokens; {:.1} % with \
+            unlimited capacity.{cut}\n",
             table.render(),
             thousands(self.requests),
             thousands(self.block_refs),
@@ -335,7 +338,9 @@ impl Pool {
             let place = Place { follows: at > 0, ..place };
             put += 1;
             match master.put_start_in(now, &key, 1, &PutRequest::once(PutOptions::DEFAULT), place) {
-                Ok(allocation) => master.put_end_in(now, &key, allocation.generation, 0, BatchOrder::of(at))?,
+                Ok(allocation) => {
+                    master.put_end_in(now, &key, allocation.generation, 0, BatchOrder::of(at))?
+                }
                 // Everything else is leased, or the request has a block twice.
                 Err(ErrorCode::ObjectAlreadyExists) => {}
                 Err(code) if code.is_no_room() => {}

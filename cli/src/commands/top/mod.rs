@@ -35,8 +35,8 @@ const AFTER_HELP: &str = "Examples:
   snowskin top --once
   snowskin top --json | jq .hit_rate
 
-"Bytes per second are those of objects that readers found and writers committed, as the master counts them. No \
-payload passes through the master.";
+Bytes per second are those of objects that readers found and writers committed, as the master counts them. \
+No payload passes through the master.";
 
 /// Most tasks that are shown: those in progress, waiting or failed.
 const TASKS_MAX: usize = 100;
