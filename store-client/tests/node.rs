@@ -18,7 +18,7 @@ use store_client::{
     RpcConfig, RpcConnection, RpcError, SegmentNo, SegmentState, Store as _,
 };
 use store_core::message::{Mount, MountSegment, NewObject, PutRequest, PutStart};
-use store_core::{Key, MasterConfig, Secret};
+use store_core::{Incarnation, Key, MasterConfig, NodeId, Secret};
 use store_master::MasterHandle;
 
 const ONE: PutOptions = PutOptions::DEFAULT;

@@ -410,11 +410,11 @@ impl Asker {
     /// Carries out an operation, and renders its answer.
     async fn ask<O: Operation, T>(
         &self,
-        ask: &O::Request<'_>,
+        head: &O::Request<'_>,
         render: impl FnOnce(O::Response<'_>, Items<'_, O::ResponseItem<'_>>) -> T,
     ) -> Result<T, Refusal> {
         let mut request = Vec::new();
-        O::encode_request(&mut request, 1, ask, std::iter::empty())
+        O::encode_request(&mut request, 1, head, std::iter::empty())
             .map_err(|error| Refusal::Body(error.to_string()))?;
         let answer = self.call(request).await?;
         let frame = match Frame::parse(&answer) {

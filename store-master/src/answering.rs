@@ -161,7 +161,7 @@ impl Answering {
         let Ok(Some((answer, _))) = Frame::parse(answer) else { return };
         if let Ok((MountResponse::Stale { incarnation_min }, _)) = message::Mount::decode_response(&answer) {
             self.refusals.incarnations += 1;
-            debug!(name, endpoint, incarnation_min, "mount refused: the incarnation has ended");
+            debug!(name, endpoint, %incarnation_min, "mount refused: the incarnation has ended");
         }
     }
 }

@@ -143,7 +143,7 @@ impl Events {
             Event::WriterExpelled { writer, node, freed_bytes } => {
                 if let Some(suppressed) = self.expelled.may(now) {
                     info!(
-                        writer = %hex(*writer),
+                        writer = %hex(NodeId::new(*writer)),
                         node = %hex(*node),
                         freed_bytes,
                         suppressed,

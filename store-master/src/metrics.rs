@@ -279,11 +279,11 @@ impl Snapshot {
             ("puts_partial", "Puts that got fewer replicas than wanted", stats.puts_partial_total),
             ("puts_no_room", "Puts that found no room", stats.puts_no_room_total),
             ("puts_exist", "Puts refused because the key exists", stats.puts_exist_total),
-            ("puts_abandoned", "Puts whose writer was given up", stats.abandoned_puts_total),
+            ("puts_abandoned", "Puts whose writer was given up", stats.puts_abandoned_total),
             (
                 "zombies", // alias: the former name, for one release
                 "Deprecated: use snowskin_master_puts_abandoned_total",
-                stats.abandoned_puts_total,
+                stats.puts_abandoned_total,
             ),
             ("gets", "Keys looked up by get", stats.gets_total),
             ("get_hits", "Keys found by get", stats.get_hits_total),
