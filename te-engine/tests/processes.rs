@@ -269,7 +269,7 @@ fn a_writer_that_is_stopped_in_the_middle_of_a_copy_is_not_gone_until_it_continu
             eventually("the peer gets the reason", || {
                 peer.send(&format!("flood {} {} {len}", here.name(), region.addr()));
                 eventually("the peer is refused again", || peer.query("refused") == "true");
-                peer.query("error").contains("this process was cut off")
+                peer.query("error").contains("a peer expelled this process")
             });
             assert!(
                 bytes(&region) == vec![0x11; len],

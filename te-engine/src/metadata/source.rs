@@ -239,7 +239,7 @@ mod tests {
             let printed = std::format!("{source} {source:?} {}", serde_json::to_string(&source).unwrap());
             assert!(!printed.contains("ss@") && !printed.contains("p%40ss"), "{printed}");
             let again = source.to_string().parse::<MetadataSource>().unwrap_err();
-            assert!(again.to_string().contains("put it in again"), "{again}");
+            assert!(again.to_string().contains("put the password in again"), "{again}");
         }
         let error = "redis://u:hunter2@nowhere".parse::<MetadataSource>().unwrap_err();
         assert!(!error.to_string().contains("hunter2"));
