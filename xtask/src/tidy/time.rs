@@ -3,8 +3,9 @@
 use super::rust::{self, Block, Line};
 use super::{Finding, Source};
 
-/// Parts of a path that exempt a file: the suites that need time, and the helpers that wait for others.
-const EXEMPT: [&str; 3] = ["timing", "common", "testkit"];
+/// Parts of a path that exempt a file: the suites that need time, tests on real devices, and the helpers that wait for
+/// other tests.
+const EXEMPT: [&str; 4] = ["timing", "hw-tests", "common", "testkit"];
 /// Exempts a line, with a reason.
 const MARK: &str = "// timing: ";
 
