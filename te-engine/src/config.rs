@@ -73,7 +73,7 @@ pub struct Config {
     pub shm: te_host::ShmConfig,
     /// The RDMA fabric.
     #[cfg_attr(not(feature = "rdma"), serde(skip_serializing))]
-    pub rdma: te_rdma::Settings,
+    pub rdma: te_rdma::Config,
     /// The TCP fabric.
     #[cfg_attr(not(feature = "tcp"), serde(skip_serializing))]
     pub tcp: te_tcp::Config,
@@ -221,7 +221,7 @@ impl Default for Config {
             control: ControlConfig::default(),
             metadata: MetadataConfig::default(),
             shm: te_host::ShmConfig::default(),
-            rdma: te_rdma::Settings::default(),
+            rdma: te_rdma::Config::default(),
             tcp: te_tcp::Config::default(),
         }
     }

@@ -295,8 +295,8 @@ fn the_far_end_counts_as_much_as_the_near_one() {
         op: Op::Read,
     };
     route.set_region_penalties(RegionId::new(3, 0), Some(&[100, 100, 300, 300]));
-    route.set_segment_penalties(RemoteRegionId::new(5, 0), Some(&[300, 100, 100, 300]));
-    let best = |route: &mut HealthRoute, region, segment| route.route(&slice(region, remote), 0b1111);
+    route.set_remote_region_penalties(RemoteRegionId::new(5, 0), Some(&[300, 100, 100, 300]));
+    let best = |route: &mut HealthRoute, region, remote| route.route(&slice(region, remote), 0b1111);
     use te_core::Route as _;
     assert_eq!(best(&mut route, 3, 5), Some(1), "near on both sides");
     assert_eq!(best(&mut route, 3, 4), Some(0), "nothing is known of the far end");

@@ -441,9 +441,9 @@ fn a_target_that_sends_wrong_bytes_is_caught() {
 #[test]
 fn settings_outside_their_ranges_are_named() {
     let error = TcpTransport::new(Config { connections: 0, ..common::config() }).unwrap_err();
-    assert_eq!(error.to_string(), "setting connections is 0: set it to 1..=16");
+    assert_eq!(error.to_string(), "setting connections is 0: set it to a value from 1 to 16");
     let error = TcpTransport::new(Config { connections: 20, ..common::config() }).unwrap_err();
-    assert_eq!(error.to_string(), "setting connections is 20: set it to 1..=16");
+    assert_eq!(error.to_string(), "setting connections is 20: set it to a value from 1 to 16");
     let error =
         TcpTransport::new(Config { congestion: Some("nonesuch".into()), ..common::config() }).unwrap_err();
     assert!(error.to_string().contains("congestion"), "{error}");

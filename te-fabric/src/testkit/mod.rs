@@ -11,6 +11,7 @@ mod wait;
 
 pub use block::{Block, pattern};
 pub use ends::{Ends, EndsConfig, EndsMemory, Fabric};
+pub use export::export;
 pub use node::{
     ALL, Node, PATIENCE, REGION, SEGMENT, drive, finish, kind, linger, now, read, skip, slice, write,
 };

@@ -514,10 +514,10 @@ mod tests {
     fn a_port_that_comes_back_ends_its_outage_and_a_lost_device_stays_lost() {
         let (fabric, mut io) = io();
         let port = io.verbs().id();
-        fabric.set_port(port, false);
+        fabric.set_port_active(port, false);
         assert_eq!(io.refresh_port(None), PortChange::Lost);
         assert_eq!((io.lose_port(Outage::Port), io.lose_port(Outage::Port)), (true, false));
-        fabric.set_port(port, true);
+        fabric.set_port_active(port, true);
         assert_eq!(io.refresh_port(None), PortChange::Active { moved: false });
         assert_eq!((io.regain_port(), io.regain_port(), io.outage()), (true, false, None));
         assert!(io.lose_port(Outage::Device) && !io.lose_port(Outage::Port) && !io.regain_port());
