@@ -23,4 +23,3 @@ pub(crate) fn first_difference(
     let expected = pattern(seed, len);
     Ok(bytes.iter().zip(&expected).position(|(a, b)| a != b).map(|at| offset + at as u64))
 }
-

@@ -119,7 +119,8 @@ impl Peer {
     /// When the peer does not answer, or with a malformed answer.
     pub(crate) fn facts(&self) -> Result<Facts> {
         let text = self.run(&["self", "facts"])?;
-        serde_json::from_str(&text).context("the peer's list of devices is malformed: is its program of the same release?")
+        serde_json::from_str(&text)
+            .context("the peer's list of devices is malformed: is its program of the same release?")
     }
 
     fn dial(&self) -> Result<TcpStream> {

@@ -152,7 +152,9 @@ impl Link {
         for index in 0..self.mirrors.len() {
             self.mirrors[index].forget();
             let bytes = self.mirrors[index].span().len() as u64;
-            self.request(Request::Mirror, [bytes, 0, 0], &[], &mut []).ok().context("the mirror of a buffer")?;
+            self.request(Request::Mirror, [bytes, 0, 0], &[], &mut [])
+                .ok()
+                .context("the mirror of a buffer")?;
         }
         self.push();
         Ok(())
@@ -179,7 +181,10 @@ impl Link {
             let range = at as usize..(at + len) as usize;
             if len > 0 {
                 let room = mirror.room(range.clone()).map(|room| self.stream.read_exact(room));
-                assert!(matches!(room, Some(Ok(()))), "the target's process is gone or violates the protocol");
+                assert!(
+                    matches!(room, Some(Ok(()))),
+                    "the target's process is gone or violates the protocol"
+                );
                 mirror.apply(range);
             }
         }
@@ -448,7 +453,9 @@ pub(crate) fn serve(mut stream: TcpStream, transport: impl Severable) -> Result<
             Request::Poke => {
                 let mirror = served.mirrors.get_mut(a as usize).with_context(|| format!("no buffer {a}"))?;
                 let range = b as usize..(b + len) as usize;
-                stream.read_exact(mirror.room(range.clone()).context("a range beyond the end of the buffer")?)?;
+                stream.read_exact(
+                    mirror.room(range.clone()).context("a range beyond the end of the buffer")?,
+                )?;
                 mirror.apply(range);
                 send(&mut stream, [0; 4], &[])?;
             }

@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn a_setting_out_of_its_limits_is_named() {
         let error = Config { qps: 0, ..Config::default() }.validate().expect_err("no queue pairs");
-        assert_eq!(error.to_string(), "qps is 0: set it to 1..=16");
+        assert_eq!(error.to_string(), "qps is 0: set it to a value from 1 to 16");
         let chunk = Config { registration_chunk_bytes: 5_000, ..Config::default() };
         assert!(chunk.validate().is_err_and(|error| error.field.contains("power of two")));
         let mtu = Config { mtu_bytes_max: 1_500, ..Config::default() };

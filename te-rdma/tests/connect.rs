@@ -152,7 +152,9 @@ fn offers_that_wait_for_neighbours_have_a_limit() {
         net.nodes[node].submit(&[write(1, 0, 0, 8)]);
         initiators.push(node);
     }
-    net.drive("one of them is refused", |net| initiators.iter().any(|&node| net.nodes[node].ended(1).is_some()));
+    net.drive("one of them is refused", |net| {
+        initiators.iter().any(|&node| net.nodes[node].ended(1).is_some())
+    });
     assert!(net.fabric.waiting_for_neighbours(port) <= 4, "the number of threads is limited as well");
     let refused = initiators.iter().find_map(|&node| net.nodes[node].ended(1)).unwrap();
     assert_eq!(refused.outcome, Outcome::NotApplied);

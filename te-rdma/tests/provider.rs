@@ -212,9 +212,11 @@ impl Pair {
 
     fn finish(&mut self, token: u64) -> Completion {
         te_fabric::testkit::eventually("a slice or fence ends", || {
-            (0..100).any(|_| self.ended(token).is_some() || {
-                self.step();
-                false
+            (0..100).any(|_| {
+                self.ended(token).is_some() || {
+                    self.step();
+                    false
+                }
             })
         });
         self.ended(token).unwrap()

@@ -56,7 +56,11 @@ fn state_changes_out_of_order_are_refused() {
     assert_eq!(code(pair.a.verbs.modify_qp(qp.handle, QpStep::Connect(path))), Ok(()));
     assert_eq!(code(pair.a.verbs.modify_qp(qp.handle, QpStep::Init(ALL))), Err(libc::EINVAL));
     assert_eq!(code(pair.a.verbs.modify_qp(QpHandle(999), QpStep::Error)), Err(libc::EINVAL));
-    assert_eq!(code(pair.b.verbs.modify_qp(qp.handle, QpStep::Error)), Err(libc::EINVAL), "of another device");
+    assert_eq!(
+        code(pair.b.verbs.modify_qp(qp.handle, QpStep::Error)),
+        Err(libc::EINVAL),
+        "of another device"
+    );
 }
 
 #[test]

@@ -28,7 +28,10 @@ fn written_and_read_back(host: &Host) -> Result<()> {
     let content = pattern(7, BYTES);
     DevDax::open(&path, BYTES)?.write(&content);
     // Another mapping of the same memory.
-    ensure!(DevDax::open(&path, BYTES)?.read(BYTES) == content, "the bytes read differ from the bytes written");
+    ensure!(
+        DevDax::open(&path, BYTES)?.read(BYTES) == content,
+        "the bytes read differ from the bytes written"
+    );
     println!("    {}{} KiB of {}, verified", host.label(), BYTES >> 10, path.display());
     Ok(())
 }
@@ -41,9 +44,17 @@ fn shared_by_two_hosts(host: &Host) -> Result<()> {
     for seed in [11u64, 12] {
         let (seed_text, bytes) = (seed.to_string(), BYTES.to_string());
         peer.run(&["self", "helper", "cxl", "write", &theirs.display().to_string(), &seed_text, &bytes])?;
-        ensure!(dax.read(BYTES) == pattern(seed, BYTES), "the peer's bytes of seed {seed} are not readable here");
+        ensure!(
+            dax.read(BYTES) == pattern(seed, BYTES),
+            "the peer's bytes of seed {seed} are not readable here"
+        );
     }
-    println!("    {}the peer's writes to {} are readable in {}", host.label(), theirs.display(), ours.display());
+    println!(
+        "    {}the peer's writes to {} are readable in {}",
+        host.label(),
+        theirs.display(),
+        ours.display()
+    );
     Ok(())
 }
 

@@ -27,9 +27,18 @@ fn distances_are_complete(host: &Host) -> Result<()> {
     for (index, node) in nodes.iter().enumerate() {
         ensure!(node.distances.len() == nodes.len(), "node {}: {:?}", node.number, node.distances);
         let own = node.distances[index];
-        let nearest_other =
-            node.distances.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, distance)| *distance).min();
-        ensure!(nearest_other.is_some_and(|distance| distance > own), "node {} is not nearest to itself", node.number);
+        let nearest_other = node
+            .distances
+            .iter()
+            .enumerate()
+            .filter(|(other, _)| *other != index)
+            .map(|(_, distance)| *distance)
+            .min();
+        ensure!(
+            nearest_other.is_some_and(|distance| distance > own),
+            "node {} is not nearest to itself",
+            node.number
+        );
         println!(
             "    {}node {}: distances {:?}, CPUs: {}",
             host.label(),

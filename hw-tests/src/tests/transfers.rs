@@ -110,7 +110,10 @@ fn write_and_read_back(host: &Host, fabric: &'static str) -> Result<TransferEngi
     fill(&local, 2, 0, BYTES as usize)?;
     engine.submit(&requests(Op::Read), Some(PATIENCE))?.wait(None).context("the read")?;
     let difference = first_difference(&local, 1, 0, BYTES as usize)?;
-    ensure!(difference.is_none(), "the bytes read differ from the bytes written, from offset {difference:?} on");
+    ensure!(
+        difference.is_none(),
+        "the bytes read differ from the bytes written, from offset {difference:?} on"
+    );
     println!(
         "    {}{} MiB written and read over {fabric}, verified on both sides, in {:.1} s",
         host.label(),

@@ -396,7 +396,9 @@ impl Client {
 
     fn renew_engine(&mut self) -> Result<(), StoreError> {
         let failed = |error: &dyn std::fmt::Display| {
-            log::warn!("nodes cut this client off and its engine cannot be replaced: {error}: connect a new client");
+            log::warn!(
+                "nodes cut this client off and its engine cannot be replaced: {error}: connect a new client"
+            );
             StoreError::Expelled
         };
         if !self.memory.is_empty() {

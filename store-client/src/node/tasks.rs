@@ -279,7 +279,7 @@ impl Work {
 
     /// Reports what has ended, and fetches further orders.
     fn ask(&mut self, mounted: &Mounted) -> Result<(), RpcError> {
-    self.report(mounted)?;
+        self.report(mounted)?;
         let asked = Instant::now();
         let count_max = self.share.orders_max(ORDERS_MAX);
         let Mounted { node, key, incarnation, .. } = *mounted;
@@ -311,8 +311,8 @@ impl Work {
     }
 
     fn report(&mut self, mounted: &Mounted) -> Result<(), RpcError> {
-    // Before the ends: a node may report replicas of other tenants' objects only while it has an order to
-    // copy them.
+        // Before the ends: a node may report replicas of other tenants' objects only while it has an order to
+        // copy them.
         if !self.bad.is_empty() {
             let bad = self.bad.iter().map(|bad| BadReplica {
                 key: Key(&bad.key),

@@ -80,7 +80,8 @@ impl Place {
     fn enter(&mut self, from: Source) -> Entered {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let stream = Stream::Unix(ours);
-        let entered = self.connections.enter(stream, Peer::Remote, from, self.poll.registry(), &mut self.handler);
+        let entered =
+            self.connections.enter(stream, Peer::Remote, from, self.poll.registry(), &mut self.handler);
         if matches!(entered, Entered::Yes) {
             self.peers.push(theirs);
         }

@@ -24,7 +24,10 @@ macro_rules! not_built {
                     IgnoredAny::deserialize(settings)?;
                     let built_by = concat!("build with --features ", $fabric);
                     WARNED.call_once(|| {
-                        log::warn!("the settings of {} are ignored: this build lacks it; {built_by}", $fabric);
+                        log::warn!(
+                            "the settings of {} are ignored: this build lacks it; {built_by}",
+                            $fabric
+                        );
                     });
                     Ok(Self {})
                 }

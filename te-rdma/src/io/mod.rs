@@ -331,12 +331,7 @@ impl<V: Verbs> Io<V> {
     /// Posts work requests on one of our queue pairs: see [`posting::post`] for the promise of `inline`.
     /// Returns how many it took, and the error that stopped it.
     #[inline]
-    pub(crate) fn post(
-        &mut self,
-        qp: Qp,
-        requests: &[WorkRequest],
-        sges: &[Sge],
-    ) -> (usize, Option<Error>) {
+    pub(crate) fn post(&mut self, qp: Qp, requests: &[WorkRequest], sges: &[Sge]) -> (usize, Option<Error>) {
         let (taken, error) = posting::post(&mut self.verbs, qp.handle, requests, sges);
         (taken.min(requests.len()), error)
     }
@@ -433,7 +428,9 @@ impl<V: Verbs> Io<V> {
     /// Updates the readiness that epoll watches a control connection for.
     pub(crate) fn settle_interest(&self, connection: &mut Connection, as_what: Watched) {
         let wanted = connection.wanted();
-        if wanted != connection.interest && self.epoll.modify(&connection.stream, as_what.token(), wanted).is_ok() {
+        if wanted != connection.interest
+            && self.epoll.modify(&connection.stream, as_what.token(), wanted).is_ok()
+        {
             connection.interest = wanted;
         }
     }

@@ -7,7 +7,7 @@ use zerocopy::little_endian::U32;
 use super::inbound::{Accepting, Inbound, PeerQp};
 use crate::config::Config;
 use crate::io::Io;
-use crate::io::connects::{Task, Requester};
+use crate::io::connects::{Requester, Task};
 use crate::sys::verbs::{Connecting, MrAccess, Path, QpConfig, QpHandle, QpStep, Verbs};
 use crate::wire::{LIVE_MAX, PortBody, QpEntry, Status};
 
