@@ -331,7 +331,7 @@ fn a_full_store_finds_the_one_segment_with_room() {
                     },
                 )
                 .unwrap();
-            mount(&mut master, 0, no.into(), 2, &format!("s{no}"), KIB);
+            mount(&mut master, 0, no, 2, &format!("s{no}"), KIB);
             assert!(
                 start(&mut master, &format!("again {no}"), KIB, 1, Placement::ANY).unwrap()[0]
                     > SegmentNo::new(200)

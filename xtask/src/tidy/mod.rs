@@ -69,8 +69,11 @@ pub(crate) fn run() -> Result<()> {
     let host = host::Host::probe()?;
     let sources = read_tree(&host.root)?;
     let mut findings = Vec::new();
-    let rust_sources: Vec<(&Source, Vec<rust::Line>)> =
-        sources.iter().filter(|source| source.is_rust()).map(|source| (source, rust::lines(&source.text))).collect();
+    let rust_sources: Vec<(&Source, Vec<rust::Line>)> = sources
+        .iter()
+        .filter(|source| source.is_rust())
+        .map(|source| (source, rust::lines(&source.text)))
+        .collect();
     for source in &sources {
         findings.extend(text_hygiene(source));
         findings.extend(paths_of_one_machine(source));

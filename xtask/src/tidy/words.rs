@@ -48,8 +48,13 @@ const TABLE: &[Retired] = &[
     words(&["nobody"], "what it is that does not: no thread, no caller, no peer"),
     words(&["somebody", "anybody"], "who it is: a caller, another peer, any client"),
     words(&["whoever", "whomever", "whom"], "who it is: the caller that, the peer that"),
-    words(&["lane", "lanes"], "connection (of te-tcp: data connection)")
-        .unless(&["pci", "topology", "doctor/", "sys/crc/", "te-rdma/src/sys/"]),
+    words(&["lane", "lanes"], "connection (of te-tcp: data connection)").unless(&[
+        "pci",
+        "topology",
+        "doctor/",
+        "sys/crc/",
+        "te-rdma/src/sys/",
+    ]),
     words(&["toll", "tolls"], "price, charge"),
     words(&["census"], "counts"),
     words(&["kib block", "kib blocks", "blocks of 64 kib", "block of 64 kib"], "chunk"),
@@ -59,9 +64,10 @@ const TABLE: &[Retired] = &[
 ];
 
 /// Files that a program writes, and the table itself.
-const EXEMPT: [&str; 3] = ["docs/reference/config.md", "te-rdma/src/sys/layout.rs", "xtask/src/tidy/words.rs"];
+const EXEMPT: [&str; 3] =
+    ["docs/reference/config.md", "te-rdma/src/sys/layout.rs", "xtask/src/tidy/words.rs"];
 
-/// A line that keeps a former name for compatibility contains one of these.
+/// A line that keeps a former name for compatibility contains one of these, or the line above it does.
 const FORMER_NAME: [&str; 2] = ["alias", "Deprecated: use"];
 
 pub(super) fn check(source: &Source) -> Vec<Finding> {
@@ -73,11 +79,13 @@ pub(super) fn check(source: &Source) -> Vec<Finding> {
     for what in complaints(&source.path, &source.path) {
         findings.push(source.finding(1, format!("the file's name: {what}")));
     }
+    let mut above = "";
     for (index, line) in source.text.lines().enumerate() {
-        let keeps_a_name = FORMER_NAME.iter().any(|mark| line.contains(mark));
+        let keeps_a_name = FORMER_NAME.iter().any(|mark| line.contains(mark) || above.contains(mark));
         if !keeps_a_name && !renames.contains(&index) {
             findings.extend(complaints(&source.path, line).map(|what| source.finding(index + 1, what)));
         }
+        above = line;
     }
     findings
 }
@@ -115,7 +123,9 @@ fn words_of(line: &str) -> String {
         }
         previous = c;
     }
-    words.push(' ');
+    if !words.ends_with(' ') {
+        words.push(' ');
+    }
     words
 }
 
@@ -136,21 +146,32 @@ mod tests {
         assert_eq!(words_of("OwnLane"), " own lane ");
         assert_eq!(words_of("lanes_max"), " lanes max ");
         assert_eq!(words_of("RPCLane(x)"), " rpc lane ( x ) ");
-        for line in ["// A lane.", "let lanes_max = 1;", "struct OwnLane;", "LANES_MAX", "a side-channel", "SideChannel"] {
+        for line in [
+            "// A lane.",
+            "let lanes_max = 1;",
+            "struct OwnLane;",
+            "LANES_MAX",
+            "a side-channel",
+            "SideChannel",
+        ] {
             assert_eq!(lines("te-tcp/src/a.rs", line), [1], "{line}");
         }
     }
 
     #[test]
     fn other_words_with_the_same_letters_are_not_found() {
-        for line in ["// A planet.", "let airplanes = 1;", "the side. Channel", "wheat", "preheat", "tollway"] {
+        for line in ["// A planet.", "let airplanes = 1;", "the side. Channel", "wheat", "preheat", "tollway"]
+        {
             assert_eq!(lines("te-tcp/src/a.rs", line), Vec::<usize>::new(), "{line}");
         }
     }
 
     #[test]
     fn names_are_found_exactly() {
-        assert_eq!(lines("te-core/src/a.rs", "let a: SegmentId;\nlet segment_id = 1;\nRUN_MAX\nRUN\n"), [1, 4]);
+        assert_eq!(
+            lines("te-core/src/a.rs", "let a: SegmentId;\nlet segment_id = 1;\nRUN_MAX\nRUN\n"),
+            [1, 4]
+        );
         assert_eq!(lines("deploy/a.sh", "RUN\n"), Vec::<usize>::new());
     }
 
@@ -162,8 +183,10 @@ mod tests {
 
     #[test]
     fn former_names_stand_in_aliases_and_in_the_list_of_renames() {
-        let alias = "#[serde(alias = \"lanes\")]\nconnections: u8,\n// Deprecated: use x_connections, not x_lanes\n";
+        let alias =
+            "#[serde(alias = \"lanes\")]\nconnections: u8,\n// Deprecated: use x_connections, not x_lanes\n";
         assert_eq!(lines("te-tcp/src/config.rs", alias), Vec::<usize>::new());
+        assert_eq!(lines("cli/tests/a.rs", "// An alias.\n\"--lanes\"\n\"--lanes\"\n"), [3]);
         let changes = "### Renamed\n\n* `lanes`: `connections`\n\n### Fixed\n\n* a lane\n";
         assert_eq!(lines("CHANGELOG.md", changes), [7]);
     }
