@@ -15,7 +15,7 @@ use common::{
     Process, be_node, client, eventually, fabrics, get_batch, master_at, master_with, node, own_host,
     pattern, put_batch, role, say, wait_for_parent,
 };
-use store_client::{Client, ClientConfig, PutOptions, Store as _, RemoveMode};
+use store_client::{Client, ClientConfig, PutOptions, RemoveMode, Store as _};
 use store_core::MasterConfig;
 use te_core::testkit::Rng;
 
