@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use common::{Net, REGION, SEGMENT, config, kind, read, write};
+use common::{Net, REGION, REMOTE, config, kind, read, write};
 use te_core::{ErrorKind, Memory, Outcome, RemoteOffset, Transport};
 use te_rdma::Config;
 use te_rdma::wire::*;
@@ -361,7 +361,7 @@ fn with_false_target(answer: impl FnOnce(TcpStream) + Send + 'static) -> (Net, s
     let address = listener.local_addr().unwrap();
     let mut net = Net::new(1);
     net.add(&config(), 4 * KIB);
-    net.nodes[0].transport.attach(SEGMENT, &false_export(address, 5)).unwrap();
+    net.nodes[0].transport.attach(REMOTE, &false_export(address, 5)).unwrap();
     let thread = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -467,7 +467,7 @@ fn a_target_that_does_not_answer_is_given_up() {
     });
     ends_with(&mut net, &[ErrorKind::PeerDead]);
     // Without its confirmation, the outcome of a fence is unknown.
-    net.nodes[0].transport.fence(te_core::Token(2), SEGMENT).unwrap();
+    net.nodes[0].transport.fence(te_core::Token(2), REMOTE).unwrap();
     assert_eq!(net.finish(2).outcome, Outcome::Unknown);
     drop(net);
     thread.join().unwrap();
@@ -508,7 +508,7 @@ fn a_target_that_welcomes_and_closes_is_not_tried_again_without_limit() {
     let mut net = Net::new(1);
     net.add(&config(), 4 * KIB);
     let blob = false_export(listener.local_addr().unwrap(), 5);
-    net.nodes[0].transport.attach(SEGMENT, &blob).unwrap();
+    net.nodes[0].transport.attach(REMOTE, &blob).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming().take(200) {
             greet(&mut stream.unwrap(), 5);
@@ -570,8 +570,8 @@ fn peers_cannot_take_every_queue_pair_that_the_device_has() {
     let device = te_rdma::sim::DeviceConfig { qp_count_max: 16, ..Default::default() };
     net.add(&config(), 4 * KIB);
     net.add_device(device, &config(), 4 * KIB);
-    net.attach(0, SEGMENT, 1, REGION);
-    net.attach(1, SEGMENT, 0, REGION);
+    net.attach(0, REMOTE, 1, REGION);
+    net.attach(1, REMOTE, 0, REGION);
     let mut greedy = Raw::proven(&mut net, 5);
     for (id, generations) in [(1, 0..4), (2, 4..8), (3, 8..12)] {
         greedy.send(&connect(id, generations));
