@@ -101,6 +101,9 @@ impl Link {
         // A sleep with an end is over at once: there is no clock here.
         if due == u64::MAX && self.mailbox.is_empty() && !self.stop.load(Ordering::Relaxed) {
             self.bell.wait();
+        } else {
+            // Loom gives the others their turn: they may be about to push what this thread has seen.
+            thread::yield_now();
         }
         self.parking.leave();
         self.bell.clear();
