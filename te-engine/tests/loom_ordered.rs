@@ -167,7 +167,7 @@ fn a_worker_never_sleeps_through_what_is_pushed_nor_through_its_stop() {
 #[test]
 fn callers_that_help_leave_nothing_behind() {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(2);
+    model.preemption_bound = Some(3);
     model.check(|| {
         let link = Link::new();
         let worker = spawn(&link, |link| link.run(|_| false));
