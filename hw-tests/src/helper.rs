@@ -54,7 +54,7 @@ fn conformance_target(device: &str, port: u8, address: &str, management: &str) -
     let transport = RdmaTransport::new(Device::open(device, port)?, config)?;
     let listener =
         TcpListener::bind((management, 0)).with_context(|| format!("cannot listen on {management}"))?;
-    print_line(&format!("ready {} {}", transport.local_addr(), listener.local_addr()?))?;
+    print_line(&format!("ready {} {}", transport.local_address(), listener.local_addr()?))?;
     let (mut stream, _) = listener.accept()?;
     let mut received = vec![0; token.len()];
     stream.read_exact(&mut received)?;

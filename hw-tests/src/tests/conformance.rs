@@ -125,7 +125,7 @@ impl Harness for OneDevice {
         let mut config = self.config();
         let (initiator, target) = (self.open(&config), self.open(&config));
         // The restarted target comes back at the same address.
-        config.bind = target.local_addr();
+        config.bind = target.local_address();
         let ends = EndsConfig { patience: Duration::from_secs(60), late_max: Duration::from_millis(100) };
         Box::new(Ends::new(initiator, target, Restart { device: self, config }, ends))
     }

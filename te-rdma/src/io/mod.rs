@@ -1,5 +1,5 @@
 //! Devices and sockets: one port of one device, our queue pairs on it, its completions and events, the
-//! listener, and the epoll instance that watches all of them. It does not know slices, regions or questions.
+//! listener, and the epoll instance that watches all of them. It does not know slices, regions or requests.
 //!
 //! ```text
 //!   links     the states of our queue pairs           connection  the bytes of one control connection
