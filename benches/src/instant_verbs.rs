@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "implements verbs whose promises the caller makes")]
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 
 use te_core::{Error, MemSpan};
 use te_rdma::sim::SimDevice;
@@ -52,7 +53,7 @@ impl Verbs for InstantVerbs {
 
     fn register_dmabuf(
         &self,
-        fd: i32,
+        fd: BorrowedFd<'_>,
         offset: u64,
         len: u64,
         address: u64,
@@ -103,7 +104,7 @@ impl Verbs for InstantVerbs {
         self.device.arm()
     }
 
-    fn event_fds(&self) -> [Option<i32>; 2] {
+    fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         self.device.event_fds()
     }
 

@@ -87,7 +87,9 @@ impl<'de> serde::Deserialize<'de> for ByteSize {
 
             fn visit_i64<E: serde::de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
                 u64::try_from(bytes).map(ByteSize).map_err(|_| {
-                    E::custom(format_args!("`{bytes}` is not a size: write a number of bytes, or a size such as 64KiB"))
+                    E::custom(format_args!(
+                        "`{bytes}` is not a size: write a number of bytes, or a size such as 64KiB"
+                    ))
                 })
             }
 

@@ -480,7 +480,10 @@ fn it_reports_its_health_and_describes_its_api() {
         for method in item.as_object().unwrap().keys().filter(|method| *method != "parameters") {
             let answer = gateway.ask(&method.to_uppercase(), &path.replace("{key}", "some/key"), "", b"");
             let text = String::from_utf8_lossy(&answer.body).into_owned();
-            assert!(answer.status != 405 && !text.contains("this path does not exist:"), "{method} {path}: {answer:?}");
+            assert!(
+                answer.status != 405 && !text.contains("this path does not exist:"),
+                "{method} {path}: {answer:?}"
+            );
         }
     }
     assert_eq!(gateway.put("/v1/objects/k", &[7; 1000]).status, 201);

@@ -1,10 +1,12 @@
-//! The target's side: starts programs for an initiator, one for each connection, and kills them when it is told to or the
-//! connection ends. It outlives what it starts, so a test can kill a peer and start it again.
+//! The target's side: starts programs for an initiator, one per connection, and kills a program at the
+//! initiator's request or when the connection ends. The agent outlives the programs that it starts, so a test
+//! can kill a peer and start it again.
 //!
-//! The first line of a connection is JSON: `{"token": …, "argv": […]}`; `self` as the program is this one. After that, lines from
-//! the initiator are `<TEXT` (to the program's stdin) and `k` (SIGKILL), and lines to it `>TEXT` (the program's stdout),
-//! `=CODE` (it ended; minus the signal when one killed it) and `!TEXT` (it could not be started). Whoever knows the token can run
-//! anything: use it on a network that you trust.
+//! The first line of a connection is JSON: `{"token": …, "argv": […]}`; the program `self` is this one. After
+//! that, lines from the initiator are `<TEXT` (to the program's stdin) and `k` (SIGKILL), and lines to the
+//! initiator are `>TEXT` (the program's stdout), `=CODE` (the exit status, or minus the signal that killed the
+//! program) and `!TEXT` (the program could not be started). A caller that knows the token can run any program:
+//! run agents only on a trusted network.
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -17,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Longest request, bytes.
 pub(crate) const LINE_BYTES_MAX: u64 = 64 << 10;
 
-/// What an initiator asks for.
+/// The first line of a connection: the program to start.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
     /// `HW_TESTS_TOKEN`, the same on both sides.
@@ -26,10 +28,10 @@ pub(crate) struct Start {
     pub(crate) argv: Vec<String>,
 }
 
-/// The token of this process's environment.
+/// `HW_TESTS_TOKEN` of this process's environment.
 ///
 /// # Errors
-/// When there is none.
+/// When it is unset or empty.
 pub(crate) fn token() -> Result<String> {
     let token = std::env::var("HW_TESTS_TOKEN").ok().filter(|token| !token.is_empty());
     token.context("set HW_TESTS_TOKEN to the same secret for the agent and the tests")
@@ -50,7 +52,7 @@ fn accept(listener: &TcpListener, token: &str) -> Result<()> {
     for stream in listener.incoming() {
         let (stream, token) = (stream?, token.to_owned());
         std::thread::spawn(move || {
-            if let Err(error) = attend(stream, &token) {
+            if let Err(error) = serve_connection(stream, &token) {
                 eprintln!("agent: {error:#}");
             }
         });
@@ -58,13 +60,13 @@ fn accept(listener: &TcpListener, token: &str) -> Result<()> {
     Ok(())
 }
 
-fn attend(stream: TcpStream, token: &str) -> Result<()> {
+fn serve_connection(stream: TcpStream, token: &str) -> Result<()> {
     let mut requests = BufReader::new(stream.try_clone()?);
     let mut answers = stream;
     let mut first = String::new();
     requests.by_ref().take(LINE_BYTES_MAX).read_line(&mut first)?;
     if first.is_empty() {
-        // Somebody wanted to know whether we listen.
+        // The caller only checked whether the agent listens.
         return Ok(());
     }
     let start: Start = serde_json::from_str(&first).context("a request that is not JSON")?;
@@ -84,7 +86,7 @@ fn attend(stream: TcpStream, token: &str) -> Result<()> {
     let kill = {
         let child = Arc::clone(&child);
         move || {
-            // It may have ended by itself.
+            // The program may have ended already.
             let _ = child.lock().unwrap_or_else(PoisonError::into_inner).kill();
         }
     };
@@ -93,7 +95,7 @@ fn attend(stream: TcpStream, token: &str) -> Result<()> {
             match line.split_at_checked(1) {
                 Some(("<", text)) => {
                     if let Some(stdin) = &mut stdin {
-                        // A program that does not listen any more has ended.
+                        // The write fails only once the program has closed its stdin; its end is reported below.
                         let _ = writeln!(stdin, "{text}");
                     }
                 }
@@ -102,13 +104,14 @@ fn attend(stream: TcpStream, token: &str) -> Result<()> {
         }
         kill();
     });
-    for line in BufReader::new(stdout.context("its stdout is ours")?).split(b'\n') {
+    for line in BufReader::new(stdout.context("the program's stdout is not a pipe")?).split(b'\n') {
         let line = line?;
         if writeln!(answers, ">{}", String::from_utf8_lossy(&line)).is_err() {
             break;
         }
     }
-    // Its stdout is closed: it has ended, or is about to; the lock is not held while it does.
+    // The program has closed its stdout: it has ended or is about to. The lock is not held between the checks,
+    // so that the other thread can still kill it.
     let status = loop {
         if let Some(status) = child.lock().unwrap_or_else(PoisonError::into_inner).try_wait()? {
             break status;
@@ -116,9 +119,9 @@ fn attend(stream: TcpStream, token: &str) -> Result<()> {
         std::thread::sleep(std::time::Duration::from_millis(5));
     };
     let code = status.code().unwrap_or_else(|| -status.signal().unwrap_or(0));
-    // The initiator may have gone.
+    // The initiator may have closed the connection.
     let _ = writeln!(answers, "={code}");
-    // Ours is the last answer; the thread above ends with the connection.
+    // This was the last answer. The thread that reads requests ends with the connection.
     let _ = answers.shutdown(std::net::Shutdown::Both);
     Ok(())
 }
@@ -133,7 +136,7 @@ fn spawn(argv: &[String]) -> Result<Child> {
     command.spawn().with_context(|| format!("cannot start {program}"))
 }
 
-/// An agent on a thread of this process; gives its port.
+/// Starts an agent on a thread of this process; returns its port.
 #[cfg(test)]
 pub(crate) fn start_for_tests(token: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

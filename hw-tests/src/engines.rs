@@ -1,4 +1,4 @@
-//! How the engines of these tests are started.
+//! Starts the engines of these tests.
 
 use crate::facts::Rail;
 use crate::sys::Breakable;
@@ -10,12 +10,12 @@ use te_engine::{Config, FabricContext, FabricEntry, Fabrics, Tier, TransferEngin
 use te_rdma::RdmaTransport;
 use te_rdma::sys::Device;
 
-/// What puts every queue pair of an engine's rails into error.
+/// Puts every queue pair of an engine's rails into the error state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Button(Arc<AtomicU32>);
 
 impl Button {
-    /// It happens at each rail's next poll.
+    /// Each rail obeys at its next poll.
     pub(crate) fn press(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -24,12 +24,12 @@ impl Button {
 /// An engine over `tcp`, `rdma`, or both: `rdma+tcp`.
 ///
 /// # Errors
-/// When there is no such fabric, or it does not start.
+/// When a fabric does not exist, or does not start.
 pub(crate) fn start(fabric: &str, listen: &str) -> Result<TransferEngine> {
     Ok(TransferEngine::start(config(fabric, listen)?)?)
 }
 
-/// An engine over these rails, which break when the button is pressed.
+/// An engine over these rails, whose queue pairs break when the button is pressed.
 ///
 /// # Errors
 /// When a rail does not open.
@@ -47,7 +47,7 @@ pub(crate) fn start_breakable(rails: &[Rail], listen: &str, button: &Button) -> 
         };
         rails.iter().map(open_one).collect()
     };
-    let about = "RDMA that breaks when it is told to";
+    let about = "RDMA whose queue pairs break on request";
     let breakable = FabricEntry::new("breakable", Tier::Rdma, about, &open);
     let config = Config { listen, fabrics: Fabrics::NONE, ..Config::default() };
     Ok(TransferEngine::start_with_fabrics(config, &[breakable])?)

@@ -1,4 +1,4 @@
-//! What a machine has, as its kernel tells it.
+//! The devices of a machine, as its kernel reports them.
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-/// The devices that tests ask for. Travels between machines as JSON.
+/// The devices that tests need. Sent between machines as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Facts {
     /// Ports of RDMA devices, by name.
@@ -43,12 +43,12 @@ pub(crate) struct Node {
     pub(crate) number: u32,
     /// Whether it has CPUs.
     pub(crate) has_cpus: bool,
-    /// Distances to all nodes, in their order; ACPI's scale, 10 is itself.
+    /// Distances to all nodes, in the order of their numbers, on ACPI's scale: 10 is the node itself.
     pub(crate) distances: Vec<u32>,
 }
 
 impl Facts {
-    /// Asks the kernel.
+    /// The devices of this machine.
     pub(crate) fn gather() -> Self {
         Self::of(Path::new("/sys"), Path::new("/dev"))
     }
@@ -70,7 +70,7 @@ impl Facts {
 }
 
 impl Rail {
-    /// Its address that a peer's rail in the same network can reach: IPv4 first.
+    /// The GID's index and the address that a peer's rail in the same network can reach: IPv4 first.
     pub(crate) fn address(&self) -> Option<(u32, IpAddr)> {
         let v4 = self.gids.iter().find(|(_, address)| address.is_ipv4());
         v4.or_else(|| self.gids.iter().find(|(_, address)| !is_link_local(*address))).copied()
@@ -85,17 +85,17 @@ impl Rail {
         }
     }
 
-    /// The counter of that name, of the device or of the port.
+    /// The value of the counter `name` of the device or the port.
     pub(crate) fn counter(&self, name: &str) -> Option<u64> {
         let port = Path::new("/sys/class/infiniband").join(&self.device).join(format!("ports/{}", self.port));
         ["hw_counters", "counters"].iter().find_map(|dir| number(&port.join(dir).join(name)))
     }
 }
 
-/// Prints them, for `hw-tests facts`.
+/// Prints the devices of this machine as JSON, for `hw-tests facts`.
 ///
 /// # Errors
-/// When they cannot be written.
+/// When they cannot be serialized.
 pub(crate) fn print() -> Result<()> {
     println!("{}", serde_json::to_string(&Facts::gather()).context("facts are JSON")?);
     Ok(())
@@ -105,7 +105,7 @@ fn rails(class: &Path) -> Vec<Rail> {
     let mut rails = Vec::new();
     for device in names(class) {
         let dir = class.join(&device);
-        // An emulated device has no `device`; its network interface's is as near as it gets.
+        // An emulated device has no `device` link: the NUMA node of its network interface counts.
         for port in names(&dir.join("ports")).iter().filter_map(|port| port.parse().ok()) {
             let port_dir = dir.join(format!("ports/{port}"));
             let netdev = text(&port_dir.join("gid_attrs/ndevs/0")).or_else(|| text(&dir.join("parent")));
@@ -126,7 +126,7 @@ fn rails(class: &Path) -> Vec<Rail> {
     rails
 }
 
-/// RoCE v2 entries of the GID table. Empty ones are zero, and the kernel refuses to tell their type.
+/// RoCE v2 entries of the GID table. Empty entries are zero, and reading their type fails.
 fn gids(port: &Path) -> Vec<(u32, IpAddr)> {
     let indices = names(&port.join("gids")).into_iter().filter_map(|name| name.parse::<u32>().ok());
     let mut gids: Vec<(u32, IpAddr)> = indices
@@ -160,7 +160,7 @@ fn nodes(dir: &Path) -> Vec<Node> {
     nodes
 }
 
-/// Device-DAX nodes, when the machine has a CXL memory device at all.
+/// Device-DAX nodes, if the machine has a CXL memory device.
 fn cxl(sys: &Path, dev: &Path) -> Vec<PathBuf> {
     if !names(&sys.join("bus/cxl/devices")).iter().any(|name| name.strip_prefix("mem").is_some_and(is_number))
     {
@@ -183,7 +183,7 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Names in a directory, sorted; none when it is not there.
+/// Names in a directory, sorted; empty when there is no such directory.
 fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names: Vec<String> =

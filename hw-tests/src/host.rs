@@ -1,4 +1,4 @@
-//! What tests may need, and whether it is here.
+//! What tests may need, and whether this machine has it.
 
 use crate::facts::{Facts, Rail};
 use crate::remote::Peer;
@@ -6,36 +6,36 @@ use anyhow::{Context as _, Result};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Something that a test cannot do without.
+/// A requirement of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// An RDMA port that is up.
     Rdma,
-    /// So many RDMA ports that are up.
+    /// At least this many RDMA ports that are up.
     Rails(usize),
     /// A GPU with its driver.
     Gpu,
-    /// A target of NVMe over Fabrics whose contents may be overwritten.
+    /// An NVMe-over-Fabrics target whose contents may be overwritten.
     Nvmeof,
     /// CXL memory as device-DAX.
     Cxl,
-    /// So many NUMA nodes.
+    /// At least this many NUMA nodes.
     Numa(usize),
     /// A second machine with an agent.
     Peer,
-    /// Permission to take links down, and the capability.
+    /// Permission to take links down: `HW_TESTS_FAULTS=1` and CAP_NET_ADMIN.
     Netadmin,
-    /// A program.
+    /// An installed program.
     Program(&'static str),
-    /// Test programs that were built elsewhere.
+    /// Test programs of other crates, in `HW_TESTS_SUITES`.
     Suites,
-    /// The lab with one of these profiles: the test checks what they promise.
+    /// The lab with one of these profiles: the test checks the devices of the profile.
     Lab(&'static [&'static str]),
 }
 
-/// This machine, and the peer if there is one.
+/// This machine, and the peer if `HW_TESTS_PEER` names one.
 pub(crate) struct Host {
-    /// What it has.
+    /// The devices of this machine.
     pub(crate) facts: Facts,
     /// The second machine.
     pub(crate) peer: Option<Peer>,
@@ -48,25 +48,25 @@ pub(crate) struct Host {
     may_break_links: bool,
 }
 
-/// One way to a target of NVMe over Fabrics.
+/// The address of an NVMe-over-Fabrics target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NvmeofTarget {
     /// `tcp` or `rdma`.
     pub(crate) transport: String,
-    /// Where it listens.
+    /// The address where it listens.
     pub(crate) address: String,
-    /// Its service id: a port.
+    /// The service id: a port number.
     pub(crate) port: String,
-    /// The subsystem's qualified name.
+    /// The NVMe qualified name of the subsystem.
     pub(crate) nqn: String,
 }
 
 impl Host {
-    /// Looks at this machine and its environment.
+    /// Detects the devices of this machine and reads the environment.
     ///
     /// # Errors
     /// When the environment is malformed, or names a peer that does not answer.
-    pub(crate) fn look() -> Result<Self> {
+    pub(crate) fn detect() -> Result<Self> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let list = |name: &str| -> Vec<String> {
             variable(name)
@@ -95,7 +95,7 @@ impl Host {
         (!missing.is_empty()).then(|| missing.join("; "))
     }
 
-    /// Said before every result that was not measured on hardware.
+    /// Printed before every result that was not measured on hardware.
     pub(crate) fn label(&self) -> &'static str {
         if self.lab.is_some() { "emulated: " } else { "" }
     }
@@ -108,12 +108,12 @@ impl Host {
     /// The peer.
     ///
     /// # Errors
-    /// When there is none: the test did not declare its need.
+    /// When there is no peer: the test does not declare `Need::Peer`.
     pub(crate) fn peer(&self) -> Result<&Peer> {
-        self.peer.as_ref().context("the test uses a peer without saying that it needs one")
+        self.peer.as_ref().context("the test uses a peer without declaring Need::Peer")
     }
 
-    /// Rails of ours with the peer's rails in the same networks.
+    /// Rails of this machine, each with the peer's rail in the same network.
     ///
     /// # Errors
     /// When the peer does not answer.
@@ -140,13 +140,13 @@ impl Host {
             Need::Peer => unless(self.peer.is_some(), "HW_TESTS_PEER names no second machine"),
             Need::Netadmin => unless(
                 self.may_break_links && has_net_admin(),
-                "HW_TESTS_FAULTS=1 does not allow it, or CAP_NET_ADMIN is missing",
+                "HW_TESTS_FAULTS is not 1, or CAP_NET_ADMIN is missing",
             ),
             Need::Program(name) => unless(in_path(name), "it is not installed"),
             Need::Suites => unless(!self.suites.is_empty(), "HW_TESTS_SUITES names no test program"),
             Need::Lab(profiles) => {
                 let inside = self.lab.as_ref().is_some_and(|lab| profiles.contains(&lab.as_str()));
-                unless(inside, "this is not that lab")
+                unless(inside, "HW_TESTS_LAB names another profile, or is not set")
             }
         }
     }
@@ -179,7 +179,7 @@ impl fmt::Display for Need {
     }
 }
 
-/// Whether this process has the capability, by `proc_pid_status(5)`.
+/// Whether this process has CAP_NET_ADMIN in its effective set, by `proc_pid_status(5)`.
 fn has_net_admin() -> bool {
     const CAP_NET_ADMIN: u32 = 12;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -210,7 +210,7 @@ mod unit {
     }
 
     #[test]
-    fn what_is_missing_is_named_and_what_is_there_is_not() {
+    fn what_is_missing_is_listed_and_what_is_present_is_not() {
         let mut host = bare();
         let needs = [Need::Rails(2), Need::Gpu];
         assert_eq!(
@@ -224,14 +224,14 @@ mod unit {
     }
 
     #[test]
-    fn a_port_that_is_down_is_no_rail() {
+    fn a_port_that_is_down_is_not_a_rail() {
         let mut host = bare();
         host.facts.rails = vec![Rail::default()];
         assert!(host.lacks(&[Need::Rdma]).is_some());
     }
 
     #[test]
-    fn nobody_may_break_links_unasked() {
+    fn links_may_not_be_broken_without_permission() {
         assert!(bare().lacks(&[Need::Netadmin]).is_some());
     }
 

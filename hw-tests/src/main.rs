@@ -1,41 +1,42 @@
-//! Tests that need hardware, or the lab that emulates it. Each says what it needs; where that is missing it is reported as
-//! ignored, with the reason, never as passed.
+//! Tests that need hardware, or the lab that emulates it. Each declares what it needs; where that is missing,
+//! the test is reported as ignored, with the reason, never as passed.
 //!
 //! ```text
-//!   cargo xtask hw-test            on this machine, with what it really has
+//!   cargo xtask hw-test            on this machine, with the devices that it has
 //!   cargo xtask hw-test --lab      in guests with emulated devices
 //!
 //!   initiator (this program)                         target (another machine, or guest b)
 //!   ┌───────────────────────────┐   management    ┌────────────────────────────────────┐
 //!   │ runner: needs, tests      │ ───────────────►│ hw-tests agent                     │
-//!   │ verified load, faults     │  one connection │   one process for each connection, │
+//!   │ verified load, faults     │  one connection │   one process per connection,      │
 //!   │                           │  = one process  │   killed when it closes            │
 //!   └────────────┬──────────────┘                 └───────────────┬────────────────────┘
 //!                └───────────── rails: RDMA, TCP ─────────────────┘
 //! ```
 //!
-//! Without arguments, or with those of a test harness (`--help`), it runs the tests. `agent ADDRESS` serves a peer, `facts` prints
-//! what this machine has, `helper …` is what agents start. The environment says what cannot be found out:
+//! Without arguments, or with those of a test harness (`--help`), the program runs the tests. `agent ADDRESS`
+//! serves a peer, `facts` prints which devices this machine has, and agents start `helper …`. What the program
+//! cannot detect is set in the environment:
 //!
 //! | Variable | Meaning |
 //! |---|---|
 //! | `HW_TESTS_PEER` | `host:port` of the agent on the second machine |
-//! | `HW_TESTS_TOKEN` | What an agent and its callers share; an agent runs programs for whoever knows it |
+//! | `HW_TESTS_TOKEN` | The secret of an agent and its callers; an agent runs any program for a caller that knows it |
 //! | `HW_TESTS_FAULTS` | `1`: tests may take links of this machine and the peer down |
 //! | `HW_TESTS_NVMEOF` | Targets whose contents may be overwritten, `TRANSPORT ADDRESS PORT NQN`, separated by `;` |
-//! | `HW_TESTS_SUITES` | Test programs to run as they are, separated by `;` |
-//! | `HW_TESTS_LAB` | The lab's profile, set by the lab: what it promises is checked, and results are called emulated |
+//! | `HW_TESTS_SUITES` | Test programs to run without arguments, separated by `;` |
+//! | `HW_TESTS_LAB` | The lab's profile, set by the lab: its devices are checked, and results are labelled as emulated |
 #![deny(unsafe_code)]
 
 mod agent;
 mod content;
 mod engines;
 mod facts;
-mod far;
 mod helper;
 mod host;
 mod load;
 mod remote;
+mod remote_target;
 mod runner;
 mod sys;
 mod tests;

@@ -1,4 +1,4 @@
-//! The initiator's side of an [agent](crate::agent): programs on the peer, as if they were children of ours.
+//! The initiator's side of an [agent](crate::agent): programs on the peer, used like child processes.
 
 use crate::agent::{Start, token};
 use crate::facts::Facts;
@@ -10,32 +10,36 @@ use std::time::{Duration, Instant};
 
 /// How long a peer's agent may take to listen: the peer may still be booting.
 const AGENT_READY: Duration = Duration::from_secs(60);
-/// How long a program that answers questions may take for one.
+/// How long a program may take for one answer.
 const ANSWER: Duration = Duration::from_secs(60);
-/// One attempt to reach the agent.
+/// Time limit of one attempt to connect to the agent.
 const DIAL: Duration = Duration::from_secs(5);
 
 /// A second machine with an agent.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     address: String,
-    /// Our end's address on the way there, and the agent's.
+    /// The addresses of the connection to the agent: this end, and the agent's.
     ends: (IpAddr, IpAddr),
     token: String,
 }
 
-/// A program on the peer. It is killed when this is dropped.
+/// A program on the peer. Dropping the value kills the program.
 #[derive(Debug)]
 pub(crate) struct Process {
     name: String,
     stream: TcpStream,
-    said: mpsc::Receiver<Said>,
+    output: mpsc::Receiver<Output>,
 }
 
+/// A line of the agent.
 #[derive(Debug)]
-enum Said {
+enum Output {
+    /// A line of the program's stdout.
     Line(String),
+    /// The exit status, or minus the signal that killed the program.
     Exit(i32),
+    /// The error of the start.
     NotStarted(String),
 }
 
@@ -43,10 +47,10 @@ impl Peer {
     /// Waits until the agent at `address` answers.
     ///
     /// # Errors
-    /// When it does not.
+    /// When the agent does not answer within a minute.
     pub(crate) fn connect(address: &str) -> Result<Self> {
-        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        let mut peer = Self { address: address.to_owned(), ends: (nowhere, nowhere), token: token()? };
+        let unknown = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let mut peer = Self { address: address.to_owned(), ends: (unknown, unknown), token: token()? };
         let give_up = Instant::now() + AGENT_READY;
         loop {
             match peer.run(&["true"]) {
@@ -65,7 +69,7 @@ impl Peer {
         }
     }
 
-    /// Our address on the management network, and the peer's.
+    /// The addresses of this machine and of the peer on the management network.
     pub(crate) fn management(&self) -> (IpAddr, IpAddr) {
         self.ends
     }
@@ -73,7 +77,8 @@ impl Peer {
     /// Starts a program; `self` is this one.
     ///
     /// # Errors
-    /// When the agent cannot be reached. A program that cannot be started shows when it is waited for.
+    /// When the agent cannot be reached. That a program cannot be started is reported by the methods of the
+    /// returned process.
     pub(crate) fn start(&self, argv: &[&str]) -> Result<Process> {
         let address = self.address.to_socket_addrs()?.next().context("HW_TESTS_PEER names no address")?;
         let mut stream =
@@ -81,40 +86,41 @@ impl Peer {
         let start =
             Start { token: self.token.clone(), argv: argv.iter().map(|word| (*word).to_owned()).collect() };
         writeln!(stream, "{}", serde_json::to_string(&start)?)?;
-        let (sender, said) = mpsc::channel();
+        let (sender, output) = mpsc::channel();
         let lines = BufReader::new(stream.try_clone()?).lines();
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                let heard = match line.split_at_checked(1) {
-                    Some((">", text)) => Said::Line(text.to_owned()),
-                    Some(("=", code)) => Said::Exit(code.parse().unwrap_or(-1)),
-                    Some(("!", why)) => Said::NotStarted(why.to_owned()),
+                let item = match line.split_at_checked(1) {
+                    Some((">", text)) => Output::Line(text.to_owned()),
+                    Some(("=", code)) => Output::Exit(code.parse().unwrap_or(-1)),
+                    Some(("!", why)) => Output::NotStarted(why.to_owned()),
                     _ => continue,
                 };
-                // Nobody asks any more.
-                if sender.send(heard).is_err() {
+                // The process has been dropped.
+                if sender.send(item).is_err() {
                     return;
                 }
             }
         });
-        Ok(Process { name: argv.join(" "), stream, said })
+        Ok(Process { name: argv.join(" "), stream, output })
     }
 
-    /// Runs a program to its end; gives what it wrote.
+    /// Runs a program to its end; returns its stdout.
     ///
     /// # Errors
-    /// When it cannot be started, fails, or takes longer than a minute.
+    /// When the program cannot be started, fails, or takes longer than a minute.
     pub(crate) fn run(&self, argv: &[&str]) -> Result<String> {
         self.start(argv)?.finish(ANSWER)
     }
 
-    /// What the peer has.
+    /// The devices of the peer.
     ///
     /// # Errors
-    /// When it does not say.
+    /// When the peer does not answer, or with a malformed answer.
     pub(crate) fn facts(&self) -> Result<Facts> {
         let text = self.run(&["self", "facts"])?;
-        serde_json::from_str(&text).context("the peer's facts are not understood: is it the same release?")
+        serde_json::from_str(&text)
+            .context("the peer's list of devices is malformed: is its program of the same release?")
     }
 
     fn dial(&self) -> Result<TcpStream> {
@@ -124,33 +130,33 @@ impl Peer {
 }
 
 impl Process {
-    /// Sends a line to its stdin.
+    /// Sends a line to the program's stdin.
     ///
     /// # Errors
-    /// When the connection is gone.
-    pub(crate) fn tell(&mut self, line: &str) -> Result<()> {
+    /// When the connection to the agent is broken.
+    pub(crate) fn send(&mut self, line: &str) -> Result<()> {
         writeln!(self.stream, "<{line}").with_context(|| format!("`{}` on the peer is gone", self.name))
     }
 
-    /// Its next line.
+    /// The next line of the program's stdout.
     ///
     /// # Errors
-    /// When it ends instead, or says nothing in time.
-    pub(crate) fn hear(&mut self) -> Result<String> {
+    /// When the program ends, or prints no line within a minute.
+    pub(crate) fn receive(&mut self) -> Result<String> {
         match self.next(Instant::now() + ANSWER)? {
-            Said::Line(line) => Ok(line),
-            Said::Exit(code) => bail!("`{}` on the peer ended with {code}", self.name),
-            Said::NotStarted(why) => bail!("`{}` on the peer: {why}", self.name),
+            Output::Line(line) => Ok(line),
+            Output::Exit(code) => bail!("`{}` on the peer ended with {code}", self.name),
+            Output::NotStarted(why) => bail!("`{}` on the peer: {why}", self.name),
         }
     }
 
-    /// A line there, a line back.
+    /// Sends a line and returns the next line of the program's stdout.
     ///
     /// # Errors
-    /// As [`tell`](Self::tell) and [`hear`](Self::hear).
-    pub(crate) fn ask(&mut self, line: &str) -> Result<String> {
-        self.tell(line)?;
-        self.hear()
+    /// As [`send`](Self::send) and [`receive`](Self::receive).
+    pub(crate) fn request(&mut self, line: &str) -> Result<String> {
+        self.send(line)?;
+        self.receive()
     }
 
     /// SIGKILL; waits until it is gone.
@@ -160,33 +166,33 @@ impl Process {
     pub(crate) fn kill(mut self) -> Result<()> {
         writeln!(self.stream, "k").context("the peer's agent is gone")?;
         let give_up = Instant::now() + ANSWER;
-        while let Said::Line(_) = self.next(give_up)? {}
+        while let Output::Line(_) = self.next(give_up)? {}
         Ok(())
     }
 
-    /// Waits for its end; gives what it wrote.
+    /// Waits for the end of the program; returns its stdout.
     ///
     /// # Errors
-    /// When it fails, or does not end in time.
+    /// When the program fails, or does not end within `timeout`.
     pub(crate) fn finish(mut self, timeout: Duration) -> Result<String> {
         let give_up = Instant::now() + timeout;
         let mut text = String::new();
         loop {
             match self.next(give_up)? {
-                Said::Line(line) => text += &(line + "\n"),
-                Said::Exit(code) => {
+                Output::Line(line) => text += &(line + "\n"),
+                Output::Exit(code) => {
                     ensure!(code == 0, "`{}` on the peer ended with {code}:\n{text}", self.name);
                     return Ok(text);
                 }
-                Said::NotStarted(why) => bail!("`{}` on the peer: {why}", self.name),
+                Output::NotStarted(why) => bail!("`{}` on the peer: {why}", self.name),
             }
         }
     }
 
-    fn next(&mut self, give_up: Instant) -> Result<Said> {
-        match self.said.recv_timeout(give_up.saturating_duration_since(Instant::now())) {
-            Ok(said) => Ok(said),
-            Err(RecvTimeoutError::Timeout) => bail!("`{}` on the peer says nothing", self.name),
+    fn next(&mut self, give_up: Instant) -> Result<Output> {
+        match self.output.recv_timeout(give_up.saturating_duration_since(Instant::now())) {
+            Ok(output) => Ok(output),
+            Err(RecvTimeoutError::Timeout) => bail!("`{}` on the peer did not answer in time", self.name),
             Err(RecvTimeoutError::Disconnected) => {
                 bail!("the connection to `{}` on the peer broke", self.name)
             }
@@ -206,7 +212,7 @@ mod unit {
     use super::*;
     use crate::agent;
 
-    /// An agent in this process. The token is given by hand: tests do not change the environment.
+    /// An agent in this process. Its token is an argument, because tests do not change the environment.
     fn peer(port: u16) -> Peer {
         let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
         Peer { address: format!("127.0.0.1:{port}"), ends: (here, here), token: "secret".into() }
@@ -227,20 +233,20 @@ mod unit {
     }
 
     #[test]
-    fn a_program_is_asked_killed_and_started_again() {
+    fn a_program_answers_is_killed_and_started_again() {
         let peer = start_agent();
         let mut cat = peer.start(&["cat"]).expect("it starts");
-        assert_eq!(cat.ask("hello").expect("it echoes"), "hello");
+        assert_eq!(cat.request("hello").expect("it echoes"), "hello");
         cat.kill().expect("it dies");
         let mut cat = peer.start(&["cat"]).expect("it starts again");
-        assert_eq!(cat.ask("again").expect("it echoes"), "again");
+        assert_eq!(cat.request("again").expect("it echoes"), "again");
     }
 
     #[test]
     fn a_program_dies_with_its_connection() {
         let peer = start_agent();
         let mut shell = peer.start(&["sh", "-c", "echo $$; exec sleep 60"]).expect("it starts");
-        let pid = shell.hear().expect("it tells its number");
+        let pid = shell.receive().expect("it prints its process id");
         let dir = std::path::PathBuf::from(format!("/proc/{pid}"));
         assert!(dir.exists());
         drop(shell);
@@ -250,7 +256,7 @@ mod unit {
     }
 
     #[test]
-    fn whoever_does_not_know_the_token_starts_nothing() {
+    fn a_caller_with_a_wrong_token_starts_no_program() {
         let mut peer = start_agent();
         peer.token = "guess".into();
         let error = peer.run(&["true"]).expect_err("refused").to_string();

@@ -9,18 +9,18 @@ use std::sync::Arc;
 
 /// A test and what it needs.
 pub(crate) struct Test {
-    /// A sentence.
+    /// The property that the test checks, as an identifier.
     pub(crate) name: &'static str,
-    /// All of these.
+    /// The test runs only where all of these are present.
     pub(crate) needs: &'static [Need],
-    /// The test.
+    /// The body of the test.
     pub(crate) run: fn(&Host) -> Result<()>,
 }
 
 /// Runs what the command line selects. A run in which nothing ran is a failure.
 pub(crate) fn run() -> ExitCode {
     let mut args = Arguments::from_args();
-    let host = match Host::look() {
+    let host = match Host::detect() {
         Ok(host) => Arc::new(host),
         Err(error) => {
             eprintln!("hw-tests: {error:#}");
@@ -32,7 +32,7 @@ pub(crate) fn run() -> ExitCode {
     let listing = args.list;
     let conclusion = libtest_mimic::run(&args, trials);
     if !listing && conclusion.num_passed + conclusion.num_failed == 0 {
-        println!("hw-tests: nothing ran: this machine has nothing that the selected tests need");
+        println!("hw-tests: no test ran: this machine lacks what each of the selected tests needs");
         return ExitCode::FAILURE;
     }
     conclusion.exit_code()
@@ -44,7 +44,8 @@ fn trial(test: &'static Test, host: &Arc<Host>) -> Trial {
         if let Some(reason) = host.lacks(test.needs) {
             return Ok(Completion::ignored_with(reason));
         }
-        // The harness has written the name and not ended the line: it shall be seen now, and not before the result.
+        // The harness has printed the name without a line end: the empty line flushes it, and separates it from
+        // the output of the test.
         println!();
         (test.run)(&host).map(|()| Completion::Completed).map_err(|error| Failed::from(format!("{error:#}")))
     })

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use store_client::{
     Address, AsyncClient, BufferRange, Client, ClientConfig, Fabrics, Get, Node, NodeConfig, RpcConfig,
-    RpcConnection, Store as _,
+    RemoveMode, RpcConnection, Store as _,
 };
 use store_core::message::{
     Allocation, Beat, Commit, Exists, Get as AskGet, Heartbeat, Mount, MountSegment, NewObject, Operation,
-    PutRequest, PutEnd, PutOptions, PutStart,
+    PutEnd, PutOptions, PutRequest, PutStart,
 };
-use store_core::{ErrorCode, Key, NodeId, Incarnation};
+use store_core::{ErrorCode, Incarnation, Key, NodeId};
 use store_master::{Config, MasterServer};
 use te_core::{Access, Op};
 use te_engine::{Engine, LocalAddr, TransferRequest};
@@ -107,7 +107,10 @@ fn measure_master() -> Result<()> {
     for (batch, depth, rounds) in [(1, 1, 5_000), (1, 64, 200_000), (32, 16, 10_000), (128, 8, 4_000)] {
         let keys: Vec<Vec<u8>> =
             (0..rounds * batch).map(|i| format!("{batch:04}-{depth:04}-{i:022}").into_bytes()).collect();
-        rpc.call::<Beat>(&Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 0 }, std::iter::empty())?;
+        rpc.call::<Beat>(
+            &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 0 },
+            std::iter::empty(),
+        )?;
         let started = Instant::now();
         keys.chunks(UNFINISHED_MAX).try_for_each(|keys| put(&mut rpc, batch, depth, keys))?;
         row("put", batch, depth, rounds, started.elapsed());
@@ -184,7 +187,7 @@ fn pipeline<'k, O: Operation, T>(
     depth: usize,
     mut chunks: std::slice::Chunks<'k, T>,
     mut send: impl FnMut(&mut RpcConnection, &'k [T]) -> std::result::Result<u64, store_client::RpcError>,
-    mut each: impl FnMut(store_core::Items<'_, O::AnswerItem<'_>>),
+    mut each: impl FnMut(store_core::Items<'_, O::ResponseItem<'_>>),
 ) -> Result<()> {
     let mut under_way = 0;
     loop {

@@ -15,9 +15,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use store_client::{Address, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, Node, NodeConfig, Put, PutOptions, Store as _, RemoveMode};
+use store_client::{
+    Address, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, Node, NodeConfig, Put, PutOptions,
+    RemoveMode, Store as _,
+};
 use store_core::MasterConfig;
 use store_master::{Config, MasterServer};
+use te_core::testkit::Rng;
 use te_engine::SharedRegion;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -10,9 +10,11 @@ use te_engine::Fabrics;
 use crate::error::ConnectError;
 use crate::rpc::{Address, Identity, RpcConfig};
 
-/// Two halves, each with room for one block, the least that a read of a part reads.
+/// The bounce buffer has two halves. Each needs room for one checksum chunk, the smallest unit that a read of
+/// a part reads.
 const BOUNCE_BYTES_MIN: usize = 2 * CHUNK_BYTES as usize;
-/// A put names the segments that have failed, and can name so many less one.
+/// Each further request for space names the segments that have failed so far. A request can name
+/// [`NAMED_MAX`] of them, so a put can ask for one more place than that.
 const PLACES_MAX: usize = NAMED_MAX + 1;
 /// The mover submits batches of up to this many requests. An engine with a lower limit would refuse every
 /// batch, and each operation would end as a miss.

@@ -317,7 +317,6 @@ impl fmt::Display for StoreError {
                 "the buffer belongs to another client or to a connection that has been lost: allocate a new buffer \
                  with this client and fill it again",
             ),
-            ),
             Self::Held => f.write_str(
                 "a transfer that was given up may still use the buffer: try again later, or use another buffer",
             ),

@@ -144,9 +144,10 @@ impl<'a> Get<'a> {
 
     /// Restricts the get to this range of the object: `100..200`, or `100..` up to the end.
     ///
-    /// No more is read than the blocks of 64 KiB that the part touches and their checksums, and the part is
-    /// verified like the whole ([`store_core::chunks`]). A range that is empty, or ends beyond the object, is
-    /// an error of the item. [`Sink::Fragments`] names its own parts, and takes no range.
+    /// Only the checksum chunks of 64 KiB that the range touches and the trailer are read, and the range is
+    /// verified as reliably as the whole object ([`store_core::chunks`]). A range that is empty or ends
+    /// beyond the object is an error of the item. [`Sink::Fragments`] carries its own ranges and allows no
+    /// range here.
     #[must_use]
     pub fn range(mut self, range: impl RangeBounds<u64>) -> Self {
         self.part = part(range);

@@ -75,9 +75,9 @@ pub struct SegmentEntry {
     pub segment: store_core::SegmentNo,
     /// The node that contributes it.
     pub node: store_core::NodeId,
-    /// Which life of the node's exports.
+    /// Incarnation of the node's exports.
     pub incarnation: store_core::Incarnation,
-    /// Its name.
+    /// Name of the segment.
     pub name: String,
     /// Address at which the engine opens it.
     pub endpoint: String,

@@ -192,17 +192,18 @@ fn register_engine(registry: &mut Registry, stats: &te_engine::Stats) {
             "Bytes of regions in quarantine; their pages are returned to the system",
             stats.quarantined_region_bytes,
         ),
-        (
-            "leaked_bytes",
-            "Bytes of buffers of dropped transfers that could not be freed",
-            stats.leaked_bytes,
-        ),
+        ("leaked_bytes", "Bytes of buffers of dropped transfers that could not be freed", stats.leaked_bytes),
     ] {
         gauge(registry, name, help, value);
     }
     counter(registry, "batches_timed_out", "Batches that exceeded their deadline", stats.batches_timed_out);
     let refused = stats.notifications_refused;
-    counter(registry, "notifications_refused", "Notifications refused because too many were waiting", refused);
+    counter(
+        registry,
+        "notifications_refused",
+        "Notifications refused because too many were waiting",
+        refused,
+    );
 }
 
 fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {

@@ -22,7 +22,8 @@ use serde::{Deserialize, Serialize};
 use store_core::message::{Greeting, Hello, LeaseRange, Operation, ReturnLeases, Welcome};
 use store_core::wire::{Header, VERSION};
 use store_core::{
-    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, FrameBuffer, Items, Key, Role, Secret, Trace, WireError, prove,
+    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, FrameBuffer, Items, Key, Role, Secret, Trace,
+    WireError, prove,
 };
 use te_host::Spin;
 use te_host::fork::Mark;
@@ -91,8 +92,8 @@ impl Identity {
     }
 
     /// The cluster secret as the engine takes it.
-    pub(crate) fn cluster_secret(&self) -> te_engine::Secret {
-        te_engine::Secret::new(self.cluster.bytes())
+    pub(crate) fn cluster_secret(&self) -> te_core::Secret {
+        te_core::Secret::new(self.cluster.bytes())
     }
 }
 
@@ -209,9 +210,9 @@ impl RpcConnection {
     /// `Refused` when the master answered with an error; otherwise why there is no answer.
     pub fn call<'a, O: Operation>(
         &mut self,
-        ask: &O::Ask<'_>,
-        items: impl ExactSizeIterator<Item = O::AskItem<'a>> + Clone,
-    ) -> Result<(O::Answer<'_>, Items<'_, O::AnswerItem<'_>>), RpcError> {
+        ask: &O::Request<'_>,
+        items: impl ExactSizeIterator<Item = O::RequestItem<'a>> + Clone,
+    ) -> Result<(O::Response<'_>, Items<'_, O::ResponseItem<'_>>), RpcError> {
         let mut tries_left = 3;
         loop {
             tries_left -= 1;
@@ -245,8 +246,8 @@ impl RpcConnection {
     /// The request is too large, or the connection is lost.
     pub fn queue<'a, O: Operation>(
         &mut self,
-        ask: &O::Ask<'_>,
-        items: impl ExactSizeIterator<Item = O::AskItem<'a>>,
+        ask: &O::Request<'_>,
+        items: impl ExactSizeIterator<Item = O::RequestItem<'a>>,
     ) -> Result<u64, RpcError> {
         let (id, out) = self.queue_raw();
         O::encode_request(out, id, ask, items).map_err(RpcError::Wire)?;

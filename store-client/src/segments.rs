@@ -69,7 +69,10 @@ impl Segments {
             Opened::Unknown => None,
             Opened::Unreached(why) => {
                 if self.why.as_ref() != Some(&why) {
-                    log::info!("segment {segment} could not be reached: {why}: other segments are used for {} ms", shun.as_millis());
+                    log::info!(
+                        "segment {segment} could not be reached: {why}: other segments are used for {} ms",
+                        shun.as_millis()
+                    );
                 }
                 self.why = Some(why);
                 self.unreached.push(segment);

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use common::{client, master, node, pattern};
-use store_client::{AsyncClient, ErrorCode, PutOptions, SharedPart, StoreError, RemoveMode};
+use store_client::{AsyncClient, ErrorCode, PutOptions, RemoveMode, SharedPart, StoreError};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 

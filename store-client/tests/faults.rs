@@ -15,7 +15,7 @@ use common::{
     Process, be_node, client, eventually, fabrics, get_batch, master_at, master_with, node, own_host,
     pattern, put_batch, role, say, wait_for_parent,
 };
-use store_client::{Client, ClientConfig, PutOptions, Store as _, RemoveMode};
+use store_client::{Client, ClientConfig, PutOptions, RemoveMode, Store as _};
 use store_core::MasterConfig;
 use te_core::testkit::Rng;
 
@@ -117,7 +117,7 @@ fn be_load(role: &[String]) {
                 }
             }
             6..9 => hits += u64::from(is_right(name, client.get(&key(name)).ok().flatten())),
-            _ => drop(client.remove(&key(name), rng.below(2) == 0)),
+            _ => drop(client.remove(&key(name), RemoveMode::forced(rng.below(2) == 0))),
         }
         // A batch may skip any number of hits.
         if hits >= reported + 100 {

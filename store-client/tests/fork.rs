@@ -12,7 +12,10 @@ use std::time::Duration;
 
 use common::{Process, client_over, fabrics, get_batch, get_range, master, node, pattern, role, say};
 use store_client::local::{LocalConfig, LocalServerConfig};
-use store_client::{AsyncClient, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, LocalClient, LocalServer, Node, NodeConfig, Pending, PutOptions, RpcConfig, RpcConnection, RpcError, Store as _, StoreError, RemoveMode};
+use store_client::{
+    AsyncClient, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, LocalClient, LocalServer, Node,
+    NodeConfig, Pending, PutOptions, RemoveMode, RpcConfig, RpcConnection, RpcError, Store as _, StoreError,
+};
 use store_core::message::ReadStats;
 use te_fabric::testkit::{Complaint, fork_and};
 

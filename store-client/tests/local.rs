@@ -9,9 +9,15 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use common::{Process, client, codes, eventually, get_batch, master, node, pattern, put_batch, role, say, wait_for_parent, with};
+use common::{
+    Process, client, codes, eventually, get_batch, master, node, pattern, put_batch, role, say,
+    wait_for_parent, with,
+};
 use store_client::local::{LocalConfig, LocalError, LocalServerConfig, LocalStartError, Refusal};
-use store_client::{ClientConfig, ErrorCode, Get, LocalClient, LocalServer, Node, PutOptions, Store as _, StoreError, RemoveMode};
+use store_client::{
+    ClientConfig, ErrorCode, Get, LocalClient, LocalServer, Node, PutOptions, RemoveMode, Store as _,
+    StoreError,
+};
 use store_core::message::{Operation as _, ReadStats};
 use store_core::{Frame, FrameWriter, Header};
 use store_master::MasterHandle;
@@ -582,8 +588,9 @@ fn a_value_of_any_length_passes_through_an_arena_of_its_own_length() {
     let store = Store::new();
     for len in lengths() {
         let value = pattern(len as u64, len);
-        let connect =
-            |arena_bytes| LocalClient::connect(with(store.config(), |config| config.arena_bytes = arena_bytes)).unwrap();
+        let connect = |arena_bytes| {
+            LocalClient::connect(with(store.config(), |config| config.arena_bytes = arena_bytes)).unwrap()
+        };
         let key = format!("k{len}");
         let mut exact = connect(len as u64);
         assert!(exact.arena_bytes() >= len as u64, "{len}");

@@ -9,10 +9,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{MIB, Process, client, client_over, eventually, master_at, master_with, own_host, pattern, role, say, wait_for_parent, with};
-use store_client::{Client, ClientConfig, ConnectError, Fabrics, Node, NodeConfig, Placement, PutOptions, RpcConfig, RpcConnection, RpcError, SegmentNo, SegmentState, Store as _, RemoveMode};
-use store_core::message::{Mount, MountSegment, NewObject, PutAsk, PutStart};
-use store_core::{Key, MasterConfig, Secret};
+use common::{
+    MIB, Process, client, client_over, eventually, master_at, master_with, own_host, pattern, role, say,
+    wait_for_parent, with,
+};
+use store_client::{
+    Client, ClientConfig, ConnectError, Fabrics, Node, NodeConfig, Placement, PutOptions, RemoveMode,
+    RpcConfig, RpcConnection, RpcError, SegmentNo, SegmentState, Store as _,
+};
+use store_core::message::{Mount, MountSegment, NewObject, PutRequest, PutStart};
+use store_core::{Incarnation, Key, MasterConfig, NodeId, Secret};
 use store_master::MasterHandle;
 
 const ONE: PutOptions = PutOptions::DEFAULT;
@@ -52,7 +58,8 @@ fn a_node_that_is_started_before_its_master_waits_for_it() {
 
 #[test]
 fn a_node_that_is_asked_to_end_while_it_waits_gives_up() {
-    let waits = with(config("early", free_address(32)), |config| config.wait_master_ms = NodeConfig::FOR_EVER);
+    let waits =
+        with(config("early", free_address(32)), |config| config.wait_master_ms = NodeConfig::FOR_EVER);
     let mut asked = 0;
     let gave_up = Node::start_unless(waits, || {
         asked += 1;
@@ -68,7 +75,8 @@ fn a_node_that_is_asked_to_end_while_it_waits_gives_up() {
 #[test]
 fn an_error_that_waiting_does_not_change_is_returned_at_once() {
     let master = master_with(MasterConfig::default());
-    let mut config = with(config("a", master.rpc_addr()), |config| config.wait_master_ms = NodeConfig::FOR_EVER);
+    let mut config =
+        with(config("a", master.rpc_addr()), |config| config.wait_master_ms = NodeConfig::FOR_EVER);
     config.identity.tenant = "absent".into();
     let refused = Node::start_unless(config, || panic!("it does not wait")).map(drop);
     assert!(matches!(refused, Err(ConnectError::Rpc(RpcError::Tenant { .. }))), "{refused:?}");
@@ -112,8 +120,9 @@ fn a_drain_survives_a_short_absence_of_the_master() {
     // A put that is never ended: it stays as long as its master runs.
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
     let object = NewObject { key: Key(b"half"), len: 10_000 };
-    let (_, mut allocations) =
-        rpc.call::<PutStart>(&PutRequest { writer: 1, ..PutRequest::once(ONE) }, std::iter::once(object)).unwrap();
+    let (_, mut allocations) = rpc
+        .call::<PutStart>(&PutRequest { writer: 1, ..PutRequest::once(ONE) }, std::iter::once(object))
+        .unwrap();
     assert!(allocations.next().unwrap().is_ok());
     let seen = Arc::new(AtomicU64::new(0));
     let watched = Arc::clone(&seen);

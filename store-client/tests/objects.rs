@@ -4,11 +4,14 @@
 mod common;
 
 use common::{
-    MIB, client, client_over, codes, eventually, get_batch, get_range, master, master_with, node, node_over, pattern,
-    put_batch,
+    MIB, client, client_over, codes, eventually, get_batch, get_range, master, master_with, node, node_over,
+    pattern, put_batch,
 };
-use store_client::{BufferRange, Client, ErrorCode, Fabrics, Get, MemSpan, Placement, Put, PutOptions, RpcConfig, RpcConnection, Store as _, StoreError, RemoveMode};
-use store_core::MasterConfig;
+use store_client::{
+    BufferRange, Client, ErrorCode, Fabrics, Get, MemSpan, Placement, Put, PutOptions, RemoveMode, RpcConfig,
+    RpcConnection, Store as _, StoreError,
+};
+use store_core::{Incarnation, MasterConfig, NodeId};
 use store_core::message::{Export, Mount, MountSegment, Segments};
 
 const ONE: PutOptions = PutOptions::DEFAULT;

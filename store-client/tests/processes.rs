@@ -3,7 +3,6 @@
 
 mod common;
 
-
 use common::{
     Process, be_node, client, client_over, eventually, fabrics, get_batch, master_at, master_with, node,
     node_over, own_host, pattern, role, say, wait_for_parent,
@@ -46,7 +45,7 @@ fn be_half_put(role: &[String]) {
     let mut rpc = RpcConnection::connect(role[1].parse().unwrap(), RpcConfig::default()).unwrap();
     let object = NewObject { key: Key(b"half"), len: 10_000 };
     // With an identity, as every client has one: its node can confirm that no write of it is under way.
-    let ask = PutAsk { writer: 0xdead, ..PutAsk::once(ONE) };
+    let ask = PutRequest { writer: 0xdead, ..PutRequest::once(ONE) };
     let (_, mut allocations) = rpc.call::<PutStart>(&ask, std::iter::once(object)).unwrap();
     assert!(allocations.next().unwrap().is_ok());
     say("started");

@@ -6,8 +6,11 @@ mod common;
 use std::ops::Bound;
 
 use common::{client, client_over, codes, get_range, master, node, node_over, pattern, put_batch};
-use store_client::{BufferRange, Client, ErrorCode, Fabrics, Fragment, Get, MemSpan, Node, PARTS_MAX, Put, PutOptions, SharedRegion, Sink, Source, Store as _, StoreError, RemoveMode};
-use store_core::blocks::{BLOCK_BYTES, stored_len, trailer_len};
+use store_client::{
+    BufferRange, Client, ErrorCode, Fabrics, Fragment, Get, MemSpan, Node, PARTS_MAX, Put, PutOptions,
+    RemoveMode, SharedRegion, Sink, Source, Store as _, StoreError,
+};
+use store_core::chunks::{CHUNK_BYTES, stored_len, trailer_len};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 const TWO: PutOptions = PutOptions { replicas: 2, ..PutOptions::DEFAULT };

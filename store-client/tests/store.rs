@@ -5,7 +5,10 @@ mod common;
 
 use common::{client, codes, get_batch, get_range, master, node, pattern, put_batch, with};
 use store_client::local::{LocalConfig, LocalServerConfig};
-use store_client::{AsyncClient, BlockingClient, BufferRange, Client, ClientConfig, ErrorCode, Fragment, Get, LocalClient, LocalServer, Node, PARTS_MAX, Put, PutOptions, Source, Store, StoreError, RemoveMode};
+use store_client::{
+    AsyncClient, BlockingClient, BufferRange, Client, ClientConfig, ErrorCode, Fragment, Get, LocalClient,
+    LocalServer, Node, PARTS_MAX, Put, PutOptions, RemoveMode, Source, Store, StoreError,
+};
 use store_master::MasterHandle;
 
 const ONE: PutOptions = PutOptions::DEFAULT;
@@ -76,7 +79,9 @@ fn every_client_gives_the_same_results() {
         assert_eq!(store.batch_exists(&[&a, &none, &b]).unwrap(), [true, false, true]);
         let removed = codes(store.batch_remove(&[&a, &none], RemoveMode::Force).unwrap());
         assert_eq!(removed, [Ok(true), Ok(false)], "{name}");
-        assert!(store.remove(&b, RemoveMode::Force).unwrap() && !store.remove(&b, RemoveMode::Force).unwrap());
+        assert!(
+            store.remove(&b, RemoveMode::Force).unwrap() && !store.remove(&b, RemoveMode::Force).unwrap()
+        );
     }
     clients.stop();
 }

@@ -10,9 +10,9 @@ use std::time::Instant as Clock;
 
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, TransferEnd};
 use store_core::message::{
-    Commit, Exists, Get, MountSegment, NewObject, Operation, PutRequest, PutEnd, PutStart,
+    Commit, Exists, Get, MountSegment, NewObject, Operation, PutEnd, PutRequest, PutStart,
 };
-use store_core::{Frame, Key, Master, MasterConfig, Session, bound, NodeId, Incarnation};
+use store_core::{Frame, Incarnation, Key, Master, MasterConfig, NodeId, Session, bound};
 use te_core::Instant;
 
 const OBJECTS: usize = 1_000_000;
@@ -134,7 +134,12 @@ impl Buffers {
 
 fn put(master: &mut Master, keys: &[String], buffers: &mut Buffers) -> Result<(), Box<dyn Error>> {
     let new = keys.iter().map(|key| NewObject { key: Key(key.as_bytes()), len: 4096 });
-    PutStart::encode_request(&mut buffers.request, 1, &PutRequest { writer: 1, ..PutRequest::default() }, new)?;
+    PutStart::encode_request(
+        &mut buffers.request,
+        1,
+        &PutRequest { writer: 1, ..PutRequest::default() },
+        new,
+    )?;
     buffers.send(master, Instant::ZERO)?;
     let (frame, _) = Frame::parse(&buffers.response)?.ok_or("incomplete")?;
     buffers.generations.clear();

@@ -6,9 +6,9 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::allocator::GRAIN_BYTES;
-use crate::read_rates::ReplicationConfig;
 use crate::master::REPORTERS_MAX;
 use crate::message::REPLICAS_MAX;
+use crate::read_rates::ReplicationConfig;
 use crate::tasks::TaskConfig;
 use crate::tenant::{DEFAULT_TENANT, SECRET_BYTES_MAX};
 use crate::wire;
@@ -281,15 +281,23 @@ enum Reason {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.reason {
-            Reason::Range { min, max } => write!(f, "{}: the value must be between {min} and {max}", self.setting),
-            Reason::TooManyTenants => write!(f, "{}: there are more than tenants_max: raise that limit, or remove some", self.setting),
+            Reason::Range { min, max } => {
+                write!(f, "{}: the value must be between {min} and {max}", self.setting)
+            }
+            Reason::TooManyTenants => write!(
+                f,
+                "{}: there are more than tenants_max: raise that limit, or remove some",
+                self.setting
+            ),
             Reason::Tenant => write!(
                 f,
                 "{}: names must have 1 to 64 bytes, secrets at most 256, and a guarantee must not exceed the quota",
                 self.setting
             ),
             Reason::TenantTwice => write!(f, "{}: a name occurs twice", self.setting),
-            Reason::OneTenant => write!(f, "{}: without multi_tenants, only \"default\" is allowed", self.setting),
+            Reason::OneTenant => {
+                write!(f, "{}: without multi_tenants, only \"default\" is allowed", self.setting)
+            }
             Reason::ReleaseBeforeDiscard => {
                 write!(f, "{}: must be longer than put_start_discard_timeout_ms", self.setting)
             }

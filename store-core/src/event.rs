@@ -27,7 +27,13 @@ pub enum Event {
         takeover: bool,
     },
     /// A node has unmounted a segment.
-    SegmentUnmounted { node: NodeId, segment: SegmentNo, name: Box<str>, endpoint: Box<str>, objects_lost: u64 },
+    SegmentUnmounted {
+        node: NodeId,
+        segment: SegmentNo,
+        name: Box<str>,
+        endpoint: Box<str>,
+        objects_lost: u64,
+    },
     /// A node was silent for too long and was given up. Name and endpoint are those of its first segment.
     NodeGivenUp {
         node: NodeId,

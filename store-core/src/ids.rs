@@ -88,6 +88,11 @@ identifiers! {
     TaskId(u64);
 }
 
+impl SegmentNo {
+    /// The number that no segment has.
+    pub const NONE: Self = Self(0);
+}
+
 impl TenantNo {
     /// The tenant of keys and connections that name none.
     pub const DEFAULT: Self = Self(0);

@@ -38,13 +38,14 @@ use crate::chunks::stored_len;
 use crate::event::{Event, Events};
 use crate::eviction::{BatchOrder, Place};
 use crate::handle::handle_of;
-use crate::pending_release::{PendingRelease, Reason};
 use crate::message::{
-    Allocation, EvictionReport, Listed, Object, Pin, PutOptions, PutRequest, RemoveMode, Replica, Replicas, SegmentInfo,
-    TaskReport, WriterState};
+    Allocation, EvictionReport, Listed, Object, Pin, PutOptions, PutRequest, RemoveMode, Replica, Replicas,
+    SegmentInfo, TaskReport, WriterState,
+};
 use crate::nodes::Nodes;
 use crate::objects::{Entry, New, Objects, Placements};
 use crate::pattern::Pattern;
+use crate::pending_release::{PendingRelease, Reason};
 use crate::segments::{Placed, Segment, Segments};
 use crate::session::{Granted, Leases};
 use crate::tasks::Tasks;
@@ -437,7 +438,7 @@ impl Master {
                 break;
             }
             self.drop_object(index, Some((until, Reason::Writer)));
-            self.stats.abandoned_puts_total += 1;
+            self.stats.puts_abandoned_total += 1;
         }
         for _ in 0..EXPIRIES_PER_CALL_MAX {
             let Some(index) = self.objects.expired(now) else { break };
@@ -525,7 +526,8 @@ impl Master {
             capacity_bytes: self.segments.capacity_bytes(),
             used_bytes: self.segments.used_bytes(),
             unfinished_bytes: self.objects.processing_bytes(),
-            quarantined_bytes: self.pending_release.bytes(Reason::Writer) + self.pending_release.bytes(Reason::Copy),
+            quarantined_bytes: self.pending_release.bytes(Reason::Writer)
+                + self.pending_release.bytes(Reason::Copy),
             held_dead_writer_bytes: self.writers.ordered_bytes(),
             held_unknown_writer_bytes: self.pending_release.unknown_bytes(),
             segments_unreachable: self.segments.unreachable.into(),
@@ -575,7 +577,8 @@ impl Master {
     /// master and the nodes learn it.
     fn repeated(&self, index: u32, len: u64, request: &PutRequest) -> Option<Allocation> {
         let entry = self.objects.entry(index);
-        let same = request.nonce != 0 && !entry.is_complete() && entry.checksum == request.nonce && entry.len == len;
+        let same =
+            request.nonce != 0 && !entry.is_complete() && entry.checksum == request.nonce && entry.len == len;
         let is_its = || self.writers.put(entry.generation).is_some_and(|put| put.writer == request.writer);
         (same && is_its()).then(|| self.allocation(entry.generation, replicas_of(entry.replicas.as_slice())))
     }
@@ -607,7 +610,7 @@ impl Master {
         }
         let until = since + millis(self.config.put_start_release_timeout_ms);
         self.drop_object(index, Some((until, Reason::Writer)));
-        self.stats.abandoned_puts_total += 1;
+        self.stats.puts_abandoned_total += 1;
         Ok(())
     }
 

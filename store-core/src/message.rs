@@ -121,7 +121,9 @@ pub trait Operation {
     ///
     /// # Errors
     /// `Body`, `TooManyKeys`.
-    fn decode_request(body: &[u8]) -> Result<(Self::Request<'_>, Items<'_, Self::RequestItem<'_>>), WireError> {
+    fn decode_request(
+        body: &[u8],
+    ) -> Result<(Self::Request<'_>, Items<'_, Self::RequestItem<'_>>), WireError> {
         let (head, rest) = codec::take(body)?;
         Ok((head, Items::parse(rest)?))
     }

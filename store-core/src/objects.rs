@@ -94,7 +94,7 @@ impl Entry {
         time: Instant::ZERO,
         replicas: Placements::NONE,
         checksum: 0,
-        tenant: 0,
+        tenant: TenantNo::DEFAULT,
         state: State::Vacant,
         marks: 0,
     };
@@ -309,7 +309,7 @@ impl Objects {
             hard_bytes: 0,
             why: Why::default(),
         };
-        this.add_share(0, policy);
+        this.add_share(TenantNo::DEFAULT, policy);
         this
     }
 

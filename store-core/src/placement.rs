@@ -61,8 +61,12 @@ pub struct Placement {
 
 impl Placement {
     /// Any segment, by the strategy.
-    pub const ANY: Self =
-        Self { preferred: Short::of(0), excluded: Short::of(0), near: None, distinct_nodes: false };
+    pub const ANY: Self = Self {
+        preferred: Short::of(SegmentNo::NONE),
+        excluded: Short::of(SegmentNo::NONE),
+        near: None,
+        distinct_nodes: false,
+    };
 
     /// This segment first, if it has room.
     #[must_use]
@@ -162,7 +166,7 @@ pub(crate) enum Spared {
 /// The replicas that an object has already, and their nodes.
 struct Others<'a> {
     placed: &'a [Placed],
-    nodes: Short<u64, REPLICAS_MAX>,
+    nodes: Short<NodeId, REPLICAS_MAX>,
 }
 
 impl Segments {
@@ -246,7 +250,12 @@ impl Segments {
 
     /// The first segment with room, from a random one on. `shares`: only segments whose node has a replica
     /// already.
-    fn place_by_search(&mut self, request: &PlaceRequest<'_>, others: &Others<'_>, shares: bool) -> Option<Placed> {
+    fn place_by_search(
+        &mut self,
+        request: &PlaceRequest<'_>,
+        others: &Others<'_>,
+        shares: bool,
+    ) -> Option<Placed> {
         let count = self.list.len();
         let start = ((self.draw() & 0xffff_ffff) as usize * count) >> 32;
         let mut refusals = 0;
@@ -308,7 +317,7 @@ impl Segments {
         allocator.free_bytes() as f64 / allocator.capacity_bytes().max(1) as f64
     }
 
-    fn nodes_of(&self, others: &[Placed]) -> Short<u64, REPLICAS_MAX> {
+    fn nodes_of(&self, others: &[Placed]) -> Short<NodeId, REPLICAS_MAX> {
         let mut nodes = Short::new();
         for segment in others.iter().filter_map(|placed| self.get(placed.segment)) {
             // The list has room for all replicas of one object.
@@ -337,15 +346,17 @@ mod tests {
 
     use super::*;
     use crate::AllocatorKind;
+    use crate::Incarnation;
     use crate::segments::Segment;
 
     fn three() -> Segments {
-        let mut segments = Segments::after(7, AllocationStrategy::FreeRatioFirst, Duration::ZERO);
+        let mut segments =
+            Segments::after(SegmentNo::new(7), AllocationStrategy::FreeRatioFirst, Duration::ZERO);
         for node in 1..=3 {
             let make = |no| Segment {
                 no,
-                node,
-                incarnation: 1,
+                node: NodeId::new(node),
+                incarnation: Incarnation::new(1),
                 name: Box::default(),
                 endpoint: Box::default(),
                 base: 0,
@@ -365,7 +376,7 @@ mod tests {
     #[test]
     fn a_segment_that_takes_nothing_new_gets_nothing_even_if_it_alone_has_room() {
         let mut segments = three();
-        let wish = Placement::on(8);
+        let wish = Placement::on(SegmentNo::new(8));
         let mut request = PlaceRequest {
             now: Instant::ZERO,
             len: 1024,
@@ -374,36 +385,53 @@ mod tests {
             near: Short::new(),
             spared: Spared::Alone,
         };
-        let _ = request.near.push(8);
+        let _ = request.near.push(SegmentNo::new(8));
         let there = segments.place(&request, &[]).unwrap();
-        assert_eq!(there.segment, 8);
-        assert!(segments.set_accepts_new(8, false) && !segments.set_accepts_new(99, false));
+        assert_eq!(there.segment, SegmentNo::new(8));
+        assert!(
+            segments.set_accepts_new(SegmentNo::new(8), false)
+                && !segments.set_accepts_new(SegmentNo::new(99), false)
+        );
         for (spared, times) in [(Spared::Alone, 4), (Spared::New, 2), (Spared::All, 2)] {
             let request = PlaceRequest { spared, ..request };
-            assert!(segments.place_on(8, &request).is_none() && !segments.would_serve(8, &request));
+            assert!(
+                segments.place_on(SegmentNo::new(8), &request).is_none()
+                    && !segments.would_serve(SegmentNo::new(8), &request)
+            );
             for _ in 0..times {
-                assert_ne!(segments.place(&request, &[]).unwrap().segment, 8);
+                assert_ne!(segments.place(&request, &[]).unwrap().segment, SegmentNo::new(8));
             }
         }
-        assert!(segments.place(&PlaceRequest { spared: Spared::All, ..request }, &[]).is_none(), "8 alone has room");
+        assert!(
+            segments.place(&PlaceRequest { spared: Spared::All, ..request }, &[]).is_none(),
+            "8 alone has room"
+        );
         // Freeing space there does not make it accept new replicas; the existing ones stay until then.
         assert_eq!(segments.free(&there), 1024);
         assert!(segments.place(&PlaceRequest { spared: Spared::All, ..request }, &[]).is_none());
-        assert!(segments.set_accepts_new(8, true));
-        assert_eq!(segments.place(&request, &[]).unwrap().segment, 8);
+        assert!(segments.set_accepts_new(SegmentNo::new(8), true));
+        assert_eq!(segments.place(&request, &[]).unwrap().segment, SegmentNo::new(8));
     }
 
     #[test]
     fn a_segment_is_found_by_its_number_also_when_others_have_gone() {
         let mut segments = three();
         assert_eq!(
-            [7, 8, 9, 10, 11].map(|no| segments.position(no)),
+            [7, 8, 9, 10, 11].map(|no| segments.position(SegmentNo::new(no))),
             [None, Some(0), Some(1), Some(2), None]
         );
-        assert!(segments.remove(9).is_some() && segments.remove(9).is_none());
-        assert_eq!([8, 9, 10, 11].map(|no| segments.position(no)), [Some(0), None, Some(1), None]);
-        assert!(segments.remove(8).is_some());
-        assert_eq!([8, 9, 10, 11].map(|no| segments.position(no)), [None, None, Some(0), None]);
-        assert!(segments.remove(10).is_some() && segments.position(10).is_none());
+        assert!(segments.remove(SegmentNo::new(9)).is_some() && segments.remove(SegmentNo::new(9)).is_none());
+        assert_eq!(
+            [8, 9, 10, 11].map(|no| segments.position(SegmentNo::new(no))),
+            [Some(0), None, Some(1), None]
+        );
+        assert!(segments.remove(SegmentNo::new(8)).is_some());
+        assert_eq!(
+            [8, 9, 10, 11].map(|no| segments.position(SegmentNo::new(no))),
+            [None, None, Some(0), None]
+        );
+        assert!(
+            segments.remove(SegmentNo::new(10)).is_some() && segments.position(SegmentNo::new(10)).is_none()
+        );
     }
 }

@@ -7,12 +7,12 @@ use core::time::Duration;
 
 use te_core::Instant;
 
-use crate::{ErrorCode, Incarnation, NodeId, SegmentNo};
 use crate::allocator::{Allocator, AnyAllocator, Block};
 use crate::message::{Export, SegmentInfo};
 use crate::placement::{AllocationStrategy, Placement};
 use crate::room::Rooms;
 use crate::slab::NIL;
+use crate::{ErrorCode, Incarnation, NodeId, SegmentNo};
 
 /// The place of one replica: 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(crate) struct Placed {
 
 impl Placed {
     /// No segment has the number 0.
-    pub(crate) const NOWHERE: Self = Self { addr: 0, segment: SegmentNo::new(0), block: 0 };
+    pub(crate) const NOWHERE: Self = Self { addr: 0, segment: SegmentNo::NONE, block: 0 };
 
     pub(crate) const fn new(addr: u64, segment: SegmentNo, block: Block) -> Self {
         Self { addr, segment, block: block.index() }

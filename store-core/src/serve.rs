@@ -16,7 +16,7 @@ use te_core::Instant;
 
 use crate::codec::Items;
 use crate::master::Rights;
-use crate::message::{self, Answer, Kind, Operation, encode_failure};
+use crate::message::{self, Kind, Operation, ResponseWriter, encode_failure};
 use crate::wire::Frame;
 use crate::{ErrorCode, FullKey, Key, Master, Session, TenantNo};
 
@@ -134,19 +134,20 @@ impl Right {
     /// `PermissionDenied` for one that needs the rights of a node or an admin.
     fn permit(self, rights: Rights) -> Result<TenantNo, ErrorCode> {
         let Rights { known, tenant, admin, node } = rights;
+        let any = TenantNo::DEFAULT;
         let own = tenant.ok_or(ErrorCode::TenantNotRegistered);
         match self {
-            Self::Nothing => Ok(0),
+            Self::Nothing => Ok(any),
             _ if !known => Err(ErrorCode::TenantNotRegistered),
             Self::Tenant => own,
-            Self::TenantOrAdmin if admin => Ok(tenant.unwrap_or(0)),
+            Self::TenantOrAdmin if admin => Ok(tenant.unwrap_or(any)),
             Self::TenantOrAdminForAll if admin => Ok(ALL_TENANTS),
             Self::TenantOrNodeForAll if node && tenant.is_none() => Ok(ALL_TENANTS),
             Self::TenantOrAdmin | Self::TenantOrAdminForAll | Self::TenantOrNodeForAll => own,
-            Self::TenantOrNode if node => Ok(0),
-            Self::TenantOrNode => own.map(|_| 0),
-            Self::Node if node => Ok(0),
-            Self::Admin if admin => Ok(0),
+            Self::TenantOrNode if node => Ok(any),
+            Self::TenantOrNode => own.map(|_| any),
+            Self::Node if node => Ok(any),
+            Self::Admin if admin => Ok(any),
             Self::Node | Self::Admin => Err(ErrorCode::PermissionDenied),
         }
     }

@@ -4,8 +4,8 @@ use alloc::collections::VecDeque;
 
 use te_core::Instant;
 
-use crate::proof::CHALLENGE_BYTES;
 use crate::TenantNo;
+use crate::proof::CHALLENGE_BYTES;
 
 /// Most leases that a connection can give back; older ones end by time.
 const LEASES_MAX: usize = 1_024;

@@ -52,7 +52,7 @@ pub struct Stats {
     /// Puts refused because the key was taken.
     pub puts_exist_total: u64,
     /// Puts whose writer was given up: a newer put displaced them, or they reached the release timeout.
-    pub abandoned_puts_total: u64,
+    pub puts_abandoned_total: u64,
     /// Keys that gets looked up.
     pub gets_total: u64,
     /// Keys that gets looked up and found readable.

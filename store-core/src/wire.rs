@@ -353,7 +353,10 @@ impl fmt::Display for WireError {
                 write!(f, "this release knows no operation {kind}: run the same release on both sides")
             }
             Self::TooManyKeys { keys } => {
-                write!(f, "the request has {keys} keys and may have {KEYS_PER_BATCH_MAX} at most: send smaller batches")
+                write!(
+                    f,
+                    "the request has {keys} keys and may have {KEYS_PER_BATCH_MAX} at most: send smaller batches"
+                )
             }
             Self::Body => f.write_str("the message does not decode: run the same release on both sides"),
         }

@@ -193,7 +193,7 @@ impl Ring {
         // Copies consume generations, too.
         let gap = (generation - self.first) as usize - self.list.len();
         if gap > RING_MIN {
-            self.retire(self.list.len());
+            self.move_to_table(self.list.len());
             self.first = generation;
         } else {
             (0..gap).for_each(|_| self.list.push_back(None));
@@ -201,7 +201,7 @@ impl Ring {
         self.list.push_back(Some(put));
         self.len += 1;
         if self.list.len() > RING_MIN && self.len * 8 < self.list.len() {
-            self.retire(self.list.len() / 2);
+            self.move_to_table(self.list.len() / 2);
         }
     }
 
@@ -463,7 +463,7 @@ mod tests {
         let gap = prop_oneof![20 => Just(1u64), 3 => 2u64..6, 1 => 100u64..3_000];
         prop_oneof![
             5 => (gap, 0u64..4, 0u64..4, 0u16..3)
-                .prop_map(|(gap, writer, session, tenant)| Step::Begin { gap, writer, session, tenant }),
+                .prop_map(|(gap, writer, session, tenant)| Step::Begin { gap, writer, session, tenant: TenantNo::new(tenant) }),
             4 => (any::<prop::sample::Index>(), prop::bool::weighted(0.2))
                 .prop_map(|(which, pending_release)| Step::End { which, pending_release }),
             1 => any::<prop::sample::Index>().prop_map(|which| Step::LetGo { which }),
@@ -508,7 +508,7 @@ mod tests {
                 }
                 for who in 0..4 {
                     let of_session = puts.iter().filter(|put| who != 0 && put.2 == who).count();
-                    let of_tenant = puts.iter().filter(|put| u64::from(put.3) == who).count();
+                    let of_tenant = puts.iter().filter(|put| u64::from(put.3.get()) == who).count();
                     prop_assert_eq!(
                         writers.count(who, TenantNo::new(who as u16)),
                         (of_session as u32, of_tenant as u32)
@@ -528,14 +528,14 @@ mod tests {
     #[test]
     fn a_put_that_stays_costs_no_ring_of_those_after_it() {
         let mut writers = Writers::new();
-        writers.began(&given(1), 7, 7, 0, 1);
+        writers.began(&given(1), 7, 7, TenantNo::new(0), 1);
         for generation in 2..200_000 {
-            writers.began(&given(generation), 7, 7, 0, 1);
+            writers.began(&given(generation), 7, 7, TenantNo::new(0), 1);
             writers.ended(generation);
         }
         assert!(writers.memory_bytes() < 1 << 20, "{} bytes", writers.memory_bytes());
         assert_eq!(writers.holdings(7).collect::<Vec<_>>(), [1]);
-        assert_eq!(writers.count(7, 0), (1, 1));
+        assert_eq!(writers.count(7, TenantNo::new(0)), (1, 1));
         assert_eq!(writers.ended_pending_release(1), 7);
         assert_eq!(writers.live_bytes(), 2 * size_of::<(u64, u64)>());
     }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, Kind, Master, MasterConfig, Peer, Secret, Session, NodeId, Incarnation};
+use store_core::{ErrorCode, Frame, Incarnation, Kind, Master, MasterConfig, NodeId, Peer, Secret, Session};
 use te_core::Instant;
 
 const LEN: u64 = 4096;
@@ -15,7 +15,7 @@ fn segment(node: u64) -> MountSegment<'static> {
     let name = ["none", "n1", "n2"][node as usize];
     let export = Export::default();
     MountSegment {
-        node,
+        node: NodeId::new(node),
         incarnation: Incarnation::new(1),
         name,
         endpoint: "n:1",
@@ -37,9 +37,9 @@ fn master(config: MasterConfig) -> Master {
     master
 }
 
-fn ask<O: Operation>(master: &mut Master, session: &mut Session, ask: &O::Request<'_>) -> Vec<u8> {
+fn send<O: Operation>(master: &mut Master, session: &mut Session, head: &O::Request<'_>) -> Vec<u8> {
     let (mut request, mut answer) = (Vec::new(), Vec::new());
-    O::encode_request(&mut request, 1, ask, std::iter::empty()).unwrap();
+    O::encode_request(&mut request, 1, head, std::iter::empty()).unwrap();
     master.handle(at(10), session, &Frame::parse(&request).unwrap().unwrap().0, &mut answer);
     answer
 }
@@ -83,11 +83,13 @@ fn eviction_on_demand_spares_what_is_leased_and_what_is_pinned_for_good() {
 #[test]
 fn nodes_are_listed_with_what_they_hold_and_since_when_they_are_silent() {
     let mut master = master(MasterConfig::default());
-    master.heartbeat(at(400), &Heartbeat { node: NodeId::new(2), incarnation: Incarnation::new(1), key: 0 }).unwrap();
+    master
+        .heartbeat(at(400), &Heartbeat { node: NodeId::new(2), incarnation: Incarnation::new(1), key: 0 })
+        .unwrap();
     let nodes: Vec<NodeInfo> = master.nodes(at(500)).collect();
     assert_eq!(nodes.len(), 2);
-    assert_eq!((nodes[0].node, nodes[0].segments, nodes[0].silent_ms), (1, 1, 499));
-    assert_eq!((nodes[1].node, nodes[1].capacity, nodes[1].silent_ms), (2, 64 * LEN, 100));
+    assert_eq!((nodes[0].node, nodes[0].segments, nodes[0].silent_ms), (NodeId::new(1), 1, 499));
+    assert_eq!((nodes[1].node, nodes[1].capacity, nodes[1].silent_ms), (NodeId::new(2), 64 * LEN, 100));
     assert_eq!(nodes.iter().map(|node| node.used).sum::<u64>(), 100 * LEN);
 }
 
@@ -99,18 +101,18 @@ fn only_admins_get_a_response_and_it_contains_no_secret() {
         let mut session = Session::new(peer, [0; 32]);
         let leave = Evict { objects_max: 0, used_bytes_max: 0 };
         let refused = [
-            status::<EvictNow>(&ask::<EvictNow>(&mut master, &mut session, &leave)),
-            status::<ReadConfig>(&ask::<ReadConfig>(&mut master, &mut session, &())),
-            status::<ListNodes>(&ask::<ListNodes>(&mut master, &mut session, &())),
+            status::<EvictNow>(&send::<EvictNow>(&mut master, &mut session, &leave)),
+            status::<ReadConfig>(&send::<ReadConfig>(&mut master, &mut session, &())),
+            status::<ListNodes>(&send::<ListNodes>(&mut master, &mut session, &())),
         ];
         assert_eq!(refused, [Err(ErrorCode::PermissionDenied); 3]);
     }
     assert_eq!(master.stats().objects, 100);
-    let answer = ask::<ReadConfig>(&mut master, &mut Session::owner(), &());
+    let answer = send::<ReadConfig>(&mut master, &mut Session::owner(), &());
     assert!(!answer.windows(11).any(|bytes| bytes == b"open sesame"));
     let frame = Frame::parse(&answer).unwrap().unwrap().0;
     assert_eq!(frame.header.kind, Kind::ReadConfig as u8);
-    let (told, _) = ReadConfig::decode_response(&frame).unwrap();
-    assert!(!told.admin_secret.is_set());
-    assert_eq!(told.lease_ttl_ms, MasterConfig::default().lease_ttl_ms);
+    let (shown, _) = ReadConfig::decode_response(&frame).unwrap();
+    assert!(!shown.admin_secret.is_set());
+    assert_eq!(shown.lease_ttl_ms, MasterConfig::default().lease_ttl_ms);
 }

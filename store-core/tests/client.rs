@@ -1,12 +1,14 @@
 //! The client's state machines, driven by hand.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, Transfer, TransferEnd, FenceEnd};
+use store_core::client::{
+    Action, ClientConfig, FenceEnd, GetItem, GetOp, PutItem, PutOp, Transfer, TransferEnd,
+};
 use store_core::message::{
-    Allocation, Commit, Get, Lease, Object, Operation, PutRequest, PutEnd, PutRevoke, PutStart, PutWindow,
+    Allocation, Commit, Get, Lease, Object, Operation, PutEnd, PutRequest, PutRevoke, PutStart, PutWindow,
     Replica, Replicas, Revocation,
 };
-use store_core::{ErrorCode, Frame, Kind, bound, unbound};
+use store_core::{ErrorCode, Frame, Kind, SegmentNo, bound, unbound};
 use te_core::{Instant, Op};
 
 fn at(ms: u64) -> Instant {
@@ -15,7 +17,9 @@ fn at(ms: u64) -> Instant {
 
 fn replicas(segments: &[u32]) -> Replicas {
     let mut replicas = Replicas::new();
-    segments.iter().for_each(|segment| replicas.push(Replica { segment: *segment, addr: 64 }).unwrap());
+    segments
+        .iter()
+        .for_each(|segment| replicas.push(Replica { segment: SegmentNo::new(*segment), addr: 64 }).unwrap());
     replicas
 }
 
@@ -109,7 +113,10 @@ fn endings(put: &mut PutOp, now: Instant) -> Endings {
 #[test]
 fn a_read_counts_when_checksum_and_lease_agree() {
     let (mut get, reads) = get_answered(&[Ok(object(&[3])), Err(ErrorCode::ObjectNotFound)]);
-    assert_eq!((reads.len(), reads[0].segment, reads[0].op, reads[0].len), (1, 3, Op::Read, 4096));
+    assert_eq!(
+        (reads.len(), reads[0].segment, reads[0].op, reads[0].len),
+        (1, SegmentNo::new(3), Op::Read, 4096)
+    );
     assert_eq!(get.poll_timeout(), Some(at(100)));
     assert!(!get.is_done());
     get.handle_transfer(at(99), reads[0].id, TransferEnd::read(7));
@@ -169,10 +176,10 @@ fn a_read_under_way_is_cancelled_when_its_lease_ends_and_the_operation_waits_for
 #[test]
 fn damaged_or_unreachable_replicas_are_passed_over() {
     let (mut get, reads) = get_answered(&[Ok(object(&[1, 2, 3]))]);
-    assert_eq!(reads[0].segment, 1);
+    assert_eq!(reads[0].segment, SegmentNo::new(1));
     get.handle_transfer(at(2), reads[0].id, TransferEnd::read(8));
     let second = transfers(|| get.poll(at(2), 6, &mut Vec::new()));
-    assert_eq!(second[0].segment, 2);
+    assert_eq!(second[0].segment, SegmentNo::new(2));
     get.handle_transfer(at(3), second[0].id, TransferEnd::not_applied());
     let third = transfers(|| get.poll(at(3), 6, &mut Vec::new()));
     get.handle_transfer(at(4), third[0].id, TransferEnd::read(7));
@@ -186,7 +193,7 @@ fn damaged_or_unreachable_replicas_are_passed_over() {
 #[test]
 fn a_near_replica_is_read_first() {
     let mut get = GetOp::new(ClientConfig::default());
-    get.start([GetItem { key: b"key", capacity: 8192, len_min: 1 }], &[2]);
+    get.start([GetItem { key: b"key", capacity: 8192, len_min: 1 }], &[SegmentNo::new(2)]);
     get.poll(at(0), 5, &mut Vec::new());
     let mut answer = Vec::new();
     Get::encode_response(
@@ -197,7 +204,7 @@ fn a_near_replica_is_read_first() {
     )
     .unwrap();
     get.handle_response(&Frame::parse(&answer).unwrap().unwrap().0);
-    assert_eq!(transfers(|| get.poll(at(1), 6, &mut Vec::new()))[0].segment, 2);
+    assert_eq!(transfers(|| get.poll(at(1), 6, &mut Vec::new()))[0].segment, SegmentNo::new(2));
 }
 
 #[test]
@@ -246,9 +253,13 @@ fn a_put_commits_when_every_replica_is_written() {
         let Action::Transfer(write) = action else { panic!("{action:?}") };
         assert_eq!(
             (write.op, write.segment, write.item),
-            (Op::Write, 1 + count as u32 % 2, count as u32 / 2)
+            (Op::Write, SegmentNo::new(1 + count as u32 % 2), count as u32 / 2)
         );
-        assert_eq!(put.poll(at(1), 7, &mut Vec::new()), None, "nothing is committed before everything is written");
+        assert_eq!(
+            put.poll(at(1), 7, &mut Vec::new()),
+            None,
+            "nothing is committed before everything is written"
+        );
         put.handle_transfer(write.id, TransferEnd::written());
     }
     put.set_checksum(1, 10);
@@ -280,9 +291,9 @@ fn a_write_that_lost_sight_of_its_bytes_is_fenced_before_anything_is_said_about_
         let (mut put, actions) = put_answered(1, &[4], at(1));
         let Action::Transfer(write) = actions[0] else { panic!("{actions:?}") };
         put.handle_transfer(write.id, end);
-        assert_eq!(put.poll(at(2), 7, &mut Vec::new()), Some(Action::Fence { segment: 4 }));
+        assert_eq!(put.poll(at(2), 7, &mut Vec::new()), Some(Action::Fence { segment: SegmentNo::new(4) }));
         assert_eq!(put.poll(at(2), 7, &mut Vec::new()), None);
-        put.handle_fence(4, FenceEnd::of(held));
+        put.handle_fence(SegmentNo::new(4), FenceEnd::of(held));
         assert_eq!(endings(&mut put, at(3)), expected, "{end:?} held {held}");
         assert!(put.is_done());
     }
@@ -307,8 +318,8 @@ fn when_the_window_ends_writes_are_cancelled_and_revoked_once_they_have_ended() 
     assert_eq!(put.poll(at(100), 7, &mut Vec::new()), Some(Action::Cancel { transfer: second.id }));
     assert_eq!(put.poll(at(100), 7, &mut Vec::new()), None);
     put.handle_transfer(second.id, TransferEnd::unknown());
-    assert_eq!(put.poll(at(100), 7, &mut Vec::new()), Some(Action::Fence { segment: 2 }));
-    put.handle_fence(2, FenceEnd::Held);
+    assert_eq!(put.poll(at(100), 7, &mut Vec::new()), Some(Action::Fence { segment: SegmentNo::new(2) }));
+    put.handle_fence(SegmentNo::new(2), FenceEnd::Held);
     assert_eq!(endings(&mut put, at(101)), (vec![], vec![(100, true)]));
 }
 

@@ -1,14 +1,18 @@
 //! Eviction: what is evicted, what is kept and why, and the cost.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proptest::prelude::*;
 use store_core::message::{
-    EvictionReport, ExplainEviction, Kept, MountSegment, Operation, Pin, PutRequest, PutOptions, PutStart,
-    Retention, WhyKept, RemoveMode};
-use store_core::{ErrorCode, EvictionPolicy, Frame, Instant, Key, Master, MasterConfig, Place, Session, NodeId, Incarnation, BatchOrder};
+    ExplainEviction, Kept, MountSegment, Operation, Pin, PutOptions, PutRequest, PutStart, RemoveMode,
+    Retention, WhyKept,
+};
+use store_core::{
+    BatchOrder, ErrorCode, EvictionPolicy, Frame, Incarnation, Instant, Key, Master, MasterConfig, NodeId,
+    Place, Session,
+};
 
 const LEASE_MS: u64 = 1_000;
 const SOFT_MS: u64 = 60_000;
@@ -314,7 +318,11 @@ fn a_group_is_evicted_whole_and_a_read_of_one_member_is_a_read_of_all() {
     assert_eq!(there(&mut master, &["g1", "g2", "g3", "a", "b"]), [true, true, true, false, true]);
     plain(&mut master, after, &["d"]);
     plain(&mut master, after, &["e"]);
-    assert_eq!(there(&mut master, &["g1", "g2", "g3"]), [false; 3], "it is the oldest now, and is evicted as a whole");
+    assert_eq!(
+        there(&mut master, &["g1", "g2", "g3"]),
+        [false; 3],
+        "it is the oldest now, and is evicted as a whole"
+    );
     assert_eq!(there(&mut master, &["c", "d", "e"]), [true; 3]);
     assert_eq!((master.eviction().groups_evicted_total, master.eviction().groups), (1, 0));
 }
@@ -601,10 +609,8 @@ impl Check {
         self.model.retain(|key, _| !gone.contains(key));
         let Ok(put) = result else { return Ok(()) };
         let mut group = self.model.values().filter(|known| known.retention.group == retention.group);
-        let group_leased_until = group
-            .next()
-            .filter(|_| retention.group.is_some())
-            .map_or(0, |known| known.group_leased_until);
+        let group_leased_until =
+            group.next().filter(|_| retention.group.is_some()).map_or(0, |known| known.group_leased_until);
         let mut known = Known {
             retention,
             generation: put.generation,
@@ -626,8 +632,7 @@ impl Check {
     fn evicted(&mut self) -> Result<Vec<u8>, TestCaseError> {
         let rules = Rules(&self.model, self.now);
         let keys = self.model.keys().copied();
-        let gone: Vec<u8> =
-            keys.filter(|key| !is_there(&mut self.master, at(self.now), *key)).collect();
+        let gone: Vec<u8> = keys.filter(|key| !is_there(&mut self.master, at(self.now), *key)).collect();
         for key in &gone {
             prop_assert!(rules.may_go(*key), "{key} was evicted: {:?}", self.model[key]);
             let whole = rules.company(*key).iter().all(|other| gone.contains(other));

@@ -23,7 +23,7 @@ fn master() -> Master {
     master
 }
 
-fn ask(master: &mut Master, request: &[u8]) -> Vec<u8> {
+fn send(master: &mut Master, request: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let (frame, len) = Frame::parse(request).unwrap().unwrap();
     assert_eq!(len, request.len());
@@ -36,10 +36,10 @@ fn ask(master: &mut Master, request: &[u8]) -> Vec<u8> {
 
 /// Sends one request; returns the response.
 macro_rules! call {
-    ($master:expr, $operation:ty, $ask:expr, $items:expr) => {{
+    ($master:expr, $operation:ty, $head:expr, $items:expr) => {{
         let mut request = Vec::new();
-        <$operation>::encode_request(&mut request, 77, &$ask, $items.into_iter()).unwrap();
-        ask($master, &request)
+        <$operation>::encode_request(&mut request, 77, &$head, $items.into_iter()).unwrap();
+        send($master, &request)
     }};
 }
 
@@ -141,7 +141,7 @@ fn batches_have_a_limit_on_both_sides() {
     writer.body().extend_from_slice(&[0x81, 0x20]);
     writer.body().extend_from_slice(&[0; 4097]);
     writer.finish().unwrap();
-    let answered = ask(&mut master(), &out);
+    let answered = send(&mut master(), &out);
     assert_eq!(answer::<Exists>(&answered).unwrap_err(), ErrorCode::KeysUltraLimit);
     let long = [0u8; 1024];
     let error = Exists::encode_request(&mut out, 1, &(), (0..4096).map(|_| Key(&long))).unwrap_err();
@@ -192,7 +192,7 @@ proptest! {
             prop_assert!(out.is_empty());
             return Ok(());
         }
-        let answered = ask(&mut master, &request);
+        let answered = send(&mut master, &request);
         let (frame, _) = Frame::parse(&answered).unwrap().unwrap();
         if Kind::from_byte(kind).is_none() {
             prop_assert_eq!(frame.header.result(), Err(ErrorCode::NotSupported));

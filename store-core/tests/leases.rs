@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::{
-    Get, Kept, LeaseRange, MountSegment, Operation, PutOptions, Removal, Remove, Retention, ReturnLeases, RemoveMode};
-use store_core::{ErrorCode, Frame, Instant, Key, Master, MasterConfig, Session, NodeId, Incarnation};
+    Get, Kept, LeaseRange, MountSegment, Operation, PutOptions, Removal, Remove, RemoveMode, Retention,
+    ReturnLeases,
+};
+use store_core::{ErrorCode, Frame, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Session};
 
 const KIB: u64 = 1 << 10;
 const LEASE_MS: u64 = 1_000;
@@ -38,9 +40,9 @@ fn put(master: &mut Master, ms: u64, key: &str, options: &PutOptions) -> Result<
     master.put_end(at(ms), key.as_bytes(), started.generation, 1)
 }
 
-fn ask<O>(master: &mut Master, ms: u64, session: &mut Session, items: &[O::RequestItem<'_>]) -> Vec<u8>
+fn send<O>(master: &mut Master, ms: u64, session: &mut Session, items: &[O::RequestItem<'_>]) -> Vec<u8>
 where
-    for<'a> O: Operation<Ask<'a> = ()>,
+    for<'a> O: Operation<Request<'a> = ()>,
     for<'a> O::RequestItem<'a>: Copy,
 {
     let (mut request, mut out) = (Vec::new(), Vec::new());
@@ -52,18 +54,18 @@ where
 /// Gets keys; returns the leases of those that were found.
 fn get(master: &mut Master, ms: u64, session: &mut Session, keys: &[&str]) -> LeaseRange {
     let keys: Vec<_> = keys.iter().map(|key| Key(key.as_bytes())).collect();
-    let out = ask::<Get>(master, ms, session, &keys);
+    let out = send::<Get>(master, ms, session, &keys);
     let (lease, items) = Get::decode_response(&Frame::parse(&out).unwrap().unwrap().0).unwrap();
     LeaseRange { first: lease.first, count: items.filter(Result::is_ok).count() as u32 }
 }
 
 fn give_back(master: &mut Master, ms: u64, session: &mut Session, range: LeaseRange) {
-    assert!(ask::<ReturnLeases>(master, ms, session, &[range]).is_empty(), "it has no response");
+    assert!(send::<ReturnLeases>(master, ms, session, &[range]).is_empty(), "it has no response");
 }
 
 fn remove(master: &mut Master, ms: u64, key: &str) -> Result<(), ErrorCode> {
     let removal = Removal { key: Key(key.as_bytes()), force: false };
-    let out = ask::<Remove>(master, ms, &mut Session::default(), &[removal]);
+    let out = send::<Remove>(master, ms, &mut Session::default(), &[removal]);
     Remove::decode_response(&Frame::parse(&out).unwrap().unwrap().0).unwrap().1.next().unwrap()
 }
 
@@ -100,7 +102,11 @@ fn with_the_last_reader_that_gives_its_lease_back_the_object_may_go() {
     }
     give_back(&mut master, 4, &mut a, second);
     assert!(!a.holds());
-    assert_eq!(remove(&mut master, 5, "k"), Err(ErrorCode::ObjectHasLease), "the other reader still has its lease");
+    assert_eq!(
+        remove(&mut master, 5, "k"),
+        Err(ErrorCode::ObjectHasLease),
+        "the other reader still has its lease"
+    );
     assert_eq!(master.stats().objects_leased, 1);
     give_back(&mut master, 6, &mut b, other);
     assert_eq!((master.stats().objects_leased, master.stats().leases_returned_total), (0, 3));

@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use store_core::message::{
     Allocation, ExpulsionEnd, FetchRequest, Heartbeat, ListQuery, MountResponse, MountSegment, NodeInfo,
-    NodeStatus, PutRequest, PutOptions, UnmountSegment, RemoveMode, WriterState};
-use store_core::{ErrorCode, EvictionPolicy, Key, Master, MasterConfig, Place, Placement, NodeId, Incarnation, SegmentNo};
+    NodeStatus, PutOptions, PutRequest, RemoveMode, UnmountSegment, WriterState,
+};
+use store_core::{
+    ErrorCode, EvictionPolicy, Incarnation, Key, Master, MasterConfig, NodeId, Place, Placement, SegmentNo,
+    TenantNo,
+};
 use te_core::Instant;
 
 const KIB: u64 = 1024;
@@ -33,8 +37,8 @@ fn config() -> MasterConfig {
 
 fn segment(node: u64, incarnation: u64, name: &str, len: u64) -> MountSegment<'_> {
     MountSegment {
-        node,
-        incarnation,
+        node: NodeId::new(node),
+        incarnation: Incarnation::new(incarnation),
         name,
         endpoint: "host:1",
         base: 0x1000,
@@ -63,7 +67,9 @@ fn put(master: &mut Master, now: Instant, key: &str, len: u64) -> u64 {
 
 /// Begins a put of a writer with an identity.
 fn begin(master: &mut Master, now: Instant, key: &[u8], len: u64) -> Allocation {
-    master.put_start_in(now, key, len, &PutRequest { writer: 7, ..PutRequest::once(ONE) }, Place::ALONE).unwrap()
+    master
+        .put_start_in(now, key, len, &PutRequest { writer: 7, ..PutRequest::once(ONE) }, Place::ALONE)
+        .unwrap()
 }
 
 /// Every node carries out its orders to cut off writers; returns the number of writers.
@@ -71,8 +77,8 @@ fn cut_off(master: &mut Master, now: Instant) -> usize {
     let nodes: Vec<_> = master.nodes(now).collect();
     let mut count = 0;
     for NodeInfo { node, incarnation, .. } in nodes {
-        let ask = FetchRequest { node, incarnation, count_max: 10, key: 0 };
-        for order in master.fetch_expulsions(now, &ask).unwrap() {
+        let fetch = FetchRequest { node, incarnation, count_max: 10, key: 0 };
+        for order in master.fetch_expulsions(now, &fetch).unwrap() {
             assert!(order.force && order.writer == 7, "{order:?}");
             master.end_expulsion(now, node, &ExpulsionEnd { ticket: order.ticket, gone: true }).unwrap();
             count += 1;
@@ -96,7 +102,10 @@ fn an_object_is_readable_exactly_from_put_end_on() {
     assert_eq!(object.replicas, started.replicas);
     assert_eq!(master.put_end(at(5), b"k", started.generation, 9), Ok(()), "a repeated commit has no effect");
     assert_eq!(master.put_end(at(5), b"k", started.generation, 8), Err(ErrorCode::InvalidWrite));
-    assert_eq!(master.put_revoke(at(5), b"k", started.generation, WriterState::Quiet), Err(ErrorCode::InvalidWrite));
+    assert_eq!(
+        master.put_revoke(at(5), b"k", started.generation, WriterState::Quiet),
+        Err(ErrorCode::InvalidWrite)
+    );
     assert_eq!(master.put_start(at(6), b"k", KIB, &ONE), Err(ErrorCode::ObjectAlreadyExists));
 }
 
@@ -141,10 +150,11 @@ fn replicas_prefer_another_node_over_another_segment_of_the_same() {
 #[test]
 fn a_preferred_segment_is_taken_while_it_has_room() {
     let mut master = master(&[64 * KIB, 64 * KIB, 64 * KIB]);
-    let options = PutOptions { replicas: 1, placement: Placement::on(2), ..PutOptions::DEFAULT };
+    let options =
+        PutOptions { replicas: 1, placement: Placement::on(SegmentNo::new(2)), ..PutOptions::DEFAULT };
     for turn in 0..5 {
         let started = master.put_start(at(0), format!("k{turn}").as_bytes(), 16 * KIB, &options).unwrap();
-        assert_eq!(started.replicas[0].segment == 2, turn < 4);
+        assert_eq!(started.replicas[0].segment == SegmentNo::new(2), turn < 4);
     }
 }
 
@@ -246,7 +256,11 @@ fn a_leased_object_is_removed_by_force_only_and_its_space_waits_for_the_lease() 
     master.handle_timeout(at(1_100));
     assert_eq!((master.stats().used_bytes, master.stats().deferred_bytes), (0, 0));
     put(&mut master, at(1_200), "k", KIB);
-    assert_eq!(master.remove(at(1_201), b"k", RemoveMode::IfUnused), Ok(()), "a lease that is over does not count");
+    assert_eq!(
+        master.remove(at(1_201), b"k", RemoveMode::IfUnused),
+        Ok(()),
+        "a lease that is over does not count"
+    );
     assert_eq!(master.remove(at(1_202), b"k", RemoveMode::IfUnused), Err(ErrorCode::KeyNotFound));
 }
 
@@ -332,20 +346,24 @@ fn what_is_read_all_the_time_does_not_keep_others_from_being_evicted() {
 fn a_silent_node_is_given_up_with_everything_that_was_only_there() {
     let mut master = master_with(MasterConfig { node_ttl_ms: 10_000, ..config() }, &[64 * KIB, 64 * KIB]);
     let only = |segment| PutOptions { replicas: 1, placement: Placement::on(segment), ..PutOptions::DEFAULT };
-    for (key, options) in [("one", only(1)), ("two", only(2)), ("both", TWO)] {
+    for (key, options) in [("one", only(SegmentNo::new(1))), ("two", only(SegmentNo::new(2))), ("both", TWO)]
+    {
         let put = master.put_start(at(0), key.as_bytes(), KIB, &options).unwrap();
         master.put_end(at(0), key.as_bytes(), put.generation, 1).unwrap();
     }
-    let unfinished = master.put_start(at(0), b"unfinished", KIB, &only(1)).unwrap();
+    let unfinished = master.put_start(at(0), b"unfinished", KIB, &only(SegmentNo::new(1))).unwrap();
     assert_eq!(master.poll_timeout(), Some(at(10_000)));
     assert_eq!(
-        master.heartbeat(at(9_000), &Heartbeat { node: NodeId::new(2), incarnation: Incarnation::new(1), key: 0 }),
+        master.heartbeat(
+            at(9_000),
+            &Heartbeat { node: NodeId::new(2), incarnation: Incarnation::new(1), key: 0 }
+        ),
         Ok(NodeStatus::Ok)
     );
     master.handle_timeout(at(10_000));
     assert!(!master.exists(b"one") && master.exists(b"two") && master.exists(b"both"));
     let left = master.get(at(10_001), b"both").unwrap().replicas;
-    assert_eq!((left.len(), left[0].segment), (1, 2));
+    assert_eq!((left.len(), left[0].segment), (1, SegmentNo::new(2)));
     assert_eq!(
         master.put_end(at(10_001), b"unfinished", unfinished.generation, 1),
         Err(ErrorCode::PutIsOver)
@@ -353,20 +371,26 @@ fn a_silent_node_is_given_up_with_everything_that_was_only_there() {
     assert_eq!(master.stats().used_bytes, 2 * KIB);
     assert_eq!(master.stats().objects_lost_total, 1);
     assert_eq!(
-        master.heartbeat(at(10_002), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 0 }),
+        master.heartbeat(
+            at(10_002),
+            &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 0 }
+        ),
         Ok(NodeStatus::NeedRemount)
     );
     // The old export may still be written through: only a new incarnation may be mounted, under a new number.
     assert_eq!(
         master.mount(at(10_003), &segment(1, 1, "s1", 64 * KIB)),
-        Ok(MountResponse::Stale { incarnation_min: 2 })
+        Ok(MountResponse::Stale { incarnation_min: Incarnation::new(2) })
     );
     assert_eq!(
         master.mount(at(10_004), &segment(1, 2, "s1", 64 * KIB)).unwrap().mounted().unwrap().segment,
-        3
+        SegmentNo::new(3)
     );
     assert_eq!(
-        master.heartbeat(at(10_005), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(2), key: 0 }),
+        master.heartbeat(
+            at(10_005),
+            &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(2), key: 0 }
+        ),
         Ok(NodeStatus::Ok)
     );
     assert_eq!(master.poll_timeout(), Some(at(19_000)));
@@ -378,26 +402,35 @@ fn a_restarted_node_replaces_its_old_self_and_a_late_word_of_the_old_one_does_no
     put(&mut master, at(0), "k", KIB);
     assert_eq!(
         master.mount(at(1), &segment(1, 1, "s1", 64 * KIB)).unwrap().mounted().unwrap().segment,
-        1,
+        SegmentNo::new(1),
         "repeated"
     );
     assert_eq!(
         master.mount(at(1), &segment(9, 1, "s1", 64 * KIB)),
         Ok(MountResponse::Held { endpoint: "host:1", silent_ms: 0 })
     );
-    assert_eq!(master.mount(at(2), &segment(1, 2, "s1", 32 * KIB)).unwrap().mounted().unwrap().segment, 2);
+    assert_eq!(
+        master.mount(at(2), &segment(1, 2, "s1", 32 * KIB)).unwrap().mounted().unwrap().segment,
+        SegmentNo::new(2)
+    );
     assert!(!master.exists(b"k"));
     assert_eq!(
         master.mount(at(3), &segment(1, 1, "s1", 64 * KIB)),
-        Ok(MountResponse::Stale { incarnation_min: 3 })
+        Ok(MountResponse::Stale { incarnation_min: Incarnation::new(3) })
     );
     assert_eq!(
-        master.heartbeat(at(3), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 0 }),
+        master
+            .heartbeat(at(3), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 0 }),
         Ok(NodeStatus::NeedRemount)
     );
-    assert_eq!(master.heartbeat(at(3), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(2), key: 0 }), Ok(NodeStatus::Ok));
     assert_eq!(
-        master.heartbeat(at(4), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(3), key: 0 }),
+        master
+            .heartbeat(at(3), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(2), key: 0 }),
+        Ok(NodeStatus::Ok)
+    );
+    assert_eq!(
+        master
+            .heartbeat(at(4), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(3), key: 0 }),
         Ok(NodeStatus::NeedRemount)
     );
     assert_eq!(
@@ -423,7 +456,12 @@ fn unmounting_drops_lost_puts_and_leased_space() {
     put(&mut master, at(0), "l", KIB);
     master.get(at(0), b"l").unwrap();
     master.remove(at(0), b"l", RemoveMode::Force).unwrap();
-    let theirs = UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: SegmentNo::new(1), key: 0 };
+    let theirs = UnmountSegment {
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
+        segment: SegmentNo::new(1),
+        key: 0,
+    };
     for not in [
         UnmountSegment { node: NodeId::new(2), ..theirs },
         UnmountSegment { incarnation: Incarnation::new(2), ..theirs },
@@ -436,7 +474,10 @@ fn unmounting_drops_lost_puts_and_leased_space() {
     let stats = master.stats();
     assert_eq!((stats.used_bytes, stats.quarantined_bytes, stats.deferred_bytes), (0, 0, 0));
     master.handle_timeout(at(100_000));
-    assert_eq!(master.put_revoke(at(100_000), b"z", revoked.generation, WriterState::Quiet), Err(ErrorCode::PutIsOver));
+    assert_eq!(
+        master.put_revoke(at(100_000), b"z", revoked.generation, WriterState::Quiet),
+        Err(ErrorCode::PutIsOver)
+    );
 }
 
 #[test]
@@ -452,7 +493,8 @@ fn a_listing_in_pages_sees_every_key_once() {
     let mut cursor = 0;
     loop {
         let query = ListQuery { prefix: Key(b"even/"), cursor, limit: 7 };
-        cursor = master.list_of(at(0), 0, &query, |listed| seen.insert(listed.key.to_string()));
+        cursor =
+            master.list_of(at(0), TenantNo::new(0), &query, |listed| seen.insert(listed.key.to_string()));
         if cursor == 0 {
             break;
         }
@@ -508,6 +550,6 @@ fn space_is_even_over_nodes_and_a_fresh_node_does_not_draw_every_write() {
     for key in 4_000..4_400 {
         put(&mut master, at(2), &format!("k{key}"), KIB);
     }
-    let fresh = master.segment(9).unwrap().used / KIB;
+    let fresh = master.segment(SegmentNo::new(9)).unwrap().used / KIB;
     assert!((40..=160).contains(&fresh), "{fresh} of 400 went to the fresh node");
 }

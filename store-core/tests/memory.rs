@@ -6,8 +6,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use store_core::message::{MountSegment, PutOptions, Retention, RemoveMode};
-use store_core::{AllocatorKind, Master, MasterConfig, Incarnation};
+use store_core::message::{MountSegment, PutOptions, RemoveMode, Retention};
+use store_core::{AllocatorKind, Incarnation, Master, MasterConfig, NodeId};
 use te_core::Instant;
 
 struct Counting;
@@ -44,7 +44,7 @@ fn master(objects: u64, kind: AllocatorKind) -> (MutexGuard<'static, ()>, Master
     for node in 1..=3u64 {
         let name = format!("node-{node}");
         let segment = MountSegment {
-            node,
+            node: NodeId::new(node),
             incarnation: Incarnation::new(1),
             name: &name,
             endpoint: "127.0.0.1:9000",
@@ -140,7 +140,9 @@ fn what_comes_and_goes_gathers_so_that_memory_comes_back_though_something_stays(
     // One object in ten stays, in random places, and they are replaced one by one.
     let mut there: Vec<u64> = (0..objects).filter(|object| object % 10 == 0).collect();
     let gone = (0..objects).filter(|object| object % 10 != 0);
-    gone.for_each(|object| master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), RemoveMode::IfUnused).unwrap());
+    gone.for_each(|object| {
+        master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), RemoveMode::IfUnused).unwrap()
+    });
     for object in &mut there {
         master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), RemoveMode::IfUnused).unwrap();
         *object += objects;

@@ -2,13 +2,15 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::{
-    Beat, Commit, EndTasks, Expulsion, ExpulsionEnd, FetchRequest, FetchExpulsions, FetchTasks, Greeting,
+    Beat, Commit, EndTasks, Expulsion, ExpulsionEnd, FetchExpulsions, FetchRequest, FetchTasks, Greeting,
     Heartbeat, Hello, Mount, MountResponse, MountSegment, NewObject, NodeProof, NodeStatus, Operation,
-    OrderSegments, PutRequest, PutEnd, PutOptions, PutRevoke, PutStart, Revocation, SegmentOrder, SegmentState,
-    Unmount, UnmountSegment, RemoveMode};
+    OrderSegments, PutEnd, PutOptions, PutRequest, PutRevoke, PutStart, RemoveMode, Revocation, SegmentOrder,
+    SegmentState, Unmount, UnmountSegment,
+};
 use store_core::{
-    ErrorCode, Event, Frame, Instant, Key, Master, MasterConfig, Peer, Placement, Role, Secret, Session,
-    prove, NodeId, Incarnation, SegmentNo};
+    ErrorCode, Event, Frame, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Peer, Placement, Role,
+    Secret, SegmentNo, Session, prove,
+};
 
 const KIB: u64 = 1 << 10;
 const HOUR_MS: u64 = 3_600_000;
@@ -29,8 +31,8 @@ fn config() -> MasterConfig {
 
 fn segment<'a>(node: u64, incarnation: u64, name: &'a str, key: u64) -> MountSegment<'a> {
     MountSegment {
-        node,
-        incarnation,
+        node: NodeId::new(node),
+        incarnation: Incarnation::new(incarnation),
         name,
         endpoint: "host:1",
         len: 64 * KIB,
@@ -41,9 +43,9 @@ fn segment<'a>(node: u64, incarnation: u64, name: &'a str, key: u64) -> MountSeg
 
 /// One request of a connection; returns its response, or the status it failed with.
 macro_rules! call {
-    ($master:expr, $ms:expr, $session:expr, $operation:ty, $ask:expr, $items:expr) => {{
+    ($master:expr, $ms:expr, $session:expr, $operation:ty, $head:expr, $items:expr) => {{
         let (mut request, mut out) = (Vec::new(), Vec::new());
-        <$operation>::encode_request(&mut request, 1, &$ask, $items.into_iter()).unwrap();
+        <$operation>::encode_request(&mut request, 1, &$head, $items.into_iter()).unwrap();
         $master.handle(at($ms), $session, &Frame::parse(&request).unwrap().unwrap().0, &mut out);
         out
     }};
@@ -63,7 +65,7 @@ fn mount(
 ) -> Result<u32, String> {
     let out = call!(master, ms, session, Mount, *segment, []);
     match head!(Mount, out) {
-        Ok(MountResponse::Mounted(mounted)) => Ok(mounted.segment),
+        Ok(MountResponse::Mounted(mounted)) => Ok(mounted.segment.get()),
         other => Err(format!("{other:?}")),
     }
 }
@@ -82,11 +84,17 @@ fn as_soon_as_there_is_a_secret_who_knows_none_does_nothing_a_node_does() {
         for peer in [Peer::Local, Peer::Remote] {
             let mut session = Session::new(peer, [9; 32]);
             let master = &mut master;
-            let fetch = FetchRequest { node: NodeId::new(1), incarnation: Incarnation::new(1), count_max: 9, key: 7 };
+            let fetch =
+                FetchRequest { node: NodeId::new(1), incarnation: Incarnation::new(1), count_max: 9, key: 7 };
             let proof = NodeProof { node: NodeId::new(1), key: 7 };
             let beat = Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 7 };
-            let unmount = UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: SegmentNo::new(1), key: 7 };
-            let order = SegmentOrder { segment: 1, state: SegmentState::Draining };
+            let unmount = UnmountSegment {
+                node: NodeId::new(1),
+                incarnation: Incarnation::new(1),
+                segment: SegmentNo::new(1),
+                key: 7,
+            };
+            let order = SegmentOrder { segment: SegmentNo::new(1), state: SegmentState::Draining };
             let denied = Err(ErrorCode::PermissionDenied);
             assert_eq!(
                 head!(Mount, call!(master, 1, &mut session, Mount, segment(2, 1, "t", 1), [])).map(drop),
@@ -129,25 +137,45 @@ fn who_does_not_know_a_nodes_key_cannot_speak_for_it() {
     master.mount(at(0), &segment(1, 5, "s", 7)).unwrap();
     let illegal = Err(ErrorCode::IllegalClient);
     for incarnation in [4, 5, 6, u64::MAX] {
-        assert_eq!(master.heartbeat(at(1), &Heartbeat { node: NodeId::new(1), incarnation, key: 8 }).map(drop), illegal);
+        assert_eq!(
+            master
+                .heartbeat(
+                    at(1),
+                    &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(incarnation), key: 8 }
+                )
+                .map(drop),
+            illegal
+        );
     }
     assert_eq!(
-        master.unmount(at(1), &UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(5), segment: SegmentNo::new(1), key: 8 }),
+        master.unmount(
+            at(1),
+            &UnmountSegment {
+                node: NodeId::new(1),
+                incarnation: Incarnation::new(5),
+                segment: SegmentNo::new(1),
+                key: 8
+            }
+        ),
         illegal
     );
-    let ask = FetchRequest { node: NodeId::new(1), incarnation: Incarnation::new(5), count_max: 9, key: 8 };
-    assert_eq!(master.fetch_tasks(at(1), &ask).map(drop), illegal);
-    assert_eq!(master.fetch_expulsions(at(1), &ask).map(drop), illegal);
-    let mut stranger = Session::default();
+    let fetch = FetchRequest { node: NodeId::new(1), incarnation: Incarnation::new(5), count_max: 9, key: 8 };
+    assert_eq!(master.fetch_tasks(at(1), &fetch).map(drop), illegal);
+    assert_eq!(master.fetch_expulsions(at(1), &fetch).map(drop), illegal);
+    let mut intruder = Session::default();
     let proof = NodeProof { node: NodeId::new(1), key: 8 };
-    assert_eq!(head!(EndTasks, call!(&mut master, 1, &mut stranger, EndTasks, proof, [])), illegal);
-    assert!(!stranger.is_node());
+    assert_eq!(head!(EndTasks, call!(&mut master, 1, &mut intruder, EndTasks, proof, [])), illegal);
+    assert!(!intruder.is_node());
     // The same number with another key is another node.
     let held = MountResponse::Held { endpoint: "host:1", silent_ms: 1 };
     assert_eq!(master.mount(at(1), &segment(1, 9, "t", 8)), Ok(held));
     assert_eq!((master.segments_len(), master.stats().unmounts_total), (1, 0));
     // The real node is still heard of.
-    assert_eq!(master.heartbeat(at(2), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(5), key: 7 }), Ok(NodeStatus::Ok));
+    assert_eq!(
+        master
+            .heartbeat(at(2), &Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(5), key: 7 }),
+        Ok(NodeStatus::Ok)
+    );
 }
 
 #[test]
@@ -157,7 +185,7 @@ fn a_beat_drops_nothing_whatever_incarnation_it_names() {
     let put = master.put_start(at(0), b"k", KIB, &PutOptions::DEFAULT).unwrap();
     master.put_end(at(0), b"k", put.generation, 1).unwrap();
     for incarnation in [0, 4, 6, u64::MAX] {
-        let beat = Heartbeat { node: NodeId::new(1), incarnation, key: 7 };
+        let beat = Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(incarnation), key: 7 };
         assert_eq!(master.heartbeat(at(1), &beat), Ok(NodeStatus::NeedRemount));
     }
     assert_eq!((master.segments_len(), master.stats().objects_lost_total), (1, 0));
@@ -223,10 +251,10 @@ fn an_incarnation_far_above_the_masters_clock_is_refused() {
             Err(ErrorCode::IncarnationTooHigh),
             "a name must not be taken forever"
         );
-        let told = master.poll_event();
+        let given = master.poll_event();
         let incarnation_ms = incarnation / 1_000_000;
         assert_eq!(
-            told,
+            given,
             Some(Event::IncarnationTooHigh {
                 name: "s".into(),
                 endpoint: "host:1".into(),
@@ -255,12 +283,15 @@ fn pair() -> Master {
 }
 
 fn beat(master: &mut Master, ms: u64, node: u64) -> NodeStatus {
-    master.heartbeat(at(ms), &Heartbeat { node, incarnation: Incarnation::new(1), key: 7 }).unwrap()
+    master
+        .heartbeat(at(ms), &Heartbeat { node: NodeId::new(node), incarnation: Incarnation::new(1), key: 7 })
+        .unwrap()
 }
 
 fn orders(master: &mut Master, ms: u64, node: u64) -> Vec<Expulsion> {
-    let ask = FetchRequest { node, incarnation: Incarnation::new(1), count_max: 9, key: 7 };
-    master.fetch_expulsions(at(ms), &ask).unwrap()
+    let fetch =
+        FetchRequest { node: NodeId::new(node), incarnation: Incarnation::new(1), count_max: 9, key: 7 };
+    master.fetch_expulsions(at(ms), &fetch).unwrap()
 }
 
 fn start(
@@ -271,30 +302,30 @@ fn start(
     on: u32,
     writer: u64,
 ) -> (u64, u64) {
-    let options = PutOptions { placement: Placement::on(on), ..PutOptions::DEFAULT };
-    let ask = PutRequest { writer, ..PutRequest::once(options) };
-    let out = call!(master, ms, session, PutStart, ask, [NewObject { key: Key(key), len: 16 * KIB }]);
+    let options = PutOptions { placement: Placement::on(SegmentNo::new(on)), ..PutOptions::DEFAULT };
+    let put = PutRequest { writer, ..PutRequest::once(options) };
+    let out = call!(master, ms, session, PutStart, put, [NewObject { key: Key(key), len: 16 * KIB }]);
     let frame = Frame::parse(&out).unwrap().unwrap().0;
     let allocation = PutStart::decode_response(&frame).unwrap().1.next().unwrap().unwrap();
-    assert_eq!(allocation.replicas[0].segment, on);
+    assert_eq!(allocation.replicas[0].segment, SegmentNo::new(on));
     (allocation.generation, allocation.handle)
 }
 
 #[test]
 fn who_guesses_a_generation_neither_ends_nor_revokes_the_put_of_another() {
     let mut master = pair();
-    let (mut writer, mut stranger) = (Session::default(), Session::default());
+    let (mut writer, mut intruder) = (Session::default(), Session::default());
     let (generation, handle) = start(&mut master, 1, &mut writer, b"k", 1, 3);
-    let (_, own) = start(&mut master, 1, &mut stranger, b"other", 1, 4);
+    let (_, own) = start(&mut master, 1, &mut intruder, b"other", 1, 4);
     let over = Some(Err(ErrorCode::PutIsOver));
     for guess in [0, own, generation, handle ^ 1, u64::MAX] {
         let commit = Commit { key: Key(b"k"), generation, handle: guess, checksum: 1 };
-        let out = call!(&mut master, 2, &mut stranger, PutEnd, (), [commit]);
+        let out = call!(&mut master, 2, &mut intruder, PutEnd, (), [commit]);
         let frame = Frame::parse(&out).unwrap().unwrap().0;
         assert_eq!(PutEnd::decode_response(&frame).unwrap().1.next(), over);
         for quiet in [true, false] {
             let revocation = Revocation { key: Key(b"k"), generation, handle: guess, quiet };
-            let out = call!(&mut master, 2, &mut stranger, PutRevoke, (), [revocation]);
+            let out = call!(&mut master, 2, &mut intruder, PutRevoke, (), [revocation]);
             let frame = Frame::parse(&out).unwrap().unwrap().0;
             assert_eq!(PutRevoke::decode_response(&frame).unwrap().1.next(), over);
         }
@@ -311,25 +342,25 @@ fn who_guesses_a_generation_neither_ends_nor_revokes_the_put_of_another() {
 #[test]
 fn a_guessed_nonce_does_not_yield_the_handle_of_anothers_put() {
     let mut master = pair();
-    let (mut writer, mut stranger) = (Session::default(), Session::default());
+    let (mut writer, mut intruder) = (Session::default(), Session::default());
     let new = NewObject { key: Key(b"k"), len: 16 * KIB };
-    let ask = PutRequest { nonce: 5_000, writer: 3, ..PutRequest::default() };
-    let started = |master: &mut Master, session: &mut Session, ask: PutRequest| {
-        let out = call!(master, 2, session, PutStart, ask, [new; 4_096]);
+    let put = PutRequest { nonce: 5_000, writer: 3, ..PutRequest::default() };
+    let started = |master: &mut Master, session: &mut Session, put: PutRequest| {
+        let out = call!(master, 2, session, PutStart, put, [new; 4_096]);
         let frame = Frame::parse(&out).unwrap().unwrap().0;
         PutStart::decode_response(&frame).unwrap().1.filter_map(Result::ok).collect::<Vec<_>>()
     };
-    let own = started(&mut master, &mut writer, ask);
+    let own = started(&mut master, &mut writer, put);
     assert_eq!(own.len(), 1);
     // The other clients know the key and the length from a listing, but not the writer.
     for writer in [4, u64::MAX] {
         for nonce in [1, 4_097] {
             let guess = PutRequest { nonce, writer, ..PutRequest::default() };
-            assert_eq!(started(&mut master, &mut stranger, guess), []);
+            assert_eq!(started(&mut master, &mut intruder, guess), []);
         }
     }
     // The writer itself gets the same space again, over another connection, too.
-    assert_eq!(started(&mut master, &mut Session::default(), ask), own);
+    assert_eq!(started(&mut master, &mut Session::default(), put), own);
 }
 
 #[test]
@@ -345,19 +376,19 @@ fn a_writer_whose_connection_ends_is_cut_off_unless_it_is_connected_and_its_spac
     assert_eq!(master.stats().held_dead_writer_bytes, 32 * KIB);
     for node in [1, 2] {
         assert_eq!(beat(&mut master, 5, node), NodeStatus::Work);
-        let told = orders(&mut master, 5, node);
-        assert_eq!(told, orders(&mut master, 6, node), "the same orders, until their results are reported");
-        assert_eq!((told.len(), told[0].writer, told[0].force), (1, 3, false));
+        let given = orders(&mut master, 5, node);
+        assert_eq!(given, orders(&mut master, 6, node), "the same orders, until their results are reported");
+        assert_eq!((given.len(), given[0].writer, given[0].force), (1, 3, false));
     }
     // The first node reports that the writer is gone; it is connected to the second node and left alone.
     let ticket = orders(&mut master, 7, 1)[0].ticket;
     assert_eq!(
-        master.end_expulsion(at(7), 2, &ExpulsionEnd { ticket, gone: true }),
+        master.end_expulsion(at(7), NodeId::new(2), &ExpulsionEnd { ticket, gone: true }),
         Err(ErrorCode::TaskNotFound)
     );
-    assert_eq!(master.end_expulsion(at(7), 1, &ExpulsionEnd { ticket, gone: true }), Ok(()));
+    assert_eq!(master.end_expulsion(at(7), NodeId::new(1), &ExpulsionEnd { ticket, gone: true }), Ok(()));
     let ticket = orders(&mut master, 7, 2)[0].ticket;
-    assert_eq!(master.end_expulsion(at(7), 2, &ExpulsionEnd { ticket, gone: false }), Ok(()));
+    assert_eq!(master.end_expulsion(at(7), NodeId::new(2), &ExpulsionEnd { ticket, gone: false }), Ok(()));
     let stats = master.stats();
     assert_eq!(
         (stats.used_bytes, stats.quarantined_bytes, stats.objects_processing),
@@ -371,9 +402,11 @@ fn a_writer_whose_connection_ends_is_cut_off_unless_it_is_connected_and_its_spac
         master.handle_timeout(at(ms));
     }
     assert_eq!(master.stats().used_bytes, 16 * KIB, "time alone releases nothing");
-    let told = orders(&mut master, 60_003, 2);
-    assert_eq!((told.len(), told[0].force), (1, true));
-    master.end_expulsion(at(60_004), 2, &ExpulsionEnd { ticket: told[0].ticket, gone: true }).unwrap();
+    let given = orders(&mut master, 60_003, 2);
+    assert_eq!((given.len(), given[0].force), (1, true));
+    master
+        .end_expulsion(at(60_004), NodeId::new(2), &ExpulsionEnd { ticket: given[0].ticket, gone: true })
+        .unwrap();
     assert_eq!((master.stats().used_bytes, beat(&mut master, 60_005, 2)), (0, NodeStatus::Ok));
 }
 
@@ -383,9 +416,11 @@ fn what_a_writer_begins_after_it_was_to_be_cut_off_is_not_freed_by_the_answer() 
     let mut session = Session::default();
     start(&mut master, 1, &mut session, b"a", 1, 3);
     master.session_ended(at(2), session);
-    let told = orders(&mut master, 3, 1);
+    let given = orders(&mut master, 3, 1);
     start(&mut master, 4, &mut Session::default(), b"b", 1, 3);
-    master.end_expulsion(at(5), 1, &ExpulsionEnd { ticket: told[0].ticket, gone: true }).unwrap();
+    master
+        .end_expulsion(at(5), NodeId::new(1), &ExpulsionEnd { ticket: given[0].ticket, gone: true })
+        .unwrap();
     assert_eq!((master.stats().used_bytes, master.stats().objects_processing), (16 * KIB, 1));
 }
 
@@ -397,8 +432,11 @@ fn what_no_node_vouches_for_waits_for_a_remount_however_long_that_takes() {
         start(&mut master, 1, &mut session, key, on, 3);
     }
     // An unknown writer, which only the process of the master can have: no node can report about it.
-    let unnamed = PutOptions { placement: Placement::on(1), ..PutOptions::DEFAULT };
-    assert_eq!(master.put_start(at(1), b"c", 16 * KIB, &unnamed).unwrap().replicas[0].segment, 1);
+    let unnamed = PutOptions { placement: Placement::on(SegmentNo::new(1)), ..PutOptions::DEFAULT };
+    assert_eq!(
+        master.put_start(at(1), b"c", 16 * KIB, &unnamed).unwrap().replicas[0].segment,
+        SegmentNo::new(1)
+    );
     for ms in [9_000, 18_000, 27_000, 36_000, 45_000, 54_000, 60_001] {
         beat(&mut master, ms, 1);
         beat(&mut master, ms, 2);
@@ -407,13 +445,17 @@ fn what_no_node_vouches_for_waits_for_a_remount_however_long_that_takes() {
     let held = |master: &Master| (master.stats().used_bytes, master.stats().held_unknown_writer_bytes);
     assert_eq!(held(&master), (48 * KIB, 16 * KIB));
     // The first node cannot cut it off, now or later: its list is full, or one of its fabrics cannot.
-    let told = orders(&mut master, 60_002, 1);
-    assert_eq!((told.len(), told[0].writer, told[0].force), (1, 3, true));
-    master.end_expulsion(at(60_002), 1, &ExpulsionEnd { ticket: told[0].ticket, gone: false }).unwrap();
+    let given = orders(&mut master, 60_002, 1);
+    assert_eq!((given.len(), given[0].writer, given[0].force), (1, 3, true));
+    master
+        .end_expulsion(at(60_002), NodeId::new(1), &ExpulsionEnd { ticket: given[0].ticket, gone: false })
+        .unwrap();
     assert_eq!(held(&master), (48 * KIB, 32 * KIB), "the writer may continue at any time");
     // The second node can.
-    let told = orders(&mut master, 60_003, 2);
-    master.end_expulsion(at(60_003), 2, &ExpulsionEnd { ticket: told[0].ticket, gone: true }).unwrap();
+    let given = orders(&mut master, 60_003, 2);
+    master
+        .end_expulsion(at(60_003), NodeId::new(2), &ExpulsionEnd { ticket: given[0].ticket, gone: true })
+        .unwrap();
     assert_eq!(held(&master), (32 * KIB, 32 * KIB));
     for hours in 1..10 {
         for ms in (0..HOUR_MS).step_by(9_000) {
@@ -445,7 +487,8 @@ fn a_connection_begins_no_more_puts_than_it_may_without_ending_them() {
     let mut session = Session::default();
     let names: Vec<String> = (0..5).map(|n| n.to_string()).collect();
     let new: Vec<_> = names.iter().map(|name| NewObject { key: Key(name.as_bytes()), len: 64 }).collect();
-    let out = call!(&mut master, 1, &mut session, PutStart, PutRequest { writer: 3, ..PutRequest::default() }, new);
+    let out =
+        call!(&mut master, 1, &mut session, PutStart, PutRequest { writer: 3, ..PutRequest::default() }, new);
     let frame = Frame::parse(&out).unwrap().unwrap().0;
     let answers: Vec<_> = PutStart::decode_response(&frame).unwrap().1.map(|answer| answer.err()).collect();
     assert_eq!(answers, [None, None, None, Some(ErrorCode::TooManyPuts), Some(ErrorCode::TooManyPuts)]);
@@ -460,8 +503,8 @@ fn a_tenant_begins_no_more_puts_than_it_may_over_however_many_connections() {
     master.mount(at(0), &segment(1, 1, "s", 7)).unwrap();
     let begin = |master: &mut Master, key: &str| {
         let new = NewObject { key: Key(key.as_bytes()), len: 64 };
-        let ask = PutRequest { writer: 3, ..PutRequest::default() };
-        let out = call!(master, 1, &mut Session::default(), PutStart, ask, [new]);
+        let put = PutRequest { writer: 3, ..PutRequest::default() };
+        let out = call!(master, 1, &mut Session::default(), PutStart, put, [new]);
         let frame = Frame::parse(&out).unwrap().unwrap().0;
         PutStart::decode_response(&frame).unwrap().1.next().unwrap()
     };
@@ -486,28 +529,29 @@ fn a_segment_that_clients_cannot_reach_is_used_last_and_not_vouched_for_until_it
     let mut master = pair();
     let on = |no| PutOptions { placement: Placement::on(no), ..PutOptions::DEFAULT };
     for (key, no) in [(b"a", 1), (b"b", 2)] {
-        let put = master.put_start(at(0), key, KIB, &on(no)).unwrap();
+        let put = master.put_start(at(0), key, KIB, &on(SegmentNo::new(no))).unwrap();
         master.put_end(at(0), key, put.generation, 1).unwrap();
     }
-    assert_eq!(master.report_unreachable(at(1), 9), Err(ErrorCode::SegmentNotFound));
-    master.report_unreachable(at(1), 1).unwrap();
-    master.report_unreachable(at(1), 1).unwrap();
+    assert_eq!(master.report_unreachable(at(1), SegmentNo::new(9)), Err(ErrorCode::SegmentNotFound));
+    master.report_unreachable(at(1), SegmentNo::new(1)).unwrap();
+    master.report_unreachable(at(1), SegmentNo::new(1)).unwrap();
     assert_eq!(
         (master.exists(b"a"), master.exists(b"b"), master.stats().segments_unreachable),
         (false, true, 1)
     );
     assert!(master.get(at(1), b"a").is_ok(), "nothing is dropped");
     for n in 0..32 {
-        let put = master.put_start(at(2), format!("{n}").as_bytes(), KIB, &on(1)).unwrap();
-        assert_eq!(put.replicas[0].segment, 2, "while another segment has room");
+        let put = master.put_start(at(2), format!("{n}").as_bytes(), KIB, &on(SegmentNo::new(1))).unwrap();
+        assert_eq!(put.replicas[0].segment, SegmentNo::new(2), "while another segment has room");
     }
     // The other segment is full: a segment out of reach is better than none.
-    let full = (0..64).map(|n| master.put_start(at(3), format!("x{n}").as_bytes(), KIB, &on(2)).unwrap());
-    assert!(full.collect::<Vec<_>>().iter().any(|put| put.replicas[0].segment == 1));
+    let full = (0..64)
+        .map(|n| master.put_start(at(3), format!("x{n}").as_bytes(), KIB, &on(SegmentNo::new(2))).unwrap());
+    assert!(full.collect::<Vec<_>>().iter().any(|put| put.replicas[0].segment == SegmentNo::new(1)));
     assert_eq!(beat(&mut master, 4, 1), NodeStatus::Ok);
     assert_eq!((master.exists(b"a"), master.stats().segments_unreachable), (true, 0));
-    let told: Vec<_> = std::iter::from_fn(|| master.poll_event())
+    let given: Vec<_> = std::iter::from_fn(|| master.poll_event())
         .filter(|event| matches!(event, Event::SegmentUnreachable { .. } | Event::SegmentReachable { .. }))
         .collect();
-    assert_eq!(told.len(), 2, "once each: {told:?}");
+    assert_eq!(given.len(), 2, "once each: {given:?}");
 }

@@ -4,9 +4,22 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use store_core::message::{Allocation, MountSegment, PutOptions, UnmountSegment, RemoveMode, WriterState};
-use store_core::{AllocationStrategy, AllocatorKind, ErrorCode, Master, MasterConfig, Placement, SegmentNo, NodeId, Incarnation};
+use store_core::message::{Allocation, MountSegment, PutOptions, RemoveMode, UnmountSegment, WriterState};
+use store_core::{
+    AllocationStrategy, AllocatorKind, ErrorCode, Incarnation, Master, MasterConfig, NodeId, Placement,
+    SegmentNo,
+};
 use te_core::Instant;
+
+/// The segment with this number.
+fn no(number: u32) -> SegmentNo {
+    SegmentNo::new(number)
+}
+
+/// The segments with these numbers.
+fn nos<const N: usize>(numbers: [u32; N]) -> Vec<SegmentNo> {
+    numbers.map(SegmentNo::new).to_vec()
+}
 
 const KIB: u64 = 1024;
 const SLOW_START_MS: u64 = 60_000;
@@ -30,8 +43,8 @@ fn config(strategy: AllocationStrategy) -> MasterConfig {
 
 fn mount(master: &mut Master, ms: u64, node: u64, incarnation: u64, name: &str, len: u64) -> SegmentNo {
     let segment = MountSegment {
-        node,
-        incarnation,
+        node: NodeId::new(node),
+        incarnation: Incarnation::new(incarnation),
         name,
         endpoint: "host:1",
         len,
@@ -83,19 +96,26 @@ fn preferred_segments_are_tried_in_their_order_and_each_holds_one_replica() {
     for strategy in AllocationStrategy::ALL {
         let mut master = store(*strategy, &[1, 2, 3, 4, 5], 64 * KIB);
         // Segment 9 does not exist.
-        let wish = placement(&[9, 4, 2], &[]);
+        let wish = placement(&[SegmentNo::new(9), SegmentNo::new(4), SegmentNo::new(2)], &[]);
         for turn in 0..4 {
-            assert_eq!(start(&mut master, &format!("a{turn}"), 16 * KIB, 1, wish), Ok(vec![4]));
+            assert_eq!(start(&mut master, &format!("a{turn}"), 16 * KIB, 1, wish), Ok(nos([4])));
         }
         for turn in 0..3 {
-            assert_eq!(start(&mut master, &format!("b{turn}"), 16 * KIB, 1, wish), Ok(vec![2]), "4 is full");
+            assert_eq!(start(&mut master, &format!("b{turn}"), 16 * KIB, 1, wish), Ok(nos([2])), "4 is full");
         }
         let placed = start(&mut master, "c", 16 * KIB, 2, wish).unwrap();
-        assert!(placed[0] == 2 && ![2, 4].contains(&placed[1]), "{placed:?}");
+        assert!(placed[0] == SegmentNo::new(2) && !nos([2, 4]).contains(&placed[1]), "{placed:?}");
         let placed = start(&mut master, "d", 16 * KIB, 1, wish).unwrap();
-        assert!(![2, 4].contains(&placed[0]), "both are full");
-        let placed = start(&mut master, "e", KIB, 3, placement(&[5, 3, 1], &[])).unwrap();
-        assert_eq!(placed, [5, 3, 1]);
+        assert!(!nos([2, 4]).contains(&placed[0]), "both are full");
+        let placed = start(
+            &mut master,
+            "e",
+            KIB,
+            3,
+            placement(&[SegmentNo::new(5), SegmentNo::new(3), SegmentNo::new(1)], &[]),
+        )
+        .unwrap();
+        assert_eq!(placed, nos([5, 3, 1]));
     }
 }
 
@@ -103,9 +123,10 @@ fn preferred_segments_are_tried_in_their_order_and_each_holds_one_replica() {
 fn excluded_segments_are_never_used_not_even_when_there_is_no_other() {
     for strategy in AllocationStrategy::ALL {
         let mut master = store(*strategy, &[1, 2, 3], 64 * KIB);
-        let wish = placement(&[1, 2], &[1, 3]);
+        let wish =
+            placement(&[SegmentNo::new(1), SegmentNo::new(2)], &[SegmentNo::new(1), SegmentNo::new(3)]);
         for turn in 0..64 {
-            assert_eq!(start(&mut master, &format!("k{turn}"), KIB, 3, wish), Ok(vec![2]));
+            assert_eq!(start(&mut master, &format!("k{turn}"), KIB, 3, wish), Ok(nos([2])));
         }
         assert_eq!(master.stats().puts_partial_total, 64);
         let refused = start(&mut master, "k", KIB, 1, wish);
@@ -113,7 +134,7 @@ fn excluded_segments_are_never_used_not_even_when_there_is_no_other() {
         // Nothing is evicted there without need.
         let mut master = store(*strategy, &[1], 64 * KIB);
         put(&mut master, 0, "kept", KIB);
-        let all = placement(&[], &[1]);
+        let all = placement(&[], &[SegmentNo::new(1)]);
         assert_eq!(start(&mut master, "k", 64 * KIB, 1, all), Err(ErrorCode::SegmentsExcluded));
     }
 }
@@ -130,17 +151,23 @@ fn room_on_excluded_segments_does_not_prevent_eviction_elsewhere() {
             started.replicas[0].segment
         };
         for turn in 0..8 {
-            assert_eq!(on(&mut master, format!("a{turn}"), Placement::on(1)), 1);
+            assert_eq!(
+                on(&mut master, format!("a{turn}"), Placement::on(SegmentNo::new(1))),
+                SegmentNo::new(1)
+            );
         }
         for turn in 0..64 {
-            assert_eq!(on(&mut master, format!("b{turn}"), Placement::on(2)), 2);
+            assert_eq!(
+                on(&mut master, format!("b{turn}"), Placement::on(SegmentNo::new(2))),
+                SegmentNo::new(2)
+            );
         }
-        let options = PutOptions { placement: placement(&[], &[1]), ..PutOptions::DEFAULT };
+        let options = PutOptions { placement: placement(&[], &[SegmentNo::new(1)]), ..PutOptions::DEFAULT };
         for turn in 0..8 {
             // Up to four objects may be evicted per put.
             let started = master.put_start(at(1), format!("c{turn}").as_bytes(), KIB, &options);
             if let Ok(started) = started {
-                assert_eq!(segments_of(&started), [2]);
+                assert_eq!(segments_of(&started), nos([2]));
             }
         }
         assert!(master.stats().puts_no_room_total <= 2, "{:?}", master.stats());
@@ -151,18 +178,21 @@ fn room_on_excluded_segments_does_not_prevent_eviction_elsewhere() {
 fn a_near_node_gets_every_replica_that_it_may_have() {
     for strategy in AllocationStrategy::ALL {
         let mut master = store(*strategy, &[1, 2, 7, 3, 7, 4], 64 * KIB);
-        let near = Placement { near: Some(7), ..Placement::ANY };
+        let near = Placement { near: Some(NodeId::new(7)), ..Placement::ANY };
         for turn in 0..16 {
             let mut placed = start(&mut master, &format!("a{turn}"), KIB, 3, near).unwrap();
             let rest = placed.split_off(2);
-            assert!(placed == [3, 5] && rest.iter().all(|no| ![3, 5].contains(no)), "{placed:?} {rest:?}");
+            assert!(
+                placed == nos([3, 5]) && rest.iter().all(|no| !nos([3, 5]).contains(no)),
+                "{placed:?} {rest:?}"
+            );
         }
         let apart = Placement { distinct_nodes: true, ..near };
         for turn in 0..16 {
             let placed = start(&mut master, &format!("b{turn}"), KIB, 2, apart).unwrap();
-            assert!(placed[0] == 3 && ![3, 5].contains(&placed[1]), "{placed:?}");
+            assert!(placed[0] == SegmentNo::new(3) && !nos([3, 5]).contains(&placed[1]), "{placed:?}");
         }
-        let unknown = Placement { near: Some(99), ..Placement::ANY };
+        let unknown = Placement { near: Some(NodeId::new(99)), ..Placement::ANY };
         assert_eq!(start(&mut master, "c", KIB, 6, unknown).unwrap().len(), 6);
     }
 }
@@ -173,16 +203,19 @@ fn replicas_share_a_node_only_if_they_must_and_never_if_that_is_forbidden() {
         let mut master = store(*strategy, &[1, 1, 1, 2], 64 * KIB);
         for turn in 0..16 {
             let placed = start(&mut master, &format!("a{turn}"), KIB, 2, Placement::ANY).unwrap();
-            assert_eq!(placed.iter().filter(|no| **no == 4).count(), 1, "{placed:?}");
+            assert_eq!(placed.iter().filter(|no| **no == SegmentNo::new(4)).count(), 1, "{placed:?}");
         }
         assert_eq!(start(&mut master, "b", KIB, 3, Placement::ANY).unwrap().len(), 3);
         let apart = Placement { distinct_nodes: true, ..Placement::ANY };
         for turn in 0..16 {
             assert_eq!(start(&mut master, &format!("c{turn}"), KIB, 3, apart).unwrap().len(), 2);
         }
-        let apart = Placement { distinct_nodes: true, ..placement(&[1, 2, 3], &[]) };
+        let apart = Placement {
+            distinct_nodes: true,
+            ..placement(&[SegmentNo::new(1), SegmentNo::new(2), SegmentNo::new(3)], &[])
+        };
         let placed = start(&mut master, "d", KIB, 4, apart).unwrap();
-        assert_eq!(placed, [1, 4], "a preference does not override it");
+        assert_eq!(placed, nos([1, 4]), "a preference does not override it");
     }
 }
 
@@ -245,7 +278,7 @@ fn a_node_that_restarts_empty_is_a_newcomer() {
 #[test]
 fn a_newcomer_is_used_when_there_is_no_other_place() {
     let mut master = store(AllocationStrategy::FreeRatioFirst, &[1], 64 * KIB);
-    assert_eq!(start(&mut master, "unfinished", 64 * KIB, 1, Placement::ANY), Ok(vec![1]));
+    assert_eq!(start(&mut master, "unfinished", 64 * KIB, 1, Placement::ANY), Ok(nos([1])));
     let newcomer = mount(&mut master, 10_000_000, 2, 1, "s2", 64 * KIB);
     for object in 0..64 {
         assert_eq!(put(&mut master, 10_000_000, &format!("{object}"), KIB), newcomer);
@@ -258,7 +291,7 @@ fn a_newcomer_is_used_when_there_is_no_other_place() {
     }
     mount(&mut master, 10_000_000, 3, 1, "s3", 1024 * KIB);
     let started = master.put_start(at(10_000_000), b"long", 512 * KIB, &PutOptions::DEFAULT).unwrap();
-    assert_eq!(segments_of(&started), [3]);
+    assert_eq!(segments_of(&started), nos([3]));
     assert_eq!(master.stats().evictions_total, 0, "no other could hold it");
 }
 
@@ -288,10 +321,21 @@ fn a_full_store_finds_the_one_segment_with_room() {
         assert_eq!(start(&mut master, "more", 64, 1, Placement::ANY), Err(ErrorCode::NoAvailableHandle));
         for no in [1, 77, 200, 128] {
             master
-                .unmount(at(0), &UnmountSegment { node: no.into(), incarnation: Incarnation::new(1), segment: no, key: 0 })
+                .unmount(
+                    at(0),
+                    &UnmountSegment {
+                        node: no.into(),
+                        incarnation: Incarnation::new(1),
+                        segment: SegmentNo::new(no as u32),
+                        key: 0,
+                    },
+                )
                 .unwrap();
-            mount(&mut master, 0, no.into(), 2, &format!("s{no}"), KIB);
-            assert!(start(&mut master, &format!("again {no}"), KIB, 1, Placement::ANY).unwrap()[0] > 200);
+            mount(&mut master, 0, no, 2, &format!("s{no}"), KIB);
+            assert!(
+                start(&mut master, &format!("again {no}"), KIB, 1, Placement::ANY).unwrap()[0]
+                    > SegmentNo::new(200)
+            );
             assert_eq!(start(&mut master, "more", 64, 1, Placement::ANY), Err(ErrorCode::NoAvailableHandle));
         }
     }
@@ -325,6 +369,8 @@ proptest! {
         let now = at(nodes.len() as u64 * 10_000);
         let mut started = Vec::new();
         for (index, (len, replicas, preferred, excluded, near, distinct_nodes, drop_one)) in puts.into_iter().enumerate() {
+            let [preferred, excluded] = [preferred, excluded].map(|all| all.into_iter().map(no).collect::<Vec<_>>());
+            let near = near.map(NodeId::new);
             let wish = Placement { near, distinct_nodes, ..placement(&preferred, &excluded) };
             let before: BTreeMap<SegmentNo, u64> =
                 master.segments().map(|info| (info.segment, info.free_bytes_largest)).collect();
@@ -334,7 +380,7 @@ proptest! {
             // Segments that may be used and certainly have room.
             let has_room = |no: &&SegmentNo| before[*no] >= len + len / 16 + 64 && !excluded.contains(*no);
             let open: Vec<SegmentNo> = before.keys().filter(has_room).copied().collect();
-            let node = |no: SegmentNo| nodes[no as usize - 1];
+            let node = |no: SegmentNo| nodes[no.get() as usize - 1];
             match result {
                 Err(error) => {
                     prop_assert!(error.is_no_room(), "{}", error);
@@ -395,11 +441,21 @@ fn the_slab_allocator_serves_a_master_as_well_node_death_included() {
         bytes += len * started.replicas.len() as u64;
     }
     assert!(master.stats().used_bytes >= bytes && master.stats().evictions_total == 0);
-    master.unmount(at(1), &UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: SegmentNo::new(1), key: 0 }).unwrap();
+    master
+        .unmount(
+            at(1),
+            &UnmountSegment {
+                node: NodeId::new(1),
+                incarnation: Incarnation::new(1),
+                segment: SegmentNo::new(1),
+                key: 0,
+            },
+        )
+        .unwrap();
     for object in 0..3_000u64 {
         let key = format!("{object}");
         match master.get(at(1), key.as_bytes()) {
-            Ok(found) => assert!(found.replicas.iter().all(|replica| replica.segment == 2)),
+            Ok(found) => assert!(found.replicas.iter().all(|replica| replica.segment == SegmentNo::new(2))),
             Err(error) => assert!(error == ErrorCode::ObjectNotFound && object % 3 != 0, "{object}: {error}"),
         }
         let _ = master.remove(at(10_000), key.as_bytes(), RemoveMode::Force);

@@ -1,12 +1,22 @@
 //! A put whose segments cannot be written to requests another place within the same operation.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use store_core::client::{Action, ClientConfig, PutItem, PutOp, Transfer, TransferEnd, FenceEnd};
+use store_core::client::{Action, ClientConfig, FenceEnd, PutItem, PutOp, Transfer, TransferEnd};
 use store_core::message::{
-    Allocation, Operation, PutRequest, PutEnd, PutRevoke, PutStart, PutWindow, Replica, Replicas,
+    Allocation, Operation, PutEnd, PutRequest, PutRevoke, PutStart, PutWindow, Replica, Replicas,
 };
 use store_core::{ErrorCode, Frame, Kind, SegmentNo};
 use te_core::Instant;
+
+/// The segment with this number.
+fn no(number: u32) -> SegmentNo {
+    SegmentNo::new(number)
+}
+
+/// The segments with these numbers.
+fn nos<const N: usize>(numbers: [u32; N]) -> Vec<SegmentNo> {
+    numbers.map(SegmentNo::new).to_vec()
+}
 
 const WINDOW_MS: u32 = 30_000;
 
@@ -29,7 +39,7 @@ struct Talk {
     request_id: u64,
     starts: Vec<PutRequest>,
     /// Keys of each start.
-    asked: Vec<Vec<Vec<u8>>>,
+    requested: Vec<Vec<Vec<u8>>>,
     /// Generations.
     commits: Vec<u64>,
     /// Generations, and whether the writer reported that it is quiet.
@@ -47,7 +57,7 @@ impl Talk {
             generation: 100,
             request_id: 1,
             starts: Vec::new(),
-            asked: Vec::new(),
+            requested: Vec::new(),
             commits: Vec::new(),
             revocations: Vec::new(),
         }
@@ -72,17 +82,17 @@ impl Talk {
         let (id, mut answer) = (frame.header.request_id, Vec::new());
         match Kind::from_byte(frame.header.kind).unwrap() {
             Kind::PutStart => {
-                let (ask, items) = PutStart::decode_request(frame.body).unwrap();
+                let (put, items) = PutStart::decode_request(frame.body).unwrap();
                 let window = PutWindow { window_ms: WINDOW_MS };
                 let allocations = items.map(|_| {
                     self.generation += 1;
-                    let segments = place(&ask)?;
+                    let segments = place(&put)?;
                     let (generation, handle) = (self.generation, self.generation ^ 5);
                     Ok(Allocation { generation, handle, replicas: replicas(&segments) })
                 });
                 PutStart::encode_response(&mut answer, id, &window, allocations).unwrap();
-                self.starts.push(ask);
-                self.asked.push(items.map(|item| item.key.0.to_vec()).collect());
+                self.starts.push(put);
+                self.requested.push(items.map(|item| item.key.0.to_vec()).collect());
             }
             Kind::PutEnd => {
                 let (_, items) = PutEnd::decode_request(frame.body).unwrap();
@@ -101,8 +111,8 @@ impl Talk {
 }
 
 /// Segment 1 unless it is excluded, else 2, and so on.
-fn first_allowed(ask: &PutRequest) -> Result<Vec<SegmentNo>, ErrorCode> {
-    let segment = (1..=4).find(|segment| !ask.options.placement.excluded.contains(segment));
+fn first_allowed(put: &PutRequest) -> Result<Vec<SegmentNo>, ErrorCode> {
+    let segment = (1..=4).map(no).find(|segment| !put.options.placement.excluded.contains(segment));
     segment.map(|segment| vec![segment]).ok_or(ErrorCode::SegmentsExcluded)
 }
 
@@ -119,15 +129,18 @@ fn a_put_that_a_segment_refuses_is_written_elsewhere_by_the_same_operation() {
     let mut talk = Talk::new(ClientConfig::default(), &[b"a", b"b"]);
     // The master gives both items the same segment, which accepts one of them.
     let writes = transfers(&talk.run(first_allowed));
-    assert_eq!(writes.iter().map(|write| write.segment).collect::<Vec<_>>(), [1, 1]);
+    assert_eq!(writes.iter().map(|write| write.segment).collect::<Vec<_>>(), nos([1, 1]));
     talk.put.handle_transfer(writes[0].id, TransferEnd::written());
     talk.put.handle_transfer(writes[1].id, TransferEnd::not_applied());
     let again = transfers(&talk.run(first_allowed));
     assert_eq!((talk.commits.as_slice(), talk.revocations.as_slice()), (&[101][..], &[(102, true)][..]));
-    assert_eq!(talk.asked, [vec![b"a".to_vec(), b"b".to_vec()], vec![b"b".to_vec()]]);
-    assert_eq!(*talk.starts[1].options.placement.excluded, [1]);
-    assert_ne!(talk.starts[0].nonce, talk.starts[1].nonce, "the second put must not be mistaken for the first");
-    assert_eq!((again.len(), again[0].segment, again[0].item), (1, 2, 1));
+    assert_eq!(talk.requested, [vec![b"a".to_vec(), b"b".to_vec()], vec![b"b".to_vec()]]);
+    assert_eq!(*talk.starts[1].options.placement.excluded, nos([1])[..]);
+    assert_ne!(
+        talk.starts[0].nonce, talk.starts[1].nonce,
+        "the second put must not be mistaken for the first"
+    );
+    assert_eq!((again.len(), again[0].segment, again[0].item), (1, no(2), 1));
     talk.put.handle_transfer(again[0].id, TransferEnd::written());
     assert!(talk.run(first_allowed).is_empty() && talk.put.is_done());
     assert_eq!((talk.put.result(0), talk.put.result(1)), (Some(Ok(101)), Some(Ok(103))));
@@ -146,10 +159,10 @@ fn a_segment_that_takes_no_byte_is_given_up_and_its_space_is_not_called_quiet() 
     talk.put.handle_timeout(talk.now);
     assert_eq!(talk.run(first_allowed), [Action::Cancel { transfer: writes[0].id }]);
     talk.put.handle_transfer(writes[0].id, TransferEnd::unknown());
-    assert_eq!(talk.run(first_allowed), [Action::Fence { segment: 1 }]);
-    talk.put.handle_fence(1, FenceEnd::Failed);
+    assert_eq!(talk.run(first_allowed), [Action::Fence { segment: SegmentNo::new(1) }]);
+    talk.put.handle_fence(SegmentNo::new(1), FenceEnd::Failed);
     let again = transfers(&talk.run(first_allowed));
-    assert_eq!((talk.revocations.as_slice(), again[0].segment), (&[(101, false)][..], 2));
+    assert_eq!((talk.revocations.as_slice(), again[0].segment), (&[(101, false)][..], no(2)));
     talk.put.handle_transfer(again[0].id, TransferEnd::written());
     talk.run(first_allowed);
     assert_eq!((talk.put.is_done(), talk.put.result(0)), (true, Some(Ok(102))));
@@ -183,10 +196,10 @@ fn a_write_that_cannot_be_fenced_is_put_elsewhere_too() {
     let mut talk = Talk::new(ClientConfig::default(), &[b"a"]);
     let writes = transfers(&talk.run(first_allowed));
     talk.put.handle_transfer(writes[0].id, TransferEnd { fence_needed: true, ..TransferEnd::written() });
-    assert_eq!(talk.run(first_allowed), [Action::Fence { segment: 1 }]);
-    talk.put.handle_fence(1, FenceEnd::Failed);
+    assert_eq!(talk.run(first_allowed), [Action::Fence { segment: SegmentNo::new(1) }]);
+    talk.put.handle_fence(SegmentNo::new(1), FenceEnd::Failed);
     let again = transfers(&talk.run(first_allowed));
-    assert_eq!((talk.revocations.as_slice(), again[0].segment), (&[(101, false)][..], 2));
+    assert_eq!((talk.revocations.as_slice(), again[0].segment), (&[(101, false)][..], no(2)));
 }
 
 #[test]
@@ -200,16 +213,19 @@ fn a_put_tries_so_many_places_and_no_more() {
             talk.put.handle_transfer(write.id, TransferEnd::not_applied());
         }
     }
-    assert_eq!((tried.as_slice(), talk.put.result(0)), (&[1, 2, 3][..], Some(Err(ErrorCode::TransferFail))));
+    assert_eq!(
+        (tried.as_slice(), talk.put.result(0)),
+        (&nos([1, 2, 3])[..], Some(Err(ErrorCode::TransferFail)))
+    );
     assert_eq!((talk.commits.len(), talk.revocations.len()), (0, 3));
 }
 
 #[test]
 fn where_there_is_no_other_place_the_put_fails_for_its_own_reason() {
     let mut talk = Talk::new(ClientConfig::default(), &[b"a"]);
-    let only = |ask: &PutRequest| match ask.options.placement.excluded.contains(&1) {
+    let only = |put: &PutRequest| match put.options.placement.excluded.contains(&no(1)) {
         true => Err(ErrorCode::SegmentsExcluded),
-        false => Ok(vec![1]),
+        false => Ok(nos([1])),
     };
     let writes = transfers(&talk.run(only));
     talk.put.handle_transfer(writes[0].id, TransferEnd::not_applied());
@@ -237,15 +253,15 @@ fn an_operation_that_is_given_up_asks_for_no_other_place() {
 #[test]
 fn one_of_two_replicas_that_fails_moves_the_whole_object() {
     let mut talk = Talk::new(ClientConfig::default(), &[b"a"]);
-    let pairs = |ask: &PutRequest| {
-        let excluded = &ask.options.placement.excluded;
-        Ok((1..=4).filter(|segment| !excluded.contains(segment)).take(2).collect())
+    let pairs = |put: &PutRequest| {
+        let excluded = &put.options.placement.excluded;
+        Ok((1..=4).map(no).filter(|segment| !excluded.contains(segment)).take(2).collect())
     };
     let writes = transfers(&talk.run(pairs));
     talk.put.handle_transfer(writes[0].id, TransferEnd::written());
     talk.put.handle_transfer(writes[1].id, TransferEnd::not_applied());
     let again = transfers(&talk.run(pairs));
-    assert_eq!(again.iter().map(|write| write.segment).collect::<Vec<_>>(), [1, 3]);
+    assert_eq!(again.iter().map(|write| write.segment).collect::<Vec<_>>(), nos([1, 3]));
     again.iter().for_each(|write| talk.put.handle_transfer(write.id, TransferEnd::written()));
     talk.run(pairs);
     assert_eq!(talk.put.result(0), Some(Ok(102)));

@@ -7,7 +7,7 @@ use store_core::message::*;
 
 use store_core::{
     ErrorCode, Frame, Incarnation, Key, Kind, Master, MasterConfig, NodeId, Place, Role, Secret, SegmentNo,
-    Session, TaskId, TenantConfig, prove,
+    Session, TaskId, TenantConfig, TenantNo, prove,
 };
 use te_core::Instant;
 
@@ -50,13 +50,13 @@ fn nonce(nonce: u32) -> PutRequest {
     PutRequest { nonce, options: PutOptions::DEFAULT, writer: 9 }
 }
 
-fn start(master: &mut Master, ms: u64, ask: &PutRequest, len: u64) -> Result<Allocation, ErrorCode> {
-    master.put_start_in(at(ms), b"k", len, ask, Place::ALONE)
+fn start(master: &mut Master, ms: u64, request: &PutRequest, len: u64) -> Result<Allocation, ErrorCode> {
+    master.put_start_in(at(ms), b"k", len, request, Place::ALONE)
 }
 
-fn request<O: Operation>(ask: &O::Request<'_>, item: Option<O::RequestItem<'_>>) -> Vec<u8> {
+fn request<O: Operation>(head: &O::Request<'_>, item: Option<O::RequestItem<'_>>) -> Vec<u8> {
     let mut out = Vec::new();
-    O::encode_request(&mut out, 7, ask, item.into_iter()).unwrap();
+    O::encode_request(&mut out, 7, head, item.into_iter()).unwrap();
     out
 }
 
@@ -231,7 +231,7 @@ fn about_objects(master: &mut Master, now: Instant) -> Vec<Case> {
     put(master, now, b"idle", &PutOptions::DEFAULT);
     let (generation, _) = put(master, now, b"bad", &PutOptions { replicas: 2, ..PutOptions::DEFAULT });
     let bad = BadReplica { key: Key(b"bad"), generation, segment: SegmentNo::new(1) };
-    master.report_replica(now, 1, 0, &bad).unwrap();
+    master.report_replica(now, 1, TenantNo::new(0), &bad).unwrap();
     let bad = request::<ReportReplicas>(&2, Some(bad));
     let every = RemoveQuery { pattern: None, cursor: 0, force: true };
     let list = ListQuery { prefix: Key(b""), cursor: 0, limit: 10 };
@@ -294,7 +294,8 @@ fn about_expulsions(master: &mut Master, now: Instant) -> Vec<Case> {
     let node = master.segment(lost.replicas[0].segment).unwrap().node;
     let fetch = FetchRequest { node, incarnation: Incarnation::new(1), count_max: 9, key: 0 };
     let ticket = master.fetch_expulsions(now, &fetch).unwrap()[0].ticket;
-    let end = request::<EndExpulsions>(&NodeProof { node, key: 0 }, Some(ExpulsionEnd { ticket, gone: true }));
+    let end =
+        request::<EndExpulsions>(&NodeProof { node, key: 0 }, Some(ExpulsionEnd { ticket, gone: true }));
     vec![
         (Kind::FetchExpulsions, request::<FetchExpulsions>(&fetch, None), Again::Same),
         (Kind::EndExpulsions, end, Again::Refused(ErrorCode::TaskNotFound)),

@@ -3,11 +3,13 @@
 
 use proptest::prelude::*;
 use store_core::message::{
-    FetchRequest, Get, MountSegment, Operation, Pin, PutRequest, PutOptions, Retention, SegmentOrder, SegmentState,
-    TaskEnd, WriterState};
+    FetchRequest, Get, MountSegment, Operation, Pin, PutOptions, PutRequest, Retention, SegmentOrder,
+    SegmentState, TaskEnd, WriterState,
+};
 use store_core::{
-    AllocatorKind, ErrorCode, Event, Frame, FullKey, Instant, Key, Master, MasterConfig, Place, Placement,
-    ReplicationConfig, ReplicationMode, Session, TenantConfig, TenantNo, NodeId, Incarnation};
+    AllocatorKind, ErrorCode, Event, Frame, FullKey, Incarnation, Instant, Key, Master, MasterConfig, NodeId,
+    Place, Placement, ReplicationConfig, ReplicationMode, SegmentNo, Session, TenantConfig, TenantNo,
+};
 
 const MIB: u64 = 1 << 20;
 const KIB: u64 = 1 << 10;
@@ -35,7 +37,7 @@ fn master(config: MasterConfig, segments: &[u64]) -> Master {
     let mut master = Master::new(config).unwrap();
     for (at_no, len) in segments.iter().enumerate() {
         let segment = MountSegment {
-            node: at_no as u64 + 1,
+            node: NodeId::new(at_no as u64 + 1),
             incarnation: Incarnation::new(1),
             name: &format!("s{at_no}"),
             endpoint: "n:1",
@@ -61,7 +63,7 @@ fn put(
 
 fn excluding(segments: &[u32]) -> PutOptions {
     let mut placement = Placement::ANY;
-    segments.iter().for_each(|no| placement.excluded.push(*no).unwrap());
+    segments.iter().for_each(|no| placement.excluded.push(SegmentNo::new(*no)).unwrap());
     PutOptions { placement, ..PutOptions::DEFAULT }
 }
 
@@ -79,27 +81,27 @@ fn refuses(master: &mut Master, of: TenantNo, len: u64, options: &PutOptions, wh
 fn a_put_that_no_segment_can_take_changes_nothing_and_the_error_says_why() {
     let plain = PutOptions::DEFAULT;
     let mut empty = master(config(), &[]);
-    refuses(&mut empty, 0, 1, &plain, ErrorCode::NoSegment);
+    refuses(&mut empty, TenantNo::new(0), 1, &plain, ErrorCode::NoSegment);
 
     // Nearly full, and full: eviction could make room, but not where the put may be placed.
     for objects in [40, 64] {
         let mut pool = master(config(), &[64 * MIB]);
         for object in 0..objects {
-            put(&mut pool, 0, (0, &format!("{object}")), MIB - KIB, &plain).unwrap();
+            put(&mut pool, 0, (TenantNo::new(0), &format!("{object}")), MIB - KIB, &plain).unwrap();
         }
-        refuses(&mut pool, 0, 100, &excluding(&[1]), ErrorCode::SegmentsExcluded);
-        refuses(&mut pool, 0, 64 * MIB, &plain, ErrorCode::ObjectTooLarge);
-        refuses(&mut pool, 0, u64::MAX, &plain, ErrorCode::ObjectTooLarge);
+        refuses(&mut pool, TenantNo::new(0), 100, &excluding(&[1]), ErrorCode::SegmentsExcluded);
+        refuses(&mut pool, TenantNo::new(0), 64 * MIB, &plain, ErrorCode::ObjectTooLarge);
+        refuses(&mut pool, TenantNo::new(0), u64::MAX, &plain, ErrorCode::ObjectTooLarge);
         for state in [SegmentState::Maintenance, SegmentState::Draining] {
-            pool.order_segment(at(1), &SegmentOrder { segment: 1, state }).unwrap();
-            refuses(&mut pool, 0, 100, &plain, ErrorCode::SegmentsClosed);
+            pool.order_segment(at(1), &SegmentOrder { segment: SegmentNo::new(1), state }).unwrap();
+            refuses(&mut pool, TenantNo::new(0), 100, &plain, ErrorCode::SegmentsClosed);
         }
     }
     let pinned = PutOptions { retention: Retention { pin: Pin::Hard, ..Retention::DEFAULT }, ..plain };
     let mut pool = master(config(), &[MIB]);
-    put(&mut pool, 0, (0, "pinned"), 500 * KIB, &pinned).unwrap();
-    put(&mut pool, 0, (0, "plain"), 100 * KIB, &plain).unwrap();
-    refuses(&mut pool, 0, 100 * KIB, &pinned, ErrorCode::PinnedShareReached);
+    put(&mut pool, 0, (TenantNo::new(0), "pinned"), 500 * KIB, &pinned).unwrap();
+    put(&mut pool, 0, (TenantNo::new(0), "plain"), 100 * KIB, &plain).unwrap();
+    refuses(&mut pool, TenantNo::new(0), 100 * KIB, &pinned, ErrorCode::PinnedShareReached);
 }
 
 #[test]
@@ -108,15 +110,18 @@ fn while_the_only_room_is_on_a_segment_that_is_excluded_or_closed_the_other_lose
     let mut pool = master(config(), &[4 * MIB, 4 * MIB]);
     let on = |no| PutOptions { placement: Placement::on(no), ..PutOptions::DEFAULT };
     for object in 0..4 {
-        put(&mut pool, 0, (0, &format!("a{object}")), MIB - KIB, &on(1)).unwrap();
-        put(&mut pool, 0, (0, &format!("b{object}")), MIB - KIB, &on(2)).unwrap();
+        put(&mut pool, 0, (TenantNo::new(0), &format!("a{object}")), MIB - KIB, &on(SegmentNo::new(1)))
+            .unwrap();
+        put(&mut pool, 0, (TenantNo::new(0), &format!("b{object}")), MIB - KIB, &on(SegmentNo::new(2)))
+            .unwrap();
         pool.get(at(1), format!("b{object}").as_bytes()).unwrap();
     }
-    refuses(&mut pool, 0, MIB - KIB, &excluding(&[1]), ErrorCode::NoAvailableHandle);
-    pool.order_segment(at(1), &SegmentOrder { segment: 1, state: SegmentState::Draining }).unwrap();
-    refuses(&mut pool, 0, MIB - KIB, &PutOptions::DEFAULT, ErrorCode::NoAvailableHandle);
+    refuses(&mut pool, TenantNo::new(0), MIB - KIB, &excluding(&[1]), ErrorCode::NoAvailableHandle);
+    pool.order_segment(at(1), &SegmentOrder { segment: SegmentNo::new(1), state: SegmentState::Draining })
+        .unwrap();
+    refuses(&mut pool, TenantNo::new(0), MIB - KIB, &PutOptions::DEFAULT, ErrorCode::NoAvailableHandle);
     // As soon as an object can be evicted where the put may be placed, it is.
-    put(&mut pool, 2_000, (0, "new"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+    put(&mut pool, 2_000, (TenantNo::new(0), "new"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
     assert_eq!(pool.stats().evictions_total, 1);
 }
 
@@ -124,15 +129,16 @@ fn while_the_only_room_is_on_a_segment_that_is_excluded_or_closed_the_other_lose
 fn a_long_object_takes_neighbours_and_only_those_it_needs() {
     let mut pool = master(config(), &[16 * MIB]);
     for object in 0..16 {
-        put(&mut pool, 0, (0, &format!("{object:02}")), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+        put(&mut pool, 0, (TenantNo::new(0), &format!("{object:02}")), MIB - KIB, &PutOptions::DEFAULT)
+            .unwrap();
     }
     // Every other object is leased: no two neighbours can be evicted.
     for object in (0..16).step_by(2) {
         pool.get(at(1), format!("{object:02}").as_bytes()).unwrap();
     }
-    refuses(&mut pool, 0, 2 * MIB, &PutOptions::DEFAULT, ErrorCode::NoAvailableHandle);
+    refuses(&mut pool, TenantNo::new(0), 2 * MIB, &PutOptions::DEFAULT, ErrorCode::NoAvailableHandle);
     let before = pool.stats().evictions_total;
-    put(&mut pool, 2_000, (0, "long"), 3 * MIB - 8 * KIB, &PutOptions::DEFAULT).unwrap();
+    put(&mut pool, 2_000, (TenantNo::new(0), "long"), 3 * MIB - 8 * KIB, &PutOptions::DEFAULT).unwrap();
     assert_eq!(pool.stats().evictions_total - before, 3, "exactly three neighbours");
 }
 
@@ -141,19 +147,21 @@ fn what_a_long_object_passes_over_goes_with_it_and_not_more_than_a_few_times_its
     let mut pool = master(config(), &[64 * MIB]);
     let name = |object: u32| format!("{object:04}");
     for object in 0..1_024 {
-        put(&mut pool, 0, (0, &name(object)), 64 * KIB, &PutOptions::DEFAULT).unwrap();
+        put(&mut pool, 0, (TenantNo::new(0), &name(object)), 64 * KIB, &PutOptions::DEFAULT).unwrap();
     }
     // Every other one is read: the rest goes first, and no two of the rest are neighbours.
     for object in (0..1_024).step_by(2) {
         pool.get(at(1), name(object).as_bytes()).unwrap();
     }
-    put(&mut pool, 2_000, (0, "long"), 256 * KIB, &PutOptions::DEFAULT).unwrap();
-    let gone: Vec<u32> =
-        (0..1_024).filter(|object| !pool.exists(name(*object).as_bytes())).collect();
+    put(&mut pool, 2_000, (TenantNo::new(0), "long"), 256 * KIB, &PutOptions::DEFAULT).unwrap();
+    let gone: Vec<u32> = (0..1_024).filter(|object| !pool.exists(name(*object).as_bytes())).collect();
     // Four neighbours make room; of the ones that stood before them, three times as many bytes go.
     assert_eq!(gone[..4], [0, 1, 2, 3]);
     assert!((12..=16).contains(&gone.len()), "{gone:?}");
-    assert!(gone[4..].iter().all(|object| object % 2 == 1), "only what stood before the neighbours: {gone:?}");
+    assert!(
+        gone[4..].iter().all(|object| object % 2 == 1),
+        "only what stood before the neighbours: {gone:?}"
+    );
 }
 
 #[test]
@@ -170,28 +178,41 @@ fn extra_replicas_go_only_where_they_make_room() {
         PutOptions { retention: Retention { pin: Pin::Hard, ..Retention::DEFAULT }, ..PutOptions::DEFAULT };
     let on = |no, options| PutOptions { placement: Placement::on(no), ..options };
     // It is read so often that it soon has a second replica, on the other segment.
-    put(&mut pool, 0, (0, "hot"), MIB - KIB, &on(1, pinned)).unwrap();
+    put(&mut pool, 0, (TenantNo::new(0), "hot"), MIB - KIB, &on(SegmentNo::new(1), pinned)).unwrap();
     for ms in 0..12 {
         pool.get(at(10 * ms), b"hot").unwrap();
     }
     let fetch = FetchRequest { node: NodeId::new(2), incarnation: Incarnation::new(1), count_max: 9, key: 0 };
     let orders = pool.fetch_tasks(at(200), &fetch).unwrap();
     let end = TaskEnd { id: orders[0].id, attempt: orders[0].attempt, result: Ok(1), quiet: true };
-    pool.end_task(at(200), 2, &end).unwrap();
+    pool.end_task(at(200), NodeId::new(2), &end).unwrap();
     for object in 0..3 {
-        put(&mut pool, 300, (0, &format!("{object}")), MIB - KIB, &on(1, PutOptions::DEFAULT)).unwrap();
+        put(
+            &mut pool,
+            300,
+            (TenantNo::new(0), &format!("{object}")),
+            MIB - KIB,
+            &on(SegmentNo::new(1), PutOptions::DEFAULT),
+        )
+        .unwrap();
         pool.get(at(2_000), format!("{object}").as_bytes()).unwrap();
     }
     // Everything else is pinned or leased. Objects on the other segment would not help.
     let before = pool.stats().used_bytes;
     for turn in 0..8 {
-        let refused = put(&mut pool, 2_001, (0, &format!("refused {turn}")), MIB - KIB, &excluding(&[2]));
+        let refused = put(
+            &mut pool,
+            2_001,
+            (TenantNo::new(0), &format!("refused {turn}")),
+            MIB - KIB,
+            &excluding(&[2]),
+        );
         assert_eq!(refused, Err(ErrorCode::NoAvailableHandle));
     }
     assert_eq!((pool.stats().used_bytes, pool.task_report().extras_shed_total), (before, 0));
     // Where the extra replica helps, it is dropped before any object is evicted.
     for object in 3..7 {
-        put(&mut pool, 2_002, (0, &format!("{object}")), MIB - KIB, &excluding(&[1])).unwrap();
+        put(&mut pool, 2_002, (TenantNo::new(0), &format!("{object}")), MIB - KIB, &excluding(&[1])).unwrap();
     }
     assert_eq!((pool.stats().evictions_total, pool.task_report().extras_shed_total), (0, 1));
 }
@@ -202,14 +223,14 @@ fn a_tenant_that_wishes_the_impossible_takes_nothing_from_others() {
     let config = MasterConfig { multi_tenants: true, tenants, ..config() };
     let mut pool = master(config, &[16 * MIB]);
     for object in 0..16 {
-        put(&mut pool, 0, (1, &format!("{object}")), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+        put(&mut pool, 0, (TenantNo::new(1), &format!("{object}")), MIB - KIB, &PutOptions::DEFAULT).unwrap();
     }
-    refuses(&mut pool, 2, 100, &excluding(&[1]), ErrorCode::SegmentsExcluded);
-    refuses(&mut pool, 2, 2 * MIB, &PutOptions::DEFAULT, ErrorCode::TenantQuotaExceeded);
+    refuses(&mut pool, TenantNo::new(2), 100, &excluding(&[1]), ErrorCode::SegmentsExcluded);
+    refuses(&mut pool, TenantNo::new(2), 2 * MIB, &PutOptions::DEFAULT, ErrorCode::TenantQuotaExceeded);
     // Bob's objects are leased: his quota cannot be kept, and nothing of Alice's is evicted for it either.
-    put(&mut pool, 0, (2, "own"), 900 * KIB, &PutOptions::DEFAULT).unwrap();
-    pool.get(at(1), FullKey { tenant: 2, key: b"own" }).unwrap();
-    refuses(&mut pool, 2, 900 * KIB, &PutOptions::DEFAULT, ErrorCode::TenantQuotaExceeded);
+    put(&mut pool, 0, (TenantNo::new(2), "own"), 900 * KIB, &PutOptions::DEFAULT).unwrap();
+    pool.get(at(1), FullKey { tenant: TenantNo::new(2), key: b"own" }).unwrap();
+    refuses(&mut pool, TenantNo::new(2), 900 * KIB, &PutOptions::DEFAULT, ErrorCode::TenantQuotaExceeded);
 }
 
 #[test]
@@ -219,11 +240,11 @@ fn a_quota_that_too_few_can_go_for_costs_none_of_them() {
     let mut pool = master(config, &[16 * MIB]);
     let pinned =
         PutOptions { retention: Retention { pin: Pin::Hard, ..Retention::DEFAULT }, ..PutOptions::DEFAULT };
-    put(&mut pool, 0, (1, "pinned"), 2 * MIB - KIB, &pinned).unwrap();
-    put(&mut pool, 0, (1, "a"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
-    put(&mut pool, 0, (1, "b"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
-    refuses(&mut pool, 1, 3 * MIB, &PutOptions::DEFAULT, ErrorCode::TenantQuotaExceeded);
-    put(&mut pool, 1, (1, "c"), 2 * MIB - KIB, &PutOptions::DEFAULT).unwrap();
+    put(&mut pool, 0, (TenantNo::new(1), "pinned"), 2 * MIB - KIB, &pinned).unwrap();
+    put(&mut pool, 0, (TenantNo::new(1), "a"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+    put(&mut pool, 0, (TenantNo::new(1), "b"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+    refuses(&mut pool, TenantNo::new(1), 3 * MIB, &PutOptions::DEFAULT, ErrorCode::TenantQuotaExceeded);
+    put(&mut pool, 1, (TenantNo::new(1), "c"), 2 * MIB - KIB, &PutOptions::DEFAULT).unwrap();
     assert_eq!(pool.stats().evictions_total, 2);
 }
 
@@ -238,19 +259,19 @@ fn what_would_have_to_go_for_a_limit_stays_while_the_put_has_no_place() {
         let mut pool = master(config, &[16 * MIB]);
         for object in 0..4 {
             let key = object.to_string();
-            put(&mut pool, 0, (of, &key), MIB - KIB, &PutOptions::DEFAULT).unwrap();
-            pool.get(at(0), FullKey { tenant: of, key: key.as_bytes() }).unwrap();
+            put(&mut pool, 0, (TenantNo::new(of), &key), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+            pool.get(at(0), FullKey { tenant: TenantNo::new(of), key: key.as_bytes() }).unwrap();
         }
         assert_eq!(pool.stats().evictions_total, 0);
         let before = pool.stats();
         for turn in 0..8 {
             let new = format!("refused {turn}");
-            let refused = put(&mut pool, 2_000, (of, &new), MIB - KIB, &excluding(&[1]));
+            let refused = put(&mut pool, 2_000, (TenantNo::new(of), &new), MIB - KIB, &excluding(&[1]));
             assert_eq!(refused, Err(ErrorCode::SegmentsExcluded));
         }
         assert_eq!((pool.stats().evictions_total, pool.stats().used_bytes), (0, before.used_bytes));
         // As soon as the put has a place, they are evicted.
-        put(&mut pool, 2_000, (of, "new"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+        put(&mut pool, 2_000, (TenantNo::new(of), "new"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
         assert!(pool.stats().evictions_total > 0);
     }
 }
@@ -267,13 +288,13 @@ fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refus
     let refused = pool.put_start(at(1), b"one more", 1, &PutOptions::DEFAULT);
     assert_eq!(refused, Err(ErrorCode::MetadataFull));
     assert!(pool.stats().puts_metadata_full_total > 0);
-    let told = std::iter::from_fn(|| pool.poll_event());
-    assert_eq!(told.filter(|event| matches!(event, Event::MetadataFull { .. })).count(), 1);
+    let events = std::iter::from_fn(|| pool.poll_event());
+    assert_eq!(events.filter(|event| matches!(event, Event::MetadataFull { .. })).count(), 1);
 
     // Objects are evicted for others, as when there is no room for their bytes.
     let mut pool = master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
     for n in 0..5_000 {
-        put(&mut pool, 1, (0, &key(n)), 1, &PutOptions::DEFAULT).unwrap();
+        put(&mut pool, 1, (TenantNo::new(0), &key(n)), 1, &PutOptions::DEFAULT).unwrap();
     }
     assert!((500..1_000).contains(&pool.stats().objects), "{:?}", pool.stats());
     assert!(pool.exists(key(4_999).as_bytes()) && !pool.exists(key(0).as_bytes()));
@@ -281,15 +302,15 @@ fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refus
     // Metadata of writers counts, too: fewer unfinished puts fit.
     let short = |n: u32| format!("{n:08}");
     let begin = |pool: &mut Master, n: u32| {
-        let ask = PutRequest { writer: 7, ..PutRequest::once(PutOptions::DEFAULT) };
-        pool.put_start_in(at(1), short(n).as_bytes(), 1, &ask, Place::ALONE)
+        let put = PutRequest { writer: 7, ..PutRequest::once(PutOptions::DEFAULT) };
+        pool.put_start_in(at(1), short(n).as_bytes(), 1, &put, Place::ALONE)
     };
     let bounded = || master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
     let mut pool = bounded();
     let begun = (0..50_000).take_while(|n| begin(&mut pool, *n).is_ok()).count() as u64;
     let mut pool = bounded();
     for n in 0..50_000 {
-        put(&mut pool, 1, (0, &short(n)), 1, &PutOptions::DEFAULT).unwrap();
+        put(&mut pool, 1, (TenantNo::new(0), &short(n)), 1, &PutOptions::DEFAULT).unwrap();
     }
     let objects = pool.stats().objects;
     assert!(begun > 1_000 && objects < 20_000, "{begun} puts, {objects} objects");
@@ -299,7 +320,7 @@ fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refus
 #[test]
 fn leases_that_connections_can_give_back_count_for_what_the_master_may_know() {
     let mut pool = master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
-    put(&mut pool, 0, (0, "read"), 1, &PutOptions::DEFAULT).unwrap();
+    put(&mut pool, 0, (TenantNo::new(0), "read"), 1, &PutOptions::DEFAULT).unwrap();
     let before = pool.memory_bytes();
     let mut request = Vec::new();
     let keys = std::iter::repeat_n(Key(b"read"), 1_024);
@@ -330,7 +351,7 @@ fn what_is_guaranteed_stays_to_the_byte() {
         let config = MasterConfig { multi_tenants: true, tenants, ..config() };
         let mut pool = master(config, &[32 * MIB]);
         let mut object = 0;
-        while put(&mut pool, 0, (1, &format!("{object}")), len, &PutOptions::DEFAULT).is_ok()
+        while put(&mut pool, 0, (TenantNo::new(1), &format!("{object}")), len, &PutOptions::DEFAULT).is_ok()
             && pool.stats().evictions_total == 0
         {
             object += 1;
@@ -339,9 +360,9 @@ fn what_is_guaranteed_stays_to_the_byte() {
         for turn in 0..400u64 {
             let len = [1_000, 100 * KIB, MIB, 3 * MIB][turn as usize % 4];
             let key = format!("bob {turn}");
-            let stored = put(&mut pool, 20 * turn, (2, &key), len, &PutOptions::DEFAULT);
+            let stored = put(&mut pool, 20 * turn, (TenantNo::new(2), &key), len, &PutOptions::DEFAULT);
             if reads && stored.is_ok() {
-                pool.get(at(20 * turn), FullKey { tenant: 2, key: key.as_bytes() }).unwrap();
+                pool.get(at(20 * turn), FullKey { tenant: TenantNo::new(2), key: key.as_bytes() }).unwrap();
             }
             let left = pool.tenant("alice").unwrap().bytes;
             assert!(left >= guaranteed, "{left} bytes are left of {guaranteed} with objects of {len} bytes");
@@ -365,14 +386,14 @@ proptest! {
         let mut ms = 0;
         for (what, len, name, bits) in steps {
             ms += u64::from(bits);
-            let tenant = 1 + TenantNo::from(bits % 3);
+            let tenant = TenantNo::new(1 + u16::from(bits % 3));
             let name = name.to_string();
             let key = FullKey { tenant, key: name.as_bytes() };
             match what {
                 0 => drop(pool.get(at(ms), key)),
                 1 => {
                     let state = [SegmentState::Active, SegmentState::Maintenance][usize::from(bits & 1)];
-                    pool.order_segment(at(ms), &SegmentOrder { segment: 1 + u32::from(bits >> 7), state }).unwrap();
+                    pool.order_segment(at(ms), &SegmentOrder { segment: SegmentNo::new(1 + u32::from(bits >> 7)), state }).unwrap();
                 }
                 _ => {
                     let excluded: &[u32] = [&[][..], &[1], &[2], &[1, 2]][usize::from(bits >> 3) % 4];

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use store_core::message::{FindQuery, ListQuery, MountSegment, PutOptions, RemoveQuery};
-use store_core::{ErrorCode, Key, Master, MasterConfig, NodeId, Incarnation};
+use store_core::{ErrorCode, Incarnation, Key, Master, MasterConfig, NodeId, TenantNo};
 use te_core::Instant;
 
 const NOW: Instant = Instant::from_millis(10);
@@ -39,7 +39,7 @@ fn find_all(master: &mut Master, pattern: &str) -> Result<(BTreeSet<Vec<u8>>, us
     for _ in 0..PAGES_MAX {
         let mut page = 0;
         let query = FindQuery { pattern, cursor, limit: u32::MAX };
-        cursor = master.find(NOW, 0, &query, |listed| {
+        cursor = master.find(NOW, TenantNo::new(0), &query, |listed| {
             page += 1;
             found.insert(listed.key.0.to_vec())
         })?;
@@ -60,7 +60,7 @@ fn pages_are_short_and_together_see_everything() {
     loop {
         let mut page = 0;
         let query = ListQuery { prefix: Key(b"kv/"), cursor, limit: u32::MAX };
-        cursor = master.list_of(NOW, 0, &query, |_| {
+        cursor = master.list_of(NOW, TenantNo::new(0), &query, |_| {
             page += 1;
             true
         });
@@ -90,7 +90,9 @@ fn a_removal_removes_so_many_objects_in_one_call() {
     for pattern in [Some("^kv/0"), None] {
         let (mut cursor, mut removed) = (0, 0);
         loop {
-            let page = master.remove_many(NOW, 0, &RemoveQuery { pattern, cursor, force: true }).unwrap();
+            let page = master
+                .remove_many(NOW, TenantNo::new(0), &RemoveQuery { pattern, cursor, force: true })
+                .unwrap();
             assert!(page.removed <= 256);
             (cursor, removed) = (page.cursor, removed + page.removed);
             if cursor == 0 {
@@ -114,7 +116,11 @@ fn costly_patterns_are_refused_and_cheap_ones_with_the_same_look_are_not() {
     for costly in ["(a[ab]{20}c|b[ab]{20}d)", "[ab]*a[ab]{14}c", &"(x+x+)+y".repeat(40), "(a?){200}b"] {
         assert_eq!(find_all(&mut master, costly), Err(ErrorCode::InvalidPattern), "{costly:.30}");
         let remove = RemoveQuery { pattern: Some(costly), cursor: 0, force: true };
-        assert_eq!(master.remove_many(NOW, 0, &remove), Err(ErrorCode::InvalidPattern), "{costly:.30}");
+        assert_eq!(
+            master.remove_many(NOW, TenantNo::new(0), &remove),
+            Err(ErrorCode::InvalidPattern),
+            "{costly:.30}"
+        );
     }
     for cheap in ["(a+)+$", "(a|b)*$", "[ab]{30}$", "(.*a){3}"] {
         assert!(!find_all(&mut master, cheap).unwrap().0.is_empty(), "{cheap}");
@@ -125,6 +131,6 @@ fn costly_patterns_are_refused_and_cheap_ones_with_the_same_look_are_not() {
 fn an_empty_pattern_removes_nothing() {
     let mut master = master((0..10).map(|i| vec![b'k', i]));
     let query = RemoveQuery { pattern: Some(""), cursor: 0, force: true };
-    assert_eq!(master.remove_many(NOW, 0, &query), Err(ErrorCode::InvalidPattern));
+    assert_eq!(master.remove_many(NOW, TenantNo::new(0), &query), Err(ErrorCode::InvalidPattern));
     assert_eq!(master.stats().objects, 10);
 }

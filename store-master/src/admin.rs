@@ -22,7 +22,7 @@ use store_core::message::{
     TenantUsage,
 };
 use store_core::wire::KEYS_PER_BATCH_MAX;
-use store_core::{ErrorCode, Frame, Items, Stats, NodeId, SegmentNo};
+use store_core::{ErrorCode, Frame, Items, NodeId, SegmentNo, Stats};
 
 use crate::hosts;
 use crate::http::{Asker, BODY_TIME_MAX, Unanswered};
@@ -182,8 +182,8 @@ struct Task {
     bytes: u64,
     state: &'static str,
     cause: &'static str,
-    source: Option<u32>,
-    target: Option<u32>,
+    source: Option<SegmentNo>,
+    target: Option<SegmentNo>,
     attempts: u32,
     error: Option<&'static str>,
     age_ms: u64,
@@ -336,7 +336,9 @@ async fn evict(
     asker.may_change(peer, &headers).await?;
     let leave: Leave = read(&headers, body).await?;
     if leave.objects_max.is_none() && leave.used_bytes_max.is_none() {
-        return Err(Refusal::Body("objects_max and used_bytes_max are missing: give at least one of them".into()));
+        return Err(Refusal::Body(
+            "objects_max and used_bytes_max are missing: give at least one of them".into(),
+        ));
     }
     let leave = Evict {
         objects_max: leave.objects_max.unwrap_or(u64::MAX),
@@ -408,11 +410,11 @@ impl Asker {
     /// Carries out an operation, and renders its answer.
     async fn ask<O: Operation, T>(
         &self,
-        ask: &O::Ask<'_>,
-        render: impl FnOnce(O::Answer<'_>, Items<'_, O::AnswerItem<'_>>) -> T,
+        head: &O::Request<'_>,
+        render: impl FnOnce(O::Response<'_>, Items<'_, O::ResponseItem<'_>>) -> T,
     ) -> Result<T, Refusal> {
         let mut request = Vec::new();
-        O::encode_request(&mut request, 1, ask, std::iter::empty())
+        O::encode_request(&mut request, 1, head, std::iter::empty())
             .map_err(|error| Refusal::Body(error.to_string()))?;
         let answer = self.call(request).await?;
         let frame = match Frame::parse(&answer) {

@@ -9,10 +9,10 @@ use tracing::{debug, info, warn};
 use crate::clock::Clock;
 use crate::connection::{Handler, Verdict};
 use crate::events::Events;
+use crate::log_limit::LogLimit;
 use crate::metrics::RequestCounters;
 use crate::places::Source;
 use crate::proofs::Proofs;
-use crate::log_limit::LogLimit;
 
 /// Time between two log lines with a summary.
 const SUMMARY_EVERY: Duration = Duration::from_secs(60);
@@ -84,7 +84,7 @@ impl Answering {
 
     /// Logs the events since the last call.
     pub(crate) fn log_events(&mut self) {
-    self.events.log(&mut self.master, self.time.last());
+        self.events.log(&mut self.master, self.time.last());
     }
 
     /// Updates the wall clock, which may be set, and which continues while this process is stopped.
@@ -161,7 +161,7 @@ impl Answering {
         let Ok(Some((answer, _))) = Frame::parse(answer) else { return };
         if let Ok((MountResponse::Stale { incarnation_min }, _)) = message::Mount::decode_response(&answer) {
             self.refusals.incarnations += 1;
-            debug!(name, endpoint, incarnation_min, "mount refused: the incarnation has ended");
+            debug!(name, endpoint, %incarnation_min, "mount refused: the incarnation has ended");
         }
     }
 }

@@ -135,10 +135,16 @@ impl Config {
             });
         }
         if self.turn_us_max > 1_000_000 {
-            return Err(ConfigError { field: "turn_us_max", need: "must be at most 1000000: other connections wait" });
+            return Err(ConfigError {
+                field: "turn_us_max",
+                need: "must be at most 1000000: other connections wait",
+            });
         }
         if self.spin_us > 1_000_000 {
-            return Err(ConfigError { field: "spin_us", need: "must be at most 1000000: the master uses a core meanwhile" });
+            return Err(ConfigError {
+                field: "spin_us",
+                need: "must be at most 1000000: the master uses a core meanwhile",
+            });
         }
         let open = !self.store.admin_secret.is_set() && !self.store.cluster_secret.is_set();
         if self.store.multi_tenants && open {

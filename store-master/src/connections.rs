@@ -204,7 +204,7 @@ impl Connections {
         }
     }
 
-    /// Every connection only sends its remaining answers from now on, and gets a turn for that.
+    /// From now on every connection only sends its remaining answers. Each is queued for that.
     pub(crate) fn close_gracefully(&mut self) {
         for index in 0..self.connections.len() {
             if let Some(connection) = &mut self.connections[index] {

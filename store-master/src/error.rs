@@ -55,9 +55,15 @@ impl fmt::Display for BindError {
         match self {
             Self::Config(error) => error.fmt(f),
             Self::Listen { field, addr, source } => {
-                write!(f, "cannot listen at {addr}: {source}: choose another `{field}`, or stop the process that listens there")
+                write!(
+                    f,
+                    "cannot listen at {addr}: {source}: choose another `{field}`, or stop the process that listens there"
+                )
             }
-            Self::System(source) => write!(f, "the operating system gave no file descriptor or thread: {source}: check its limits"),
+            Self::System(source) => write!(
+                f,
+                "the operating system gave no file descriptor or thread: {source}: check its limits"
+            ),
         }
     }
 }

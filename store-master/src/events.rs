@@ -31,7 +31,7 @@ pub(crate) struct Events {
 impl Events {
     /// Logs the events since the last call.
     pub(crate) fn log(&mut self, master: &mut Master, now: Instant) {
-    // A node that replaces another is reported as mounted as well.
+        // A node that replaces another is reported as mounted as well.
         let mut replaced = None;
         while let Some(event) = master.poll_event() {
             match event {
@@ -143,7 +143,7 @@ impl Events {
             Event::WriterExpelled { writer, node, freed_bytes } => {
                 if let Some(suppressed) = self.expelled.may(now) {
                     info!(
-                        writer = %hex(*writer),
+                        writer = %hex(NodeId::new(*writer)),
                         node = %hex(*node),
                         freed_bytes,
                         suppressed,
@@ -154,7 +154,8 @@ impl Events {
             Event::MetadataFull { bytes, bytes_max } => {
                 warn!(
                     bytes,
-                    bytes_max, "puts are refused: the metadata has reached its limit; raise store.metadata_bytes_max"
+                    bytes_max,
+                    "puts are refused: the metadata has reached its limit; raise store.metadata_bytes_max"
                 );
             }
             Event::SegmentDrained { name, left_objects, left_bad, .. } if left_objects + left_bad > 0 => {

@@ -26,8 +26,8 @@ use crate::Config;
 use crate::admin;
 use crate::config::HttpLimits;
 use crate::http_server::HttpServer;
-use crate::metrics::Snapshot;
 use crate::liveness::Liveness;
+use crate::metrics::Snapshot;
 use crate::server::Stopper;
 
 /// A question to the serving thread, with the channel for its answer.

@@ -184,7 +184,9 @@ async fn serve(
     let (service, place) = (TowerToHyperService::new(router), &place);
     let service = service_fn(move |mut request: Request<Incoming>| {
         let refused = match place.begin(is_vital(request.uri().path())) {
-            None => Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "all connections are in use: try again later")),
+            None => {
+                Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "all connections are in use: try again later"))
+            }
             Some(at_work) => check(&request).map_or(Ok(at_work), Err),
         };
         let answer = refused.map(|at_work| {

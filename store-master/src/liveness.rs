@@ -147,7 +147,7 @@ mod tests {
         liveness.works();
         // The thread never waits for work, and takes a second per turn.
         let alive = asked(&liveness, async || {
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            tokio::time::sleep(Duration::from_secs(1)).await; // timing: virtual time
             liveness.works();
         });
         assert!(alive);

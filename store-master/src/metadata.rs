@@ -181,7 +181,9 @@ impl IntoResponse for Refused {
             Self::NotFound => (StatusCode::NOT_FOUND, "metadata not found\n".to_owned()),
             Self::Browser => (StatusCode::FORBIDDEN, "requests of web pages are refused\n".to_owned()),
             Self::Bad(why) => (StatusCode::BAD_REQUEST, format!("{why}\n")),
-            Self::Changed => (StatusCode::PRECONDITION_FAILED, "the value has changed: read it again\n".to_owned()),
+            Self::Changed => {
+                (StatusCode::PRECONDITION_FAILED, "the value has changed: read it again\n".to_owned())
+            }
             Self::TooLong(what) => (StatusCode::PAYLOAD_TOO_LARGE, format!("{what} is too long\n")),
             Self::Full => (
                 StatusCode::INSUFFICIENT_STORAGE,

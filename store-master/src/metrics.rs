@@ -226,7 +226,11 @@ impl Snapshot {
             ("segments", "Segments mounted", stats.segments),
             ("active_nodes", "Nodes alive", stats.nodes),
             ("capacity_bytes", "Bytes of all segments", stats.capacity_bytes),
-            ("allocated_bytes", "Bytes of all segments that are allocated or pending release", stats.used_bytes),
+            (
+                "allocated_bytes",
+                "Bytes of all segments that are allocated or pending release",
+                stats.used_bytes,
+            ),
             (
                 "quarantined_bytes",
                 "Bytes pending release because a writer may still write there",
@@ -259,7 +263,11 @@ impl Snapshot {
         registry.register("uptime_seconds", "Time since the start of the process, seconds", uptime);
         let start = Gauge::<f64, AtomicU64>::default();
         start.set(self.started_s);
-        registry.register("start_time_seconds", "Time of the start, seconds since the Unix epoch; a change means a restart", start);
+        registry.register(
+            "start_time_seconds",
+            "Time of the start, seconds since the Unix epoch; a change means a restart",
+            start,
+        );
     }
 
     fn register_counters(&self, registry: &mut Registry) {
@@ -271,9 +279,12 @@ impl Snapshot {
             ("puts_partial", "Puts that got fewer replicas than wanted", stats.puts_partial_total),
             ("puts_no_room", "Puts that found no room", stats.puts_no_room_total),
             ("puts_exist", "Puts refused because the key exists", stats.puts_exist_total),
-            ("puts_abandoned", "Puts whose writer was given up", stats.zombies_total),
-            // The former name, for one release.
-            ("zombies", "Deprecated: use snowskin_master_puts_abandoned_total", stats.zombies_total),
+            ("puts_abandoned", "Puts whose writer was given up", stats.puts_abandoned_total),
+            (
+                "zombies", // alias: the former name, for one release
+                "Deprecated: use snowskin_master_puts_abandoned_total",
+                stats.puts_abandoned_total,
+            ),
             ("gets", "Keys looked up by get", stats.gets_total),
             ("get_hits", "Keys found by get", stats.get_hits_total),
             ("get_bytes", "Bytes of objects found by get", stats.get_bytes_total),
@@ -289,7 +300,11 @@ impl Snapshot {
             ("unmounts", "Segments unmounted", stats.unmounts_total),
             ("nodes_expired", "Nodes given up because they sent no heartbeat", stats.nodes_expired_total),
             ("connections_accepted", "RPC connections accepted", self.totals.accepted),
-            ("connections_refused", "RPC connections refused because all places were in use", self.totals.refused),
+            (
+                "connections_refused",
+                "RPC connections refused because all places were in use",
+                self.totals.refused,
+            ),
             (
                 "connections_displaced",
                 "RPC connections closed to make room for others",
@@ -400,12 +415,16 @@ impl Snapshot {
                 Some(usage.objects)
             }),
             ("tenant_bytes", "Bytes of a tenant's objects; each replica counts", |usage| Some(usage.bytes)),
-            ("tenant_held_bytes", "Bytes pending release of a tenant's readers and writers; its quota includes them", |usage| {
-                Some(usage.held_bytes)
-            }),
-            ("tenant_guaranteed_bytes", "Bytes of a tenant that puts of other tenants cannot evict", |usage| {
-                Some(usage.guaranteed_bytes)
-            }),
+            (
+                "tenant_held_bytes",
+                "Bytes pending release of a tenant's readers and writers; its quota includes them",
+                |usage| Some(usage.held_bytes),
+            ),
+            (
+                "tenant_guaranteed_bytes",
+                "Bytes of a tenant that puts of other tenants cannot evict",
+                |usage| Some(usage.guaranteed_bytes),
+            ),
             ("tenant_quota_bytes", "Limit of a tenant's bytes; absent without a limit", |usage| {
                 usage.quota_bytes
             }),
@@ -479,17 +498,33 @@ impl Snapshot {
             gauge(registry, name, help, value);
         }
         for (name, help, value) in [
-            ("tasks_created", "Tasks created: on request, by drains, or by the master for hot objects", report.created_total),
+            (
+                "tasks_created",
+                "Tasks created: on request, by drains, or by the master for hot objects",
+                report.created_total,
+            ),
             ("task_retries", "Failed attempts of tasks that were tried again", report.retried_total),
             ("task_copied_bytes", "Bytes that tasks copied", report.copied_bytes_total),
-            ("hot_gets", "Gets of objects that are read often enough for another replica", report.hot_gets_total),
+            (
+                "hot_gets",
+                "Gets of objects that are read often enough for another replica",
+                report.hot_gets_total,
+            ),
             (
                 "extra_replicas_shed",
                 "Extra replicas that were removed because their space was needed",
                 report.extras_shed_total,
             ),
-            ("bad_replica_reports", "Reports of readers that a replica has other bytes than were committed", report.bad_reports_total),
-            ("bad_replicas_dropped", "Replicas that were removed because of such reports", report.bad_dropped_total),
+            (
+                "bad_replica_reports",
+                "Reports of readers that a replica has other bytes than were committed",
+                report.bad_reports_total,
+            ),
+            (
+                "bad_replicas_dropped",
+                "Replicas that were removed because of such reports",
+                report.bad_dropped_total,
+            ),
         ] {
             counter(registry, name, help, value);
         }
@@ -510,14 +545,23 @@ impl Snapshot {
             kept.get_or_create(&ReasonLabels { reason }).set(signed(value));
         }
         registry.register("eviction_kept_objects", "Objects that cannot be evicted now, by reason", kept);
-        gauge(registry, "eviction_candidates", "Objects and groups that eviction can choose from", report.candidates);
+        gauge(
+            registry,
+            "eviction_candidates",
+            "Objects and groups that eviction can choose from",
+            report.candidates,
+        );
         let passed = Family::<ReasonLabels, Counter>::default();
         for (reason, value) in
             [("leased", report.kept_leased_total), ("soft_pinned", report.kept_soft_pinned_total)]
         {
             passed.get_or_create(&ReasonLabels { reason }).inc_by(value);
         }
-        registry.register("eviction_passed_over", "Times that eviction reached an object and kept it", passed);
+        registry.register(
+            "eviction_passed_over",
+            "Times that eviction reached an object and kept it",
+            passed,
+        );
         let causes = Family::<CauseLabels, Counter>::default();
         let for_room = report.evicted_for_room_total;
         for (cause, value) in
@@ -529,8 +573,16 @@ impl Snapshot {
         let counters = [
             ("eviction_looks", "Candidates that eviction examined", report.looks_total),
             ("soft_pins_decayed", "Soft pins that ran out", report.soft_pins_decayed_total),
-            ("soft_pins_revived", "Soft pins that a read renewed after they had run out", report.soft_pins_revived_total),
-            ("soft_pinned_evicted", "Objects with a soft pin that were evicted", report.soft_pinned_evicted_total),
+            (
+                "soft_pins_revived",
+                "Soft pins that a read renewed after they had run out",
+                report.soft_pins_revived_total,
+            ),
+            (
+                "soft_pinned_evicted",
+                "Objects with a soft pin that were evicted",
+                report.soft_pinned_evicted_total,
+            ),
             ("groups_evicted", "Groups evicted", report.groups_evicted_total),
             ("objects_expired", "Objects whose time to live ended", report.expired_total),
             ("keys_returned", "Keys put again soon after their eviction", report.returned_total),

@@ -140,7 +140,8 @@ mod tests {
     }
 
     #[test]
-    fn connections_without_a_request_are_closed_first_then_those_that_hold_nothing_the_longest_silent_first() {
+    fn connections_without_a_request_are_closed_first_then_those_that_hold_nothing_the_longest_silent_first()
+    {
         use Standing::{Guest, Holder, Kept, New};
         let mut places = [
             (ip(1), Holder, 9_000),

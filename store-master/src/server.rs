@@ -19,13 +19,13 @@ use tracing::{info, warn};
 
 use crate::Config;
 use crate::answering::Answering;
-use crate::reclaim::Reclaim;
+use crate::connections::Connections;
 use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
-use crate::connections::Connections;
 use crate::http::{Http, Question};
-use crate::metadata;
 use crate::liveness::Liveness;
+use crate::metadata;
+use crate::reclaim::Reclaim;
 use crate::service::{Service, TCP, UNIX, WAKE};
 
 /// A master that is bound to its addresses. It serves once it is [`run`](Self::run) or

@@ -16,14 +16,14 @@ use tracing::{debug, info, warn};
 
 use crate::Config;
 use crate::answering::Answering;
-use crate::reclaim::Reclaim;
 use crate::connection::{Handler as _, Stream, answer_status};
+use crate::connections::{Connections, Entered};
 use crate::error::ServeError;
-use crate::connections::{Entered, Connections};
 use crate::http::Question;
+use crate::liveness::{Liveness, PUBLISH_EVERY};
 use crate::metrics::{self, Snapshot};
 use crate::places::Source;
-use crate::liveness::{PUBLISH_EVERY, Liveness};
+use crate::reclaim::Reclaim;
 use crate::sys;
 
 pub(crate) const TCP: Token = Token(usize::MAX);
@@ -223,7 +223,10 @@ impl Service {
             match self.connections.enter(stream, peer, source, self.poll.registry(), &mut self.answering) {
                 Entered::Yes => {}
                 Entered::Full(mut stream) => {
-                    debug!(connections_max = self.config.connections_max, "connection refused: all places are in use");
+                    debug!(
+                        connections_max = self.config.connections_max,
+                        "connection refused: all places are in use"
+                    );
                     let mut answer = Vec::new();
                     answer_status(0, 0, ErrorCode::TooManyConnections, &mut answer);
                     let _ = io::Write::write(&mut stream, &answer);

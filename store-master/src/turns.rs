@@ -1,7 +1,7 @@
 //! The order of turns on the serving thread: fair by time, not by number of requests.
 //!
 //! ```text
-//!   class    the next request of its connections        a turn is at most
+//!   class    the next request of its connections        longest turn
 //!   Node     any short request of a node: heartbeats     100 µs, less in a crowd
 //!   Short    lookups and small batches                   100 µs, less in a crowd
 //!   Long     searches, lists, large batches, mounts      `turn_us_max`

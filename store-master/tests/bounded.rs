@@ -10,9 +10,11 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 
 use common::{assert_serves, config, connect, segment, start_with};
-use store_core::message::{Exists, Mount, MountSegment, NewObject, Operation, PutRequest, PutStart, ReadStats};
+use store_core::message::{
+    Exists, Mount, MountSegment, NewObject, Operation, PutRequest, PutStart, ReadStats,
+};
 use store_core::wire::{FRAME_BYTES_MAX, HEADER_BYTES};
-use store_core::{Key, Kind, Stats, Incarnation};
+use store_core::{Incarnation, Key, Kind, Stats};
 use store_master::Config;
 
 const MIB: usize = 1 << 20;
@@ -93,7 +95,11 @@ fn memory_that_hostile_clients_make_the_master_hold_is_bounded_and_given_back() 
     let name = "n".repeat(store_core::message::NAME_BYTES_MAX - 4);
     for node in 0..200_u64 {
         let own = format!("{name}{node}");
-        let segment = MountSegment { incarnation: Incarnation::new(node + 1), endpoint: &name, ..segment(node, &own, 1 << 30) };
+        let segment = MountSegment {
+            incarnation: Incarnation::new(node + 1),
+            endpoint: &name,
+            ..segment(node, &own, 1 << 30)
+        };
         let mut out = Vec::new();
         Mount::encode_request(&mut out, node, &segment, std::iter::empty()).unwrap();
         stream.write_all(&out).unwrap();
@@ -105,8 +111,13 @@ fn memory_that_hostile_clients_make_the_master_hold_is_bounded_and_given_back() 
             (0..2_000).map(|n| format!("{:0>1000}", round * 2_000 + n).into_bytes()).collect();
         let objects = names.iter().map(|name| NewObject { key: Key(name), len: 1 });
         let mut out = Vec::new();
-        PutStart::encode_request(&mut out, round, &PutRequest { writer: 1, ..PutRequest::default() }, objects)
-            .unwrap();
+        PutStart::encode_request(
+            &mut out,
+            round,
+            &PutRequest { writer: 1, ..PutRequest::default() },
+            objects,
+        )
+        .unwrap();
         stream.write_all(&out).unwrap();
         common::read_answer(&mut stream).unwrap();
     }

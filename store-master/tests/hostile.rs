@@ -10,8 +10,8 @@ use common::{
     assert_greets, assert_serves, connect, exists, hello, last_words, read_answer, segment, start, start_with,
 };
 use store_core::message::{
-    Commit, Exists, Get, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutRequest, PutEnd,
-    PutOptions, PutRevoke, PutStart, Removal, Remove, Revocation,
+    Commit, Exists, Get, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutEnd, PutOptions,
+    PutRequest, PutRevoke, PutStart, Removal, Remove, Revocation,
 };
 use store_core::wire::{KEYS_PER_BATCH_MAX, VERSION};
 use store_core::{ErrorCode, Key, Kind, Role, Secret, TenantConfig, prove};

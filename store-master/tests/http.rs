@@ -48,7 +48,9 @@ fn until_the_end(stream: &mut TcpStream) -> String {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
-        Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("the connection was not closed: {error}"),
+        Err(error) if error.kind() != ErrorKind::ConnectionReset => {
+            panic!("the connection was not closed: {error}")
+        }
         _ => String::from_utf8(bytes).unwrap(),
     }
 }

@@ -13,7 +13,7 @@ use common::{config, connect, mount_on, read_answer, segment, start_with};
 use store_core::message::{
     Greeting, Hello, Mount, MountResponse, MountSegment, Operation, Unmount, UnmountSegment,
 };
-use store_core::{Key, MasterConfig, NodeId, Incarnation, SegmentNo};
+use store_core::{Incarnation, Key, MasterConfig, NodeId, SegmentNo};
 use store_master::Config;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
@@ -98,7 +98,8 @@ fn joins_leaves_and_refusals_are_logged_at_the_default_level() {
     let mut second = connect(master.rpc_addr());
     assert_eq!(mount(&mut second, 2, "n1", "10.0.0.2:7000"), None);
     log.wait_for(&["WARN", "mount refused", "n1", "10.0.0.1:7000", "10.0.0.2:7000"]);
-    let unmount = UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: mounted, key: 1 };
+    let unmount =
+        UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: mounted, key: 1 };
     let mut out = Vec::new();
     Unmount::encode_request(&mut out, 3, &unmount, std::iter::empty()).unwrap();
     first.write_all(&out).unwrap();

@@ -8,10 +8,10 @@ mod common;
 use std::io::Write;
 
 use common::{connect, read_answer, segment, start};
-use store_core::{Key, NodeId, Incarnation};
 use store_core::message::{
-    Commit, Mount, NewObject, Operation, PutRequest, PutEnd, PutStart, Unmount, UnmountSegment,
+    Commit, Mount, NewObject, Operation, PutEnd, PutRequest, PutStart, Unmount, UnmountSegment,
 };
+use store_core::{Incarnation, Key, NodeId};
 use te_fabric::testkit::eventually;
 
 const MIB: usize = 1 << 20;
@@ -37,7 +37,8 @@ fn memory_of_an_unmounted_segment_is_given_back() {
         let keys: Vec<String> = (0..2_000).map(|n| format!("{:0>1000}", round * 2_000 + n)).collect();
         let new = keys.iter().map(|key| NewObject { key: Key(key.as_bytes()), len: 1 });
         out.clear();
-        PutStart::encode_request(&mut out, 2, &PutRequest { writer: 1, ..PutRequest::default() }, new).unwrap();
+        PutStart::encode_request(&mut out, 2, &PutRequest { writer: 1, ..PutRequest::default() }, new)
+            .unwrap();
         stream.write_all(&out).unwrap();
         let answer = read_answer(&mut stream).unwrap();
         let frame = answer.frame();
@@ -56,7 +57,12 @@ fn memory_of_an_unmounted_segment_is_given_back() {
     let during = resident_bytes();
     assert!(during > before + 150 * MIB, "{} MiB for 200,000 long keys", (during - before) / MIB);
     out.clear();
-    let unmount = UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: mounted.segment, key: 0 };
+    let unmount = UnmountSegment {
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
+        segment: mounted.segment,
+        key: 0,
+    };
     Unmount::encode_request(&mut out, 3, &unmount, std::iter::empty()).unwrap();
     stream.write_all(&out).unwrap();
     assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);

@@ -18,7 +18,9 @@ fn main() {
         version.is_ok_and(|status| status.success())
     });
     if browser.is_none() {
-        eprintln!("Chromium is not installed: the status page is not tested (Debian has the package `chromium`)");
+        eprintln!(
+            "Chromium is not installed: the status page is not tested (Debian has the package `chromium`)"
+        );
     }
     let name = browser.unwrap_or_default();
     let trials = [

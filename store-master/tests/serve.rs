@@ -105,7 +105,7 @@ fn health_and_metrics_are_served() {
         "snowskin_master_quarantined_bytes 0",
         "snowskin_master_evictions_total 0",
         "snowskin_master_puts_abandoned_total 0",
-        "snowskin_master_zombies_total 0",
+        "snowskin_master_zombies_total 0", // alias
         "# HELP snowskin_master_zombies_total Deprecated: use snowskin_master_puts_abandoned_total.",
         "snowskin_master_eviction_kept_objects{reason=\"hard_pinned\"} 0",
         "snowskin_master_eviction_passed_over_total{reason=\"leased\"} 0",

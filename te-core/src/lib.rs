@@ -100,6 +100,7 @@ mod memory;
 mod multi;
 mod registered;
 mod route;
+mod secret;
 #[cfg(feature = "testkit")]
 pub mod sim;
 mod slice;
@@ -122,6 +123,7 @@ pub use memory::{
 pub use multi::MultiTransport;
 pub use registered::{Buffer, Registered};
 pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, RailState, Route};
+pub use secret::Secret;
 pub use slice::{Completion, Crc32c, Op, Outcome, RegionOffset, RemoteOffset, Slice};
 pub use slicer::{Slicer, TransferRequest};
 pub use time::Instant;

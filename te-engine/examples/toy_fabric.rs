@@ -64,7 +64,7 @@ impl Reach for Pool {
         Ok((shared, number(8), access))
     }
 
-    fn copy(&self, (memory, access): &Shared, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
+    fn copy(&self, (memory, access): &Shared, local: &Use<'_>, slice: &Slice, checksum: Checksum) -> Copied {
         // The rights of the owner's table count, not those of the export (law L6).
         if !access.contains(rights(slice.op).1) {
             return Copied::Failed(ErrorKind::AccessDenied.into());

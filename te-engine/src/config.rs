@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::string::String;
 
 use serde::{Deserialize, Serialize};
+use te_core::Secret;
 
 use crate::error::StartError;
 #[cfg(not(feature = "rdma"))]
@@ -14,7 +15,6 @@ use crate::fabrics::not_built::te_rdma;
 use crate::fabrics::not_built::te_tcp;
 use crate::fabrics::{FabricEntry, Fabrics, UnknownFabric, fabrics};
 use crate::metadata::{MetadataSource, is_segment_name};
-use crate::secret::Secret;
 
 /// The configuration of an engine. `Config::default()` listens on loopback and uses every fabric of this
 /// build.
@@ -73,7 +73,7 @@ pub struct Config {
     pub shm: te_host::ShmConfig,
     /// The RDMA fabric.
     #[cfg_attr(not(feature = "rdma"), serde(skip_serializing))]
-    pub rdma: te_rdma::Settings,
+    pub rdma: te_rdma::Config,
     /// The TCP fabric.
     #[cfg_attr(not(feature = "tcp"), serde(skip_serializing))]
     pub tcp: te_tcp::Config,
@@ -221,7 +221,7 @@ impl Default for Config {
             control: ControlConfig::default(),
             metadata: MetadataConfig::default(),
             shm: te_host::ShmConfig::default(),
-            rdma: te_rdma::Settings::default(),
+            rdma: te_rdma::Config::default(),
             tcp: te_tcp::Config::default(),
         }
     }
@@ -254,7 +254,10 @@ impl MetadataConfig {
                 );
             }
             if self.source.is_peer_to_peer() {
-                return refuse("metadata.name", "needs metadata.source: the server at which to register the name");
+                return refuse(
+                    "metadata.name",
+                    "needs metadata.source: the server at which to register the name",
+                );
             }
         }
         if !(1000..=3_600_000).contains(&self.ttl_ms) {

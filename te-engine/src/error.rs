@@ -317,9 +317,9 @@ impl StdError for StartError {}
 impl fmt::Display for ExpelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Identity => {
-                f.write_str("no peer has this identity: it is 0, or that of this engine, which cannot expel itself")
-            }
+            Self::Identity => f.write_str(
+                "no peer has this identity: it is 0, or that of this engine, which cannot expel itself",
+            ),
             Self::Full => {
                 write!(f, "{} peers are expelled already: restart this process", te_core::EXPELLED_MAX)
             }
@@ -358,7 +358,9 @@ impl fmt::Display for RegisterError {
             Self::Full { regions_max } => {
                 write!(f, "{regions_max} regions are registered: unregister some, or raise `regions_max`")
             }
-            Self::NotFound => f.write_str("no such region: it was never registered, or has been unregistered"),
+            Self::NotFound => {
+                f.write_str("no such region: it was never registered, or has been unregistered")
+            }
             Self::Busy { requests: 0 } => f.write_str("a peer is using the region: try again"),
             Self::Busy { requests } => {
                 write!(

@@ -17,8 +17,8 @@ use crate::config::Config;
 use crate::control::Inbox;
 use crate::engine::{self, Engine, SegmentOwner};
 use crate::error::{
-    ExpelError, Forked, GivenBack, RegisterError, RequestProblem, SegmentError, Unavailable, StartError,
-    TransferError,
+    ExpelError, Forked, GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError,
+    Unavailable,
 };
 use crate::fabrics::FabricEntry;
 use crate::metadata::{KeeperState, Metadata, Registration};
@@ -211,7 +211,8 @@ impl TransferEngine {
     /// # Errors
     /// `Busy` while requests of this engine use it; `NotFound`.
     pub fn quarantine_shared(&self, region: SharedRegion) -> Result<(), RegisterError> {
-        self.call(move |engine| engine.quarantine_shared(region)).unwrap_or_else(|unavailable| Err(unavailable.into()))
+        self.call(move |engine| engine.quarantine_shared(region))
+            .unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
     /// Registers a buffer, which the engine holds until [`unregister_buffer`](Self::unregister_buffer)
@@ -225,10 +226,11 @@ impl TransferEngine {
         access: Access,
     ) -> Result<Registered<B>, GivenBack<RegisterError, B>> {
         // The buffer is taken apart before the rails know its memory, so the id has to be there first.
-        let region = match self.call(Engine::reserve_region).unwrap_or_else(|unavailable| Err(unavailable.into())) {
-            Ok(region) => region,
-            Err(error) => return Err(GivenBack::new(error, buffer)),
-        };
+        let region =
+            match self.call(Engine::reserve_region).unwrap_or_else(|unavailable| Err(unavailable.into())) {
+                Ok(region) => region,
+                Err(error) => return Err(GivenBack::new(error, buffer)),
+            };
         let buffer = Registered::new(buffer, region, access);
         let span = buffer.span();
         #[allow(unsafe_code, reason = "registers a buffer that is taken apart, or puts it together again")]
@@ -408,7 +410,8 @@ impl TransferEngine {
     /// # Errors
     /// See [`ExpelError`].
     pub fn expel(&self, peer: u64, mode: ExpelMode) -> Result<Expulsion, ExpelError> {
-        self.call(move |engine| engine.expel(peer, mode)).unwrap_or_else(|unavailable| Err(unavailable.into()))
+        self.call(move |engine| engine.expel(peer, mode))
+            .unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
     /// Counters of the engine and of each rail.

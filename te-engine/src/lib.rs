@@ -106,7 +106,6 @@ pub mod ordered;
 mod payload;
 mod region;
 mod request;
-mod secret;
 mod tiers;
 mod transfer;
 mod worker;
@@ -131,6 +130,5 @@ pub use request::{
     BatchReport, Expulsion, Liveness, LocalAddr, Notification, RailStats, RemoteRegion, RequestStatus,
     SegmentHandle, Stats, TransferRequest,
 };
-pub use secret::Secret;
 pub use te_fabric::ConfigError;
 pub use transfer::Transfer;

@@ -93,7 +93,8 @@ fn renamed_settings_are_read_under_their_old_names() {
 #[test]
 fn settings_of_a_fabric_that_this_build_lacks_are_ignored_and_a_slip_in_others_is_not() {
     for fabric in ["rdma", "tcp"] {
-        let read = serde_json::from_str::<Config>(&format!(r#"{{ "{fabric}": {{ "no_such_setting": 1 }} }}"#));
+        let read =
+            serde_json::from_str::<Config>(&format!(r#"{{ "{fabric}": {{ "no_such_setting": 1 }} }}"#));
         let built = fabrics().iter().any(|entry| entry.name == fabric && entry.is_built());
         assert_eq!(read.is_err(), built, "{fabric}");
     }

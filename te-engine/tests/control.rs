@@ -161,7 +161,7 @@ fn a_descriptor_of_many_regions_arrives_whole() {
 /// An engine that knows this secret.
 fn knowing(secret: &str) -> TransferEngine {
     TransferEngine::start(te_engine::Config {
-        cluster_secret: te_engine::Secret::from(secret),
+        cluster_secret: te_core::Secret::from(secret),
         ..config(Fabrics::LOCAL)
     })
     .unwrap()

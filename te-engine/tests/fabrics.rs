@@ -27,9 +27,7 @@ fn a_fabric_is_built_by_the_feature_of_its_name() {
 #[test]
 fn fabrics_are_read_as_they_are_written() {
     let two = Fabrics::LOCAL.and(Fabrics::SHM);
-    for fabrics in
-        [Fabrics::AUTO, Fabrics::NONE, Fabrics::LOCAL, Fabrics::SHM, two, two.and(Fabrics::AUTO)]
-    {
+    for fabrics in [Fabrics::AUTO, Fabrics::NONE, Fabrics::LOCAL, Fabrics::SHM, two, two.and(Fabrics::AUTO)] {
         assert_eq!(fabrics.to_string().parse(), Ok(fabrics));
     }
     assert_eq!(" shm, local".parse(), Ok(two), "in any order");

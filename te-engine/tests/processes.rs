@@ -14,8 +14,8 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use te_core::{Access, ExpelMode, Op, Status};
 use te_engine::{
-    Config, Expulsion, Fabrics, Liveness, Populate, RegisterError, SegmentError, SharedRegion, TransferEngine,
-    TransferError, TransferRequest,
+    Config, Expulsion, Fabrics, Liveness, Populate, RegisterError, SegmentError, SharedRegion,
+    TransferEngine, TransferError, TransferRequest,
 };
 
 const LONG: Option<Duration> = Some(Duration::from_secs(15));
@@ -164,7 +164,11 @@ fn memory_belongs_to_its_owner_alone_after_unregister_returned() {
             region.write(0, &vec![0xEE; len]).unwrap();
             eventually("the peer is refused", || peer.query("refused") == "true");
             assert!(bytes(&region) == vec![0xEE; len], "{name}: the peer wrote after unregister");
-            assert_eq!(peer.query("seen"), format!("{}", round + 1), "{name}: the peer read after unregister");
+            assert_eq!(
+                peer.query("seen"),
+                format!("{}", round + 1),
+                "{name}: the peer read after unregister"
+            );
         }
     }
 }
@@ -202,7 +206,9 @@ fn peers_notify_each_other_and_limits_hold() {
     for message in ["one", "two", "three"] {
         assert_eq!(peer.query(&format!("notify {} {message}", here.name())), "ok");
     }
-    assert!(peer.query(&format!("notify {} four", here.name())).contains("its queue of notifications is full"));
+    assert!(
+        peer.query(&format!("notify {} four", here.name())).contains("its queue of notifications is full")
+    );
     let taken: Vec<_> = here.take_notifications().into_iter().map(|one| (one.name, one.message)).collect();
     let expected = ["one", "two", "three"].map(|text| ("test".to_string(), text.as_bytes().to_vec()));
     assert_eq!(taken, expected);
@@ -231,7 +237,11 @@ fn a_writer_that_is_stopped_in_the_middle_of_a_copy_is_not_gone_until_it_continu
             eventually("the peer has begun", || peer.query("rounds").parse::<u64>().unwrap() > 0);
             assert_eq!(here.expel(identity, ExpelMode::SpareConnected), Ok(Expulsion::Connected), "{name}");
             peer.stop();
-            assert_eq!(here.expel(identity, ExpelMode::SpareConnected), Ok(Expulsion::Connected), "{name}: stopped is not gone");
+            assert_eq!(
+                here.expel(identity, ExpelMode::SpareConnected),
+                Ok(Expulsion::Connected),
+                "{name}: stopped is not gone"
+            );
             if name != "tcp" && here.expel(identity, ExpelMode::Force) == Ok(Expulsion::Underway) {
                 inside += 1;
                 for _ in 0..50 {
@@ -259,7 +269,7 @@ fn a_writer_that_is_stopped_in_the_middle_of_a_copy_is_not_gone_until_it_continu
             eventually("the peer gets the reason", || {
                 peer.send(&format!("flood {} {} {len}", here.name(), region.addr()));
                 eventually("the peer is refused again", || peer.query("refused") == "true");
-                peer.query("error").contains("this process was cut off")
+                peer.query("error").contains("a peer expelled this process")
             });
             assert!(
                 bytes(&region) == vec![0x11; len],
@@ -284,7 +294,9 @@ fn a_writer_that_is_killed_while_it_is_stopped_is_gone() {
         eventually("the peer has begun", || peer.query("rounds").parse::<u64>().unwrap() > 0);
         peer.stop();
         peer.kill();
-        eventually("its death is detected", || here.expel(identity, ExpelMode::SpareConnected) == Ok(Expulsion::Gone));
+        eventually("its death is detected", || {
+            here.expel(identity, ExpelMode::SpareConnected) == Ok(Expulsion::Gone)
+        });
     }
     let rounds = other.query("rounds");
     eventually("the other continues", || other.query("rounds") != rounds);

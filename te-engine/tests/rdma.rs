@@ -135,20 +135,20 @@ fn every_transfer_completes_while_ports_go_down_and_up() {
     two.there_and_back();
     two.carried(&mut before);
     for round in 0..3 {
-        two.fabric.set_port(two.ports[0], false);
+        two.fabric.set_port_active(two.ports[0], false);
         two.there_and_back();
         two.carried(&mut before);
         two.there_and_back();
         let carried = two.carried(&mut before);
         assert!(!carried.contains_key("rdma here0:1"), "round {round}: its port is down: {carried:?}");
         if cfg!(feature = "tcp") {
-            two.fabric.set_port(two.ports[1], false);
+            two.fabric.set_port_active(two.ports[1], false);
             two.there_and_back();
             let carried = two.carried(&mut before);
             assert!(carried.contains_key("tcp"), "round {round}: at worst over TCP: {carried:?}");
         }
         for &port in &two.ports {
-            two.fabric.set_port(port, true);
+            two.fabric.set_port_active(port, true);
         }
         // On a busy machine the outage was long, and the backoff grew with it: at most 10 s.
         let give_up = Instant::now() + Duration::from_secs(60);

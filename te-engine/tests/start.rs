@@ -59,7 +59,7 @@ fn a_port_that_was_named_and_is_in_use_is_an_error_whose_message_has_the_reason_
 
 #[test]
 fn an_invalid_setting_of_a_fabric_is_an_error_even_if_other_fabrics_would_start() {
-    for lanes in [0, 17, 20] {
+    for connections in [0, 17, 20] {
         let mut config = config(Fabrics::default());
         config.tcp.connections = connections;
         let error = Engine::start(config).unwrap_err();

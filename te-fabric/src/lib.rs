@@ -118,22 +118,9 @@ pub use te_core;
 
 #[cfg(test)]
 mod testing {
-    use crate::{EXPORT_ADDRESSES_MAX, Export, ExportFormat};
-    use core::net::{IpAddr, Ipv4Addr};
+    use crate::{Export, ExportFormat};
 
     pub(crate) fn export() -> Export {
-        Export {
-            format: ExportFormat { magic: *b"test", version: 1 },
-            rights: 12,
-            addresses: [IpAddr::V4(Ipv4Addr::LOCALHOST); EXPORT_ADDRESSES_MAX],
-            address_count: 1,
-            port: 9_999,
-            incarnation: 11,
-            region: 1,
-            generation: 2,
-            key: 3,
-            len: 4_096,
-            location: te_core::Location::Host,
-        }
+        crate::testkit::export(ExportFormat { magic: *b"test", version: 1 })
     }
 }

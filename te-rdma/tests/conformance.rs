@@ -14,7 +14,7 @@ use te_rdma::{Config, RdmaTransport};
 #[global_allocator]
 static ALLOC: CountingAlloc<System> = CountingAlloc::new(System);
 
-/// Pairs on a fabric of their own.
+/// Pairs, each on a fabric of its own.
 struct Fabric {
     config: Config,
     device: DeviceConfig,
@@ -36,7 +36,7 @@ impl Fabric {
         Self { device, ..self }
     }
 
-    /// Links on which packets may be held up for `late`.
+    /// Links on which packets may be delayed by `late`.
     fn link(self, link: LinkConfig, late: Duration) -> Self {
         Self { link, late, ..self }
     }
@@ -54,7 +54,7 @@ impl Harness for Fabric {
         let mut restart = Restart { sim, device: self.device.clone(), config: self.config.clone() };
         let (initiator, target) = (restart.open(), restart.open());
         // The restarted target comes back at the same address.
-        restart.config.bind = target.local_addr();
+        restart.config.bind = target.local_address();
         let config = EndsConfig { patience: Duration::from_secs(30), late_max: self.late };
         Box::new(Ends::new(initiator, target, restart, config))
     }
@@ -169,7 +169,7 @@ mod chunked_registrations {
     }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves], may_skip [after_a_fence_nothing_lands, after_a_fence_nothing_lands_that_a_stalled_target_held_back]);
 }
 
-/// Packets that are held up and land when their sender has long given up: what fences are for.
+/// Delayed packets, which land long after their sender has failed: late writes, which fences exist for.
 mod packets_that_are_held_up {
     use std::time::Duration;
     use te_rdma::Config;

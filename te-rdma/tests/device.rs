@@ -1,6 +1,6 @@
-//! The conformance suite over real devices: for each active port two transports of one process that reach
-//! each other through it. Where there is no port every case is reported as ignored, and the reason is
-//! printed. A software device will do: `rdma link add rxe0 type rxe netdev eth0`.
+//! The conformance suite over real devices: for each active port, two transports of one process that reach
+//! each other through it. Without a port, every case is reported as ignored, and the reason is printed. A
+//! software device is enough: `rdma link add rxe0 type rxe netdev eth0`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::alloc::System;
@@ -15,12 +15,12 @@ use te_rdma::{Config, RdmaTransport, SystemVerbs, devices};
 #[global_allocator]
 static ALLOC: CountingAlloc<System> = CountingAlloc::new(System);
 
-/// Software devices under emulation are slow; this is only what "never" means.
+/// After this time a test fails. Software devices under emulation are slow.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // One device, one set of limits; and a log that can be read.
+    // The tests share one device and its limits, and the log stays readable.
     arguments.test_threads = Some(1);
     let ports: Vec<Config> = match devices() {
         Ok(found) => {
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     let mut trials = Vec::new();
     for config in &ports {
         for (setting, config) in settings(config) {
-            let device = config.device.clone().unwrap_or_default();
+            let device = config.devices.concat();
             trials.extend(cases().iter().map(|case| {
                 let config = config.clone();
                 Trial::test(format!("{device}::{setting}::{}", case.name), move || {
@@ -59,9 +59,8 @@ fn main() -> ExitCode {
 
 fn config(device: String, port: u8) -> Config {
     Config {
-        device: Some(device),
-        port: Some(port),
-        // The proof may wait for an emulated device.
+        devices: vec![format!("{device}:{port}")],
+        // The loopback of an emulated device is slow.
         proof_ms_max: 10_000,
         slice_bytes_max: 16 << 20,
         timeout_exponent: 12,
@@ -70,7 +69,7 @@ fn config(device: String, port: u8) -> Config {
     }
 }
 
-/// The defaults, and what differs most from them.
+/// The default settings, and settings that differ much from them.
 fn settings(config: &Config) -> [(&'static str, Config); 3] {
     let small = Config {
         qps: 1,
@@ -97,7 +96,7 @@ impl Harness for Loopback {
     fn pair(&mut self) -> Box<dyn Pair + '_> {
         let (initiator, target) = (self.open(), self.open());
         // The restarted target comes back at the same address.
-        let restart = Self(Config { bind: target.local_addr(), ..self.0.clone() });
+        let restart = Self(Config { bind: target.local_address(), ..self.0.clone() });
         let config = EndsConfig { patience: PATIENCE, late_max: Duration::from_millis(100) };
         Box::new(Ends::new(initiator, target, restart, config))
     }

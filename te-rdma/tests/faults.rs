@@ -1,49 +1,48 @@
-//! A plan of faults for each seed: links that lose, hold up and repeat packets, queue pairs that fail, ports
+//! A plan of faults for each seed: links that lose, delay and duplicate packets, queue pairs that fail, ports
 //! that go down, control connections that break, cancels, while transfers run and every byte is checked.
 //! Simulated devices, real control connections.
 //!
-//! A seed that fails is printed; `RDMA_SEED=n cargo test -p te-rdma --test faults` runs it alone. Devices,
-//! links and the plan follow from the seed; when a byte of the control connection arrives does not quite, for
-//! its sockets are real.
+//! A seed that fails is printed; `SNOWSKIN_SEED=n cargo test -p te-rdma --test faults` runs it alone. Devices,
+//! links and the plan are determined by the seed. The time at which a byte of a control connection arrives is
+//! not, because its sockets are real.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Net, SEGMENT, config, slice, write};
-use te_core::sim::Rng;
+use common::{Net, REMOTE, config, slice, write};
+use te_core::testkit::{Rng, seeds};
 use te_core::{Op, Outcome, RegionOffset, RemoteOffset, Slice, Token, Transport};
 use te_rdma::Config;
 use te_rdma::sim::LinkConfig;
 use te_rdma::verbs::WcStatus;
 
-const SEEDS: u64 = 500;
+const SEEDS: std::ops::Range<u64> = 0..500;
 const ROUNDS: u64 = 5;
 const BYTES: usize = 64 << 10;
 const CELLS: usize = 24;
-/// The last part of the region, to which nothing is ever sent.
+/// The last part of the region, which no slice writes.
 const CANARY_BYTES: usize = 4 << 10;
 const FAULTS: u64 = 10;
 
 #[test]
 fn no_wrong_byte_and_no_late_write_under_any_plan() {
-    let one = std::env::var("RDMA_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seeds = one.map_or(0..SEEDS, |seed: u64| seed..seed + 1);
+    let seeds = seeds(SEEDS);
     let mut seen = Seen::default();
-    for seed in seeds {
+    for seed in seeds.clone() {
         let result = std::panic::catch_unwind(|| run(seed));
         match result {
             Ok(found) => seen.add(&found),
             Err(panic) => {
-                eprintln!("seed {seed} failed: RDMA_SEED={seed} cargo test -p te-rdma --test faults");
+                eprintln!("seed {seed} failed: SNOWSKIN_SEED={seed} cargo test -p te-rdma --test faults");
                 std::panic::resume_unwind(panic);
             }
         }
     }
     println!("{seen:?}");
-    if one.is_none() {
-        // A plan that meets nothing proves nothing.
+    if seeds == SEEDS {
+        // Each of these has to occur, or the test proves nothing.
         let Seen { applied, unknown, not_applied, replays, fences, late, flushes } = seen;
         assert!(
             [applied, unknown, not_applied, replays, fences, late, flushes].iter().all(|&count| count > 0)
@@ -51,7 +50,7 @@ fn no_wrong_byte_and_no_late_write_under_any_plan() {
     }
 }
 
-/// What the plans have met, all together.
+/// Counts over all plans.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     applied: u64,
@@ -59,7 +58,7 @@ struct Seen {
     not_applied: u64,
     replays: u64,
     fences: u64,
-    /// WRITE packets that were carried out after their sender had given up.
+    /// WRITE packets that were executed after their sender had failed.
     late: u64,
     flushes: u64,
 }
@@ -104,7 +103,7 @@ fn run(seed: u64) -> Seen {
     let mut net = Net::new(seed);
     net.add(&config, BYTES);
     net.add(&config, BYTES);
-    net.attach(0, SEGMENT, 1, common::REGION);
+    net.attach(0, REMOTE, 1, common::REGION);
     net.set_link(0, 1, link);
     let canary = vec![0xC5; CANARY_BYTES];
     net.nodes[1].memory.set((BYTES - CANARY_BYTES) as u64, &canary);
@@ -128,7 +127,7 @@ fn run(seed: u64) -> Seen {
             }
         }
         fence(&mut net, &mut token);
-        // Fenced: the range is another owner's, and stays so.
+        // Fenced: the range is used for something else, and is not written any more.
         net.nodes[1].memory.set(0, &[0x3C; BYTES - CANARY_BYTES]);
         net.linger(Duration::from_millis(if round == 0 { 25 } else { 1 }));
         let there = net.nodes[1].memory.get(0, BYTES - CANARY_BYTES);
@@ -145,7 +144,7 @@ fn run(seed: u64) -> Seen {
     seen
 }
 
-/// One slice a cell, at odd places, either way.
+/// One slice per cell, at random offsets, READ or WRITE.
 fn slices(rng: &mut Rng, token: &mut u64) -> Vec<Slice> {
     let cell = (BYTES - CANARY_BYTES) / CELLS;
     (0..CELLS)
@@ -159,7 +158,7 @@ fn slices(rng: &mut Rng, token: &mut u64) -> Vec<Slice> {
         .collect()
 }
 
-/// Some faults, while the slices run. Whatever was broken is whole again at the end.
+/// Some faults while the slices run. Afterwards everything works again.
 fn disturb(net: &mut Net, rng: &mut Rng, slices: &[Slice], link: LinkConfig) {
     for _ in 0..1 + rng.index(3) {
         for _ in 0..rng.index(80) {
@@ -183,9 +182,9 @@ fn disturb(net: &mut Net, rng: &mut Rng, slices: &[Slice], link: LinkConfig) {
                 net.set_link(0, 1, link);
             }
             5 => {
-                net.fabric.set_port(here, false);
+                net.fabric.set_port_active(here, false);
                 net.linger(time);
-                net.fabric.set_port(here, true);
+                net.fabric.set_port_active(here, true);
             }
             6 => net.nodes[1].transport.close_connections(),
             7 => {
@@ -214,52 +213,52 @@ fn check(net: &Net, slice: &Slice, before: &[Vec<u8>; 2], outcome: Outcome) {
         (Op::Write, Outcome::Unknown) => {
             let new = &before[0][local as usize..][..len];
             let mixed = there.iter().zip(old).zip(new).all(|((byte, old), new)| byte == old || byte == new);
-            assert!(mixed, "{slice:?} put bytes there that nobody sent");
+            assert!(mixed, "{slice:?} wrote bytes that were never sent");
         }
     }
 }
 
-/// Asks until the target has said it.
+/// Repeats a fence until the target has confirmed it.
 fn fence(net: &mut Net, token: &mut u64) {
     for _ in 0..1_000 {
         *token += 1;
-        net.nodes[0].transport.fence(Token(*token), SEGMENT).unwrap();
+        net.nodes[0].transport.fence(Token(*token), REMOTE).unwrap();
         if net.finish(*token).outcome == Outcome::Applied {
             return;
         }
     }
-    panic!("a thousand fences in a row failed against a target that lives");
+    panic!("a thousand fences in a row failed although the target works");
 }
 
 #[test]
-fn a_region_registered_while_the_port_is_down_joins_the_rail_when_it_is_back() {
+fn a_region_registered_while_the_port_is_down_is_usable_when_the_port_is_up() {
     use te_core::Memory;
     let mut net = Net::pair(&config(), 1 << 20);
     net.warm_up();
     let (ours, theirs) = (net.ports[0], net.ports[1]);
     for port in [ours, theirs] {
-        net.fabric.set_port(port, false);
+        net.fabric.set_port_active(port, false);
     }
     net.linger(Duration::from_millis(1));
     assert!(!net.nodes[0].transport.is_up() && !net.nodes[1].transport.is_up());
-    let (late, segment) = (te_core::RegionId::new(1, 1), te_core::RemoteRegionId::new(1, 1));
+    let (late, remote) = (te_core::RegionId::new(1, 1), te_core::RemoteRegionId::new(1, 1));
     for node in &mut net.nodes {
         let span = node.memory.span();
         node.transport.deregister(common::REGION).unwrap();
         #[allow(unsafe_code, reason = "registers memory of its own")]
-        // SAFETY: the block outlives the transport and is only looked at through volatile copies.
+        // SAFETY: the block outlives the transport and is reached only by volatile copies.
         unsafe { node.transport.register(late, span, common::ALL) }.unwrap();
     }
-    // The export is good before the port is.
-    net.attach(0, segment, 1, late);
+    // The export is valid before the port is up.
+    net.attach(0, remote, 1, late);
     for port in [ours, theirs] {
-        net.fabric.set_port(port, true);
+        net.fabric.set_port_active(port, true);
     }
-    net.drive("the ports are back", |net| net.nodes.iter().all(|node| node.transport.is_up()));
+    net.drive("the ports are up", |net| net.nodes.iter().all(|node| node.transport.is_up()));
     net.nodes[0].memory.paint(9);
     let slice = Slice {
         local: RegionOffset::new(late, 0),
-        remote: RemoteOffset::new(segment, 0),
+        remote: RemoteOffset::new(remote, 0),
         ..write(1, 0, 0, 4_096)
     };
     net.transfer(&[slice]);

@@ -1,4 +1,5 @@
-//! Peers on the control connection that break the protocol, by malice or by age. Nobody else may notice.
+//! Peers that break the protocol of the control connection, by malice or because they run another release.
+//! Other peers must not be affected.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -7,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use common::{Net, REGION, SEGMENT, config, kind, read, write};
+use common::{Net, REGION, REMOTE, config, kind, read, write};
 use te_core::{ErrorKind, Memory, Outcome, RemoteOffset, Transport};
 use te_rdma::Config;
 use te_rdma::wire::*;
@@ -16,19 +17,19 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const KIB: usize = 1 << 10;
 
-/// A raw connection to node 1, which is polled while it waits.
+/// A raw connection to node 1. While it waits, all nodes are polled.
 struct Raw {
     stream: TcpStream,
 }
 
 impl Raw {
     fn to(net: &Net) -> Self {
-        let stream = TcpStream::connect(net.nodes[1].transport.local_addr()).unwrap();
+        let stream = TcpStream::connect(net.nodes[1].transport.local_address()).unwrap();
         stream.set_nonblocking(true).unwrap();
         Self { stream }
     }
 
-    /// Connected and welcomed, and the key was shown.
+    /// Connected and welcomed, and the key of the export was shown.
     fn proven(net: &mut Net, session: u64) -> Self {
         let mut raw = Self::welcomed(net, session);
         raw.prove(net);
@@ -53,7 +54,7 @@ impl Raw {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// The next so many bytes; fewer when the other side has closed.
+    /// The next `len` bytes; fewer if the target has closed the connection.
     fn receive(&mut self, net: &mut Net, len: usize) -> Vec<u8> {
         let mut got = Vec::new();
         net.drive("an answer or a close", |_| {
@@ -69,7 +70,7 @@ impl Raw {
         got
     }
 
-    /// How it was turned away: the status, and nothing after it.
+    /// The status with which the target closed the connection.
     fn end(&mut self, net: &mut Net) -> Option<Status> {
         let bytes = self.receive(net, 4_096);
         if let Ok((welcome, _)) = Welcome::read_from_prefix(&bytes)
@@ -129,14 +130,14 @@ fn resolve(net: &Net, id: u64, key_xor: u64, first: u32) -> Vec<u8> {
     [Header::new(Kind::Resolve, 0, id).as_bytes(), body.as_bytes()].concat()
 }
 
-/// The honest pair still works.
+/// Checks that the two nodes still work.
 fn still_works(net: &mut Net, token: u64) {
     net.transfer(&[write(token, 0, 0, 500), read(token + 1, 0, 0, 500)]);
     assert_eq!(net.fence(token + 2).outcome, Outcome::Applied);
 }
 
 #[test]
-fn what_does_not_open_like_a_side_channel_is_turned_away() {
+fn a_connection_that_does_not_begin_with_a_hello_is_refused() {
     let mut net = Net::pair(&config(), 4 * KIB);
     let good = hello(&net, 5, 1);
     let cases: [(Vec<u8>, Status); 5] = [
@@ -155,7 +156,7 @@ fn what_does_not_open_like_a_side_channel_is_turned_away() {
 }
 
 #[test]
-fn a_frame_that_makes_no_sense_ends_its_channel_alone() {
+fn a_malformed_frame_ends_its_connection_alone() {
     let mut net = Net::pair(&config(), 4 * KIB);
     still_works(&mut net, 1);
     let frames: [Vec<u8>; 6] = [
@@ -175,7 +176,7 @@ fn a_frame_that_makes_no_sense_ends_its_channel_alone() {
 }
 
 #[test]
-fn a_connection_that_never_says_who_it_is_does_not_stay() {
+fn a_connection_without_a_complete_hello_is_closed() {
     let mut net = Net::pair(&Config { connect_ms_max: 20, ..config() }, 4 * KIB);
     let mut raw = Raw::to(&net);
     raw.send(&hello(&net, 5, 1).as_bytes()[..47]);
@@ -184,7 +185,7 @@ fn a_connection_that_never_says_who_it_is_does_not_stay() {
 }
 
 #[test]
-fn a_wrong_key_opens_nothing_however_often_it_is_tried() {
+fn a_wrong_key_is_refused_however_often_it_is_tried() {
     let mut net = Net::pair(&config(), 4 * KIB);
     let mut raw = Raw::welcomed(&mut net, 5);
     for bit in 0..64 {
@@ -196,7 +197,7 @@ fn a_wrong_key_opens_nothing_however_often_it_is_tried() {
         assert_eq!((id, status), (bit, Status::AccessDenied));
     }
     assert_eq!(net.nodes[1].transport.stats().resolves_refused, 64);
-    // The channel has survived, and the right key opens.
+    // The connection goes on, and the right key is accepted.
     raw.send(&resolve(&net, 99, 0, 0));
     assert!(matches!(
         parse_response(&raw.receive(&mut net, 60)),
@@ -211,7 +212,7 @@ fn a_wrong_key_opens_nothing_however_often_it_is_tried() {
 }
 
 #[test]
-fn who_has_shown_no_key_gets_no_queue_pair() {
+fn a_peer_that_has_shown_no_key_gets_no_queue_pair() {
     let mut net = Net::pair(&config(), 4 * KIB);
     let mut raw = Raw::welcomed(&mut net, 5);
     raw.send(&resolve(&net, 1, 1, 0));
@@ -242,7 +243,7 @@ fn queue_pairs_for_one_peer_are_bounded_and_go_with_its_connection() {
         Ok(Step::Frame(Response::Refused { id: 2, status: Status::Full }, _))
     ));
     drop(raw);
-    net.drive("its queue pairs are gone", |net| net.fabric.qp_count(port) == before);
+    net.drive("its queue pairs are destroyed", |net| net.fabric.qp_count(port) == before);
 }
 
 #[test]
@@ -274,13 +275,13 @@ fn a_newer_connection_of_a_session_ends_the_older_one_and_no_older_one_the_newer
     let mut newer = Raw::to(&net);
     newer.send(hello(&net, 5, 11).as_bytes());
     assert_eq!(newer.receive(&mut net, 32).len(), 32);
-    // By its welcome the older one's queue pairs are gone.
+    // When it is welcomed, the queue pairs of the older one are destroyed.
     assert_eq!(net.fabric.qp_count(port), 0);
     assert_eq!(first.receive(&mut net, 1), b"");
 }
 
 #[test]
-fn a_fence_ends_what_it_does_not_name() {
+fn a_fence_destroys_the_queue_pairs_that_it_does_not_list() {
     let mut net = Net::pair(&config(), 4 * KIB);
     let port = net.ports[1];
     let mut raw = Raw::proven(&mut net, 5);
@@ -294,13 +295,13 @@ fn a_fence_ends_what_it_does_not_name() {
 }
 
 #[test]
-fn a_flood_of_questions_is_answered_as_fast_as_it_is_read() {
+fn a_flood_of_requests_is_answered_only_as_fast_as_the_answers_are_read() {
     let mut net = Net::pair(&config(), 4 * KIB);
     let mut raw = Raw::welcomed(&mut net, 5);
-    let question = Header::new(Kind::Fence, 0, 1);
-    let flood = question.as_bytes().repeat(1_000);
+    let request = Header::new(Kind::Fence, 0, 1);
+    let flood = request.as_bytes().repeat(1_000);
     let mut sent = 0;
-    // Never read: the target stops taking questions when its answers do not leave.
+    // The answers are not read, so the target stops receiving requests.
     for _ in 0..20_000 {
         match raw.stream.write(&flood) {
             Ok(count) => sent += count,
@@ -313,7 +314,7 @@ fn a_flood_of_questions_is_answered_as_fast_as_it_is_read() {
         }
         net.step();
         if sent > 64 << 20 {
-            panic!("64 MiB of questions were taken without an answer being read");
+            panic!("64 MiB of requests were taken without an answer being read");
         }
     }
     still_works(&mut net, 10);
@@ -326,7 +327,7 @@ fn a_flood_of_questions_is_answered_as_fast_as_it_is_read() {
 }
 
 #[test]
-fn connections_beyond_the_limit_are_told_so() {
+fn connections_beyond_the_limit_are_refused_with_a_reason() {
     let mut net = Net::pair(&Config { connections_max: 3, ..config() }, 4 * KIB);
     still_works(&mut net, 1);
     let _two = [Raw::welcomed(&mut net, 5), Raw::welcomed(&mut net, 6)];
@@ -354,13 +355,13 @@ fn false_export(address: std::net::SocketAddr, incarnation: u64) -> Vec<u8> {
     blob[..len].to_vec()
 }
 
-/// Node 0 attached to a listener of ours that speaks as it likes.
+/// Node 0, attached to a fake target: a thread that answers as the test wants.
 fn with_false_target(answer: impl FnOnce(TcpStream) + Send + 'static) -> (Net, std::thread::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let mut net = Net::new(1);
     net.add(&config(), 4 * KIB);
-    net.nodes[0].transport.attach(SEGMENT, &false_export(address, 5)).unwrap();
+    net.nodes[0].transport.attach(REMOTE, &false_export(address, 5)).unwrap();
     let thread = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -392,7 +393,7 @@ fn ends_with(net: &mut Net, expected: &[ErrorKind]) {
 const PROTOCOL: &[ErrorKind] = &[ErrorKind::Protocol, ErrorKind::PeerDead];
 
 #[test]
-fn a_target_that_speaks_something_else_is_left_alone() {
+fn a_target_with_another_protocol_is_refused() {
     let (mut net, thread) = with_false_target(|mut stream| {
         stream.write_all(b"220 mail.example ESMTP\r\n 32 bytes and more").unwrap();
         let _ = stream.read(&mut [0; 64]);
@@ -402,25 +403,25 @@ fn a_target_that_speaks_something_else_is_left_alone() {
 }
 
 #[test]
-fn a_target_that_is_somebody_else_gets_nothing() {
+fn a_target_with_another_incarnation_gets_no_request() {
     let (mut net, thread) = with_false_target(|mut stream| {
         greet(&mut stream, 6);
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
-        assert!(rest.is_empty(), "it was asked {} bytes of questions", rest.len());
+        assert!(rest.is_empty(), "it got {} bytes of requests", rest.len());
     });
     ends_with(&mut net, &[ErrorKind::PeerRestarted]);
     thread.join().unwrap();
 }
 
 #[test]
-fn answers_that_nobody_asked_for_end_the_channel() {
+fn answers_without_a_request_end_the_connection() {
     for answer in [Kind::Fenced, Kind::Refused] {
         let (mut net, thread) = with_false_target(move |mut stream| {
             greet(&mut stream, 5);
-            let mut question = [0; 40];
-            stream.read_exact(&mut question).unwrap();
-            // Ids far beyond what was asked.
+            let mut request = [0; 40];
+            stream.read_exact(&mut request).unwrap();
+            // Ids that were never used.
             let header = Header::new(answer, 0, u64::MAX);
             let body = Refusal::new(Status::NotFound);
             let body = if answer == Kind::Refused { body.as_bytes() } else { &[] };
@@ -433,13 +434,13 @@ fn answers_that_nobody_asked_for_end_the_channel() {
 }
 
 #[test]
-fn keys_of_a_region_that_cannot_be_are_not_taken() {
+fn keys_that_do_not_fit_the_region_are_refused() {
     let (mut net, thread) = with_false_target(|mut stream| {
         greet(&mut stream, 5);
-        let mut question = [0; 40];
-        stream.read_exact(&mut question).unwrap();
-        let (header, _) = Header::read_from_prefix(&question).unwrap();
-        // The second half of a list whose first half was never given.
+        let mut request = [0; 40];
+        stream.read_exact(&mut request).unwrap();
+        let (header, _) = Header::read_from_prefix(&request).unwrap();
+        // The second half of a list of which the first half was never sent.
         let body = Resolved {
             base: U64::new(0x1000),
             len: U64::new(0x2000),
@@ -458,31 +459,31 @@ fn keys_of_a_region_that_cannot_be_are_not_taken() {
 }
 
 #[test]
-fn a_target_that_says_nothing_is_given_up() {
+fn a_target_that_does_not_answer_is_given_up() {
     let (mut net, thread) = with_false_target(|mut stream| {
         greet(&mut stream, 5);
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
     });
     ends_with(&mut net, &[ErrorKind::PeerDead]);
-    // Its word on a fence is missing: there is none.
-    net.nodes[0].transport.fence(te_core::Token(2), SEGMENT).unwrap();
+    // Without its confirmation, the outcome of a fence is unknown.
+    net.nodes[0].transport.fence(te_core::Token(2), REMOTE).unwrap();
     assert_eq!(net.finish(2).outcome, Outcome::Unknown);
     drop(net);
     thread.join().unwrap();
 }
 
 #[test]
-fn an_answer_of_another_kind_than_the_question_ends_the_channel() {
+fn an_answer_of_another_kind_than_the_request_ends_the_connection() {
     for answer in [Kind::Fenced, Kind::Refused] {
         let (mut net, thread) = with_false_target(move |mut stream| {
-            // Who hangs up has ended it too.
+            // It ends when the initiator closes the connection.
             stream.set_read_timeout(None).unwrap();
             greet(&mut stream, 5);
-            let mut question = [0; 40];
-            stream.read_exact(&mut question).unwrap();
-            let (header, _) = Header::read_from_prefix(&question).unwrap();
-            // FENCED to a RESOLVE; REFUSED to what was asked before it, which is nothing.
+            let mut request = [0; 40];
+            stream.read_exact(&mut request).unwrap();
+            let (header, _) = Header::read_from_prefix(&request).unwrap();
+            // FENCED as the answer to a RESOLVE; REFUSED with the id of an earlier request that does not exist.
             let (id, body) = match answer {
                 Kind::Refused => (header.id.get() - (1 << 24), Refusal::new(Status::NotFound)),
                 _ => (header.id.get(), Refusal::new(Status::NotFound)),
@@ -501,33 +502,33 @@ fn an_answer_of_another_kind_than_the_question_ends_the_channel() {
 }
 
 #[test]
-fn a_target_that_welcomes_and_hangs_up_is_not_called_for_ever() {
+fn a_target_that_welcomes_and_closes_is_not_tried_again_without_limit() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut net = Net::new(1);
     net.add(&config(), 4 * KIB);
     let blob = false_export(listener.local_addr().unwrap(), 5);
-    net.nodes[0].transport.attach(SEGMENT, &blob).unwrap();
+    net.nodes[0].transport.attach(REMOTE, &blob).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming().take(200) {
             greet(&mut stream.unwrap(), 5);
         }
     });
     ends_with(&mut net, PROTOCOL);
-    let calls = net.nodes[0].transport.stats().channels_opened;
-    assert!(calls < 10, "{calls} calls");
+    let attempts = net.nodes[0].transport.stats().connections_opened;
+    assert!(attempts < 10, "{attempts} attempts");
 }
 
 #[test]
-fn one_target_cannot_pass_for_us_at_another() {
+fn sessions_with_two_targets_differ() {
     let (first, second) =
         (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
     let mut net = Net::new(1);
     net.add(&config(), 4 * KIB);
-    let mut session = |listener: &TcpListener, segment: u32, incarnation: u64| {
+    let mut session = |listener: &TcpListener, remote: u32, incarnation: u64| {
         let blob = false_export(listener.local_addr().unwrap(), incarnation);
-        let id = te_core::RemoteRegionId::new(segment, 1);
+        let id = te_core::RemoteRegionId::new(remote, 1);
         net.nodes[0].transport.attach(id, &blob).unwrap();
-        let slice = write(u64::from(segment), 0, 0, 1);
+        let slice = write(u64::from(remote), 0, 0, 1);
         net.nodes[0].submit(&[te_core::Slice { remote: RemoteOffset::new(id, 0), ..slice }]);
         net.step();
         let (mut stream, _) = listener.accept().unwrap();
@@ -536,7 +537,8 @@ fn one_target_cannot_pass_for_us_at_another() {
         stream.read_exact(&mut came).unwrap();
         Hello::read_from_bytes(&came).unwrap().session.get()
     };
-    // A session is a secret between two: its next connection ends the one before.
+    // A newer connection of a session ends the older one, so one target must not know the session with
+    // another.
     assert_ne!(session(&first, 1, 5), session(&second, 2, 6));
 }
 
@@ -567,8 +569,8 @@ fn peers_cannot_take_every_queue_pair_that_the_device_has() {
     let device = te_rdma::sim::DeviceConfig { qp_count_max: 16, ..Default::default() };
     net.add(&config(), 4 * KIB);
     net.add_device(device, &config(), 4 * KIB);
-    net.attach(0, SEGMENT, 1, REGION);
-    net.attach(1, SEGMENT, 0, REGION);
+    net.attach(0, REMOTE, 1, REGION);
+    net.attach(1, REMOTE, 0, REGION);
     let mut greedy = Raw::proven(&mut net, 5);
     for (id, generations) in [(1, 0..4), (2, 4..8), (3, 8..12)] {
         greedy.send(&connect(id, generations));
@@ -579,8 +581,8 @@ fn peers_cannot_take_every_queue_pair_that_the_device_has() {
         );
         assert_eq!(full, id == 3);
     }
-    // What is left is for its own work.
+    // The others are reserved for its own work.
     net.nodes[1].submit(&[write(1, 0, 0, 100)]);
-    net.drive("it reaches somebody", |net| net.nodes[1].ended(1).is_some());
+    net.drive("it reaches a peer", |net| net.nodes[1].ended(1).is_some());
     assert_eq!(net.nodes[1].ended(1).unwrap().result, Ok(()));
 }

@@ -1,12 +1,12 @@
-//! The laws where RDMA makes them hard: who pays for a failed queue pair, what lands late, what a cancel may
-//! cost.
+//! The laws where RDMA makes them hard to keep: the slices that a failed queue pair affects, late writes, the
+//! cost of a cancel.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
 use std::time::Duration;
 
-use common::{ALL, Block, Net, REGION, SEGMENT, config, kind, pattern, read, write};
+use common::{ALL, Block, Net, REGION, REMOTE, config, kind, pattern, read, write};
 use te_core::{
     Access, ErrorKind, Memory, Outcome, RegionId, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
@@ -16,11 +16,11 @@ use te_rdma::verbs::WcStatus;
 
 const KIB: usize = 1 << 10;
 
-/// A link on which work stays under way for a while.
+/// A link with a long latency.
 const SLOW: LinkConfig = LinkConfig { latency_ns: 300_000, ..LinkConfig::CALM };
 
 #[test]
-fn small_slices_side_by_side_at_the_peer_share_work_requests_and_doorbells() {
+fn small_slices_that_are_contiguous_at_the_peer_share_work_requests_and_doorbells() {
     let mut net = Net::pair(&Config { qps: 1, ..config() }, 64 * KIB);
     net.warm_up();
     net.nodes[0].memory.paint(3);
@@ -39,7 +39,7 @@ fn small_slices_side_by_side_at_the_peer_share_work_requests_and_doorbells() {
 }
 
 #[test]
-fn tiny_writes_travel_inside_their_work_requests() {
+fn tiny_writes_are_carried_inside_their_work_requests() {
     let mut net = Net::pair(&config(), 64 * KIB);
     net.warm_up();
     let before = net.nodes[0].transport.stats().inlined;
@@ -60,19 +60,19 @@ fn most_work_requests_report_nothing_and_every_slice_ends() {
 }
 
 #[test]
-fn a_slice_under_dead_keys_does_not_cost_its_neighbours() {
+fn a_slice_with_invalid_keys_does_not_fail_other_slices() {
     let mut net = Net::pair(&Config { qps: 1, ..config() }, 64 * KIB);
-    let (other, segment) = (RegionId::new(1, 1), RemoteRegionId::new(1, 1));
+    let (other, remote) = (RegionId::new(1, 1), RemoteRegionId::new(1, 1));
     let memory = Block::new(4 * KIB);
     // SAFETY: the block outlives the region, which is deregistered below.
     unsafe { net.nodes[1].transport.register(other, memory.span(), ALL) }.unwrap();
-    net.attach(0, segment, 1, other);
+    net.attach(0, remote, 1, other);
     net.warm_up();
-    net.transfer(&[Slice { remote: RemoteOffset::new(segment, 0), ..write(1, 0, 0, 100) }]);
-    // The target takes it back; we do not hear of it before the next slices are on their way.
+    net.transfer(&[Slice { remote: RemoteOffset::new(remote, 0), ..write(1, 0, 0, 100) }]);
+    // The target deregisters it. The next slices are posted before the initiator receives that report.
     net.nodes[1].transport.deregister(other).unwrap();
     net.nodes[0].memory.paint(9);
-    let doomed = Slice { remote: RemoteOffset::new(segment, 0), ..write(50, 0, 0, 100) };
+    let doomed = Slice { remote: RemoteOffset::new(remote, 0), ..write(50, 0, 0, 100) };
     let mut batch: Vec<Slice> = (10..40).map(|i| write(i, i * 1_000, i * 1_500, 900)).collect();
     batch.insert(10, doomed);
     net.nodes[0].submit(&batch);
@@ -80,17 +80,17 @@ fn a_slice_under_dead_keys_does_not_cost_its_neighbours() {
     assert_eq!((kind(&end), end.outcome), (ErrorKind::AccessDenied, Outcome::NotApplied));
     for i in 10..40 {
         let end = net.finish(i);
-        assert_eq!(end.result, Ok(()), "slice {i} paid for its neighbour");
+        assert_eq!(end.result, Ok(()), "slice {i} failed because of another one");
         assert_eq!(net.nodes[1].memory.get(i * 1_500, 900), pattern(9, i * 1_000, 900));
     }
     let stats = net.nodes[0].transport.stats();
     assert!(stats.replays > 0 && stats.flushes == 1, "{stats:?}");
-    // From now on it is refused without a queue pair's end.
+    // From now on it is refused without a failed queue pair.
     net.nodes[0].transport.submit(&[Slice { token: Token(60), ..doomed }]).unwrap_err();
 }
 
 #[test]
-fn a_cancel_flushes_after_its_drain_time_and_sends_the_innocent_again() {
+fn a_cancel_flushes_after_its_drain_time_and_the_other_slices_are_sent_again() {
     let config = Config { qps: 1, cancel_drain_ms: 1, timeout_exponent: 14, ..config() };
     let mut net = Net::pair(&config, 64 * KIB);
     net.warm_up();
@@ -101,7 +101,7 @@ fn a_cancel_flushes_after_its_drain_time_and_sends_the_innocent_again() {
     net.nodes[0].transport.cancel(Token(1)).unwrap();
     let end = net.finish(1);
     assert_eq!((kind(&end), end.outcome, end.fence_needed), (ErrorKind::Canceled, Outcome::Unknown, true));
-    // Its neighbour is carried out all the same, and it is known that a first copy of it may still land.
+    // The other WRITE is applied, and its completion says that a first copy of it may still land.
     let end = net.finish(2);
     assert_eq!((end.result, end.fence_needed), (Ok(()), true));
     assert_eq!(net.nodes[1].memory.get(1_000, 500), pattern(5, 1_000, 500));
@@ -111,7 +111,7 @@ fn a_cancel_flushes_after_its_drain_time_and_sends_the_innocent_again() {
 }
 
 #[test]
-fn a_cancelled_slice_that_ends_by_itself_disturbs_nobody() {
+fn a_cancelled_slice_that_ends_by_itself_flushes_nothing() {
     let mut net = Net::pair(&Config { cancel_drain_ms: 50, ..config() }, 64 * KIB);
     net.warm_up();
     net.set_link(0, 1, SLOW);
@@ -124,17 +124,17 @@ fn a_cancelled_slice_that_ends_by_itself_disturbs_nobody() {
 }
 
 #[test]
-fn what_lands_late_is_stopped_by_a_fence_and_by_nothing_less() {
+fn a_late_write_is_stopped_by_a_fence_and_by_nothing_else() {
     for fence in [false, true] {
         let mut net = Net::pair(&Config { cancel_drain_ms: 0, timeout_exponent: 16, ..config() }, 64 * KIB);
         net.warm_up();
         net.nodes[0].memory.paint(1);
-        // The packet is on its way for 50 ms; we give up at once.
+        // The packet is on the wire for 50 ms, and the slice is cancelled at once.
         net.set_link(0, 1, LinkConfig { latency_ns: 50_000_000, ..LinkConfig::CALM });
         net.nodes[0].submit(&[write(1, 0, 0, 4 * KIB as u32)]);
         net.step();
         if !fence {
-            // It would be told that we have no use for the queue pair, and destroy it, fence or no fence.
+            // The initiator would request that it destroy the unused queue pair, which is what a fence does.
             net.stalled.push(1);
         }
         net.nodes[0].transport.cancel(Token(1)).unwrap();
@@ -142,7 +142,7 @@ fn what_lands_late_is_stopped_by_a_fence_and_by_nothing_less() {
         if fence {
             assert_eq!(net.fence(2).outcome, Outcome::Applied);
         }
-        // The range gets another owner.
+        // The range is used for something else.
         net.nodes[1].memory.set(0, &[0xEE; 4 * KIB]);
         net.linger(Duration::from_millis(120));
         let kept = net.nodes[1].memory.get(0, 4 * KIB) == [0xEE; 4 * KIB];
@@ -155,7 +155,7 @@ fn a_fence_waits_for_a_target_that_is_not_polled() {
     let mut net = Net::pair(&config(), 64 * KIB);
     net.warm_up();
     net.stalled.push(1);
-    net.nodes[0].transport.fence(Token(1), SEGMENT).unwrap();
+    net.nodes[0].transport.fence(Token(1), REMOTE).unwrap();
     net.linger(Duration::from_millis(20));
     assert_eq!(net.nodes[0].ended(1), None);
     net.stalled.clear();
@@ -163,7 +163,7 @@ fn a_fence_waits_for_a_target_that_is_not_polled() {
 }
 
 #[test]
-fn transfers_need_no_attention_of_the_target() {
+fn transfers_do_not_need_the_target_to_be_polled() {
     let mut net = Net::pair(&config(), 64 * KIB);
     net.warm_up();
     net.stalled.push(1);
@@ -183,7 +183,7 @@ fn a_queue_pair_that_fails_from_outside_is_replaced_and_its_slices_are_sent_agai
             (0..40).map(|i| write(round * 100 + i, i * 1_000, i * 1_200, 1_000)).collect();
         net.nodes[0].submit(&slices);
         net.step();
-        // Every queue pair that there ever was, and some more.
+        // Every queue pair that was ever made, and some more numbers.
         (0..64).for_each(|number| net.fabric.fail_qp(port, number));
         for slice in &slices {
             assert_eq!(net.finish(slice.token.0).result, Ok(()));
@@ -194,7 +194,7 @@ fn a_queue_pair_that_fails_from_outside_is_replaced_and_its_slices_are_sent_agai
 }
 
 #[test]
-fn a_path_that_is_gone_ends_everything_on_it_for_other_rails_to_take() {
+fn a_lost_path_ends_its_slices_so_that_other_rails_can_take_them() {
     let mut net = Net::pair(&config(), 64 * KIB);
     net.warm_up();
     net.set_link(0, 1, LinkConfig { down: true, ..LinkConfig::CALM });
@@ -214,20 +214,20 @@ fn a_port_that_goes_down_ends_its_slices_at_once_and_comes_back() {
     net.set_link(0, 1, SLOW);
     net.nodes[0].submit(&[write(1, 0, 0, 500)]);
     let port = net.ports[0];
-    net.fabric.set_port(port, false);
+    net.fabric.set_port_active(port, false);
     let end = net.finish(1);
     assert_eq!((kind(&end), end.outcome), (ErrorKind::Rail, Outcome::Unknown));
     assert!(!net.nodes[0].transport.is_up());
-    // While it is down every slice ends, and soon.
+    // While it is down, new slices end soon.
     net.nodes[0].submit(&[write(2, 0, 0, 500)]);
     assert_eq!((kind(&net.finish(2)), net.finish(2).outcome), (ErrorKind::Rail, Outcome::NotApplied));
-    net.fabric.set_port(port, true);
-    net.drive("the port is back", |net| net.nodes[0].transport.is_up());
+    net.fabric.set_port_active(port, true);
+    net.drive("the port is up", |net| net.nodes[0].transport.is_up());
     net.transfer(&[write(3, 0, 0, 500)]);
 }
 
 #[test]
-fn an_address_that_changes_costs_the_connections_and_no_more() {
+fn an_address_that_changes_ends_connections_and_later_slices_succeed() {
     use te_rdma::verbs::GidKind;
     let mut net = Net::pair(&config(), 64 * KIB);
     net.warm_up();
@@ -238,7 +238,7 @@ fn an_address_that_changes_costs_the_connections_and_no_more() {
         net.fabric.set_gid(port, gid.index, Some((raw, GidKind::RoceV2)));
         net.drive("the new address is known", |net| net.nodes[node].transport.gid().raw != gid.raw);
         net.nodes[0].submit(&[write(token, 0, 0, 500)]);
-        // It may have been on its way already.
+        // It may have been posted already.
         if let Err(error) = net.finish(token).result {
             assert!(error.kind.is_retryable_elsewhere(), "{error}");
         }
@@ -247,7 +247,7 @@ fn an_address_that_changes_costs_the_connections_and_no_more() {
 }
 
 #[test]
-fn a_device_that_dies_gives_everything_back() {
+fn slices_and_regions_of_a_lost_device_end() {
     let mut net = Net::pair(&config(), 64 * KIB);
     net.warm_up();
     net.set_link(0, 1, SLOW);
@@ -263,7 +263,7 @@ fn a_device_that_dies_gives_everything_back() {
 }
 
 #[test]
-fn a_target_that_fails_in_carrying_out_is_reported_for_that_slice_alone() {
+fn a_target_that_fails_to_execute_a_write_fails_that_slice_alone() {
     let mut net = Net::pair(&Config { qps: 1, ..config() }, 64 * KIB);
     net.warm_up();
     let port = net.ports[1];
@@ -341,23 +341,9 @@ fn progress_of_a_registration_is_counted() {
 }
 
 #[test]
-fn memory_of_other_devices_needs_a_device_that_can() {
-    let mut net = Net::pair(&config(), 64 * KIB);
-    let dmabuf = te_rdma::Dmabuf {
-        fd: -1,
-        offset: 0,
-        len: 4_096,
-        address: 0x10_0000,
-        location: te_core::Location::Device(te_core::GpuVendor::Nvidia, 0),
-    };
-    let error = net.nodes[0].transport.register_dmabuf(RegionId::new(7, 1), dmabuf, ALL).unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Unsupported);
-}
-
-#[test]
-fn connections_beyond_the_limit_give_way_to_each_other() {
+fn connections_beyond_the_limit_are_evicted_for_others() {
     let mut net = Net::new(3);
-    net.add(&Config { endpoints_max: 2, ..config() }, 64 * KIB);
+    net.add(&Config { peers_max: 2, ..config() }, 64 * KIB);
     for target in 1..6 {
         net.add(&config(), 64 * KIB);
         net.attach(0, RemoteRegionId::new(target as u32, 1), target, REGION);
@@ -367,12 +353,12 @@ fn connections_beyond_the_limit_give_way_to_each_other() {
             remote: RemoteOffset::new(RemoteRegionId::new(target as u32, 1), 0),
             ..write(round * 10 + target, 0, 0, 100)
         };
-        // All at once: three have to wait until the first two have done.
+        // All at the same time: three have to wait until the first two have ended.
         net.transfer(&(1..6).map(to).collect::<Vec<_>>());
     }
     let stats = net.nodes[0].transport.stats();
     assert!(stats.evictions >= 9, "{stats:?}");
-    assert_eq!(stats.channels_opened - stats.channels_lost, 2);
+    assert_eq!(stats.connections_opened - stats.connections_lost, 2);
     for target in 1..6 {
         net.nodes[0].transport.fence(Token(100 + target), RemoteRegionId::new(target as u32, 1)).unwrap();
         assert_eq!(net.finish(100 + target).outcome, Outcome::Applied);
@@ -382,7 +368,7 @@ fn connections_beyond_the_limit_give_way_to_each_other() {
 #[test]
 fn both_ends_may_open_to_each_other_at_the_same_time() {
     let mut net = Net::pair(&config(), 64 * KIB);
-    net.attach(1, SEGMENT, 0, REGION);
+    net.attach(1, REMOTE, 0, REGION);
     net.nodes[0].submit(&[write(1, 0, 100, 50)]);
     net.nodes[1].submit(&[write(1, 0, 200, 50)]);
     net.drive("both have written", |net| net.nodes[0].ended(1).is_some() && net.nodes[1].ended(1).is_some());
@@ -393,7 +379,7 @@ fn both_ends_may_open_to_each_other_at_the_same_time() {
 fn a_transport_reaches_itself() {
     let mut net = Net::new(1);
     net.add(&config(), 64 * KIB);
-    net.attach(0, SEGMENT, 0, REGION);
+    net.attach(0, REMOTE, 0, REGION);
     net.nodes[0].memory.paint(2);
     net.transfer(&[write(1, 0, 10_000, 5_000), read(2, 30_000, 0, 100)]);
     assert_eq!(net.nodes[0].memory.get(10_000, 5_000), pattern(2, 0, 5_000));
@@ -401,17 +387,17 @@ fn a_transport_reaches_itself() {
 }
 
 #[test]
-fn queue_pairs_go_with_the_segment_that_needed_them() {
+fn queue_pairs_are_destroyed_with_the_last_remote_region_of_their_peer() {
     let mut net = Net::pair(&config(), 64 * KIB);
     net.warm_up();
     let (here, there) = (net.ports[0], net.ports[1]);
     assert_eq!((net.fabric.qp_count(here), net.fabric.qp_count(there)), (2, 2));
-    net.nodes[0].transport.detach(SEGMENT).unwrap();
-    net.drive("they are gone", |net| net.fabric.qp_count(here) + net.fabric.qp_count(there) == 0);
+    net.nodes[0].transport.detach(REMOTE).unwrap();
+    net.drive("they are destroyed", |net| net.fabric.qp_count(here) + net.fabric.qp_count(there) == 0);
 }
 
 #[test]
-fn a_failed_queue_pair_does_not_linger_at_the_target() {
+fn a_failed_queue_pair_is_destroyed_at_the_target() {
     let mut net = Net::pair(&Config { qps: 1, ..config() }, 64 * KIB);
     net.warm_up();
     let port = net.ports[0];
@@ -426,7 +412,7 @@ fn a_failed_queue_pair_does_not_linger_at_the_target() {
 }
 
 #[test]
-fn one_family_of_addresses_is_agreed_on_or_none() {
+fn ports_without_a_common_address_family_are_unreachable() {
     use te_rdma::verbs::{Gid, GidKind};
     let gid = |raw: [u8; 16], kind| Some(Gid { index: 0, raw, kind });
     let mut v4 = [0; 16];
@@ -437,14 +423,14 @@ fn one_family_of_addresses_is_agreed_on_or_none() {
     let mut net = Net::new(1);
     net.add_device(with(vec![gid(v4, GidKind::RoceV2)]), &config(), 4 * KIB);
     net.add_device(with(vec![gid(v6, GidKind::RoceV2)]), &config(), 4 * KIB);
-    net.attach(0, SEGMENT, 1, REGION);
+    net.attach(0, REMOTE, 1, REGION);
     net.nodes[0].submit(&[write(1, 0, 0, 10)]);
     let end = net.finish(1);
     assert_eq!((kind(&end), end.outcome), (ErrorKind::Unreachable, Outcome::NotApplied));
 }
 
 #[test]
-fn rights_that_only_the_export_claims_are_not_granted() {
+fn rights_that_only_a_forged_export_has_are_not_granted() {
     let mut net = Net::new(1);
     net.add(&config(), 64 * KIB);
     net.add(&config(), 64 * KIB);
@@ -453,7 +439,7 @@ fn rights_that_only_the_export_claims_are_not_granted() {
     unsafe { net.nodes[1].transport.register(region, memory.span(), Access::REMOTE_READ) }.unwrap();
     let mut blob = net.nodes[1].export_of(region);
     blob[6] = 12;
-    net.nodes[0].transport.attach(SEGMENT, &blob).unwrap();
+    net.nodes[0].transport.attach(REMOTE, &blob).unwrap();
     net.nodes[0].submit(&[write(1, 0, 0, 10)]);
     assert_eq!((kind(&net.finish(1)), net.finish(1).outcome), (ErrorKind::AccessDenied, Outcome::NotApplied));
     net.transfer(&[read(2, 0, 0, 10)]);
@@ -462,7 +448,7 @@ fn rights_that_only_the_export_claims_are_not_granted() {
 }
 
 #[test]
-fn settings_are_lowered_to_what_the_device_can_do() {
+fn settings_are_lowered_to_the_limits_of_the_device() {
     let device = DeviceConfig {
         qp_depth_max: 7,
         sge_max: 3,
@@ -479,7 +465,7 @@ fn settings_are_lowered_to_what_the_device_can_do() {
 }
 
 #[test]
-fn who_has_nothing_to_do_may_sleep() {
+fn a_transport_without_work_may_park() {
     let mut net = Net::pair(&config(), 64 * KIB);
     net.warm_up();
     net.linger(Duration::from_millis(10));
@@ -487,19 +473,19 @@ fn who_has_nothing_to_do_may_sleep() {
         let at = node.transport.poll_at();
         assert!(at.is_none_or(|at| at > net.now), "{at:?} at {:?}", net.now);
     }
-    // Nobody is there any more; between two attempts to reach him nothing is to be done either.
+    // The target is gone. Between two attempts to reach it, there is no work either.
     net.nodes.pop();
     net.nodes[0].submit(&[write(1, 0, 0, 10)]);
     net.finish(1);
-    let mut sleeps = 0;
+    let mut parked = 0;
     for token in 2..6 {
         net.nodes[0].submit(&[write(token, 0, 0, 10)]);
         while net.nodes[0].ended(token).is_none() {
             net.step();
-            sleeps += u32::from(net.nodes[0].transport.poll_at().is_none_or(|at| at > net.now));
+            parked += u32::from(net.nodes[0].transport.poll_at().is_none_or(|at| at > net.now));
         }
     }
-    assert!(sleeps > 100, "it asked to be polled without a pause while it waited");
+    assert!(parked > 100, "it had to be polled all the time while it waited");
 }
 
 #[test]
@@ -519,9 +505,9 @@ fn slices_that_wait_when_a_connection_breaks_go_over_the_next_one() {
 }
 
 #[test]
-fn a_fence_covers_the_writes_of_a_connection_that_gave_way() {
+fn a_fence_covers_the_writes_of_an_evicted_connection() {
     for detach in [false, true] {
-        let config = Config { endpoints_max: 1, cancel_drain_ms: 0, timeout_exponent: 18, ..config() };
+        let config = Config { peers_max: 1, cancel_drain_ms: 0, timeout_exponent: 18, ..config() };
         let mut net = Net::pair(&config, 64 * KIB);
         let third = net.add(&config, 64 * KIB);
         let other = RemoteRegionId::new(1, 1);
@@ -537,8 +523,8 @@ fn a_fence_covers_the_writes_of_a_connection_that_gave_way() {
         net.transfer(&[Slice { remote: RemoteOffset::new(other, 0), ..write(2, 0, 0, 100) }]);
         assert_eq!(net.nodes[0].transport.stats().evictions, 1);
         if detach {
-            net.nodes[0].transport.detach(SEGMENT).unwrap();
-            net.attach(0, SEGMENT, 1, REGION);
+            net.nodes[0].transport.detach(REMOTE).unwrap();
+            net.attach(0, REMOTE, 1, REGION);
         }
         net.stalled.clear();
         assert_eq!(net.fence(3).outcome, Outcome::Applied);

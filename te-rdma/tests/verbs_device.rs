@@ -1,17 +1,19 @@
 //! Real devices: list, open, register, connect a queue pair to itself, WRITE, READ, error and flush, destroy.
 //!
-//! Where there is no device these tests are reported as ignored, and the reason is printed. A software device
-//! will do: `rdma link add rxe0 type rxe netdev eth0`.
+//! Without a device these tests are reported as ignored, and the reason is printed. A software device is
+//! enough: `rdma link add rxe0 type rxe netdev eth0`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod rig;
 
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Trial};
 use rig::{ALL, EMPTY, Mem, Node};
 use te_core::Op;
+use te_core::testkit::pattern;
 use te_rdma::sys::{Device, SystemVerbs};
 use te_rdma::verbs::{
     DeviceFeatures, Gid, GidKind, MrAccess, Path, Qp, QpConfig, QpStep, Sge, Verbs as _, WcStatus,
@@ -19,7 +21,7 @@ use te_rdma::verbs::{
 };
 
 const BYTES: usize = 1 << 20;
-/// Software devices under emulation are slow; this is only what "never" means.
+/// After this time a test fails. Software devices under emulation are slow.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A device and one of its active ports.
@@ -32,14 +34,14 @@ struct Place {
 type Test = fn(&Place);
 
 const TESTS: [(&str, Test); 16] = [
-    ("a_device_tells_its_limits", a_device_tells_its_limits),
+    ("a_device_reports_its_limits", a_device_reports_its_limits),
     ("a_write_and_a_read_through_a_queue_pair_to_itself", a_write_and_a_read_through_a_queue_pair_to_itself),
     ("pieces_are_gathered_and_scattered", pieces_are_gathered_and_scattered),
     ("inline_bytes_are_copied_at_once", inline_bytes_are_copied_at_once),
     ("only_signaled_work_is_reported", only_signaled_work_is_reported),
     ("two_devices_are_opened_and_connected", two_devices_are_opened_and_connected),
     ("error_flushes_in_order", error_flushes_in_order),
-    ("work_under_way_ends_well_or_flushed_and_in_order", work_under_way_ends_well_or_flushed_and_in_order),
+    ("posted_work_succeeds_or_is_flushed_in_order", posted_work_succeeds_or_is_flushed_in_order),
     (
         "after_the_targets_queue_pair_is_destroyed_nothing_lands_there",
         after_the_targets_queue_pair_is_destroyed_nothing_lands_there,
@@ -48,14 +50,14 @@ const TESTS: [(&str, Test); 16] = [
     ("a_key_ends_with_its_registration", a_key_ends_with_its_registration),
     ("a_peer_that_is_not_there_costs_the_retries", a_peer_that_is_not_there_costs_the_retries),
     ("a_full_send_queue_takes_a_prefix", a_full_send_queue_takes_a_prefix),
-    ("an_event_wakes_whoever_armed", an_event_wakes_whoever_armed),
+    ("a_requested_event_makes_the_descriptor_readable", a_requested_event_makes_the_descriptor_readable),
     ("registrations_from_several_threads", registrations_from_several_threads),
     ("mistakes_give_an_errno_and_no_harm", mistakes_give_an_errno_and_no_harm),
 ];
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // One device, one set of limits; and a log that can be read.
+    // The tests share one device and its limits, and the log stays readable.
     arguments.test_threads = Some(1);
     let place = place();
     if let Err(reason) = &place {
@@ -77,7 +79,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// The first active port; else why there is none.
+/// The first active port; else the reason why there is none.
 fn place() -> Result<Place, String> {
     let devices = Device::list().map_err(|reason| reason.to_string())?;
     for device in &devices {
@@ -99,7 +101,7 @@ impl Place {
 }
 
 impl Node<SystemVerbs> {
-    /// The entry with which a device reaches itself and others: RoCE v2 over IPv4 if there is one.
+    /// The GID to use: RoCE v2 over IPv4 if there is one.
     fn gid(&self) -> Gid {
         let gids = self.verbs.port().unwrap().gids;
         let all: Vec<Gid> = (0..gids.min(256)).filter_map(|index| self.verbs.gid(index).unwrap()).collect();
@@ -152,11 +154,11 @@ impl Node<SystemVerbs> {
         }
     }
 
-    /// Polls until so many completions are there.
+    /// Polls until there are `count` completions.
     fn wait(&mut self, count: usize) -> Vec<(u64, WcStatus)> {
-        let (began, mut all) = (Instant::now(), Vec::new());
+        let (give_up, mut all) = (Instant::now() + PATIENCE, Vec::new());
         while all.len() < count {
-            assert!(began.elapsed() < PATIENCE, "{} of {count} completions: {all:?}", all.len());
+            assert!(Instant::now() < give_up, "{} of {count} completions: {all:?}", all.len());
             all.extend(self.poll());
         }
         all
@@ -175,20 +177,16 @@ fn connect(a: &mut Node<SystemVerbs>, b: &mut Node<SystemVerbs>) -> (Qp, Qp) {
     (qa, qb)
 }
 
-/// Long enough for what is on the wire to arrive, if it ever does.
+/// Long enough for packets on the wire to arrive.
 fn let_packets_arrive() {
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300)); // timing: packets that must not land cannot be observed
 }
 
-fn pattern(len: usize, seed: usize) -> Vec<u8> {
-    (0..len).map(|i| ((i * 7 + seed) % 251) as u8).collect()
-}
-
-fn a_device_tells_its_limits(place: &Place) {
+fn a_device_reports_its_limits(place: &Place) {
     let node = place.open();
     let info = node.verbs.info();
     println!(
-        "{info:?}\n{:?}\n{:?}, fork leaves memory alone: {:?}",
+        "{info:?}\n{:?}\n{:?}, registered memory survives a fork: {:?}",
         node.verbs.port(),
         node.gid(),
         te_rdma::sys::survives_fork()
@@ -205,7 +203,7 @@ fn a_device_tells_its_limits(place: &Place) {
 fn a_write_and_a_read_through_a_queue_pair_to_itself(place: &Place) {
     let mut node = place.open();
     let qp = node.loopback();
-    let bytes = pattern(300_000, 1);
+    let bytes = pattern(1, 300_000);
     node.mem.write(0, &bytes);
     let (write, sge) = (node.request(1, Op::Write, 400_000, 1), node.sge(0, 300_000));
     node.post(qp, &[write], &[sge]);
@@ -224,12 +222,12 @@ fn a_write_and_a_read_through_a_queue_pair_to_itself(place: &Place) {
 fn pieces_are_gathered_and_scattered(place: &Place) {
     let mut node = place.open();
     let qp = node.loopback();
-    let bytes = pattern(100_000, 2);
+    let bytes = pattern(2, 100_000);
     node.mem.write(0, &bytes);
     let pieces = [node.sge(10, 5_000), node.sge(50_000, 1), node.sge(90_000, 3_000)];
     let expected = [&bytes[10..5_010], &bytes[50_000..50_001], &bytes[90_000..93_000]].concat();
     let write = node.request(1, Op::Write, 200_000, 3);
-    // Two requests, one doorbell: the list is divided between them.
+    // Two requests share one doorbell, and the list is divided between them.
     let read = node.request(2, Op::Read, 200_000, 2);
     let all = [pieces[0], pieces[1], pieces[2], node.sge(300_000, 4_000), node.sge(310_000, 4_001)];
     node.post(qp, &[write, read], &all);
@@ -270,7 +268,7 @@ fn only_signaled_work_is_reported(place: &Place) {
 fn two_devices_are_opened_and_connected(place: &Place) {
     let (mut a, mut b) = (place.open(), place.open());
     let (qa, qb) = connect(&mut a, &mut b);
-    let bytes = pattern(BYTES, 3);
+    let bytes = pattern(3, BYTES);
     a.mem.write(0, &bytes);
     let (write, sge) = (b.request(1, Op::Write, 0, 1), a.sge(0, BYTES as u32));
     a.post(qa, &[write], &[sge]);
@@ -293,7 +291,7 @@ fn error_flushes_in_order(place: &Place) {
     assert_eq!(node.wait(8), flushed);
 }
 
-fn work_under_way_ends_well_or_flushed_and_in_order(place: &Place) {
+fn posted_work_succeeds_or_is_flushed_in_order(place: &Place) {
     let (mut a, mut b) = (place.open(), place.open());
     let (qa, _qb) = connect(&mut a, &mut b);
     let requests: Vec<_> = (0..60).map(|id| b.request(id, Op::Write, 0, 1)).collect();
@@ -302,8 +300,8 @@ fn work_under_way_ends_well_or_flushed_and_in_order(place: &Place) {
     a.verbs.modify_qp(qa.handle, QpStep::Error).unwrap();
     let ends = a.wait(60);
     let good = ends.iter().take_while(|(_, status)| *status == WcStatus::Success).count();
-    println!("{good} of 60 had ended well");
-    assert!(good < 60, "nothing was under way: this proved nothing");
+    println!("{good} of 60 had succeeded");
+    assert!(good < 60, "all work had ended before: this proved nothing");
     let expected: Vec<_> = (0..60u64)
         .map(|id| (id, if (id as usize) < good { WcStatus::Success } else { WcStatus::Flushed }))
         .collect();
@@ -321,30 +319,30 @@ fn after_the_targets_queue_pair_is_destroyed_nothing_lands_there(place: &Place) 
         let requests: Vec<_> = (0..60).map(|id| b.request(id, Op::Write, 0, 1)).collect();
         let sges = vec![a.sge(0, BYTES as u32); 60];
         a.post(qa, &requests, &sges);
-        std::thread::sleep(Duration::from_millis(round));
+        std::thread::sleep(Duration::from_millis(round)); // timing: varies how much of the work is executed
         b.verbs.modify_qp(qb.handle, QpStep::Error).unwrap();
         b.mem.fill(2);
         if round % 2 == 0 {
-            // Some devices carry on with the packet in their hands when that returns. For people to see.
+            // Some devices still execute the packet that they have begun. The number is printed, not checked.
             let_packets_arrive();
             let landed = b.mem.read(0, BYTES).iter().filter(|&&byte| byte != 2).count();
             println!("round {round}: {landed} bytes landed after the target's queue pair was in error");
             after_error += landed;
         }
         b.verbs.destroy_qp(qb.handle).unwrap();
-        // L5: the target's word. From here on its memory is its own.
+        // L5: this is the target's confirmation. From here on nothing lands.
         b.mem.fill(3);
         let_packets_arrive();
         assert!(b.mem.is_all(3), "round {round}");
         a.verbs.modify_qp(qa.handle, QpStep::Error).unwrap();
         let ends = a.wait(60);
         let good = ends.iter().filter(|(_, status)| *status == WcStatus::Success).count();
-        println!("{good} of 60 WRITEs had ended well after {round} ms");
+        println!("{good} of 60 WRITEs had succeeded after {round} ms");
         stopped += 60 - good;
         a.verbs.destroy_qp(qa.handle).unwrap();
     }
     println!("{after_error} bytes in all landed between error and destruction");
-    assert!(stopped > 0, "nothing was under way: this proved nothing");
+    assert!(stopped > 0, "all work had ended before: this proved nothing");
 }
 
 fn a_wrong_key_is_refused_and_nothing_is_written(place: &Place) {
@@ -367,8 +365,8 @@ fn a_wrong_key_is_refused_and_nothing_is_written(place: &Place) {
         a.post(qa, &[wrong], &[sge]);
         assert_eq!(a.wait(1), [(1, WcStatus::RemoteAccess)], "{what}");
         assert!(b.mem.is_all(0) && a.mem.is_all(5), "{what}");
-        // The specification wants the target's queue pair in error, too. Not every device does that: for
-        // people to see.
+        // By the specification the target's queue pair is in error as well. Not every device does that, so it
+        // is printed, not checked.
         let (own, sge) = (a.request(2, Op::Write, 0, 1), b.sge(0, 8));
         b.post(qb, &[own], &[sge]);
         println!("{what}: the target's own work ended {:?}", b.wait(1));
@@ -376,7 +374,7 @@ fn a_wrong_key_is_refused_and_nothing_is_written(place: &Place) {
         a.verbs.destroy_qp(qa.handle).unwrap();
         b.verbs.destroy_qp(qb.handle).unwrap();
         println!(
-            "{what}: the target was told {:?}",
+            "{what}: events at the target: {:?}",
             std::iter::from_fn(|| b.verbs.next_event()).collect::<Vec<_>>()
         );
     }
@@ -399,7 +397,7 @@ fn a_key_ends_with_its_registration(place: &Place) {
     let sge = node.sge(0, 100);
     node.post(qp, &[request], &[sge]);
     let end = node.wait(1);
-    // On a queue pair that is its own peer some devices flush before they hear of the refusal.
+    // On a queue pair that is its own peer, some devices flush before the refusal arrives.
     assert!(matches!(end[0], (1, WcStatus::RemoteAccess | WcStatus::Flushed)), "{end:?}");
     assert!(target.is_all(0));
 }
@@ -428,28 +426,30 @@ fn a_full_send_queue_takes_a_prefix(place: &Place) {
     assert!(taken >= depth || error.is_some());
     assert_eq!(taken < requests.len(), error.is_some());
     let expected: Vec<_> = (0..taken as u64).map(|id| (id, WcStatus::Success)).collect();
-    assert_eq!(node.wait(taken), expected, "what was taken ends, in order, and nothing else");
+    assert_eq!(node.wait(taken), expected, "exactly the requests that were taken end, in order");
     assert_eq!(node.poll(), []);
 }
 
-fn an_event_wakes_whoever_armed(place: &Place) {
+fn a_requested_event_makes_the_descriptor_readable(place: &Place) {
     let mut node = place.open();
     let qp = node.loopback();
-    let [Some(fd), _] = node.verbs.event_fds() else { panic!("a descriptor") };
+    let [Some(fd), _] = node.verbs.event_fds().map(|fd| fd.map(|fd| fd.as_raw_fd())) else {
+        panic!("a file descriptor")
+    };
     let readable = |timeout_ms| {
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry, which lives for the call.
         unsafe { libc::poll(&raw mut poll, 1, timeout_ms) == 1 }
     };
     assert!(!readable(0));
-    assert_eq!(node.verbs.next_event(), None, "and does not block");
+    assert_eq!(node.verbs.next_event(), None, "and it does not block");
     node.verbs.arm().unwrap();
     assert_eq!(node.poll(), []);
     let (request, sge) = (node.request(1, Op::Write, 0, 1), node.sge(0, 8));
     node.post(qp, &[request], &[sge]);
     assert!(readable(PATIENCE.as_millis() as i32), "an event for the completion");
     assert_eq!(node.wait(1), [(1, WcStatus::Success)]);
-    let _other_news = node.verbs.next_event();
+    let _ = node.verbs.next_event();
     assert!(!readable(0), "taken");
     node.post(qp, &[request], &[sge]);
     node.wait(1);
@@ -487,7 +487,7 @@ fn mistakes_give_an_errno_and_no_harm(place: &Place) {
     let config = QpConfig { depth: 16, sges: 1, inline_bytes: 0 };
     assert!(node.verbs.create_qp(QpConfig { depth: depth.saturating_add(1), ..config }).is_err());
     let huge = node.verbs.create_qp(QpConfig { inline_bytes: 1 << 20, ..config }).unwrap();
-    println!("asked for 1 MiB inline, got {} bytes", huge.config.inline_bytes);
+    println!("requested 1 MiB inline, got {} bytes", huge.config.inline_bytes);
     let qp = node.verbs.create_qp(config).unwrap();
     let path = node.path(qp);
     assert!(node.verbs.modify_qp(qp.handle, QpStep::Connect(path)).is_err(), "not yet");
@@ -499,13 +499,13 @@ fn mistakes_give_an_errno_and_no_harm(place: &Place) {
     let (request, sge) = (node.request(1, Op::Write, 0, 1), node.sge(0, 8));
     // SAFETY: nothing is inline.
     assert_eq!(unsafe { node.verbs.post(qp.handle, &[request], &[sge]) }.0, 0);
-    // Pages that are not there, and a descriptor that is no dma-buf.
+    // Pages that are not mapped, and a file descriptor that is not a dma-buf.
     let nowhere = te_core::MemSpan::new(std::ptr::without_provenance_mut(0x10_0000_0000), 4096);
     // SAFETY: nothing is mapped there, so nothing can be borrowed; the driver refuses it.
     let refused = unsafe { node.verbs.register(nowhere, ALL) };
     println!("memory that is not mapped: {refused:?}");
     assert!(refused.is_err());
-    let refused = node.verbs.register_dmabuf(-1, 0, 4096, 0, ALL);
+    let refused = node.verbs.register_dmabuf(std::io::stdin().as_fd(), 0, 4096, 0, ALL);
     println!("no dma-buf: {refused:?}, features {:?}", node.verbs.info().features);
     assert!(refused.is_err());
     assert_eq!(node.verbs.poll_cq(&mut [EMPTY; 4]), Ok(0));

@@ -1,5 +1,5 @@
-//! The rules that the simulated provider keeps when nothing goes wrong. The transport's own tests lean on
-//! every one of them; `verbs_sim_faults`, `verbs_sim_control` and `verbs_sim_late` have the others.
+//! The behaviour of the simulated provider without faults, on which the tests of the transport rely. The rest
+//! is in `verbs_sim_faults`, `verbs_sim_control` and `verbs_sim_late`.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -98,14 +98,14 @@ fn error_flushes_everything_posted_in_order_signaled_or_not() {
         pair.a.verbs.modify_qp(pair.qa.handle, QpStep::Error).unwrap();
         let flushed: Vec<_> = (0..5).map(|id| (id, WcStatus::Flushed)).collect();
         assert_eq!(pair.a.poll(), flushed);
-        // What is posted afterwards, too.
+        // Requests that are posted afterwards are flushed as well.
         pair.write(9, 0, 8);
         assert_eq!(pair.a.poll(), [(9, WcStatus::Flushed)]);
     }
 }
 
 #[test]
-fn unsignaled_work_ends_with_the_next_signaled_one() {
+fn unsignaled_requests_end_with_the_next_signaled_one() {
     for config in BOTH {
         let mut pair = Pair::new(config);
         pair.a.mem.fill(5);
@@ -119,7 +119,7 @@ fn unsignaled_work_ends_with_the_next_signaled_one() {
 }
 
 #[test]
-fn a_polled_completion_frees_the_slots_of_what_went_before_it() {
+fn a_polled_completion_frees_the_slots_of_earlier_requests() {
     for config in BOTH {
         let mut pair = Pair::new(config);
         for round in 0..20 {
@@ -149,7 +149,7 @@ fn a_full_send_queue_takes_no_more_until_a_completion_was_polled() {
             (depth, Some((ErrorKind::System, libc::ENOMEM)))
         );
         pair.fabric.run_until_idle();
-        // Done, but not polled: still full.
+        // Executed, but not polled: still full.
         // SAFETY: nothing is inline.
         assert_eq!(unsafe { pair.a.verbs.post(pair.qa.handle, &requests[..1], &sges[..1]) }.0, 0);
         assert_eq!(pair.a.poll().len(), depth);
@@ -159,7 +159,7 @@ fn a_full_send_queue_takes_no_more_until_a_completion_was_polled() {
 }
 
 #[test]
-fn a_queue_of_unsignaled_work_alone_stays_full() {
+fn a_queue_of_unsignaled_requests_stays_full() {
     let mut pair = Pair::new(SimConfig::IMMEDIATE);
     let request = WorkRequest { signaled: false, ..pair.request(0, Op::Write, 0, 1) };
     for _ in 0..QP.depth {
@@ -207,7 +207,7 @@ fn reads_in_flight_are_limited_and_hold_up_what_follows() {
     let all: Vec<_> = (0..7).map(|id| (id, WcStatus::Success)).collect();
     assert_eq!(pair.settle(), all);
 
-    // Who sends more than the target agreed to is refused.
+    // More READs than the target agreed to are refused.
     let more = |to_b: &mut te_rdma::verbs::Path, _: &mut te_rdma::verbs::Path| to_b.reads_to_peer = 5;
     let mut pair = Pair::with(SimConfig::TIMED, DeviceConfig::default(), more);
     for id in 0..5 {

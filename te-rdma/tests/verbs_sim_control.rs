@@ -1,18 +1,22 @@
-//! The rules that the simulated provider keeps beside the data path: steps, limits, events, ports.
+//! The control path of the simulated provider: state changes, limits, events, ports.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod rig;
 
+use std::os::fd::{AsFd as _, AsRawFd as _};
+
 use rig::{ALL, BUFFER_BYTES, Mem, Node, Pair, QP, connect};
 use te_core::{ErrorKind, Op};
 use te_rdma::sim::{DeviceConfig, SimConfig, SimFabric};
-use te_rdma::verbs::{AsyncEvent, GidKind, MrAccess, QpConfig, QpHandle, QpStep, Verbs as _, WcStatus};
+use te_rdma::verbs::{
+    AsyncEvent, DeviceFeatures, GidKind, MrAccess, QpConfig, QpHandle, QpStep, Verbs as _, WcStatus,
+};
 
 const BOTH: [SimConfig; 2] = [SimConfig::TIMED, SimConfig::IMMEDIATE];
 
 #[test]
-fn a_completion_queue_that_overruns_fails_and_says_so() {
+fn a_completion_queue_that_overruns_fails_and_raises_an_event() {
     let device = DeviceConfig { cq_depth: 4, ..DeviceConfig::default() };
     for config in BOTH {
         let mut pair = Pair::with(config, device.clone(), |_, _| {});
@@ -28,7 +32,7 @@ fn a_completion_queue_that_overruns_fails_and_says_so() {
 }
 
 #[test]
-fn steps_out_of_order_are_refused() {
+fn state_changes_out_of_order_are_refused() {
     let mut pair = Pair::new(SimConfig::TIMED);
     let gid = pair.b.verbs.gid(3).unwrap().unwrap().raw;
     let path = rig::default_path(pair.qb, gid);
@@ -52,7 +56,11 @@ fn steps_out_of_order_are_refused() {
     assert_eq!(code(pair.a.verbs.modify_qp(qp.handle, QpStep::Connect(path))), Ok(()));
     assert_eq!(code(pair.a.verbs.modify_qp(qp.handle, QpStep::Init(ALL))), Err(libc::EINVAL));
     assert_eq!(code(pair.a.verbs.modify_qp(QpHandle(999), QpStep::Error)), Err(libc::EINVAL));
-    assert_eq!(code(pair.b.verbs.modify_qp(qp.handle, QpStep::Error)), Err(libc::EINVAL), "not its own");
+    assert_eq!(
+        code(pair.b.verbs.modify_qp(qp.handle, QpStep::Error)),
+        Err(libc::EINVAL),
+        "of another device"
+    );
 }
 
 #[test]
@@ -85,10 +93,25 @@ fn limits_and_failures_of_registration_have_their_errno() {
     assert_eq!(code(register(8, ALL)), Err(libc::EFAULT));
     assert_eq!(code(register(8, ALL)), Ok(()));
     assert_eq!(fabric.mr_count(verbs.id()), 3);
-    assert_eq!(
-        verbs.register_dmabuf(0, 0, 8, 0, ALL).map_err(|error| error.kind),
-        Err(ErrorKind::Unsupported)
-    );
+}
+
+#[test]
+fn a_dmabuf_is_registered_by_a_device_that_can_and_refused_as_the_kernel_does() {
+    let fabric = SimFabric::new(1, SimConfig::TIMED);
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(8_192).unwrap();
+    let able = DeviceConfig { features: DeviceFeatures::DMABUF, ..DeviceConfig::default() };
+    let (without, with) = (fabric.device(DeviceConfig::default()), fabric.device(able));
+    let refused = without.register_dmabuf(file.as_fd(), 0, 8, 0, ALL);
+    assert_eq!(refused.map_err(|error| error.kind), Err(ErrorKind::Unsupported));
+    let register = |offset, len, address| {
+        let registered = with.register_dmabuf(file.as_fd(), offset, len, address, ALL);
+        registered.map(|_| ()).map_err(|error| error.code)
+    };
+    assert_eq!(register(4_000, 4_192, 4_000), Ok(()));
+    assert_eq!(register(4_000, 4_193, 4_000), Err(libc::EINVAL), "beyond the end");
+    assert_eq!(register(100, 8, 0), Err(libc::EINVAL), "another place in the page");
+    assert_eq!(register(0, 0, 0), Err(libc::EINVAL), "no bytes");
 }
 
 #[test]
@@ -128,7 +151,7 @@ fn a_destroyed_queue_pair_loses_its_completions() {
 }
 
 #[test]
-fn an_event_is_raised_once_for_each_arming() {
+fn an_event_is_raised_once_per_request() {
     let readable = |fd: i32| {
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry, which lives for the call.
@@ -137,12 +160,13 @@ fn an_event_is_raised_once_for_each_arming() {
     };
     for config in BOTH {
         let mut pair = Pair::new(config);
-        let [Some(completions), Some(events)] = pair.a.verbs.event_fds() else { panic!("two descriptors") };
+        let fds = pair.a.verbs.event_fds().map(|fd| fd.map(|fd| fd.as_raw_fd()));
+        let [Some(completions), Some(events)] = fds else { panic!("two file descriptors") };
         pair.write(1, 0, 8);
         pair.fabric.run_until_idle();
-        assert!(!readable(completions), "nobody asked");
+        assert!(!readable(completions), "no event was requested");
         pair.a.verbs.arm().unwrap();
-        assert!(!readable(completions), "what was there before raises nothing");
+        assert!(!readable(completions), "earlier completions raise none");
         pair.write(2, 0, 8);
         pair.fabric.run_until_idle();
         assert!(readable(completions));
@@ -153,19 +177,19 @@ fn an_event_is_raised_once_for_each_arming() {
         assert!(!readable(completions), "once");
 
         assert!(!readable(events));
-        pair.fabric.set_port(pair.a.verbs.id(), false);
-        pair.fabric.set_port(pair.a.verbs.id(), false);
-        pair.fabric.set_port(pair.a.verbs.id(), true);
+        pair.fabric.set_port_active(pair.a.verbs.id(), false);
+        pair.fabric.set_port_active(pair.a.verbs.id(), false);
+        pair.fabric.set_port_active(pair.a.verbs.id(), true);
         pair.fabric.set_gid(pair.a.verbs.id(), 3, None);
         assert!(readable(events));
-        let told: Vec<_> = std::iter::from_fn(|| pair.a.verbs.next_event()).collect();
-        assert_eq!(told, [AsyncEvent::PortError, AsyncEvent::PortActive, AsyncEvent::GidChange]);
+        let raised: Vec<_> = std::iter::from_fn(|| pair.a.verbs.next_event()).collect();
+        assert_eq!(raised, [AsyncEvent::PortError, AsyncEvent::PortActive, AsyncEvent::GidChange]);
         assert!(!readable(events));
     }
 }
 
 #[test]
-fn a_gid_that_was_taken_away_takes_its_queue_pairs_along() {
+fn queue_pairs_with_a_removed_gid_reach_nothing() {
     for config in BOTH {
         for own in [true, false] {
             let mut pair = Pair::new(config);
@@ -182,7 +206,7 @@ fn a_gid_that_was_taken_away_takes_its_queue_pairs_along() {
 }
 
 #[test]
-fn infiniband_finds_its_peer_by_lid() {
+fn infiniband_addresses_its_peer_by_lid() {
     let device = DeviceConfig { infiniband: true, ..DeviceConfig::default() };
     for right in [true, false] {
         let mut pair = Pair::with(SimConfig::TIMED, DeviceConfig::default(), |_, _| {});
@@ -205,7 +229,7 @@ fn infiniband_finds_its_peer_by_lid() {
 }
 
 #[test]
-fn a_dead_device_says_so_and_can_be_taken_down() {
+fn a_failed_device_raises_an_event_and_its_objects_can_be_destroyed() {
     let mut pair = Pair::new(SimConfig::TIMED);
     pair.write(1, 0, 8);
     pair.fabric.kill(pair.a.verbs.id());

@@ -1,4 +1,4 @@
-//! The rules that the simulated provider keeps when something goes wrong: keys, rights, retries, loss.
+//! The behaviour of the simulated provider with faults: keys, rights, retries, loss.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -14,7 +14,7 @@ type Change = fn(&mut Pair);
 const BOTH: [SimConfig; 2] = [SimConfig::TIMED, SimConfig::IMMEDIATE];
 
 #[test]
-fn a_wrong_idea_of_the_peer_never_works() {
+fn a_wrong_path_to_the_peer_never_works() {
     type Spoil = fn(&mut te_rdma::verbs::Path, &mut te_rdma::verbs::Path);
     let spoils: [(&str, Spoil); 8] = [
         ("queue pair that does not exist", |to_b, _| to_b.peer_qp += 5),
@@ -41,14 +41,14 @@ fn a_wrong_idea_of_the_peer_never_works() {
 #[test]
 fn keys_bind_memory_rights_and_range() {
     for config in BOTH {
-        // (what, remote key of b to use, offset, length, op)
+        // (description, rights of the registration, offset, length, op)
         let cases: [(&str, MrAccess, i64, u32, Op); 5] = [
             ("one byte before", ALL, -1, 10, Op::Write),
             ("one byte behind", ALL, BUFFER_BYTES as i64 - 9, 10, Op::Write),
             ("reading over the end", ALL, BUFFER_BYTES as i64 - 9, 10, Op::Read),
-            ("writing what may be read", MrAccess::REMOTE_READ, 0, 10, Op::Write),
+            ("writing with the right to read", MrAccess::REMOTE_READ, 0, 10, Op::Write),
             (
-                "reading what may be written",
+                "reading with the right to write",
                 MrAccess::LOCAL_WRITE.union(MrAccess::REMOTE_WRITE),
                 0,
                 10,
@@ -75,7 +75,7 @@ fn keys_bind_memory_rights_and_range() {
 }
 
 #[test]
-fn an_access_fault_puts_both_queue_pairs_in_error_and_tells_the_target() {
+fn an_access_fault_puts_both_queue_pairs_in_error_and_raises_an_event_at_the_target() {
     for config in BOTH {
         let mut pair = Pair::new(config);
         let wrong = WorkRequest { remote_key: pair.b.mr.remote_key ^ 1, ..pair.request(1, Op::Write, 0, 1) };
@@ -118,7 +118,7 @@ fn a_key_ends_with_its_registration_and_a_local_key_is_no_remote_key() {
 }
 
 #[test]
-fn a_registration_that_ends_under_way_stops_the_rest_of_a_message() {
+fn a_registration_that_ends_during_a_message_stops_the_rest_of_it() {
     let mut pair = Pair::new(SimConfig::TIMED);
     let slow = LinkConfig { bytes_per_s: 1_024_000_000, ..LinkConfig::CALM };
     pair.fabric.set_link(pair.a.verbs.id(), pair.b.verbs.id(), slow);
@@ -127,11 +127,11 @@ fn a_registration_that_ends_under_way_stops_the_rest_of_a_message() {
     pair.fabric.advance_to(Instant::from_nanos(4_500));
     pair.b.verbs.deregister(pair.b.mr).unwrap();
     assert_eq!(pair.settle(), [(1, WcStatus::RemoteAccess)]);
-    assert!(pair.b.mem.read(4_095, 2) == [1, 0], "four packets had come");
+    assert!(pair.b.mem.read(4_095, 2) == [1, 0], "four packets had arrived");
 }
 
 #[test]
-fn a_bad_local_key_is_a_local_fault_after_what_went_before() {
+fn a_bad_local_key_is_a_local_fault_after_earlier_requests() {
     for config in BOTH {
         let mut pair = Pair::new(config);
         pair.write(1, 0, 100);
@@ -141,7 +141,7 @@ fn a_bad_local_key_is_a_local_fault_after_what_went_before() {
         let end = [(1, WcStatus::Success), (2, WcStatus::Local), (3, WcStatus::Flushed)];
         assert_eq!(pair.settle(), end);
 
-        // A READ into memory that may not be written.
+        // A READ into memory without the right to write.
         let mut pair = Pair::new(config);
         // SAFETY: as everywhere here.
         let mr = unsafe { pair.a.verbs.register(pair.a.mem.span, MrAccess::empty()) }.unwrap();
@@ -153,7 +153,7 @@ fn a_bad_local_key_is_a_local_fault_after_what_went_before() {
 }
 
 #[test]
-fn a_target_that_is_not_ready_is_asked_again_and_given_up_at_the_limit() {
+fn a_request_to_a_target_that_is_not_ready_is_repeated_up_to_the_limit() {
     for config in BOTH {
         let mut pair = Pair::new(config);
         pair.fabric.refuse_requests(pair.b.verbs.id(), Refusal::NotReady, 2);
@@ -166,7 +166,7 @@ fn a_target_that_is_not_ready_is_asked_again_and_given_up_at_the_limit() {
         pair.write(3, 0, 100);
         assert_eq!(pair.settle(), [(2, WcStatus::NotReady), (3, WcStatus::Flushed)]);
 
-        // 7 is for ever.
+        // 7: no limit.
         let mut pair = Pair::with(config, DeviceConfig::default(), |to_b, _| to_b.rnr_retries = 7);
         pair.fabric.refuse_requests(pair.b.verbs.id(), Refusal::NotReady, 50);
         pair.write(1, 0, 100);
@@ -186,18 +186,18 @@ fn a_target_that_fails_ends_both_queue_pairs() {
 }
 
 #[test]
-fn retries_run_out_when_nobody_answers() {
+fn retries_run_out_without_an_answer() {
     let breaks: [(&str, Change); 7] = [
         ("link down", |p| {
             let down = LinkConfig { down: true, ..LinkConfig::CALM };
             p.fabric.set_link(p.a.verbs.id(), p.b.verbs.id(), down);
         }),
-        ("way back down", |p| {
+        ("link back down", |p| {
             let down = LinkConfig { down: true, ..LinkConfig::CALM };
             p.fabric.set_link(p.b.verbs.id(), p.a.verbs.id(), down);
         }),
-        ("own port down", |p| p.fabric.set_port(p.a.verbs.id(), false)),
-        ("peer's port down", |p| p.fabric.set_port(p.b.verbs.id(), false)),
+        ("own port down", |p| p.fabric.set_port_active(p.a.verbs.id(), false)),
+        ("peer's port down", |p| p.fabric.set_port_active(p.b.verbs.id(), false)),
         ("peer's queue pair in error", |p| p.b.verbs.modify_qp(p.qb.handle, QpStep::Error).unwrap()),
         ("peer's queue pair destroyed", |p| p.b.verbs.destroy_qp(p.qb.handle).unwrap()),
         ("peer's device dead", |p| p.fabric.kill(p.b.verbs.id())),
@@ -210,7 +210,7 @@ fn retries_run_out_when_nobody_answers() {
             pair.read(2, 0, 100);
             let end = pair.settle();
             assert_eq!(end, [(1, WcStatus::RetriesExceeded), (2, WcStatus::Flushed)], "{what}");
-            assert_eq!(pair.fabric.counters().retried, 3, "{what}: as many retries as the path says");
+            assert_eq!(pair.fabric.counters().retried, 3, "{what}: the retries of the path");
         }
     }
 }
@@ -222,7 +222,7 @@ fn retries_bridge_a_link_that_comes_back() {
     pair.fabric.set_link(a, b, LinkConfig { down: true, ..LinkConfig::CALM });
     pair.a.mem.fill(1);
     pair.write(1, 0, 100);
-    // Two timeouts of 4.096 µs × 2^10, then it is up.
+    // The link is up after two timeouts of 4.096 µs × 2^10.
     pair.fabric.advance_to(Instant::from_nanos(2 * 4_096 * 1_024 + 1));
     pair.fabric.set_link(a, b, LinkConfig::CALM);
     assert_eq!(pair.settle(), [(1, WcStatus::Success)]);
@@ -230,7 +230,7 @@ fn retries_bridge_a_link_that_comes_back() {
 }
 
 #[test]
-fn loss_and_duplicates_do_not_show() {
+fn loss_and_duplicates_have_no_effect() {
     for seed in 0..20u64 {
         let rough = LinkConfig {
             loss_ppm: 30_000,
@@ -288,7 +288,7 @@ fn a_path_mtu_that_differs_is_malformed() {
 }
 
 #[test]
-fn a_queue_pair_without_a_right_refuses_what_the_memory_would_allow() {
+fn a_queue_pair_without_a_right_refuses_requests_that_the_memory_allows() {
     for config in BOTH {
         let fabric = SimFabric::new(1, config);
         let mut a = Node::new(fabric.device(DeviceConfig::default()), BUFFER_BYTES);
@@ -308,7 +308,7 @@ fn a_queue_pair_without_a_right_refuses_what_the_memory_would_allow() {
 }
 
 #[test]
-fn a_queue_pair_can_be_failed_from_outside() {
+fn a_queue_pair_fails_on_request() {
     let mut pair = Pair::new(SimConfig::TIMED);
     pair.write(1, 0, 8);
     pair.fabric.fail_qp(pair.a.verbs.id(), pair.qa.number);
@@ -317,7 +317,7 @@ fn a_queue_pair_can_be_failed_from_outside() {
 }
 
 #[test]
-fn a_status_can_be_made_up() {
+fn a_completion_gets_a_requested_status() {
     for config in BOTH {
         let mut pair = Pair::new(config);
         pair.fabric.corrupt_status(pair.a.verbs.id(), 1, WcStatus::Other);

@@ -1,5 +1,5 @@
-//! The control connection's frames and the export: what is written is read back, and noise is refused,
-//! whatever it is.
+//! The frames of control connections, and exports: what is written is parsed again, and random bytes are
+//! refused.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -52,12 +52,12 @@ fn connect(entries: &[QpEntry]) -> Vec<u8> {
 }
 
 #[test]
-fn a_frame_that_is_cut_short_says_how_much_it_needs() {
+fn a_truncated_frame_reports_how_many_bytes_it_needs() {
     let whole = connect(&[entry(1, 2), entry(2, 3)]);
     for len in 0..whole.len() {
         match parse_request(&whole[..len]) {
             Ok(Step::Need(needed)) => assert!(needed > len && needed <= whole.len()),
-            other => panic!("{len} bytes were taken for {other:?}"),
+            other => panic!("{len} bytes were parsed as {other:?}"),
         }
     }
     let Ok(Step::Frame(Request::Connect { id: 9, qps, .. }, used)) = parse_request(&whole) else {
@@ -84,7 +84,7 @@ fn numbers_out_of_their_range_are_refused() {
     }
     assert_eq!(parse_request(&connect(&[])), Err(FrameError::Count(0)));
     assert_eq!(parse_request(&connect(&[entry(1, 2); 17])), Err(FrameError::Count(17)));
-    // A count is refused before the bytes that it promises have come.
+    // A count is checked before that many entries have arrived.
     let huge = Header::new(Kind::Fence, u16::MAX, 0);
     assert_eq!(parse_request(huge.as_bytes()), Err(FrameError::Count(u16::MAX)));
     assert_eq!(parse_request(Header::new(Kind::Accept, 1, 0).as_bytes()), Err(FrameError::Kind(129)));
@@ -139,7 +139,7 @@ fn a_refusal_that_refuses_nothing_is_refused() {
 }
 
 #[test]
-fn other_versions_are_told_apart_from_noise() {
+fn other_versions_are_distinguished_from_other_protocols() {
     let hello = Hello {
         magic: MAGIC,
         version: U16::new(VERSION + 1),
@@ -178,7 +178,7 @@ fn addresses() -> impl Strategy<Value = Vec<IpAddr>> {
 
 proptest! {
     #[test]
-    fn an_export_is_read_back(
+    fn a_written_export_is_parsed_again(
         addresses in addresses(),
         (rights, port) in (any::<u8>(), 1..=u16::MAX),
         (incarnation, region, generation) in (any::<u64>(), any::<u32>(), any::<u32>()),
@@ -202,17 +202,17 @@ proptest! {
     }
 
     #[test]
-    fn noise_is_never_more_than_a_frame(bytes in proptest::collection::vec(any::<u8>(), 0..2_000), kind in 0_u8..140) {
+    fn random_bytes_are_refused_or_parsed_within_bounds(bytes in proptest::collection::vec(any::<u8>(), 0..2_000), kind in 0_u8..140) {
         let mut framed = bytes.clone();
         if let Some(first) = framed.first_mut() {
             *first = kind;
         }
-        // Most noise fails on the bytes that must be zero; this does not.
+        // Most random bytes fail because some have to be zero; these do not.
         if framed.len() >= 16 {
             framed[1] = 0;
             framed[3..8].fill(0);
         }
-        // What opens like a handshake, and what says that it is an export.
+        // Random bytes after the beginning of a handshake, and after that of an export.
         let mut greeting = bytes.clone();
         greeting.splice(..greeting.len().min(12), [MAGIC.as_slice(), &[1, 0, 0, 0]].concat());
         let mut export = bytes.clone();
@@ -260,7 +260,7 @@ proptest! {
     }
 }
 
-/// With fewer bytes a parser asks for more than it has, or says already what it will say of the whole.
+/// With fewer bytes, a parser needs more than it has, or returns the same result as for all bytes.
 fn grows<'a, T: PartialEq + std::fmt::Debug>(
     bytes: &'a [u8],
     parse: fn(&'a [u8]) -> Result<Step<T>, FrameError>,

@@ -6,12 +6,12 @@ use super::{Result, Turn};
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use store_core::{Key, NodeId, Incarnation};
 use store_core::message::{
-    Beat, Commit, Export, FetchRequest, FetchTasks, Heartbeat, List, ListQuery, Mount, MountResponse, MountSegment,
-    NewObject, NodeStatus, Operation as _, PutRequest, PutEnd, PutOptions, PutRevoke, PutStart, Revocation,
-    Segments, Unmount, UnmountSegment,
+    Beat, Commit, Export, FetchRequest, FetchTasks, Heartbeat, List, ListQuery, Mount, MountResponse,
+    MountSegment, NewObject, NodeStatus, Operation as _, PutEnd, PutOptions, PutRequest, PutRevoke, PutStart,
+    Revocation, Segments, Unmount, UnmountSegment,
 };
+use store_core::{Incarnation, Key, NodeId};
 
 const ROUND: Duration = Duration::from_millis(500);
 /// Generations that are tried on either side of its own.
@@ -56,7 +56,7 @@ fn steal(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
             let answer = raw.ask::<Mount>(&mount, std::iter::empty())?;
             turn.count("theft_tries", 1);
             if let Ok((MountResponse::Mounted(_), _)) = Mount::decode_response(&answer.frame()?) {
-                turn.wrong(&format!("theft: the name {} was mounted by a stranger", segment.name));
+                turn.wrong(&format!("theft: the attacker mounted the name {}", segment.name));
             }
         }
         let away = UnmountSegment {
@@ -95,8 +95,10 @@ fn guess_once(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
     let mut raw = Raw::dial(master)?;
     let own = format!("guess/{:x}", turn.random()).into_bytes();
     let new = NewObject { key: Key(&own), len: 64 };
-    let answer =
-        raw.ask::<PutStart>(&PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) }, [new].into_iter())?;
+    let answer = raw.ask::<PutStart>(
+        &PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) },
+        [new].into_iter(),
+    )?;
     let frame = answer.frame()?;
     let Ok((_, mut allocations)) = PutStart::decode_response(&frame) else { return Ok(()) };
     let Some(Ok(mine)) = allocations.next() else { return Ok(()) };
@@ -119,10 +121,7 @@ fn guess_once(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
                 if let Ok((_, mut ends)) = PutRevoke::decode_response(&answer.frame()?)
                     && matches!(ends.next(), Some(Ok(())))
                 {
-                    turn.wrong(&format!(
-                        "guess: the attacker revoked the put of {}",
-                        key.escape_ascii()
-                    ));
+                    turn.wrong(&format!("guess: the attacker revoked the put of {}", key.escape_ascii()));
                 }
                 let commit = Commit { key: Key(key), generation, handle, checksum: 0 };
                 let answer = raw.ask::<PutEnd>(&(), [commit].into_iter())?;

@@ -75,7 +75,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     fs::create_dir_all(&dir)?;
     fs::write(dir.join("layout.c"), c_program(&abi))?;
     Cmd::new("cc -std=gnu11 -Wall -Werror -o layout layout.c").run(&dir, Some(60)).with_context(|| {
-        format!("the headers lack a name of {ABI}; compile `{}` to see which one", dir.join("layout.c").display())
+        format!(
+            "the headers lack a name of {ABI}; compile `{}` to see which one",
+            dir.join("layout.c").display()
+        )
     })?;
     let said = Cmd::new("./layout").stdout(&dir).context("the C program failed")?;
     let layout = rust_file(&said);

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use store_core::EvictionPolicy;
 use te_engine::Fabrics;
 
-use crate::global::Global;
 use crate::exit::Failure;
+use crate::global::Global;
 use crate::process::{self, Child};
 use crate::progress::Bar;
 use crate::{fail, sys};

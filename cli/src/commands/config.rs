@@ -79,7 +79,9 @@ pub(crate) fn run(args: &Args, config: Option<&Path>) -> Outcome {
             let loaded = load(file, &["log", "cluster", "master", "node", "client"])?;
             let given = keys::all().iter().filter(|key| loaded.is_given(&key.path)).count();
             let name = file.map_or_else(|| "no file".to_owned(), |file| file.display().to_string());
-            output::print(&format!("{name}: valid; {given} settings are set, the others have their defaults\n"))?;
+            output::print(&format!(
+                "{name}: valid; {given} settings are set, the others have their defaults\n"
+            ))?;
         }
         What::Reference => output::print(&reference::page())?,
     }

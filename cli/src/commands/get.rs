@@ -9,12 +9,12 @@ use anyhow::Context as _;
 use serde::Serialize;
 use store_client::{Client, ErrorCode, Get, LocalClient, Store, StoreError};
 
-use crate::global::Global;
 use crate::commands::local::{self, LocalArg};
 use crate::commands::waiting::WaitArg;
 use crate::commands::{available_memory, check_key, refused_in};
 use crate::config::{FlagsOfClient, Origin};
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::output::{brief, rounded};
 use crate::progress::Bar;
 use crate::size::ByteSize;
@@ -190,8 +190,7 @@ fn miss(args: &Args, client: &Client) -> Failure {
         if let Some(why) = client.why_unreached() {
             return failure.hint(format!("a node cannot be reached: {why}"));
         }
-        return failure
-            .hint("`snowskin stat KEY` lists its nodes; check them, and --fabric on both sides");
+        return failure.hint("`snowskin stat KEY` lists its nodes; check them, and --fabric on both sides");
     }
     if counters.lease_misses > 0 {
         return Failure::failed(format!("{key}: reading it took longer than its lease"))

@@ -75,6 +75,7 @@ pub(crate) fn get(
     let text = String::from_utf8_lossy(&answer);
     anyhow::ensure!(text.starts_with("HTTP/"), "the server there does not speak HTTP");
     let (head, body) = text.split_once("\r\n\r\n").context("not an HTTP response")?;
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).context("not an HTTP response")?;
+    let status =
+        head.split(' ').nth(1).and_then(|status| status.parse().ok()).context("not an HTTP response")?;
     Ok((status, body.to_owned()))
 }

@@ -76,8 +76,9 @@ pub(crate) fn bind(config: store_master::Config) -> anyhow::Result<MasterServer>
     let open = config.store.admin_secret.is_empty() && config.store.cluster_secret.is_empty();
     if open && !config.rpc_listen.ip().is_loopback() {
         tracing::warn!(
-            "the master listens at {} without a secret: any process that reaches it can lend memory, take over nodes and remove objects. \
-            Give it and all nodes a --cluster-secret-file, or let it listen on loopback only",
+            "the master listens at {} without a secret: any process that reaches it can lend memory, take \
+            over nodes and remove objects. Give it and all nodes a --cluster-secret-file, or let it listen \
+            on loopback only",
             config.rpc_listen
         );
     }

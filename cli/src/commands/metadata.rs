@@ -11,20 +11,23 @@ use crate::exit::Failure;
 /// The directories that this build supports.
 const HELP: &str = match (cfg!(feature = "redis"), cfg!(feature = "etcd")) {
     (false, false) => {
-        "Where segments are looked up by name: p2p (no directory: names are addresses) or http://HOST:PORT/metadata (a master's --http). \
-         This build supports neither redis:// nor etcd://"
+        "Where segments are looked up by name: p2p (no directory: names are addresses) or \
+         http://HOST:PORT/metadata (a master's --http). This build supports neither redis:// nor etcd://"
     }
     (true, false) => {
-        "Where segments are looked up by name: p2p (no directory: names are addresses), http://HOST:PORT/metadata (a master's --http) or \
-         redis://[USER:PASSWORD@]HOST:PORT[/DB]. Prefer the variable for a URL with a password. This build does not support etcd://"
+        "Where segments are looked up by name: p2p (no directory: names are addresses), \
+         http://HOST:PORT/metadata (a master's --http) or redis://[USER:PASSWORD@]HOST:PORT[/DB]. Prefer the \
+         variable for a URL with a password. This build does not support etcd://"
     }
     (false, true) => {
-        "Where segments are looked up by name: p2p (no directory: names are addresses), http://HOST:PORT/metadata (a master's --http) or \
-         etcd://HOST:PORT[,HOST:PORT…]. This build does not support redis://"
+        "Where segments are looked up by name: p2p (no directory: names are addresses), \
+         http://HOST:PORT/metadata (a master's --http) or etcd://HOST:PORT[,HOST:PORT…]. This build does not \
+         support redis://"
     }
     (true, true) => {
-        "Where segments are looked up by name: p2p (no directory: names are addresses), http://HOST:PORT/metadata (a master's --http), \
-         redis://[USER:PASSWORD@]HOST:PORT[/DB] or etcd://HOST:PORT[,HOST:PORT…]. Prefer the variable for a URL with a password"
+        "Where segments are looked up by name: p2p (no directory: names are addresses), \
+         http://HOST:PORT/metadata (a master's --http), redis://[USER:PASSWORD@]HOST:PORT[/DB] or \
+         etcd://HOST:PORT[,HOST:PORT…]. Prefer the variable for a URL with a password"
     }
 };
 
@@ -57,7 +60,9 @@ impl MetadataArg {
     pub(crate) fn config_of(&self, segment: Option<&str>) -> Result<MetadataConfig, Failure> {
         let mut config = self.config()?;
         if segment.is_some() && config.source.is_peer_to_peer() {
-            return Err(Failure::usage("--segment needs --metadata URL: the directory in which to register the name"));
+            return Err(Failure::usage(
+                "--segment needs --metadata URL: the directory in which to register the name",
+            ));
         }
         config.name = segment.map(Into::into);
         Ok(config)

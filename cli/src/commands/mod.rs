@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use clap::Arg;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use store_client::{Address, Client, ConnectError, Identity, RpcConfig, RpcConnection, RpcError, StoreError};
+use store_client::{Address, Client, ConnectError, RpcConfig, RpcConnection, RpcError, StoreError};
 use store_core::message::ReadStats;
 use store_core::wire::KEY_BYTES_MAX;
 use store_core::{ErrorCode, EvictionPolicy};
@@ -111,7 +111,8 @@ pub(crate) fn bad_pattern(error: RpcError) -> anyhow::Error {
         return no_master(error);
     }
     Failure::usage(
-        "--regex: not a valid regular expression, or one that is too large or too expensive to search with".to_owned(),
+        "--regex: not a valid regular expression, or one that is too large or too expensive to search \
+        with".to_owned(),
     )
     .hint("a pattern has at most 1,024 bytes, ASCII classes and no look-around; simplify it, anchor it with ^, or give a prefix instead")
     .into()
@@ -152,11 +153,13 @@ fn refusal(key: &str, error: &StoreError) -> Failure {
     match error.code() {
         ErrorCode::NoSegment => failure.hint("`snowskin node --memory SIZE` lends memory"),
         ErrorCode::NoAvailableHandle => failure.hint(
-            "`snowskin stat` shows how much space is not free yet, and why; `snowskin node --memory SIZE` adds capacity",
+            "`snowskin stat` shows how much space is not free yet, and why; `snowskin node --memory SIZE` \
+            adds capacity",
         ),
         ErrorCode::ObjectTooLarge => failure.hint("`snowskin stat` lists the segments with their capacity"),
         ErrorCode::SegmentsClosed => failure.hint(
-            "`snowskin admin segments` lists them; `snowskin admin drain SEGMENT --undo` puts one back into use",
+            "`snowskin admin segments` lists them; `snowskin admin drain SEGMENT --undo` puts one back into \
+            use",
         ),
         _ => failure,
     }
@@ -165,7 +168,9 @@ fn refusal(key: &str, error: &StoreError) -> Failure {
 /// Refuses a key of invalid length.
 pub(crate) fn check_key(key: &str) -> anyhow::Result<()> {
     match key.len() {
-        0 => fail(Failure::usage("the key is empty, but keys have 1 to 1024 bytes; is a shell variable unset?")),
+        0 => fail(Failure::usage(
+            "the key is empty, but keys have 1 to 1024 bytes; is a shell variable unset?",
+        )),
         1..=KEY_BYTES_MAX => Ok(()),
         len => fail(Failure::usage(format!(
             "{}: the key has {len} bytes, but keys have 1 to {KEY_BYTES_MAX}",

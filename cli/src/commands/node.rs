@@ -10,7 +10,6 @@ use store_client::local::{LocalServerConfig, make_default_path};
 use store_client::{Address, ClientConfig, LocalServer, Node, NodeConfig, RpcConnection};
 use store_core::message::SegmentState;
 
-use crate::global::Global;
 use crate::commands::admin::drain_one;
 use crate::commands::cluster::NodeReady;
 use crate::commands::gateway::Gateway;
@@ -18,6 +17,7 @@ use crate::commands::master::announce;
 use crate::commands::{available_memory, no_master};
 use crate::config::{FlagsOfNode, Origin, Settings};
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::http::{NodeHttp, Running};
 use crate::output::thousands;
 use crate::progress::Bar;
@@ -156,7 +156,9 @@ pub(crate) fn start(config: NodeConfig) -> anyhow::Result<Node> {
 fn drain(settings: &Settings, node: &Node, timeout: Duration) -> Exit {
     let Some(segment) = node.status().segment else { return Exit::Ok };
     let limit = timeout.as_secs();
-    tracing::info!("moving all objects to other nodes, for at most {limit} s; a second signal ends the node at once");
+    tracing::info!(
+        "moving all objects to other nodes, for at most {limit} s; a second signal ends the node at once"
+    );
     let identity = &settings.node.node.identity;
     let (master, rpc) = (settings.cluster.master.clone(), settings.node.node.rpc);
     let rpc = RpcConnection::connect_as(master, rpc, identity.clone());
@@ -175,7 +177,10 @@ fn drain(settings: &Settings, node: &Node, timeout: Duration) -> Exit {
         (no_room, _) => format!("{} do not fit on other nodes", thousands(no_room)),
     };
     let size = ByteSize(left.used_bytes).approximate();
-    eprintln!("snowskin: not drained: {size} were not moved ({why}); objects without a replica on another node are lost");
+    eprintln!(
+        "snowskin: not drained: {size} were not moved ({why}); objects without a replica on another node are \
+        lost"
+    );
     Exit::Failed
 }
 
@@ -186,14 +191,16 @@ pub(crate) fn warn_of_address(settings: &Settings, name: &str, endpoint: &str) {
     let master = &settings.cluster.master;
     if !node.engine.listen.ip().is_loopback() && settings.cluster.cluster_secret.is_empty() {
         tracing::warn!(
-            "node {name} listens at {endpoint} without a cluster secret: any process that reaches it can read and write its memory. Give the \
-            master, all nodes and all clients a --cluster-secret-file, or restrict access with a firewall"
+            "node {name} listens at {endpoint} without a cluster secret: any process that reaches it can \
+            read and write its memory. Give the master, all nodes and all clients a --cluster-secret-file, \
+            or restrict access with a firewall"
         );
     }
     if node.engine.listen.ip().is_loopback() && node.engine.advertise_host.is_none() && is_remote(master) {
         tracing::warn!(
-            "node {name} listens at {endpoint}, which only this machine reaches, but clients on other machines can get that address from \
-            the master at {master}: give --listen ADDR:0 with an address of this machine, or --advertise HOST"
+            "node {name} listens at {endpoint}, which only this machine reaches, but clients on other \
+            machines can get that address from the master at {master}: give --listen ADDR:0 with an address \
+            of this machine, or --advertise HOST"
         );
     }
 }
@@ -222,7 +229,8 @@ fn local_and_gateway(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option
         None => None,
         Some(path) => {
             let path = if path.as_os_str() == "auto" {
-                make_default_path(&store.master).context("--local auto: cannot create the directory of the socket")?
+                make_default_path(&store.master)
+                    .context("--local auto: cannot create the directory of the socket")?
             } else {
                 path.clone()
             };

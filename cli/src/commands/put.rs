@@ -6,17 +6,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::{Client, LocalClient, Placement, PutOptions, RpcConnection, Store as _, StoreError, RemoveMode};
+use store_client::{
+    Client, LocalClient, Placement, PutOptions, RemoveMode, RpcConnection, Store as _, StoreError,
+};
 use store_core::Key;
 use store_core::message::{FindReplicas, Pin, Retention};
 use store_core::placement::NAMED_MAX;
 
-use crate::global::Global;
 use crate::commands::local::{self, LocalArg};
 use crate::commands::waiting::WaitArg;
 use crate::commands::{available_memory, check_key, is_no_segment, no_master, refused_in};
 use crate::config::FlagsOfClient;
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::output::{brief, printable, rounded};
 use crate::progress::Bar;
 use crate::size::ByteSize;
@@ -107,7 +109,9 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let bar = Bar::spinner(format!("storing {}", ByteSize(bytes).approximate()), global.quiet);
     let started = Instant::now();
     if args.replace {
-        client.remove(args.key.as_bytes(), RemoveMode::Force).map_err(|error| refused_in(&client, &args.key, &error))?;
+        client
+            .remove(args.key.as_bytes(), RemoveMode::Force)
+            .map_err(|error| refused_in(&client, &args.key, &error))?;
     }
     let placement = placement(args, &mut client)?;
     let options = PutOptions { replicas: args.replicas, placement, retention: retention(args) };
@@ -176,8 +180,8 @@ fn report(args: &Args, bytes: u64, elapsed: Duration, copies: usize) -> Outcome 
     if copies < usize::from(args.replicas) {
         let key = brief(&args.key);
         eprintln!(
-            "snowskin: {key}: stored {copies} of {} copies, because each goes to another segment: no other segment has room for it or may be \
-            used; `snowskin stat` lists the segments",
+            "snowskin: {key}: stored {copies} of {} copies, because each goes to another segment: no other \
+            segment has room for it or may be used; `snowskin stat` lists the segments",
             args.replicas
         );
     }
@@ -239,7 +243,9 @@ fn read_value(args: &Args) -> anyhow::Result<Vec<u8>> {
     if args.file.as_os_str() == "-" {
         name = "stdin".to_owned();
         if std::io::stdin().is_terminal() {
-            eprintln!("snowskin: reading the value from the terminal: Ctrl-D ends the input, Ctrl-C stores nothing");
+            eprintln!(
+                "snowskin: reading the value from the terminal: Ctrl-D ends the input, Ctrl-C stores nothing"
+            );
         }
         std::io::stdin().lock().take(limit + 1).read_to_end(&mut value).context("cannot read stdin")?;
     } else {

@@ -121,7 +121,8 @@ fn run_many(args: &Args, rpc: &mut RpcConnection) -> Outcome {
         return Ok(Exit::Ok);
     }
     eprintln!(
-        "snowskin: {} not removed because they are being read, {} because they are being written: try again later, or use --force",
+        "snowskin: {} not removed because they are being read, {} because they are being written: try again \
+        later, or use --force",
         thousands(sum.leased),
         thousands(sum.unfinished)
     );

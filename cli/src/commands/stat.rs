@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use store_client::RpcConnection;
 use store_core::message::{Get, LeaseRange, ReadStats, Segments};
-use store_core::{Key, Stats, unbound, SegmentNo};
+use store_core::{Key, SegmentNo, Stats, unbound};
 
 use crate::commands::{MasterArg, check_key, no_master, refused};
 use crate::exit::{EXIT_CODES, Exit};
@@ -174,7 +174,8 @@ fn held(stats: &Stats) -> impl Iterator<Item = (u64, &'static str)> {
         ),
         (
             stats.held_unknown_writer_bytes,
-            "writers without an identity: free when they have finished, or when the node mounts its memory again",
+            "writers without an identity: free when they have finished, or when the node mounts its memory \
+            again",
         ),
     ];
     all.into_iter().filter(|(bytes, _)| *bytes > 0)

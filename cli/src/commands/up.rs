@@ -10,7 +10,6 @@ use serde::Serialize;
 use store_client::local::make_default_path;
 use store_client::{Address, LocalServer, Node};
 
-use crate::global::Global;
 use crate::commands::available_memory;
 use crate::commands::cluster::NodeReady;
 use crate::commands::gateway::Gateway;
@@ -18,6 +17,7 @@ use crate::commands::master::announce;
 use crate::commands::node::{enough, local_server_config, warn_of_address};
 use crate::config::{FlagsOfUp, Origin, Settings};
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, sys};
@@ -188,7 +188,8 @@ fn start(args: &Args, settings: &Settings, wanted: Access) -> anyhow::Result<(Ru
         wanted.gateway.map(|addr| Gateway::start(addr, &store)).transpose().context("--gateway")?;
     if let Some(path) = wanted.local {
         let path = match path.as_os_str() == "auto" {
-            true => make_default_path(&address).context("--local auto: cannot create the directory of the socket")?,
+            true => make_default_path(&address)
+                .context("--local auto: cannot create the directory of the socket")?,
             false => path,
         };
         running.local = Some(LocalServer::start(local_server_config(path, store)).context("--local")?);

@@ -51,7 +51,9 @@ fn read(path: &Path) -> Result<String, String> {
         |error: std::io::Error| format!("cannot be read: {error}; check --config and SNOWSKIN_CONFIG");
     let len = std::fs::metadata(path).map_err(refused)?.len();
     if len > FILE_BYTES_MAX {
-        return Err(format!("has {len} bytes, more than {FILE_BYTES_MAX}: check --config and SNOWSKIN_CONFIG"));
+        return Err(format!(
+            "has {len} bytes, more than {FILE_BYTES_MAX}: check --config and SNOWSKIN_CONFIG"
+        ));
     }
     std::fs::read_to_string(path).map_err(refused)
 }

@@ -8,19 +8,30 @@ use super::keys;
 pub(crate) fn page() -> String {
     let mut out = String::from(
         "# Settings\n\n\
-         This page is generated: `cargo xtask reference` writes it, and a test fails when it differs from the program.\n\n\
-         Every command reads its settings from four sources, each overriding the one before: built-in defaults, a TOML file\n\
-         (`--config FILE` or `SNOWSKIN_CONFIG`), environment variables `SNOWSKIN_*`, and flags. One file may hold the sections of\n\
-         all processes of a cluster. An unknown setting, a value of the wrong type or a value out of its limits keeps the command\n\
-         from starting, and the error names the file and line. `snowskin config check FILE` checks a file without starting\n\
-         anything; `snowskin config show` prints the values in force and their origins. A variable that only looks like a\n\
+         This page is generated: `cargo xtask reference` writes it, and a test fails when it differs from \
+         the program.\n\n\
+         Every command reads its settings from four sources, each overriding the one before: built-in \
+         defaults, a TOML file\n\
+         (`--config FILE` or `SNOWSKIN_CONFIG`), environment variables `SNOWSKIN_*`, and flags. One file may \
+         hold the sections of\n\
+         all processes of a cluster. An unknown setting, a value of the wrong type or a value out of its \
+         limits keeps the command\n\
+         from starting, and the error names the file and line. `snowskin config check FILE` checks a file \
+         without starting\n\
+         anything; `snowskin config show` prints the values in force and their origins. A variable that only \
+         looks like a\n\
          setting causes a warning and not an error, because orchestrators define such variables\n\
          (`SNOWSKIN_MASTER_SERVICE_HOST`).\n\n\
-         A setting `section.name` is `name` under `[section]` in the file, and `SNOWSKIN_SECTION_NAME` in the environment. The\n\
-         table lists its flag: `[master]` belongs to `snowskin master`, `[node]` to `snowskin node`, `[client]` to commands that\n\
-         move objects, `[cluster]` to all commands that send requests to a master, and `[log]` to every command. The long form of\n\
-         a flag, such as `--store-lease-ttl-ms` for `--lease-ms`, is accepted as well. Where a value may be none, write `none`.\n\
-         Sizes may be written as `64KiB`, in quotes in the file. The old name of a renamed setting is accepted for one release,\n\
+         A setting `section.name` is `name` under `[section]` in the file, and `SNOWSKIN_SECTION_NAME` in \
+         the environment. The\n\
+         table lists its flag: `[master]` belongs to `snowskin master`, `[node]` to `snowskin node`, \
+         `[client]` to commands that\n\
+         move objects, `[cluster]` to all commands that send requests to a master, and `[log]` to every \
+         command. The long form of\n\
+         a flag, such as `--store-lease-ttl-ms` for `--lease-ms`, is accepted as well. Where a value may be \
+         none, write `none`.\n\
+         Sizes may be written as `64KiB`, in quotes in the file. The old name of a renamed setting is \
+         accepted for one release,\n\
          with a warning.\n\n\
          ```toml\n\
          [cluster]\n\

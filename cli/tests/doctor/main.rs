@@ -82,8 +82,9 @@ fn each_broken_setting_changes_its_own_check_alone_and_its_fix_names_the_knob() 
         }
     }
     for check in before.keys() {
-        let elsewhere =
-            [&NOT_IN_FILES[..], &FABRICS, &["rdma devices", INFINIBAND_ONLY]].concat().contains(&check.as_str());
+        let elsewhere = [&NOT_IN_FILES[..], &FABRICS, &["rdma devices", INFINIBAND_ONLY]]
+            .concat()
+            .contains(&check.as_str());
         if !elsewhere && !BROKEN.iter().any(|(name, ..)| name == check) {
             wrong.push(format!("nothing breaks {check}"));
         }

@@ -1,5 +1,7 @@
-//! A device whose queue pairs can be put into error from outside, as it does by itself when it has had enough of a peer.
+//! A device whose queue pairs a test can put into the error state, as the device does after its retries are
+//! exhausted.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use te_core::Error;
@@ -9,7 +11,7 @@ use te_rdma::verbs::{
     Registrar, Registration, Sge, Verbs, WorkCompletion, WorkRequest,
 };
 
-/// A real device with a button.
+/// A real device whose queue pairs break at the press of a button.
 pub(crate) struct Breakable {
     device: SystemVerbs,
     alive: Vec<QpHandle>,
@@ -18,7 +20,7 @@ pub(crate) struct Breakable {
 }
 
 impl Breakable {
-    /// Each time `pressed` counts up, every queue pair goes to error the next time completions are asked for.
+    /// Each time `pressed` increases, the next poll for completions puts every queue pair into the error state.
     pub(crate) fn new(device: SystemVerbs, pressed: Arc<AtomicU32>) -> Self {
         Self { device, alive: Vec::new(), pressed, obeyed: 0 }
     }
@@ -43,7 +45,7 @@ impl Verbs for Breakable {
 
     fn register_dmabuf(
         &self,
-        fd: i32,
+        fd: BorrowedFd<'_>,
         offset: u64,
         len: u64,
         address: u64,
@@ -82,7 +84,7 @@ impl Verbs for Breakable {
         requests: &[WorkRequest],
         sges: &[Sge],
     ) -> (usize, Option<Error>) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller keeps the contract of `post`, which is the same for the device.
         unsafe { self.device.post(qp, requests, sges) }
     }
 
@@ -101,7 +103,7 @@ impl Verbs for Breakable {
         self.device.arm()
     }
 
-    fn event_fds(&self) -> [Option<i32>; 2] {
+    fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         self.device.event_fds()
     }
 

@@ -1,4 +1,4 @@
-//! Mapping a device-DAX node.
+//! A mapped device-DAX node.
 
 use anyhow::{Context as _, Result};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
@@ -11,7 +11,8 @@ use std::ptr::NonNull;
 /// Device-DAX nodes are mapped in units of 2 MiB on x86-64.
 const UNIT: usize = 2 << 20;
 
-/// Memory behind a `/dev/dax*` node. Others may write it at any time: it is read and written by volatile words.
+/// Memory behind a `/dev/dax*` node. Other processes and hosts may write it at any time, so it is read and
+/// written by volatile words.
 pub(crate) struct DevDax {
     start: NonNull<c_void>,
     mapped: usize,
@@ -33,18 +34,19 @@ impl DevDax {
         Ok(Self { start, mapped: mapped.get() })
     }
 
-    /// Copies bytes in, from the start; what does not fit is left out.
+    /// Copies `bytes` to the start of the memory, cut to its length.
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.mapped)];
         for (index, word) in bytes.chunks(8).enumerate() {
             let mut whole = [0; 8];
             whole[..word.len()].copy_from_slice(word);
-            // SAFETY: the mapping is longer than `bytes` rounded up to words, page-aligned, and lives as long as `self`.
+            // SAFETY: the mapping is not shorter than `bytes` rounded up to words, page-aligned, and lives as
+            // long as `self`.
             unsafe { self.start.cast::<u64>().add(index).write_volatile(u64::from_ne_bytes(whole)) };
         }
     }
 
-    /// The first `len` bytes, or all.
+    /// The first `len` bytes, or all if the memory is shorter.
     pub(crate) fn read(&self, len: usize) -> Vec<u8> {
         let len = len.min(self.mapped);
         let mut bytes = Vec::with_capacity(len.next_multiple_of(8));
@@ -60,7 +62,7 @@ impl DevDax {
 
 impl Drop for DevDax {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nobody has a reference into it.
+        // SAFETY: `open` made the mapping, and no reference into it exists.
         let unmapped = unsafe { munmap(self.start, self.mapped) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }

@@ -1,10 +1,10 @@
-//! Memory that is kept the same in two processes: what changes in one is carried to the other.
+//! Memory that is kept equal in two processes: changes in one are copied to the other.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::Range;
 use te_core::{MemSpan, VolatileSpan};
 
-/// One end of it: the memory, and what both ends last agreed on.
+/// One of the two copies: the memory, and the content on which both last agreed.
 #[derive(Debug)]
 pub(crate) struct Mirror {
     span: MemSpan,
@@ -13,7 +13,7 @@ pub(crate) struct Mirror {
 }
 
 impl Mirror {
-    /// Both ends begin with zeroes: what is there already counts as a change.
+    /// A mirror of `span`. Both ends begin with zeroes: present bytes that are not zero count as a change.
     ///
     /// # Safety
     /// `span` stays mapped as long as the value lives, and no reference to its bytes exists.
@@ -21,19 +21,20 @@ impl Mirror {
         Self { span, agreed: vec![0; span.len()], seen: vec![0; span.len()] }
     }
 
-    /// What it is made of.
+    /// The memory.
     pub(crate) fn span(&self) -> MemSpan {
         self.span
     }
 
-    /// The other end has begun anew, with zeroes.
+    /// Begins again with zeroes: the other end is new.
     pub(crate) fn forget(&mut self) {
         self.agreed.fill(0);
     }
 
-    /// The bytes that have changed here since both ends agreed; from now on they are agreed. Allocates nothing.
+    /// The bytes that have changed here since both ends agreed, with their offset; they count as agreed from now
+    /// on. Does not allocate.
     pub(crate) fn changed(&mut self) -> Option<(usize, &[u8])> {
-        // SAFETY: mapped, and nobody holds a reference: the promise of `new`.
+        // SAFETY: the span is mapped and no reference to it exists: the contract of `new`.
         let view = unsafe { VolatileSpan::new(self.span) };
         view.read(0, &mut self.seen).ok()?;
         let first = self.seen.iter().zip(&self.agreed).position(|(seen, agreed)| seen != agreed)?;
@@ -42,23 +43,24 @@ impl Mirror {
         Some((first, &self.agreed[first..=last]))
     }
 
-    /// Where bytes from the other end are to be put before [`apply`](Self::apply); `None`: not inside.
+    /// The buffer for bytes from the other end, to be filled before [`apply`](Self::apply); `None` if the range
+    /// does not lie inside the memory.
     pub(crate) fn room(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         self.agreed.get_mut(range)
     }
 
-    /// Bytes from the other end take effect here.
+    /// Copies bytes from the other end, which are in [`room`](Self::room), to the memory.
     pub(crate) fn apply(&mut self, range: Range<usize>) {
         // SAFETY: as in `changed`.
         let view = unsafe { VolatileSpan::new(self.span) };
         if let Some(bytes) = self.agreed.get(range.clone()) {
-            // The range lies inside.
+            // Cannot fail: the range lies inside.
             let _ = view.write(range.start as u64, bytes);
         }
     }
 }
 
-/// Zeroed memory on page boundaries, to which no reference ever exists.
+/// Zeroed, page-aligned memory to which no reference ever exists.
 #[derive(Debug)]
 pub(crate) struct Pages {
     span: MemSpan,
@@ -66,7 +68,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// `None`: so many bytes do not make sense.
+    /// Allocates; `None` if `bytes` is zero or longer than an allocation may be.
     pub(crate) fn new(bytes: usize) -> Option<Self> {
         let layout = Layout::from_size_align(bytes, 4_096).ok().filter(|layout| layout.size() > 0)?;
         // SAFETY: the layout is not empty.
@@ -77,7 +79,7 @@ impl Pages {
         Some(Self { span: MemSpan::new(start, bytes), layout })
     }
 
-    /// All of it.
+    /// The whole memory.
     pub(crate) fn span(&self) -> MemSpan {
         self.span
     }

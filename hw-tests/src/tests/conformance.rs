@@ -1,11 +1,11 @@
-//! The contract's conformance suite over real devices: two transports of one device, which reaches itself, and the initiator
-//! here with the target on the peer.
+//! The conformance suite over real devices: between two transports of one device, which reaches itself, and
+//! between an initiator on this machine and a target on the peer.
 
 use crate::agent;
 use crate::facts::Rail;
-use crate::far::{Apart, Elsewhere, Link};
 use crate::host::{Host, Need};
 use crate::remote::{Peer, Process};
+use crate::remote_target::{Link, RemotePair, TargetProcess};
 use crate::runner::Test;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::io::Write as _;
@@ -55,14 +55,14 @@ fn suite_holds_between_two_machines(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Runs every case; adds to `broken` what they say about laws that do not hold.
+/// Runs every case; adds the messages of the cases whose law does not hold to `broken`.
 fn run_suite(host: &Host, on: &str, harness: &mut dyn Harness, broken: &mut Vec<String>) -> Result<()> {
     let (mut passed, mut skipped) = (0, 0);
     for (index, case) in cases().iter().enumerate() {
         let began = Instant::now();
-        // A broken law panics with a sentence; the other cases shall tell what they know, too.
+        // A broken law panics with a message; the other cases run all the same.
         let verdict = catch_unwind(AssertUnwindSafe(|| run_case(case.name, harness)));
-        let said = match verdict {
+        let result = match verdict {
             Ok(Verdict::Passed) => {
                 passed += 1;
                 "passed".to_owned()
@@ -79,7 +79,7 @@ fn run_suite(host: &Host, on: &str, harness: &mut dyn Harness, broken: &mut Vec<
             }
         };
         let (all, took) = (cases().len(), began.elapsed().as_secs_f64());
-        println!("    {} [{}/{all}] {} {said} ({took:.1} s)", on, index + 1, case.name);
+        println!("    {} [{}/{all}] {} {result} ({took:.1} s)", on, index + 1, case.name);
     }
     println!("    {}{}: {passed} cases passed, {skipped} skipped", host.label(), on);
     ensure!(passed > 0 || !broken.is_empty(), "{}: no case ran", on);
@@ -93,7 +93,7 @@ struct OneDevice {
     address: IpAddr,
 }
 
-/// The suite's longest slices, short limits; generous where emulation is slow.
+/// A configuration for the suite: its longest slices, short time limits, and longer ones where emulation is slow.
 pub(crate) fn config() -> Config {
     Config {
         proof_ms_max: 0,
@@ -125,7 +125,7 @@ impl Harness for OneDevice {
         let mut config = self.config();
         let (initiator, target) = (self.open(&config), self.open(&config));
         // The restarted target comes back at the same address.
-        config.bind = target.local_addr();
+        config.bind = target.local_address();
         let ends = EndsConfig { patience: Duration::from_secs(60), late_max: Duration::from_millis(100) };
         Box::new(Ends::new(initiator, target, Restart { device: self, config }, ends))
     }
@@ -152,7 +152,7 @@ impl Fabric for Restart<'_> {
     }
 }
 
-/// Pairs of which the target is on the peer.
+/// Pairs whose target is on the peer.
 struct TwoMachines {
     peer: Peer,
     ours: Rail,
@@ -162,23 +162,26 @@ struct TwoMachines {
 /// A target's process on the peer.
 struct OnPeer<'a> {
     machines: &'a TwoMachines,
-    /// Where its side channel listens.
+    /// The address where the transport accepts control connections; port 0 before the first start.
     address: String,
     process: Option<Process>,
 }
 
-impl Elsewhere for OnPeer<'_> {
+impl TargetProcess for OnPeer<'_> {
     type Transport = RdmaTransport<SystemVerbs>;
 
     fn start(&mut self) -> Result<TcpStream> {
         let TwoMachines { peer, theirs, .. } = self.machines;
-        let (port, control) = (theirs.port.to_string(), peer.management().1.to_string());
-        let argv = ["self", "helper", "far", &theirs.device, &port, &self.address, &control];
+        let (port, management) = (theirs.port.to_string(), peer.management().1.to_string());
+        let argv =
+            ["self", "helper", "conformance-target", &theirs.device, &port, &self.address, &management];
         let mut process = peer.start(&argv)?;
-        let ready = process.hear()?;
+        let ready = process.receive()?;
         let words: Vec<&str> = ready.split_whitespace().collect();
-        let ["ready", address, control] = words[..] else { bail!("the target says `{ready}`") };
-        let mut stream = TcpStream::connect(control).context("the target does not listen")?;
+        let ["ready", address, management] = words[..] else {
+            bail!("the target printed `{ready}` at its start")
+        };
+        let mut stream = TcpStream::connect(management).context("the target does not listen")?;
         stream.write_all(agent::token()?.as_bytes())?;
         address.clone_into(&mut self.address);
         self.process = Some(process);
@@ -207,7 +210,7 @@ impl Harness for TwoMachines {
             let initiator = device.open(&device.config());
             let ends =
                 EndsConfig { patience: Duration::from_secs(120), late_max: Duration::from_millis(100) };
-            Apart::new(initiator, stream, target, ends)
+            RemotePair::new(initiator, stream, target, ends)
         };
         Box::new(open().unwrap_or_else(|error| panic!("no pair of machines: {error:#}")))
     }

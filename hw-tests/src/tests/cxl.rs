@@ -1,11 +1,11 @@
-//! CXL memory as device-DAX: mapped, written, read back, and seen by another host of the same pool.
+//! CXL memory as device-DAX: mapped, written, read back, and read by another host of the same pool.
 
-use crate::content::pattern;
 use crate::host::{Host, Need};
 use crate::runner::Test;
 use crate::sys::DevDax;
 use anyhow::{Context as _, Result, ensure};
 use std::path::PathBuf;
+use te_core::testkit::pattern;
 
 pub(super) const TESTS: &[Test] = &[
     Test {
@@ -14,13 +14,13 @@ pub(super) const TESTS: &[Test] = &[
         run: written_and_read_back,
     },
     Test {
-        name: "two_hosts_see_each_others_bytes_in_the_cxl_pool_they_share",
+        name: "two_hosts_read_each_others_bytes_in_the_cxl_pool_they_share",
         needs: &[Need::Cxl, Need::Peer, Need::Lab(&["cxl"])],
         run: shared_by_two_hosts,
     },
 ];
 
-/// Emulated CXL memory takes a trap for every access.
+/// Few bytes, because emulated CXL memory takes a trap per access.
 const BYTES: usize = 64 << 10;
 
 fn written_and_read_back(host: &Host) -> Result<()> {
@@ -28,7 +28,10 @@ fn written_and_read_back(host: &Host) -> Result<()> {
     let content = pattern(7, BYTES);
     DevDax::open(&path, BYTES)?.write(&content);
     // Another mapping of the same memory.
-    ensure!(DevDax::open(&path, BYTES)?.read(BYTES) == content, "other bytes come back");
+    ensure!(
+        DevDax::open(&path, BYTES)?.read(BYTES) == content,
+        "the bytes read differ from the bytes written"
+    );
     println!("    {}{} KiB of {}, verified", host.label(), BYTES >> 10, path.display());
     Ok(())
 }
@@ -41,12 +44,20 @@ fn shared_by_two_hosts(host: &Host) -> Result<()> {
     for seed in [11u64, 12] {
         let (seed_text, bytes) = (seed.to_string(), BYTES.to_string());
         peer.run(&["self", "helper", "cxl", "write", &theirs.display().to_string(), &seed_text, &bytes])?;
-        ensure!(dax.read(BYTES) == pattern(seed, BYTES), "the peer's bytes of round {seed} do not show here");
+        ensure!(
+            dax.read(BYTES) == pattern(seed, BYTES),
+            "the peer's bytes of seed {seed} are not readable here"
+        );
     }
-    println!("    {}the peer's writes to {} show in {}", host.label(), theirs.display(), ours.display());
+    println!(
+        "    {}the peer's writes to {} are readable in {}",
+        host.label(),
+        theirs.display(),
+        ours.display()
+    );
     Ok(())
 }
 
 fn device(host: &Host) -> Result<PathBuf> {
-    host.facts.cxl.first().cloned().context("no device")
+    host.facts.cxl.first().cloned().context("this machine has no CXL memory")
 }

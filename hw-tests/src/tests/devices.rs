@@ -1,4 +1,4 @@
-//! Devices are there, and are what the lab promises.
+//! The devices of the machine, and of the lab's profile.
 
 use crate::host::{Host, Need};
 use crate::runner::Test;
@@ -47,7 +47,7 @@ fn two_rails_on_two_nodes(host: &Host) -> Result<()> {
 
 fn each_rail_is_joined(host: &Host) -> Result<()> {
     let (joined, all) = (host.joined_rails()?.len(), host.rails().count());
-    ensure!(joined == all, "{joined} of {all} rails have a partner in the same network on the peer");
+    ensure!(joined == all, "{joined} of {all} rails have a rail of the peer in the same network");
     Ok(())
 }
 

@@ -1,11 +1,11 @@
-//! Something breaks while verified transfers run, and is mended. No wrong byte, no write after completion, no error that a
-//! living path could have spared, and the transfers are back within a bound.
+//! A fault is injected while verified transfers run, and removed again. No byte is wrong, nothing is written after
+//! a completion, no transfer fails while a usable route remains, and transfers succeed again within a bound.
 
 use super::run;
 use super::transfers::ends;
 use crate::engines::{self, Button};
 use crate::host::{Host, Need};
-use crate::load::Load;
+use crate::load::{Findings, Load};
 use crate::runner::Test;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::time::{Duration, Instant};
@@ -61,32 +61,36 @@ pub(super) const TESTS: &[Test] = &[
     },
 ];
 
-/// Something that breaks and is mended.
+/// A fault and its repair.
 #[derive(Clone, Copy)]
 struct Fault {
+    /// The fault, as a clause for reports.
     what: &'static str,
+    /// Injects the fault.
     inject: fn(&Scene) -> Result<()>,
-    mend: fn(&Scene) -> Result<()>,
-    /// How long it stays broken.
+    /// Removes it.
+    repair: fn(&Scene) -> Result<()>,
+    /// How long the fault lasts.
     hold: Duration,
     /// Whether transfers must be verified while it lasts.
     goes_on: bool,
     /// Whether transfers may fail.
     errors: bool,
-    /// The rails that must carry bytes again after it was mended.
+    /// The rails that must carry bytes again after the repair, by index.
     rails: &'static [usize],
-    /// From breaking or mending to the next verified transfer, at most. Generous: guests under emulation may be starved.
+    /// Longest time from the fault or the repair to the next verified transfer. Generous, because guests under
+    /// emulation may get little CPU time.
     bound: Duration,
 }
 
-/// From mending until each rail carries bytes again, at most. Its pause has grown to 10 s at most while it was broken, and so
-/// has the wait for the next try of a rail that was slow when it came back.
+/// Longest time from the repair until each rail carries bytes again. A rail's backoff has grown to at most 10 s
+/// during the fault, and so has the wait for the next probe of a rail that was slow after the repair.
 const RETURN_BOUND: Duration = Duration::from_secs(60);
 
 const FIRST_LINK: Fault = Fault {
     what: "the first rail's link down",
     inject: |scene| scene.set_links(1, "down"),
-    mend: |scene| scene.set_links(1, "up"),
+    repair: |scene| scene.set_links(1, "up"),
     hold: Duration::from_secs(4),
     goes_on: true,
     errors: false,
@@ -97,7 +101,7 @@ const FIRST_LINK: Fault = Fault {
 const BOTH_LINKS: Fault = Fault {
     what: "both rails' links down",
     inject: |scene| scene.set_links(2, "down"),
-    mend: |scene| scene.set_links(2, "up"),
+    repair: |scene| scene.set_links(2, "up"),
     rails: &[0, 1],
     ..FIRST_LINK
 };
@@ -107,18 +111,18 @@ const LOSS: Fault = Fault {
     inject: |scene| {
         run(&["tc", "qdisc", "add", "dev", scene.link(0)?, "root", "netem", "loss", "1%"]).map(drop)
     },
-    mend: |scene| run(&["tc", "qdisc", "del", "dev", scene.link(0)?, "root"]).map(drop),
+    repair: |scene| run(&["tc", "qdisc", "del", "dev", scene.link(0)?, "root"]).map(drop),
     hold: Duration::from_secs(6),
     ..FIRST_LINK
 };
 
 const QUEUE_PAIRS: Fault = Fault {
-    what: "every queue pair of ours in error",
+    what: "every queue pair of the initiator in error",
     inject: |scene| {
         scene.button.press();
         Ok(())
     },
-    mend: |_| Ok(()),
+    repair: |_| Ok(()),
     hold: Duration::from_secs(1),
     rails: &[0, 1],
     ..FIRST_LINK
@@ -127,7 +131,7 @@ const QUEUE_PAIRS: Fault = Fault {
 const DEATH_AND_RESTART: Fault = Fault {
     what: "the peer's process killed",
     inject: |scene| scene.load.kill_target(),
-    mend: |scene| scene.load.restart_target(),
+    repair: |scene| scene.load.restart_target(),
     hold: Duration::from_secs(2),
     goes_on: false,
     errors: true,
@@ -135,45 +139,44 @@ const DEATH_AND_RESTART: Fault = Fault {
     ..FIRST_LINK
 };
 
-/// How long the load runs before, and again after.
+/// How long the load runs before the fault, and again after the recovery.
 const CALM: Duration = Duration::from_secs(2);
 
-/// What a fault can lay hands on.
+/// What faults act on.
 struct Scene {
     load: Load,
     button: Button,
-    /// Network interfaces of our rails.
+    /// Network interfaces of this machine's rails.
     links: Vec<String>,
     /// The rails' names in the engine's statistics.
     rails: Vec<String>,
 }
 
 fn under_fault(host: &Host, fabric: &'static str, fault: &Fault) -> Result<()> {
-    let scene = Scene::set(host, fabric)?;
+    let scene = Scene::start(host, fabric)?;
     let load = &scene.load;
-    load.verified_since(Instant::now(), fault.bound).context("before anything was broken")?;
+    load.verified_since(Instant::now(), fault.bound).context("before the fault")?;
     std::thread::sleep(CALM);
     let before = load.failures();
-    ensure!(before == 0, "{before} transfers failed before anything was broken");
+    ensure!(before == 0, "{before} transfers failed before the fault");
 
     (fault.inject)(&scene).with_context(|| fault.what)?;
     let injected = Instant::now();
     std::thread::sleep(fault.hold);
     let meanwhile = if fault.goes_on { Some(load.verified_since(injected, fault.bound)) } else { None };
-    // Whatever was found: nobody else shall find the link broken.
-    (fault.mend)(&scene).with_context(|| format!("mending: {}", fault.what))?;
-    let mended = Instant::now();
+    // Before any error is returned: later tests need the link.
+    (fault.repair)(&scene).with_context(|| format!("repair of: {}", fault.what))?;
+    let repaired = Instant::now();
     let meanwhile = meanwhile.transpose().with_context(|| format!("while {}", fault.what))?;
     let recovered =
-        load.verified_since(mended, fault.bound).with_context(|| format!("after {}", fault.what))?;
-    let returned = if fabric == "tcp" { Vec::new() } else { scene.rails_returned(fault, mended)? };
+        load.verified_since(repaired, fault.bound).with_context(|| format!("after {}", fault.what))?;
+    let returned = if fabric == "tcp" { Vec::new() } else { scene.rails_returned(fault, repaired)? };
     std::thread::sleep(CALM);
 
     let bytes = load.rail_bytes();
     let findings = scene.load.finish()?;
     ensure!(findings.broken.is_empty(), "{}", findings.broken.join("; "));
     let label = host.label();
-    let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
     println!(
         "    {label}{fabric}, {} for {}; bound for recovery: {}",
         fault.what,
@@ -181,46 +184,56 @@ fn under_fault(host: &Host, fabric: &'static str, fault: &Fault) -> Result<()> {
         seconds(fault.bound)
     );
     if let Some(meanwhile) = meanwhile {
-        println!("    {label}verified again {} after it broke, while broken", seconds(meanwhile));
+        println!("    {label}verified again {} after the fault, while it lasted", seconds(meanwhile));
     }
     println!(
-        "    {label}verified again {} after it was mended; longest gap {}",
+        "    {label}verified again {} after the repair; longest gap {}",
         seconds(recovered),
         seconds(findings.longest_gap())
     );
     for (rail, time) in returned {
         println!(
-            "    {label}{rail} carries bytes again {} after it was mended (bound {})",
+            "    {label}{rail} carries bytes again {} after the repair (bound {})",
             seconds(time),
             seconds(RETURN_BOUND)
         );
     }
+    print_findings(label, &findings, &bytes, injected);
+    if let Some((_, why)) = findings.failures.first() {
+        let count = findings.failures.len();
+        ensure!(fault.errors, "{count} operations failed while a usable route remained; the first: {why}");
+    }
+    Ok(())
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.2} s", time.as_secs_f64())
+}
+
+/// Prints the counts of a load, `bytes` per rail, and its failures with the time from `injected`.
+fn print_findings(label: &str, findings: &Findings, bytes: &[(String, u64)], injected: Instant) {
     let rails: Vec<String> =
         bytes.iter().map(|(rail, bytes)| format!("{rail} {} MiB", bytes >> 20)).collect();
     println!(
-        "    {label}{} MiB verified, 0 wrong bytes ({}); {} operations failed; canaries intact behind {} of our reads and in {} of the target's blocks",
+        "    {label}{} MiB verified, 0 wrong bytes ({}); {} operations failed; canaries intact after {} reads and in {} chunks of the target",
         findings.bytes() >> 20,
         rails.join(", "),
         findings.failures.len(),
         findings.canaries.0,
         findings.canaries.1,
     );
-    let mut told = "";
+    let mut printed = "";
     for (at, why) in &findings.failures {
-        // A series of the same is told once.
-        if why != told {
-            println!("    {label}{} after it broke: {why}", seconds(at.saturating_duration_since(injected)));
-            told = why;
+        // A series of equal failures is printed once.
+        if why != printed {
+            println!("    {label}{} after the fault: {why}", seconds(at.saturating_duration_since(injected)));
+            printed = why;
         }
     }
-    if let Some((_, why)) = findings.failures.first() {
-        ensure!(fault.errors, "a path was alive, and {} operations failed: {why}", findings.failures.len());
-    }
-    Ok(())
 }
 
 impl Scene {
-    fn set(host: &Host, fabric: &'static str) -> Result<Self> {
+    fn start(host: &Host, fabric: &'static str) -> Result<Self> {
         let ours: Vec<_> = host.joined_rails()?.into_iter().map(|(ours, _)| ours).collect();
         let (ends, button) = (ends(host, fabric)?, Button::default());
         let engine = match fabric {
@@ -243,8 +256,8 @@ impl Scene {
         (0..count).try_for_each(|index| run(&["ip", "link", "set", self.link(index)?, state]).map(drop))
     }
 
-    /// When each of the fault's rails carried bytes again.
-    fn rails_returned(&self, fault: &Fault, mended: Instant) -> Result<Vec<(String, Duration)>> {
+    /// Waits until each of the fault's rails carries bytes again; returns the time from the repair per rail.
+    fn rails_returned(&self, fault: &Fault, repaired: Instant) -> Result<Vec<(String, Duration)>> {
         let bytes = |name: &str| {
             let all = self.load.rail_bytes();
             all.into_iter().find(|(rail, _)| rail == name).map_or(0, |(_, bytes)| bytes)
@@ -260,14 +273,14 @@ impl Scene {
             waiting.retain(|(name, before)| {
                 let back = bytes(name) > *before;
                 if back {
-                    returned.push((name.clone(), mended.elapsed()));
+                    returned.push((name.clone(), repaired.elapsed()));
                 }
                 !back
             });
-            if mended.elapsed() > RETURN_BOUND && !waiting.is_empty() {
+            if repaired.elapsed() > RETURN_BOUND && !waiting.is_empty() {
                 let names: Vec<&str> = waiting.iter().map(|(name, _)| name.as_str()).collect();
-                let (names, all) = (names.join(" and "), self.load.rails_at_length());
-                bail!("{names} carries nothing again within {RETURN_BOUND:?}; the rails: {all}");
+                let (names, all) = (names.join(" and "), self.load.rail_details());
+                bail!("{names} did not carry bytes within {RETURN_BOUND:?} of the repair; the rails: {all}");
             }
             std::thread::sleep(Duration::from_millis(10));
         }

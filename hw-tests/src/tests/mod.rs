@@ -1,4 +1,4 @@
-//! The tests, by what they are about.
+//! The tests, by subject.
 
 pub(crate) mod conformance;
 mod cxl;
@@ -14,7 +14,7 @@ use crate::runner::Test;
 use anyhow::{Context as _, Result, ensure};
 use std::process::Command;
 
-/// All of them: first what the others take for granted.
+/// All tests, those of the prerequisites first.
 pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
     [
         devices::TESTS,
@@ -31,10 +31,10 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
     .flatten()
 }
 
-/// Runs a program of this machine to its end; gives what it wrote.
+/// Runs a program of this machine to its end; returns its stdout.
 ///
 /// # Errors
-/// When it fails.
+/// When the program cannot be started, or fails.
 fn run(argv: &[&str]) -> Result<String> {
     let (program, args) = argv.split_first().context("no program")?;
     let output =

@@ -1,4 +1,4 @@
-//! NUMA as the kernel tells it.
+//! NUMA nodes as the kernel reports them.
 
 use crate::host::{Host, Need};
 use crate::runner::Test;
@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 
 pub(super) const TESTS: &[Test] = &[
     Test {
-        name: "every_numa_node_knows_its_distance_to_every_other",
+        name: "every_numa_node_has_a_distance_to_every_other",
         needs: &[Need::Numa(2)],
         run: distances_are_complete,
     },
@@ -27,9 +27,18 @@ fn distances_are_complete(host: &Host) -> Result<()> {
     for (index, node) in nodes.iter().enumerate() {
         ensure!(node.distances.len() == nodes.len(), "node {}: {:?}", node.number, node.distances);
         let own = node.distances[index];
-        let nearest_other =
-            node.distances.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, far)| *far).min();
-        ensure!(nearest_other.is_some_and(|far| far > own), "node {} is not nearest to itself", node.number);
+        let nearest_other = node
+            .distances
+            .iter()
+            .enumerate()
+            .filter(|(other, _)| *other != index)
+            .map(|(_, distance)| *distance)
+            .min();
+        ensure!(
+            nearest_other.is_some_and(|distance| distance > own),
+            "node {} is not nearest to itself",
+            node.number
+        );
         println!(
             "    {}node {}: distances {:?}, CPUs: {}",
             host.label(),
@@ -44,7 +53,7 @@ fn distances_are_complete(host: &Host) -> Result<()> {
 fn rails_are_on_nodes(host: &Host) -> Result<()> {
     for rail in host.rails() {
         let number =
-            rail.numa_node.with_context(|| format!("{} does not tell its NUMA node", rail.device))?;
+            rail.numa_node.with_context(|| format!("the NUMA node of {} is unknown", rail.device))?;
         ensure!(
             host.facts.nodes.iter().any(|node| node.number == number),
             "{}: no node {number}",

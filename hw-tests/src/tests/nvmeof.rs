@@ -1,7 +1,6 @@
 //! NVMe over Fabrics through the kernel's initiator.
 
 use super::run;
-use crate::content::pattern;
 use crate::host::{Host, Need, NvmeofTarget};
 use crate::runner::Test;
 use anyhow::{Context as _, Result, ensure};
@@ -9,9 +8,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use te_core::testkit::pattern;
 
 pub(super) const TESTS: &[Test] = &[Test {
-    name: "a_namespace_connects_and_gives_back_what_was_written",
+    name: "a_namespace_connects_and_reads_back_what_was_written",
     needs: &[Need::Nvmeof, Need::Program("nvme")],
     run: |host| host.nvmeof.iter().try_for_each(|target| write_and_read_back(host, target)),
 }];
@@ -36,11 +36,11 @@ fn verify(device: &Path) -> Result<()> {
     let content = pattern(std::process::id().into(), BYTES);
     file.write_all_at(&content, 0)?;
     file.sync_all()?;
-    // What is cached here proves nothing about the target.
+    // The bytes shall come from the target, not from this machine's page cache.
     fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop the page cache")?;
     let mut back = vec![0; BYTES];
     file.read_exact_at(&mut back, 0)?;
-    ensure!(back == content, "other bytes come back");
+    ensure!(back == content, "the bytes read differ from the bytes written");
     Ok(())
 }
 
@@ -68,7 +68,7 @@ fn namespace(nqn: &str, transport: &str) -> Result<PathBuf> {
                 }
             }
         }
-        ensure!(Instant::now() < give_up, "no block device appears");
+        ensure!(Instant::now() < give_up, "no block device of {nqn} appears within {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }

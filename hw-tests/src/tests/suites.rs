@@ -1,4 +1,4 @@
-//! Test programs of other crates, run as they are where the devices are.
+//! Test programs of other crates, run on the machine that has the devices.
 
 use crate::host::{Host, Need};
 use crate::runner::Test;
@@ -11,7 +11,7 @@ pub(super) const TESTS: &[Test] =
 fn suites_pass(host: &Host) -> Result<()> {
     for program in &host.suites {
         println!("    {}", program.display());
-        // Its own lines would be counted with ours: they are indented.
+        // Indented, so that its results are not counted with those of this program.
         let output = Command::new(program).stdin(Stdio::null()).output();
         let output = output.with_context(|| format!("cannot start {}", program.display()))?;
         for line in String::from_utf8_lossy(&output.stdout)

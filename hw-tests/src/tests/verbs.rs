@@ -1,4 +1,4 @@
-//! RDMA without our code: what rdma-core's own programs do over the same devices, and what the devices count meanwhile.
+//! RDMA without this project's code: programs of rdma-core over the same devices, and the devices' packet counters.
 
 use super::run;
 use crate::facts::Rail;
@@ -15,7 +15,7 @@ pub(super) const TESTS: &[Test] = &[Test {
 
 const MESSAGES: u64 = 50;
 const MESSAGE_BYTES: u64 = 16 << 10;
-/// How long a server may take until it listens, and a pair until it is done.
+/// How long a server may take until it listens, and a pair until it has finished.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn ping_pong(host: &Host) -> Result<()> {
@@ -24,7 +24,8 @@ fn ping_pong(host: &Host) -> Result<()> {
     for (ours, theirs) in &joined {
         let before = packets(ours);
         over(host, ours, theirs).with_context(|| format!("{} to {}", ours.device, theirs.device))?;
-        // Each way every message crosses once. What a packet holds depends on the path MTU, at most 4096 bytes.
+        // Every message is sent once in each direction. A packet holds at most 4096 bytes, depending on the
+        // path MTU.
         let least = MESSAGES * (MESSAGE_BYTES / 4096);
         if let (Some(before), Some(after)) = (before, packets(ours)) {
             let (sent, received) = (after.0 - before.0, after.1 - before.1);
@@ -35,16 +36,16 @@ fn ping_pong(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Packets sent and received, as far as the device counts them.
+/// Packets sent and received; `None` if the device does not count them.
 pub(super) fn packets(rail: &Rail) -> Option<(u64, u64)> {
-    // Emulated devices count under their own names, hardware under those of the InfiniBand specification.
+    // Emulated devices name their counters differently; hardware uses the names of the InfiniBand specification.
     let sent = ["sent_pkts", "port_xmit_packets"].iter().find_map(|name| rail.counter(name))?;
     let received = ["rcvd_pkts", "port_rcv_packets"].iter().find_map(|name| rail.counter(name))?;
     Some((sent, received))
 }
 
 fn over(host: &Host, ours: &Rail, theirs: &Rail) -> Result<()> {
-    let (our_gid, _) = ours.address().context("our rail has no address")?;
+    let (our_gid, _) = ours.address().context("this machine's rail has no address")?;
     let (their_gid, their_address) = theirs.address().context("the peer's rail has no address")?;
     let arguments = |rail: &Rail, gid: u32| -> Vec<String> {
         let words = format!(
@@ -58,7 +59,7 @@ fn over(host: &Host, ours: &Rail, theirs: &Rail) -> Result<()> {
     let mut client = arguments(ours, our_gid);
     client.push(their_address.to_string());
     let client: Vec<&str> = client.iter().map(String::as_str).collect();
-    // It does not say when it listens; a client that comes too early is refused.
+    // The server does not report when it listens; a client that is too early is refused.
     let give_up = std::time::Instant::now() + PATIENCE;
     loop {
         match run(&client) {

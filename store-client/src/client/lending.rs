@@ -1,6 +1,6 @@
 //! The caller's plain memory, registered for the duration of one operation.
 //!
-//! Where every rail is caller-driven ([`Engine::is_inline`](te_engine::Engine::is_inline)), registration
+//! Where every rail is caller-driven ([`Engine::is_caller_driven`](te_engine::Engine::is_caller_driven)), registration
 //! costs about as much as copying a few KiB, and a cancelled transfer releases its memory at once. Long
 //! values are then moved directly from or into the caller's memory. Over other rails, which pin memory or
 //! work between calls, plain memory is copied through the bounce buffer.
@@ -85,7 +85,9 @@ impl Drop for Lending<'_, '_> {
                     Err(error) => {
                         // Continuing would leave a fabric with access to memory that the caller is about to
                         // reuse.
-                        log::error!("borrowed memory cannot be unregistered: {error}: the process aborts to protect the memory");
+                        log::error!(
+                            "borrowed memory cannot be unregistered: {error}: the process aborts to protect the memory"
+                        );
                         std::process::abort();
                     }
                 }

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use store_core::ErrorCode;
-use store_core::client::{Action, PutItem, FenceEnd};
-use store_core::message::{PutRequest, PutOptions};
+use store_core::client::{Action, FenceEnd, PutItem};
+use store_core::message::{PutOptions, PutRequest};
 use te_core::Op;
 
 use super::Client;

@@ -508,7 +508,8 @@ impl Store for LocalClient {
     ) -> Result<Vec<Result<bool, StoreError>>, StoreError> {
         let mut results = Vec::with_capacity(keys.len());
         for keys in chunks(keys, |key| key) {
-            let request = Request::Remove { force: mode.is_force(), keys: keys.iter().map(|key| Key(key)).collect() };
+            let request =
+                Request::Remove { force: mode.is_force(), keys: keys.iter().map(|key| Key(key)).collect() };
             match self.ask(&request)? {
                 Answer::Done(answers) if answers.len() == keys.len() => {
                     results.extend(answers.into_iter().map(removed));

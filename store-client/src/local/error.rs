@@ -120,7 +120,9 @@ impl fmt::Display for LocalError {
                  new buffers"
             ),
             Self::Wire(error) => error.fmt(f),
-            Self::Map { source } => write!(f, "the node's arena cannot be mapped: {source}: check the limits on memory"),
+            Self::Map { source } => {
+                write!(f, "the node's arena cannot be mapped: {source}: check the limits on memory")
+            }
             Self::Forked => f.write_str(FORKED),
         }
     }
@@ -159,7 +161,10 @@ impl fmt::Display for LocalStartError {
                 )
             }
             Self::System(error) => {
-    write!(f, "the operating system did not create a thread or a poller: {error}: check its limits")
+                write!(
+                    f,
+                    "the operating system did not create a thread or a poller: {error}: check its limits"
+                )
             }
         }
     }

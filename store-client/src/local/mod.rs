@@ -87,8 +87,10 @@ pub fn make_default_path(master: &Address) -> io::Result<PathBuf> {
     // Another user may have created the directory first: in `/tmp` every user can create any name.
     let meta = std::fs::symlink_metadata(dir)?;
     if !meta.is_dir() || meta.uid() != te_host::own_uid() || meta.mode() & 0o077 != 0 {
-        let text =
-            format!("{} must be a directory of this user with mode 0700: correct its owner or remove it", dir.display());
+        let text = format!(
+            "{} must be a directory of this user with mode 0700: correct its owner or remove it",
+            dir.display()
+        );
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
     Ok(path)

@@ -299,7 +299,9 @@ impl Acceptor {
         while !self.shared.stop.load(Ordering::Acquire) {
             match self.poll.poll(&mut events, backoff) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                    return log::error!("local clients cannot be accepted any more: {error}: restart the node");
+                    return log::error!(
+                        "local clients cannot be accepted any more: {error}: restart the node"
+                    );
                 }
                 _ => {}
             }
@@ -319,7 +321,10 @@ impl Acceptor {
                         io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
                     ) => {}
                 Err(error) => {
-                    log::warn!("a local client cannot be accepted: {error}: next try in {} ms", ACCEPT_BACKOFF.as_millis());
+                    log::warn!(
+                        "a local client cannot be accepted: {error}: next try in {} ms",
+                        ACCEPT_BACKOFF.as_millis()
+                    );
                     return Some(ACCEPT_BACKOFF);
                 }
             }
@@ -333,7 +338,8 @@ impl Acceptor {
             send_refusal(&stream, refusal);
             return;
         }
-        let Some(worker) = self.workers.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed)) else {
+        let Some(worker) = self.workers.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed))
+        else {
             return;
         };
         self.shared.clients.fetch_add(1, Ordering::Relaxed);

@@ -114,7 +114,9 @@ impl Worker {
             };
             match self.poll.poll(&mut events, timeout) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                    log::error!("a worker for local clients ends: its poller failed: {error}: restart the node");
+                    log::error!(
+                        "a worker for local clients ends: its poller failed: {error}: restart the node"
+                    );
                     break;
                 }
                 _ => {}
@@ -274,12 +276,12 @@ impl Worker {
 
     /// Makes the poller report when the connection can be written, or else when it can be read.
     fn set_write_blocked(
-    &self,
-    index: usize,
-    connection: &mut Connection,
-    write_blocked: bool,
+        &self,
+        index: usize,
+        connection: &mut Connection,
+        write_blocked: bool,
     ) -> Result<Next, Broken> {
-    if write_blocked != connection.write_blocked {
+        if write_blocked != connection.write_blocked {
             let interest = if write_blocked { Interest::WRITABLE } else { Interest::READABLE };
             let registry = self.poll.registry();
             registry.reregister(&mut connection.stream, Token(index), interest).map_err(|error| {
@@ -398,7 +400,9 @@ impl Worker {
         if self.client.as_ref().is_some_and(Client::is_expelled) {
             // This engine, and the arenas that are registered with it, cannot be used any more. Local clients
             // reconnect and get arenas of a new engine.
-            log::warn!("nodes cut this worker off: its local clients are disconnected, and it connects with a new engine");
+            log::warn!(
+                "nodes cut this worker off: its local clients are disconnected, and it connects with a new engine"
+            );
             self.hang_up();
             let bytes: u64 = self.ending.drain(..).map(|arena| arena.len() as u64).sum();
             self.shared.arenas_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -421,9 +425,7 @@ impl Worker {
         }
         let hello = Duration::from_millis(self.config.hello_ms_max.into());
         for slot in &mut self.connections {
-            if slot
-                .as_ref()
-                .is_some_and(|silent| silent.arena.is_none() && silent.since.elapsed() > hello)
+            if slot.as_ref().is_some_and(|silent| silent.arena.is_none() && silent.since.elapsed() > hello)
                 && let Some(mut silent) = slot.take()
             {
                 log::warn!(

@@ -2,7 +2,7 @@
 //! is here.
 
 use store_core::message::{
-    ClearReplicas, Find, FindQuery, ListPosition, QueryHosts, RemoveMany, RemoveQuery, HostQuery,
+    ClearReplicas, Find, FindQuery, HostQuery, ListPosition, QueryHosts, RemoveMany, RemoveQuery,
 };
 use store_core::{ErrorCode, Key, SegmentNo};
 

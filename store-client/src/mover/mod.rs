@@ -1,4 +1,4 @@
-//! The mover: moves the bytes of an operation's items in pieces, and computes their checksums on the way.
+//! The mover: moves the bytes of an operation's items in pieces, and computes their checksums in transit.
 //!
 //! ```text
 //!   Transfer ─▶ job ─▶ pieces of at most 256 KiB ─▶ flights (one engine batch each) ─▶ checksummed, in order
@@ -10,8 +10,8 @@
 //! A put that is moved directly is cut at the borders of its checksum chunks of 64 KiB, so that a rail that computes checksums
 //! while it copies returns the checksum of a chunk.
 //!
-//! A put writes the object and, behind it, its trailer ([`store_core::chunks`]). A get of all reads the object; one of parts
-//! reads the trailer and the blocks that it needs (`parts.rs`).
+//! A put writes the object followed by its trailer ([`store_core::chunks`]). A get of a whole object reads the
+//! object; a get of parts reads the trailer and the chunks that it needs (`parts.rs`).
 //!
 //! Pieces *land* in the order in which they were sent, whatever the order in which they arrive. The checksum of a job is
 //! therefore computed piece by piece, while the bytes are still in the cache and later pieces are under way.
@@ -47,7 +47,7 @@ use sums::ItemSum;
 /// Longest piece, bytes: short enough to stay in the second-level cache until its checksum is computed.
 const PIECE_BYTES: u64 = 256 << 10;
 const _: () = assert!(PIECE_BYTES.is_multiple_of(CHUNK_BYTES));
-/// A trailer that is no longer than this goes with the last bytes of plain data rather than alone.
+/// A trailer up to this length, bytes, is sent in one piece with the last bytes of plain memory.
 const TAIL_BYTES: u64 = 4 << 10;
 /// Most bytes of one engine batch after its first piece. With fewer and larger batches a rail is idle less
 /// often.
@@ -438,7 +438,7 @@ impl Mover {
     /// quarantine.
     fn give_up(&mut self) {
         log::warn!(
-    "transfers of plain memory fail: all of the bounce buffer is in quarantine: connect a new client, and check \
+            "transfers of plain memory fail: all of the bounce buffer is in quarantine: connect a new client, and check \
      the fabrics' health"
         );
         while let Some(index) = self.pending.pop_front() {
@@ -455,7 +455,8 @@ impl Mover {
         let straight = |offset, place: BufferRange| {
             let most = match transfer.op {
                 Op::Read => PIECE_BYTES,
-                // Up to the end of a block, so that a rail that sums tells the block's.
+                // At most to the end of a chunk, so that a rail that computes checksums returns that of the
+                // chunk.
                 Op::Write => CHUNK_BYTES - offset % CHUNK_BYTES,
             };
             let len = place.len.min(most);
@@ -467,7 +468,7 @@ impl Mover {
                 Some(Next::Straight { offset, place }) => straight(offset, place),
                 Some(Next::Bounced { offset, len, chunks }) => {
                     let most = self.bounce.piece_bytes_max().min(PIECE_BYTES);
-                    let most = if blocks { most / CHUNK_BYTES * CHUNK_BYTES } else { most };
+                    let most = if chunks { most / CHUNK_BYTES * CHUNK_BYTES } else { most };
                     self.cut_bounced(index, at, offset, len.min(most))
                 }
                 None => Cut::Never,
@@ -512,7 +513,7 @@ impl Mover {
         }
     }
 
-    /// Copies to the bounce buffer what is written from there: plain memory, which is checksummed on the way,
+    /// Copies to the bounce buffer what is written from there: plain memory, which is checksummed meanwhile,
     /// and the trailer.
     fn fill(&mut self, index: usize, offset: u64, len: u64, piece: Piece, buffers: &Buffers<'_, '_>) {
         let Job { transfer, cursor, .. } = &mut self.jobs[index];

@@ -11,7 +11,7 @@ pub(super) struct ItemSum {
     at: u64,
     /// Checksum of the chunk that contains `at`.
     open: Checksum,
-    blocks: ChunkSums,
+    chunks: ChunkSums,
 }
 
 impl ItemSum {
@@ -31,12 +31,12 @@ impl ItemSum {
         }
         while self.at < end {
             let start = self.at / CHUNK_BYTES * CHUNK_BYTES;
-            let block_end = (start + CHUNK_BYTES).min(len);
-            let to = block_end.min(end);
+            let chunk_end = (start + CHUNK_BYTES).min(len);
+            let to = chunk_end.min(end);
             sum(&mut self.open, self.at - offset, to - self.at);
             self.at = to;
-            if to == block_end {
-                self.blocks.push(std::mem::take(&mut self.open).finish(), to - start);
+            if to == chunk_end {
+                self.chunks.push(std::mem::take(&mut self.open).finish(), to - start);
             }
         }
     }
@@ -45,15 +45,15 @@ impl ItemSum {
     /// Returns whether they do.
     pub(super) fn take(&mut self, len: u64, offset: u64, bytes: u64, crc32c: u32) -> bool {
         let start = self.at / CHUNK_BYTES * CHUNK_BYTES;
-        let block_end = (start + CHUNK_BYTES).min(len);
+        let chunk_end = (start + CHUNK_BYTES).min(len);
         let end = offset + bytes;
-        if offset != self.at || end > block_end {
+        if offset != self.at || end > chunk_end {
             return false;
         }
         self.open.update_summed(crc32c, bytes);
         self.at = end;
-        if end == block_end {
-            self.blocks.push(std::mem::take(&mut self.open).finish(), end - start);
+        if end == chunk_end {
+            self.chunks.push(std::mem::take(&mut self.open).finish(), end - start);
         }
         true
     }
@@ -65,12 +65,12 @@ impl ItemSum {
 
     /// Checksum of all completed chunks; after the last byte, that of the item.
     pub(super) const fn whole(&self) -> u32 {
-        self.blocks.whole()
+        self.chunks.whole()
     }
 
     /// The trailer, which is stored after the item.
     pub(super) fn trailer(&self) -> &[u8] {
-        self.blocks.trailer()
+        self.chunks.trailer()
     }
 }
 

@@ -7,7 +7,7 @@
 
 use store_core::ErrorCode;
 use store_core::message::{
-    EndExpulsions, Expulsion as Order, ExpulsionEnd, FetchRequest, FetchExpulsions, NodeProof,
+    EndExpulsions, Expulsion as Order, ExpulsionEnd, FetchExpulsions, FetchRequest, NodeProof,
 };
 use te_core::ExpelMode;
 use te_engine::{Expulsion, TransferEngine};
@@ -60,7 +60,7 @@ impl Expulsions {
         });
         if !ends.is_empty() {
             let proof = NodeProof { node: mounted.node, key: mounted.key };
-            // If the answer is lost, the same orders come again and end the same way.
+            // If the answer is lost, the same orders are repeated and end as before.
             rpc.call::<EndExpulsions>(&proof, ends.into_iter())?;
         }
         Ok(())
@@ -73,7 +73,10 @@ fn expel(engine: &TransferEngine, order: &Order) -> Option<bool> {
     match engine.expel(order.writer, mode) {
         Ok(Expulsion::Gone) => {
             let forced = if order.force { ", which did not respond," } else { "" };
-            log::info!("writer {:016x}{forced} was expelled: the space of its puts is released", order.writer);
+            log::info!(
+                "writer {:016x}{forced} was expelled: the space of its puts is released",
+                order.writer
+            );
             Some(true)
         }
         Ok(Expulsion::Underway) => None,

@@ -28,7 +28,7 @@ pub(super) struct Keeper {
     exports: Exports,
     rpc: RpcConnection,
     node: NodeId,
-    /// What the node proves with that it is itself.
+    /// Random key with which the node proves its identity to the master.
     key: u64,
     incarnation: Incarnation,
     mounted: Option<SegmentNo>,
@@ -54,7 +54,7 @@ impl Keeper {
 
     /// Runs until the node is stopped.
     pub(super) fn run(mut self, stopped: &Receiver<()>) {
-    let mut logged: Option<Instant> = None;
+        let mut logged: Option<Instant> = None;
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(self.pause()) {
             if let Err(error) = self.beat() {
                 self.shared.failures.fetch_add(1, Ordering::Relaxed);
@@ -101,7 +101,10 @@ impl Keeper {
             }
             Ok(NodeStatus::NeedRemount)
             | Err(RpcError::Refused(ErrorCode::ClientNotFound | ErrorCode::IllegalClient)) => {
-                log::info!("node {}: the master does not know it any more: its memory is mounted anew", self.config.name);
+                log::info!(
+                    "node {}: the master does not know it any more: its memory is mounted anew",
+                    self.config.name
+                );
                 self.forget_mount();
                 self.mount()
             }
@@ -209,7 +212,7 @@ impl Keeper {
     }
 }
 
-/// A [`MountAnswer`] that owns its data.
+/// A [`MountResponse`] that owns its data.
 enum Asked {
     Mounted(store_core::message::Mounted),
     Stale { incarnation_min: Incarnation },

@@ -30,7 +30,7 @@ use store_core::message::{
     BadReplica, EndTasks, FetchRequest, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd,
     TaskOrder,
 };
-use store_core::{ErrorCode, Incarnation, Key, NodeId, SegmentNo, bound};
+use store_core::{ErrorCode, Incarnation, Key, NodeId, SegmentNo, TaskId, bound};
 use te_core::{Op, Status};
 use te_engine::{SegmentHandle, SharedRegion, Transfer, TransferEngine, TransferRequest};
 
@@ -140,7 +140,7 @@ struct Work {
 
 /// A [`TaskOrder`] that owns its data.
 struct Order {
-    id: u64,
+    id: TaskId,
     attempt: u64,
     key: Vec<u8>,
     generation: u64,
@@ -279,7 +279,7 @@ impl Work {
 
     /// Reports what has ended, and fetches further orders.
     fn ask(&mut self, mounted: &Mounted) -> Result<(), RpcError> {
-    self.report(mounted)?;
+        self.report(mounted)?;
         let asked = Instant::now();
         let count_max = self.share.orders_max(ORDERS_MAX);
         let Mounted { node, key, incarnation, .. } = *mounted;
@@ -311,8 +311,8 @@ impl Work {
     }
 
     fn report(&mut self, mounted: &Mounted) -> Result<(), RpcError> {
-    // Before the ends: a node may report replicas of other tenants' objects only while it has an order to
-    // copy them.
+        // Before the ends: a node may report replicas of other tenants' objects only while it has an order to
+        // copy them.
         if !self.bad.is_empty() {
             let bad = self.bad.iter().map(|bad| BadReplica {
                 key: Key(&bad.key),

@@ -78,19 +78,19 @@ impl<G: FnMut() -> bool> Waiting<G> {
     }
 
     fn log(&mut self, error: &ConnectError) {
-    if self.logged.is_some_and(|logged| logged.elapsed() < LOG_PAUSE) {
-        return;
-    }
-    self.logged = Some(Instant::now());
-    let limit = match self.limit {
-        Some(limit) => format!("for {} ms at most", limit.as_millis()),
-        None => "without limit".to_owned(),
-    };
-    match error {
-        ConnectError::Held { .. } => {
-            log::warn!("node {}: waiting until its name is free: {error}", self.name);
+        if self.logged.is_some_and(|logged| logged.elapsed() < LOG_PAUSE) {
+            return;
         }
-        error => log::warn!("node {}: waiting for the master, {limit}: {error}", self.name),
+        self.logged = Some(Instant::now());
+        let limit = match self.limit {
+            Some(limit) => format!("for {} ms at most", limit.as_millis()),
+            None => "without limit".to_owned(),
+        };
+        match error {
+            ConnectError::Held { .. } => {
+                log::warn!("node {}: waiting until its name is free: {error}", self.name);
+            }
+            error => log::warn!("node {}: waiting for the master, {limit}: {error}", self.name),
+        }
     }
-}
 }

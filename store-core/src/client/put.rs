@@ -7,7 +7,7 @@ use core::time::Duration;
 use te_core::{Instant, Op, Outcome};
 
 use super::get::too_much;
-use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd, FenceEnd};
+use super::{Action, ClientConfig, FenceEnd, KeyList, Transfer, TransferEnd};
 use crate::bound::bound;
 use crate::message::{self, Allocation, Commit, NewObject, Operation, PutRequest, REPLICAS_MAX, Revocation};
 use crate::wire::Frame;
@@ -104,7 +104,7 @@ enum Phase {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fence {
-    Asked,
+    Requested,
     Held,
     Failed,
 }
@@ -336,8 +336,9 @@ impl PutOp {
 
     /// Reports that a fence ended.
     pub fn handle_fence(&mut self, segment: SegmentNo, end: FenceEnd) {
-        let asked = self.fences.iter_mut().find(|(no, fence)| *no == segment && *fence == Fence::Asked);
-        let Some((_, fence)) = asked else { return };
+        let requested =
+            self.fences.iter_mut().find(|(no, fence)| *no == segment && *fence == Fence::Requested);
+        let Some((_, fence)) = requested else { return };
         *fence = if end == FenceEnd::Held { Fence::Held } else { Fence::Failed };
         self.fencing -= 1;
         self.advance();
@@ -555,7 +556,7 @@ impl PutOp {
             for state in &self.items {
                 for segment in state.loose_segments() {
                     if !self.fences.iter().any(|(no, _)| *no == segment) {
-                        self.fences.push((segment, Fence::Asked));
+                        self.fences.push((segment, Fence::Requested));
                         self.todo.push_back(Todo::Fence(segment));
                         self.fencing += 1;
                     }

@@ -220,16 +220,16 @@ fn agrees(mut policy: Policy, mut model: impl Model, ops: &[Op]) -> Result<(), T
     let mut nodes = Nodes::new();
     (0..OBJECTS).for_each(|object| nodes.put(object));
     let mut inside = [false; OBJECTS as usize];
-    let mut aside = inside;
+    let mut parked = inside;
     for op in ops {
         match *op {
             Op::Insert(object, place) if !inside[object as usize] => {
-                (inside[object as usize], aside[object as usize]) = (true, false);
+                (inside[object as usize], parked[object as usize]) = (true, false);
                 policy.insert(&mut nodes, object, hash(object), place);
                 model.insert(object, place);
             }
-            Op::PutBack(object) if aside[object as usize] => {
-                aside[object as usize] = false;
+            Op::PutBack(object) if parked[object as usize] => {
+                parked[object as usize] = false;
                 inside[object as usize] = true;
                 policy.put_back(&mut nodes, object);
                 model.put_back(object);
@@ -239,13 +239,13 @@ fn agrees(mut policy: Policy, mut model: impl Model, ops: &[Op]) -> Result<(), T
                 model.touch(object, follows);
             }
             Op::Remove(object) if inside[object as usize] => {
-                (inside[object as usize], aside[object as usize]) = (false, true);
+                (inside[object as usize], parked[object as usize]) = (false, true);
                 policy.remove(&mut nodes, object);
                 model.remove(object);
             }
             Op::Evict => {
                 let victim = policy.victim(&mut nodes);
-                prop_assert_eq!(victim, policy.victim(&mut nodes), "asked twice");
+                prop_assert_eq!(victim, policy.victim(&mut nodes), "two calls in a row");
                 prop_assert_eq!(victim, model.victim());
                 let Some(object) = victim else { continue };
                 inside[object as usize] = false;

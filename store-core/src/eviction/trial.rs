@@ -78,6 +78,7 @@
 //!   the other.
 //! * Twice or four times as many ghosts: within 0.6 points, and no better.
 //! * SIEVE's bit instead of moving what was read: see the table.
+//!
 //! Sources of its parts: the probation of new objects and the memory of keys come from 2Q (Johnson and
 //! Shasha, VLDB'94) and ARC (Megiddo and Modha, FAST'03), the small memory of evicted keys has the form of
 //! S3-FIFO (Yang et al., SOSP'23); weighing ages instead of sizes comes from the hit density of LHD

@@ -198,7 +198,7 @@ impl Master {
                 // other bad objects.
                 let news = match drain.reported {
                     None => no_room + bad > 0 && unfinished == 0,
-                    Some((told, told_bad)) => no_room > told || bad != told_bad,
+                    Some((before, bad_before)) => no_room > before || bad != bad_before,
                 };
                 if news {
                     drain.reported = Some((no_room, bad));

@@ -24,29 +24,29 @@ impl Master {
     /// What eviction did and would do, and what keeps objects from it: counters and gauges, in O(1).
     #[must_use]
     pub fn eviction(&self) -> EvictionReport {
-        let census = self.objects.census();
+        let counts = self.objects.counts();
         EvictionReport {
             policy: self.config.eviction,
-            candidates: census.candidates.into(),
-            kept_leased: census.aside.into(),
-            kept_soft_pinned: census.soft.into(),
-            kept_hard_pinned: census.hard.into(),
-            kept_by_group: census.held_by_group.into(),
+            candidates: counts.candidates.into(),
+            kept_leased: counts.leased_set.into(),
+            kept_soft_pinned: counts.soft.into(),
+            kept_hard_pinned: counts.hard.into(),
+            kept_by_group: counts.held_by_group.into(),
             kept_unfinished: self.objects.processing_len().into(),
-            hard_pinned_bytes: census.hard_bytes,
-            groups: census.groups as u64,
+            hard_pinned_bytes: counts.hard_bytes,
+            groups: counts.groups as u64,
             used_bytes: self.segments.used_bytes(),
             high_mark_bytes: self.high_mark() as u64,
             low_mark_bytes: self.low_mark(),
             evictions_total: self.stats.evictions_total,
             evicted_bytes_total: self.stats.evicted_bytes_total,
             starved_total: self.stats.evictions_starved_total,
-            looks_total: census.looks,
-            kept_leased_total: census.why.leased_total,
-            kept_soft_pinned_total: census.why.soft_kept_total,
-            soft_pins_decayed_total: census.why.soft_decayed_total,
-            soft_pins_revived_total: census.why.soft_revived_total,
-            returned_total: census.why.returned_total,
+            looks_total: counts.looks,
+            kept_leased_total: counts.why.leased_total,
+            kept_soft_pinned_total: counts.why.soft_kept_total,
+            soft_pins_decayed_total: counts.why.soft_decayed_total,
+            soft_pins_revived_total: counts.why.soft_revived_total,
+            returned_total: counts.why.returned_total,
             ..self.report
         }
     }
@@ -101,7 +101,7 @@ impl Master {
         if self.objects.is_single() || pinned <= most(own.guaranteed_bytes) {
             return pinned <= most(capacity);
         }
-        let others = self.objects.usages().iter().enumerate().filter(|(no, _)| *no != usize::from(tenant));
+        let others = self.objects.usages().iter().enumerate().filter(|(no, _)| *no != tenant.index());
         let taken: f64 =
             others.map(|(_, usage)| (usage.hard_bytes as f64).max(most(usage.guaranteed_bytes))).sum();
         taken + pinned <= most(capacity)
@@ -109,7 +109,7 @@ impl Master {
 
     /// Whether a tenant may have another object of so many bytes, all copies together.
     pub(super) fn has_quota(&self, tenant: TenantNo, bytes: u64) -> bool {
-        let held = self.limbo.charged(tenant) + self.tasks.reserved(tenant);
+        let held = self.pending_release.charged(tenant) + self.tasks.reserved(tenant);
         self.objects.usage(tenant).has_room(bytes, held)
     }
 
@@ -181,7 +181,8 @@ impl Master {
     pub(super) fn next_victim(&mut self, now: Instant, tenant: Option<TenantNo>) -> Option<(TenantNo, u32)> {
         self.objects.settle(now);
         if self.objects.is_single() {
-            return Some((0, self.victim_of(now, 0)?));
+            let only = TenantNo::DEFAULT;
+            return Some((only, self.victim_of(now, only)?));
         }
         while let Some(most) = self.objects.furthest_over(now) {
             let asker = tenant.unwrap_or(TenantNo::MAX);

@@ -17,8 +17,8 @@ use super::{Master, millis};
 use crate::allocator::Allocator;
 use crate::chunks::stored_len;
 use crate::event::Event;
-use crate::pending_release::Reason;
 use crate::message::{Expulsion, ExpulsionEnd, FetchRequest};
+use crate::pending_release::Reason;
 use crate::wire::KEYS_PER_BATCH_MAX;
 use crate::{ErrorCode, NodeId, SegmentNo};
 
@@ -28,7 +28,11 @@ impl Master {
     /// # Errors
     /// `ClientNotFound` when the node is not known under this incarnation, `IllegalClient` when the key is
     /// wrong.
-    pub fn fetch_expulsions(&mut self, _now: Instant, fetch: &FetchRequest) -> Result<Vec<Expulsion>, ErrorCode> {
+    pub fn fetch_expulsions(
+        &mut self,
+        _now: Instant,
+        fetch: &FetchRequest,
+    ) -> Result<Vec<Expulsion>, ErrorCode> {
         self.check_incarnation(fetch)?;
         let most = (fetch.count_max as usize).min(KEYS_PER_BATCH_MAX);
         let orders = self.writers.orders(fetch.node).take(most);
@@ -109,7 +113,9 @@ impl Master {
                 let entry = self.objects.entry(put.index);
                 (&entry.replicas, stored_len(entry.len))
             });
-            let Some((replicas, len)) = held.or_else(|| self.pending_release.get(generation)) else { continue };
+            let Some((replicas, len)) = held.or_else(|| self.pending_release.get(generation)) else {
+                continue;
+            };
             for placed in replicas.as_slice() {
                 if let Some(segment) = self.segments.get(placed.segment) {
                     *nodes.entry(segment.node).or_default() += segment.allocator.rounded(len);
@@ -153,7 +159,7 @@ impl Master {
                 // The put cannot be completed any more.
                 let until = began.max(now) + millis(self.config.put_start_release_timeout_ms);
                 self.drop_object(put.index, Some((until, Reason::Writer)));
-                self.stats.abandoned_puts_total += 1;
+                self.stats.puts_abandoned_total += 1;
             }
             let (bytes, left) = self.pending_release.release_on(&mut self.segments, generation, on);
             freed += bytes;

@@ -7,8 +7,8 @@ use te_core::Instant;
 use super::Master;
 use super::tasks::Wish;
 use crate::SegmentNo;
-use crate::read_rates::{ReadRates, ReplicationConfig, ReplicationMode};
 use crate::message::TaskCause;
+use crate::read_rates::{ReadRates, ReplicationConfig, ReplicationMode};
 use crate::segments::{Placed, Segments};
 
 /// Limit on the extra replicas that are remembered; at the limit no further ones are made.

@@ -28,7 +28,11 @@ impl Master {
     /// `SegmentAlreadyExists` when the same incarnation has mounted another segment under the name;
     /// `IncarnationTooHigh`; `TooManySegments`; `NotSupported` for memory of a kind that this release does
     /// not know.
-    pub fn mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<MountResponse<'_>, ErrorCode> {
+    pub fn mount(
+        &mut self,
+        now: Instant,
+        segment: &MountSegment<'_>,
+    ) -> Result<MountResponse<'_>, ErrorCode> {
         self.mount_from(now, segment, 0)
     }
 
@@ -114,7 +118,12 @@ impl Master {
 
     /// Refuses a mount because the node with segment `no` has the name or the node's number, and reports it
     /// as an event.
-    fn refuse_held(&mut self, segment: &MountSegment<'_>, no: SegmentNo, silent_ms: u64) -> MountResponse<'_> {
+    fn refuse_held(
+        &mut self,
+        segment: &MountSegment<'_>,
+        no: SegmentNo,
+        silent_ms: u64,
+    ) -> MountResponse<'_> {
         if let Some(held) = self.segments.get(no) {
             let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
             let holder_endpoint = held.endpoint.clone();

@@ -4,10 +4,10 @@
 use te_core::Instant;
 
 use super::{Master, listing};
-use crate::pending_release::Reason;
-use crate::message::{FindQuery, Hosts, ListQuery, Listed, RemoveQuery, RemovedPage, HostQuery, RemoveMode};
+use crate::message::{FindQuery, HostQuery, Hosts, ListQuery, Listed, RemoveMode, RemoveQuery, RemovedPage};
 use crate::objects::State;
 use crate::pattern::{Budget, Pattern};
+use crate::pending_release::Reason;
 use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
 
 /// Objects in one page of a response. With the next two limits, and those of [`crate::pattern`], a call takes
@@ -164,13 +164,13 @@ impl Master {
     ) -> Result<(), ErrorCode> {
         let index = self.objects.find(key.into()).ok_or(ErrorCode::KeyNotFound)?;
         let entry = self.objects.entry(index);
-        let Some(no) = segment else { return self.remove_at(now, index, false) };
+        let Some(no) = segment else { return self.remove_at(now, index, RemoveMode::IfUnused) };
         let Some(placed) = entry.replicas.as_slice().iter().find(|placed| placed.segment == no).copied()
         else {
             return Err(ErrorCode::ReplicaNotFound);
         };
         if entry.replicas.as_slice().len() == 1 {
-            return self.remove_at(now, index, false);
+            return self.remove_at(now, index, RemoveMode::IfUnused);
         }
         self.check_removable(now, index)?;
         self.objects.drop_segment(index, no);

@@ -12,8 +12,8 @@ use te_core::Instant;
 
 use super::Master;
 use crate::codec::Short;
-use crate::pending_release::Reason;
 use crate::message::{BadReplica, ReplicaInfo, ReplicaInfos, ReplicaState, TaskState, Verdict};
+use crate::pending_release::Reason;
 use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
 
 /// Most readers that are distinguished per replica.

@@ -22,12 +22,12 @@ use te_core::Instant;
 use super::Master;
 use crate::allocator::clearing::{Clearing, makes_room_alone};
 use crate::allocator::{Allocator, Block};
-use crate::blocks::stored_len;
+use crate::chunks::stored_len;
 use crate::codec::Short;
 use crate::event::Event;
 use crate::message::{Pin, PutOptions, REPLICAS_MAX};
 use crate::objects::charge;
-use crate::placement::{Ask, Spared};
+use crate::placement::{PlaceRequest, Spared};
 use crate::segments::{HELD, Placed, Segments};
 use crate::{ErrorCode, Placement, SegmentNo, TenantNo};
 
@@ -45,7 +45,7 @@ const EVICTIONS_FOR_COUNT_MAX: usize = 8;
 
 /// What a put still has to evict, once it has a place, so that its tenant and the store stay within their limits.
 #[derive(Debug, Default)]
-pub(super) struct Toll {
+pub(super) struct Price {
     /// Objects of the tenant's own, and their generations, that are enough for its quota. None: it has room.
     own: Vec<(u32, u64)>,
     /// There are as many objects as may be.
@@ -62,7 +62,7 @@ struct Cleared {
     passed: Vec<(u32, u64)>,
 }
 
-impl Toll {
+impl Price {
     const fn is_own(&self) -> bool {
         !self.own.is_empty()
     }
@@ -74,7 +74,7 @@ impl Master {
     /// # Errors
     /// `TenantQuotaExceeded`: the object is larger than all its tenant may have, or not enough of the tenant's can go;
     /// `KeysUltraLimit`, `MetadataFull`: there are as many objects as may be, or they take as much memory, and none can go.
-    pub(super) fn toll(&mut self, now: Instant, tenant: TenantNo, len: u64) -> Result<Toll, ErrorCode> {
+    pub(super) fn price(&mut self, now: Instant, tenant: TenantNo, len: u64) -> Result<Price, ErrorCode> {
         let bytes = charge(stored_len(len), 1);
         let own = if self.has_quota(tenant, bytes) {
             Some(Vec::new())
@@ -92,20 +92,20 @@ impl Master {
                 return Err(ErrorCode::KeysUltraLimit);
             }
             self.stats.puts_metadata_full_total += 1;
-            if !core::mem::replace(&mut self.metadata_told, true) {
+            if !core::mem::replace(&mut self.metadata_reported, true) {
                 let (bytes, bytes_max) = (self.metadata_bytes(), self.config.metadata_bytes_max);
-                self.tell(|| Event::MetadataFull { bytes, bytes_max });
+                self.emit(|| Event::MetadataFull { bytes, bytes_max });
             }
             return Err(ErrorCode::MetadataFull);
         }
-        self.metadata_told &= full;
-        Ok(Toll { own, count })
+        self.metadata_reported &= full;
+        Ok(Price { own, count })
     }
 
-    /// Evicts what [`Self::toll`] said, now that the put has its place.
-    pub(super) fn pay(&mut self, now: Instant, tenant: TenantNo, len: u64, toll: &Toll) {
+    /// Evicts what [`Self::price`] said, now that the put has its place.
+    pub(super) fn pay(&mut self, now: Instant, tenant: TenantNo, len: u64, price: &Price) {
         let bytes = charge(stored_len(len), 1);
-        for (index, generation) in &toll.own {
+        for (index, generation) in &price.own {
             if self.has_quota(tenant, bytes) {
                 break;
             }
@@ -116,7 +116,7 @@ impl Master {
         }
         for _ in 0..EVICTIONS_FOR_COUNT_MAX {
             let over = self.objects.len() >= self.config.objects_max || self.is_metadata_full();
-            if !toll.count || !over || !self.evict_one(now, tenant) {
+            if !price.count || !over || !self.evict_one(now, tenant) {
                 break;
             }
         }
@@ -141,19 +141,19 @@ impl Master {
         tenant: TenantNo,
         len: u64,
         options: &PutOptions,
-        toll: &Toll,
+        price: &Price,
     ) -> Result<Short<Placed, REPLICAS_MAX>, ErrorCode> {
         let placement = &options.placement;
-        let mut near = Short::of(0);
+        let mut near = Short::of(SegmentNo::NONE);
         if let Some(node) = placement.near.and_then(|node| self.nodes.get(node)) {
             // The first will do: a node has one segment as a rule.
             let _ = node.segments.iter().try_for_each(|no| near.push(*no));
         }
-        let mut ask = Ask { now, len, tag: HELD, placement, near, spared: Spared::Alone };
+        let mut ask = PlaceRequest { now, len, tag: HELD, placement, near, spared: Spared::Alone };
         let mut placed = Short::new();
         let first = match self.segments.place(&ask, &[]) {
             Some(first) => first,
-            None => self.place_by_eviction(now, tenant, len, placement, toll)?,
+            None => self.place_by_eviction(now, tenant, len, placement, price)?,
         };
         let _ = placed.push(first);
         // Further replicas are a wish: nothing is evicted for them.
@@ -178,18 +178,25 @@ impl Master {
         tenant: TenantNo,
         len: u64,
         placement: &Placement,
-        toll: &Toll,
+        price: &Price,
     ) -> Result<Placed, ErrorCode> {
         self.segments.could_hold(len, placement)?;
-        let ask = |spared| Ask { now, len, tag: HELD, placement, near: Short::of(0), spared };
-        if let Some(placed) = self.place_at_next_victim(now, tenant, &ask(Spared::Alone), toll) {
+        let ask = |spared| PlaceRequest {
+            now,
+            len,
+            tag: HELD,
+            placement,
+            near: Short::of(SegmentNo::NONE),
+            spared,
+        };
+        if let Some(placed) = self.place_at_next_victim(now, tenant, &ask(Spared::Alone), price) {
             return Ok(placed);
         }
         // There is room, but where it should not go yet: better than to evict what would not help.
         if let Some(placed) = self.segments.place(&ask(Spared::New), &[]) {
             return Ok(placed);
         }
-        if let Some(Cleared { no, blocks, passed }) = self.clearing(now, tenant, &ask(Spared::New), toll) {
+        if let Some(Cleared { no, blocks, passed }) = self.clearing(now, tenant, &ask(Spared::New), price) {
             self.evict_blocks(now, no, &blocks);
             let placed = self.segments.place_on(no, &ask(Spared::New));
             self.evict_passed(now, no, len, &passed);
@@ -206,14 +213,14 @@ impl Master {
         &mut self,
         now: Instant,
         tenant: TenantNo,
-        ask: &Ask<'_>,
-        toll: &Toll,
+        ask: &PlaceRequest<'_>,
+        price: &Price,
     ) -> Option<Placed> {
         if let Some((was, _)) = self.shed_extra(now, |segments, extra| makes_room(segments, extra, ask)) {
             return self.segments.place_on(was.segment, ask);
         }
         // Whoever has to give up something of its own in any case gives it here.
-        let own = toll.is_own().then_some(tenant);
+        let own = price.is_own().then_some(tenant);
         let (gives, index) = match own {
             Some(own) => (own, self.victim_of(now, own)?),
             None => match self.next_victim(now, Some(tenant)) {
@@ -235,14 +242,21 @@ impl Master {
     }
 
     /// Blocks of one segment, of objects that may go for this tenant's put, that make room when they are freed.
-    fn clearing(&mut self, now: Instant, tenant: TenantNo, ask: &Ask<'_>, toll: &Toll) -> Option<Cleared> {
+    fn clearing(
+        &mut self,
+        now: Instant,
+        tenant: TenantNo,
+        ask: &PlaceRequest<'_>,
+        price: &Price,
+    ) -> Option<Cleared> {
         self.objects.settle(now);
         // First its own, if it has to give in any case; then whoever has most above what is guaranteed to it.
         let mut givers = Vec::new();
-        if toll.is_own() {
+        if price.is_own() {
             givers.push(tenant);
         }
-        givers.extend(self.objects.givers().into_iter().filter(|giver| !(toll.is_own() && *giver == tenant)));
+        givers
+            .extend(self.objects.givers().into_iter().filter(|giver| !(price.is_own() && *giver == tenant)));
         if !givers.contains(&tenant) {
             givers.push(tenant);
         }
@@ -338,7 +352,7 @@ impl Master {
             return None;
         }
         self.objects.settle(now);
-        let held = self.limbo.charged(tenant) + self.tasks.reserved(tenant);
+        let held = self.pending_release.charged(tenant) + self.tasks.reserved(tenant);
         let wanted = usage.bytes.saturating_add(held).saturating_add(bytes);
         let (mut given, mut objects) = (0u64, 0u32);
         let mut looks = self.config.evictions_per_call_max;
@@ -359,7 +373,7 @@ impl Master {
 }
 
 /// Whether there is room for what is asked when this replica alone goes.
-fn makes_room(segments: &Segments, placed: &Placed, ask: &Ask<'_>) -> bool {
+fn makes_room(segments: &Segments, placed: &Placed, ask: &PlaceRequest<'_>) -> bool {
     segments.would_serve(placed.segment, ask)
         && segments
             .allocator(placed.segment)

@@ -20,11 +20,11 @@ use te_core::Instant;
 use super::{Master, millis, replicas_of};
 use crate::chunks::stored_len;
 use crate::codec::Short;
-use crate::pending_release::Reason;
 use crate::message::{
     FetchRequest, REPLICAS_MAX, TaskCause, TaskEnd, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
 };
 use crate::objects::{Placements, Removed, charge};
+use crate::pending_release::Reason;
 use crate::placement::{PlaceRequest, Spared};
 use crate::segments::{HELD, Placed};
 use crate::tasks::{Task, deadline};
@@ -132,8 +132,12 @@ impl Master {
     pub fn retry_task(&mut self, now: Instant, id: TaskId) -> Result<TaskInfo<'_>, ErrorCode> {
         let task = self.tasks.get(id).ok_or(ErrorCode::TaskNotFound)?;
         if matches!(task.state, TaskState::Failed | TaskState::Canceled) {
-            let wish =
-                Wish { index: task.index, source: task.source, target: task.wanted, cause: TaskCause::Requested };
+            let wish = Wish {
+                index: task.index,
+                source: task.source,
+                target: task.wanted,
+                cause: TaskCause::Requested,
+            };
             let (generation, tenant, len) = (task.generation, task.tenant, task.len);
             if !self.is_there(wish.index, generation) {
                 return Err(ErrorCode::ObjectNotFound);
@@ -158,7 +162,11 @@ impl Master {
     /// # Errors
     /// `ClientNotFound` when the node is not known under this incarnation, `IllegalClient` when the key is
     /// wrong.
-    pub fn fetch_tasks(&mut self, now: Instant, fetch: &FetchRequest) -> Result<Vec<TaskOrder<'_>>, ErrorCode> {
+    pub fn fetch_tasks(
+        &mut self,
+        now: Instant,
+        fetch: &FetchRequest,
+    ) -> Result<Vec<TaskOrder<'_>>, ErrorCode> {
         self.check_incarnation(fetch)?;
         // Find the work that earlier reports have made room for.
         self.drains_timeout(now);
@@ -404,7 +412,7 @@ impl Master {
         if most - usize::from(wish.source.is_some()) >= usize::from(self.config.replicas_max) {
             return Err(ErrorCode::KeysUltraLimit);
         }
-        let (placement, near) = (&Placement::ANY, Short::of(0));
+        let (placement, near) = (&Placement::ANY, Short::of(SegmentNo::NONE));
         let mut request = PlaceRequest { now, len, tag: HELD, placement, near, spared: Spared::Alone };
         let mut placed = None;
         if wish.target.is_none() {
@@ -422,7 +430,7 @@ impl Master {
             };
         }
         let placed = placed.ok_or(ErrorCode::NoAvailableHandle)?;
-        let node = self.segments.get(placed.segment).map_or(0, |segment| segment.node);
+        let node = self.segments.get(placed.segment).map_or(NodeId::default(), |segment| segment.node);
         Ok((placed, node))
     }
 
@@ -525,10 +533,15 @@ impl Master {
     }
 
     /// As [`Self::find_place`], for an unfinished task, which must not be in its own way.
-    fn find_place_again(&mut self, now: Instant, id: TaskId, wish: Wish) -> Result<(Placed, NodeId), ErrorCode> {
-        self.tasks.set_aside(id);
+    fn find_place_again(
+        &mut self,
+        now: Instant,
+        id: TaskId,
+        wish: Wish,
+    ) -> Result<(Placed, NodeId), ErrorCode> {
+        self.tasks.detach_from_object(id);
         let found = self.find_place(now, wish);
-        self.tasks.put_back(id);
+        self.tasks.attach_to_object(id);
         found
     }
 

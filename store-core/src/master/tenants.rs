@@ -162,7 +162,7 @@ impl Master {
         let (secret, cluster) = (config.admin_secret.is_set(), config.cluster_secret.is_set());
         let tenant = match session.tenant {
             Some((no, life)) => self.tenants.is(no, life).then_some(no),
-            None => (!config.multi_tenants).then_some(0),
+            None => (!config.multi_tenants).then_some(TenantNo::DEFAULT),
         };
         Rights {
             known: session.greeted || !config.multi_tenants,

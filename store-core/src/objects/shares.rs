@@ -133,9 +133,14 @@ impl Objects {
     /// something to give, as far as is known. `None`: every tenant is within its guarantee, or has nothing to
     /// give.
     pub(crate) fn furthest_over(&self, now: Instant) -> Option<TenantNo> {
-        let asked = |(no, usage): (usize, &Usage)| (usage.starved_until <= now).then_some((usage.over(), no));
-        let (over, no) =
-            self.usage.iter().enumerate().filter_map(asked).max_by_key(|(over, no)| (*over, !*no))?;
+        let with_something =
+            |(no, usage): (usize, &Usage)| (usage.starved_until <= now).then_some((usage.over(), no));
+        let (over, no) = self
+            .usage
+            .iter()
+            .enumerate()
+            .filter_map(with_something)
+            .max_by_key(|(over, no)| (*over, !*no))?;
         (over > 0).then_some(TenantNo::new(no as u16))
     }
 

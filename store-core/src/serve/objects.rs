@@ -3,8 +3,9 @@
 use super::{Call, Keyed, Page, batch};
 use crate::message::{
     ClearReplicas, Exists, Find, FindReplicas, Get, Lease, List, ListPosition, PutEnd, PutRevoke, PutStart,
-    PutWindow, Remove, RemoveMany, ReturnLeases, WhyKept, RemoveMode, WriterState};
-use crate::{ErrorCode, Master, Place, BatchOrder};
+    PutWindow, Remove, RemoveMany, RemoveMode, ReturnLeases, WhyKept, WriterState,
+};
+use crate::{BatchOrder, ErrorCode, Master, Place};
 
 pub(super) fn put_start(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, session, tenant, request, .. } = call;

@@ -4,10 +4,10 @@ use alloc::vec::Vec;
 
 use te_core::Instant;
 
-use super::{Call, ALL_TENANTS, Keyed, LIST_BYTES_MAX, batch};
+use super::{ALL_TENANTS, Call, Keyed, LIST_BYTES_MAX, batch};
 use crate::message::{
-    Answer, CancelTasks, CreateTasks, DrainStatus, EndTasks, FetchTasks, Lease, ListPosition, ListTasks,
-    Operation, OrderSegments, QueryTasks, ReadTaskReport, ReportReplicas, RetryTasks, TaskInfo,
+    CancelTasks, CreateTasks, DrainStatus, EndTasks, FetchTasks, Lease, ListPosition, ListTasks, Operation,
+    OrderSegments, QueryTasks, ReadTaskReport, ReportReplicas, ResponseWriter, RetryTasks, TaskInfo,
 };
 use crate::{ErrorCode, Master, TaskId, TenantNo};
 
@@ -118,6 +118,6 @@ where
     Ok(response.finish()?)
 }
 
-const fn filter_of(tenant: TenantNo) -> Option<TenantNo> {
+fn filter_of(tenant: TenantNo) -> Option<TenantNo> {
     if tenant == ALL_TENANTS { None } else { Some(tenant) }
 }

@@ -56,7 +56,7 @@ const EXPECTED: &[(Kind, &str, &str)] = &[
 ];
 
 /// A tenant's number in a master with one tenant besides the default one.
-const TENANT: TenantNo = 1;
+const TENANT: TenantNo = TenantNo::new(1);
 
 /// Every combination of rights: of connections without a greeting, or with one, in the order of the table's
 /// columns.

@@ -90,7 +90,7 @@ pub(crate) struct Id(usize);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     who: usize,
-    ask: Request,
+    request: Request,
     answer: Response,
     called: u64,
     /// `None`: not yet, or never.
@@ -132,8 +132,8 @@ pub(crate) enum Reason {
 
 impl History {
     /// Records a request.
-    pub(crate) fn called(&mut self, who: usize, key: &[u8], ask: Request, at: u64) -> Id {
-        let operation = Operation { who, ask, answer: Response::NotKnown, called: at, answered: None };
+    pub(crate) fn called(&mut self, who: usize, key: &[u8], request: Request, at: u64) -> Id {
+        let operation = Operation { who, request, answer: Response::NotKnown, called: at, answered: None };
         self.operations.push((key.to_vec(), operation));
         Id(self.operations.len() - 1)
     }
@@ -256,7 +256,8 @@ impl<'a> Search<'a> {
     fn judge_bytes(&self) -> Result<(), (Reason, usize)> {
         for (index, get) in self.operations.iter().enumerate() {
             let Response::Object(object) = get.answer else { continue };
-            let put = object.and_then(|put| self.operations.iter().find(|other| other.ask == Request::Put(put)));
+            let put = object
+                .and_then(|put| self.operations.iter().find(|other| other.request == Request::Put(put)));
             match put {
                 None => return Err((Reason::ForeignBytes, index)),
                 Some(put) if !put.can_take_effect(self.starts) => return Err((Reason::Unfinished, index)),
@@ -317,7 +318,7 @@ impl<'a> Search<'a> {
         let (object, latest) = state;
         let gone = (None, latest);
         let Some(operation) = self.operations.get(index) else { return Some(gone) };
-        match (operation.ask, operation.answer) {
+        match (operation.request, operation.answer) {
             (Request::Put(put), _) => {
                 let start = self.starts.get(&put).copied().unwrap_or(u64::MAX);
                 (object.is_none() && start > latest).then_some((Some(put), start))
@@ -336,7 +337,7 @@ impl<'a> Search<'a> {
 impl Operation {
     /// Whether it can have an effect, or has an informative response.
     fn can_take_effect(&self, starts: &HashMap<PutId, u64>) -> bool {
-        match (self.ask, self.answer) {
+        match (self.request, self.answer) {
             (_, Response::Failed) => false,
             // A put that was not started cannot be committed.
             (Request::Put(put), _) => starts.contains_key(&put),
@@ -352,13 +353,13 @@ fn story(operations: &[&Operation], losses: &[u64], starts: &HashMap<PutId, u64>
     let mut lines: Vec<(u64, bool, String)> = Vec::new();
     let mut until = u64::MAX;
     for (index, operation) in operations.iter().enumerate() {
-        let Operation { who, ask, answer, called, answered } = operation;
-        let start = match ask {
+        let Operation { who, request, answer, called, answered } = operation;
+        let start = match request {
             Request::Put(put) => starts.get(put).map_or_else(String::new, |order| format!(", start {order}")),
             _ => String::new(),
         };
         let end = answered.map_or_else(|| "…".to_owned(), |at| at.to_string());
-        let text = format!("{called}–{end} client {who}: {ask:?} → {answer:?}{start}");
+        let text = format!("{called}–{end} client {who}: {request:?} → {answer:?}{start}");
         lines.push((*called, index == at, text));
         if index == at {
             until = answered.unwrap_or(u64::MAX);

@@ -5,7 +5,7 @@
 
 mod checker;
 
-use checker::{Response, Request, CONFIGURATIONS_MAX, History, RUNNING_MAX, Reason};
+use checker::{CONFIGURATIONS_MAX, History, RUNNING_MAX, Reason, Request, Response};
 
 const GET: Request = Request::Get;
 const REMOVE: Request = Request::Remove { force: false };
@@ -16,9 +16,9 @@ type Line = (u64, u64, Request, Response);
 /// Puts are started in the order of their numbers.
 fn history(lines: &[Line], losses: &[u64]) -> History {
     let mut history = History::default();
-    for (who, (called, answered, ask, answer)) in lines.iter().enumerate() {
-        let id = history.called(who, b"k", *ask, *called);
-        if let Request::Put(put) = ask {
+    for (who, (called, answered, request, answer)) in lines.iter().enumerate() {
+        let id = history.called(who, b"k", *request, *called);
+        if let Request::Put(put) = request {
             history.started(*put, *put);
         }
         if *answer != Response::NotKnown {
@@ -60,7 +60,10 @@ fn bad(reason: Reason, lines: &[Line], losses: &[u64]) {
 #[test]
 fn a_quiet_life_is_explained() {
     good(&[miss(0, 1), put(2, 3, 1), hit(4, 5, 1), hit(6, 7, 1), removed(8, 9), miss(10, 11)], &[]);
-    good(&[put(0, 1, 1), (2, 3, Request::Exists, Response::Found), removed(4, 5), put(6, 7, 2), hit(8, 9, 2)], &[]);
+    good(
+        &[put(0, 1, 1), (2, 3, Request::Exists, Response::Found), removed(4, 5), put(6, 7, 2), hit(8, 9, 2)],
+        &[],
+    );
 }
 
 #[test]

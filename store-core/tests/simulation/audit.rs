@@ -3,8 +3,8 @@
 
 use store_core::allocator::Allocator as _;
 use store_core::chunks::{stored_len, trailer_len};
-use store_core::message::{ListQuery, PutOptions, SegmentState, TaskInfo, TaskQuery, TaskState, RemoveMode};
-use store_core::{AllocatorKind, FullKey, Key, Placement, SegmentNo};
+use store_core::message::{ListQuery, PutOptions, RemoveMode, SegmentState, TaskInfo, TaskQuery, TaskState};
+use store_core::{AllocatorKind, FullKey, Key, Placement, SegmentNo, TenantNo};
 
 use crate::common::Core;
 use crate::scenario::{NODES, TENANTS, split_key};
@@ -22,7 +22,7 @@ impl Core {
         let mut wrong = Vec::new();
         for no in 0..=TENANTS.len() as u16 {
             let (mut bytes, mut objects) = (0, 0);
-            self.master.list_of(now, no, &EVERYTHING, |listed| {
+            self.master.list_of(now, TenantNo::new(no), &EVERYTHING, |listed| {
                 let stored = stored_len(listed.len);
                 bytes += stored.next_multiple_of(64) * u64::from(listed.replicas);
                 used += allocator.rounded(stored) * u64::from(listed.replicas);
@@ -37,12 +37,12 @@ impl Core {
             held += usage.held_bytes;
         }
         let stats = self.master.stats();
-        let aside = stats.quarantined_bytes + stats.deferred_bytes;
-        if self.master.config().allocator == AllocatorKind::Offset && held != aside {
+        let held_back = stats.quarantined_bytes + stats.deferred_bytes;
+        if self.master.config().allocator == AllocatorKind::Offset && held != held_back {
             wrong.push(format!("tenants have {held} bytes pending release, and {stats:?}"));
         }
         let reserved = self.audit_tasks(&mut wrong);
-        if used + aside + reserved != stats.used_bytes {
+        if used + held_back + reserved != stats.used_bytes {
             wrong.push(format!("{used} bytes of objects, {reserved} of tasks, and {stats:?}"));
         }
         for drain in self.master.drains() {
@@ -92,7 +92,8 @@ impl Core {
     pub(crate) fn is_rotten(&self, segment: SegmentNo) -> bool {
         let is_there = |key: &[u8]| {
             let (tenant, name) = split_key(key);
-            let found = self.master.find_replicas(FullKey { tenant: tenant as u16 + 1, key: name });
+            let found =
+                self.master.find_replicas(FullKey { tenant: TenantNo::new(tenant as u16 + 1), key: name });
             found.is_ok_and(|replicas| replicas.iter().any(|replica| replica.segment == segment))
         };
         let on_it = self.visible.iter().filter(|(key, _)| is_there(key));
@@ -115,13 +116,16 @@ impl Core {
         }
         let mut keys = Vec::new();
         for tenant in 0..=TENANTS.len() as u16 {
-            master.list_of(now, tenant, &EVERYTHING, |listed| {
+            master.list_of(now, TenantNo::new(tenant), &EVERYTHING, |listed| {
                 keys.push((tenant, listed.key.0.to_vec()));
                 true
             });
         }
         for (tenant, key) in &keys {
-            assert_eq!(master.remove(now, FullKey { tenant: *tenant, key }, RemoveMode::Force), Ok(()));
+            assert_eq!(
+                master.remove(now, FullKey { tenant: TenantNo::new(*tenant), key }, RemoveMode::Force),
+                Ok(())
+            );
         }
         let later = now + std::time::Duration::from_secs(1);
         master.handle_timeout(later);
@@ -140,7 +144,9 @@ impl Core {
                 PutOptions { replicas: 1, placement: Placement::on(segment), ..PutOptions::DEFAULT };
             let data = len - trailer_len(len);
             let whole = master.put_start(later, format!("whole {segment}").as_bytes(), data, &options);
-            if used != 0 || whole.map_or(0, |allocation| allocation.replicas[0].segment) != segment {
+            if used != 0
+                || whole.map_or(SegmentNo::NONE, |allocation| allocation.replicas[0].segment) != segment
+            {
                 return Err(Violation::Leak(format!(
                     "segment {segment} has {used} bytes used, whole: {whole:?}"
                 )));

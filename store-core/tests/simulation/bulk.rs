@@ -8,13 +8,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use store_core::message::{
-    ClearReplicas, Find, FindQuery, List, ListPosition, ListQuery, Listed, Operation, RemoveMany,
-    RemoveQuery, RemovedPage, ReplicaState, RemoveMode};
-use store_core::{ErrorCode, Frame, FullKey, Items, Key, Kind, SegmentNo};
+    ClearReplicas, Find, FindQuery, List, ListPosition, ListQuery, Listed, Operation, RemoveMany, RemoveMode,
+    RemoveQuery, RemovedPage, ReplicaState,
+};
+use store_core::{ErrorCode, Frame, FullKey, Items, Key, Kind, SegmentNo, TenantNo};
 use te_core::Instant;
 use te_core::sim::Rng;
 
-use crate::checker::{Response, Request};
+use crate::checker::{Request, Response};
 use crate::client::Client;
 use crate::common::{Core, Party};
 use crate::scenario::{Lies, TENANTS, full_key, split_key};
@@ -296,7 +297,7 @@ impl Core {
         let mut gone: BTreeSet<Vec<u8>> = self.visible.keys().cloned().collect();
         let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
         for tenant in 0..TENANTS.len() {
-            self.master.list_of(self.shown(), tenant as u16 + 1, &query, |listed| {
+            self.master.list_of(self.shown(), TenantNo::new(tenant as u16 + 1), &query, |listed| {
                 if listed.complete {
                     gone.remove(&full_key(tenant, listed.key.0));
                 }
@@ -385,7 +386,10 @@ impl Core {
 
     /// The segments on which an object has readable replicas.
     fn segments_of(&self, tenant: usize, key: &[u8]) -> Vec<SegmentNo> {
-        let found = self.master.find_replicas(FullKey { tenant: tenant as u16 + 1, key }).unwrap_or_default();
+        let found = self
+            .master
+            .find_replicas(FullKey { tenant: TenantNo::new(tenant as u16 + 1), key })
+            .unwrap_or_default();
         let readable = found.iter().filter(|replica| replica.state == ReplicaState::Complete);
         let mut segments: Vec<_> = readable.map(|replica| replica.segment).collect();
         segments.sort_unstable();
@@ -435,7 +439,8 @@ impl Core {
         }
         let (query, _) = RemoveMany::decode_request(request.body).unwrap();
         let (mut out, forced) = (Vec::new(), RemoveQuery { force: true, ..query });
-        RemoveMany::encode_request(&mut out, request.header.request_id, &forced, core::iter::empty()).unwrap();
+        RemoveMany::encode_request(&mut out, request.header.request_id, &forced, core::iter::empty())
+            .unwrap();
         Some(out)
     }
 
@@ -449,7 +454,11 @@ impl Core {
             let other = self.visible.keys().map(|key| split_key(key)).find(|(_, key)| !wanted.matches(key));
             if let Some((tenant, key)) = other {
                 // The object may be leased.
-                let _ = self.master.remove(now, FullKey { tenant: tenant as u16 + 1, key }, RemoveMode::IfUnused);
+                let _ = self.master.remove(
+                    now,
+                    FullKey { tenant: TenantNo::new(tenant as u16 + 1), key },
+                    RemoveMode::IfUnused,
+                );
             }
         }
         if kind == Some(Kind::ClearReplicas) && self.lies.contains(Lies::CLEAR) {
@@ -458,7 +467,7 @@ impl Core {
             for (key, segments) in &self.places {
                 let other = segments.iter().copied().find(|no| Some(*no) != segment);
                 // The object may be leased.
-                let _ = self.master.clear_replica(now, FullKey { tenant, key }, other);
+                let _ = self.master.clear_replica(now, FullKey { tenant: TenantNo::new(tenant), key }, other);
             }
         }
     }

@@ -6,16 +6,16 @@ use std::collections::HashMap;
 use store_core::chunks::trailer_len;
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp};
 use store_core::message::{
-    CancelTasks, CreateTasks, Exists, Get, NewTask, Object, Operation, Pin, PutRequest, PutEnd, PutOptions,
+    CancelTasks, CreateTasks, Exists, Get, NewTask, Object, Operation, Pin, PutEnd, PutOptions, PutRequest,
     PutStart, QueryTasks, Removal, Remove, ReportReplicas, Retention, RetryTasks, ReturnLeases, TaskQuery,
     TaskState,
 };
-use store_core::{ErrorCode, Frame, Key, Kind, Placement, SegmentNo};
+use store_core::{ErrorCode, Frame, Key, Kind, NodeId, Placement, SegmentNo, TaskId};
 use te_core::sim::{Rng, SimTransport};
 use te_core::{Instant, Memory as _, Outcome, RegionId, RemoteRegionId, Slice, Token, Transport};
 
 use crate::bulk::Bulk;
-use crate::checker::{Response, Request, Id};
+use crate::checker::{Id, Request, Response};
 use crate::clock::Clock;
 use crate::common::{Core, Party};
 use crate::memory::{Memory, content, sums};
@@ -502,14 +502,14 @@ impl Client {
         }
     }
 
-    fn record(&mut self, core: &mut Core, ask: impl Fn(&Asked) -> Request) {
-        let many = !matches!(ask(&self.asked[0]), Request::Remove { .. } | Request::Exists);
+    fn record(&mut self, core: &mut Core, request: impl Fn(&Asked) -> Request) {
+        let many = !matches!(request(&self.asked[0]), Request::Remove { .. } | Request::Exists);
         for asked in self.asked.iter_mut().take(if many { ITEMS_MAX as usize } else { 1 }) {
-            let ask = ask(asked);
+            let request = request(asked);
             asked.recorded = Some(core.history.called(
                 self.index,
                 &full_key(tenant_of(self.index), &asked.key),
-                ask,
+                request,
                 core.now.as_nanos(),
             ));
         }
@@ -619,9 +619,9 @@ impl Client {
         let mut out = Vec::new();
         // Sometimes a task of another tenant.
         let foreign = rng.below(8) == 0;
-        let whose = |owner: &usize| anybodys || *owner == tenant;
+        let whose = |owner: &usize| foreign || *owner == tenant;
         let latest = core.task_owners.iter().rev().take(16).filter(|(_, owner)| whose(owner));
-        let known: Vec<u64> = latest.map(|(id, _)| *id).collect();
+        let known: Vec<TaskId> = latest.map(|(id, _)| *id).collect();
         // Preferably one that a node is carrying out.
         let mut id = known.get(rng.index(known.len())).copied();
         let query = TaskQuery { cursor: 0, limit: 1, state: Some(TaskState::Processing) };
@@ -679,9 +679,9 @@ fn random_part(rng: &mut Rng, longest: u64) -> (u64, Option<u64>) {
 fn random_placement(rng: &mut Rng) -> Placement {
     let mut placement = Placement { distinct_nodes: rng.below(4) == 0, ..Placement::ANY };
     match rng.below(8) {
-        0 => placement.near = Some(rng.below(4)),
-        1 => placement = Placement::on(rng.below(8) as u32),
-        2 => placement.excluded.push(rng.below(8) as u32).unwrap(),
+        0 => placement.near = Some(NodeId::new(rng.below(4))),
+        1 => placement = Placement::on(SegmentNo::new(rng.below(8) as u32)),
+        2 => placement.excluded.push(SegmentNo::new(rng.below(8) as u32)).unwrap(),
         _ => {}
     }
     placement

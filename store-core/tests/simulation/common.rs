@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use store_core::message::{ExpulsionEnd, FetchRequest, Greeting, Hello, Operation, PutStart};
 use store_core::wire::VERSION;
-use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session, NodeId};
+use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session, TaskId};
 use te_core::Instant;
 use te_core::sim::{NodeId, Rng, SimNet};
 
 use crate::bulk::Places;
 use crate::checker::History;
 use crate::clock::{Clock, Wall};
+use crate::intruders::make_room;
 use crate::judge::{Given, Seen, Standing};
 use crate::quotas::Promise;
 use crate::scenario::{CALL_TIMEOUT, Lies, OPERATION_MAX, Report, Scenario, TENANTS, tenant_of};
 use crate::shadow::{Shadow, Violation};
-use crate::intruders::make_room;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Party {
@@ -153,8 +153,8 @@ pub(crate) struct Core {
     /// Copies that were accepted since their bytes were last checked.
     pub(crate) fresh: Vec<u64>,
     /// The tenant of each task, and the tasks of this epoch that are done.
-    pub(crate) task_owners: BTreeMap<u64, usize>,
-    pub(crate) done: HashSet<u64>,
+    pub(crate) task_owners: BTreeMap<TaskId, usize>,
+    pub(crate) done: HashSet<TaskId>,
     /// Segments that accept nothing new.
     pub(crate) closed: BTreeSet<SegmentNo>,
     /// Replicas that were dropped because they were bad.
@@ -253,7 +253,7 @@ impl Core {
     /// The export of a segment's node.
     pub(crate) fn export_of(&self, segment: SegmentNo) -> Option<&[u8]> {
         let info = self.master.segment(segment)?;
-        self.directory.get(&(info.name.to_owned(), info.incarnation)).map(Vec::as_slice)
+        self.directory.get(&(info.name.to_owned(), info.incarnation.get())).map(Vec::as_slice)
     }
 
     /// The master gave a put its place, and its writer knows.
@@ -318,10 +318,10 @@ impl Core {
     fn believe_in_time(&mut self) {
         let nodes: Vec<_> = self.master.segments().map(|info| (info.node, info.incarnation)).collect();
         for (node, incarnation) in nodes {
-            let Some(&key) = self.node_keys.get(&node).and_then(|keys| keys.last()) else { continue };
-            let ask = FetchRequest { node, incarnation, count_max: 64, key };
+            let Some(&key) = self.node_keys.get(&node.get()).and_then(|keys| keys.last()) else { continue };
+            let fetch = FetchRequest { node, incarnation, count_max: 64, key };
             let now = self.shown();
-            for order in self.master.fetch_expulsions(now, &ask).unwrap_or_default() {
+            for order in self.master.fetch_expulsions(now, &fetch).unwrap_or_default() {
                 if order.force {
                     let end = ExpulsionEnd { ticket: order.ticket, gone: true };
                     assert_eq!(self.master.end_expulsion(now, node, &end), Ok(()));

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use store_core::message::{
-    Beat, Commit, EndExpulsions, EndTasks, Evict, ExpulsionEnd, FetchRequest, FetchExpulsions, FetchTasks,
-    Heartbeat, Mount, MountResponse, MountSegment, NewObject, NodeProof, NodeStatus, Operation, Pin, PutRequest,
-    PutEnd, PutOptions, PutRevoke, PutStart, Retention, Revocation, TaskEnd, Unmount, UnmountSegment,
+    Beat, Commit, EndExpulsions, EndTasks, Evict, ExpulsionEnd, FetchExpulsions, FetchRequest, FetchTasks,
+    Heartbeat, Mount, MountResponse, MountSegment, NewObject, NodeProof, NodeStatus, Operation, Pin, PutEnd,
+    PutOptions, PutRequest, PutRevoke, PutStart, Retention, Revocation, TaskEnd, Unmount, UnmountSegment,
 };
-use store_core::{ErrorCode, Frame, Key, Placement, SegmentNo};
+use store_core::{ErrorCode, Frame, Incarnation, Key, NodeId, Placement, SegmentNo};
 
 use crate::common::{Core, Event, Party};
 use crate::node::segment_name;
@@ -18,7 +18,7 @@ use crate::trouble::ms;
 use crate::world::World;
 
 /// The intruder without a tenant, as nodes are.
-const NOBODY: usize = TENANTS.len();
+const WITHOUT_TENANT: usize = TENANTS.len();
 
 /// What changes when something is ended, taken or evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,8 @@ impl Mark {
             tasks.processing,
             tasks.extras_shed_total,
         ];
-        let segments = core.master.segments().map(|info| (info.segment, info.node, info.incarnation));
+        let segments =
+            core.master.segments().map(|info| (info.segment, info.node.get(), info.incarnation.get()));
         Self { counts, segments: segments.collect() }
     }
 }
@@ -77,26 +78,47 @@ impl Thief {
         let mut out = Vec::new();
         match kind {
             0 => {
-                let beat = Heartbeat { node, incarnation, key };
+                let beat =
+                    Heartbeat { node: NodeId::new(node), incarnation: Incarnation::new(incarnation), key };
                 Beat::encode_request(&mut out, 1, &beat, core::iter::empty()).unwrap();
             }
             1 => {
-                let unmount = UnmountSegment { node: node_of, incarnation: held, segment, key };
+                let unmount = UnmountSegment {
+                    node: NodeId::new(node_of),
+                    incarnation: Incarnation::new(held),
+                    segment,
+                    key,
+                };
                 Unmount::encode_request(&mut out, 1, &unmount, core::iter::empty()).unwrap();
             }
             2 => {
-                let ask = FetchRequest { node, incarnation: held, count_max: 8, key };
-                FetchTasks::encode_request(&mut out, 1, &ask, core::iter::empty()).unwrap();
+                let fetch = FetchRequest {
+                    node: NodeId::new(node),
+                    incarnation: Incarnation::new(held),
+                    count_max: 8,
+                    key,
+                };
+                FetchTasks::encode_request(&mut out, 1, &fetch, core::iter::empty()).unwrap();
             }
             3 => {
-                let ask = FetchRequest { node, incarnation: held, count_max: 8, key };
-                FetchExpulsions::encode_request(&mut out, 1, &ask, core::iter::empty()).unwrap();
+                let fetch = FetchRequest {
+                    node: NodeId::new(node),
+                    incarnation: Incarnation::new(held),
+                    count_max: 8,
+                    key,
+                };
+                FetchExpulsions::encode_request(&mut out, 1, &fetch, core::iter::empty()).unwrap();
             }
             4 => {
                 let ends = (1..64).map(|ticket| ExpulsionEnd { ticket, gone: true });
                 let ends: Vec<_> = ends.collect();
-                EndExpulsions::encode_request(&mut out, 1, &NodeProof { node, key }, ends.into_iter())
-                    .unwrap();
+                EndExpulsions::encode_request(
+                    &mut out,
+                    1,
+                    &NodeProof { node: NodeId::new(node), key },
+                    ends.into_iter(),
+                )
+                .unwrap();
             }
             5 => {
                 let attempts = core.given.keys().copied().take(16);
@@ -106,12 +128,18 @@ impl Thief {
                     .zip(attempts)
                     .map(|(id, attempt)| TaskEnd { id, attempt, result, quiet: true })
                     .collect();
-                EndTasks::encode_request(&mut out, 1, &NodeProof { node, key }, ends.into_iter()).unwrap();
+                EndTasks::encode_request(
+                    &mut out,
+                    1,
+                    &NodeProof { node: NodeId::new(node), key },
+                    ends.into_iter(),
+                )
+                .unwrap();
             }
             _ => {
                 let mount = MountSegment {
-                    node: mounts_as,
-                    incarnation,
+                    node: NodeId::new(mounts_as),
+                    incarnation: Incarnation::new(incarnation),
                     name,
                     endpoint: "thief:1",
                     len: core.scenario.segment_bytes,
@@ -188,7 +216,8 @@ impl World {
         let index = self.rng.index(NODES);
         let (node, name) = (index as u64 + 1, segment_name(index));
         let held = self.core.master.segments().find(|info| info.name == name);
-        let Some((segment, node_of, held)) = held.map(|info| (info.segment, info.node, info.incarnation))
+        let Some((segment, node_of, held)) =
+            held.map(|info| (info.segment, info.node.get(), info.incarnation.get()))
         else {
             return Ok(());
         };
@@ -217,7 +246,7 @@ impl World {
         let thief = Thief { node, mounts_as, node_of, segment, held, incarnation, name, key };
         let out = thief.request(&self.core, kind);
         let before = Mark::of(&self.core);
-        let answer = self.core.request_as_intruder(NOBODY, &out)?;
+        let answer = self.core.request_as_intruder(WITHOUT_TENANT, &out)?;
         let (frame, _) = Frame::parse(&answer).unwrap().unwrap();
         let mounted = match Mount::decode_response(&frame) {
             Ok((MountResponse::Mounted(mounted), _)) if kind > 5 => Some(mounted.segment),
@@ -251,9 +280,9 @@ impl World {
         let unmount = UnmountSegment { node: info.node, incarnation: info.incarnation, segment, key };
         let mut out = Vec::new();
         Unmount::encode_request(&mut out, 2, &unmount, core::iter::empty()).unwrap();
-        let answer = self.core.request_as_intruder(NOBODY, &out)?;
+        let answer = self.core.request_as_intruder(WITHOUT_TENANT, &out)?;
         assert_eq!(Frame::parse(&answer).unwrap().unwrap().0.header.result(), Ok(()));
-        self.core.heard.remove(&unmount.node);
+        self.core.heard.remove(&unmount.node.get());
         Ok(())
     }
 
@@ -299,9 +328,9 @@ impl World {
         }
         let keys = ["wish", "wish-2", "wish-3"].map(str::as_bytes);
         let items = keys[..1 + rng.index(3)].iter().map(|key| NewObject { key: Key(key), len });
-        let ask = PutRequest { nonce: 0, options, writer: 0 };
+        let put = PutRequest { nonce: 0, options, writer: 0 };
         let mut out = Vec::new();
-        PutStart::encode_request(&mut out, 1, &ask, items).unwrap();
+        PutStart::encode_request(&mut out, 1, &put, items).unwrap();
         let tempting = self.core.master.eviction().candidates > 0;
         self.core.report.wishes += u64::from(tempting);
         let before = Mark::of(&self.core);

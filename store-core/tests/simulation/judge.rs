@@ -9,7 +9,7 @@ use store_core::message::{
     MountResponse, NewObject, NodeStatus, Operation, PutEnd, PutRevoke, PutStart, PutWindow, QueryTasks,
     Remove, Replica, ReportReplicas, Retention, RetryTasks, TaskInfo, TaskState, Verdict,
 };
-use store_core::{ErrorCode, Event, Frame, FullKey, Items, Key, Kind, Master};
+use store_core::{ErrorCode, Event, Frame, FullKey, Items, Key, Kind, Master, SegmentNo, TaskId, TenantNo};
 
 use crate::clock::DRIFT_PPM_MAX;
 use crate::common::{Core, Party};
@@ -75,7 +75,7 @@ impl Core {
         let mut seen = BTreeMap::new();
         let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
         for tenant in 0..TENANTS.len() {
-            self.master.list_of(self.shown(), tenant as u16 + 1, &query, |listed| {
+            self.master.list_of(self.shown(), TenantNo::new(tenant as u16 + 1), &query, |listed| {
                 if listed.complete {
                     let key = full_key(tenant, listed.key.0);
                     let known = self.visible.get(&key).copied();
@@ -85,7 +85,11 @@ impl Core {
             });
         }
         let strange: Vec<_> = seen.iter().filter(|(_, known)| known.is_none()).map(|(key, _)| key).collect();
-        assert!(strange.is_empty(), "objects are readable without a commit: {strange:?} of {:?}", self.visible);
+        assert!(
+            strange.is_empty(),
+            "objects are readable without a commit: {strange:?} of {:?}",
+            self.visible
+        );
         let lost: Vec<Vec<u8>> =
             self.visible.keys().filter(|key| !seen.contains_key(*key)).cloned().collect();
         for key in &lost {
@@ -141,10 +145,11 @@ impl Core {
         let mut found = Ok(());
         while let Some(event) = self.master.poll_event() {
             let Event::NodeGivenUp { node, .. } = event else { continue };
-            let Some((heard, _)) = self.heard.remove(&node) else { continue };
+            let Some((heard, _)) = self.heard.remove(&node.get()) else { continue };
             let silent = self.counted() - heard;
             if silent < Duration::from_millis(self.master.config().node_ttl_ms.into()) {
-                let text = format!("{event:?} at {:?}: the master was running for {silent:?} since", self.now);
+                let text =
+                    format!("{event:?} at {:?}: the master was running for {silent:?} since", self.now);
                 found = found.and(Err(Violation::GivenUpEarly(text)));
             }
         }
@@ -170,10 +175,10 @@ impl Core {
         let body = request.body;
         match Kind::from_byte(request.header.kind) {
             Some(Kind::PutStart) => {
-                let (ask, asked) = PutStart::decode_request(body).unwrap();
-                let retained = ask.options.retention != Retention::DEFAULT;
+                let (put, asked) = PutStart::decode_request(body).unwrap();
+                let retained = put.options.retention != Retention::DEFAULT;
                 self.report.retained += asked.len() as u64 * u64::from(retained);
-                self.observe_put(from, ask.writer, asked, PutStart::decode_response(response))?;
+                self.observe_put(from, put.writer, asked, PutStart::decode_response(response))?;
             }
             Some(Kind::PutRevoke) => {
                 let (_, asked) = PutRevoke::decode_request(body).unwrap();
@@ -340,7 +345,10 @@ impl Core {
             let segments = || object.replicas.iter().map(|replica| replica.segment);
             let twice = segments().enumerate().any(|(at, no)| segments().take(at).any(|other| other == no));
             if twice || object.replicas.len() > usize::from(self.master.config().replicas_max) {
-                return Err(Violation::Books(format!("two replicas of one object share a segment: {:?}", object.replicas)));
+                return Err(Violation::Books(format!(
+                    "two replicas of one object share a segment: {:?}",
+                    object.replicas
+                )));
             }
             for replica in object.replicas.iter() {
                 if self.dropped.contains(&(object.generation, replica.segment)) {
@@ -357,7 +365,7 @@ impl Core {
     fn observe_tasks(
         &mut self,
         from: Party,
-        asked: impl Iterator<Item = u64>,
+        asked: impl Iterator<Item = TaskId>,
         answer: Result<((), Items<'_, Result<TaskInfo<'_>, ErrorCode>>), ErrorCode>,
     ) -> Result<(), Violation> {
         let Ok((_, answers)) = answer else { return Ok(()) };
@@ -381,7 +389,7 @@ impl Core {
         let Party::Node(index) = from else { return Ok(()) };
         for order in orders {
             let range = (order.segment, order.addr, stored_len(order.len));
-            let node = self.master.segment(order.segment).map(|info| info.node as usize);
+            let node = self.master.segment(order.segment).map(|info| info.node.get() as usize);
             if !matches!(from, Party::Node(index) if node == Some(index + 1)) {
                 return Err(Violation::Foreign(format!("{from:?} was given the place {range:?}")));
             }
@@ -443,8 +451,9 @@ impl Core {
     }
 
     /// A segment on which a tenant's object has a replica, if the object exists.
-    pub(crate) fn source_of(&self, tenant: usize, key: &[u8]) -> Option<u32> {
-        let found = self.master.find_replicas(FullKey { tenant: tenant as u16 + 1, key }).ok()?;
+    pub(crate) fn source_of(&self, tenant: usize, key: &[u8]) -> Option<SegmentNo> {
+        let found =
+            self.master.find_replicas(FullKey { tenant: TenantNo::new(tenant as u16 + 1), key }).ok()?;
         found.first().map(|replica| replica.segment)
     }
 }

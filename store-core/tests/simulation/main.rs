@@ -54,6 +54,7 @@ mod checker;
 mod client;
 mod clock;
 mod common;
+mod intruders;
 mod judge;
 mod memory;
 mod mover;
@@ -63,7 +64,6 @@ mod pauses;
 mod quotas;
 mod scenario;
 mod shadow;
-mod intruders;
 mod trouble;
 mod world;
 
@@ -145,7 +145,7 @@ fn storm(test: &str, quarter: u64) {
     let master = [
         sum.expelled,
         sum.stats.leases_returned_total,
-        sum.stats.abandoned_puts_total,
+        sum.stats.puts_abandoned_total,
         sum.stats.evictions_total,
         sum.stats.nodes_expired_total,
     ];
@@ -282,8 +282,11 @@ fn without_the_readers_look_at_its_lease_and_checksums_wrong_bytes_are_read() {
     }
     .without_flips();
     (scenario.master.lease_ttl_ms, scenario.master.lease_guard_ms) = (5, 1);
-    let honest =
-        run_all("without_the_readers_look_at_its_lease_and_checksums_wrong_bytes_are_read", seeds(0..20), &scenario);
+    let honest = run_all(
+        "without_the_readers_look_at_its_lease_and_checksums_wrong_bytes_are_read",
+        seeds(0..20),
+        &scenario,
+    );
     assert!(honest.lease_expired > 100, "{honest:?}");
     scenario.lies = Lies::CHECKSUM.and(Lies::CLOCK);
     let found = first_violation(60, &scenario);
@@ -316,7 +319,11 @@ fn nights() -> Scenario {
 #[test]
 fn writers_that_go_on_after_hours_write_into_nothing_that_is_anothers() {
     let scenario = Scenario::nightly(Duration::from_secs(2 * 3_600));
-    let sum = run_all("writers_that_go_on_after_hours_write_into_nothing_that_is_anothers", seeds(0..12), &scenario);
+    let sum = run_all(
+        "writers_that_go_on_after_hours_write_into_nothing_that_is_anothers",
+        seeds(0..12),
+        &scenario,
+    );
     assert!(by_hand(0..12) || sum.slept > 12 && sum.turned_away > 0, "{sum:?}");
 }
 
@@ -486,7 +493,8 @@ fn when_a_removal_of_many_removes_something_else_besides_that_is_noticed() {
 fn when_a_removal_of_many_does_not_spare_what_is_leased_that_is_noticed() {
     let scenario = Scenario { lies: Lies::SPARE, ..Scenario::stormy() };
     // A removal with force may also be noticed by its count, when it removed what was being written.
-    let noticed = |seed| matches!(first_violation_of(seed, &scenario), Some(Violation::RemovedWhileLeased(_)));
+    let noticed =
+        |seed| matches!(first_violation_of(seed, &scenario), Some(Violation::RemovedWhileLeased(_)));
     assert!((0..20).any(noticed));
 }
 

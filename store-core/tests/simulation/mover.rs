@@ -13,7 +13,7 @@ use store_core::chunks::stored_len;
 use store_core::message::{
     BadReplica, EndTasks, FetchRequest, FetchTasks, NodeProof, Operation, Replica, ReportReplicas, TaskEnd,
 };
-use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo, bound};
+use store_core::{ErrorCode, Frame, Incarnation, Key, Kind, NodeId, SegmentNo, TaskId, bound};
 use te_core::sim::SimTransport;
 use te_core::{
     Completion, Instant, Memory as _, Op, Outcome, RegionId, RegionOffset, RemoteOffset, RemoteRegionId,
@@ -78,7 +78,7 @@ enum Before {
 
 /// One replica to make.
 struct Order {
-    id: u64,
+    id: TaskId,
     attempt: u64,
     key: Vec<u8>,
     generation: u64,
@@ -233,7 +233,7 @@ impl Mover {
             let sources = self.orders.iter().flat_map(|order| &order.sources);
             let nodes =
                 sources.filter_map(|source| core.master.segment(source.segment).map(|info| info.node));
-            let nodes: Vec<usize> = nodes.map(|node| node as usize - 1).collect();
+            let nodes: Vec<usize> = nodes.map(|node| node.get() as usize - 1).collect();
             if before == Before::Telling && core.below(3) == 0 {
                 let node = nodes.get(core.below(nodes.len() as u64) as usize).copied();
                 node.into_iter().for_each(|node| core.at(core.now, Event::CrashNode(node)));
@@ -288,15 +288,15 @@ impl Mover {
 
     fn fetch(&mut self, core: &mut Core) {
         let Some(mounted) = self.mounted else { return };
-        let ask = FetchRequest {
-            node: self.node as u64 + 1,
-            incarnation: mounted.incarnation,
+        let fetch = FetchRequest {
+            node: NodeId::new(self.node as u64 + 1),
+            incarnation: Incarnation::new(mounted.incarnation),
             count_max: ORDERS_MAX,
             key: self.key,
         };
         self.asked = self.clock.shows(core.now);
         self.call(core, Kind::FetchTasks, |out, id| {
-            FetchTasks::encode_request(out, id, &ask, core::iter::empty()).unwrap();
+            FetchTasks::encode_request(out, id, &fetch, core::iter::empty()).unwrap();
         });
     }
 
@@ -336,7 +336,7 @@ impl Mover {
     fn emit(&mut self, core: &mut Core) {
         let ends: Vec<TaskEnd> = self.orders.iter().filter_map(|order| order.end).collect();
         self.reported.extend(ends.iter().map(|end| (end.attempt, *end)));
-        let proof = NodeProof { node: self.node as u64 + 1, key: self.key };
+        let proof = NodeProof { node: NodeId::new(self.node as u64 + 1), key: self.key };
         self.call(core, Kind::EndTasks, |out, id| {
             EndTasks::encode_request(out, id, &proof, ends.into_iter()).unwrap();
         });
@@ -451,7 +451,7 @@ impl Mover {
         if let Some(id) = self.attached.get(&segment) {
             return Some(*id);
         }
-        let id = RemoteRegionId::new(segment, 1);
+        let id = RemoteRegionId::new(segment.get(), 1);
         hands.transport.attach(id, core.export_of(segment)?).ok()?;
         self.attached.insert(segment, id);
         Some(id)

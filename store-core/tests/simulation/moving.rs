@@ -2,7 +2,7 @@
 //! and how it verifies them.
 
 use store_core::chunks::{CHUNK_BYTES, Cover, expected, stored_len, trailer_len};
-use store_core::client::{Transfer, TransferEnd, FenceEnd};
+use store_core::client::{FenceEnd, Transfer, TransferEnd};
 use store_core::{SegmentNo, unbound};
 use te_core::{
     Completion, ErrorKind, Memory as _, Op, Outcome, RegionOffset, RemoteOffset, RemoteRegionId, Slice,
@@ -220,7 +220,7 @@ impl Client {
         if let Some(id) = self.segments.get(&segment) {
             return Some(*id);
         }
-        let id = RemoteRegionId::new(segment, 1);
+        let id = RemoteRegionId::new(segment.get(), 1);
         self.transport.attach(id, core.export_of(segment)?).ok()?;
         self.segments.insert(segment, id);
         Some(id)

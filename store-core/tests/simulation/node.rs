@@ -1,12 +1,12 @@
 //! A simulated node: its memory, its export, its heartbeats, and its work for the master (see `mover`).
 
 use store_core::message::{
-    Beat, EndExpulsions, Expulsion, ExpulsionEnd, FetchRequest, FetchExpulsions, Heartbeat, Mount, MountResponse,
-    MountSegment, NodeProof, NodeStatus, Operation,
+    Beat, EndExpulsions, Expulsion, ExpulsionEnd, FetchExpulsions, FetchRequest, Heartbeat, Mount,
+    MountResponse, MountSegment, NodeProof, NodeStatus, Operation,
 };
-use store_core::{Frame, Kind, SegmentNo};
+use store_core::{Frame, Incarnation, Kind, NodeId, SegmentNo};
 use te_core::sim::SimTransport;
-use te_core::{Access, Instant, Memory as _, RegionId, Transport as _};
+use te_core::{Access, ExpelMode, Instant, Memory as _, RegionId, Transport as _};
 
 use crate::clock::{Clock, Wall};
 use crate::common::{Core, Event, Party};
@@ -147,12 +147,16 @@ impl Node {
         let node = self.index as u64 + 1;
         let mut out = Vec::new();
         if self.mounted.is_some() {
-            let beat = Heartbeat { node, incarnation, key: self.key };
+            let beat = Heartbeat {
+                node: NodeId::new(node),
+                incarnation: Incarnation::new(incarnation),
+                key: self.key,
+            };
             Beat::encode_request(&mut out, self.request_id, &beat, core::iter::empty()).unwrap();
         } else {
             let mount = MountSegment {
-                node,
-                incarnation,
+                node: NodeId::new(node),
+                incarnation: Incarnation::new(incarnation),
                 name: &segment_name(self.index),
                 endpoint: "sim:1",
                 len: self.segment_bytes,
@@ -221,7 +225,7 @@ impl Node {
             Ok(MountResponse::Stale { incarnation_min }) => {
                 core.report.stale += 1;
                 if !core.lies.contains(Lies::WALL) {
-                    self.incarnation_min = incarnation_min;
+                    self.incarnation_min = incarnation_min.get();
                 }
                 self.leave();
             }
@@ -239,9 +243,14 @@ impl Node {
 
     fn fetch_expulsions(&mut self, core: &mut Core) {
         let Some(incarnation) = self.exported else { return };
-        let ask = FetchRequest { node: self.index as u64 + 1, incarnation, count_max: 64, key: self.key };
+        let fetch = FetchRequest {
+            node: NodeId::new(self.index as u64 + 1),
+            incarnation: Incarnation::new(incarnation),
+            count_max: 64,
+            key: self.key,
+        };
         let mut out = Vec::new();
-        FetchExpulsions::encode_request(&mut out, EXPULSIONS, &ask, core::iter::empty()).unwrap();
+        FetchExpulsions::encode_request(&mut out, EXPULSIONS, &fetch, core::iter::empty()).unwrap();
         core.send(Party::Node(self.index), self.life, out);
     }
 
@@ -254,8 +263,9 @@ impl Node {
         let Ok((_, orders)) = FetchExpulsions::decode_response(frame) else { return };
         let mut ends = Vec::new();
         for Expulsion { ticket, writer, force } in orders {
+            let mode = if force { ExpelMode::Force } else { ExpelMode::SpareConnected };
             let expelled =
-                if core.lies.contains(Lies::EXPEL) { Ok(true) } else { transport.expel(writer, force) };
+                if core.lies.contains(Lies::EXPEL) { Ok(true) } else { transport.expel(writer, mode) };
             match expelled {
                 Ok(true) => {
                     if !core.lies.contains(Lies::EXPEL) {
@@ -269,7 +279,7 @@ impl Node {
             }
         }
         if !ends.is_empty() {
-            let proof = NodeProof { node: self.index as u64 + 1, key: self.key };
+            let proof = NodeProof { node: NodeId::new(self.index as u64 + 1), key: self.key };
             let mut out = Vec::new();
             EndExpulsions::encode_request(&mut out, EXPULSIONS, &proof, ends.into_iter()).unwrap();
             core.send(Party::Node(self.index), self.life, out);

@@ -14,7 +14,7 @@ use crate::shadow::Violation;
 use crate::trouble::ms;
 use crate::world::World;
 
-/// The limits of a tenant, as it was told.
+/// The limits that a tenant has been given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Promise {
     pub(crate) quota_bytes: Option<u64>,
@@ -147,10 +147,10 @@ impl Core {
         let now = self.shown();
         self.master.handle(now, &mut Session::owner(), &frame, &mut out);
         let (answer, _) = Frame::parse(&out).unwrap().unwrap();
-        let told = if possible { Ok(()) } else { Err(ErrorCode::InvalidParams) };
+        let expected_result = if possible { Ok(()) } else { Err(ErrorCode::InvalidParams) };
         let lost = self.note_losses();
         let found = self.accounts();
-        if found != expected || answer.header.result() != told || lost > 0 {
+        if found != expected || answer.header.result() != expected_result || lost > 0 {
             let text = format!("{setting:?}: {:?}, {lost} lost, {found:?}", answer.header.result());
             return self.judge(Err(Violation::Books(text)));
         }

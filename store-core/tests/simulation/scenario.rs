@@ -408,7 +408,7 @@ impl Report {
         add!(listings, listed, sweeps, swept, spared, cleared, cleared_last, settings, lowered);
         add!(eviction.groups_evicted_total, eviction.expired_total, eviction.soft_pins_decayed_total);
         add!(eviction.kept_leased_total);
-        add!(stats.abandoned_puts_total, stats.evictions_total, stats.nodes_expired_total);
+        add!(stats.puts_abandoned_total, stats.evictions_total, stats.nodes_expired_total);
         add!(tasks.created_total, tasks.done_total, tasks.failed_total, tasks.canceled_total);
         add!(tasks.retried_total, tasks.extras_shed_total, tasks.bad_reports_total, tasks.bad_dropped_total);
         add!(tasks.hot_gets_total);

@@ -207,7 +207,11 @@ impl Shadow {
     }
 
     /// A valid lease on a replica of this put.
-    pub(crate) fn lease_on(&self, now: Instant, generation: u64) -> Option<&(Range, Instant, Option<Reader>)> {
+    pub(crate) fn lease_on(
+        &self,
+        now: Instant,
+        generation: u64,
+    ) -> Option<&(Range, Instant, Option<Reader>)> {
         self.leases.iter().find(|(range, until, _)| {
             let owner = self.owners.get(&(range.0, range.1));
             *until > now && owner.is_some_and(|(_, owner)| *owner == generation)

@@ -134,7 +134,8 @@ impl World {
                 core.shadow.random_range(&mut self.rng, segment, |generation| core.is_visible(generation));
             let Some((generation, (_, addr, len))) = found else { continue };
             let Some(info) = core.master.segment(segment) else { continue };
-            let Some(memory) = self.nodes[info.node as usize - 1].memory_of(info.incarnation) else {
+            let Some(memory) = self.nodes[info.node.get() as usize - 1].memory_of(info.incarnation.get())
+            else {
                 continue;
             };
             memory.flip(addr + self.rng.below(len));
@@ -213,7 +214,7 @@ impl World {
         let Some(info) = self.core.master.segment(segment) else { return Ok(()) };
         let (node, incarnation) = (info.node, info.incarnation);
         // The key of its latest incarnation, or of an earlier one which the master counts as alive.
-        let keys = self.core.node_keys[&node].clone();
+        let keys = self.core.node_keys[&node.get()].clone();
         let before = self.core.master.stats();
         self.core.by_the_master(|master, now| {
             let unmounts = |key| master.unmount(now, &UnmountSegment { node, incarnation, segment, key });

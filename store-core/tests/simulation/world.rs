@@ -330,7 +330,8 @@ impl World {
             let (segment, addr, len) = given.range;
             let Some(info) = self.core.master.segment(segment) else { continue };
             // A node that is gone by now takes its memory with it.
-            let Some(memory) = self.nodes[info.node as usize - 1].memory_of(info.incarnation) else {
+            let Some(memory) = self.nodes[info.node.get() as usize - 1].memory_of(info.incarnation.get())
+            else {
                 continue;
             };
             let Some(put) = self.core.shadow.puts.get(&given.generation) else { continue };

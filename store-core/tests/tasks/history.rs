@@ -13,11 +13,6 @@ const SEGMENT_BYTES: u64 = 32 * KIB;
 /// Keys that the history uses.
 const KEYS: u64 = 12;
 
-/// The segment with this number.
-fn no(number: u64) -> SegmentNo {
-    SegmentNo::new(number as u32)
-}
-
 /// A copy that a node is carrying out.
 struct Copying {
     node: u64,
@@ -62,11 +57,12 @@ impl History {
                 }
             }
             9 => {
-                let force = self.rng.below(2) == 0;
-                drop(self.store.master.remove(at(self.ms), key.as_bytes(), force));
+                let mode = RemoveMode::of(self.rng.below(2) == 0);
+                let _ = self.store.master.remove(at(self.ms), key.as_bytes(), mode);
             }
             10..12 => {
-                let mut named = || Some(self.rng.below(10)).filter(|pick| *pick < 5).map(|pick| no(pick + 1));
+                let mut named =
+                    || Some(self.rng.below(10)).filter(|pick| *pick < 5).map(|pick| no(pick as u32 + 1));
                 let (source, target) = (named(), named());
                 let _ = self.store.master.create_task(at(self.ms), key.as_bytes(), source, target);
             }
@@ -171,7 +167,7 @@ impl History {
     fn settle(&mut self) -> u64 {
         let Self { seed, store, ms, .. } = self;
         *ms += 10 * RELEASE_MS;
-        for segment in 0..store.memory.len() as u64 * 4 {
+        for segment in 0..store.memory.len() as u32 * 4 {
             let order = SegmentOrder { segment: no(segment), state: SegmentState::Active };
             let _ = store.master.order_segment(at(*ms), &order);
         }

@@ -3,6 +3,6 @@
 
 mod copies;
 mod drains;
-mod hot;
 mod history;
+mod hot;
 mod store;

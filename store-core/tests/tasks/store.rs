@@ -3,8 +3,21 @@
 use std::collections::{BTreeMap, HashMap};
 
 use store_core::message::*;
-use store_core::{ErrorCode, EvictionPolicy, Master, MasterConfig, Placement, SegmentNo, TaskConfig, TaskId};
+use store_core::{
+    ErrorCode, EvictionPolicy, Incarnation, Master, MasterConfig, NodeId, Placement, SegmentNo, TaskConfig,
+    TaskId,
+};
 use te_core::Instant;
+
+/// The segment with this number.
+pub(crate) fn no(number: u32) -> SegmentNo {
+    SegmentNo::new(number)
+}
+
+/// The segments with these numbers.
+pub(crate) fn nos<const N: usize>(numbers: [u32; N]) -> Vec<SegmentNo> {
+    numbers.map(SegmentNo::new).to_vec()
+}
 
 pub(crate) const KIB: u64 = 1024;
 pub(crate) const LEASE_MS: u64 = 1_000;
@@ -57,7 +70,7 @@ impl Store {
         let master = Master::new(config).unwrap();
         let mut store = Self { master, memory: HashMap::new(), incarnations: BTreeMap::new() };
         for (node, len) in segments.iter().enumerate() {
-            assert_eq!(store.mount(0, node as u64 + 1, *len), node as SegmentNo + 1);
+            assert_eq!(store.mount(0, node as u64 + 1, *len), no(node as u32 + 1));
         }
         store
     }
@@ -67,8 +80,8 @@ impl Store {
         *incarnation += 1;
         let name = format!("s{node}");
         let segment = MountSegment {
-            node,
-            incarnation: *incarnation,
+            node: NodeId::new(node),
+            incarnation: Incarnation::new(*incarnation),
             name: &name,
             endpoint: "host:1",
             len,
@@ -116,8 +129,13 @@ impl Store {
 
     pub(crate) fn fetch(&mut self, ms: u64, node: u64) -> Vec<Order> {
         let incarnation = self.incarnations[&node];
-        let ask = FetchRequest { node, incarnation, count_max: 1_000, key: 0 };
-        self.master.fetch_tasks(at(ms), &ask).unwrap().iter().map(Order::new).collect()
+        let fetch = FetchRequest {
+            node: NodeId::new(node),
+            incarnation: Incarnation::new(incarnation),
+            count_max: 1_000,
+            key: 0,
+        };
+        self.master.fetch_tasks(at(ms), &fetch).unwrap().iter().map(Order::new).collect()
     }
 
     /// Carries out an order; returns the report.
@@ -129,7 +147,7 @@ impl Store {
     }
 
     pub(crate) fn report(&mut self, ms: u64, node: u64, end: &TaskEnd) -> Result<(), ErrorCode> {
-        self.master.end_task(at(ms), node, end)
+        self.master.end_task(at(ms), NodeId::new(node), end)
     }
 
     /// A node carries out all of its tasks.

@@ -2,13 +2,15 @@
 
 use store_core::message::*;
 use store_core::{
-    ErrorCode, Frame, FullKey, Instant, Key, Master, MasterConfig, Peer, Role, Session, TenantConfig, prove, NodeId, Incarnation};
+    ErrorCode, Frame, FullKey, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Peer, Role, Session,
+    TenantConfig, TenantNo, prove,
+};
 
 /// Sends a request with one item; returns the response's item.
 macro_rules! one {
-    ($master:expr, $session:expr, $operation:ty, $ask:expr, $item:expr) => {{
+    ($master:expr, $session:expr, $operation:ty, $head:expr, $item:expr) => {{
         let mut request = Vec::new();
-        <$operation>::encode_request(&mut request, 1, &$ask, [$item].into_iter()).unwrap();
+        <$operation>::encode_request(&mut request, 1, &$head, [$item].into_iter()).unwrap();
         let answer = call($master, $session, &request);
         let frame = Frame::parse(&answer).unwrap().unwrap().0;
         <$operation>::decode_response(&frame).map(|(_, mut items)| items.next().unwrap())
@@ -73,8 +75,8 @@ pub(crate) fn greet_with(
     admin: &str,
 ) -> Result<(), ErrorCode> {
     let mut request = Vec::new();
-    let nobody = Greeting { tenant: "", ..Greeting::default() };
-    Hello::encode_request(&mut request, 1, &nobody, std::iter::empty()).unwrap();
+    let anonymous = Greeting { tenant: "", ..Greeting::default() };
+    Hello::encode_request(&mut request, 1, &anonymous, std::iter::empty()).unwrap();
     let answer = call(master, session, &request);
     let welcome = Hello::decode_response(&Frame::parse(&answer).unwrap().unwrap().0).unwrap().0;
     let proof = |secret: &str, role| match secret {
@@ -113,14 +115,16 @@ pub(crate) fn store(
     key: &str,
     options: &PutOptions,
 ) -> Result<u64, ErrorCode> {
-    let key = FullKey { tenant, key: key.as_bytes() };
+    let key = FullKey { tenant: TenantNo::new(tenant), key: key.as_bytes() };
     let put = master.put_start(at(ms), key, GRAIN, options)?;
     master.put_end(at(ms), key, put.generation, 0)?;
     Ok(put.generation)
 }
 
 pub(crate) fn present(master: &mut Master, tenant: u16, keys: &[&str]) -> Vec<bool> {
-    keys.iter().map(|key| master.exists(FullKey { tenant, key: key.as_bytes() })).collect()
+    keys.iter()
+        .map(|key| master.exists(FullKey { tenant: TenantNo::new(tenant), key: key.as_bytes() }))
+        .collect()
 }
 
 pub(crate) const PLAIN: PutOptions = PutOptions::DEFAULT;

@@ -1,7 +1,7 @@
 //! Which tenant gives when room is needed for all.
 
 use store_core::message::*;
-use store_core::{FullKey, Master, MasterConfig, TenantConfig};
+use store_core::{FullKey, Master, MasterConfig, TenantConfig, TenantNo};
 
 use crate::common::*;
 
@@ -73,7 +73,9 @@ fn a_tenant_that_has_nothing_to_give_is_passed_over() {
     for key in ["1", "2", "3"] {
         store(master, 0, 1, key, &HARD).unwrap();
         store(master, 0, 1, &format!("leased {key}"), &PLAIN).unwrap();
-        master.get(at(0), FullKey { tenant: 1, key: format!("leased {key}").as_bytes() }).unwrap();
+        master
+            .get(at(0), FullKey { tenant: TenantNo::new(1), key: format!("leased {key}").as_bytes() })
+            .unwrap();
     }
     store(master, 0, 2, "1", &PLAIN).unwrap();
     store(master, 0, 2, "2", &PLAIN).unwrap();
@@ -128,13 +130,19 @@ fn a_tenant_within_its_guarantee_loses_nothing_whatever_another_does() {
                     };
                     let _ = store(&mut master, ms, 2, &key, &options);
                     if draw(3) == 0 {
-                        let _ = master.get(at(ms), FullKey { tenant: 2, key: key.as_bytes() });
+                        let _ = master.get(at(ms), FullKey { tenant: TenantNo::new(2), key: key.as_bytes() });
                     }
                 }
                 6 => {
                     if modest.len() == 16 {
                         let gone = modest.swap_remove(draw(16) as usize);
-                        master.remove(at(ms), FullKey { tenant: 1, key: gone.as_bytes() }, RemoveMode::Force).unwrap();
+                        master
+                            .remove(
+                                at(ms),
+                                FullKey { tenant: TenantNo::new(1), key: gone.as_bytes() },
+                                RemoveMode::Force,
+                            )
+                            .unwrap();
                     }
                     if store(&mut master, ms, 1, &key, &PLAIN).is_ok() {
                         modest.push(key);
@@ -142,20 +150,26 @@ fn a_tenant_within_its_guarantee_loses_nothing_whatever_another_does() {
                     }
                     // When everything that the other tenant has is leased, pinned or being written, this one
                     // evicts its own objects.
-                    modest.retain(|key| master.exists(FullKey { tenant: 1, key: key.as_bytes() }));
+                    modest.retain(|key| {
+                        master.exists(FullKey { tenant: TenantNo::new(1), key: key.as_bytes() })
+                    });
                 }
                 7 => {
-                    let _ =
-                        master.put_start(at(ms), FullKey { tenant: 2, key: key.as_bytes() }, GRAIN, &PLAIN);
+                    let _ = master.put_start(
+                        at(ms),
+                        FullKey { tenant: TenantNo::new(2), key: key.as_bytes() },
+                        GRAIN,
+                        &PLAIN,
+                    );
                 }
                 8 if !modest.is_empty() => {
                     let key = &modest[draw(modest.len() as u64) as usize];
-                    master.get(at(ms), FullKey { tenant: 1, key: key.as_bytes() }).unwrap();
+                    master.get(at(ms), FullKey { tenant: TenantNo::new(1), key: key.as_bytes() }).unwrap();
                 }
                 _ => master.handle_timeout(at(ms)),
             }
             for key in &modest {
-                let there = master.exists(FullKey { tenant: 1, key: key.as_bytes() });
+                let there = master.exists(FullKey { tenant: TenantNo::new(1), key: key.as_bytes() });
                 assert!(there, "seed {seed}, step {step}: {key} was evicted for the other tenant");
             }
             assert_eq!(usage(&master, "modest").bytes, modest.len() as u64 * GRAIN);

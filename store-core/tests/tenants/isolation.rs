@@ -1,7 +1,10 @@
 //! No operation reaches the objects of another tenant.
 
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, FullKey, Key, Master, MasterConfig, Peer, Secret, Session, NodeId, Incarnation};
+use store_core::{
+    ErrorCode, Frame, FullKey, Incarnation, Key, Master, MasterConfig, NodeId, Peer, Secret, SegmentNo,
+    Session, TenantNo,
+};
 
 use crate::common::*;
 
@@ -32,7 +35,7 @@ fn the_same_key_of_two_tenants_is_two_objects_and_no_operation_reaches_across() 
         });
         keys
     };
-    assert_eq!((keys(0), keys(1), keys(2)), (0, 1, 0));
+    assert_eq!((keys(TenantNo::new(0)), keys(TenantNo::new(1)), keys(TenantNo::new(2))), (0, 1, 0));
 }
 
 #[test]
@@ -41,8 +44,9 @@ fn no_session_reports_for_the_writer_of_another_tenant() {
     let (mut a, mut b) = (session(&mut master, "a"), session(&mut master, "b"));
     let master = &mut master;
     let new = NewObject { key: Key(b"k"), len: GRAIN };
-    let started =
-        one!(master, &mut a, PutStart, PutRequest { writer: 1, ..PutRequest::default() }, new).unwrap().unwrap();
+    let started = one!(master, &mut a, PutStart, PutRequest { writer: 1, ..PutRequest::default() }, new)
+        .unwrap()
+        .unwrap();
     let Allocation { generation, handle, .. } = started;
     let noisy = Revocation { key: Key(b"k"), generation, handle, quiet: false };
     let quiet = Revocation { quiet: true, ..noisy };
@@ -53,7 +57,11 @@ fn no_session_reports_for_the_writer_of_another_tenant() {
     }
     let commit = Commit { key: Key(b"k"), generation, handle, checksum: 1 };
     assert_eq!(one!(master, &mut b, PutEnd, (), commit), Ok(Err(ErrorCode::PutIsOver)));
-    assert_eq!(master.stats().quarantined_bytes, GRAIN, "pending release until its own writer reports that it is quiet");
+    assert_eq!(
+        master.stats().quarantined_bytes,
+        GRAIN,
+        "pending release until its own writer reports that it is quiet"
+    );
     assert_eq!(one!(master, &mut a, PutRevoke, (), quiet), Ok(Ok(())));
     assert_eq!(master.stats().quarantined_bytes, 0);
 }
@@ -64,14 +72,14 @@ fn groups_of_two_tenants_with_one_number_are_two_groups() {
     let grouped = Retention { group: Some(7), ..Retention::DEFAULT };
     let options = PutOptions { retention: grouped, ..PutOptions::DEFAULT };
     for tenant in [1, 2] {
-        let key = FullKey { tenant, key: b"k" };
+        let key = FullKey { tenant: TenantNo::new(tenant), key: b"k" };
         let put = master.put_start(at(0), key, GRAIN, &options).unwrap();
         if tenant == 1 {
             master.put_end(at(0), key, put.generation, 0).unwrap();
         }
     }
     assert_eq!(master.eviction().groups, 2);
-    let key = FullKey { tenant: 1, key: b"k" };
+    let key = FullKey { tenant: TenantNo::new(1), key: b"k" };
     assert_eq!(master.kept(at(1), key), Ok(None), "the unfinished put of the other tenant has no effect");
 }
 
@@ -123,7 +131,7 @@ fn matching(master: &mut Master, tenant: u16, pattern: &str) -> Vec<String> {
     loop {
         let query = FindQuery { pattern, cursor, limit: 7 };
         cursor = master
-            .find(at(1), tenant, &query, |listed| {
+            .find(at(1), TenantNo::new(tenant), &query, |listed| {
                 keys.push(listed.key.to_string());
                 true
             })
@@ -145,12 +153,12 @@ fn a_regular_expression_finds_and_removes_what_is_the_tenants_own() {
     }
     assert_eq!(matching(master, 1, "^kv/1[0-3]$"), ["kv/10", "kv/11", "kv/12", "kv/13"]);
     let query = RemoveQuery { pattern: Some("1.$"), cursor: 0, force: false };
-    let page = master.remove_many(at(1), 1, &query).unwrap();
+    let page = master.remove_many(at(1), TenantNo::new(1), &query).unwrap();
     assert_eq!((page.removed, page.cursor), (10, 0));
     assert_eq!(matching(master, 1, "."), (0..10).map(|key| format!("kv/{key}")).collect::<Vec<_>>());
     assert_eq!(matching(master, 2, ".").len(), 20, "the other tenant's objects all exist");
     let every = RemoveQuery { pattern: None, ..query };
-    assert_eq!(master.remove_many(at(1), 2, &every).unwrap().removed, 20);
+    assert_eq!(master.remove_many(at(1), TenantNo::new(2), &every).unwrap().removed, 20);
     assert_eq!((usage(master, "a").objects, usage(master, "b").objects), (10, 0));
 }
 
@@ -167,16 +175,22 @@ fn a_node_without_a_tenant_reports_bad_replicas_of_what_it_has_to_copy_and_of_no
     };
     master.mount(at(0), &second).unwrap();
     let mut put = |key| {
-        let key = FullKey { tenant: 1, key };
+        let key = FullKey { tenant: TenantNo::new(1), key };
         let given = master.put_start(at(0), key, GRAIN, &PutOptions::DEFAULT).unwrap();
         master.put_end(at(0), key, given.generation, 7).unwrap();
         (given.generation, given.replicas[0].segment)
     };
     let ((generation, segment), (other, other_segment)) = (put(b"k"), put(b"other"));
-    let key = FullKey { tenant: 1, key: b"k" };
-    let id = master.create_task(at(0), key, None, Some(3 - segment)).unwrap();
+    let key = FullKey { tenant: TenantNo::new(1), key: b"k" };
+    let target = SegmentNo::new(3 - segment.get());
+    let id = master.create_task(at(0), key, None, Some(target)).unwrap();
     let mut node = Session::new(Peer::Remote, [0; 32]);
-    let fetch = FetchRequest { node: u64::from(3 - segment), incarnation: Incarnation::new(1), count_max: 5, key: 0 };
+    let fetch = FetchRequest {
+        node: NodeId::new(target.get().into()),
+        incarnation: Incarnation::new(1),
+        count_max: 5,
+        key: 0,
+    };
     let attempt = master.fetch_tasks(at(1), &fetch).unwrap()[0].attempt;
     greet(&mut master, &mut node, &Greeting { tenant: "", ..Greeting::default() }).unwrap();
     let bad = BadReplica { key: Key(b"k"), generation, segment };

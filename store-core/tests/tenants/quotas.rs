@@ -1,7 +1,9 @@
 //! Quotas: a tenant above its quota evicts its own objects.
 
 use store_core::message::*;
-use store_core::{ErrorCode, FullKey, Master, MasterConfig, TenantConfig, NodeId, Incarnation, SegmentNo};
+use store_core::{
+    ErrorCode, FullKey, Incarnation, Master, MasterConfig, NodeId, SegmentNo, TenantConfig, TenantNo,
+};
 
 use crate::common::*;
 
@@ -30,12 +32,17 @@ fn a_put_that_no_eviction_makes_room_for_is_refused_and_costs_nothing() {
     let master = &mut master;
     let full = Err(ErrorCode::TenantQuotaExceeded);
     store(master, 0, 1, "k", &PLAIN).unwrap();
-    let large = master.put_start(at(0), FullKey { tenant: 1, key: b"large" }, 2 * GRAIN + 1, &PLAIN);
+    let large =
+        master.put_start(at(0), FullKey { tenant: TenantNo::new(1), key: b"large" }, 2 * GRAIN + 1, &PLAIN);
     assert_eq!(large.map(|_| ()), full, "larger than the quota");
     assert_eq!(present(master, 1, &["k"]), [true], "nothing was evicted for an object that cannot fit");
-    let whole = FullKey { tenant: 1, key: b"whole" };
+    let whole = FullKey { tenant: TenantNo::new(1), key: b"whole" };
     assert!(master.put_start(at(0), whole, 2 * GRAIN, &PLAIN).is_ok(), "exactly the quota");
-    assert_eq!(store(master, 0, 1, "more", &PLAIN).map(|_| ()), full, "an object that is being written is not evicted");
+    assert_eq!(
+        store(master, 0, 1, "more", &PLAIN).map(|_| ()),
+        full,
+        "an object that is being written is not evicted"
+    );
     assert_eq!(usage(master, "a").refusals_total, 2);
 }
 
@@ -43,7 +50,7 @@ fn a_put_that_no_eviction_makes_room_for_is_refused_and_costs_nothing() {
 fn leased_pinned_and_held_back_bytes_count_until_they_are_free() {
     let mut master = master_with(16, config(&[limited("a", Some(GRAIN), None)]));
     let master = &mut master;
-    let key = FullKey { tenant: 1, key: b"k" };
+    let key = FullKey { tenant: TenantNo::new(1), key: b"k" };
     let full = Err(ErrorCode::TenantQuotaExceeded);
     store(master, 0, 1, "k", &PLAIN).unwrap();
     master.get(at(0), key).unwrap();
@@ -74,7 +81,11 @@ fn further_replicas_are_had_as_far_as_the_quota_goes() {
     master.mount(at(0), &second).unwrap();
     let two = PutOptions { replicas: 2, ..PLAIN };
     let copies = |master: &mut Master, key: &[u8]| {
-        master.put_start(at(0), FullKey { tenant: 1, key }, GRAIN, &two).unwrap().replicas.len()
+        master
+            .put_start(at(0), FullKey { tenant: TenantNo::new(1), key }, GRAIN, &two)
+            .unwrap()
+            .replicas
+            .len()
     };
     assert_eq!((copies(&mut master, b"k"), copies(&mut master, b"l")), (2, 1));
     assert_eq!(usage(&master, "a").bytes, 3 * GRAIN);
@@ -93,18 +104,28 @@ fn a_move_whose_source_is_gone_is_one_copy_more_and_not_above_the_quota() {
         len: 1024,
         ..MountSegment::default()
     };
-    master.mount(at(0), &node(2, "n2")).unwrap();
-    let key = FullKey { tenant: 1, key: b"k" };
+    master.mount(at(0), &node(NodeId::new(2), "n2")).unwrap();
+    let key = FullKey { tenant: TenantNo::new(1), key: b"k" };
     let two = PutOptions { replicas: 2, ..PLAIN };
     store(&mut master, 0, 1, "k", &two).unwrap();
-    master.mount(at(0), &node(3, "n3")).unwrap();
-    let id = master.create_task(at(0), key, Some(1), Some(3)).unwrap();
+    master.mount(at(0), &node(NodeId::new(3), "n3")).unwrap();
+    let id = master.create_task(at(0), key, Some(SegmentNo::new(1)), Some(SegmentNo::new(3))).unwrap();
     let fetch = FetchRequest { node: NodeId::new(3), incarnation: Incarnation::new(1), count_max: 1, key: 0 };
     let attempt = master.fetch_tasks(at(1), &fetch).unwrap()[0].attempt;
-    master.unmount(at(2), &UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: SegmentNo::new(1), key: 0 }).unwrap();
+    master
+        .unmount(
+            at(2),
+            &UnmountSegment {
+                node: NodeId::new(1),
+                incarnation: Incarnation::new(1),
+                segment: SegmentNo::new(1),
+                key: 0,
+            },
+        )
+        .unwrap();
     store(&mut master, 3, 1, "l", &PLAIN).unwrap();
     assert_eq!(usage(&master, "a").bytes, 2 * GRAIN, "released space is used again");
-    master.end_task(at(4), 3, &TaskEnd { id, attempt, result: Ok(0), quiet: true }).unwrap();
+    master.end_task(at(4), NodeId::new(3), &TaskEnd { id, attempt, result: Ok(0), quiet: true }).unwrap();
     assert_eq!(master.task(at(5), id).unwrap().error, Some(ErrorCode::ReplicaNotFound));
     assert_eq!(usage(&master, "a").bytes, 2 * GRAIN);
 }
@@ -149,13 +170,17 @@ fn tenants_come_change_and_go_while_the_master_runs() {
     assert_eq!(usage(master, "b").objects, 1);
     assert_eq!(master.remove_tenant("b"), Err(ErrorCode::TenantNotEmpty));
     let every = RemoveQuery { pattern: None, cursor: 0, force: false };
-    assert_eq!(master.remove_many(at(1), 2, &every).unwrap().removed, 1);
+    assert_eq!(master.remove_many(at(1), TenantNo::new(2), &every).unwrap().removed, 1);
     assert_eq!(master.remove_tenant("b"), Ok(()));
     assert_eq!(master.remove_tenant("b"), Err(ErrorCode::TenantNotRegistered));
     assert_eq!(exists(master, &mut b, b"2"), Err(ErrorCode::TenantNotRegistered), "its session is over");
     // The number belongs to another tenant now, and its quota is gone.
     master.set_tenant(&TenantSetting { name: "d", ..TenantSetting::default() }).unwrap();
-    assert_eq!(exists(master, &mut b, b"2"), Err(ErrorCode::TenantNotRegistered), "it is not a session of the new tenant");
+    assert_eq!(
+        exists(master, &mut b, b"2"),
+        Err(ErrorCode::TenantNotRegistered),
+        "it is not a session of the new tenant"
+    );
     let mut d = session(master, "d");
     put(master, &mut d, b"1").unwrap();
     put(master, &mut d, b"2").unwrap();

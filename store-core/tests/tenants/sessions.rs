@@ -2,7 +2,8 @@
 
 use store_core::message::*;
 use store_core::{
-    ErrorCode, Frame, Instant, Key, Master, MasterConfig, Peer, Role, Secret, Session, TenantConfig, prove,
+    ErrorCode, Frame, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Peer, Role, Secret, Session,
+    TenantConfig, prove,
 };
 
 use crate::common::*;
@@ -62,7 +63,11 @@ fn a_tenant_with_a_secret_needs_it_and_an_admin_needs_only_its_own() {
     assert_eq!(say("open sesame!", ""), Err(ErrorCode::TenantNotRegistered));
     assert_eq!(say("open sesame", ""), Ok(()));
     assert_eq!(say("", "root"), Ok(()));
-    assert_eq!(say("open sesame", "rooot"), Err(ErrorCode::PermissionDenied), "a wrong proof is not the same as none");
+    assert_eq!(
+        say("open sesame", "rooot"),
+        Err(ErrorCode::PermissionDenied),
+        "a wrong proof is not the same as none"
+    );
     assert_eq!(session.proofs_failed(), 3);
     for len in [1, 31, 33] {
         let short = Greeting { tenant: "a", tenant_proof: Key(&[0; 64][..len]), ..Greeting::default() };
@@ -89,7 +94,7 @@ fn with_tenants_and_an_admins_secret_only_who_says_it_contributes_memory() {
     let config = MasterConfig { admin_secret: Secret::new(b"root"), ..config(&[tenant("a")]) };
     let mut master = master_with(4, config);
     let mut session = session(&mut master, "a");
-    let beat = Heartbeat { node: 1, incarnation: u64::MAX, key: 0 };
+    let beat = Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(u64::MAX), key: 0 };
     let mut request = Vec::new();
     Beat::encode_request(&mut request, 1, &beat, std::iter::empty()).unwrap();
     let status = |answer: &[u8]| Frame::parse(answer).unwrap().unwrap().0.header.result();
@@ -147,7 +152,7 @@ fn a_connection_that_named_no_tenant_learns_of_no_export() {
         ..MasterConfig::default()
     };
     let mut master = Master::new(config).unwrap();
-    let mut ask = |tenant: &str| {
+    let mut send = |tenant: &str| {
         let mut session = Session::new(Peer::Remote, [0; 32]);
         let (mut request, mut answer) = (Vec::new(), Vec::new());
         let greeting = Greeting { tenant, ..Greeting::default() };
@@ -160,8 +165,8 @@ fn a_connection_that_named_no_tenant_learns_of_no_export() {
         master.handle(Instant::from_millis(1), &mut session, &frame, &mut answer);
         Frame::parse(&answer).unwrap().unwrap().0.header.result()
     };
-    assert_eq!(ask(""), Err(ErrorCode::TenantNotRegistered));
-    assert_eq!(ask("a"), Ok(()));
+    assert_eq!(send(""), Err(ErrorCode::TenantNotRegistered));
+    assert_eq!(send("a"), Ok(()));
 }
 
 #[test]

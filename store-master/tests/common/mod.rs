@@ -6,11 +6,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use store_core::message::{
-    Commit, Exists, Export, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutRequest, PutEnd,
-    PutOptions, PutStart, Welcome,
+    Commit, Exists, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutEnd, PutOptions,
+    PutRequest, PutStart, Welcome,
 };
 use store_core::wire::{HEADER_BYTES, VERSION};
-use store_core::{Frame, Header, Key, NodeId, Incarnation};
+use store_core::{Frame, Header, Incarnation, Key, NodeId};
 use store_master::{Config, MasterHandle, MasterServer};
 
 /// A value with changes: settings outside of their crate are changed field by field.

@@ -6,12 +6,12 @@ use std::string::{String, ToString};
 use std::time::{Duration, Instant};
 use std::vec::Vec;
 
+use te_core::Secret;
 use te_host::keys::random;
 
 use super::proof::{Side, is_proved, prove};
 use super::{Answer, HEADER_BYTES, Malformed, Request, body, body_len, frame};
 use crate::error::SegmentError;
-use crate::secret::Secret;
 
 /// The timeout of a request without a deadline: 68 years, which every system call accepts.
 const FOR_EVER: Duration = Duration::from_secs(1 << 31);

@@ -14,8 +14,7 @@
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-
-use crate::secret::Secret;
+use te_core::Secret;
 
 /// Length of challenges, nonces and proofs, bytes.
 pub(super) const PROOF_BYTES: usize = 32;

@@ -11,6 +11,7 @@ use std::vec::Vec;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use te_core::Secret;
 use te_host::keys::random;
 
 use super::inbox::Inbox;
@@ -19,7 +20,6 @@ use super::{Answer, HEADER_BYTES, Malformed, Request, body, body_len, frame};
 use crate::config::ControlConfig;
 use crate::descriptor::Published;
 use crate::request::Notification;
-use crate::secret::Secret;
 
 /// A connection is closed this many times `timeout_ms` after the last request that was served.
 const IDLE_TIMEOUTS: u32 = 12;

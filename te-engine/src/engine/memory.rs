@@ -82,7 +82,10 @@ impl Engine {
             registered.map_err(RegisterError::Rails)?;
             if let Some((rail, error)) = self.rails.left_out() {
                 let (fabric, device) = (self.rails.rails()[rail].name(), &self.devices[rail]);
-                log::warn!("region {id} of {} bytes is not registered with {fabric} {device}: {error}", span.len());
+                log::warn!(
+                    "region {id} of {} bytes is not registered with {fabric} {device}: {error}",
+                    span.len()
+                );
                 self.rejoin_at = Some((self.clock.now() + REJOIN_MIN, REJOIN_MIN));
             }
             // After the rails have registered it, for those that pin pages have allocated them; and before it
@@ -216,7 +219,11 @@ impl Engine {
         if let Err(error) = shared.discard() {
             // Memory that peers may only read is sealed against this, and keeps its pages until they are
             // gone.
-            log::warn!("quarantined region {} of {} bytes keeps its pages: {error}", shared.id(), shared.len());
+            log::warn!(
+                "quarantined region {} of {} bytes keeps its pages: {error}",
+                shared.id(),
+                shared.len()
+            );
         }
         let region = self.regions.region_mut(shared.id()).ok_or(RegisterError::NotFound)?;
         if !std::mem::replace(&mut region.quarantined, true) {
@@ -373,7 +380,10 @@ unsafe fn register_each(
             results.fill(Err(te_core::Error::with_code(ErrorKind::System, nix::libc::EAGAIN)));
             let thread = std::thread::Builder::new().name("te-register".into());
             if let Err(error) = thread.spawn_scoped(scope, move || some(rails, results)) {
-                log::warn!("registering a region of {} bytes: the system refused a thread: {error}", span.len());
+                log::warn!(
+                    "registering a region of {} bytes: the system refused a thread: {error}",
+                    span.len()
+                );
             }
         }
     });

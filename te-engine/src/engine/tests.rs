@@ -220,8 +220,16 @@ fn what_was_copied_comes_with_its_checksum_once_asked_for() {
     for op in [Op::Read, Op::Write] {
         assert_eq!(sum_of(op, 1 << 20), Some(crc32c::crc32c(&bytes)), "joined from several slices");
     }
-    assert_eq!(sum_of(Op::Read, 777_777), Some(crc32c::crc32c(&bytes[..777_777])), "the last slice is longer");
-    assert_eq!(sum_of(Op::Read, 17), Some(crc32c::crc32c(&bytes[..17])), "nothing of an earlier request is left");
+    assert_eq!(
+        sum_of(Op::Read, 777_777),
+        Some(crc32c::crc32c(&bytes[..777_777])),
+        "the last slice is longer"
+    );
+    assert_eq!(
+        sum_of(Op::Read, 17),
+        Some(crc32c::crc32c(&bytes[..17])),
+        "nothing of an earlier request is left"
+    );
 }
 
 #[test]

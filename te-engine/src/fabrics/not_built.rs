@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 /// A module that stands for the crate of a fabric, with the type of its settings.
 macro_rules! not_built {
-    ($fabric:literal, $crate_name:ident, $settings:ident) => {
+    ($fabric:literal, $crate_name:ident) => {
         #[cfg(not(feature = $fabric))]
         pub(crate) mod $crate_name {
             use super::*;
@@ -16,15 +16,18 @@ macro_rules! not_built {
             /// The settings of a fabric that this build lacks: any are accepted, and none are kept.
             #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
             #[non_exhaustive]
-            pub struct $settings {}
+            pub struct Config {}
 
-            impl<'de> Deserialize<'de> for $settings {
+            impl<'de> Deserialize<'de> for Config {
                 fn deserialize<D: Deserializer<'de>>(settings: D) -> Result<Self, D::Error> {
                     static WARNED: Once = Once::new();
                     IgnoredAny::deserialize(settings)?;
                     let built_by = concat!("build with --features ", $fabric);
                     WARNED.call_once(|| {
-                        log::warn!("the settings of {} are ignored: this build lacks it; {built_by}", $fabric);
+                        log::warn!(
+                            "the settings of {} are ignored: this build lacks it; {built_by}",
+                            $fabric
+                        );
                     });
                     Ok(Self {})
                 }
@@ -33,5 +36,5 @@ macro_rules! not_built {
     };
 }
 
-not_built!("rdma", te_rdma, Settings);
-not_built!("tcp", te_tcp, Config);
+not_built!("rdma", te_rdma);
+not_built!("tcp", te_tcp);

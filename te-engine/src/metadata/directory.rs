@@ -351,7 +351,10 @@ mod tests {
         let (memory, directory) = directory();
         memory.faults.store(u32::MAX, Ordering::Relaxed);
         let first = directory.lookup("node-7").unwrap_err();
-        assert_eq!(first.to_string(), "memory does not answer (gone): check that it runs and that the address is right");
+        assert_eq!(
+            first.to_string(),
+            "memory does not answer (gone): check that it runs and that the address is right"
+        );
         // A long backoff, so that the test does not depend on the clock.
         directory.backoff().until.as_mut().unwrap().0 = Instant::now() + Duration::from_secs(3600);
         for _ in 0..100 {

@@ -140,7 +140,7 @@ mod tests {
             (&text.replace(":7400", ""), "not host:port"),
             (&text.replace(":7400", ":0"), "not host:port"),
             (&text.replace("10.0.0.7", "a b"), "not host:port"),
-            (&long, "more than"),
+            (&long, "more bytes than"),
         ] {
             let found = Entry::parse("node-7", bad.as_bytes()).unwrap_err();
             assert!(found.contains(what), "{bad:?}: {found}");

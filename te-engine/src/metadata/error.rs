@@ -50,7 +50,10 @@ impl fmt::Display for MetadataError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable { server, reason } => {
-                write!(f, "{server} does not answer ({reason}): check that it runs and that the address is right")
+                write!(
+                    f,
+                    "{server} does not answer ({reason}): check that it runs and that the address is right"
+                )
             }
             Self::Refused { server, reason } => write!(f, "{server} refused: {reason}"),
             Self::Garbage { server, key, what } => {

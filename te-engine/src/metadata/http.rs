@@ -44,7 +44,10 @@ impl Backend for Http {
             200 => {
                 let tag = tag(&response)?;
                 let value = body(&mut response, ENTRY_BYTES_MAX)?;
-                Ok(Some(Stored { value: value.ok_or(Fault::Garbage("more bytes than an entry may have"))?, tag }))
+                Ok(Some(Stored {
+                    value: value.ok_or(Fault::Garbage("more bytes than an entry may have"))?,
+                    tag,
+                }))
             }
             404 => Ok(None),
             _ => Err(refusal(response)),

@@ -43,11 +43,12 @@ mod source;
 use std::string::String;
 use std::time::Duration;
 
+use te_core::Secret;
+
 use crate::config::Config;
-use crate::control::{Answer, Requester, Request, call};
+use crate::control::{Answer, Request, Requester, call};
 use crate::descriptor::Descriptor;
 use crate::error::SegmentError;
-use crate::secret::Secret;
 
 pub use directory::Directory;
 pub(crate) use entry::is_segment_name;
@@ -99,7 +100,11 @@ impl PeerToPeer {
     }
 
     pub(crate) fn requester(&self) -> Requester<'_> {
-        Requester { timeout: self.timeout, frame_bytes_max: self.frame_bytes_max, secret: &self.cluster_secret }
+        Requester {
+            timeout: self.timeout,
+            frame_bytes_max: self.frame_bytes_max,
+            secret: &self.cluster_secret,
+        }
     }
 
     /// Fetches the descriptor of the engine at `endpoint`.

@@ -154,7 +154,8 @@ fn redis(rest: &str) -> Result<RedisSource, &'static str> {
     if !user.is_empty() && password.is_empty() {
         return Err("a user without a password");
     }
-    let decode = |text| decoded(text).ok_or("user or password has a % that is not part of %XX, or is not UTF-8");
+    let decode =
+        |text| decoded(text).ok_or("user or password has a % that is not part of %XX, or is not UTF-8");
     let (server, db) = place.split_once('/').unwrap_or((place, ""));
     if !is_endpoint(server) {
         return Err("not redis://host:port");
@@ -238,7 +239,7 @@ mod tests {
             let printed = std::format!("{source} {source:?} {}", serde_json::to_string(&source).unwrap());
             assert!(!printed.contains("ss@") && !printed.contains("p%40ss"), "{printed}");
             let again = source.to_string().parse::<MetadataSource>().unwrap_err();
-            assert!(again.to_string().contains("put it in again"), "{again}");
+            assert!(again.to_string().contains("put the password in again"), "{again}");
         }
         let error = "redis://u:hunter2@nowhere".parse::<MetadataSource>().unwrap_err();
         assert!(!error.to_string().contains("hunter2"));

@@ -6,6 +6,8 @@
 //! Everything else that threads share here is behind a mutex, is published once, or is a counter that is only
 //! reported.
 
+#![cfg_attr(not(loom), allow(unreachable_pub, reason = "public for the models in tests/loom_ordered.rs"))]
+
 mod ending;
 mod parking;
 

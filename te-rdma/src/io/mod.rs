@@ -1,5 +1,5 @@
 //! Devices and sockets: one port of one device, our queue pairs on it, its completions and events, the
-//! listener, and the epoll instance that watches all of them. It does not know slices, regions or questions.
+//! listener, and the epoll instance that watches all of them. It does not know slices, regions or requests.
 //!
 //! ```text
 //!   links     the states of our queue pairs           connection  the bytes of one control connection
@@ -331,12 +331,7 @@ impl<V: Verbs> Io<V> {
     /// Posts work requests on one of our queue pairs: see [`posting::post`] for the promise of `inline`.
     /// Returns how many it took, and the error that stopped it.
     #[inline]
-    pub(crate) fn post(
-        &mut self,
-        qp: Qp,
-        requests: &[WorkRequest],
-        sges: &[Sge],
-    ) -> (usize, Option<Error>) {
+    pub(crate) fn post(&mut self, qp: Qp, requests: &[WorkRequest], sges: &[Sge]) -> (usize, Option<Error>) {
         let (taken, error) = posting::post(&mut self.verbs, qp.handle, requests, sges);
         (taken.min(requests.len()), error)
     }
@@ -433,7 +428,9 @@ impl<V: Verbs> Io<V> {
     /// Updates the readiness that epoll watches a control connection for.
     pub(crate) fn settle_interest(&self, connection: &mut Connection, as_what: Watched) {
         let wanted = connection.wanted();
-        if wanted != connection.interest && self.epoll.modify(&connection.stream, as_what.token(), wanted).is_ok() {
+        if wanted != connection.interest
+            && self.epoll.modify(&connection.stream, as_what.token(), wanted).is_ok()
+        {
             connection.interest = wanted;
         }
     }
@@ -514,10 +511,10 @@ mod tests {
     fn a_port_that_comes_back_ends_its_outage_and_a_lost_device_stays_lost() {
         let (fabric, mut io) = io();
         let port = io.verbs().id();
-        fabric.set_port(port, false);
+        fabric.set_port_active(port, false);
         assert_eq!(io.refresh_port(None), PortChange::Lost);
         assert_eq!((io.lose_port(Outage::Port), io.lose_port(Outage::Port)), (true, false));
-        fabric.set_port(port, true);
+        fabric.set_port_active(port, true);
         assert_eq!(io.refresh_port(None), PortChange::Active { moved: false });
         assert_eq!((io.regain_port(), io.regain_port(), io.outage()), (true, false, None));
         assert!(io.lose_port(Outage::Device) && !io.lose_port(Outage::Port) && !io.regain_port());

@@ -7,7 +7,7 @@ use zerocopy::little_endian::U32;
 use super::inbound::{Accepting, Inbound, PeerQp};
 use crate::config::Config;
 use crate::io::Io;
-use crate::io::connects::{Task, Requester};
+use crate::io::connects::{Requester, Task};
 use crate::sys::verbs::{Connecting, MrAccess, Path, QpConfig, QpHandle, QpStep, Verbs};
 use crate::wire::{LIVE_MAX, PortBody, QpEntry, Status};
 
@@ -28,7 +28,7 @@ pub(super) enum PeerKey {
     Identity(u64),
 }
 
-/// An offer of a peer: the id of its question, its port, its queue pairs.
+/// An offer of a peer: the id of its request, its port, its queue pairs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer<'a> {
     pub(super) id: u64,

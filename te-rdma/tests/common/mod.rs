@@ -1,5 +1,5 @@
-//! What the tests share: transports on one simulated fabric, with memory of their own, driven in one thread.
-//! The devices and their time are simulated, the control connections are real sockets.
+//! Transports on one simulated fabric, each with memory, driven in one thread. The devices and their time are
+//! simulated, the control connections are real sockets.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -54,7 +54,7 @@ impl Net {
         let mut net = Self::new(1);
         net.add(config, bytes);
         net.add(config, bytes);
-        net.attach(0, SEGMENT, 1, REGION);
+        net.attach(0, REMOTE, 1, REGION);
         net
     }
 
@@ -82,7 +82,7 @@ impl Net {
         self.fabric.set_link(b, a, link);
     }
 
-    /// Some microseconds go by, and everybody is polled.
+    /// Ten microseconds pass, and every node that is not stalled is polled.
     pub(crate) fn step(&mut self) {
         self.now = self.now + Duration::from_micros(10);
         self.fabric.advance_to(self.now);
@@ -93,14 +93,16 @@ impl Net {
         }
     }
 
+    /// Steps until `done`; `what` describes it.
     pub(crate) fn drive(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let start = std::time::Instant::now();
         while !done(self) {
-            assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
+            assert!(start.elapsed() < PATIENCE, "this did not happen in time: {what}");
             self.step();
         }
     }
 
+    /// Steps for this much simulated time.
     pub(crate) fn linger(&mut self, time: Duration) {
         let until = self.now + time;
         while self.now < until {
@@ -108,13 +110,13 @@ impl Net {
         }
     }
 
-    /// Until `token` of node 0 has ended.
+    /// Steps until `token` of node 0 has ended; returns its completion.
     pub(crate) fn finish(&mut self, token: u64) -> Completion {
         self.drive("a slice or fence ends", |net| net.nodes[0].ended(token).is_some());
         self.nodes[0].ended(token).unwrap()
     }
 
-    /// Submits to node 0 and waits until all have been applied.
+    /// Submits to node 0 and waits until all slices are applied.
     pub(crate) fn transfer(&mut self, slices: &[Slice]) {
         self.nodes[0].submit(slices);
         for slice in slices {
@@ -124,11 +126,11 @@ impl Net {
     }
 
     pub(crate) fn fence(&mut self, token: u64) -> Completion {
-        self.nodes[0].transport.fence(Token(token), SEGMENT).unwrap();
+        self.nodes[0].transport.fence(Token(token), REMOTE).unwrap();
         self.finish(token)
     }
 
-    /// Leaves the connection up and the queue pairs live.
+    /// Moves one byte, so that the connection is up and the queue pairs are live.
     pub(crate) fn warm_up(&mut self) {
         self.transfer(&[write(u64::MAX, 0, 0, 1)]);
     }

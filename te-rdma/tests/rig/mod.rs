@@ -1,4 +1,4 @@
-//! Two devices, memory on both, queue pairs between them.
+//! Two devices with registered memory, and queue pairs between them.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -13,7 +13,7 @@ pub(crate) const ALL: MrAccess =
 pub(crate) const EMPTY: WorkCompletion =
     WorkCompletion { id: 0, qp_number: 0, status: WcStatus::Other, code: 0 };
 
-/// Memory to which no reference exists. Kept until the test program ends, so no order of drops can matter.
+/// Memory to which no reference exists. It is never freed, so the order of drops does not matter.
 #[derive(Clone, Copy)]
 pub(crate) struct Mem {
     pub(crate) span: MemSpan,
@@ -26,7 +26,7 @@ impl Mem {
     }
 
     fn view(&self) -> VolatileSpan<'_> {
-        // SAFETY: never freed, and this is the only kind of access.
+        // SAFETY: never freed, and reached in no other way.
         unsafe { VolatileSpan::new(self.span) }
     }
 
@@ -79,7 +79,7 @@ impl<V: Verbs> Node<V> {
         assert_eq!((taken, error), (requests.len(), None));
     }
 
-    /// What the completion queue holds: ids and statuses.
+    /// Takes all completions: ids and statuses.
     pub(crate) fn poll(&mut self) -> Vec<(u64, WcStatus)> {
         let mut out = [EMPTY; 64];
         let mut all = Vec::new();
@@ -147,7 +147,7 @@ impl Pair {
         }
     }
 
-    /// Lets everything happen that will, and gives a's completions.
+    /// Runs until nothing is on the wire, and returns a's completions.
     pub(crate) fn settle(&mut self) -> Vec<(u64, WcStatus)> {
         self.fabric.run_until_idle();
         self.a.poll()
@@ -173,7 +173,7 @@ pub(crate) fn default_path(peer: Qp, peer_gid: [u8; 16]) -> Path {
     }
 }
 
-/// Connects new queue pairs; `change` may spoil a's or b's idea of the other.
+/// Connects new queue pairs. `change` may make a's or b's path to the other wrong.
 pub(crate) fn connect(
     a: &mut SimNode,
     b: &mut SimNode,

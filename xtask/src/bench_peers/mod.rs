@@ -176,8 +176,8 @@ fn enter_namespace(congestion: &str) -> Result<()> {
         let host = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap_or_default();
         ensure!(
             host.trim() == congestion,
-            "this host uses the congestion control `{}` and this user may not create a network namespace: run as root, or pass \
-            --congestion {}",
+            "this host uses the congestion control `{}` and this user may not create a network namespace: \
+            run as root, or pass --congestion {}",
             host.trim(),
             host.trim()
         );

@@ -50,11 +50,12 @@ pub(super) fn judge(deploy: &Path, compose: &Compose) -> Result<Vec<String>> {
             service.command.iter().any(|word| word.starts_with("--") && word.ends_with(&ends))
         };
         match compose.services.get(&target.service) {
-            None => {
-                findings.push(format!("prometheus.yml: `{}` is not a service of compose.yaml", target.service))
-            }
-            Some(service) if !http(service) => findings
-                .push(format!("prometheus.yml: `{}` does not listen on port {}", target.service, target.port)),
+            None => findings
+                .push(format!("prometheus.yml: `{}` is not a service of compose.yaml", target.service)),
+            Some(service) if !http(service) => findings.push(format!(
+                "prometheus.yml: `{}` does not listen on port {}",
+                target.service, target.port
+            )),
             Some(_) => {}
         }
     }
@@ -106,8 +107,9 @@ fn judge_dashboard(dashboard: &Value) -> Vec<String> {
             // resolution.
             let mut windows = expr.split('[').skip(1).map(|rest| rest.split(']').next().unwrap_or_default());
             if windows.any(|window| !["$__rate_interval", "$__range", "1d"].contains(&window)) {
-                findings
-                    .push(format!("snowskin.json: `{title}` has a window that does not follow the resolution"));
+                findings.push(format!(
+                    "snowskin.json: `{title}` has a window that does not follow the resolution"
+                ));
             }
         }
     }

@@ -153,7 +153,9 @@ fn wait_until_well(root: &Path, plan: &Plan, container: &mut Container) -> Resul
         }
         match answer {
             Ok(_) => return Ok(()),
-            Err(error) if Instant::now() > deadline => return Err(error.context("it does not become healthy")),
+            Err(error) if Instant::now() > deadline => {
+                return Err(error.context("it does not become healthy"));
+            }
             Err(_) => std::thread::sleep(HEALTH_EVERY),
         }
     }
@@ -166,7 +168,12 @@ fn use_gateway(gateway: SocketAddr, host: &str) -> Result<()> {
     ensure!((200..300).contains(&status), "a put through the gateway: status {status}");
     let (status, got) = ask(gateway, host, "GET", path, b"")?;
     ensure!(status == 200, "a get through the gateway: status {status}");
-    ensure!(got == sent, "the gateway returned {} bytes that differ from the {} that were put", got.len(), sent.len());
+    ensure!(
+        got == sent,
+        "the gateway returned {} bytes that differ from the {} that were put",
+        got.len(),
+        sent.len()
+    );
     // Removes the object, so that a node has nothing to move before it stops. It was just read, and is leased
     // for some time.
     let deadline = Instant::now() + LEASED_MAX;

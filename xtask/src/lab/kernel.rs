@@ -129,7 +129,8 @@ fn build(lab_dir: &Path, building: &Path, recipe: &str, deb: Option<&Path>) -> R
 
 fn download(dir: &Path) -> Result<PathBuf> {
     let package = package_name().context(
-        "apt does not know `linux-image-amd64`: run `apt-get update`, or give a kernel package of Debian with --kernel-deb FILE",
+        "apt does not know `linux-image-amd64`: run `apt-get update`, or give a kernel package of Debian \
+        with --kernel-deb FILE",
     )?;
     println!("lab: downloading {package}");
     Cmd::new("apt-get -qq download").arg(&package).run(dir, Some(300)).with_context(|| {

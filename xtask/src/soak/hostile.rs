@@ -249,7 +249,11 @@ pub(super) fn judge(contests: &[Contest], counts: &BTreeMap<String, u64>) -> Res
             "the attack `{kind}` did nothing: no {sign}"
         );
     }
-    ensure!(contests.len() == 3, "the prober reported durations of {} operations instead of 3", contests.len());
+    ensure!(
+        contests.len() == 3,
+        "the prober reported durations of {} operations instead of 3",
+        contests.len()
+    );
     for contest in contests {
         let calls = contest.quiet.calls.min(contest.attacked.calls);
         ensure!(calls >= CALLS_MIN, "{}: {calls} calls are too few for a result", contest.operation);

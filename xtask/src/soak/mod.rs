@@ -316,7 +316,8 @@ impl Report {
         }
         let verdict = match self.judge() {
             Ok(()) if self.contests.is_some() => {
-                "0 wrong bytes, memory and descriptors flat, call durations under attack within their bound".to_owned()
+                "0 wrong bytes, memory and descriptors flat, call durations under attack within their bound"
+                    .to_owned()
             }
             Ok(()) => "0 wrong bytes, memory and descriptors flat".to_owned(),
             Err(error) => format!("FAILED: {error}"),

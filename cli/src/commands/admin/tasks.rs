@@ -8,7 +8,7 @@ use store_core::message::{
     CancelTasks, CreateTasks, DrainInfo, DrainStatus, ListTasks, NewTask, OrderSegments, QueryTasks,
     RetryTasks, SegmentOrder, SegmentState, TaskInfo, TaskQuery, TaskState,
 };
-use store_core::{ErrorCode, Key, SegmentNo};
+use store_core::{ErrorCode, Key, SegmentNo, TaskId};
 
 use super::list::{SegmentRow, ask_segments, segment_called};
 use crate::commands::{MasterArg, no_master};
@@ -205,9 +205,7 @@ pub(super) fn drain(args: &Drain) -> Outcome {
         let last = std::mem::replace(&mut drains, status(&mut rpc, &wanted)?);
         if let Some(lost) = gone(&last, &drains) {
             let lost = Failure::failed(format!("segment {lost} was removed before it was drained"));
-            return fail(
-                lost.hint("its node ended: objects without another replica are lost"),
-            );
+            return fail(lost.hint("its node ended: objects without another replica are lost"));
         }
     }
     let rows: Vec<DrainRow> = drains.iter().map(|drain| row_of(drain, &known)).collect();
@@ -355,7 +353,7 @@ pub(super) fn list(args: &Tasks) -> Outcome {
     }
     for ids in args.ids.chunks(PAGE as usize) {
         let mut asked = ids.iter();
-        let ids = ids.iter().copied();
+        let ids = ids.iter().copied().map(TaskId::new);
         // One answer per id, in the order of the request.
         let mut take = |found: Result<TaskInfo<'_>, ErrorCode>| match (asked.next(), found) {
             (_, Ok(task)) => rows.push(TaskRow::from(task)),

@@ -14,9 +14,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use serde::Serialize;
 use store_core::{AllocationStrategy, AllocatorKind};
 
-use crate::global::Global;
 use crate::content::mix;
 use crate::exit::{EXIT_CODES, Exit};
+use crate::global::Global;
 use crate::output::{Align, LiveTable, figure, rounded, thousands};
 use crate::progress::Bar;
 use crate::{Outcome, output, sys};
@@ -24,13 +24,14 @@ use cluster::Cluster;
 use published::Published;
 
 const AFTER_HELP: &str =
-    "Utilisation is the bytes of live objects divided by the bytes of the pool. Every pool is filled until it refuses an \
-    object, and is then kept full: at each refusal, random objects are freed, one at a time, or 5 % of all with 3.12 MB blocks \
-    and pairs. Utilisation is sampled after every allocation, or with 5 % at each refusal. Time is CPU time, the average per \
-    allocation; in the first table it includes the frees that make room, in the others it is a whole put_start of the \
-    master, including its table of objects. Published figures are Mooncake's, from its documentation, measured on another \
-    machine; in the second table they are of its allocation strategies alone. Objects are aligned to 64 bytes here, so \
-    those shorter than about 512 bytes fill less.
+    "Utilisation is the bytes of live objects divided by the bytes of the pool. Every pool is filled until \
+    it refuses an object, and is then kept full: at each refusal, random objects are freed, one at a time, \
+    or 5 % of all with 3.12 MB blocks and pairs. Utilisation is sampled after every allocation, or with 5 % \
+    at each refusal. Time is CPU time, the average per allocation; in the first table it includes the frees \
+    that make room, in the others it is a whole put_start of the master, including its table of objects. \
+    Published figures are Mooncake's, from its documentation, measured on another machine; in the second \
+    table they are of its allocation strategies alone. Objects are aligned to 64 bytes here, so those \
+    shorter than about 512 bytes fill less.
 
 Examples:
   snowskin bench allocator
@@ -255,7 +256,8 @@ impl Report<'_> {
         }
         let gib = self.args.segment_gib;
         self.heading(&format!(
-            "Through a master, {gib} GiB per segment: utilisation, ns per put_start; published: 1,024 GiB, another machine"
+            "Through a master, {gib} GiB per segment: utilisation, ns per put_start; published: 1,024 GiB, \
+            another machine"
         ))?;
         let mut table = LiveTable::new(&[
             ("objects", Align::Left),
@@ -308,7 +310,9 @@ impl Report<'_> {
         if !self.wants(Workload::Scale) {
             return Ok(None);
         }
-        self.heading("4 KiB objects: ns per put with half of the space free; ns per removal and put with none free")?;
+        self.heading(
+            "4 KiB objects: ns per put with half of the space free; ns per removal and put with none free",
+        )?;
         // A million objects; fewer if fewer allocations are measured, but some per segment.
         let capacity = self.args.allocations.clamp(16 << 10, 1 << 20) * 4096;
         let mut table = LiveTable::new(&[
@@ -353,7 +357,9 @@ impl Report<'_> {
         if !self.wants(Workload::Join) {
             return Ok(None);
         }
-        self.heading("An empty segment joins 16 others: its share of the next puts, by seconds since it joined")?;
+        self.heading(
+            "An empty segment joins 16 others: its share of the next puts, by seconds since it joined",
+        )?;
         let mut columns = vec![("others", Align::Right), ("strategy        ", Align::Left)];
         columns.extend(["0 s", "15 s", "30 s", "45 s", "60 s"].map(|name| (name, Align::Right)));
         let mut table = LiveTable::new(&columns);

@@ -4,24 +4,28 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use store_client::local::LocalConfig;
-use store_client::{BufferRange, Client, ClientConfig, Get, LocalBuffer, LocalClient, PutOptions, SharedRegion, Store as _, StoreError, RemoveMode};
+use store_client::{
+    BufferRange, Client, ClientConfig, Get, LocalBuffer, LocalClient, PutOptions, RemoveMode, SharedRegion,
+    Store as _, StoreError,
+};
 use te_engine::Fabrics;
 
 use super::cpu_s_per_gib;
-use crate::global::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::commands::local::failure;
 use crate::content::mix;
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::histogram::Histogram;
 use crate::output::{Align, LiveTable, figure, rounded};
 use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
-const AFTER_HELP: &str = "Starts a master and a node with a local socket. Both clients have one operation in progress at a time, to and \
-from registered memory; what is read is verified against its checksum. They take turns, so that other load on \
-the machine affects both. CPU time is that of client, master and node.
+const AFTER_HELP: &str =
+    "Starts a master and a node with a local socket. Both clients have one operation in \
+progress at a time, to and from registered memory; what is read is verified against its checksum. They take \
+turns, so that other load on the machine affects both. CPU time is that of client, master and node.
 
 Examples:
   snowskin bench local
@@ -151,7 +155,8 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let zeros = vec![0; usize::try_from(longest)?];
     region.write(0, &zeros)?;
     buffer.write(0, &zeros).map_err(|error| failure("", &error))?;
-    let mut clients = [BenchClient::Embedded(Box::new(embedded), region), BenchClient::Local(Box::new(local), buffer)];
+    let mut clients =
+        [BenchClient::Embedded(Box::new(embedded), region), BenchClient::Local(Box::new(local), buffer)];
 
     let bar = Bar::new(2 * args.value.len() as u64, "combinations", global.quiet);
     let mut table = LiveTable::new(&[

@@ -12,30 +12,30 @@ use clap::ValueEnum;
 use serde::Serialize;
 use store_client::{Address, RpcConfig, RpcConnection};
 use store_core::message::{
-    Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutRequest,
-    PutEnd, PutOptions, PutStart, ReadStats, Removal, Remove,
+    Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutEnd,
+    PutOptions, PutRequest, PutStart, ReadStats, Removal, Remove,
 };
-use store_core::{ErrorCode, Frame, Key, NodeId, Incarnation};
+use store_core::{ErrorCode, Frame, Incarnation, Key, NodeId};
 
-use crate::global::Global;
 use crate::commands::cluster::MasterReady;
 use crate::commands::no_master;
 use crate::content::mix;
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::histogram::Histogram;
 use crate::output::{Align, LiveTable, figure, rounded, thousands};
 use crate::process::Child;
 use crate::progress::Bar;
 use crate::{Outcome, fail, output, sys};
 
-/// Who puts has a name; without one it is refused.
+/// A put needs a writer's identity: the master refuses one without.
 const ASK: PutRequest = PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) };
 
 const AFTER_HELP: &str =
-    "exists and get request random keys among --objects stored ones; put stores new keys, and counts one when its start and its \
-    end are both answered. Keys have 32 bytes. Latency is that of one request of --batch keys (put: of both requests), with \
-    --depth of them in progress per connection. Memory per object is the growth of the process (VmRSS), and the master's own \
-    estimate, both divided by --objects.
+    "exists and get request random keys among --objects stored ones; put stores new keys, and counts one \
+    when its start and its end are both answered. Keys have 32 bytes. Latency is that of one request of \
+    --batch keys (put: of both requests), with --depth of them in progress per connection. Memory per object \
+    is the growth of the process (VmRSS), and the master's own estimate, both divided by --objects.
 
 Examples:
   snowskin bench master
@@ -220,7 +220,8 @@ fn finish(args: &Args, rows: &[Row], memory: Memory) -> anyhow::Result<()> {
     }
     let measured = memory.measured.map(|bytes| format!("{} B measured, ", figure(bytes))).unwrap_or_default();
     output::print(&format!(
-        "\nmaster's memory per object, for {} objects with 32-byte keys: {measured}{} B by its own estimate\n",
+        "\nmaster's memory per object, for {} objects with 32-byte keys: {measured}{} B by its own \
+        estimate\n",
         thousands(args.objects),
         figure(memory.estimated)
     ))
@@ -245,7 +246,8 @@ struct Load {
 fn mount(control: &mut RpcConnection) -> anyhow::Result<Heartbeat> {
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let wall = u64::try_from(seconds.as_nanos()).unwrap_or(u64::MAX);
-    let (node, incarnation) = (NodeId::new(mix(wall ^ u64::from(std::process::id()))), Incarnation::new(wall));
+    let (node, incarnation) =
+        (NodeId::new(mix(wall ^ u64::from(std::process::id()))), Incarnation::new(wall));
     let name = format!("bench-{node:016x}");
     // Port 9 is the discard service: no client reads or writes there.
     let segment = MountSegment {
@@ -285,7 +287,8 @@ fn fill(
         let (_, allocations) = control.call::<PutStart>(&ASK, items).map_err(no_master)?;
         generations.clear();
         for allocation in allocations {
-            let allocation = allocation.context("the master has no space for the objects of the benchmark")?;
+            let allocation =
+                allocation.context("the master has no space for the objects of the benchmark")?;
             generations.push((allocation.generation, allocation.handle));
         }
         let items = keys.iter().zip(&generations).map(|(key, &(generation, handle))| Commit {

@@ -10,14 +10,14 @@ mod transfer;
 use std::time::Duration;
 
 use crate::Outcome;
-use crate::global::Global;
 use crate::exit::{EXIT_CODES, Failure};
+use crate::global::Global;
 use crate::output::thousands;
 use crate::size::GIB;
 
 const AFTER_HELP: &str =
-    "Every benchmark starts the processes it needs and stops them. GB = 10⁹ bytes, GiB = 2³⁰ bytes; latencies in µs \
-    are per batch, and CPU time is that of all participating processes.
+    "Every benchmark starts the processes it needs and stops them. GB = 10⁹ bytes, GiB = 2³⁰ bytes; \
+    latencies in µs are per batch, and CPU time is that of all participating processes.
 
 Examples:
   snowskin bench transfer --fabric shm --block 1MiB
@@ -61,7 +61,10 @@ fn not_ours(address: &str, foreign: u64) -> Failure {
         0 => "has nodes that were not started by a benchmark".to_owned(),
         1 => "holds an object that was not stored by a benchmark, and that this one may evict".to_owned(),
         n => {
-            format!("holds {} objects that were not stored by a benchmark, and that this one may evict", thousands(n))
+            format!(
+                "holds {} objects that were not stored by a benchmark, and that this one may evict",
+                thousands(n)
+            )
         }
     };
     Failure::failed(format!("the store at {address} {what}"))

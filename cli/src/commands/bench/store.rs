@@ -5,15 +5,18 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::Serialize;
-use store_client::{BufferRange, Client, ClientConfig, ErrorCode, Get, Put, PutOptions, SharedRegion, Store as _, StoreError, RemoveMode};
+use store_client::{
+    BufferRange, Client, ClientConfig, ErrorCode, Get, Put, PutOptions, RemoveMode, SharedRegion, Store as _,
+    StoreError,
+};
 use te_engine::Fabrics;
 
 use super::cpu_s_per_gib;
-use crate::global::Global;
 use crate::commands::FabricParser;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::content::{Content, mix};
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::histogram::Histogram;
 use crate::output::{Align, LiveTable, figure, rounded, thousands};
 use crate::progress::Bar;
@@ -21,13 +24,13 @@ use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
 const AFTER_HELP: &str =
-    "One client with one operation at a time, to and from registered memory; what is read is verified against its \
-    checksum. get reads one random object among those stored before, batch-get --batch of them; put and batch-put \
-    store new ones (when the pool is full, old ones are evicted, which is part of the time). get-range reads a quarter \
-    of an object, starting at a third of it; put-parts puts an object from 16 pieces of memory. With --plain, objects \
-    come from and go to ordinary memory, which costs a copy. A pool that is started here is written once before the \
-    measurement, as a pool in use has been. Latency is that of one call; CPU time is that of client, master and nodes \
-    (with --master, of this process alone).
+    "One client with one operation at a time, to and from registered memory; what is read is verified \
+    against its checksum. get reads one random object among those stored before, batch-get --batch of them; \
+    put and batch-put store new ones (when the pool is full, old ones are evicted, which is part of the \
+    time). get-range reads a quarter of an object, starting at a third of it; put-parts stores an object from \
+    16 pieces of memory. With --plain, objects come from and go to ordinary memory, which costs a copy. A \
+    pool that is started here is written once before the measurement, as a pool in use has been. Latency is \
+    that of one call; CPU time is that of client, master and nodes (with --master, of this process alone).
 
 Examples:
   snowskin bench store
@@ -136,7 +139,7 @@ const BUFFER_BYTES_MAX: u64 = 256 << 20;
 const FILL_BATCH: u64 = 16;
 /// Length of the objects with which a pool is written the first time, bytes.
 const TOUCH_BYTES: u64 = 4 << 20;
-/// Pieces of memory from which put-parts puts an object.
+/// Pieces of memory per object of put-parts.
 const PIECES: u64 = 16;
 /// Prefix of the benchmark's keys.
 const KEY_PREFIX: &[u8] = b"bench/";

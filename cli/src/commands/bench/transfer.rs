@@ -14,11 +14,11 @@ use te_engine::{Config, Engine, FabricEntry, Fabrics, LocalAddr, SharedRegion, T
 
 use super::cpu_s_per_gib;
 use super::target::{TargetReady, touch};
-use crate::global::Global;
 use crate::commands::fabric_values;
 use crate::commands::metadata::MetadataArg;
 use crate::content::{Content, mix};
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::histogram::Histogram;
 use crate::output::{Align, LiveTable, figure, rounded};
 use crate::process::Child;
@@ -27,11 +27,11 @@ use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
 const AFTER_HELP: &str =
-    "Each thread has its own engine and polls it. A batch of --batch requests is submitted, and the next one when all \
-    of it has ended: latency is that of a whole batch, from submission to completion. Buffers have at most --window \
-    bytes on either side; a larger batch uses the same places again. GB/s counts 10⁹ bytes; CPU time is that of both \
-    processes per GiB (with --target, of this process alone). memcpy copies within this process without an engine, to \
-    show what the memory can do.
+    "Each thread has its own engine and polls it. A batch of --batch requests is submitted, and the next one \
+    when all of it has ended: latency is that of a whole batch, from submission to completion. Buffers have \
+    at most --window bytes on either side; a larger batch uses the same places again. GB/s counts 10⁹ bytes; \
+    CPU time is that of both processes per GiB (with --target, of this process alone). memcpy copies within \
+    this process without an engine, to show what the memory can do.
 
 Examples:
   snowskin bench transfer
@@ -153,7 +153,8 @@ impl TypedValueParser for ViaParser {
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        let memcpy = PossibleValue::new("memcpy").help("Without an engine: memcpy of the C library, for comparison");
+        let memcpy =
+            PossibleValue::new("memcpy").help("Without an engine: memcpy of the C library, for comparison");
         Some(Box::new(fabric_values().chain([memcpy])))
     }
 }
@@ -284,7 +285,8 @@ fn check(args: &Args) -> anyhow::Result<()> {
         && needed > available / 10 * 9
     {
         return fail(Failure::failed(format!(
-            "the buffers need {}, but this machine has only {} available: choose a smaller --window or fewer --threads",
+            "the buffers need {}, but this machine has only {} available: choose a smaller --window or fewer \
+            --threads",
             ByteSize(needed).approximate(),
             ByteSize(available).approximate()
         )));
@@ -407,7 +409,7 @@ fn config(args: &Args, fabrics: Fabrics) -> Result<Config, Failure> {
     config.spin_us = args.spin_us;
     #[cfg(feature = "tcp")]
     {
-        config.tcp.lanes = args.connections;
+        config.tcp.connections = args.connections;
         config.tcp.checksum = args.checksum;
         config.tcp.congestion.clone_from(&args.congestion);
     }

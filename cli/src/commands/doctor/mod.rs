@@ -26,8 +26,9 @@ use source::Source;
 use te_engine::Fabrics;
 
 const AFTER_HELP: &str =
-    "Verdicts: ok · warn (works, but slower or restricted) · fail (something does not work) · skip (unknown, or not relevant). \
-    Missing RDMA is skipped; RDMA that is present but unusable fails. --fabric changes both.
+    "Verdicts: ok · warn (works, but slower or restricted) · fail (something does not work) · skip (unknown, \
+    or not relevant). Missing RDMA is skipped; RDMA that is present but unusable fails. --fabric changes \
+    both.
 
 Examples:
   snowskin doctor                             this machine

@@ -36,8 +36,8 @@ use pool::{Pool, Threads};
 use room::{BodyLimits, Rooms};
 
 const AFTER_HELP: &str =
-    "It has NO AUTHENTICATION: any process that reaches its port can read, store and remove objects. Keep it on loopback, or \
-    behind a proxy that authenticates its clients.
+    "It has NO AUTHENTICATION: any process that reaches its port can read, store and remove objects. Keep it \
+    on loopback, or behind a proxy that authenticates its clients.
 
 Examples:
   snowskin gateway
@@ -119,11 +119,14 @@ impl LimitArgs {
         let (body, buffered) = (self.body_bytes_max.bytes(), self.buffered_bytes.bytes());
         if body == 0 || buffered / 2 < body || buffered > BUFFERED_BYTES_MAX {
             let message = format!(
-                "--body-bytes-max {} and --buffered-bytes {}: there must be memory for at least two of the longest objects, one per \
-                direction",
+                "--body-bytes-max {} and --buffered-bytes {}: there must be memory for at least two of the \
+                longest objects, one per direction",
                 self.body_bytes_max, self.buffered_bytes
             );
-            return fail(Failure::usage(message).hint("--body-bytes-max is at least 1 B, --buffered-bytes at most 1 TiB"));
+            return fail(
+                Failure::usage(message)
+                    .hint("--body-bytes-max is at least 1 B, --buffered-bytes at most 1 TiB"),
+            );
         }
         Ok((body, buffered))
     }

@@ -11,7 +11,10 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use serde::{Deserialize, Serialize};
-use store_client::{Client, ErrorCode, Get, ObjectInfo, Pin as Keep, PutOptions, Retention, Store as _, StoreError, metrics_text_of, RemoveMode};
+use store_client::{
+    Client, ErrorCode, Get, ObjectInfo, Pin as Keep, PutOptions, RemoveMode, Retention, Store as _,
+    StoreError, metrics_text_of,
+};
 use store_master::is_own_host;
 
 use super::parse::{Wanted, has_tag, percent_decode, percent_encode, query_pairs, wanted_range};
@@ -64,9 +67,14 @@ pub(super) fn router(app: App) -> Router {
         router = router.route(path, methods);
     }
     router
-        .fallback(|| async { Problem::new(StatusCode::NOT_FOUND, "this path does not exist: see /openapi.json") })
+        .fallback(|| async {
+            Problem::new(StatusCode::NOT_FOUND, "this path does not exist: see /openapi.json")
+        })
         .method_not_allowed_fallback(|| async {
-            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not support the method: see /openapi.json")
+            Problem::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "this path does not support the method: see /openapi.json",
+            )
         })
         .layer(middleware::from_fn_with_state(app.clone(), guard))
         .layer(middleware::from_fn_with_state(app.clone(), count))
@@ -114,10 +122,7 @@ impl IntoResponse for Problem {
 
 impl From<Busy> for Problem {
     fn from(Busy: Busy) -> Self {
-        Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the gateway is busy: try again, or raise --clients",
-        )
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the gateway is busy: try again, or raise --clients")
     }
 }
 
@@ -376,7 +381,10 @@ async fn exists(State(app): State<App>, headers: HeaderMap, body: Body) -> Answe
     let question: Question = serde_json::from_slice(&body)
         .map_err(|error| Problem::wrong(format!("write {{\"keys\": [\"…\", …]}}: {error}")))?;
     if question.keys.len() > KEYS_MAX {
-        return Err(Problem::wrong(format!("the query has {} keys, but at most {KEYS_MAX} are allowed", question.keys.len())));
+        return Err(Problem::wrong(format!(
+            "the query has {} keys, but at most {KEYS_MAX} are allowed",
+            question.keys.len()
+        )));
     }
     let asked = move |client: &mut Client| {
         let keys: Vec<&[u8]> = question.keys.iter().map(String::as_bytes).collect();
@@ -528,7 +536,10 @@ fn miss() -> Problem {
 }
 
 pub(super) fn too_large(max: u64) -> Problem {
-    let message = format!("an object has at most {max} bytes here: use the client library for longer ones, or raise --body-bytes-max");
+    let message = format!(
+        "an object has at most {max} bytes here: use the client library for longer ones, or raise \
+        --body-bytes-max"
+    );
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, message)
 }
 

@@ -16,7 +16,11 @@ pub(crate) fn percent_decode(text: &str) -> Result<Vec<u8>, &'static str> {
         let mut digit = || bytes.next().and_then(|byte| char::from(byte).to_digit(16));
         match (digit(), digit()) {
             (Some(high), Some(low)) => out.push((high << 4 | low) as u8),
-            _ => return Err("a % in a URL must be followed by two hexadecimal digits; write a literal % as %25"),
+            _ => {
+                return Err(
+                    "a % in a URL must be followed by two hexadecimal digits; write a literal % as %25",
+                );
+            }
         }
     }
     Ok(out)

@@ -17,11 +17,11 @@ use store_core::allocator::GRAIN_BYTES;
 use store_core::chunks::stored_len;
 use te_engine::Fabrics;
 
-use crate::global::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::commands::{FabricParser, eviction_parser};
 use crate::content::Content;
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::global::Global;
 use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
@@ -30,21 +30,22 @@ use report::Report;
 use simulate::Tokens;
 use source::{Source, Survey};
 
-const AFTER_HELP: &str = "For each request of the trace, in order and without its pauses, the command does this:
+const AFTER_HELP: &str = "For each request of the trace, in order and without its pauses, the command does \
+    this:
   1. ask the master for the length of the cached prefix (one batch_exists)
   2. get the blocks of that prefix, verify every byte   (batches of --batch blocks)
   3. put the blocks that were missing                   (batches of --batch blocks)
 A block counts as a hit when it is in the longest prefix that was actually read and was correct.
 
-Output: latencies are per batch call; GiB/s counts the time inside those calls; cpu_s_per_gib is the CPU time of all \
-processes (client with its verification, master, nodes) per GiB read or written.
+Output: latencies are per batch call; GiB/s counts the time inside those calls; cpu_s_per_gib is the CPU \
+time of all processes (client with its verification, master, nodes) per GiB read or written.
 
-With --simulate, no process is started and no data is moved: the master's own code is run on the trace, once per policy and \
-capacity, and the hit rates are printed as a table (or as JSON, or plotted). It shows how much memory is worthwhile, and \
-which --eviction suits the requests.
+With --simulate, no process is started and no data is moved: the master's own code is run on the trace, once \
+per policy and capacity, and the hit rates are printed as a table (or as JSON, or plotted). It shows how \
+much memory is worthwhile, and which --eviction suits the requests.
 
-With --compare, each policy and capacity is both simulated and replayed, and the exit code is 1 when two hit rates differ \
-by more than --agree-within percentage points.
+With --compare, each policy and capacity is both simulated and replayed, and the exit code is 1 when two hit \
+rates differ by more than --agree-within percentage points.
 
 A trace has one JSON object per line:
   {\"timestamp\": 0, \"input_length\": 900, \"output_length\": 3, \"hash_ids\": [0, 7]}
@@ -367,7 +368,9 @@ fn pool_bytes(args: &Args, capacity: Option<u64>, distinct_blocks: Option<u64>) 
         }
     };
     let Some(bytes) = blocks.checked_mul(block_bytes) else {
-        return fail(Failure::usage("--capacity-blocks times --block-bytes exceeds the memory of any machine"));
+        return fail(Failure::usage(
+            "--capacity-blocks times --block-bytes exceeds the memory of any machine",
+        ));
     };
     // At least one page per node.
     let bytes = bytes.max(u64::from(args.nodes) * 4096);

@@ -97,7 +97,9 @@ impl Svg {
                 ));
             }
         }
-        self.line(format_args!(r##"<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="#222222"/>"##));
+        self.line(format_args!(
+            r##"<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="#222222"/>"##
+        ));
         self.line(format_args!(
             r##"<text x="{:.1}" y="{:.1}" text-anchor="middle">capacity, tokens (logarithmic)</text>"##,
             (LEFT + RIGHT) / 2.0,

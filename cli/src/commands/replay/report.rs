@@ -116,7 +116,11 @@ impl Report {
             thousands(self.evicted),
             format!("pool {}", ByteSize(self.capacity_bytes).approximate()),
         );
-        row("verify failures", thousands(self.verify_failures), "every byte that was read was compared".to_owned());
+        row(
+            "verify failures",
+            thousands(self.verify_failures),
+            "every byte that was read was compared".to_owned(),
+        );
         let odd = [
             ("missing at read", self.get_misses, "evicted between lookup and get"),
             (

@@ -16,8 +16,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 use store_core::allocator::GRAIN_BYTES;
-use store_core::message::{MountSegment, PutRequest, PutOptions};
-use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place, NodeId, Incarnation, BatchOrder};
+use store_core::message::{MountSegment, PutOptions, PutRequest};
+use store_core::{
+    BatchOrder, ErrorCode, EvictionPolicy, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Place,
+};
 
 use super::belady;
 use crate::exit::Failure;
@@ -167,7 +169,8 @@ impl Simulation {
         }
         let cut = if self.interrupted { "\nInterrupted: these figures are incomplete." } else { "" };
         format!(
-            "{}\nSimulated: {} requests, {} block references, {} distinct blocks of {} tokens; {:.1} % with unlimited capacity.{cut}\n",
+            "{}\nSimulated: {} requests, {} block references, {} distinct blocks of {} tokens; {:.1} % with \
+            unlimited capacity.{cut}\n",
             table.render(),
             thousands(self.requests),
             thousands(self.block_refs),
@@ -326,7 +329,7 @@ impl Pool {
         let mut put = 0;
         for (at, key) in keys().enumerate() {
             if self.present[at] {
-                // A block that another one of its own request pushed out is put again.
+                // A block that was evicted for another block of the same request is put again.
                 if master.get_in(now, &key, BatchOrder::of(at)).is_ok() {
                     continue;
                 }
@@ -335,8 +338,10 @@ impl Pool {
             let place = Place { follows: at > 0, ..place };
             put += 1;
             match master.put_start_in(now, &key, 1, &PutRequest::once(PutOptions::DEFAULT), place) {
-                Ok(allocation) => master.put_end_in(now, &key, allocation.generation, 0, BatchOrder::of(at))?,
-                // Everything else is leased, or the request has a block twice.
+                Ok(allocation) => {
+                    master.put_end_in(now, &key, allocation.generation, 0, BatchOrder::of(at))?
+                }
+                // All other blocks are leased, or the request contains a block twice.
                 Err(ErrorCode::ObjectAlreadyExists) => {}
                 Err(code) if code.is_no_room() => {}
                 Err(code) => return Err(code.into()),

@@ -35,8 +35,8 @@ const AFTER_HELP: &str = "Examples:
   snowskin top --once
   snowskin top --json | jq .hit_rate
 
-"Bytes per second are those of objects that readers found and writers committed, as the master counts them. No \
-payload passes through the master.";
+Bytes per second are those of objects that readers found and writers committed, as the master counts them. \
+No payload passes through the master.";
 
 /// Most tasks that are shown: those in progress, waiting or failed.
 const TASKS_MAX: usize = 100;
@@ -349,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_since_the_look_before_and_a_restarted_master_makes_none_of_them_negative() {
+    fn rates_are_since_the_sample_before_and_a_restarted_master_makes_none_of_them_negative() {
         let stats = |gets, hits, bytes| {
             let mut stats = Stats::default();
             (stats.gets_total, stats.get_hits_total, stats.get_bytes_total) = (gets, hits, bytes);

@@ -259,14 +259,15 @@ impl View {
                 size(held)
             ),
         ]);
-        table.row(["no room".to_owned(), thousands(stats.puts_no_room_total), "puts failed for lack of space".into()]);
+        table.row([
+            "no room".to_owned(),
+            thousands(stats.puts_no_room_total),
+            "puts failed for lack of space".into(),
+        ]);
         out += &table.render();
         let lost = (stats.nodes_expired_total, stats.objects_lost_total);
-        let line = format!(
-            "lost       {} removed, with {}\n",
-            counted(lost.0, "node"),
-            counted(lost.1, "object")
-        );
+        let line =
+            format!("lost       {} removed, with {}\n", counted(lost.0, "node"), counted(lost.1, "object"));
         let tone = match lost {
             lost if self.lost_before.is_some_and(|before| lost.0 > before.0 || lost.1 > before.1) => {
                 Tone::Bad

@@ -24,8 +24,8 @@ pub(super) fn text(shown: &Shown) -> String {
     }
     if topology.nics().is_empty() && topology.gpus().is_empty() {
         out.push_str(
-            "\nThere are no NICs and no GPUs to choose from. Transfers use local memory, shared memory, and TCP as the system routes \
-            it.\n",
+            "\nThere are no NICs and no GPUs to choose from. Transfers use local memory, shared memory, and \
+            TCP as the system routes it.\n",
         );
     } else if topology.is_trivial() {
         out.push_str("\nAll memory uses the only NIC.\n");

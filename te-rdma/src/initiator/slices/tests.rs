@@ -19,8 +19,13 @@ struct Bench {
 impl Bench {
     /// One attached remote region of 64 KiB. `known`: with its keys.
     fn new(known: bool) -> Self {
-        let config =
-            Config { inflight_max: 4, fences_max: 1, replays_max: 1, remote_regions_max: 8, ..Config::default() };
+        let config = Config {
+            inflight_max: 4,
+            fences_max: 1,
+            replays_max: 1,
+            remote_regions_max: 8,
+            ..Config::default()
+        };
         let export = Export {
             format: EXPORT_FORMAT,
             rights: Access::all().bits(),

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use store_core::message::{MountSegment, PutOptions, WriterState};
-use store_core::{AllocationStrategy, AllocatorKind, Instant, Master, MasterConfig, NodeId, Incarnation, SegmentNo};
+use store_core::{
+    AllocationStrategy, AllocatorKind, Incarnation, Instant, Master, MasterConfig, NodeId, SegmentNo,
+};
 
 use super::one::Rounds;
 use super::{Measured, Random};

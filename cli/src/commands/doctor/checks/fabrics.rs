@@ -25,7 +25,8 @@ fn judge(entry: &FabricEntry<'_>, facts: &Facts) -> Judgement {
     if !facts.fabrics.uses(entry) {
         return skip(format!("not used with --fabric {}", facts.fabrics));
     }
-    let missing = facts.missing.iter().find(|(need, _)| entry.needs.contains(need) && check_of(need).is_none());
+    let missing =
+        facts.missing.iter().find(|(need, _)| entry.needs.contains(need) && check_of(need).is_none());
     match missing {
         Some((need, what)) if facts.fabrics.named().any(|named| named.name == entry.name) => {
             fail(what.clone(), fix_of(need))

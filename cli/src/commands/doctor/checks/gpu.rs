@@ -119,8 +119,8 @@ fn gpudirect(facts: &Facts) -> Judgement {
     warn(
         missing,
         (
-            "load nvidia_peermem; or use dma-buf, which needs Linux 5.12, NVIDIA's open kernel modules from 515 on (or amdgpu), and \
-            rdma-core from 34 on",
+            "load nvidia_peermem; or use dma-buf, which needs Linux 5.12, NVIDIA's open kernel modules from \
+            515 on (or amdgpu), and rdma-core from 34 on",
             "sudo modprobe nvidia_peermem",
         ),
     )
@@ -203,8 +203,8 @@ fn acs(facts: &Facts) -> Judgement {
     warn(
         format!("redirects at {}", list(redirecting)),
         (
-            "on bare metal, switch it off on each of these bridges after each start, or permanently in the firmware (BIOS); in virtual \
-            machines, keep it and use NICs with ATS",
+            "on bare metal, switch it off on each of these bridges after each start, or permanently in the \
+            firmware (BIOS); in virtual machines, keep it and use NICs with ATS",
             command,
         ),
     )

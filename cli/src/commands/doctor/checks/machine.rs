@@ -11,7 +11,11 @@ pub(super) const CHECKS: &[Check] = &[
         why: "Shared memory, io_uring and RDMA need features of newer kernels.",
         judge: kernel,
     },
-    Check { name: "cpus", why: "The thread that moves bytes and the thread that uses them need a CPU each.", judge: cpus },
+    Check {
+        name: "cpus",
+        why: "The thread that moves bytes and the thread that uses them need a CPU each.",
+        judge: cpus,
+    },
     Check {
         name: "cpu governor",
         why: "A CPU that lowers its frequency between transfers adds latency to each one.",
@@ -24,12 +28,14 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         name: "numa balancing",
-        why: "The kernel unmaps pages to find out which CPU uses them, and moves pages that RDMA has not pinned.",
+        why: "The kernel unmaps pages to find out which CPU uses them, and moves pages that RDMA has not \
+            pinned.",
         judge: numa_balancing,
     },
     Check {
         name: "zone reclaim",
-        why: "A full NUMA node then drops its page cache instead of using memory of other nodes, and allocations stall.",
+        why: "A full NUMA node then drops its page cache instead of using memory of other nodes, and \
+            allocations stall.",
         judge: zone_reclaim,
     },
     Check { name: "clock", why: "Each batch of transfers reads the clock.", judge: clock },
@@ -43,12 +49,14 @@ pub(super) const CHECKS: &[Check] = &[
 fn kernel(facts: &Facts) -> Judgement {
     let Some(release) = &facts.kernel else { return skip("unknown") };
     match version(release) {
-        v if v < (4, 14) => {
-            fail(release, "memfd, TCP_ULP and epoll features that this program uses need Linux 4.14; use 5.15 or newer")
-        }
-        v if v < (5, 15) => {
-            warn(release, "io_uring of this kernel is incomplete, so epoll is used; prefer Linux 5.15 or newer")
-        }
+        v if v < (4, 14) => fail(
+            release,
+            "memfd, TCP_ULP and epoll features that this program uses need Linux 4.14; use 5.15 or newer",
+        ),
+        v if v < (5, 15) => warn(
+            release,
+            "io_uring of this kernel is incomplete, so epoll is used; prefer Linux 5.15 or newer",
+        ),
         _ => ok(release),
     }
 }
@@ -103,8 +111,8 @@ fn numa(facts: &Facts) -> Judgement {
     if !homeless.is_empty() {
         return warn(
             format!("{nodes}, but the firmware does not report the node of {}", list(homeless)),
-            "update the firmware (BIOS), or expose the host's topology to the guest; without it, the NIC nearest to memory cannot be \
-            chosen",
+            "update the firmware (BIOS), or expose the host's topology to the guest; without it, the NIC \
+            nearest to memory cannot be chosen",
         );
     }
     let bare: Vec<_> =

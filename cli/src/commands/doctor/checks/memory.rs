@@ -23,7 +23,8 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         name: "huge pages",
-        why: "NICs and CPUs translate addresses per page: small pages slow down registration and cause cache misses.",
+        why: "NICs and CPUs translate addresses per page: small pages slow down registration and cause cache \
+            misses.",
         judge: huge_pages,
     },
     Check { name: "/dev/shm", why: "Other software on the machine exchanges data there.", judge: dev_shm },
@@ -52,8 +53,8 @@ fn cgroup(facts: &Facts) -> Judgement {
     let Some((limit, used)) = facts.cgroup_memory else { return skip("no visible limit") };
     let left = limit.saturating_sub(used);
     let found = format!("{} of {} left", show(left), show(limit));
-    let fix = "raise `MemoryMax=` of the systemd unit, `docker run --memory`, or resources.limits.memory of the pod; or start \
-    nodes with a --memory that fits";
+    let fix = "raise `MemoryMax=` of the systemd unit, `docker run --memory`, or resources.limits.memory of \
+    the pod; or start nodes with a --memory that fits";
     match left {
         l if l < 256 << 20 => fail(found, fix),
         l if l < 2 << 30 => warn(found, fix),
@@ -66,10 +67,7 @@ fn overcommit(facts: &Facts) -> Judgement {
         None => skip("unknown"),
         Some(2) => warn(
             "never",
-            (
-                "use heuristic overcommit, or raise vm.overcommit_ratio",
-                "sudo sysctl vm.overcommit_memory=0",
-            ),
+            ("use heuristic overcommit, or raise vm.overcommit_ratio", "sudo sysctl vm.overcommit_memory=0"),
         ),
         Some(1) => ok("always"),
         Some(_) => ok("heuristic"),
@@ -138,7 +136,10 @@ fn huge_pages(facts: &Facts) -> Judgement {
         Some(mode @ ("always" | "madvise")) => ok(format!("none reserved, transparent: {mode}")),
         Some(mode) => warn(
             format!("none reserved, transparent: {mode}"),
-            ("allow pools to request them", "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
+            (
+                "allow pools to request them",
+                "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
+            ),
         ),
         None => skip("not supported by the kernel"),
     }
@@ -161,8 +162,8 @@ fn memfd(facts: &Facts) -> Judgement {
         Some(Ok(())) => ok("allowed"),
         Some(Err(errno)) => warn(
             format!("refused ({})", errno_text(errno)),
-            "transfers between processes of this host use TCP instead of shared memory: allow memfd_create in the container's seccomp \
-            profile",
+            "transfers between processes of this host use TCP instead of shared memory: allow memfd_create \
+            in the container's seccomp profile",
         ),
     }
 }

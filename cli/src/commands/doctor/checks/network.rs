@@ -17,19 +17,22 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         name: "listen backlog",
-        why: "When many clients connect at once, connections beyond the backlog are dropped and retried a second later.",
+        why: "When many clients connect at once, connections beyond the backlog are dropped and retried a \
+            second later.",
         judge: backlog,
     },
     Check { name: "io_uring", why: "It saves the TCP fabric most of its system calls.", judge: io_uring },
     Check { name: "ports", why: "A master and a node listen on them.", judge: ports },
     Check {
         name: "ephemeral ports",
-        why: "Outgoing connections use ports of this range, possibly the port of a master that is not running yet.",
+        why: "Outgoing connections use ports of this range, possibly the port of a master that is not \
+            running yet.",
         judge: ephemeral,
     },
     Check {
         name: "tcp sockets",
-        why: "A client without free ports cannot connect, and a closed connection keeps its port for a minute.",
+        why: "A client without free ports cannot connect, and a closed connection keeps its port for a \
+            minute.",
         judge: sockets,
     },
     Check {
@@ -37,8 +40,16 @@ pub(super) const CHECKS: &[Check] = &[
         why: "When the firewall's table is full it drops the packets of new connections.",
         judge: conntrack,
     },
-    Check { name: "firewall", why: "A peer behind a firewall that drops packets looks like a dead peer.", judge: firewall },
-    Check { name: "tcp over loopback", why: "Without it, no process of the store can reach another.", judge: loopback },
+    Check {
+        name: "firewall",
+        why: "A peer behind a firewall that drops packets looks like a dead peer.",
+        judge: firewall,
+    },
+    Check {
+        name: "tcp over loopback",
+        why: "Without it, no process of the store can reach another.",
+        judge: loopback,
+    },
     Check { name: "master", why: "Clients and nodes connect to it first.", judge: master },
 ];
 
@@ -49,8 +60,8 @@ fn congestion(facts: &Facts) -> Judgement {
         "bbr" if cubic => warn(
             name,
             (
-                "bbr paces packets, which costs throughput in fast local networks (TCP transfers within one host use cubic in any case): \
-                use cubic, or dctcp with switches that mark packets",
+                "bbr paces packets, which costs throughput in fast local networks (TCP transfers within one \
+                host use cubic in any case): use cubic, or dctcp with switches that mark packets",
                 "sudo sysctl net.ipv4.tcp_congestion_control=cubic",
             ),
         ),
@@ -106,11 +117,14 @@ fn io_uring(facts: &Facts) -> Judgement {
     match facts.io_uring {
         None => skip("unknown"),
         Some(Ok(())) => ok("allowed"),
-        Some(Err(libc::ENOSYS)) => warn("not in this kernel", "epoll is used instead; Linux 5.15 or newer has io_uring"),
+        Some(Err(libc::ENOSYS)) => {
+            warn("not in this kernel", "epoll is used instead; Linux 5.15 or newer has io_uring")
+        }
         Some(Err(errno)) => warn(
             format!("refused ({})", errno_text(errno)),
             (
-                "epoll is used instead; to allow io_uring, permit io_uring_setup in the container's seccomp profile, and:",
+                "epoll is used instead; to allow io_uring, permit io_uring_setup in the container's seccomp \
+                profile, and:",
                 "sudo sysctl kernel.io_uring_disabled=0",
             ),
         ),
@@ -143,7 +157,8 @@ fn ports(facts: &Facts) -> Judgement {
     warn(
         found,
         (
-            "correct if that is your master; otherwise stop that process, or choose other ports with --listen and --http",
+            "correct if that is your master; otherwise stop that process, or choose other ports with \
+            --listen and --http",
             format!("sudo ss -ltnp 'sport = :{port}'"),
         ),
     )
@@ -236,7 +251,10 @@ fn loopback(facts: &Facts) -> Judgement {
             if us > 200.0 {
                 return warn(
                     found,
-                    ("slow: the machine is busy, or its CPUs use deep sleep states", "sudo cpupower idle-set -D 10"),
+                    (
+                        "slow: the machine is busy, or its CPUs use deep sleep states",
+                        "sudo cpupower idle-set -D 10",
+                    ),
                 );
             }
             ok(found)

@@ -10,7 +10,11 @@ use crate::commands::doctor::facts::{Facts, RDMA_DEVICE};
 
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "rdma devices", why: "Without a device, data goes over TCP.", judge: devices },
-    Check { name: "libibverbs", why: "This program reaches the driver through this library.", judge: library },
+    Check {
+        name: "libibverbs",
+        why: "This program reaches the driver through this library.",
+        judge: library,
+    },
     Check {
         name: "rdma providers",
         why: "libibverbs ignores a device whose provider it cannot load.",
@@ -39,7 +43,8 @@ pub(super) const CHECKS: &[Check] = &[
     },
     Check {
         name: "rdma subnets",
-        why: "With two RoCE ports in one subnet, the kernel may answer and send through either, so rails stay idle.",
+        why: "With two RoCE ports in one subnet, the kernel may answer and send through either, so rails \
+            stay idle.",
         judge: subnets,
     },
     Check {
@@ -114,8 +119,9 @@ fn devices(facts: &Facts) -> Judgement {
         true => fail(
             "none in /sys/class/infiniband",
             (
-                "check for a NIC and its driver (`lspci -nn | grep -iE 'mellanox|infiniband'`, `sudo modprobe -a mlx5_ib ib_uverbs`); in a \
-                container also `docker run --device=/dev/infiniband`; for trials without such a NIC:",
+                "check for a NIC and its driver (`lspci -nn | grep -iE 'mellanox|infiniband'`, `sudo \
+                modprobe -a mlx5_ib ib_uverbs`); in a container also `docker run --device=/dev/infiniband`; \
+                for trials without such a NIC:",
                 "sudo rdma link add rxe0 type rxe netdev eth0",
             ),
         ),
@@ -134,7 +140,8 @@ fn library(facts: &Facts) -> Judgement {
         Some(Err(why)) => fail(
             why.clone(),
             (
-                "install the libraries of rdma-core (Debian, Ubuntu: libibverbs1 and ibverbs-providers; Fedora, RHEL, SUSE: libibverbs)",
+                "install the libraries of rdma-core (Debian, Ubuntu: libibverbs1 and ibverbs-providers; \
+                Fedora, RHEL, SUSE: libibverbs)",
                 "sudo apt-get install libibverbs1 ibverbs-providers",
             ),
         ),
@@ -144,8 +151,8 @@ fn library(facts: &Facts) -> Judgement {
 fn providers(facts: &Facts) -> Judgement {
     either(cards(facts).map(|devices| {
         let fix = (
-            "install the providers of rdma-core (Debian, Ubuntu: ibverbs-providers; Fedora, RHEL: libibverbs), of the same release as \
-            libibverbs",
+            "install the providers of rdma-core (Debian, Ubuntu: ibverbs-providers; Fedora, RHEL: \
+            libibverbs), of the same release as libibverbs",
             "sudo apt-get install ibverbs-providers",
         );
         let Some(known) = &facts.rdma.providers else {
@@ -166,7 +173,9 @@ fn providers(facts: &Facts) -> Judgement {
         let empty: Vec<_> = wanted
             .iter()
             .filter(|wanted| {
-                known.iter().any(|provider| provider.name == ***wanted && provider.is_installed == Some(false))
+                known
+                    .iter()
+                    .any(|provider| provider.name == ***wanted && provider.is_installed == Some(false))
             })
             .collect();
         if !empty.is_empty() {
@@ -198,8 +207,9 @@ fn device_nodes(facts: &Facts) -> Judgement {
         fail(
             list(closed),
             (
-                "give the container the devices (`docker run --device=/dev/infiniband`, or the RDMA device plugin of Kubernetes); on the host, \
-                let the udev rules of rdma-core make them accessible to all users",
+                "give the container the devices (`docker run --device=/dev/infiniband`, or the RDMA device \
+                plugin of Kubernetes); on the host, let the udev rules of rdma-core make them accessible to \
+                all users",
                 "sudo udevadm trigger --subsystem-match=infiniband_verbs --action=add",
             ),
         )
@@ -221,8 +231,8 @@ fn cgroup(facts: &Facts) -> Judgement {
         let found = list(limits.iter().map(|(name, handles, objects)| {
             format!("{name}: {} handles, {} objects", show(*handles), show(*objects))
         }));
-        let fix =
-            "raise the limit in rdma.max of the control group (see the kernel's cgroup-v2 document, \"RDMA\")";
+        let fix = "raise the limit in rdma.max of the control group (see the kernel's cgroup-v2 document, \
+            \"RDMA\")";
         let closed = limits.iter().any(|(_, handles, objects)| *handles == Some(0) || *objects == Some(0));
         if closed { fail(found, fix) } else { warn(found, fix) }
     }))
@@ -235,7 +245,8 @@ fn port_state(facts: &Facts) -> Judgement {
         if idle.is_empty() && !active.is_empty() {
             return ok(format!("{} ACTIVE", list(active.iter().map(|port| &port.name))));
         }
-        let found = list(idle.iter().map(|port| format!("{} {} ({})", port.name, port.state.1, port.physical.1)));
+        let found =
+            list(idle.iter().map(|port| format!("{} {} ({})", port.name, port.state.1, port.physical.1)));
         let Some(port) = idle.first() else {
             return fail("no port at all", "the driver has not started: see `dmesg | grep -i -E 'mlx|ib_'`");
         };
@@ -245,8 +256,13 @@ fn port_state(facts: &Facts) -> Judgement {
                 "the link is up, but no subnet manager has configured it: start one on a switch or on a host",
                 "sudo systemctl start opensm".to_owned(),
             ),
-            (false, 3) => ("its network interface is down: bring it up", format!("sudo ip link set {netdev} up")),
-            (true, _) => ("no signal: check cable, transceiver and switch port", format!("ibstat {}", port.name.replace('/', " "))),
+            (false, 3) => {
+                ("its network interface is down: bring it up", format!("sudo ip link set {netdev} up"))
+            }
+            (true, _) => (
+                "no signal: check cable, transceiver and switch port",
+                format!("ibstat {}", port.name.replace('/', " ")),
+            ),
             (false, _) => (
                 "check cable, transceiver and switch port, and that its network interface is up",
                 format!("sudo ip link set {netdev} up && ethtool {netdev}"),
@@ -287,8 +303,8 @@ fn gids(facts: &Facts) -> Judgement {
             return warn(
                 format!("{} has none of RoCE v2", names(&old)),
                 (
-                    "RoCE v1 does not cross routers and reaches only peers that use it: switch the port to RoCE v2 (also in the NIC's firmware: \
-                    `mlxconfig … set ROCE_CONTROL=2`)",
+                    "RoCE v1 does not cross routers and reaches only peers that use it: switch the port to \
+                    RoCE v2 (also in the NIC's firmware: `mlxconfig … set ROCE_CONTROL=2`)",
                     format!("sudo cma_roce_mode -d {device} -p {number} -m 2"),
                 ),
             );
@@ -304,7 +320,8 @@ fn gids(facts: &Facts) -> Judgement {
         }
         let best = |port: &Port| {
             let wanted = port.gids.iter().filter(|gid| gid.is_v2 || !port.is_ethernet());
-            let best = wanted.max_by_key(|gid| (gid.address.to_ipv4_mapped().is_some(), !gid.is_link_local()));
+            let best =
+                wanted.max_by_key(|gid| (gid.address.to_ipv4_mapped().is_some(), !gid.is_link_local()));
             best.map_or_else(String::new, |gid| {
                 gid.address.to_ipv4_mapped().map_or_else(|| gid.address.to_string(), |v4| v4.to_string())
             })
@@ -369,7 +386,8 @@ fn subnets(facts: &Facts) -> Judgement {
         warn(
             found,
             (
-                "give each rail its own subnet; or let each port answer for its own address only, with a routing table per source address",
+                "give each rail its own subnet; or let each port answer for its own address only, with a \
+                routing table per source address",
                 "sudo sysctl net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 net.ipv4.conf.all.rp_filter=2",
             ),
         )
@@ -390,7 +408,10 @@ fn partitions(facts: &Facts) -> Judgement {
             return ok("full member");
         }
         warn(
-            format!("{} is only a limited member of its partitions", list(limited.iter().map(|port| &port.name))),
+            format!(
+                "{} is only a limited member of its partitions",
+                list(limited.iter().map(|port| &port.name))
+            ),
             "make its port a full member in the subnet manager's partitions.conf (`ALL=full`)",
         )
     }))
@@ -458,7 +479,8 @@ fn rates(facts: &Facts) -> Judgement {
             .iter()
             .filter_map(|(model, port, rate)| {
                 let most = *fastest.get(model.as_ref()?)?;
-                (*rate < most).then(|| (port, format!("{} {rate} Gb/s, others of its model {most}", port.name)))
+                (*rate < most)
+                    .then(|| (port, format!("{} {rate} Gb/s, others of its model {most}", port.name)))
             })
             .collect();
         let Some((port, _)) = slow.first() else {
@@ -471,7 +493,8 @@ fn rates(facts: &Facts) -> Judgement {
         warn(
             list(slow.iter().map(|(_, text)| text)),
             (
-                "it negotiated less than others of its model: check cable, transceiver and the speed of the switch port",
+                "it negotiated less than others of its model: check cable, transceiver and the speed of the \
+                switch port",
                 command,
             ),
         )
@@ -481,20 +504,25 @@ fn rates(facts: &Facts) -> Judgement {
 fn errors(facts: &Facts) -> Judgement {
     either(cards(facts).map(|devices| {
         let ports = devices.iter().flat_map(|device| &device.ports);
-        let errors: Vec<_> =
-            ports.flat_map(|port| port.errors.iter().map(move |(name, value)| (port, name, *value))).collect();
+        let errors: Vec<_> = ports
+            .flat_map(|port| port.errors.iter().map(move |(name, value)| (port, name, *value)))
+            .collect();
         let Some((port, ..)) = errors.first() else { return ok("none") };
         let on_the_wire = errors.iter().any(|(_, name, _)| PHYSICAL_ERRORS.contains(&name.as_str()));
         let words = if on_the_wire {
             "counted since the driver started; if they increase, clean or replace cable and transceiver"
         } else {
-            "counted since the driver started; if they increase, packets are dropped: configure PFC or ECN on switches and NICs"
+            "counted since the driver started; if they increase, packets are dropped: configure PFC or ECN \
+            on switches and NICs"
         };
         warn(
             list(errors.iter().map(|(port, name, value)| format!("{} {name} {value}", port.name))),
             (
                 words,
-                format!("watch -d 'grep . /sys/class/infiniband/{}/*counters/*'", port.name.replace('/', "/ports/")),
+                format!(
+                    "watch -d 'grep . /sys/class/infiniband/{}/*counters/*'",
+                    port.name.replace('/', "/ports/")
+                ),
             ),
         )
     }))
@@ -517,11 +545,14 @@ fn pcie(facts: &Facts) -> Judgement {
             return ok(list(nics.iter().map(|(_, [now, _])| show(*now)).collect::<BTreeSet<_>>()));
         };
         warn(
-            list(slow.iter().map(|(nic, [now, most])| {
-                format!("{} has {} of {}", nic.address, show(*now), show(*most))
-            })),
+            list(
+                slow.iter().map(|(nic, [now, most])| {
+                    format!("{} has {} of {}", nic.address, show(*now), show(*most))
+                }),
+            ),
             (
-                "reseat the card, or move it to a slot with enough lanes; check the slot's speed in the firmware (BIOS)",
+                "reseat the card, or move it to a slot with enough lanes; check the slot's speed in the \
+                firmware (BIOS)",
                 format!("sudo lspci -vv -s {} | grep -E 'LnkCap|LnkSta'", nic.address),
             ),
         )
@@ -541,8 +572,9 @@ fn iommu(facts: &Facts) -> Judgement {
         warn(
             format!("translates addresses for {}", list(translated)),
             (
-                "use passthrough mode for devices of the host: `iommu=pt` on the kernel's command line (Debian, Ubuntu: GRUB_CMDLINE_LINUX in \
-                /etc/default/grub, then `update-grub`; Fedora, RHEL: as below), then restart",
+                "use passthrough mode for devices of the host: `iommu=pt` on the kernel's command line \
+                (Debian, Ubuntu: GRUB_CMDLINE_LINUX in /etc/default/grub, then `update-grub`; Fedora, RHEL: \
+                as below), then restart",
                 "sudo grubby --update-kernel=ALL --args=iommu=pt",
             ),
         )

@@ -1,20 +1,22 @@
-//! A target in another process, on another machine, as if it were here: what lets the conformance suite run between two hosts.
+//! A target in another process, on another machine, behind the interface of a local one: the conformance
+//! suite runs between two hosts.
 //!
 //! ```text
-//!   suite ── Near ── transport ═════════ the fabric under test ═════════ transport ── serve
-//!     │        │                                                             │          │
-//!     └─ Remote┴─ Link ─────────────── management: one TCP connection ───────┴──────────┘
-//!      (a target)  └ mirrors of the target's memory
+//!   suite ── SyncedInitiator ── transport ════ the fabric under test ════ transport ── serve
+//!     │             │                                                         │          │
+//!     └─ RemoteTarget ── Link ────────── management: one TCP connection ──────┴──────────┘
+//!                        └ mirrors of the target's memory
 //! ```
 //!
-//! The suite writes and reads the target's memory directly, so each of its buffers has a twin over there, and what changes in
-//! one is carried to the other: ours before anything is submitted and before the target is polled, theirs before time goes
-//! on and after our completions. Nothing allocates while a transport is polled: the suite counts.
-#![allow(unsafe_code, reason = "hands on what `Memory::register`'s caller promised")]
+//! The suite writes and reads the target's memory directly, so each of its buffers has a mirror in the target's
+//! process, and a change of one is copied to the other: changes here before a batch is submitted and before the
+//! target is polled, changes there before the clock of the test advances and after completions here. Nothing
+//! allocates while a transport is polled, because the suite counts allocations.
+#![allow(unsafe_code, reason = "passes on what the caller of `Memory::register` promises")]
 
-mod apart;
+mod pair;
 
-pub(crate) use apart::{Apart, Elsewhere};
+pub(crate) use pair::{RemotePair, TargetProcess};
 
 use crate::sys::{Mirror, Pages};
 use anyhow::{Context as _, Result, ensure};
@@ -27,9 +29,9 @@ use te_core::{
     MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 
-/// Longest payload either way, bytes.
+/// Longest payload in either direction, bytes.
 const PAYLOAD_BYTES_MAX: u64 = 64 << 20;
-/// Buffers of one target, at most.
+/// Maximum number of buffers per target.
 const MIRRORS_MAX: usize = 64;
 
 /// A transport that can be made to lose its connections.
@@ -44,40 +46,47 @@ impl<V: te_rdma::verbs::Verbs> Severable for te_rdma::RdmaTransport<V> {
     }
 }
 
-/// What is asked.
+/// The kind of a request, sent as its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-enum Ask {
-    /// A buffer of so many bytes.
+enum Request {
+    /// Allocates a buffer: its length in bytes.
     Mirror,
-    /// Region, mirror and rights.
+    /// Registers a buffer: region, mirror and access rights.
     Register,
+    /// Deregisters a region.
     Deregister,
+    /// Exports a region: region and longest export in bytes.
     Export,
+    /// Polls the transport once.
     Poll,
-    /// Bytes that changed here: mirror and offset.
+    /// Bytes that changed at the suite: mirror and offset; the payload is the bytes.
     Poke,
-    /// Bytes that changed there: mirror.
+    /// Requests the bytes that changed at the target: mirror.
     Pull,
+    /// `Transport::is_connected`: peer.
     IsConnected,
+    /// `Transport::expel`: peer, and 1 for `ExpelMode::Force`.
     Expel,
+    /// Closes every connection.
     Sever,
 }
 
-const ASKS: [Ask; 10] = [
-    Ask::Mirror,
-    Ask::Register,
-    Ask::Deregister,
-    Ask::Export,
-    Ask::Poll,
-    Ask::Poke,
-    Ask::Pull,
-    Ask::IsConnected,
-    Ask::Expel,
-    Ask::Sever,
+const REQUESTS: [Request; 10] = [
+    Request::Mirror,
+    Request::Register,
+    Request::Deregister,
+    Request::Export,
+    Request::Poll,
+    Request::Poke,
+    Request::Pull,
+    Request::IsConnected,
+    Request::Expel,
+    Request::Sever,
 ];
 
-/// Errors by their number in an answer, less one; what is not here arrives as `System`.
+/// Error kinds in the order of their numbers in an answer, which count from 1. A kind that is not in this list
+/// arrives as `System`.
 const KINDS: [ErrorKind; 9] = [
     ErrorKind::InvalidArgument,
     ErrorKind::NotFound,
@@ -90,7 +99,7 @@ const KINDS: [ErrorKind; 9] = [
     ErrorKind::System,
 ];
 
-/// Four numbers and the length of what follows.
+/// The head of a message: four numbers and the length of the payload that follows.
 fn words(bytes: &[u8; 40]) -> [u64; 5] {
     let mut words = [0; 5];
     for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -111,83 +120,88 @@ fn send(stream: &mut TcpStream, words: [u64; 4], payload: &[u8]) -> std::io::Res
     stream.write_all(payload)
 }
 
-fn hear(stream: &mut TcpStream) -> std::io::Result<[u64; 5]> {
+fn receive(stream: &mut TcpStream) -> std::io::Result<[u64; 5]> {
     let mut head = [0; 40];
     stream.read_exact(&mut head)?;
     Ok(words(&head))
 }
 
-/// The way to a target in another process, and the twins of its memory.
+/// The connection to a target in another process, and the mirrors of its memory.
 pub(crate) struct Link {
     stream: TcpStream,
     mirrors: Vec<Mirror>,
 }
 
 impl Link {
-    /// A link to whoever [`serve`]s at the other end.
+    /// A link over `stream`, at whose other end [`serve`] runs.
     ///
     /// # Errors
-    /// The system's.
+    /// When the stream does not accept its options.
     pub(crate) fn new(stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Self { stream, mirrors: Vec::new() })
     }
 
-    /// The target has been started anew, with nothing registered, and is reached by `stream`.
+    /// Replaces the connection after the target has been started again, with nothing registered.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When the new process does not answer.
     pub(crate) fn renew(&mut self, stream: TcpStream) -> Result<()> {
         stream.set_nodelay(true)?;
         self.stream = stream;
         for index in 0..self.mirrors.len() {
             self.mirrors[index].forget();
             let bytes = self.mirrors[index].span().len() as u64;
-            self.ask(Ask::Mirror, [bytes, 0, 0], &[], &mut []).ok().context("the twin of a buffer")?;
+            self.request(Request::Mirror, [bytes, 0, 0], &[], &mut [])
+                .ok()
+                .context("the mirror of a buffer")?;
         }
         self.push();
         Ok(())
     }
 
-    /// Carries what changed here to the target.
+    /// Copies what changed here to the target.
     fn push(&mut self) {
         for (index, mirror) in self.mirrors.iter_mut().enumerate() {
             if let Some((at, bytes)) = mirror.changed() {
-                let asked = send(&mut self.stream, [Ask::Poke as u64, index as u64, at as u64, 0], bytes);
-                let answer = asked.and_then(|()| hear(&mut self.stream));
+                let sent = send(&mut self.stream, [Request::Poke as u64, index as u64, at as u64, 0], bytes);
+                let answer = sent.and_then(|()| receive(&mut self.stream));
                 assert!(answer.is_ok_and(|answer| answer[0] == 0), "the target's process is gone");
             }
         }
     }
 
-    /// Carries what changed here to the target, and what changed there here.
+    /// Copies what changed here to the target, and what changed there to here.
     pub(crate) fn sync(&mut self) {
         self.push();
         for (index, mirror) in self.mirrors.iter_mut().enumerate() {
-            let asked = send(&mut self.stream, [Ask::Pull as u64, index as u64, 0, 0], &[]);
-            let answer = asked.and_then(|()| hear(&mut self.stream));
+            let sent = send(&mut self.stream, [Request::Pull as u64, index as u64, 0, 0], &[]);
+            let answer = sent.and_then(|()| receive(&mut self.stream));
             let Ok([0, at, _, _, len]) = answer else { panic!("the target's process is gone") };
             let range = at as usize..(at + len) as usize;
             if len > 0 {
                 let room = mirror.room(range.clone()).map(|room| self.stream.read_exact(room));
-                assert!(matches!(room, Some(Ok(()))), "the target's process is gone, or speaks nonsense");
+                assert!(
+                    matches!(room, Some(Ok(()))),
+                    "the target's process is gone or violates the protocol"
+                );
                 mirror.apply(range);
             }
         }
     }
 
-    /// Asks and waits for the answer: its value, and how much of `out` was filled.
-    fn ask(
+    /// Sends a request and waits for its answer: the value, and how many bytes of `out` were filled.
+    fn request(
         &mut self,
-        ask: Ask,
+        kind: Request,
         words: [u64; 3],
         payload: &[u8],
         out: &mut [u8],
     ) -> Result<(u64, usize), Error> {
         let gone = |_| Error::new(ErrorKind::PeerDead);
         let [a, b, c] = words;
-        send(&mut self.stream, [ask as u64, a, b, c], payload).map_err(gone)?;
-        let [status, value, .., len] = hear(&mut self.stream).map_err(gone)?;
+        send(&mut self.stream, [kind as u64, a, b, c], payload).map_err(gone)?;
+        let [status, value, .., len] = receive(&mut self.stream).map_err(gone)?;
         let room = out.get_mut(..len as usize).ok_or(ErrorKind::Protocol)?;
         self.stream.read_exact(room).map_err(gone)?;
         match status {
@@ -199,36 +213,36 @@ impl Link {
         }
     }
 
-    /// Hangs up: the target's process ends. A process on another machine is killed instead.
+    /// Closes the connection, which ends [`serve`]. A process on another machine is killed instead.
     #[cfg(test)]
-    pub(crate) fn hang_up(&self) {
-        // It may have done so itself.
+    pub(crate) fn close(&self) {
+        // The target may have closed it already.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
-    /// The target's connections break.
+    /// Makes the target close its connections.
     pub(crate) fn sever(&mut self) {
-        let severed = self.ask(Ask::Sever, [0; 3], &[], &mut []);
+        let severed = self.request(Request::Sever, [0; 3], &[], &mut []);
         assert!(severed.is_ok(), "the target's process is gone");
     }
 }
 
 /// The target, as the suite sees it.
-pub(crate) struct Remote {
+pub(crate) struct RemoteTarget {
     link: Rc<RefCell<Link>>,
     capabilities: Capabilities,
 }
 
-impl Remote {
+impl RemoteTarget {
     /// The target at the other end of `link`.
     pub(crate) fn new(link: Rc<RefCell<Link>>, capabilities: Capabilities) -> Self {
         Self { link, capabilities }
     }
 
-    fn ask(&self, ask: Ask, words: [u64; 3]) -> Result<u64, Error> {
+    fn request(&self, kind: Request, words: [u64; 3]) -> Result<u64, Error> {
         let mut link = self.link.borrow_mut();
         link.push();
-        let (value, _) = link.ask(ask, words, &[], &mut [])?;
+        let (value, _) = link.request(kind, words, &[], &mut [])?;
         link.sync();
         Ok(value)
     }
@@ -242,9 +256,9 @@ const fn region_of(name: u64) -> RegionId {
     RegionId::new((name >> 32) as u32, name as u32)
 }
 
-impl Memory for Remote {
+impl Memory for RemoteTarget {
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
-        // What is mirrored is read here, by the CPU.
+        // The CPU reads what is mirrored.
         span.require(MemoryKinds::HOST)?;
         let mirror = {
             let mut link = self.link.borrow_mut();
@@ -255,23 +269,24 @@ impl Memory for Remote {
             match known {
                 Some(known) => known,
                 None => {
-                    link.ask(Ask::Mirror, [span.len() as u64, 0, 0], &[], &mut [])?;
-                    // SAFETY: the suite keeps its buffers until the pair is gone, and reaches them by volatile copies alone.
+                    link.request(Request::Mirror, [span.len() as u64, 0, 0], &[], &mut [])?;
+                    // SAFETY: the suite keeps its buffers until the pair is gone, and accesses them by volatile
+                    // copies alone.
                     link.mirrors.push(unsafe { Mirror::new(span) });
                     link.mirrors.len() - 1
                 }
             }
         };
-        self.ask(Ask::Register, [name_of(id), mirror as u64, u64::from(access.bits())]).map(|_| ())
+        self.request(Request::Register, [name_of(id), mirror as u64, u64::from(access.bits())]).map(|_| ())
     }
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
-        self.ask(Ask::Deregister, [name_of(id), 0, 0]).map(|_| ())
+        self.request(Request::Deregister, [name_of(id), 0, 0]).map(|_| ())
     }
 
     fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
         let room = out.len() as u64;
-        let (_, len) = self.link.borrow_mut().ask(Ask::Export, [name_of(id), room, 0], &[], out)?;
+        let (_, len) = self.link.borrow_mut().request(Request::Export, [name_of(id), room, 0], &[], out)?;
         Ok(len)
     }
 
@@ -284,7 +299,7 @@ impl Memory for Remote {
     }
 }
 
-impl Transport for Remote {
+impl Transport for RemoteTarget {
     fn name(&self) -> &'static str {
         "remote"
     }
@@ -298,7 +313,7 @@ impl Transport for Remote {
     }
 
     fn poll(&mut self, _now: Instant, _out: &mut [Completion]) -> usize {
-        let polled = self.ask(Ask::Poll, [0; 3]);
+        let polled = self.request(Request::Poll, [0; 3]);
         assert!(polled.is_ok(), "the target's process is gone");
         0
     }
@@ -315,35 +330,35 @@ impl Transport for Remote {
         Err(ErrorKind::NotFound.into())
     }
 
-    fn fence(&mut self, _token: Token, _segment: RemoteRegionId) -> Result<(), Error> {
+    fn fence(&mut self, _token: Token, _region: RemoteRegionId) -> Result<(), Error> {
         Err(ErrorKind::Unsupported.into())
     }
 
     fn is_connected(&self, peer: u64) -> bool {
-        self.ask(Ask::IsConnected, [peer, 0, 0]).is_ok_and(|value| value == 1)
+        self.request(Request::IsConnected, [peer, 0, 0]).is_ok_and(|value| value == 1)
     }
 
     fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
-        self.ask(Ask::Expel, [peer, u64::from(mode == ExpelMode::Force), 0]).map(|value| value == 1)
+        self.request(Request::Expel, [peer, u64::from(mode == ExpelMode::Force), 0]).map(|value| value == 1)
     }
 }
 
-/// The initiator, which keeps the target's twins up to date.
-pub(crate) struct Near<T> {
+/// The initiator, which keeps the mirrors up to date.
+pub(crate) struct SyncedInitiator<T> {
     pub(crate) transport: T,
     link: Rc<RefCell<Link>>,
-    /// There is a target to keep up with.
+    /// Whether the target's process runs.
     pub(crate) linked: bool,
 }
 
-impl<T: Transport> Near<T> {
+impl<T: Transport> SyncedInitiator<T> {
     /// `transport`, whose target is at the other end of `link`.
     pub(crate) fn new(transport: T, link: Rc<RefCell<Link>>) -> Self {
         Self { transport, link, linked: true }
     }
 }
 
-impl<T: Transport> Memory for Near<T> {
+impl<T: Transport> Memory for SyncedInitiator<T> {
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         unsafe { self.transport.register(id, span, access) }
@@ -366,7 +381,7 @@ impl<T: Transport> Memory for Near<T> {
     }
 }
 
-impl<T: Transport> Transport for Near<T> {
+impl<T: Transport> Transport for SyncedInitiator<T> {
     fn name(&self) -> &'static str {
         self.transport.name()
     }
@@ -406,54 +421,57 @@ impl<T: Transport> Transport for Near<T> {
         self.transport.cancel(token)
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
-        self.transport.fence(token, segment)
+    fn fence(&mut self, token: Token, region: RemoteRegionId) -> Result<(), Error> {
+        self.transport.fence(token, region)
     }
 }
 
-/// A target's process: the transport, and the twins of the suite's buffers.
+/// The state of a target's process: the transport, and the mirrors of the suite's buffers.
 struct Served<T> {
-    // Before the memory that it refers to.
+    // Dropped before the memory that it refers to.
     transport: T,
     mirrors: Vec<Mirror>,
     pages: Vec<Pages>,
     start: std::time::Instant,
 }
 
-/// Does what the suite's process asks for, until it hangs up.
+/// Carries out the requests of the suite's process until it closes the connection.
 ///
 /// # Errors
-/// When it asks for what makes no sense.
+/// When a request is malformed.
 pub(crate) fn serve(mut stream: TcpStream, transport: impl Severable) -> Result<()> {
     stream.set_nodelay(true)?;
     let start = std::time::Instant::now();
     let mut served = Served { transport, mirrors: Vec::new(), pages: Vec::new(), start };
     let mut export = Vec::new();
     loop {
-        let Ok([ask, a, b, c, len]) = hear(&mut stream) else { return Ok(()) };
-        ensure!(len <= PAYLOAD_BYTES_MAX, "{len} bytes at once");
-        let ask = *ASKS.get(ask as usize).context("a question that nobody knows")?;
-        match ask {
-            Ask::Poke => {
-                let mirror = served.mirrors.get_mut(a as usize).context("no such buffer")?;
+        let Ok([number, a, b, c, len]) = receive(&mut stream) else { return Ok(()) };
+        ensure!(len <= PAYLOAD_BYTES_MAX, "a payload of {len} bytes is longer than {PAYLOAD_BYTES_MAX}");
+        let kind = REQUESTS.get(number as usize);
+        let kind = *kind.with_context(|| format!("no request has the number {number}"))?;
+        match kind {
+            Request::Poke => {
+                let mirror = served.mirrors.get_mut(a as usize).with_context(|| format!("no buffer {a}"))?;
                 let range = b as usize..(b + len) as usize;
-                stream.read_exact(mirror.room(range.clone()).context("not inside the buffer")?)?;
+                stream.read_exact(
+                    mirror.room(range.clone()).context("a range beyond the end of the buffer")?,
+                )?;
                 mirror.apply(range);
                 send(&mut stream, [0; 4], &[])?;
             }
-            Ask::Pull => {
-                let mirror = served.mirrors.get_mut(a as usize).context("no such buffer")?;
+            Request::Pull => {
+                let mirror = served.mirrors.get_mut(a as usize).with_context(|| format!("no buffer {a}"))?;
                 let (at, bytes) = mirror.changed().unwrap_or_default();
                 send(&mut stream, [0, at as u64, 0, 0], bytes)?;
             }
-            Ask::Export => {
+            Request::Export => {
                 export.resize((b as usize).min(PAYLOAD_BYTES_MAX as usize), 0);
                 match served.transport.export(region_of(a), &mut export) {
                     Ok(bytes) => send(&mut stream, [0; 4], &export[..bytes])?,
                     Err(error) => send(&mut stream, [number_of(error), error.code as u64, 0, 0], &[])?,
                 }
             }
-            _ => match served.answer(ask, a, b, c) {
+            _ => match served.answer(kind, a, b, c) {
                 Ok(value) => send(&mut stream, [0, value, 0, 0], &[])?,
                 Err(error) => send(&mut stream, [number_of(error), error.code as u64, 0, 0], &[])?,
             },
@@ -466,37 +484,38 @@ fn number_of(error: Error) -> u64 {
 }
 
 impl<T: Severable> Served<T> {
-    fn answer(&mut self, ask: Ask, a: u64, b: u64, c: u64) -> Result<u64, Error> {
-        match ask {
-            Ask::Mirror => {
+    fn answer(&mut self, kind: Request, a: u64, b: u64, c: u64) -> Result<u64, Error> {
+        match kind {
+            Request::Mirror => {
                 let fits = a <= PAYLOAD_BYTES_MAX && self.mirrors.len() < MIRRORS_MAX;
                 let pages = Pages::new(a as usize).filter(|_| fits).ok_or(ErrorKind::InvalidArgument)?;
-                // SAFETY: the pages live as long as the mirror, beside it, and are reached by volatile copies alone.
+                // SAFETY: the pages live in the same struct as the mirror, and are accessed by volatile copies
+                // alone.
                 self.mirrors.push(unsafe { Mirror::new(pages.span()) });
                 self.pages.push(pages);
                 Ok(0)
             }
-            Ask::Register => {
+            Request::Register => {
                 let span = self.pages.get(b as usize).ok_or(ErrorKind::NotFound)?.span();
                 let access = Access::from_bits_truncate(c as u8);
                 // SAFETY: the pages outlive the transport (field order), and no reference to them exists.
                 unsafe { self.transport.register(region_of(a), span, access) }.map(|()| 0)
             }
-            Ask::Deregister => self.transport.deregister(region_of(a)).map(|()| 0),
-            Ask::Poll => {
+            Request::Deregister => self.transport.deregister(region_of(a)).map(|()| 0),
+            Request::Poll => {
                 let now = Instant::ZERO + self.start.elapsed();
                 Ok(self.transport.poll(now, &mut []) as u64)
             }
-            Ask::IsConnected => Ok(u64::from(self.transport.is_connected(a))),
-            Ask::Expel => {
+            Request::IsConnected => Ok(u64::from(self.transport.is_connected(a))),
+            Request::Expel => {
                 let mode = if b == 1 { ExpelMode::Force } else { ExpelMode::SpareConnected };
                 self.transport.expel(a, mode).map(u64::from)
             }
-            Ask::Sever => {
+            Request::Sever => {
                 self.transport.sever();
                 Ok(0)
             }
-            Ask::Poke | Ask::Pull | Ask::Export => Err(ErrorKind::Unsupported.into()),
+            Request::Poke | Request::Pull | Request::Export => Err(ErrorKind::Unsupported.into()),
         }
     }
 }
@@ -526,13 +545,13 @@ mod unit {
         }
     }
 
-    /// A target on a thread of its own.
+    /// A target on another thread.
     struct Thread {
         bind: SocketAddr,
         process: Option<JoinHandle<Result<()>>>,
     }
 
-    impl Elsewhere for Thread {
+    impl TargetProcess for Thread {
         type Transport = TcpTransport;
 
         fn start(&mut self) -> Result<TcpStream> {
@@ -546,8 +565,8 @@ mod unit {
         }
 
         fn kill(&mut self, link: &Link) -> Result<()> {
-            // It sees the end of the link, and ends.
-            link.hang_up();
+            // `serve` returns at the end of the stream.
+            link.close();
             self.process.take().map_or(Ok(()), |process| process.join().expect("no panic"))
         }
 
@@ -556,7 +575,7 @@ mod unit {
         }
     }
 
-    /// Pairs of which one end is reached only through a link.
+    /// Pairs whose target is accessible only through a link.
     struct Linked;
 
     impl Harness for Linked {
@@ -565,12 +584,12 @@ mod unit {
             let stream = thread.start().expect("a target");
             let initiator = TcpTransport::new(config()).expect("an initiator");
             let ends = EndsConfig { patience: Duration::from_secs(60), late_max: Duration::from_millis(20) };
-            Box::new(Apart::new(initiator, stream, thread, ends).expect("a link"))
+            Box::new(RemotePair::new(initiator, stream, thread, ends).expect("a link"))
         }
     }
 
     #[test]
-    fn the_suite_does_not_notice_that_the_target_is_elsewhere() {
+    fn the_suite_passes_with_a_target_in_another_process() {
         let mut run = 0;
         for case in cases() {
             let verdict = run_case(case.name, &mut Linked);
@@ -584,17 +603,17 @@ mod unit {
     }
 
     #[test]
-    fn a_link_that_asks_for_nonsense_ends_its_server() {
+    fn a_malformed_request_ends_the_server() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let asks: [[u64; 5]; 4] =
+        let requests: [[u64; 5]; 4] =
             [[99, 0, 0, 0, 0], [5, 7, 0, 0, 0], [6, 7, 0, 0, 0], [0, 0, 0, 0, u64::MAX]];
-        for ask in asks {
+        for request in requests {
             let mut stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
             let (theirs, _) = listener.accept().expect("connected");
             let transport = TcpTransport::new(config()).expect("a target");
-            let bytes: Vec<u8> = ask.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let bytes: Vec<u8> = request.iter().flat_map(|word| word.to_le_bytes()).collect();
             stream.write_all(&bytes).expect("sent");
-            assert!(serve(theirs, transport).is_err(), "{ask:?}");
+            assert!(serve(theirs, transport).is_err(), "{request:?}");
         }
     }
 }

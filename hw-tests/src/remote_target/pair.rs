@@ -1,6 +1,6 @@
 //! A pair for the conformance suite whose target is in another process.
 
-use super::{Link, Near, Remote};
+use super::{Link, RemoteTarget, SyncedInitiator};
 use anyhow::Result;
 use core::ops::Range;
 use core::time::Duration;
@@ -12,62 +12,62 @@ use te_core::{Instant, Transport};
 use te_fabric::Export;
 use te_fabric::testkit::EndsConfig;
 
-/// How a target elsewhere is started and ended.
-pub(crate) trait Elsewhere {
+/// How a target in another process is started and ended.
+pub(crate) trait TargetProcess {
     /// The initiator's type.
     type Transport: Transport;
 
-    /// Starts a target at the address where the one before was; returns the way to it.
+    /// Starts a target at the address of its predecessor; returns the connection to it.
     ///
     /// # Errors
-    /// It does not start.
+    /// When the target does not start.
     fn start(&mut self) -> Result<TcpStream>;
 
-    /// Ends the target's process, which `link` leads to.
+    /// Ends the target's process, at the other end of `link`.
     ///
     /// # Errors
-    /// It does not end.
+    /// When the target does not end.
     fn kill(&mut self, link: &Link) -> Result<()>;
 
-    /// The identity that it states to its peers.
+    /// The identity that the transport sends to its peers.
     fn identity(transport: &Self::Transport) -> u64;
 }
 
-/// An initiator here and a target elsewhere.
-pub(crate) struct Apart<E: Elsewhere> {
-    initiator: Near<E::Transport>,
-    target: Remote,
+/// An initiator in this process and a target in another.
+pub(crate) struct RemotePair<E: TargetProcess> {
+    initiator: SyncedInitiator<E::Transport>,
+    target: RemoteTarget,
     link: Rc<RefCell<Link>>,
-    elsewhere: E,
+    process: E,
     config: EndsConfig,
     clock: WallClock,
 }
 
-impl<E: Elsewhere> Apart<E> {
-    /// `initiator`, and the target that `stream` leads to.
+impl<E: TargetProcess> RemotePair<E> {
+    /// `initiator`, and the target at the other end of `stream`.
     ///
     /// # Errors
-    /// The system's.
+    /// When the stream does not accept its options.
     pub(crate) fn new(
         initiator: E::Transport,
         stream: TcpStream,
-        elsewhere: E,
+        process: E,
         config: EndsConfig,
     ) -> Result<Self> {
         let link = Rc::new(RefCell::new(Link::new(stream)?));
         let capabilities = initiator.capabilities();
         Ok(Self {
-            initiator: Near::new(initiator, Rc::clone(&link)),
-            target: Remote::new(Rc::clone(&link), capabilities),
+            initiator: SyncedInitiator::new(initiator, Rc::clone(&link)),
+            target: RemoteTarget::new(Rc::clone(&link), capabilities),
             link,
-            elsewhere,
+            process,
             config,
             clock: WallClock::new(Duration::ZERO),
         })
     }
 }
 
-impl<E: Elsewhere> Pair for Apart<E> {
+impl<E: TargetProcess> Pair for RemotePair<E> {
     fn initiator(&mut self) -> &mut dyn Transport {
         &mut self.initiator
     }
@@ -105,23 +105,23 @@ impl<E: Elsewhere> Pair for Apart<E> {
 
     fn kill_target(&mut self) -> Hook {
         self.initiator.linked = false;
-        if let Err(error) = self.elsewhere.kill(&self.link.borrow()) {
+        if let Err(error) = self.process.kill(&self.link.borrow()) {
             panic!("the target does not end: {error:#}");
         }
         Hook::Done
     }
 
     fn restart_target(&mut self) -> Hook {
-        let started = self.elsewhere.start();
+        let started = self.process.start();
         if let Err(error) = started.and_then(|stream| self.link.borrow_mut().renew(stream)) {
-            panic!("the target does not come back: {error:#}");
+            panic!("the target does not start again: {error:#}");
         }
         self.initiator.linked = true;
         Hook::Done
     }
 
     fn stall_target(&mut self, _stalled: bool) -> Hook {
-        // A device goes on; the target's process polls only when the suite asks it to.
+        // A device works on without polls, and the target's process polls only at the suite's request.
         Hook::Done
     }
 
