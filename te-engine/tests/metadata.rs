@@ -293,7 +293,10 @@ fn huge_values(kind: Kind) {
     let server = Server::start(kind);
     server.put("snowskin/segment/node-7", &vec![b'7'; 700_000]);
     let error = server.directory().lookup("node-7").unwrap_err();
-    assert!(matches!(error, MetadataError::Garbage { what, .. } if what.contains("more bytes than")), "{error}");
+    assert!(
+        matches!(error, MetadataError::Garbage { what, .. } if what.contains("more bytes than")),
+        "{error}"
+    );
     let over = owner_config(&server, "node-7", HOUR_MS);
     let engine = TransferEngine::start(over).unwrap();
     assert!(matches!(engine.wait_registered(LONG), Registration::Failed(MetadataError::Garbage { .. })));
