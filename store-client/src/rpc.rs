@@ -92,8 +92,8 @@ impl Identity {
     }
 
     /// The cluster secret as the engine takes it.
-    pub(crate) fn cluster_secret(&self) -> te_core::Secret {
-        te_core::Secret::new(self.cluster.bytes())
+    pub(crate) fn cluster_secret(&self) -> Secret {
+        self.cluster.clone()
     }
 }
 

@@ -167,14 +167,15 @@ pub use ids::{Incarnation, NodeId, SegmentNo, TaskId, TenantNo};
 pub use master::Master;
 pub use message::{Kind, Operation};
 pub use placement::{AllocationStrategy, Placement, UnknownStrategy};
-pub use proof::{CHALLENGE_BYTES, PROOF_BYTES, Role, prove};
+pub use proof::{CHALLENGE_BYTES, PROOF_BYTES, Role, is_proved, prove};
 pub use read_rates::{ReplicationConfig, ReplicationMode};
 pub use session::{Peer, Session};
 pub use stats::Stats;
 pub use tasks::TaskConfig;
 /// The time that every operation takes, because nothing here has a clock.
 pub use te_core::Instant;
-pub use tenant::{DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, Secret, TENANT_BYTES_MAX, TenantConfig};
+pub use te_core::Secret;
+pub use tenant::{DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, TENANT_BYTES_MAX, TenantConfig};
 pub use times::Times;
 pub use trace::Trace;
 pub use wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};

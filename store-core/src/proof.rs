@@ -8,8 +8,7 @@
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
-
-use crate::Secret;
+use te_core::Secret;
 
 /// Bytes of a challenge.
 pub const CHALLENGE_BYTES: usize = 32;
@@ -42,19 +41,17 @@ pub fn prove(
     mac(secret, role, challenge, tenant).finalize().into_bytes().into()
 }
 
-impl Secret {
-    /// Whether these bytes prove knowledge of the secret. Never for a secret that is not set. Takes the same
-    /// time for every wrong proof.
-    #[must_use]
-    pub fn is_proved_by(
-        &self,
-        proof: &[u8],
-        role: Role,
-        challenge: &[u8; CHALLENGE_BYTES],
-        tenant: &str,
-    ) -> bool {
-        self.is_set() && mac(self.bytes(), role, challenge, tenant).verify_slice(proof).is_ok()
-    }
+/// Whether these bytes prove knowledge of `secret`. Never for a secret that is not set. Takes the same time
+/// for every wrong proof.
+#[must_use]
+pub fn is_proved(
+    secret: &Secret,
+    proof: &[u8],
+    role: Role,
+    challenge: &[u8; CHALLENGE_BYTES],
+    tenant: &str,
+) -> bool {
+    secret.is_set() && mac(secret.bytes(), role, challenge, tenant).verify_slice(proof).is_ok()
 }
 
 /// The next challenge. It need not be secret: only a proof must not be used twice.
@@ -81,16 +78,16 @@ mod tests {
         let secret = Secret::new(b"open sesame");
         let challenge = [7; 32];
         let proof = prove(secret.bytes(), Role::Tenant, &challenge, "alice");
-        assert!(secret.is_proved_by(&proof, Role::Tenant, &challenge, "alice"));
-        assert!(!secret.is_proved_by(&proof, Role::Admin, &challenge, "alice"));
-        assert!(!secret.is_proved_by(&proof, Role::Tenant, &next_challenge(&challenge), "alice"));
-        assert!(!secret.is_proved_by(&proof, Role::Tenant, &challenge, "bob"));
-        assert!(!secret.is_proved_by(&proof[..31], Role::Tenant, &challenge, "alice"));
-        assert!(!secret.is_proved_by(&[], Role::Tenant, &challenge, "alice"));
-        assert!(!Secret::new(b"open sesamf").is_proved_by(&proof, Role::Tenant, &challenge, "alice"));
+        assert!(is_proved(&secret, &proof, Role::Tenant, &challenge, "alice"));
+        assert!(!is_proved(&secret, &proof, Role::Admin, &challenge, "alice"));
+        assert!(!is_proved(&secret, &proof, Role::Tenant, &next_challenge(&challenge), "alice"));
+        assert!(!is_proved(&secret, &proof, Role::Tenant, &challenge, "bob"));
+        assert!(!is_proved(&secret, &proof[..31], Role::Tenant, &challenge, "alice"));
+        assert!(!is_proved(&secret, &[], Role::Tenant, &challenge, "alice"));
+        assert!(!is_proved(&Secret::new(b"open sesamf"), &proof, Role::Tenant, &challenge, "alice"));
         // A secret that is not set cannot be proved.
         let none = prove(b"", Role::Admin, &challenge, "");
-        assert!(!Secret::default().is_proved_by(&none, Role::Admin, &challenge, ""));
+        assert!(!is_proved(&Secret::default(), &none, Role::Admin, &challenge, ""));
     }
 
     #[test]

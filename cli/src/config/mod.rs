@@ -330,7 +330,7 @@ impl Loaded {
             }
         }
         for engine in [&mut settings.node.node.engine, &mut settings.client.engine] {
-            engine.cluster_secret = te_core::Secret::new(cluster.cluster_secret.bytes());
+            engine.cluster_secret = cluster.cluster_secret.clone();
         }
     }
 

@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 
 use super::Master;
 use crate::message::{EvictionReport, Greeting, TenantSetting, TenantUsage};
-use crate::proof::{CHALLENGE_BYTES, PROOF_BYTES, Role, next_challenge};
+use crate::proof::{CHALLENGE_BYTES, PROOF_BYTES, Role, is_proved, next_challenge};
 use crate::tenant::{DEFAULT_TENANT, TENANT_BYTES_MAX};
 use crate::wire::VERSION;
 use crate::{ErrorCode, MasterConfig, Peer, Secret, Session, Stats, TenantConfig, TenantNo};
@@ -120,7 +120,7 @@ impl Master {
         challenge: &[u8; CHALLENGE_BYTES],
     ) -> Result<(), ErrorCode> {
         let proves = |secret: &Secret, proof: &[u8], role| {
-            !proof.is_empty() && secret.is_proved_by(proof, role, challenge, greeting.tenant)
+            !proof.is_empty() && is_proved(secret, proof, role, challenge, greeting.tenant)
         };
         // A proof of a secret that is not set is ignored.
         let is_admin = proves(&self.config.admin_secret, greeting.admin_proof.0, Role::Admin);
