@@ -1,5 +1,5 @@
-//! The processes that agents start on the target: they own memory and carry out commands on it, which they read
-//! from stdin and answer on stdout.
+//! The processes that agents start on the target: they own memory and carry out commands on it, which they
+//! read from stdin and answer on stdout.
 
 use crate::sys::DevDax;
 use crate::tests::conformance;
@@ -33,8 +33,8 @@ pub(crate) fn run(name: &str, args: &[&str]) -> Result<()> {
     }
 }
 
-/// A process that exports memory. It prints `ready NAME ADDRESS` and answers `fill SEED OFFSET LEN` with `ok`,
-/// and `check SEED OFFSET LEN` with `ok` or `differs OFFSET`.
+/// A process that exports memory. It prints `ready NAME ADDRESS` and answers `fill SEED OFFSET LEN` with
+/// `ok`, and `check SEED OFFSET LEN` with `ok` or `differs OFFSET`.
 fn target(fabric: &str, listen: &str, bytes: usize) -> Result<()> {
     let engine = engines::start(fabric, listen)?;
     let region = engine.alloc_shared(bytes, Access::REMOTE_READ | Access::REMOTE_WRITE)?;

@@ -47,7 +47,8 @@
 //! which can be guessed; they are sent only to peers that have the key of the export. The target's values of
 //! rights and length replace those in the export. A queue pair belongs to the control connection over which
 //! it was offered, and is destroyed with it. The initiator's queue pairs give peers no access: they are made
-//! without remote rights. A remote key that was sent to a peer is not used for another region while it is remembered.
+//! without remote rights. A remote key that was sent to a peer is not used for another region while it is
+//! remembered.
 //!
 //! **Failures.** A queue pair fails as a whole. The slice that caused the failure ends with its error; the
 //! other slices are sent again on a new queue pair, the same bytes to the same range, and their completions
@@ -82,8 +83,8 @@
 //! queue pairs. Connecting a queue pair may block on the network (on RoCE the kernel resolves the neighbour's
 //! address: up to a second without an answer), and is done by up to four threads; their results make the
 //! event source readable. Opening a transport verifies its GID by a loopback, which takes at most
-//! [`Config::proof_ms_max`] for each GID that is tried. Registering pins pages; long regions are registered in
-//! chunks by several threads.
+//! [`Config::proof_ms_max`] for each GID that is tried. Registering pins pages; long regions are registered
+//! in chunks by several threads.
 //!
 //! # Limits
 //!
@@ -91,9 +92,9 @@
 //! the 32-bit remote key of *another* region reaches that region as well. Peers without an export are kept
 //! out, because only peers with one get a queue pair.
 //!
-//! Every table and queue has a limit; see [`Config`]. An initiator's queue pair takes about `qp_depth × sges × 12`
-//! bytes in addition to the allocations of the driver. Neither control connections nor RDMA are encrypted:
-//! use them in a cluster's own network.
+//! Every table and queue has a limit; see [`Config`]. An initiator's queue pair takes about
+//! `qp_depth × sges × 12` bytes in addition to the allocations of the driver. Neither control connections nor
+//! RDMA are encrypted: use them in a cluster's own network.
 //!
 //! # Example
 //!

@@ -483,7 +483,8 @@ fn an_answer_of_another_kind_than_the_request_ends_the_connection() {
             let mut request = [0; 40];
             stream.read_exact(&mut request).unwrap();
             let (header, _) = Header::read_from_prefix(&request).unwrap();
-            // FENCED as the answer to a RESOLVE; REFUSED with the id of an earlier request that does not exist.
+            // FENCED as the answer to a RESOLVE; REFUSED with the id of an earlier request that does not
+            // exist.
             let (id, body) = match answer {
                 Kind::Refused => (header.id.get() - (1 << 24), Refusal::new(Status::NotFound)),
                 _ => (header.id.get(), Refusal::new(Status::NotFound)),

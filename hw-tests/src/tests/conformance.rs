@@ -93,7 +93,8 @@ struct OneDevice {
     address: IpAddr,
 }
 
-/// A configuration for the suite: its longest slices, short time limits, and longer ones where emulation is slow.
+/// A configuration for the suite: its longest slices, short time limits, and longer ones where emulation is
+/// slow.
 pub(crate) fn config() -> Config {
     Config {
         proof_ms_max: 0,

@@ -89,7 +89,8 @@ impl Initiator {
         stats.replays = self.slices.replays();
     }
 
-    /// Accepts a prefix of `batch` and posts as much as queue pairs take; returns how many slices it accepted.
+    /// Accepts a prefix of `batch` and posts as much as queue pairs take; returns how many slices it
+    /// accepted.
     ///
     /// # Errors
     /// The first slice is invalid.

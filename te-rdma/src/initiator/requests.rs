@@ -145,8 +145,8 @@ impl Initiator {
         Ok(entry)
     }
 
-    /// Requests that the target destroy every queue pair that this initiator does not use any more: for fences,
-    /// and to free the target's resources.
+    /// Requests that the target destroy every queue pair that this initiator does not use any more: for
+    /// fences, and to free the target's resources.
     fn send_fences<V: Verbs>(&mut self, peer: u32, to: &mut Outbound, env: &Env<'_, V>) {
         let Some(work) = self.slices.work(peer) else { return };
         if !(work.has_unsent_fence() || work.cleanup_due) || !to.has_room() {

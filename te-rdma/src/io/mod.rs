@@ -371,8 +371,8 @@ impl<V: Verbs> Io<V> {
         self.can_arm && !self.armed && self.links.outstanding() > 0 && self.idle_polls >= IDLE_POLLS_MAX
     }
 
-    /// Requests an event for the next completion. Poll once more afterwards: a completion that came in between
-    /// raises none.
+    /// Requests an event for the next completion. Poll once more afterwards: a completion that came in
+    /// between raises none.
     ///
     /// # Errors
     /// The device is lost.

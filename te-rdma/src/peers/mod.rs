@@ -329,8 +329,8 @@ impl Peers {
         self.connections.get_mut(index).map_or(Ok(false), |out| out.receive())
     }
 
-    /// The next frame of a peer; `None`: it has not arrived completely. The next answer is overdue at `until`.
-    /// The caller [consumes](Self::consume) the frame after it was handled.
+    /// The next frame of a peer; `None`: it has not arrived completely. The next answer is overdue at
+    /// `until`. The caller [consumes](Self::consume) the frame after it was handled.
     ///
     /// # Errors
     /// The peer refuses us, or breaks the protocol.

@@ -195,8 +195,8 @@ impl World {
         }
     }
 
-    /// Puts `request` on the link, twice if the link duplicates it. `place`: the work request's position in the
-    /// send queue, and the offset of the payload in it.
+    /// Puts `request` on the link, twice if the link duplicates it. `place`: the work request's position in
+    /// the send queue, and the offset of the payload in it.
     fn send_request(&mut self, qp: usize, link: &LinkConfig, place: (u64, u32), request: &Request) {
         let (position, offset) = place;
         let copies = 1 + u32::from(self.rng.chance_ppm(link.duplicate_ppm));

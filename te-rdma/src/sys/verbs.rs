@@ -347,8 +347,8 @@ pub trait Verbs: Send {
         access: MrAccess,
     ) -> Result<Registration, Error>;
 
-    /// Ends a registration: when this returned `Ok`, neither the device nor any peer reaches the memory by its
-    /// keys.
+    /// Ends a registration: when this returned `Ok`, neither the device nor any peer reaches the memory by
+    /// its keys.
     ///
     /// # Errors
     /// The driver's.

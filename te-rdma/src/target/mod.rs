@@ -267,8 +267,8 @@ impl Target {
                 let (identity, verbs) = (inbound.identity, env.io.verbs_mut());
                 self.queue_pairs.destroy(session, identity, &mut inbound.qps, unused, verbs);
                 if self.queue_pairs.retry_destroy(PeerKey::Session(session), verbs) > 0 {
-                    // A fence cannot be confirmed while a queue pair is not destroyed. The peer requests it again
-                    // over a new connection.
+                    // A fence cannot be confirmed while a queue pair is not destroyed. The peer requests it
+                    // again over a new connection.
                     self.refused += 1;
                     inbound.refuse_connection(Status::Device);
                     return Ok(used);

@@ -410,8 +410,8 @@ pub fn parse_hello(bytes: &[u8]) -> Result<Step<Hello>, FrameError> {
     })
 }
 
-/// Parses the first frame that an initiator receives. In a refusal another version is not an error: its status
-/// is the reason.
+/// Parses the first frame that an initiator receives. In a refusal another version is not an error: its
+/// status is the reason.
 ///
 /// # Errors
 /// See [`FrameError`].
