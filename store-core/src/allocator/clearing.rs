@@ -130,7 +130,7 @@ impl Clearing {
 
 #[cfg(test)]
 mod tests {
-    use te_core::sim::Rng;
+    use te_core::testkit::Rng;
 
     use super::*;
     use crate::allocator::{Allocator as _, AllocatorKind, GRAIN_BYTES};

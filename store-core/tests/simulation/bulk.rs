@@ -13,7 +13,7 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Frame, FullKey, Items, Key, Kind, SegmentNo, TenantNo};
 use te_core::Instant;
-use te_core::sim::Rng;
+use te_core::testkit::Rng;
 
 use crate::checker::{Request, Response};
 use crate::client::Client;

@@ -7,7 +7,8 @@ use store_core::message::{ExpulsionEnd, FetchRequest, Greeting, Hello, Operation
 use store_core::wire::VERSION;
 use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session, TaskId};
 use te_core::Instant;
-use te_core::sim::{NodeId, Rng, SimNet};
+use te_core::sim::{NodeId, SimNet};
+use te_core::testkit::Rng;
 
 use crate::bulk::Places;
 use crate::checker::History;
