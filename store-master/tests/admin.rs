@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use store_core::message::{
     CreateTasks, Greeting, Hello, NewTask, Operation, OrderSegments, SegmentOrder, SegmentState,
 };
-use store_core::{Key, MasterConfig, Role, Secret, prove};
+use store_core::{Key, MasterConfig, Role, Secret, SegmentNo, prove};
 use store_master::Config;
 
 /// Status and body.

@@ -11,8 +11,8 @@ use te_rdma::Config;
 const BYTES: usize = 1 << 20;
 const OTHER: RemoteRegionId = RemoteRegionId::new(1, 1);
 
-/// Settings with which only the simulated resolution times out, after ten seconds. The tests do meanwhile what
-/// a poll that waited for it could not do.
+/// Settings with which only the simulated resolution times out, after ten seconds. The tests do meanwhile
+/// what a poll that waited for it could not do.
 fn patient() -> Config {
     Config { qps: 2, peer_silence_ms_max: 3_600_000, connect_ms_max: 3_600_000, ..config() }
 }
@@ -57,12 +57,12 @@ fn a_target_serves_other_peers_while_the_neighbour_of_one_is_resolved() {
     net.fabric.set_neighbours_answer(target, false);
     net.nodes[0].submit(&[write(2, 0, 0, 4_096), read(3, 8_192, 0, 64)]);
     net.drive("the neighbour is being resolved", |net| net.fabric.waiting_for_neighbours(target) == 1);
-    // Questions of the other peer are answered meanwhile.
+    // Requests of the other peer are answered meanwhile.
     net.nodes[2].transport.fence(Token(4), REMOTE).unwrap();
     net.drive("another's fence ends", |net| net.nodes[2].ended(4).is_some());
     assert!(net.nodes[2].ended(4).unwrap().result.is_ok());
     assert_eq!(net.fabric.waiting_for_neighbours(target), 1);
-    // Later questions of the peer wait until its offer is answered.
+    // Later requests of the peer wait until its offer is answered.
     net.nodes[0].transport.fence(Token(5), REMOTE).unwrap();
     for _ in 0..1_000 {
         net.step();

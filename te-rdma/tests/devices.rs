@@ -332,7 +332,7 @@ impl Harness for OnDevices {
         restart.devices.clone_from(&memories.target);
         let target = restart.open();
         // The restarted target comes back at the same address.
-        restart.config.bind = target.local_addr();
+        restart.config.bind = target.local_address();
         let limits = EndsConfig { patience: Duration::from_secs(30), late_max: Duration::from_millis(30) };
         Box::new(Ends::new(initiator, target, restart, limits).with_memory(Rc::new(memories)))
     }

@@ -2,9 +2,9 @@
 //! that go down, control connections that break, cancels, while transfers run and every byte is checked.
 //! Simulated devices, real control connections.
 //!
-//! A seed that fails is printed; `SNOWSKIN_SEED=n cargo test -p te-rdma --test faults` runs it alone. Devices,
-//! links and the plan are determined by the seed. The time at which a byte of a control connection arrives is
-//! not, because its sockets are real.
+//! A seed that fails is printed; `SNOWSKIN_SEED=n cargo test -p te-rdma --test faults` runs it alone.
+//! Devices, links and the plan are determined by the seed. The time at which a byte of a control connection
+//! arrives is not, because its sockets are real.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;

@@ -24,7 +24,7 @@ struct Raw {
 
 impl Raw {
     fn to(net: &Net) -> Self {
-        let stream = TcpStream::connect(net.nodes[1].transport.local_addr()).unwrap();
+        let stream = TcpStream::connect(net.nodes[1].transport.local_address()).unwrap();
         stream.set_nonblocking(true).unwrap();
         Self { stream }
     }
@@ -295,13 +295,13 @@ fn a_fence_destroys_the_queue_pairs_that_it_does_not_list() {
 }
 
 #[test]
-fn a_flood_of_questions_is_answered_only_as_fast_as_the_answers_are_read() {
+fn a_flood_of_requests_is_answered_only_as_fast_as_the_answers_are_read() {
     let mut net = Net::pair(&config(), 4 * KIB);
     let mut raw = Raw::welcomed(&mut net, 5);
-    let question = Header::new(Kind::Fence, 0, 1);
-    let flood = question.as_bytes().repeat(1_000);
+    let request = Header::new(Kind::Fence, 0, 1);
+    let flood = request.as_bytes().repeat(1_000);
     let mut sent = 0;
-    // The answers are not read, so the target stops receiving questions.
+    // The answers are not read, so the target stops receiving requests.
     for _ in 0..20_000 {
         match raw.stream.write(&flood) {
             Ok(count) => sent += count,
@@ -314,7 +314,7 @@ fn a_flood_of_questions_is_answered_only_as_fast_as_the_answers_are_read() {
         }
         net.step();
         if sent > 64 << 20 {
-            panic!("64 MiB of questions were taken without an answer being read");
+            panic!("64 MiB of requests were taken without an answer being read");
         }
     }
     still_works(&mut net, 10);
@@ -403,24 +403,24 @@ fn a_target_with_another_protocol_is_refused() {
 }
 
 #[test]
-fn a_target_with_another_incarnation_gets_no_question() {
+fn a_target_with_another_incarnation_gets_no_request() {
     let (mut net, thread) = with_false_target(|mut stream| {
         greet(&mut stream, 6);
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
-        assert!(rest.is_empty(), "it got {} bytes of questions", rest.len());
+        assert!(rest.is_empty(), "it got {} bytes of requests", rest.len());
     });
     ends_with(&mut net, &[ErrorKind::PeerRestarted]);
     thread.join().unwrap();
 }
 
 #[test]
-fn answers_without_a_question_end_the_connection() {
+fn answers_without_a_request_end_the_connection() {
     for answer in [Kind::Fenced, Kind::Refused] {
         let (mut net, thread) = with_false_target(move |mut stream| {
             greet(&mut stream, 5);
-            let mut question = [0; 40];
-            stream.read_exact(&mut question).unwrap();
+            let mut request = [0; 40];
+            stream.read_exact(&mut request).unwrap();
             // Ids that were never used.
             let header = Header::new(answer, 0, u64::MAX);
             let body = Refusal::new(Status::NotFound);
@@ -437,9 +437,9 @@ fn answers_without_a_question_end_the_connection() {
 fn keys_that_do_not_fit_the_region_are_refused() {
     let (mut net, thread) = with_false_target(|mut stream| {
         greet(&mut stream, 5);
-        let mut question = [0; 40];
-        stream.read_exact(&mut question).unwrap();
-        let (header, _) = Header::read_from_prefix(&question).unwrap();
+        let mut request = [0; 40];
+        stream.read_exact(&mut request).unwrap();
+        let (header, _) = Header::read_from_prefix(&request).unwrap();
         // The second half of a list of which the first half was never sent.
         let body = Resolved {
             base: U64::new(0x1000),
@@ -474,16 +474,17 @@ fn a_target_that_does_not_answer_is_given_up() {
 }
 
 #[test]
-fn an_answer_of_another_kind_than_the_question_ends_the_connection() {
+fn an_answer_of_another_kind_than_the_request_ends_the_connection() {
     for answer in [Kind::Fenced, Kind::Refused] {
         let (mut net, thread) = with_false_target(move |mut stream| {
             // It ends when the initiator closes the connection.
             stream.set_read_timeout(None).unwrap();
             greet(&mut stream, 5);
-            let mut question = [0; 40];
-            stream.read_exact(&mut question).unwrap();
-            let (header, _) = Header::read_from_prefix(&question).unwrap();
-            // FENCED as the answer to a RESOLVE; REFUSED with the id of an earlier question that does not exist.
+            let mut request = [0; 40];
+            stream.read_exact(&mut request).unwrap();
+            let (header, _) = Header::read_from_prefix(&request).unwrap();
+            // FENCED as the answer to a RESOLVE; REFUSED with the id of an earlier request that does not
+            // exist.
             let (id, body) = match answer {
                 Kind::Refused => (header.id.get() - (1 << 24), Refusal::new(Status::NotFound)),
                 _ => (header.id.get(), Refusal::new(Status::NotFound)),

@@ -134,7 +134,7 @@ fn a_late_write_is_stopped_by_a_fence_and_by_nothing_else() {
         net.nodes[0].submit(&[write(1, 0, 0, 4 * KIB as u32)]);
         net.step();
         if !fence {
-            // It would be asked to destroy the unused queue pair, which is what a fence does.
+            // The initiator would request that it destroy the unused queue pair, which is what a fence does.
             net.stalled.push(1);
         }
         net.nodes[0].transport.cancel(Token(1)).unwrap();

@@ -1,6 +1,6 @@
-//! Behaviour of providers that the simulated one does not have: flushed work is not completed, queue pairs are
-//! not destroyed, completions are reported by file descriptors, keys are used again, the loopback fails. The
-//! tests use a simulated device behind a wrapper that misbehaves on demand.
+//! Behaviour of providers that the simulated one does not have: flushed work is not completed, queue pairs
+//! are not destroyed, completions are reported by file descriptors, keys are used again, the loopback fails.
+//! The tests use a simulated device behind a wrapper that misbehaves on demand.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(unsafe_code, reason = "the wrapper passes `register` and `post` on")]
 

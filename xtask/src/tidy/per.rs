@@ -1,7 +1,7 @@
 //! "Bytes per object", not "bytes an object".
 //!
-//! The article is looked for between something counted and something that it is counted by. A clause such as "the bytes
-//! a peer may write" has the same words; so what follows has to end the phrase.
+//! The article is looked for between something counted and something that it is counted by. A clause such as
+//! "the bytes a peer may write" has the same words; so what follows has to end the phrase.
 
 use super::{Finding, Source};
 

@@ -1,5 +1,5 @@
-//! Just enough of Rust's syntax for the rules: which part of a line is code and which is a comment, and where functions
-//! and inline modules begin and end. It knows no grammar; rustfmt has parsed the files before.
+//! Just enough of Rust's syntax for the rules: which part of a line is code and which is a comment, and where
+//! functions and inline modules begin and end. It knows no grammar; rustfmt has parsed the files before.
 
 /// One line, divided.
 #[derive(Debug, Default, PartialEq)]

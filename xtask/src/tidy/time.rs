@@ -1,10 +1,11 @@
-//! Tests wait for conditions, not for time. A test that needs real time is in a file or a module named `timing`.
+//! Tests wait for conditions, not for time. A test that needs real time is in a file or a module named
+//! `timing`.
 
 use super::rust::{self, Block, Line};
 use super::{Finding, Source};
 
-/// Parts of a path that exempt a file: the suites that need time, tests on real devices, and the helpers that wait for
-/// other tests.
+/// Parts of a path that exempt a file: the suites that need time, tests on real devices, and the helpers that
+/// wait for other tests.
 const EXEMPT: [&str; 4] = ["timing", "hw-tests", "common", "testkit"];
 /// Exempts a line, with a reason.
 const MARK: &str = "// timing: ";
