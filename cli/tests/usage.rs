@@ -89,8 +89,7 @@ fn wrong_usage_ends_with_2_and_names_the_right_usage() {
         (&["bench", "allocator", "--allocator", "buddy"], "slab"),
         (&["bench", "target", "--segment", "a"], "--metadata"),
         (&["bench", "transfer", "--connections", "17"], "1..=16"),
-        // The old name of --connections.
-        (&["bench", "transfer", "--lanes", "17"], "1..=16"),
+        (&["bench", "transfer", "--lanes", "17"], "1..=16"), // An alias of --connections.
         (&["bench", "target", "--metadata", "ftp://h:1"], "etcd://"),
         (&["get", "a", "--json"], "--output"),
         (&["repaly"], "replay"),

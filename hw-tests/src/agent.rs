@@ -4,9 +4,9 @@
 //!
 //! The first line of a connection is JSON: `{"token": …, "argv": […]}`; the program `self` is this one. After
 //! that, lines from the initiator are `<TEXT` (to the program's stdin) and `k` (SIGKILL), and lines to the
-//! initiator are `>TEXT` (the program's stdout), `=CODE` (the exit status, or minus the signal that killed the
-//! program) and `!TEXT` (the program could not be started). A caller that knows the token can run any program:
-//! run agents only on a trusted network.
+//! initiator are `>TEXT` (the program's stdout), `=CODE` (the exit status, or minus the signal that killed
+//! the program) and `!TEXT` (the program could not be started). A caller that knows the token can run any
+//! program: run agents only on a trusted network.
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -95,7 +95,8 @@ fn serve_connection(stream: TcpStream, token: &str) -> Result<()> {
             match line.split_at_checked(1) {
                 Some(("<", text)) => {
                     if let Some(stdin) = &mut stdin {
-                        // The write fails only once the program has closed its stdin; its end is reported below.
+                        // The write fails only once the program has closed its stdin; its end is reported
+                        // below.
                         let _ = writeln!(stdin, "{text}");
                     }
                 }
@@ -110,8 +111,8 @@ fn serve_connection(stream: TcpStream, token: &str) -> Result<()> {
             break;
         }
     }
-    // The program has closed its stdout: it has ended or is about to. The lock is not held between the checks,
-    // so that the other thread can still kill it.
+    // The program has closed its stdout: it has ended or is about to. The lock is not held between the
+    // checks, so that the other thread can still kill it.
     let status = loop {
         if let Some(status) = child.lock().unwrap_or_else(PoisonError::into_inner).try_wait()? {
             break status;

@@ -47,7 +47,7 @@ pub(crate) fn start_breakable(rails: &[Rail], listen: &str, button: &Button) -> 
         };
         rails.iter().map(open_one).collect()
     };
-    let about = "RDMA that breaks when it is told to";
+    let about = "RDMA whose queue pairs break on request";
     let breakable = FabricEntry::new("breakable", Tier::Rdma, about, &open);
     let config = Config { listen, fabrics: Fabrics::NONE, ..Config::default() };
     Ok(TransferEngine::start_with_fabrics(config, &[breakable])?)

@@ -1,5 +1,5 @@
-//! The processes that agents start on the target: they own memory and carry out commands on it, which they read
-//! from stdin and answer on stdout.
+//! The processes that agents start on the target: they own memory and carry out commands on it, which they
+//! read from stdin and answer on stdout.
 
 use crate::sys::DevDax;
 use crate::tests::conformance;
@@ -33,8 +33,8 @@ pub(crate) fn run(name: &str, args: &[&str]) -> Result<()> {
     }
 }
 
-/// A process that exports memory. It prints `ready NAME ADDRESS` and answers `fill SEED OFFSET LEN` with `ok`,
-/// and `check SEED OFFSET LEN` with `ok` or `differs OFFSET`.
+/// A process that exports memory. It prints `ready NAME ADDRESS` and answers `fill SEED OFFSET LEN` with
+/// `ok`, and `check SEED OFFSET LEN` with `ok` or `differs OFFSET`.
 fn target(fabric: &str, listen: &str, bytes: usize) -> Result<()> {
     let engine = engines::start(fabric, listen)?;
     let region = engine.alloc_shared(bytes, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
@@ -54,7 +54,7 @@ fn conformance_target(device: &str, port: u8, address: &str, management: &str) -
     let transport = RdmaTransport::new(Device::open(device, port)?, config)?;
     let listener =
         TcpListener::bind((management, 0)).with_context(|| format!("cannot listen on {management}"))?;
-    print_line(&format!("ready {} {}", transport.local_addr(), listener.local_addr()?))?;
+    print_line(&format!("ready {} {}", transport.local_address(), listener.local_addr()?))?;
     let (mut stream, _) = listener.accept()?;
     let mut received = vec![0; token.len()];
     stream.read_exact(&mut received)?;

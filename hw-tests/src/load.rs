@@ -1,11 +1,11 @@
 //! A load of verified transfers that goes on while something breaks.
 //!
 //! One thread uses chunks of the target's memory in turn. In each round it reads a chunk back and compares it
-//! with what it wrote there last, writes new bytes, reads those back and compares. Memory that an ended operation
-//! must not touch any more is filled with a canary: the destination of each read as soon as the read has ended,
-//! successfully or not, and the destination of a write that may still land (it failed, or was sent over a second
-//! route) after the target has acknowledged a fence. Canaries in local memory are checked when their place is
-//! needed again or the load ends, those at the target when the load ends.
+//! with what it wrote there last, writes new bytes, reads those back and compares. Memory that an ended
+//! operation must not touch any more is filled with a canary: the destination of each read as soon as the
+//! read has ended, successfully or not, and the destination of a write that may still land (it failed, or was
+//! sent over a second route) after the target has acknowledged a fence. Canaries in local memory are checked
+//! when their place is needed again or the load ends, those at the target when the load ends.
 
 use crate::content::{CANARY, fill, first_difference};
 use crate::remote::{Peer, Process};
@@ -301,7 +301,8 @@ impl Worker {
                 }
                 return Ok(false);
             }
-            // Only every other chunk, so that a fault meets reads first at some chunks and writes first at others.
+            // Only every other chunk, so that a fault meets reads first at some chunks and writes first at
+            // others.
             Chunk::Holds(seed) if chunk.is_multiple_of(2) => {
                 if !self.read_back(segment, remote, seed, "a chunk changed after its write had completed")? {
                     return Ok(false);
@@ -414,7 +415,8 @@ impl Worker {
         }
     }
 
-    /// The segment of the target's present process, opened if the process is new, and the address of its memory.
+    /// The segment of the target's present process, opened if the process is new, and the address of its
+    /// memory.
     fn segment(&mut self) -> Option<(SegmentHandle, u64)> {
         let (incarnation, name, addr) = {
             let target = self.shared.target();
@@ -424,7 +426,8 @@ impl Worker {
             if known == incarnation {
                 return Some((segment, addr));
             }
-            // Another process: its memory is blank, and writes that may still land in the old process do no harm.
+            // Another process: its memory is blank, and writes that may still land in the old process do no
+            // harm.
             self.chunks.fill(Chunk::Blank);
             self.segment = None;
             if let Err(error) = self.engine.close_segment(segment) {

@@ -15,8 +15,8 @@
 //! ```
 //!
 //! Without arguments, or with those of a test harness (`--help`), the program runs the tests. `agent ADDRESS`
-//! serves a peer, `facts` prints which devices this machine has, and agents start `helper …`. What the program
-//! cannot detect is set in the environment:
+//! serves a peer, `facts` prints which devices this machine has, and agents start `helper …`. What the
+//! program cannot detect is set in the environment:
 //!
 //! | Variable | Meaning |
 //! |---|---|

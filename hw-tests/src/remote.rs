@@ -202,7 +202,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The agent kills the program when the connection ends. The reader thread holds a clone of the socket.
+        // The agent kills the program when the connection ends. The reader thread holds a clone of the
+        // socket.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 }

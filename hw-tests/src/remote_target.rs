@@ -8,10 +8,10 @@
 //!                        └ mirrors of the target's memory
 //! ```
 //!
-//! The suite writes and reads the target's memory directly, so each of its buffers has a mirror in the target's
-//! process, and a change of one is copied to the other: changes here before a batch is submitted and before the
-//! target is polled, changes there before the clock of the test advances and after completions here. Nothing
-//! allocates while a transport is polled, because the suite counts allocations.
+//! The suite writes and reads the target's memory directly, so each of its buffers has a mirror in the
+//! target's process, and a change of one is copied to the other: changes here before a batch is submitted and
+//! before the target is polled, changes there before the clock of the test advances and after completions
+//! here. Nothing allocates while a transport is polled, because the suite counts allocations.
 #![allow(unsafe_code, reason = "passes on what the caller of `Memory::register` promises")]
 
 mod pair;
@@ -85,8 +85,8 @@ const REQUESTS: [Request; 10] = [
     Request::Sever,
 ];
 
-/// Error kinds in the order of their numbers in an answer, which count from 1. A kind that is not in this list
-/// arrives as `System`.
+/// Error kinds in the order of their numbers in an answer, which count from 1. A kind that is not in this
+/// list arrives as `System`.
 const KINDS: [ErrorKind; 9] = [
     ErrorKind::InvalidArgument,
     ErrorKind::NotFound,
@@ -270,8 +270,8 @@ impl Memory for RemoteTarget {
                 Some(known) => known,
                 None => {
                     link.request(Request::Mirror, [span.len() as u64, 0, 0], &[], &mut [])?;
-                    // SAFETY: the suite keeps its buffers until the pair is gone, and accesses them by volatile
-                    // copies alone.
+                    // SAFETY: the suite keeps its buffers until the pair is gone, and accesses them by
+                    // volatile copies alone.
                     link.mirrors.push(unsafe { Mirror::new(span) });
                     link.mirrors.len() - 1
                 }
@@ -489,8 +489,8 @@ impl<T: Severable> Served<T> {
             Request::Mirror => {
                 let fits = a <= PAYLOAD_BYTES_MAX && self.mirrors.len() < MIRRORS_MAX;
                 let pages = Pages::new(a as usize).filter(|_| fits).ok_or(ErrorKind::InvalidArgument)?;
-                // SAFETY: the pages live in the same struct as the mirror, and are accessed by volatile copies
-                // alone.
+                // SAFETY: the pages live in the same struct as the mirror, and are accessed by volatile
+                // copies alone.
                 self.mirrors.push(unsafe { Mirror::new(pages.span()) });
                 self.pages.push(pages);
                 Ok(0)

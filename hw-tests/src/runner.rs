@@ -44,8 +44,8 @@ fn trial(test: &'static Test, host: &Arc<Host>) -> Trial {
         if let Some(reason) = host.lacks(test.needs) {
             return Ok(Completion::ignored_with(reason));
         }
-        // The harness has printed the name without a line end: the empty line flushes it, and separates it from
-        // the output of the test.
+        // The harness has printed the name without a line end: the empty line flushes it, and separates it
+        // from the output of the test.
         println!();
         (test.run)(&host).map(|()| Completion::Completed).map_err(|error| Failed::from(format!("{error:#}")))
     })

@@ -117,7 +117,7 @@ fn be_load(role: &[String]) {
                 }
             }
             6..9 => hits += u64::from(is_right(name, client.get(&key(name)).ok().flatten())),
-            _ => drop(client.remove(&key(name), rng.below(2) == 0)),
+            _ => drop(client.remove(&key(name), RemoveMode::forced(rng.below(2) == 0))),
         }
         // A batch may skip any number of hits.
         if hits >= reported + 100 {

@@ -6,7 +6,6 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
 
 use common::{master, master_at, master_config, own_host, with};
 use store_client::{Address, ErrorCode, RpcConfig, RpcConnection, RpcError};

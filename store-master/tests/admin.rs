@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use store_core::message::{
     CreateTasks, Greeting, Hello, NewTask, Operation, OrderSegments, SegmentOrder, SegmentState,
 };
-use store_core::{Key, MasterConfig, Role, Secret, prove};
+use store_core::{Key, MasterConfig, Role, Secret, SegmentNo, prove};
 use store_master::Config;
 
 /// Status and body.
@@ -130,7 +130,7 @@ fn segments_have_their_state_and_drains_tasks_and_tenants_are_listed() {
     let segment = u32::try_from(segments[0]["segment"].as_u64().unwrap()).unwrap();
     let mut stream = connect(master.rpc_addr());
     let mut out = Vec::new();
-    let order = SegmentOrder { segment, state: SegmentState::Draining };
+    let order = SegmentOrder { segment: SegmentNo::new(segment), state: SegmentState::Draining };
     OrderSegments::encode_request(&mut out, 1, &(), [order].into_iter()).unwrap();
     stream.write_all(&out).unwrap();
     assert_eq!(common::read_answer(&mut stream).unwrap().header.status, 0);

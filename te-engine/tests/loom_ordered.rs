@@ -101,6 +101,9 @@ impl Link {
         // A sleep with an end is over at once: there is no clock here.
         if due == u64::MAX && self.mailbox.is_empty() && !self.stop.load(Ordering::Relaxed) {
             self.bell.wait();
+        } else {
+            // Loom gives the others their turn: they may be about to push what this thread has seen.
+            thread::yield_now();
         }
         self.parking.leave();
         self.bell.clear();
@@ -164,7 +167,7 @@ fn a_worker_never_sleeps_through_what_is_pushed_nor_through_its_stop() {
 #[test]
 fn callers_that_help_leave_nothing_behind() {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(2);
+    model.preemption_bound = Some(3);
     model.check(|| {
         let link = Link::new();
         let worker = spawn(&link, |link| link.run(|_| false));

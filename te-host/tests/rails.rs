@@ -17,7 +17,7 @@ use te_core::{
 use te_host::topology::read_sysfs;
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE: RemoteRegionId = RemoteRegionId::new(0, 1);
 const BYTES: usize = 1 << 20;
 const HERE: NodeId = NodeId(0);
 const THERE: NodeId = NodeId(1);
@@ -62,7 +62,7 @@ impl Rails {
             here.register(REGION, half(0), Access::LOCAL).expect("registered");
             there.register(REGION, half(1), Access::REMOTE_READ | Access::REMOTE_WRITE).expect("registered");
         }
-        here.attach(SEGMENT, &export(&there)).expect("attached");
+        here.attach(REMOTE, &export(&there)).expect("attached");
         Self { nets, here, there, now: Instant::ZERO, next: 0, _memory: memory }
     }
 
@@ -96,7 +96,7 @@ impl Rails {
                 Slice {
                     token: Token(token),
                     local: RegionOffset::new(REGION, at),
-                    remote: RemoteOffset::new(SEGMENT, at),
+                    remote: RemoteOffset::new(REMOTE, at),
                     len: len(token),
                     op,
                 }

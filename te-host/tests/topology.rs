@@ -257,15 +257,15 @@ fn errors_name_the_place_where_a_matrix_is_wrong() {
         (r#"{"cpu:0": [["a"]]}"#, "length 1"),
         (r#"{"cpu:0": [["a"], ["b"], ["c"]]}"#, "line 1 column"),
         (r#"{"cpu:0": [["a"], [1]]}"#, "expected a string"),
-        (r#"{"cpu:0": [["a"], ["a"]]}"#, "named twice"),
+        (r#"{"cpu:0": [["a"], ["a"]]}"#, "in the row twice"),
         (r#"{"cpu:0": [["a"], []], "cpu:0": [["b"], []]}"#, "two rows"),
         (r#"{"cpu:-1": [["a"], []]}"#, "not a location"),
         (r#"{"cpu:+1": [["a"], []]}"#, "not a location"),
         (r#"{"cpu:70000": [["a"], []]}"#, "not a location"),
         (r#"{"cpu:": [["a"], []]}"#, "not a location"),
         (r#"{"tpu:0": [["a"], []]}"#, "not a location"),
-        (r#"{"cpu:0": [[""], []]}"#, "no NIC's name"),
-        (r#"{"cpu:0": [["\u001b[2J"], []]}"#, "no NIC's name"),
+        (r#"{"cpu:0": [[""], []]}"#, "cannot be the name of a NIC"),
+        (r#"{"cpu:0": [["\u001b[2J"], []]}"#, "cannot be the name of a NIC"),
         (r#"{} x"#, "trailing"),
     ] {
         let error = parse_matrix(text).expect_err(text).to_string();

@@ -58,7 +58,7 @@ pub struct Config {
     /// Longest WRITE that is carried inside its work request, bytes. Default 128.
     #[serde(skip)]
     pub inline_bytes_max: u32,
-    /// One of this many work requests asks for a completion on success; so does the last one of each
+    /// One of this many work requests has a completion on success; so does the last one of each
     /// doorbell. Default 16.
     #[serde(skip)]
     pub signal_every: u16,
@@ -75,7 +75,7 @@ pub struct Config {
     /// Largest path MTU, bytes: 256, 512, 1024, 2048 or 4096. The smaller of both ports' MTUs is used.
     /// Default 4096.
     pub mtu_bytes_max: u32,
-    /// Traffic class of our packets. On RoCE its upper six bits are the DSCP, its lower two the ECN bits.
+    /// Traffic class of the packets. On RoCE its upper six bits are the DSCP, its lower two the ECN bits.
     /// Default 0.
     pub traffic_class: u8,
     /// InfiniBand service level, 0 to 15. Default 0.
@@ -85,7 +85,7 @@ pub struct Config {
     pub timeout_exponent: u8,
     /// How often the NIC sends a packet again before the work request fails; 0 to 7. Default 7.
     pub retries: u8,
-    /// How long a cancelled slice that is posted may take to end by itself, milliseconds. Afterwards its
+    /// How long a cancelled slice that is posted may take to complete, milliseconds. Afterwards its
     /// queue pair is flushed, and the other slices on it are sent again on a new one. Default 20.
     #[serde(skip)]
     pub cancel_drain_ms: u32,
@@ -108,14 +108,14 @@ pub struct Config {
     /// parallel. Default on.
     #[serde(skip)]
     pub populate: bool,
-    /// Allows the NIC to reorder its writes to our memory where it can. Default on.
+    /// Allows the NIC to reorder its writes to local memory where it can. Default on.
     #[serde(skip)]
     pub relaxed_ordering: bool,
     /// Counts the bytes of registrations while they run. Default: only the log reports them.
     #[serde(skip)]
     pub progress: Option<Progress>,
-    /// A peer that owes us an answer on the control connection for this many milliseconds is dead. Default
-    /// 5,000.
+    /// A peer that does not answer a request on the control connection for this many milliseconds is dead.
+    /// Default 5,000.
     ///
     /// Transfers do not need the peer's process, but connections, keys and fences do: set this above the
     /// longest time between two polls of any peer.
@@ -134,11 +134,11 @@ pub struct Config {
     /// Longest slice, bytes. Default 1 GiB.
     #[serde(skip)]
     pub slice_bytes_max: u32,
-    /// The most peers to which we have a control connection. When another peer needs one, the connection that
-    /// was not used for longest is closed. Default 1,024.
+    /// The most control connections that this transport opens, one per peer. When another peer needs one, the
+    /// connection that was not used for longest is closed. Default 1,024.
     #[serde(skip)]
     pub peers_max: u32,
-    /// The most control connections that peers have to us. Default 1,024.
+    /// The most control connections that are accepted from peers at a time. Default 1,024.
     #[serde(skip)]
     pub connections_max: u32,
     /// Indexes of regions are smaller than this. Default 65,536.
@@ -150,7 +150,7 @@ pub struct Config {
     /// The most fences that run at the same time. Default 64.
     #[serde(skip)]
     pub fences_max: u32,
-    /// The identity by which peers know and expel us. It is the same for all transports of one engine.
+    /// The identity by which peers know and expel this transport, the same for all transports of one engine.
     /// Default 0: a random one.
     #[serde(skip)]
     pub identity: u64,

@@ -64,8 +64,8 @@ pub struct ChosenPorts<'a> {
     pub missing: Vec<&'a str>,
 }
 
-/// Selects ports by [`Config::devices`]: `mlx5_0` selects the active ports of that device, `mlx5_0:2` one port
-/// in any state. Without names, every active port is selected.
+/// Selects ports by [`Config::devices`]: `mlx5_0` selects the active ports of that device, `mlx5_0:2` one
+/// port in any state. Without names, every active port is selected.
 #[must_use]
 pub fn choose_ports<'a>(names: &'a [String], ports: &'a [DeviceSummary]) -> ChosenPorts<'a> {
     let mut chosen = ChosenPorts::default();

@@ -13,16 +13,16 @@
 //!   └───┬──────────────┬──────────────┬──────────────┬──────────────┬──────┘
 //!       ▼              ▼              ▼              ▼              ▼
 //!   initiator        peers         target         memory         timers
-//!   our slices:      addresses,    peers'         regions,       (te_fabric)
-//!   queue, cut,      backoff,      questions,     the device's
+//!   own slices:      addresses,    peers'         regions,       (te_fabric)
+//!   queue, cut,      backoff,      requests,      the device's
 //!   merge, post,     control       queue pairs    keys
 //!   complete,        connections   for them,
-//!   ask              to them       fences
+//!   requests         to them       fences
 //!       │              │              │              │
 //!       └──────┬───────┴──────┬───────┘              │
 //!              ▼              ▼                      │
 //!              io            wire                    │
-//!   port, our queue pairs,   frames of control       │
+//!   port, own queue pairs,   frames of control       │
 //!   completions, sockets,    connections             │
 //!   listener, epoll                                  │
 //!              │                                     │
@@ -46,12 +46,13 @@
 //! **Access control.** The export carries a random 64-bit key. The device's remote keys have 32 bits, many of
 //! which can be guessed; they are sent only to peers that have the key of the export. The target's values of
 //! rights and length replace those in the export. A queue pair belongs to the control connection over which
-//! it was offered, and is destroyed with it. Our own queue pairs give peers no access: they are made without
-//! remote rights. A remote key that was sent to a peer is not used for another region while it is remembered.
+//! it was offered, and is destroyed with it. The initiator's queue pairs give peers no access: they are made
+//! without remote rights. A remote key that was sent to a peer is not used for another region while it is
+//! remembered.
 //!
 //! **Failures.** A queue pair fails as a whole. The slice that caused the failure ends with its error; the
 //! other slices are sent again on a new queue pair, the same bytes to the same range, and their completions
-//! say that a fence is needed. When the path or the port failed, all of them end, so that other rails can
+//! report that a fence is needed. When the path or the port failed, all of them end, so that other rails can
 //! take them.
 //!
 //! **Memory of GPUs.** With [`RdmaTransport::with_devices`] a region may be memory of a GPU, which the NIC
@@ -64,7 +65,7 @@
 //! | | |
 //! |---|---|
 //! | `READ`, `WRITE` | yes; a WRITE is `Applied` when the target's device has acknowledged its last packet |
-//! | `FENCE` | yes; the target destroys the queue pairs that we do not use any more, and confirms it |
+//! | `FENCE` | yes; the target destroys the queue pairs that the initiator does not use any more, and confirms it |
 //! | `CHECKSUM` | no, only the link's own (ICRC). A caller that stores bytes has to check them end to end |
 //! | `TWO_SIDED_PROGRESS` | no: transfers do not need the target's process. Connecting, the first use of a remote region, and fences do |
 //! | memory | that of the host; with [`RdmaTransport::with_devices`] also that of GPUs that the NIC reaches |
@@ -82,8 +83,8 @@
 //! queue pairs. Connecting a queue pair may block on the network (on RoCE the kernel resolves the neighbour's
 //! address: up to a second without an answer), and is done by up to four threads; their results make the
 //! event source readable. Opening a transport verifies its GID by a loopback, which takes at most
-//! [`Config::proof_ms_max`] for each GID that is tried. Registering pins pages; long regions are registered in
-//! chunks by several threads.
+//! [`Config::proof_ms_max`] for each GID that is tried. Registering pins pages; long regions are registered
+//! in chunks by several threads.
 //!
 //! # Limits
 //!
@@ -91,9 +92,9 @@
 //! the 32-bit remote key of *another* region reaches that region as well. Peers without an export are kept
 //! out, because only peers with one get a queue pair.
 //!
-//! Every table and queue has a limit; see [`Config`]. A queue pair of ours takes about `qp_depth × sges × 12`
-//! bytes in addition to the allocations of the driver. Neither control connections nor RDMA are encrypted:
-//! use them in a cluster's own network.
+//! Every table and queue has a limit; see [`Config`]. An initiator's queue pair takes about
+//! `qp_depth × sges × 12` bytes in addition to the allocations of the driver. Neither control connections nor
+//! RDMA are encrypted: use them in a cluster's own network.
 //!
 //! # Example
 //!

@@ -91,7 +91,7 @@ impl Backing {
 pub(crate) fn kinds(devices: Option<&dyn Devices>, info: &DeviceInfo) -> MemoryKinds {
     let Some(devices) = devices else { return MemoryKinds::HOST };
     let takes_dmabuf = info.features.contains(DeviceFeatures::DMABUF);
-    // A kernel module serves all GPUs of a vendor, or none: the first one is asked about.
+    // A kernel module serves all GPUs of a vendor, or none: the first one is checked.
     let reaches = |vendor| takes_dmabuf || devices.is_peer_direct(Location::Device(vendor, 0));
     let vendors = GpuVendor::ALL.into_iter().filter(|vendor| reaches(*vendor));
     let reached = vendors.fold(MemoryKinds::empty(), |kinds, vendor| kinds | vendor.kind());

@@ -109,7 +109,7 @@ impl<V: Verbs> RdmaTransport<V> {
 
     /// The address at which control connections of peers are accepted.
     #[must_use]
-    pub const fn local_addr(&self) -> SocketAddr {
+    pub const fn local_address(&self) -> SocketAddr {
         self.end.address
     }
 

@@ -54,7 +54,7 @@ impl Harness for Fabric {
         let mut restart = Restart { sim, device: self.device.clone(), config: self.config.clone() };
         let (initiator, target) = (restart.open(), restart.open());
         // The restarted target comes back at the same address.
-        restart.config.bind = target.local_addr();
+        restart.config.bind = target.local_address();
         let config = EndsConfig { patience: Duration::from_secs(30), late_max: self.late };
         Box::new(Ends::new(initiator, target, restart, config))
     }

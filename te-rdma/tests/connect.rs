@@ -4,15 +4,15 @@
 
 mod common;
 
-use common::{Net, REGION, SEGMENT, config, read, write};
+use common::{Net, REGION, REMOTE, config, read, write};
 use te_core::{ErrorKind, Memory, Outcome, RemoteRegionId, Slice, Token, Transport};
 use te_rdma::Config;
 
 const BYTES: usize = 1 << 20;
 const OTHER: RemoteRegionId = RemoteRegionId::new(1, 1);
 
-/// Settings with which only the simulated resolution times out, after ten seconds. The tests do meanwhile what
-/// a poll that waited for it could not do.
+/// Settings with which only the simulated resolution times out, after ten seconds. The tests do meanwhile
+/// what a poll that waited for it could not do.
 fn patient() -> Config {
     Config { qps: 2, peer_silence_ms_max: 3_600_000, connect_ms_max: 3_600_000, ..config() }
 }
@@ -23,8 +23,8 @@ fn three() -> Net {
     for _ in 0..3 {
         net.add(&patient(), BYTES);
     }
-    net.attach(0, SEGMENT, 1, REGION);
-    net.attach(2, SEGMENT, 1, REGION);
+    net.attach(0, REMOTE, 1, REGION);
+    net.attach(2, REMOTE, 1, REGION);
     net.attach(2, OTHER, 0, REGION);
     net
 }
@@ -57,13 +57,13 @@ fn a_target_serves_other_peers_while_the_neighbour_of_one_is_resolved() {
     net.fabric.set_neighbours_answer(target, false);
     net.nodes[0].submit(&[write(2, 0, 0, 4_096), read(3, 8_192, 0, 64)]);
     net.drive("the neighbour is being resolved", |net| net.fabric.waiting_for_neighbours(target) == 1);
-    // Questions of the other peer are answered meanwhile.
-    net.nodes[2].transport.fence(Token(4), SEGMENT).unwrap();
+    // Requests of the other peer are answered meanwhile.
+    net.nodes[2].transport.fence(Token(4), REMOTE).unwrap();
     net.drive("another's fence ends", |net| net.nodes[2].ended(4).is_some());
     assert!(net.nodes[2].ended(4).unwrap().result.is_ok());
     assert_eq!(net.fabric.waiting_for_neighbours(target), 1);
-    // Later questions of the peer wait until its offer is answered.
-    net.nodes[0].transport.fence(Token(5), SEGMENT).unwrap();
+    // Later requests of the peer wait until its offer is answered.
+    net.nodes[0].transport.fence(Token(5), REMOTE).unwrap();
     for _ in 0..1_000 {
         net.step();
     }
@@ -116,7 +116,7 @@ fn queue_pairs_that_are_not_needed_while_being_connected_are_destroyed_afterward
         // Later slices and fences succeed.
         net.nodes[0].submit(&[Slice { token: Token(2), ..write(2, 0, 0, 8) }]);
         assert!(net.finish(2).result.is_ok());
-        net.nodes[0].transport.fence(Token(3), SEGMENT).unwrap();
+        net.nodes[0].transport.fence(Token(3), REMOTE).unwrap();
         assert!(net.finish(3).result.is_ok());
     }
 }
@@ -148,7 +148,7 @@ fn offers_that_wait_for_neighbours_have_a_limit() {
     let mut initiators = Vec::new();
     for _ in 0..300 {
         let node = net.add(&Config { qps: 1, ..patient() }, 4_096);
-        net.attach(node, SEGMENT, target, REGION);
+        net.attach(node, REMOTE, target, REGION);
         net.nodes[node].submit(&[write(1, 0, 0, 8)]);
         initiators.push(node);
     }

@@ -96,7 +96,7 @@ impl Harness for Loopback {
     fn pair(&mut self) -> Box<dyn Pair + '_> {
         let (initiator, target) = (self.open(), self.open());
         // The restarted target comes back at the same address.
-        let restart = Self(Config { bind: target.local_addr(), ..self.0.clone() });
+        let restart = Self(Config { bind: target.local_address(), ..self.0.clone() });
         let config = EndsConfig { patience: PATIENCE, late_max: Duration::from_millis(100) };
         Box::new(Ends::new(initiator, target, restart, config))
     }

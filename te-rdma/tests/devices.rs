@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{ALL, Block, Net, SEGMENT, config, kind, pattern, read, write};
+use common::{ALL, Block, Net, REMOTE, config, kind, pattern, read, write};
 use fake::ExportingDevices;
 use te_core::device::{Devices, Stager};
 use te_core::testkit::{CountingAlloc, FakeDevices, FakeStaging, Harness, Pair, PeekPoke, Side};
@@ -56,7 +56,7 @@ fn pair(config: &Config) -> (Net, ExportingDevices, MemSpan) {
     add(&mut net, nic(), config, Arc::new(there.clone()));
     let span = there.allocate(BYTES);
     register(&mut net, 1, span, ALL).unwrap();
-    net.attach(0, SEGMENT, 1, ON_DEVICE);
+    net.attach(0, REMOTE, 1, ON_DEVICE);
     (net, there, span)
 }
 
@@ -101,7 +101,7 @@ fn a_region_that_begins_inside_an_allocation_is_registered_in_chunks() {
     register(&mut net, 1, span, ALL).unwrap();
     // From the middle of the second page to the middle of the seventh.
     assert_eq!(net.fabric.mr_count(net.ports[1]) - before, 6);
-    net.attach(0, SEGMENT, 1, ON_DEVICE);
+    net.attach(0, REMOTE, 1, ON_DEVICE);
     net.nodes[0].memory.paint(9);
     net.transfer(&[write(1, 0, 0, 20_000)]);
     assert!(peek(&there, span, 0, 20_000) == pattern(9, 0, 20_000));
@@ -114,7 +114,7 @@ fn memory_of_a_device_is_never_read_by_the_cpu() {
     let here = ExportingDevices::new(HERE);
     add(&mut net, nic(), &config(), Arc::new(here.clone()));
     net.add(&config(), BYTES);
-    net.attach(0, SEGMENT, 1, common::REGION);
+    net.attach(0, REMOTE, 1, common::REGION);
     net.warm_up();
     let span = here.allocate(4_096);
     // SAFETY: memory of the devices.
@@ -200,7 +200,7 @@ fn a_region_in_use_is_busy_and_keeps_its_descriptor() {
     let here = ExportingDevices::new(HERE);
     add(&mut net, nic(), &config(), Arc::new(here.clone()));
     net.add(&config(), BYTES);
-    net.attach(0, SEGMENT, 1, common::REGION);
+    net.attach(0, REMOTE, 1, common::REGION);
     net.warm_up();
     let span = here.allocate(BYTES);
     register(&mut net, 0, span, ALL).unwrap();
@@ -267,7 +267,7 @@ fn memory_that_is_peer_direct_is_registered_by_its_address() {
         let mut net = Net::new(1);
         add(&mut net, nic, &config(), Arc::new(PeerDirect(block.span())));
         net.add(&config(), BYTES);
-        net.attach(0, SEGMENT, 1, common::REGION);
+        net.attach(0, REMOTE, 1, common::REGION);
         net.warm_up();
         assert_eq!(kinds(&net, 0), MemoryKinds::HOST | MemoryKinds::CUDA);
         register(&mut net, 0, block.span().at(HERE), ALL).unwrap();
@@ -332,7 +332,7 @@ impl Harness for OnDevices {
         restart.devices.clone_from(&memories.target);
         let target = restart.open();
         // The restarted target comes back at the same address.
-        restart.config.bind = target.local_addr();
+        restart.config.bind = target.local_address();
         let limits = EndsConfig { patience: Duration::from_secs(30), late_max: Duration::from_millis(30) };
         Box::new(Ends::new(initiator, target, restart, limits).with_memory(Rc::new(memories)))
     }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Net, REGION, SEGMENT, config, kind, write};
+use common::{Net, REGION, REMOTE, config, kind, write};
 use te_core::{Completion, EXPELLED_MAX, ErrorKind, ExpelMode, Memory, Outcome, Slice, Token, Transport};
 use te_rdma::Config;
 use te_rdma::sim::LinkConfig;
@@ -21,8 +21,8 @@ fn three() -> Net {
     net.add(&known(WRITER), BYTES);
     net.add(&known(1), BYTES);
     net.add(&known(78), BYTES);
-    net.attach(0, SEGMENT, 1, REGION);
-    net.attach(2, SEGMENT, 1, REGION);
+    net.attach(0, REMOTE, 1, REGION);
+    net.attach(2, REMOTE, 1, REGION);
     net
 }
 
@@ -60,7 +60,7 @@ fn packets_of_an_expelled_peer_on_the_wire_do_not_land() {
         assert_eq!(end.outcome, Outcome::NotApplied);
         kind(&end) == ErrorKind::Expelled
     });
-    net.nodes[0].transport.fence(Token(5), SEGMENT).unwrap();
+    net.nodes[0].transport.fence(Token(5), REMOTE).unwrap();
     assert_eq!(
         net.finish(5),
         Completion::applied(Token(5)),
@@ -73,7 +73,7 @@ fn packets_of_an_expelled_peer_on_the_wire_do_not_land() {
     net.drive("the other goes on", |net| net.nodes[2].ended(2).is_some());
     assert!(net.nodes[2].ended(2).unwrap().result.is_ok());
     let blob = net.nodes[0].export_of(REGION);
-    net.nodes[1].transport.attach(SEGMENT, &blob).unwrap();
+    net.nodes[1].transport.attach(REMOTE, &blob).unwrap();
     net.nodes[1].submit(&[write(3, 0, 0, 8)]);
     net.drive("the target writes", |net| net.nodes[1].ended(3).is_some());
     assert!(net.nodes[1].ended(3).unwrap().result.is_ok());
@@ -89,8 +89,8 @@ fn an_expelled_peer_without_a_connection_is_refused_when_it_connects() {
     assert_eq!((kind(&end), end.outcome), (ErrorKind::Expelled, Outcome::NotApplied));
     assert_eq!(net.fabric.qp_count(net.ports[1]), 0);
     // Attaching again does not help.
-    net.nodes[0].transport.detach(SEGMENT).unwrap();
-    net.attach(0, SEGMENT, 1, REGION);
+    net.nodes[0].transport.detach(REMOTE).unwrap();
+    net.attach(0, REMOTE, 1, REGION);
     net.nodes[0].submit(&[Slice { token: Token(2), ..write(2, 0, 0, 8) }]);
     assert_eq!(kind(&net.finish(2)), ErrorKind::Expelled);
 }

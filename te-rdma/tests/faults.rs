@@ -2,16 +2,16 @@
 //! that go down, control connections that break, cancels, while transfers run and every byte is checked.
 //! Simulated devices, real control connections.
 //!
-//! A seed that fails is printed; `SNOWSKIN_SEED=n cargo test -p te-rdma --test faults` runs it alone. Devices,
-//! links and the plan are determined by the seed. The time at which a byte of a control connection arrives is
-//! not, because its sockets are real.
+//! A seed that fails is printed; `SNOWSKIN_SEED=n cargo test -p te-rdma --test faults` runs it alone.
+//! Devices, links and the plan are determined by the seed. The time at which a byte of a control connection
+//! arrives is not, because its sockets are real.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Net, SEGMENT, config, slice, write};
+use common::{Net, REMOTE, config, slice, write};
 use te_core::testkit::{Rng, seeds};
 use te_core::{Op, Outcome, RegionOffset, RemoteOffset, Slice, Token, Transport};
 use te_rdma::Config;
@@ -103,7 +103,7 @@ fn run(seed: u64) -> Seen {
     let mut net = Net::new(seed);
     net.add(&config, BYTES);
     net.add(&config, BYTES);
-    net.attach(0, SEGMENT, 1, common::REGION);
+    net.attach(0, REMOTE, 1, common::REGION);
     net.set_link(0, 1, link);
     let canary = vec![0xC5; CANARY_BYTES];
     net.nodes[1].memory.set((BYTES - CANARY_BYTES) as u64, &canary);
@@ -222,7 +222,7 @@ fn check(net: &Net, slice: &Slice, before: &[Vec<u8>; 2], outcome: Outcome) {
 fn fence(net: &mut Net, token: &mut u64) {
     for _ in 0..1_000 {
         *token += 1;
-        net.nodes[0].transport.fence(Token(*token), SEGMENT).unwrap();
+        net.nodes[0].transport.fence(Token(*token), REMOTE).unwrap();
         if net.finish(*token).outcome == Outcome::Applied {
             return;
         }

@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use common::{Net, REGION, SEGMENT, config, kind, read, write};
+use common::{Net, REGION, REMOTE, config, kind, read, write};
 use te_core::{ErrorKind, Memory, Outcome, RemoteOffset, Transport};
 use te_rdma::Config;
 use te_rdma::wire::*;
@@ -24,7 +24,7 @@ struct Raw {
 
 impl Raw {
     fn to(net: &Net) -> Self {
-        let stream = TcpStream::connect(net.nodes[1].transport.local_addr()).unwrap();
+        let stream = TcpStream::connect(net.nodes[1].transport.local_address()).unwrap();
         stream.set_nonblocking(true).unwrap();
         Self { stream }
     }
@@ -295,13 +295,13 @@ fn a_fence_destroys_the_queue_pairs_that_it_does_not_list() {
 }
 
 #[test]
-fn a_flood_of_questions_is_answered_only_as_fast_as_the_answers_are_read() {
+fn a_flood_of_requests_is_answered_only_as_fast_as_the_answers_are_read() {
     let mut net = Net::pair(&config(), 4 * KIB);
     let mut raw = Raw::welcomed(&mut net, 5);
-    let question = Header::new(Kind::Fence, 0, 1);
-    let flood = question.as_bytes().repeat(1_000);
+    let request = Header::new(Kind::Fence, 0, 1);
+    let flood = request.as_bytes().repeat(1_000);
     let mut sent = 0;
-    // The answers are not read, so the target stops receiving questions.
+    // The answers are not read, so the target stops receiving requests.
     for _ in 0..20_000 {
         match raw.stream.write(&flood) {
             Ok(count) => sent += count,
@@ -314,7 +314,7 @@ fn a_flood_of_questions_is_answered_only_as_fast_as_the_answers_are_read() {
         }
         net.step();
         if sent > 64 << 20 {
-            panic!("64 MiB of questions were taken without an answer being read");
+            panic!("64 MiB of requests were taken without an answer being read");
         }
     }
     still_works(&mut net, 10);
@@ -361,7 +361,7 @@ fn with_false_target(answer: impl FnOnce(TcpStream) + Send + 'static) -> (Net, s
     let address = listener.local_addr().unwrap();
     let mut net = Net::new(1);
     net.add(&config(), 4 * KIB);
-    net.nodes[0].transport.attach(SEGMENT, &false_export(address, 5)).unwrap();
+    net.nodes[0].transport.attach(REMOTE, &false_export(address, 5)).unwrap();
     let thread = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -403,24 +403,24 @@ fn a_target_with_another_protocol_is_refused() {
 }
 
 #[test]
-fn a_target_with_another_incarnation_gets_no_question() {
+fn a_target_with_another_incarnation_gets_no_request() {
     let (mut net, thread) = with_false_target(|mut stream| {
         greet(&mut stream, 6);
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
-        assert!(rest.is_empty(), "it got {} bytes of questions", rest.len());
+        assert!(rest.is_empty(), "it got {} bytes of requests", rest.len());
     });
     ends_with(&mut net, &[ErrorKind::PeerRestarted]);
     thread.join().unwrap();
 }
 
 #[test]
-fn answers_without_a_question_end_the_connection() {
+fn answers_without_a_request_end_the_connection() {
     for answer in [Kind::Fenced, Kind::Refused] {
         let (mut net, thread) = with_false_target(move |mut stream| {
             greet(&mut stream, 5);
-            let mut question = [0; 40];
-            stream.read_exact(&mut question).unwrap();
+            let mut request = [0; 40];
+            stream.read_exact(&mut request).unwrap();
             // Ids that were never used.
             let header = Header::new(answer, 0, u64::MAX);
             let body = Refusal::new(Status::NotFound);
@@ -437,9 +437,9 @@ fn answers_without_a_question_end_the_connection() {
 fn keys_that_do_not_fit_the_region_are_refused() {
     let (mut net, thread) = with_false_target(|mut stream| {
         greet(&mut stream, 5);
-        let mut question = [0; 40];
-        stream.read_exact(&mut question).unwrap();
-        let (header, _) = Header::read_from_prefix(&question).unwrap();
+        let mut request = [0; 40];
+        stream.read_exact(&mut request).unwrap();
+        let (header, _) = Header::read_from_prefix(&request).unwrap();
         // The second half of a list of which the first half was never sent.
         let body = Resolved {
             base: U64::new(0x1000),
@@ -467,23 +467,24 @@ fn a_target_that_does_not_answer_is_given_up() {
     });
     ends_with(&mut net, &[ErrorKind::PeerDead]);
     // Without its confirmation, the outcome of a fence is unknown.
-    net.nodes[0].transport.fence(te_core::Token(2), SEGMENT).unwrap();
+    net.nodes[0].transport.fence(te_core::Token(2), REMOTE).unwrap();
     assert_eq!(net.finish(2).outcome, Outcome::Unknown);
     drop(net);
     thread.join().unwrap();
 }
 
 #[test]
-fn an_answer_of_another_kind_than_the_question_ends_the_connection() {
+fn an_answer_of_another_kind_than_the_request_ends_the_connection() {
     for answer in [Kind::Fenced, Kind::Refused] {
         let (mut net, thread) = with_false_target(move |mut stream| {
             // It ends when the initiator closes the connection.
             stream.set_read_timeout(None).unwrap();
             greet(&mut stream, 5);
-            let mut question = [0; 40];
-            stream.read_exact(&mut question).unwrap();
-            let (header, _) = Header::read_from_prefix(&question).unwrap();
-            // FENCED as the answer to a RESOLVE; REFUSED with the id of an earlier question that does not exist.
+            let mut request = [0; 40];
+            stream.read_exact(&mut request).unwrap();
+            let (header, _) = Header::read_from_prefix(&request).unwrap();
+            // FENCED as the answer to a RESOLVE; REFUSED with the id of an earlier request that does not
+            // exist.
             let (id, body) = match answer {
                 Kind::Refused => (header.id.get() - (1 << 24), Refusal::new(Status::NotFound)),
                 _ => (header.id.get(), Refusal::new(Status::NotFound)),
@@ -507,7 +508,7 @@ fn a_target_that_welcomes_and_closes_is_not_tried_again_without_limit() {
     let mut net = Net::new(1);
     net.add(&config(), 4 * KIB);
     let blob = false_export(listener.local_addr().unwrap(), 5);
-    net.nodes[0].transport.attach(SEGMENT, &blob).unwrap();
+    net.nodes[0].transport.attach(REMOTE, &blob).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming().take(200) {
             greet(&mut stream.unwrap(), 5);
@@ -569,8 +570,8 @@ fn peers_cannot_take_every_queue_pair_that_the_device_has() {
     let device = te_rdma::sim::DeviceConfig { qp_count_max: 16, ..Default::default() };
     net.add(&config(), 4 * KIB);
     net.add_device(device, &config(), 4 * KIB);
-    net.attach(0, SEGMENT, 1, REGION);
-    net.attach(1, SEGMENT, 0, REGION);
+    net.attach(0, REMOTE, 1, REGION);
+    net.attach(1, REMOTE, 0, REGION);
     let mut greedy = Raw::proven(&mut net, 5);
     for (id, generations) in [(1, 0..4), (2, 4..8), (3, 8..12)] {
         greedy.send(&connect(id, generations));

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{ALL, Block, Net, REGION, SEGMENT, config, kind, pattern, read, write};
+use common::{ALL, Block, Net, REGION, REMOTE, config, kind, pattern, read, write};
 use te_core::{
     Access, ErrorKind, Memory, Outcome, RegionId, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
@@ -134,7 +134,7 @@ fn a_late_write_is_stopped_by_a_fence_and_by_nothing_else() {
         net.nodes[0].submit(&[write(1, 0, 0, 4 * KIB as u32)]);
         net.step();
         if !fence {
-            // It would be asked to destroy the unused queue pair, which is what a fence does.
+            // The initiator would request that it destroy the unused queue pair, which is what a fence does.
             net.stalled.push(1);
         }
         net.nodes[0].transport.cancel(Token(1)).unwrap();
@@ -155,7 +155,7 @@ fn a_fence_waits_for_a_target_that_is_not_polled() {
     let mut net = Net::pair(&config(), 64 * KIB);
     net.warm_up();
     net.stalled.push(1);
-    net.nodes[0].transport.fence(Token(1), SEGMENT).unwrap();
+    net.nodes[0].transport.fence(Token(1), REMOTE).unwrap();
     net.linger(Duration::from_millis(20));
     assert_eq!(net.nodes[0].ended(1), None);
     net.stalled.clear();
@@ -368,7 +368,7 @@ fn connections_beyond_the_limit_are_evicted_for_others() {
 #[test]
 fn both_ends_may_open_to_each_other_at_the_same_time() {
     let mut net = Net::pair(&config(), 64 * KIB);
-    net.attach(1, SEGMENT, 0, REGION);
+    net.attach(1, REMOTE, 0, REGION);
     net.nodes[0].submit(&[write(1, 0, 100, 50)]);
     net.nodes[1].submit(&[write(1, 0, 200, 50)]);
     net.drive("both have written", |net| net.nodes[0].ended(1).is_some() && net.nodes[1].ended(1).is_some());
@@ -379,7 +379,7 @@ fn both_ends_may_open_to_each_other_at_the_same_time() {
 fn a_transport_reaches_itself() {
     let mut net = Net::new(1);
     net.add(&config(), 64 * KIB);
-    net.attach(0, SEGMENT, 0, REGION);
+    net.attach(0, REMOTE, 0, REGION);
     net.nodes[0].memory.paint(2);
     net.transfer(&[write(1, 0, 10_000, 5_000), read(2, 30_000, 0, 100)]);
     assert_eq!(net.nodes[0].memory.get(10_000, 5_000), pattern(2, 0, 5_000));
@@ -392,7 +392,7 @@ fn queue_pairs_are_destroyed_with_the_last_remote_region_of_their_peer() {
     net.warm_up();
     let (here, there) = (net.ports[0], net.ports[1]);
     assert_eq!((net.fabric.qp_count(here), net.fabric.qp_count(there)), (2, 2));
-    net.nodes[0].transport.detach(SEGMENT).unwrap();
+    net.nodes[0].transport.detach(REMOTE).unwrap();
     net.drive("they are destroyed", |net| net.fabric.qp_count(here) + net.fabric.qp_count(there) == 0);
 }
 
@@ -423,7 +423,7 @@ fn ports_without_a_common_address_family_are_unreachable() {
     let mut net = Net::new(1);
     net.add_device(with(vec![gid(v4, GidKind::RoceV2)]), &config(), 4 * KIB);
     net.add_device(with(vec![gid(v6, GidKind::RoceV2)]), &config(), 4 * KIB);
-    net.attach(0, SEGMENT, 1, REGION);
+    net.attach(0, REMOTE, 1, REGION);
     net.nodes[0].submit(&[write(1, 0, 0, 10)]);
     let end = net.finish(1);
     assert_eq!((kind(&end), end.outcome), (ErrorKind::Unreachable, Outcome::NotApplied));
@@ -439,7 +439,7 @@ fn rights_that_only_a_forged_export_has_are_not_granted() {
     unsafe { net.nodes[1].transport.register(region, memory.span(), Access::REMOTE_READ) }.unwrap();
     let mut blob = net.nodes[1].export_of(region);
     blob[6] = 12;
-    net.nodes[0].transport.attach(SEGMENT, &blob).unwrap();
+    net.nodes[0].transport.attach(REMOTE, &blob).unwrap();
     net.nodes[0].submit(&[write(1, 0, 0, 10)]);
     assert_eq!((kind(&net.finish(1)), net.finish(1).outcome), (ErrorKind::AccessDenied, Outcome::NotApplied));
     net.transfer(&[read(2, 0, 0, 10)]);
@@ -523,8 +523,8 @@ fn a_fence_covers_the_writes_of_an_evicted_connection() {
         net.transfer(&[Slice { remote: RemoteOffset::new(other, 0), ..write(2, 0, 0, 100) }]);
         assert_eq!(net.nodes[0].transport.stats().evictions, 1);
         if detach {
-            net.nodes[0].transport.detach(SEGMENT).unwrap();
-            net.attach(0, SEGMENT, 1, REGION);
+            net.nodes[0].transport.detach(REMOTE).unwrap();
+            net.attach(0, REMOTE, 1, REGION);
         }
         net.stalled.clear();
         assert_eq!(net.fence(3).outcome, Outcome::Applied);

@@ -1,6 +1,6 @@
-//! Behaviour of providers that the simulated one does not have: flushed work is not completed, queue pairs are
-//! not destroyed, completions are reported by file descriptors, keys are used again, the loopback fails. The
-//! tests use a simulated device behind a wrapper that misbehaves on demand.
+//! Behaviour of providers that the simulated one does not have: flushed work is not completed, queue pairs
+//! are not destroyed, completions are reported by file descriptors, keys are used again, the loopback fails.
+//! The tests use a simulated device behind a wrapper that misbehaves on demand.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(unsafe_code, reason = "the wrapper passes `register` and `post` on")]
 
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{ALL, Block, REGION, SEGMENT, config, kind, read, write};
+use common::{ALL, Block, REGION, REMOTE, config, kind, read, write};
 use te_core::{
     Completion, Error, ErrorKind, Instant, MemSpan, Memory, Outcome, RegionId, Slice, Token, Transport,
 };
@@ -185,7 +185,7 @@ impl Pair {
         }
         let mut blob = [0; 256];
         let len = target.export(REGION, &mut blob).unwrap();
-        initiator.attach(SEGMENT, &blob[..len]).unwrap();
+        initiator.attach(REMOTE, &blob[..len]).unwrap();
         let now = Instant::from_millis(1);
         Self { initiator, target, here, _there: there, faults, fabric, now, done: Vec::new() }
     }
@@ -302,13 +302,13 @@ fn a_target_that_cannot_destroy_queue_pairs_confirms_no_fence() {
     let mut pair = Pair::new(&config());
     let mut blob = [0; 256];
     let len = pair.initiator.export(REGION, &mut blob).unwrap();
-    pair.target.attach(SEGMENT, &blob[..len]).unwrap();
+    pair.target.attach(REMOTE, &blob[..len]).unwrap();
     let mut next = 0;
     let mut ends = |pair: &mut Pair, slice: Option<Slice>| -> Completion {
         next += 1;
         match slice {
             Some(slice) => assert_eq!(pair.target.submit(&[slice]), Ok(1)),
-            None => pair.target.fence(Token(1_000 + next), SEGMENT).unwrap(),
+            None => pair.target.fence(Token(1_000 + next), REMOTE).unwrap(),
         }
         let mut out = [Completion::applied(Token(0)); 1];
         for _ in 0..1_000_000 {
@@ -379,7 +379,7 @@ fn a_key_that_peers_may_remember_is_not_given_to_another_region() {
     register(&mut pair, other).unwrap();
     let mut blob = [0; 256];
     let len = pair.initiator.export(other, &mut blob).unwrap();
-    pair.target.attach(SEGMENT, &blob[..len]).unwrap();
+    pair.target.attach(REMOTE, &blob[..len]).unwrap();
     assert_eq!(pair.target.submit(&[read(1, 0, 0, 10)]), Ok(1));
     let mut out = [Completion::applied(Token(0)); 1];
     for _ in 0..1_000_000 {

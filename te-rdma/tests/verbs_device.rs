@@ -487,7 +487,7 @@ fn mistakes_give_an_errno_and_no_harm(place: &Place) {
     let config = QpConfig { depth: 16, sges: 1, inline_bytes: 0 };
     assert!(node.verbs.create_qp(QpConfig { depth: depth.saturating_add(1), ..config }).is_err());
     let huge = node.verbs.create_qp(QpConfig { inline_bytes: 1 << 20, ..config }).unwrap();
-    println!("asked for 1 MiB inline, got {} bytes", huge.config.inline_bytes);
+    println!("requested 1 MiB inline, got {} bytes", huge.config.inline_bytes);
     let qp = node.verbs.create_qp(config).unwrap();
     let path = node.path(qp);
     assert!(node.verbs.modify_qp(qp.handle, QpStep::Connect(path)).is_err(), "not yet");

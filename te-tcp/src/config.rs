@@ -216,8 +216,11 @@ mod tests {
         };
         let default = Config::default();
         for (old, new, expected) in [
+            // alias of one release
             ("lanes", "connections", Config { connections: 7, ..default.clone() }),
+            // alias of one release
             ("aside_bytes_max", "detached_bytes_max", Config { detached_bytes_max: 7, ..default.clone() }),
+            // alias of one release
             ("segments_max", "remote_regions_max", Config { remote_regions_max: 7, ..default }),
         ] {
             assert_eq!((set(old, 7), set(new, 7)), (Ok(expected.clone()), Ok(expected)), "{old}");

@@ -56,7 +56,7 @@ fn steal(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
             let answer = raw.ask::<Mount>(&mount, std::iter::empty())?;
             turn.count("theft_tries", 1);
             if let Ok((MountResponse::Mounted(_), _)) = Mount::decode_response(&answer.frame()?) {
-                turn.wrong(&format!("theft: the name {} was mounted by a stranger", segment.name));
+                turn.wrong(&format!("theft: the attacker mounted the name {}", segment.name));
             }
         }
         let away = UnmountSegment {

@@ -47,7 +47,7 @@ impl LocalArg {
             Some(path) if path.as_os_str() != "auto" => path.clone(),
             _ => default_path(master),
         };
-        let what = format!("a local server at {}: nobody listens there yet", path.display());
+        let what = format!("a local server at {}, which does not listen yet", path.display());
         let mut config = LocalConfig::new(path);
         config.arena_bytes = arena_bytes;
         let connected = wait.for_listener(what, || LocalClient::connect(config.clone()));

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use clap::Arg;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use store_client::{Address, Client, ConnectError, Identity, RpcConfig, RpcConnection, RpcError, StoreError};
+use store_client::{Address, Client, ConnectError, RpcConfig, RpcConnection, RpcError, StoreError};
 use store_core::message::ReadStats;
 use store_core::wire::KEY_BYTES_MAX;
 use store_core::{ErrorCode, EvictionPolicy};

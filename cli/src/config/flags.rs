@@ -141,7 +141,7 @@ fn arg<S: Scope>(key: &'static Key) -> Arg {
     } else if rare {
         arg = arg.display_order(500);
     }
-    arg.aliases(key.hidden_flags())
+    arg.aliases(key.flags_hidden.iter().map(String::as_str))
 }
 
 fn help(key: &Key) -> String {

@@ -118,8 +118,9 @@ pub(crate) struct Key {
     pub(crate) doc: String,
     /// The flag without its leading dashes.
     pub(crate) flag: String,
-    /// The flag that follows from the path, where `flag` is a shorter one.
-    pub(crate) flag_long: Option<String>,
+    /// Flags that are accepted but not listed: the one that follows from the path, where `flag` is shorter, and those
+    /// from before the setting was renamed.
+    pub(crate) flags_hidden: Vec<String>,
     /// `SNOWSKIN_MASTER_STORE_LEASE_TTL_MS`.
     pub(crate) variable: String,
     /// A shorter variable, if there is one.
@@ -230,12 +231,6 @@ impl Key {
     /// Sizes may be written as `64MiB`.
     pub(crate) fn is_size(&self) -> bool {
         is_size_name(self.path.rsplit('.').next().unwrap_or_default())
-    }
-
-    /// Flags that are accepted but not listed: the long form, and those from before the setting was renamed.
-    pub(crate) fn hidden_flags(&self) -> Vec<String> {
-        let old = self.renamed_from.iter().map(|path| flag_of(path));
-        self.flag_long.iter().cloned().chain(old).filter(|flag| *flag != self.flag).collect()
     }
 
     /// The default, for people.
@@ -406,14 +401,16 @@ fn key(mut paths: Vec<String>, field: &Field, default: &Value) -> Key {
     let path = paths.remove(0);
     let by_rule = flag_of(&path);
     let short = FLAGS.iter().find(|(key, _)| *key == path).map(|(_, flag)| (*flag).to_owned());
-    let flag_long = short.as_ref().filter(|short| **short != by_rule).map(|_| by_rule.clone());
+    let flag = short.unwrap_or_else(|| by_rule.clone());
+    let flags_hidden = std::iter::once(by_rule).chain(paths.iter().map(|old| flag_of(old)));
+    let flags_hidden = flags_hidden.filter(|hidden| *hidden != flag).collect();
     Key {
         rust_type: field.rust_type.clone(),
         optional: field.rust_type.starts_with("Option<"),
         default: default.clone(),
         doc: field.doc.clone(),
-        flag: short.unwrap_or(by_rule),
-        flag_long,
+        flag,
+        flags_hidden,
         variable: variable_of(&path),
         variable_short: VARIABLES.iter().find(|(key, _)| *key == path).map(|(_, name)| *name),
         renamed_from: paths,
@@ -494,8 +491,8 @@ mod tests {
         sources.walk(("cli", "Part"), &value, &prefixes, &mut keys);
         assert_eq!(keys[0].path, "node.part.new_max");
         assert_eq!(keys[0].renamed_from.len(), 5, "{:?}", keys[0].renamed_from);
-        assert!(keys[0].hidden_flags().contains(&"part-old-max".to_owned()));
-        assert!(keys[0].hidden_flags().contains(&"piece-new-max".to_owned()));
+        assert!(keys[0].flags_hidden.contains(&"part-old-max".to_owned()));
+        assert!(keys[0].flags_hidden.contains(&"piece-new-max".to_owned()));
         assert_eq!(keys[1].renamed_from, ["node.piece.other"]);
     }
 

@@ -20,7 +20,8 @@ pub(crate) struct Breakable {
 }
 
 impl Breakable {
-    /// Each time `pressed` increases, the next poll for completions puts every queue pair into the error state.
+    /// Each time `pressed` increases, the next poll for completions puts every queue pair into the error
+    /// state.
     pub(crate) fn new(device: SystemVerbs, pressed: Arc<AtomicU32>) -> Self {
         Self { device, alive: Vec::new(), pressed, obeyed: 0 }
     }

@@ -31,8 +31,8 @@ impl Mirror {
         self.agreed.fill(0);
     }
 
-    /// The bytes that have changed here since both ends agreed, with their offset; they count as agreed from now
-    /// on. Does not allocate.
+    /// The bytes that have changed here since both ends agreed, with their offset; they count as agreed from
+    /// now on. Does not allocate.
     pub(crate) fn changed(&mut self) -> Option<(usize, &[u8])> {
         // SAFETY: the span is mapped and no reference to it exists: the contract of `new`.
         let view = unsafe { VolatileSpan::new(self.span) };
@@ -43,8 +43,8 @@ impl Mirror {
         Some((first, &self.agreed[first..=last]))
     }
 
-    /// The buffer for bytes from the other end, to be filled before [`apply`](Self::apply); `None` if the range
-    /// does not lie inside the memory.
+    /// The buffer for bytes from the other end, to be filled before [`apply`](Self::apply); `None` if the
+    /// range does not lie inside the memory.
     pub(crate) fn room(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         self.agreed.get_mut(range)
     }

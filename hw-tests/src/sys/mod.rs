@@ -1,5 +1,5 @@
-//! The unsafe code of the program: a mapped device-DAX node, memory under test, and an implementation of `Verbs`
-//! around another.
+//! The unsafe code of the program: a mapped device-DAX node, memory under test, and an implementation of
+//! `Verbs` around another.
 #![allow(unsafe_code, reason = "a device is mapped by a system call; `Verbs::post` is an unsafe method")]
 
 mod breakable;

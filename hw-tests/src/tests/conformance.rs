@@ -93,7 +93,8 @@ struct OneDevice {
     address: IpAddr,
 }
 
-/// A configuration for the suite: its longest slices, short time limits, and longer ones where emulation is slow.
+/// A configuration for the suite: its longest slices, short time limits, and longer ones where emulation is
+/// slow.
 pub(crate) fn config() -> Config {
     Config {
         proof_ms_max: 0,
@@ -125,7 +126,7 @@ impl Harness for OneDevice {
         let mut config = self.config();
         let (initiator, target) = (self.open(&config), self.open(&config));
         // The restarted target comes back at the same address.
-        config.bind = target.local_addr();
+        config.bind = target.local_address();
         let ends = EndsConfig { patience: Duration::from_secs(60), late_max: Duration::from_millis(100) };
         Box::new(Ends::new(initiator, target, Restart { device: self, config }, ends))
     }

@@ -1,5 +1,6 @@
-//! A fault is injected while verified transfers run, and removed again. No byte is wrong, nothing is written after
-//! a completion, no transfer fails while a usable route remains, and transfers succeed again within a bound.
+//! A fault is injected while verified transfers run, and removed again. No byte is wrong, nothing is written
+//! after a completion, no transfer fails while a usable route remains, and transfers succeed again within a
+//! bound.
 
 use super::run;
 use super::transfers::ends;
@@ -78,13 +79,13 @@ struct Fault {
     errors: bool,
     /// The rails that must carry bytes again after the repair, by index.
     rails: &'static [usize],
-    /// Longest time from the fault or the repair to the next verified transfer. Generous, because guests under
-    /// emulation may get little CPU time.
+    /// Longest time from the fault or the repair to the next verified transfer. Generous, because guests
+    /// under emulation may get little CPU time.
     bound: Duration,
 }
 
-/// Longest time from the repair until each rail carries bytes again. A rail's backoff has grown to at most 10 s
-/// during the fault, and so has the wait for the next probe of a rail that was slow after the repair.
+/// Longest time from the repair until each rail carries bytes again. A rail's backoff has grown to at most
+/// 10 s during the fault, and so has the wait for the next probe of a rail that was slow after the repair.
 const RETURN_BOUND: Duration = Duration::from_secs(60);
 
 const FIRST_LINK: Fault = Fault {

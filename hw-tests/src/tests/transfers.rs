@@ -33,8 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The target's control port.
 const PORT: u16 = 17077;
 
-/// The addresses of the two engines. For TCP they are those of the first pair of rails; for RDMA the listeners
-/// of the engines and the control connections are on the management network, which no test breaks.
+/// The addresses of the two engines. For TCP they are those of the first pair of rails; for RDMA the
+/// listeners of the engines and the control connections are on the management network, which no test breaks.
 pub(super) fn ends(host: &Host, fabric: &'static str) -> Result<Ends> {
     let socket = |address, port| std::net::SocketAddr::new(address, port).to_string();
     if fabric.starts_with("rdma") {

@@ -1,4 +1,5 @@
-//! RDMA without this project's code: programs of rdma-core over the same devices, and the devices' packet counters.
+//! RDMA without this project's code: programs of rdma-core over the same devices, and the devices' packet
+//! counters.
 
 use super::run;
 use crate::facts::Rail;
@@ -38,7 +39,8 @@ fn ping_pong(host: &Host) -> Result<()> {
 
 /// Packets sent and received; `None` if the device does not count them.
 pub(super) fn packets(rail: &Rail) -> Option<(u64, u64)> {
-    // Emulated devices name their counters differently; hardware uses the names of the InfiniBand specification.
+    // Emulated devices name their counters differently; hardware uses the names of the InfiniBand
+    // specification.
     let sent = ["sent_pkts", "port_xmit_packets"].iter().find_map(|name| rail.counter(name))?;
     let received = ["rcvd_pkts", "port_rcv_packets"].iter().find_map(|name| rail.counter(name))?;
     Some((sent, received))

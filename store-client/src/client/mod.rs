@@ -307,9 +307,9 @@ impl Client {
         let slow = self.config.slow_operation_ms;
         if slow > 0 && took >= Duration::from_millis(slow.into()) {
             let name = if op == Op::Read { "get" } else { "put" };
-            log::warn!("{name} of {items} took {} ms (operation {})", took.as_millis(), self.trace());
+            log::warn!("operation {}: {name} of {items} keys took {} ms", self.trace(), took.as_millis());
         }
-        log::warn!("operation {}: {name} of {items} keys took {} ms", self.trace(), took.as_millis());
+        let shun = Duration::from_millis(self.config.unreachable_ms.into());
         while let Some(segment) = self.mover.next_failed_segment() {
             self.segments.failed(segment, &mut self.engine, shun);
         }

@@ -30,7 +30,7 @@ use store_core::message::{
     BadReplica, EndTasks, FetchRequest, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd,
     TaskOrder,
 };
-use store_core::{ErrorCode, Incarnation, Key, NodeId, SegmentNo, bound};
+use store_core::{ErrorCode, Incarnation, Key, NodeId, SegmentNo, TaskId, bound};
 use te_core::{Op, Status};
 use te_engine::{SegmentHandle, SharedRegion, Transfer, TransferEngine, TransferRequest};
 
@@ -140,7 +140,7 @@ struct Work {
 
 /// A [`TaskOrder`] that owns its data.
 struct Order {
-    id: u64,
+    id: TaskId,
     attempt: u64,
     key: Vec<u8>,
     generation: u64,

@@ -144,10 +144,10 @@ fn a_lookup_among_dozens_that_flood_waits_for_a_handful_of_their_requests() {
         let mut place = Place::new(&Config::default());
         let flood = flood().repeat(20);
         for index in 0..60 {
-            assert!(matches!(place.enter(everybody()), Entered::Yes));
+            assert!(matches!(place.enter(any_source()), Entered::Yes));
             place.send(index, &flood);
         }
-        assert!(matches!(place.enter(everybody()), Entered::Yes));
+        assert!(matches!(place.enter(any_source()), Entered::Yes));
         if known {
             place.send(60, &exists(1_000));
         }
@@ -191,7 +191,7 @@ fn connections_that_flood_share_the_remaining_time_equally() {
     let mut place = Place::new(&Config::default());
     let flood = flood().repeat(20);
     for index in 0..8 {
-        place.enter(everybody());
+        place.enter(any_source());
         place.send(index, &flood);
     }
     // 8 connections with 80 requests each, half of which are served.
@@ -213,7 +213,7 @@ fn a_round_ends_after_its_time_however_much_is_left_to_do() {
     let mut place = Place::new(&Config::default());
     let flood = flood().repeat(20);
     for index in 0..20 {
-        place.enter(everybody());
+        place.enter(any_source());
         place.send(index, &flood);
     }
     let before = place.handler.handled;
@@ -226,9 +226,9 @@ fn a_round_ends_after_its_time_however_much_is_left_to_do() {
 fn a_ticket_is_not_inherited_by_the_next_connection_with_the_same_index() {
     let config = Config { connections_max: 1, ..Config::default() };
     let mut place = Place::new(&config);
-    place.enter(everybody());
+    place.enter(any_source());
     // The first connection waits for a turn, and is closed before it has it.
-    assert!(matches!(place.enter(everybody()), Entered::Yes));
+    assert!(matches!(place.enter(any_source()), Entered::Yes));
     place.peers.remove(0);
     place.send(0, &exists(1));
     place.serve();
@@ -239,9 +239,9 @@ fn a_ticket_is_not_inherited_by_the_next_connection_with_the_same_index() {
 fn a_connection_without_a_request_is_closed_after_its_time_and_one_with_a_request_is_not() {
     let config = Config { greet_ms_max: 5_000, ..Config::default() };
     let mut place = Place::new(&config);
-    place.enter(everybody());
-    place.enter(everybody());
-    place.enter(everybody());
+    place.enter(any_source());
+    place.enter(any_source());
+    place.enter(any_source());
     place.send(1, &exists(1));
     // Bytes that never become a complete request.
     place.send(2, &exists(1)[..HEADER_BYTES]);
@@ -262,13 +262,13 @@ fn connections_with_occasional_requests_do_not_keep_all_places() {
     let config = Config { connections_max: 8, ..Config::default() };
     let mut place = Place::new(&config);
     for index in 0..8 {
-        place.enter(everybody());
+        place.enter(any_source());
         place.send(index, &exists(1));
     }
     place.serve();
     // All of them are in use: a new connection of the same address is refused, one of another address is
     // accepted.
-    assert!(matches!(place.enter(everybody()), Entered::Full(_)));
+    assert!(matches!(place.enter(any_source()), Entered::Full(_)));
     assert_eq!(place.connections.totals().refused, 1);
     for round in 0..100 {
         place.handler.now += Duration::from_secs(2);
@@ -277,7 +277,7 @@ fn connections_with_occasional_requests_do_not_keep_all_places() {
         }
         place.serve();
         let before = place.connections.totals().displaced;
-        assert!(matches!(place.enter(everybody()), Entered::Yes));
+        assert!(matches!(place.enter(any_source()), Entered::Yes));
         let newcomer = place.peers.pop().unwrap();
         place.peers[0] = newcomer;
         place.send(0, &exists(round));
@@ -291,8 +291,8 @@ fn connections_with_occasional_requests_do_not_keep_all_places() {
 #[test]
 fn a_request_is_handled_at_a_time_after_it_was_sent_and_not_long_before_it_is_handled() {
     let mut place = Place::new(&Config::default());
-    place.enter(everybody());
-    place.enter(everybody());
+    place.enter(any_source());
+    place.enter(any_source());
     // The turn of the other connection is long, and this one has many requests: see `Costly::frame`.
     place.send(0, &flood().repeat(20));
     let many: Vec<u8> = (1..=2_000).flat_map(exists).collect();
@@ -309,7 +309,7 @@ fn a_request_is_handled_at_a_time_after_it_was_sent_and_not_long_before_it_is_ha
 #[test]
 fn a_connection_that_sends_bytes_and_closes_at_once_is_removed_by_one_event() {
     let mut place = Place::new(&Config::default());
-    assert!(matches!(place.enter(everybody()), Entered::Yes));
+    assert!(matches!(place.enter(any_source()), Entered::Yes));
     // It never gets an answer, so that no write fails.
     let mut last_word = Vec::new();
     let lease = LeaseRange { first: 1, count: 1 };

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use store_core::message::{
-    Commit, Exists, Export, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutEnd, PutOptions,
+    Commit, Exists, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutEnd, PutOptions,
     PutRequest, PutStart, Welcome,
 };
 use store_core::wire::{HEADER_BYTES, VERSION};

@@ -9,8 +9,8 @@
 //! use te_core::{Delay, Fault, FaultConfig, Throttle, Trace, Transport};
 //!
 //! let sim = SimNet::new(1, SimConfig::CALM).node();
-//! // A rail of 1 GB/s whose completions come 50 µs late, which loses one slice in a thousand and keeps its
-//! last 256 events.
+//! // A rail of 1 GB/s whose completions come 50 µs late. It loses one slice in a thousand and keeps its last
+//! // 256 events.
 //! let slow = Throttle::new(sim, 1_000_000_000, 1 << 20);
 //! let late = Delay::new(slow, Duration::from_micros(50));
 //! let mut faults = FaultConfig::default();

@@ -16,7 +16,8 @@ use super::sync::{AtomicBool, AtomicU64, Ordering, fence};
 /// what was pushed, or the caller sees that the worker sleeps.
 #[derive(Debug)]
 pub struct Parking {
-    /// The worker sleeps, or is about to.
+    /// The worker sleeps, or is about to. Every write is an exchange, so that each comes after the one before it
+    /// for every thread.
     parked: AtomicBool,
     /// When the parked worker wakes without a bell, nanoseconds on the engine's clock.
     until: AtomicU64,
@@ -33,14 +34,14 @@ impl Parking {
     /// only when there is none.
     pub fn announce(&self, until: u64) {
         self.until.store(until, Ordering::Relaxed);
-        self.parked.store(true, Ordering::Relaxed);
+        self.parked.swap(true, Ordering::Relaxed);
         // Pairs with the fence in `must_ring`.
         fence(Ordering::SeqCst);
     }
 
     /// The worker is awake.
     pub fn leave(&self) {
-        self.parked.store(false, Ordering::Relaxed);
+        self.parked.swap(false, Ordering::Relaxed);
     }
 
     /// Whether this caller must ring the bell, after it has pushed work. At most one caller per sleep gets

@@ -13,7 +13,7 @@ pub use block::{Block, pattern};
 pub use ends::{Ends, EndsConfig, EndsMemory, Fabric};
 pub use export::export;
 pub use node::{
-    ALL, Node, PATIENCE, REGION, SEGMENT, drive, finish, kind, linger, now, read, skip, slice, write,
+    ALL, Node, PATIENCE, REGION, REMOTE, drive, finish, kind, linger, now, read, skip, slice, write,
 };
 pub use process::{Complaint, Process, bytes_of, fork_and, hex, in_a_child};
 pub use wait::eventually;

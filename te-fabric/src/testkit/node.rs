@@ -19,7 +19,7 @@ pub const ALL: Access = Access::all();
 /// The region that each node registers first.
 pub const REGION: RegionId = RegionId::new(0, 1);
 /// The remote region that initiators attach first.
-pub const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+pub const REMOTE: RemoteRegionId = RemoteRegionId::new(0, 1);
 
 thread_local! {
     /// Each test has its own thread, and so its own time.
@@ -78,9 +78,9 @@ impl<T: Transport> Node<T> {
         self.export_of(REGION)
     }
 
-    /// Attaches the first region of `target` as [`SEGMENT`].
+    /// Attaches the first region of `target` as [`REMOTE`].
     pub fn attach(&mut self, target: &Self) {
-        self.transport.attach(SEGMENT, &target.export()).unwrap();
+        self.transport.attach(REMOTE, &target.export()).unwrap();
     }
 
     /// Polls at this time and returns the number of completions.
@@ -111,25 +111,25 @@ impl<T: Transport> Node<T> {
     }
 }
 
-/// A slice between [`REGION`] and [`SEGMENT`].
+/// A slice between [`REGION`] and [`REMOTE`].
 #[must_use]
 pub const fn slice(token: u64, op: Op, local: u64, remote: u64, len: u32) -> Slice {
     Slice {
         token: Token(token),
         local: RegionOffset::new(REGION, local),
-        remote: RemoteOffset::new(SEGMENT, remote),
+        remote: RemoteOffset::new(REMOTE, remote),
         len,
         op,
     }
 }
 
-/// A READ between [`REGION`] and [`SEGMENT`].
+/// A READ between [`REGION`] and [`REMOTE`].
 #[must_use]
 pub const fn read(token: u64, local: u64, remote: u64, len: u32) -> Slice {
     slice(token, Op::Read, local, remote, len)
 }
 
-/// A WRITE between [`REGION`] and [`SEGMENT`].
+/// A WRITE between [`REGION`] and [`REMOTE`].
 #[must_use]
 pub const fn write(token: u64, local: u64, remote: u64, len: u32) -> Slice {
     slice(token, Op::Write, local, remote, len)

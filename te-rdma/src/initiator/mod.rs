@@ -1,4 +1,4 @@
-//! Our own slices: queued, cut and merged into work requests, posted, completed; and the questions that they
+//! Our own slices: queued, cut and merged into work requests, posted, completed; and the requests that they
 //! need.
 //!
 //! ```text
@@ -7,18 +7,18 @@
 //!   batch      work requests under construction
 //!   post       cut, merge, doorbell
 //!   complete   completions, failures, the end of queue pairs
-//!   ask        keys, queue pairs and fences: questions and answers
+//!   requests   keys, queue pairs and fences: requests and answers
 //! ```
 //!
 //! It knows peers by number only. `Peers` knows whether a peer can be reached, and the transport reports that
 //! here.
 
-mod ask;
 mod batch;
 mod complete;
 mod operation;
 mod post;
 mod remote_region;
+mod requests;
 mod slices;
 mod work;
 
@@ -44,8 +44,8 @@ use slices::{Canceled, Slices};
 pub(crate) struct Initiator {
     slices: Slices,
     batch: Batch,
-    /// Number of the last question.
-    last_question: u64,
+    /// Number of the last request.
+    last_request: u64,
     posted: u64,
     doorbells: u64,
     signaled: u64,
@@ -59,7 +59,7 @@ impl Initiator {
         Self {
             slices: Slices::new(config),
             batch: Batch::new(usize::from(config.sges)),
-            last_question: 0,
+            last_request: 0,
             posted: 0,
             doorbells: 0,
             signaled: 0,
@@ -89,7 +89,8 @@ impl Initiator {
         stats.replays = self.slices.replays();
     }
 
-    /// Accepts a prefix of `batch` and posts as much as queue pairs take; returns how many slices it accepted.
+    /// Accepts a prefix of `batch` and posts as much as queue pairs take; returns how many slices it
+    /// accepted.
     ///
     /// # Errors
     /// The first slice is invalid.
@@ -240,7 +241,7 @@ impl Initiator {
         }
     }
 
-    /// Notes that the control connection to the peer is up, so that questions can be asked.
+    /// Notes that the control connection to the peer is up, so that requests can be sent.
     pub(crate) fn connection_up(&mut self, peer: u32, timers: &mut Timers) {
         if let Some(work) = self.slices.work_mut(peer) {
             work.up = true;

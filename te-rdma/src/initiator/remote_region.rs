@@ -7,10 +7,10 @@ use crate::wire::Chunking;
 /// Whether the remote keys are known.
 #[derive(Debug)]
 pub(super) enum Keys {
-    /// Some are missing, and no question is open.
+    /// Some are missing, and no request is open.
     Unknown,
-    /// Some are missing, and the question with this id is open.
-    Asked(u64),
+    /// Some are missing, and the request with this id is open.
+    Requested(u64),
     /// All are known.
     Known,
     /// The target has deregistered the region.

@@ -246,7 +246,7 @@ impl Slices {
         let known = match remote.ext.keys {
             Keys::Withdrawn => return Err(ErrorKind::Stale.into()),
             Keys::Known => true,
-            Keys::Unknown | Keys::Asked(_) => false,
+            Keys::Unknown | Keys::Requested(_) => false,
         };
         let peer = remote.peer;
         let operation = Operation::new(slice, peer, Ext::new(slice.local.offset));
@@ -582,7 +582,7 @@ impl Slices {
         Ok(())
     }
 
-    /// Ends the fences that question `id` carried, which the target has confirmed. Returns how many.
+    /// Ends the fences that request `id` carried, which the target has confirmed. Returns how many.
     pub(super) fn fenced(&mut self, peer: u32, id: u64) -> u64 {
         let (mut at, mut ended) = (0, 0);
         while let Some(work) = self.work.get_mut(peer)

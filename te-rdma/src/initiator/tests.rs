@@ -56,8 +56,8 @@ impl Bench {
         what(&mut self.initiator, &mut self.out, env)
     }
 
-    fn ask(&mut self) -> u32 {
-        self.with(|initiator, out, env| initiator.ask(PEER, out, env))
+    fn write_requests(&mut self) -> u32 {
+        self.with(|initiator, out, env| initiator.write_requests(PEER, out, env))
     }
 
     fn answer(&mut self, response: Response<'_>) -> bool {
@@ -90,20 +90,20 @@ fn export() -> Export {
 #[test]
 fn a_first_slice_asks_for_keys_and_offers_queue_pairs_at_once() {
     let mut bench = Bench::new();
-    assert!(!bench.initiator.has_questions(PEER, &bench.io, &bench.config));
+    assert!(!bench.initiator.has_requests(PEER, &bench.io, &bench.config));
     assert_eq!(bench.submit(1), Ok(1));
     assert!(bench.initiator.needs_connection(PEER) && bench.initiator.listed_count() == 1);
-    assert!(bench.initiator.has_questions(PEER, &bench.io, &bench.config));
-    assert_eq!((bench.ask(), bench.io.links().len()), (2, 2));
-    assert!(!bench.initiator.has_questions(PEER, &bench.io, &bench.config));
-    assert_eq!((bench.ask(), bench.initiator.use_state(PEER)), (0, UseState::Busy));
+    assert!(bench.initiator.has_requests(PEER, &bench.io, &bench.config));
+    assert_eq!((bench.write_requests(), bench.io.links().len()), (2, 2));
+    assert!(!bench.initiator.has_requests(PEER, &bench.io, &bench.config));
+    assert_eq!((bench.write_requests(), bench.initiator.use_state(PEER)), (0, UseState::Busy));
 }
 
 #[test]
 fn a_refused_offer_leaves_no_queue_pair_and_is_not_repeated_at_once() {
     let mut bench = Bench::new();
     bench.submit(1).expect("room");
-    bench.ask();
+    bench.write_requests();
     let id = 2 << 24;
     assert!(bench.answer(Response::Refused { id, status: Status::Full }));
     assert_eq!(bench.io.links().len(), 0);
@@ -111,7 +111,7 @@ fn a_refused_offer_leaves_no_queue_pair_and_is_not_repeated_at_once() {
     assert_eq!(bench.ended(), Some((Token(1), ErrorKind::AccessDenied)));
     assert!(
         !bench.answer(Response::Refused { id: 99 << 24, status: Status::Full }),
-        "there was no such question"
+        "there was no such request"
     );
 }
 
@@ -119,7 +119,7 @@ fn a_refused_offer_leaves_no_queue_pair_and_is_not_repeated_at_once() {
 fn inconsistent_keys_are_refused() {
     let mut bench = Bench::new();
     bench.submit(1).expect("room");
-    bench.ask();
+    bench.write_requests();
     let of = Resolved {
         base: 0x1000.into(),
         len: 8_192.into(),
@@ -134,7 +134,7 @@ fn inconsistent_keys_are_refused() {
     let of = Resolved { first: 0.into(), ..of };
     assert!(bench.answer(Response::Resolved { id, of, keys: &[5.into()] }));
     assert!(
-        bench.initiator.has_questions(PEER, &bench.io, &bench.config),
+        bench.initiator.has_requests(PEER, &bench.io, &bench.config),
         "the second chunk's key is missing"
     );
 }
@@ -153,7 +153,7 @@ fn a_withdrawn_region_ends_waiting_slices_and_refuses_new_ones() {
 fn a_lost_port_ends_queue_pairs_and_lists_every_peer() {
     let mut bench = Bench::new();
     bench.submit(1).expect("room");
-    bench.ask();
+    bench.write_requests();
     bench.with(|initiator, _, env| initiator.lose_port(Outage::Port, env));
     assert_eq!((bench.io.links().len(), bench.io.outage()), (0, Some(Outage::Port)));
     assert_eq!(bench.initiator.listed(0), Some(PEER));

@@ -1,4 +1,4 @@
-//! The work for one peer: the slices that wait, the queue pairs to it, and the questions to ask.
+//! The work for one peer: the slices that wait, the queue pairs to it, and the requests to send.
 
 use te_fabric::Queue;
 use te_fabric::peer::{Backoff, Fence};
@@ -10,7 +10,7 @@ use crate::config::QPS_MAX;
 pub(super) struct Work {
     /// Index of each queue pair.
     pub(super) links: [Option<u32>; QPS_MAX as usize],
-    /// Id of the open question that offers queue pairs.
+    /// Id of the open request that offers queue pairs.
     pub(super) offered: Option<u64>,
     /// The time before queue pairs are made again.
     pub(super) backoff: Backoff,
@@ -18,17 +18,17 @@ pub(super) struct Work {
     pub(super) pending: Queue,
     /// Indexes of remote regions of which keys are needed and not requested.
     pub(super) wanting: Vec<u32>,
-    /// Running fences, each with the id of the question that carries it, if that was sent.
+    /// Running fences, each with the id of the request that carries it, if that was sent.
     pub(super) fences: Vec<Fence<u64>>,
     /// Queue pairs were destroyed here, and the target has to be notified.
     pub(super) cleanup_due: bool,
-    /// The control connection is up: questions can be asked.
+    /// The control connection is up: requests can be sent.
     pub(super) up: bool,
     /// Slices that are accepted and not completed.
     pub(super) operations: u32,
     /// Attached remote regions of the peer.
     pub(super) remote_regions: u32,
-    /// Used since SIEVE last asked.
+    /// Used since SIEVE last checked.
     pub(super) used: bool,
     /// It is in the list of peers with work.
     pub(super) listed: bool,
@@ -84,7 +84,7 @@ mod tests {
     use te_core::Token;
 
     #[test]
-    fn a_peer_needs_its_control_connection_for_unsent_questions() {
+    fn a_peer_needs_its_control_connection_for_unsent_requests() {
         let mut work = Work::new(4);
         assert!(!work.needs_connection() && work.is_idle());
         work.wanting.push(3);

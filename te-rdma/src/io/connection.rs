@@ -8,7 +8,7 @@ use te_fabric::Interest;
 
 use crate::wire::FRAME_BYTES_MAX;
 
-/// The most bytes that wait to be sent. A peer that does not read is write-blocked: its further questions
+/// The most bytes that wait to be sent. A peer that does not read is write-blocked: its further requests
 /// stay unanswered.
 const OUTBOX_BYTES_MAX: usize = 16 << 10;
 const INBOX_BYTES: usize = 4 * FRAME_BYTES_MAX;

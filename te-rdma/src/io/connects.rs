@@ -180,7 +180,8 @@ impl Shared {
     }
 }
 
-/// Connects the queue pairs one by one. All have the same neighbour: when one fails, the others would as well.
+/// Connects the queue pairs one by one. All have the same neighbour: when one fails, the others would as
+/// well.
 fn run(task: Task) -> End {
     let mut failed = None;
     let ends = task.jobs.into_iter().map(|(number, job)| {

@@ -1,5 +1,5 @@
 //! Devices and sockets: one port of one device, our queue pairs on it, its completions and events, the
-//! listener, and the epoll instance that watches all of them. It does not know slices, regions or questions.
+//! listener, and the epoll instance that watches all of them. It does not know slices, regions or requests.
 //!
 //! ```text
 //!   links     the states of our queue pairs           connection  the bytes of one control connection
@@ -371,8 +371,8 @@ impl<V: Verbs> Io<V> {
         self.can_arm && !self.armed && self.links.outstanding() > 0 && self.idle_polls >= IDLE_POLLS_MAX
     }
 
-    /// Requests an event for the next completion. Poll once more afterwards: a completion that came in between
-    /// raises none.
+    /// Requests an event for the next completion. Poll once more afterwards: a completion that came in
+    /// between raises none.
     ///
     /// # Errors
     /// The device is lost.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   endpoint   one peer
-//!   outbound   one control connection: handshake, questions, answers in order
+//!   outbound   one control connection: handshake, requests, answers in order
 //!   sieve      the choice of the connection that is closed for another one
 //! ```
 
@@ -49,7 +49,7 @@ pub(crate) struct Closed {
     pub(crate) peer: u32,
     /// Number of the peer's address.
     pub(crate) address: u8,
-    /// Some question was answered.
+    /// Some request was answered.
     pub(crate) answered: bool,
 }
 
@@ -68,8 +68,8 @@ pub(crate) struct Peers {
     /// Makes a random session number for each target.
     sessions: RandomState,
     last_connection: u32,
-    /// Questions without an answer, handshakes included.
-    questions: u32,
+    /// Requests without an answer, handshakes included.
+    unanswered: u32,
     opened: u64,
     lost: u64,
     evictions: u64,
@@ -87,7 +87,7 @@ impl Peers {
             identity,
             sessions: RandomState::new(),
             last_connection: 0,
-            questions: 0,
+            unanswered: 0,
             opened: 0,
             lost: 0,
             evictions: 0,
@@ -105,10 +105,10 @@ impl Peers {
         self.frames
     }
 
-    /// Whether a question or handshake is unanswered.
+    /// Whether a request or handshake is unanswered.
     #[inline]
     pub(crate) const fn owes_answers(&self) -> bool {
-        self.questions > 0
+        self.unanswered > 0
     }
 
     pub(crate) const fn count(&self, stats: &mut Stats) {
@@ -233,7 +233,7 @@ impl Peers {
         let deadline = timers.now() + Duration::from_millis(u64::from(config.connect_ms_max));
         let out = Outbound::new(Connection::new(stream, interest), peer, number, deadline);
         self.connections.put(index, Box::new(out));
-        self.questions += 1;
+        self.unanswered += 1;
         self.opened += 1;
         self.connected.insert(peer);
         timers.changed();
@@ -248,7 +248,7 @@ impl Peers {
         let mut out = self.connections.take(index)?;
         self.connections.release(index);
         te_fabric::net::reset_on_close(&out.connection_mut().stream);
-        self.questions -= out.asked();
+        self.unanswered -= out.unanswered();
         self.lost += 1;
         let closed = Closed { peer: out.peer(), address: out.address(), answered: out.has_answered() };
         self.connected.remove(closed.peer);
@@ -329,8 +329,8 @@ impl Peers {
         self.connections.get_mut(index).map_or(Ok(false), |out| out.receive())
     }
 
-    /// The next frame of a peer; `None`: it has not arrived completely. The next answer is overdue at `until`.
-    /// The caller [consumes](Self::consume) the frame after it was handled.
+    /// The next frame of a peer; `None`: it has not arrived completely. The next answer is overdue at
+    /// `until`. The caller [consumes](Self::consume) the frame after it was handled.
     ///
     /// # Errors
     /// The peer refuses us, or breaks the protocol.
@@ -353,7 +353,7 @@ impl Peers {
                 }
                 of.contact.welcomed(out.address());
                 self.frames += 1;
-                self.questions -= 1;
+                self.unanswered -= 1;
                 let (peer, bytes) = (out.peer(), size_of_val(&welcome));
                 out.welcomed();
                 return Ok(Some(PeerFrame { peer, response: None, bytes }));
@@ -365,11 +365,11 @@ impl Peers {
             Frame::Response(response) => {
                 self.frames += 1;
                 if let Some((kind, id)) = answer_of(&response) {
-                    // It does not answer the oldest question.
+                    // It does not answer the oldest request.
                     if !out.answered(kind, id, until) {
                         return Err(ConnectionEnd::Lost(ErrorKind::Protocol.into()));
                     }
-                    self.questions -= 1;
+                    self.unanswered -= 1;
                 }
             }
         }
@@ -399,16 +399,17 @@ impl Peers {
         out.flush()
     }
 
-    /// The control connection with this index, to ask questions. The caller calls [`Self::asked`] afterwards.
+    /// The control connection with this index, to write requests to. The caller calls [`Self::requested`]
+    /// afterwards.
     pub(crate) fn outbound(&mut self, index: u32) -> Option<&mut Outbound> {
         self.connections.get_mut(index).map(|out| &mut **out)
     }
 
-    /// Notes that `count` questions were asked, and sends them.
+    /// Notes that `count` requests were written, and sends them.
     ///
     /// # Errors
     /// The connection is broken.
-    pub(crate) fn asked(
+    pub(crate) fn requested(
         &mut self,
         index: u32,
         count: u32,
@@ -416,12 +417,12 @@ impl Peers {
         config: &Config,
     ) -> Result<(), ConnectionEnd> {
         let Some(out) = self.connections.get_mut(index) else { return Ok(()) };
-        if count > 0 && out.asked() == count {
+        if count > 0 && out.unanswered() == count {
             let silence = Duration::from_millis(u64::from(config.peer_silence_ms_max));
             out.set_deadline(Some(timers.now() + silence));
             timers.changed();
         }
-        self.questions += count;
+        self.unanswered += count;
         out.flush()
     }
 

@@ -1,4 +1,4 @@
-//! One control connection of ours: the handshake, questions, and the order of answers.
+//! One control connection of ours: the handshake, requests, and the order of answers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -48,11 +48,11 @@ pub(crate) struct Outbound {
     phase: Phase,
     /// When it is closed, unless it is up and no answer is overdue by then.
     deadline: Option<Instant>,
-    /// Questions without an answer, the handshake included.
-    asked: u32,
-    /// Id and kind of each question after the handshake. Answers come in their order.
+    /// Requests without an answer, the handshake included.
+    unanswered: u32,
+    /// Id and kind of each request after the handshake. Answers come in their order.
     open: VecDeque<(u64, Kind)>,
-    /// Some question was answered.
+    /// Some request was answered.
     answered: bool,
 }
 
@@ -66,27 +66,27 @@ impl Outbound {
             address,
             phase: Phase::Connecting,
             deadline: Some(deadline),
-            asked: 1,
+            unanswered: 1,
             open: VecDeque::new(),
             answered: false,
         }
     }
 
-    /// Questions without an answer, the handshake included.
-    pub(crate) const fn asked(&self) -> u32 {
-        self.asked
+    /// Requests without an answer, the handshake included.
+    pub(crate) const fn unanswered(&self) -> u32 {
+        self.unanswered
     }
 
-    /// Whether there is room for a question of any length.
+    /// Whether there is room for a request of any length.
     pub(crate) fn has_room(&self) -> bool {
         self.connection.has_room()
     }
 
-    /// Asks a question with `count` entries, if there is room.
-    pub(crate) fn ask(&mut self, kind: Kind, count: u16, id: u64, body: [&[u8]; 2]) {
+    /// Writes a request with `count` entries, if there is room.
+    pub(crate) fn request(&mut self, kind: Kind, count: u16, id: u64, body: [&[u8]; 2]) {
         if self.connection.push(&[Header::new(kind, count, id).as_bytes(), body[0], body[1]]) {
             self.open.push_back((id, kind));
-            self.asked += 1;
+            self.unanswered += 1;
         }
     }
 
@@ -187,32 +187,32 @@ impl Outbound {
     /// The peer has welcomed us.
     pub(super) fn welcomed(&mut self) {
         self.phase = Phase::Up;
-        self.asked = 0;
+        self.unanswered = 0;
         self.deadline = None;
     }
 
-    /// Notes the answer to the oldest open question. `until`: when the next answer is overdue. False: it does
-    /// not answer that question.
+    /// Notes the answer to the oldest open request. `until`: when the next answer is overdue. False: it does
+    /// not answer that request.
     pub(super) fn answered(&mut self, kind: Kind, id: u64, until: Instant) -> bool {
-        let Some((asked, question)) = self.open.pop_front() else { return false };
+        let Some((open, request)) = self.open.pop_front() else { return false };
         let fits = match kind {
-            Kind::Accept => question == Kind::Connect,
-            Kind::Resolved => question == Kind::Resolve,
-            Kind::Fenced => question == Kind::Fence,
-            Kind::Refused => matches!(question, Kind::Connect | Kind::Resolve),
+            Kind::Accept => request == Kind::Connect,
+            Kind::Resolved => request == Kind::Resolve,
+            Kind::Fenced => request == Kind::Fence,
+            Kind::Refused => matches!(request, Kind::Connect | Kind::Resolve),
             _ => false,
         };
-        if !fits || asked != id || self.asked == 0 {
+        if !fits || open != id || self.unanswered == 0 {
             return false;
         }
         self.answered = true;
-        self.asked -= 1;
-        self.deadline = (self.asked > 0).then_some(until);
+        self.unanswered -= 1;
+        self.deadline = (self.unanswered > 0).then_some(until);
         true
     }
 }
 
-/// The kind and the id of an answer; `None`: the frame needs no question.
+/// The kind and the id of an answer; `None`: the frame needs no request.
 pub(super) const fn answer_of(response: &Response<'_>) -> Option<(Kind, u64)> {
     match *response {
         Response::Accept { id, .. } => Some((Kind::Accept, id)),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_greeted_welcomed_and_asked_in_order() {
+    fn handshake_requests_and_answers_come_in_order() {
         let (mut out, mut there) = made();
         assert_eq!(out.is_made(), Ok(true));
         out.greet(&hello());
@@ -279,25 +279,25 @@ mod tests {
         assert_eq!(out.frame(), Ok(Some((Frame::Welcome(welcome), 32))));
         out.connection_mut().consume(32);
         out.welcomed();
-        assert_eq!((out.asked(), out.deadline()), (0, None));
+        assert_eq!((out.unanswered(), out.deadline()), (0, None));
 
-        out.ask(Kind::Resolve, 0, 7, [&[0; 24], &[]]);
-        out.ask(Kind::Fence, 0, 8, [&[], &[]]);
-        assert_eq!(out.asked(), 2);
+        out.request(Kind::Resolve, 0, 7, [&[0; 24], &[]]);
+        out.request(Kind::Fence, 0, 8, [&[], &[]]);
+        assert_eq!(out.unanswered(), 2);
         assert!(out.answered(Kind::Refused, 7, LATER) && out.has_answered());
         assert_eq!(out.deadline(), Some(LATER));
         assert!(out.answered(Kind::Fenced, 8, LATER));
-        assert_eq!((out.asked(), out.deadline()), (0, None));
-        assert!(!out.answered(Kind::Fenced, 9, LATER), "there was no such question");
+        assert_eq!((out.unanswered(), out.deadline()), (0, None));
+        assert!(!out.answered(Kind::Fenced, 9, LATER), "there was no such request");
     }
 
     #[test]
-    fn an_answer_to_another_question_is_refused() {
+    fn an_answer_to_another_request_is_refused() {
         for (kind, id) in [(Kind::Accept, 7), (Kind::Resolved, 8), (Kind::Fenced, 7)] {
             let (mut out, _there) = made();
             out.greet(&hello());
             out.welcomed();
-            out.ask(Kind::Resolve, 0, 7, [&[0; 24], &[]]);
+            out.request(Kind::Resolve, 0, 7, [&[0; 24], &[]]);
             assert!(!out.answered(kind, id, LATER), "{kind:?} {id}");
         }
     }

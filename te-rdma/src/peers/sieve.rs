@@ -16,8 +16,8 @@ pub(crate) enum UseState {
     Idle,
 }
 
-/// Keys in the order of their insertion, oldest first. The marks are stored elsewhere, so that a use costs one
-/// store.
+/// Keys in the order of their insertion, oldest first. The marks are stored elsewhere, so that a use costs
+/// one store.
 #[derive(Debug, Default)]
 pub(super) struct Sieve {
     keys: Vec<u32>,

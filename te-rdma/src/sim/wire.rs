@@ -121,7 +121,7 @@ impl World {
 
     // The sender.
 
-    /// Sends packets in order, as far as READ credits, bandwidth and a target that was not ready allow.
+    /// Sends packets in order, until READ credits, bandwidth or a target that was not ready stop it.
     pub(super) fn transmit(&mut self, qp: usize) {
         let end = &self.ends[qp];
         let Some(path) = end.path else { return };
@@ -178,31 +178,39 @@ impl World {
                 let wire_ns = u128::from(len) * 1_000_000_000 / u128::from(link.bytes_per_s);
                 self.senders[qp].wire_free_at = self.now + wire_ns as u64;
             }
-            let copies = 1 + u32::from(self.rng.chance_ppm(link.duplicate_ppm));
-            for _ in 0..copies {
-                let after = self.senders[qp].request_due_last;
-                let Some(due) = self.flight(&link, after) else { continue };
-                let payload = match wqe.op {
-                    Op::Read => Payload::None,
-                    Op::Write if self.config.pace == Pace::Immediate => Payload::InPlace(position),
-                    Op::Write => Payload::Copied(self.gather(qp, position, offset, len)),
-                };
-                let sender = &mut self.senders[qp];
-                sender.request_due_last = due;
-                sender.requests.push_back(Request {
-                    due,
-                    psn,
-                    op: wqe.op,
-                    first: index == 0 || wqe.op == Op::Read,
-                    last: offset + len == wqe.len,
-                    key: wqe.remote_key,
-                    addr: wqe.remote_addr.wrapping_add(u64::from(offset)),
-                    len,
-                    message_bytes: rest,
-                    packets,
-                    payload,
-                });
-            }
+            let request = Request {
+                due: 0,
+                psn,
+                op: wqe.op,
+                first: index == 0 || wqe.op == Op::Read,
+                last: offset + len == wqe.len,
+                key: wqe.remote_key,
+                addr: wqe.remote_addr.wrapping_add(u64::from(offset)),
+                len,
+                message_bytes: rest,
+                packets,
+                payload: Payload::None,
+            };
+            self.send_request(qp, &link, (position, offset), &request);
+        }
+    }
+
+    /// Puts `request` on the link, twice if the link duplicates it. `place`: the work request's position in
+    /// the send queue, and the offset of the payload in it.
+    fn send_request(&mut self, qp: usize, link: &LinkConfig, place: (u64, u32), request: &Request) {
+        let (position, offset) = place;
+        let copies = 1 + u32::from(self.rng.chance_ppm(link.duplicate_ppm));
+        for _ in 0..copies {
+            let after = self.senders[qp].request_due_last;
+            let Some(due) = self.flight(link, after) else { continue };
+            let payload = match request.op {
+                Op::Read => Payload::None,
+                Op::Write if self.config.pace == Pace::Immediate => Payload::InPlace(position),
+                Op::Write => Payload::Copied(self.gather(qp, position, offset, request.len)),
+            };
+            let sender = &mut self.senders[qp];
+            sender.request_due_last = due;
+            sender.requests.push_back(Request { due, payload, ..*request });
         }
     }
 

@@ -1,4 +1,5 @@
-//! Sizes, offsets and values of `infiniband/verbs.h`, as the C compiler sees them. Written by `cargo xtask bindgen`.
+//! Sizes, offsets and values of `infiniband/verbs.h`, as the C compiler sees them. Written by
+//! `cargo xtask bindgen`.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 
 use super::abi::*;

@@ -185,7 +185,7 @@ impl Library {
     pub(super) fn survives_fork(&self) -> Option<bool> {
         const IBV_FORK_DISABLED: c_int = 0;
         // SAFETY: no argument; it only reads what the library found out when it was loaded.
-        self.is_fork_initialized.map(|ask| unsafe { ask() } != IBV_FORK_DISABLED)
+        self.is_fork_initialized.map(|query| unsafe { query() } != IBV_FORK_DISABLED)
     }
 }
 

@@ -31,7 +31,7 @@ bitflags::bitflags! {
     /// Optional abilities of a device and its library.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct DeviceFeatures: u32 {
-        /// Registrations may ask for relaxed ordering (`ibv_reg_mr_iova2` is there).
+        /// Registrations may request relaxed ordering (`ibv_reg_mr_iova2` is there).
         const RELAXED_ORDERING = 1;
         /// Memory of a GPU can be registered by its dma-buf.
         const DMABUF = 1 << 1;
@@ -347,8 +347,8 @@ pub trait Verbs: Send {
         access: MrAccess,
     ) -> Result<Registration, Error>;
 
-    /// Ends a registration: when this returned `Ok`, neither the device nor any peer reaches the memory by its
-    /// keys.
+    /// Ends a registration: when this returned `Ok`, neither the device nor any peer reaches the memory by
+    /// its keys.
     ///
     /// # Errors
     /// The driver's.

@@ -91,7 +91,7 @@ impl Inbound {
         self.connection.push(&[header.as_bytes(), port.as_bytes(), entries.as_bytes()])
     }
 
-    /// Refuses a question; the connection goes on.
+    /// Refuses a request; the connection goes on.
     pub(super) fn refuse(&mut self, id: u64, status: Status) {
         let header = Header::new(Kind::Refused, 0, id);
         self.connection.push(&[header.as_bytes(), Refusal::new(status).as_bytes()]);

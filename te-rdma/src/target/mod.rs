@@ -181,7 +181,7 @@ impl Target {
     fn try_drive<V: Verbs>(&mut self, index: u32, readable: bool, env: &mut Env<'_, V>) -> io::Result<bool> {
         for round in 0.. {
             let Some(inbound) = self.inbound.get_mut(index) else { return Ok(false) };
-            // Answers are sent before questions are received, to make room for further answers.
+            // Answers are sent before requests are received, to make room for further answers.
             inbound.connection.flush()?;
             let came = readable && round < ROUNDS_MAX && inbound.connection.receive()?;
             let used = self.serve_all(index, env);
@@ -267,8 +267,8 @@ impl Target {
                 let (identity, verbs) = (inbound.identity, env.io.verbs_mut());
                 self.queue_pairs.destroy(session, identity, &mut inbound.qps, unused, verbs);
                 if self.queue_pairs.retry_destroy(PeerKey::Session(session), verbs) > 0 {
-                    // A fence cannot be confirmed while a queue pair is not destroyed. The peer asks again
-                    // over a new connection.
+                    // A fence cannot be confirmed while a queue pair is not destroyed. The peer requests it
+                    // again over a new connection.
                     self.refused += 1;
                     inbound.refuse_connection(Status::Device);
                     return Ok(used);
@@ -625,7 +625,7 @@ mod tests {
         let mut bench = Bench::new();
         let (mut stream, _) = bench.greet(1, 5, INCARNATION);
         for (key, kind, bytes) in [(98, Kind::Refused, 16 + 8), (99, Kind::Resolved, 16 + 40 + 2 * 4)] {
-            let question = Resolve {
+            let body = Resolve {
                 region: U32::new(REGION.index),
                 generation: U32::new(REGION.generation),
                 key: U64::new(key),
@@ -633,7 +633,7 @@ mod tests {
                 reserved: U32::ZERO,
             };
             let header = Header::new(Kind::Resolve, 0, 9);
-            stream.write_all(&[header.as_bytes(), question.as_bytes()].concat()).expect("room");
+            stream.write_all(&[header.as_bytes(), body.as_bytes()].concat()).expect("room");
             assert_eq!(bench.read(&mut stream, bytes)[0], kind as u8);
             let shown = bench.memory.get(REGION.index).is_some_and(|region| region.ext.shown);
             assert_eq!(shown, kind == Kind::Resolved);

@@ -28,7 +28,7 @@ pub(super) enum PeerKey {
     Identity(u64),
 }
 
-/// An offer of a peer: the id of its question, its port, its queue pairs.
+/// An offer of a peer: the id of its request, its port, its queue pairs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer<'a> {
     pub(super) id: u64,

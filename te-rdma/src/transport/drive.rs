@@ -192,7 +192,7 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         match self.peers.connection_of(peer) {
             Some(connection) if self.initiator.is_up(peer) => {
-                self.ask(peer, connection);
+                self.send_requests(peer, connection);
                 self.initiator.post(peer, lend!(self));
             }
             Some(_) => {}
@@ -201,14 +201,14 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    /// Sends the pending questions to a peer.
-    fn ask(&mut self, peer: u32, connection: u32) {
-        if !self.initiator.has_questions(peer, &self.io, &self.config) {
+    /// Sends the pending requests to a peer.
+    fn send_requests(&mut self, peer: u32, connection: u32) {
+        if !self.initiator.has_requests(peer, &self.io, &self.config) {
             return;
         }
         let Some(to) = self.peers.outbound(connection) else { return };
-        let count = self.initiator.ask(peer, to, lend!(self));
-        match self.peers.asked(connection, count, &mut self.timers, &self.config) {
+        let count = self.initiator.write_requests(peer, to, lend!(self));
+        match self.peers.requested(connection, count, &mut self.timers, &self.config) {
             Ok(()) => self.peers.settle_interest(connection, &self.io),
             Err(end) => self.end_connection(connection, end),
         }

@@ -54,7 +54,7 @@
 //! | 4 | 4 | zero |
 //! | 8 | 8 | id: chosen by the initiator, repeated in the answer; 0 in frames without one |
 //!
-//! Answers come in the order of the questions; WITHDRAWN may come between.
+//! Answers come in the order of the requests; WITHDRAWN may come between.
 //!
 //! **CONNECT** and **ACCEPT**: a body of 32 bytes with the address of the port, then 1 to 16 entries of 16
 //! bytes, one per queue pair. ACCEPT has the entries of the CONNECT that it answers, in the same order, with
@@ -152,7 +152,7 @@ pub enum Kind {
 }
 
 te_fabric::statuses! {
-    /// The result of a handshake or a question at the target.
+    /// The result of a handshake or a request at the target.
     pub enum Status {
         /// There is no such region.
         NotFound = 1 => NotFound,
@@ -358,16 +358,16 @@ pub enum Request<'a> {
 pub enum Response<'a> {
     /// The target's queue pairs.
     Accept {
-        /// The id of the question.
+        /// The id of the request.
         id: u64,
         /// The target's port.
         port: PortBody,
-        /// In the order of the question.
+        /// In the order of the request.
         qps: &'a [QpEntry],
     },
     /// Remote keys.
     Resolved {
-        /// The id of the question.
+        /// The id of the request.
         id: u64,
         /// The region and its chunks.
         of: Resolved,
@@ -376,12 +376,12 @@ pub enum Response<'a> {
     },
     /// No older write can land any more.
     Fenced {
-        /// The id of the question.
+        /// The id of the request.
         id: u64,
     },
-    /// The question is refused.
+    /// The request is refused.
     Refused {
-        /// The id of the question.
+        /// The id of the request.
         id: u64,
         /// The reason.
         status: Status,
@@ -410,8 +410,8 @@ pub fn parse_hello(bytes: &[u8]) -> Result<Step<Hello>, FrameError> {
     })
 }
 
-/// Parses the first frame that an initiator receives. In a refusal another version is not an error: its status
-/// is the reason.
+/// Parses the first frame that an initiator receives. In a refusal another version is not an error: its
+/// status is the reason.
 ///
 /// # Errors
 /// See [`FrameError`].

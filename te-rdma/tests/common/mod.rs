@@ -54,7 +54,7 @@ impl Net {
         let mut net = Self::new(1);
         net.add(config, bytes);
         net.add(config, bytes);
-        net.attach(0, SEGMENT, 1, REGION);
+        net.attach(0, REMOTE, 1, REGION);
         net
     }
 
@@ -126,7 +126,7 @@ impl Net {
     }
 
     pub(crate) fn fence(&mut self, token: u64) -> Completion {
-        self.nodes[0].transport.fence(Token(token), SEGMENT).unwrap();
+        self.nodes[0].transport.fence(Token(token), REMOTE).unwrap();
         self.finish(token)
     }
 

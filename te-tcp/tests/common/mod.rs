@@ -5,8 +5,6 @@
 pub(crate) mod raw;
 
 use te_core::Access;
-/// The remote region that initiators attach first.
-pub(crate) const REMOTE: te_core::RemoteRegionId = te_fabric::testkit::SEGMENT;
 pub(crate) use te_fabric::testkit::*;
 use te_tcp::{Config, RegionPins, TcpTransport};
 

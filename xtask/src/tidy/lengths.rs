@@ -19,8 +19,9 @@ pub(super) fn check(source: &Source, lines: &[Line]) -> Vec<Finding> {
         );
         findings.push(source.finding(1, what));
     }
-    let too_long =
-        |block: &Block| block.keyword == "fn" && block.lines() > FUNCTION_LINES_MAX && !has_reason(block, lines);
+    let too_long = |block: &Block| {
+        block.keyword == "fn" && block.lines() > FUNCTION_LINES_MAX && !has_reason(block, lines)
+    };
     findings.extend(rust::blocks(lines).iter().filter(|block| too_long(block)).map(|block| {
         let what = format!(
             "`{}` has {} lines, more than {FUNCTION_LINES_MAX}: split it, or write `{REASON}...` above it",

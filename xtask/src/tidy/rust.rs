@@ -1,5 +1,5 @@
-//! Just enough of Rust's syntax for the rules: which part of a line is code and which is a comment, and where functions
-//! and inline modules begin and end. It knows no grammar; rustfmt has parsed the files before.
+//! Just enough of Rust's syntax for the rules: which part of a line is code and which is a comment, and where
+//! functions and inline modules begin and end. It knows no grammar; rustfmt has parsed the files before.
 
 /// One line, divided.
 #[derive(Debug, Default, PartialEq)]
@@ -221,7 +221,10 @@ mod tests {
     #[test]
     fn strings_characters_and_comments_are_not_code() {
         assert_eq!(code_of(r#"let a = "} // {"; // more"#), [r#"let a = ""; "#]);
-        assert_eq!(code_of(r"let b = ('{', '\'', '\u{7d}', 'a: &'static str);"), ["let b = ('', '', '', 'a: &'static str);"]);
+        assert_eq!(
+            code_of(r"let b = ('{', '\'', '\u{7d}', 'a: &'static str);"),
+            ["let b = ('', '', '', 'a: &'static str);"]
+        );
         assert_eq!(code_of("a /* { /* b */ } */ c"), ["a  c"]);
         assert_eq!(code_of("x = br##\"{\"#\n}\"##; y"), ["x = \"", "\"; y"]);
         assert_eq!(code_of("s = \"a \\\n  { \\\" b\"; t"), ["s = \"", "\"; t"]);
@@ -253,7 +256,8 @@ mod tests {
         let found = blocks(&lines(text));
         let found: Vec<_> =
             found.iter().map(|block| (block.keyword, block.name.as_str(), block.first, block.last)).collect();
-        let expected = [("fn", "inner", 6, 6), ("fn", "one", 3, 8), ("fn", "two", 11, 12), ("mod", "tests", 10, 13)];
+        let expected =
+            [("fn", "inner", 6, 6), ("fn", "one", 3, 8), ("fn", "two", 11, 12), ("mod", "tests", 10, 13)];
         assert_eq!(found, expected);
     }
 

@@ -1,10 +1,12 @@
-//! Tests wait for conditions, not for time. A test that needs real time is in a file or a module named `timing`.
+//! Tests wait for conditions, not for time. A test that needs real time is in a file or a module named
+//! `timing`.
 
 use super::rust::{self, Block, Line};
 use super::{Finding, Source};
 
-/// Parts of a path that exempt a file: the suites that need time, and the helpers that wait for others.
-const EXEMPT: [&str; 3] = ["timing", "common", "testkit"];
+/// Parts of a path that exempt a file: the suites that need time, tests on real devices, and the helpers that
+/// wait for other tests.
+const EXEMPT: [&str; 4] = ["timing", "hw-tests", "common", "testkit"];
 /// Exempts a line, with a reason.
 const MARK: &str = "// timing: ";
 
@@ -16,14 +18,18 @@ pub(super) fn check(source: &Source, lines: &[Line]) -> Vec<Finding> {
     let is_test_file = parts().any(|part| part == "tests") || source.path.ends_with("_tests.rs");
     let blocks = rust::blocks(lines);
     let is_in = |line, name: &str| {
-        blocks.iter().any(|block: &Block| block.keyword == "mod" && block.name == name && block.contains(line))
+        blocks
+            .iter()
+            .any(|block: &Block| block.keyword == "mod" && block.name == name && block.contains(line))
     };
     let mut findings = Vec::new();
     for (index, line) in lines.iter().enumerate() {
         let Some(what) = uses_time(&line.code) else { continue };
         let number = index + 1;
         let is_marked = |line: &Line| line.comment.contains(MARK);
-        let marked = is_marked(line) || index > 0 && is_marked(&lines[index - 1]);
+        let above = index.checked_sub(1).map(|above| &lines[above]);
+        let marked =
+            is_marked(line) || above.is_some_and(|above| above.code.trim().is_empty() && is_marked(above));
         if (is_test_file || is_in(number, "tests")) && !is_in(number, "timing") && !marked {
             findings.push(source.finding(
                 number,
@@ -63,11 +69,14 @@ mod tests {
 
     #[test]
     fn timing_files_helpers_and_marked_lines_are_exempt() {
-        for path in ["a/tests/timing.rs", "a/tests/timing/idle.rs", "a/tests/common/mod.rs", "a/src/testkit/wait.rs"] {
+        for path in
+            ["a/tests/timing.rs", "a/tests/timing/idle.rs", "a/tests/common/mod.rs", "a/src/testkit/wait.rs"]
+        {
             assert_eq!(findings(path, SLEEP), Vec::<usize>::new(), "{path}");
         }
         assert_eq!(findings("a/tests/b.rs", &format!("mod timing {{\n{SLEEP}}}\n")), Vec::<usize>::new());
-        let marked = "// timing: the lease has to run out\nsleep(MS);\nsleep(MS); // timing: the same\nsleep(MS);\n";
+        let marked =
+            "// timing: the lease has to run out\nsleep(MS);\nsleep(MS); // timing: the same\nsleep(MS);\n";
         assert_eq!(findings("a/tests/b.rs", marked), [4]);
     }
 

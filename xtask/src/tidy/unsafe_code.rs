@@ -35,13 +35,17 @@ pub(super) fn check(sources: &[Source], rust: &[(&Source, Vec<Line>)]) -> Vec<Fi
     let mut needed = vec![false; entries.len()];
     let mut findings = Vec::new();
     for (source, lines) in rust {
-        let Some(first) = lines.iter().position(|line| rust::has_token(&line.code, "unsafe")) else { continue };
+        let Some(first) = lines.iter().position(|line| rust::has_token(&line.code, "unsafe")) else {
+            continue;
+        };
         let mut covered = false;
         for (_, needed) in entries.iter().zip(&mut needed).filter(|(entry, _)| entry.covers(&source.path)) {
             (covered, *needed) = (true, true);
         }
         if !covered {
-            let what = format!("unsafe code where {PAGE} does not list it: move it, or add the file with its reason");
+            let what = format!(
+                "unsafe code where {PAGE} does not list it: move it, or add the file with its reason"
+            );
             findings.push(source.finding(first + 1, what));
         }
     }
@@ -84,7 +88,8 @@ mod tests {
 
     #[test]
     fn unsafe_code_is_accepted_where_the_page_lists_it() {
-        let list = "* System calls: `*/src/sys/`, `te-core/src/memory.rs` and `unsafe` words\n* Tools: `fuzz/`";
+        let list =
+            "* System calls: `*/src/sys/`, `te-core/src/memory.rs` and `unsafe` words\n* Tools: `fuzz/`";
         let unsafe_code = "fn f() {\n    unsafe { g() }\n}\n";
         let files = [
             ("te-tcp/src/sys/mem.rs", unsafe_code),

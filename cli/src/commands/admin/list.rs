@@ -114,7 +114,7 @@ pub(crate) fn segment_called(no: SegmentNo, segments: &[SegmentRow]) -> String {
         .map_or_else(|| format!("no. {no}, gone"), |row| row.name.clone())
 }
 
-/// How a node's number is written.
+/// Text form of a node's number.
 pub(crate) fn node_name(node: NodeId) -> String {
     format!("{node:016x}")
 }

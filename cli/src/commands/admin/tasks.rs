@@ -8,7 +8,7 @@ use store_core::message::{
     CancelTasks, CreateTasks, DrainInfo, DrainStatus, ListTasks, NewTask, OrderSegments, QueryTasks,
     RetryTasks, SegmentOrder, SegmentState, TaskInfo, TaskQuery, TaskState,
 };
-use store_core::{ErrorCode, Key, SegmentNo};
+use store_core::{ErrorCode, Key, SegmentNo, TaskId};
 
 use super::list::{SegmentRow, ask_segments, segment_called};
 use crate::commands::{MasterArg, no_master};
@@ -353,7 +353,7 @@ pub(super) fn list(args: &Tasks) -> Outcome {
     }
     for ids in args.ids.chunks(PAGE as usize) {
         let mut asked = ids.iter();
-        let ids = ids.iter().copied();
+        let ids = ids.iter().copied().map(TaskId::new);
         // One answer per id, in the order of the request.
         let mut take = |found: Result<TaskInfo<'_>, ErrorCode>| match (asked.next(), found) {
             (_, Ok(task)) => rows.push(TaskRow::from(task)),

@@ -28,7 +28,7 @@ use crate::process::Child;
 use crate::progress::Bar;
 use crate::{Outcome, fail, output, sys};
 
-/// Who puts has a name; without one it is refused.
+/// A put needs a writer's identity: the master refuses one without.
 const ASK: PutRequest = PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) };
 
 const AFTER_HELP: &str =

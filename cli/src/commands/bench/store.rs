@@ -27,7 +27,7 @@ const AFTER_HELP: &str =
     "One client with one operation at a time, to and from registered memory; what is read is verified \
     against its checksum. get reads one random object among those stored before, batch-get --batch of them; \
     put and batch-put store new ones (when the pool is full, old ones are evicted, which is part of the \
-    time). get-range reads a quarter of an object, starting at a third of it; put-parts puts an object from \
+    time). get-range reads a quarter of an object, starting at a third of it; put-parts stores an object from \
     16 pieces of memory. With --plain, objects come from and go to ordinary memory, which costs a copy. A \
     pool that is started here is written once before the measurement, as a pool in use has been. Latency is \
     that of one call; CPU time is that of client, master and nodes (with --master, of this process alone).
@@ -139,7 +139,7 @@ const BUFFER_BYTES_MAX: u64 = 256 << 20;
 const FILL_BATCH: u64 = 16;
 /// Length of the objects with which a pool is written the first time, bytes.
 const TOUCH_BYTES: u64 = 4 << 20;
-/// Pieces of memory from which put-parts puts an object.
+/// Pieces of memory per object of put-parts.
 const PIECES: u64 = 16;
 /// Prefix of the benchmark's keys.
 const KEY_PREFIX: &[u8] = b"bench/";

@@ -409,7 +409,7 @@ fn config(args: &Args, fabrics: Fabrics) -> Result<Config, Failure> {
     config.spin_us = args.spin_us;
     #[cfg(feature = "tcp")]
     {
-        config.tcp.lanes = args.connections;
+        config.tcp.connections = args.connections;
         config.tcp.checksum = args.checksum;
         config.tcp.congestion.clone_from(&args.congestion);
     }

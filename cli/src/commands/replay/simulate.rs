@@ -329,7 +329,7 @@ impl Pool {
         let mut put = 0;
         for (at, key) in keys().enumerate() {
             if self.present[at] {
-                // A block that another one of its own request pushed out is put again.
+                // A block that was evicted for another block of the same request is put again.
                 if master.get_in(now, &key, BatchOrder::of(at)).is_ok() {
                     continue;
                 }
@@ -341,7 +341,7 @@ impl Pool {
                 Ok(allocation) => {
                     master.put_end_in(now, &key, allocation.generation, 0, BatchOrder::of(at))?
                 }
-                // Everything else is leased, or the request has a block twice.
+                // All other blocks are leased, or the request contains a block twice.
                 Err(ErrorCode::ObjectAlreadyExists) => {}
                 Err(code) if code.is_no_room() => {}
                 Err(code) => return Err(code.into()),

@@ -349,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_since_the_look_before_and_a_restarted_master_makes_none_of_them_negative() {
+    fn rates_are_since_the_sample_before_and_a_restarted_master_makes_none_of_them_negative() {
         let stats = |gets, hits, bytes| {
             let mut stats = Stats::default();
             (stats.gets_total, stats.get_hits_total, stats.get_bytes_total) = (gets, hits, bytes);

@@ -1,4 +1,4 @@
-//! Questions to a target and its answers: keys, queue pairs, fences.
+//! Requests to a target and its answers: keys, queue pairs, fences.
 
 use te_core::{Access, Error, ErrorKind};
 use te_fabric::net::{error_of, random_u64};
@@ -17,7 +17,7 @@ use crate::peers::outbound::Outbound;
 use crate::sys::verbs::{Connecting, Path, Qp, QpConfig, Verbs};
 use crate::wire::{Chunking, Kind, PortBody, QpEntry, Resolve, Resolved, Response, Status};
 
-/// The id of a question about keys has the index of the remote region in this many low bits.
+/// The id of a request about keys has the index of the remote region in this many low bits.
 const REMOTE_BITS: u32 = 24;
 /// Retries after "receiver not ready". One-sided work on healthy peers never needs one.
 const RNR_RETRIES: u8 = 6;
@@ -26,35 +26,40 @@ const RNR_RETRIES: u8 = 6;
 type Connected = (u32, Result<(), Error>);
 
 impl Initiator {
-    /// Whether there are questions to ask a peer.
+    /// Whether there are requests to send a peer.
     #[inline]
-    pub(crate) fn has_questions<V: Verbs>(&self, peer: u32, io: &Io<V>, config: &Config) -> bool {
+    pub(crate) fn has_requests<V: Verbs>(&self, peer: u32, io: &Io<V>, config: &Config) -> bool {
         let Some(work) = self.slices.work(peer) else { return false };
         !work.wanting.is_empty() || work.has_unsent_fence() || work.cleanup_due || may_offer(work, io, config)
     }
 
-    /// Writes the pending questions to a peer; returns how many.
-    pub(crate) fn ask<V: Verbs>(&mut self, peer: u32, to: &mut Outbound, env: &mut Env<'_, V>) -> u32 {
+    /// Writes the pending requests to a peer; returns how many.
+    pub(crate) fn write_requests<V: Verbs>(
+        &mut self,
+        peer: u32,
+        to: &mut Outbound,
+        env: &mut Env<'_, V>,
+    ) -> u32 {
         let Some(work) = self.slices.work(peer) else { return 0 };
-        let before = to.asked();
+        let before = to.unanswered();
         let offers = may_offer(work, env.io, env.config);
         self.ask_for_keys(peer, to);
         if offers {
             self.offer(peer, to, env);
         }
         self.send_fences(peer, to, env);
-        to.asked() - before
+        to.unanswered() - before
     }
 
     /// A new id, with `low` in its low bits.
-    fn question(&mut self, low: u32) -> u64 {
-        self.last_question += 1;
-        self.last_question << REMOTE_BITS | u64::from(low)
+    fn request_id(&mut self, low: u32) -> u64 {
+        self.last_request += 1;
+        self.last_request << REMOTE_BITS | u64::from(low)
     }
 
-    /// Whether a question with this id was asked before.
-    fn was_asked(&self, id: u64) -> bool {
-        id >> REMOTE_BITS <= self.last_question
+    /// Whether a request with this id was sent before.
+    fn was_requested(&self, id: u64) -> bool {
+        id >> REMOTE_BITS <= self.last_request
     }
 
     fn ask_for_keys(&mut self, peer: u32, to: &mut Outbound) {
@@ -64,17 +69,17 @@ impl Initiator {
             if self.slices.remote_regions().get(remote).is_none() {
                 continue;
             }
-            let id = self.question(remote);
+            let id = self.request_id(remote);
             let Some(of) = self.slices.remote_regions_mut().get_mut(remote) else { continue };
-            let question = Resolve {
+            let body = Resolve {
                 region: U32::new(of.region),
                 generation: U32::new(of.region_generation),
                 key: U64::new(of.key),
                 first: U32::new(of.ext.remote_keys.len() as u32),
                 reserved: U32::ZERO,
             };
-            of.ext.keys = Keys::Asked(id);
-            to.ask(Kind::Resolve, 0, id, [question.as_bytes(), &[]]);
+            of.ext.keys = Keys::Requested(id);
+            to.request(Kind::Resolve, 0, id, [body.as_bytes(), &[]]);
         }
     }
 
@@ -109,10 +114,10 @@ impl Initiator {
             self.links_failed(peer, Error::with_code(ErrorKind::Rail, error.code), env);
         }
         if count > 0 {
-            let id = self.question(0);
+            let id = self.request_id(0);
             let port = env.io.port();
             let body = port.body(&port.gid, env.config.reads);
-            to.ask(Kind::Connect, count as u16, id, [body.as_bytes(), entries[..count].as_bytes()]);
+            to.request(Kind::Connect, count as u16, id, [body.as_bytes(), entries[..count].as_bytes()]);
             if let Some(work) = self.slices.work_mut(peer) {
                 work.offered = Some(id);
             }
@@ -140,7 +145,8 @@ impl Initiator {
         Ok(entry)
     }
 
-    /// Asks the target to destroy every queue pair that we do not use any more: for fences, and to clean up.
+    /// Requests that the target destroy every queue pair that this initiator does not use any more: for
+    /// fences, and to free the target's resources.
     fn send_fences<V: Verbs>(&mut self, peer: u32, to: &mut Outbound, env: &Env<'_, V>) {
         let Some(work) = self.slices.work(peer) else { return };
         if !(work.has_unsent_fence() || work.cleanup_due) || !to.has_room() {
@@ -154,8 +160,8 @@ impl Initiator {
                 count += 1;
             }
         }
-        let id = self.question(0);
-        to.ask(Kind::Fence, count as u16, id, [live[..count].as_bytes(), &[]]);
+        let id = self.request_id(0);
+        to.request(Kind::Fence, count as u16, id, [live[..count].as_bytes(), &[]]);
         if let Some(work) = self.slices.work_mut(peer) {
             work.cleanup_due = false;
             for fence in work.fences.iter_mut().filter(|fence| fence.sent.is_none()) {
@@ -164,7 +170,7 @@ impl Initiator {
         }
     }
 
-    /// Handles a frame of a target. False: it is malformed, or answers no question.
+    /// Handles a frame of a target. False: it is malformed, or answers no request.
     pub(crate) fn answer<V: Verbs>(
         &mut self,
         peer: u32,
@@ -180,7 +186,7 @@ impl Initiator {
             Response::Resolved { id, of, keys } => self.resolved(peer, id, &of, keys, env),
             Response::Fenced { id } => {
                 self.fences += self.slices.fenced(peer, id);
-                self.was_asked(id)
+                self.was_requested(id)
             }
             Response::Refused { id, status } => self.refused(peer, id, status, env),
             Response::Error { .. } => true,
@@ -209,7 +215,7 @@ impl Initiator {
                 continue;
             };
             let Some(entry) = qps.iter().find(|entry| entry.generation.get() == link.generation) else {
-                // The answer lacks a queue pair of the question.
+                // The answer lacks a queue pair of the request.
                 return false;
             };
             let (qp, name) = (link.qp, link.name);
@@ -267,9 +273,9 @@ impl Initiator {
         env: &mut Env<'_, V>,
     ) -> bool {
         let index = remote_of(id);
-        let Some(remote) = self.asked(peer, id) else {
+        let Some(remote) = self.requested(peer, id) else {
             // The remote region may have been detached meanwhile: any id that was used is accepted.
-            return self.was_asked(id);
+            return self.was_requested(id);
         };
         let chunking = Chunking::new(of.base.get(), of.len.get(), of.chunk_bytes.get());
         let fresh = remote.ext.remote_keys.is_empty();
@@ -296,10 +302,10 @@ impl Initiator {
         true
     }
 
-    /// The remote region for which question `id` requested keys, if it still waits for the answer.
-    fn asked(&mut self, peer: u32, id: u64) -> Option<&mut RemoteRegion> {
+    /// The remote region for which request `id` requested keys, if it still waits for the answer.
+    fn requested(&mut self, peer: u32, id: u64) -> Option<&mut RemoteRegion> {
         let remote = self.slices.remote_regions_mut().get_mut(remote_of(id))?;
-        let same = matches!(remote.ext.keys, Keys::Asked(asked) if asked == id);
+        let same = matches!(remote.ext.keys, Keys::Requested(open) if open == id);
         (remote.peer == peer && same).then_some(remote)
     }
 
@@ -316,14 +322,14 @@ impl Initiator {
             self.links_failed(peer, error, env);
             return true;
         }
-        if let Some(remote) = self.asked(peer, id) {
+        if let Some(remote) = self.requested(peer, id) {
             remote.ext.forget(match status {
                 Status::NotFound | Status::Stale => Keys::Withdrawn,
                 _ => Keys::Unknown,
             });
             self.slices.fail_waiting_for_keys(remote_of(id), error, env.memory);
         }
-        self.was_asked(id)
+        self.was_requested(id)
     }
 
     /// Handles the report that the target has deregistered a region.
@@ -390,7 +396,7 @@ fn connect<V: Verbs>(
     env.io.connect(qp, path)
 }
 
-/// The index of the remote region in the id of a question about keys.
+/// The index of the remote region in the id of a request about keys.
 const fn remote_of(id: u64) -> u32 {
     id as u32 & ((1 << REMOTE_BITS) - 1)
 }
