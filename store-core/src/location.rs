@@ -1,5 +1,7 @@
 //! Where a segment's memory is, on the wire.
 
+use core::fmt;
+
 use serde::{Deserialize, Serialize};
 use te_core::{GpuVendor, Location};
 
@@ -31,6 +33,16 @@ impl From<Location> for MemoryLocation {
             _ => (UNKNOWN, 0),
         };
         Self { kind, number }
+    }
+}
+
+/// As [`Location`]: `*`, `cpu:0`, `cuda:3`; or `unknown`.
+impl fmt::Display for MemoryLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Location::try_from(*self) {
+            Ok(location) => location.fmt(f),
+            Err(_) => f.write_str("unknown"),
+        }
     }
 }
 
