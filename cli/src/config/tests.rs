@@ -259,3 +259,17 @@ fn every_old_name_of_a_setting_is_accepted_in_the_file_and_as_a_variable() {
         }
     }
 }
+
+#[test]
+fn settings_of_a_fabric_that_this_build_lacks_are_ignored() {
+    for entry in te_engine::fabrics() {
+        let text = format!("[node.engine.{0}]\nnot_a_setting = 1\n[client.engine]\n{0}.not_a_setting = 1\n", entry.name);
+        let variable = format!("SNOWSKIN_NODE_ENGINE_{}_NOT_A_SETTING", entry.name.to_uppercase());
+        let loaded = read(&text, &[(&variable, "1")], &[]);
+        assert_eq!(loaded.is_err(), entry.is_built(), "{}", entry.name);
+        if let Ok(loaded) = loaded {
+            assert_eq!(loaded.not_built.into_iter().collect::<Vec<_>>(), [entry.name], "once");
+            assert!(loaded.unknown_variables.is_empty(), "{:?}", loaded.unknown_variables);
+        }
+    }
+}
