@@ -108,6 +108,11 @@ impl Cli {
                 ),
             }
         }
+        for fabric in &self.log.loaded.not_built {
+            tracing::warn!(
+                "the settings of {fabric} are ignored: this build lacks it; build with --features {fabric}"
+            );
+        }
         for (old, key) in &self.log.loaded.renamed {
             tracing::warn!("{old} is the old name of {} ({}): use the new one", key.path, key.variable);
         }

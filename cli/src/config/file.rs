@@ -1,5 +1,6 @@
 //! The settings file: TOML, with the line number of every value.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -11,8 +12,14 @@ use super::{Entry, Origin, Problem, Renamed, keys, readings};
 /// Longest file, bytes. A typical settings file has a few thousand.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Every value of the file, in its order. Errors are added to `problems`, old names to `renamed`.
-pub(super) fn entries(path: &Path, problems: &mut Vec<Problem>, renamed: &mut Vec<Renamed>) -> Vec<Entry> {
+/// Every value of the file, in its order. Errors are added to `problems`, old names to `renamed`, and fabrics that this
+/// build lacks to `not_built`.
+pub(super) fn entries(
+    path: &Path,
+    problems: &mut Vec<Problem>,
+    renamed: &mut Vec<Renamed>,
+    not_built: &mut BTreeSet<&'static str>,
+) -> Vec<Entry> {
     let at = |line| Origin::File { path: path.to_owned(), line };
     let text = match read(path) {
         Ok(text) => text,
@@ -24,7 +31,7 @@ pub(super) fn entries(path: &Path, problems: &mut Vec<Problem>, renamed: &mut Ve
     let lines = Lines(&text);
     match DeTable::parse(&text) {
         Ok(table) => {
-            let mut walk = Walk { lines, path, entries: Vec::new(), problems, renamed };
+            let mut walk = Walk { lines, path, entries: Vec::new(), problems, renamed, not_built };
             walk.table("", table.get_ref());
             walk.entries
         }
@@ -64,6 +71,7 @@ struct Walk<'a> {
     entries: Vec<Entry>,
     problems: &'a mut Vec<Problem>,
     renamed: &'a mut Vec<Renamed>,
+    not_built: &'a mut BTreeSet<&'static str>,
 }
 
 impl Walk<'_> {
@@ -85,6 +93,10 @@ impl Walk<'_> {
                 value => vec![json(value)],
             };
             self.entries.push(Entry { key, at, readings });
+            return;
+        }
+        if let Some(fabric) = keys::fabric_not_built(path) {
+            self.not_built.insert(fabric);
             return;
         }
         let section = format!("{path}.");

@@ -163,6 +163,15 @@ pub(crate) fn find_renamed_variable(variable: &str) -> Option<&'static Key> {
     all().iter().find(|key| key.renamed_from.iter().any(|old| variable_of(old) == variable))
 }
 
+/// The fabric that this path has the settings of, if this build lacks it: they are ignored, so that one file serves
+/// builds with and without a fabric.
+pub(crate) fn fabric_not_built(path: &str) -> Option<&'static str> {
+    let (section, rest) = path.split_once(".engine.")?;
+    let named = |entry: &&te_engine::FabricEntry<'_>| rest.split('.').next() == Some(entry.name);
+    let fabric = te_engine::fabrics().iter().find(named)?;
+    (!fabric.is_built() && is_section(&format!("{section}.engine."))).then_some(fabric.name)
+}
+
 /// Whether settings have, or had, paths that begin with this.
 pub(crate) fn is_section(prefix: &str) -> bool {
     let begins = |path: &String| path.starts_with(prefix);

@@ -16,7 +16,7 @@ mod flags;
 pub(crate) mod keys;
 pub(crate) mod reference;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -163,6 +163,8 @@ pub(crate) struct Loaded {
     pub(crate) unknown_variables: Vec<UnknownVariable>,
     /// Settings that were given by an old name.
     pub(crate) renamed: Vec<Renamed>,
+    /// Fabrics that this build lacks and whose settings were given: they are ignored.
+    pub(crate) not_built: BTreeSet<&'static str>,
 }
 
 /// A variable that is not a setting, and the one that is probably meant.
@@ -202,12 +204,12 @@ impl Loaded {
         flags: &[Given],
         sections: &[&str],
     ) -> Result<Self, Problems> {
-        let (mut problems, mut renamed) = (Vec::new(), Vec::new());
+        let (mut problems, mut renamed, mut not_built) = (Vec::new(), Vec::new(), BTreeSet::new());
         let mut entries = match file {
-            Some(path) => file::entries(path, &mut problems, &mut renamed),
+            Some(path) => file::entries(path, &mut problems, &mut renamed, &mut not_built),
             None => Vec::new(),
         };
-        let (from_variables, unknown_variables) = variables_of(variables, &mut renamed);
+        let (from_variables, unknown_variables) = variables_of(variables, &mut renamed, &mut not_built);
         entries.extend(from_variables);
         entries.extend(flags.iter().map(|given| Entry {
             key: given.key,
@@ -220,6 +222,7 @@ impl Loaded {
             origins: BTreeMap::new(),
             unknown_variables,
             renamed,
+            not_built,
         };
         for entry in entries {
             if let Err(problem) = loaded.set(entry) {
@@ -407,6 +410,7 @@ fn process_name() -> String {
 fn variables_of(
     variables: impl Iterator<Item = (String, String)>,
     renamed: &mut Vec<Renamed>,
+    not_built: &mut BTreeSet<&'static str>,
 ) -> (Vec<Entry>, Vec<UnknownVariable>) {
     let (mut entries, mut unknown) = (Vec::new(), Vec::new());
     for (name, text) in variables.filter(|(name, _)| name.starts_with("SNOWSKIN_")) {
@@ -419,15 +423,22 @@ fn variables_of(
                 entries.push(Entry { key, at: Origin::Variable(name), readings });
             }
             None if keys::OTHER_VARIABLES.contains(&name.as_str()) => {}
-            None => match keys::nearest_variable(&name) {
-                near @ Some(_) => unknown.push((name, near)),
-                None if keys::looks_like_setting(&name) => unknown.push((name, None)),
-                None => {}
+            None => match (fabric_not_built(&name), keys::nearest_variable(&name)) {
+                (Some(fabric), _) => _ = not_built.insert(fabric),
+                (None, near @ Some(_)) => unknown.push((name, near)),
+                (None, None) if keys::looks_like_setting(&name) => unknown.push((name, None)),
+                (None, None) => {}
             },
         }
     }
     entries.sort_by_key(|entry| entry.key.path.as_str());
     (entries, unknown)
+}
+
+/// The fabric that this variable is a setting of, if this build lacks it.
+fn fabric_not_built(variable: &str) -> Option<&'static str> {
+    let path = variable.strip_prefix("SNOWSKIN_")?.to_lowercase().replace('_', ".");
+    keys::fabric_not_built(&path)
 }
 
 /// The values that a text may mean for this key. Text from a shell has no quotes that distinguish a number

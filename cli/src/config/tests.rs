@@ -56,7 +56,10 @@ fn what_is_not_toml_is_named_with_its_line() {
 #[test]
 fn a_value_out_of_its_limits_is_named_where_it_was_given() {
     let error = read("[master.store]\n\nlease_ttl_ms = 0\n", &[], &[]).unwrap_err();
-    assert!(error.contains("FILE:3: master.store.lease_ttl_ms: 0 is out of its limits: choose"), "{error}");
+    assert!(
+        error.contains("FILE:3: master.store.lease_ttl_ms: 0 is out of its limits: the value must"),
+        "{error}"
+    );
     let error = read("", &[("SNOWSKIN_NODE_ENGINE_RDMA_QPS", "17")], &[]).unwrap_err();
     assert!(error.contains("SNOWSKIN_NODE_ENGINE_RDMA_QPS: node.engine.rdma.qps: 17"), "{error}");
     let error = read("", &[], &[("client.bounce_bytes", "1KiB")]).unwrap_err();
@@ -253,6 +256,20 @@ fn every_old_name_of_a_setting_is_accepted_in_the_file_and_as_a_variable() {
             let value = key.default.as_str().map_or_else(|| key.default.to_string(), str::to_owned);
             let loaded = read("", &[(&variable, &value)], &[]).unwrap();
             assert!(loaded.is_given(&key.path) && loaded.renamed.len() == 1, "{variable}");
+        }
+    }
+}
+
+#[test]
+fn settings_of_a_fabric_that_this_build_lacks_are_ignored() {
+    for entry in te_engine::fabrics() {
+        let text = format!("[node.engine.{0}]\nnot_a_setting = 1\n[client.engine]\n{0}.not_a_setting = 1\n", entry.name);
+        let variable = format!("SNOWSKIN_NODE_ENGINE_{}_NOT_A_SETTING", entry.name.to_uppercase());
+        let loaded = read(&text, &[(&variable, "1")], &[]);
+        assert_eq!(loaded.is_err(), entry.is_built(), "{}", entry.name);
+        if let Ok(loaded) = loaded {
+            assert_eq!(loaded.not_built.into_iter().collect::<Vec<_>>(), [entry.name], "once");
+            assert!(loaded.unknown_variables.is_empty(), "{:?}", loaded.unknown_variables);
         }
     }
 }

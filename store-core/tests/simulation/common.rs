@@ -460,7 +460,7 @@ impl Core {
         self.places = self.places_of(from, &request);
         self.overdo(from, &request);
         let now = self.shown();
-        let falsified = self.falsified(&request);
+        let falsified = self.falsified(from, &request);
         let passed_on = falsified.as_deref().map_or(request, |bytes| Frame::parse(bytes).unwrap().unwrap().0);
         self.master.handle(now, &mut session, &passed_on, &mut out);
         self.sessions.insert((from, life), session);
