@@ -1,13 +1,15 @@
 //! The store's state machines: the allocator, and the master's operations with and without their frames.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::time::{Duration, Instant as Clock};
 use store_core::allocator::Allocator;
 use store_core::message::{
-    Commit, Exists, Get, MountSegment, NewObject, PutRequest, PutEnd, PutOptions, PutStart, RemoveMode};
-use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation, Session, NodeId, Incarnation};
+    Commit, Exists, Get, MountSegment, NewObject, PutEnd, PutOptions, PutRequest, PutStart, RemoveMode,
+};
+use store_core::{AllocatorKind, Frame, Incarnation, Key, Master, MasterConfig, NodeId, Operation, Session};
 use te_core::Instant;
 use te_core::testkit::Rng;
 
@@ -119,7 +121,7 @@ fn master(criterion: &mut Criterion) {
     let mut session = Session::default();
     for batch in [1usize, 32, 128] {
         group.throughput(Throughput::Elements(batch as u64));
-        let (mut request, mut answer) = (Vec::new(), Vec::new());
+        let (mut request, mut response) = (Vec::new(), Vec::new());
         let mut encode = |encode: fn(&mut Vec<u8>, &[&[u8; 32]])| {
             let keys: Vec<_> = (0..batch).map(|_| any()).collect();
             request.clear();
@@ -136,53 +138,57 @@ fn master(criterion: &mut Criterion) {
             group.bench_function(BenchmarkId::new(name, batch), |bencher| {
                 bencher.iter(|| {
                     let (frame, _) = Frame::parse(black_box(&request)).expect("valid").expect("whole");
-                    answer.clear();
-                    master.handle(now, &mut session, &frame, &mut answer);
-                    black_box(&answer);
+                    response.clear();
+                    master.handle(now, &mut session, &frame, &mut response);
+                    black_box(&response);
                 });
             });
         }
-        // Started and committed by two requests, each time under the same keys; the removal between is not timed.
-        let keys: Vec<[u8; 32]> = (0..batch).map(|at| [at as u8; 32]).collect();
-        let ask = PutRequest { writer: 7, ..PutRequest::once(ONE_REPLICA) };
-        let start = keys.iter().map(|key| NewObject { key: Key(key), len: 4 * KIB });
-        request.clear();
-        PutStart::encode_request(&mut request, 1, &ask, start).expect("short");
-        let mut commit = Vec::new();
-        group.bench_function(BenchmarkId::new("put start and put end, framed", batch), |bencher| {
-            bencher.iter_custom(|times| {
-                let mut spent = Duration::ZERO;
-                for _ in 0..times {
-                    let began = Clock::now();
-                    answer.clear();
-                    let (frame, _) = Frame::parse(black_box(&request)).expect("valid").expect("whole");
-                    master.handle(now, &mut session, &frame, &mut answer);
-                    let (frame, _) = Frame::parse(&answer).expect("valid").expect("whole");
-                    let (_, items) = PutStart::decode_response(&frame).expect("valid");
-                    let commits = keys.iter().zip(items).map(|(key, given)| {
-                        let given = given.expect("room");
-                        Commit {
-                            key: Key(key),
-                            generation: given.generation,
-                            checksum: 1,
-                            handle: given.handle,
-                        }
-                    });
-                    commit.clear();
-                    PutEnd::encode_request(&mut commit, 2, &(), commits).expect("short");
-                    answer.clear();
-                    let (frame, _) = Frame::parse(&commit).expect("valid").expect("whole");
-                    master.handle(now, &mut session, &frame, &mut answer);
-                    spent += began.elapsed();
-                    for key in &keys {
-                        master.remove(now, key, RemoveMode::Force).expect("just put");
-                    }
-                }
-                spent
-            });
-        });
+        framed_puts(&mut group, &mut master, &mut session, batch);
     }
     group.finish();
+}
+
+/// Started and committed by two requests, each time under the same keys. The removal in between is not timed.
+fn framed_puts(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    master: &mut Master,
+    session: &mut Session,
+    batch: usize,
+) {
+    let now = Instant::from_millis(1);
+    let keys: Vec<[u8; 32]> = (0..batch).map(|at| [at as u8; 32]).collect();
+    let (mut request, mut response, mut commit) = (Vec::new(), Vec::new(), Vec::new());
+    let head = PutRequest { writer: 7, ..PutRequest::once(ONE_REPLICA) };
+    let start = keys.iter().map(|key| NewObject { key: Key(key), len: 4 * KIB });
+    PutStart::encode_request(&mut request, 1, &head, start).expect("short");
+    group.bench_function(BenchmarkId::new("put start and put end, framed", batch), |bencher| {
+        bencher.iter_custom(|times| {
+            let mut spent = Duration::ZERO;
+            for _ in 0..times {
+                let began = Clock::now();
+                response.clear();
+                let (frame, _) = Frame::parse(black_box(&request)).expect("valid").expect("whole");
+                master.handle(now, session, &frame, &mut response);
+                let (frame, _) = Frame::parse(&response).expect("valid").expect("whole");
+                let (_, items) = PutStart::decode_response(&frame).expect("valid");
+                let commits = keys.iter().zip(items).map(|(key, given)| {
+                    let given = given.expect("room");
+                    Commit { key: Key(key), generation: given.generation, checksum: 1, handle: given.handle }
+                });
+                commit.clear();
+                PutEnd::encode_request(&mut commit, 2, &(), commits).expect("short");
+                response.clear();
+                let (frame, _) = Frame::parse(&commit).expect("valid").expect("whole");
+                master.handle(now, session, &frame, &mut response);
+                spent += began.elapsed();
+                for key in &keys {
+                    master.remove(now, key, RemoveMode::Force).expect("just put");
+                }
+            }
+            spent
+        });
+    });
 }
 
 /// The checksum that every reader and writer computes, compared with a copy of as many bytes.

@@ -27,7 +27,7 @@ fn a_target_is_found_by_its_registered_name() {
     let _ = master.child.wait();
     let alone = run(&[&["bench", "target", "--memory", "1MiB", "--json"], &segment[..]].concat());
     assert_exit(&alone, 1);
-    assert!(stderr(&alone).contains("is it running"), "{}", stderr(&alone));
+    assert!(stderr(&alone).contains("check that it runs"), "{}", stderr(&alone));
 }
 
 #[test]

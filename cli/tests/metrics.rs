@@ -9,7 +9,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 
-use common::{Daemon, eventually, signal};
+use common::{Daemon, PATIENCE, eventually, signal};
 use store_client::{Client, ClientConfig, PutOptions, Store as _};
 
 struct Cluster {

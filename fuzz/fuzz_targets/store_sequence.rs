@@ -8,8 +8,9 @@ use libfuzzer_sys::fuzz_target;
 use std::time::Duration;
 use store_core::message::*;
 use store_core::{
-    ErrorCode, Frame, FullKey, Key, Master, MasterConfig, Role, Secret, SegmentNo, Session, TenantConfig,
-    prove, NodeId, Incarnation, TaskId, TenantNo};
+    ErrorCode, Frame, FullKey, Incarnation, Key, Master, MasterConfig, NodeId, Role, Secret, SegmentNo,
+    Session, TaskId, TenantConfig, TenantNo, prove,
+};
 use te_core::Instant;
 
 const TENANTS: [&str; 2] = ["a", "b"];
@@ -30,23 +31,28 @@ struct World {
 
 impl World {
     /// Sends a request, and checks that it is answered once, with one item per item of the request.
-    fn ask<'a, O: Operation>(
+    fn request<'a, O: Operation>(
         &mut self,
-        ask: &O::Ask<'_>,
-        items: impl ExactSizeIterator<Item = O::AskItem<'a>>,
-        each: impl FnMut(O::AnswerItem<'_>),
+        head: &O::Request<'_>,
+        items: impl ExactSizeIterator<Item = O::RequestItem<'a>>,
+        each: impl FnMut(O::ResponseItem<'_>),
     ) {
         let (mut request, mut out) = (Vec::new(), Vec::new());
-        let asked = items.len();
-        O::encode_request(&mut request, 7, ask, items).expect("it fits");
+        let requested = items.len();
+        O::encode_request(&mut request, 7, head, items).expect("it fits");
         let (frame, _) = Frame::parse(&request).expect("ours").expect("whole");
         self.master.handle(self.now, &mut self.session, &frame, &mut out);
-        let (answer, len) = Frame::parse(&out).expect("a frame").expect("a whole frame");
-        assert_eq!((len, answer.header.request_id, answer.header.response), (out.len(), 7, true));
-        match O::decode_response(&answer) {
-            Ok((_, answers)) => {
-                assert!(asked == 0 || answers.len() == asked, "{:?}: {} of {asked}", O::KIND, answers.len());
-                answers.for_each(each);
+        let (response, len) = Frame::parse(&out).expect("a frame").expect("a whole frame");
+        assert_eq!((len, response.header.request_id, response.header.response), (out.len(), 7, true));
+        match O::decode_response(&response) {
+            Ok((_, items)) => {
+                assert!(
+                    requested == 0 || items.len() == requested,
+                    "{:?}: {} of {requested}",
+                    O::KIND,
+                    items.len()
+                );
+                items.for_each(each);
             }
             Err(error) => assert_ne!(error, ErrorCode::InternalError, "{:?}", O::KIND),
         }
@@ -61,6 +67,65 @@ impl World {
         // Sometimes with the key of another put.
         let ended = if c & 2 == 0 { started } else { key };
         match op % 18 {
+            0..=2 => self.node(op % 18, a, b, c),
+            3 | 4 => self.start_puts(op, a, b, c),
+            5 => {
+                let commit = Commit { key: Key(&ended), generation, handle, checksum: u32::from(c & 1) };
+                self.request::<PutEnd>(&(), std::iter::once(commit), drop);
+            }
+            6 => {
+                let revocation = Revocation { key: Key(&ended), generation, handle, quiet: c & 1 == 0 };
+                self.request::<PutRevoke>(&(), std::iter::once(revocation), drop);
+            }
+            7 => {
+                let other = [b'k', b % 8];
+                self.request::<Get>(&(), [Key(&key), Key(&other)].into_iter(), drop);
+            }
+            8 => self.request::<Exists>(&(), std::iter::once(Key(&key)), drop),
+            9 => {
+                let removal = Removal { key: Key(&key), force: b & 1 == 0 };
+                self.request::<Remove>(&(), std::iter::once(removal), drop);
+            }
+            10 => {
+                let query = ListQuery { prefix: Key(b"k"), cursor: u64::from(a), limit: u32::from(b) };
+                self.request::<List>(&query, std::iter::empty(), |_| {});
+            }
+            11 => self.greet(a),
+            12 => {
+                self.request::<ReadStats>(&(), std::iter::empty(), drop);
+                self.request::<Segments>(&(), std::iter::empty(), |_| {});
+                self.request::<ExplainEviction>(&u32::from(a), std::iter::empty(), |_| {});
+                self.request::<WhyKept>(&(), std::iter::once(Key(&key)), drop);
+            }
+            13 => self.tasks(&key, a, b, c),
+            14 => self.fetch(a, b),
+            15 => {
+                // The node of a task reports, or another node does.
+                let Some((id, attempt, checksum)) = self.orders.get(usize::from(a)).copied() else { return };
+                let result = if b & 1 == 0 { Ok(checksum) } else { Err(ErrorCode::TransferFail) };
+                let end = TaskEnd { id, attempt: attempt + u64::from(b & 6 == 6), result, quiet: c & 1 == 0 };
+                self.request::<EndTasks>(
+                    &NodeProof { node: NodeId::new((c >> 4 & 3).into()), key: 0 },
+                    std::iter::once(end),
+                    drop,
+                );
+            }
+            16 => {
+                let segment = self.segment(a);
+                let bad = BadReplica { key: Key(&ended), generation, segment };
+                self.request::<ReportReplicas>(&u64::from(b), std::iter::once(bad), drop);
+                self.request::<FindReplicas>(&(), std::iter::once(Key(&key)), drop);
+            }
+            _ => {
+                self.now = self.now + Duration::from_millis(10) * (u32::from(a) * u32::from(b));
+                self.master.handle_timeout(self.now);
+            }
+        }
+    }
+
+    /// A node mounts or unmounts a segment, or sends a heartbeat.
+    fn node(&mut self, op: u8, a: u8, b: u8, c: u8) {
+        match op {
             0 => {
                 let name = format!("n{}", c % 4);
                 let segment = MountSegment {
@@ -72,103 +137,63 @@ impl World {
                     len: 64 * (1 + u64::from(c)),
                     ..MountSegment::default()
                 };
-                self.ask::<Mount>(&segment, std::iter::empty(), drop);
+                self.request::<Mount>(&segment, std::iter::empty(), drop);
             }
             1 => {
                 let segments: Vec<(SegmentNo, Incarnation)> =
                     self.master.segments().map(|info| (info.segment, info.incarnation)).collect();
-                let (segment, incarnation) =
-                    segments.get(usize::from(a)).copied().unwrap_or((SegmentNo::new(a.into()), Incarnation::new(c.into())));
-                let unmount = UnmountSegment { node: NodeId::new((b % 3).into()), incarnation, segment, key: 0 };
-                self.ask::<Unmount>(&unmount, std::iter::empty(), drop);
-            }
-            2 => {
-                let beat = Heartbeat { node: NodeId::new((a % 3).into()), incarnation: Incarnation::new(b.into()), key: 0 };
-                self.ask::<Beat>(&beat, std::iter::empty(), drop);
-            }
-            3 | 4 => {
-                let retention = Retention {
-                    pin: [Pin::None, Pin::Soft, Pin::Hard, Pin::None][usize::from(c >> 2 & 3)],
-                    ttl_ms: (c & 16 != 0).then_some(u32::from(c) * 10),
-                    group: (c & 32 != 0).then_some(u64::from(c >> 6)),
-                };
-                let options = PutOptions { replicas: c & 3, retention, ..PutOptions::DEFAULT };
-                let ask = PutRequest { nonce: u32::from(op / 18), options, writer: 1 + u64::from(a % 3) };
-                let keys: Vec<[u8; 2]> = (0..1 + op / 128).map(|n| [b'k', (a % 8) + n]).collect();
-                let items: Vec<NewObject<'_>> =
-                    keys.iter().map(|key| NewObject { key: Key(key), len: u64::from(b) * 16 }).collect();
-                let mut generations = Vec::new();
-                self.ask::<PutStart>(&ask, items.into_iter(), |answer| {
-                    generations
-                        .push(answer.ok().map(|allocation| (allocation.generation, allocation.handle)));
-                });
-                let started = keys.iter().zip(generations);
-                self.started.extend(started.filter_map(|(key, generation)| Some((*key, generation?))));
-            }
-            5 => {
-                let commit = Commit { key: Key(&ended), generation, handle, checksum: u32::from(c & 1) };
-                self.ask::<PutEnd>(&(), std::iter::once(commit), drop);
-            }
-            6 => {
-                let revocation = Revocation { key: Key(&ended), generation, handle, quiet: c & 1 == 0 };
-                self.ask::<PutRevoke>(&(), std::iter::once(revocation), drop);
-            }
-            7 => {
-                let other = [b'k', b % 8];
-                self.ask::<Get>(&(), [Key(&key), Key(&other)].into_iter(), drop);
-            }
-            8 => self.ask::<Exists>(&(), std::iter::once(Key(&key)), drop),
-            9 => {
-                let removal = Removal { key: Key(&key), force: b & 1 == 0 };
-                self.ask::<Remove>(&(), std::iter::once(removal), drop);
-            }
-            10 => {
-                let query = ListQuery { prefix: Key(b"k"), cursor: u64::from(a), limit: u32::from(b) };
-                self.ask::<List>(&query, std::iter::empty(), |_| {});
-            }
-            11 => {
-                let tenant = TENANTS[usize::from(a) % TENANTS.len()];
-                // On a new connection: an earlier greeting has used the challenge.
-                self.session = Session::default();
-                let proof = prove(b"s", Role::Admin, &[0; 32], tenant);
-                let greeting = Greeting {
-                    version: store_core::wire::VERSION,
-                    tenant,
-                    admin_proof: Key(&proof),
-                    ..Greeting::default()
-                };
-                self.ask::<Hello>(&greeting, std::iter::empty(), drop);
-            }
-            12 => {
-                self.ask::<ReadStats>(&(), std::iter::empty(), drop);
-                self.ask::<Segments>(&(), std::iter::empty(), |_| {});
-                self.ask::<ExplainEviction>(&u32::from(a), std::iter::empty(), |_| {});
-                self.ask::<WhyKept>(&(), std::iter::once(Key(&key)), drop);
-            }
-            13 => self.tasks(&key, a, b, c),
-            14 => self.fetch(a, b),
-            15 => {
-                // The node of a task reports, or another node does.
-                let Some((id, attempt, checksum)) = self.orders.get(usize::from(a)).copied() else { return };
-                let result = if b & 1 == 0 { Ok(checksum) } else { Err(ErrorCode::TransferFail) };
-                let end = TaskEnd { id, attempt: attempt + u64::from(b & 6 == 6), result, quiet: c & 1 == 0 };
-                self.ask::<EndTasks>(
-                    &NodeProof { node: NodeId::new((c >> 4 & 3).into()), key: 0 },
-                    std::iter::once(end),
-                    drop,
-                );
-            }
-            16 => {
-                let segment = self.segment(a);
-                let bad = BadReplica { key: Key(&ended), generation, segment };
-                self.ask::<ReportReplicas>(&u64::from(b), std::iter::once(bad), drop);
-                self.ask::<FindReplicas>(&(), std::iter::once(Key(&key)), drop);
+                let (segment, incarnation) = segments
+                    .get(usize::from(a))
+                    .copied()
+                    .unwrap_or((SegmentNo::new(a.into()), Incarnation::new(c.into())));
+                let unmount =
+                    UnmountSegment { node: NodeId::new((b % 3).into()), incarnation, segment, key: 0 };
+                self.request::<Unmount>(&unmount, std::iter::empty(), drop);
             }
             _ => {
-                self.now = self.now + Duration::from_millis(10) * (u32::from(a) * u32::from(b));
-                self.master.handle_timeout(self.now);
+                let beat = Heartbeat {
+                    node: NodeId::new((a % 3).into()),
+                    incarnation: Incarnation::new(b.into()),
+                    key: 0,
+                };
+                self.request::<Beat>(&beat, std::iter::empty(), drop);
             }
         }
+    }
+
+    /// A client starts puts.
+    fn start_puts(&mut self, op: u8, a: u8, b: u8, c: u8) {
+        let retention = Retention {
+            pin: [Pin::None, Pin::Soft, Pin::Hard, Pin::None][usize::from(c >> 2 & 3)],
+            ttl_ms: (c & 16 != 0).then_some(u32::from(c) * 10),
+            group: (c & 32 != 0).then_some(u64::from(c >> 6)),
+        };
+        let options = PutOptions { replicas: c & 3, retention, ..PutOptions::DEFAULT };
+        let head = PutRequest { nonce: u32::from(op / 18), options, writer: 1 + u64::from(a % 3) };
+        let keys: Vec<[u8; 2]> = (0..1 + op / 128).map(|n| [b'k', (a % 8) + n]).collect();
+        let items: Vec<NewObject<'_>> =
+            keys.iter().map(|key| NewObject { key: Key(key), len: u64::from(b) * 16 }).collect();
+        let mut generations = Vec::new();
+        self.request::<PutStart>(&head, items.into_iter(), |item| {
+            generations.push(item.ok().map(|allocation| (allocation.generation, allocation.handle)));
+        });
+        let started = keys.iter().zip(generations);
+        self.started.extend(started.filter_map(|(key, generation)| Some((*key, generation?))));
+    }
+
+    /// An administrator of a tenant connects.
+    fn greet(&mut self, a: u8) {
+        let tenant = TENANTS[usize::from(a) % TENANTS.len()];
+        // On a new connection: an earlier greeting has used the challenge.
+        self.session = Session::default();
+        let proof = prove(b"s", Role::Admin, &[0; 32], tenant);
+        let greeting = Greeting {
+            version: store_core::wire::VERSION,
+            tenant,
+            admin_proof: Key(&proof),
+            ..Greeting::default()
+        };
+        self.request::<Hello>(&greeting, std::iter::empty(), drop);
     }
 
     fn segment(&self, at: u8) -> SegmentNo {
@@ -188,21 +213,21 @@ impl World {
                     source: (b & 64 != 0).then_some(source),
                     target: (c & 64 != 0).then_some(target),
                 };
-                self.ask::<CreateTasks>(&(), std::iter::once(new), |_| {});
+                self.request::<CreateTasks>(&(), std::iter::once(new), |_| {});
             }
-            2 => self.ask::<CancelTasks>(&(), std::iter::once(id), |_| {}),
-            3 => self.ask::<RetryTasks>(&(), std::iter::once(id), |_| {}),
+            2 => self.request::<CancelTasks>(&(), std::iter::once(id), |_| {}),
+            3 => self.request::<RetryTasks>(&(), std::iter::once(id), |_| {}),
             4 => {
                 let states = [SegmentState::Active, SegmentState::Maintenance, SegmentState::Draining];
                 let order = SegmentOrder { segment: source, state: states[usize::from(a) % states.len()] };
-                self.ask::<OrderSegments>(&(), std::iter::once(order), |_| {});
+                self.request::<OrderSegments>(&(), std::iter::once(order), |_| {});
             }
             _ => {
-                self.ask::<DrainStatus>(&(), std::iter::once(source), |_| {});
-                self.ask::<QueryTasks>(&(), std::iter::once(id), |_| {});
+                self.request::<DrainStatus>(&(), std::iter::once(source), |_| {});
+                self.request::<QueryTasks>(&(), std::iter::once(id), |_| {});
                 let query = TaskQuery { cursor: 0, limit: 100, state: None };
-                self.ask::<ListTasks>(&query, std::iter::empty(), |_| {});
-                self.ask::<ReadTaskReport>(&(), std::iter::empty(), |_| {});
+                self.request::<ListTasks>(&query, std::iter::empty(), |_| {});
+                self.request::<ReadTaskReport>(&(), std::iter::empty(), |_| {});
             }
         }
     }
@@ -214,7 +239,7 @@ impl World {
         let incarnation = known.filter(|_| b & 7 != 7).unwrap_or(Incarnation::new(b.into()));
         let mut orders = Vec::new();
         let fetch = FetchRequest { node, incarnation, count_max: 4, key: 0 };
-        self.ask::<FetchTasks>(&fetch, std::iter::empty(), |order: TaskOrder<'_>| {
+        self.request::<FetchTasks>(&fetch, std::iter::empty(), |order: TaskOrder<'_>| {
             orders.push((order.id, order.attempt, order.checksum));
         });
         self.orders.extend(orders);
@@ -249,7 +274,10 @@ impl World {
         let mut keys = Vec::new();
         self.each_object(|tenant, listed| keys.push((tenant, listed.key.0.to_vec())));
         for (tenant, key) in &keys {
-            assert_eq!(self.master.remove(self.now, FullKey { tenant: *tenant, key }, RemoveMode::Force), Ok(()));
+            assert_eq!(
+                self.master.remove(self.now, FullKey { tenant: *tenant, key }, RemoveMode::Force),
+                Ok(())
+            );
         }
         self.now = self.now + Duration::from_secs(86_400);
         self.master.handle_timeout(self.now);

@@ -14,8 +14,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use store_client::{
-    Address, AsyncClient, BufferRange, Client, ClientConfig, Fabrics, Get, Node, NodeConfig, RpcConfig,
-    RemoveMode, RpcConnection, Store as _,
+    Address, AsyncClient, BufferRange, Client, ClientConfig, Fabrics, Get, Node, NodeConfig, RemoveMode,
+    RpcConfig, RpcConnection, Store as _,
 };
 use store_core::message::{
     Allocation, Beat, Commit, Exists, Get as AskGet, Heartbeat, Mount, MountSegment, NewObject, Operation,

@@ -98,7 +98,7 @@ pub enum StoreError {
         /// Length of the part, bytes.
         len: u64,
     },
-    /// The item has more parts than [`PARTS_MAX`](crate::PARTS_MAX).
+    /// The item has more parts than [`PARTS_MAX`].
     TooManyParts {
         /// Number of parts that were given.
         parts: usize,

@@ -83,6 +83,8 @@ pub struct SegmentEntry {
     pub endpoint: String,
     /// Length, bytes.
     pub len: u64,
+    /// Where its memory is. `None`: a kind of memory that this release does not know.
+    pub location: Option<te_core::Location>,
     /// Bytes that are allocated or pending release.
     pub used: u64,
     /// Length of the longest object that fits without eviction, bytes; a slightly longer one may fit.
@@ -142,6 +144,7 @@ impl<'c> MasterClient<'c> {
             name: info.name.to_owned(),
             endpoint: info.endpoint.to_owned(),
             len: info.len,
+            location: info.location.try_into().ok(),
             used: info.used,
             free_bytes_largest: info.free_bytes_largest,
         });

@@ -11,8 +11,8 @@ use store_client::{
     BufferRange, Client, ErrorCode, Fabrics, Get, MemSpan, Placement, Put, PutOptions, RemoveMode, RpcConfig,
     RpcConnection, Store as _, StoreError,
 };
-use store_core::{Incarnation, MasterConfig, NodeId};
 use store_core::message::{Export, Mount, MountSegment, Segments};
+use store_core::{Incarnation, MasterConfig, NodeId};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 const TWO: PutOptions = PutOptions { replicas: 2, ..PutOptions::DEFAULT };

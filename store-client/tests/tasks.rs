@@ -82,7 +82,10 @@ fn copies_and_moves(fabrics: Fabrics) {
     assert_eq!(nodes.iter().map(|node| node.status().copies).sum::<u64>(), 5);
     let counters = client.counters();
     assert_eq!((counters.checksum_mismatches, counters.misses), (0, 0));
-    assert_eq!(client.master().task(store_client::TaskId::new(99)).unwrap_err().code(), ErrorCode::TaskNotFound);
+    assert_eq!(
+        client.master().task(store_client::TaskId::new(99)).unwrap_err().code(),
+        ErrorCode::TaskNotFound
+    );
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Where a segment's memory is, on the wire.
 
+use core::fmt;
+
 use serde::{Deserialize, Serialize};
 use te_core::{GpuVendor, Location};
 
@@ -34,6 +36,16 @@ impl From<Location> for MemoryLocation {
     }
 }
 
+/// As [`Location`]: `*`, `cpu:0`, `cuda:3`; or `unknown`.
+impl fmt::Display for MemoryLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Location::try_from(*self) {
+            Ok(location) => location.fmt(f),
+            Err(_) => f.write_str("unknown"),
+        }
+    }
+}
+
 /// # Errors
 /// `NotSupported`: this release does not know memory of this kind.
 impl TryFrom<MemoryLocation> for Location {
@@ -54,7 +66,11 @@ impl TryFrom<MemoryLocation> for Location {
 
 #[cfg(test)]
 mod tests {
+    use te_core::Instant;
+
     use super::*;
+    use crate::message::MountSegment;
+    use crate::{Incarnation, Master, MasterConfig, NodeId};
 
     #[test]
     fn every_location_survives_the_wire_and_an_unknown_kind_is_refused() {
@@ -67,5 +83,28 @@ mod tests {
         let unknown: MemoryLocation = postcard::from_bytes(&[5, 0]).unwrap();
         assert_eq!(Location::try_from(unknown), Err(ErrorCode::NotSupported));
         assert_eq!(Location::try_from(MemoryLocation::default()), Ok(Location::Host));
+    }
+
+    #[test]
+    fn a_segment_keeps_its_location_and_one_of_an_unknown_kind_is_not_mounted() {
+        let mut master = Master::new(MasterConfig::default()).unwrap();
+        let location = Location::Device(GpuVendor::Nvidia, 3).into();
+        let segment = MountSegment {
+            node: NodeId::new(1),
+            incarnation: Incarnation::new(1),
+            name: "s",
+            endpoint: "h:1",
+            len: 4096,
+            location,
+            ..MountSegment::default()
+        };
+        let unknown = MountSegment { location: MemoryLocation { kind: 5, number: 0 }, ..segment };
+        assert_eq!(master.mount(Instant::ZERO, &unknown), Err(ErrorCode::NotSupported));
+        let mounted = master.mount(Instant::ZERO, &segment).unwrap().mounted().unwrap();
+        assert_eq!(master.segment(mounted.segment).unwrap().location, location);
+        // The same memory mounted again is the same segment; memory elsewhere is another one.
+        assert_eq!(master.mount(Instant::ZERO, &segment).unwrap().mounted(), Ok(mounted));
+        let moved = MountSegment { location: Location::Numa(0).into(), ..segment };
+        assert_eq!(master.mount(Instant::ZERO, &moved), Err(ErrorCode::SegmentAlreadyExists));
     }
 }

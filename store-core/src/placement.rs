@@ -361,6 +361,7 @@ mod tests {
                 endpoint: Box::default(),
                 base: 0,
                 len: 4096,
+                location: te_core::Location::Host,
                 export: Default::default(),
                 joined: Instant::ZERO,
                 accepts_new: true,

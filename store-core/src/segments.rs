@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use te_core::Instant;
+use te_core::{Instant, Location};
 
 use crate::allocator::{Allocator, AnyAllocator, Block};
 use crate::message::{Export, SegmentInfo};
@@ -53,6 +53,7 @@ pub(crate) struct Segment {
     pub(crate) endpoint: Box<str>,
     pub(crate) base: u64,
     pub(crate) len: u64,
+    pub(crate) location: Location,
     pub(crate) export: Export,
     /// When it was mounted.
     pub(crate) joined: Instant,
@@ -73,6 +74,7 @@ impl Segment {
             endpoint: &self.endpoint,
             base: self.base,
             len: self.len,
+            location: self.location.into(),
             export: self.export,
             used: self.allocator.used_bytes(),
             free_bytes_largest: self.allocator.largest_free(),

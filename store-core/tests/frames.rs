@@ -201,7 +201,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_a_frame_or_an_error_or_want_more(bytes in prop::collection::vec(any::<u8>(), 0..100), good in any::<bool>()) {
-        let mut stream = if good { b"SNWS\x02\0".to_vec() } else { Vec::new() };
+        let mut stream = if good { b"SNWS\x03\0".to_vec() } else { Vec::new() };
         stream.extend(bytes);
         if let Ok(Some((frame, len))) = Frame::parse(&stream) {
             prop_assert_eq!(len, wire::HEADER_BYTES + frame.body.len());

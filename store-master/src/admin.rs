@@ -99,6 +99,8 @@ struct Segment<'a> {
     endpoint: &'a str,
     node: String,
     incarnation: String,
+    /// `*` for host memory, `cpu:N` or `cuda:N` where it is known.
+    location: String,
     capacity_bytes: u64,
     used_bytes: u64,
     /// `active`, or the state of its drain.
@@ -113,6 +115,7 @@ impl<'a> Segment<'a> {
             endpoint: info.endpoint,
             node: node_name(info.node),
             incarnation: info.incarnation.to_string(),
+            location: info.location.to_string(),
             capacity_bytes: info.len,
             used_bytes: info.used,
             state: state.name(),

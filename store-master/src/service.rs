@@ -1,4 +1,4 @@
-//! The serving thread: one loop around one poller, one [`Master`] and its connections.
+//! The serving thread: one loop around one poller, one [`Master`](store_core::Master) and its connections.
 
 use std::fs;
 use std::io;

@@ -517,7 +517,7 @@ impl World {
 }
 
 #[test]
-fn memory_that_was_taken_back_is_used_by_nobody_and_every_revocation_ends() {
+fn memory_that_was_revoked_is_not_used_and_every_revocation_ends() {
     const DEFAULT: std::ops::Range<u64> = 0..400;
     let seeds = seeds(DEFAULT);
     let chosen_by_hand = seeds != DEFAULT;

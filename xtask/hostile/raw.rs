@@ -32,12 +32,12 @@ impl Raw {
 
     pub(crate) fn ask<'a, O: Operation>(
         &mut self,
-        ask: &O::Ask<'_>,
-        items: impl ExactSizeIterator<Item = O::AskItem<'a>>,
+        request: &O::Request<'_>,
+        items: impl ExactSizeIterator<Item = O::RequestItem<'a>>,
     ) -> io::Result<Answer> {
         let mut out = Vec::new();
         self.id += 1;
-        O::encode_request(&mut out, self.id, ask, items).map_err(no_frame)?;
+        O::encode_request(&mut out, self.id, request, items).map_err(no_frame)?;
         self.send(&out)?;
         self.receive()
     }

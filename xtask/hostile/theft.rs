@@ -7,9 +7,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use store_core::message::{
-    Beat, Commit, Export, FetchRequest, FetchTasks, Heartbeat, List, ListQuery, Mount, MountResponse,
-    MountSegment, NewObject, NodeStatus, Operation as _, PutEnd, PutOptions, PutRequest, PutRevoke, PutStart,
-    Revocation, Segments, Unmount, UnmountSegment,
+    Beat, Commit, FetchRequest, FetchTasks, Heartbeat, List, ListQuery, Mount, MountResponse, MountSegment,
+    NewObject, NodeStatus, Operation as _, PutEnd, PutOptions, PutRequest, PutRevoke, PutStart, Revocation,
+    Segments, Unmount, UnmountSegment,
 };
 use store_core::{Incarnation, Key, NodeId};
 

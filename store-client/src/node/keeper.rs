@@ -169,6 +169,7 @@ impl Keeper {
             endpoint: self.engine.name(),
             base: region.addr(),
             len: region.len() as u64,
+            location: region.span().location().into(),
             export: Export { engine: self.engine.incarnation(), region: region.id().to_bits() },
             epoch,
             key: self.key,

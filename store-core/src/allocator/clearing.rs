@@ -1,7 +1,8 @@
-//! What would have to be freed for a block to fit: asked before anything is.
+//! What would have to be freed for a block to fit, determined before anything is freed.
 //!
-//! Blocks that could go are added one by one, in the order in which they should; as soon as some of them, with the free space
-//! between, make a range that is long enough, those alone are named. Nothing is changed.
+//! Blocks that could be freed are added one by one, in the order in which they should be; as soon as some of
+//! them, with the free space between them, make a range that is long enough, those are returned. Nothing is
+//! changed.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -9,14 +10,15 @@ use alloc::vec::Vec;
 use super::slab::Room;
 use super::{AnyAllocator, Block, OffsetAllocator};
 
-/// Blocks of one allocator that could go.
+/// Blocks of one allocator that could be freed.
 #[derive(Debug, Default)]
 pub(crate) struct Clearing {
-    /// Ranges of the offset allocator that could go, by their block, and which of the caller's blocks make them.
+    /// Ranges of the offset allocator that could be freed, by their block, and the caller's blocks in them.
     ranges: BTreeMap<u32, Vec<Block>>,
-    /// The same ranges, joined where they touch, with the free space at their edges: first byte, and the one after the last.
+    /// The same ranges, joined where they touch, with the free space at their edges: first byte, and the one
+    /// after the last.
     runs: BTreeMap<u64, u64>,
-    /// Of slabs that could not go yet, the blocks that could.
+    /// Of slabs that cannot be freed yet, the blocks that could be.
     slabs: BTreeMap<u32, Vec<Block>>,
 }
 
@@ -36,7 +38,7 @@ pub(crate) fn makes_room_alone(allocator: &AnyAllocator, block: Block, len: u64)
     }
 }
 
-/// The range that is free when this block is: the block, and free space below and above it.
+/// The range that is free when this block is: the block, and the free space below and above it.
 fn run_of(space: &OffsetAllocator, block: Block) -> Option<(u64, u64)> {
     let (offset, size) = space.extent(block)?;
     let free = |neighbour: Option<(Block, u64, bool)>| {
@@ -46,8 +48,8 @@ fn run_of(space: &OffsetAllocator, block: Block) -> Option<(u64, u64)> {
 }
 
 impl Clearing {
-    /// Adds a block that could go. Returns blocks, of those that could, that make room for `len` bytes when they are freed;
-    /// `None` when all of them together do not. Nothing was free for `len` before.
+    /// Adds a block that could be freed. Returns blocks among those added that make room for `len` bytes when
+    /// they are freed; `None` when all of them together do not. There must be no room for `len` before.
     pub(crate) fn add(&mut self, allocator: &AnyAllocator, block: Block, len: u64) -> Option<Vec<Block>> {
         match allocator {
             AnyAllocator::Offset(it) => self.range(it, block, Vec::from([block]), len),
@@ -69,7 +71,8 @@ impl Clearing {
         }
     }
 
-    /// Adds a range of the offset allocator that is free once `blocks` are, and looks whether it closed a gap.
+    /// Adds a range of the offset allocator that is free once `blocks` are, and checks whether it closes a
+    /// gap.
     fn range(
         &mut self,
         space: &OffsetAllocator,
@@ -94,12 +97,12 @@ impl Clearing {
         if end - start < len { None } else { self.window(space, block, len) }
     }
 
-    /// The blocks of a range around `block` that is long enough, as few as a walk to both sides finds.
+    /// The blocks of a long enough range around `block`, as few as a walk to both sides finds.
     fn window(&self, space: &OffsetAllocator, block: Block, len: u64) -> Option<Vec<Block>> {
         let mut bytes = space.extent(block)?.1;
         let mut chosen = Vec::from([block.index()]);
         let (mut below, mut above) = (block, block);
-        // Free space first, which costs nothing; then what could go, one at a time.
+        // Free space first, which costs nothing; then blocks that could be freed, one at a time.
         let (mut down, mut up) = (true, true);
         while bytes < len && (down || up) {
             for (edge, open, step) in [
@@ -130,7 +133,7 @@ impl Clearing {
 
 #[cfg(test)]
 mod tests {
-    use te_core::sim::Rng;
+    use te_core::testkit::Rng;
 
     use super::*;
     use crate::allocator::{Allocator as _, AllocatorKind, GRAIN_BYTES};
@@ -186,7 +189,7 @@ mod tests {
                 let found = clearing.add(&allocator, *block, len);
                 assert_eq!(found.is_some(), longest(&blocks, at + 1) >= len, "seed {seed}, block {at}");
                 let Some(found) = found else { continue };
-                assert!(found.contains(block), "seed {seed}: the last block is what closed the gap");
+                assert!(found.contains(block), "seed {seed}: the last block closed the gap");
                 for block in found {
                     allocator.free(block).unwrap();
                 }
@@ -201,7 +204,7 @@ mod tests {
     #[test]
     fn blocks_in_slabs_make_room_too_and_one_alone_is_known_without_a_list() {
         let (mut found_any, mut alone) = (0, 0);
-        for seed in 0..200 {
+        for seed in 0..400 {
             let mut rng = Rng::new(seed);
             let (mut allocator, blocks) = crowded(AllocatorKind::Slab, &mut rng);
             let len = (4 << 10) << rng.range(0..8);

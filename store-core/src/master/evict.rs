@@ -1,7 +1,8 @@
-//! The master's part in eviction: when, how much, and what becomes of the space. Whom is the policy's affair.
+//! The master's part in eviction: when, how much, and what becomes of the space. The policy chooses the
+//! objects.
 //!
-//! Two things start it. Above the high watermark, puts evict a little and timeouts the bulk, down to the low mark; and a put
-//! that finds no room evicts what makes room for it, see `room.rs`.
+//! There are two reasons to evict. Above the high watermark, puts evict a little and timeouts the rest, down
+//! to the low mark; and a put that finds no room evicts what makes room for it, see `room.rs`.
 
 use core::time::Duration;
 
@@ -11,12 +12,13 @@ use super::Master;
 use crate::message::{EvictionReport, Kept, NextVictim, Pin};
 use crate::{ErrorCode, FullKey, Key, TenantNo};
 
-/// How long the watermark waits after it found nothing to evict, before it looks again.
+/// How long eviction at the watermark pauses after it found nothing to evict.
 const EVICTION_RETRY: Duration = Duration::from_millis(10);
 
 impl Master {
-    /// How many keys of a batch to be put, from its beginning, came back soon after they were evicted: all up to the last
-    /// that did, for it could not have been read without those before it. See [`Place::returning`](crate::Place::returning).
+    /// How many keys of a batch to be put, from its beginning, were put again soon after their eviction: all
+    /// keys up to the last such key, for it could not have been read without those before it. See
+    /// [`Place::returning`](crate::Place::returning).
     pub fn returning<'a>(&self, keys: impl Iterator<Item = impl Into<FullKey<'a>>>) -> usize {
         self.objects.returning(keys.map(Into::into))
     }
@@ -51,8 +53,8 @@ impl Master {
         }
     }
 
-    /// Calls `each` for the objects of a tenant that would be evicted next, first the first, until it gives false. Some of them may be
-    /// leased: they would be set aside.
+    /// Calls `each` with the objects of a tenant in the order of eviction, until it returns false. Some of
+    /// them may be leased: they would move to the leased set.
     pub fn next_victims<'a>(
         &'a self,
         now: Instant,
@@ -87,8 +89,8 @@ impl Master {
         Ok(kept.or((self.objects.lease_end(index) > now).then_some(Kept::Leased)))
     }
 
-    /// Whether a tenant may pin so many bytes more for good. Its own share is of its quota; and of what all may pin, what is
-    /// guaranteed to the others remains theirs.
+    /// Whether a tenant may pin `len` bytes more for good. The tenant's share is taken of its quota; and of
+    /// the share of all bytes, the guarantees of the others are kept.
     pub(super) fn may_pin(&self, tenant: TenantNo, len: u64) -> bool {
         let share = self.config.hard_pin_share_max;
         let capacity = self.segments.capacity_bytes();
@@ -107,7 +109,7 @@ impl Master {
         taken + pinned <= most(capacity)
     }
 
-    /// Whether a tenant may have another object of so many bytes, all copies together.
+    /// Whether a tenant may have one more object of `bytes`, all replicas together.
     pub(super) fn has_quota(&self, tenant: TenantNo, bytes: u64) -> bool {
         let held = self.pending_release.charged(tenant) + self.tasks.reserved(tenant);
         self.objects.usage(tenant).has_room(bytes, held)
@@ -138,7 +140,7 @@ impl Master {
                 return;
             }
             if self.evict(now, None).is_none() {
-                // Everything is leased, pinned or being written. What keeps the mark passed may also be held back: then
+                // Everything is leased, pinned or being written, or space above the mark is pending release:
                 // the next put or timeout tries again.
                 self.evicting = false;
                 self.evict_again_at = now + EVICTION_RETRY;
@@ -147,18 +149,20 @@ impl Master {
         }
     }
 
-    /// Evicts one object, of whoever is to give. An extra replica that goes leaves as many objects.
+    /// Evicts one object, of the tenant that has to give. Dropping an extra replica does not change the
+    /// number of objects.
     pub(super) fn evict_one(&mut self, now: Instant, tenant: TenantNo) -> bool {
         let victim = self.next_victim(now, Some(tenant));
         victim.map(|(gives, index)| self.evict_at(gives, index)).is_some()
     }
 
-    /// Objects and bytes of what was evicted, with its group.
+    /// Evicts one object with its group; returns objects and bytes.
     pub(super) fn evict_next(&mut self, now: Instant) -> Option<(u64, u64)> {
         self.evict(now, None).map(|victim| (victim.objects, victim.bytes))
     }
 
-    /// Evicts from the tenant that is furthest above what is guaranteed to it; if none is, from the one whose put it is for.
+    /// Evicts from the tenant that is furthest above its guarantee; if none is above, from the tenant that
+    /// the put is for.
     fn evict(&mut self, now: Instant, tenant: Option<TenantNo>) -> Option<Victim> {
         if let Some((_, bytes)) = self.shed_extra(now, |_, _| true) {
             return Some(Victim { bytes, objects: 0 });
@@ -170,14 +174,14 @@ impl Master {
         victim.map(|(gives, index)| self.evict_at(gives, index))
     }
 
-    /// Eviction was wanted, and nothing could go.
+    /// Notes that eviction was wanted and nothing could be evicted.
     pub(super) fn note_starved(&mut self) {
         self.stats.evictions_starved_total += u64::from(!self.starved);
         self.starved = true;
     }
 
-    /// Who is to go next, and whose it is: of the tenant that is furthest above what is guaranteed to it, as long as it does
-    /// not fall below that; else of the one whose put it is for. It goes when [`Self::evict_at`] says so.
+    /// The next object to evict, and its tenant: of the tenant that is furthest above its guarantee, as long
+    /// as it does not fall below it; else of the tenant that the put is for. [`Self::evict_at`] evicts it.
     pub(super) fn next_victim(&mut self, now: Instant, tenant: Option<TenantNo>) -> Option<(TenantNo, u32)> {
         self.objects.settle(now);
         if self.objects.is_single() {
@@ -197,7 +201,7 @@ impl Master {
         Some((tenant, self.victim_of(now, tenant)?))
     }
 
-    /// Whom a tenant's policy wants to go first, of those that nobody may be reading.
+    /// The object that a tenant's policy evicts next, of those that are not leased.
     pub(super) fn victim_of(&mut self, now: Instant, tenant: TenantNo) -> Option<u32> {
         self.objects.victim(now, tenant, self.config.evictions_per_call_max)
     }
@@ -223,7 +227,7 @@ impl Master {
     }
 }
 
-/// What was evicted.
+/// The objects that were evicted together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Victim {
     pub(super) bytes: u64,

@@ -5,7 +5,7 @@
 //! requests it is told which node has it, and nothing changes. What a node mounted under lower incarnations
 //! is dropped when the node mounts under a higher one, and never otherwise.
 
-use te_core::Instant;
+use te_core::{Instant, Location};
 
 use super::{Master, millis};
 use crate::allocator::{Allocator, GRAIN_BYTES};
@@ -44,6 +44,7 @@ impl Master {
         segment: &MountSegment<'_>,
         session: u64,
     ) -> Result<MountResponse<'_>, ErrorCode> {
+        let location = Location::try_from(segment.location)?;
         self.check_mount(now, segment)?;
         if let Some((no, silent_ms)) = self.holder_of(now, segment) {
             return Ok(self.refuse_held(segment, no, silent_ms));
@@ -78,6 +79,7 @@ impl Master {
             endpoint: segment.endpoint.into(),
             base: segment.base,
             len: segment.len,
+            location,
             export: segment.export,
             joined: now,
             accepts_new: true,
@@ -325,6 +327,7 @@ fn is_same(old: &Segment, segment: &MountSegment<'_>) -> bool {
     old.node == segment.node
         && old.base == segment.base
         && old.len == segment.len
+        && Ok(old.location) == Location::try_from(segment.location)
         && old.export == segment.export
         && *old.endpoint == *segment.endpoint
 }

@@ -1,11 +1,11 @@
-//! Room for a new object: where it may go, and whom it may push out.
+//! Room for a new object: where it can be placed, and what can be evicted for it.
 //!
-//! Nothing is evicted before it is known that the put will have its place then. So a wish that cannot be fulfilled (every
-//! segment is excluded, or closed, or too small; the quota is pinned; what could go is not where the object may be) costs
-//! nobody anything, and is told why.
+//! Nothing is evicted before it is known that the put will get a place. So a put that cannot succeed (every
+//! segment is excluded, or closed, or too small; the quota is pinned; the objects that could be evicted are
+//! on other segments) changes nothing, and the error says why.
 //!
 //! ```text
-//!   any segment at all that the wish allows? ─ no ─▶ why not
+//!   any segment that the put allows?  ─ no ─▶ the error
 //!        │ yes
 //!   free space ─▶ the next victim, where it makes room ─▶ space that is spared (slow start, out of reach)
 //!                      ─▶ victims in the order of eviction, of which some make a range that is long enough
@@ -31,34 +31,37 @@ use crate::placement::{PlaceRequest, Spared};
 use crate::segments::{HELD, Placed, Segments};
 use crate::{ErrorCode, Placement, SegmentNo, TenantNo};
 
-/// Objects that are looked at, in the order of eviction, for some that make a range together.
+/// Objects that are examined, in the order of eviction, to find some that make a range together.
 const LOOKS_MAX: u32 = 4_096;
 
-/// Bytes that are evicted of what was passed over: at most this multiple of the length that had no room. Long objects that follow
-/// short ones then mostly find free room, and a put looks at few objects that earlier puts looked at in vain.
+/// Limit on the bytes of passed-over objects that are evicted, as a multiple of the length that had no room.
+/// Long objects that follow short ones then mostly find free room, and a put examines few objects that
+/// earlier puts have examined without success.
 const PASSED_FACTOR: u64 = 3;
-/// And at most this part of the pool.
+/// A further limit on these bytes, as a part of the capacity.
 const PASSED_POOL_DIVISOR: u64 = 64;
 
-/// Objects that a put evicts because there are as many as may be, or as much is known of them: keys differ in length.
+/// Objects that one put evicts because the limit on objects or on metadata is reached: keys differ in length.
 const EVICTIONS_FOR_COUNT_MAX: usize = 8;
 
-/// What a put still has to evict, once it has a place, so that its tenant and the store stay within their limits.
+/// What a put still has to evict, once it has a place, so that its tenant and the store stay within their
+/// limits.
 #[derive(Debug, Default)]
 pub(super) struct Price {
-    /// Objects of the tenant's own, and their generations, that are enough for its quota. None: it has room.
+    /// Objects of the tenant, with their generations, that are enough for its quota. Empty: the quota has
+    /// room.
     own: Vec<(u32, u64)>,
-    /// There are as many objects as may be.
+    /// The limit on objects or on metadata is reached.
     count: bool,
 }
 
-/// What makes room for a put that no single object makes room for.
+/// The eviction that makes room for a put for which no single object does.
 struct Cleared {
-    /// The segment.
+    /// The segment that gets room.
     no: SegmentNo,
     /// Blocks of the segment that make room when they are freed.
     blocks: Vec<Block>,
-    /// Objects that stand before the last of them in the policy's order, and their generations.
+    /// Objects before the last of these in the policy's order, with their generations.
     passed: Vec<(u32, u64)>,
 }
 
@@ -69,11 +72,12 @@ impl Price {
 }
 
 impl Master {
-    /// What has to go for the quota and the number of objects, if it can go. Nothing goes yet.
+    /// Determines what has to be evicted for the quota and the number of objects, and whether it can be.
+    /// Nothing is evicted yet.
     ///
     /// # Errors
-    /// `TenantQuotaExceeded`: the object is larger than all its tenant may have, or not enough of the tenant's can go;
-    /// `KeysUltraLimit`, `MetadataFull`: there are as many objects as may be, or they take as much memory, and none can go.
+    /// `TenantQuotaExceeded`: the object is larger than the quota, or not enough of the tenant's objects can
+    /// be evicted; `KeysUltraLimit`, `MetadataFull`: a limit is reached, and nothing can be evicted.
     pub(super) fn price(&mut self, now: Instant, tenant: TenantNo, len: u64) -> Result<Price, ErrorCode> {
         let bytes = charge(stored_len(len), 1);
         let own = if self.has_quota(tenant, bytes) {
@@ -102,14 +106,14 @@ impl Master {
         Ok(Price { own, count })
     }
 
-    /// Evicts what [`Self::price`] said, now that the put has its place.
+    /// Evicts what [`Self::price`] determined, now that the put has its place.
     pub(super) fn pay(&mut self, now: Instant, tenant: TenantNo, len: u64, price: &Price) {
         let bytes = charge(stored_len(len), 1);
         for (index, generation) in &price.own {
             if self.has_quota(tenant, bytes) {
                 break;
             }
-            // Some may have made room for the put already.
+            // Some of them may have been evicted already, to make room for the put.
             if self.is_there(*index, *generation) {
                 self.evict_at(tenant, *index);
             }
@@ -122,7 +126,7 @@ impl Master {
         }
     }
 
-    /// Memory that objects, unfinished puts and leases that can be given back need, bytes.
+    /// Memory of objects, unfinished puts and leases that can be returned, bytes.
     fn metadata_bytes(&self) -> u64 {
         (self.objects.live_bytes() + self.writers.live_bytes() + self.lease_bytes) as u64
     }
@@ -146,25 +150,25 @@ impl Master {
         let placement = &options.placement;
         let mut near = Short::of(SegmentNo::NONE);
         if let Some(node) = placement.near.and_then(|node| self.nodes.get(node)) {
-            // The first will do: a node has one segment as a rule.
+            // The first segments are enough: a node usually has one.
             let _ = node.segments.iter().try_for_each(|no| near.push(*no));
         }
-        let mut ask = PlaceRequest { now, len, tag: HELD, placement, near, spared: Spared::Alone };
+        let mut request = PlaceRequest { now, len, tag: HELD, placement, near, spared: Spared::Alone };
         let mut placed = Short::new();
-        let first = match self.segments.place(&ask, &[]) {
+        let first = match self.segments.place(&request, &[]) {
             Some(first) => first,
             None => self.place_by_eviction(now, tenant, len, placement, price)?,
         };
         let _ = placed.push(first);
-        // Further replicas are a wish: nothing is evicted for them.
+        // Further replicas are optional: nothing is evicted for them.
         while placed.len() < usize::from(options.replicas)
             && self.has_quota(tenant, charge(len, placed.len() + 1))
         {
-            ask.spared = Spared::Alone;
-            let mut next = self.segments.place(&ask, &placed);
+            request.spared = Spared::Alone;
+            let mut next = self.segments.place(&request, &placed);
             if next.is_none() {
-                ask.spared = Spared::New;
-                next = self.segments.place(&ask, &placed);
+                request.spared = Spared::New;
+                next = self.segments.place(&request, &placed);
             }
             let Some(next) = next else { break };
             let _ = placed.push(next);
@@ -181,7 +185,7 @@ impl Master {
         price: &Price,
     ) -> Result<Placed, ErrorCode> {
         self.segments.could_hold(len, placement)?;
-        let ask = |spared| PlaceRequest {
+        let request = |spared| PlaceRequest {
             now,
             len,
             tag: HELD,
@@ -189,37 +193,38 @@ impl Master {
             near: Short::of(SegmentNo::NONE),
             spared,
         };
-        if let Some(placed) = self.place_at_next_victim(now, tenant, &ask(Spared::Alone), price) {
+        if let Some(placed) = self.place_at_next_victim(now, tenant, &request(Spared::Alone), price) {
             return Ok(placed);
         }
-        // There is room, but where it should not go yet: better than to evict what would not help.
-        if let Some(placed) = self.segments.place(&ask(Spared::New), &[]) {
+        // Space that should be spared is better than an eviction that would not help.
+        if let Some(placed) = self.segments.place(&request(Spared::New), &[]) {
             return Ok(placed);
         }
-        if let Some(Cleared { no, blocks, passed }) = self.clearing(now, tenant, &ask(Spared::New), price) {
+        if let Some(Cleared { no, blocks, passed }) = self.clearing(now, tenant, &request(Spared::New), price)
+        {
             self.evict_blocks(now, no, &blocks);
-            let placed = self.segments.place_on(no, &ask(Spared::New));
+            let placed = self.segments.place_on(no, &request(Spared::New));
             self.evict_passed(now, no, len, &passed);
             if let Some(placed) = placed {
                 return Ok(placed);
             }
         }
-        self.segments.place(&ask(Spared::All), &[]).ok_or(ErrorCode::NoAvailableHandle)
+        self.segments.place(&request(Spared::All), &[]).ok_or(ErrorCode::NoAvailableHandle)
     }
 
-    /// The common case, a store that is full of objects of about one length: the next victim alone makes room. With an extra
-    /// replica that nobody reads it is that.
+    /// The usual case, a store that is full of objects of similar length: the next victim alone makes room.
+    /// If there is an extra replica that is not leased, it is the next victim.
     fn place_at_next_victim(
         &mut self,
         now: Instant,
         tenant: TenantNo,
-        ask: &PlaceRequest<'_>,
+        request: &PlaceRequest<'_>,
         price: &Price,
     ) -> Option<Placed> {
-        if let Some((was, _)) = self.shed_extra(now, |segments, extra| makes_room(segments, extra, ask)) {
-            return self.segments.place_on(was.segment, ask);
+        if let Some((was, _)) = self.shed_extra(now, |segments, extra| makes_room(segments, extra, request)) {
+            return self.segments.place_on(was.segment, request);
         }
-        // Whoever has to give up something of its own in any case gives it here.
+        // A tenant that has to give up an object of its own in any case gives it here.
         let own = price.is_own().then_some(tenant);
         let (gives, index) = match own {
             Some(own) => (own, self.victim_of(now, own)?),
@@ -235,22 +240,24 @@ impl Master {
             return None;
         }
         let mut replicas = self.objects.entry(index).replicas.as_slice().iter();
-        let no = replicas.find(|placed| makes_room(&self.segments, placed, ask))?.segment;
+        let no = replicas.find(|placed| makes_room(&self.segments, placed, request))?.segment;
         let victim = self.evict_at(gives, index);
         self.report.evicted_for_room_total += victim.objects;
-        self.segments.place_on(no, ask)
+        self.segments.place_on(no, request)
     }
 
-    /// Blocks of one segment, of objects that may go for this tenant's put, that make room when they are freed.
+    /// Blocks of one segment, of objects that can be evicted for this tenant's put, that make room when they
+    /// are freed.
     fn clearing(
         &mut self,
         now: Instant,
         tenant: TenantNo,
-        ask: &PlaceRequest<'_>,
+        request: &PlaceRequest<'_>,
         price: &Price,
     ) -> Option<Cleared> {
         self.objects.settle(now);
-        // First its own, if it has to give in any case; then whoever has most above what is guaranteed to it.
+        // First the tenant's own objects, if it has to give in any case; then those of the tenants furthest
+        // above their guarantees.
         let mut givers = Vec::new();
         if price.is_own() {
             givers.push(tenant);
@@ -277,13 +284,13 @@ impl Master {
                 let Some(rest) = left.checked_sub(self.objects.charge_with_group(index)) else { return true };
                 left = rest;
                 for placed in self.objects.entry(index).replicas.as_slice() {
-                    if !self.segments.would_serve(placed.segment, ask) {
+                    if !self.segments.would_serve(placed.segment, request) {
                         continue;
                     }
                     let Some(allocator) = self.segments.allocator(placed.segment) else { continue };
                     let clearing = clearings.entry(placed.segment).or_default();
                     found = clearing
-                        .add(allocator, placed.block(), ask.len)
+                        .add(allocator, placed.block(), request.len)
                         .map(|blocks| (placed.segment, blocks));
                     if found.is_some() {
                         return false;
@@ -304,18 +311,19 @@ impl Master {
 
     fn evict_blocks(&mut self, now: Instant, no: SegmentNo, blocks: &[Block]) {
         for block in blocks {
-            // One that went with its group is not there any more.
+            // An object that was evicted with its group is gone.
             let Some(index) = self.segments.allocator(no).and_then(|allocator| allocator.tag(*block)) else {
                 continue;
             };
-            debug_assert!(self.objects.lease_end(index) <= now, "only what nobody reads was chosen");
+            debug_assert!(self.objects.lease_end(index) <= now, "a leased object was chosen");
             let victim = self.evict_at(self.objects.entry(index).tenant, index);
             self.report.evicted_for_room_total += victim.objects;
         }
     }
 
-    /// Evicts what [`Self::clearing`] passed over on this segment, in the policy's order, up to a bound in bytes. These objects
-    /// are the next victims in any case, and each further put of this length would look at them again.
+    /// Evicts what [`Self::clearing`] passed over on this segment, in the policy's order, up to a limit in
+    /// bytes. These objects are the next victims in any case, and each further put of this length would
+    /// examine them again.
     fn evict_passed(&mut self, now: Instant, no: SegmentNo, len: u64, passed: &[(u32, u64)]) {
         let of_pool = self.segments.capacity_bytes() / PASSED_POOL_DIVISOR;
         let mut left = len.saturating_mul(PASSED_FACTOR).min(of_pool);
@@ -335,7 +343,8 @@ impl Master {
         }
     }
 
-    /// Bytes that a tenant can lose to a put of `asker`'s: what is guaranteed to it stays, to the byte, but for its own puts.
+    /// Bytes that a tenant can lose to a put of `asker`: exactly its guarantee stays, except for its own
+    /// puts.
     pub(super) fn spare(&self, giver: TenantNo, asker: TenantNo) -> u64 {
         let usage = self.objects.usage(giver);
         if giver == asker || self.objects.is_single() {
@@ -345,7 +354,7 @@ impl Master {
         }
     }
 
-    /// Objects of a tenant that can go, enough of them that it may have `bytes` more, and one more object.
+    /// Objects of a tenant that can be evicted, enough for `bytes` more and one more object.
     fn own_to_give(&mut self, now: Instant, tenant: TenantNo, bytes: u64) -> Option<Vec<(u32, u64)>> {
         let usage = *self.objects.usage(tenant);
         if bytes > usage.quota_bytes || usage.quota_objects == 0 {
@@ -372,10 +381,10 @@ impl Master {
     }
 }
 
-/// Whether there is room for what is asked when this replica alone goes.
-fn makes_room(segments: &Segments, placed: &Placed, ask: &PlaceRequest<'_>) -> bool {
-    segments.would_serve(placed.segment, ask)
+/// Whether there is room for the request when this replica alone is dropped.
+fn makes_room(segments: &Segments, placed: &Placed, request: &PlaceRequest<'_>) -> bool {
+    segments.would_serve(placed.segment, request)
         && segments
             .allocator(placed.segment)
-            .is_some_and(|allocator| makes_room_alone(allocator, placed.block(), ask.len))
+            .is_some_and(|allocator| makes_room_alone(allocator, placed.block(), request.len))
 }

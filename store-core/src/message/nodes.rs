@@ -6,7 +6,7 @@ use super::HOSTS_MAX;
 use crate::codec::{Key, Short};
 use crate::tenant::DEFAULT_TENANT;
 use crate::wire::VERSION;
-use crate::{ErrorCode, Incarnation, NodeId, SegmentNo};
+use crate::{ErrorCode, Incarnation, MemoryLocation, NodeId, SegmentNo};
 
 /// The greeting of a client or a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +94,8 @@ pub struct MountSegment<'a> {
     pub base: u64,
     /// Length of the segment, bytes.
     pub len: u64,
+    /// Where its memory is, and with that the kind of the memory.
+    pub location: MemoryLocation,
     /// The export of the transfer engine that the segment is.
     pub export: Export,
     /// The master's [`Welcome::epoch`] when the memory was exported. A master of another epoch refuses the
@@ -248,6 +250,8 @@ pub struct SegmentInfo<'a> {
     pub base: u64,
     /// Length of the segment, bytes.
     pub len: u64,
+    /// Where its memory is, and with that the kind of the memory.
+    pub location: MemoryLocation,
     /// The export of the transfer engine that the segment is.
     pub export: Export,
     /// Bytes that are allocated or pending release.

@@ -204,7 +204,7 @@ fn a_history_over_the_limits_is_refused_with_that_reason() {
 /// of effect, then only the requests and responses are kept.
 #[test]
 fn what_a_real_store_answers_is_always_explained() {
-    let mut rng = te_core::sim::Rng::new(1);
+    let mut rng = te_core::testkit::Rng::new(1);
     for _ in 0..300 {
         let mut object = None;
         let mut puts = 0;

@@ -13,7 +13,7 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Frame, FullKey, Items, Key, Kind, SegmentNo, TenantNo};
 use te_core::Instant;
-use te_core::sim::Rng;
+use te_core::testkit::Rng;
 
 use crate::checker::{Request, Response};
 use crate::client::Client;
@@ -433,11 +433,14 @@ impl Core {
     }
 
     /// The request that the driver of the master passes on instead of this one, if it lies.
-    pub(crate) fn falsified(&self, request: &Frame<'_>) -> Option<Vec<u8>> {
+    pub(crate) fn falsified(&self, from: Party, request: &Frame<'_>) -> Option<Vec<u8>> {
         if request.header.kind != Kind::RemoveMany as u8 || !self.lies.contains(Lies::SPARE) {
             return None;
         }
         let (query, _) = RemoveMany::decode_request(request.body).unwrap();
+        let wanted = self.there(self.tenant_of(from), Wanted::of_pattern(query.pattern));
+        // Where nothing is leased, force would be noticed by what it does to unfinished puts.
+        wanted.values().find_map(|generation| self.shadow.lease_on(self.now, *generation))?;
         let (mut out, forced) = (Vec::new(), RemoveQuery { force: true, ..query });
         RemoveMany::encode_request(&mut out, request.header.request_id, &forced, core::iter::empty())
             .unwrap();

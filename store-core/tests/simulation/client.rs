@@ -11,7 +11,8 @@ use store_core::message::{
     TaskState,
 };
 use store_core::{ErrorCode, Frame, Key, Kind, NodeId, Placement, SegmentNo, TaskId};
-use te_core::sim::{Rng, SimTransport};
+use te_core::sim::SimTransport;
+use te_core::testkit::Rng;
 use te_core::{Instant, Memory as _, Outcome, RegionId, RemoteRegionId, Slice, Token, Transport};
 
 use crate::bulk::Bulk;
@@ -242,7 +243,7 @@ impl Client {
         self.began = self.clock.shows(core.now);
         self.asked.clear();
         if std::mem::take(&mut self.expelled) {
-            self.engine = rng.next_u64() | 1;
+            self.engine = rng.next() | 1;
             self.transport.set_identity(self.engine);
         }
         let inherited = self.inherited.take();

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use te_core::Instant;
-use te_core::sim::Rng;
+use te_core::testkit::Rng;
 
 /// Largest error of a clock's rate, parts per million.
 pub(crate) const DRIFT_PPM_MAX: u64 = 10_000;

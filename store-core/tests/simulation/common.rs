@@ -7,7 +7,8 @@ use store_core::message::{ExpulsionEnd, FetchRequest, Greeting, Hello, Operation
 use store_core::wire::VERSION;
 use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session, TaskId};
 use te_core::Instant;
-use te_core::sim::{NodeId, Rng, SimNet};
+use te_core::sim::{NodeId, SimNet};
+use te_core::testkit::Rng;
 
 use crate::bulk::Places;
 use crate::checker::History;
@@ -459,7 +460,7 @@ impl Core {
         self.places = self.places_of(from, &request);
         self.overdo(from, &request);
         let now = self.shown();
-        let falsified = self.falsified(&request);
+        let falsified = self.falsified(from, &request);
         let passed_on = falsified.as_deref().map_or(request, |bytes| Frame::parse(bytes).unwrap().unwrap().0);
         self.master.handle(now, &mut session, &passed_on, &mut out);
         self.sessions.insert((from, life), session);

@@ -186,13 +186,13 @@ impl World {
             0 => generation,
             1 => rng.below(2).wrapping_neg(),
             2 if !former => others.unwrap_or(known ^ 1),
-            _ => rng.next_u64(),
+            _ => rng.next(),
         };
         let (tenant, key) = split_key(&key);
         let who = if rng.below(3) == 0 { rng.index(TENANTS.len()) } else { tenant };
         let (key, mut out) = (Key(key), Vec::new());
         if rng.below(3) == 0 {
-            let commit = Commit { key, generation, handle, checksum: rng.next_u64() as u32 };
+            let commit = Commit { key, generation, handle, checksum: rng.next() as u32 };
             PutEnd::encode_request(&mut out, 1, &(), [commit].into_iter()).unwrap();
         } else {
             let revocation = Revocation { key, generation, handle, quiet: rng.below(4) > 0 };
@@ -231,7 +231,7 @@ impl World {
             _ if self.core.lies.contains(Lies::KEY) => current,
             0 => 0,
             1 if latest && former != current => former,
-            _ => rng.next_u64() & !1,
+            _ => rng.next() & !1,
         };
         let incarnation = match rng.below(6) {
             0 => 1,

@@ -106,12 +106,7 @@ fn by_hand(default: Range<u64>) -> bool {
 
 /// The first violation that a broken system shows within `seeds` seeds.
 fn first_violation(seeds: u64, scenario: &Scenario) -> Option<Violation> {
-    (0..seeds).find_map(|seed| first_violation_of(seed, scenario))
-}
-
-/// The first violation that a broken system shows with this seed.
-fn first_violation_of(seed: u64, scenario: &Scenario) -> Option<Violation> {
-    World::new(seed, scenario.clone()).run().err()
+    (0..seeds).find_map(|seed| World::new(seed, scenario.clone()).run().err())
 }
 
 /// All faults, and every client receives true responses.
@@ -199,9 +194,9 @@ fn shared_and_bulk(sum: &Report) {
     let shared = [sum.parts, sum.parts_of_many, sum.refused, sum.audits];
     assert!(shared.iter().all(|count| *count > 100), "{sum:?}");
     assert!(sum.foreign > 50 && sum.tasks.extras_shed_total > 50, "{sum:?}");
-    let bulk = [sum.listings, sum.listed, sum.sweeps, sum.swept, sum.spared, sum.cleared, sum.cleared_last];
+    let bulk = [sum.listings, sum.listed, sum.sweeps, sum.swept, sum.cleared, sum.cleared_last];
     assert!(bulk.iter().all(|count| *count > 100), "{sum:?}");
-    assert!(sum.cleared - sum.cleared_last > 50, "{sum:?}");
+    assert!(sum.cleared - sum.cleared_last > 50 && sum.spared > 5, "{sum:?}");
     assert!(sum.settings > 1_000 && sum.lowered > 100, "{sum:?}");
 }
 
@@ -492,10 +487,8 @@ fn when_a_removal_of_many_removes_something_else_besides_that_is_noticed() {
 #[test]
 fn when_a_removal_of_many_does_not_spare_what_is_leased_that_is_noticed() {
     let scenario = Scenario { lies: Lies::SPARE, ..Scenario::stormy() };
-    // A removal with force may also be noticed by its count, when it removed what was being written.
-    let noticed =
-        |seed| matches!(first_violation_of(seed, &scenario), Some(Violation::RemovedWhileLeased(_)));
-    assert!((0..20).any(noticed));
+    let found = first_violation(100, &scenario);
+    assert!(matches!(found, Some(Violation::RemovedWhileLeased(_))), "{found:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Memory that the simulated fabric writes, and the bytes that belong in it.
 
 use store_core::chunks::{CHUNK_BYTES, ChunkSums};
-use te_core::sim::Rng;
+use te_core::testkit::Rng;
 use te_core::{MemSpan, VolatileSpan};
 
 /// Bytes that are only ever accessed through a volatile view.

@@ -6,7 +6,7 @@
 use store_core::chunks::stored_len;
 use store_core::message::{Operation, TaskQuery, TenantSet, TenantSetting, TenantUsage};
 use store_core::{ErrorCode, Frame, MasterConfig, Session, TenantConfig};
-use te_core::sim::Rng;
+use te_core::testkit::Rng;
 
 use crate::common::{Core, Event};
 use crate::scenario::{Lies, NODES, TENANTS};

@@ -8,7 +8,8 @@ use store_core::{
     AllocationStrategy, AllocatorKind, EvictionPolicy, MasterConfig, ReplicationConfig, ReplicationMode,
     Stats, TaskConfig, TenantConfig,
 };
-use te_core::sim::{LinkConfig, Rng};
+use te_core::sim::LinkConfig;
+use te_core::testkit::Rng;
 
 pub(crate) const NODES: usize = 3;
 /// The last one is [`CHILD`].

@@ -5,7 +5,7 @@ use std::fmt;
 
 use store_core::SegmentNo;
 use te_core::Instant;
-use te_core::sim::Rng;
+use te_core::testkit::Rng;
 
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use store_core::SegmentNo;
 use store_core::message::{Evict, SegmentOrder, SegmentState, UnmountSegment};
-use te_core::sim::{LinkConfig, Rng};
+use te_core::sim::LinkConfig;
+use te_core::testkit::Rng;
 
 use crate::common::{Event, Partition, Party};
 use crate::scenario::{CHILD, CLIENTS, LATE_MAX, NODES};

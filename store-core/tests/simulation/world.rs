@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use te_core::Instant;
-use te_core::sim::{NodeId, Rng, SimConfig, SimNet};
+use te_core::sim::{NodeId, SimConfig, SimNet};
+use te_core::testkit::Rng;
 
 use crate::client::Client;
 use crate::clock::Wall;
@@ -47,7 +48,7 @@ impl World {
         let mut rng = Rng::new(seed);
         let mut config = SimConfig::CALM;
         config.link = scenario.link;
-        let net = SimNet::new(rng.next_u64(), config);
+        let net = SimNet::new(rng.next(), config);
         let mut core = Core::new(scenario, net.clone(), rng.fork());
         let wall = if core.scenario.clocks { Wall::random(&mut rng, true) } else { Wall::default() };
         let clock = core.random_clock(&mut rng);

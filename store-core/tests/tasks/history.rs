@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use store_core::message::*;
 use store_core::{ErrorCode, MasterConfig, ReplicationMode, SegmentNo, TaskId};
-use te_core::sim::Rng;
+use te_core::testkit::Rng;
 
 use crate::hot::hot;
 use crate::store::*;

@@ -129,7 +129,7 @@ fn tenants_that_cannot_be_are_no_configuration() {
     }
     assert!(fails(config(&[tenant("a"), tenant("b"), tenant("a")])).contains("twice"));
     let greedy = TenantConfig { quota_bytes: Some(1), guaranteed_bytes: 2, ..tenant("a") };
-    assert!(fails(config(&[greedy])).contains("within the quota"));
+    assert!(fails(config(&[greedy])).contains("must not exceed the quota"));
     assert!(fails(MasterConfig { multi_tenants: false, ..config(&[tenant("a")]) }).contains("multi_tenants"));
     assert!(
         fails(MasterConfig { tenants_max: 2, ..config(&[tenant("a"), tenant("b")]) }).contains("tenants_max")

@@ -49,7 +49,6 @@ use crate::Instant;
 use lock::SpinLock;
 use world::World;
 
-pub use crate::testkit::Rng;
 pub use config::{LinkConfig, SimConfig};
 pub use transport::SimTransport;
 

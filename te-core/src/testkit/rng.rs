@@ -49,12 +49,6 @@ impl Rng {
         result
     }
 
-    /// The same as [`next`](Self::next), for callers that have not been renamed yet.
-    #[doc(hidden)]
-    pub const fn next_u64(&mut self) -> u64 {
-        self.next()
-    }
-
     /// A number below `n`; 0 when `n` is 0.
     pub const fn below(&mut self, n: u64) -> u64 {
         // Lemire's multiplication. Its bias of n / 2^64 does not matter here.

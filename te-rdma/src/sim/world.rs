@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use te_core::sim::Rng;
+use te_core::testkit::Rng;
 use te_core::{Error, MemSpan};
 
 use super::config::{DeviceConfig, LinkConfig, Pace, Refusal, SimConfig, SimCounters, errno};
@@ -257,7 +257,7 @@ impl World {
         address: u64,
         access: MrAccess,
     ) -> Result<Registration, Error> {
-        let first_tag = self.rng.next_u64() as u8;
+        let first_tag = self.rng.next() as u8;
         let device = &mut self.devices[device];
         device.check_alive()?;
         if let Some(code) = take_fault(&mut device.faults.registrations) {

@@ -18,8 +18,7 @@ const THINGS: &str = "object peer slice call GiB MiB KiB byte client node reques
     region rail poll thread process item block piece chunk operation packet seed run round line turn put get test \
     entry replica";
 /// Words that end a phrase.
-const ENDINGS: &str =
-    "and or at on in for with over of as is are while when beside than where by from to here but";
+const ENDINGS: &str = "and or at on in for with over of as while when beside than where by from to here but";
 
 /// This file: it has examples.
 const EXEMPT: &str = "xtask/src/tidy/per.rs";
@@ -101,6 +100,7 @@ mod tests {
             "/// The bytes a peer may write.",
             "/// The bytes a request touches, and",
             "// the keys a client",
+            "// the tenant whose objects a request is about",
             "it sends a request, and",
             "the peer requests a region, and",
             "the two, a second and a third",

@@ -496,11 +496,12 @@ mod tests {
 
     #[test]
     fn a_segment_that_goes_before_it_is_drained_is_missed() {
-        let drain = |segment, state| DrainInfo { segment, state, ..DrainInfo::default() };
+        let drain =
+            |segment, state| DrainInfo { segment: SegmentNo::new(segment), state, ..DrainInfo::default() };
         let last = [drain(1, SegmentState::Drained), drain(2, SegmentState::Draining)];
         assert_eq!(gone(&last, &last), None);
         assert_eq!(gone(&last, &last[1..]), None, "it was empty");
-        assert_eq!(gone(&last, &last[..1]), Some(2));
+        assert_eq!(gone(&last, &last[..1]), Some(SegmentNo::new(2)));
         assert_eq!(gone(&last, &[last[0], drain(2, SegmentState::Drained)]), None);
     }
 

@@ -91,7 +91,7 @@ a
   skip  x, z: no card
   skip  y: unknown
 
-1 failed, 0 to look at.
+1 failed, 0 warned.
 ";
         assert_eq!(text, expected);
     }
