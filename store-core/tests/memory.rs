@@ -18,7 +18,7 @@ static LIVE: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size(), Ordering::Relaxed);
-        // The caller's promise, passed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { System.alloc(layout) }
     }
 

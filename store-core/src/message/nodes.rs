@@ -101,7 +101,7 @@ pub struct MountSegment<'a> {
     /// The master's [`Welcome::epoch`] when the memory was exported. A master of another epoch refuses the
     /// mount with `IllegalClient`, because clients of the previous one could still write to the memory.
     pub epoch: u64,
-    /// A random number that the node chose when it started and sends to nobody but the master. All later
+    /// A random number that the node chose when it started and sends only to the master. All later
     /// requests of the node carry it: it proves that they come from the node.
     pub key: u64,
     /// Take the name, or the node's number, from a node that is still alive. For an operator who knows that

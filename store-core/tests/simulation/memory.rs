@@ -42,7 +42,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // From `Box::into_raw`; transports are dropped first, so the fabric is done with it.
+        // SAFETY: from `Box::into_raw`; transports are dropped first, so the fabric is done with it.
         drop(unsafe { Box::from_raw(self.bytes) });
     }
 }

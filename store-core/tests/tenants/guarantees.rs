@@ -5,6 +5,11 @@ use store_core::{FullKey, Master, MasterConfig, TenantConfig, TenantNo};
 
 use crate::common::*;
 
+/// A key of the tenant with this number.
+fn of(tenant: u16, key: &str) -> FullKey<'_> {
+    FullKey { tenant: TenantNo::new(tenant), key: key.as_bytes() }
+}
+
 fn guaranteed(name: &str, objects: u64) -> TenantConfig {
     TenantConfig { guaranteed_bytes: objects * GRAIN, ..tenant(name) }
 }
@@ -130,19 +135,13 @@ fn a_tenant_within_its_guarantee_loses_nothing_whatever_another_does() {
                     };
                     let _ = store(&mut master, ms, 2, &key, &options);
                     if draw(3) == 0 {
-                        let _ = master.get(at(ms), FullKey { tenant: TenantNo::new(2), key: key.as_bytes() });
+                        let _ = master.get(at(ms), of(2, &key));
                     }
                 }
                 6 => {
                     if modest.len() == 16 {
                         let gone = modest.swap_remove(draw(16) as usize);
-                        master
-                            .remove(
-                                at(ms),
-                                FullKey { tenant: TenantNo::new(1), key: gone.as_bytes() },
-                                RemoveMode::Force,
-                            )
-                            .unwrap();
+                        master.remove(at(ms), of(1, &gone), RemoveMode::Force).unwrap();
                     }
                     if store(&mut master, ms, 1, &key, &PLAIN).is_ok() {
                         modest.push(key);
@@ -150,26 +149,19 @@ fn a_tenant_within_its_guarantee_loses_nothing_whatever_another_does() {
                     }
                     // When everything that the other tenant has is leased, pinned or being written, this one
                     // evicts its own objects.
-                    modest.retain(|key| {
-                        master.exists(FullKey { tenant: TenantNo::new(1), key: key.as_bytes() })
-                    });
+                    modest.retain(|key| master.exists(of(1, &key)));
                 }
                 7 => {
-                    let _ = master.put_start(
-                        at(ms),
-                        FullKey { tenant: TenantNo::new(2), key: key.as_bytes() },
-                        GRAIN,
-                        &PLAIN,
-                    );
+                    let _ = master.put_start(at(ms), of(2, &key), GRAIN, &PLAIN);
                 }
                 8 if !modest.is_empty() => {
                     let key = &modest[draw(modest.len() as u64) as usize];
-                    master.get(at(ms), FullKey { tenant: TenantNo::new(1), key: key.as_bytes() }).unwrap();
+                    master.get(at(ms), of(1, &key)).unwrap();
                 }
                 _ => master.handle_timeout(at(ms)),
             }
             for key in &modest {
-                let there = master.exists(FullKey { tenant: TenantNo::new(1), key: key.as_bytes() });
+                let there = master.exists(of(1, &key));
                 assert!(there, "seed {seed}, step {step}: {key} was evicted for the other tenant");
             }
             assert_eq!(usage(&master, "modest").bytes, modest.len() as u64 * GRAIN);
