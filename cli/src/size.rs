@@ -37,7 +37,8 @@ impl ByteSize {
     }
 }
 
-/// `KiB MiB GiB TiB` and bare `k m g t` are powers of 1024, `KB MB GB TB` powers of 1000; case does not matter.
+/// `KiB MiB GiB TiB` and bare `k m g t` are powers of 1024, `KB MB GB TB` powers of 1000; case does not
+/// matter.
 impl FromStr for ByteSize {
     type Err = SizeError;
 

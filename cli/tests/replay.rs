@@ -199,7 +199,8 @@ fn a_node_that_is_killed_costs_its_blocks_and_never_gives_wrong_bytes() {
     let (child, children) = long_replay(&[]);
     let node = children.iter().find(|(_, arguments)| arguments.contains("node-1")).unwrap().0;
     signal(node, "KILL");
-    // A child that has been waited for is no child any more. After that, the replay continues with the other node.
+    // A child that has been waited for is no child any more. After that, the replay continues with the other
+    // node.
     let has_noticed = || children_of(child.id()).iter().all(|(pid, _)| *pid != node);
     eventually("the replay notices", has_noticed);
     let gets = counter(&children, "gets_total").expect("the master answers");

@@ -1,4 +1,5 @@
-//! One process of a soak: a master, a node, or a client that reads and writes all the time and checks every byte.
+//! One process of a soak: a master, a node, or a client that reads and writes all the time and checks every
+//! byte.
 //!
 //! ```text
 //! cargo run --release -p store-client --example soak master 127.0.0.1:50051

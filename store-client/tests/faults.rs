@@ -348,8 +348,8 @@ fn a_put_that_meets_a_dead_node_goes_elsewhere_over_shared_memory_too() {
 }
 
 mod timing {
-    //! Real time: processes are killed and stopped at different points of their work, and stay stopped until a lease, a
-    //! window or the time to live of a node has ended.
+    //! Real time: processes are killed and stopped at different points of their work, and stay stopped until
+    //! a lease, a window or the time to live of a node has ended.
 
     use super::*;
 
@@ -389,8 +389,8 @@ mod timing {
         }
     }
 
-    /// Stops a writer at any moment, lets other clients take the space that they can get, resumes the writer, and
-    /// returns the number of checksum mismatches.
+    /// Stops a writer at any moment, lets other clients take the space that they can get, resumes the writer,
+    /// and returns the number of checksum mismatches.
     fn stop_writers(store: MasterConfig, rail: &str) -> u64 {
         let discard_ms = store.put_start_discard_timeout_ms;
         let release_ms = store.put_start_release_timeout_ms;
@@ -405,11 +405,13 @@ mod timing {
             while writer.says_more().is_some() {}
             eventually("it writes", || writer.says_more().is_some());
             writer.signal("STOP");
-            // The space of its put is not given out while it may still write; after the release timeout it is.
+            // The space of its put is not given out while it may still write; after the release timeout it
+            // is.
             let wait_ms = if release_ms < 10_000 { release_ms } else { discard_ms } + 50;
             std::thread::sleep(Duration::from_millis(wait_ms.into()));
-            // All available space is given out repeatedly, including that of the stopped writer as soon as the
-            // node has confirmed that the writer is gone. In every other round it is taken by many small objects.
+            // All available space is given out repeatedly, including that of the stopped writer as soon as
+            // the node has confirmed that the writer is gone. In every other round it is taken by many small
+            // objects.
             for name in 0..KEYS {
                 let _ = client.put(&key(name), &value(name, 77, name), &ONE);
             }

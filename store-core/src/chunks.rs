@@ -5,14 +5,14 @@
 //!            └────────────── data: `len` bytes ────────────────────┘└─ trailer: 4 bytes per chunk, little endian ─┘
 //! ```
 //!
-//! An object of more than one chunk is stored with a *trailer*: the CRC-32C of each of its chunks. The master keeps
-//! only the CRC-32C of all data. CRCs can be combined: the checksums in the trailer, combined, must give the one that
-//! the master keeps. So a reader of the trailer and some chunks can verify that the trailer is the committed one, and
-//! with the trailer that the chunks are, without reading the rest of the object. A reader of the whole object does not
-//! read the trailer.
+//! An object of more than one chunk is stored with a *trailer*: the CRC-32C of each of its chunks. The master
+//! keeps only the CRC-32C of all data. CRCs can be combined: the checksums in the trailer, combined, must
+//! give the one that the master keeps. So a reader of the trailer and some chunks can verify that the trailer
+//! is the committed one, and with the trailer that the chunks are, without reading the rest of the object. A
+//! reader of the whole object does not read the trailer.
 //!
-//! An object of one chunk has no trailer: the chunk's checksum is the one that the master keeps. This module reads no
-//! data bytes; its callers compute the CRCs of chunks.
+//! An object of one chunk has no trailer: the chunk's checksum is the one that the master keeps. This module
+//! reads no data bytes; its callers compute the CRCs of chunks.
 
 use alloc::vec::Vec;
 use core::ops::Range;

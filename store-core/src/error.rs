@@ -142,7 +142,8 @@ error_codes! {
     TaskNotFound = -1400, "TASK_NOT_FOUND", "no such task, or it finished long ago, or that attempt of it is over: list the tasks";
     /// Too many tasks are pending or processing.
     TaskPendingLimitExceeded = -1401, "TASK_PENDING_LIMIT_EXCEEDED", "too many tasks are pending or processing: wait for some to finish, or raise tasks.unfinished_max";
-    /// The tenant's objects would be more, or take more bytes, than it may have, and no more of them can be evicted.
+    /// The tenant's objects would be more, or take more bytes, than it may have, and no more of them can be
+    /// evicted.
     TenantQuotaExceeded = -1700, "TENANT_QUOTA_EXCEEDED", "the tenant's quota is used up: remove or unpin objects, wait for leases to end, or raise the quota";
     /// There is no such tenant, or its secret was not proved.
     TenantNotRegistered = -1701, "TENANT_NOT_REGISTERED", "the master knows no such tenant, or the secret is not the tenant's: check the tenant's name and secret, or add it to the master's tenants";

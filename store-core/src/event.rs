@@ -45,8 +45,8 @@ pub enum Event {
     },
     /// A node requested a name that another live node has mounted.
     MountRefused { name: Box<str>, endpoint: Box<str>, holder_endpoint: Box<str>, holder_silent_ms: u64 },
-    /// A node's mount was refused, because its incarnation is more than an hour ahead of the master's clock: the clock of the
-    /// node or that of the master is wrong. Both in ms since 1970.
+    /// A node's mount was refused, because its incarnation is more than an hour ahead of the master's clock:
+    /// the clock of the node or that of the master is wrong. Both in ms since 1970.
     IncarnationTooHigh { name: Box<str>, endpoint: Box<str>, incarnation_ms: u64, wall_ms: u64 },
     /// The state of a segment was changed.
     SegmentState { segment: SegmentNo, name: Box<str>, state: SegmentState },

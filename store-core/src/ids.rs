@@ -1,4 +1,5 @@
-//! Identifiers: numbers that must not be mistaken for one another. On the wire and in JSON each is its plain number.
+//! Identifiers: numbers that must not be mistaken for one another. On the wire and in JSON each is its plain
+//! number.
 
 use core::fmt;
 use core::num::ParseIntError;
@@ -75,10 +76,11 @@ macro_rules! identifiers {
 }
 
 identifiers! {
-    /// The number of a segment: counted up, never used twice, not even by a later epoch of the master. No segment has
-    /// the number 0.
+    /// The number of a segment: counted up, never used twice, not even by a later epoch of the master. No
+    /// segment has the number 0.
     SegmentNo(u32);
-    /// The number of a tenant within its master's epoch. Chosen by the master; after a removal another tenant may get it.
+    /// The number of a tenant within its master's epoch. Chosen by the master; after a removal another tenant
+    /// may get it.
     TenantNo(u16);
     /// The number of a node, chosen by the node.
     NodeId(u64);

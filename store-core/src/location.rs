@@ -7,8 +7,8 @@ use te_core::{GpuVendor, Location};
 
 use crate::ErrorCode;
 
-/// A [`Location`] on the wire. Host memory by default. A location that this release does not know decodes, so that a
-/// mount of such memory is refused with an error of its own: `NotSupported`.
+/// A [`Location`] on the wire. Host memory by default. A location that this release does not know decodes, so
+/// that a mount of such memory is refused with an error of its own: `NotSupported`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MemoryLocation {
     kind: u8,

@@ -1,6 +1,7 @@
 //! Frames: how requests and responses are delimited in a byte stream.
 //!
-//! Every message is one frame: a fixed header of 24 bytes, then `body_len` bytes of body. All integers are little-endian.
+//! Every message is one frame: a fixed header of 24 bytes, then `body_len` bytes of body. All integers are
+//! little-endian.
 //!
 //! ```text
 //!  offset  size  field

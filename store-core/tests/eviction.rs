@@ -628,7 +628,8 @@ impl Check {
         Ok(())
     }
 
-    /// The objects that are gone. Each of them could be evicted, with its group, and no other one had to be first.
+    /// The objects that are gone. Each of them could be evicted, with its group, and no other one had to be
+    /// first.
     fn evicted(&mut self) -> Result<Vec<u8>, TestCaseError> {
         let rules = Rules(&self.model, self.now);
         let keys = self.model.keys().copied();

@@ -155,8 +155,8 @@ fn what_a_long_object_passes_over_goes_with_it_and_not_more_than_a_few_times_its
     }
     put(&mut pool, 2_000, (TenantNo::new(0), "long"), 256 * KIB, &PutOptions::DEFAULT).unwrap();
     let gone: Vec<u32> = (0..1_024).filter(|object| !pool.exists(name(*object).as_bytes())).collect();
-    // Five neighbours make room, with the trailer; of the objects before them in the order, three times as many
-    // bytes are evicted.
+    // Five neighbours make room, with the trailer; of the objects before them in the order, three times as
+    // many bytes are evicted.
     assert_eq!(gone[..5], [1, 2, 3, 4, 5]);
     assert!((13..=17).contains(&gone.len()), "{gone:?}");
     let odd = gone[5..].iter().all(|object| object % 2 == 1);

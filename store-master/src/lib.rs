@@ -12,12 +12,15 @@
 //!                       └──────────────────────────────┘       └──────────────────────┘
 //! ```
 //!
-//! - `/metadata` on the HTTP port is a small server of names, for engines that look each other up; the master itself does not use
-//!   it. `metadata_server: false` turns it off.
-//! - One thread uses the master, so there are no locks. Requests that arrived together are answered with one write.
-//! - The thread spins for `spin_us` after the last request, then sleeps in the kernel: an idle master uses no CPU time.
+//! - `/metadata` on the HTTP port is a small server of names, for engines that look each other up; the master
+//!   itself does not use it. `metadata_server: false` turns it off.
+//! - One thread uses the master, so there are no locks. Requests that arrived together are answered with one
+//!   write.
+//! - The thread spins for `spin_us` after the last request, then sleeps in the kernel: an idle master uses no
+//!   CPU time.
 //! - [`HttpServer`] serves HTTP here, with limits on silent and slow clients; nodes and gateways use it, too.
-//! - Invalid input of a peer ends that peer's connection, after an answer with the reason, and has no other effect.
+//! - Invalid input of a peer ends that peer's connection, after an answer with the reason, and has no other
+//!   effect.
 //!
 //! ```
 //! use store_master::{Config, MasterServer};

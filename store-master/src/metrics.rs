@@ -19,8 +19,8 @@ use store_core::{ErrorCode, Kind, Master, Stats, Times};
 use crate::answering::Refusals;
 use crate::connections::Totals;
 
-/// Requests by operation and result. The index of a result is 0 for success, else one more than that of the error in
-/// [`ErrorCode::ALL`].
+/// Requests by operation and result. The index of a result is 0 for success, else one more than that of the
+/// error in [`ErrorCode::ALL`].
 #[derive(Clone, Debug)]
 pub(crate) struct RequestCounters {
     by_kind: Vec<[u64; RESULTS]>,

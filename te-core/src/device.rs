@@ -14,19 +14,19 @@
 //! with a NIC (`Devices::dmabuf`) and makes stagers. The laws of a stager mirror those of a
 //! [`Transport`](crate::Transport):
 //!
-//! * **S1 One end.** Each hop that [`start`](Stager::start) accepted ends exactly once, in any order. A hop that was not
-//!   accepted never ends.
+//! * **S1 One end.** Each hop that [`start`](Stager::start) accepted ends exactly once, in any order. A hop
+//!   that was not accepted never ends.
 //! * **S2 No late access.** After its end, a hop touches neither its slot nor its device memory. Before its
 //!   end, the bytes at its destination are undefined, and those at its source are not to be changed. A stager
 //!   that is dropped waits for its hops.
 //! * **S3 Hops end by themselves.** There is no cancel: a hop waits for nothing but the device's copy queue,
 //!   and ends within milliseconds. A fabric that cancels a slice keeps the slice's staging slot until the hop
 //!   has ended.
-//! * **S4 No waiting.** `take`, `give_back`, `start` and `poll` never block, allocate, or read a clock. No free slot and a
-//!   short count are not errors.
+//! * **S4 No waiting.** `take`, `give_back`, `start` and `poll` never block, allocate, or read a clock. No
+//!   free slot and a short count are not errors.
 //!
-//! The feature `testkit` has an implementation over memory that the CPU really cannot touch, slow and out of order
-//! (`testkit::FakeDevices`), and checks for implementations (`testkit::stager_conformance`).
+//! The feature `testkit` has an implementation over memory that the CPU really cannot touch, slow and out of
+//! order (`testkit::FakeDevices`), and checks for implementations (`testkit::stager_conformance`).
 #![allow(unsafe_code, reason = "declares `Stager`, whose promise only an implementation can make")]
 
 use alloc::boxed::Box;

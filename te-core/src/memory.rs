@@ -288,7 +288,8 @@ pub struct VolatileSpan<'a> {
 
 impl VolatileSpan<'_> {
     /// # Safety
-    /// `span` is host memory, mapped readable and writable, for as long as the view lives, and no `&` or `&mut` to it exists.
+    /// `span` is host memory, mapped readable and writable, for as long as the view lives, and no `&` or
+    /// `&mut` to it exists.
     #[must_use]
     pub const unsafe fn new(span: MemSpan) -> Self {
         Self { span, _mapped: core::marker::PhantomData }

@@ -113,8 +113,8 @@ impl<B: Buffer> Registered<B> {
     /// exclusively, because the view can write, and `as_slice` may have lent a private buffer.
     #[must_use]
     pub fn volatile(&mut self) -> VolatileSpan<'_> {
-        // SAFETY: the memory lives as long as `self`, and `self` is borrowed exclusively: no reference from `as_slice` or
-        // `as_mut_slice` exists.
+        // SAFETY: the memory lives as long as `self`, and `self` is borrowed exclusively: no reference from
+        // `as_slice` or `as_mut_slice` exists.
         unsafe { VolatileSpan::new(self.span) }
     }
 

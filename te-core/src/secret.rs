@@ -4,8 +4,8 @@ use alloc::boxed::Box;
 use core::fmt;
 use core::hint::black_box;
 
-/// Secret bytes. `Debug` and serialisation leave them out, and comparison takes a time that depends on nothing
-/// but lengths. Empty: no secret is set.
+/// Secret bytes. `Debug` and serialisation leave them out, and comparison takes a time that depends on
+/// nothing but lengths. Empty: no secret is set.
 #[derive(Clone, Default, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(from = "alloc::string::String"))]
 pub struct Secret(Box<[u8]>);

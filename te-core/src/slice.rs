@@ -67,8 +67,8 @@ const _: () = assert!(size_of::<Slice>() <= 48);
 
 /// What is known about the destination of an operation when it has ended.
 ///
-/// A READ never changes remote bytes: it ends `Applied` (the local range holds the remote bytes) or `NotApplied`
-/// (the local range holds anything; nothing will touch it any more).
+/// A READ never changes remote bytes: it ends `Applied` (the local range holds the remote bytes) or
+/// `NotApplied` (the local range holds anything; nothing will touch it any more).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Outcome {

@@ -4,7 +4,8 @@
 //! bind implementers, and callers may rely on them. One conformance suite (feature `testkit`) checks them for
 //! every transport.
 //!
-//! * **L1 One completion.** An accepted slice yields exactly one completion. A slice that was not accepted yields none.
+//! * **L1 One completion.** An accepted slice yields exactly one completion. A slice that was not accepted
+//!   yields none.
 //! * **L2 No late local access.** After a slice's completion the fabric never again touches its local memory.
 //!   [`Outcome`](crate::Outcome) states whether the remote bytes are `Applied`, `NotApplied` or `Unknown`. A
 //!   checksum that it reports ([`Completion::crc32c`]) is that of the bytes which the slice stored at its
@@ -167,8 +168,8 @@ pub trait Memory {
     /// empty span, `Busy` when the index is in use, `Full`, `System`.
     ///
     /// # Safety
-    /// Until [`deregister`](Self::deregister) returned `Ok` for `id`, `span` stays mapped, and no `&` or `&mut` exists to
-    /// bytes that a peer (remote rights) or an operation in flight (local rights) may write.
+    /// Until [`deregister`](Self::deregister) returned `Ok` for `id`, `span` stays mapped, and no `&` or
+    /// `&mut` exists to bytes that a peer (remote rights) or an operation in flight (local rights) may write.
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error>;
 
     /// Ends a registration. After `Ok`, neither this transport nor a peer through it touches the span.
@@ -181,7 +182,8 @@ pub trait Memory {
     /// the number of bytes.
     ///
     /// # Errors
-    /// `AccessDenied` for a region without remote rights, `OutOfRange` when `out` is too short, `NotFound`, `Stale`.
+    /// `AccessDenied` for a region without remote rights, `OutOfRange` when `out` is too short, `NotFound`,
+    /// `Stale`.
     fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error>;
 
     /// Makes the region of a peer's export addressable as `id`. Does not wait for the peer.

@@ -18,7 +18,8 @@ const SLICE_BYTES: u32 = 4096;
 const SLICES: u64 = 1 << 20;
 const SLICES_A_BATCH: u64 = 1024;
 
-/// Drives `slices` slices in batches through the table and `transport`; gives the allocations after the first batch.
+/// Drives `slices` slices in batches through the table and `transport`; gives the allocations after the first
+/// batch.
 fn drive(transport: &mut impl Transport, slices: u64) -> u64 {
     let mut memory = vec![0u8; 4096];
     // SAFETY: no transport here touches memory.

@@ -1,7 +1,8 @@
 //! What the wire protocols of fabrics share: the steps of a parser, the errors of a parser, the opening of a
 //! connection and the response to it, and tables of statuses.
 //!
-//! In every version of every protocol, HELLO and WELCOME begin with a magic of 8 bytes and a version of 2 bytes.
+//! In every version of every protocol, HELLO and WELCOME begin with a magic of 8 bytes and a version of 2
+//! bytes.
 //!
 //! **WELCOME**, 32 bytes, is the same in all protocols:
 //!
@@ -172,7 +173,8 @@ pub struct Welcome {
     pub detail: U64,
 }
 
-/// Declares a protocol's statuses as a table: name, number on the wire, and the [`te_core::ErrorKind`] that a caller gets.
+/// Declares a protocol's statuses as a table: name, number on the wire, and the [`te_core::ErrorKind`] that a
+/// caller gets.
 ///
 /// Every table has `Ok = 0`, which is not an error, and needs rows for the errors of a parser: `Magic`,
 /// `Version` and `Protocol`. Unknown numbers are read as `Protocol`.

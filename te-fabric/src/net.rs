@@ -81,8 +81,8 @@ pub fn set_buffers(socket: &impl AsFd, send: Option<u32>, receive: Option<u32>) 
     Ok(())
 }
 
-/// Makes the close that follows discard unsent bytes and reset the connection. A failure leaves an ordinary close, which is
-/// correct too.
+/// Makes the close that follows discard unsent bytes and reset the connection. A failure leaves an ordinary
+/// close, which is correct too.
 pub fn reset_on_close(socket: &impl AsFd) {
     let _ = setsockopt(socket, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 });
 }

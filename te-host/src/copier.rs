@@ -127,7 +127,8 @@ impl<R: Reach> Copier<R> {
 }
 
 /// Copies the bytes of a slice between two windows, in which its ranges must lie: all of them or nothing.
-/// With `Checksum::Compute`, the checksum of a READ, and of a WRITE that is long enough, is computed during the copy.
+/// With `Checksum::Compute`, the checksum of a READ, and of a WRITE that is long enough, is computed during
+/// the copy.
 pub fn carry_out(slice: &Slice, local: Window<'_>, remote: Window<'_>, checksum: Checksum) -> Copied {
     let len = u64::from(slice.len);
     let (from, to) = match slice.op {

@@ -12,8 +12,8 @@ use super::{Entry, Origin, Problem, Renamed, keys, readings};
 /// Longest file, bytes. A typical settings file has a few thousand.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Every value of the file, in its order. Errors are added to `problems`, old names to `renamed`, and fabrics that this
-/// build lacks to `not_built`.
+/// Every value of the file, in its order. Errors are added to `problems`, old names to `renamed`, and fabrics
+/// that this build lacks to `not_built`.
 pub(super) fn entries(
     path: &Path,
     problems: &mut Vec<Problem>,

@@ -118,8 +118,8 @@ pub(crate) struct Key {
     pub(crate) doc: String,
     /// The flag without its leading dashes.
     pub(crate) flag: String,
-    /// Flags that are accepted but not listed: the one that follows from the path, where `flag` is shorter, and those
-    /// from before the setting was renamed.
+    /// Flags that are accepted but not listed: the one that follows from the path, where `flag` is shorter,
+    /// and those from before the setting was renamed.
     pub(crate) flags_hidden: Vec<String>,
     /// `SNOWSKIN_MASTER_STORE_LEASE_TTL_MS`.
     pub(crate) variable: String,
@@ -163,8 +163,8 @@ pub(crate) fn find_renamed_variable(variable: &str) -> Option<&'static Key> {
     all().iter().find(|key| key.renamed_from.iter().any(|old| variable_of(old) == variable))
 }
 
-/// The fabric that this path has the settings of, if this build lacks it: they are ignored, so that one file serves
-/// builds with and without a fabric.
+/// The fabric that this path has the settings of, if this build lacks it: they are ignored, so that one file
+/// serves builds with and without a fabric.
 pub(crate) fn fabric_not_built(path: &str) -> Option<&'static str> {
     let (section, rest) = path.split_once(".engine.")?;
     let named = |entry: &&te_engine::FabricEntry<'_>| rest.split('.').next() == Some(entry.name);

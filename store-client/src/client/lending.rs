@@ -1,9 +1,9 @@
 //! The caller's plain memory, registered for the duration of one operation.
 //!
-//! Where every rail is caller-driven ([`Engine::is_caller_driven`](te_engine::Engine::is_caller_driven)), registration
-//! costs about as much as copying a few KiB, and a cancelled transfer releases its memory at once. Long
-//! values are then moved directly from or into the caller's memory. Over other rails, which pin memory or
-//! work between calls, plain memory is copied through the bounce buffer.
+//! Where every rail is caller-driven ([`Engine::is_caller_driven`](te_engine::Engine::is_caller_driven)),
+//! registration costs about as much as copying a few KiB, and a cancelled transfer releases its memory at
+//! once. Long values are then moved directly from or into the caller's memory. Over other rails, which pin
+//! memory or work between calls, plain memory is copied through the bounce buffer.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};

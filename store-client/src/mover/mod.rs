@@ -7,14 +7,15 @@
 //!                        └ other plain memory, trailers, edges of parts: through the bounce buffer
 //! ```
 //!
-//! A put that is moved directly is cut at the borders of its checksum chunks of 64 KiB, so that a rail that computes checksums
-//! while it copies returns the checksum of a chunk.
+//! A put that is moved directly is cut at the borders of its checksum chunks of 64 KiB, so that a rail that
+//! computes checksums while it copies returns the checksum of a chunk.
 //!
-//! A put writes the object followed by its trailer ([`store_core::chunks`]). A get of a whole object reads the
-//! object; a get of parts reads the trailer and the chunks that it needs (`parts.rs`).
+//! A put writes the object followed by its trailer ([`store_core::chunks`]). A get of a whole object reads
+//! the object; a get of parts reads the trailer and the chunks that it needs (`parts.rs`).
 //!
-//! Pieces *land* in the order in which they were sent, whatever the order in which they arrive. The checksum of a job is
-//! therefore computed piece by piece, while the bytes are still in the cache and later pieces are under way.
+//! Pieces *land* in the order in which they were sent, whatever the order in which they arrive. The checksum
+//! of a job is therefore computed piece by piece, while the bytes are still in the cache and later pieces are
+//! under way.
 
 mod buffers;
 mod land;

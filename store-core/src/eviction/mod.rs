@@ -21,8 +21,8 @@
 //! A policy is *not* exact about time. Reads within one lease count as one, which makes `lru` an
 //! approximation.
 //!
-//! Sources: FIFO and LRU are folklore; SIEVE is Zhang, Yang, Yue, Vigfusson and Rashmi, *SIEVE is Simpler than LRU* (NSDI'24);
-//! TRIAL is this project's own, see [`trial`].
+//! Sources: FIFO and LRU are folklore; SIEVE is Zhang, Yang, Yue, Vigfusson and Rashmi, *SIEVE is Simpler
+//! than LRU* (NSDI'24); TRIAL is this project's own, see [`trial`].
 
 mod fifo;
 mod ghost;

@@ -181,7 +181,8 @@ impl Model for TrialModel {
         self.place(object, 1, false);
     }
     fn victim(&mut self) -> Option<u32> {
-        // The oldest of each class, then the one that counts as the oldest; of equals the one that ages faster.
+        // The oldest of each class, then the one that counts as the oldest; of equals the one that ages
+        // faster.
         let oldest = |factor: u64| {
             let of = self.objects.iter().filter(|(_, (.., other))| *other == factor);
             of.min_by_key(|(_, (stamp, at, _))| (*stamp, *at))

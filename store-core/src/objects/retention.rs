@@ -12,8 +12,8 @@
 //!   of a group, unless pinned itself:  Member    one member is Candidate or Leased and stands for all
 //! ```
 //!
-//! A lease is kept in the entry alone: a get stores its end and, if it is the first one, moves the object in the policy's
-//! order. Nothing is done when a lease ends, unless it kept the object from eviction.
+//! A lease is kept in the entry alone: a get stores its end and, if it is the first one, moves the object in
+//! the policy's order. Nothing is done when a lease ends, unless it kept the object from eviction.
 
 use alloc::collections::BTreeSet;
 use core::cmp::Reverse;

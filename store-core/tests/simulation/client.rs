@@ -124,7 +124,8 @@ impl Client {
         slot_bytes: u64,
     ) -> Self {
         let memory = Memory::new((ITEMS_MAX * slot_bytes) as usize, 0xcc);
-        // SAFETY: `memory` outlives `transport` by the order of the fields, and is only touched through volatile views.
+        // SAFETY: `memory` outlives `transport` by the order of the fields, and is only touched through
+        // volatile views.
         unsafe { transport.register(REGION, memory.span(), te_core::Access::LOCAL) }.unwrap();
         Self {
             index,

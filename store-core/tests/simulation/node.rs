@@ -319,7 +319,8 @@ impl Node {
         self.exports += 1;
         let id = region(self.exports);
         let access = Access::LOCAL | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        // SAFETY: `memory` outlives `transport` by the order of the fields, and is only touched through volatile views.
+        // SAFETY: `memory` outlives `transport` by the order of the fields, and is only touched through
+        // volatile views.
         unsafe { transport.register(id, memory.span(), access) }.unwrap();
         let mut blob = [0; 128];
         let len = transport.export(id, &mut blob).unwrap();

@@ -163,7 +163,8 @@ impl History {
         });
     }
 
-    /// Without further requests, everything that is left belongs to objects. Returns the number of copies made.
+    /// Without further requests, everything that is left belongs to objects. Returns the number of copies
+    /// made.
     fn settle(&mut self) -> u64 {
         let Self { seed, store, ms, .. } = self;
         *ms += 10 * RELEASE_MS;

@@ -121,7 +121,8 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(layout) = self.owned {
-            // SAFETY: allocated in `new` with this layout; the rig has dropped the transports before its buffers.
+            // SAFETY: allocated in `new` with this layout; the rig has dropped the transports before its
+            // buffers.
             unsafe { dealloc(self.whole.as_ptr(), layout) };
         }
     }

@@ -211,7 +211,8 @@ impl FakeStager {
         let Some(device) = memory.find(hop.device.as_ptr().addr(), hop.device.len()) else {
             unreachable!("it was there when the hop started, and no allocation is freed")
         };
-        // SAFETY: the slot's own memory, mapped as long as the stager; no reference to it is made after `new`.
+        // SAFETY: the slot's own memory, mapped as long as the stager; no reference to it is made after
+        // `new`.
         let slot = unsafe { VolatileSpan::new(self.slots[hop.slot as usize].span) };
         let copied = match hop.direction {
             HopDirection::ToDevice => slot.read(hop.offset.into(), device),

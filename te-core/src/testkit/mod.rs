@@ -164,7 +164,8 @@ pub trait PeekPoke {
     /// Copies the bytes of `span` into `out`, which has the same length.
     ///
     /// # Safety
-    /// `span` lies in memory that the pair [allocated](Pair::allocate), or in mapped host memory to which no reference exists.
+    /// `span` lies in memory that the pair [allocated](Pair::allocate), or in mapped host memory to which no
+    /// reference exists.
     unsafe fn peek(&self, span: MemSpan, out: &mut [u8]);
 
     /// Copies `bytes` into `span`, which has the same length.
@@ -295,7 +296,8 @@ pub fn run_case(name: &str, harness: &mut dyn Harness) -> Verdict {
 /// depends on timing, may do either.
 ///
 /// # Panics
-/// As [`run_case`]; when the case is skipped and not declared, or declared and not skipped; when a list names no case.
+/// As [`run_case`]; when the case is skipped and not declared, or declared and not skipped; when a list names
+/// no case.
 pub fn check_case(name: &str, harness: &mut dyn Harness, skips: &[&str], may_skip: &[&str]) {
     let mut declared = skips.iter().chain(may_skip);
     let unknown = declared.find(|skip| cases().iter().all(|case| case.name != **skip));

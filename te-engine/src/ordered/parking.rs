@@ -16,8 +16,8 @@ use super::sync::{AtomicBool, AtomicU64, Ordering, fence};
 /// what was pushed, or the caller sees that the worker sleeps.
 #[derive(Debug)]
 pub struct Parking {
-    /// The worker sleeps, or is about to. Every write is an exchange, so that each comes after the one before it
-    /// for every thread.
+    /// The worker sleeps, or is about to. Every write is an exchange, so that each comes after the one before
+    /// it for every thread.
     parked: AtomicBool,
     /// When the parked worker wakes without a bell, nanoseconds on the engine's clock.
     until: AtomicU64,

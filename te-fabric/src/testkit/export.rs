@@ -6,8 +6,8 @@ use te_core::{Access, Location};
 
 use crate::{EXPORT_ADDRESSES_MAX, Export, ExportFormat};
 
-/// An export of a region of 1 MiB with all remote rights, at port 9 of `127.0.0.1`. Tests change the fields that matter
-/// to them.
+/// An export of a region of 1 MiB with all remote rights, at port 9 of `127.0.0.1`. Tests change the fields
+/// that matter to them.
 #[must_use]
 pub fn export(format: ExportFormat) -> Export {
     Export {

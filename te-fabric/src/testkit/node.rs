@@ -58,7 +58,8 @@ impl<T: Transport> Node<T> {
         // The clock starts before the transport is used.
         let _ = now();
         let memory = Block::new(bytes);
-        // SAFETY: the block outlives the transport (field order) and is only looked at through volatile copies.
+        // SAFETY: the block outlives the transport (field order) and is only looked at through volatile
+        // copies.
         unsafe { transport.register(REGION, memory.span(), access) }.unwrap();
         Self { transport, memory, done: Vec::new() }
     }

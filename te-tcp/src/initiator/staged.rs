@@ -95,8 +95,8 @@ impl Initiator {
         }
     }
 
-    /// Gives a slot to the next piece for this peer. Returns false when no piece waits, no slot is free, or the
-    /// peer has its share.
+    /// Gives a slot to the next piece for this peer. Returns false when no piece waits, no slot is free, or
+    /// the peer has its share.
     fn give_slot(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
         let Some(peer) = peers.get_mut(number) else { return false };
         let Some((slot, operation)) =

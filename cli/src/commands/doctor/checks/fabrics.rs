@@ -1,7 +1,7 @@
 //! The fabrics of the engine's registry: whether each is used, and whether the host has what it needs.
 //!
-//! A fabric gets its finding from its entry in the registry. A need that another check examines in detail is left
-//! to that check, which the finding names.
+//! A fabric gets its finding from its entry in the registry. A need that another check examines in detail is
+//! left to that check, which the finding names.
 
 use te_engine::{FabricEntry, HostNeed};
 
