@@ -4,7 +4,7 @@
 //! rules of one line are here; those that need more have modules:
 //!
 //! * [`words`]: words that are not used any more; [`per`]: "per", not "a"
-//! * [`lengths`]: of files and functions
+//! * [`lengths`]: of files and functions; [`wrap`]: of lines of comments and prose
 //! * [`unsafe_code`]: where it may be
 //! * [`time`]: no sleeps in tests
 //! * [`rust`]: the little of Rust's syntax that they need
@@ -15,6 +15,7 @@ mod rust;
 mod time;
 mod unsafe_code;
 mod words;
+mod wrap;
 
 use crate::host::{self, Package};
 use anyhow::{Context as _, Result, bail};
@@ -83,6 +84,7 @@ pub(crate) fn run() -> Result<()> {
         if !GENERATED.contains(&source.path.as_str()) {
             findings.extend(words::check(source));
             findings.extend(per::check(source));
+            findings.extend(wrap::check(source));
         }
         if source.path.ends_with(".md") {
             findings.extend(dead_links(source, &host.root));
