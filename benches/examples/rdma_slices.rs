@@ -43,5 +43,5 @@ fn run<T: Transport>(initiator: T, target: T, op: Op, rounds: u32) {
     let began = std::time::Instant::now();
     (0..rounds).for_each(|_| pair.round(&batch));
     let nanos = began.elapsed().as_nanos() as f64 / f64::from(rounds * SLICES);
-    println!("{rounds} rounds of {SLICES} slices of {SLICE_BYTES} B, {op:?}: {nanos:.1} ns a slice");
+    println!("{rounds} rounds of {SLICES} slices of {SLICE_BYTES} B, {op:?}: {nanos:.1} ns per slice");
 }
