@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_proof_is_hmac_sha256_as_anybody_can_compute_it() {
+    fn the_proof_is_hmac_sha256_as_rfc_2104_defines_it() {
         // printf 'snowskin-rpc-2\x02' + 32 zero bytes, `openssl dgst -sha256 -hmac secret`
         let proof = prove(b"secret", Role::Admin, &[0; 32], "");
         assert_eq!(proof[..4], [146, 136, 189, 172]);

@@ -78,7 +78,7 @@ fn an_object_with_a_key_of_32_bytes_and_one_replica_costs_at_most_200_bytes() {
     let each = live as f64 / objects as f64;
     let estimate = master.memory_bytes() as f64 / objects as f64;
     println!(
-        "{each:.1} bytes per object at {objects} objects, {worst:.1} at worst on the way, {estimate:.1} estimated"
+        "{each:.1} bytes per object at {objects} objects, {worst:.1} at worst in between, {estimate:.1} estimated"
     );
     assert!(worst.max(each) <= BYTES_PER_OBJECT_MAX, "{each:.1}, {worst:.1} at worst");
     assert!((estimate - each).abs() < each * 0.05, "the estimate is wrong: {estimate:.1} for {each:.1}");

@@ -260,7 +260,7 @@ fn a_proof_cannot_be_replayed() {
 }
 
 #[test]
-fn an_answer_that_was_changed_on_the_way_is_refused() {
+fn an_answer_that_was_changed_in_transit_is_refused() {
     let owner = knowing("the secret");
     let _region = owner.alloc_shared(4096, EVERYTHING).unwrap();
     let middle = TcpListener::bind("127.0.0.1:0").unwrap();

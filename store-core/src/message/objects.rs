@@ -33,7 +33,7 @@ impl Default for PutOptions {
 pub struct PutRequest {
     /// A random number of this put. A request that is repeated because its response was lost carries the same
     /// one: an unfinished put of the same key, length, writer and nonce gets the same space again, instead of
-    /// being in the way. 0: the request is not repeated.
+    /// blocking the new one. 0: the request is not repeated.
     pub nonce: u32,
     /// Replicas, placement and retention.
     pub options: PutOptions,
