@@ -509,9 +509,9 @@ impl PutOp {
         };
         for state in self.items.iter_mut().filter(|state| state.revokes()) {
             // A put that the master no longer knows does not block the key either.
-            let elsewhere =
+            let is_gone =
                 results.next().is_some_and(|result| !matches!(result, Err(ErrorCode::InvalidWrite)));
-            if again && state.misplaced && elsewhere {
+            if again && state.misplaced && is_gone {
                 state.start_over();
             } else {
                 state.fail();
