@@ -149,19 +149,19 @@ fn a_tenant_within_its_guarantee_loses_nothing_whatever_another_does() {
                     }
                     // When everything that the other tenant has is leased, pinned or being written, this one
                     // evicts its own objects.
-                    modest.retain(|key| master.exists(of(1, &key)));
+                    modest.retain(|key| master.exists(of(1, key)));
                 }
                 7 => {
                     let _ = master.put_start(at(ms), of(2, &key), GRAIN, &PLAIN);
                 }
                 8 if !modest.is_empty() => {
                     let key = &modest[draw(modest.len() as u64) as usize];
-                    master.get(at(ms), of(1, &key)).unwrap();
+                    master.get(at(ms), of(1, key)).unwrap();
                 }
                 _ => master.handle_timeout(at(ms)),
             }
             for key in &modest {
-                let there = master.exists(of(1, &key));
+                let there = master.exists(of(1, key));
                 assert!(there, "seed {seed}, step {step}: {key} was evicted for the other tenant");
             }
             assert_eq!(usage(&master, "modest").bytes, modest.len() as u64 * GRAIN);
