@@ -214,7 +214,7 @@ proptest! {
         }
         // Random bytes after the beginning of a handshake, and after that of an export.
         let mut greeting = bytes.clone();
-        greeting.splice(..greeting.len().min(12), [MAGIC.as_slice(), &[1, 0, 0, 0]].concat());
+        greeting.splice(..greeting.len().min(12), [MAGIC.as_slice(), &VERSION.to_le_bytes(), &[0, 0]].concat());
         let mut export = bytes.clone();
         export.splice(..export.len().min(6), [b"srdm".as_slice(), &[3, 0]].concat());
         for noise in [&bytes, &framed, &greeting, &export] {
