@@ -39,8 +39,8 @@ pub trait Devices: Send + Sync {
     /// they are host memory, or not mapped.
     fn locate(&self, ptr: *mut u8, len: usize) -> Option<Location>;
 
-    /// The kinds of memory that these devices have. Constant. [`stager`](Self::stager) makes stagers for them,
-    /// and a fabric that registers device memory itself needs a dma-buf or a peer-direct driver.
+    /// The kinds of memory that these devices have. Constant. [`stager`](Self::stager) makes stagers for
+    /// them, and a fabric that registers device memory itself needs a dma-buf or a peer-direct driver.
     fn kinds(&self) -> MemoryKinds;
 
     /// A dma-buf that covers the span, and the offset of the span's first byte in it, in bytes. The caller

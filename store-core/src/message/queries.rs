@@ -103,7 +103,7 @@ pub struct RemoveQuery<'a> {
     pub pattern: Option<&'a str>,
     /// 0 for the first page; then the value of the previous response.
     pub cursor: u64,
-    /// As [`Removal::force`](super::Removal::mode).
+    /// As [`Removal::force`](super::Removal::force).
     pub force: bool,
 }
 
