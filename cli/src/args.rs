@@ -97,24 +97,8 @@ impl Cli {
             }
             LogFormat::Json => subscriber.json().flatten_event(true).with_current_span(false).init(),
         }
-        for (name, near) in &self.log.loaded.unknown_variables {
-            match near {
-                Some(near) => {
-                    tracing::warn!("{name} is not a setting and is ignored: did you mean {near}?");
-                }
-                None => tracing::warn!(
-                    "{name} looks like a setting but is not one, and is ignored: \
-                     `snowskin config reference` lists all settings"
-                ),
-            }
-        }
-        for fabric in &self.log.loaded.not_built {
-            tracing::warn!(
-                "the settings of {fabric} are ignored: this build lacks it; build with --features {fabric}"
-            );
-        }
-        for (old, key) in &self.log.loaded.renamed {
-            tracing::warn!("{old} is the old name of {} ({}): use the new one", key.path, key.variable);
+        for warning in self.log.loaded.warnings() {
+            tracing::warn!("{warning}");
         }
         Ok(())
     }

@@ -19,7 +19,9 @@ fn a_target_is_found_by_its_registered_name() {
     assert!(json(&found)[0]["batches"].as_u64().unwrap() > 0);
     let unknown = run(&bench("decode/2"));
     assert_exit(&unknown, 1);
-    assert!(stderr(&unknown).contains("\"decode/2\""), "{}", stderr(&unknown));
+    let text = stderr(&unknown);
+    assert!(text.contains("no segment \"decode/2\" is registered"), "{text}");
+    assert!(text.contains("check the name"), "{text}");
     // A later target could take the name. A target without a metadata server fails instead of serving without
     // a name.
     drop(target);

@@ -193,4 +193,11 @@ fn a_part_of_an_object_is_fetched_through_the_local_server() {
     }
     assert_exit(&get(&["--length", "0"]), 2);
     assert_exit(&run(&["get", "none", "--offset", "1", "--local", socket]), 3);
+    // More than the node gives a local client. A machine with little memory has no room for such an arena.
+    let output = get(&["--length", "1TiB"]);
+    assert_exit(&output, 1);
+    let text = stderr(&output);
+    let of_node = ["use longer objects without --local", "left for arenas"];
+    assert!(of_node.iter().any(|limit| text.contains(limit)), "{text}");
+    assert!(!text.contains("this machine does not have"), "{text}");
 }

@@ -66,6 +66,18 @@ fn an_invalid_settings_file_is_refused_with_its_lines_before_anything_starts() {
 }
 
 #[test]
+fn config_check_warns_of_old_names_in_the_file_that_it_checks() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "[node.engine]\nsegments_max = 70\n").unwrap();
+    let output = run(&["config", "check", file.path().to_str().unwrap()]);
+    assert_exit(&output, 0);
+    let text = stdout(&output);
+    assert!(text.contains("valid; 1 settings are set"), "{text}");
+    let warning = "warning: node.engine.segments_max is the old name of node.engine.remote_regions_max";
+    assert!(text.contains(warning), "{text}");
+}
+
+#[test]
 fn a_master_of_tenants_does_not_start_without_an_admins_secret() {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
     std::io::Write::write_all(&mut file, b"[[tenants]]\nname = \"a\"\n").unwrap();

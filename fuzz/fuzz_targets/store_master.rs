@@ -80,7 +80,7 @@ fuzz_target!(|bytes: &[u8]| {
         let mut out = Vec::new();
         master.handle(now, &mut session, &Frame { header, body }, &mut out);
         if Kind::from_byte(kind) == Some(Kind::ReturnLeases) {
-            assert!(out.is_empty(), "leases are given back without a word");
+            assert!(out.is_empty(), "leases are returned without an answer");
             continue;
         }
         let (answer, answer_len) = Frame::parse(&out).expect("a frame").expect("a whole frame");

@@ -190,7 +190,8 @@ impl Node {
                 log::info!("node {name}: drained: {} objects were moved to other nodes", info.moved_total);
             }
             Ok(info) => log::warn!(
-                "node {name}: not drained within {} ms: {} objects, {} bytes, were not moved; raise `drain_on_stop_ms`",
+                "node {name}: not drained within {} ms: {} allocations (replicas, unfinished puts, space pending \
+                 release) of {} bytes are left; raise `drain_on_stop_ms`",
                 timeout.as_millis(),
                 info.blocks,
                 info.used_bytes
@@ -200,8 +201,8 @@ impl Node {
     }
 
     /// Moves all objects to other nodes. It waits at most `timeout`, or until nothing more can be moved, and
-    /// returns the progress. The node continues: the objects that are left ([`DrainInfo::blocks`]) can be
-    /// read until it is stopped.
+    /// returns the progress. The node continues: objects that are left can be read until it is stopped.
+    /// [`DrainInfo::blocks`] counts what is left: replicas, unfinished puts, and space pending release.
     ///
     /// # Errors
     /// The master did not answer before the timeout.
@@ -210,8 +211,8 @@ impl Node {
     }
 
     /// Moves all objects to other nodes, waits at most `timeout`, then ends as [`stop`](Self::stop) does.
-    /// Returns the progress: the objects that were left ([`DrainInfo::blocks`]) were unmounted with the
-    /// memory.
+    /// Returns the progress: what was left (as many replicas, unfinished puts and parts of space pending
+    /// release as [`DrainInfo::blocks`]) was unmounted with the memory.
     ///
     /// # Errors
     /// The master did not answer before the timeout; the node has ended nevertheless.

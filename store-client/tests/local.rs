@@ -19,7 +19,8 @@ use store_client::{
     StoreError,
 };
 use store_core::message::{Operation as _, ReadStats};
-use store_core::{Frame, FrameWriter, Header};
+use store_core::wire::VERSION;
+use store_core::{Frame, FrameWriter, Header, WireError};
 use store_master::MasterHandle;
 
 const ONE: PutOptions = PutOptions::DEFAULT;
@@ -459,6 +460,57 @@ fn a_client_of_another_release_gets_the_version_that_the_node_does_not_speak() {
     assert!(refusal.to_string().contains("version 1 of the local protocol"), "{refusal}");
     assert_eq!(LocalError::Refused(refusal).code(), ErrorCode::InvalidVersion);
     assert_eq!(store.server.stats().broken_total, 0, "a refused client does not count as broken");
+}
+
+#[test]
+fn frames_of_another_version_are_refused_with_both_versions_on_either_side() {
+    let store = Store::new();
+    let old = VERSION - 1;
+    let mut hello = Vec::new();
+    let mut frame =
+        FrameWriter::begin(&mut hello, &Header { kind: 90, response: false, request_id: 5, status: 0 });
+    frame.body().extend_from_slice(HELLO);
+    frame.finish().unwrap();
+    hello[4..6].copy_from_slice(&old.to_le_bytes());
+    let mut stream = store.raw();
+    stream.write_all(&hello).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    // A client of that release finds this release's version in the header, which has the same form in both.
+    let frame = Frame::parse(&answer).unwrap().unwrap().0;
+    assert_eq!((frame.header.request_id, frame.body), (5, &[1, 0, old as u8][..]));
+    let stats = store.server.stats();
+    assert_eq!((stats.refused_total, stats.broken_total), (1, 0));
+
+    // A node of that release, which answers, and one that closes the connection.
+    let path = store.dir.path().join("old");
+    let listener = UnixListener::bind(&path).unwrap();
+    answer[4..6].copy_from_slice(&old.to_le_bytes());
+    std::thread::spawn(move || {
+        for answer in [&answer[..], &[]] {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+            stream.write_all(answer).unwrap();
+        }
+    });
+    let error = LocalClient::connect(LocalConfig::new(&path)).unwrap_err();
+    assert!(matches!(error, LocalError::Wire(WireError::Version { theirs, .. }) if theirs == old));
+    let text = error.to_string();
+    assert!(text.contains(&format!("version {old}, this side uses {VERSION}")), "{text}");
+    assert_eq!(error.code(), ErrorCode::InvalidVersion);
+    let error = LocalClient::connect(LocalConfig::new(&path)).unwrap_err();
+    assert!(matches!(error, LocalError::Unanswered { .. }), "{error:?}");
+    assert!(error.to_string().contains("run the same release"), "{error}");
+}
+
+#[test]
+fn an_untrusted_user_is_told_what_the_user_of_the_program_can_do() {
+    let refused = Refusal::User { uid: 7 }.to_string();
+    assert!(refused.contains("run as the node's user"), "{refused}");
+    assert!(refused.contains("embeds the server, add 7 to `LocalServerConfig::allowed_uids`"), "{refused}");
+    let untrusted = LocalError::UntrustedUser { path: "/n.sock".into(), uid: 7 }.to_string();
+    assert!(untrusted.contains("use a node that runs as this user"), "{untrusted}");
+    assert!(untrusted.contains("embeds the client, add 7 to `LocalConfig::trusted_uids`"), "{untrusted}");
 }
 
 #[test]

@@ -26,9 +26,9 @@ pub struct MasterConfig {
     /// How long a writer may take before another writer may displace its put, ms. Default 30,000.
     pub put_start_discard_timeout_ms: u32,
     /// After this time the nodes are told to cut off a writer that never reported that it is quiet, ms; its
-    /// space is released when they have. On nodes that cannot cut off writers, the space is released at this
-    /// time: there the setting must be longer than the longest time that a write can be under way in the
-    /// fabric. Longer than the discard timeout. Default 600,000.
+    /// space is released when they have. On nodes that cannot cut off writers, the space is held until the
+    /// segment is mounted anew. Space of a copy task that was given up is released at this time at the
+    /// latest. Must be longer than the discard timeout. Default 600,000.
     pub put_start_release_timeout_ms: u32,
     /// A node that is silent for longer than this is given up, ms. Default 10,000.
     pub node_ttl_ms: u32,
@@ -242,8 +242,14 @@ impl MasterConfig {
         }
         let names = self.tenants.iter().map(|tenant| &*tenant.name);
         let all = self.tenants.iter().chain(&self.tenant_default);
-        let long = self.admin_secret.len().max(self.cluster_secret.len()) > SECRET_BYTES_MAX;
-        if all.clone().any(|tenant| !tenant.is_valid()) || long {
+        for (setting, secret) in
+            [("admin_secret", &self.admin_secret), ("cluster_secret", &self.cluster_secret)]
+        {
+            if secret.len() > SECRET_BYTES_MAX {
+                return Err(ConfigError { setting, reason: Reason::SecretTooLong });
+            }
+        }
+        if all.clone().any(|tenant| !tenant.is_valid()) {
             return Err(ConfigError { setting: "tenants", reason: Reason::Tenant });
         }
         let twice =
@@ -273,6 +279,7 @@ enum Reason {
     Range { min: f64, max: f64 },
     ReleaseBeforeDiscard,
     TooManyTenants,
+    SecretTooLong,
     Tenant,
     TenantTwice,
     OneTenant,
@@ -286,12 +293,17 @@ impl fmt::Display for ConfigError {
             }
             Reason::TooManyTenants => write!(
                 f,
-                "{}: there are more than tenants_max: raise that limit, or remove some",
+                "{}: at most tenants_max - 1 can be configured: raise tenants_max, or \
+                 remove some",
                 self.setting
             ),
+            Reason::SecretTooLong => {
+                write!(f, "{}: a secret must have at most {SECRET_BYTES_MAX} bytes", self.setting)
+            }
             Reason::Tenant => write!(
                 f,
-                "{}: names must have 1 to 64 bytes, secrets at most 256, and a guarantee must not exceed the quota",
+                "{}: names must have 1 to 64 bytes, secrets at most {SECRET_BYTES_MAX}, and a guarantee must not \
+                 exceed the quota",
                 self.setting
             ),
             Reason::TenantTwice => write!(f, "{}: a name occurs twice", self.setting),

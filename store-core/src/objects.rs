@@ -106,7 +106,7 @@ impl Entry {
     const LAST: u8 = 4;
     /// The object was put again soon after its eviction.
     const RETURNING: u8 = 8;
-    /// The upper bits count the valid leases that were not given back.
+    /// The upper bits count the valid leases that were not returned.
     const LEASE: u8 = 16;
     /// From this count on leases are not counted any more: they end by time.
     const LEASES_MANY: u8 = 0xf0;

@@ -7,7 +7,7 @@ use te_core::Instant;
 use crate::TenantNo;
 use crate::proof::CHALLENGE_BYTES;
 
-/// Most leases that a connection can give back; older ones end by time.
+/// Most leases that a connection can return; older ones end by time.
 const LEASES_MAX: usize = 1_024;
 
 /// Where a connection comes from. Decides on some of its rights.
@@ -90,7 +90,7 @@ impl Session {
         self.node
     }
 
-    /// Whether it has an unfinished put or leases that it can give back.
+    /// Whether it has an unfinished put or leases that it can return.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.puts > 0 || !self.leases.list.is_empty()
@@ -110,7 +110,7 @@ impl Default for Session {
     }
 }
 
-/// A lease that was granted and can be given back, once.
+/// A lease that was granted and can be returned, once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted {
     pub(crate) index: u32,
@@ -155,7 +155,7 @@ impl Leases {
         self.next += 1;
     }
 
-    /// Removes the leases of a range that can still be given back, and calls `each` with each of them.
+    /// Removes the leases of a range that can still be returned, and calls `each` with each of them.
     pub(crate) fn take(&mut self, now: Instant, first: u64, count: u32, mut each: impl FnMut(Granted)) {
         let oldest = self.next - self.list.len() as u64;
         let end = first.saturating_add(count.into()).min(self.next);

@@ -83,7 +83,7 @@ pub struct Stats {
     pub nodes_expired_total: u64,
     /// Writers that nodes have cut off.
     pub expulsions_total: u64,
-    /// Leases that readers gave back before they ran out.
+    /// Leases that readers returned before they ran out.
     pub leases_returned_total: u64,
     /// Segments that clients reported as out of reach and whose nodes have not been heard of since.
     pub segments_unreachable: u64,

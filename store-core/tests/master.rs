@@ -456,12 +456,7 @@ fn unmounting_drops_lost_puts_and_leased_space() {
     put(&mut master, at(0), "l", KIB);
     master.get(at(0), b"l").unwrap();
     master.remove(at(0), b"l", RemoveMode::Force).unwrap();
-    let theirs = UnmountSegment {
-        node: NodeId::new(1),
-        incarnation: Incarnation::new(1),
-        segment: SegmentNo::new(1),
-        key: 0,
-    };
+    let theirs = UnmountSegment::new(NodeId::new(1), Incarnation::new(1), SegmentNo::new(1));
     for not in [
         UnmountSegment { node: NodeId::new(2), ..theirs },
         UnmountSegment { incarnation: Incarnation::new(2), ..theirs },

@@ -323,12 +323,7 @@ fn a_full_store_finds_the_one_segment_with_room() {
             master
                 .unmount(
                     at(0),
-                    &UnmountSegment {
-                        node: no.into(),
-                        incarnation: Incarnation::new(1),
-                        segment: SegmentNo::new(no as u32),
-                        key: 0,
-                    },
+                    &UnmountSegment::new(no.into(), Incarnation::new(1), SegmentNo::new(no as u32)),
                 )
                 .unwrap();
             mount(&mut master, 0, no, 2, &format!("s{no}"), KIB);
@@ -442,15 +437,7 @@ fn the_slab_allocator_serves_a_master_as_well_node_death_included() {
     }
     assert!(master.stats().used_bytes >= bytes && master.stats().evictions_total == 0);
     master
-        .unmount(
-            at(1),
-            &UnmountSegment {
-                node: NodeId::new(1),
-                incarnation: Incarnation::new(1),
-                segment: SegmentNo::new(1),
-                key: 0,
-            },
-        )
+        .unmount(at(1), &UnmountSegment::new(NodeId::new(1), Incarnation::new(1), SegmentNo::new(1)))
         .unwrap();
     for object in 0..3_000u64 {
         let key = format!("{object}");

@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use store_core::message::{
-    FetchRequest, Get, MountSegment, Operation, Pin, PutOptions, PutRequest, Retention, SegmentOrder,
-    SegmentState, TaskEnd, WriterState,
+    FetchRequest, Get, MountSegment, Operation, Pin, PutOptions, PutRequest, RemoveMode, Retention,
+    SegmentOrder, SegmentState, TaskEnd, WriterState,
 };
 use store_core::{
     AllocatorKind, ErrorCode, Event, Frame, FullKey, Incarnation, Instant, Key, Master, MasterConfig, NodeId,
@@ -142,25 +142,55 @@ fn a_long_object_takes_neighbours_and_only_those_it_needs() {
     assert_eq!(pool.stats().evictions_total - before, 3, "exactly three neighbours");
 }
 
-#[test]
-fn what_a_long_object_passes_over_goes_with_it_and_not_more_than_a_few_times_its_length() {
-    let mut pool = master(config(), &[64 * MIB]);
+/// The objects, of 1,024 of 64 KiB in a full segment, that a put of 256 KiB evicts. Those of odd number are first
+/// or last in the policy's order, and no two of them are neighbours.
+fn gone_for_a_long_object(pin: Pin) -> Vec<u32> {
+    let mut pool = master(MasterConfig { soft_pin_ttl_ms: 3_600_000, ..config() }, &[64 * MIB]);
     let name = |object: u32| format!("{object:04}");
+    let options = PutOptions { retention: Retention { pin, ..Retention::DEFAULT }, ..PutOptions::DEFAULT };
+    let fill = |pool: &mut Master, object: u32| {
+        put(pool, 0, (TenantNo::new(0), &name(object)), 64 * KIB, &options).unwrap();
+    };
     for object in 0..1_024 {
-        put(&mut pool, 0, (TenantNo::new(0), &name(object)), 64 * KIB, &PutOptions::DEFAULT).unwrap();
+        fill(&mut pool, object);
     }
-    // Every other object is read: the others are evicted first, and no two of them are neighbours.
-    for object in (0..1_024).step_by(2) {
-        pool.get(at(1), name(object).as_bytes()).unwrap();
+    match pin {
+        // Objects that were not read are evicted first.
+        Pin::None => {
+            for object in (0..1_024).step_by(2) {
+                pool.get(at(1), name(object).as_bytes()).unwrap();
+            }
+        }
+        // Pinned objects are evicted in the order in which they were pinned.
+        _ => {
+            let odd = || (1..1_024).step_by(2);
+            for object in odd() {
+                pool.remove(at(1), name(object).as_bytes(), RemoveMode::Force).unwrap();
+            }
+            for object in odd() {
+                fill(&mut pool, object);
+            }
+        }
     }
     put(&mut pool, 2_000, (TenantNo::new(0), "long"), 256 * KIB, &PutOptions::DEFAULT).unwrap();
-    let gone: Vec<u32> = (0..1_024).filter(|object| !pool.exists(name(*object).as_bytes())).collect();
+    (0..1_024).filter(|object| !pool.exists(name(*object).as_bytes())).collect()
+}
+
+#[test]
+fn what_a_long_object_passes_over_goes_with_it_and_not_more_than_a_few_times_its_length() {
+    let gone = gone_for_a_long_object(Pin::None);
     // Five neighbours make room, with the trailer; of the objects before them in the order, three times as
     // many bytes are evicted.
     assert_eq!(gone[..5], [1, 2, 3, 4, 5]);
     assert!((13..=17).contains(&gone.len()), "{gone:?}");
     let odd = gone[5..].iter().all(|object| object % 2 == 1);
     assert!(odd, "only objects before the neighbours are evicted: {gone:?}");
+}
+
+#[test]
+fn pinned_objects_that_a_long_object_passes_over_stay() {
+    let gone = gone_for_a_long_object(Pin::Soft);
+    assert_eq!(gone.len(), 5, "only those whose space the put needs: {gone:?}");
 }
 
 #[test]

@@ -151,6 +151,10 @@ impl Answering {
     fn mount_answered(&mut self, source: Source, frame: &Frame<'_>, answer: &[u8], status: i32) {
         let Ok((asked, _)) = message::Mount::decode_request(frame.body) else { return };
         let (name, endpoint) = (asked.name, asked.endpoint);
+        if status == ErrorCode::IncarnationTooHigh.code() {
+            // Logged as an event.
+            self.refusals.incarnations += 1;
+        }
         if status == ErrorCode::PermissionDenied.code() || status == ErrorCode::IllegalClient.code() {
             self.refusals.mounts_unproved += 1;
             if let Some(suppressed) = self.refused_mounts.may(self.time.last()) {
@@ -251,4 +255,40 @@ fn name(kind: u8) -> &'static str {
 fn log_slow(kind: u8, request_id: u64, requests: u32, took: Duration) {
     let took_ms = took.as_millis() as u64;
     warn!(op = name(kind), trace = %Trace::of(request_id), requests, took_ms, "slow request");
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use store_core::message::MountSegment;
+    use store_core::{Incarnation, MasterConfig, NodeId};
+
+    use super::*;
+
+    #[test]
+    fn mounts_of_an_incarnation_that_has_ended_or_is_far_ahead_are_counted() {
+        let mut answering = Answering::new(Master::new(MasterConfig::default()).unwrap(), 0);
+        answering.set_wall();
+        let mut session = Session::owner();
+        let mut refused_after = |incarnation: u64| {
+            let segment = MountSegment {
+                node: NodeId::new(1),
+                incarnation: Incarnation::new(incarnation),
+                name: "n1",
+                endpoint: "h:1",
+                len: 1 << 20,
+                key: 9,
+                ..MountSegment::default()
+            };
+            let mut request = Vec::new();
+            message::Mount::encode_request(&mut request, 1, &segment, std::iter::empty()).unwrap();
+            let frame = Frame::parse(&request).unwrap().unwrap().0;
+            answering.frame(&mut session, Source::Unix, &frame, &mut Vec::new());
+            answering.refusals.incarnations
+        };
+        assert_eq!(refused_after(2), 0, "the first mount");
+        assert_eq!(refused_after(1), 1, "an incarnation that has ended");
+        assert_eq!(refused_after(u64::MAX), 2, "an incarnation that is centuries ahead");
+        assert_eq!(refused_after(3), 2, "a later incarnation");
+    }
 }

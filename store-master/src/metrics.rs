@@ -325,7 +325,7 @@ impl Snapshot {
                 "Writers that were cut off so that their space could be freed",
                 stats.expulsions_total,
             ),
-            ("leases_returned", "Leases given back before they ended", stats.leases_returned_total),
+            ("leases_returned", "Leases returned before they ended", stats.leases_returned_total),
             (
                 "puts_metadata_full",
                 "Puts refused because the metadata's memory was at its limit",

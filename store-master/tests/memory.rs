@@ -57,12 +57,7 @@ fn memory_of_an_unmounted_segment_is_given_back() {
     let during = resident_bytes();
     assert!(during > before + 150 * MIB, "{} MiB for 200,000 long keys", (during - before) / MIB);
     out.clear();
-    let unmount = UnmountSegment {
-        node: NodeId::new(1),
-        incarnation: Incarnation::new(1),
-        segment: mounted.segment,
-        key: 0,
-    };
+    let unmount = UnmountSegment::new(NodeId::new(1), Incarnation::new(1), mounted.segment);
     Unmount::encode_request(&mut out, 3, &unmount, std::iter::empty()).unwrap();
     stream.write_all(&out).unwrap();
     assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);

@@ -112,7 +112,7 @@ impl fmt::Display for Error {
             ErrorKind::Stale => "stale id: its index was used again; get the current id",
             ErrorKind::OutOfRange => "out of range: the bytes do not lie inside the region",
             ErrorKind::AccessDenied => "access denied: the export does not grant this, or the key is wrong",
-            ErrorKind::Busy => "busy: operations still use it; poll until they have completed, then try again",
+            ErrorKind::Busy => "busy: it is still in use; wait until what uses it has ended, or use another id",
             ErrorKind::Full => "full: poll, then try again",
             ErrorKind::Unsupported => "this transport does not support the operation or this kind of memory",
             ErrorKind::Unreachable => {

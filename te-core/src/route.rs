@@ -63,9 +63,9 @@ pub struct HealthConfig {
     pub errors_max: u32,
     /// The first pause, and the first wait before a slow rail is tried again. Each further one is twice as
     /// long.
-    pub cooldown_min: Duration,
+    pub backoff_min: Duration,
     /// The longest pause and the longest wait.
-    pub cooldown_max: Duration,
+    pub backoff_max: Duration,
     /// The bandwidth that is assumed before anything was measured, in bytes per microsecond (MB/s).
     pub bandwidth_initial: u32,
     /// A rail is slow when it takes this many times as long per byte as the best rail of its group. 0: no
@@ -77,8 +77,8 @@ impl Default for HealthConfig {
     fn default() -> Self {
         Self {
             errors_max: 3,
-            cooldown_min: Duration::from_millis(10),
-            cooldown_max: Duration::from_secs(10),
+            backoff_min: Duration::from_millis(10),
+            backoff_max: Duration::from_secs(10),
             bandwidth_initial: 1_000,
             slow_factor: 4,
         }
@@ -237,7 +237,7 @@ impl HealthRoute {
     fn slow_probe(&mut self, open: u32) -> Option<usize> {
         let (now, config) = (self.now, self.config);
         let mut found = None;
-        self.probe_due = now + config.cooldown_min * 10;
+        self.probe_due = now + config.backoff_min * 10;
         for index in 0..self.rails.len() {
             let best = self.best_beside(index);
             let rail = &mut self.rails[index];
@@ -251,7 +251,7 @@ impl HealthRoute {
                 found = Some(index);
             }
             // A rail that this slice cannot reach must not start a search at every slice.
-            self.probe_due = self.probe_due.min(rail.probe_at.max(now + config.cooldown_min));
+            self.probe_due = self.probe_due.min(rail.probe_at.max(now + config.backoff_min));
         }
         found
     }
@@ -380,7 +380,7 @@ impl Route for HealthRoute {
         match completion.result {
             Ok(()) => {
                 rail.bytes_done += u64::from(slice.len);
-                if rail.faults_in_row > 0 || rail.cooldown_ns > 0 {
+                if rail.faults_in_row > 0 || rail.backoff_ns > 0 {
                     rail.recover();
                     self.paused &= !(1 << index);
                     // Most of its time was spent on making the connection again, and does not predict the

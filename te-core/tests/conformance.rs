@@ -123,10 +123,9 @@ mod through_all_decorators_on_a_stormy_fabric {
 #[test]
 fn the_laws_hold_whatever_the_seed() {
     use te_core::sim::SimConfig;
-    use te_core::testkit::{SimHarness, conformance, seeds};
+    use te_core::testkit::{SimHarness, conformance, each_seed};
 
-    for seed in seeds(100..104) {
-        println!("seed {seed}");
+    for seed in each_seed(100..104) {
         let _report = conformance(&mut SimHarness::new(seed, SimConfig::STORMY));
         let _report = conformance(&mut over_two_rails::harness(seed, SimConfig::STORMY));
     }

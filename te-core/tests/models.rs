@@ -393,7 +393,7 @@ proptest! {
                         prop_assert!(paused.is_some(), "{} faults in a row and no pause", faults_in_row[rail]);
                     }
                     if let Some(until) = paused {
-                        prop_assert!(until - now <= config.cooldown_max);
+                        prop_assert!(until - now <= config.backoff_max);
                     }
                 }
                 Event::Return(which) => {

@@ -64,7 +64,7 @@ impl fmt::Display for FrameError {
             Self::Version(v) => {
                 write!(
                     f,
-                    "version {v} of the protocol is not supported here: run the same release on both hosts"
+                    "version {v} of the protocol or of the export is not supported here: run the same release on both hosts"
                 )
             }
             Self::Kind(k) => write!(f, "frame kind {k} is not expected here"),

@@ -25,7 +25,8 @@ pub const CHUNKS_MAX: u32 = 65_536;
 pub struct Config {
     /// NIC ports to use, by the kernel's names: `mlx5_0` for each active port of that device, `mlx5_0:1` for
     /// one port. Empty: every active port of the host. An engine opens one rail per port, and does not start
-    /// when a port that is named cannot be opened; a single transport opens the first port. Default: empty.
+    /// when a port that is named cannot be opened; a single transport opens the first port, and every name
+    /// must select one. Default: empty.
     pub devices: Vec<String>,
     /// Port of the listener for control connections, in place of the one in `bind`. Each further rail of an
     /// engine takes the next port. 0: the port in `bind`, and a free one where that is 0 too. A port that is
@@ -111,7 +112,8 @@ pub struct Config {
     /// Allows the NIC to reorder its writes to local memory where it can. Default on.
     #[serde(skip)]
     pub relaxed_ordering: bool,
-    /// Counts the bytes of registrations while they run. Default: only the log reports them.
+    /// Counts the bytes of registrations by address while they run; registrations by a dma-buf are not
+    /// counted. Default: only the log reports them.
     #[serde(skip)]
     pub progress: Option<Progress>,
     /// A peer that does not answer a request on the control connection for this many milliseconds is dead.

@@ -195,6 +195,11 @@ mod tests {
             pick(&["a:3"]),
             Err(OpenError::Provider(sys::OpenError::NoSuchPort { port: 3, .. }))
         ));
+        assert!(matches!(pick(&["b", "c"]), Err(OpenError::PortDown)));
+        assert!(matches!(
+            pick(&["b", "d"]),
+            Err(OpenError::Provider(sys::OpenError::NoSuchDevice(name))) if name == "d"
+        ));
         assert!(matches!(pick(&["d"]), Err(OpenError::Provider(sys::OpenError::NoSuchDevice(_)))));
         assert!(matches!(first_port(&[], &[port("a", 1, false)]), Err(OpenError::PortDown)));
     }

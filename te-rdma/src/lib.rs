@@ -83,8 +83,8 @@
 //! queue pairs. Connecting a queue pair may block on the network (on RoCE the kernel resolves the neighbour's
 //! address: up to a second without an answer), and is done by up to four threads; their results make the
 //! event source readable. Opening a transport verifies its GID by a loopback, which takes at most
-//! [`Config::proof_ms_max`] for each GID that is tried. Registering pins pages; long regions are registered
-//! in chunks by several threads.
+//! [`Config::proof_ms_max`] for each GID that is tried. Registering pins pages; long regions of
+//! host memory are registered in chunks by several threads.
 //!
 //! # Limits
 //!

@@ -8,7 +8,7 @@ use te_core::device::Devices;
 use te_core::{Access, Error, ErrorKind, GpuVendor, Location, MemSpan, MemoryKinds, RegionId, Slice};
 use te_fabric::net::random_u64;
 
-use crate::config::Config;
+use crate::config::{CHUNKS_MAX, Config};
 use crate::sys::registration;
 use crate::sys::verbs::{DeviceFeatures, DeviceInfo, MrAccess, Registration, Verbs};
 use crate::wire::Chunking;
@@ -247,13 +247,18 @@ pub(crate) fn mr_access(access: Access, config: &Config) -> MrAccess {
 /// How a region is divided into registrations.
 ///
 /// # Errors
-/// `InvalidArgument`: no rights, no bytes, or a range that wraps around the address space.
+/// `InvalidArgument`: no rights, no bytes, or a range that wraps around the address space. `Full`: more than
+/// [`CHUNKS_MAX`] chunks.
 pub(crate) fn chunking(address: u64, len: u64, access: Access, config: &Config) -> Result<Chunking, Error> {
     if access.is_empty() {
         return Err(ErrorKind::InvalidArgument.into());
     }
     let chunk = config.registration_chunk_bytes;
-    Chunking::new(address, len, chunk).ok_or_else(|| ErrorKind::InvalidArgument.into())
+    let chunking = Chunking::new(address, len, chunk).ok_or(ErrorKind::InvalidArgument)?;
+    if chunking.count() > u64::from(CHUNKS_MAX) {
+        return Err(ErrorKind::Full.into());
+    }
+    Ok(chunking)
 }
 
 /// Registers the chunks of a region by its dma-buf, all or none. `offset` is that of the region's first byte

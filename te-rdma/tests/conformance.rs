@@ -2,14 +2,16 @@
 //! connections over loopback. Simulated devices, real sockets.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod common;
+
 use std::alloc::System;
 use std::time::Duration;
 
-use te_core::Instant;
+use common::Reopen;
 use te_core::testkit::{CountingAlloc, Harness, Pair};
-use te_fabric::testkit::{self, Ends, EndsConfig};
-use te_rdma::sim::{DeviceConfig, LinkConfig, SimConfig, SimDevice, SimFabric};
-use te_rdma::{Config, RdmaTransport};
+use te_fabric::testkit::{Ends, EndsConfig};
+use te_rdma::Config;
+use te_rdma::sim::{DeviceConfig, LinkConfig, SimConfig, SimFabric};
 
 #[global_allocator]
 static ALLOC: CountingAlloc<System> = CountingAlloc::new(System);
@@ -51,7 +53,7 @@ impl Harness for Fabric {
 
     fn pair(&mut self) -> Box<dyn Pair + '_> {
         let sim = SimFabric::new(7, SimConfig { link: self.link, ..SimConfig::TIMED });
-        let mut restart = Restart { sim, device: self.device.clone(), config: self.config.clone() };
+        let mut restart = Reopen::new(sim, self.device.clone(), self.config.clone());
         let (initiator, target) = (restart.open(), restart.open());
         // The restarted target comes back at the same address.
         restart.config.bind = target.local_address();
@@ -60,50 +62,9 @@ impl Harness for Fabric {
     }
 }
 
-struct Restart {
-    sim: SimFabric,
-    device: DeviceConfig,
-    config: Config,
-}
-
-impl Restart {
-    fn open(&self) -> RdmaTransport<SimDevice> {
-        RdmaTransport::new(self.sim.device(self.device.clone()), self.config.clone()).unwrap()
-    }
-}
-
-impl testkit::Fabric for Restart {
-    type Transport = RdmaTransport<SimDevice>;
-
-    fn reopen(&mut self) -> Self::Transport {
-        self.open()
-    }
-
-    fn identity(transport: &Self::Transport) -> u64 {
-        transport.identity()
-    }
-
-    fn cut(transport: &mut Self::Transport) {
-        transport.close_connections();
-    }
-
-    fn advance(&mut self, now: Instant) {
-        self.sim.advance_to(now);
-    }
-}
-
 /// The suite's longest slices, short limits.
 fn plain() -> Config {
-    Config {
-        proof_ms_max: 0,
-        slice_bytes_max: 16 << 20,
-        timeout_exponent: 8,
-        retries: 3,
-        peer_silence_ms_max: 2_000,
-        connect_ms_max: 1_000,
-        reconnect_ms_max: 100,
-        ..Config::default()
-    }
+    Config { slice_bytes_max: 16 << 20, ..common::config() }
 }
 
 mod one_queue_pair {

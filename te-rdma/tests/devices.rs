@@ -12,18 +12,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{ALL, Block, Net, REMOTE, config, kind, pattern, read, write};
+use common::{ALL, Block, Net, REMOTE, Reopen, config, kind, pattern, read, write};
 use fake::ExportingDevices;
 use te_core::device::{Devices, Stager};
 use te_core::testkit::{CountingAlloc, FakeDevices, FakeStaging, Harness, Pair, PeekPoke, Side};
 use te_core::{
-    Access, Error, ErrorKind, GpuVendor, Instant, Location, MemSpan, Memory, MemoryKinds, RegionId,
-    RegionOffset, Slice, Transport,
+    Access, Error, ErrorKind, GpuVendor, Location, MemSpan, Memory, MemoryKinds, RegionId, RegionOffset,
+    Slice, Transport,
 };
-use te_fabric::testkit::{self, Ends, EndsConfig, EndsMemory, Node};
-use te_rdma::sim::{DeviceConfig, LinkConfig, SimConfig, SimDevice, SimFabric};
+use te_fabric::testkit::{Ends, EndsConfig, EndsMemory, Node};
+use te_rdma::sim::{DeviceConfig, LinkConfig, SimConfig, SimFabric};
 use te_rdma::verbs::DeviceFeatures;
-use te_rdma::{Config, RdmaTransport};
+use te_rdma::{CHUNKS_MAX, Config, RdmaTransport};
 
 #[global_allocator]
 static ALLOC: CountingAlloc<System> = CountingAlloc::new(System);
@@ -160,6 +160,19 @@ fn a_nic_that_takes_no_dmabufs_declares_host_memory_alone() {
     assert_eq!(kinds(&net, 1), MemoryKinds::HOST | MemoryKinds::CUDA);
     net.add_device(nic(), &config(), BYTES);
     assert_eq!(kinds(&net, 2), MemoryKinds::HOST, "without devices");
+}
+
+#[test]
+fn a_region_of_too_many_chunks_is_refused() {
+    let config = Config { registration_chunk_bytes: 4_096, ..config() };
+    let mut net = Net::new(1);
+    let here = ExportingDevices::new(HERE);
+    add(&mut net, DeviceConfig { mr_count_max: 2 * CHUNKS_MAX, ..nic() }, &config, Arc::new(here.clone()));
+    let span = here.allocate((CHUNKS_MAX as usize + 1) * 4_096);
+    let before = net.fabric.mr_count(net.ports[0]);
+    assert_eq!(register(&mut net, 0, span, ALL), Err(ErrorKind::Full));
+    assert_eq!((net.fabric.mr_count(net.ports[0]), here.descriptors(span)), (before, 0));
+    assert_eq!(register(&mut net, 0, span.part(0, 16 * 4_096).unwrap(), ALL), Ok(()));
 }
 
 #[test]
@@ -327,50 +340,18 @@ impl Harness for OnDevices {
         let sim = SimFabric::new(7, SimConfig::TIMED);
         let on = |location, wanted: bool| wanted.then(|| ExportingDevices::new(location));
         let memories = Memories { initiator: on(HERE, self.ends.0), target: on(THERE, self.ends.1) };
-        let mut restart = Restart { sim, config: self.config.clone(), devices: memories.initiator.clone() };
+        let shared = |devices: &Option<ExportingDevices>| {
+            devices.clone().map(|devices| Arc::new(devices) as Arc<dyn Devices>)
+        };
+        let mut restart = Reopen::new(sim, nic(), self.config.clone());
+        restart.devices = shared(&memories.initiator);
         let initiator = restart.open();
-        restart.devices.clone_from(&memories.target);
+        restart.devices = shared(&memories.target);
         let target = restart.open();
         // The restarted target comes back at the same address.
         restart.config.bind = target.local_address();
         let limits = EndsConfig { patience: Duration::from_secs(30), late_max: Duration::from_millis(30) };
         Box::new(Ends::new(initiator, target, restart, limits).with_memory(Rc::new(memories)))
-    }
-}
-
-struct Restart {
-    sim: SimFabric,
-    config: Config,
-    devices: Option<ExportingDevices>,
-}
-
-impl Restart {
-    fn open(&self) -> RdmaTransport<SimDevice> {
-        let (nic, config) = (self.sim.device(nic()), self.config.clone());
-        match &self.devices {
-            Some(devices) => RdmaTransport::with_devices(nic, config, Arc::new(devices.clone())).unwrap(),
-            None => RdmaTransport::new(nic, config).unwrap(),
-        }
-    }
-}
-
-impl testkit::Fabric for Restart {
-    type Transport = RdmaTransport<SimDevice>;
-
-    fn reopen(&mut self) -> Self::Transport {
-        self.open()
-    }
-
-    fn identity(transport: &Self::Transport) -> u64 {
-        transport.identity()
-    }
-
-    fn cut(transport: &mut Self::Transport) {
-        transport.close_connections();
-    }
-
-    fn advance(&mut self, now: Instant) {
-        self.sim.advance_to(now);
     }
 }
 

@@ -5,6 +5,7 @@
 mod rig;
 
 use rig::{ALL, BUFFER_BYTES, Node, Pair, QP, connect};
+use te_core::testkit::each_seed;
 use te_core::{Instant, Op};
 use te_rdma::sim::{DeviceConfig, LinkConfig, Refusal, SimConfig, SimFabric};
 use te_rdma::verbs::{AsyncEvent, MrAccess, QpStep, Sge, Verbs as _, WcStatus, WorkRequest};
@@ -231,7 +232,7 @@ fn retries_bridge_a_link_that_comes_back() {
 
 #[test]
 fn loss_and_duplicates_have_no_effect() {
-    for seed in 0..20u64 {
+    for seed in each_seed(0..20) {
         let rough = LinkConfig {
             loss_ppm: 30_000,
             duplicate_ppm: 50_000,
@@ -248,11 +249,11 @@ fn loss_and_duplicates_have_no_effect() {
         for round in 0..30u64 {
             pair.a.mem.fill(round as u8 + 1);
             pair.write(2 * round, 1_000, 6_000);
-            assert_eq!(pair.settle(), [(2 * round, WcStatus::Success)], "seed {seed}");
+            assert_eq!(pair.settle(), [(2 * round, WcStatus::Success)]);
             assert!(pair.b.mem.read(1_000, 6_000) == vec![round as u8 + 1; 6_000]);
             pair.a.mem.fill(0);
             pair.read(2 * round + 1, 1_000, 6_000);
-            assert_eq!(pair.settle(), [(2 * round + 1, WcStatus::Success)], "seed {seed}");
+            assert_eq!(pair.settle(), [(2 * round + 1, WcStatus::Success)]);
             assert!(pair.a.mem.read(0, 6_000) == vec![round as u8 + 1; 6_000]);
         }
         let counters = pair.fabric.counters();

@@ -53,11 +53,12 @@
 //!
 //! # Memory of devices
 //!
-//! Bytes of a GPU go through *slots* of pinned host memory at each end that has such memory; the other end
-//! sees no difference. A [`Stager`](te_core::device::Stager) copies between the two (a *hop*). Initiator and
-//! target have stagers of their own, so neither direction waits for the other's slots. While no slot is free,
-//! a slice waits here, and a peer's connection is not read. Slices for one peer get two thirds of the slots
-//! at most, so a peer that answers slowly does not keep the slices for others waiting. A piece of a READ is
+//! Bytes of a GPU go through *slots* of page-locked host memory at each end that has such memory; the other
+//! end sees no difference. A [`Stager`](te_core::device::Stager) copies between the two (a *hop*). Initiator
+//! and target have stagers of their own, so neither direction waits for the other's slots. While no slot is
+//! free, a slice waits here, and a peer's connection is not read. At the initiator, slices for a peer that
+//! has slots get another slot only while the peer has fewer than twice as many as are free, and never the
+//! last one; so a peer that answers slowly does not keep the slices for others waiting. A piece of a READ is
 //! settled when its hop has ended; a WRITE is acknowledged when its last hop has ended, and so is a fence or
 //! an expulsion that concerns it. Checksums are computed over slots: a target that answers a READ longer than
 //! a slot brings the bytes to the host twice. While others wait for slots, a peer's connection that holds

@@ -79,7 +79,7 @@ impl TcpTransport {
         })
     }
 
-    /// As [`new`](Self::new), and moves memory of `devices` as well, through slots of pinned host memory.
+    /// As [`new`](Self::new), and moves memory of `devices` as well, through page-locked staging slots.
     ///
     /// For each location, one stager is made for own slices and one for peers' operations, each when the
     /// first region that needs it is registered.

@@ -316,13 +316,13 @@ fn a_connection_that_never_says_hello_is_closed() {
 #[test]
 fn peers_that_hold_every_connection_do_not_stop_our_own_operations() {
     let (mut honest, mut target) = pair(&common::config(), BYTES);
-    let mut full_since = common::node(Config { connections_max: 8, ..common::config() }, BYTES);
-    full_since.attach(&target);
-    let _held: Vec<Raw> = (0..6).map(|session| Raw::greeted(&mut full_since, session, 0)).collect();
-    let more: Vec<Raw> = (0..20).map(|_| Raw::new(&full_since)).collect();
-    common::linger(&mut [&mut full_since], Duration::from_millis(20));
-    full_since.submit(&[write(1, 0, 0, 8)]);
-    assert!(finish(&mut [&mut full_since, &mut target], 1).result.is_ok());
+    let mut crowded = common::node(Config { connections_max: 8, ..common::config() }, BYTES);
+    crowded.attach(&target);
+    let _held: Vec<Raw> = (0..6).map(|session| Raw::greeted(&mut crowded, session, 0)).collect();
+    let more: Vec<Raw> = (0..20).map(|_| Raw::new(&crowded)).collect();
+    common::linger(&mut [&mut crowded], Duration::from_millis(20));
+    crowded.submit(&[write(1, 0, 0, 8)]);
+    assert!(finish(&mut [&mut crowded, &mut target], 1).result.is_ok());
     drop(more);
     honest_works(&mut honest, &mut target, 1);
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::raw::{Raw, frame_of};
 use common::{ALL, Node, drive, eventually, finish, skip};
-use te_core::testkit::{FakeDevices, FakeStaging, PeekPoke, seeds};
+use te_core::testkit::{FakeDevices, FakeStaging, PeekPoke, each_seed};
 use te_core::{
     Access, ErrorKind, ExpelMode, GpuVendor, Location, MemSpan, Memory, MemoryKinds, Op, Outcome, RegionId,
     RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
@@ -222,10 +222,32 @@ fn a_peer_that_takes_no_answers_keeps_others_waiting_for_a_second_at_most() {
 }
 
 #[test]
-fn a_region_is_withdrawn_from_peers_in_the_middle() {
+fn no_part_of_an_operation_begins_in_a_region_that_is_withdrawn() {
+    for seed in each_seed(0..32) {
+        let mut target = Gpu::new(common::config(), seed, 2);
+        let mut writer = target.connect(1, 0);
+        let request = frame_of(Kind::Write, 0, 0, &[writer.operation(0, 5_000)]);
+        writer.send(&mut target.node, &request);
+        writer.send(&mut target.node, &[1; 2_500]);
+        drive(&mut [&mut target.node], |node| {
+            node.transport.region_pins(ON_DEVICE).is_ok_and(|users| users.peers == 2)
+        });
+        // Two parts have both slots. The others have not begun, and do not begin any more.
+        assert_eq!(target.node.transport.deregister(ON_DEVICE), Err(ErrorKind::Busy.into()));
+        writer.send(&mut target.node, &[1; 2_500]);
+        let answer = writer.receive(&mut target.node, 20);
+        assert_eq!(answer[16..], (frame::Status::Withdrawn as u32).to_le_bytes());
+        assert_eq!(target.bytes(0, 2_000), [1; 2_000]);
+        assert_eq!(target.bytes(2_000, 3_000), [0; 3_000]);
+        drive(&mut [&mut target.node], |node| node.transport.deregister(ON_DEVICE) == Ok(()));
+        assert!(target.slots_taken() == 0 && writer.is_alive(&mut target.node));
+    }
+}
+
+#[test]
+fn what_still_arrives_for_a_withdrawn_region_is_discarded() {
     let mut target = Gpu::new(common::config(), 9, 2);
-    let mut writer = Raw::greeted(&mut target.node, 1, 0);
-    writer.export = frame::parse_export(&target.node.export_of(ON_DEVICE)).unwrap();
+    let mut writer = target.connect(1, 0);
     let request = frame_of(Kind::Write, 0, 0, &[writer.operation(0, 5_000)]);
     writer.send(&mut target.node, &request);
     writer.send(&mut target.node, &[1; 2_500]);
@@ -263,7 +285,7 @@ fn memory_is_refused_that_no_stager_reaches() {
 
 #[test]
 fn a_write_is_acknowledged_when_its_last_hop_has_ended() {
-    for seed in seeds(0..16) {
+    for seed in each_seed(0..16) {
         let mut target = Gpu::new(common::config(), seed, 3);
         let mut writer = target.connect(1, 0);
         writer.stream.write_all(&frame_of(Kind::Write, 0, 0, &[writer.operation(0, 2_500)])).unwrap();
@@ -279,7 +301,7 @@ fn a_write_is_acknowledged_when_its_last_hop_has_ended() {
 
 #[test]
 fn a_read_ends_when_its_last_hop_has_ended() {
-    for seed in seeds(0..16) {
+    for seed in each_seed(0..16) {
         let (mut a, mut b) = (Gpu::new(common::config(), seed, 3), Gpu::new(common::config(), seed + 1, 3));
         a.attach(&b);
         b.fill(9);
@@ -291,7 +313,7 @@ fn a_read_ends_when_its_last_hop_has_ended() {
 
 #[test]
 fn a_fence_is_answered_when_no_hop_of_an_older_connection_runs() {
-    for seed in seeds(0..32) {
+    for seed in each_seed(0..32) {
         let mut target = Gpu::new(common::config(), seed, 2);
         let (mut old, mut new) = (target.connect(1, 0), target.connect(1, 1));
         target.wait_for_hop(&mut old, 800);
@@ -309,7 +331,7 @@ fn a_fence_is_answered_when_no_hop_of_an_older_connection_runs() {
 
 #[test]
 fn an_expulsion_is_complete_when_no_hop_of_the_peer_runs() {
-    for seed in seeds(0..32) {
+    for seed in each_seed(0..32) {
         let mut target = Gpu::new(common::config(), seed, 2);
         let mut writer = target.connect(1, 0);
         target.wait_for_hop(&mut writer, 800);
@@ -323,7 +345,7 @@ fn an_expulsion_is_complete_when_no_hop_of_the_peer_runs() {
 
 #[test]
 fn a_region_is_busy_until_the_hops_of_peers_have_ended() {
-    for seed in seeds(0..32) {
+    for seed in each_seed(0..32) {
         let mut target = Gpu::new(common::config(), seed, 2);
         let mut writer = target.connect(1, 0);
         target.wait_for_hop(&mut writer, 800);
@@ -339,7 +361,7 @@ fn a_region_is_busy_until_the_hops_of_peers_have_ended() {
 
 #[test]
 fn a_region_is_busy_until_the_hops_of_its_own_slices_have_ended() {
-    for seed in seeds(0..32) {
+    for seed in each_seed(0..32) {
         let (mut a, mut b) = (Gpu::new(common::config(), seed, 2), Gpu::new(common::config(), seed + 1, 2));
         a.attach(&b);
         a.node.submit(&[slice(1, Op::Read, 0, 800)]);
@@ -365,7 +387,7 @@ fn peers_that_do_not_answer_leave_slots_for_the_others() {
         remote: RemoteOffset::new(RemoteRegionId::new(index, 1), 0),
         ..slice(token, Op::Write, 0, len)
     };
-    // The first two are not polled. Each of these slices has 65 pieces.
+    // The first two are not polled. Each of these slices has 66 pieces.
     for index in [2, 3] {
         a.node.submit(&[write(u64::from(index), index, BYTES as u32)]);
         (0..200).for_each(|_| _ = a.node.poll());

@@ -148,7 +148,8 @@ fn c_program(abi: &Abi) -> String {
 
 fn rust_file(assertions: &str) -> String {
     let mut file = String::from(
-        "//! Sizes, offsets and values of `infiniband/verbs.h`, as the C compiler sees them. Written by `cargo xtask bindgen`.\n\
+        "//! Sizes, offsets and values of `infiniband/verbs.h`, as the C compiler sees them. Written by\n\
+         //! `cargo xtask bindgen`.\n\
          #![cfg(all(target_arch = \"x86_64\", target_os = \"linux\", target_env = \"gnu\"))]\n\n\
          use super::abi::*;\nuse std::mem::offset_of;\n\nconst _: () = {\n",
     );

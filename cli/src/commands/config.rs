@@ -54,6 +54,8 @@ enum What {
         json: bool,
     },
     /// Check a settings file and the environment variables without starting anything
+    ///
+    /// Warns of settings that are given by an old name, and of those that are ignored.
     #[command(after_help = format!("{CHECK_HELP}\n\n{EXIT_CODES}"))]
     Check {
         /// The settings file; without it, the file of --config.
@@ -79,9 +81,12 @@ pub(crate) fn run(args: &Args, config: Option<&Path>) -> Outcome {
             let loaded = load(file, &["log", "cluster", "master", "node", "client"])?;
             let given = keys::all().iter().filter(|key| loaded.is_given(&key.path)).count();
             let name = file.map_or_else(|| "no file".to_owned(), |file| file.display().to_string());
-            output::print(&format!(
-                "{name}: valid; {given} settings are set, the others have their defaults\n"
-            ))?;
+            let mut text =
+                format!("{name}: valid; {given} settings are set, the others have their defaults\n");
+            for warning in loaded.warnings() {
+                text += &format!("  warning: {}\n", printable(&warning));
+            }
+            output::print(&text)?;
         }
         What::Reference => output::print(&reference::page())?,
     }

@@ -101,8 +101,8 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
 fn get_local(args: &Args, mut client: LocalClient, part: Option<Part>) -> anyhow::Result<Vec<u8>> {
     let key = args.key.as_bytes();
     let value = match read(&mut client, key, part) {
-        // The bytes have to fit the arena.
-        Err(StoreError::ArenaFull { wanted, .. }) => {
+        // The bytes have to fit the arena. A shorter arena than the bytes is the longest that the node gives.
+        Err(StoreError::ArenaFull { wanted, arena_bytes, .. }) if wanted <= arena_bytes => {
             drop(client);
             let master = &args.flags.settings().cluster.master;
             read(&mut args.local.connect(master, local::arena_for(wanted), args.wait)?, key, part)
@@ -160,14 +160,15 @@ fn read(store: &mut impl Store, key: &[u8], part: Option<Part>) -> Result<Option
 
 /// The failure of a request whose --offset or --length does not fit the object or this machine.
 fn part_failure(args: &Args, error: &StoreError) -> Option<Failure> {
-    let message = match error.code() {
+    let message = match error {
         _ if args.offset.bytes() == 0 && args.length.is_none() => return None,
-        ErrorCode::InvalidParams => {
-            format!("{}: the object is shorter than --offset plus --length", brief(&args.key))
-        }
-        // Refused before the request was sent: this process cannot hold an object of this length.
-        ErrorCode::BufferOverflow => {
+        // Refused before the request was sent: this process cannot hold an object of this length. An arena
+        // that is too short for the part (`ArenaFull`) is a limit of the node's instead.
+        StoreError::TooLong { .. } => {
             format!("--length {}: this machine does not have that much memory", args.length?)
+        }
+        error if error.code() == ErrorCode::InvalidParams => {
+            format!("{}: the object is shorter than --offset plus --length", brief(&args.key))
         }
         _ => return None,
     };

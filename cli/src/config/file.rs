@@ -12,8 +12,8 @@ use super::{Entry, Origin, Problem, Renamed, keys, readings};
 /// Longest file, bytes. A typical settings file has a few thousand.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Every value of the file, in its order. Errors are added to `problems`, old names to `renamed`, and fabrics
-/// that this build lacks to `not_built`.
+/// Every value of the file: those by an old name, then the others, each in the order of the file. Errors are
+/// added to `problems`, old names to `renamed`, and fabrics that this build lacks to `not_built`.
 pub(super) fn entries(
     path: &Path,
     problems: &mut Vec<Problem>,
@@ -33,6 +33,8 @@ pub(super) fn entries(
         Ok(table) => {
             let mut walk = Walk { lines, path, entries: Vec::new(), problems, renamed, not_built };
             walk.table("", table.get_ref());
+            // The later entry of a setting wins: the new name, wherever the two stand in the file.
+            walk.entries.sort_by_key(|entry| !entry.by_old_name);
             walk.entries
         }
         Err(error) => {
@@ -86,13 +88,17 @@ impl Walk<'_> {
 
     fn row(&mut self, path: &str, offset: usize, value: &Spanned<DeValue<'_>>) {
         let at = Origin::File { path: self.path.to_owned(), line: self.lines.of(offset) };
-        let renamed = || keys::find_renamed(path).inspect(|key| self.renamed.push((path.to_owned(), key)));
-        if let Some(key) = keys::find(path).or_else(renamed) {
+        let own = keys::find(path);
+        let by_old_name = own.is_none();
+        if let Some(key) = own.or_else(|| keys::find_renamed(path)) {
+            if by_old_name {
+                self.renamed.push((path.to_owned(), key));
+            }
             let readings = match value.get_ref() {
                 DeValue::String(text) => readings(key, text, false),
                 value => vec![json(value)],
             };
-            self.entries.push(Entry { key, at, readings });
+            self.entries.push(Entry { key, at, readings, by_old_name });
             return;
         }
         if let Some(fabric) = keys::fabric_not_built(path) {

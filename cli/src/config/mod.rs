@@ -191,6 +191,9 @@ struct Entry {
     at: Origin,
     /// The values that the text may mean, the likeliest first.
     readings: Vec<Value>,
+    /// Whether a name was used that the setting had before it was renamed. The new name overrides it within a
+    /// layer.
+    by_old_name: bool,
 }
 
 impl Loaded {
@@ -215,6 +218,8 @@ impl Loaded {
             key: given.key,
             at: Origin::Flag(format!("--{}", given.key.flag)),
             readings: readings(given.key, &given.text, true),
+            // Clap refuses a flag that is given by both of its names.
+            by_old_name: false,
         }));
         let mut loaded = Self {
             settings: Settings::default(),
@@ -245,6 +250,26 @@ impl Loaded {
     /// Whether the file, a variable or a flag sets the key.
     pub(crate) fn is_given(&self, key: &str) -> bool {
         self.origins.contains_key(key)
+    }
+
+    /// What the user should know of settings that are valid or ignored.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let unknown = self.unknown_variables.iter().map(|(name, near)| match near {
+            Some(near) => format!("{name} is not a setting and is ignored: did you mean {near}?"),
+            None => format!(
+                "{name} looks like a setting but is not one, and is ignored: \
+                 `snowskin config reference` lists all settings"
+            ),
+        });
+        let not_built = self.not_built.iter().map(|fabric| {
+            format!(
+                "the settings of {fabric} are ignored: this build lacks it; build with --features {fabric}"
+            )
+        });
+        let renamed = self.renamed.iter().map(|(old, key)| {
+            format!("{old} is the old name of {} ({}): use the new one", key.path, key.variable)
+        });
+        unknown.chain(not_built).chain(renamed).collect()
     }
 
     /// A key's value as JSON; secrets are masked.
@@ -413,14 +438,18 @@ fn variables_of(
     not_built: &mut BTreeSet<&'static str>,
 ) -> (Vec<Entry>, Vec<UnknownVariable>) {
     let (mut entries, mut unknown) = (Vec::new(), Vec::new());
+    let of_file = renamed.len();
     for (name, text) in variables.filter(|(name, _)| name.starts_with("SNOWSKIN_")) {
         let wanted = |key: &&Key| key.variable == name || key.variable_short == Some(name.as_str());
-        let by_old_name =
-            || keys::find_renamed_variable(&name).inspect(|key| renamed.push((name.clone(), key)));
-        match keys::all().iter().find(wanted).or_else(by_old_name) {
+        let own = keys::all().iter().find(wanted);
+        let by_old_name = own.is_none();
+        match own.or_else(|| keys::find_renamed_variable(&name)) {
             Some(key) => {
+                if by_old_name {
+                    renamed.push((name.clone(), key));
+                }
                 let readings = readings(key, &text, true);
-                entries.push(Entry { key, at: Origin::Variable(name), readings });
+                entries.push(Entry { key, at: Origin::Variable(name), readings, by_old_name });
             }
             None if keys::OTHER_VARIABLES.contains(&name.as_str()) => {}
             None => match (fabric_not_built(&name), keys::nearest_variable(&name)) {
@@ -431,7 +460,14 @@ fn variables_of(
             },
         }
     }
-    entries.sort_by_key(|entry| entry.key.path.as_str());
+    // The later entry of a setting wins, whatever the order of the environment is: the variable that follows
+    // from the path, then the shorter one, then those of old names.
+    let rank = |entry: &Entry| match &entry.at {
+        Origin::Variable(name) if *name == entry.key.variable => 2,
+        _ => u8::from(!entry.by_old_name),
+    };
+    entries.sort_by_cached_key(|entry| (entry.key.path.as_str(), rank(entry), entry.at.to_string()));
+    renamed[of_file..].sort_by(|(a, _), (b, _)| a.cmp(b));
     (entries, unknown)
 }
 

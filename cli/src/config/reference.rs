@@ -31,8 +31,10 @@ pub(crate) fn page() -> String {
          a flag, such as `--store-lease-ttl-ms` for `--lease-ms`, is accepted as well. Where a value may be \
          none, write `none`.\n\
          Sizes may be written as `64KiB`, in quotes in the file. The old name of a renamed setting is \
-         accepted for one release,\n\
-         with a warning.\n\n\
+         accepted for one release:\n\
+         in the file and as a variable with a warning, as a flag without one. The new name wins over the old \
+         one in the same\n\
+         source.\n\n\
          ```toml\n\
          [cluster]\n\
          master = \"10.0.0.5:50051\"\n\n\

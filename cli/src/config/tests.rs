@@ -261,6 +261,37 @@ fn every_old_name_of_a_setting_is_accepted_in_the_file_and_as_a_variable() {
 }
 
 #[test]
+fn the_new_name_of_a_setting_wins_over_the_old_one_in_the_same_source() {
+    let value = |loaded: &Loaded| loaded.settings.node.node.engine.remote_regions_max;
+    let (new, old) = ("remote_regions_max = 70\n", "segments_max = 80\n");
+    for lines in [[new, old], [old, new]] {
+        let loaded = read(&format!("[node.engine]\n{}", lines.concat()), &[], &[]).unwrap();
+        assert_eq!((value(&loaded), loaded.renamed.len()), (70, 1), "{lines:?}");
+    }
+    let new = ("SNOWSKIN_NODE_ENGINE_REMOTE_REGIONS_MAX", "70");
+    let old = ("SNOWSKIN_NODE_ENGINE_SEGMENTS_MAX", "80");
+    for variables in [[new, old], [old, new]] {
+        let loaded = read("", &variables, &[]).unwrap();
+        assert_eq!((value(&loaded), loaded.renamed.len()), (70, 1), "{variables:?}");
+        assert_eq!(loaded.origin("node.engine.remote_regions_max").to_string(), new.0);
+        let warnings = loaded.warnings();
+        assert!(warnings.len() == 1 && warnings[0].starts_with(old.0), "{warnings:?}");
+    }
+    // An old name overrides the source below.
+    let loaded = read("[node.engine]\nremote_regions_max = 70\n", &[old], &[]).unwrap();
+    assert_eq!(value(&loaded), 80);
+}
+
+#[test]
+fn the_variable_that_follows_from_the_path_wins_over_the_shorter_one() {
+    let (long, short) = (("SNOWSKIN_CLUSTER_MASTER", "a:1"), ("SNOWSKIN_MASTER", "b:1"));
+    for variables in [[long, short], [short, long]] {
+        let loaded = read("", &variables, &[]).unwrap();
+        assert_eq!(loaded.settings.cluster.master.to_string(), "a:1", "{variables:?}");
+    }
+}
+
+#[test]
 fn settings_of_a_fabric_that_this_build_lacks_are_ignored() {
     for entry in te_engine::fabrics() {
         let text = format!(
@@ -271,8 +302,10 @@ fn settings_of_a_fabric_that_this_build_lacks_are_ignored() {
         let loaded = read(&text, &[(&variable, "1")], &[]);
         assert_eq!(loaded.is_err(), entry.is_built(), "{}", entry.name);
         if let Ok(loaded) = loaded {
+            let warnings = loaded.warnings();
             assert_eq!(loaded.not_built.into_iter().collect::<Vec<_>>(), [entry.name], "once");
             assert!(loaded.unknown_variables.is_empty(), "{:?}", loaded.unknown_variables);
+            assert!(warnings.len() == 1 && warnings[0].contains(entry.name), "{warnings:?}");
         }
     }
 }

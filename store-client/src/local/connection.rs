@@ -53,6 +53,7 @@ impl Connection {
         let mut input = FrameBuffer::new();
         let (answer, lent) = match (greet(&stream, &mut input, deadline, config), hung_up) {
             (Err(LocalError::Lost { .. }), Some(error)) => return Err(failed(error)),
+            (Err(LocalError::Lost { source }), None) => return Err(LocalError::Unanswered { source }),
             (greeted, _) => greeted?,
         };
         let arena_bytes = match answer {

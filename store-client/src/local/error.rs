@@ -30,6 +30,12 @@ pub enum LocalError {
     },
     /// The node refused this client.
     Refused(Refusal),
+    /// The node closed the connection before it answered the hello: it is being stopped, has no time for this
+    /// client, or is of a release whose frames have another version.
+    Unanswered {
+        /// The error of the operating system.
+        source: io::Error,
+    },
     /// The connection broke; whether the node carried out the request is not known.
     Lost {
         /// The error of the operating system.
@@ -90,9 +96,11 @@ impl LocalError {
             Self::Forked => ErrorCode::Forked,
             Self::Refused(_) => ErrorCode::UnavailableInCurrentStatus,
             Self::Wire(error) => error.code(),
-            Self::Connect { .. } | Self::UntrustedUser { .. } | Self::Lost { .. } | Self::Map { .. } => {
-                ErrorCode::RpcFail
-            }
+            Self::Connect { .. }
+            | Self::UntrustedUser { .. }
+            | Self::Unanswered { .. }
+            | Self::Lost { .. }
+            | Self::Map { .. } => ErrorCode::RpcFail,
         }
     }
 }
@@ -108,11 +116,16 @@ impl fmt::Display for LocalError {
             ),
             Self::UntrustedUser { path, uid } => write!(
                 f,
-                "the node at {} runs as user {uid}, who is not trusted: add {uid} to `trusted_uids`, or use a node \
-                 that runs as this user",
+                "the node at {} runs as user {uid}, who is not trusted: use a node that runs as this user, or, in a \
+                 program that embeds the client, add {uid} to `LocalConfig::trusted_uids`",
                 path.display()
             ),
             Self::Refused(refusal) => refusal.fmt(f),
+            Self::Unanswered { source } => write!(
+                f,
+                "the node closed the connection before it answered: {source}: try again; if that fails too, run the \
+                 same release on both sides"
+            ),
             Self::Lost { source } => write!(f, "the connection to the node broke: {source}: try again"),
             Self::TimedOut { call_ms_max } => write!(
                 f,
@@ -131,7 +144,10 @@ impl fmt::Display for LocalError {
 impl StdError for LocalError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Self::Connect { source, .. } | Self::Lost { source } | Self::Map { source } => Some(source),
+            Self::Connect { source, .. }
+            | Self::Unanswered { source }
+            | Self::Lost { source }
+            | Self::Map { source } => Some(source),
             Self::Wire(error) => Some(error),
             Self::Refused(Refusal::Store(code)) => Some(code),
             _ => None,

@@ -13,7 +13,8 @@
 //! | `Exists`, `Remove`: keys | for each `bool`; `()` or error |
 //! | `Settled`: ranges that a fabric might still be writing | for each whether nothing writes it any more |
 //!
-//! A frame that does not decode, or is out of order, ends the connection.
+//! A frame that does not decode, or is out of order, ends the connection. A first frame of another version is
+//! answered with `Refused`: the client finds the node's version in the header of the answer.
 
 use std::fmt;
 
@@ -28,7 +29,7 @@ use crate::item::Part;
 pub(super) const VERSION: u16 = 2;
 /// Kind of all frames of this protocol. The master's RPC does not use it, so neither protocol accepts frames
 /// of the other.
-const KIND: u8 = 90;
+pub(super) const KIND: u8 = 90;
 /// Longest frame, header included, bytes.
 pub(super) const FRAME_BYTES_MAX: usize = 1 << 20;
 /// Most keys in one request.
@@ -130,7 +131,8 @@ pub(super) enum Got {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The node speaks another version of the local protocol.
+    /// The node speaks another version of the local protocol, or of its frames. A client whose frames have
+    /// another version reads that in the header of this answer, and not the answer itself.
     Version {
         /// The client's version.
         theirs: u16,
@@ -242,7 +244,8 @@ impl fmt::Display for Refusal {
             ),
             Self::User { uid } => write!(
                 f,
-                "user {uid} may not use this node: run as the node's user, or add {uid} to the node's `allowed_uids`"
+                "user {uid} may not use this node: run as the node's user, or, in a program that embeds the server, \
+                 add {uid} to `LocalServerConfig::allowed_uids`"
             ),
             Self::Tenant => f.write_str("the node serves another tenant: use that tenant, or another node"),
             Self::Clients { clients_max } => write!(

@@ -1,6 +1,7 @@
 //! One worker of a local server: a thread, an engine, and the connections that it serves in turn.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +16,7 @@ use store_core::allocator::GRAIN_BYTES;
 use store_core::{ErrorCode, FrameBuffer, WireError};
 use te_engine::SharedRegion;
 
-use super::protocol::{Answer, FRAME_BYTES_MAX, Got, Refusal, Request, Span, VERSION, Wanted, encode};
+use super::protocol::{Answer, FRAME_BYTES_MAX, Got, KIND, Refusal, Request, Span, VERSION, Wanted, encode};
 use super::server::{LocalServerConfig, Shared, WAKE};
 use crate::client::Client;
 use crate::error::StoreError;
@@ -250,6 +251,12 @@ impl Worker {
                 Some(Err(broken(WireError::TooLong { bytes: pending_bytes })))
             }
             Ok(None) => None,
+            // The hello of another release. Its frame cannot be decoded, but it can be answered.
+            Err(error @ WireError::Version { theirs, request_id, kind: KIND })
+                if connection.arena.is_none() =>
+            {
+                Some(self.refuse(connection, request_id, Refusal::Version { theirs }, &error))
+            }
             Err(error) => Some(Err(broken(error))),
         };
         connection.input = input;
@@ -331,13 +338,22 @@ impl Worker {
                 encode(&mut connection.out, id, true, &Answer::Welcome { arena_bytes }).map_err(broken)?;
                 connection.send_arena()
             }
-            Err(refusal) => {
-                self.shared.refused_total.fetch_add(1, Ordering::Relaxed);
-                log::warn!("a local client was refused: {refusal}");
-                connection.refused = true;
-                encode(&mut connection.out, id, true, &Answer::Refused(refusal)).map_err(broken)
-            }
+            Err(refusal) => self.refuse(connection, id, refusal, &refusal),
         }
+    }
+
+    /// Queues the refusal, after which the connection is closed; `why` is what the log says.
+    fn refuse(
+        &self,
+        connection: &mut Connection,
+        id: u64,
+        refusal: Refusal,
+        why: &dyn fmt::Display,
+    ) -> Result<(), Broken> {
+        self.shared.refused_total.fetch_add(1, Ordering::Relaxed);
+        log::warn!("a local client was refused: {why}");
+        connection.refused = true;
+        encode(&mut connection.out, id, true, &Answer::Refused(refusal)).map_err(broken)
     }
 
     fn lend(&mut self, version: u16, tenant: &str, arena_bytes: u64) -> Result<SharedRegion, Refusal> {

@@ -1,8 +1,7 @@
 //! The mover: moves the bytes of an operation's items in pieces, and computes their checksums in transit.
 //!
 //! ```text
-//!   Transfer ─▶ job ─▶ pieces of at most 256 KiB ─▶ flights (one engine batch each) ─▶ checksummed, in order
-//! ─▶ TransferEnd
+//!   Transfer ─▶ job ─▶ pieces of at most 256 KiB ─▶ flights (one engine batch each) ─▶ in order ─▶ TransferEnd
 //!                        │ registered memory, and plain memory that is registered for the operation: directly
 //!                        └ other plain memory, trailers, edges of parts: through the bounce buffer
 //! ```

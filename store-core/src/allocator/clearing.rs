@@ -133,7 +133,7 @@ impl Clearing {
 
 #[cfg(test)]
 mod tests {
-    use te_core::testkit::Rng;
+    use te_core::testkit::{Rng, each_seed, seeds};
 
     use super::*;
     use crate::allocator::{Allocator as _, AllocatorKind, GRAIN_BYTES};
@@ -176,8 +176,9 @@ mod tests {
 
     #[test]
     fn blocks_that_make_room_are_found_as_soon_as_there_are_any() {
+        const SEEDS: core::ops::Range<u64> = 0..200;
         let mut found_any = 0;
-        for seed in 0..200 {
+        for seed in each_seed(SEEDS) {
             let mut rng = Rng::new(seed);
             let (mut allocator, blocks) = crowded(AllocatorKind::Offset, &mut rng);
             let len = (32 << 10) << rng.range(0..5);
@@ -198,13 +199,14 @@ mod tests {
                 break;
             }
         }
-        assert!(found_any > 50, "{found_any}");
+        assert!(found_any > 50 || seeds(SEEDS) != SEEDS, "{found_any}");
     }
 
     #[test]
     fn blocks_in_slabs_make_room_too_and_one_alone_is_known_without_a_list() {
+        const SEEDS: core::ops::Range<u64> = 0..400;
         let (mut found_any, mut alone) = (0, 0);
-        for seed in 0..400 {
+        for seed in each_seed(SEEDS) {
             let mut rng = Rng::new(seed);
             let (mut allocator, blocks) = crowded(AllocatorKind::Slab, &mut rng);
             let len = (4 << 10) << rng.range(0..8);
@@ -226,6 +228,6 @@ mod tests {
                 break;
             }
         }
-        assert!(found_any > 50 && alone > 5, "{found_any} {alone}");
+        assert!(found_any > 50 && alone > 5 || seeds(SEEDS) != SEEDS, "{found_any} {alone}");
     }
 }

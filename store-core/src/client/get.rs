@@ -286,7 +286,7 @@ impl GetOp {
         self.items.get(item)?.result
     }
 
-    /// The leases that the operation was granted, to be given back with
+    /// The leases that the operation was granted, to be returned with
     /// [`ReturnLeases`](crate::message::ReturnLeases) on the connection that granted them. `None` while a
     /// read is in progress, or when no lease was granted.
     #[must_use]

@@ -203,9 +203,8 @@ impl Master {
         if let Some(Cleared { no, blocks, passed }) = self.clearing(now, tenant, &request(Spared::New), price)
         {
             self.evict_blocks(now, no, &blocks);
-            let placed = self.segments.place_on(no, &request(Spared::New));
-            self.evict_passed(now, no, len, &passed);
-            if let Some(placed) = placed {
+            if let Some(placed) = self.segments.place_on(no, &request(Spared::New)) {
+                self.evict_passed(now, no, len, &passed);
                 return Ok(placed);
             }
         }
@@ -247,7 +246,7 @@ impl Master {
     }
 
     /// Blocks of one segment, of objects that can be evicted for this tenant's put, that make room when they
-    /// are freed.
+    /// are freed, and the objects that were looked at before the last of them, wherever they are.
     fn clearing(
         &mut self,
         now: Instant,
@@ -329,6 +328,10 @@ impl Master {
         let mut left = len.saturating_mul(PASSED_FACTOR).min(of_pool);
         for (index, generation) in passed {
             if !self.is_there(*index, *generation) {
+                continue;
+            }
+            // A pinned object is evicted only for a put that needs its space.
+            if self.objects.hold_of(*index).0 != Pin::None {
                 continue;
             }
             let entry = self.objects.entry(*index);

@@ -178,6 +178,14 @@ pub struct UnmountSegment {
     pub key: u64,
 }
 
+impl UnmountSegment {
+    /// The request of a node without a key.
+    #[must_use]
+    pub const fn new(node: NodeId, incarnation: Incarnation, segment: SegmentNo) -> Self {
+        Self { node, incarnation, segment, key: 0 }
+    }
+}
+
 /// A node reports that it is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heartbeat {

@@ -328,7 +328,8 @@ impl World {
         }
         let keys = ["wish", "wish-2", "wish-3"].map(str::as_bytes);
         let items = keys[..1 + rng.index(3)].iter().map(|key| NewObject { key: Key(key), len });
-        let put = PutRequest { nonce: 0, options, writer: 0 };
+        // A writer's identity of zero would be refused before the put is looked at.
+        let put = PutRequest { nonce: 0, options, writer: u64::MAX };
         let mut out = Vec::new();
         PutStart::encode_request(&mut out, 1, &put, items).unwrap();
         let tempting = self.core.master.eviction().candidates > 0;

@@ -346,7 +346,7 @@ impl Core {
             let twice = segments().enumerate().any(|(at, no)| segments().take(at).any(|other| other == no));
             if twice || object.replicas.len() > usize::from(self.master.config().replicas_max) {
                 return Err(Violation::Books(format!(
-                    "two replicas of one object share a segment: {:?}",
+                    "replicas that share a segment, or more of them than the limit: {:?}",
                     object.replicas
                 )));
             }

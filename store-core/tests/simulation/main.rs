@@ -43,7 +43,6 @@
 //!
 //! The tests whose names begin with `without_` or `when_` break one rule on purpose, and fail if the
 //! simulation does not notice.
-//! notice.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 #![allow(unsafe_code, reason = "registers memory with the simulated fabric")]
 

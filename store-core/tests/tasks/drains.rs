@@ -38,15 +38,7 @@ fn draining_moves_everything_while_readers_read() {
     }
     store
         .master
-        .unmount(
-            at(ms),
-            &UnmountSegment {
-                node: NodeId::new(1),
-                incarnation: Incarnation::new(1),
-                segment: SegmentNo::new(1),
-                key: 0,
-            },
-        )
+        .unmount(at(ms), &UnmountSegment::new(NodeId::new(1), Incarnation::new(1), SegmentNo::new(1)))
         .unwrap();
     assert_eq!((store.master.stats().objects_lost_total, store.master.stats().objects), (0, 40));
     assert!(store.master.drains().next().is_none());

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use store_core::message::*;
 use store_core::{ErrorCode, MasterConfig, ReplicationMode, SegmentNo, TaskId};
-use te_core::testkit::Rng;
+use te_core::testkit::{Rng, each_seed, seeds};
 
 use crate::hot::hot;
 use crate::store::*;
@@ -193,12 +193,14 @@ impl History {
 
 #[test]
 fn whatever_happens_readers_find_what_was_put_and_no_byte_is_lost() {
+    const SEEDS: std::ops::Range<u64> = 1..25;
     let (mut reads, mut copies) = (0, 0);
-    for seed in 1..=24 {
+    for seed in each_seed(SEEDS) {
         let mut history = History::new(seed);
         (0..3_000).for_each(|_| history.step());
         copies += history.settle();
         reads += history.reads;
     }
-    assert!(reads > 10_000 && copies > 300, "{reads} reads, {copies} copies: too little happened");
+    let enough = reads > 10_000 && copies > 300;
+    assert!(enough || seeds(SEEDS) != SEEDS, "{reads} reads, {copies} copies: too little happened");
 }

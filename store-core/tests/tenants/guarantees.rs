@@ -2,6 +2,7 @@
 
 use store_core::message::*;
 use store_core::{FullKey, Master, MasterConfig, TenantConfig, TenantNo};
+use te_core::testkit::each_seed;
 
 use crate::common::*;
 
@@ -96,7 +97,7 @@ fn a_tenant_that_has_nothing_to_give_is_passed_over() {
 #[test]
 fn a_tenant_within_its_guarantee_loses_nothing_whatever_another_does() {
     const POOL: u64 = 64;
-    for seed in 0..40u64 {
+    for seed in each_seed(0..40) {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut draw = |below: u64| {
             state ^= state << 13;

@@ -113,15 +113,7 @@ fn a_move_whose_source_is_gone_is_one_copy_more_and_not_above_the_quota() {
     let fetch = FetchRequest { node: NodeId::new(3), incarnation: Incarnation::new(1), count_max: 1, key: 0 };
     let attempt = master.fetch_tasks(at(1), &fetch).unwrap()[0].attempt;
     master
-        .unmount(
-            at(2),
-            &UnmountSegment {
-                node: NodeId::new(1),
-                incarnation: Incarnation::new(1),
-                segment: SegmentNo::new(1),
-                key: 0,
-            },
-        )
+        .unmount(at(2), &UnmountSegment::new(NodeId::new(1), Incarnation::new(1), SegmentNo::new(1)))
         .unwrap();
     store(&mut master, 3, 1, "l", &PLAIN).unwrap();
     assert_eq!(usage(&master, "a").bytes, 2 * GRAIN, "released space is used again");

@@ -16,7 +16,7 @@ pub(super) struct Rail {
     /// In percent; 100 is near.
     penalty: u32,
     pub(super) faults_in_row: u32,
-    pub(super) cooldown_ns: u64,
+    pub(super) backoff_ns: u64,
     pub(super) paused_until: Option<Instant>,
     pub(super) probing: bool,
     pub(super) slow: bool,
@@ -72,7 +72,7 @@ impl Rail {
             ns_per_byte_q16: ns_per_byte_q16(u64::from(config.bandwidth_initial.max(1)), 1_000),
             penalty: penalty.max(1),
             faults_in_row: 0,
-            cooldown_ns: 0,
+            backoff_ns: 0,
             paused_until: None,
             probing: false,
             slow: false,
@@ -257,7 +257,7 @@ impl Rail {
     #[cold]
     pub(super) fn recover(&mut self) {
         self.faults_in_row = 0;
-        self.cooldown_ns /= 2;
+        self.backoff_ns /= 2;
         self.paused_until = None;
         self.probing = false;
     }
@@ -269,7 +269,7 @@ impl Rail {
         // Slices that were in flight when the pause began fail with the rest and show nothing new: one broken
         // connection must not pause its rail as often as it had slices in flight.
         if let Some(until) = self.paused_until
-            && until.as_nanos().saturating_sub(self.cooldown_ns).saturating_add(nanos) >= now.as_nanos()
+            && until.as_nanos().saturating_sub(self.backoff_ns).saturating_add(nanos) >= now.as_nanos()
         {
             return;
         }
@@ -281,16 +281,16 @@ impl Rail {
         // A rail that was paused is on probation: its first fault pauses it again.
         if self.faults_in_row >= config.errors_max || self.paused_until.is_some() {
             self.pauses = self.pauses.saturating_add(1);
-            self.cooldown_ns = longer(self.cooldown_ns, config);
-            self.paused_until = Some(now + Duration::from_nanos(self.cooldown_ns));
+            self.backoff_ns = longer(self.backoff_ns, config);
+            self.paused_until = Some(now + Duration::from_nanos(self.backoff_ns));
         }
     }
 }
 
 /// Twice as long, within the limits.
 fn longer(nanos: u64, config: &HealthConfig) -> u64 {
-    let min = nanos_of(config.cooldown_min);
-    nanos.saturating_mul(2).clamp(min, nanos_of(config.cooldown_max).max(min))
+    let min = nanos_of(config.backoff_min);
+    nanos.saturating_mul(2).clamp(min, nanos_of(config.backoff_max).max(min))
 }
 
 /// `nanos` for `bytes`, as nanoseconds per byte times 2^16.

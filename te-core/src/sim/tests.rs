@@ -1,6 +1,7 @@
 #![allow(unsafe_code, reason = "registers and looks at memory of its own")]
 
 use super::*;
+use crate::testkit::{each_seed, seeds};
 use crate::{
     Access, Completion, Error, ErrorKind, ExpelMode, MemSpan, Memory, Op, Outcome, RegionId, RegionOffset,
     RemoteOffset, RemoteRegionId, Slice, Token, Transport,
@@ -134,8 +135,9 @@ fn equal_seeds_give_equal_histories_and_others_do_not() {
 
 #[test]
 fn a_write_given_up_lands_up_to_a_minute_later() {
+    const SEEDS: core::ops::Range<u64> = 0..40;
     let mut latest = Duration::ZERO;
-    for seed in 0..40 {
+    for seed in each_seed(SEEDS) {
         let mut world = World::new(seed, LATE);
         world.source.fill(0xAA);
         let _token = world.submit(Op::Write, 10);
@@ -150,12 +152,13 @@ fn a_write_given_up_lands_up_to_a_minute_later() {
         assert_eq!(world.net.counters().landed_late, 1);
         latest = latest.max(world.net.now() - gave_up);
     }
-    assert!(latest > Duration::from_secs(40) && latest <= Duration::from_secs(60), "latest after {latest:?}");
+    assert!(latest <= Duration::from_secs(60), "latest after {latest:?}");
+    assert!(seeds(SEEDS) != SEEDS || latest > Duration::from_secs(40), "latest after {latest:?}");
 }
 
 #[test]
 fn after_a_fence_no_write_lands_late() {
-    for seed in 0..40 {
+    for seed in each_seed(0..40) {
         let mut world = World::new(seed, LATE);
         world.source.fill(0xAA);
         let _token = world.submit(Op::Write, 10);
@@ -168,13 +171,13 @@ fn after_a_fence_no_write_lands_late() {
         assert_eq!(world.net.orphaned_writes(world.there.node()), 0);
         world.sink.fill(0xCC);
         while world.net.advance_to_next() {}
-        assert_eq!(world.sink.at(0), 0xCC, "seed {seed}");
+        assert_eq!(world.sink.at(0), 0xCC);
     }
 }
 
 #[test]
 fn a_fence_lands_nothing_of_an_engine_that_was_expelled() {
-    for seed in 0..40 {
+    for seed in each_seed(0..40) {
         let mut world = World::new(seed, LATE);
         world.source.fill(0xAA);
         let _token = world.submit(Op::Write, 10);
@@ -188,7 +191,7 @@ fn a_fence_lands_nothing_of_an_engine_that_was_expelled() {
         world.here.fence(Token(99), REMOTE_REGION).expect("accepted");
         assert_eq!(world.one(), Completion::applied(Token(99)));
         while world.net.advance_to_next() {}
-        assert_eq!(world.sink.at(0), 0, "seed {seed}");
+        assert_eq!(world.sink.at(0), 0);
     }
 }
 

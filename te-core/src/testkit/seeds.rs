@@ -28,6 +28,44 @@ pub fn seeds(default: Range<u64>) -> Range<u64> {
     }
 }
 
+/// [`seeds`], for a loop over them: when its body panics, the seed is printed, with the command that runs the
+/// test with this seed alone.
+///
+/// # Panics
+/// As [`seeds`].
+pub fn each_seed(default: Range<u64>) -> impl Iterator<Item = u64> {
+    EachSeed { left: seeds(default), running: None }
+}
+
+struct EachSeed {
+    left: Range<u64>,
+    running: Option<u64>,
+}
+
+impl Iterator for EachSeed {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        self.running = self.left.next();
+        self.running
+    }
+}
+
+impl Drop for EachSeed {
+    fn drop(&mut self) {
+        if let Some(seed) = self.running.filter(|_| std::thread::panicking()) {
+            // Cargo sets the variable for tests, and the test harness names the thread after the test.
+            let package = variable("CARGO_PKG_NAME").unwrap_or_default();
+            let thread = std::thread::current();
+            std::eprintln!("{}", again(seed, &package, thread.name().unwrap_or_default()));
+        }
+    }
+}
+
+fn again(seed: u64, package: &str, test: &str) -> String {
+    std::format!("seed {seed} failed; run it alone:\n  {SEED}={seed} cargo test -p {package} {test}")
+}
+
 /// Whether `SNOWSKIN_SEED` asks for one seed alone, so that a test may print what it sees.
 #[must_use]
 pub fn one_seed() -> bool {
@@ -78,6 +116,21 @@ mod tests {
         assert_eq!(chosen(None, Some("1000..2000")), Ok(Some(1000..2000)));
         assert_eq!(chosen(None, Some("100")), Ok(Some(0..100)));
         assert_eq!(chosen(Some("7"), Some("nonsense")), Ok(Some(7..8)), "one seed alone");
+    }
+
+    #[test]
+    fn the_command_runs_one_seed_of_one_test() {
+        let text = again(7, "te-core", "sim::tests::after_a_fence_no_write_lands_late");
+        let command = "SNOWSKIN_SEED=7 cargo test -p te-core sim::tests::after_a_fence_no_write_lands_late";
+        assert!(text.ends_with(command) && text.contains("seed 7"), "{text}");
+    }
+
+    #[test]
+    fn the_seed_that_runs_is_known_to_the_end() {
+        let mut each = EachSeed { left: 3..5, running: None };
+        assert_eq!((each.next(), each.running), (Some(3), Some(3)));
+        assert_eq!((each.next(), each.running), (Some(4), Some(4)));
+        assert_eq!((each.next(), each.running), (None, None), "no seed runs after the loop");
     }
 
     #[test]

@@ -63,7 +63,8 @@ pub(crate) fn call(name: &str, request: &Request, requester: Requester<'_>) -> R
 }
 
 /// The two sides have different secrets, or the peer has none.
-const OTHER_SECRET: &str = "its cluster secret is another one: set the same cluster secret on both sides";
+const OTHER_SECRET: &str =
+    "its cluster secret is another one, or not set: set the same cluster secret on both sides";
 
 /// A connection to a control port.
 struct Line<'a> {

@@ -277,7 +277,9 @@ impl Connection {
                 });
                 let Some(challenge) = proved else {
                     let peer = self.stream.peer_addr();
-                    log::warn!("control port: {peer:?} has another cluster secret, and is refused");
+                    log::warn!(
+                        "control port: {peer:?} sent a wrong proof of the cluster secret, and is refused"
+                    );
                     self.last = true;
                     return Answer::WrongProof;
                 };

@@ -266,7 +266,7 @@ impl Engine {
             }
         }
         if count > 0 {
-            log::info!("{count} regions are registered with rails that had refused them");
+            log::info!("{count} registrations with rails that had refused them were made");
         }
         let wait = if count > 0 { REJOIN_MIN } else { (wait * 2).min(REJOIN_MAX) };
         self.rejoin_at = self.rails.is_missing_rails().then_some((now + wait, wait));

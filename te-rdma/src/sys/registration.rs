@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use te_core::{Access, Error, ErrorKind, MemSpan, MemoryKinds};
 
 use super::verbs::{MrAccess, Registrar, Registration, Verbs};
-use crate::config::{CHUNKS_MAX, Config};
+use crate::config::Config;
 use crate::wire::Chunking;
 
 /// One log line per this many bytes of a long registration.
@@ -28,7 +28,7 @@ pub(crate) fn mr_access(access: Access, relaxed: bool) -> MrAccess {
 /// As [`Registrar::register`], until every registration has ended.
 ///
 /// # Errors
-/// The provider's; `Full` for more than [`CHUNKS_MAX`] chunks.
+/// The provider's.
 pub(crate) unsafe fn register<V: Verbs>(
     verbs: &V,
     span: MemSpan,
@@ -37,9 +37,6 @@ pub(crate) unsafe fn register<V: Verbs>(
     config: &Config,
 ) -> Result<Vec<Registration>, Error> {
     let count = chunking.count();
-    if count > u64::from(CHUNKS_MAX) {
-        return Err(ErrorKind::Full.into());
-    }
     if let Some(progress) = &config.progress {
         progress.requested(span.len() as u64);
     }

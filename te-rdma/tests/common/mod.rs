@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use te_core::device::Devices;
 use te_core::{Completion, Instant, Memory, RegionId, RemoteRegionId, Slice, Token, Transport};
 pub(crate) use te_fabric::testkit::*;
 use te_rdma::sim::{DeviceConfig, LinkConfig, PortId, SimConfig, SimDevice, SimFabric};
@@ -23,6 +25,50 @@ pub(crate) fn config() -> Config {
         connect_ms_max: 1_000,
         reconnect_ms_max: 100,
         ..Config::default()
+    }
+}
+
+/// Opens transports of one configuration, each on a new device of one fabric, for pairs of the conformance
+/// suite.
+pub(crate) struct Reopen {
+    sim: SimFabric,
+    nic: DeviceConfig,
+    pub(crate) config: Config,
+    /// The devices whose memory the next transport registers.
+    pub(crate) devices: Option<Arc<dyn Devices>>,
+}
+
+impl Reopen {
+    pub(crate) fn new(sim: SimFabric, nic: DeviceConfig, config: Config) -> Self {
+        Self { sim, nic, config, devices: None }
+    }
+
+    pub(crate) fn open(&self) -> Sim {
+        let (nic, config) = (self.sim.device(self.nic.clone()), self.config.clone());
+        match &self.devices {
+            Some(devices) => RdmaTransport::with_devices(nic, config, Arc::clone(devices)).unwrap(),
+            None => RdmaTransport::new(nic, config).unwrap(),
+        }
+    }
+}
+
+impl Fabric for Reopen {
+    type Transport = Sim;
+
+    fn reopen(&mut self) -> Sim {
+        self.open()
+    }
+
+    fn identity(transport: &Sim) -> u64 {
+        transport.identity()
+    }
+
+    fn cut(transport: &mut Sim) {
+        transport.close_connections();
+    }
+
+    fn advance(&mut self, now: Instant) {
+        self.sim.advance_to(now);
     }
 }
 

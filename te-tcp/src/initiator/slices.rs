@@ -275,9 +275,11 @@ impl Slices {
         let Some(operation) = self.operations.get_mut(slot) else { return };
         operation.ext.live = false;
         let operation = *operation;
-        let completion = operation.completion(match operation.ext.touched {
-            true => RemoteBytes::Written,
-            false => RemoteBytes::Untouched,
+        // The rest of a WRITE that ended with an error may still be on its way.
+        let completion = operation.completion(match (operation.ext.touched, operation.error) {
+            (true, None) => RemoteBytes::Written,
+            (true, Some(_)) => RemoteBytes::InDoubt,
+            (false, _) => RemoteBytes::Untouched,
         });
         if completion.result.is_err() {
             self.stats.failed += 1;

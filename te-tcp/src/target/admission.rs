@@ -111,7 +111,7 @@ impl Admission {
     }
 
     /// Refuses a peer from now on. `connected` says that it has a connection here, which protects it unless
-    /// `force` is set.
+    /// `mode` is [`ExpelMode::Force`].
     ///
     /// # Errors
     /// `InvalidArgument`, `Busy`, `Full`.

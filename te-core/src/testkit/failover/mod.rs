@@ -122,7 +122,7 @@ impl Phase {
             _ => (self.rails.count_ones() * if self.stagger.is_zero() { 1 } else { 2 }, 1),
         };
         let away = self.length() + timing.give_up;
-        let pause = (2 * away + timing.health.cooldown_min).min(timing.health.cooldown_max);
+        let pause = (2 * away + timing.health.backoff_min).min(timing.health.backoff_max);
         Bounds {
             slowest: timing.give_up * rails + timing.transfer * slowness,
             back: timing.give_up + pause + timing.pace + timing.transfer * slowness,

@@ -1,11 +1,11 @@
 //! The fabrics of the engine's registry: whether each is used, and whether the host has what it needs.
 //!
 //! A fabric gets its finding from its entry in the registry. A need that another check examines in detail is
-//! left to that check, which the finding names.
+//! left to that check, which the finding names: without it the fabric is skipped, and that check says why.
 
 use te_engine::{FabricEntry, HostNeed};
 
-use super::{Finding, Fix, Judgement, fail, list, ok, skip};
+use super::{Finding, Fix, Judgement, Verdict, fail, list, memory, ok, skip};
 use crate::commands::doctor::facts::Facts;
 
 const WHY: &str = "Data moves over the nearest fabric that both ends have.";
@@ -33,10 +33,25 @@ fn judge(entry: &FabricEntry<'_>, facts: &Facts) -> Judgement {
         }
         Some((_, what)) => skip(what.clone()),
         None => {
+            let unmet: Vec<_> =
+                entry.needs.iter().filter(|need| is_unmet(need, facts)).filter_map(check_of).collect();
+            if !unmet.is_empty() {
+                return skip(format!("cannot start on this host: see {}", list(unmet)));
+            }
             let checks: Vec<_> = entry.needs.iter().filter_map(check_of).collect();
             let see = if checks.is_empty() { String::new() } else { format!(" (see {})", list(checks)) };
             ok(format!("{}{see}", entry.about))
         }
+    }
+}
+
+/// Whether the host lacks this, as far as known.
+fn is_unmet(need: &HostNeed, facts: &Facts) -> bool {
+    match need {
+        HostNeed::Network => matches!(facts.loopback, Some(Err(_))),
+        HostNeed::SharedMemory => matches!(facts.memfd, Some(Err(_))),
+        HostNeed::LockedMemory => memory::memlock(facts).verdict == Verdict::Fail,
+        need => facts.missing.iter().any(|(missing, _)| missing == need),
     }
 }
 
@@ -62,7 +77,7 @@ fn fix_of(need: &HostNeed) -> Fix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::checks::Verdict;
+    use crate::commands::doctor::facts::RDMA_DEVICE;
 
     #[test]
     fn every_fabric_of_the_registry_has_a_finding_and_its_checks_exist() {
@@ -74,6 +89,27 @@ mod tests {
             for check in entry.needs.iter().filter_map(check_of) {
                 assert!(all.iter().any(|finding| finding.check == check), "{check}");
             }
+        }
+    }
+
+    #[test]
+    fn a_fabric_without_a_need_that_has_a_check_is_skipped_and_names_the_check() {
+        let lacks: [(&str, HostNeed, Facts); 4] = [
+            ("tcp", HostNeed::Network, Facts { loopback: Some(Err("down".into())), ..Facts::default() }),
+            ("shm", HostNeed::SharedMemory, Facts { memfd: Some(Err(libc::EPERM)), ..Facts::default() }),
+            ("rdma", HostNeed::LockedMemory, Facts { memlock: Some(65_536), ..Facts::default() }),
+            ("rdma", RDMA_DEVICE, Facts { missing: vec![(RDMA_DEVICE, "none".into())], ..Facts::default() }),
+        ];
+        for (name, need, facts) in lacks {
+            let entry = te_engine::fabrics().iter().find(|entry| entry.name == name).unwrap();
+            assert!(entry.needs.contains(&need), "{name}");
+            if !entry.is_built() {
+                continue;
+            }
+            let facts = Facts { fabrics: name.parse().unwrap(), ..facts };
+            let judged = judge(entry, &facts);
+            assert_eq!(judged.verdict, Verdict::Skip, "{name}: {}", judged.found);
+            assert!(judged.found.ends_with(check_of(&need).unwrap()), "{}", judged.found);
         }
     }
 

@@ -1,5 +1,7 @@
 //! Memory: its size, the limits on it, and page sizes.
 
+use te_engine::HostNeed;
+
 use super::{Check, Judgement, errno_text, fail, list, ok, skip, warn};
 use crate::commands::doctor::facts::{Facts, RDMA_DEVICE};
 use crate::size::ByteSize;
@@ -74,7 +76,7 @@ fn overcommit(facts: &Facts) -> Judgement {
     }
 }
 
-fn memlock(facts: &Facts) -> Judgement {
+pub(super) fn memlock(facts: &Facts) -> Judgement {
     /// Enough for the queues of a few hundred connections and the buffers of io_uring, but not for a pool.
     const ENOUGH_WITHOUT_RDMA: u64 = 1 << 30;
     let Some(limit) = facts.memlock else { return skip("unknown") };
@@ -160,11 +162,17 @@ fn memfd(facts: &Facts) -> Judgement {
     match facts.memfd {
         None => skip("unknown"),
         Some(Ok(())) => ok("allowed"),
-        Some(Err(errno)) => warn(
-            format!("refused ({})", errno_text(errno)),
-            "transfers between processes of this host use TCP instead of shared memory: allow memfd_create \
-            in the container's seccomp profile",
-        ),
+        Some(Err(errno)) => {
+            let found = format!("refused ({})", errno_text(errno));
+            if facts.requires(HostNeed::SharedMemory) {
+                return fail(found, "allow memfd_create in the container's seccomp profile");
+            }
+            warn(
+                found,
+                "transfers between processes of this host use TCP instead of shared memory: allow \
+                memfd_create in the container's seccomp profile",
+            )
+        }
     }
 }
 
