@@ -142,8 +142,8 @@ fn a_long_object_takes_neighbours_and_only_those_it_needs() {
     assert_eq!(pool.stats().evictions_total - before, 3, "exactly three neighbours");
 }
 
-/// The objects, of 1,024 of 64 KiB in a full segment, that a put of 256 KiB evicts. Those of odd number are first
-/// or last in the policy's order, and no two of them are neighbours.
+/// The objects, of 1,024 of 64 KiB in a full segment, that a put of 256 KiB evicts. Those of odd number are
+/// first or last in the policy's order.
 fn gone_for_a_long_object(pin: Pin) -> Vec<u32> {
     let mut pool = master(MasterConfig { soft_pin_ttl_ms: 3_600_000, ..config() }, &[64 * MIB]);
     let name = |object: u32| format!("{object:04}");

@@ -333,12 +333,16 @@ impl World {
         let mut out = Vec::new();
         PutStart::encode_request(&mut out, 1, &put, items).unwrap();
         let tempting = self.core.master.eviction().candidates > 0;
-        self.core.report.wishes += u64::from(tempting);
         let before = Mark::of(&self.core);
         let answer = self.core.request_as_intruder(who, &out)?;
         let (frame, _) = Frame::parse(&answer).unwrap().unwrap();
         let results = PutStart::decode_response(&frame);
-        let refused = results.map_or(true, |(_, mut results)| results.all(|result| result.is_err()));
+        let codes: Vec<_> = results.map_or_else(|_| Vec::new(), |(_, results)| results.collect());
+        let refused = codes.iter().all(Result::is_err);
+        // A put that was refused for its form alone was not weighed against objects of others.
+        let weighed =
+            codes.iter().flat_map(|code| code.as_ref().err()).any(|code| *code != ErrorCode::InvalidParams);
+        self.core.report.wishes += u64::from(tempting && weighed);
         let found = self.core.unchanged(&before, refused).map_err(|change| {
             Violation::EvictedForNothing(format!("{len} bytes, {options:?}, by {who}: {change}"))
         });

@@ -130,9 +130,9 @@ impl<T> Staging<T> {
     }
 
     /// Takes a free slot for memory at this location within the share of `holder`: one that has slots gets
-    /// another only while it has fewer than twice as many as are free, and never the last one. So no holder of
-    /// several slots keeps all of them from the others, however long it holds its own; in a pool of one slot
-    /// the holders take turns.
+    /// another only while it has fewer than twice as many as are free, and never the last one. So no holder
+    /// of several slots keeps all of them from the others, however long it holds its own; in a pool of one
+    /// slot the holders take turns.
     pub(crate) fn take_share(&mut self, location: Location, holder: u32) -> Option<SlotId> {
         let pool = self.pool(location)?;
         let free = self.pools[pool].free;
