@@ -205,16 +205,18 @@ fn several_rails_share_the_one_that_the_peer_has() {
     assert_eq!(here.reachable(REMOTE_REGION), 0b11);
 }
 
+const READ: Slice = Slice {
+    token: Token(0),
+    local: RegionOffset::new(REGION, 0),
+    remote: RemoteOffset::new(REMOTE_REGION, 0),
+    len: 4096,
+    op: Op::Read,
+};
+
 /// A thousand slices one after another over two rails, each of which takes 20 µs.
 fn a_thousand(route: &mut HealthRoute, now: &mut Instant) {
     use te_core::Route;
-    let slice = Slice {
-        token: Token(0),
-        local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(REMOTE_REGION, 0),
-        len: 4096,
-        op: Op::Read,
-    };
+    let slice = READ;
     for _ in 0..1000 {
         route.tick(*now);
         let rail = route.route(&slice, 0b11).expect("a rail");
@@ -233,13 +235,7 @@ fn a_rail_that_took_long_once_is_not_shunned_for_ever() {
     let mut now = Instant::ZERO;
     a_thousand(&mut route, &mut now);
     // One slice took half a second, by bad luck.
-    let slice = Slice {
-        token: Token(0),
-        local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(REMOTE_REGION, 0),
-        len: 4096,
-        op: Op::Read,
-    };
+    let slice = READ;
     for _ in 0..8 {
         route.accepted(0, &slice);
         now = now + Duration::from_millis(500);
@@ -265,13 +261,7 @@ fn the_slice_that_waited_for_a_new_connection_does_not_count_against_its_rail() 
     let mut now = Instant::ZERO;
     a_thousand(&mut route, &mut now);
     let before = route.health(0).expect("a rail").bandwidth;
-    let slice = Slice {
-        token: Token(0),
-        local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(REMOTE_REGION, 0),
-        len: 4096,
-        op: Op::Read,
-    };
+    let slice = READ;
     let fault = Completion::not_applied(Token(0), Error::new(ErrorKind::Rail));
     for _ in 0..3 {
         route.accepted(0, &slice);
@@ -292,13 +282,7 @@ fn a_rail_is_tried_again_when_others_have_become_much_better() {
     use te_core::Route;
     let mut route = HealthRoute::new(&[100, 100], HealthConfig::default());
     let mut now = Instant::ZERO;
-    let slice = Slice {
-        token: Token(0),
-        local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(REMOTE_REGION, 0),
-        len: 4096,
-        op: Op::Read,
-    };
+    let slice = READ;
     // Both were slow when they were first used, and later only one was.
     for (rail, micros) in [(0, 20_000), (1, 20_000), (1, 20)] {
         for _ in 0..100 {

@@ -60,6 +60,17 @@ fn pair(config: &Config) -> (Net, ExportingDevices, MemSpan) {
     (net, there, span)
 }
 
+/// Two nodes, of which node 0 has devices. It has attached the region of node 1, which is on the heap.
+fn pair_with_devices_here() -> (Net, ExportingDevices) {
+    let mut net = Net::new(1);
+    let here = ExportingDevices::new(HERE);
+    add(&mut net, nic(), &config(), Arc::new(here.clone()));
+    net.add(&config(), BYTES);
+    net.attach(0, REMOTE, 1, common::REGION);
+    net.warm_up();
+    (net, here)
+}
+
 fn register(net: &mut Net, node: usize, span: MemSpan, access: Access) -> Result<(), ErrorKind> {
     let transport = &mut net.nodes[node].transport;
     // SAFETY: memory of fake devices, or of blocks that outlive the net; no reference to it exists.
@@ -110,12 +121,7 @@ fn a_region_that_begins_inside_an_allocation_is_registered_in_chunks() {
 
 #[test]
 fn memory_of_a_device_is_never_read_by_the_cpu() {
-    let mut net = Net::new(1);
-    let here = ExportingDevices::new(HERE);
-    add(&mut net, nic(), &config(), Arc::new(here.clone()));
-    net.add(&config(), BYTES);
-    net.attach(0, REMOTE, 1, common::REGION);
-    net.warm_up();
+    let (mut net, here) = pair_with_devices_here();
     let span = here.allocate(4_096);
     // SAFETY: memory of the devices.
     unsafe { here.poke(span, &pattern(3, 0, 4_096)) };
@@ -209,12 +215,7 @@ fn the_descriptor_is_open_until_the_region_is_deregistered() {
 
 #[test]
 fn a_region_in_use_is_busy_and_keeps_its_descriptor() {
-    let mut net = Net::new(1);
-    let here = ExportingDevices::new(HERE);
-    add(&mut net, nic(), &config(), Arc::new(here.clone()));
-    net.add(&config(), BYTES);
-    net.attach(0, REMOTE, 1, common::REGION);
-    net.warm_up();
+    let (mut net, here) = pair_with_devices_here();
     let span = here.allocate(BYTES);
     register(&mut net, 0, span, ALL).unwrap();
     net.nodes[1].memory.paint(6);

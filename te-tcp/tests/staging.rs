@@ -221,18 +221,24 @@ fn a_peer_that_takes_no_answers_keeps_others_waiting_for_a_second_at_most() {
     assert_eq!(target.slots_taken(), 0);
 }
 
+/// A target to which half of a WRITE of 5,000 bytes was sent; two parts of it have both slots.
+fn half_of_a_write(seed: u64) -> (Gpu, Raw) {
+    let mut target = Gpu::new(common::config(), seed, 2);
+    let mut writer = target.connect(1, 0);
+    let request = frame_of(Kind::Write, 0, 0, &[writer.operation(0, 5_000)]);
+    writer.send(&mut target.node, &request);
+    writer.send(&mut target.node, &[1; 2_500]);
+    drive(&mut [&mut target.node], |node| {
+        node.transport.region_pins(ON_DEVICE).is_ok_and(|users| users.peers == 2)
+    });
+    (target, writer)
+}
+
 #[test]
 fn no_part_of_an_operation_begins_in_a_region_that_is_withdrawn() {
     for seed in each_seed(0..32) {
-        let mut target = Gpu::new(common::config(), seed, 2);
-        let mut writer = target.connect(1, 0);
-        let request = frame_of(Kind::Write, 0, 0, &[writer.operation(0, 5_000)]);
-        writer.send(&mut target.node, &request);
-        writer.send(&mut target.node, &[1; 2_500]);
-        drive(&mut [&mut target.node], |node| {
-            node.transport.region_pins(ON_DEVICE).is_ok_and(|users| users.peers == 2)
-        });
-        // Two parts have both slots. The others have not begun, and do not begin any more.
+        let (mut target, mut writer) = half_of_a_write(seed);
+        // The other parts have not begun, and do not begin any more.
         assert_eq!(target.node.transport.deregister(ON_DEVICE), Err(ErrorKind::Busy.into()));
         writer.send(&mut target.node, &[1; 2_500]);
         let answer = writer.receive(&mut target.node, 20);
@@ -246,14 +252,7 @@ fn no_part_of_an_operation_begins_in_a_region_that_is_withdrawn() {
 
 #[test]
 fn what_still_arrives_for_a_withdrawn_region_is_discarded() {
-    let mut target = Gpu::new(common::config(), 9, 2);
-    let mut writer = target.connect(1, 0);
-    let request = frame_of(Kind::Write, 0, 0, &[writer.operation(0, 5_000)]);
-    writer.send(&mut target.node, &request);
-    writer.send(&mut target.node, &[1; 2_500]);
-    drive(&mut [&mut target.node], |node| {
-        node.transport.region_pins(ON_DEVICE).is_ok_and(|users| users.peers == 2)
-    });
+    let (mut target, mut writer) = half_of_a_write(9);
     drive(&mut [&mut target.node], |node| node.transport.deregister(ON_DEVICE) == Ok(()));
     assert_eq!(target.bytes(0, 2_000), [1; 2_000]);
     target.fill(3);
