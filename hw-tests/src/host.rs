@@ -95,9 +95,14 @@ impl Host {
         (!missing.is_empty()).then(|| missing.join("; "))
     }
 
+    /// Whether the devices are those of a profile of the lab: no hardware.
+    pub(crate) const fn emulated(&self) -> bool {
+        self.lab.is_some()
+    }
+
     /// Printed before every result that was not measured on hardware.
     pub(crate) fn label(&self) -> &'static str {
-        if self.lab.is_some() { "emulated: " } else { "" }
+        if self.emulated() { "emulated: " } else { "" }
     }
 
     /// RDMA ports that are up.
