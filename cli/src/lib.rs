@@ -7,9 +7,11 @@
 //!                      ├─ put get rm ls stat          one request against a master
 //!                      ├─ replay ──▶ cluster ──▶ process   a master and N nodes as children
 //!                      ├─ bench transfer|store|master|target
+//!                      ├─ disk                        format, inspect, verify, bench of a disk
 //!                      ├─ topology                    sysfs ──▶ picture, JSON, dot
 //!                      ├─ doctor                      facts ──▶ checks ──▶ verdicts
 //!                      └─ health · completions · man  for scripts, shells and readers
+//!   mooncake: mooncake_master, mooncake_client, … ──▶ arguments of the commands above
 //!
 //!   config: defaults ◀ file ◀ environment ◀ flags, one struct
 //!   shared:  trace · workload (requests)   content (verifiable block contents)   histogram
@@ -46,6 +48,7 @@ mod exit;
 mod global;
 pub mod histogram;
 mod http;
+mod mooncake;
 mod output;
 mod process;
 mod progress;
@@ -55,12 +58,14 @@ pub mod trace;
 mod version;
 pub mod workload;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use crate::args::Cli;
 use crate::exit::{Exit, Failure};
+use crate::mooncake::Next;
 
 /// Parses the arguments, runs the command, and returns its exit code.
 #[must_use]
@@ -69,7 +74,15 @@ pub fn main() -> ExitCode {
         let exit = output::print(&version::text()).map_or_else(|error| exit::report(&error), |()| Exit::Ok);
         return ExitCode::from(exit.code());
     }
-    let cli = Cli::parse();
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let cli = match mooncake::named(&args).map(|(command, rest)| mooncake::start(command, rest)) {
+        None => Cli::parse(),
+        Some(Next::Run(native)) => Cli::parse_from(native),
+        Some(Next::Ended(outcome)) => {
+            let exit = outcome.unwrap_or_else(|error| exit::report(&error));
+            return ExitCode::from(exit.code());
+        }
+    };
     let exit = match cli.start_logging().map_err(Into::into).and_then(|()| commands::run(cli)) {
         Ok(exit) => exit,
         Err(error) => exit::report(&error),

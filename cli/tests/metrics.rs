@@ -80,7 +80,9 @@ fn value(text: &str, series: &str) -> f64 {
 fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
     // Limits that are not set have no series.
     let limits = "[{name = \"default\", quota_bytes = 1048576, quota_objects = 100}]";
-    let cluster = Cluster::start(&["--store-tenants", limits]);
+    let journal = tempfile::tempdir().unwrap();
+    let journal = journal.path().to_str().unwrap();
+    let cluster = Cluster::start(&["--store-tenants", limits, "--journal", journal]);
     let mut said = families(&http(&cluster.master.text("http"), "/metrics").1);
     said.extend(families(&http(&cluster.node.text("http"), "/metrics").1));
     said.extend(families(&cluster.client().metrics_text()));

@@ -9,7 +9,7 @@ use std::path::Path;
 struct Section {
     title: String,
     level: usize,
-    /// Commands without their comments; other code blocks unchanged.
+    /// Commands and Python without their comments; other code blocks unchanged.
     code: Vec<String>,
     /// Number of cells in each row of tables.
     rows: Vec<usize>,
@@ -23,7 +23,7 @@ fn sections(file: &str) -> Vec<Section> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
     let text = std::fs::read_to_string(path).unwrap();
     let mut sections: Vec<Section> = Vec::new();
-    let mut block: Option<(bool, String)> = None;
+    let mut block: Option<(bool, String)> = None; // whether `#` begins a comment, and its text
     for line in text.lines() {
         if let Some(fence) = line.strip_prefix("```") {
             block = match block.take() {
@@ -31,12 +31,12 @@ fn sections(file: &str) -> Vec<Section> {
                     sections.last_mut().unwrap().code.push(code);
                     None
                 }
-                None => Some((fence == "sh", String::new())),
+                None => Some((fence == "sh" || fence == "python", String::new())),
             };
             continue;
         }
-        if let Some((is_shell, code)) = &mut block {
-            let line = if *is_shell { line.split(" #").next().unwrap().trim_end() } else { line };
+        if let Some((has_comments, code)) = &mut block {
+            let line = if *has_comments { line.split(" #").next().unwrap().trim_end() } else { line };
             code.push_str(line);
             code.push('\n');
             continue;

@@ -27,6 +27,10 @@ fn help_of_every_command_has_usage_examples_and_exit_codes() {
         &["bench", "master"],
         &["bench", "allocator"],
         &["bench", "target"],
+        &["disk", "format"],
+        &["disk", "inspect"],
+        &["disk", "verify"],
+        &["disk", "bench"],
         &["topology"],
         &["doctor"],
     ];

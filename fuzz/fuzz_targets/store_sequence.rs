@@ -81,7 +81,8 @@ impl World {
                 let other = [b'k', b % 8];
                 self.request::<Get>(&(), [Key(&key), Key(&other)].into_iter(), drop);
             }
-            8 => self.request::<Exists>(&(), std::iter::once(Key(&key)), drop),
+            8 if c & 1 == 0 => self.request::<Exists>(&(), std::iter::once(Key(&key)), drop),
+            8 => self.request::<ExistsLeased>(&(), std::iter::once(Key(&key)), drop),
             9 => {
                 let removal = Removal { key: Key(&key), force: b & 1 == 0 };
                 self.request::<Remove>(&(), std::iter::once(removal), drop);
@@ -96,6 +97,13 @@ impl World {
                 self.request::<Segments>(&(), std::iter::empty(), |_| {});
                 self.request::<ExplainEviction>(&u32::from(a), std::iter::empty(), |_| {});
                 self.request::<WhyKept>(&(), std::iter::once(Key(&key)), drop);
+                let change = RetentionChange {
+                    pin: [None, Some(Pin::None), Some(Pin::Soft), Some(Pin::Hard)][usize::from(b & 3)],
+                    soft_pin_ttl_ms: (b & 4 != 0).then_some(u32::from(c)),
+                    ttl: [TtlChange::Keep, TtlChange::Never, TtlChange::After(u32::from(c))]
+                        [usize::from(b >> 3) % 3],
+                };
+                self.request::<ChangeRetention>(&change, std::iter::once(Key(&key)), drop);
             }
             13 => self.tasks(&key, a, b, c),
             14 => self.fetch(a, b),
@@ -167,8 +175,12 @@ impl World {
             pin: [Pin::None, Pin::Soft, Pin::Hard, Pin::None][usize::from(c >> 2 & 3)],
             ttl_ms: (c & 16 != 0).then_some(u32::from(c) * 10),
             group: (c & 32 != 0).then_some(u64::from(c >> 6)),
+            ..Retention::DEFAULT
         };
-        let options = PutOptions { replicas: c & 3, retention, ..PutOptions::DEFAULT };
+        let pin = [InheritPin::No, InheritPin::Hard, InheritPin::Stronger][usize::from(a >> 4 & 3) % 3];
+        let inherit = Inherit { pin, group: a & 64 != 0 };
+        let existing = if a & 8 == 0 { Existing::Keep } else { Existing::Replace(inherit) };
+        let options = PutOptions { replicas: c & 3, retention, existing, ..PutOptions::DEFAULT };
         let head = PutRequest { nonce: u32::from(op / 18), options, writer: 1 + u64::from(a % 3) };
         let keys: Vec<[u8; 2]> = (0..1 + op / 128).map(|n| [b'k', (a % 8) + n]).collect();
         let items: Vec<NewObject<'_>> =
@@ -251,7 +263,12 @@ impl World {
         let segments: u64 = self.master.segments().map(|info| info.used).sum();
         assert_eq!(stats.used_bytes, segments);
         let mut bytes = 0;
-        self.each_object(|_, listed| bytes += listed.len.div_ceil(64) * 64 * u64::from(listed.replicas));
+        let mut count =
+            |listed: Listed<'_>| bytes += listed.len.div_ceil(64) * 64 * u64::from(listed.replicas);
+        self.each_object(|_, listed| count(listed));
+        (0..=TENANTS.len() as u16).map(TenantNo::new).for_each(|tenant| {
+            self.master.unfinished_upserts(self.now, tenant).for_each(&mut count);
+        });
         let accounted = bytes + stats.quarantined_bytes + stats.deferred_bytes;
         // The rest belongs to copies that are being made.
         assert!(stats.used_bytes >= accounted, "{stats:?}");

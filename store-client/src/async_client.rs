@@ -43,6 +43,7 @@ use queue::{Queue, Reply};
 use worker::Worker;
 
 use crate::client::{Client, Counters};
+use crate::error::StoreError;
 use crate::item::{Part, part};
 use crate::memory::{BufferRange, Fragment};
 use crate::store::RemoveMode;
@@ -101,15 +102,16 @@ pub enum OwnedSource {
 enum Job {
     Put(PutJob),
     Get(GetJob),
-    Exists(Vec<u8>, Reply<bool>),
+    /// Whether the object is leased, and its key.
+    Exists(bool, Vec<u8>, Reply<bool>),
     Remove(Vec<u8>, RemoveMode, Reply<bool>),
     Alloc(usize, Reply<SharedRegion>),
     Release(SharedRegion, Reply<()>),
     /// Memory that was allocated for a future that was dropped.
     GiveBack(SharedRegion),
     Counters(Reply<Counters>),
-    #[cfg(test)]
-    Run(Box<dyn FnOnce(&mut Client) + Send>, Reply<()>),
+    /// Any code, which sends its own reply.
+    With(Box<dyn FnOnce(&mut Client) + Send>),
 }
 
 struct PutJob {
@@ -253,7 +255,14 @@ impl AsyncClient {
     /// Whether a get would find the object.
     pub fn exists(&self, key: impl Into<Vec<u8>>) -> Pending<bool> {
         let key = key.into();
-        self.ask(|reply| Job::Exists(key, reply))
+        self.ask(|reply| Job::Exists(false, key, reply))
+    }
+
+    /// Whether a get would find the object, which is leased if it is there. See
+    /// [`Store::batch_exists_leased`](crate::Store::batch_exists_leased).
+    pub fn exists_leased(&self, key: impl Into<Vec<u8>>) -> Pending<bool> {
+        let key = key.into();
+        self.ask(|reply| Job::Exists(true, key, reply))
     }
 
     /// Removes an object. The result is `false` if there was no such object. See
@@ -279,6 +288,24 @@ impl AsyncClient {
     /// The client's counters.
     pub fn counters(&self) -> Pending<Counters> {
         self.ask(Job::Counters)
+    }
+
+    /// Runs any code with the client, on its thread: for everything that has no method here, as
+    /// [`Client::master`] or put sessions. The code runs between batches; operations whose futures were not
+    /// awaited before may begin earlier or later. Every other operation waits meanwhile, so the code should
+    /// not take long. A panic in it ends the thread.
+    pub fn with<T: Send + 'static>(
+        &self,
+        run: impl FnOnce(&mut Client) -> Result<T, StoreError> + Send + 'static,
+    ) -> Pending<T> {
+        self.ask(|reply: Reply<T>| {
+            Job::With(Box::new(move |client| {
+                // Not if its future was dropped.
+                if reply.is_wanted() {
+                    reply.send(run(client));
+                }
+            }))
+        })
     }
 
     /// Refuses further operations from all handles, carries out those that wait, and ends the thread. Blocks

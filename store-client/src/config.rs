@@ -1,5 +1,7 @@
 //! Settings of clients and nodes.
 
+mod disks;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
@@ -7,8 +9,11 @@ use store_core::chunks::CHUNK_BYTES;
 use store_core::placement::NAMED_MAX;
 use te_engine::Fabrics;
 
+pub use disks::{DiskList, NodeDiskConfig, UnknownDisk};
+
 use crate::error::ConnectError;
 use crate::rpc::{Address, Identity, RpcConfig};
+use crate::stage::StageConfig;
 
 /// The bounce buffer has two halves. Each needs room for one checksum chunk, the smallest unit that a read of
 /// a part reads.
@@ -51,6 +56,10 @@ pub struct ClientConfig {
     /// milliseconds. Until then, reads go to other replicas and puts to other places. 0: it tries at each
     /// use. Default 500.
     pub unreachable_ms: u32,
+    /// How long a get waits for objects that are on disks of nodes, milliseconds, from the moment that it
+    /// asks for the first of them. What a disk has not delivered by then is a miss. At most 60,000; 0:
+    /// nothing is read from disks. Default 1,000.
+    pub disk_deadline_ms: u32,
     /// How often a call to the master that may safely be repeated is sent, the first time included. 1 to 255.
     /// Default 3.
     pub rpc_tries_max: u8,
@@ -105,6 +114,13 @@ pub struct NodeConfig {
     /// knows that the other node must not have the name. Default false: the node waits until a silent holder
     /// is given up, and does not start while the holder is alive.
     pub takeover: bool,
+    /// Disks for objects that no longer fit into memory: files or block devices, as `PATH` or `PATH:SIZE`,
+    /// separated by commas. A file with a size that does not exist is made and formatted; everything else was
+    /// formatted before, by `snowskin disk format`. Default "".
+    pub disks: DiskList,
+    /// The service that reads objects from the disks for clients and other nodes. A node without disks has none.
+    /// By default it listens where the engine does.
+    pub stage: StageConfig,
 }
 
 impl Default for ClientConfig {
@@ -135,6 +151,7 @@ impl ClientConfig {
             bounce_bytes: 8 << 20,
             value_bytes_max: 1 << 30,
             unreachable_ms: 500,
+            disk_deadline_ms: 1_000,
             rpc_tries_max: 3,
             places_max: 3,
             place_ms_max: 2_000,
@@ -178,6 +195,9 @@ impl ClientConfig {
         if !(1..=600_000).contains(&self.place_ms_max) {
             return Err(ConnectError::Config { field: "place_ms_max", need: "must be 1 to 600000" });
         }
+        if self.disk_deadline_ms > 60_000 {
+            return Err(ConnectError::Config { field: "disk_deadline_ms", need: "must be at most 60000" });
+        }
         if self.engine.requests_per_batch_max < REQUESTS_PER_BATCH_MIN {
             let field = "engine.requests_per_batch_max";
             return Err(ConnectError::Config { field, need: "must be at least 128" });
@@ -207,6 +227,8 @@ impl NodeConfig {
             drain_on_stop_ms: 0,
             copy_bytes_per_s_max: 0,
             takeover: false,
+            disks: DiskList::default(),
+            stage: StageConfig::default(),
         }
     }
 
@@ -225,6 +247,10 @@ impl NodeConfig {
         if self.name.is_empty() || self.name.len() > store_core::message::NAME_BYTES_MAX {
             return Err(ConnectError::Config { field: "name", need: "must have 1 to 256 bytes" });
         }
+        if self.disks.0.iter().any(|disk| disk.path.as_os_str().is_empty()) {
+            return Err(ConnectError::Config { field: "disks", need: "must have a path each" });
+        }
+        self.stage.validate().map_err(ConnectError::Stage)?;
         if self.capacity_bytes == 0 || usize::try_from(self.capacity_bytes).is_err() {
             return Err(ConnectError::Config { field: "capacity_bytes", need: "must be at least 1" });
         }

@@ -9,8 +9,10 @@ use store_core::wire::VERSION;
 use store_core::{ErrorCode, Trace, WireError};
 use te_engine::{RegisterError, StartError};
 
+use crate::disk::DiskError;
 use crate::item::PARTS_MAX;
 use crate::local::LocalError;
+use crate::stage::StageError;
 
 /// Why a request to the master has no usable answer.
 #[derive(Debug)]
@@ -112,6 +114,21 @@ pub enum StoreError {
     },
     /// The memory belongs to another client, or to a connection that has been lost.
     ForeignMemory,
+    /// No put, or no get, of this key was started by this client, or it has ended.
+    NotStarted,
+    /// The range of an open put has no bytes, is not inside the object, or has a byte that was written
+    /// before.
+    BadWrite {
+        /// Offset of the range in the object, bytes.
+        start: u64,
+        /// Length of the range, bytes.
+        len: u64,
+    },
+    /// A put cannot be committed, because some of its bytes were not written.
+    Incomplete {
+        /// Number of bytes that are missing.
+        missing: u64,
+    },
     /// A transfer that was given up may still write the memory, or a node may still store its contents.
     Held,
     /// The arena of a local client has no free part that is long enough.
@@ -164,6 +181,10 @@ pub enum ConnectError {
     Memory(RegisterError),
     /// The operating system did not create a thread.
     System(io::Error),
+    /// A disk of the node cannot be used.
+    Disk(DiskError),
+    /// The service that reads objects from the node's disks cannot be started.
+    Stage(StageError),
 }
 
 impl RpcError {
@@ -226,6 +247,9 @@ impl StoreError {
             | Self::BadRange { .. }
             | Self::TooManyParts { .. }
             | Self::Unregistered { .. }
+            | Self::NotStarted
+            | Self::BadWrite { .. }
+            | Self::Incomplete { .. }
             | Self::ForeignMemory => ErrorCode::InvalidParams,
             Self::Forked => ErrorCode::Forked,
             Self::Expelled => ErrorCode::Expelled,
@@ -317,6 +341,18 @@ impl fmt::Display for StoreError {
                 "the buffer belongs to another client or to a connection that has been lost: allocate a new buffer \
                  with this client and fill it again",
             ),
+            Self::NotStarted => f.write_str(
+                "no put or get of this key is started in this client, or it has ended: start one first",
+            ),
+            Self::BadWrite { start, len } => write!(
+                f,
+                "{len} bytes at offset {start} cannot be written: use at least one byte, stay inside the length that \
+                 the put was started with, and write each byte once"
+            ),
+            Self::Incomplete { missing } => write!(
+                f,
+                "{missing} bytes of the object were not written: write them before the put is ended, or revoke it"
+            ),
             Self::Held => f.write_str(
                 "a transfer that was given up may still use the buffer: try again later, or use another buffer",
             ),
@@ -401,6 +437,8 @@ impl fmt::Display for ConnectError {
             Self::Engine(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
             Self::System(error) => write!(f, "the operating system did not create a thread: {error}"),
+            Self::Disk(error) => error.fmt(f),
+            Self::Stage(error) => error.fmt(f),
         }
     }
 }
@@ -413,6 +451,8 @@ impl StdError for ConnectError {
             Self::Engine(error) => Some(error),
             Self::Memory(error) => Some(error),
             Self::System(error) => Some(error),
+            Self::Disk(error) => Some(error),
+            Self::Stage(error) => Some(error),
         }
     }
 }

@@ -126,11 +126,7 @@ impl<'a> Put<'a> {
 
     /// The checks that do not depend on the client.
     pub(crate) const fn check(&self) -> Result<(), StoreError> {
-        match self.source {
-            Source::Slices(slices) => check_parts(slices.len()),
-            Source::Regions(ranges) => check_parts(ranges.len()),
-            Source::Bytes(_) | Source::Region(_) | Source::Local(_) => Ok(()),
-        }
+        self.source.check()
     }
 }
 
@@ -256,6 +252,15 @@ impl Tally {
 }
 
 impl Source<'_> {
+    /// The checks that do not depend on the client.
+    pub(crate) const fn check(&self) -> Result<(), StoreError> {
+        match self {
+            Self::Slices(slices) => check_parts(slices.len()),
+            Self::Regions(ranges) => check_parts(ranges.len()),
+            Self::Bytes(_) | Self::Region(_) | Self::Local(_) => Ok(()),
+        }
+    }
+
     /// Total length, bytes.
     pub(crate) fn len(&self) -> u64 {
         match self {

@@ -74,6 +74,7 @@ mod bounce;
 mod checksum;
 mod client;
 mod config;
+pub mod disk;
 mod engine;
 mod error;
 mod item;
@@ -86,27 +87,29 @@ mod node;
 mod quarantine;
 mod rpc;
 mod segments;
+pub mod stage;
 mod store;
 mod sys;
 
 pub use async_client::{AsyncClient, BlockingClient, OwnedSource, Pending, QUEUE_JOBS_MAX, SharedPart};
-pub use client::{Client, Counters};
-pub use config::{ClientConfig, NodeConfig};
+pub use client::{Client, Counters, PutRange};
+pub use config::{ClientConfig, DiskList, NodeConfig, NodeDiskConfig, UnknownDisk};
 pub use error::{ConnectError, RpcError, StoreError};
 pub use item::{Get, PARTS_MAX, Put, Sink, Source, Tally};
 pub use local::{LocalBuffer, LocalClient, LocalRange, LocalServer};
 pub use master::{
-    BulkRemoval, ListEntry, ListPage, MasterClient, ObjectInfo, SegmentEntry, TaskEntry, TaskPage,
+    BulkRemoval, ListEntry, ListPage, Located, MasterClient, ObjectInfo, ReplicaEntry, ReplicasOfEach,
+    SegmentEntry, TaskEntry, TaskPage,
 };
 pub use memory::{BufferRange, Fragment};
 pub use metrics::{ClientMetrics, metrics_text_of};
-pub use node::{Node, NodeStatusReport};
+pub use node::{DiskReport, Node, NodeStatusReport};
 pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
 pub use store::{RemoveMode, Store};
 pub use store_core::Placement;
 pub use store_core::message::{
-    DrainInfo, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention, SegmentState, TaskCause, TaskReport,
-    TaskState,
+    DrainInfo, Existing, Inherit, InheritPin, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention,
+    RetentionChange, SegmentState, TaskCause, TaskReport, TaskState, TtlChange,
 };
 pub use store_core::{ErrorCode, Incarnation, NodeId, SegmentNo, Stats, TaskId, Trace};
 pub use te_core::{MemSpan, RegionId};

@@ -1,16 +1,20 @@
 //! [`MasterClient`]: requests that concern the master alone.
 
+mod locate;
 mod queries;
 mod tasks;
 
-use store_core::message::{Get, List, ListPosition, ListQuery, Listed, ReadStats, Segments as AskSegments};
-use store_core::{ErrorCode, Key, Stats, unbound};
+use store_core::message::{
+    Get, List, ListPosition, ListQuery, Listed, ReadStats, SegmentInfo, Segments as AskSegments,
+};
+use store_core::{ErrorCode, Key, SegmentNo, Stats, unbound};
 
 use crate::error::StoreError;
 use crate::rpc::RpcConnection;
 
+pub use locate::Located;
 pub use queries::BulkRemoval;
-pub use tasks::{TaskEntry, TaskPage};
+pub use tasks::{ReplicaEntry, ReplicasOfEach, TaskEntry, TaskPage};
 
 /// Requests that concern the master alone and move no bytes here: which objects and segments exist and where,
 /// tasks, drains, counters.
@@ -72,7 +76,7 @@ pub struct ListEntry {
 #[non_exhaustive]
 pub struct SegmentEntry {
     /// Number of the segment, as [`Placement`](store_core::Placement) names it.
-    pub segment: store_core::SegmentNo,
+    pub segment: SegmentNo,
     /// The node that contributes it.
     pub node: store_core::NodeId,
     /// Incarnation of the node's exports.
@@ -137,18 +141,27 @@ impl<'c> MasterClient<'c> {
     pub fn segments(&mut self) -> Result<Vec<SegmentEntry>, StoreError> {
         self.rpc.begin_trace();
         let (_, infos) = self.rpc.call::<AskSegments>(&(), std::iter::empty())?;
-        let entries = infos.filter_map(Result::ok).map(|info| SegmentEntry {
-            segment: info.segment,
-            node: info.node,
-            incarnation: info.incarnation,
-            name: info.name.to_owned(),
-            endpoint: info.endpoint.to_owned(),
-            len: info.len,
-            location: info.location.try_into().ok(),
-            used: info.used,
-            free_bytes_largest: info.free_bytes_largest,
-        });
-        let entries = entries.collect();
+        let entries = infos.flatten().map(segment).collect();
+        Ok(entries)
+    }
+
+    /// The mounted segment that has this name.
+    ///
+    /// # Errors
+    /// `SegmentNotFound`; no answer from the master.
+    pub fn segment_named(&mut self, name: &str) -> Result<SegmentEntry, StoreError> {
+        let (_, infos) = self.rpc.call::<AskSegments>(&(), std::iter::empty())?;
+        let named = infos.flatten().find(|info| info.name == name).map(segment);
+        named.ok_or_else(|| ErrorCode::SegmentNotFound.into())
+    }
+
+    /// Those of these segments that are mounted, in the order of `wanted`.
+    fn segments_of(&mut self, wanted: &[SegmentNo]) -> Result<Vec<SegmentEntry>, StoreError> {
+        let mut entries = Vec::with_capacity(wanted.len());
+        for wanted in wanted.chunks(1_024) {
+            let (_, infos) = self.rpc.call::<AskSegments>(&(), wanted.iter().copied())?;
+            entries.extend(infos.flatten().map(segment));
+        }
         Ok(entries)
     }
 
@@ -160,6 +173,20 @@ impl<'c> MasterClient<'c> {
         self.rpc.begin_trace();
         let (stats, _) = self.rpc.call::<ReadStats>(&(), std::iter::empty())?;
         Ok(stats)
+    }
+}
+
+fn segment(info: SegmentInfo<'_>) -> SegmentEntry {
+    SegmentEntry {
+        segment: info.segment,
+        node: info.node,
+        incarnation: info.incarnation,
+        name: info.name.to_owned(),
+        endpoint: info.endpoint.to_owned(),
+        len: info.len,
+        location: info.location.try_into().ok(),
+        used: info.used,
+        free_bytes_largest: info.free_bytes_largest,
     }
 }
 

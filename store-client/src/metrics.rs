@@ -86,6 +86,12 @@ fn client_registry(counters: &Counters, times: Vec<OperationTimes>) -> Registry 
         ("lease_misses", "Misses because reading took longer than the lease", counters.lease_misses),
         ("replica_failovers", "Reads that continued with another replica", counters.replica_failovers),
         ("transfer_misses", "Misses because no replica could be read", counters.transfer_misses),
+        ("disk_hits", "Keys that were read intact from the disk of a node", counters.disk_hits),
+        (
+            "disk_misses",
+            "Misses because the disk that had the key did not deliver it in time, or failed",
+            counters.disk_misses,
+        ),
         ("puts", "Keys that were committed", counters.puts),
         ("put_failures", "Keys whose put failed", counters.put_failures),
         ("read_bytes", "Bytes of values read", counters.read_bytes),

@@ -1,5 +1,6 @@
 //! [`Node`]: contributes memory to the store.
 
+mod disks;
 mod exports;
 mod expulsions;
 mod keeper;
@@ -24,6 +25,9 @@ use te_host::fork::Mark;
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
 use crate::rpc::RpcConnection;
+use crate::stage::{StageCounters, StageServer};
+pub use disks::DiskReport;
+use disks::{Disks, Reports};
 use keeper::Keeper;
 use tasks::Worker;
 use waiting::Waiting;
@@ -42,6 +46,8 @@ pub struct Node {
     shared: Arc<Shared>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    /// Of its disks and its stage service, if it has any.
+    reports: Option<(Arc<Reports>, Arc<StageServer>)>,
     mark: Mark,
 }
 
@@ -115,7 +121,9 @@ impl Node {
         let rpc = waiting.until(connect)?;
         let shared = Arc::new(Shared::default());
         let worker = Worker::start(&config, engine.clone(), Arc::clone(&shared))?;
-        let mut keeper = Keeper::new(config.clone(), engine.clone(), rpc, Arc::clone(&shared), worker);
+        let disks = Disks::start(&config, &engine)?;
+        let reports = disks.as_ref().map(Disks::reports);
+        let mut keeper = Keeper::new(config.clone(), engine.clone(), rpc, Arc::clone(&shared), worker, disks);
         waiting.until(|| keeper.mount())?;
         let (stop, stopped) = channel();
         let thread = thread::Builder::new()
@@ -131,6 +139,7 @@ impl Node {
             shared,
             stop: Some(stop),
             thread: Some(thread),
+            reports,
             mark: Mark::new(),
         })
     }
@@ -157,6 +166,20 @@ impl Node {
             copies: self.shared.copies.load(Ordering::Relaxed),
             copy_failures: self.shared.copy_failures.load(Ordering::Relaxed),
         }
+    }
+
+    /// Its disks, and what they have counted.
+    #[must_use]
+    pub fn disks(&self) -> Vec<DiskReport> {
+        let reports = self.reports.as_ref().filter(|_| !self.mark.is_forked());
+        reports.map(|(disks, _)| disks.disks()).unwrap_or_default()
+    }
+
+    /// What its stage service has counted; zeros without disks.
+    #[must_use]
+    pub fn stage(&self) -> StageCounters {
+        let reports = self.reports.as_ref().filter(|_| !self.mark.is_forked());
+        reports.map(|(_, stage)| stage.counters()).unwrap_or_default()
     }
 
     /// Its counters and its engine's rails as OpenMetrics text for Prometheus. Names begin with

@@ -54,6 +54,11 @@ impl Quarantine {
         });
     }
 
+    /// Whether nothing is held.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
     /// Whether a fabric may still write a part of the range.
     pub(crate) fn covers(&self, range: BufferRange) -> bool {
         self.held.iter().flat_map(|held| &held.ranges).any(|held| held.overlaps(range))

@@ -354,6 +354,13 @@ impl RpcConnection {
         self.input.next_frame().map_err(unreadable)
     }
 
+    /// Sleeps until bytes arrive, at most `timeout`. It may wake early, and does so without a connection.
+    pub(crate) fn wait_readable(&self, timeout: Duration) {
+        if let Some(stream) = &self.stream {
+            stream.wait(timeout);
+        }
+    }
+
     /// Connects if there is no connection. A master that cannot be reached is tried again for at most
     /// `reconnect_ms_max`. Returns whether the connection is new.
     ///

@@ -1,5 +1,6 @@
 //! The segments that a client has opened. A segment is looked up at the master and opened in the engine at
-//! its first use, and forgotten when either restarts.
+//! its first use, and forgotten when either restarts. A disk has the number of a segment, whose memory is the
+//! staging memory of its node ([`crate::stage`]).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ pub(crate) struct Segments {
     descriptors: PeerToPeer,
     known: HashMap<SegmentNo, Known>,
     epoch: u64,
+    /// Addresses of stage services, by the number in [`Place::Disk`].
+    services: Vec<String>,
     /// Segments that the master knows, but whose owner could not be reached.
     unreached: Vec<SegmentNo>,
     /// Why the latest of them could not be reached.
@@ -25,17 +28,41 @@ pub(crate) struct Segments {
 
 #[derive(Clone, Copy)]
 enum Known {
-    Open(SegmentHandle),
+    Open(Place),
     /// The segment could not be reached, or the master does not know it. It is not tried again before this
     /// time.
     Shunned(Instant),
+}
+
+/// What has the number of a segment.
+#[derive(Clone, Copy)]
+pub(crate) enum Place {
+    /// Memory of a node.
+    Memory(SegmentHandle),
+    /// A disk, whose objects are read from this memory.
+    Disk {
+        /// The staging memory of the node.
+        staging: SegmentHandle,
+        /// The number of the node's stage service: [`Segments::service`].
+        service: u32,
+    },
+}
+
+impl Place {
+    /// The memory, or the staging memory of a disk.
+    const fn handle(self) -> SegmentHandle {
+        match self {
+            Self::Memory(handle) | Self::Disk { staging: handle, .. } => handle,
+        }
+    }
 }
 
 impl Segments {
     /// No segments yet, for an engine with this configuration.
     pub(crate) fn new(config: &te_engine::Config) -> Self {
         let descriptors = PeerToPeer::of(config);
-        Self { descriptors, known: HashMap::new(), epoch: 0, unreached: Vec::new(), why: None }
+        let (services, unreached) = (Vec::new(), Vec::new());
+        Self { descriptors, known: HashMap::new(), epoch: 0, services, unreached, why: None }
     }
 
     /// Call this after a connection was made: a restarted master (another epoch) assigns segment numbers
@@ -44,28 +71,34 @@ impl Segments {
         if self.epoch != epoch {
             self.epoch = epoch;
             for (_, known) in self.known.drain() {
-                if let Known::Open(handle) = known {
-                    close(handle, engine);
+                if let Known::Open(place) = known {
+                    close(place.handle(), engine);
                 }
             }
         }
     }
 
-    /// The engine's handle of a segment; `None` while the segment cannot be opened.
+    /// The address of a stage service.
+    pub(crate) fn service(&self, service: u32) -> &str {
+        self.services.get(service as usize).map_or("", String::as_str)
+    }
+
+    /// Where a segment is; `None` while the segment cannot be opened.
     pub(crate) fn open(
         &mut self,
         segment: SegmentNo,
         rpc: &mut RpcConnection,
         engine: &mut Engine,
         shun: Duration,
-    ) -> Option<SegmentHandle> {
+    ) -> Option<Place> {
         match self.known.get(&segment) {
-            Some(Known::Open(handle)) => return Some(*handle),
+            Some(Known::Open(place)) => return Some(*place),
             Some(Known::Shunned(until)) if Instant::now() < *until => return None,
             _ => {}
         }
         let opened = match open(segment, rpc, &self.descriptors, engine) {
-            Opened::Here(handle) => Some(handle),
+            Opened::Here(handle, stage) if stage.is_empty() => Some(Place::Memory(handle)),
+            Opened::Here(staging, stage) => Some(Place::Disk { staging, service: self.number(stage) }),
             Opened::Unknown => None,
             Opened::Unreached(why) => {
                 if self.why.as_ref() != Some(&why) {
@@ -84,6 +117,15 @@ impl Segments {
         opened
     }
 
+    fn number(&mut self, stage: String) -> u32 {
+        let known = self.services.iter().position(|service| *service == stage);
+        let number = known.unwrap_or_else(|| {
+            self.services.push(stage);
+            self.services.len() - 1
+        });
+        number as u32
+    }
+
     /// The segments that could not be reached since the last call.
     pub(crate) fn take_unreached(&mut self) -> Vec<SegmentNo> {
         std::mem::take(&mut self.unreached)
@@ -97,7 +139,7 @@ impl Segments {
     /// Fences an open segment and waits for the end. Returns whether its owner confirmed the fence; `false`
     /// for a segment that is not open.
     pub(crate) fn fence(&self, segment: SegmentNo, engine: &mut Engine, timeout: Duration) -> bool {
-        let Some(Known::Open(handle)) = self.known.get(&segment) else { return false };
+        let Some(Known::Open(Place::Memory(handle))) = self.known.get(&segment) else { return false };
         let Ok(fence) = engine.fence(*handle, Some(timeout)) else { return false };
         let held = engine.wait_fence(fence, Some(timeout)).is_ok();
         // The fence was created above, so it is known.
@@ -108,8 +150,8 @@ impl Segments {
     /// Forgets a segment after a transfer found that its owner is gone or has restarted. It is opened again
     /// when an operation names it after the pause.
     pub(crate) fn failed(&mut self, segment: SegmentNo, engine: &mut Engine, shun: Duration) {
-        if let Some(Known::Open(handle)) = self.known.insert(segment, Known::Shunned(Instant::now() + shun)) {
-            close(handle, engine);
+        if let Some(Known::Open(place)) = self.known.insert(segment, Known::Shunned(Instant::now() + shun)) {
+            close(place.handle(), engine);
         }
     }
 }
@@ -125,9 +167,9 @@ fn open(
 ) -> Opened {
     let mut why = String::new();
     for _ in 0..TRIES {
-        let Some((endpoint, export)) = ask(segment, rpc) else { return Opened::Unknown };
+        let Some((endpoint, export, stage)) = ask(segment, rpc) else { return Opened::Unknown };
         match open_export(&endpoint, export, descriptors, engine) {
-            Ok(Some(handle)) => return Opened::Here(handle),
+            Ok(Some(handle)) => return Opened::Here(handle, stage),
             Ok(None) => why = format!("{endpoint}: the node has replaced the export that the master knows"),
             Err(error) => return Opened::Unreached(error.to_string()),
         }
@@ -158,7 +200,8 @@ fn close(segment: SegmentHandle, engine: &mut Engine) {
 
 /// Result of opening a segment.
 enum Opened {
-    Here(SegmentHandle),
+    /// Its memory, and the address of the stage service of a disk; empty for memory.
+    Here(SegmentHandle, String),
     /// No answer from the master, or the master does not know the segment.
     Unknown,
     /// The owner could not be reached, or exports something else: its address and the error.
@@ -168,7 +211,7 @@ enum Opened {
 /// How often the segment is looked up before it counts as unreachable.
 const TRIES: u32 = 2;
 
-fn ask(segment: SegmentNo, rpc: &mut RpcConnection) -> Option<(String, Export)> {
+fn ask(segment: SegmentNo, rpc: &mut RpcConnection) -> Option<(String, Export, String)> {
     let (_, mut infos) = rpc.call::<AskSegments>(&(), [segment].into_iter()).ok()?;
-    infos.next()?.ok().map(|info| (info.endpoint.to_owned(), info.export))
+    infos.next()?.ok().map(|info| (info.endpoint.to_owned(), info.export, info.stage.to_owned()))
 }

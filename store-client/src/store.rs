@@ -1,6 +1,6 @@
 //! [`Store`]: the trait that all clients of the store implement.
 
-use store_core::message::PutOptions;
+use store_core::message::{Existing, PutOptions, RetentionChange};
 
 use crate::error::StoreError;
 use crate::item::{Get, Put, Source, Tally};
@@ -53,11 +53,37 @@ pub trait Store {
     /// unchanged.
     fn batch_put(&mut self, items: &mut [Put<'_>], options: &PutOptions) -> Tally;
 
+    /// Stores many objects and replaces those that exist ([`Existing::Replace`]; what the options say about
+    /// existing objects counts if they say it). An object that is replaced can be read until the new one is
+    /// stored, and stays as it is if that fails. No item ends with `false`.
+    fn batch_upsert(&mut self, items: &mut [Put<'_>], options: &PutOptions) -> Tally {
+        self.batch_put(items, &replacing(options))
+    }
+
     /// Whether gets would find the objects. Neither leases them nor counts as a use.
     ///
     /// # Errors
     /// No answer from the master, or from the node on this machine.
     fn batch_exists(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError>;
+
+    /// As [`batch_exists`](Self::batch_exists), and leases the objects that are there, as gets do: until the
+    /// master's lease time has passed they are neither evicted nor removed without
+    /// [`Force`](RemoveMode::Force). Does not count as a use.
+    ///
+    /// # Errors
+    /// No answer from the master, or from the node on this machine.
+    fn batch_exists_leased(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError>;
+
+    /// Changes how long many objects are kept. The result of an item is `false` if there was no such object.
+    ///
+    /// # Errors
+    /// No answer from the master, or from the node on this machine. For an item: see
+    /// [`Master::change_retention`](store_core::Master::change_retention).
+    fn batch_change_retention(
+        &mut self,
+        keys: &[&[u8]],
+        change: &RetentionChange,
+    ) -> Result<Vec<Result<bool, StoreError>>, StoreError>;
 
     /// Removes many objects. The result of an item is `false` if there was no such object.
     ///
@@ -115,6 +141,24 @@ pub trait Store {
         item.into_result()
     }
 
+    /// Stores one object and replaces the one that exists, if there is one; see
+    /// [`batch_upsert`](Self::batch_upsert).
+    ///
+    /// # Errors
+    /// As [`put`](Self::put); the object that exists is unchanged then, unless the error is one of the
+    /// connection to the master or node: the outcome is then unknown.
+    fn upsert<'a>(
+        &mut self,
+        key: &[u8],
+        value: impl Into<Source<'a>>,
+        options: &PutOptions,
+    ) -> Result<(), StoreError>
+    where
+        Self: Sized,
+    {
+        self.put(key, value, &replacing(options)).map(drop)
+    }
+
     /// Whether a get would find the object. Neither leases it nor counts as a use.
     ///
     /// # Errors
@@ -130,5 +174,13 @@ pub trait Store {
     fn remove(&mut self, key: &[u8], mode: RemoveMode) -> Result<bool, StoreError> {
         let removed = self.batch_remove(&[key], mode)?;
         removed.into_iter().next().unwrap_or(Ok(false))
+    }
+}
+
+/// The options of an upsert: those that replace nothing replace everything.
+fn replacing(options: &PutOptions) -> PutOptions {
+    match options.existing {
+        Existing::Keep => PutOptions { existing: Existing::REPLACE, ..*options },
+        Existing::Replace(_) => *options,
     }
 }

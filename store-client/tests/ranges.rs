@@ -410,6 +410,60 @@ fn an_object_goes_from_and_into_buffers_of_different_regions() {
     }
 }
 
+/// Keys and values of 80 layers: 160 buffers, and each object has one page of every buffer.
+#[test]
+fn pages_of_160_buffers_go_and_come_in_one_batch_with_a_result_each() {
+    const BUFFERS: u64 = 160;
+    const PAGES: u64 = 24;
+    const PAGE: u64 = 1_000;
+    let master = master();
+    for (name, fabrics) in [("a", Fabrics::LOCAL), ("b", Fabrics::TCP)] {
+        let node = node_over(name, master.rpc_addr(), fabrics);
+        let mut client = client_over(master.rpc_addr(), fabrics);
+        let buffers: Vec<_> = (0..BUFFERS).map(|_| client.alloc((PAGES * PAGE) as usize).unwrap()).collect();
+        let bytes: Vec<_> = (0..BUFFERS).map(|no| pattern(no, (PAGES * PAGE) as usize)).collect();
+        for (buffer, bytes) in buffers.iter().zip(&bytes) {
+            buffer.write(0, bytes).unwrap();
+        }
+        // Objects are read back into the pages in reverse order.
+        let pages = |page: u64| -> Vec<BufferRange> {
+            buffers.iter().map(|buffer| BufferRange::part(buffer, page * PAGE, PAGE)).collect()
+        };
+        let pages: Vec<Vec<BufferRange>> = (0..PAGES).map(pages).collect();
+        let keys: Vec<String> = (0..PAGES).map(|page| format!("{name}/{page}")).collect();
+        assert!(client.put(keys[3].as_bytes(), b"obstacle".as_slice(), &ONE).unwrap());
+        let mut puts: Vec<_> = keys.iter().zip(&pages).map(|(key, pages)| Put::new(key, pages)).collect();
+        let tally = client.batch_put(&mut puts, &ONE);
+        assert_eq!((tally.done, tally.missed, tally.failed), (23, 1, 0));
+        assert_eq!(codes(puts.into_iter().map(Put::into_result))[3], Ok(false));
+        client.remove(keys[5].as_bytes(), RemoveMode::Force).unwrap();
+        let mut gets: Vec<_> =
+            keys.iter().zip(pages.iter().rev()).map(|(key, into)| Get::new(key, into)).collect();
+        let tally = client.batch_get(&mut gets);
+        assert_eq!((tally.done, tally.missed, tally.failed), (23, 1, 0));
+        let results = codes(gets.into_iter().map(Get::into_result));
+        for (page, result) in (0..PAGES).zip(results) {
+            let expected = match page {
+                3 => Ok(Some(b"obstacle".len() as u64)),
+                5 => Ok(None),
+                _ => Ok(Some(BUFFERS * PAGE)),
+            };
+            assert_eq!(result, expected, "{page}");
+            if page == 3 || page == 5 {
+                continue;
+            }
+            for (buffer, bytes) in buffers.iter().zip(&bytes) {
+                let page = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
+                assert_eq!(read(buffer, PAGES * PAGE - page.end as u64, PAGE), bytes[page]);
+            }
+        }
+        for key in &keys {
+            let _ = client.remove(key.as_bytes(), RemoveMode::Force);
+        }
+        node.stop();
+    }
+}
+
 #[test]
 fn the_number_of_parts_is_bounded_and_an_object_without_bytes_is_refused() {
     let master = master();

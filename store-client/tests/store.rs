@@ -3,11 +3,14 @@
 
 mod common;
 
-use common::{client, codes, get_batch, get_range, master, node, pattern, put_batch, with};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{client, codes, eventually, get_batch, get_range, master, node, pattern, put_batch, with};
 use store_client::local::{LocalConfig, LocalServerConfig};
 use store_client::{
     AsyncClient, BlockingClient, BufferRange, Client, ClientConfig, ErrorCode, Fragment, Get, LocalClient,
-    LocalServer, Node, PARTS_MAX, Put, PutOptions, RemoveMode, Source, Store, StoreError,
+    LocalServer, Node, PARTS_MAX, Pin, Put, PutOptions, RemoveMode, RetentionChange, Source, Store,
+    StoreError, TtlChange,
 };
 use store_master::MasterHandle;
 
@@ -82,6 +85,109 @@ fn every_client_gives_the_same_results() {
         assert!(
             store.remove(&b, RemoveMode::Force).unwrap() && !store.remove(&b, RemoveMode::Force).unwrap()
         );
+    }
+    clients.stop();
+}
+
+#[test]
+fn every_client_replaces_what_exists_and_leaves_it_when_that_fails() {
+    let mut clients = Clients::new();
+    let segment = clients.node.status().segment.unwrap();
+    for (name, store) in clients.each() {
+        let (old, new) = (pattern(1, LEN), pattern(2, LEN / 3));
+        let key = |what: &str| format!("{name}/{what}").into_bytes();
+        let (a, b) = (key("a"), key("b"));
+        assert_eq!(put_batch(store, &[(&a, &old)], &ONE), [Ok(true)]);
+        // Nowhere to go: the old object stays.
+        let mut nowhere = ONE;
+        nowhere.placement.excluded.push(segment).unwrap();
+        let mut items = [Put::new(&a, &new[..])];
+        assert_eq!(store.batch_upsert(&mut items, &nowhere).failed, 1, "{name}");
+        assert_eq!(codes([items[0].result()]), [Err(ErrorCode::SegmentsExcluded)], "{name}");
+        assert_eq!(store.get(&a).unwrap().as_ref(), Some(&old), "{name}");
+        // One that exists, one that does not, and one key twice: the last one remains.
+        let mut items =
+            [Put::new(&a, &new[..]), Put::new(&b, b"1".as_slice()), Put::new(&b, b"22".as_slice())];
+        assert_eq!(store.batch_upsert(&mut items, &ONE).done, 3, "{name}");
+        assert_eq!(store.get(&a).unwrap().as_ref(), Some(&new), "{name}");
+        assert_eq!(store.get(&b).unwrap().as_deref(), Some(b"22".as_slice()), "{name}");
+        // A put still does not replace.
+        assert_eq!(put_batch(store, &[(&a, &old)], &ONE), [Ok(false)]);
+    }
+    let local = &mut clients.local;
+    local.upsert(b"one", b"first", &ONE).unwrap();
+    local.upsert(b"one", b"second", &ONE).unwrap();
+    assert_eq!(local.get(b"one").unwrap().as_deref(), Some(b"second".as_slice()));
+    assert_eq!(local.upsert(b"", b"x", &ONE).map_err(|error| error.code()), Err(ErrorCode::InvalidKey));
+    clients.stop();
+}
+
+#[test]
+fn a_reader_misses_nothing_while_an_object_is_replaced_over_and_over() {
+    let clients = Clients::new();
+    let Clients { mut embedded, shared, .. } = clients;
+    let value = |round: usize| vec![round as u8; 1_000 + round * 777];
+    embedded.upsert(b"k", &value(0), &ONE).unwrap();
+    const ROUNDS: usize = 200;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for mut reader in [shared.clone(), shared.clone()] {
+            let done = &done;
+            scope.spawn(move || {
+                let mut latest = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let found = reader.get(b"k").unwrap().expect("there is always an object");
+                    let round = (found.len() - 1_000) / 777;
+                    assert_eq!(found, value(round));
+                    assert!(round >= latest, "{round} after {latest}");
+                    latest = round;
+                }
+            });
+        }
+        // Ended even if a write fails.
+        let writes: Result<(), StoreError> =
+            (1..=ROUNDS).try_for_each(|round| embedded.upsert(b"k", &value(round), &ONE));
+        done.store(true, Ordering::Relaxed);
+        writes.unwrap();
+    });
+    assert_eq!(embedded.get(b"k").unwrap(), Some(value(ROUNDS)));
+    let stats = embedded.master().stats().unwrap();
+    assert_eq!((stats.upserts_total, stats.objects, stats.upserts_unfinished), (ROUNDS as u64 + 1, 1, 0));
+}
+
+#[test]
+fn every_client_leases_what_it_says_exists_if_it_is_asked_to() {
+    let mut clients = Clients::new();
+    for (name, store) in clients.each() {
+        let key = |what: &str| format!("{name}/{what}").into_bytes();
+        let (a, b, none) = (key("a"), key("b"), key("none"));
+        assert_eq!(put_batch(store, &[(&a, b"1"), (&b, b"2")], &ONE), [Ok(true), Ok(true)]);
+        assert_eq!(store.batch_exists(&[&a, &none]).unwrap(), [true, false], "{name}");
+        assert_eq!(store.batch_exists_leased(&[&none, &b]).unwrap(), [false, true], "{name}");
+        let removed = codes(store.batch_remove(&[&a, &b], RemoveMode::Unused).unwrap());
+        assert_eq!(removed, [Ok(true), Err(ErrorCode::ObjectHasLease)], "{name}");
+        assert_eq!(store.get(&b).unwrap().as_deref(), Some(b"2".as_slice()), "{name}");
+    }
+    clients.stop();
+}
+
+#[test]
+fn every_client_changes_how_long_objects_are_kept() {
+    let mut clients = Clients::new();
+    for (name, store) in clients.each() {
+        let key = |what: &str| format!("{name}/{what}").into_bytes();
+        let (a, none) = (key("a"), key("none"));
+        assert_eq!(put_batch(store, &[(&a, b"1")], &ONE), [Ok(true)]);
+        let pin = RetentionChange { pin: Some(Pin::Hard), ..RetentionChange::default() };
+        let changed = codes(store.batch_change_retention(&[&a, &none], &pin).unwrap());
+        assert_eq!(changed, [Ok(true), Ok(false)], "{name}");
+        let bad = RetentionChange { soft_pin_ttl_ms: Some(5), ..pin };
+        let changed = codes(store.batch_change_retention(&[&a], &bad).unwrap());
+        assert_eq!(changed, [Err(ErrorCode::InvalidParams)], "{name}");
+        // What is pinned for good shows in the master's numbers.
+        let short = RetentionChange { pin: Some(Pin::None), ttl: TtlChange::After(1), ..pin };
+        assert_eq!(codes(store.batch_change_retention(&[&a], &short).unwrap()), [Ok(true)]);
+        eventually("the object is expired", || store.get(&a).unwrap().is_none());
     }
     clients.stop();
 }

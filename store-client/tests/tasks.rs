@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -96,6 +97,60 @@ fn replicas_are_copied_and_moved_over_tcp() {
 #[test]
 fn replicas_are_copied_and_moved_over_the_fastest_fabric() {
     copies_and_moves(Fabrics::default());
+}
+
+#[test]
+fn the_replicas_of_many_objects_are_found_with_their_segments() {
+    let master = master_with(MasterConfig { lease_ttl_ms: 200, ..MasterConfig::default() });
+    let address = master.rpc_addr();
+    let nodes = ["a", "b"].map(|name| node(name, address, Fabrics::default()));
+    let [a, b] = [0, 1].map(|at: usize| nodes[at].status().segment.unwrap());
+    let mut client = client(address);
+    let two = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
+    assert!(client.put(b"both", &pattern(1, 200_000), &two).unwrap());
+    assert!(client.put(b"one", &pattern(2, 1_000), &on(b)).unwrap());
+    // More keys than one request may have.
+    let missing = vec![b"missing".as_slice(); 2_000];
+    let keys = [[b"both".as_slice(), b"one", b""].as_slice(), &missing, &[b"both"]].concat();
+    let mut found = client.master().batch_replicas(&keys).unwrap();
+    assert_eq!(found.len(), 2_004);
+    for at in [0, 2_003] {
+        let both = found[at].as_mut().unwrap();
+        both.sort_unstable_by_key(|replica| replica.segment);
+        let facts: Vec<_> = both
+            .iter()
+            .map(|replica| (replica.segment, replica.name.as_str(), replica.endpoint.as_str(), replica.len))
+            .collect();
+        let [to_a, to_b] = [nodes[0].endpoint(), nodes[1].endpoint()];
+        assert_eq!(facts, [(a, "a", to_a, 200_000), (b, "b", to_b, 200_000)]);
+        assert!(both.iter().all(|replica| replica.state == ReplicaState::Complete && replica.addr > 0));
+    }
+    let one = found[1].as_ref().unwrap();
+    assert_eq!((one.len(), one[0].segment, one[0].len), (1, b, 1_000));
+    assert_eq!(found[2], Err(ErrorCode::ObjectNotFound), "no object has an empty key");
+    assert!(found[3..2_003].iter().all(|found| *found == Err(ErrorCode::ObjectNotFound)));
+    assert_eq!(client.master().batch_replicas(&[]).unwrap(), []);
+    // By the name of the segment.
+    let named = client.master().segment_named("b").unwrap();
+    assert_eq!((named.segment, named.endpoint.as_str()), (b, nodes[1].endpoint()));
+    let error = client.master().segment_named("c").unwrap_err();
+    assert_eq!(error.code(), ErrorCode::SegmentNotFound);
+    // Objects that were just written count as leased, for a while.
+    let mut left = vec![b"both".as_slice(), b"one"];
+    eventually("the replicas are cleared", || {
+        let keys = [left.as_slice(), &[b"missing"]].concat();
+        let mut cleared = client.master().batch_clear_replicas(&keys, Some(b)).unwrap();
+        assert_eq!(cleared.pop(), Some(Err(ErrorCode::KeyNotFound)));
+        let answers: BTreeMap<_, _> = left.iter().copied().zip(cleared).collect();
+        left.retain(|key| answers[key] == Err(ErrorCode::ObjectHasLease));
+        assert!(answers.values().all(|answer| matches!(answer, Ok(()) | Err(ErrorCode::ObjectHasLease))));
+        left.is_empty()
+    });
+    let found = client.master().batch_replicas(&[b"both", b"one"]).unwrap();
+    assert_eq!(
+        (found[0].as_ref().map(Vec::len), found[1].as_ref().err()),
+        (Ok(1), Some(&ErrorCode::ObjectNotFound))
+    );
 }
 
 /// How often a call is sent before it is given up.

@@ -11,13 +11,19 @@
 //! is the committed one, and with the trailer that the chunks are, without reading the rest of the object. A
 //! reader of the whole object does not read the trailer.
 //!
+//! An object may be written in ranges of any order ([`RangeSums`]); what is stored is the same.
+//!
 //! An object of one chunk has no trailer: the chunk's checksum is the one that the master keeps. This module
 //! reads no data bytes; its callers compute the CRCs of chunks.
+
+mod ranges;
 
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use te_core::crc32c_joined;
+
+pub use ranges::{RANGES_MAX, RangeSums};
 
 /// Bytes that share a checksum: the smallest unit that a reader of a part reads.
 pub const CHUNK_BYTES: u64 = 64 << 10;

@@ -23,7 +23,7 @@ use alloc::vec::Vec;
 use te_core::{Op, Outcome};
 
 pub use get::{Fetched, GetItem, GetOp};
-pub use put::{PutItem, PutOp};
+pub use put::{CloseItem, OpenPut, PutEnding, PutItem, PutOp, RangeItem};
 
 use crate::SegmentNo;
 
@@ -63,7 +63,8 @@ pub struct Transfer {
     /// Bytes of the object's data, which begin at `addr`. The trailer follows them ([`crate::chunks`]).
     ///
     /// A write transfers data and trailer. A read of the whole object transfers the data; a read of a part
-    /// transfers the trailer and the chunks that the part touches.
+    /// transfers the trailer and the chunks that the part touches. Writes of an open put ([`PutOp::write`],
+    /// [`PutOp::close`]) transfer exactly `len` bytes to `addr`: a range, or the trailer.
     pub len: u64,
 }
 

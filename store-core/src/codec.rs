@@ -177,6 +177,12 @@ impl<T, const N: usize> core::ops::Deref for Short<T, N> {
     }
 }
 
+impl<T, const N: usize> core::ops::DerefMut for Short<T, N> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.items[..usize::from(self.len)]
+    }
+}
+
 impl<T: fmt::Debug, const N: usize> fmt::Debug for Short<T, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)

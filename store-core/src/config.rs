@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::allocator::GRAIN_BYTES;
 use crate::master::REPORTERS_MAX;
-use crate::message::REPLICAS_MAX;
+use crate::message::{REPLICAS_MAX, SOFT_PIN_TTL_MS_MAX};
 use crate::read_rates::ReplicationConfig;
 use crate::tasks::TaskConfig;
 use crate::tenant::{DEFAULT_TENANT, SECRET_BYTES_MAX};
@@ -41,7 +41,8 @@ pub struct MasterConfig {
     pub slow_start_ms: u32,
     /// The policy that chooses the object to evict. Default [`EvictionPolicy::Trial`].
     pub eviction: EvictionPolicy,
-    /// How long a soft pin is valid after the object was last read or written, ms. Default 1,800,000.
+    /// How long a soft pin is valid after the object was last read or written, ms, unless the object has a
+    /// validity of its own. Default 1,800,000.
     pub soft_pin_ttl_ms: u32,
     /// The share of all bytes that may be pinned for good, 0 to 1; puts above it find no room. Default 0.5.
     pub hard_pin_share_max: f64,
@@ -51,6 +52,13 @@ pub struct MasterConfig {
     pub eviction_high_watermark: f64,
     /// Eviction ends when the used share is this far below the watermark. Default 0.005.
     pub eviction_ratio: f64,
+    /// The share of all bytes that is chosen for eviction ahead of time, so that the objects are copied to the
+    /// disks of their nodes before their space is needed, 0 to 0.5; 0: nothing is copied to disks. Without
+    /// disks it has no effect. Default 0.1.
+    pub demote_ahead: f64,
+    /// How long the objects on a disk are remembered when its node is gone, ms. A disk that returns later is
+    /// cleared. Default 600,000.
+    pub disk_away_ms: u32,
     /// Most objects evicted in one call, and most candidates examined for one eviction, so that a call stays
     /// short; the rest follows in the next call. A group counts as one. Default 4,096.
     pub evictions_per_call_max: u32,
@@ -130,6 +138,8 @@ impl Default for MasterConfig {
             hard_pin_share_max: 0.5,
             eviction_high_watermark: 0.99,
             eviction_ratio: 0.005,
+            demote_ahead: 0.1,
+            disk_away_ms: 600_000,
             evictions_per_call_max: 4_096,
             replicas_max: REPLICAS_MAX as u8,
             objects_max: 100_000_000,
@@ -187,13 +197,15 @@ impl MasterConfig {
         whole("put_start_release_timeout_ms", self.put_start_release_timeout_ms, 1, DAY_MS)?;
         whole("node_ttl_ms", self.node_ttl_ms, 1, DAY_MS)?;
         whole("slow_start_ms", self.slow_start_ms, 0, DAY_MS)?;
-        whole("soft_pin_ttl_ms", self.soft_pin_ttl_ms, 1, 30 * DAY_MS)?;
+        whole("soft_pin_ttl_ms", self.soft_pin_ttl_ms, 1, SOFT_PIN_TTL_MS_MAX)?;
         share("hard_pin_share_max", self.hard_pin_share_max, 0.0, 1.0)?;
         share("eviction_high_watermark", self.eviction_high_watermark, 0.01, 1.0)?;
         share("eviction_ratio", self.eviction_ratio, 0.0, self.eviction_high_watermark)?;
+        share("demote_ahead", self.demote_ahead, 0.0, 0.5)?;
+        whole("disk_away_ms", self.disk_away_ms, 1, 7 * DAY_MS)?;
         whole("evictions_per_call_max", self.evictions_per_call_max, 1, u32::MAX)?;
         whole("replicas_max", self.replicas_max.into(), 1, REPLICAS_MAX as u32)?;
-        whole("objects_max", self.objects_max, 1, 1 << 31)?;
+        whole("objects_max", self.objects_max, 1, 1 << 30)?;
         whole("key_bytes_max", self.key_bytes_max, 1, wire::KEY_BYTES_MAX as u32)?;
         whole("session_puts_max", self.session_puts_max, 1, 1 << 31)?;
         whole("tenant_puts_max", self.tenant_puts_max, 1, 1 << 31)?;
@@ -283,6 +295,14 @@ enum Reason {
     Tenant,
     TenantTwice,
     OneTenant,
+    Fixed,
+}
+
+impl ConfigError {
+    /// The setting cannot be changed while there is state.
+    pub(crate) const fn fixed(setting: &'static str) -> Self {
+        Self { setting, reason: Reason::Fixed }
+    }
 }
 
 impl fmt::Display for ConfigError {
@@ -307,6 +327,11 @@ impl fmt::Display for ConfigError {
                 self.setting
             ),
             Reason::TenantTwice => write!(f, "{}: a name occurs twice", self.setting),
+            Reason::Fixed => write!(
+                f,
+                "{}: cannot be changed for a store that continues: set it as it was, or begin with an empty journal",
+                self.setting
+            ),
             Reason::OneTenant => {
                 write!(f, "{}: without multi_tenants, only \"default\" is allowed", self.setting)
             }

@@ -31,6 +31,10 @@
 //! * **Nothing is named twice.** Generations and segment numbers are never reused, not even after a restart
 //!   of the master.
 //!
+//! Beside the master and its clients there are three more state machines, which the server does not run yet:
+//! [`command_log`] repeats a master's changes in another process, [`ha`] decides which process leads, and
+//! [`disk`] keeps objects on a node's SSD.
+//!
 //! Every call takes the time as an argument, so the whole store runs in one thread, with every fault, from
 //! one seed: `tests/simulation`.
 //!
@@ -128,13 +132,18 @@ mod bound;
 pub mod chunks;
 pub mod client;
 mod codec;
+pub mod command_log;
 mod config;
+pub mod disk;
+mod disks;
 mod error;
 mod event;
 mod eviction;
+pub mod ha;
 mod handle;
 mod ids;
 mod location;
+mod map;
 mod master;
 pub mod message;
 mod nodes;
@@ -148,7 +157,9 @@ mod room;
 mod segments;
 mod serve;
 mod session;
+mod shelf;
 mod slab;
+pub mod snapshot;
 mod stats;
 mod tasks;
 mod tenant;
@@ -177,7 +188,7 @@ pub use tasks::TaskConfig;
 /// The time that every operation takes, because nothing here has a clock.
 pub use te_core::Instant;
 pub use te_core::Secret;
-pub use tenant::{DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, TENANT_BYTES_MAX, TenantConfig};
+pub use tenant::{DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, TENANT_BYTES_MAX, TenantConfig, TenantTag};
 pub use times::Times;
 pub use trace::Trace;
 pub use wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};

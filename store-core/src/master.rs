@@ -17,37 +17,43 @@
 //! reported that it is quiet, or was cut off by the node that owns the memory) and no lease on them is valid.
 
 mod admin;
+mod disks;
 mod drain;
 mod evict;
 mod expel;
 mod hot;
 mod mounts;
+mod promote;
+mod puts;
 mod queries;
+mod repeat;
 mod reports;
 mod room;
+mod shelf;
+mod state;
 mod tasks;
 mod tenants;
 
 use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 use core::time::Duration;
 
 use te_core::Instant;
 
 use crate::allocator::Allocator;
-use crate::chunks::stored_len;
+use crate::disks::Disks;
 use crate::event::{Event, Events};
-use crate::eviction::{BatchOrder, Place};
-use crate::handle::handle_of;
+use crate::eviction::BatchOrder;
 use crate::message::{
-    Allocation, EvictionReport, Listed, Object, Pin, PutOptions, PutRequest, RemoveMode, Replica, Replicas,
-    SegmentInfo, TaskReport, WriterState,
+    EvictionReport, Listed, Object, RemoveMode, Replica, Replicas, SegmentInfo, TaskReport,
 };
 use crate::nodes::Nodes;
-use crate::objects::{Entry, New, Objects, Placements};
+use crate::objects::{Entry, Objects};
 use crate::pattern::Pattern;
 use crate::pending_release::{PendingRelease, Reason};
 use crate::segments::{Placed, Segment, Segments};
 use crate::session::{Granted, Leases};
+use crate::shelf::Shelf;
 use crate::tasks::Tasks;
 use crate::writers::Writers;
 use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, NodeId, SegmentNo, Stats, TaskId, TenantNo};
@@ -57,11 +63,16 @@ use tenants::Tenants;
 
 use drain::Drain;
 use hot::Hot;
+use promote::Promotions;
+use puts::Ended;
 pub(crate) use reports::REPORTERS_MAX;
 use reports::Suspects;
 
-/// Objects that one put evicts while the watermark is passed; most are evicted by [`Master::handle_timeout`].
-const EVICTIONS_PER_PUT: u32 = 8;
+/// In a lease, in place of the index of an object that is on a disk alone.
+const NOT_IN_MEMORY: u32 = u32::MAX;
+/// In what the command log names: the rest of the number is the index of a record of the shelf. Objects in memory
+/// have lower indices, see [`MasterConfig::objects_max`].
+const ON_DISK: u32 = 1 << 30;
 /// Limit on objects that one call drops because their time to live is over.
 const EXPIRIES_PER_CALL_MAX: u32 = 4_096;
 /// Each epoch of a master begins with another segment number: 4,096 higher than that of the epoch of a second
@@ -80,6 +91,9 @@ pub struct Master {
     tenants: Tenants,
     pub(crate) segments: Segments,
     objects: Objects,
+    shelf: Shelf,
+    disks: Disks,
+    promotions: Promotions,
     pending_release: PendingRelease,
     writers: Writers,
     events: Events,
@@ -108,8 +122,14 @@ pub struct Master {
     drains: BTreeMap<SegmentNo, Drain>,
     hot: Hot,
     suspects: Suspects,
+    ended_upserts: Ended,
     /// Counters of tasks; gauges are computed by [`Self::task_report`].
     task_report: TaskReport,
+    /// The objects that the running request has leased, and whether each follows another one, if they are
+    /// noted.
+    touches: Option<Vec<(u32, bool)>>,
+    /// Every object may be leased until then.
+    lease_floor: Instant,
 }
 
 impl Master {
@@ -132,6 +152,9 @@ impl Master {
                 millis(config.soft_pin_ttl_ms),
                 millis(config.lease_ttl_ms) + millis(config.lease_guard_ms),
             ),
+            shelf: Shelf::new(config.hash_seed),
+            disks: Disks::default(),
+            promotions: Promotions::default(),
             pending_release: PendingRelease::new(),
             writers: Writers::new(),
             events: Events::default(),
@@ -151,185 +174,14 @@ impl Master {
             drains: BTreeMap::new(),
             hot: Hot::new(&config.replication),
             suspects: Suspects::default(),
+            ended_upserts: Ended::new(),
             task_report: TaskReport::default(),
+            touches: None,
+            lease_floor: Instant::ZERO,
             config,
         };
         this.add_tenants();
         Ok(this)
-    }
-
-    /// Allocates space for a new object that is alone in its batch. The request is not repeatable.
-    ///
-    /// # Errors
-    /// `InvalidKey`, `InvalidParams`, `ObjectAlreadyExists`, `TenantQuotaExceeded`, `KeysUltraLimit`,
-    /// `TooManyPuts`, `MetadataFull`, one of [`ErrorCode::is_no_room`]. A put that fails evicts nothing.
-    pub fn put_start<'k>(
-        &mut self,
-        now: Instant,
-        key: impl Into<FullKey<'k>>,
-        len: u64,
-        options: &PutOptions,
-    ) -> Result<Allocation, ErrorCode> {
-        self.put_start_in(now, key, len, &PutRequest::once(*options), Place::ALONE)
-    }
-
-    /// Allocates space for one object of a batch; `place` is its position, which eviction uses. Repeated by
-    /// the same writer with the same nonce while the put is unfinished, it returns the same space.
-    ///
-    /// # Errors
-    /// As [`Self::put_start`].
-    pub fn put_start_in<'k>(
-        &mut self,
-        now: Instant,
-        key: impl Into<FullKey<'k>>,
-        len: u64,
-        request: &PutRequest,
-        place: Place,
-    ) -> Result<Allocation, ErrorCode> {
-        self.put_start_from(now, key.into(), len, request, place, 0)
-    }
-
-    /// As [`Self::put_start_in`], for the connection with this number; 0: there is none.
-    pub(crate) fn put_start_from(
-        &mut self,
-        now: Instant,
-        key: FullKey<'_>,
-        len: u64,
-        request: &PutRequest,
-        place: Place,
-        session: u64,
-    ) -> Result<Allocation, ErrorCode> {
-        self.check_key(key.key)?;
-        let options = &request.options;
-        let retention = options.retention;
-        if len == 0
-            || options.replicas == 0
-            || options.replicas > self.config.replicas_max
-            || retention.ttl_ms == Some(0)
-        {
-            return Err(ErrorCode::InvalidParams);
-        }
-        let found = self.objects.find(key);
-        if let Some(again) = found.and_then(|index| self.repeated(index, len, request)) {
-            return Ok(again);
-        }
-        if !self.objects.has_room(key.tenant, &retention) {
-            return Err(ErrorCode::KeysUltraLimit);
-        }
-        let (of_session, of_tenant) = self.writers.count(session, key.tenant);
-        if of_session >= self.config.session_puts_max || of_tenant >= self.config.tenant_puts_max {
-            return Err(ErrorCode::TooManyPuts);
-        }
-        if retention.pin == Pin::Hard && !self.may_pin(key.tenant, len) {
-            self.stats.puts_no_room_total += 1;
-            return Err(ErrorCode::PinnedShareReached);
-        }
-        if let Some(index) = found {
-            self.displace(now, index)?;
-        }
-        // Nothing is evicted before the put is sure of its place.
-        let over = self.evicting || self.is_over_watermark();
-        let price = self.price(now, key.tenant, len)?;
-        let placed = self
-            .place(now, key.tenant, stored_len(len), options, &price)
-            .inspect_err(|_| self.stats.puts_no_room_total += 1)?;
-        self.pay(now, key.tenant, len, &price);
-        if over {
-            self.evict_to_watermark(now, EVICTIONS_PER_PUT);
-        }
-        if placed.len() < usize::from(options.replicas) {
-            self.stats.puts_partial_total += 1;
-        }
-        self.generation += 1;
-        let replicas = Placements::new(&placed);
-        let (generation, nonce) = (self.generation, request.nonce);
-        let index = self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
-        // An eviction may have freed a slot since, which the object has now.
-        placed.iter().for_each(|placed| self.segments.own(placed, index));
-        let allocation = self.allocation(generation, replicas_of(&placed));
-        self.writers.began(&allocation, request.writer, session, key.tenant, index);
-        self.stats.put_starts_total += 1;
-        Ok(allocation)
-    }
-
-    /// Commits a put; the object is readable from here. The caller vouches that no write of this put is under
-    /// way. A repetition has no effect.
-    ///
-    /// # Errors
-    /// `PutIsOver` when there is no such put any more (it was displaced or removed, or its segments are
-    /// gone), `InvalidWrite` when it is committed with another checksum.
-    pub fn put_end<'k>(
-        &mut self,
-        now: Instant,
-        key: impl Into<FullKey<'k>>,
-        generation: u64,
-        checksum: u32,
-    ) -> Result<(), ErrorCode> {
-        self.put_end_in(now, key, generation, checksum, BatchOrder::First)
-    }
-
-    /// As [`Self::put_end`], for one object of a batch.
-    ///
-    /// # Errors
-    /// As [`Self::put_end`].
-    pub fn put_end_in<'k>(
-        &mut self,
-        now: Instant,
-        key: impl Into<FullKey<'k>>,
-        generation: u64,
-        checksum: u32,
-        order: BatchOrder,
-    ) -> Result<(), ErrorCode> {
-        let key = key.into();
-        let Some(index) = self.find_generation(key, generation) else {
-            self.release_writer(key.tenant, generation);
-            return Err(ErrorCode::PutIsOver);
-        };
-        let entry = self.objects.entry(index);
-        if entry.is_complete() {
-            return if entry.checksum == checksum { Ok(()) } else { Err(ErrorCode::InvalidWrite) };
-        }
-        self.stats.put_bytes_total += entry.len;
-        self.objects.complete(now, index, checksum, order == BatchOrder::Follows);
-        self.writers.ended(generation);
-        self.stats.put_ends_total += 1;
-        Ok(())
-    }
-
-    /// Gives a put up. With [`WriterState::Quiet`] the caller vouches that no write of it can land any more,
-    /// and the space is freed at once; otherwise the space is pending release until the nodes report that the
-    /// writer is cut off. A repetition has no effect.
-    ///
-    /// # Errors
-    /// `PutIsOver` when there is no such put, `InvalidWrite` when it is committed.
-    pub fn put_revoke<'k>(
-        &mut self,
-        now: Instant,
-        key: impl Into<FullKey<'k>>,
-        generation: u64,
-        writer: WriterState,
-    ) -> Result<(), ErrorCode> {
-        let key = key.into();
-        let quiet = writer == WriterState::Quiet;
-        let release = now + millis(self.config.put_start_release_timeout_ms);
-        if let Some(index) = self.find_generation(key, generation) {
-            if self.objects.entry(index).is_complete() {
-                return Err(ErrorCode::InvalidWrite);
-            }
-            if quiet {
-                self.drop_object(index, None)
-            } else {
-                self.drop_object(index, Some((release, Reason::Writer)))
-            }
-            self.stats.put_revokes_total += 1;
-            return Ok(());
-        }
-        let here = if quiet {
-            self.release_writer(key.tenant, generation)
-        } else {
-            self.pending_release.put_off_writer(key.tenant, generation, release)
-        };
-        if here { Ok(()) } else { Err(ErrorCode::PutIsOver) }
     }
 
     /// Looks up an object and leases it for reading.
@@ -350,7 +202,13 @@ impl Master {
         key: impl Into<FullKey<'k>>,
         order: BatchOrder,
     ) -> Result<Object, ErrorCode> {
-        self.get_leased(now, key.into(), order).map(|(object, _)| object)
+        let key = key.into();
+        match self.get_leased(now, key, order) {
+            Err(error @ ErrorCode::ObjectNotFound) => {
+                self.get_from_disk(key, order).map(|(object, _)| object).ok_or(error)
+            }
+            result => result.map(|(object, _)| object),
+        }
     }
 
     /// As [`Self::get_in`], for a connection that can return the lease.
@@ -361,15 +219,37 @@ impl Master {
         order: BatchOrder,
         leases: &mut Leases,
     ) -> Result<Object, ErrorCode> {
-        let (object, index) = self.get_leased(now, key, order)?;
-        leases.note(now, index, object.generation, now + self.lease());
+        let (object, leased, touched) = match self.get_leased(now, key, order) {
+            Err(error @ ErrorCode::ObjectNotFound) => {
+                let (object, record) = self.get_from_disk(key, order).ok_or(error)?;
+                // A disk needs no lease: what it gave up is not found there.
+                (object, NOT_IN_MEMORY, record | ON_DISK)
+            }
+            result => result.map(|(object, index)| (object, index, index))?,
+        };
+        leases.note(now, leased, object.generation, now + self.lease());
+        if let Some(touches) = &mut self.touches {
+            touches.push((touched, order == BatchOrder::Follows));
+        }
         Ok(object)
     }
 
     /// A reader has returned a lease.
     pub(crate) fn lease_returned(&mut self, now: Instant, granted: &Granted) {
         self.stats.leases_returned_total += 1;
-        self.objects.return_lease(now, granted.index, granted.generation);
+        if granted.index == NOT_IN_MEMORY {
+            return;
+        }
+        self.return_lease(now, granted.index, granted.generation);
+    }
+
+    /// A lease is over before its time. That of an object that is gone may have held its space.
+    fn return_lease(&mut self, now: Instant, index: u32, generation: u64) {
+        if !self.objects.return_lease(now, index, generation)
+            && self.pending_release.return_lease(&mut self.segments, generation)
+        {
+            self.drains_look_again(now);
+        }
     }
 
     fn get_leased(
@@ -393,21 +273,63 @@ impl Master {
             generation: entry.generation,
             replicas: replicas_of(entry.replicas.as_slice()),
         };
+        self.read_at(now, index, order);
+        Ok((object, index))
+    }
+
+    /// A get has found an object: it is leased, and used.
+    fn read_at(&mut self, now: Instant, index: u32, order: BatchOrder) {
         self.objects.lease(now, index, now + self.lease(), order == BatchOrder::Follows);
         self.stats.get_hits_total += 1;
-        self.stats.get_bytes_total += object.len;
+        self.stats.get_bytes_total += self.objects.entry(index).len;
         if self.hot.is_on() {
             self.count_read(now, index);
         }
-        Ok((object, index))
     }
 
     /// Whether a get would find the object. Neither leases it nor counts as a use. An object whose time to
     /// live is over may still be reported until [`Self::handle_timeout`] has run.
     pub fn exists<'k>(&mut self, key: impl Into<FullKey<'k>>) -> bool {
-        let found = self.objects.find(key.into()).is_some_and(|index| self.vouches_for(index));
+        let key = key.into();
+        let found = match self.objects.find(key) {
+            Some(index) => self.vouches_for(index),
+            None => self.readable_record(key).is_some(),
+        };
         self.stats.exists_total += 1;
         self.stats.exists_hits_total += u64::from(found);
+        found
+    }
+
+    /// As [`Self::exists`], and leases the object for reading if it is there: it stays in place as it
+    /// would for a get, which finds it if it comes in time. Does not count as a use.
+    pub fn exists_leased<'k>(&mut self, now: Instant, key: impl Into<FullKey<'k>>) -> bool {
+        let key = key.into();
+        self.lease_if_there(now, key).is_some() || self.is_on_disk(key)
+    }
+
+    /// As [`Self::exists_leased`], for a connection that can return the lease.
+    pub(crate) fn exists_for(&mut self, now: Instant, key: FullKey<'_>, leases: &mut Leases) -> bool {
+        let mut found = self.lease_if_there(now, key);
+        if found.is_none() && self.is_on_disk(key) {
+            found = Some(NOT_IN_MEMORY);
+        }
+        if let Some(index) = found {
+            leases.note(now, index, self.objects.entry(index).generation, now + self.lease());
+            if let Some(touches) = &mut self.touches {
+                touches.push((if index == NOT_IN_MEMORY { ON_DISK } else { index }, false));
+            }
+        }
+        found.is_some()
+    }
+
+    fn lease_if_there(&mut self, now: Instant, key: FullKey<'_>) -> Option<u32> {
+        let found = self.objects.find(key);
+        let found = found.filter(|index| self.vouches_for(*index) && !self.objects.is_expired(now, *index));
+        self.stats.exists_total += 1;
+        if let Some(index) = found {
+            self.stats.exists_hits_total += 1;
+            self.objects.hold(now, index, now + self.lease(), false);
+        }
         found
     }
 
@@ -421,8 +343,15 @@ impl Master {
         key: impl Into<FullKey<'k>>,
         mode: RemoveMode,
     ) -> Result<(), ErrorCode> {
-        let index = self.objects.find(key.into()).ok_or(ErrorCode::KeyNotFound)?;
-        self.remove_at(now, index, mode)
+        let key = key.into();
+        match self.objects.find(key) {
+            Some(index) => self.remove_at(now, index, mode),
+            None if self.unshelve(key, |_| true) => {
+                self.stats.removes_total += 1;
+                Ok(())
+            }
+            None => Err(ErrorCode::KeyNotFound),
+        }
     }
 
     /// Does what is due: gives up silent nodes, frees space and memory, evicts. Call it when
@@ -453,8 +382,11 @@ impl Master {
         self.objects.settle(now);
         self.tasks_timeout(now);
         self.drains_timeout(now);
+        self.disks_timeout(now);
+        self.promote(now);
         self.evict_to_watermark(now, self.config.evictions_per_call_max);
         self.objects.tidy();
+        self.shelf.tidy();
         self.pending_release.tidy();
         self.writers.tidy();
     }
@@ -472,8 +404,9 @@ impl Master {
             .flatten()
             .map(|at| at.max(self.evict_again_at));
         let due = [processing, eviction, self.objects.expiry(), self.pending_release.due(), self.nodes.due()];
-        let tidying = self.objects.is_shrinking().then_some(Instant::ZERO);
-        let more = [self.tasks.due(), self.drains_due(), tidying];
+        let shrinks = self.objects.is_shrinking() || self.shelf.is_shrinking();
+        let tidying = shrinks.then_some(Instant::ZERO);
+        let more = [self.tasks.due(), self.drains_due(), self.disks_due_at(), self.promotions_due(), tidying];
         due.into_iter().chain(more).flatten().min()
     }
 
@@ -501,10 +434,10 @@ impl Master {
         &self.config
     }
 
-    /// What a segment is and where.
+    /// What a segment, or a disk, is and where.
     #[must_use]
     pub fn segment(&self, segment: SegmentNo) -> Option<SegmentInfo<'_>> {
-        self.segments.get(segment).map(Segment::info)
+        self.segments.get(segment).map(Segment::info).or_else(|| self.disk_info(segment))
     }
 
     /// Every mounted segment, in the order of mounting.
@@ -519,6 +452,7 @@ impl Master {
         Stats {
             objects: u64::from(self.objects.len() - processing),
             objects_processing: processing.into(),
+            upserts_unfinished: self.objects.upserts_len() as u64,
             objects_leased: self.objects.counts().leased.into(),
             object_bytes: self.objects.complete_bytes(),
             segments: self.segments.len() as u64,
@@ -540,7 +474,10 @@ impl Master {
                 .max()
                 .unwrap_or(0),
             memory_bytes: self.memory_bytes() as u64,
-            ..self.stats
+            leaving_bytes: self.objects.leaving_bytes(),
+            disk_objects: self.shelf.len().into(),
+            disk_object_bytes: self.shelf.bytes(),
+            ..self.with_disks()
         }
     }
 
@@ -549,11 +486,14 @@ impl Master {
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>()
             + self.objects.memory_bytes()
+            + self.shelf.memory_bytes()
+            + self.disks.memory_bytes()
             + self.segments.memory_bytes()
             + self.pending_release.memory_bytes()
             + self.writers.memory_bytes()
             + self.tasks.memory_bytes()
             + self.hot.memory_bytes()
+            + self.ended_upserts.memory_bytes()
             + self.lease_bytes
     }
 
@@ -561,65 +501,36 @@ impl Master {
         self.objects.warm(keys);
     }
 
-    fn check_key(&self, key: &[u8]) -> Result<(), ErrorCode> {
-        if key.is_empty() || key.len() > self.config.key_bytes_max as usize {
-            return Err(ErrorCode::InvalidKey);
-        }
-        Ok(())
-    }
-
-    fn find_generation(&self, key: FullKey<'_>, generation: u64) -> Option<u32> {
-        self.objects.find(key).filter(|index| self.objects.entry(*index).generation == generation)
-    }
-
-    /// The allocation of an unfinished put, if the request is a repetition of it. A nonce alone can be
-    /// guessed, and two processes may draw the same one; the identity of the writer is random, and only the
-    /// master and the nodes learn it.
-    fn repeated(&self, index: u32, len: u64, request: &PutRequest) -> Option<Allocation> {
+    /// Until when, and why, the space of an object is held that is dropped now, whatever uses it.
+    fn holds(&self, now: Instant, index: u32) -> Option<(Instant, Reason)> {
         let entry = self.objects.entry(index);
-        let same =
-            request.nonce != 0 && !entry.is_complete() && entry.checksum == request.nonce && entry.len == len;
-        let is_its = || self.writers.put(entry.generation).is_some_and(|put| put.writer == request.writer);
-        (same && is_its()).then(|| self.allocation(entry.generation, replicas_of(entry.replicas.as_slice())))
-    }
-
-    fn allocation(&self, generation: u64, replicas: Replicas) -> Allocation {
-        Allocation { generation, handle: handle_of(self.config.handle_key, generation), replicas }
-    }
-
-    /// Whether the request comes from the writer that began this put. A put that is over gives the same error
-    /// as a wrong handle.
-    pub(crate) fn check_handle(&self, generation: u64, handle: u64) -> Result<(), ErrorCode> {
-        let put = self.writers.put(generation).map(|put| put.handle);
-        let began = put.unwrap_or_else(|| handle_of(self.config.handle_key, generation)) == handle;
-        if began { Ok(()) } else { Err(ErrorCode::PutIsOver) }
-    }
-
-    /// Ends the put that has the key, if its writer's time is over, so that a new put can have the key.
-    fn displace(&mut self, now: Instant, index: u32) -> Result<(), ErrorCode> {
-        if self.objects.is_expired(now, index) {
-            self.drop_expired(now, index);
-            return Ok(());
+        if !entry.is_complete() {
+            return Some((now + millis(self.config.put_start_release_timeout_ms), Reason::Writer));
         }
-        let entry = self.objects.entry(index);
-        let since = entry.time;
-        let taken = entry.is_complete() || now < since + millis(self.config.put_start_discard_timeout_ms);
-        if taken {
-            self.stats.puts_exist_total += 1;
-            return Err(ErrorCode::ObjectAlreadyExists);
-        }
-        let until = since + millis(self.config.put_start_release_timeout_ms);
-        self.drop_object(index, Some((until, Reason::Writer)));
-        self.stats.puts_abandoned_total += 1;
-        Ok(())
+        self.leased_until(now, index).map(|until| (until, Reason::Leased))
     }
 
-    /// Removes an object from the table and frees its space, now or later.
+    /// The end of the leases that the object may have, if they have not ended.
+    fn leased_until(&self, now: Instant, index: u32) -> Option<Instant> {
+        Some(self.objects.entry(index).leased_until().max(self.lease_floor)).filter(|until| *until > now)
+    }
+
+    /// Removes an object, with its copy on a disk, and frees its space, now or later.
     fn drop_object(&mut self, index: u32, hold: Option<(Instant, Reason)>) {
-        let removed = self.objects.remove(index);
+        self.unshelve_at(index);
+        self.drop_from_memory(index, hold);
+    }
+
+    /// Removes an object from the table and frees its space, now or later. A copy on a disk stays.
+    fn drop_from_memory(&mut self, index: u32, hold: Option<(Instant, Reason)>) {
+        let mut removed = self.objects.remove(index);
         let (generation, complete) = (removed.generation, removed.complete);
         match hold {
             Some((until, reason)) => {
+                if until == self.lease_floor {
+                    // There may be leases that are not counted.
+                    removed.leases = 0;
+                }
                 let writer = if complete { 0 } else { self.writers.ended_pending_release(generation) };
                 self.pending_release.hold(&mut self.segments, removed, until, reason, writer);
             }
@@ -643,8 +554,10 @@ impl Master {
     /// Whether an object is readable, as far as is known: not if all of its segments are out of reach.
     fn vouches_for(&self, index: u32) -> bool {
         let entry = self.objects.entry(index);
-        let reachable =
-            |placed: &Placed| self.segments.get(placed.segment).is_some_and(|segment| !segment.unreachable);
+        let reachable = |placed: &Placed| match self.segments.get(placed.segment) {
+            Some(segment) => !segment.unreachable,
+            None => self.disks.get(placed.segment).is_some_and(crate::disks::Disk::is_here),
+        };
         entry.is_complete()
             && (self.segments.unreachable == 0 || entry.replicas.as_slice().iter().any(reachable))
     }
@@ -669,9 +582,7 @@ impl Master {
 
     /// Drops an object whose time to live is over. Leases on it stay valid.
     fn drop_expired(&mut self, now: Instant, index: u32) {
-        let entry = self.objects.entry(index);
-        let hold = entry.is_leased(now).then_some((entry.time, Reason::Leased));
-        self.drop_object(index, hold);
+        self.drop_object(index, self.holds(now, index));
         self.report.expired_total += 1;
     }
 

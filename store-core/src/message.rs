@@ -9,11 +9,13 @@
 //! | [`Mount`] | [`MountSegment`] · – | [`MountResponse`] · – | the same incarnation mounts the same: the same number |
 //! | [`Unmount`] | [`UnmountSegment`] · – | – · – | `SegmentNotFound`: what is gone stays gone, numbers are never used twice |
 //! | [`Beat`] | [`Heartbeat`] · – | [`NodeStatus`] · – | is alive, still |
-//! | [`PutStart`] | [`PutRequest`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error | the same space, by its writer and nonce, while the put is unfinished; then `ObjectAlreadyExists` |
+//! | [`PutStart`] | [`PutRequest`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error | the same space, by its writer and nonce, while the put is unfinished; then `ObjectAlreadyExists`, or for an upsert `PutIsOver` |
 //! | [`PutEnd`] | – · [`Commit`]s | – · `()` or error | committed, by its generation |
 //! | [`PutRevoke`] | – · [`Revocation`]s | – · `()` or error | `PutIsOver`, by its generation: as wanted |
 //! | [`Get`] | – · [`Key`]s | [`Lease`] · [`Object`] or error | a lease that ends later |
 //! | [`Exists`] | – · [`Key`]s | – · `bool` | changes nothing |
+//! | [`ExistsLeased`] | – · [`Key`]s | [`Lease`] · `bool` | a lease that ends later |
+//! | [`ChangeRetention`] | [`RetentionChange`] · [`Key`]s | – · `()` or error | the same, measured from the second request |
 //! | [`ReturnLeases`] | – · [`LeaseRange`]s | no response | changes nothing: each lease is returned once |
 //! | [`ReportSegments`] | – · [`SegmentNo`]s | – · `()` or error | is marked, still |
 //! | [`FetchExpulsions`] | [`FetchRequest`] · – | – · [`Expulsion`]s | the same orders |
@@ -45,6 +47,14 @@
 //! | [`Find`] | [`FindQuery`] · – | [`ListPosition`] · [`Listed`] | changes nothing |
 //! | [`RemoveMany`] | [`RemoveQuery`] · – | [`RemovedPage`] · – | finds fewer objects |
 //! | [`QueryHosts`] | – · [`HostQuery`] | – · [`Hosts`] or error | changes nothing |
+//! | [`MountDisks`] | – · [`MountDisk`]s | – · [`MountedDisk`] or error | the same incarnation mounts the same: the same number |
+//! | [`AdoptObjects`] | [`DiskProof`] · [`FoundObject`]s | – · [`Adoption`] | the same |
+//! | [`DiskReady`] | [`DiskProof`] · – | – · – | is ready, still |
+//! | [`FetchDiskOrders`] | [`FetchDisk`] · – | [`Lease`] · [`DiskOrder`]s | the same orders, and more if there is room |
+//! | [`EndDiskOrders`] | [`DiskProof`] · [`DiskEnd`]s | – · `()` or error | has ended, by generation or ticket |
+//! | [`ReclaimExtents`] | [`DiskProof`] · sequences | – · `()` | nothing is in them, still |
+//! | [`Stage`] | [`StageRequest`] · [`StageItem`]s | [`StageWindow`] · [`Staged`] or error | reads again, into other memory. For nodes: a master does not serve it |
+//! | [`ReleaseStaged`] | – · tickets | – · – | changes nothing. For nodes |
 //! | [`ClearReplicas`] | optional [`SegmentNo`]; none: all · [`Key`]s | – · `()` or error | `KeyNotFound` or `ReplicaNotFound`: as wanted |
 //!
 //! Every operation may be repeated when its response was lost: the last column says what the second request
@@ -62,6 +72,7 @@
 //! # Ok::<(), store_core::WireError>(())
 //! ```
 
+mod disks;
 mod eviction;
 mod nodes;
 mod objects;
@@ -76,6 +87,7 @@ use crate::codec::{self, Items, Key};
 use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, WireError};
 use crate::{ErrorCode, MasterConfig, SegmentNo, Stats, TaskId};
 
+pub use disks::*;
 pub use eviction::*;
 pub use nodes::*;
 pub use objects::*;
@@ -293,6 +305,10 @@ operations! {
     Get = 8, ((), Key<'a>) -> (Lease, Result<Object, ErrorCode>);
     /// Whether objects are readable. Neither leases them nor counts as a use.
     Exists = 9, ((), Key<'a>) -> ((), bool);
+    /// Whether objects are readable, which leases those that are. Does not count as a use.
+    ExistsLeased = 18, ((), Key<'a>) -> (Lease, bool);
+    /// Changes how long objects are kept.
+    ChangeRetention = 19, (RetentionChange, Key<'a>) -> ((), Result<(), ErrorCode>);
     /// Returns leases before their end, so that eviction need not wait. Has no response.
     ReturnLeases = 14, ((), LeaseRange) -> ((), ());
     /// Reports segments that a client could not reach.
@@ -360,4 +376,20 @@ operations! {
     /// Drops the replicas of objects on a segment; no segment: on all of them. An object without replicas is
     /// removed. Objects that are leased or being written are left alone.
     ClearReplicas = 73, (Option<SegmentNo>, Key<'a>) -> ((), Result<(), ErrorCode>);
+    /// A node contributes disks.
+    MountDisks = 90, ((), MountDisk<'a>) -> ((), Result<MountedDisk, ErrorCode>);
+    /// A node announces the objects that recovery has found on a disk.
+    AdoptObjects = 91, (DiskProof, FoundObject<'a>) -> ((), Adoption);
+    /// Every object on a disk was announced, and objects can be written to it.
+    DiskReady = 92, (DiskProof, ()) -> ((), ());
+    /// Returns the orders for a disk.
+    FetchDiskOrders = 93, (FetchDisk, ()) -> (Lease, DiskOrder<'a>);
+    /// Reports how orders for a disk ended, and what else happened to its objects.
+    EndDiskOrders = 94, (DiskProof, DiskEnd<'a>) -> ((), Result<(), ErrorCode>);
+    /// A disk gives extents up, named by their sequences: the places in them are dropped.
+    ReclaimExtents = 95, (DiskProof, u64) -> ((), ());
+    /// Asks a node, not the master, to read objects of its disks into memory that it exports.
+    Stage = 100, (StageRequest, StageItem) -> (StageWindow, Result<Staged, ErrorCode>);
+    /// A reader is done with staged objects, named by their tickets. For nodes, not for the master.
+    ReleaseStaged = 101, ((), u64) -> ((), ());
 }

@@ -6,13 +6,14 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use foldhash::fast::FixedState;
-use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
+use crate::map::Map;
 use crate::message::MountSegment;
 use crate::{Incarnation, NodeId, SegmentNo};
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Node {
     pub(crate) incarnation: Incarnation,
     /// The key with which the node proves its identity.
@@ -28,7 +29,7 @@ pub(crate) struct Node {
 /// A segment that was unmounted. Until late writes are over, its name can be mounted again only under a
 /// higher incarnation: memory that is mounted again under the old one could still be written by a process
 /// that holds the old export.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct PastMount {
     name: Box<str>,
     incarnation: Incarnation,
@@ -36,9 +37,9 @@ struct PastMount {
 }
 
 /// Nodes with segments, and names of unmounted segments.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Nodes {
-    map: HashMap<NodeId, Node, FixedState>,
+    map: Map<NodeId, Node, FixedState>,
     past_mounts: VecDeque<PastMount>,
     past_mounts_max: usize,
     ttl: Duration,
@@ -48,13 +49,7 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     pub(crate) fn new(ttl: Duration, past_mounts_max: usize) -> Self {
-        Self {
-            map: HashMap::with_hasher(FixedState::with_seed(0)),
-            past_mounts: VecDeque::new(),
-            past_mounts_max,
-            ttl,
-            check_at: None,
-        }
+        Self { map: Map::with_seed(0), past_mounts: VecDeque::new(), past_mounts_max, ttl, check_at: None }
     }
 
     pub(crate) fn get(&self, node: NodeId) -> Option<&Node> {
@@ -67,6 +62,20 @@ impl Nodes {
             node.seen = node.seen.max(now);
             (node.session, node.connected) = (session, true);
         }
+    }
+
+    /// Gives every node its whole time to live.
+    pub(crate) fn heard_all(&mut self, now: Instant) {
+        for node in self.map.values_mut() {
+            node.seen = node.seen.max(now);
+        }
+    }
+
+    /// Takes other settings.
+    pub(crate) fn reconfigure(&mut self, now: Instant, ttl: Duration, past_mounts_max: usize) {
+        (self.ttl, self.past_mounts_max) = (ttl, past_mounts_max);
+        // They are examined soon; nothing expires before its time.
+        self.check_at = self.check_at.map(|_| now);
     }
 
     /// A connection has ended.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   table  hash ─▶ index          9 bytes per slot; keeps 32 bits of the hash, so it grows without touching entries
+//!   replacing  hash ─▶ index      the same for unfinished upserts: any number of entries with one key
 //!   slots  which are taken        1 bit; empty pages of 1,024 entries are freed, and a table that is too large shrinks
 //!   slab   [entry][entry][entry]… 96 bytes: key (inline to 38 bytes), length, checksum, generation, replica, lease
 //!   nodes  [node][node][node]…    16 bytes: links and the eviction policy's marks
@@ -10,11 +11,14 @@
 //!
 //! The rules on what may be done to an object and when are in `retention.rs`.
 
+mod changes;
 mod groups;
 mod leases;
+mod leaving;
 mod retention;
 mod shares;
-mod table;
+mod state;
+pub(crate) mod table;
 
 use alloc::boxed::Box;
 use alloc::collections::BinaryHeap;
@@ -25,14 +29,16 @@ use core::time::Duration;
 use core::hash::{BuildHasher, Hasher};
 
 use foldhash::quality::FixedState;
-use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
 use crate::eviction::{Eviction as _, EvictionPolicy, List, Nodes, Place};
+use crate::map::Map;
 use crate::message::Retention;
 use crate::segments::Placed;
 use crate::slab::{Slots, Values, trim_heap, trim_map};
 use crate::{FullKey, SegmentNo, TenantNo};
+use changes::Changes;
 use groups::Groups;
 use leases::LeaseCount;
 use retention::Kept;
@@ -55,9 +61,14 @@ pub(crate) enum State {
     Leased,
     /// Readable, and in the order of the eviction policy.
     Candidate,
+    /// Readable, and chosen by the policy to be evicted soon: it is copied to a disk before that, if it can be.
+    /// On a list of its tenant, the first choice first. A read makes it a candidate again.
+    Leaving,
     /// Readable, and member of a group: another member stands for the group, or none while the group cannot
     /// be evicted.
     Member,
+    /// Being written by an upsert: as `Processing`, on the same list, and not found by its key yet.
+    Replacing,
     /// A free entry.
     Vacant,
 }
@@ -71,7 +82,8 @@ pub(crate) struct Entry {
     pub(crate) key: KeyBytes,
     pub(crate) generation: u64,
     pub(crate) len: u64,
-    /// While the object is being written: the start of the put. Then the end of its last lease.
+    /// While the object is being written: the start of the put. Then its last use, so far as it is known: the
+    /// commit, or the end or return of the last lease. See [`Self::leased_until`].
     pub(crate) time: Instant,
     pub(crate) replicas: Placements,
     /// While the object is being written: the nonce of the put.
@@ -116,12 +128,32 @@ impl Entry {
         FullKey { tenant: self.tenant, key: self.key.as_slice() }
     }
 
+    /// Whether a replica is at this place.
+    pub(crate) fn is_at(&self, segment: SegmentNo, addr: u64) -> bool {
+        self.replicas.as_slice().iter().any(|placed| (placed.segment, placed.addr) == (segment, addr))
+    }
+
     pub(crate) fn is_complete(&self) -> bool {
-        !matches!(self.state, State::Processing | State::Vacant)
+        !matches!(self.state, State::Processing | State::Replacing | State::Vacant)
+    }
+
+    /// Whether it has no pin, time to live or group.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.has(Self::KEPT)
+    }
+
+    /// Whether the object is found by its key. An unfinished upsert is not.
+    pub(crate) fn has_key(&self) -> bool {
+        !matches!(self.state, State::Replacing | State::Vacant)
     }
 
     pub(crate) fn is_leased(&self, now: Instant) -> bool {
-        self.is_complete() && now < self.time
+        self.is_complete() && now < self.leased_until()
+    }
+
+    /// The end of the last lease that was not returned; zero if there was none.
+    pub(crate) const fn leased_until(&self) -> Instant {
+        if self.marks & Self::LEASES_MANY == 0 { Instant::ZERO } else { self.time }
     }
 
     /// Counts a lease. `fresh`: it is the only one.
@@ -129,6 +161,14 @@ impl Entry {
         let others = if fresh { 0 } else { self.marks & Self::LEASES_MANY };
         let count = if others == Self::LEASES_MANY { others } else { others + Self::LEASE };
         self.marks = self.marks & !Self::LEASES_MANY | count;
+    }
+
+    /// Number of leases that may be valid and were not returned; 0: none, or more than are counted.
+    fn leases_left(&self) -> u8 {
+        match self.marks & Self::LEASES_MANY {
+            Self::LEASES_MANY => 0,
+            counted => counted / Self::LEASE,
+        }
     }
 
     fn has(&self, mark: u8) -> bool {
@@ -145,9 +185,9 @@ pub(crate) enum KeyBytes {
 
 impl KeyBytes {
     const INLINE_MAX: usize = 38;
-    const EMPTY: Self = Self::Inline { len: 0, bytes: [0; Self::INLINE_MAX] };
+    pub(crate) const EMPTY: Self = Self::Inline { len: 0, bytes: [0; Self::INLINE_MAX] };
 
-    fn new(key: &[u8]) -> Self {
+    pub(crate) fn new(key: &[u8]) -> Self {
         if key.len() > Self::INLINE_MAX {
             return Self::Heap(key.into());
         }
@@ -167,7 +207,7 @@ impl KeyBytes {
         self.as_slice().first().copied().unwrap_or(0)
     }
 
-    fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::Inline { .. } => 0,
             Self::Heap(bytes) => bytes.len(),
@@ -176,7 +216,7 @@ impl KeyBytes {
 }
 
 /// The places of an object's bytes. One replica is the usual case and needs no allocation.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Placements {
     One(Placed),
     Many(Box<[Placed]>),
@@ -233,6 +273,8 @@ pub(crate) struct New<'a> {
     pub(crate) replicas: Placements,
     pub(crate) place: Place,
     pub(crate) retention: Retention,
+    /// It is found by its key only when it is complete, and replaces what is found then.
+    pub(crate) replaces: bool,
 }
 
 /// Times at which something may be due for an object, the earliest first, with the object's generation and
@@ -240,11 +282,16 @@ pub(crate) struct New<'a> {
 type Times = BinaryHeap<Reverse<(Instant, u64, u32)>>;
 
 /// All objects.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Objects {
     slots: Slots,
     entries: Values<Entry>,
+    #[serde(skip, default = "Table::new")]
     table: Table,
+    /// Unfinished upserts.
+    #[serde(skip, default = "Table::new")]
+    replacing: Table,
+    #[serde(skip)]
     hasher: FixedState,
     heap_bytes: usize,
     /// Bytes of complete objects, each object counted once.
@@ -259,7 +306,7 @@ pub(crate) struct Objects {
     /// Indexed by tenant.
     usage: Vec<Usage>,
     /// Properties that most objects do not have.
-    kept: HashMap<u32, Kept, FixedState>,
+    kept: Map<u32, Kept, FixedState>,
     groups: Groups,
     /// Ends of the leases of the leased set, and of soft pins, at the earliest. May name objects that are
     /// gone or not in that state any more.
@@ -268,6 +315,8 @@ pub(crate) struct Objects {
     leased: u32,
     /// Number of softly pinned objects.
     soft: u32,
+    /// Bytes of objects that leave, each object counted once.
+    leaving_bytes: u64,
     /// Ends of times to live. May name objects that are gone.
     expiries: Times,
     /// Number of entries of `kept` with a time to live that has begun.
@@ -276,6 +325,8 @@ pub(crate) struct Objects {
     leases: LeaseCount,
     hard_bytes: u64,
     why: Why,
+    #[serde(skip)]
+    pub(crate) changes: Changes,
 }
 
 impl Objects {
@@ -289,6 +340,7 @@ impl Objects {
             slots: Slots::new(),
             entries: Values::new(Entry::VACANT),
             table: Table::new(),
+            replacing: Table::new(),
             hasher: FixedState::with_seed(hash_seed),
             heap_bytes: 0,
             complete_bytes: 0,
@@ -297,17 +349,19 @@ impl Objects {
             lists: [List::EMPTY; LISTS],
             orders: Vec::new(),
             usage: Vec::new(),
-            kept: HashMap::with_hasher(FixedState::with_seed(hash_seed)),
+            kept: Map::with_seed(hash_seed),
             groups: Groups::new(hash_seed),
             wakings: Times::new(),
             leased: 0,
             soft: 0,
+            leaving_bytes: 0,
             expiries: Times::new(),
             mortal: 0,
             soft_pin_ttl,
             leases: LeaseCount::new(lease),
             hard_bytes: 0,
             why: Why::default(),
+            changes: Changes::default(),
         };
         this.add_share(TenantNo::DEFAULT, policy);
         this
@@ -315,6 +369,42 @@ impl Objects {
 
     pub(crate) fn find(&self, key: FullKey<'_>) -> Option<u32> {
         self.table.find(short(self.hash(key)), |index| self.entries[index].full_key() == key)
+    }
+
+    /// An unfinished upsert of this key with a property.
+    pub(crate) fn find_upsert(&self, key: FullKey<'_>, is: impl Fn(&Entry) -> bool) -> Option<u32> {
+        // Usually there are none at all.
+        if self.replacing.len() == 0 {
+            return None;
+        }
+        self.replacing.find(short(self.hash(key)), |index| {
+            let entry = &self.entries[index];
+            entry.full_key() == key && is(entry)
+        })
+    }
+
+    /// The unfinished upserts, in no particular order.
+    pub(crate) fn upserts(&self) -> impl Iterator<Item = &Entry> {
+        self.replacing.iter().map(|index| &self.entries[index])
+    }
+
+    /// Number of unfinished upserts.
+    pub(crate) fn upserts_len(&self) -> usize {
+        self.replacing.len()
+    }
+
+    /// A number that identifies a key, the same one as long as the master runs.
+    pub(crate) fn key_number(&self, key: FullKey<'_>) -> u64 {
+        self.hash(key)
+    }
+
+    /// An upsert gets its key. No other entry may have it.
+    pub(crate) fn take_key(&mut self, index: u32) {
+        self.note_change(index);
+        let hash = short(self.hash(self.entries[index].full_key()));
+        self.replacing.remove(hash, index);
+        self.table.insert(hash, index);
+        self.entries[index].state = State::Processing;
     }
 
     /// Touches the memory that looking up the keys will touch. The loads of different keys do not wait for
@@ -337,7 +427,13 @@ impl Objects {
         &self.entries[index]
     }
 
-    /// Adds an object that is being written. The key must not exist, and the object's group must have room.
+    /// The entry at a slot that may not exist.
+    pub(crate) fn get(&self, index: u32) -> Option<&Entry> {
+        (index < self.slots()).then(|| &self.entries[index])
+    }
+
+    /// Adds an object that is being written. Unless it replaces another one the key must not exist, and the
+    /// object's group must have room.
     pub(crate) fn insert(&mut self, now: Instant, new: New<'_>) -> u32 {
         let hash = short(self.hash(new.key));
         let key = KeyBytes::new(new.key.key);
@@ -352,7 +448,7 @@ impl Objects {
             replicas: new.replicas,
             checksum: new.nonce,
             tenant: new.key.tenant,
-            state: State::Processing,
+            state: if new.replaces { State::Replacing } else { State::Processing },
             marks: mark(kept, Entry::KEPT)
                 | mark(new.place.last, Entry::LAST)
                 | mark(new.place.returning, Entry::RETURNING),
@@ -364,8 +460,9 @@ impl Objects {
         let index = self.slots.take();
         self.entries.put(index, entry);
         self.nodes.put(index);
-        self.table.insert(hash, index);
+        if new.replaces { &mut self.replacing } else { &mut self.table }.insert(hash, index);
         self.lists[State::Processing as usize].push_back(&mut self.nodes, index);
+        self.note_change(index);
         if kept {
             self.keep(index, &new.retention);
         }
@@ -380,15 +477,17 @@ impl Objects {
 
     /// As [`Self::remove`], for an object that is on no list any more.
     fn erase(&mut self, index: u32) -> Removed {
+        self.note_change(index);
         let hash = short(self.hash(self.entries[index].full_key()));
-        self.table.remove(hash, index);
         let entry = &mut self.entries[index];
+        let table = if entry.state == State::Replacing { &mut self.replacing } else { &mut self.table };
+        table.remove(hash, index);
         let usage = &mut self.usage[entry.tenant.index()];
         usage.objects -= 1;
         usage.bytes -= entry.charge();
         if entry.is_complete() {
             self.complete_bytes -= entry.len;
-            self.leases.ended(entry.time);
+            self.leases.ended(entry.leased_until());
         } else {
             self.processing_bytes -= entry.len;
         }
@@ -398,6 +497,7 @@ impl Objects {
             len: entry.len,
             generation: entry.generation,
             complete: entry.is_complete(),
+            leases: entry.leases_left(),
             replicas: core::mem::replace(&mut entry.replicas, Placements::NONE),
         };
         *entry = Entry::VACANT;
@@ -410,6 +510,7 @@ impl Objects {
 
     /// Forgets the replica on a segment; returns whether any replica is left.
     pub(crate) fn drop_segment(&mut self, index: u32, segment: SegmentNo) -> bool {
+        self.note_change(index);
         let entry = &mut self.entries[index];
         let usage = &mut self.usage[entry.tenant.index()];
         usage.bytes -= entry.charge();
@@ -422,6 +523,7 @@ impl Objects {
 
     /// Adds a replica to a complete object, which must have fewer than the limit.
     pub(crate) fn add_replica(&mut self, index: u32, placed: Placed) {
+        self.note_change(index);
         let entry = &mut self.entries[index];
         let usage = &mut self.usage[entry.tenant.index()];
         usage.bytes -= entry.charge();
@@ -437,12 +539,35 @@ impl Objects {
         usage.bytes += entry.charge();
     }
 
+    /// Forgets the place on a disk, if the object has one.
+    pub(crate) fn forget_disk(&mut self, index: u32, disk: SegmentNo) {
+        if self.entries[index].replicas.as_slice().iter().any(|placed| placed.segment == disk) {
+            self.drop_segment(index, disk);
+        }
+    }
+
     /// Removes the replica on a segment.
     pub(crate) fn take_replica(&mut self, index: u32, segment: SegmentNo) -> Option<Placed> {
         let replicas = self.entries[index].replicas.as_slice();
         let placed = *replicas.iter().find(|placed| placed.segment == segment)?;
         self.drop_segment(index, segment);
         Some(placed)
+    }
+
+    /// What a get of the object returns is about to change, or has.
+    fn note_change(&mut self, index: u32) {
+        if self.changes.are_noted() {
+            let hash = self.hash(self.entries[index].full_key());
+            self.changes.note(hash);
+        }
+    }
+
+    /// The same for a key.
+    pub(crate) fn note_key(&mut self, key: FullKey<'_>) {
+        if self.changes.are_noted() {
+            let hash = self.hash(key);
+            self.changes.note(hash);
+        }
     }
 
     /// The object whose put began first, of those that are being written.
@@ -478,6 +603,7 @@ impl Objects {
             + self.entries.memory_bytes()
             + self.nodes.memory_bytes()
             + self.table.memory_bytes()
+            + self.replacing.memory_bytes()
             + self.heap_bytes
             + self.orders.iter().map(|order| order.policy.memory_bytes()).sum::<usize>()
             + self.orders.capacity() * (size_of::<Order>() + size_of::<Usage>())
@@ -495,17 +621,18 @@ impl Objects {
         self.len() as usize * each
             + self.heap_bytes
             + self.kept.len() * 2 * size_of::<(u32, Kept)>()
-            + self.groups.memory_bytes()
+            + self.groups.live_bytes()
     }
 
     /// Whether a table is too large, so that [`Self::tidy`] has work to do.
     pub(crate) fn is_shrinking(&self) -> bool {
-        self.table.is_shrinking()
+        self.table.is_shrinking() || self.replacing.is_shrinking()
     }
 
     /// Returns some of the memory that is no longer needed.
     pub(crate) fn tidy(&mut self) {
         self.table.shrink(BUCKETS_PER_TIMEOUT);
+        self.replacing.shrink(BUCKETS_PER_TIMEOUT);
         trim_map(&mut self.kept);
         trim_heap(&mut self.wakings);
         trim_heap(&mut self.expiries);
@@ -522,6 +649,6 @@ impl Objects {
 }
 
 /// The bits of a hash that slots keep.
-const fn short(hash: u64) -> u32 {
+pub(crate) const fn short(hash: u64) -> u32 {
     (hash >> 32) as u32
 }

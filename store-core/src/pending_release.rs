@@ -5,24 +5,25 @@
 //! cut the writer off. Time alone releases nothing; it only decides when the node is told to. A node may
 //! still read into the place of a copy that was given up; that space is released when the node reports that
 //! it is quiet, or after the release timeout, since the memory is the node's own. And a reader may still be
-//! copying under a lease that outlives the object; that space is released at the end of the lease and not
-//! before.
+//! copying under a lease that outlives the object; that space is released at the end of the lease, or when
+//! the last reader has returned its lease, and not before.
 
 use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use foldhash::fast::FixedState;
-use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
 use crate::chunks::stored_len;
+use crate::map::Map;
 use crate::objects::{Placements, Removed, charge};
 use crate::segments::{Placed, Segments};
 use crate::slab::{trim_heap, trim_map};
 use crate::{SegmentNo, TenantNo};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reason {
     /// A writer may still write there.
     Writer,
@@ -32,7 +33,7 @@ pub(crate) enum Reason {
     Leased,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Held {
     /// The tenant that is charged for the space, and that alone can release it.
     tenant: TenantNo,
@@ -43,14 +44,16 @@ struct Held {
     reason: Reason,
     /// The writer that may still write; 0: unknown.
     writer: u64,
+    /// Number of leases that were not returned; 0: it is unknown, and the space is held until they end.
+    leases: u8,
     /// No node can report whether that writer is gone.
     unknown: bool,
 }
 
 /// Space that is pending release, by the generation of the put that it was allocated to.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PendingRelease {
-    held: HashMap<u64, Held, FixedState>,
+    held: Map<u64, Held, FixedState>,
     /// One entry per put that was added. It may name a put that was released or postponed since; `held`
     /// decides.
     queue: BinaryHeap<Reverse<(Instant, u64)>>,
@@ -64,7 +67,7 @@ pub(crate) struct PendingRelease {
 impl PendingRelease {
     pub(crate) fn new() -> Self {
         Self {
-            held: HashMap::with_hasher(FixedState::with_seed(0)),
+            held: Map::with_seed(0),
             queue: BinaryHeap::new(),
             bytes: [0; 3],
             unknown_bytes: 0,
@@ -81,7 +84,7 @@ impl PendingRelease {
         reason: Reason,
         writer: u64,
     ) {
-        let Removed { tenant, generation, replicas, len, .. } = removed;
+        let Removed { tenant, generation, replicas, len, leases, .. } = removed;
         let len = stored_len(len);
         let bytes: u64 = replicas.as_slice().iter().map(|placed| segments.hold(placed, len)).sum();
         self.bytes[reason as usize] += bytes;
@@ -89,7 +92,8 @@ impl PendingRelease {
             self.charged.resize(tenant.index() + 1, 0);
         }
         self.charged[tenant.index()] += charge(len, replicas.as_slice().len());
-        self.held.insert(generation, Held { tenant, replicas, len, until, reason, writer, unknown: false });
+        let unknown = false;
+        self.held.insert(generation, Held { tenant, replicas, len, until, reason, writer, leases, unknown });
         self.queue.push(Reverse((until, generation)));
     }
 
@@ -105,6 +109,19 @@ impl PendingRelease {
         let writer = self.held.get(&generation).filter(ours)?.writer;
         self.release(segments, generation);
         Some(writer)
+    }
+
+    /// A reader returns a lease on an object that is gone. With the last lease its space is released. Returns
+    /// whether it is.
+    pub(crate) fn return_lease(&mut self, segments: &mut Segments, generation: u64) -> bool {
+        let leased = |held: &&mut Held| held.reason == Reason::Leased && held.leases > 0;
+        let Some(held) = self.held.get_mut(&generation).filter(leased) else { return false };
+        held.leases -= 1;
+        let last = held.leases == 0;
+        if last {
+            self.release(segments, generation);
+        }
+        last
     }
 
     /// The writer that may still write to the space of this put.

@@ -14,7 +14,7 @@ use te_core::Instant;
 const ROWS: usize = 2;
 const ROW_BITS: u32 = 14;
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Cell {
     window: u32,
     now: u32,
@@ -64,7 +64,7 @@ pub enum ReplicationMode {
 }
 
 /// The estimator of read rates.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ReadRates {
     cells: Box<[Cell]>,
     window_ns: u64,

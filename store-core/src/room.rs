@@ -8,8 +8,10 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use serde::{Deserialize, Serialize};
+
 /// Bounds by position in the list of segments.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Rooms {
     /// A binary tree without pointers: the root at 1, the children of `n` at `2 n` and `2 n + 1`, the bounds
     /// from `width` on; an inner node is the maximum of its children.
@@ -82,7 +84,7 @@ impl Rooms {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.tree.capacity() * size_of::<u64>()
+        self.tree.len() * size_of::<u64>()
     }
 
     fn bounds(&self) -> &[u64] {

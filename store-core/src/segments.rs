@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use te_core::{Instant, Location};
 
 use crate::allocator::{Allocator, AnyAllocator, Block};
@@ -15,7 +16,7 @@ use crate::slab::NIL;
 use crate::{ErrorCode, Incarnation, NodeId, SegmentNo};
 
 /// The place of one replica: 16 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Placed {
     pub(crate) addr: u64,
     pub(crate) segment: SegmentNo,
@@ -28,6 +29,11 @@ impl Placed {
 
     pub(crate) const fn new(addr: u64, segment: SegmentNo, block: Block) -> Self {
         Self { addr, segment, block: block.index() }
+    }
+
+    /// A place on a disk, which is no block of an allocator.
+    pub(crate) const fn on_disk(disk: SegmentNo, locator: u64) -> Self {
+        Self { addr: locator, segment: disk, block: 0 }
     }
 
     pub(crate) const fn block(&self) -> Block {
@@ -44,7 +50,7 @@ impl Default for Placed {
 /// The tag of blocks that are held back and belong to no object.
 pub(crate) const HELD: u32 = NIL;
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Segment {
     pub(crate) no: SegmentNo,
     pub(crate) node: NodeId,
@@ -53,6 +59,7 @@ pub(crate) struct Segment {
     pub(crate) endpoint: Box<str>,
     pub(crate) base: u64,
     pub(crate) len: u64,
+    #[serde(with = "crate::snapshot::location")]
     pub(crate) location: Location,
     pub(crate) export: Export,
     /// When it was mounted.
@@ -76,6 +83,7 @@ impl Segment {
             len: self.len,
             location: self.location.into(),
             export: self.export,
+            stage: "",
             used: self.allocator.used_bytes(),
             free_bytes_largest: self.allocator.largest_free(),
         }
@@ -88,7 +96,7 @@ impl Segment {
 }
 
 /// All mounted segments, by number.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Segments {
     /// Numbers only grow, so that appending keeps the list sorted.
     pub(crate) list: Vec<Segment>,
@@ -126,6 +134,12 @@ impl Segments {
     /// Whether the capacity stays within `u64` with `len` more bytes.
     pub(crate) fn can_count(&self, len: u64) -> bool {
         self.capacity_bytes.checked_add(len).is_some()
+    }
+
+    /// A number for a disk: disks and segments share their numbers.
+    pub(crate) fn take_no(&mut self) -> Option<SegmentNo> {
+        self.last_no = self.last_no.next()?;
+        Some(self.last_no)
     }
 
     /// `None`: the numbers are used up, or [`Self::can_count`] is false.

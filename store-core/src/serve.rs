@@ -4,6 +4,7 @@
 //! only with a permitted request.
 
 mod admin;
+mod disks;
 mod nodes;
 mod objects;
 mod tasks;
@@ -15,6 +16,7 @@ use alloc::vec::Vec;
 use te_core::Instant;
 
 use crate::codec::Items;
+use crate::command_log::Effect;
 use crate::master::Rights;
 use crate::message::{self, Kind, Operation, ResponseWriter, encode_failure};
 use crate::wire::Frame;
@@ -29,15 +31,26 @@ const WARM_KEYS: usize = 32;
 /// Stands for a tenant when the request is about the objects of all tenants. No tenant has this number.
 const ALL_TENANTS: TenantNo = TenantNo::MAX;
 
-/// Generates the table of operations: the right that each needs ([`Right::of`]) and its handler
-/// (`Master::serve`). An operation without a row does not compile.
+/// Generates the table of operations: the right that each needs ([`Right::of`]), what it does to the state of
+/// the master ([`Kind::effect`]) and its handler (`Master::serve`). An operation without a row does not
+/// compile.
 macro_rules! operations {
-    ($($kind:ident: $right:ident, $handler:path;)*) => {
+    ($($kind:ident: $right:ident, $effect:ident, $handler:path;)*) => {
         impl Right {
             /// The right that an operation needs.
             const fn of(kind: Kind) -> Self {
                 match kind {
                     $(Kind::$kind => Self::$right,)*
+                }
+            }
+        }
+
+        impl Kind {
+            /// What a request does to the state of the master.
+            #[must_use]
+            pub const fn effect(self) -> Effect {
+                match self {
+                    $(Self::$kind => Effect::$effect,)*
                 }
             }
         }
@@ -54,52 +67,63 @@ macro_rules! operations {
 }
 
 operations! {
-    // Operation      Right                Handler
-    Hello:            Nothing,             admin::hello;
+    // Operation      Right                Effect   Handler
+    Hello:            Nothing,             Greets,  admin::hello;
 
-    Mount:            Node,                nodes::mount;
-    Unmount:          Node,                nodes::unmount;
-    Beat:             Node,                nodes::beat;
-    FetchExpulsions:  Node,                nodes::fetch_expulsions;
-    EndExpulsions:    Node,                nodes::end_expulsions;
-    ReportSegments:   Tenant,              nodes::report_segments;
-    Segments:         TenantOrNode,        nodes::segments;
-    QueryHosts:       TenantOrNode,        nodes::query_hosts;
-    ListNodes:        Admin,               nodes::list_nodes;
+    Mount:            Node,                Changes, nodes::mount;
+    Unmount:          Node,                Changes, nodes::unmount;
+    Beat:             Node,                Changes, nodes::beat;
+    FetchExpulsions:  Node,                Changes, nodes::fetch_expulsions;
+    EndExpulsions:    Node,                Changes, nodes::end_expulsions;
+    ReportSegments:   Tenant,              Changes, nodes::report_segments;
+    Segments:         TenantOrNode,        Asks,    nodes::segments;
+    QueryHosts:       TenantOrNode,        Asks,    nodes::query_hosts;
+    ListNodes:        Admin,               Asks,    nodes::list_nodes;
 
-    PutStart:         Tenant,              objects::put_start;
-    PutEnd:           Tenant,              objects::put_end;
-    PutRevoke:        Tenant,              objects::put_revoke;
-    Get:              Tenant,              objects::get;
-    Exists:           Tenant,              objects::exists;
-    ReturnLeases:     Nothing,             objects::return_leases;
-    Remove:           Tenant,              objects::remove;
-    RemoveMany:       Tenant,              objects::remove_many;
-    ClearReplicas:    Tenant,              objects::clear_replicas;
-    List:             Tenant,              objects::list;
-    Find:             Tenant,              objects::find;
-    WhyKept:          Tenant,              objects::why_kept;
-    FindReplicas:     Tenant,              objects::find_replicas;
+    PutStart:         Tenant,              Changes, objects::put_start;
+    PutEnd:           Tenant,              Changes, objects::put_end;
+    PutRevoke:        Tenant,              Changes, objects::put_revoke;
+    Get:              Tenant,              Leases,  objects::get;
+    Exists:           Tenant,              Asks,    objects::exists;
+    ExistsLeased:     Tenant,              Leases,  objects::exists_leased;
+    ReturnLeases:     Nothing,             Changes, objects::return_leases;
+    ChangeRetention:  Tenant,              Changes, objects::change_retention;
+    Remove:           Tenant,              Changes, objects::remove;
+    RemoveMany:       Tenant,              Changes, objects::remove_many;
+    ClearReplicas:    Tenant,              Changes, objects::clear_replicas;
+    List:             Tenant,              Asks,    objects::list;
+    Find:             Tenant,              Asks,    objects::find;
+    WhyKept:          Tenant,              Asks,    objects::why_kept;
+    FindReplicas:     Tenant,              Asks,    objects::find_replicas;
 
-    ReportReplicas:   TenantOrNodeForAll,  tasks::report_replicas;
-    CreateTasks:      Tenant,              tasks::create;
-    QueryTasks:       TenantOrAdminForAll, tasks::query;
-    ListTasks:        TenantOrAdminForAll, tasks::list;
-    CancelTasks:      TenantOrAdminForAll, tasks::cancel;
-    RetryTasks:       TenantOrAdminForAll, tasks::retry;
-    FetchTasks:       Node,                tasks::fetch;
-    EndTasks:         Node,                tasks::end;
-    OrderSegments:    Node,                tasks::order_segments;
-    DrainStatus:      Node,                tasks::drain_status;
-    ReadTaskReport:   Node,                tasks::read_report;
+    ReportReplicas:   TenantOrNodeForAll,  Changes, tasks::report_replicas;
+    CreateTasks:      Tenant,              Changes, tasks::create;
+    QueryTasks:       TenantOrAdminForAll, Asks,    tasks::query;
+    ListTasks:        TenantOrAdminForAll, Asks,    tasks::list;
+    CancelTasks:      TenantOrAdminForAll, Changes, tasks::cancel;
+    RetryTasks:       TenantOrAdminForAll, Changes, tasks::retry;
+    FetchTasks:       Node,                Changes, tasks::fetch;
+    EndTasks:         Node,                Changes, tasks::end;
+    OrderSegments:    Node,                Changes, tasks::order_segments;
+    DrainStatus:      Node,                Asks,    tasks::drain_status;
+    ReadTaskReport:   Node,                Asks,    tasks::read_report;
 
-    ReadStats:        TenantOrAdmin,       admin::read_stats;
-    ExplainEviction:  TenantOrAdmin,       admin::explain_eviction;
-    ReadConfig:       Admin,               admin::read_config;
-    EvictNow:         Admin,               admin::evict_now;
-    TenantList:       TenantOrAdmin,       admin::tenant_list;
-    TenantSet:        Admin,               admin::tenant_set;
-    TenantRemove:     Admin,               admin::tenant_remove;
+    MountDisks:       Node,                Changes, disks::mount;
+    AdoptObjects:     Node,                Changes, disks::adopt;
+    DiskReady:        Node,                Changes, disks::ready;
+    FetchDiskOrders:  Node,                Changes, disks::fetch;
+    EndDiskOrders:    Node,                Changes, disks::end;
+    ReclaimExtents:   Node,                Changes, disks::reclaim;
+    Stage:            TenantOrNode,        Asks,    disks::stage;
+    ReleaseStaged:    TenantOrNode,        Asks,    disks::release_staged;
+
+    ReadStats:        TenantOrAdmin,       Asks,    admin::read_stats;
+    ExplainEviction:  TenantOrAdmin,       Asks,    admin::explain_eviction;
+    ReadConfig:       Admin,               Asks,    admin::read_config;
+    EvictNow:         Admin,               Changes, admin::evict_now;
+    TenantList:       TenantOrAdmin,       Asks,    admin::tenant_list;
+    TenantSet:        Admin,               Changes, admin::tenant_set;
+    TenantRemove:     Admin,               Changes, admin::tenant_remove;
 }
 
 /// The right that an operation needs, which also determines the tenant whose objects the request is about.

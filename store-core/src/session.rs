@@ -2,6 +2,7 @@
 
 use alloc::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
 use crate::TenantNo;
@@ -41,6 +42,8 @@ pub struct Session {
     pub(crate) proofs_failed: u32,
     /// The peer proved that it is a node, with the node's key.
     pub(crate) node: bool,
+    /// The connection's number in the command log; 0: the log has not named it yet.
+    pub(crate) slot: u32,
     /// The connection's number, once the master has to distinguish it from others; 0: it has none yet.
     pub(crate) no: u64,
     /// Number of its unfinished puts.
@@ -63,6 +66,7 @@ impl Session {
             cluster: false,
             proofs_failed: 0,
             node: false,
+            slot: 0,
             no: 0,
             puts: 0,
             writer: 0,
@@ -111,7 +115,7 @@ impl Default for Session {
 }
 
 /// A lease that was granted and can be returned, once.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Granted {
     pub(crate) index: u32,
     pub(crate) generation: u64,
@@ -121,17 +125,20 @@ pub(crate) struct Granted {
 }
 
 /// The latest leases of a connection, by the numbers under which they were granted.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Leases {
     /// In the order of their numbers, which is the order of their ends.
     list: VecDeque<Granted>,
     /// The number of the next lease.
     next: u64,
+    /// The longest that the list has been: what its memory is counted by, so that it is the same on a
+    /// standby.
+    longest: usize,
 }
 
 impl Leases {
     const fn new() -> Self {
-        Self { list: VecDeque::new(), next: 1 }
+        Self { list: VecDeque::new(), next: 1, longest: 0 }
     }
 
     /// The number that the next lease will have.
@@ -141,7 +148,10 @@ impl Leases {
 
     /// Memory of the list, bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.list.capacity() * size_of::<Granted>()
+        match self.longest {
+            0 => 0,
+            longest => longest.next_power_of_two() * size_of::<Granted>(),
+        }
     }
 
     /// Adds a lease. Leases that have ended, or are more than can be remembered, are forgotten.
@@ -152,6 +162,7 @@ impl Leases {
             self.list.pop_front();
         }
         self.list.push_back(Granted { index, generation, until, returned: false });
+        self.longest = self.longest.max(self.list.len());
         self.next += 1;
     }
 

@@ -19,9 +19,12 @@ use core::hash::{BuildHasher, Hash};
 use core::ops::{Index, IndexMut};
 
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
+
+use crate::snapshot::Packed;
 
 const PAGE_BITS: u32 = 10;
-const PAGE_LEN: usize = 1 << PAGE_BITS;
+pub(crate) const PAGE_LEN: usize = 1 << PAGE_BITS;
 const WORDS: usize = PAGE_LEN / 64;
 /// An empty page stays allocated as long as there are fewer free slots than this, so that a few objects that
 /// come and go do not allocate and free pages.
@@ -31,7 +34,7 @@ const SPARE_SLOTS: u32 = 2 * PAGE_LEN as u32;
 pub(crate) const NIL: u32 = u32::MAX;
 
 /// Which slots are taken.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Slots {
     pages: Vec<Option<Box<Page>>>,
     /// One bit per page: it has a free slot.
@@ -46,7 +49,7 @@ pub(crate) struct Slots {
 }
 
 /// Which slots of a page are free.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Page {
     words: [u64; WORDS],
     /// One bit per word: it has a bit set.
@@ -171,6 +174,17 @@ impl<T> Values<T> {
         Self { pages: Vec::new(), there: 0, vacant }
     }
 
+    /// All pages; one that is not allocated is empty.
+    pub(crate) fn pages(&self) -> &[Vec<T>] {
+        &self.pages
+    }
+
+    /// What [`Self::pages`] returned.
+    pub(crate) fn of_pages(vacant: T, pages: Vec<Vec<T>>) -> Self {
+        let there = pages.iter().filter(|page| page.capacity() > 0).count();
+        Self { pages, there, vacant }
+    }
+
     /// Fills a slot that [`Slots::take`] returned.
     pub(crate) fn put(&mut self, index: u32, value: T) {
         let (page, at) = place(index);
@@ -223,7 +237,8 @@ impl<T> IndexMut<u32> for Values<T> {
 }
 
 /// Slots and their contents.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(bound = "T: Packed")]
 pub(crate) struct Slab<T> {
     slots: Slots,
     values: Values<T>,

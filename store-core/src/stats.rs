@@ -10,6 +10,8 @@ pub struct Stats {
     pub objects: u64,
     /// Objects that are being written.
     pub objects_processing: u64,
+    /// Of these, upserts: they have no key yet.
+    pub upserts_unfinished: u64,
     /// Readable objects under a lease.
     pub objects_leased: u64,
     /// Bytes of readable objects, each object counted once.
@@ -43,6 +45,10 @@ pub struct Stats {
     pub put_starts_total: u64,
     /// Puts committed.
     pub put_ends_total: u64,
+    /// Upserts committed; puts as well.
+    pub upserts_total: u64,
+    /// Objects that an upsert replaced.
+    pub objects_replaced_total: u64,
     /// Puts revoked.
     pub put_revokes_total: u64,
     /// Puts that got fewer replicas than they requested.
@@ -51,7 +57,8 @@ pub struct Stats {
     pub puts_no_room_total: u64,
     /// Puts refused because the key was taken.
     pub puts_exist_total: u64,
-    /// Puts whose writer was given up: a newer put displaced them, or they reached the release timeout.
+    /// Puts whose writer was given up: a newer put or an upsert displaced them, or they reached the release
+    /// timeout.
     pub puts_abandoned_total: u64,
     /// Keys that gets looked up.
     pub gets_total: u64,
@@ -91,4 +98,36 @@ pub struct Stats {
     pub puts_metadata_full_total: u64,
     /// Events that were discarded because they were not taken in time.
     pub events_dropped_total: u64,
+    /// Disks of nodes that are alive.
+    pub disks: u64,
+    /// Disks whose nodes are gone, and that are remembered.
+    pub disks_away: u64,
+    /// Bytes of the disks of nodes that are alive.
+    pub disk_capacity_bytes: u64,
+    /// Objects on disks, whether or not they are in memory as well, those on disks that are away included.
+    pub disk_objects: u64,
+    /// Bytes of these, as they are stored.
+    pub disk_object_bytes: u64,
+    /// Removed objects that nodes have not yet been confirmed to forget.
+    pub disk_tombstones: u64,
+    /// Objects that were chosen to be evicted soon, bytes.
+    pub leaving_bytes: u64,
+    /// Keys that gets looked up and found on a disk alone.
+    pub disk_hits_total: u64,
+    /// Objects copied to disks.
+    pub demotions_total: u64,
+    /// Bytes of these, each object counted once.
+    pub demoted_bytes_total: u64,
+    /// Copies to disks that failed, or whose object was gone when they ended.
+    pub demotions_failed_total: u64,
+    /// Objects that were read from disks and got a replica in memory again, or that this was tried for.
+    pub promotions_total: u64,
+    /// Evicted objects that stay readable, because they are on a disk.
+    pub evictions_to_disk_total: u64,
+    /// Objects that disks brought with them when they were mounted.
+    pub disk_adopted_total: u64,
+    /// Objects whose extents were given up by their disks.
+    pub disk_reclaimed_total: u64,
+    /// Objects that disks could not read, or were reported to be damaged there.
+    pub disk_lost_total: u64,
 }

@@ -53,7 +53,7 @@ impl Default for TaskConfig {
 }
 
 /// One replica to be made.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     pub(crate) tenant: TenantNo,
     pub(crate) key: Box<[u8]>,
@@ -66,6 +66,7 @@ pub(crate) struct Task {
     pub(crate) wanted: Option<SegmentNo>,
     pub(crate) cause: TaskCause,
     pub(crate) state: TaskState,
+    #[serde(with = "crate::snapshot::error")]
     pub(crate) error: Option<ErrorCode>,
     pub(crate) attempts: u32,
     /// Identifies the latest attempt, once there is one; also in
@@ -100,7 +101,7 @@ impl Task {
 }
 
 /// All tasks by number, with indices by object, node and deadline.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Tasks {
     map: BTreeMap<TaskId, Task>,
     last: TaskId,
@@ -156,6 +157,11 @@ impl Tasks {
             reserved: BTreeMap::new(),
             processing: 0,
         }
+    }
+
+    /// Takes other settings.
+    pub(crate) fn reconfigure(&mut self, finished_max: u32) {
+        self.finished_max = finished_max as usize;
     }
 
     pub(crate) fn pending(&self) -> u32 {

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use te_core::Secret;
 
 use crate::{Key, TenantNo};
@@ -50,6 +51,21 @@ impl<'a> From<&'a Vec<u8>> for FullKey<'a> {
 impl<'a> From<Key<'a>> for FullKey<'a> {
     fn from(key: Key<'a>) -> Self {
         Self { tenant: TenantNo::DEFAULT, key: key.0 }
+    }
+}
+
+/// A tenant on disks: the first 64 bits of the SHA-256 of its name, least significant byte first. The master may
+/// number its tenants otherwise after a restart; objects on disks keep their tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TenantTag(pub u64);
+
+impl TenantTag {
+    /// The tag of the tenant with this name.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        let digest = Sha256::digest(name);
+        Self(digest.iter().take(8).rev().fold(0, |tag, byte| tag << 8 | u64::from(*byte)))
     }
 }
 
@@ -98,5 +114,20 @@ impl Default for TenantConfig {
             guaranteed_bytes: 0,
             secret: Secret::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_part_of_the_format_of_disks_and_never_change() {
+        // printf default | sha256sum, the first eight bytes.
+        assert_eq!(
+            TenantTag::of("default").0.to_le_bytes(),
+            [0x37, 0xa8, 0xee, 0xc1, 0xce, 0x19, 0x68, 0x7d]
+        );
+        assert_ne!(TenantTag::of("a"), TenantTag::of("b"));
     }
 }

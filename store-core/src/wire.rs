@@ -6,7 +6,7 @@
 //! ```text
 //!  offset  size  field
 //!       0     4  magic        "SNWS"
-//!       4     2  version      2 bytes, this release speaks 3
+//!       4     2  version      2 bytes, this release speaks 4
 //!       6     1  kind         which operation, see [`Kind`](crate::message::Kind)
 //!       7     1  flags        bit 0: response. All other bits are 0
 //!       8     8  request_id   chosen by the requester, repeated in the response; responses may come in any order. The
@@ -31,7 +31,7 @@ use crate::ErrorCode;
 /// The first bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"SNWS";
 /// The version of the protocol that this release uses.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Length of a header, bytes.
 pub const HEADER_BYTES: usize = size_of::<RawHeader>();
 /// Length limit of a frame, header included, bytes.

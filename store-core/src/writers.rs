@@ -21,11 +21,12 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use foldhash::fast::FixedState;
-use hashbrown::HashMap;
 
+use crate::map::Map;
 use crate::message::Allocation;
 use crate::slab::{trim_map, trim_queue};
 use crate::{NodeId, TenantNo};
+use serde::{Deserialize, Serialize};
 
 /// Index of no slot.
 const NONE: u32 = u32::MAX;
@@ -35,7 +36,7 @@ const NONE: u32 = u32::MAX;
 const RING_MIN: usize = 1_024;
 
 /// A put that is not finished.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Put {
     /// The identity of the writer's transfer engine; 0: unknown.
     pub(crate) writer: u64,
@@ -53,7 +54,7 @@ pub(crate) struct Put {
 }
 
 /// An order to a node to cut off a writer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
     pub(crate) ticket: u64,
     pub(crate) force: bool,
@@ -64,7 +65,7 @@ pub(crate) struct Order {
 }
 
 /// Number of unfinished puts of one connection, or of one writer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Slot {
     whose: u64,
     puts: u32,
@@ -74,23 +75,18 @@ struct Slot {
 }
 
 /// Slots of the connections or writers with unfinished puts, and of the one that had the last such put.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Slots {
     list: Vec<Slot>,
     vacant: Vec<u32>,
-    places: HashMap<u64, u32, FixedState>,
+    places: Map<u64, u32, FixedState>,
     /// The slot that began a put last: usually it begins the next one, too.
     latest: u32,
 }
 
 impl Slots {
     fn new() -> Self {
-        Self {
-            list: Vec::new(),
-            vacant: Vec::new(),
-            places: HashMap::with_hasher(FixedState::with_seed(0)),
-            latest: NONE,
-        }
+        Self { list: Vec::new(), vacant: Vec::new(), places: Map::with_seed(0), latest: NONE }
     }
 
     fn is_latest(&self, whose: u64) -> bool {
@@ -151,24 +147,19 @@ impl Slots {
 }
 
 /// Puts by generation.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Ring {
     /// The generation of the ring's first place.
     first: u64,
     list: VecDeque<Option<Put>>,
     len: usize,
     /// Puts that were moved out of the ring.
-    older: HashMap<u64, Put, FixedState>,
+    older: Map<u64, Put, FixedState>,
 }
 
 impl Ring {
     fn new() -> Self {
-        Self {
-            first: 0,
-            list: VecDeque::new(),
-            len: 0,
-            older: HashMap::with_hasher(FixedState::with_seed(0)),
-        }
+        Self { first: 0, list: VecDeque::new(), len: 0, older: Map::with_seed(0) }
     }
 
     fn get(&self, generation: u64) -> Option<&Put> {
@@ -236,7 +227,7 @@ impl Ring {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Writers {
     puts: Ring,
     sessions: Slots,

@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, Incarnation, Kind, Master, MasterConfig, NodeId, Peer, Secret, Session};
+use store_core::{
+    ErrorCode, Frame, Incarnation, Key, Kind, Master, MasterConfig, NodeId, Peer, Secret, Session,
+    TenantConfig,
+};
 use te_core::Instant;
 
 const LEN: u64 = 4096;
@@ -115,4 +118,40 @@ fn only_admins_get_a_response_and_it_contains_no_secret() {
     let (shown, _) = ReadConfig::decode_response(&frame).unwrap();
     assert!(!shown.admin_secret.is_set());
     assert_eq!(shown.lease_ttl_ms, MasterConfig::default().lease_ttl_ms);
+}
+
+#[test]
+fn the_process_of_the_master_acts_for_any_tenant_and_inspects_without_a_lease() {
+    let tenant = |name: &str| TenantConfig { name: name.into(), ..TenantConfig::default() };
+    let config = MasterConfig {
+        multi_tenants: true,
+        admin_secret: Secret::new(b"sesame"),
+        tenants: vec![tenant("a"), tenant("b")],
+        ..MasterConfig::default()
+    };
+    let mut master = Master::new(config).unwrap();
+    master.mount(at(1), &segment(1)).unwrap();
+    let mut a = master.owner_for("a").unwrap();
+    let mut out = Vec::new();
+    let put = PutRequest { writer: 9, ..PutRequest::once(PutOptions::DEFAULT) };
+    let new = NewObject { key: Key(b"k"), len: LEN };
+    PutStart::encode_request(&mut out, 1, &put, [new].into_iter()).unwrap();
+    let mut answer = Vec::new();
+    master.handle(at(2), &mut a, &Frame::parse(&out).unwrap().unwrap().0, &mut answer);
+    let (listed, replicas) = master.inspect(at(2), "a", b"k").unwrap();
+    assert_eq!((listed.len, listed.complete, replicas.len()), (LEN, false, 1));
+    assert_eq!(replicas[0].state, ReplicaState::Processing);
+    assert_eq!(master.inspect(at(2), "b", b"k"), Err(ErrorCode::ObjectNotFound), "another tenant's");
+    assert_eq!(master.inspect(at(2), "c", b"k"), Err(ErrorCode::TenantNotRegistered));
+    assert_eq!(master.owner_for("c").unwrap_err(), ErrorCode::TenantNotRegistered);
+    assert_eq!(master.stats().gets_total, 0);
+    // It has the rights of an admin as well, and those of the tenant alone for objects.
+    assert_eq!(status::<ListNodes>(&send::<ListNodes>(&mut master, &mut a, &())), Ok(()));
+    let list = ListQuery { prefix: Key(b""), cursor: 0, limit: 9 };
+    let mut b = master.owner_for("b").unwrap();
+    let of = |master: &mut Master, session: &mut Session| {
+        let answer = send::<List>(master, session, &list);
+        List::decode_response(&Frame::parse(&answer).unwrap().unwrap().0).unwrap().1.len()
+    };
+    assert_eq!((of(&mut master, &mut a), of(&mut master, &mut b)), (1, 0));
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use store_core::message::{
     ExplainEviction, Kept, MountSegment, Operation, Pin, PutOptions, PutRequest, PutStart, RemoveMode,
-    Retention, WhyKept,
+    Retention, RetentionChange, TtlChange, WhyKept,
 };
 use store_core::{
     BatchOrder, ErrorCode, EvictionPolicy, Frame, Incarnation, Instant, Key, Master, MasterConfig, NodeId,
@@ -393,7 +393,7 @@ fn an_object_is_gone_when_its_time_is_over_and_readers_finish() {
     assert_eq!(master.eviction().expired_total, 1);
 
     // The key is free at once, and a pin makes no difference.
-    let retention = Retention { pin: Pin::Hard, ttl_ms: Some(10), group: Some(1) };
+    let retention = Retention { pin: Pin::Hard, ttl_ms: Some(10), group: Some(1), ..Retention::DEFAULT };
     put(&mut master, 2_000, "p", &retained(retention));
     assert_eq!(try_put(&mut master, 2_009, "p", &PutOptions::DEFAULT), Err(ErrorCode::ObjectAlreadyExists));
     put(&mut master, 2_010, "p", &PutOptions::DEFAULT);
@@ -423,7 +423,7 @@ fn retention_and_the_explanation_travel() {
         out
     };
     let items = || [store_core::message::NewObject { key: Key(b"k"), len: GRAIN }].into_iter();
-    let retention = Retention { pin: Pin::Hard, ttl_ms: Some(9_000), group: Some(3) };
+    let retention = Retention { pin: Pin::Hard, ttl_ms: Some(9_000), group: Some(3), ..Retention::DEFAULT };
     let mut request = Vec::new();
     PutStart::encode_request(
         &mut request,
@@ -465,6 +465,7 @@ enum Op {
     Start(u8, Retention),
     Finish,
     Get(u8),
+    Change(u8, RetentionChange),
     Remove(u8),
     Wait(u64),
 }
@@ -472,8 +473,25 @@ enum Op {
 fn retention() -> impl Strategy<Value = Retention> {
     let pin = prop_oneof![6 => Just(Pin::None), 2 => Just(Pin::Soft), 1 => Just(Pin::Hard)];
     let ttl = prop::option::weighted(0.2, 1u32..5_000);
+    let soft_ttl = prop::option::weighted(0.3, 1u32..3_000);
     let group = prop::option::weighted(0.4, 0u64..3);
-    (pin, ttl, group).prop_map(|(pin, ttl_ms, group)| Retention { pin, ttl_ms, group })
+    (pin, soft_ttl, ttl, group).prop_map(|(pin, soft_ttl, ttl_ms, group)| {
+        let soft_pin_ttl_ms = soft_ttl.filter(|_| pin == Pin::Soft);
+        Retention { pin, soft_pin_ttl_ms, ttl_ms, group }
+    })
+}
+
+/// A change, valid or not.
+fn change() -> impl Strategy<Value = RetentionChange> {
+    let pin = prop_oneof![Just(None), Just(Some(Pin::None)), Just(Some(Pin::Soft)), Just(Some(Pin::Hard))];
+    let soft_ttl = prop::option::weighted(0.3, 0u32..3_000);
+    let ttl = prop_oneof![
+        3 => Just(TtlChange::Keep),
+        1 => Just(TtlChange::Never),
+        1 => (0u32..5_000).prop_map(TtlChange::After)
+    ];
+    let change = |(pin, soft_pin_ttl_ms, ttl)| RetentionChange { pin, soft_pin_ttl_ms, ttl };
+    (pin, soft_ttl, ttl).prop_map(change)
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -482,6 +500,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0u8..30, retention()).prop_map(|(key, retention)| Op::Start(key, retention)),
         1 => Just(Op::Finish),
         6 => (0u8..30).prop_map(Op::Get),
+        3 => (0u8..30, change()).prop_map(|(key, change)| Op::Change(key, change)),
         2 => (0u8..30).prop_map(Op::Remove),
         3 => prop_oneof![0u64..500, Just(SOFT_MS)].prop_map(Op::Wait),
     ]
@@ -496,6 +515,37 @@ struct Known {
     group_leased_until: u64,
     soft_until: u64,
     expires: Option<u64>,
+}
+
+impl Known {
+    fn soft_ttl(&self) -> u64 {
+        self.retention.soft_pin_ttl_ms.map_or(SOFT_MS, u64::from)
+    }
+
+    fn change(&mut self, now: u64, change: &RetentionChange) -> Result<(), ErrorCode> {
+        let RetentionChange { pin, soft_pin_ttl_ms, ttl } = *change;
+        if !self.complete {
+            return Err(ErrorCode::ReplicaIsNotReady);
+        }
+        let was = self.retention.pin;
+        let becomes = pin.unwrap_or(was);
+        let fits = soft_pin_ttl_ms.is_none_or(|ms| ms > 0 && becomes == Pin::Soft);
+        if !fits || ttl == TtlChange::After(0) {
+            return Err(ErrorCode::InvalidParams);
+        }
+        if pin.is_some() || soft_pin_ttl_ms.is_some() {
+            let old = self.retention.soft_pin_ttl_ms.filter(|_| was == Pin::Soft);
+            self.retention.soft_pin_ttl_ms = soft_pin_ttl_ms.or(old);
+            self.retention.pin = becomes;
+            self.soft_until = now + self.soft_ttl();
+        }
+        match ttl {
+            TtlChange::Keep => {}
+            TtlChange::Never => self.expires = None,
+            TtlChange::After(ms) => self.expires = Some(now + u64::from(ms)),
+        }
+        Ok(())
+    }
 }
 
 /// Marks a lease on the whole group, which outlives the member that was read, as long as the group exists.
@@ -558,6 +608,11 @@ impl Check {
         match op {
             Op::Wait(ms) => self.now += ms,
             Op::Get(key) => self.get(*key)?,
+            Op::Change(key, change) => {
+                let changed = self.master.change_retention(at(now), &[*key], change);
+                let known = self.model.get_mut(key).ok_or(ErrorCode::ObjectNotFound);
+                prop_assert_eq!(changed, known.and_then(|known| known.change(now, change)));
+            }
             Op::Remove(key) => self.remove(*key)?,
             Op::Finish => {
                 for (key, known) in self.model.iter_mut().filter(|(_, known)| !known.complete) {
@@ -577,7 +632,7 @@ impl Check {
         prop_assert_eq!(hit, self.model.get(&key).is_some_and(|known| known.complete));
         if let Some(known) = self.model.get_mut(&key).filter(|known| known.complete) {
             known.leased_until = now + LEASE_MS;
-            known.soft_until = now + SOFT_MS;
+            known.soft_until = now + known.soft_ttl();
             let group = known.retention.group;
             lease_group(&mut self.model, group, now + LEASE_MS);
         }
@@ -685,7 +740,7 @@ fn is_there(master: &mut Master, now: Instant, key: u8) -> bool {
 
 fn finish(known: &mut Known, now: u64) {
     known.complete = true;
-    known.soft_until = now + SOFT_MS;
+    known.soft_until = now + known.soft_ttl();
     known.expires =
         known.retention.ttl_ms.map(|ttl| now + Duration::from_millis(ttl.into()).as_millis() as u64);
 }

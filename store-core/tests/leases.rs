@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::{
-    Get, Kept, LeaseRange, MountSegment, Operation, PutOptions, Removal, Remove, RemoveMode, Retention,
-    ReturnLeases,
+    ClearReplicas, Existing, ExistsLeased, Get, Kept, LeaseRange, MountSegment, Operation, PutOptions,
+    Removal, Remove, RemoveMode, Retention, ReturnLeases,
 };
 use store_core::{ErrorCode, Frame, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Session};
 
@@ -67,6 +67,43 @@ fn remove(master: &mut Master, ms: u64, key: &str) -> Result<(), ErrorCode> {
     let removal = Removal { key: Key(key.as_bytes()), force: false };
     let out = send::<Remove>(master, ms, &mut Session::default(), &[removal]);
     Remove::decode_response(&Frame::parse(&out).unwrap().unwrap().0).unwrap().1.next().unwrap()
+}
+
+/// Clears all replicas of an object.
+fn clear(master: &mut Master, ms: u64, key: &str) -> Result<(), ErrorCode> {
+    let (mut request, mut out) = (Vec::new(), Vec::new());
+    ClearReplicas::encode_request(&mut request, 1, &None, [Key(key.as_bytes())].into_iter()).unwrap();
+    master.handle(at(ms), &mut Session::default(), &Frame::parse(&request).unwrap().unwrap().0, &mut out);
+    ClearReplicas::decode_response(&Frame::parse(&out).unwrap().unwrap().0).unwrap().1.next().unwrap()
+}
+
+#[test]
+fn what_was_just_written_or_read_is_not_cleared_and_may_be_removed() {
+    let mut master = master(64 * KIB);
+    // Half of the lease's time after the commit, however long the put took.
+    let started = master.put_start(at(0), b"k", KIB, &PutOptions::DEFAULT).unwrap();
+    assert_eq!(clear(&mut master, 0, "k"), Err(ErrorCode::ReplicaIsNotReady));
+    master.put_end(at(700), b"k", started.generation, 1).unwrap();
+    assert_eq!(clear(&mut master, 700, "k"), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(clear(&mut master, 1_199, "k"), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(master.stats().objects_leased, 0, "it is not leased otherwise");
+    assert_eq!(clear(&mut master, 1_200, "k"), Ok(()));
+    // The same after a lease that was returned, and after one that ran out.
+    let mut session = Session::default();
+    for key in ["returned", "over"] {
+        put(&mut master, 2_000, key, &PutOptions::DEFAULT).unwrap();
+    }
+    let range = get(&mut master, 3_000, &mut session, &["returned"]);
+    get(&mut master, 3_000, &mut session, &["over"]);
+    give_back(&mut master, 3_001, &mut session, range);
+    assert_eq!(master.stats().objects_leased, 1);
+    assert_eq!(clear(&mut master, 3_500, "returned"), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(clear(&mut master, 3_501, "returned"), Ok(()));
+    assert_eq!(clear(&mut master, 4_599, "over"), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(clear(&mut master, 4_600, "over"), Ok(()), "the lease ended at 4,100");
+    // A removal does not wait for it.
+    put(&mut master, 6_000, "k", &PutOptions::DEFAULT).unwrap();
+    assert_eq!(remove(&mut master, 6_000, "k"), Ok(()));
 }
 
 #[test]
@@ -146,6 +183,88 @@ fn a_lease_of_an_object_that_is_gone_is_not_taken_for_one_of_its_successor() {
     get(&mut master, 4, &mut Session::default(), &["k"]);
     give_back(&mut master, 5, &mut session, old);
     assert_eq!(remove(&mut master, 6, "k"), Err(ErrorCode::ObjectHasLease));
+}
+
+#[test]
+fn the_space_of_an_object_that_is_gone_is_free_when_the_last_reader_has_returned_its_lease() {
+    let upsert = PutOptions { existing: Existing::REPLACE, ..PutOptions::DEFAULT };
+    for replaces in [false, true] {
+        let mut master = master(64 * KIB);
+        put(&mut master, 0, "k", &PutOptions::DEFAULT).unwrap();
+        let (mut a, mut b) = (Session::default(), Session::default());
+        let first = get(&mut master, 1, &mut a, &["k"]);
+        let second = get(&mut master, 2, &mut b, &["k"]);
+        let again = get(&mut master, 3, &mut b, &["k"]);
+        match replaces {
+            true => put(&mut master, 4, "k", &upsert).unwrap(),
+            false => master.remove(at(4), b"k", RemoveMode::Force).unwrap(),
+        }
+        let other = get(&mut master, 5, &mut a, &["k"]);
+        for (session, lease) in [(&mut a, first), (&mut b, second)] {
+            give_back(&mut master, 6, session, lease);
+            assert_eq!(master.stats().deferred_bytes, KIB);
+        }
+        // A repetition, and the lease of the successor, return nothing.
+        give_back(&mut master, 7, &mut b, second);
+        give_back(&mut master, 7, &mut a, other);
+        assert_eq!(master.stats().deferred_bytes, KIB, "{replaces}");
+        give_back(&mut master, 8, &mut b, again);
+        let stats = master.stats();
+        assert_eq!((stats.deferred_bytes, stats.used_bytes), (0, if replaces { KIB } else { 0 }));
+    }
+}
+
+#[test]
+fn with_more_readers_than_are_counted_the_space_of_an_object_that_is_gone_waits_for_the_time() {
+    let mut master = master(64 * KIB);
+    put(&mut master, 0, "k", &PutOptions::DEFAULT).unwrap();
+    let mut sessions: Vec<Session> = (0..40).map(|_| Session::default()).collect();
+    let leases: Vec<_> = sessions.iter_mut().map(|session| get(&mut master, 1, session, &["k"])).collect();
+    master.remove(at(2), b"k", RemoveMode::Force).unwrap();
+    for (session, lease) in sessions.iter_mut().zip(leases) {
+        give_back(&mut master, 3, session, lease);
+    }
+    master.handle_timeout(at(1_100));
+    assert_eq!(master.stats().deferred_bytes, KIB, "the count may be late, but not early");
+    master.handle_timeout(at(1_101));
+    assert_eq!(master.stats().deferred_bytes, 0);
+}
+
+/// Checks whether keys exist; returns which do, and their leases.
+fn exists(master: &mut Master, ms: u64, session: &mut Session, keys: &[&str]) -> (Vec<bool>, LeaseRange) {
+    let keys: Vec<_> = keys.iter().map(|key| Key(key.as_bytes())).collect();
+    let out = send::<ExistsLeased>(master, ms, session, &keys);
+    let (lease, items) = ExistsLeased::decode_response(&Frame::parse(&out).unwrap().unwrap().0).unwrap();
+    let found: Vec<bool> = items.collect();
+    let count = found.iter().filter(|found| **found).count() as u32;
+    (found, LeaseRange { first: lease.first, count })
+}
+
+#[test]
+fn what_is_said_to_exist_with_a_lease_stays_as_long_as_for_a_reader() {
+    let mut master = master(2 * KIB);
+    let mortal =
+        PutOptions { retention: Retention { ttl_ms: Some(50), ..Retention::DEFAULT }, ..PutOptions::DEFAULT };
+    put(&mut master, 0, "k", &PutOptions::DEFAULT).unwrap();
+    put(&mut master, 0, "expired", &mortal).unwrap();
+    let mut session = Session::default();
+    let (found, leases) = exists(&mut master, 60, &mut session, &["none", "k", "expired"]);
+    assert_eq!((found, leases), (vec![false, true, false], LeaseRange { first: 1, count: 1 }));
+    master.put_start(at(61), b"unfinished", KIB, &PutOptions::DEFAULT).unwrap();
+    assert_eq!(exists(&mut master, 61, &mut session, &["unfinished"]).0, [false]);
+    assert_eq!(remove(&mut master, 62, "k"), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(put(&mut master, 63, "l", &PutOptions::DEFAULT), Err(ErrorCode::NoAvailableHandle));
+    assert_eq!(remove(&mut master, 1_159, "k"), Err(ErrorCode::ObjectHasLease));
+    // The lease of a reader and this one are counted alike.
+    let read = get(&mut master, 1_160, &mut session, &["k"]);
+    let (_, again) = exists(&mut master, 1_160, &mut session, &["k"]);
+    assert_eq!((read.first, again.first), (2, 3));
+    give_back(&mut master, 1_170, &mut session, read);
+    assert_eq!(remove(&mut master, 1_170, "k"), Err(ErrorCode::ObjectHasLease));
+    give_back(&mut master, 1_171, &mut session, again);
+    assert_eq!(remove(&mut master, 1_171, "k"), Ok(()));
+    let stats = master.stats();
+    assert_eq!((stats.exists_total, stats.exists_hits_total, stats.gets_total), (5, 2, 1));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use store_core::message::*;
 
 use store_core::{
     ErrorCode, Frame, Incarnation, Key, Kind, Master, MasterConfig, NodeId, Place, Role, Secret, SegmentNo,
-    Session, TaskId, TenantConfig, TenantNo, prove,
+    Session, TaskId, TenantConfig, TenantNo, TenantTag, prove,
 };
 use te_core::Instant;
 
@@ -208,6 +208,7 @@ fn every_request(master: &mut Master) -> Vec<Case> {
     let mut cases = about_objects(master, now);
     cases.extend(about_tasks(master, now, task));
     cases.extend(about_expulsions(master, now));
+    cases.extend(about_disks(master, now));
     cases.extend(about_the_store());
     cases
 }
@@ -236,12 +237,15 @@ fn about_objects(master: &mut Master, now: Instant) -> Vec<Case> {
     let every = RemoveQuery { pattern: None, cursor: 0, force: true };
     let list = ListQuery { prefix: Key(b""), cursor: 0, limit: 10 };
     let find = FindQuery { pattern: "^k$", cursor: 0, limit: 10 };
+    let soft = RetentionChange { pin: Some(Pin::Soft), ..RetentionChange::default() };
     vec![
         (Kind::PutStart, request::<PutStart>(&nonce(3), Some(new)), Again::Same),
         (Kind::PutEnd, request::<PutEnd>(&(), Some(commit)), Again::Same),
         (Kind::PutRevoke, request::<PutRevoke>(&(), Some(revocation)), Again::Refused(ErrorCode::PutIsOver)),
         (Kind::Get, request::<Get>(&(), Some(key)), Again::Same),
         (Kind::Exists, request::<Exists>(&(), Some(key)), Again::Same),
+        (Kind::ChangeRetention, request::<ChangeRetention>(&soft, Some(key)), Again::Same),
+        (Kind::ExistsLeased, request::<ExistsLeased>(&(), Some(key)), Again::Same),
         (Kind::List, request::<List>(&list, None), Again::Same),
         (Kind::WhyKept, request::<WhyKept>(&(), Some(key)), Again::Same),
         (Kind::Remove, request::<Remove>(&(), Some(Removal { key, force: true })), gone),
@@ -302,6 +306,36 @@ fn about_expulsions(master: &mut Master, now: Instant) -> Vec<Case> {
     ]
 }
 
+fn about_disks(master: &mut Master, now: Instant) -> Vec<Case> {
+    let (node, incarnation) = (NodeId::new(1), Incarnation::new(1));
+    let mount = |uuid| MountDisk {
+        node,
+        incarnation,
+        uuid: [uuid; 16],
+        bytes: 1 << 30,
+        extent_bytes: 1 << 26,
+        endpoint: "host:1",
+        stage: "host:2",
+        ..MountDisk::default()
+    };
+    let disk = master.mount_disk(now, &mount(1)).unwrap().disk;
+    let proof = DiskProof { node: NodeProof { node, key: 0 }, disk };
+    let tenant = TenantTag::of("default");
+    let found =
+        FoundObject { tenant, key: Key(b"found"), generation: 1, len: LEN, crc32c: 5, locator: 4_096 };
+    let fetch = FetchRequest { node, incarnation, count_max: 9, key: 0 };
+    let fetch = FetchDisk { fetch, disk, bytes_max: 1 << 20 };
+    let end = DiskEnd::Forgotten { generation: 77 };
+    vec![
+        (Kind::MountDisks, request::<MountDisks>(&(), Some(mount(2))), Again::Same),
+        (Kind::AdoptObjects, request::<AdoptObjects>(&proof, Some(found)), Again::Same),
+        (Kind::DiskReady, request::<DiskReady>(&proof, None), Again::Same),
+        (Kind::FetchDiskOrders, request::<FetchDiskOrders>(&fetch, None), Again::Same),
+        (Kind::EndDiskOrders, request::<EndDiskOrders>(&proof, Some(end)), Again::Same),
+        (Kind::ReclaimExtents, request::<ReclaimExtents>(&proof, Some(3)), Again::Same),
+    ]
+}
+
 fn about_the_store() -> Vec<Case> {
     let one = SegmentNo::new(1);
     let (node, incarnation) = (NodeId::new(1), Incarnation::new(1));
@@ -339,11 +373,13 @@ fn every_request_that_is_sent_twice_does_what_it_does_once() {
     for case in 0..cases {
         let mut master = master();
         let (kind, request, again) = every_request(&mut master).swap_remove(case);
-        let first = handle(&mut master, 20, &request);
+        // Replicas of an object are cleared when half a lease has passed since its last use.
+        let ms = if kind == Kind::ClearReplicas { 2_600 } else { 20 };
+        let first = handle(&mut master, ms, &request);
         let status = Frame::parse(&first).unwrap().unwrap().0.header.status;
         assert_eq!(status, 0, "{kind:?} must succeed the first time");
         let before = master.stats();
-        let second = handle(&mut master, 20, &request);
+        let second = handle(&mut master, ms, &request);
         match again {
             Again::Same => assert_eq!(first, second, "{kind:?}"),
             Again::Less => {
@@ -384,6 +420,8 @@ fn every_request_that_is_sent_twice_does_what_it_does_once() {
     }
     // This operation has no response; `tests/leases.rs` sends it twice.
     covered.push(Kind::ReturnLeases);
+    // Nodes take these, and a master refuses them.
+    covered.extend([Kind::Stage, Kind::ReleaseStaged]);
     let missing: Vec<_> = Kind::ALL.iter().filter(|kind| !covered.contains(kind)).collect();
     assert!(missing.is_empty(), "no request of {missing:?} is tried: add it to `every_request`");
 }

@@ -428,7 +428,7 @@ proptest! {
                     let excluded: &[u32] = [&[][..], &[1], &[2], &[1, 2]][usize::from(bits >> 3) % 4];
                     let pin = [Pin::None, Pin::None, Pin::Soft, Pin::Hard][usize::from(bits >> 5) % 4];
                     let group = (bits & 64 != 0).then_some(u64::from(bits % 4));
-                    let retention = Retention { pin, group, ttl_ms: None };
+                    let retention = Retention { pin, group, ..Retention::DEFAULT };
                     let options = PutOptions { retention, ..excluding(excluded) };
                     let before = pool.stats();
                     if let Err(error) = put(&mut pool, ms, (tenant, &name), len, &options) {

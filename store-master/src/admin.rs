@@ -377,9 +377,10 @@ impl From<Unanswered> for Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let (status, why) = match self {
+impl Refusal {
+    /// The status of the answer, and what is wrong.
+    pub(crate) fn parts(self) -> (StatusCode, String) {
+        match self {
             Self::Unanswered(why) => (StatusCode::SERVICE_UNAVAILABLE, why.text().to_owned()),
             Self::Body(why) => (StatusCode::BAD_REQUEST, why),
             Self::Long => (StatusCode::PAYLOAD_TOO_LARGE, format!("the body is too long: send at most {BODY_BYTES_MAX} bytes")),
@@ -396,7 +397,13 @@ impl IntoResponse for Refusal {
                 "the Host of this request is not allowed: use an address, localhost, a name without dots, or one of `http_hosts`".into(),
             ),
             Self::Refused(code) => (StatusCode::CONFLICT, code.to_string()),
-        };
+        }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let (status, why) = self.parts();
         let body = serde_json::json!({ "error": why });
         let mut response =
             (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response();
@@ -411,15 +418,25 @@ impl IntoResponse for Refusal {
 
 impl Asker {
     /// Carries out an operation, and renders its answer.
-    async fn ask<O: Operation, T>(
+    pub(crate) async fn ask<O: Operation, T>(
         &self,
         head: &O::Request<'_>,
         render: impl FnOnce(O::Response<'_>, Items<'_, O::ResponseItem<'_>>) -> T,
     ) -> Result<T, Refusal> {
+        self.ask_for::<O, T>(None, head, std::iter::empty(), render).await
+    }
+
+    /// As [`ask`](Self::ask), with items, and as a client of `tenant` if one is given.
+    pub(crate) async fn ask_for<'i, O: Operation, T>(
+        &self,
+        tenant: Option<&str>,
+        head: &O::Request<'_>,
+        items: impl ExactSizeIterator<Item = O::RequestItem<'i>>,
+        render: impl FnOnce(O::Response<'_>, Items<'_, O::ResponseItem<'_>>) -> T,
+    ) -> Result<T, Refusal> {
         let mut request = Vec::new();
-        O::encode_request(&mut request, 1, head, std::iter::empty())
-            .map_err(|error| Refusal::Body(error.to_string()))?;
-        let answer = self.call(request).await?;
+        O::encode_request(&mut request, 1, head, items).map_err(|error| Refusal::Body(error.to_string()))?;
+        let answer = self.call(request, tenant.map(Into::into)).await?;
         let frame = match Frame::parse(&answer) {
             Ok(Some((frame, _))) => frame,
             _ => return Err(Refusal::Refused(ErrorCode::InternalError)),
@@ -429,18 +446,18 @@ impl Asker {
     }
 
     /// All segments that are not active.
-    async fn drains(&self) -> Result<Vec<DrainInfo>, Refusal> {
+    pub(crate) async fn drains(&self) -> Result<Vec<DrainInfo>, Refusal> {
         self.ask::<DrainStatus, _>(&(), |(), items| items.flatten().collect()).await
     }
 
     /// Whether a request has the rights of an admin, as in [`Self::may_change`].
-    fn is_admin(&self, peer: SocketAddr, headers: &HeaderMap) -> bool {
+    pub(crate) fn is_admin(&self, peer: SocketAddr, headers: &HeaderMap) -> bool {
         let secret = self.admin_secret();
         if secret.is_set() { secret.matches(bearer(headers).as_bytes()) } else { peer.ip().is_loopback() }
     }
 
     /// Checks that a request may change something.
-    async fn may_change(&self, peer: SocketAddr, headers: &HeaderMap) -> Result<(), Refusal> {
+    pub(crate) async fn may_change(&self, peer: SocketAddr, headers: &HeaderMap) -> Result<(), Refusal> {
         let secret = self.admin_secret();
         if secret.is_set() {
             if secret.matches(bearer(headers).as_bytes()) {
@@ -472,7 +489,10 @@ pub(crate) fn bearer(headers: &HeaderMap) -> &str {
 
 /// Parses the JSON body of a request. It must be declared as JSON, which a form of another site's page cannot
 /// do.
-async fn read<T: for<'de> Deserialize<'de>>(headers: &HeaderMap, body: Body) -> Result<T, Refusal> {
+pub(crate) async fn read<T: for<'de> Deserialize<'de>>(
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<T, Refusal> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     if kind.split(';').next().map(str::trim) != Some("application/json") {
         return Err(Refusal::Body("send JSON, as Content-Type: application/json".into()));
@@ -511,6 +531,7 @@ mod tests {
         let mut routed: Vec<&str> = include_str!("admin.rs")
             .lines()
             .chain(include_str!("http.rs").lines())
+            .chain(include_str!("mooncake/mod.rs").lines())
             .filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next())
             .collect();
         described.sort_unstable();

@@ -2,13 +2,16 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use store_core::message::{self, Greeting, MountResponse, Operation as _};
+use store_core::command_log::Lsn;
+use store_core::message::{self, Greeting, MountResponse, Operation as _, ReplicaInfo, ReplicaState};
 use store_core::{ErrorCode, Frame, Kind, Master, Role, Session, Stats, Trace, WireError};
 use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
 use crate::connection::{Handler, Verdict};
 use crate::events::Events;
+use crate::http::Inspected;
+use crate::journal::Journal;
 use crate::log_limit::LogLimit;
 use crate::metrics::RequestCounters;
 use crate::places::Source;
@@ -20,6 +23,10 @@ const SUMMARY_EVERY: Duration = Duration::from_secs(60);
 /// Answers requests. It is separate from the connections, so that both can be borrowed.
 pub(crate) struct Answering {
     pub(crate) master: Master,
+    /// Of a master with a journal: every call that changes the master goes through it.
+    pub(crate) journal: Option<Journal>,
+    /// The last command that the latest answer depends on.
+    depends_on: Lsn,
     pub(crate) requests: RequestCounters,
     pub(crate) time: Clock,
     pub(crate) events: Events,
@@ -57,13 +64,21 @@ struct Turn {
 }
 
 impl Answering {
-    pub(crate) fn new(master: Master, slow_request_ms: u32) -> Self {
+    /// Answers from `master`, whose time is `at`.
+    pub(crate) fn new(
+        master: Master,
+        journal: Option<Journal>,
+        at: store_core::Instant,
+        slow_request_ms: u32,
+    ) -> Self {
         let now = Instant::now();
         Self {
             summary: (now, master.stats()),
             master,
+            journal,
+            depends_on: 0,
             requests: RequestCounters::default(),
-            time: Clock::new(now),
+            time: Clock::new(now, at),
             events: Events::default(),
             refusals: Refusals::default(),
             proofs: Proofs::default(),
@@ -76,7 +91,10 @@ impl Answering {
 
     /// Handles the timeouts that are due.
     pub(crate) fn timeout(&mut self) {
-        self.master.handle_timeout(self.time.core());
+        match &mut self.journal {
+            Some(journal) => journal.handle_timeout(&mut self.master, self.time.core()),
+            None => self.master.handle_timeout(self.time.core()),
+        }
         if self.events.is_draining() {
             self.events.drains(&self.master);
         }
@@ -91,7 +109,10 @@ impl Answering {
     pub(crate) fn set_wall(&mut self) {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         if let Ok(wall_ms @ 1..) = u64::try_from(since.as_millis()) {
-            self.master.set_wall_ms(self.time.core(), wall_ms);
+            match &mut self.journal {
+                Some(journal) => journal.set_wall_ms(&mut self.master, self.time.core(), wall_ms),
+                None => self.master.set_wall_ms(self.time.core(), wall_ms),
+            }
         }
     }
 
@@ -122,6 +143,23 @@ impl Answering {
             over_s = took.as_secs(),
             "summary"
         );
+    }
+
+    /// Looks at objects of a tenant, which does not count as a use.
+    pub(crate) fn inspect(&self, tenant: &str, keys: &[Vec<u8>]) -> Vec<Result<Inspected, ErrorCode>> {
+        let one = |key: &Vec<u8>| {
+            let (listed, replicas) = self.master.inspect(self.time.core(), tenant, key)?;
+            let readable = replicas.iter().filter(|replica| replica.state == ReplicaState::Complete);
+            let place = |replica: &ReplicaInfo| {
+                Some((replica.addr, self.master.segment(replica.segment)?.endpoint.to_owned()))
+            };
+            let replicas: Vec<_> = readable.filter_map(place).collect();
+            if replicas.is_empty() {
+                return Err(ErrorCode::ReplicaIsNotReady);
+            }
+            Ok(Inspected { len: listed.len, replicas })
+        };
+        keys.iter().map(one).collect()
     }
 
     /// Counts an HTTP request with a wrong admin secret.
@@ -192,7 +230,13 @@ impl Handler for Answering {
         }
         let failed = session.proofs_failed();
         let timed = self.requests.is_timed(kind).then(Instant::now);
-        self.master.handle(self.time.core(), session, frame, out);
+        let now = self.time.core();
+        match &mut self.journal {
+            Some(journal) => {
+                self.depends_on = journal.handle(&mut self.master, now, session, frame, out);
+            }
+            None => self.master.handle(now, session, frame, out),
+        }
         let answer = out.get(start..).unwrap_or_default();
         let status = self.requests.count(kind, answer);
         let mut logged = false;
@@ -228,6 +272,14 @@ impl Handler for Answering {
         self.requests.count_broken();
     }
 
+    fn depends_on(&self) -> Lsn {
+        self.depends_on
+    }
+
+    fn durable(&self) -> Lsn {
+        self.journal.as_ref().map_or(Lsn::MAX, Journal::confirmed)
+    }
+
     /// Requests that are not timed one by one are judged together, by the time of their turn.
     fn turn_ended(&mut self, took: Duration) {
         let turn = std::mem::take(&mut self.turn);
@@ -237,7 +289,11 @@ impl Handler for Answering {
     }
 
     fn left(&mut self, session: Session) {
-        self.master.session_ended(self.time.core(), session);
+        let now = self.time.core();
+        match &mut self.journal {
+            Some(journal) => journal.session_ended(&mut self.master, now, session),
+            None => self.master.session_ended(now, session),
+        }
     }
 }
 
@@ -267,7 +323,8 @@ mod tests {
 
     #[test]
     fn mounts_of_an_incarnation_that_has_ended_or_is_far_ahead_are_counted() {
-        let mut answering = Answering::new(Master::new(MasterConfig::default()).unwrap(), 0);
+        let mut answering =
+            Answering::new(Master::new(MasterConfig::default()).unwrap(), None, store_core::Instant::ZERO, 0);
         answering.set_wall();
         let mut session = Session::owner();
         let mut refused_after = |incarnation: u64| {

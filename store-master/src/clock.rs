@@ -15,6 +15,8 @@ const GAP_MAX: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct Clock {
     started: Instant,
+    /// The master's time at the start: not zero for a store that continues.
+    base: te_core::Instant,
     last: Instant,
     /// Time since the start that does not count.
     uncounted: Duration,
@@ -23,8 +25,8 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    pub(crate) fn new(now: Instant) -> Self {
-        Self { started: now, last: now, uncounted: Duration::ZERO, allowed: GAP_MAX }
+    pub(crate) fn new(now: Instant, base: te_core::Instant) -> Self {
+        Self { started: now, base, last: now, uncounted: Duration::ZERO, allowed: GAP_MAX }
     }
 
     /// The thread is about to wait for input, for at most this long; `None`: without limit.
@@ -52,7 +54,7 @@ impl Clock {
 
     /// The same time, as the master counts it.
     pub(crate) fn core(&self) -> te_core::Instant {
-        te_core::Instant::ZERO + (self.uptime().saturating_sub(self.uncounted))
+        self.base + (self.uptime().saturating_sub(self.uncounted))
     }
 
     /// Real time since the start.
@@ -70,7 +72,7 @@ mod tests {
     #[test]
     fn time_in_which_no_input_was_read_counts_for_little() {
         let start = Instant::now();
-        let mut clock = Clock::new(start);
+        let mut clock = Clock::new(start, te_core::Instant::ZERO);
         let counted = |clock: &Clock| clock.core() - te_core::Instant::ZERO;
         clock.note(start + 100 * MS);
         assert_eq!(counted(&clock), 100 * MS);
@@ -93,7 +95,7 @@ mod tests {
     #[test]
     fn it_never_goes_back() {
         let start = Instant::now();
-        let mut clock = Clock::new(start);
+        let mut clock = Clock::new(start, te_core::Instant::ZERO);
         clock.note(start + 9 * MS);
         clock.note(start + 5 * MS);
         assert_eq!((clock.last(), clock.uptime()), (start + 9 * MS, 9 * MS));

@@ -63,10 +63,27 @@ pub struct Config {
     /// Requests that take longer than this are logged with their operation number, milliseconds; 0: none is
     /// logged. Default 100.
     pub slow_request_ms: u32,
+    /// Directory in which the master keeps its state, so that it continues after a crash with all objects
+    /// that it has acknowledged, while nodes keep their memory. It is made if it does not exist; it has to be
+    /// on a disk that keeps what it has confirmed, and it contains the secrets of tenants. Answers to
+    /// requests that change something wait for the disk. None: a master that is started again begins with
+    /// nothing. Default none.
+    pub journal: Option<PathBuf>,
+    /// The master writes its whole state, and begins its journal anew, when the journal is longer than this,
+    /// and than a quarter of that state, MiB, at least 1. A restart repeats about 60 MiB per second. Default
+    /// 64.
+    pub journal_snapshot_mib: u32,
+    /// The same when the last time is longer ago than this and something has changed since, seconds, at least
+    /// 1. Default 900.
+    pub journal_snapshot_s: u32,
     /// Whether the HTTP server has `/metadata`, where engines register and look up names of segments. Every
     /// peer that reaches `http_listen` may write there. Default true.
     pub metadata_server: bool,
-    /// Limits of `/metadata`.
+    /// Address of the metadata server for Mooncake's engines, whose connection string is
+    /// `http://ADDR:PORT/metadata`; none: no such server. Every peer that reaches it may write there. Default
+    /// none.
+    pub mooncake_metadata_listen: Option<SocketAddr>,
+    /// Limits of `/metadata`, on either port.
     pub metadata: MetadataLimits,
     /// Limits on clients of the HTTP server.
     pub http: HttpLimits,
@@ -118,6 +135,8 @@ impl Config {
             ("turn_us_max", self.turn_us_max),
             ("stall_ms_max", self.stall_ms_max),
             ("backlog_bytes_max", self.backlog_bytes_max),
+            ("journal_snapshot_mib", self.journal_snapshot_mib),
+            ("journal_snapshot_s", self.journal_snapshot_s),
             ("buffered_mib_max", self.buffered_mib_max),
             ("http.connections_max", self.http.connections_max),
             ("http.head_ms_max", self.http.head_ms_max),
@@ -165,6 +184,7 @@ impl Default for Config {
             rpc_unix: None,
             http_listen: Some(SocketAddr::new(loopback, 9003)),
             metadata_server: true,
+            mooncake_metadata_listen: None,
             metadata: MetadataLimits::default(),
             http: HttpLimits::default(),
             http_hosts: Vec::new(),
@@ -178,6 +198,9 @@ impl Default for Config {
             spin_us: 100,
             stop_ms_max: 1000,
             slow_request_ms: 100,
+            journal: None,
+            journal_snapshot_mib: 64,
+            journal_snapshot_s: 900,
             store: store_core::MasterConfig::default(),
         }
     }

@@ -14,9 +14,11 @@ use std::time::{Duration, Instant};
 
 use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
+use store_core::command_log::Lsn;
 use store_core::wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};
 use store_core::{CHALLENGE_BYTES, Kind, Peer, Session};
 
+use crate::held::Held;
 use crate::places::{Source, Standing};
 use crate::turns::{Account, Class, Ticket};
 
@@ -52,6 +54,10 @@ pub(crate) trait Handler {
     ) -> Verdict;
     /// A frame was invalid; the connection is closed after an answer with the reason.
     fn broken(&mut self, error: WireError);
+    /// The last command that the latest answer depends on: it is sent when that is on disk.
+    fn depends_on(&self) -> Lsn;
+    /// Every command up to this one is on disk.
+    fn durable(&self) -> Lsn;
     /// A turn is over and took this long.
     fn turn_ended(&mut self, took: Duration);
     /// A connection is closed.
@@ -120,6 +126,7 @@ pub(crate) struct Connection {
     out: Vec<u8>,
     /// Bytes of `out` that have been written.
     out_written: usize,
+    held: Held,
     readable: bool,
     writable: bool,
     state: State,
@@ -163,6 +170,7 @@ impl Connection {
             input: FrameBuffer::new(),
             out: Vec::new(),
             out_written: 0,
+            held: Held::default(),
             readable: true,
             writable: true,
             state: State::Open,
@@ -238,6 +246,26 @@ impl Connection {
         self.session
     }
 
+    /// The state that the master keeps for it.
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Whether it has answers that wait for the journal. Returns `true` once until [`Self::look_again`].
+    pub(crate) fn begins_to_hold(&mut self) -> bool {
+        self.held.begins_to_hold()
+    }
+
+    /// More is on disk.
+    pub(crate) fn look_again(&mut self) {
+        self.held.look_again();
+    }
+
+    /// Answers that wait for the journal.
+    pub(crate) fn held(&self) -> usize {
+        self.held.answers()
+    }
+
     /// Answers that wait to be written, bytes.
     pub(crate) fn backlog_bytes(&self) -> usize {
         self.out.len() - self.out_written
@@ -267,7 +295,8 @@ impl Connection {
 
     /// Whether the peer keeps the master waiting: for the rest of a frame, or for room to write answers.
     pub(crate) fn is_stuck(&self) -> bool {
-        self.input.pending_bytes() > 0 || self.backlog_bytes() > 0 || self.state != State::Open
+        let unread = self.backlog_bytes() > 0 && self.held.is_empty();
+        self.input.pending_bytes() > 0 || unread || self.state != State::Open
     }
 
     pub(crate) fn last_progress(&self) -> Instant {
@@ -323,7 +352,7 @@ impl Connection {
             }
             let begins = self.input.pending_bytes() == 0;
             match self.read() {
-                Ok(0) => return self.peer_closed(),
+                Ok(0) => return self.peer_closed(handler.durable()),
                 Ok(len) => {
                     // Read after the bytes: the process may have been stopped meanwhile.
                     now = handler.clock();
@@ -337,7 +366,7 @@ impl Connection {
                 Err(_) => return Pumped::Closed,
             }
         }
-        if self.flush(now).is_err() {
+        if self.flush(now, handler.durable()).is_err() {
             return Pumped::Closed;
         }
         let backlogged = self.backlog_bytes() >= backlog_bytes_max;
@@ -382,6 +411,8 @@ impl Connection {
                         }
                         Verdict::Last => self.state = State::Closing,
                     }
+                    let (depends_on, durable) = (handler.depends_on(), handler.durable());
+                    self.held.add(before, self.out.len(), depends_on, durable);
                     unclocked += len + self.out.len() - before;
                     self.input.consume(len);
                     self.account.is_known_now();
@@ -401,7 +432,9 @@ impl Connection {
                 Ok(None) => return Handled::All,
                 Err(error) => {
                     handler.broken(error);
+                    let before = self.out.len();
                     answer_broken(error, &mut self.out);
+                    self.held.add(before, self.out.len(), 0, 0);
                     self.state = State::Closing;
                     return Handled::All;
                 }
@@ -441,23 +474,24 @@ impl Connection {
     }
 
     /// Answers are still sent to a peer that shut only its sending side.
-    fn peer_closed(&mut self) -> Pumped {
+    fn peer_closed(&mut self, durable: Lsn) -> Pumped {
         self.readable = false;
         if self.backlog_bytes() == 0 {
             return Pumped::Closed;
         }
         self.state = State::Discarding { bytes: DISCARD_BYTES_MAX };
-        let gone = self.flush(self.last_progress).is_err();
+        let gone = self.flush(self.last_progress, durable).is_err();
         if gone || self.backlog_bytes() == 0 { Pumped::Closed } else { Pumped::Idle }
     }
 
-    fn flush(&mut self, now: Instant) -> io::Result<()> {
-        while self.writable && self.out_written < self.out.len() {
-            match self.stream.write(&self.out[self.out_written..]) {
+    fn flush(&mut self, now: Instant, durable: Lsn) -> io::Result<()> {
+        let end = self.held.begins(durable).unwrap_or(self.out.len());
+        while self.writable && self.out_written < end {
+            match self.stream.write(&self.out[self.out_written..end]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(len) => {
                     self.out_written += len;
-                    self.moved(now, len, self.out_written == self.out.len());
+                    self.moved(now, len, self.out_written == end);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.writable = false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

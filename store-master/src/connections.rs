@@ -4,7 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use mio::{Registry, Token};
-use store_core::Peer;
+use store_core::{Peer, Session};
 use tracing::debug;
 
 use crate::Config;
@@ -28,6 +28,8 @@ pub(crate) struct Connections {
     buffered_bytes: usize,
     sweep_at: Option<Instant>,
     totals: Totals,
+    /// Those that hold answers, and some that did.
+    holding: Vec<usize>,
 }
 
 /// Limits on connections.
@@ -85,6 +87,7 @@ impl Connections {
             buffered_bytes: 0,
             sweep_at: None,
             totals: Totals::default(),
+            holding: Vec::new(),
         }
     }
 
@@ -193,6 +196,9 @@ impl Connections {
             handler.turn_ended(took);
             self.buffered_bytes += connection.buffered_bytes();
             self.buffered_bytes -= before;
+            if connection.begins_to_hold() {
+                self.holding.push(turn.index);
+            }
             match pumped {
                 Pumped::Idle => {}
                 Pumped::More => self.enqueue(turn.index),
@@ -202,6 +208,27 @@ impl Connections {
                 break;
             }
         }
+    }
+
+    /// More is on disk: connections that hold answers get a turn.
+    pub(crate) fn release(&mut self) {
+        for index in std::mem::take(&mut self.holding) {
+            if let Some(Some(connection)) = self.connections.get_mut(index) {
+                connection.look_again();
+                self.enqueue(index);
+            }
+        }
+    }
+
+    /// Number of answers that wait for the journal.
+    pub(crate) fn held(&self) -> usize {
+        let holding = self.holding.iter().filter_map(|index| self.connections.get(*index)?.as_ref());
+        holding.map(|connection| connection.held()).sum()
+    }
+
+    /// The state that the master keeps for each open connection.
+    pub(crate) fn sessions(&self) -> impl Iterator<Item = &Session> {
+        self.connections.iter().flatten().map(|connection| connection.session())
     }
 
     /// From now on every connection only sends its remaining answers. Each is queued for that.

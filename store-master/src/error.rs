@@ -4,6 +4,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
+use crate::journal::JournalError;
+
 /// A field of the configuration has an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
@@ -30,6 +32,8 @@ pub enum BindError {
     },
     /// The operating system gave no file descriptor or thread.
     System(io::Error),
+    /// The store in the journal's directory cannot be continued.
+    Journal(JournalError),
 }
 
 /// Why a running master ended without being stopped.
@@ -38,6 +42,8 @@ pub enum BindError {
 pub enum ServeError {
     /// Waiting for sockets failed.
     Poll(io::Error),
+    /// The journal cannot be written.
+    Journal(JournalError),
     /// The master's thread panicked; the message is on standard error.
     Panicked,
 }
@@ -54,6 +60,7 @@ impl fmt::Display for BindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Config(error) => error.fmt(f),
+            Self::Journal(error) => error.fmt(f),
             Self::Listen { field, addr, source } => {
                 write!(
                     f,
@@ -72,6 +79,7 @@ impl StdError for BindError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Self::Config(error) => Some(error),
+            Self::Journal(error) => Some(error),
             Self::Listen { source, .. } | Self::System(source) => Some(source),
         }
     }
@@ -92,6 +100,7 @@ impl From<io::Error> for BindError {
 impl fmt::Display for ServeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Journal(error) => error.fmt(f),
             Self::Poll(source) => write!(f, "waiting for sockets failed: {source}"),
             Self::Panicked => {
                 f.write_str("the master panicked: report this with the message on standard error")
@@ -104,6 +113,7 @@ impl StdError for ServeError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Self::Poll(source) => Some(source),
+            Self::Journal(error) => Some(error),
             Self::Panicked => None,
         }
     }

@@ -19,7 +19,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use mio::Waker;
-use store_core::Secret;
+use store_core::{ErrorCode, Secret};
 use tokio::sync::{Mutex, Semaphore, oneshot};
 
 use crate::Config;
@@ -28,16 +28,28 @@ use crate::config::HttpLimits;
 use crate::http_server::HttpServer;
 use crate::liveness::Liveness;
 use crate::metrics::Snapshot;
+use crate::mooncake;
 use crate::server::Stopper;
 
 /// A question to the serving thread, with the channel for its answer.
 pub(crate) enum Question {
     /// The state of everything.
     Snapshot(oneshot::Sender<Box<Snapshot>>),
-    /// The answer to an RPC frame with an admin's rights.
-    Call(Vec<u8>, oneshot::Sender<Vec<u8>>),
+    /// The answer to an RPC frame with an admin's rights, and those of a tenant, if one is named.
+    Call(Vec<u8>, Option<String>, oneshot::Sender<Vec<u8>>),
+    /// Objects of a tenant, by key. Nothing counts as a use.
+    Inspect(String, Vec<Vec<u8>>, oneshot::Sender<Vec<Result<Inspected, ErrorCode>>>),
     /// No answer: a request had a wrong secret.
     WrongBearer,
+}
+
+/// An object, and where its readable replicas are.
+#[derive(Debug)]
+pub(crate) struct Inspected {
+    /// Length, bytes.
+    pub(crate) len: u64,
+    /// The address in the export of the segment, and the endpoint of the segment's node.
+    pub(crate) replicas: Vec<(u64, String)>,
 }
 
 /// Most questions at a time; further ones wait.
@@ -78,6 +90,7 @@ struct Shared {
     stopping: Arc<AtomicBool>,
     admin_secret: Secret,
     http_hosts: Vec<String>,
+    multi_tenants: bool,
 }
 
 /// Why the serving thread did not answer.
@@ -107,6 +120,7 @@ impl Http {
             stopping: Arc::clone(&stopper.stop),
             admin_secret: config.store.admin_secret.clone(),
             http_hosts: config.http_hosts.clone(),
+            multi_tenants: config.store.multi_tenants,
         };
         Ok((Self { server, limits: config.http, asker: Asker(Arc::new(shared)) }, receiver))
     }
@@ -123,6 +137,7 @@ impl Http {
             .route("/metrics", get(metrics))
             .merge(admin::routes(self.asker.clone()))
             .with_state(self.asker.clone())
+            .merge(mooncake::routes(self.asker.clone()))
             .merge(others);
         self.server.serve(router, self.limits, GRACE)
     }
@@ -170,8 +185,26 @@ impl Asker {
     ///
     /// # Errors
     /// The serving thread did not answer in time.
-    pub(crate) async fn call(&self, request: Vec<u8>) -> Result<Vec<u8>, Unanswered> {
-        self.in_time(self.question(|answer| Question::Call(request, answer))).await
+    pub(crate) async fn call(&self, request: Vec<u8>, tenant: Option<String>) -> Result<Vec<u8>, Unanswered> {
+        self.in_time(self.question(|answer| Question::Call(request, tenant, answer))).await
+    }
+
+    /// Objects of a tenant, one result per key.
+    ///
+    /// # Errors
+    /// The serving thread did not answer in time.
+    pub(crate) async fn inspect(
+        &self,
+        tenant: &str,
+        keys: Vec<Vec<u8>>,
+    ) -> Result<Vec<Result<Inspected, ErrorCode>>, Unanswered> {
+        let tenant = tenant.to_owned();
+        self.in_time(self.question(|answer| Question::Inspect(tenant, keys, answer))).await
+    }
+
+    /// Whether there are other tenants than the default one.
+    pub(crate) fn has_tenants(&self) -> bool {
+        self.0.multi_tenants
     }
 
     /// Reports a wrong secret to be counted and logged, and delays the answer.

@@ -14,6 +14,9 @@
 //!
 //! - `/metadata` on the HTTP port is a small server of names, for engines that look each other up; the master
 //!   itself does not use it. `metadata_server: false` turns it off.
+//! - The HTTP port also answers under the names of Mooncake's master (`/get_all_segments`, `/query_key`,
+//!   drain jobs, …), and `mooncake_metadata_listen` adds the metadata server of Mooncake's engines on a port
+//!   of its own ([`mooncake_metadata`]).
 //! - One thread uses the master, so there are no locks. Requests that arrived together are answered with one
 //!   write.
 //! - The thread spins for `spin_us` after the last request, then sleeps in the kernel: an idle master uses no
@@ -49,14 +52,17 @@ mod connections;
 mod epoch;
 mod error;
 mod events;
+mod held;
 mod hosts;
 mod http;
 mod http_places;
 mod http_server;
+mod journal;
 mod liveness;
 mod log_limit;
 mod metadata;
 mod metrics;
+mod mooncake;
 mod places;
 mod proofs;
 mod reclaim;
@@ -68,4 +74,6 @@ mod turns;
 pub use config::{Config, HttpLimits, MetadataLimits};
 pub use error::{BindError, ConfigError, ServeError};
 pub use http_server::{HttpServer, is_own_host};
+pub use journal::JournalError;
+pub use mooncake::metadata::{SameRpcMeta, mooncake_metadata};
 pub use server::{MasterHandle, MasterServer, Stopper};

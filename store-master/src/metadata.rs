@@ -45,15 +45,12 @@ const EXPIRED_MAX: usize = 256;
 
 /// The routes, with a new table.
 pub(crate) fn router(limits: MetadataLimits) -> Router {
-    // Versions of an earlier process must differ from those of this one.
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let table = Mutex::new(Table::new(limits, u64::try_from(since.as_micros()).unwrap_or_default()));
-    let shared = Shared { table, limits, arriving: Semaphore::new(ARRIVING_MAX) };
     let methods = get(read).put(write).delete(remove);
-    Router::new().route("/metadata", methods).with_state(Arc::new(shared))
+    Router::new().route("/metadata", methods).with_state(Arc::new(Shared::new(limits)))
 }
 
-struct Shared {
+/// The values, and what limits requests.
+pub(crate) struct Shared {
     table: Mutex<Table>,
     limits: MetadataLimits,
     arriving: Semaphore,
@@ -127,7 +124,14 @@ impl Checked {
 }
 
 impl Shared {
-    fn table(&self) -> std::sync::MutexGuard<'_, Table> {
+    pub(crate) fn new(limits: MetadataLimits) -> Self {
+        // Versions of an earlier process must differ from those of this one.
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let table = Mutex::new(Table::new(limits, u64::try_from(since.as_micros()).unwrap_or_default()));
+        Self { table, limits, arriving: Semaphore::new(ARRIVING_MAX) }
+    }
+
+    pub(crate) fn table(&self) -> std::sync::MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -138,14 +142,16 @@ impl Shared {
             ));
         };
         let key = key.filter(|key| !key.trim().is_empty()).ok_or(Refused::Bad("?key=KEY is missing"))?;
-        if key.len() > self.limits.key_bytes_max as usize {
-            return Err(Refused::TooLong("the key"));
-        }
+        self.check_key(&key)?;
         Ok(Checked { key, ttl_ms })
     }
 
+    pub(crate) fn check_key(&self, key: &str) -> Result<(), Refused> {
+        if key.len() > self.limits.key_bytes_max as usize { Err(Refused::TooLong("the key")) } else { Ok(()) }
+    }
+
     /// Receives the whole value.
-    async fn receive(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Refused> {
+    pub(crate) async fn receive(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Refused> {
         let bytes_max = self.limits.value_bytes_max as usize;
         let length =
             headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
@@ -163,7 +169,7 @@ impl Shared {
 
 /// Why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refused {
+pub(crate) enum Refused {
     NotFound,
     /// The request comes from a web page.
     Browser,
@@ -198,13 +204,13 @@ impl IntoResponse for Refused {
 /// Refuses requests that a browser sends for a web page: they always carry its origin (Fetch standard, §3.2),
 /// and those of engines never do. A page whose host name resolves to this host could otherwise take over the
 /// names of segments.
-fn no_browser(headers: &HeaderMap) -> Result<(), Refused> {
+pub(crate) fn no_browser(headers: &HeaderMap) -> Result<(), Refused> {
     if headers.contains_key(header::ORIGIN) { Err(Refused::Browser) } else { Ok(()) }
 }
 
 /// The version that a writer expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Expected {
+pub(crate) enum Expected {
     Anything,
     Nothing,
     Version(u64),
@@ -232,7 +238,7 @@ fn tag(version: u64) -> HeaderValue {
 
 /// The values. The current time is an argument of its methods.
 #[derive(Debug)]
-struct Table {
+pub(crate) struct Table {
     limits: MetadataLimits,
     values: HashMap<Arc<str>, Value>,
     /// Values that expire, in the order of their expiry.
@@ -253,12 +259,12 @@ impl Table {
         Self { limits, values: HashMap::new(), expiring: BTreeSet::new(), bytes: 0, version }
     }
 
-    fn get(&mut self, key: &str, now: Instant) -> Option<(Bytes, u64)> {
+    pub(crate) fn get(&mut self, key: &str, now: Instant) -> Option<(Bytes, u64)> {
         self.expire(now);
         self.live(key, now).map(|value| (value.bytes.clone(), value.version))
     }
 
-    fn put(
+    pub(crate) fn put(
         &mut self,
         key: String,
         bytes: Bytes,
@@ -287,7 +293,7 @@ impl Table {
         Ok(self.version)
     }
 
-    fn delete(&mut self, key: &str, expected: Expected, now: Instant) -> Result<(), Refused> {
+    pub(crate) fn delete(&mut self, key: &str, expected: Expected, now: Instant) -> Result<(), Refused> {
         self.expire(now);
         self.check(key, expected, now)?;
         self.live(key, now).ok_or(Refused::NotFound)?;

@@ -18,6 +18,7 @@ use store_core::{ErrorCode, Kind, Master, Stats, Times};
 
 use crate::answering::Refusals;
 use crate::connections::Totals;
+use crate::journal::JournalStats;
 
 /// Requests by operation and result. The index of a result is 0 for success, else one more than that of the
 /// error in [`ErrorCode::ALL`].
@@ -57,6 +58,9 @@ pub(crate) struct Snapshot {
     /// Wall time of the start, seconds since the Unix epoch.
     pub(crate) started_s: f64,
     pub(crate) metadata_bytes_max: u64,
+    pub(crate) journal: Option<JournalStats>,
+    /// Answers that wait for the journal.
+    pub(crate) answers_held: u64,
 }
 
 /// One segment's gauges.
@@ -211,6 +215,7 @@ impl Snapshot {
         self.register_counters(&mut registry);
         self.register_held(&mut registry);
         self.register_refusals(&mut registry);
+        self.register_journal(&mut registry);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry)?;
         Ok(text)
@@ -272,9 +277,11 @@ impl Snapshot {
 
     fn register_counters(&self, registry: &mut Registry) {
         let stats = &self.stats;
-        let counters: [(&str, &str, u64); 31] = [
+        let counters: [(&str, &str, u64); 33] = [
             ("put_starts", "Puts started", stats.put_starts_total),
             ("put_ends", "Puts committed", stats.put_ends_total),
+            ("upserts", "Upserts committed; puts as well", stats.upserts_total),
+            ("objects_replaced", "Objects that an upsert replaced", stats.objects_replaced_total),
             ("put_revokes", "Puts revoked", stats.put_revokes_total),
             ("puts_partial", "Puts that got fewer replicas than wanted", stats.puts_partial_total),
             ("puts_no_room", "Puts that found no room", stats.puts_no_room_total),
@@ -374,6 +381,45 @@ impl Snapshot {
             proofs.get_or_create(&RoleLabels { role }).inc_by(value);
         }
         registry.register("proofs_failed", "Wrong secrets, by the role that they claimed", proofs);
+    }
+
+    /// Of a master with a journal.
+    fn register_journal(&self, registry: &mut Registry) {
+        let Some(journal) = &self.journal else { return };
+        let (writer, snapshots) = (&journal.writer, &journal.snapshots);
+        for (name, help, value) in [
+            ("journal_lsn", "Number of the last command", journal.lsn),
+            ("journal_durable_lsn", "Number of the last command that is on disk", writer.durable),
+            ("journal_answers_held", "Answers that wait for the disk", self.answers_held),
+            ("journal_snapshot_bytes", "Length of the latest snapshot, bytes", snapshots.bytes),
+        ] {
+            gauge(registry, name, help, value);
+        }
+        for (name, help, value) in [
+            ("journal_bytes", "Bytes written to the journal, without snapshots", writer.bytes),
+            ("journal_records", "Records written, each of which was made durable at once", writer.records),
+            ("journal_snapshots", "Snapshots written", snapshots.taken_total),
+            ("journal_snapshots_failed", "Snapshots that could not be written", snapshots.failed_total),
+        ] {
+            counter(registry, name, help, value);
+        }
+        for (name, help, value) in [
+            (
+                "journal_snapshot_pause_seconds",
+                "How long the master stood still for the latest snapshot",
+                snapshots.pause_s,
+            ),
+            (
+                "journal_snapshot_seconds",
+                "How long the latest snapshot took until it was on disk",
+                snapshots.took_s,
+            ),
+        ] {
+            let gauge = Gauge::<f64, AtomicU64>::default();
+            gauge.set(value);
+            registry.register(name, help, gauge);
+        }
+        registry.register_collector(Box::new(SyncTimes(writer.syncs)));
     }
 
     fn register_requests(&self, registry: &mut Registry) {
@@ -690,6 +736,20 @@ impl Collector for RequestTimes {
             )?;
         }
         Ok(())
+    }
+}
+
+/// How long records took to become durable.
+#[derive(Debug)]
+struct SyncTimes(Times);
+
+impl Collector for SyncTimes {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Time until a record was on disk: writing and fdatasync";
+        let mut metric =
+            encoder.encode_descriptor("journal_sync_seconds", help, None, MetricType::Histogram)?;
+        let classes: Vec<(f64, u64)> = self.0.classes().collect();
+        metric.encode_histogram::<NoLabelSet>(self.0.sum_s(), self.0.count(), &classes, None)
     }
 }
 

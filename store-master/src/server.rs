@@ -1,5 +1,6 @@
 //! The RPC server: one thread, one poller, one [`Master`].
 
+use std::collections::VecDeque;
 use std::fmt::Display;
 use std::fs;
 use std::io;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mio::net::{TcpListener, UnixListener};
 use mio::{Interest, Poll, Waker};
@@ -23,8 +24,11 @@ use crate::connections::Connections;
 use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
 use crate::http::{Http, Question};
+use crate::http_server::HttpServer;
+use crate::journal::{Journal, Opened};
 use crate::liveness::Liveness;
 use crate::metadata;
+use crate::mooncake::metadata::{SameRpcMeta, mooncake_metadata as mooncake_metadata_routes};
 use crate::reclaim::Reclaim;
 use crate::service::{Service, TCP, UNIX, WAKE};
 
@@ -33,12 +37,14 @@ use crate::service::{Service, TCP, UNIX, WAKE};
 #[derive(Debug)]
 pub struct MasterServer {
     config: Config,
-    master: Master,
+    store: Store,
+    waker: Arc<Waker>,
     poll: Poll,
     tcp: TcpListener,
     unix: Option<(UnixListener, PathBuf)>,
     rpc_addr: SocketAddr,
     http: Option<Http>,
+    mooncake_metadata: Option<HttpServer>,
     questions: Option<Receiver<Question>>,
     liveness: Arc<Liveness>,
     stopper: Stopper,
@@ -58,6 +64,33 @@ pub struct MasterHandle {
     http_addr: Option<SocketAddr>,
     stopper: Stopper,
     thread: Option<JoinHandle<Result<(), ServeError>>>,
+}
+
+/// The state that a master begins with.
+#[derive(Debug)]
+enum Store {
+    /// It is kept in memory only.
+    Memory(Box<Master>),
+    /// It is kept in a directory, too.
+    Journal(Box<Opened>),
+}
+
+impl Store {
+    /// The master, its journal, and its time.
+    fn start(
+        self,
+        config: &Config,
+        waker: Arc<Waker>,
+    ) -> Result<(Master, Option<Journal>, store_core::Instant), ServeError> {
+        match self {
+            Self::Memory(master) => Ok((*master, None, store_core::Instant::ZERO)),
+            Self::Journal(opened) => {
+                let at = opened.at;
+                let (master, journal) = opened.start(config, waker).map_err(ServeError::Journal)?;
+                Ok((master, Some(journal), at))
+            }
+        }
+    }
 }
 
 impl MasterServer {
@@ -81,11 +114,21 @@ impl MasterServer {
             }
             None => None,
         };
-        let stopper = Stopper {
-            stop: Arc::new(AtomicBool::new(false)),
-            waker: Arc::new(Waker::new(poll.registry(), WAKE)?),
+        let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
+        let stopper = Stopper { stop: Arc::new(AtomicBool::new(false)), waker: Arc::clone(&waker) };
+        let store = match &config.journal {
+            Some(dir) => {
+                Store::Journal(Box::new(Opened::open(dir, &mut config.store).map_err(BindError::Journal)?))
+            }
+            None => {
+                epoch::fill(&mut config.store);
+                let master = Master::new(config.store.clone()).map_err(|error| ConfigError {
+                    field: error.setting,
+                    need: "is out of its range: see its description in the reference of settings",
+                })?;
+                Store::Memory(Box::new(master))
+            }
         };
-        epoch::fill(&mut config.store);
         let liveness = Arc::new(Liveness::new(config.store.epoch));
         let (http, questions) = match config.http_listen {
             Some(addr) => {
@@ -95,11 +138,26 @@ impl MasterServer {
             }
             None => (None, None),
         };
-        let master = Master::new(config.store.clone()).map_err(|error| ConfigError {
-            field: error.setting,
-            need: "is out of its range: see its description in the reference of settings",
-        })?;
-        Ok(Self { config, master, poll, tcp, unix, rpc_addr, http, questions, liveness, stopper })
+        let mooncake_metadata = match config.mooncake_metadata_listen {
+            Some(addr) => {
+                Some(HttpServer::bind(addr).map_err(listen_error("mooncake_metadata_listen", &addr))?)
+            }
+            None => None,
+        };
+        Ok(Self {
+            config,
+            store,
+            waker,
+            poll,
+            tcp,
+            unix,
+            rpc_addr,
+            http,
+            mooncake_metadata,
+            questions,
+            liveness,
+            stopper,
+        })
     }
 
     /// The address at which nodes and clients connect.
@@ -112,6 +170,12 @@ impl MasterServer {
     #[must_use]
     pub fn http_addr(&self) -> Option<SocketAddr> {
         self.http.as_ref().map(Http::addr)
+    }
+
+    /// The address of the metadata server for Mooncake's engines, if there is one.
+    #[must_use]
+    pub fn mooncake_metadata_addr(&self) -> Option<SocketAddr> {
+        self.mooncake_metadata.as_ref().map(HttpServer::addr)
     }
 
     /// A handle that stops this master.
@@ -132,6 +196,11 @@ impl MasterServer {
             let metadata = self.config.metadata_server.then(|| metadata::router(self.config.metadata));
             http.start(metadata.unwrap_or_default()).map_err(ServeError::Poll)?;
         }
+        let mut mooncake_metadata = self.mooncake_metadata;
+        if let Some(server) = &mut mooncake_metadata {
+            let routes = mooncake_metadata_routes(self.config.metadata, SameRpcMeta::Accepted);
+            server.serve(routes, self.config.http, Duration::ZERO).map_err(ServeError::Poll)?;
+        }
         info!(rpc = %self.rpc_addr, "master serves");
         let store = &self.config.store;
         if !self.rpc_addr.ip().is_loopback() && !store.admin_secret.is_set() && !store.cluster_secret.is_set()
@@ -141,8 +210,11 @@ impl MasterServer {
                 "every peer that reaches this address can mount memory as a node and receive all tenants' bytes: set a cluster secret"
             );
         }
+        let (master, journal, at) = self.store.start(&self.config, self.waker)?;
+        let mut answering = Answering::new(master, journal, at, self.config.slow_request_ms);
+        answering.set_wall();
         let mut service = Service {
-            answering: Answering::new(self.master, self.config.slow_request_ms),
+            answering,
             connections: Connections::new(&self.config),
             config: self.config,
             poll: self.poll,
@@ -155,9 +227,11 @@ impl MasterServer {
             unpublished: Some(Instant::now()),
             reclaim: Reclaim::default(),
             stop: self.stopper.stop,
+            started_s: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+            late: VecDeque::new(),
         };
         let result = service.run();
-        drop(http);
+        drop((http, mooncake_metadata));
         result
     }
 
@@ -192,6 +266,12 @@ impl MasterHandle {
     #[must_use]
     pub fn http_addr(&self) -> Option<SocketAddr> {
         self.http_addr
+    }
+
+    /// Whether the master has ended: it was stopped, or cannot go on. [`Self::stop`] returns why.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// A handle that stops this master.

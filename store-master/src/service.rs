@@ -1,5 +1,6 @@
 //! The serving thread: one loop around one poller, one [`Master`](store_core::Master) and its connections.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -11,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Poll, Token};
+use store_core::command_log::Lsn;
 use store_core::{ErrorCode, Frame, Peer, Session};
+use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 
 use crate::Config;
@@ -19,7 +22,8 @@ use crate::answering::Answering;
 use crate::connection::{Handler as _, Stream, answer_status};
 use crate::connections::{Connections, Entered};
 use crate::error::ServeError;
-use crate::http::Question;
+use crate::http::{Inspected, Question};
+use crate::journal::Journal;
 use crate::liveness::{Liveness, PUBLISH_EVERY};
 use crate::metrics::{self, Snapshot};
 use crate::places::Source;
@@ -61,6 +65,26 @@ pub(crate) struct Service {
     pub(crate) unpublished: Option<Instant>,
     pub(crate) reclaim: Reclaim,
     pub(crate) stop: Arc<AtomicBool>,
+    /// Wall time of the start of the process, seconds since the Unix epoch.
+    pub(crate) started_s: f64,
+    /// Answers to questions that wait for the journal, in the order of the commands that they depend on.
+    pub(crate) late: VecDeque<(Lsn, Late)>,
+}
+
+/// The answer to a question, and where it goes.
+pub(crate) enum Late {
+    Call(oneshot::Sender<Vec<u8>>, Vec<u8>),
+    Inspect(oneshot::Sender<Vec<Result<Inspected, ErrorCode>>>, Vec<Result<Inspected, ErrorCode>>),
+}
+
+impl Late {
+    fn send(self) {
+        // The receiver may have given up.
+        match self {
+            Self::Call(to, answer) => drop(to.send(answer)),
+            Self::Inspect(to, answer) => drop(to.send(answer)),
+        }
+    }
 }
 
 impl Service {
@@ -94,6 +118,8 @@ impl Service {
             let busy = !self.connections.is_idle();
             self.connections.serve(now, ROUND, &mut self.answering);
             self.timeouts();
+            self.journal()?;
+            self.snapshot_if_due(now);
             self.answering.log_events();
             if busy {
                 now = self.answering.time.last();
@@ -103,6 +129,37 @@ impl Service {
             self.publish(now);
         }
         self.drain(&mut events)
+    }
+
+    /// Hands commands to the journal's writer, and gives the answers whose commands are on disk.
+    fn journal(&mut self) -> Result<(), ServeError> {
+        let Some(journal) = &mut self.answering.journal else { return Ok(()) };
+        journal.submit();
+        if journal.confirm().map_err(ServeError::Journal)? {
+            let durable = journal.confirmed();
+            self.connections.release();
+            while self.late.front().is_some_and(|(lsn, _)| *lsn <= durable)
+                && let Some((_, late)) = self.late.pop_front()
+            {
+                late.send();
+            }
+        }
+        Ok(())
+    }
+
+    fn snapshot_if_due(&mut self, now: Instant) {
+        let Some(journal) = &mut self.answering.journal else { return };
+        journal.snapshot_if_due(now, &self.answering.master, self.connections.sessions());
+    }
+
+    /// Gives the answer to a question when what it depends on is on disk.
+    fn answer_late(&mut self, late: Late) {
+        let changed = self.answering.journal.as_ref().map_or(0, |journal| journal.changed());
+        if changed <= self.answering.durable() {
+            late.send();
+        } else {
+            self.late.push_back((changed, late));
+        }
     }
 
     /// Accepts no more requests, and sends the pending answers.
@@ -121,13 +178,16 @@ impl Service {
         self.connections.wake_all();
         while !self.connections.is_idle() && now < last_request {
             self.connections.serve(now, ROUND, &mut self.answering);
+            self.journal()?;
             now = self.answering.clock();
             self.liveness.works();
         }
         self.connections.close_gracefully();
         loop {
+            self.journal()?;
             while !self.connections.is_idle() && now < deadline {
                 self.connections.serve(now, ROUND, &mut self.answering);
+                self.journal()?;
                 now = self.answering.clock();
                 self.liveness.works();
             }
@@ -285,14 +345,13 @@ impl Service {
             // The receiver may have given up.
             match question {
                 Question::Snapshot(answer) => drop(answer.send(Box::new(self.snapshot()))),
-                Question::Call(request, answer) => {
-                    let mut out = Vec::new();
-                    if let Ok(Some((frame, _))) = Frame::parse(&request) {
-                        let mut session = Session::owner();
-                        self.answering.frame(&mut session, Source::Unix, &frame, &mut out);
-                        self.answering.left(session);
-                    }
-                    drop(answer.send(out));
+                Question::Call(request, tenant, answer) => {
+                    let called = self.call(&request, tenant.as_deref());
+                    self.answer_late(Late::Call(answer, called));
+                }
+                Question::Inspect(tenant, keys, answer) => {
+                    let inspected = self.answering.inspect(&tenant, &keys);
+                    self.answer_late(Late::Inspect(answer, inspected));
                 }
                 Question::WrongBearer => self.answering.wrong_bearer(),
             }
@@ -301,6 +360,24 @@ impl Service {
             }
         }
         self.asked = false;
+    }
+
+    /// The answer to a frame with the rights of an admin, and those of a tenant, if one is named.
+    fn call(&mut self, request: &[u8], tenant: Option<&str>) -> Vec<u8> {
+        let mut out = Vec::new();
+        let Ok(Some((frame, _))) = Frame::parse(request) else { return out };
+        let session = match tenant {
+            None => Ok(Session::owner()),
+            Some(tenant) => self.answering.master.owner_for(tenant),
+        };
+        match session {
+            Ok(mut session) => {
+                self.answering.frame(&mut session, Source::Unix, &frame, &mut out);
+                self.answering.left(session);
+            }
+            Err(code) => answer_status(frame.header.kind, frame.header.request_id, code, &mut out),
+        }
+        out
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -318,9 +395,11 @@ impl Service {
             connections: self.connections.open() as u64,
             totals: self.connections.totals(),
             refusals: self.answering.refusals,
+            journal: self.answering.journal.as_ref().map(Journal::stats),
+            answers_held: self.connections.held() as u64 + self.late.len() as u64,
             names_held_total: self.answering.events.names_held_total,
             names_taken_over_total: self.answering.events.taken_over_total,
-            started_s: master.config().started_wall_ms as f64 / 1e3,
+            started_s: self.started_s,
             metadata_bytes_max: master.config().metadata_bytes_max,
         }
     }

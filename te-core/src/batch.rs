@@ -30,6 +30,14 @@ impl BatchHandle {
     pub const fn index(self) -> usize {
         self.index as usize
     }
+
+    /// The [`index`](Self::index) of the batch that a slice with this token was cut from. Only for tokens of
+    /// [`BatchTable::next`].
+    #[inline]
+    #[must_use]
+    pub const fn index_of(token: Token) -> usize {
+        parts(token).0 as usize
+    }
 }
 
 /// The state of a batch or of one request.

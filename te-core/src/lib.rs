@@ -120,7 +120,7 @@ pub use mailbox::Mailbox;
 pub use memory::{
     Access, GpuVendor, Location, LocationError, MemSpan, MemoryKinds, VolatileSpan, copy_bytes,
 };
-pub use multi::MultiTransport;
+pub use multi::{MultiTransport, joined_exports};
 pub use registered::{Buffer, Registered};
 pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, RailState, Route};
 pub use secret::Secret;

@@ -13,6 +13,7 @@
 //! when they differ; a reader that does not know them refuses the export because of its length.
 #![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
 
+mod export;
 mod regions;
 mod retry;
 mod slot;
@@ -26,6 +27,8 @@ use crate::{
     Memory, MemoryKinds, Outcome, RAILS_MAX, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route,
     Slice, Token, Transport,
 };
+pub use export::joined_exports;
+use export::parse;
 use slot::{Slot, slot_of};
 
 /// The largest number of slices that one child gets in one call.
@@ -217,10 +220,18 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         }
     }
 
-    /// The rails that reach the slice's remote region and have registered its region.
+    /// The rails that reach the remote region and have registered the local one, as a mask; 0 for a region
+    /// that is not there.
+    #[must_use]
+    pub fn rails_between(&self, region: RegionId, remote_region: RemoteRegionId) -> u32 {
+        self.region(region).map_or(0, |region| region.rails) & self.reachable(remote_region)
+    }
+
+    /// The rails that reach the slice's remote region, have registered its region, and may carry it.
     fn usable(&self, slice: &Slice) -> Result<u32, Error> {
         let mask =
             self.remote_region(slice.remote.region)?.reachable & self.region(slice.local.region)?.rails;
+        let mask = mask & self.route.permitted(slice);
         if mask == 0 { Err(Error::new(ErrorKind::Unreachable)) } else { Ok(mask) }
     }
 
@@ -244,10 +255,14 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         } else {
             (whole / mask.count_ones() as usize).clamp(1, SPRAY_RUN_MAX)
         };
+        let permitted = self.route.permitted(first);
         let mut bytes_ahead = self.route.bytes_in_flight(rail);
         let mut filled = 0;
         for (slice, staged) in batch.iter().take(burst).zip(self.run.iter_mut()) {
-            if slice.local.region != first.local.region || slice.remote.region != first.remote.region {
+            if slice.local.region != first.local.region
+                || slice.remote.region != first.remote.region
+                || self.route.permitted(slice) != permitted
+            {
                 break;
             }
             // No rail: every slot is in use.
@@ -745,29 +760,4 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         }
         first_error.map_or(Ok(gone), Err)
     }
-}
-
-/// The children's exports in an export, by name, and the cost of each at the owner's end, in tenths; without
-/// costs all are equal.
-type Exports<'a> = (heapless::Vec<(&'a [u8], &'a [u8]), RAILS_MAX>, &'a [u8]);
-
-/// Parses what `export` wrote; the module's documentation has the format.
-fn parse(blob: &[u8]) -> Result<Exports<'_>, Error> {
-    let bad = Error::new(ErrorKind::InvalidArgument);
-    let (&count, mut rest) = blob.split_first().ok_or(bad)?;
-    let mut exports = heapless::Vec::new();
-    for _ in 0..count {
-        let mut take = |len: usize| {
-            let (head, tail) = rest.split_at_checked(len).ok_or(bad)?;
-            rest = tail;
-            Ok::<_, Error>(head)
-        };
-        let name_len = usize::from(take(1)?[0]);
-        let name = take(name_len)?;
-        let len = take(2)?;
-        let export = take(usize::from(u16::from_le_bytes([len[0], len[1]])))?;
-        exports.push((name, export)).map_err(|_| bad)?;
-    }
-    let are_costs = rest.len() == exports.len() && !rest.contains(&0);
-    if rest.is_empty() || are_costs { Ok((exports, rest)) } else { Err(bad) }
 }

@@ -19,6 +19,12 @@ pub const RAILS_MAX: usize = 32;
 pub trait Route {
     /// The rail for `slice` among those set in `reachable`; `None` when none of them may be used now.
     fn route(&mut self, slice: &Slice, reachable: u32) -> Option<usize>;
+    /// The rails that may carry `slice`, as a mask: no other gets it, whatever fails. A slice without such a
+    /// rail is refused as `Unreachable`.
+    #[inline]
+    fn permitted(&self, _slice: &Slice) -> u32 {
+        u32::MAX
+    }
     /// Whether `rail`, which was just chosen, may also get the following slices without another call of
     /// `route`.
     fn takes_more(&self, _rail: usize) -> bool {

@@ -5,6 +5,7 @@ use core::time::Duration;
 
 /// Nanoseconds since an epoch that the caller chooses; monotonic, never wall-clock time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct Instant(u64);
 
 impl Instant {

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, Features, HealthConfig, HealthRoute, Instant,
-    MemSpan, Memory, MultiTransport, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token,
-    Transport,
+    MemSpan, Memory, MultiTransport, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route, Slice,
+    Token, Transport,
 };
 
 const REGION: RegionId = RegionId::new(0, 1);
@@ -25,6 +25,8 @@ enum Rail {
 struct Stub {
     rail: Rail,
     taken: VecDeque<Token>,
+    /// Slices that it accepted.
+    seen: usize,
 }
 
 // A stub never touches memory.
@@ -59,6 +61,7 @@ impl Transport for Stub {
         match self.rail {
             Rail::Fails => {
                 self.taken.extend(batch.iter().map(|slice| slice.token));
+                self.seen += batch.len();
                 Ok(batch.len())
             }
             Rail::Full => Ok(0),
@@ -83,11 +86,9 @@ impl Transport for Stub {
     }
 }
 
-/// A slice on a rail that fails it, beside a rail that does `other`.
-fn one_slice(other: Rail) -> MultiTransport<Stub, HealthRoute> {
-    let rails = [Rail::Fails, other].map(|rail| Stub { rail, taken: VecDeque::new() });
-    // The first rail is nearer.
-    let route = HealthRoute::new(&[100, 1000], HealthConfig::default());
+/// A rail that fails slices, beside one that does `other`, with a region at both ends.
+fn two_rails<R: Route>(other: Rail, route: R) -> MultiTransport<Stub, R> {
+    let rails = [Rail::Fails, other].map(|rail| Stub { rail, taken: VecDeque::new(), seen: 0 });
     let mut multi = MultiTransport::new(rails, route, 16).expect("two rails");
     let mut byte = [0u8];
     // SAFETY: stubs touch no memory.
@@ -98,15 +99,81 @@ fn one_slice(other: Rail) -> MultiTransport<Stub, HealthRoute> {
     let mut blob = [0; 64];
     let len = multi.export(REGION, &mut blob).expect("exported");
     multi.attach(REMOTE_REGION, &blob[..len]).expect("attached");
-    let slice = Slice {
-        token: Token(7),
+    multi
+}
+
+fn slice(token: u64) -> Slice {
+    Slice {
+        token: Token(token),
         local: RegionOffset::new(REGION, 0),
         remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 1,
         op: Op::Read,
-    };
-    assert_eq!(multi.submit(&[slice]), Ok(1));
+    }
+}
+
+/// A slice on a rail that fails it, beside a rail that does `other`.
+fn one_slice(other: Rail) -> MultiTransport<Stub, HealthRoute> {
+    // The first rail is nearer.
+    let mut multi = two_rails(other, HealthRoute::new(&[100, 1000], HealthConfig::default()));
+    assert_eq!(multi.submit(&[slice(7)]), Ok(1));
     multi
+}
+
+/// Slices with an odd token may use the first rail only.
+struct OddFirst(HealthRoute);
+
+impl Route for OddFirst {
+    fn route(&mut self, slice: &Slice, reachable: u32) -> Option<usize> {
+        self.0.route(slice, reachable)
+    }
+    fn permitted(&self, slice: &Slice) -> u32 {
+        if slice.token.0 % 2 == 1 { 0b01 } else { u32::MAX }
+    }
+    fn accepted(&mut self, rail: usize, slice: &Slice) {
+        self.0.accepted(rail, slice);
+    }
+    fn returned(&mut self, rail: usize, slice: &Slice) {
+        self.0.returned(rail, slice);
+    }
+    fn completed(&mut self, rail: usize, slice: &Slice, end: &Completion, nanos: u64, bytes_ahead: u64) {
+        self.0.completed(rail, slice, end, nanos, bytes_ahead);
+    }
+    fn tick(&mut self, now: Instant) {
+        self.0.tick(now);
+    }
+    fn bytes_in_flight(&self, rail: usize) -> u64 {
+        self.0.bytes_in_flight(rail)
+    }
+}
+
+#[test]
+fn a_slice_stays_on_the_rails_that_it_may_use_whatever_they_do() {
+    // The second rail is nearer, and slices of one call mostly follow each other on one rail.
+    let mut config = HealthConfig::default();
+    // No rail is paused.
+    config.errors_max = 1000;
+    let route = OddFirst(HealthRoute::new(&[1000, 100], config));
+    let mut multi = two_rails(Rail::Fails, route);
+    assert_eq!(multi.submit(&[2, 4, 7].map(slice)), Ok(3));
+    assert_eq!((multi.rails()[0].seen, multi.rails()[1].seen), (1, 2));
+    let mut out = [Completion::applied(Token(0)); 4];
+    let mut ended = Vec::new();
+    for nanos in 1..10 {
+        let count = multi.poll(Instant::from_nanos(nanos), &mut out);
+        ended.extend(out[..count].iter().map(|end| end.token.0));
+    }
+    ended.sort_unstable();
+    assert_eq!(ended, [2, 4, 7], "each of them ends");
+    let tries = multi.rails().iter().map(|rail| rail.seen).sum::<usize>();
+    // Each of the others was tried twice on either rail; the odd one on the first rail alone.
+    assert_eq!((tries, multi.rails()[1].seen), (9, 4));
+
+    // With no rail that it may use, a slice is refused.
+    multi.rails_mut()[0].rail = Rail::Refuses;
+    assert_eq!(multi.submit(&[slice(9)]), Err(Error::new(ErrorKind::System)));
+    assert_eq!(multi.rails_between(REGION, REMOTE_REGION), 0b11);
+    assert_eq!(multi.rails_between(RegionId::new(5, 1), REMOTE_REGION), 0);
 }
 
 #[test]

@@ -49,11 +49,28 @@ impl Descriptor {
     /// # Errors
     /// What is wrong with the bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
-        let (mut this, rest) =
+        let (this, rest) =
             postcard::take_from_bytes::<Self>(bytes).map_err(|_| "its descriptor does not parse")?;
-        if !rest.is_empty() {
-            return Err("bytes follow its descriptor");
-        }
+        if rest.is_empty() { this.checked() } else { Err("bytes follow its descriptor") }
+    }
+
+    /// The descriptor of a foreign segment, for [`Metadata::describe`](crate::Metadata::describe), with its
+    /// regions in any order. `incarnation` is a number for one life of the owner. A refresh of the segment
+    /// always applies it.
+    ///
+    /// # Errors
+    /// What is wrong with the regions: some overlap, or reach past the last address.
+    pub fn new(
+        name: impl Into<String>,
+        incarnation: u64,
+        regions: Vec<RegionDescriptor>,
+    ) -> Result<Self, &'static str> {
+        Self { name: name.into(), incarnation, version: 0, regions }.checked()
+    }
+
+    /// Sorts the regions, and checks each of them and that they do not overlap.
+    fn checked(mut self) -> Result<Self, &'static str> {
+        let this = &mut self;
         this.regions.sort_unstable_by_key(|region| region.addr);
         let mut end = 0;
         for region in &this.regions {
@@ -74,7 +91,7 @@ impl Descriptor {
                 return Err("its descriptor lists rights that do not exist");
             }
         }
-        Ok(this)
+        Ok(self)
     }
 
     /// The bytes that [`parse`](Self::parse) accepts.
@@ -86,6 +103,23 @@ impl Descriptor {
 }
 
 impl RegionDescriptor {
+    /// A region of a foreign segment: `len` bytes at `addr` in its owner's address space, with the remote
+    /// rights of `access`. `exports` has the export of each rail that reaches it, under the name of the
+    /// rail's transport; the rail gets it as [`Memory::attach`](te_core::Memory::attach) does.
+    ///
+    /// # Errors
+    /// The region is empty, has no remote right, or no exports; or these are longer than 16 KiB together.
+    pub fn new(addr: u64, len: u64, access: Access, exports: &[(&str, &[u8])]) -> Result<Self, &'static str> {
+        let access = access.intersection(Access::REMOTE_READ | Access::REMOTE_WRITE);
+        if len == 0 || access.is_empty() || exports.is_empty() {
+            return Err("a region needs at least one byte, one remote right and one export");
+        }
+        let export = te_core::joined_exports(exports).filter(|export| export.len() <= EXPORT_BYTES_MAX);
+        let export =
+            export.ok_or("the exports of a region are longer than 16 KiB, or have too long names")?;
+        Ok(Self { region: addr, addr, len, access: access.bits(), location: "*".into(), export })
+    }
+
     pub(crate) fn access(&self) -> Access {
         Access::from_bits_truncate(self.access)
     }
@@ -110,15 +144,21 @@ impl Published {
         Self { name, incarnation, regions: Mutex::default() }
     }
 
-    pub(crate) fn insert(&self, region: RegionDescriptor) {
+    /// Lists regions, in one step for peers.
+    pub(crate) fn insert(&self, new: impl IntoIterator<Item = RegionDescriptor>) {
         let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        regions.0 += 1;
-        regions.1.insert(region.addr, region);
+        for region in new {
+            regions.0 += 1;
+            regions.1.insert(region.addr, region);
+        }
     }
 
-    pub(crate) fn remove(&self, addr: u64) {
+    /// Lists the regions at these addresses no more, in one step for peers.
+    pub(crate) fn remove(&self, addrs: &[u64]) {
         let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        regions.0 += u64::from(regions.1.remove(&addr).is_some());
+        for addr in addrs {
+            regions.0 += u64::from(regions.1.remove(addr).is_some());
+        }
     }
 
     pub(crate) fn descriptor(&self) -> Descriptor {
@@ -152,12 +192,14 @@ mod tests {
     #[test]
     fn a_descriptor_survives_the_wire() {
         let published = Published::new("node-7:1234".into(), 9);
-        published.insert(region(0x2000, 0x1000, Access::REMOTE_READ));
-        published.insert(region(0x1000, 0x1000, Access::REMOTE_WRITE));
+        published.insert([
+            region(0x2000, 0x1000, Access::REMOTE_READ),
+            region(0x1000, 0x1000, Access::REMOTE_WRITE),
+        ]);
         let sent = published.descriptor();
         assert_eq!((sent.version, sent.regions[0].addr), (2, 0x1000));
         assert_eq!(Descriptor::parse(&sent.to_bytes()), Ok(sent));
-        published.remove(0x2000);
+        published.remove(&[0x2000, 0x9000]);
         assert_eq!((published.descriptor().version, published.descriptor().regions.len()), (3, 1));
     }
 
@@ -188,6 +230,26 @@ mod tests {
         ] {
             assert!(Descriptor::parse(&bad).is_err());
         }
+    }
+
+    #[test]
+    fn a_foreign_descriptor_is_sorted_and_checked_like_one_that_a_peer_sent() {
+        let at = |addr, len| {
+            RegionDescriptor::new(addr, len, Access::all(), &[("mooncake", b"export".as_slice())]).unwrap()
+        };
+        let new = |regions| Descriptor::new("other:1", 7, regions);
+        let both_rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let both = new(vec![at(0x2000, 0x1000), at(0x1000, 0x1000)]).unwrap();
+        assert_eq!((both.regions[0].addr, both.regions[0].access()), (0x1000, both_rights));
+        assert_eq!(Descriptor::parse(&both.to_bytes()), Ok(both));
+        assert!(new(vec![at(0x1000, 0x1001), at(0x2000, 1)]).is_err(), "they overlap");
+        assert!(new(vec![at(u64::MAX, 2)]).is_err(), "it reaches past the last address");
+        let region = |len, access, exports: &[(&str, &[u8])]| RegionDescriptor::new(1, len, access, exports);
+        assert!(region(0, Access::all(), &[("a", b"")]).is_err());
+        assert!(region(1, Access::LOCAL, &[("a", b"")]).is_err());
+        assert!(region(1, Access::all(), &[]).is_err());
+        assert!(region(1, Access::all(), &[("a", &[0; EXPORT_BYTES_MAX])]).is_err());
+        assert!(region(1, Access::all(), &[(&"a".repeat(256), b"")]).is_err());
     }
 
     proptest! {

@@ -163,6 +163,12 @@ pub enum SegmentError {
         /// Why the owner refused.
         what: &'static str,
     },
+    /// The segment is foreign: its [`Metadata`](crate::Metadata) describes it, and does not carry this
+    /// operation to its owner.
+    Foreign {
+        /// Name of the segment.
+        name: String,
+    },
     /// This process is a fork of the one that started the engine.
     Forked,
     /// The engine has shut down.
@@ -237,7 +243,27 @@ pub enum RequestProblem {
     /// The local region is a [`Registered`](te_core::Registered) buffer, which only `read` and `write` may
     /// move.
     Owned,
+    /// No rail of the [fabric that the batch names](crate::SubmitOptions::fabric) has both the local region
+    /// and the remote one.
+    Fabric,
 }
+
+/// An error of one of several regions that were given together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AtIndex<E> {
+    /// The index of the region among those that were given.
+    pub index: usize,
+    /// What is wrong with it.
+    pub error: E,
+}
+
+impl<E: fmt::Display> fmt::Display for AtIndex<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "region {}: {}", self.index, self.error)
+    }
+}
+
+impl<E: StdError> StdError for AtIndex<E> {}
 
 /// An error, and the buffer that the call had taken.
 pub struct GivenBack<E, B> {
@@ -432,6 +458,11 @@ impl fmt::Display for SegmentError {
                 f.write_str("transfers in flight use the segment: wait for or cancel them, then try again")
             }
             Self::Refused { name, what } => write!(f, "segment {name:?} refused: {what}"),
+            Self::Foreign { name } => write!(
+                f,
+                "segment {name:?} belongs to another system, which cannot do this: move bytes only, or open a \
+                 segment of an engine"
+            ),
             Self::Forked => f.write_str(FORKED),
             Self::Closed => f.write_str("the engine has shut down: start another"),
         }
@@ -480,6 +511,9 @@ impl fmt::Display for RequestProblem {
                 "the owner does not export the remote region for this direction: export it with the right for it"
             }
             Self::Owned => "the local region is an owned buffer: use `read` and `write` with the buffer itself",
+            Self::Fabric => {
+                "no rail of the named fabric reaches it: enable the fabric on both sides, or name none"
+            }
         })
     }
 }

@@ -15,17 +15,19 @@ use te_host::{AllocOptions, SharedMemory};
 
 use crate::config::Config;
 use crate::control::Inbox;
-use crate::engine::{self, Engine, SegmentOwner};
+use crate::engine::{Engine, Peers};
 use crate::error::{
-    ExpelError, Forked, GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError,
-    Unavailable,
+    AtIndex, ExpelError, Forked, GivenBack, RegisterError, RequestProblem, SegmentError, StartError,
+    TransferError, Unavailable,
 };
 use crate::fabrics::FabricEntry;
 use crate::metadata::{KeeperState, Metadata, Registration};
+use crate::notifier::Notifier;
 use crate::payload::{Abandoned, Payload};
 use crate::region::{Populate, SharedRegion};
 use crate::request::{
-    Expulsion, Liveness, LocalAddr, Notification, RemoteRegion, SegmentHandle, Stats, TransferRequest,
+    Expulsion, Liveness, LocalAddr, Notification, RemoteRegion, SegmentHandle, Stats, SubmitOptions,
+    TransferRequest,
 };
 use crate::transfer::{Shared, Transfer};
 use crate::worker::{Command, Link, Worker};
@@ -36,7 +38,7 @@ use crate::worker::{Command, Link, Worker};
 /// In a child after a [fork](te_host::fork) every call returns `Forked`, nothing of the engine is touched,
 /// and dropping a handle does nothing. The child has to start another engine.
 #[derive(Clone)]
-pub struct TransferEngine(Arc<Inner>);
+pub struct TransferEngine(pub(crate) Arc<Inner>);
 
 impl TransferEngine {
     /// Opens the control port and the fabrics, and starts the worker.
@@ -53,7 +55,7 @@ impl TransferEngine {
     /// # Errors
     /// See [`StartError`].
     pub fn start_with(config: Config, metadata: Option<Arc<dyn Metadata>>) -> Result<Self, StartError> {
-        Self::start_over(config, metadata, &[])
+        Self::start_with_parts(config, metadata, &[])
     }
 
     /// As [`start`](Self::start), with further fabrics: see [`Engine::start_with_fabrics`].
@@ -61,24 +63,38 @@ impl TransferEngine {
     /// # Errors
     /// See [`StartError`].
     pub fn start_with_fabrics(config: Config, fabrics: &[FabricEntry<'_>]) -> Result<Self, StartError> {
-        Self::start_over(config, None, fabrics)
+        Self::start_with_parts(config, None, fabrics)
     }
 
-    fn start_over(
+    /// As [`start_with`](Self::start_with) and [`start_with_fabrics`](Self::start_with_fabrics) together.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start_with_parts(
         config: Config,
         metadata: Option<Arc<dyn Metadata>>,
         fabrics: &[FabricEntry<'_>],
     ) -> Result<Self, StartError> {
-        let engine = Engine::start_over(config.clone(), metadata, fabrics)?;
+        let engine = Engine::start_with_parts(config.clone(), metadata, fabrics)?;
         let (name, incarnation, identity) = (engine.name().into(), engine.incarnation(), engine.identity());
-        let (metadata, registration, inbox) = engine.parts();
+        let (peers, registration, inbox) = engine.parts();
         let link = Arc::new(Link::new(config.mailbox_commands_max as usize)?);
-        let worker = Worker::new(engine, link.clone());
+        let notifier = Notifier::default();
+        let worker = Worker::new(engine, link.clone(), notifier.clone());
         let thread = std::thread::Builder::new().name("te-worker".into()).spawn(move || worker.run())?;
-        let (mark, thread, metadata) = (Mark::new(), Own::new(Some(thread)), Own::new(metadata));
-        let inner =
-            Inner { mark, link, thread, config, name, incarnation, identity, metadata, registration, inbox };
-        Ok(Self(Arc::new(inner)))
+        Ok(Self(Arc::new(Inner {
+            mark: Mark::new(),
+            link,
+            thread: Own::new(Some(thread)),
+            config,
+            name,
+            incarnation,
+            identity,
+            peers: Own::new(peers),
+            registration,
+            inbox,
+            notifier,
+        })))
     }
 
     /// The name under which peers open this engine's memory: `host:port` of its control port.
@@ -142,6 +158,25 @@ impl TransferEngine {
         registered.unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
+    /// Registers several regions, as [`register`](Self::register) does: all of them, or none. It takes one turn
+    /// of the worker, and peers see all of them at once.
+    ///
+    /// # Errors
+    /// Which region was refused, and why. A region that overlaps an earlier one of the list is refused, too.
+    ///
+    /// # Safety
+    /// As [`register`](Self::register), for each span.
+    #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
+    pub unsafe fn register_many(
+        &self,
+        regions: &[(MemSpan, Access)],
+    ) -> Result<Vec<RegionId>, AtIndex<RegisterError>> {
+        let regions = regions.to_vec();
+        // SAFETY: the caller's promise.
+        let registered = self.call(move |engine| unsafe { engine.register_many(&regions) });
+        registered.unwrap_or_else(|unavailable| Err(AtIndex { index: 0, error: unavailable.into() }))
+    }
+
     /// Ends a registration. After `Ok` neither this engine nor a peer touches the memory any more. Waits for
     /// an operation of a peer that is under way, at most `drain_ms`.
     ///
@@ -155,6 +190,36 @@ impl TransferEngine {
                 .unwrap_or_else(|unavailable| Err(unavailable.into()));
             match ended {
                 Err(RegisterError::Busy { requests: 0 }) if Instant::now() < give_up => {
+                    std::thread::sleep(PEER_COPY);
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    /// Ends several registrations, as [`unregister`](Self::unregister) does: none of them if one is unknown, is
+    /// listed twice, or is used by requests in flight. It takes one turn of the worker, unless an operation
+    /// of a peer is under way.
+    ///
+    /// # Errors
+    /// Which region is still registered, and why. After `Busy` with no requests, a peer's operation did not
+    /// end within `drain_ms`: regions of the list that no peer used are unregistered, and `NotFound` from
+    /// then on.
+    pub fn unregister_many(&self, regions: &[RegionId]) -> Result<(), AtIndex<RegisterError>> {
+        let give_up = Instant::now() + Duration::from_millis(u64::from(self.0.config.drain_ms));
+        let mut left: Vec<(usize, RegionId)> = regions.iter().copied().enumerate().collect();
+        loop {
+            let ended = self.call(move |engine| {
+                let ended = engine.unregister_left(&mut left);
+                (ended, left)
+            });
+            let (ended, still) =
+                ended.map_err(|unavailable| AtIndex { index: 0, error: RegisterError::from(unavailable) })?;
+            left = still;
+            match ended {
+                Err(AtIndex { error: RegisterError::Busy { requests: 0 }, .. })
+                    if Instant::now() < give_up =>
+                {
                     std::thread::sleep(PEER_COPY);
                 }
                 ended => return ended,
@@ -273,10 +338,9 @@ impl TransferEngine {
     /// See [`SegmentError`].
     pub fn open_segment(&self, name: &str) -> Result<SegmentHandle, SegmentError> {
         self.here()?;
-        let (endpoint, descriptor) =
-            engine::peer_to_peer(&self.0.config).describe(&**self.0.metadata, name)?;
+        let (endpoint, descriptor) = self.0.peers.describe(name)?;
         let name: String = name.into();
-        self.call_segment(move |engine| engine.attach_at(&name, &endpoint, &descriptor))
+        self.call_segment(move |engine| engine.attach_at(&name, endpoint.as_deref(), &descriptor))
     }
 
     /// Fetches the descriptor of a segment again: see [`Engine::refresh_segment`].
@@ -284,10 +348,8 @@ impl TransferEngine {
     /// # Errors
     /// `Restarted` when another process answers; the handle refuses further work.
     pub fn refresh_segment(&self, segment: SegmentHandle) -> Result<(), SegmentError> {
-        let SegmentOwner { name, endpoint, .. } =
-            self.call_segment(move |engine| engine.segment_owner(segment))?;
-        let peers = engine::peer_to_peer(&self.0.config);
-        let descriptor = peers.describe_again(&**self.0.metadata, &name, &endpoint)?;
+        let owner = self.call_segment(move |engine| engine.segment_owner(segment))?;
+        let descriptor = self.0.peers.describe_again(&owner)?;
         self.call_segment(move |engine| engine.sync_segment(segment, &descriptor))
     }
 
@@ -318,7 +380,22 @@ impl TransferEngine {
         requests: &[TransferRequest],
         timeout: Option<Duration>,
     ) -> Result<Transfer, TransferError> {
-        self.submit_holding(requests, timeout, None, ()).map_err(|refused| refused.error)
+        let options = SubmitOptions { timeout, ..SubmitOptions::default() };
+        self.submit_with(requests, &options)
+    }
+
+    /// As [`submit`](Self::submit), with further [options](SubmitOptions): the fabric that carries the batch,
+    /// a notification that follows it.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit). A fabric that does not reach a request, and a notification that is too
+    /// long, are reported by the transfer, as requests that are refused are.
+    pub fn submit_with(
+        &self,
+        requests: &[TransferRequest],
+        options: &SubmitOptions,
+    ) -> Result<Transfer, TransferError> {
+        self.submit_holding(requests, options.clone(), None, ()).map_err(|refused| refused.error)
     }
 
     /// Reads `range.len()` bytes at `remote_addr` into `range` of an owned buffer, which the transfer holds
@@ -363,7 +440,7 @@ impl TransferEngine {
         segment: SegmentHandle,
         timeout: Option<Duration>,
     ) -> Result<Transfer, TransferError> {
-        let shared = Arc::new(Shared::new(Box::default(), None));
+        let shared = Arc::new(Shared::new(Box::default(), SubmitOptions::default(), None));
         self.begin(Command::Fence(shared.clone(), segment, timeout), true).map_err(|_| self.refusal())?;
         Ok(Transfer::new(shared, self.0.clone(), ()))
     }
@@ -372,10 +449,11 @@ impl TransferEngine {
     /// [`take_notifications`](Self::take_notifications). Returns when it is in the owner's queue.
     ///
     /// # Errors
-    /// `Refused` when the message is too long or the owner's queue is full; `Unreachable`, `Restarted`.
+    /// `Refused` when the message is too long or the owner's queue is full; `Unreachable`, `Restarted`;
+    /// `Foreign` unless the [`Metadata`] that describes the segment carries notifications.
     pub fn notify(&self, segment: SegmentHandle, name: &str, message: &[u8]) -> Result<(), SegmentError> {
         let owner = self.call_segment(move |engine| engine.segment_owner(segment))?;
-        let sent = engine::notify(&self.0.config, &owner, name, message);
+        let sent = self.0.peers.notify(&owner, name, message);
         if let Err(SegmentError::Restarted { found, .. }) = sent {
             self.note_restart(segment, found);
         }
@@ -394,10 +472,11 @@ impl TransferEngine {
     /// Checks whether the owner of the segment is alive; waits at most `timeout`.
     ///
     /// # Errors
-    /// `NotFound`, `Closed`. An owner that does not answer is not an error but [`Liveness::Unreachable`].
+    /// `NotFound`, `Foreign`, `Closed`. An owner that does not answer is not an error but
+    /// [`Liveness::Unreachable`].
     pub fn probe(&self, segment: SegmentHandle, timeout: Duration) -> Result<Liveness, SegmentError> {
         let owner = self.call_segment(move |engine| engine.segment_owner(segment))?;
-        let liveness = engine::probe(&self.0.config, &owner, timeout);
+        let liveness = self.0.peers.probe(&owner, timeout)?;
         if let Liveness::Restarted { found, .. } = liveness {
             self.note_restart(segment, found);
         }
@@ -440,13 +519,14 @@ impl TransferEngine {
         }
         let local = LocalAddr::Region(buffer.region(), range.start as u64);
         let request = TransferRequest { op, local, segment, remote_addr, len: range.len() as u64 };
-        self.submit_holding(&[request], timeout, Some(span), buffer)
+        let options = SubmitOptions { timeout, ..SubmitOptions::default() };
+        self.submit_holding(&[request], options, Some(span), buffer)
     }
 
     fn submit_holding<P: Payload>(
         &self,
         requests: &[TransferRequest],
-        timeout: Option<Duration>,
+        options: SubmitOptions,
         owned: Option<MemSpan>,
         payload: P,
     ) -> Result<Transfer<P>, GivenBack<TransferError, P>> {
@@ -455,10 +535,10 @@ impl TransferEngine {
             let error = TransferError::BatchLength { requests: requests.len(), requests_per_batch_max };
             return Err(GivenBack::new(error, payload));
         }
-        let shared = Arc::new(Shared::new(requests.into(), owned));
+        let shared = Arc::new(Shared::new(requests.into(), options, owned));
         let bytes = requests.iter().fold(0u64, |bytes, request| bytes.saturating_add(request.len));
         let help = bytes <= u64::from(self.0.config.caller_bytes_max);
-        match self.begin(Command::Submit(shared.clone(), timeout), help) {
+        match self.begin(Command::Submit(shared.clone()), help) {
             Ok(()) => Ok(Transfer::new(shared, self.0.clone(), payload)),
             Err(_) => Err(GivenBack::new(self.refusal(), payload)),
         }
@@ -551,16 +631,17 @@ const PEER_COPY: Duration = Duration::from_micros(200);
 pub(crate) struct Inner {
     /// Detects that this process is a fork of the one that started the engine.
     pub(crate) mark: Mark,
-    link: Arc<Link>,
+    pub(crate) link: Arc<Link>,
     /// `None` once it is joined.
     thread: Own<Option<JoinHandle<()>>>,
     pub(crate) config: Config,
     name: String,
     incarnation: u64,
     identity: u64,
-    metadata: Own<Arc<dyn Metadata>>,
+    peers: Own<Peers>,
     registration: KeeperState,
     inbox: Arc<Inbox>,
+    notifier: Notifier,
 }
 
 impl Inner {
@@ -608,5 +689,6 @@ impl Drop for Inner {
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
             log::error!("the engine's worker panicked");
         }
+        self.notifier.close(Duration::from_millis(self.config.drain_ms.into()));
     }
 }

@@ -34,6 +34,11 @@
 //! * **Two kinds of local memory.** [`TransferEngine::register`] takes raw memory, which the caller promises
 //!   to keep mapped; `unregister` refuses while requests use it. [`TransferEngine::register_buffer`] takes a
 //!   buffer; `read` and `write` move it into the [`Transfer`], which returns it.
+//! * **Foreign segments** belong to other systems: a [`Metadata`] of the caller describes them, and a rail of
+//!   the caller reaches them ([`start_with_parts`](TransferEngine::start_with_parts)). They have no control
+//!   port; the metadata carries notifications and probes, or refuses them ([`SegmentError::Foreign`]).
+//! * **Options of a batch** ([`SubmitOptions`]): a timeout, the fabric that carries it, and a notification
+//!   that is sent to the owner when the batch has completed.
 //! * **Polling.** The worker of a [`TransferEngine`] spins for `spin_us` after the last work and then sleeps
 //!   on the file descriptors of the fabrics: an idle engine uses no CPU. An [`Engine`] is polled by a thread
 //!   of its caller: without a thread hop, and without any progress, even for peers, while it is not polled.
@@ -99,6 +104,7 @@ mod fabrics;
 pub mod fuzzing;
 mod handle;
 pub mod metadata;
+mod notifier;
 #[cfg(not(loom))]
 mod ordered;
 #[cfg(loom)]
@@ -115,7 +121,7 @@ pub use config::{Config, ControlConfig, MetadataConfig, TopologySource};
 pub use descriptor::{Descriptor, RegionDescriptor};
 pub use engine::{Engine, FenceHandle};
 pub use error::{
-    ExpelError, GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError,
+    AtIndex, ExpelError, GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError,
 };
 pub use fabrics::{
     Cause, Fabric, FabricContext, FabricEntry, Fabrics, HostNeed, Rail, Tier, UnknownFabric, fabrics,
@@ -128,7 +134,7 @@ pub use payload::Payload;
 pub use region::{Populate, SharedRegion};
 pub use request::{
     BatchReport, Expulsion, Liveness, LocalAddr, Notification, RailStats, RemoteRegion, RequestStatus,
-    SegmentHandle, Stats, TransferRequest,
+    SegmentHandle, Stats, SubmitOptions, TransferRequest,
 };
 pub use te_fabric::ConfigError;
 pub use transfer::Transfer;

@@ -1,6 +1,8 @@
 //! What callers pass and receive: requests, statuses, reports, counters.
 
+use std::boxed::Box;
 use std::string::String;
+use std::time::Duration;
 use std::vec::Vec;
 
 use te_core::{Access, Error, Location, Op, Outcome, RegionId, Status};
@@ -40,6 +42,62 @@ pub struct TransferRequest {
     pub remote_addr: u64,
     /// Length, bytes; at least 1.
     pub len: u64,
+}
+
+/// How a batch is carried out. The options are those of a whole batch: requests with other options are
+/// another batch.
+///
+/// ```
+/// use std::time::Duration;
+/// use te_engine::SubmitOptions;
+///
+/// let options = SubmitOptions::new().timeout(Duration::from_secs(2)).fabric("tcp").notify("kv", b"layer 7");
+/// # assert_eq!(options, options.clone());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SubmitOptions {
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) fabric: Option<Box<str>>,
+    pub(crate) notice: Option<Box<Notification>>,
+}
+
+impl SubmitOptions {
+    /// No timeout, any fabric, no notification.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Requests that have not ended after this time are cancelled and end `TimedOut`.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Only rails of this fabric carry the batch (`tcp`, `rdma`: [`RailStats::name`]), also when some of them
+    /// fail. A batch with a request that no such rail can carry is refused with
+    /// [`RequestProblem::Fabric`](crate::RequestProblem::Fabric).
+    #[must_use]
+    pub fn fabric(mut self, name: &str) -> Self {
+        self.fabric = Some(name.into());
+        self
+    }
+
+    /// When the batch has ended `Completed`, and never otherwise, the engine sends this notification to the
+    /// owner of the first request's segment, as [`TransferEngine::notify`](crate::TransferEngine::notify)
+    /// does. The transfer ends when the owner has answered or the sending has failed, which takes at most
+    /// `control.timeout_ms` more; [`Transfer::notified`](crate::Transfer::notified) has the result.
+    ///
+    /// A [`Transfer`](crate::Transfer) that is dropped once all bytes have arrived does not stop the
+    /// notification; one that is dropped earlier is cancelled, and nothing is sent. Notifications of one
+    /// owner are sent in the order in which their batches completed. An engine that is stopped sends those of
+    /// batches that have completed, for at most `drain_ms`.
+    #[must_use]
+    pub fn notify(mut self, name: &str, message: &[u8]) -> Self {
+        self.notice = Some(Box::new(Notification { name: name.into(), message: message.into() }));
+        self
+    }
 }
 
 /// A position in registered local memory.

@@ -5,8 +5,8 @@
 //! nearest usable tier share work, by predicted finish time.
 
 use te_core::{
-    Completion, HealthConfig, HealthRoute, Instant, RAILS_MAX, RailHealth, RegionId, RemoteRegionId, Route,
-    Slice,
+    BatchHandle, Completion, HealthConfig, HealthRoute, Instant, RAILS_MAX, RailHealth, RegionId,
+    RemoteRegionId, Route, Slice,
 };
 
 /// Rails in tiers over a [`HealthRoute`].
@@ -15,6 +15,8 @@ pub(crate) struct Tiers {
     health: HealthRoute,
     /// Masks of rails, nearest first.
     tiers: Vec<u32>,
+    /// By batch index: the rails that may carry the batch. Empty until a batch is restricted.
+    permits: Vec<u32>,
 }
 
 impl Tiers {
@@ -30,12 +32,22 @@ impl Tiers {
         let penalties = vec![100; tier_of.len().min(RAILS_MAX)];
         // A rail counts as slow only in comparison with rails of its tier, which are of one kind.
         let health = HealthRoute::new(&penalties, config).with_groups(tier_of);
-        Self { health, tiers: levels.into_iter().map(mask).collect() }
+        Self { health, tiers: levels.into_iter().map(mask).collect(), permits: Vec::new() }
     }
 
     /// The penalty of each rail for a local region, percent. Penalties choose among the rails of one tier.
     pub(crate) fn set_region_penalties(&mut self, region: RegionId, penalties: Option<&[u32]>) {
         self.health.set_region_penalties(region, penalties);
+    }
+
+    /// Restricts the batch with this index to the rails of a mask, until the index gets another mask.
+    pub(crate) fn permit(&mut self, batch: usize, rails: u32) {
+        if self.permits.len() <= batch && rails != u32::MAX {
+            self.permits.resize(batch + 1, u32::MAX);
+        }
+        if let Some(permit) = self.permits.get_mut(batch) {
+            *permit = rails;
+        }
     }
 
     /// Throughput, errors and state of `rail`.
@@ -46,11 +58,16 @@ impl Tiers {
 
 impl Route for Tiers {
     fn route(&mut self, slice: &Slice, reachable: u32) -> Option<usize> {
-        let Self { health, tiers } = self;
+        let Self { health, tiers, .. } = self;
         tiers
             .iter()
             .filter(|&tier| tier & reachable != 0)
             .find_map(|tier| health.route(slice, tier & reachable))
+    }
+
+    #[inline]
+    fn permitted(&self, slice: &Slice) -> u32 {
+        self.permits.get(BatchHandle::index_of(slice.token)).copied().unwrap_or(u32::MAX)
     }
 
     fn takes_more(&self, rail: usize) -> bool {

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use te_core::{Buffer, ErrorKind, MemSpan, Outcome, Registered, Status};
 
 use crate::engine::verdict;
-use crate::error::TransferError;
+use crate::error::{SegmentError, TransferError};
 use crate::handle::Inner;
 use crate::ordered::Ending;
 use crate::payload::Payload;
-use crate::request::{BatchReport, RequestStatus, TransferRequest};
+use crate::request::{BatchReport, RequestStatus, SubmitOptions, TransferRequest};
 
 /// A batch that was submitted. `P` is what it returns at its end: `()` for raw requests, the [`Registered`]
 /// buffer for the owned API.
@@ -21,8 +21,9 @@ use crate::request::{BatchReport, RequestStatus, TransferRequest};
 /// cannot drain is leaked and counted, never freed while a fabric may still write it. So is a buffer that
 /// another engine registered.
 ///
-/// A waker, and the `Drop` of a buffer, run on the worker or on any thread that calls the engine, with no
-/// lock held: they may call the engine. While they run on the worker, it does nothing else.
+/// A waker, and the `Drop` of a buffer, run on the worker, on any thread that calls the engine, or on one
+/// that sends a notification, with no lock held: they may call the engine. While they run on the worker, it
+/// does nothing else.
 ///
 /// A buffer cannot be touched while it is in flight, because the transfer holds it:
 ///
@@ -57,7 +58,8 @@ impl<P: Payload> Transfer<P> {
         Self { shared, engine, payload: Some(payload) }
     }
 
-    /// The state of the batch. Does not wait.
+    /// The state of the batch. Does not wait, and takes no lock: made to be called in a loop, as
+    /// [`report`](Self::report), [`request`](Self::request) and [`notified`](Self::notified) are.
     #[must_use]
     pub fn status(&self) -> Status {
         self.report().status
@@ -89,6 +91,17 @@ impl<P: Payload> Transfer<P> {
                 ..blank
             },
             Some(End::Ended { report, .. }) => *report,
+        }
+    }
+
+    /// Whether the owner of the first request's segment has accepted the
+    /// [notification](SubmitOptions::notify) of this batch. `None` when none was given, and when none is sent
+    /// because the batch has not ended, or not `Completed`.
+    #[must_use]
+    pub fn notified(&self) -> Option<Result<(), SegmentError>> {
+        match self.shared.end.get() {
+            Some(End::Ended { notified, .. }) => notified.clone(),
+            _ => None,
         }
     }
 
@@ -254,6 +267,7 @@ mod future {
 /// What a transfer and the worker share.
 pub(crate) struct Shared {
     pub(crate) requests: Box<[TransferRequest]>,
+    pub(crate) options: SubmitOptions,
     /// The owned buffer that the requests may use.
     pub(crate) owned: Option<MemSpan>,
     /// Index of the batch plus one; 0: not submitted yet. Used under the worker's lock.
@@ -265,13 +279,22 @@ pub(crate) struct Shared {
 pub(crate) enum End {
     /// The batch was not accepted.
     Refused(TransferError),
-    /// The batch was accepted and has ended. `requests` is `None` when all of them completed.
-    Ended { report: BatchReport, requests: Option<Box<[RequestStatus]>> },
+    /// The batch was accepted and has ended. `requests` is `None` when all of them completed; `notified` as
+    /// in [`Transfer::notified`].
+    Ended {
+        report: BatchReport,
+        requests: Option<Box<[RequestStatus]>>,
+        notified: Option<Result<(), SegmentError>>,
+    },
 }
 
 impl Shared {
-    pub(crate) fn new(requests: Box<[TransferRequest]>, owned: Option<MemSpan>) -> Self {
-        Self { requests, owned, slot: AtomicU32::new(0), end: Ending::new() }
+    pub(crate) fn new(
+        requests: Box<[TransferRequest]>,
+        options: SubmitOptions,
+        owned: Option<MemSpan>,
+    ) -> Self {
+        Self { requests, options, owned, slot: AtomicU32::new(0), end: Ending::new() }
     }
 
     fn wait(&self, spin: Duration, until: Option<Instant>) -> Option<&End> {
@@ -296,10 +319,55 @@ impl Shared {
 }
 
 impl End {
+    /// A batch or fence that completed.
+    pub(crate) fn completed(report: BatchReport) -> Self {
+        Self::Ended { report, requests: None, notified: None }
+    }
+
     fn verdict(&self) -> Result<BatchReport, TransferError> {
         match self {
             Self::Refused(error) => Err(error.clone()),
             Self::Ended { report, .. } => verdict(*report),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use te_core::{Access, Op};
+
+    use super::*;
+    use crate::{Config, Fabrics, TransferEngine};
+
+    #[test]
+    fn polling_a_transfer_takes_no_lock_of_the_engine() {
+        let config = Config { fabrics: Fabrics::LOCAL, ..Config::default() };
+        let engine = TransferEngine::start(config).unwrap();
+        let region = engine.alloc_shared(4096, Access::all()).unwrap();
+        let segment = engine.open_segment(engine.name()).unwrap();
+        let local = (region.id(), 0).into();
+        let remote_addr = region.addr() + 2048;
+        let write = TransferRequest { op: Op::Write, local, segment, remote_addr, len: 8 };
+        // No thread takes a turn from here on.
+        let held = engine.0.link.hold();
+        let transfer = Arc::new(engine.submit(&[write], None).unwrap());
+        let (say, heard) = channel();
+        let polled = transfer.clone();
+        let thread = std::thread::spawn(move || {
+            let status = (polled.status(), polled.request(0).unwrap().status);
+            say.send((status, polled.report().bytes, polled.notified())).unwrap();
+        });
+        let pending = (Status::Pending, Status::Pending);
+        assert_eq!(
+            heard.recv_timeout(Duration::from_secs(60)),
+            Ok((pending, 0, None)),
+            "it waits for a lock"
+        );
+        drop(held);
+        thread.join().unwrap();
+        assert_eq!(transfer.wait(None).unwrap().bytes, 8);
+        assert_eq!(transfer.status(), Status::Completed);
     }
 }

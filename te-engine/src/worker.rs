@@ -21,11 +21,12 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use te_core::{BatchHandle, Mailbox, Status};
 use te_host::{Spin, park};
 
-use crate::engine::{Ended, Engine, FenceHandle};
-use crate::error::{RegisterError, TransferError};
+use crate::engine::{Ended, Engine, FenceHandle, Peers, SegmentOwner};
+use crate::error::{RegisterError, SegmentError, TransferError};
+use crate::notifier::Notifier;
 use crate::ordered::Parking;
 use crate::payload::{Abandoned, Freed};
-use crate::request::SegmentHandle;
+use crate::request::{BatchReport, SegmentHandle};
 use crate::transfer::{End, Shared};
 
 /// Commands handled in one turn before the rails are polled.
@@ -35,7 +36,7 @@ const RECLAIM: Duration = Duration::from_millis(1);
 
 /// What callers hand to the worker.
 pub(crate) enum Command {
-    Submit(Arc<Shared>, Option<Duration>),
+    Submit(Arc<Shared>),
     Fence(Arc<Shared>, SegmentHandle, Option<Duration>),
     Cancel(Arc<Shared>),
     Abandon(Arc<Shared>, Abandoned),
@@ -81,7 +82,7 @@ impl Link {
 
     /// Hands a command over, or returns it when the mailbox is full or the worker has ended. With `help`,
     /// this thread carries it out if the engine is free.
-    pub(crate) fn push(&self, command: Command, help: bool) -> Result<(), Command> {
+    pub(crate) fn push(self: &Arc<Self>, command: Command, help: bool) -> Result<(), Command> {
         if self.closed.load(Ordering::Acquire) {
             return Err(command);
         }
@@ -94,7 +95,7 @@ impl Link {
 
     /// Takes a turn on this thread, unless another thread is at it (`None`). Returns whether there was
     /// something to do.
-    pub(crate) fn help(&self) -> Option<bool> {
+    pub(crate) fn help(self: &Arc<Self>) -> Option<bool> {
         let mut guard = self.state.try_lock().ok()?;
         let state = guard.as_mut()?;
         let busy = state.turn(self);
@@ -112,7 +113,7 @@ impl Link {
     }
 
     /// Hands a command over, waiting for room. False: the worker has ended.
-    pub(crate) fn push_all(&self, mut command: Command) -> bool {
+    pub(crate) fn push_all(self: &Arc<Self>, mut command: Command) -> bool {
         loop {
             match self.push(command, true) {
                 Ok(()) => return true,
@@ -123,6 +124,13 @@ impl Link {
             let _ = self.help();
             std::thread::yield_now();
         }
+    }
+
+    /// Ends a transfer that has no batch, or not any more. Runs a user's waker, so no lock may be held.
+    fn finish_now(&self, shared: Arc<Shared>, end: End) {
+        let mut outbox = Outbox::default();
+        self.finish(shared, end, &mut outbox);
+        outbox.deliver();
     }
 
     fn finish(&self, shared: Arc<Shared>, end: End, outbox: &mut Outbox) {
@@ -163,12 +171,23 @@ impl Link {
 struct State {
     engine: Engine,
     /// By batch index.
-    transfers: Vec<Option<(BatchHandle, Arc<Shared>)>>,
+    transfers: Vec<Option<Live>>,
     fences: Vec<(FenceHandle, Arc<Shared>)>,
     /// Buffers of dropped transfers, and until when each may drain.
     reclaims: Vec<(Instant, Abandoned)>,
     ended: Vec<Ended>,
     outbox: Outbox,
+    /// Sends the notifications of transfers that have completed.
+    notifier: Notifier,
+    peers: Peers,
+}
+
+/// A transfer whose batch has not ended.
+struct Live {
+    batch: BatchHandle,
+    shared: Arc<Shared>,
+    /// Who gets its notification, if it has one.
+    owner: Option<SegmentOwner>,
 }
 
 /// Code of users that runs once the lock is released. Empty, and without memory, on most turns.
@@ -201,13 +220,14 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(mut engine: Engine, link: Arc<Link>) -> Self {
+    pub(crate) fn new(mut engine: Engine, link: Arc<Link>, notifier: Notifier) -> Self {
         engine.record_ended();
         let config = engine.config();
         let batches_max = config.batches_max as usize;
         let (spin, drain) = (config.spin_us.into(), config.drain_ms.into());
         let (spin, drain) = (Spin::new(Duration::from_micros(spin)), Duration::from_millis(drain));
         let event_sources = engine.event_sources().collect();
+        let (peers, ..) = engine.parts();
         let state = State {
             engine,
             transfers: (0..batches_max).map(|_| None).collect(),
@@ -215,6 +235,8 @@ impl Worker {
             reclaims: Vec::new(),
             ended: Vec::new(),
             outbox: Outbox::default(),
+            notifier,
+            peers,
         };
         *link.state.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
         Self { link, event_sources, spin, drain }
@@ -264,7 +286,7 @@ impl Worker {
 
     /// Ends what is in flight and refuses what is still in the mailbox.
     fn wind_up(self) {
-        let link = &*self.link;
+        let link = &self.link;
         link.closed.store(true, Ordering::Release);
         let state = link.state.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(state) = state {
@@ -273,7 +295,7 @@ impl Worker {
         // Commands that were pushed during the end.
         let mut outbox = Outbox::default();
         while let Some(command) = link.mailbox.pop() {
-            if let Command::Submit(shared, _) | Command::Fence(shared, ..) = command {
+            if let Command::Submit(shared) | Command::Fence(shared, ..) = command {
                 link.finish(shared, End::Refused(TransferError::Closed), &mut outbox);
             }
         }
@@ -283,7 +305,7 @@ impl Worker {
 
 impl State {
     /// Takes commands, polls, and ends transfers. False: there was nothing to do.
-    fn turn(&mut self, link: &Link) -> bool {
+    fn turn(&mut self, link: &Arc<Link>) -> bool {
         let mut busy = false;
         for _ in 0..COMMANDS_MAX {
             let Some(command) = link.mailbox.pop() else { break };
@@ -302,15 +324,13 @@ impl State {
 
     fn handle(&mut self, link: &Link, command: Command) {
         match command {
-            Command::Submit(shared, timeout) => {
-                match self.engine.submit_from(&shared.requests, timeout, shared.owned) {
-                    Ok(handle) => {
-                        shared.slot.store(handle.index() as u32 + 1, Ordering::Relaxed);
-                        self.transfers[handle.index()] = Some((handle, shared));
-                    }
-                    Err(error) => link.finish(shared, End::Refused(error), &mut self.outbox),
+            Command::Submit(shared) => match self.submit(&shared) {
+                Ok((batch, owner)) => {
+                    shared.slot.store(batch.index() as u32 + 1, Ordering::Relaxed);
+                    self.transfers[batch.index()] = Some(Live { batch, shared, owner });
                 }
-            }
+                Err(error) => link.finish(shared, End::Refused(error), &mut self.outbox),
+            },
             Command::Fence(shared, segment, timeout) => match self.engine.fence(segment, timeout) {
                 Ok(fence) => self.fences.push((fence, shared)),
                 Err(error) => link.finish(shared, End::Refused(error), &mut self.outbox),
@@ -325,18 +345,32 @@ impl State {
         }
     }
 
+    fn submit(&mut self, shared: &Shared) -> Result<(BatchHandle, Option<SegmentOwner>), TransferError> {
+        let options = &shared.options;
+        let owner = match (&options.notice, shared.requests.first()) {
+            (Some(notice), Some(first)) => {
+                let owner = self.engine.notice_to(first.segment, notice);
+                Some(owner.map_err(|source| TransferError::Segment { index: 0, source })?)
+            }
+            _ => None,
+        };
+        let fabric = options.fabric.as_deref();
+        let batch = self.engine.submit_from(&shared.requests, options.timeout, fabric, shared.owned)?;
+        Ok((batch, owner))
+    }
+
     fn cancel(&mut self, shared: &Arc<Shared>) {
         let Some(index) = (shared.slot.load(Ordering::Relaxed) as usize).checked_sub(1) else { return };
-        if let Some((handle, live)) = &self.transfers[index]
-            && Arc::ptr_eq(live, shared)
+        if let Some(live) = &self.transfers[index]
+            && Arc::ptr_eq(&live.shared, shared)
         {
-            let canceled = self.engine.cancel(*handle);
+            let canceled = self.engine.cancel(live.batch);
             debug_assert!(canceled.is_ok(), "a live transfer's batch is not freed");
         }
     }
 
     /// Ends the transfers of the batches and fences that have ended.
-    fn finish(&mut self, link: &Link) {
+    fn finish(&mut self, link: &Arc<Link>) {
         let mut ended = std::mem::take(&mut self.ended);
         for end in ended.drain(..) {
             match end {
@@ -345,7 +379,7 @@ impl State {
                     let Some(at) = self.fences.iter().position(|(live, _)| *live == fence) else { continue };
                     let (_, shared) = self.fences.swap_remove(at);
                     let end = match self.engine.fence_report(fence) {
-                        Ok(report) => End::Ended { report, requests: None },
+                        Ok(report) => End::completed(report),
                         Err(error) => End::Refused(error),
                     };
                     let freed = self.engine.free_fence(fence);
@@ -357,22 +391,50 @@ impl State {
         self.ended = ended;
     }
 
-    fn finish_batch(&mut self, link: &Link, handle: BatchHandle) {
-        let Some((_, shared)) = self.transfers[handle.index()].take_if(|(live, _)| *live == handle) else {
+    fn finish_batch(&mut self, link: &Arc<Link>, handle: BatchHandle) {
+        let Some(Live { shared, owner, .. }) =
+            self.transfers[handle.index()].take_if(|live| live.batch == handle)
+        else {
             return;
         };
         let end = match self.engine.report(handle) {
-            Ok(report) if report.status == Status::Completed => End::Ended { report, requests: None },
+            Ok(report) if report.status == Status::Completed => Ok(report),
             Ok(report) => {
                 let one = |index| self.engine.request_status(handle, index);
                 let requests = (0..shared.requests.len()).map_while(|index| one(index).ok()).collect();
-                End::Ended { report, requests: Some(requests) }
+                Err(End::Ended { report, requests: Some(requests), notified: None })
             }
-            Err(error) => End::Refused(error),
+            Err(error) => Err(End::Refused(error)),
         };
         let freed = self.engine.free(handle);
         debug_assert!(freed.is_ok(), "a transfer's batch is freed here alone");
-        link.finish(shared, end, &mut self.outbox);
+        match (end, owner) {
+            (Ok(report), Some(owner)) => self.notify(link, shared, owner, report),
+            (Ok(report), None) => link.finish(shared, End::completed(report), &mut self.outbox),
+            (Err(end), _) => link.finish(shared, end, &mut self.outbox),
+        }
+    }
+
+    /// Sends the notification of a transfer that has completed, and then ends the transfer.
+    fn notify(&mut self, link: &Arc<Link>, shared: Arc<Shared>, owner: SegmentOwner, report: BatchReport) {
+        let end = move |notified| End::Ended { report, requests: None, notified: Some(notified) };
+        let to = owner.place().to_owned();
+        let (peers, sending, its_link) = (self.peers.clone(), shared.clone(), link.clone());
+        let send = move || {
+            let notice = sending.options.notice.as_ref();
+            let notified =
+                notice.map_or(Ok(()), |notice| peers.notify(&owner, &notice.name, &notice.message));
+            if let Err(SegmentError::Restarted { found, .. }) = notified {
+                let segment = sending.requests[0].segment;
+                // Without a worker no thread can use the segment.
+                let noted = Box::new(move |engine: &mut Engine| engine.note_restart(segment, found));
+                let _ = its_link.push_all(Command::Call(noted));
+            }
+            move || its_link.finish_now(sending, end(notified))
+        };
+        if !self.notifier.push(to, send) {
+            link.finish(shared, end(Err(SegmentError::Closed)), &mut self.outbox);
+        }
     }
 
     /// Frees the buffers of dropped transfers that nothing uses any more.
@@ -404,10 +466,10 @@ impl State {
     }
 
     /// Cancels what is in flight, and waits at most `drain` for its end.
-    fn wind_up(mut self, link: &Link, drain: Duration) {
+    fn wind_up(mut self, link: &Arc<Link>, drain: Duration) {
         let start = Instant::now();
-        for (handle, _) in self.transfers.iter().flatten() {
-            let canceled = self.engine.cancel(*handle);
+        for live in self.transfers.iter().flatten() {
+            let canceled = self.engine.cancel(live.batch);
             debug_assert!(canceled.is_ok(), "a live transfer's batch is not freed");
         }
         while start.elapsed() < drain {
@@ -425,7 +487,7 @@ impl State {
         let Self { engine, transfers, fences, reclaims, mut outbox, .. } = self;
         // Ends what is still in flight.
         drop(engine);
-        let transfers = transfers.into_iter().flatten().map(|(_, shared)| shared);
+        let transfers = transfers.into_iter().flatten().map(|live| live.shared);
         for shared in transfers.chain(fences.into_iter().map(|(_, shared)| shared)) {
             link.finish(shared, End::Refused(TransferError::Closed), &mut outbox);
         }
@@ -433,5 +495,13 @@ impl State {
         for (_, abandoned) in reclaims {
             link.leak(&abandoned, "did not drain in time");
         }
+    }
+}
+
+#[cfg(test)]
+impl Link {
+    /// Keeps all threads from taking a turn.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -16,7 +16,7 @@ use common::{bytes, eventually, pattern, request};
 use libtest_mimic::{Arguments, Completion, Trial};
 use servers::{Kind, PASSWORD, Server};
 use te_core::{Access, Op};
-use te_engine::metadata::Entry;
+use te_engine::metadata::{Entry, KeyValue};
 use te_engine::{
     Config, Directory, Fabrics, Liveness, MetadataConfig, MetadataError, MetadataSource, Registration,
     SegmentError, TransferEngine,
@@ -28,7 +28,7 @@ const LONG: Duration = Duration::from_secs(60);
 const HOUR_MS: u32 = 3_600_000;
 
 type Test = fn(Kind);
-const OF_ALL: [(&str, Test); 12] = [
+const OF_ALL: [(&str, Test); 13] = [
     ("a_segment_is_found_by_its_name_until_its_owner_stops", found_by_name),
     ("the_name_of_a_killed_owner_expires", killed_owner),
     ("an_owner_that_restarts_takes_its_name_at_once", restarted_owner),
@@ -41,6 +41,7 @@ const OF_ALL: [(&str, Test); 12] = [
     ("values_beyond_an_entrys_length_are_reported", huge_values),
     ("a_server_that_does_not_run_is_named_in_the_error", no_server),
     ("an_address_is_not_looked_up", addresses),
+    ("plain_keys_are_put_read_and_deleted", plain_keys),
 ];
 const OF_REDIS: [(&str, Test); 2] = [
     ("a_wrong_password_is_reported_and_not_shown", wrong_password),
@@ -318,6 +319,35 @@ fn addresses(kind: Kind) {
     looker(server.source()).open_segment(there.name()).unwrap();
     let unnamed = looker(MetadataSource::default()).open_segment("node-7").unwrap_err();
     assert_eq!(unnamed, SegmentError::Name("node-7".into()));
+}
+
+fn plain_keys(kind: Kind) {
+    let mut server = Server::start(kind);
+    let keys = KeyValue::open(&server.source(), TIMEOUT).unwrap();
+    assert_eq!(keys.server(), server.directory().server());
+    let key = "mooncake/ram/10.0.0.7:15000";
+    assert_eq!((keys.get(key, 100).unwrap(), keys.delete(key).unwrap()), (None, false));
+    for value in [&b"{\"name\":\"a\"}"[..], b"", &[0, 0xff, b'\n', b'"'], &pattern(7, 300_000)] {
+        keys.put(key, value).unwrap();
+        assert_eq!(keys.get(key, 300_000).unwrap().as_deref(), Some(value), "{} bytes", value.len());
+    }
+    // A reader accepts as much as it asks for.
+    let error = keys.get(key, 299_999).unwrap_err();
+    assert!(
+        matches!(error, MetadataError::Garbage { what, .. } if what.contains("more bytes than")),
+        "{error}"
+    );
+    // Characters that a URL or a protocol could take for its own.
+    let odd = "a b/%2F?&=#\u{e9}\"'";
+    keys.put(odd, b"odd").unwrap();
+    assert_eq!(keys.get(odd, 9).unwrap().as_deref(), Some(&b"odd"[..]));
+    assert_eq!(keys.get("a b", 9).unwrap(), None);
+    assert!(keys.delete(odd).unwrap() && keys.delete(key).unwrap());
+    assert_eq!((keys.get(key, 9).unwrap(), keys.get(odd, 9).unwrap()), (None, None));
+    server.kill();
+    let error = keys.get(key, 9).unwrap_err();
+    assert!(matches!(error, MetadataError::Unreachable { .. }), "{error}");
+    assert!(!format!("{error} {keys:?}").contains(PASSWORD));
 }
 
 fn wrong_password(kind: Kind) {

@@ -6,7 +6,7 @@
 
 use crate::cmd::Cmd;
 use crate::host::Host;
-use crate::{bindgen, fuzz, lab, stats, tidy};
+use crate::{bindgen, fuzz, lab, stats, tidy, wheel};
 use anyhow::{Result, bail, ensure};
 use std::time::{Duration, Instant};
 
@@ -188,7 +188,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
         step("alerts", "Prometheus rules and their tests", 60, alerts(host)),
         step("bindgen", "the layout of libibverbs' structures agrees with its headers", 60, bindings()),
         step("clippy", "lints of all targets, with default features and with all features", 600, lints(host)),
-        step("features", "each feature alone, none, all", 600, feature_sets(host)),
+        step("features", "each feature alone, and none", 600, feature_sets(host)),
         step("msrv", "the oldest supported compiler", 600, msrv(host)),
         step("doc", "documentation without warnings", 600, docs(host)),
         step("test", "unit, property, conformance and process tests", 900, tests(host, "--workspace")),
@@ -197,7 +197,10 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             "test-features",
             "the fabrics again, with features that change how they work",
             900,
-            tests_with_features(host, &["te-core", "te-fabric", "te-host", "te-tcp", "te-engine"]),
+            tests_with_features(
+                host,
+                &["te-core", "te-fabric", "te-metadata", "te-host", "te-tcp", "te-engine"],
+            ),
         ),
         step("no-std", "te-core and store-core without std", 300, no_std(host)),
         step("loom", "every interleaving of what is ordered by hand", 900, loom(host)),
@@ -205,6 +208,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
         step("fuzz", "parsers of input from peers, files and users", 900, fuzzing(host, args)),
         step("miri", "undefined behaviour in te-core", 900, miri(host)),
         step("lab", "the fabrics on emulated devices, faults included", 900, in_lab()),
+        step("python", "the Python wheels, installed into a clean environment and tested", 1500, python()),
         step("deny", "licences, advisories, sources", 120, deny(host)),
         step(
             "replay",
@@ -264,6 +268,13 @@ fn bindings() -> Plan {
     }
 }
 
+fn python() -> Plan {
+    match wheel::obstacle() {
+        Some(obstacle) => Plan::Skip(obstacle),
+        None => checks("cargo xtask wheel --test", || wheel::run(&wheel::Args::tested())),
+    }
+}
+
 fn tests(host: &Host, selection: &str) -> Plan {
     let runner = if host.nextest { "cargo nextest run" } else { "cargo test --tests" };
     let note = if host.nextest { "nextest" } else { "cargo test; nextest is not installed" };
@@ -296,11 +307,9 @@ fn feature_sets(host: &Host) -> Plan {
         if features.is_empty() {
             continue;
         }
+        // The step clippy has all of them together.
         let mut sets = vec!["--no-default-features".to_owned()];
         sets.extend(features.iter().map(|feature| format!("--no-default-features --features {feature}")));
-        if features.len() > 1 {
-            sets.push(host.all_features(&[&package.name]));
-        }
         works.extend(sets.into_iter().map(|set| {
             Work::Command(Cmd::new(&format!("cargo clippy --quiet -p {} {set} -- -D warnings", package.name)))
         }));

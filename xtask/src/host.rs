@@ -126,7 +126,8 @@ fn package(value: &Value) -> Package {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let features = value["features"].as_object();
     let is_lib = |target: &Value| {
-        target["kind"].as_array().into_iter().flatten().any(|kind| kind.as_str() == Some("lib"))
+        let kinds = target["kind"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        kinds.into_iter().any(|kind| ["lib", "rlib", "cdylib", "staticlib"].contains(&kind))
     };
     Package {
         name: text(&value["name"]),

@@ -8,9 +8,12 @@
 //! cargo xtask deploy        checks the files in deploy/ against the program, systemd and promtool
 //! cargo xtask image         assembles and runs the container image without an engine, with compose file and units
 //! cargo xtask bindgen       sizes and offsets of libibverbs' structures, from its headers
+//! cargo xtask install-c     builds the C libraries, and installs them with headers and pkg-config files
 //! cargo xtask lab           boots guests with emulated RDMA, NVMe over Fabrics, CXL and NUMA, and runs commands in them
 //! cargo xtask hw-test       the tests that need hardware, here or in the lab
 //! cargo xtask soak          runs a store under load while its processes are killed, stopped and restarted
+//! cargo xtask mooncake-tests  runs Mooncake's own tests against Snowskin, from a checkout that MOONCAKE_SRC names
+//! cargo xtask wheel         builds, checks and tests the Python wheels
 //! cargo xtask bench-iperf   compares transfers with iperf3 and memcpy, in one run
 //! cargo xtask bench-peers   compares transfers, store and master with Mooncake, NIXL, UCX, Redis, iperf3 and memcpy
 //! ```
@@ -26,11 +29,14 @@ mod fuzz;
 mod host;
 mod hw_test;
 mod image;
+mod install_c;
 mod lab;
+mod mooncake_tests;
 mod reference;
 mod soak;
 mod stats;
 mod tidy;
+mod wheel;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -60,6 +66,8 @@ enum Task {
     Image(image::Args),
     /// Write (or check) the sizes and offsets of libibverbs' structures, from the installed headers.
     Bindgen(bindgen::Args),
+    /// Build the C libraries, and install them with headers and pkg-config files.
+    InstallC(install_c::Args),
     /// Boot QEMU guests with emulated devices, and run a command in them.
     Lab(lab::Args),
     /// Run the tests that need hardware, on this host or in the lab.
@@ -67,6 +75,10 @@ enum Task {
     /// Run a store for minutes while killing, stopping and restarting its processes; check every byte, memory
     /// and descriptors.
     Soak(soak::Args),
+    /// Run Mooncake's own tests, unchanged, from a checkout that MOONCAKE_SRC names.
+    MooncakeTests(mooncake_tests::Args),
+    /// Build the Python wheels, check their size and their tag, and test them in a clean environment.
+    Wheel(wheel::Args),
     /// Compare transfers with iperf3 and memcpy.
     BenchIperf(bench_iperf::Args),
     /// Compare transfers, store and master with Mooncake, NIXL, UCX, Redis, iperf3 and memcpy.
@@ -82,9 +94,12 @@ fn main() -> ExitCode {
         Task::Deploy(args) => deploy::run(&args),
         Task::Image(args) => image::run(&args),
         Task::Bindgen(args) => bindgen::run(&args),
+        Task::InstallC(args) => install_c::run(&args),
         Task::Lab(args) => lab::run(&args),
         Task::HwTest(args) => hw_test::run(&args),
         Task::Soak(args) => soak::run(&args),
+        Task::MooncakeTests(args) => mooncake_tests::run(&args),
+        Task::Wheel(args) => wheel::run(&args),
         Task::BenchIperf(args) => bench_iperf::run(&args),
         Task::BenchPeers(args) => bench_peers::run(&args),
     };

@@ -183,6 +183,10 @@ fn miss(args: &Args, client: &Client) -> Failure {
         return Failure::new(Exit::Verification, format!("{key}: the stored bytes are damaged"))
             .hint("put it again with --replace");
     }
+    if counters.disk_misses > 0 {
+        return Failure::failed(format!("{key}: the disk that has it did not deliver it in time, or failed"))
+            .hint("try again, or with a longer --disk-deadline-ms");
+    }
     if counters.transfer_misses > 0 {
         let failure = Failure::failed(format!(
             "{key}: no node that has it could be read over fabric {}",

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use store_core::{Secret, TenantConfig};
-use store_master::{BindError, MasterServer};
+use store_master::{BindError, MasterHandle, MasterServer};
 
 use crate::commands::cluster::MasterReady;
 use crate::config::{FlagsOfMaster, keys};
@@ -18,13 +18,17 @@ const AFTER_HELP: &str = "Examples:
   snowskin master --listen 10.0.0.5:50051 --http 10.0.0.5:9003
   curl -s localhost:9003/health; curl -s localhost:9003/metrics
   snowskin master --lease-ms 2000 --evict-above 0.9
+  snowskin master --journal /var/lib/snowskin            continues after a crash with all objects
   snowskin master --tenants tenants.toml                 see also `snowskin admin tenants`
   snowskin master --config /etc/snowskin.toml            see `snowskin config reference`";
+
+/// How often the end of the master is looked for.
+const ENDED_CHECK: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// Run the master, which knows where every object is
 ///
 /// Runs in the foreground until Ctrl-C or SIGTERM, and then stops in order (exit code 0). The master keeps
-/// only metadata, in memory; nodes lend the memory for objects (`snowskin node`).
+/// only metadata, in memory and with --journal on disk; nodes lend the memory for objects (`snowskin node`).
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
@@ -65,9 +69,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
             ready.http.as_ref().map(|http| format!(", metrics at http://{http}/metrics")).unwrap_or_default();
         format!("master ready at {}{http}\n", ready.rpc)
     });
-    wait_for_signal();
-    tracing::info!("stopping");
-    serving.stop().context("the master did not stop in order")?;
+    wait_for_end(&serving);
+    let ended = serving.has_ended();
+    if !ended {
+        tracing::info!("stopping");
+    }
+    let why = if ended { "the master has ended" } else { "the master did not stop in order" };
+    serving.stop().context(why)?;
     Ok(Exit::Ok)
 }
 
@@ -156,6 +164,11 @@ pub(crate) fn announce(json: bool, ready: &impl serde::Serialize, text: impl FnO
     if said.is_err() {
         tracing::info!("stdout is closed");
     }
+}
+
+/// Sleeps until Ctrl-C or SIGTERM, or until the master has ended: one that cannot write its journal does.
+pub(crate) fn wait_for_end(master: &MasterHandle) {
+    while sys::wait_for_interrupt(Some(ENDED_CHECK)).is_none() && !master.has_ended() {}
 }
 
 /// Sleeps until Ctrl-C or SIGTERM.

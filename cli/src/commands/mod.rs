@@ -5,6 +5,7 @@ pub(crate) mod bench;
 pub(crate) mod cluster;
 pub(crate) mod completions;
 pub(crate) mod config;
+pub(crate) mod disk;
 pub(crate) mod doctor;
 pub(crate) mod gateway;
 pub(crate) mod get;
@@ -57,6 +58,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Admin(args) => admin::run(args),
         Command::Replay(args) => replay::run(args, global),
         Command::Bench(args) => bench::run(args, global),
+        Command::Disk(args) => disk::run(args, global),
         Command::Topology(args) => topology::run(args),
         Command::Doctor(args) => doctor::run(args, global),
         Command::Health(args) => health::run(args),

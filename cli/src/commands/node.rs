@@ -28,6 +28,7 @@ const AFTER_HELP: &str = "Examples:
   snowskin node --memory 8GiB
   snowskin node --memory 64GiB --master 10.0.0.5:50051 --listen 10.0.0.7:0
   snowskin node --listen 0.0.0.0:7400 --advertise node-7.example
+  snowskin node --disk /mnt/nvme0/kv:500GiB               objects that no longer fit into memory go to the disk
   snowskin node --local auto        and then: snowskin get greeting --local auto
   snowskin node --gateway 127.0.0.1:9005
   snowskin node --drain-on-stop=300                      move all objects to other nodes before it stops
@@ -37,7 +38,7 @@ const AFTER_HELP: &str = "Examples:
 /// Run a node, which lends its memory to the store
 ///
 /// Runs in the foreground until Ctrl-C or SIGTERM, and then stops in order (exit code 0). Clients read and
-/// write its memory directly over the fabric. When the node stops, its objects are gone, unless
+/// write its memory directly over the fabric. When the node stops, its objects in memory are gone, unless
 /// --drain-on-stop moves them to other nodes first. When the master restarts, the node mounts its memory
 /// again, empty. If the master does not listen when the node starts, the node waits for it.
 #[derive(Debug, clap::Args)]

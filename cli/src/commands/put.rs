@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use serde::Serialize;
 use store_client::{
-    Client, LocalClient, Placement, PutOptions, RemoveMode, RpcConnection, Store as _, StoreError,
+    Client, Existing, LocalClient, Placement, PutOptions, RpcConnection, Store as _, StoreError,
 };
 use store_core::Key;
 use store_core::message::{FindReplicas, Pin, Retention};
@@ -70,7 +70,8 @@ pub(crate) struct Args {
     /// Evict the object together with all others of this group, or not at all; any name.
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
-    /// Remove an existing object under this key first.
+    /// Replace an existing object under this key. It can be read until the new one is stored, and stays if
+    /// that fails.
     #[arg(long)]
     replace: bool,
     #[command(flatten)]
@@ -108,13 +109,9 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let mut client = args.wait.for_listener(what, connect).map_err(crate::commands::no_start)?;
     let bar = Bar::spinner(format!("storing {}", ByteSize(bytes).approximate()), global.quiet);
     let started = Instant::now();
-    if args.replace {
-        client
-            .remove(args.key.as_bytes(), RemoveMode::Force)
-            .map_err(|error| refused_in(&client, &args.key, &error))?;
-    }
     let placement = placement(args, &mut client)?;
-    let options = PutOptions { replicas: args.replicas, placement, retention: retention(args) };
+    let (retention, existing) = (retention(args), existing(args));
+    let options = PutOptions { replicas: args.replicas, placement, retention, existing };
     let stored = args.wait.for_node(
         &mut client,
         |client| client.put(args.key.as_bytes(), &value, &options),
@@ -136,12 +133,10 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
 
 /// Stores through the node on this machine.
 fn put_local(args: &Args, mut client: LocalClient, value: &[u8]) -> Outcome {
-    let options = PutOptions { replicas: args.replicas, retention: retention(args), ..PutOptions::default() };
+    let (retention, existing) = (retention(args), existing(args));
+    let options = PutOptions { replicas: args.replicas, retention, existing, ..PutOptions::default() };
     let failed = |error: StoreError| local::failure(&args.key, &error);
     let started = Instant::now();
-    if args.replace {
-        client.remove(args.key.as_bytes(), RemoveMode::Force).map_err(failed)?;
-    }
     let stored = args.wait.for_node(
         &mut client,
         |client| client.put(args.key.as_bytes(), value, &options),
@@ -226,7 +221,13 @@ fn retention(args: &Args) -> Retention {
         (true, false) => Pin::Soft,
         (false, false) => Pin::None,
     };
-    Retention { pin, ttl_ms: args.ttl_ms, group: args.group.as_deref().map(group_number) }
+    let group = args.group.as_deref().map(group_number);
+    Retention { pin, ttl_ms: args.ttl_ms, group, ..Retention::DEFAULT }
+}
+
+/// What happens to an object that has the key.
+fn existing(args: &Args) -> Existing {
+    if args.replace { Existing::REPLACE } else { Existing::Keep }
 }
 
 /// The number of a group: FNV-1a, 64 bits (Fowler, Noll and Vo), of its name, which any program can compute.

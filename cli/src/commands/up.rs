@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     for node in &ready.nodes {
         warn_of_address(&settings, &node.name, &node.endpoint);
     }
-    crate::commands::master::wait_for_signal();
+    crate::commands::master::wait_for_end(&running.master);
     tracing::info!("stopping");
     running.stop()?;
     Ok(Exit::Ok)

@@ -168,6 +168,7 @@ fn value_name(key: &Key) -> &'static str {
         "Address" => "HOST:PORT",
         "MetadataSource" => "URL",
         "PathBuf" => "PATH",
+        "DiskList" => "PATH[:SIZE],…",
         "bool" => "BOOL",
         "f64" => "SHARE",
         "u8" | "u16" | "u32" | "u64" => "N",

@@ -29,7 +29,8 @@ const SOURCES: [(&str, &str); 8] = [
         "store_client",
         concat!(
             include_str!("../../../store-client/src/config.rs"),
-            include_str!("../../../store-client/src/rpc.rs")
+            include_str!("../../../store-client/src/rpc.rs"),
+            include_str!("../../../store-client/src/stage/config.rs")
         ),
     ),
     ("te_engine", include_str!("../../../te-engine/src/config.rs")),
@@ -39,7 +40,7 @@ const SOURCES: [(&str, &str); 8] = [
 ];
 
 /// Short flags for settings with long names. `-h` lists these; `--help` lists all.
-const FLAGS: [(&str, &str); 33] = [
+const FLAGS: [(&str, &str); 34] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
     ("cluster.tenant_secret", "tenant-secret"),
@@ -53,6 +54,7 @@ const FLAGS: [(&str, &str); 33] = [
     ("master.rpc_listen", "listen"),
     ("master.rpc_unix", "unix"),
     ("master.http_listen", "http"),
+    ("master.journal", "journal"),
     ("master.store.lease_ttl_ms", "lease-ms"),
     ("master.store.eviction_high_watermark", "evict-above"),
     ("master.store.eviction", "eviction"),
@@ -72,6 +74,7 @@ const FLAGS: [(&str, &str); 33] = [
     ("node.local", "local"),
     ("node.gateway", "gateway"),
     ("node.takeover", "takeover"),
+    ("node.disks", "disk"),
     ("client.engine.fabrics", "fabric"),
 ];
 
@@ -279,6 +282,7 @@ impl Key {
                                  redis://[USER:PASSWORD@]HOST:PORT[/DB] and etcd://HOST:PORT[,HOST:PORT]"
                 .to_owned(),
             "TopologySource" => "auto, off, or {file = \"PATH\"}".to_owned(),
+            "DiskList" => "PATH[:SIZE], several separated by commas".to_owned(),
             "Vec<String" | "Vec<String>" => "a list of texts".to_owned(),
             _ if !self.choices.is_empty() => self.choices.join(", "),
             _ if !self.parts.is_empty() => format!("a table with {}", self.parts.join(", ")),

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use store_core::message::PutOptions;
+use store_core::message::{PutOptions, RetentionChange};
 
 use super::queue::Pending;
 use super::{AsyncClient, GetJob, Job, Origin, OwnRange, To};
+use crate::client::Client;
 use crate::error::StoreError;
 use crate::item::{Get, Put, Sink, Source, Tally};
 use crate::store::{RemoveMode, Store};
@@ -27,6 +28,17 @@ pub struct BlockingClient {
 impl BlockingClient {
     pub(super) const fn new(client: AsyncClient) -> Self {
         Self { client }
+    }
+
+    /// Runs any code with the client, on its thread. See [`AsyncClient::with`].
+    ///
+    /// # Errors
+    /// That of the code; `Stopped` when the client has ended, `Forked` in a fork of its process.
+    pub fn with<T: Send + 'static>(
+        &self,
+        run: impl FnOnce(&mut Client) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        Waiter::new().wait(self.client.with(run))
     }
 
     fn begin_get(&self, item: &Get<'_>) -> Result<Begun, StoreError> {
@@ -105,6 +117,23 @@ impl Store for BlockingClient {
 
     fn batch_exists(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
         Waiter::new().all(keys.iter().map(|key| self.client.exists(*key)).collect()).into_iter().collect()
+    }
+
+    fn batch_exists_leased(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
+        let pending = keys.iter().map(|key| self.client.exists_leased(*key)).collect();
+        Waiter::new().all(pending).into_iter().collect()
+    }
+
+    fn batch_change_retention(
+        &mut self,
+        keys: &[&[u8]],
+        change: &RetentionChange,
+    ) -> Result<Vec<Result<bool, StoreError>>, StoreError> {
+        let (keys, change): (Vec<Vec<u8>>, _) = (keys.iter().map(|key| key.to_vec()).collect(), *change);
+        self.with(move |client| {
+            let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+            client.batch_change_retention(&keys, &change)
+        })
     }
 
     fn batch_remove(

@@ -9,7 +9,7 @@ use store_master::{Config, MasterHandle, MasterServer};
 
 use super::worker::Occupied;
 use super::*;
-use crate::{ClientConfig, Node, NodeConfig, StoreError};
+use crate::{ClientConfig, Node, NodeConfig, Store as _, StoreError};
 
 fn store() -> (MasterHandle, Node, AsyncClient) {
     let config =
@@ -42,7 +42,10 @@ fn wait<T>(mut future: Pending<T>) -> Result<T, StoreError> {
 
 impl AsyncClient {
     fn run(&self, run: impl FnOnce(&mut Client) + Send + 'static) -> Pending<()> {
-        self.ask(|reply| Job::Run(Box::new(run), reply))
+        self.with(|client| {
+            run(client);
+            Ok(())
+        })
     }
 
     /// Blocks the thread until the returned sender is dropped.
@@ -152,6 +155,32 @@ fn operations_that_wait_when_the_client_is_stopped_are_carried_out_first() {
     wait(busy).unwrap();
     assert!(wait(put).unwrap());
     assert!(matches!(wait(other.exists(b"k")), Err(StoreError::Stopped)));
+}
+
+#[test]
+fn code_runs_with_the_client_unless_its_future_was_dropped_before() {
+    let (_master, _node, client) = store();
+    let options = PutOptions::default();
+    let stats = wait(client.with(move |client| {
+        client.put(b"k", b"value".as_slice(), &options)?;
+        client.master().stats()
+    }));
+    assert_eq!(stats.unwrap().objects, 1);
+    let refused = client.with(|client| client.master().task(store_core::TaskId::new(1)).map(drop));
+    assert_eq!(wait(refused).map_err(|error| error.code()), Err(ErrorCode::TaskNotFound));
+    let (release, busy) = client.busy();
+    let dropped = begun(client.with(|client| client.remove(b"k", RemoveMode::Force)));
+    drop(dropped);
+    let wanted = begun(client.with(|client| client.exists(b"k")));
+    drop(release);
+    wait(busy).unwrap();
+    assert!(wait(wanted).unwrap(), "nothing was removed");
+    let mut blocking = client.blocking();
+    assert!(blocking.with(|client| client.exists(b"k")).unwrap());
+    assert_eq!(blocking.get(b"k").unwrap().as_deref(), Some(b"value".as_slice()));
+    client.stop();
+    let stopped = blocking.with(|client| client.exists(b"k"));
+    assert!(matches!(stopped, Err(StoreError::Stopped)));
 }
 
 #[test]

@@ -34,7 +34,8 @@ type Asked<A, T> = Vec<(A, Reply<T>)>;
 struct Gathered {
     puts: Vec<PutJob>,
     gets: Vec<GetJob>,
-    exists: Asked<Vec<u8>, bool>,
+    /// Without a lease, and with one.
+    exists: [Asked<Vec<u8>, bool>; 2],
     /// Removals without force, and with force.
     removes: [Asked<Vec<u8>, bool>; 2],
 }
@@ -71,7 +72,9 @@ impl Worker {
             match job {
                 Job::Put(put) if put.reply.is_wanted() => all.puts.push(put),
                 Job::Get(get) if get.is_wanted() => all.gets.push(get),
-                Job::Exists(key, reply) if reply.is_wanted() => all.exists.push((key, reply)),
+                Job::Exists(leased, key, reply) if reply.is_wanted() => {
+                    all.exists[usize::from(leased)].push((key, reply));
+                }
                 Job::Remove(key, mode, reply) if reply.is_wanted() => {
                     all.removes[usize::from(mode.is_force())].push((key, reply));
                 }
@@ -87,11 +90,7 @@ impl Worker {
                 // No operation has used this memory, so unregistering succeeds.
                 Job::GiveBack(region) => drop(self.client.unregister(region.id())),
                 Job::Counters(reply) => reply.send(Ok(self.client.counters())),
-                #[cfg(test)]
-                Job::Run(run, reply) => {
-                    run(&mut self.client);
-                    reply.send(Ok(()));
-                }
+                Job::With(run) => run(&mut self.client),
                 // Its future was dropped.
                 _ => {}
             }
@@ -101,7 +100,9 @@ impl Worker {
 
     fn carry_out(&mut self, gathered: Gathered) {
         let Gathered { puts, gets, exists, removes } = gathered;
-        self.exists(exists);
+        for (leased, exists) in [false, true].into_iter().zip(exists) {
+            self.exists(exists, leased);
+        }
         for (mode, removes) in [RemoveMode::Unused, RemoveMode::Force].into_iter().zip(removes) {
             self.remove(removes, mode);
         }
@@ -109,12 +110,15 @@ impl Worker {
         self.put(puts);
     }
 
-    fn exists(&mut self, asks: Asked<Vec<u8>, bool>) {
+    fn exists(&mut self, asks: Asked<Vec<u8>, bool>, leased: bool) {
         if asks.is_empty() {
             return;
         }
         let (keys, replies): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
-        match self.client.batch_exists(&slices(&keys)) {
+        let keys = slices(&keys);
+        let found =
+            if leased { self.client.batch_exists_leased(&keys) } else { self.client.batch_exists(&keys) };
+        match found {
             Ok(found) => answer(replies, found.into_iter().map(Ok)),
             Err(error) => refuse(replies, &error),
         }

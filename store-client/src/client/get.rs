@@ -28,6 +28,11 @@ impl Client {
             self.get.start(items.iter().map(|item| wanted(item, value_bytes_max)), &[]);
             self.run_get(items);
         }
+        self.finish_get(items);
+    }
+
+    /// Sets the results of the items of a get that is over.
+    pub(super) fn finish_get(&mut self, items: &mut [Get<'_>]) {
         for (index, item) in items.iter_mut().enumerate() {
             let result = match &item.result {
                 Ok(_) => self.fetched(index, item),
@@ -39,7 +44,7 @@ impl Client {
     }
 
     /// Checks that an item can be read with this client.
-    fn check_get(&self, item: &Get<'_>) -> Result<(), StoreError> {
+    pub(super) fn check_get(&self, item: &Get<'_>) -> Result<(), StoreError> {
         item.check()?;
         match &item.sink {
             Sink::Region(range) => self.check_ranges([*range]),
@@ -51,7 +56,7 @@ impl Client {
     }
 
     /// Runs the operation that `self.get` was started with.
-    fn run_get(&mut self, items: &mut [Get<'_>]) {
+    pub(super) fn run_get(&mut self, items: &mut [Get<'_>]) {
         let count = items.len();
         let mut buffers = Buffers::Get(items);
         self.mover.begin(count);
@@ -59,6 +64,7 @@ impl Client {
         let this = &mut *lending;
         let quarantined = this.mover.quarantined_total();
         let deadline = this.begin_operation();
+        this.staging.begin();
         loop {
             this.get_actions(&buffers);
             if this.get.is_done() {
@@ -67,9 +73,11 @@ impl Client {
             // A node that does not respond gets half of the remaining lease; another replica can be read in
             // the other half.
             let patience = this.get.poll_timeout().map(|end| Instant::now() + (end - this.now()) / 2);
-            let busy = this.pump(&mut buffers, patience.map_or(deadline, |end| end.min(deadline)));
+            let staged = this.pump_staging(&buffers);
+            let busy = this.pump(&mut buffers, patience.map_or(deadline, |end| end.min(deadline))) | staged;
             let now = this.now();
             while let Some((transfer, end)) = this.mover.next_ended() {
+                let end = this.staged_end(&transfer, end);
                 this.get.handle_transfer(now, transfer.id, end);
             }
             let due = this.get.poll_timeout();
@@ -79,6 +87,7 @@ impl Client {
                 this.wait(due, deadline);
             }
         }
+        this.staging.finish();
         this.counters.checksum_mismatches += u64::from(this.get.mismatches());
         // Leases are kept while a read that was given up may still be under way, so that its source does not
         // change.
@@ -109,11 +118,15 @@ impl Client {
                     }
                 },
                 Some(Action::Transfer(transfer)) => {
+                    self.staging.read_again(transfer.item);
                     if self.start_transfer(transfer, buffers) {
                         self.counters.replica_failovers += 1;
                     }
                 }
-                Some(Action::Cancel { transfer }) => self.mover.cancel(transfer, &mut self.engine),
+                Some(Action::Cancel { transfer }) => {
+                    self.mover.cancel(transfer, &mut self.engine);
+                    self.staging.cancel(transfer);
+                }
                 // A get writes nothing remote, so there is nothing to fence.
                 Some(Action::Fence { .. }) => {}
                 None => return,
@@ -127,8 +140,12 @@ impl Client {
             Ok(fetched) => {
                 let bytes = item.bytes_of(fetched.len);
                 self.counters.hits += 1;
+                self.counters.disk_hits += u64::from(self.staging.was_read(index));
                 self.counters.read_bytes += bytes;
                 return Ok(Some(bytes));
+            }
+            Err(ErrorCode::TransferFail | ErrorCode::LeaseExpired) if self.staging.was_missed(index) => {
+                self.counters.disk_misses += 1;
             }
             Err(ErrorCode::LeaseExpired) => self.counters.lease_misses += 1,
             Err(ErrorCode::TransferFail | ErrorCode::SegmentNotFound) => self.counters.transfer_misses += 1,
@@ -170,7 +187,7 @@ impl Client {
 }
 
 /// Translates an item for the state machine of gets.
-fn wanted<'g>(item: &'g Get<'_>, value_bytes_max: u64) -> GetItem<'g> {
+pub(super) fn wanted<'g>(item: &'g Get<'_>, value_bytes_max: u64) -> GetItem<'g> {
     if item.result.is_err() {
         // The item was refused before any request. No object has an empty key, so this one is a miss.
         return GetItem { key: &[], capacity: 0, len_min: 1 };

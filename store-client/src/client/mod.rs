@@ -1,11 +1,16 @@
 //! [`Client`]: a client of the store with its own transfer engine.
 //!
-//! `put.rs` and `get.rs` run the state machines of [`store_core::client`], `lending.rs` registers plain
-//! memory for the duration of an operation, and `store.rs` implements [`Store`](crate::Store).
+//! `put.rs` and `get.rs` run the state machines of [`store_core::client`], `open_puts.rs` and
+//! `started_gets.rs` what takes several calls, `staging.rs` has objects that are on disks read into memory
+//! first, `lending.rs` registers plain memory for the duration of an operation, and `store.rs` implements
+//! [`Store`](crate::Store).
 
 mod get;
 mod lending;
+mod open_puts;
 mod put;
+mod staging;
+mod started_gets;
 mod store;
 
 use std::collections::hash_map::RandomState;
@@ -30,12 +35,17 @@ use crate::memory::{BufferRange, Held, Memory};
 use crate::metrics::{self, ClientMetrics, OperationTimes};
 use crate::mover::{Buffers, Mover};
 use crate::rpc::RpcConnection;
-use crate::segments::Segments;
+use crate::segments::{Place, Segments};
 
-pub(crate) use store::removed;
+use open_puts::OpenPuts;
+pub use open_puts::PutRange;
+use staging::Staging;
+use started_gets::StartedGets;
+pub(crate) use store::{found, removed};
 
-/// A client of the store with its own transfer engine. It is used by one thread at a time and starts no
-/// thread: the calling thread also polls the engine. Gets and puts are those of [`Store`](crate::Store).
+/// A client of the store with its own transfer engine. It is used by one thread at a time, and the calling
+/// thread also polls the engine. It starts no thread, except a short one each time that it connects to the
+/// disks of a node. Gets and puts are those of [`Store`](crate::Store).
 ///
 /// A key that is not found, or not found intact and in time, is a miss: the result is `None`, and a counter
 /// in [`counters`](Self::counters) gives the reason. An error is something that the caller should look into.
@@ -49,6 +59,9 @@ pub struct Client {
     memory: Memory,
     mover: Mover,
     segments: Segments,
+    staging: Staging,
+    puts: OpenPuts,
+    gets: StartedGets,
     started: Instant,
     /// Keys of the hash from which nonces are drawn; random per client.
     nonce_keys: RandomState,
@@ -80,6 +93,10 @@ pub struct Counters {
     pub replica_failovers: u64,
     /// Misses because no replica could be read.
     pub transfer_misses: u64,
+    /// Keys that were read intact from the disk of a node.
+    pub disk_hits: u64,
+    /// Misses because the disk that had the key did not deliver it in time, or failed.
+    pub disk_misses: u64,
     /// Keys that were committed.
     pub puts: u64,
     /// Keys whose put failed. A put of an existing key is not counted.
@@ -104,6 +121,8 @@ impl AddAssign for Counters {
             lease_misses,
             replica_failovers,
             transfer_misses,
+            disk_hits,
+            disk_misses,
             puts,
             put_failures,
             read_bytes,
@@ -117,6 +136,8 @@ impl AddAssign for Counters {
         self.lease_misses += lease_misses;
         self.replica_failovers += replica_failovers;
         self.transfer_misses += transfer_misses;
+        self.disk_hits += disk_hits;
+        self.disk_misses += disk_misses;
         self.puts += puts;
         self.put_failures += put_failures;
         self.read_bytes += read_bytes;
@@ -152,6 +173,9 @@ impl Client {
             memory: Memory::default(),
             mover,
             segments: Segments::new(&config.engine),
+            staging: Staging::new(&config),
+            puts: OpenPuts::new(),
+            gets: StartedGets::new(),
             started: Instant::now(),
             nonce_keys: RandomState::new(),
             nonces: 0,
@@ -281,7 +305,15 @@ impl Client {
     /// Starts a transfer. Returns whether it is a read that is not the first transfer of its item.
     fn start_transfer(&mut self, transfer: store_core::client::Transfer, buffers: &Buffers<'_, '_>) -> bool {
         let shun = Duration::from_millis(self.config.unreachable_ms.into());
-        let handle = self.segments.open(transfer.segment, &mut self.rpc, &mut self.engine, shun);
+        let place = self.segments.open(transfer.segment, &mut self.rpc, &mut self.engine, shun);
+        let handle = match place {
+            Some(Place::Memory(handle)) => Some(handle),
+            Some(Place::Disk { staging, service }) if transfer.op == Op::Read => {
+                return self.read_from_disk(transfer, staging, service, buffers);
+            }
+            // No put has a place on a disk.
+            Some(Place::Disk { .. }) | None => None,
+        };
         self.mover.start(transfer, handle, buffers) && transfer.op == Op::Read
     }
 
@@ -341,7 +373,12 @@ impl Client {
 
     fn wait(&mut self, due: Option<te_core::Instant>, deadline: Instant) {
         let due = due.map(|at| self.started + Duration::from_nanos(at.as_nanos()));
-        self.mover.wait(&mut self.engine, due.unwrap_or(deadline));
+        let until = due.unwrap_or(deadline);
+        if self.staging.is_idle() {
+            self.mover.wait(&mut self.engine, until);
+        } else {
+            self.wait_staging(until);
+        }
     }
 
     /// Resets the state machines after an operation was described but not started.
@@ -353,6 +390,7 @@ impl Client {
     /// afresh.
     fn abandon_operation(&mut self) {
         self.mover.abandon(&mut self.engine);
+        self.staging.abandon();
         self.forget_operation();
         // A response to the operation's requests must not reach the next operation.
         self.rpc.disconnect();
@@ -410,7 +448,10 @@ impl Client {
             "nodes cut this client off, because it made no progress for longer than they tolerate: it continues with a new engine"
         );
         self.mover = mover;
+        // They were those of the writer that the nodes have cut off.
+        self.puts.clear();
         self.segments = Segments::new(&self.config.engine);
+        self.staging = Staging::new(&self.config);
         self.engine = engine;
         self.rpc_connects = 0;
         self.note_connection();

@@ -29,7 +29,8 @@ impl Client {
         if items.iter().any(|item| item.result.is_ok()) {
             let ask = PutRequest { nonce: self.nonce(), options: *options, writer: self.engine.identity() };
             self.put.start(items.iter().map(wanted), ask);
-            self.run_put(items);
+            self.mover.begin(items.len());
+            self.run_put(items.len(), Buffers::Put(items));
         }
         for (index, item) in items.iter_mut().enumerate() {
             if item.result.is_ok() {
@@ -41,8 +42,13 @@ impl Client {
 
     /// Checks that an item can be put with this client.
     fn check_put(&self, item: &Put<'_>) -> Result<(), StoreError> {
-        item.check()?;
-        match item.source {
+        self.check_source(&item.source)
+    }
+
+    /// Checks that bytes can be written from there.
+    pub(super) fn check_source(&self, source: &Source<'_>) -> Result<(), StoreError> {
+        source.check()?;
+        match *source {
             Source::Region(range) => self.check_ranges([range]),
             Source::Regions(ranges) => self.check_ranges(ranges.iter().copied()),
             Source::Local(_) => Err(StoreError::ForeignMemory),
@@ -59,18 +65,19 @@ impl Client {
                 Ok(true)
             }
             Err(ErrorCode::ObjectAlreadyExists) => Ok(false),
-            Err(code) => {
-                self.counters.put_failures += 1;
-                Err(code.into())
-            }
+            Err(code) => Err(self.put_failed(code)),
         }
     }
 
-    /// Runs the operation that `self.put` was started with.
-    fn run_put(&mut self, items: &[Put<'_>]) {
-        let count = items.len();
-        let mut buffers = Buffers::Put(items);
-        self.mover.begin(count);
+    /// The error of a put that failed, which is counted unless its key exists.
+    pub(super) fn put_failed(&mut self, code: ErrorCode) -> StoreError {
+        self.counters.put_failures += u64::from(code != ErrorCode::ObjectAlreadyExists);
+        code.into()
+    }
+
+    /// Runs the operation of `count` items that `self.put` was started with, and the mover has begun.
+    pub(super) fn run_put(&mut self, count: usize, mut buffers: Buffers<'_, '_>) {
+        let whole = matches!(buffers, Buffers::Put(_));
         let mut lending = Lending::new(self, count, &mut buffers);
         let this = &mut *lending;
         let deadline = this.begin_operation();
@@ -87,7 +94,9 @@ impl Client {
             let busy = this.pump(&mut buffers, deadline);
             while let Some((transfer, end)) = this.mover.next_ended() {
                 let item = transfer.item as usize;
-                this.put.set_checksum(item, this.mover.checksum(item));
+                if whole {
+                    this.put.set_checksum(item, this.mover.checksum(item));
+                }
                 this.put.handle_transfer(transfer.id, end);
             }
             let now = this.now();

@@ -1,6 +1,6 @@
 //! Implements [`Store`] for [`Client`].
 
-use store_core::message::{Exists, PutOptions, Removal, Remove};
+use store_core::message::{Exists, ExistsLeased, PutOptions, Removal, Remove, RetentionChange};
 use store_core::{ErrorCode, Key};
 
 use super::{Client, chunk_len, chunks};
@@ -44,6 +44,29 @@ impl Store for Client {
         Ok(found)
     }
 
+    fn batch_exists_leased(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
+        self.rpc.begin_trace();
+        let mut found = Vec::with_capacity(keys.len());
+        for keys in chunks(keys, |key| key.len()) {
+            // The leases run out by themselves: a get of the objects takes leases of its own.
+            let (_, answers) = self.rpc.call::<ExistsLeased>(&(), keys.iter().map(|key| Key(key)))?;
+            found.extend(answers);
+        }
+        self.note_connection();
+        Ok(found)
+    }
+
+    fn batch_change_retention(
+        &mut self,
+        keys: &[&[u8]],
+        change: &RetentionChange,
+    ) -> Result<Vec<Result<bool, StoreError>>, StoreError> {
+        self.rpc.begin_trace();
+        let changed = self.master().change_retention(keys, change)?;
+        self.note_connection();
+        Ok(changed.into_iter().map(|result| found(result, ErrorCode::ObjectNotFound)).collect())
+    }
+
     fn batch_remove(
         &mut self,
         keys: &[&[u8]],
@@ -64,9 +87,14 @@ impl Store for Client {
 
 /// Whether the removal found an object.
 pub(crate) fn removed(answer: Result<(), ErrorCode>) -> Result<bool, StoreError> {
+    found(answer, ErrorCode::KeyNotFound)
+}
+
+/// The result of a request about an object, with `false` for one that does not exist, whose code is `no`.
+pub(crate) fn found(answer: Result<(), ErrorCode>, no: ErrorCode) -> Result<bool, StoreError> {
     match answer {
         Ok(()) => Ok(true),
-        Err(ErrorCode::KeyNotFound) => Ok(false),
+        Err(code) if code == no => Ok(false),
         Err(code) => Err(code.into()),
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use store_core::message::PutOptions;
+use store_core::message::{PutOptions, RetentionChange};
 use store_core::{DEFAULT_TENANT, ErrorCode, Key, WireError};
 use te_host::fork::Mark;
 
@@ -17,7 +17,7 @@ use super::protocol::{
     Answer, Got, Item, KEY_BYTES_PER_REQUEST_MAX, KEYS_PER_REQUEST_MAX, Refusal, Request, Span, Wanted,
     encode,
 };
-use crate::client::removed;
+use crate::client::{found, removed};
 use crate::error::StoreError;
 use crate::item::{Get, Part, Put, Sink, Source, Tally};
 use crate::store::{RemoveMode, Store};
@@ -446,6 +446,18 @@ impl LocalClient {
         }
     }
 
+    fn ask_exists(&mut self, keys: &[&[u8]], leased: bool) -> Result<Vec<bool>, StoreError> {
+        let mut found = Vec::with_capacity(keys.len());
+        for keys in chunks(keys, |key| key) {
+            let request = Request::Exists { leased, keys: keys.iter().map(|key| Key(key)).collect() };
+            match self.ask(&request)? {
+                Answer::Whether(answers) if answers.len() == keys.len() => found.extend(answers),
+                other => return Err(self.nonsense(other)),
+            }
+        }
+        Ok(found)
+    }
+
     /// Closes the connection after an error; its arena is not used any more.
     fn broken(&mut self, error: LocalError) -> StoreError {
         self.connection = None;
@@ -490,15 +502,31 @@ impl Store for LocalClient {
     }
 
     fn batch_exists(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
-        let mut found = Vec::with_capacity(keys.len());
+        self.ask_exists(keys, false)
+    }
+
+    fn batch_exists_leased(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
+        self.ask_exists(keys, true)
+    }
+
+    fn batch_change_retention(
+        &mut self,
+        keys: &[&[u8]],
+        change: &RetentionChange,
+    ) -> Result<Vec<Result<bool, StoreError>>, StoreError> {
+        let mut results = Vec::with_capacity(keys.len());
         for keys in chunks(keys, |key| key) {
-            let request = Request::Exists { keys: keys.iter().map(|key| Key(key)).collect() };
-            match self.ask(&request)? {
-                Answer::Whether(answers) if answers.len() == keys.len() => found.extend(answers),
+            let keys: Vec<_> = keys.iter().map(|key| Key(key)).collect();
+            let wanted = keys.len();
+            match self.ask(&Request::Retain { change: *change, keys })? {
+                Answer::Done(answers) if answers.len() == wanted => {
+                    results
+                        .extend(answers.into_iter().map(|answer| found(answer, ErrorCode::ObjectNotFound)));
+                }
                 other => return Err(self.nonsense(other)),
             }
         }
-        Ok(found)
+        Ok(results)
     }
 
     fn batch_remove(

@@ -10,7 +10,8 @@
 //! | `Hello`: version, tenant, bytes of arena requested; first, and once | `Welcome`, with the arena's file descriptor, or `Refused` |
 //! | `Put`: options; key and range of each | for each `()` or error |
 //! | `Get`: key of each, range, and which part of the object, or all | for each [`Got`] |
-//! | `Exists`, `Remove`: keys | for each `bool`; `()` or error |
+//! | `Exists`: whether to lease what exists; keys | for each `bool` |
+//! | `Retain`: change of the retention; keys. `Remove`: keys | for each `()` or error |
 //! | `Settled`: ranges that a fabric might still be writing | for each whether nothing writes it any more |
 //!
 //! A frame that does not decode, or is out of order, ends the connection. A first frame of another version is
@@ -19,7 +20,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use store_core::message::PutOptions;
+use store_core::message::{PutOptions, RetentionChange};
 use store_core::wire::{HEADER_BYTES, KEY_BYTES_MAX};
 use store_core::{ErrorCode, Frame, FrameWriter, Header, Key, WireError};
 
@@ -57,6 +58,14 @@ pub(super) enum Request<'a> {
         items: Vec<Wanted<'a>>,
     },
     Exists {
+        /// Whether objects that exist are leased.
+        leased: bool,
+        #[serde(borrow)]
+        keys: Vec<Key<'a>>,
+    },
+    /// Changes how long objects are kept.
+    Retain {
+        change: RetentionChange,
         #[serde(borrow)]
         keys: Vec<Key<'a>>,
     },
@@ -103,7 +112,7 @@ pub(super) enum Answer {
     Welcome { arena_bytes: u64 },
     /// The client is refused, and the connection is closed.
     Refused(Refusal),
-    /// Answer to `Put` and `Remove`.
+    /// Answer to `Put`, `Retain` and `Remove`.
     Done(Vec<Result<(), ErrorCode>>),
     /// Answer to `Get`.
     Got(Vec<Got>),
@@ -181,7 +190,7 @@ impl Request<'_> {
             Request::Get { items } => {
                 (items.len(), items.iter().any(|item| item.key.0.len() > KEY_BYTES_MAX))
             }
-            Request::Exists { keys } | Request::Remove { keys, .. } => {
+            Request::Exists { keys, .. } | Request::Retain { keys, .. } | Request::Remove { keys, .. } => {
                 (keys.len(), keys.iter().any(|key| key.0.len() > KEY_BYTES_MAX))
             }
             Request::Settled { ranges } => (ranges.len(), false),
@@ -313,7 +322,8 @@ mod tests {
             Request::Hello { version: VERSION, tenant: "default", arena_bytes: 1 << 26 },
             Request::Put { options, items },
             Request::Get { items: wanted },
-            Request::Exists { keys: vec![Key(b"a"), Key(b"b")] },
+            Request::Exists { leased: true, keys: vec![Key(b"a"), Key(b"b")] },
+            Request::Retain { change: RetentionChange::default(), keys: vec![Key(b"a")] },
             Request::Remove { force: true, keys: vec![Key(b"a")] },
             Request::Settled { ranges: vec![span] },
         ];
@@ -333,18 +343,18 @@ mod tests {
 
     #[test]
     fn limits_hold_before_anything_is_done() {
-        let too_many = Request::Exists { keys: vec![Key(b"k"); KEYS_PER_REQUEST_MAX + 1] };
+        let too_many = Request::Exists { leased: false, keys: vec![Key(b"k"); KEYS_PER_REQUEST_MAX + 1] };
         let out = sent(&too_many);
         let frame = Frame::parse(&out).unwrap().unwrap().0;
         assert_eq!(Request::decode(&frame), Err(WireError::TooManyKeys { keys: KEYS_PER_REQUEST_MAX + 1 }));
         for request in [
-            Request::Exists { keys: vec![Key(&[0; KEY_BYTES_MAX + 1])] },
+            Request::Exists { leased: false, keys: vec![Key(&[0; KEY_BYTES_MAX + 1])] },
             Request::Hello { version: 1, tenant: &"t".repeat(65), arena_bytes: 1 },
         ] {
             let out = sent(&request);
             assert_eq!(Request::decode(&Frame::parse(&out).unwrap().unwrap().0), Err(WireError::Body));
         }
-        let long = Request::Exists { keys: vec![Key(&[0; 1024]); 1024] };
+        let long = Request::Exists { leased: false, keys: vec![Key(&[0; 1024]); 1024] };
         let mut out = vec![1, 2, 3];
         assert!(matches!(encode(&mut out, 1, false, &long), Err(WireError::TooLong { .. })));
         assert_eq!(out, [1, 2, 3], "the buffer is unchanged");

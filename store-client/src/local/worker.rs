@@ -572,9 +572,19 @@ fn carry_out(client: &mut Client, arena: &SharedRegion, request: &Request<'_>) -
                     .collect(),
             )
         }
-        Request::Exists { keys } => {
+        Request::Exists { leased, keys } => {
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.0).collect();
-            client.batch_exists(&keys).map_or_else(|error| Answer::Failed(error.code()), Answer::Whether)
+            let found = if *leased { client.batch_exists_leased(&keys) } else { client.batch_exists(&keys) };
+            found.map_or_else(|error| Answer::Failed(error.code()), Answer::Whether)
+        }
+        Request::Retain { change, keys } => {
+            let keys: Vec<&[u8]> = keys.iter().map(|key| key.0).collect();
+            match client.batch_change_retention(&keys, change) {
+                Ok(changed) => Answer::Done(
+                    changed.into_iter().map(|changed| plain(changed, ErrorCode::ObjectNotFound)).collect(),
+                ),
+                Err(error) => Answer::Failed(error.code()),
+            }
         }
         Request::Remove { force, keys } => {
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.0).collect();

@@ -2,7 +2,8 @@
 //! is here.
 
 use store_core::message::{
-    ClearReplicas, Find, FindQuery, HostQuery, ListPosition, QueryHosts, RemoveMany, RemoveQuery,
+    ChangeRetention, ClearReplicas, Find, FindQuery, HostQuery, ListPosition, QueryHosts, RemoveMany,
+    RemoveQuery, RetentionChange,
 };
 use store_core::{ErrorCode, Key, SegmentNo};
 
@@ -75,11 +76,29 @@ impl MasterClient<'_> {
         Ok(hosts)
     }
 
+    /// Changes how long objects are kept.
+    ///
+    /// # Errors
+    /// No answer from the master. For an item: see
+    /// [`Master::change_retention`](store_core::Master::change_retention).
+    pub fn change_retention(
+        &mut self,
+        keys: &[&[u8]],
+        change: &RetentionChange,
+    ) -> Result<Vec<Result<(), ErrorCode>>, StoreError> {
+        let mut results = Vec::with_capacity(keys.len());
+        for keys in chunks(keys, |key| key.len()) {
+            let (_, answers) = self.rpc.call::<ChangeRetention>(change, keys.iter().map(|key| Key(key)))?;
+            results.extend(answers);
+        }
+        Ok(results)
+    }
+
     /// Drops the replicas that objects have on a segment; `None`: all their replicas. An object without
     /// replicas is removed.
     ///
     /// # Errors
-    /// No answer from the master. For an item: `ObjectNotFound`, `ObjectHasLease`, `ReplicaIsNotReady` while
+    /// No answer from the master. For an item: `KeyNotFound`, `ObjectHasLease`, `ReplicaIsNotReady` while
     /// the object is being written, `ReplicaNotFound`.
     pub fn batch_clear_replicas(
         &mut self,

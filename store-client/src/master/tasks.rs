@@ -2,13 +2,35 @@
 
 use store_core::message::{
     CancelTasks, CreateTasks, DrainInfo, DrainStatus, FindReplicas, ListPosition, ListTasks, NewTask,
-    OrderSegments, QueryTasks, ReadTaskReport, ReplicaInfo, RetryTasks, SegmentOrder, SegmentState,
-    TaskCause, TaskInfo, TaskQuery, TaskReport, TaskState,
+    OrderSegments, QueryTasks, ReadTaskReport, ReplicaInfo, ReplicaState, RetryTasks, SegmentOrder,
+    SegmentState, TaskCause, TaskInfo, TaskQuery, TaskReport, TaskState,
 };
 use store_core::{ErrorCode, Key, SegmentNo, TaskId};
 
-use super::MasterClient;
+use super::{MasterClient, SegmentEntry};
+use crate::client::chunks;
 use crate::error::StoreError;
+
+/// One replica of an object, readable or not, and how to reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReplicaEntry {
+    /// Number of the segment that it is on.
+    pub segment: SegmentNo,
+    /// Name of that segment.
+    pub name: String,
+    /// Address at which the engine opens that segment.
+    pub endpoint: String,
+    /// The first byte's address in the segment's export.
+    pub addr: u64,
+    /// Length of the object, bytes.
+    pub len: u64,
+    /// The state of the replica.
+    pub state: ReplicaState,
+}
+
+/// The replicas of each object of a request.
+pub type ReplicasOfEach = Vec<Result<Vec<ReplicaEntry>, ErrorCode>>;
 
 /// The current state of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +84,37 @@ impl MasterClient<'_> {
         let (_, mut found) = self.rpc.call::<FindReplicas>(&(), std::iter::once(Key(key)))?;
         let replicas = found.next().unwrap_or(Err(ErrorCode::InternalError))?.to_vec();
         Ok(replicas)
+    }
+
+    /// Lists the replicas of each of these objects, readable or not, and the segments that they are on: one
+    /// request per 1,024 keys, and one about the segments. Neither leases an object nor counts as a use.
+    ///
+    /// A replica whose segment was unmounted between the requests is left out. An object all of whose
+    /// segments were is `ObjectNotFound`.
+    ///
+    /// # Errors
+    /// No answer from the master. For an item: `ObjectNotFound`, also for an invalid key, as no object
+    /// has it.
+    pub fn batch_replicas(&mut self, keys: &[&[u8]]) -> Result<ReplicasOfEach, StoreError> {
+        let mut found: Vec<Result<Vec<ReplicaInfo>, ErrorCode>> = Vec::with_capacity(keys.len());
+        for keys in chunks(keys, |key| key.len()) {
+            let (_, answers) = self.rpc.call::<FindReplicas>(&(), keys.iter().map(|key| Key(key)))?;
+            found.extend(answers.map(|answer| answer.map(|replicas| replicas.to_vec())));
+        }
+        let mut wanted: Vec<SegmentNo> = found.iter().flatten().flatten().map(|info| info.segment).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let segments = self.segments_of(&wanted)?;
+        let entry = |info: ReplicaInfo| {
+            let at = segments.binary_search_by_key(&info.segment, |segment| segment.segment).ok()?;
+            let SegmentEntry { segment, name, endpoint, .. } = segments[at].clone();
+            Some(ReplicaEntry { segment, name, endpoint, addr: info.addr, len: info.len, state: info.state })
+        };
+        let entries = found.into_iter().map(|found| {
+            let entries: Vec<_> = found?.into_iter().filter_map(entry).collect();
+            if entries.is_empty() { Err(ErrorCode::ObjectNotFound) } else { Ok(entries) }
+        });
+        Ok(entries.collect())
     }
 
     /// Requests a copy of an object on each of these segments, or, if `targets` is empty, on one that the

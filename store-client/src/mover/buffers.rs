@@ -2,13 +2,24 @@
 
 use te_core::{Access, MemSpan};
 
-use crate::item::{Get, Put};
+use crate::item::{Get, Put, Source};
 use crate::memory::BufferRange;
 
 /// The items of an operation, as the caller passed them.
 pub(crate) enum Buffers<'i, 'a> {
     Put(&'i [Put<'a>]),
     Get(&'i mut [Get<'a>]),
+    /// Ranges of open puts.
+    Write(&'i [RangeWrite<'a>]),
+    /// The trailers of open puts that end; empty for objects without one.
+    Close(&'i [[&'a [u8]; 1]]),
+}
+
+/// A range of an open put that is written.
+pub(crate) struct RangeWrite<'a> {
+    /// Offset in the object, bytes.
+    pub(crate) offset: u64,
+    pub(crate) source: Source<'a>,
 }
 
 impl<'a> Buffers<'_, 'a> {
@@ -16,7 +27,19 @@ impl<'a> Buffers<'_, 'a> {
     pub(crate) fn ranges(&self, item: usize) -> Option<&[BufferRange]> {
         match self {
             Self::Put(items) => items[item].source.ranges(),
+            Self::Write(items) => items[item].source.ranges(),
             Self::Get(items) => items[item].sink.ranges().filter(|_| items[item].part.is_none()),
+            Self::Close(_) => None,
+        }
+    }
+
+    /// Whether exactly the bytes of a transfer are written, and the offset of an item's first byte in its
+    /// object then. `None`: the trailer is written behind them.
+    pub(super) fn range_offset(&self, item: usize) -> Option<u64> {
+        match self {
+            Self::Write(items) => items.get(item).map(|write| write.offset),
+            Self::Close(_) => Some(0),
+            Self::Put(_) | Self::Get(_) => None,
         }
     }
 
@@ -39,8 +62,9 @@ impl<'a> Buffers<'_, 'a> {
     pub(crate) fn lendable(&mut self, item: usize) -> Option<(MemSpan, Access)> {
         match self {
             Self::Put(items) => items[item].source.lendable(),
+            Self::Write(items) => items[item].source.lendable(),
             Self::Get(items) if items[item].part.is_none() => items[item].sink.lendable(),
-            Self::Get(_) => None,
+            Self::Get(_) | Self::Close(_) => None,
         }
     }
 
@@ -48,6 +72,8 @@ impl<'a> Buffers<'_, 'a> {
     pub(crate) fn slices(&self, item: usize) -> Option<&[&[u8]]> {
         match self {
             Self::Put(items) => items[item].source.slices(),
+            Self::Write(items) => items[item].source.slices(),
+            Self::Close(items) => Some(&items[item]),
             Self::Get(_) => None,
         }
     }
@@ -56,7 +82,7 @@ impl<'a> Buffers<'_, 'a> {
     pub(super) fn get(&self, item: usize) -> Option<&Get<'a>> {
         match self {
             Self::Get(items) => items.get(item),
-            Self::Put(_) => None,
+            Self::Put(_) | Self::Write(_) | Self::Close(_) => None,
         }
     }
 }

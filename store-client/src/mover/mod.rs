@@ -1,3 +1,4 @@
+// Long because: a piece's path through the state machine, from the queue to its landing, is in one place.
 //! The mover: moves the bytes of an operation's items in pieces, and computes their checksums in transit.
 //!
 //! ```text
@@ -9,8 +10,9 @@
 //! A put that is moved directly is cut at the borders of its checksum chunks of 64 KiB, so that a rail that
 //! computes checksums while it copies returns the checksum of a chunk.
 //!
-//! A put writes the object followed by its trailer ([`store_core::chunks`]). A get of a whole object reads
-//! the object; a get of parts reads the trailer and the chunks that it needs (`parts.rs`).
+//! A put writes the object followed by its trailer ([`store_core::chunks`]); an open put writes ranges,
+//! and its trailer when it ends. A get of a whole object reads the object; a get of parts reads the
+//! trailer and the chunks that it needs (`parts.rs`).
 //!
 //! Pieces *land* in the order in which they were sent, whatever the order in which they arrive. The checksum
 //! of a job is therefore computed piece by piece, while the bytes are still in the cache and later pieces are
@@ -38,11 +40,12 @@ use crate::config::REQUESTS_PER_BATCH_MIN;
 use crate::engine::{self, Engine};
 use crate::memory::{BufferRange, Memory};
 use crate::quarantine::Quarantine;
-pub(crate) use buffers::Buffers;
 use buffers::Cursor;
+pub(crate) use buffers::{Buffers, RangeWrite};
 use land::land;
 use parts::{Next, Parts};
 use sums::ItemSum;
+pub(crate) use sums::PartSum;
 
 /// Longest piece, bytes: short enough to stay in the second-level cache until its checksum is computed.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -100,6 +103,8 @@ struct Job {
     handle: SegmentHandle,
     /// Bytes to move.
     total: u64,
+    /// The offset of the first of them in the object.
+    base: u64,
     sent: u64,
     in_flight: u32,
     cursor: Cursor,
@@ -124,7 +129,7 @@ struct Flying {
     job: usize,
     /// Offset among the bytes that the job moves.
     at: u64,
-    /// Offset in the stored object, which is followed by its trailer.
+    /// Offset in the stored object, which is followed by its trailer; or in the range that is written.
     offset: u64,
     len: u64,
     place: Place,
@@ -188,6 +193,18 @@ impl Mover {
         self.unfenceable.clear();
     }
 
+    /// Begins an operation that writes ranges, which begin at these offsets of their objects.
+    pub(crate) fn begin_ranges(&mut self, offsets: impl ExactSizeIterator<Item = u64>) {
+        self.begin(offsets.len());
+        self.sums.clear();
+        self.sums.extend(offsets.map(ItemSum::of_range));
+    }
+
+    /// The checksums of a range that was written.
+    pub(crate) fn take_parts(&mut self, item: usize) -> Vec<PartSum> {
+        self.sums.get_mut(item).map(ItemSum::take_parts).unwrap_or_default()
+    }
+
     /// Records that the plain memory of an item is registered, until [`take_back`](Self::take_back).
     pub(crate) fn lend(&mut self, item: usize, range: BufferRange) {
         self.lent[item] = Some(range);
@@ -232,8 +249,9 @@ impl Mover {
         match handle {
             Some(handle) => {
                 let parts = Parts::new(&transfer, buffers);
+                let base = buffers.range_offset(transfer.item as usize);
                 let total = match (transfer.op, &parts) {
-                    (Op::Write, _) => stored_len(transfer.len),
+                    (Op::Write, _) if base.is_none() => stored_len(transfer.len),
                     (_, None) => transfer.len,
                     (_, Some(parts)) => parts.total(transfer.len),
                 };
@@ -242,6 +260,7 @@ impl Mover {
                     transfer,
                     handle,
                     total,
+                    base: base.unwrap_or(0),
                     sent: 0,
                     in_flight: 0,
                     cursor: Cursor::default(),
@@ -325,6 +344,11 @@ impl Mover {
         }
     }
 
+    /// Whether nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.flights.is_empty()
+    }
+
     /// The next transfer that has ended, and how.
     pub(crate) fn next_ended(&mut self) -> Option<(Transfer, TransferEnd)> {
         self.ended.pop_front()
@@ -353,6 +377,11 @@ impl Mover {
     /// Number of pieces that were put in quarantine since the client started.
     pub(crate) const fn quarantined_total(&self) -> u64 {
         self.quarantine.total()
+    }
+
+    /// Whether a transfer of an operation that is over may still be under way.
+    pub(crate) fn has_quarantined(&self) -> bool {
+        !self.quarantine.is_empty()
     }
 
     /// Whether a fabric may still write a part of the range, for an operation that is over.
@@ -450,14 +479,14 @@ impl Mover {
     /// Cuts the next piece of a job.
     fn cut(&mut self, index: usize, buffers: &Buffers<'_, '_>) -> Cut {
         let job = &mut self.jobs[index];
-        let (transfer, at) = (job.transfer, job.sent);
+        let (transfer, at, base) = (job.transfer, job.sent, job.base);
         let item = transfer.item as usize;
         let straight = |offset, place: BufferRange| {
             let most = match transfer.op {
                 Op::Read => PIECE_BYTES,
                 // At most to the end of a chunk, so that a rail that computes checksums returns that of the
                 // chunk.
-                Op::Write => CHUNK_BYTES - offset % CHUNK_BYTES,
+                Op::Write => CHUNK_BYTES - (base + offset) % CHUNK_BYTES,
             };
             let len = place.len.min(most);
             let place = Place::Straight(BufferRange { len, ..place });

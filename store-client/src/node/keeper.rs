@@ -12,6 +12,7 @@ use store_core::{ErrorCode, Incarnation, NodeId, SegmentNo};
 use te_engine::{SharedRegion, TransferEngine};
 
 use super::Shared;
+use super::disks::Disks;
 use super::exports::Exports;
 use super::tasks::{Mounted, Worker};
 use crate::config::NodeConfig;
@@ -35,6 +36,7 @@ pub(super) struct Keeper {
     ttl: Duration,
     shared: Arc<Shared>,
     worker: Worker,
+    disks: Option<Disks>,
 }
 
 impl Keeper {
@@ -44,12 +46,13 @@ impl Keeper {
         rpc: RpcConnection,
         shared: Arc<Shared>,
         worker: Worker,
+        disks: Option<Disks>,
     ) -> Self {
         let ttl = Duration::from_millis(rpc.welcome().node_ttl_ms.into());
         let (node, key) = (NodeId::new(super::random(&engine)), super::random(&engine));
         let exports = Exports::new(&config, engine.clone());
         let (incarnation, mounted) = (Incarnation::default(), None);
-        Self { config, engine, exports, rpc, node, key, incarnation, mounted, ttl, shared, worker }
+        Self { config, engine, exports, rpc, node, key, incarnation, mounted, ttl, shared, worker, disks }
     }
 
     /// Runs until the node is stopped.
@@ -68,6 +71,9 @@ impl Keeper {
             }
         }
         self.worker.stop();
+        if let Some(mut disks) = self.disks.take() {
+            disks.stop();
+        }
         self.unmount();
     }
 
@@ -147,6 +153,9 @@ impl Keeper {
                 self.shared.hears(self.ttl);
                 let (name, segment) = (&self.config.name, mounted.segment);
                 log::info!("node {name}: {} bytes mounted as segment {segment}", region.len());
+                if let Some(disks) = &self.disks {
+                    disks.mounted(self.as_mounted());
+                }
                 Ok(())
             }
             Ok(Asked::Held { endpoint, silent_ms }) => {
@@ -186,15 +195,22 @@ impl Keeper {
     }
 
     fn wake_worker(&self) {
-        let region = self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let (Some(segment), Some(region)) = (self.mounted, region) {
-            let (node, key, incarnation) = (self.node, self.key, self.incarnation);
-            self.worker.wake(Mounted { node, key, incarnation, segment, region });
+        if let Some(mounted) = self.as_mounted() {
+            self.worker.wake(mounted);
         }
+    }
+
+    fn as_mounted(&self) -> Option<Mounted> {
+        let region = self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let (node, key, incarnation, segment) = (self.node, self.key, self.incarnation, self.mounted?);
+        Some(Mounted { node, key, incarnation, segment, region })
     }
 
     fn forget_mount(&mut self) {
         self.mounted = None;
+        if let Some(disks) = &self.disks {
+            disks.mounted(None);
+        }
         self.shared.segment.store(0, Ordering::Relaxed);
     }
 

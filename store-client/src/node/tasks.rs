@@ -10,6 +10,9 @@
 //!                                    or read the next source, while the lease runs
 //! ```
 //!
+//! A source on a disk is read into the memory of its node first ([`crate::stage`]); the orders that wait for
+//! disks do not delay those that do not.
+//!
 //! It runs on a thread of its own, so that a slow source does not delay the node's heartbeats. The answer to
 //! EndTasks may be lost: an order whose end the master has not received is in the next answer to FetchTasks,
 //! and its end is reported again. The order is not carried out again: the report that seems lost may still be
@@ -27,8 +30,8 @@ use std::time::{Duration, Instant};
 
 use store_core::chunks::{CHUNK_BYTES, ChunkSums, stored_len};
 use store_core::message::{
-    BadReplica, EndTasks, FetchRequest, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd,
-    TaskOrder,
+    BadReplica, EndTasks, FetchRequest, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, StageItem,
+    TaskEnd, TaskOrder,
 };
 use store_core::{ErrorCode, Incarnation, Key, NodeId, SegmentNo, TaskId, bound};
 use te_core::{Op, Status};
@@ -40,6 +43,7 @@ use super::share::Share;
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
 use crate::rpc::RpcConnection;
+use crate::stage::{StageConnections, StageEnd, StagedAt, Wanted};
 use crate::sys;
 
 /// Most orders at a time, under way or waiting.
@@ -50,6 +54,9 @@ const FLIGHT_BYTES_MAX: u64 = 64 << 20;
 const OPEN_MAX: usize = 64;
 /// How long to wait for the oldest read before the others are checked.
 const WAIT: Duration = Duration::from_millis(2);
+/// How long to wait for a disk that has a source, and how long to leave it alone when it cannot be reached.
+const DISK_DEADLINE: Duration = Duration::from_secs(2);
+const DISK_SHUN: Duration = Duration::from_millis(500);
 /// How long to keep asking after the last order, and the pause between two questions: a drain produces
 /// further orders soon, and the next heartbeat is seconds away.
 const LINGER: Duration = Duration::from_millis(500);
@@ -120,7 +127,8 @@ struct Work {
     rpc: RpcConnection,
     shared: Arc<Shared>,
     reporter: u64,
-    open: HashMap<SegmentNo, SegmentHandle>,
+    open: HashMap<SegmentNo, Source>,
+    disks: StageConnections<Staging>,
     share: Share,
     expulsions: Expulsions,
     /// Orders that have not begun.
@@ -163,6 +171,23 @@ struct Flight {
     order: Order,
     source: SegmentNo,
     transfer: Transfer,
+    /// Where the source was staged, if it is on a disk.
+    staged: Option<StagedAt>,
+}
+
+/// An order whose source is being read by its disk.
+struct Staging {
+    order: Order,
+    source: SegmentNo,
+    handle: SegmentHandle,
+}
+
+/// A segment that is open.
+#[derive(Clone, Copy)]
+struct Source {
+    handle: SegmentHandle,
+    /// The number of its stage service, if it is a disk.
+    disk: Option<usize>,
 }
 
 /// A damaged replica.
@@ -211,6 +236,7 @@ impl Work {
             rpc,
             shared,
             open: HashMap::new(),
+            disks: StageConnections::new(config.rpc, config.identity.cluster_secret(), DISK_SHUN),
             share: Share::new(config.copy_bytes_per_s_max),
             expulsions: Expulsions::default(),
             waiting: VecDeque::new(),
@@ -249,8 +275,9 @@ impl Work {
             }
             self.expulsions.go_on(&self.engine, &mut self.rpc, &mounted)?;
             self.begin(&mounted);
+            self.read_staged(&mounted);
             self.reap(&mounted);
-            let under_way = self.flights.len() + self.waiting.len();
+            let under_way = self.under_way();
             if under_way * 2 <= self.orders && self.unreported > 0 || Instant::now() >= self.renew_at {
                 self.ask(&mounted)?;
                 continue;
@@ -291,6 +318,7 @@ impl Work {
         for order in orders.filter(|order| order.segment == mounted.segment) {
             given.push(order.attempt);
             let flying = self.flights.iter_mut().map(|flight| &mut flight.order);
+            let flying = flying.chain(self.disks.whats().map(|staging| &mut staging.order));
             if let Some(known) = flying.chain(&mut self.waiting).find(|known| known.attempt == order.attempt)
             {
                 known.until = until;
@@ -305,7 +333,7 @@ impl Work {
         // An order that is not in the answer was cancelled, or its end has arrived.
         self.waiting.retain(|order| given.contains(&order.attempt));
         self.ends.retain(|attempt, _| given.contains(attempt));
-        self.orders = self.flights.len() + self.waiting.len();
+        self.orders = self.under_way();
         self.renew_at = asked + lease / 2;
         Ok(())
     }
@@ -338,6 +366,7 @@ impl Work {
     /// Begins as many reads as may be under way.
     fn begin(&mut self, mounted: &Mounted) {
         let mut bytes: u64 = self.flights.iter().map(|flight| stored_len(flight.order.len)).sum();
+        bytes += self.disks.whats().map(|staging| stored_len(staging.order.len)).sum::<u64>();
         while let Some(order) = self.waiting.front() {
             let len = stored_len(order.len);
             if bytes > 0 && bytes + len > FLIGHT_BYTES_MAX || !self.share.take(len) {
@@ -362,26 +391,95 @@ impl Work {
                 return self.end(&order, Err(ErrorCode::LeaseExpired), true);
             }
             order.tried += 1;
-            let Some(segment) = self.open(source.segment) else { continue };
-            let request = TransferRequest {
-                op: Op::Read,
-                local: (mounted.region.id(), order.offset).into(),
-                segment,
-                remote_addr: source.addr,
-                len: stored_len(order.len),
-            };
-            if let Ok(transfer) = self.engine.submit(&[request], Some(left)) {
-                self.flights.push(Flight { order, source: source.segment, transfer });
-                return;
+            let Some(Source { handle, disk }) = self.open(source.segment) else { continue };
+            let Replica { segment, addr, .. } = source;
+            if let Some(service) = disk {
+                let deadline = Instant::now() + left.min(DISK_DEADLINE);
+                let item = StageItem { disk: segment, locator: addr, len: order.len };
+                let what = Staging { order, source: segment, handle };
+                return self.disks.want(service, Wanted { item, deadline, what });
+            }
+            match self.read(order, segment, handle, addr, mounted) {
+                Ok(flight) => return self.flights.push(flight),
+                Err(back) => order = back,
             }
         }
     }
 
+    /// Begins to read the source of an order; gives the order back if that cannot be done.
+    fn read(
+        &self,
+        order: Order,
+        source: SegmentNo,
+        segment: SegmentHandle,
+        remote_addr: u64,
+        mounted: &Mounted,
+    ) -> Result<Flight, Order> {
+        let request = TransferRequest {
+            op: Op::Read,
+            local: (mounted.region.id(), order.offset).into(),
+            segment,
+            remote_addr,
+            len: stored_len(order.len),
+        };
+        let left = order.until.saturating_duration_since(Instant::now());
+        match self.engine.submit(&[request], Some(left)) {
+            Ok(transfer) => Ok(Flight { order, source, transfer, staged: None }),
+            Err(_) => Err(order),
+        }
+    }
+
+    /// Reads what disks have staged, and the next sources of what they have not.
+    fn read_staged(&mut self, mounted: &Mounted) {
+        let mut ends = Vec::new();
+        self.disks.poll(&mut ends);
+        self.staged(ends, mounted);
+    }
+
+    fn staged(&mut self, ends: Vec<StageEnd<Staging>>, mounted: &Mounted) {
+        for StageEnd { what: Staging { mut order, source, handle }, result } in ends {
+            match result {
+                Ok(staged) => match self.read(order, source, handle, staged.addr, mounted) {
+                    Ok(flight) => self.flights.push(Flight { staged: Some(staged), ..flight }),
+                    Err(order) => {
+                        self.disks.release(&staged, true);
+                        self.read_next(order, mounted);
+                    }
+                },
+                Err(error) => {
+                    log::debug!("node {}: disk {source} does not deliver an object: {error}", self.name);
+                    if error == ErrorCode::SegmentNotFound {
+                        self.close(source);
+                    }
+                    order.error = error;
+                    self.read_next(order, mounted);
+                }
+            }
+        }
+    }
+
+    /// Whether what was read counts, if it was read from a disk: it was not read too late.
+    fn counts(&mut self, staged: Option<&StagedAt>, read: bool, mounted: &Mounted) -> bool {
+        let Some(staged) = staged else { return true };
+        let mut ends = Vec::new();
+        let valid = self.disks.is_valid(staged, &mut ends);
+        self.disks.release(staged, read);
+        self.disks.flush();
+        self.staged(ends, mounted);
+        valid
+    }
+
+    /// Number of orders that have not ended.
+    fn under_way(&mut self) -> usize {
+        self.flights.len() + self.waiting.len() + self.disks.whats().count()
+    }
+
     /// Waits for the oldest read, or until the limit on the copy rate allows the next.
-    fn wait(&self) {
+    fn wait(&mut self) {
         match self.flights.first() {
             // Its own timeout bounds the wait; its result is examined when it is reaped.
             Some(flight) => drop(flight.transfer.wait(Some(WAIT))),
+            None if !self.disks.is_idle() => self.disks.wait(Instant::now() + WAIT),
             None => thread::sleep(WAIT),
         }
     }
@@ -395,7 +493,8 @@ impl Work {
                 at += 1;
                 continue;
             }
-            let Flight { mut order, source, transfer } = self.flights.remove(at);
+            let Flight { mut order, source, transfer, staged } = self.flights.remove(at);
+            let counts = self.counts(staged.as_ref(), report.status == Status::Completed, mounted);
             if report.quarantined {
                 self.end(&order, Err(ErrorCode::TransferFail), false);
             } else if report.status != Status::Completed {
@@ -408,6 +507,8 @@ impl Work {
                     .map(|crc32c| bound(crc32c, &order.key, order.generation));
                 if Instant::now() >= order.until {
                     self.end(&order, Err(ErrorCode::LeaseExpired), true);
+                } else if !counts {
+                    self.read_next(order, mounted);
                 } else if found == Some(order.checksum) {
                     self.end(&order, Ok(order.checksum), true);
                 } else {
@@ -432,6 +533,14 @@ impl Work {
     /// again.
     fn abandon(&mut self) {
         self.waiting.clear();
+        let mut staging = Vec::new();
+        self.disks.give_up(ErrorCode::UnavailableInCurrentStatus, |_| true, &mut staging);
+        for StageEnd { what, result } in staging {
+            if let Ok(staged) = result {
+                self.disks.release(&staged, true);
+            }
+            self.end(&what.order, Err(ErrorCode::UnavailableInCurrentStatus), true);
+        }
         for flight in &self.flights {
             flight.transfer.cancel();
         }
@@ -439,33 +548,42 @@ impl Work {
             // The transfer's own timeout bounds the wait.
             let _ = flight.transfer.wait(None);
             let quiet = !flight.transfer.report().quarantined;
+            if let Some(staged) = &flight.staged {
+                self.disks.release(staged, quiet);
+            }
             self.end(&flight.order, Err(ErrorCode::UnavailableInCurrentStatus), quiet);
         }
+        self.disks.flush();
         // These ends are reported when the master repeats the orders.
         self.unreported = 0;
     }
 
     /// The handle of a segment, which is opened if necessary. If it exports something else by now, the
     /// checksum will not match.
-    fn open(&mut self, segment: SegmentNo) -> Option<SegmentHandle> {
-        if let Some(handle) = self.open.get(&segment) {
-            return Some(*handle);
+    fn open(&mut self, segment: SegmentNo) -> Option<Source> {
+        if let Some(source) = self.open.get(&segment) {
+            return Some(*source);
         }
-        let endpoint = {
+        let (endpoint, stage) = {
             let (_, mut infos) = self.rpc.call::<Segments>(&(), std::iter::once(segment)).ok()?;
-            infos.next()?.ok()?.endpoint.to_owned()
+            let info = infos.next()?.ok()?;
+            (info.endpoint.to_owned(), info.stage.to_owned())
         };
+        let disk = (!stage.is_empty()).then(|| self.disks.line(&stage));
         if self.open.len() >= OPEN_MAX {
             let others: Vec<SegmentNo> = self.open.keys().copied().collect();
             others.into_iter().for_each(|segment| self.close(segment));
         }
         let handle = self.engine.open_segment(&endpoint).ok()?;
-        self.open.insert(segment, handle);
-        Some(handle)
+        let source = Source { handle, disk };
+        self.open.insert(segment, source);
+        Some(source)
     }
 
     fn close(&mut self, segment: SegmentNo) {
-        if let Some(Err(error)) = self.open.remove(&segment).map(|handle| self.engine.close_segment(handle)) {
+        if let Some(Err(error)) =
+            self.open.remove(&segment).map(|source| self.engine.close_segment(source.handle))
+        {
             // Another read still uses the segment; it is closed with the engine.
             log::debug!("node {}: segment {segment} cannot be closed: {error}", self.name);
         }

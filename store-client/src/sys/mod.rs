@@ -48,3 +48,11 @@ pub(crate) fn copy_span(from: MemSpan, from_offset: u64, to: MemSpan, to_offset:
     // checked above.
     unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), from.len()) };
 }
+
+/// Writes the beginning of the buffer of a job.
+#[cfg(any(test, feature = "testkit"))]
+pub(crate) fn write_job(job: &crate::stage::StageJob, bytes: &[u8]) -> Result<(), store_core::ErrorCode> {
+    // SAFETY: the buffer is mapped as long as the job exists, and it is borrowed nowhere.
+    let buffer = unsafe { te_core::VolatileSpan::new(job.buffer()) };
+    buffer.write(0, bytes).map_err(|_| store_core::ErrorCode::InternalError)
+}

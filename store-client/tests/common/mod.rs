@@ -143,7 +143,20 @@ const ROLE: &str = "SNOWSKIN_TEST_ROLE";
 impl Process {
     /// Runs the test `entry` of this binary, which calls [`role`], and waits for its first line.
     pub(crate) fn start(entry: &str, role: &[&str]) -> Self {
-        let mut child = Command::new(env::current_exe().unwrap())
+        Self::start_by(Command::new(env::current_exe().unwrap()), entry, role)
+    }
+
+    /// As [`Self::start`], with a limit on the length of files, bytes.
+    pub(crate) fn start_limited(entry: &str, role: &[&str], file_bytes: u64) -> Self {
+        let mut command = Command::new("sh");
+        // In blocks of 512 bytes. The signal is ignored, so that the system calls fail instead.
+        let script = format!("trap '' XFSZ; ulimit -f {}; exec \"$@\"", file_bytes / 512);
+        command.args(["-c", &script, "sh"]).arg(env::current_exe().unwrap());
+        Self::start_by(command, entry, role)
+    }
+
+    fn start_by(mut command: Command, entry: &str, role: &[&str]) -> Self {
+        let mut child = command
             .args(["--exact", entry, "--nocapture", "--test-threads=1"])
             .env(ROLE, role.join(" "))
             .stdin(Stdio::piped())

@@ -84,7 +84,7 @@ pub trait Allocator: Debug {
 }
 
 /// An allocated block. Opaque; valid until it is freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Block(u32);
 
 impl Block {
@@ -98,6 +98,18 @@ impl Block {
     #[must_use]
     pub const fn index(self) -> u32 {
         self.0
+    }
+}
+
+impl From<Block> for u32 {
+    fn from(block: Block) -> Self {
+        block.0
+    }
+}
+
+impl From<u32> for Block {
+    fn from(index: u32) -> Self {
+        Self(index)
     }
 }
 
@@ -164,7 +176,7 @@ impl fmt::Display for UnknownAllocator {
 impl core::error::Error for UnknownAllocator {}
 
 /// The allocator chosen when the program starts: a predictable branch instead of a call through a table.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 #[expect(
     clippy::large_enum_variant,

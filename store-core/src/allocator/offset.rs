@@ -20,6 +20,7 @@ use alloc::boxed::Box;
 
 use super::{Allocator, Block, GRAIN_BYTES};
 use crate::slab::{NIL, Slab};
+use serde::{Deserialize, Serialize};
 
 const SECOND_BITS: u32 = 5;
 const SECONDS: usize = 1 << SECOND_BITS;
@@ -30,7 +31,7 @@ const OWN_BIN_TRIES: usize = 4;
 const LAST_BIN_TRIES: usize = 64;
 
 /// The allocated and the free parts of `len` bytes.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct OffsetAllocator {
     nodes: Slab<Node>,
     grain_bits: u32,
@@ -38,7 +39,9 @@ pub struct OffsetAllocator {
     grains_free: u64,
     blocks_used: u32,
     first: u64,
+    #[serde(with = "crate::snapshot::array")]
     second: [u32; FIRSTS],
+    #[serde(with = "crate::snapshot::array")]
     heads: Box<[[u32; SECONDS]; FIRSTS]>,
 }
 
@@ -55,6 +58,8 @@ struct Node {
     /// Free: the next block in its bin. Allocated: the tag.
     b: u32,
 }
+
+crate::snapshot::packed!(Node, NO_BLOCK, offset: u64, size: u64, below: u32, above: u32, a: u32, b: u32);
 
 const _: () = assert!(size_of::<Node>() == 32);
 

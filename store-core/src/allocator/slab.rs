@@ -23,6 +23,7 @@ use alloc::vec;
 use super::{Allocator, Block, GRAIN_BYTES, OffsetAllocator};
 use crate::slab;
 use crate::slab::NIL;
+use serde::{Deserialize, Serialize};
 
 const SLABS_PER_SEGMENT: u64 = 4_096;
 const SLAB_BYTES_MIN: u64 = 64 << 10;
@@ -33,7 +34,7 @@ const SLOTS_MIN: u32 = 32;
 const SLOTS_BITS: u32 = 6;
 
 /// The allocated and the free parts of `len` bytes.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct SlabAllocator {
     /// The slabs, and blocks that are allocated directly.
     space: OffsetAllocator,
@@ -80,6 +81,23 @@ struct Entry {
     /// Allocated: the tag. Free: the next free entry.
     link: u32,
 }
+
+crate::snapshot::packed!(Entry, NO_ENTRY, slab: u32, at: u32, link: u32);
+crate::snapshot::packed!(
+    Slab,
+    NO_SLAB,
+    offset: u64,
+    block: u32,
+    class: u32,
+    slot_bytes: u32,
+    slots: u32,
+    used: u32,
+    touched: u32,
+    free: u32,
+    free_last: u32,
+    before: u32,
+    after: u32,
+);
 
 const _: () = assert!(size_of::<Entry>() == 12);
 

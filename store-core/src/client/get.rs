@@ -70,6 +70,8 @@ struct State {
     object: Object,
     first: u8,
     tried: u8,
+    /// How often a replica on a disk was put off.
+    put_off: u8,
     reading: bool,
     result: Option<Result<Fetched, ErrorCode>>,
 }
@@ -109,6 +111,7 @@ impl GetOp {
                 object,
                 first: 0,
                 tried: 0,
+                put_off: 0,
                 reading: false,
                 result: None,
             });
@@ -120,6 +123,26 @@ impl GetOp {
         self.unfinished = self.items.len() as u32;
         if self.unfinished > 0 {
             self.todo.push_back(Todo::Call);
+        }
+    }
+
+    /// As [`Self::start`], for objects that were looked up before, under leases that end at `lease_end` or
+    /// later: the operation sends no request, and [`Self::leases`] has nothing to return. An item without an
+    /// object fails with its error.
+    ///
+    /// # Panics
+    /// When the previous operation is not done.
+    pub fn start_leased(
+        &mut self,
+        items: &[(GetItem<'_>, Result<Object, ErrorCode>)],
+        lease_end: Instant,
+        prefer: &[SegmentNo],
+    ) {
+        self.start(items.iter().map(|(item, _)| *item), prefer);
+        self.todo.clear();
+        self.lease_end = lease_end;
+        for (item, (_, object)) in items.iter().enumerate() {
+            self.found(item as u32, *object);
         }
     }
 
@@ -260,6 +283,26 @@ impl GetOp {
             Err(ErrorCode::TransferFail)
         };
         self.finish(id, result);
+    }
+
+    /// Reports that the replica of a transfer is on a disk, before anything of it is read. Returns whether to
+    /// read it. If not, the transfer is over, without an end to report: replicas in memory come first.
+    pub fn handle_disk(&mut self, id: u32) -> bool {
+        let Some(state) = self.items.get_mut(id as usize).filter(|state| state.reading) else { return true };
+        let count = state.object.replicas.len();
+        // After each replica was put off once, the rest is on disks.
+        if usize::from(state.put_off) + 1 >= count || usize::from(state.tried) + 1 >= count {
+            return true;
+        }
+        state.put_off += 1;
+        let place = |turn: usize| (usize::from(state.first) + turn) % count;
+        for turn in usize::from(state.tried)..count - 1 {
+            state.object.replicas.swap(place(turn), place(turn + 1));
+        }
+        state.reading = false;
+        self.reading -= 1;
+        self.todo.push_back(Todo::Read(id));
+        false
     }
 
     /// Whether every item has a result and nothing is in progress.

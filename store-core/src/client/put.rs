@@ -1,4 +1,7 @@
-//! Put: reserve space, write every replica, make sure that no write can still land, commit.
+//! Put: reserve space, write every replica, make sure that no write can still land, commit. `open.rs` has
+//! puts that stay open while their bytes are written range by range.
+
+mod open;
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -12,6 +15,7 @@ use crate::bound::bound;
 use crate::message::{self, Allocation, Commit, NewObject, Operation, PutRequest, REPLICAS_MAX, Revocation};
 use crate::wire::Frame;
 use crate::{ErrorCode, SegmentNo};
+pub use open::{CloseItem, OpenPut, PutEnding, RangeItem};
 
 /// Minimum speed of a segment, bytes per millisecond: 25 MB/s. A slower one is abandoned for another place.
 const PLACE_BYTES_PER_MS_MIN: u64 = 25_000;
@@ -41,7 +45,8 @@ pub struct PutItem<'a> {
 /// this operation. That is a new put, with its own generation and window, and begins when the previous one
 /// was revoked.
 ///
-/// An item whose key is stored already ends with `ObjectAlreadyExists`; most callers treat that as success.
+/// An item whose key is stored already ends with `ObjectAlreadyExists`, unless the put is an
+/// [upsert](crate::message::Existing::Replace); most callers treat that as success.
 /// `RpcFail` or `RpcTimeout` after the writes means that the outcome of the commit is unknown; a get resolves
 /// it.
 #[derive(Debug, Default)]
@@ -52,6 +57,7 @@ pub struct PutOp {
     items: Vec<State>,
     fences: Vec<(SegmentNo, Fence)>,
     todo: VecDeque<Todo>,
+    mode: Mode,
     phase: Phase,
     start_call: Option<u64>,
     start_tries: u8,
@@ -59,6 +65,7 @@ pub struct PutOp {
     revoke_call: Call,
     /// When the start was first sent.
     asked_at: Instant,
+    /// The earliest end of a window.
     window_end: Instant,
     queued: u32,
     writing: u32,
@@ -74,9 +81,25 @@ pub struct PutOp {
     patience_end: Option<Instant>,
 }
 
+/// What an operation does with its items.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Mode {
+    /// Starts puts, writes them and ends them.
+    #[default]
+    Whole,
+    /// Starts puts that stay open.
+    Open,
+    /// Writes ranges of open puts.
+    Write,
+    /// Ends open puts.
+    Close,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct State {
+    /// Bytes of data, or, of an open put, bytes to write: from this offset in the stored object on.
     len: u64,
+    offset: u64,
     checksum: u32,
     /// One bit per replica: a write was requested and has not ended.
     writing: u8,
@@ -85,6 +108,10 @@ struct State {
     /// One bit per replica: bytes of a failed write may still land.
     loose: u8,
     allocation: Option<Allocation>,
+    /// When its window ends.
+    until: Instant,
+    /// It is to be revoked.
+    quits: bool,
     /// Set once the item has failed; it will be revoked if it has an allocation.
     error: Option<ErrorCode>,
     /// The item failed because bytes could not be moved: another place may work.
@@ -139,29 +166,31 @@ impl PutOp {
     /// # Panics
     /// When the previous operation is not done.
     pub fn start<'a>(&mut self, items: impl IntoIterator<Item = PutItem<'a>>, request: PutRequest) {
+        self.reset(Mode::Whole, request);
+        self.start_items(items);
+    }
+
+    /// Prepares the next operation.
+    fn reset(&mut self, mode: Mode, request: PutRequest) {
         assert!(self.is_done(), "the previous operation is not done");
         self.keys.clear();
         self.items.clear();
         self.fences.clear();
         self.todo.clear();
-        for item in items {
-            self.keys.push(item.key);
-            self.items.push(State {
-                len: item.len,
-                checksum: item.checksum,
-                writing: 0,
-                written: 0,
-                loose: 0,
-                allocation: None,
-                error: None,
-                misplaced: false,
-                result: None,
-            });
-        }
+        self.mode = mode;
         (self.request, self.start_tries, self.round) = (request, 0, 0);
         self.failed.clear();
+        self.answering.clear();
         (self.start_call, self.end_call, self.revoke_call) = (None, Call::default(), Call::default());
         (self.queued, self.writing, self.fencing, self.aborted) = (0, 0, 0, None);
+        self.patience_end = None;
+    }
+
+    fn start_items<'a>(&mut self, items: impl IntoIterator<Item = PutItem<'a>>) {
+        for item in items {
+            self.keys.push(item.key);
+            self.items.push(State { len: item.len, checksum: item.checksum, ..State::NEW });
+        }
         if !self.items.is_empty() {
             self.phase = Phase::Start;
             self.todo.push_back(Todo::Start);
@@ -212,7 +241,10 @@ impl PutOp {
             return;
         }
         if now >= self.window_end {
-            return self.abort(ErrorCode::TransferFail);
+            return match self.mode {
+                Mode::Whole | Mode::Open => self.abort(ErrorCode::TransferFail),
+                Mode::Write | Mode::Close => self.expire(now),
+            };
         }
         self.patience_end = None;
         for item in 0..self.items.len() {
@@ -405,8 +437,11 @@ impl PutOp {
                 Ok(allocation) => {
                     bytes = bytes.saturating_add(state.len.saturating_mul(allocation.replicas.len() as u64));
                     state.allocation = Some(allocation);
+                    state.until = self.window_end;
                     state.error = refuse;
-                    if refuse.is_none() {
+                    if refuse.is_none() && self.mode == Mode::Open {
+                        state.result = Some(Ok(allocation.generation));
+                    } else if refuse.is_none() {
                         let ids = (0..allocation.replicas.len())
                             .map(|replica| (item * REPLICAS_MAX + replica) as u32);
                         self.queued += ids.len() as u32;
@@ -423,14 +458,15 @@ impl PutOp {
         }
         let patience = Duration::from_millis(self.config.place_ms_max.into())
             + Duration::from_millis(bytes / PLACE_BYTES_PER_MS_MIN);
-        self.patience_end = (self.round + 1 < self.config.places_max).then_some(now + patience);
+        let elsewhere = self.mode == Mode::Whole && self.round + 1 < self.config.places_max;
+        self.patience_end = elsewhere.then_some(now + patience);
     }
 
     fn send_write(&mut self, now: Instant, id: u32) -> Option<Action> {
         self.queued -= 1;
         let (item, bit) = split(id);
         let state = &mut self.items[item];
-        if now >= self.window_end {
+        if now >= state.until {
             state.error.get_or_insert(ErrorCode::TransferFail);
         }
         if state.error.is_some() {
@@ -444,7 +480,7 @@ impl PutOp {
             item: item as u32,
             op: Op::Write,
             segment: replica.segment,
-            addr: replica.addr,
+            addr: replica.addr + state.offset,
             len: state.len,
         }))
     }
@@ -476,7 +512,7 @@ impl PutOp {
         match message::PutEnd::decode_response(frame) {
             Ok((_, mut results)) => {
                 for state in waiting {
-                    let generation = state.allocation.map_or(0, |allocation| allocation.generation);
+                    let generation = state.generation();
                     let result = results.next().unwrap_or(Err(ErrorCode::InternalError));
                     state.result = Some(result.map(|()| generation));
                 }
@@ -503,7 +539,8 @@ impl PutOp {
 
     /// Every item that was revoked has failed, or requests another place.
     fn revoked(&mut self, frame: &Frame<'_>) {
-        let again = self.round + 1 < self.config.places_max && self.aborted.is_none();
+        let again =
+            self.mode == Mode::Whole && self.round + 1 < self.config.places_max && self.aborted.is_none();
         let Ok((_, mut results)) = message::PutRevoke::decode_response(frame) else {
             return self.give_up_revoked();
         };
@@ -513,6 +550,9 @@ impl PutOp {
                 results.next().is_some_and(|result| !matches!(result, Err(ErrorCode::InvalidWrite)));
             if again && state.misplaced && is_gone {
                 state.start_over();
+            } else if state.quits {
+                let ended = if is_gone { Ok(state.generation()) } else { Err(ErrorCode::InvalidWrite) };
+                state.result = Some(ended);
             } else {
                 state.fail();
             }
@@ -551,6 +591,9 @@ impl PutOp {
 
     /// Moves on to the next phase when this one has nothing left to do.
     fn advance(&mut self) {
+        if self.phase == Phase::Write && self.writing == 0 && self.queued == 0 && self.mode == Mode::Write {
+            return self.end_writes();
+        }
         if self.phase == Phase::Write && self.writing == 0 && self.queued == 0 {
             self.phase = Phase::Fence;
             for state in &self.items {
@@ -601,6 +644,26 @@ impl PutOp {
 }
 
 impl State {
+    /// An item without a place.
+    const NEW: Self = Self {
+        len: 0,
+        offset: 0,
+        checksum: 0,
+        writing: 0,
+        written: 0,
+        loose: 0,
+        allocation: None,
+        until: Instant::ZERO,
+        quits: false,
+        error: None,
+        misplaced: false,
+        result: None,
+    };
+
+    fn generation(&self) -> u64 {
+        self.allocation.map_or(0, |allocation| allocation.generation)
+    }
+
     fn is_written(&self, allocation: &Allocation) -> bool {
         u32::from(self.written).count_ones() as usize == allocation.replicas.len()
     }

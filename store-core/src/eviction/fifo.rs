@@ -1,8 +1,9 @@
 //! First in, first out. Reads have no effect.
 
 use super::{Eviction, List, Nodes, Place};
+use serde::{Deserialize, Serialize};
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Fifo {
     list: List,
 }

@@ -7,9 +7,12 @@
 
 use alloc::vec::Vec;
 
-#[derive(Debug)]
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Ghosts {
     /// The length is 0 or a power of two.
+    #[serde(with = "crate::snapshot::words")]
     sets: Vec<u128>,
 }
 

@@ -3,8 +3,9 @@
 //! Approximate, because all reads within one lease count as one, when the lease begins.
 
 use super::{Eviction, List, Nodes, Place};
+use serde::{Deserialize, Serialize};
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Lru {
     list: List,
 }

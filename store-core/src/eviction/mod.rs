@@ -157,6 +157,17 @@ impl BatchOrder {
     }
 }
 
+/// What a policy knows of the worth of a candidate, when its turn to be evicted comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It was read since it was put.
+    Proven,
+    /// It was not read, or the policy does not know.
+    OnTrial,
+    /// It was not read, and very probably will not be.
+    End,
+}
+
 /// An order of candidates. All operations are O(1), amortised.
 ///
 /// # For implementers
@@ -180,6 +191,10 @@ pub(crate) trait Eviction: Debug + Send {
     fn evict(&mut self, nodes: &mut Nodes, index: u32, hash: u64);
     /// Number of candidates.
     fn len(&self) -> u32;
+    /// What the policy knows of a candidate's worth.
+    fn standing(&self, _nodes: &Nodes, _index: u32) -> Standing {
+        Standing::OnTrial
+    }
     /// Whether a key that is not a candidate was one lately.
     fn remembers(&self, _hash: u64) -> bool {
         false
@@ -196,7 +211,7 @@ pub(crate) trait Eviction: Debug + Send {
 }
 
 /// One of the policies. An enum and not a pointer, because every put and every first read of a lease uses it.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Policy {
     Trial(trial::Trial),
     Lru(lru::Lru),
@@ -242,6 +257,10 @@ impl Eviction for Policy {
 
     fn len(&self) -> u32 {
         each_policy!(self, it => it.len())
+    }
+
+    fn standing(&self, nodes: &Nodes, index: u32) -> Standing {
+        each_policy!(self, it => it.standing(nodes, index))
     }
 
     fn remembers(&self, hash: u64) -> bool {

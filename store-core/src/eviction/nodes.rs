@@ -1,6 +1,7 @@
 //! Links and marks, 16 bytes per object, and lists through them.
 
 use crate::slab::{NIL, Values};
+use serde::{Deserialize, Serialize};
 
 /// What a policy stores per object: 16 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +32,30 @@ impl Node {
     }
 }
 
+impl crate::snapshot::Packed for Node {
+    const VACANT: Self = Self::FREE;
+
+    fn pack(&self, to: &mut alloc::vec::Vec<u8>) {
+        let Self { before, after, stamp_low, stamp_high, class, marked } = *self;
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&before.to_le_bytes());
+        bytes[4..8].copy_from_slice(&after.to_le_bytes());
+        bytes[8..12].copy_from_slice(&stamp_low.to_le_bytes());
+        bytes[12..14].copy_from_slice(&stamp_high.to_le_bytes());
+        (bytes[14], bytes[15]) = (class, u8::from(marked));
+        to.extend_from_slice(&bytes);
+    }
+
+    fn unpack(from: &mut &[u8]) -> Option<Self> {
+        use crate::snapshot::take;
+        let (before, after, stamp_low) = (take!(u32, from), take!(u32, from), take!(u32, from));
+        let (stamp_high, class, marked) = (take!(u16, from), take!(u8, from), take!(u8, from) != 0);
+        Some(Self { before, after, stamp_low, stamp_high, class, marked })
+    }
+}
+
 /// The nodes of all objects, whether they are candidates or not.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Nodes {
     nodes: Values<Node>,
     looks: u64,
@@ -87,7 +110,7 @@ impl Nodes {
 }
 
 /// A doubly linked list. A node must be on at most one list.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct List {
     head: u32,
     tail: u32,

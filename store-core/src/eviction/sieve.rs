@@ -9,8 +9,9 @@
 //! of the hand.
 
 use super::{Eviction, List, Nodes, Place};
+use serde::{Deserialize, Serialize};
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Sieve {
     list: List,
     /// The object that is examined next; none: the oldest.

@@ -85,7 +85,8 @@
 //! (Beckmann, Chen and Cidon, NSDI'18), with different classes.
 
 use super::ghost::Ghosts;
-use super::{Eviction, List, Nodes, Place};
+use super::{Eviction, List, Nodes, Place, Standing};
+use serde::{Deserialize, Serialize};
 
 /// Read since it was put, or remembered when it was put.
 const PROVEN: u8 = 0;
@@ -97,7 +98,7 @@ const END: u8 = 2;
 /// The factor by which each class ages faster.
 const WEIGHTS: [u64; 3] = [1, 3, 32];
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Trial {
     lists: [List; 3],
     /// The object that was placed last on each list in the current batch.
@@ -194,6 +195,14 @@ impl Eviction for Trial {
         let candidates = self.len();
         if self.take(nodes, index) != END {
             self.ghosts.add(hash, candidates);
+        }
+    }
+
+    fn standing(&self, nodes: &Nodes, index: u32) -> Standing {
+        match nodes.node(index).class {
+            PROVEN => Standing::Proven,
+            END => Standing::End,
+            _ => Standing::OnTrial,
         }
     }
 

@@ -9,6 +9,7 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
 use super::Master;
@@ -29,7 +30,7 @@ const ROUND_PAUSE: Duration = Duration::from_millis(1_000);
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 /// A segment that is not active.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Drain {
     info: DrainInfo,
     /// Its moves in progress.
@@ -45,7 +46,7 @@ pub(super) struct Drain {
 }
 
 /// Objects that a round leaves, by reason.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Left {
     no_room: u64,
     unfinished: u64,

@@ -9,7 +9,7 @@ use core::time::Duration;
 use te_core::Instant;
 
 use super::Master;
-use crate::message::{EvictionReport, Kept, NextVictim, Pin};
+use crate::message::{EvictionReport, Kept, NextVictim, Pin, RetentionChange, TtlChange};
 use crate::{ErrorCode, FullKey, Key, TenantNo};
 
 /// How long eviction at the watermark pauses after it found nothing to evict.
@@ -89,6 +89,40 @@ impl Master {
         Ok(kept.or((self.objects.lease_end(index) > now).then_some(Kept::Leased)))
     }
 
+    /// Changes how long an object is kept.
+    ///
+    /// # Errors
+    /// `ObjectNotFound`, also of an object that is on a disk alone; `ReplicaIsNotReady` while it is being
+    /// written; `InvalidParams` for a time to live of
+    /// 0 and for a validity of a soft pin that is 0, longer than 30 days, or of an object that has no soft
+    /// pin then; `PinnedShareReached` when no more bytes may be pinned for good. The object is as before
+    /// then.
+    pub fn change_retention<'k>(
+        &mut self,
+        now: Instant,
+        key: impl Into<FullKey<'k>>,
+        change: &RetentionChange,
+    ) -> Result<(), ErrorCode> {
+        let key = key.into();
+        let index = self.objects.find(key).filter(|index| !self.objects.is_expired(now, *index));
+        let index = index.ok_or(ErrorCode::ObjectNotFound)?;
+        let entry = self.objects.entry(index);
+        if !entry.is_complete() {
+            return Err(ErrorCode::ReplicaIsNotReady);
+        }
+        let pin = self.objects.changed_pin(index, change).ok_or(ErrorCode::InvalidParams)?;
+        let pins = pin == Pin::Hard && self.objects.pin_of(index) != Pin::Hard;
+        if pins && !self.may_pin(key.tenant, entry.len) {
+            return Err(ErrorCode::PinnedShareReached);
+        }
+        if change.ttl != TtlChange::Keep {
+            // A disk knows no times to live: a copy there would outlive the object.
+            self.unshelve_at(index);
+        }
+        self.objects.change(now, index, pin, change);
+        Ok(())
+    }
+
     /// Whether a tenant may pin `len` bytes more for good. The tenant's share is taken of its quota; and of
     /// the share of all bytes, the guarantees of the others are kept.
     pub(super) fn may_pin(&self, tenant: TenantNo, len: u64) -> bool {
@@ -119,7 +153,7 @@ impl Master {
         self.segments.capacity_bytes() as f64 * self.config.eviction_high_watermark
     }
 
-    fn low_mark(&self) -> u64 {
+    pub(super) fn low_mark(&self) -> u64 {
         let low = self.config.eviction_high_watermark - self.config.eviction_ratio;
         (self.segments.capacity_bytes() as f64 * low) as u64
     }
@@ -183,6 +217,10 @@ impl Master {
     /// The next object to evict, and its tenant: of the tenant that is furthest above its guarantee, as long
     /// as it does not fall below it; else of the tenant that the put is for. [`Self::evict_at`] evicts it.
     pub(super) fn next_victim(&mut self, now: Instant, tenant: Option<TenantNo>) -> Option<(TenantNo, u32)> {
+        // An eviction would free no space.
+        if now < self.lease_floor {
+            return None;
+        }
         self.objects.settle(now);
         if self.objects.is_single() {
             let only = TenantNo::DEFAULT;
@@ -211,6 +249,7 @@ impl Master {
         self.starved = false;
         self.report.soft_pinned_evicted_total += u64::from(self.objects.hold_of(index).0 == Pin::Soft);
         let mut victim = Victim { bytes: 0, objects: 0 };
+        self.stats.evictions_to_disk_total += u64::from(self.is_shelved(index));
         let segments = &mut self.segments;
         self.objects.evict(index, |removed| {
             removed.replicas.as_slice().iter().for_each(|placed| {

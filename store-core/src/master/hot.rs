@@ -2,6 +2,7 @@
 
 use alloc::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
 use super::Master;
@@ -17,7 +18,7 @@ const EXTRAS_MAX: usize = 1 << 16;
 const LOOKS_MAX: usize = 8;
 
 /// Read rates, and the extra replicas.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Hot {
     /// `None`: hot objects are not wanted.
     rates: Option<ReadRates>,

@@ -310,6 +310,7 @@ impl Master {
         self.nodes.unmounted(node, no, segment.name, segment.incarnation, until);
         if self.nodes.get(node).is_none() {
             self.writers.forget_node(node);
+            self.disks_away(now, node);
         }
         self.stats.unmounts_total += 1;
         self.drains.remove(&no);

@@ -8,12 +8,14 @@
 
 use alloc::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
 use super::Master;
 use crate::codec::Short;
 use crate::message::{BadReplica, ReplicaInfo, ReplicaInfos, ReplicaState, TaskState, Verdict};
 use crate::pending_release::Reason;
+use crate::segments::Placed;
 use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
 
 /// Most readers that are distinguished per replica.
@@ -21,12 +23,12 @@ pub(crate) const REPORTERS_MAX: usize = 8;
 /// Suspected replicas that are remembered; beyond the limit the oldest is forgotten.
 const SUSPECTS_MAX: usize = 256;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Suspects {
     list: VecDeque<Suspect>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Suspect {
     generation: u64,
     segment: SegmentNo,
@@ -84,6 +86,9 @@ impl Master {
         tenant: Option<TenantNo>,
         bad: &BadReplica<'_>,
     ) -> Result<Verdict, ErrorCode> {
+        if self.disks.get(bad.segment).is_some() {
+            return self.report_on_disk(reporter, tenant, bad);
+        }
         let index = match tenant {
             Some(tenant) => self.find_generation(FullKey { tenant, key: bad.key.0 }, bad.generation),
             None => self.find_ordered(bad),
@@ -94,7 +99,7 @@ impl Master {
         if !entry.is_complete() || !replicas.iter().any(|placed| placed.segment == bad.segment) {
             return Err(ErrorCode::ReplicaNotFound);
         }
-        let (last, leased, until) = (replicas.len() == 1, entry.is_leased(now), entry.time);
+        let (last, leased, until) = (replicas.len() == 1, entry.is_leased(now), entry.leased_until());
         self.task_report.bad_reports_total += 1;
         let reports = self.suspects.note(bad.generation, bad.segment, reporter);
         if reports < self.config.tasks.bad_reports_min as usize {
@@ -103,11 +108,36 @@ impl Master {
         self.suspects.forget(bad.generation, bad.segment);
         self.task_report.bad_dropped_total += 1;
         if last {
-            self.drop_object(index, leased.then_some((until, Reason::Leased)));
+            self.drop_from_memory(index, leased.then_some((until, Reason::Leased)));
             return Ok(Verdict::Gone);
         }
         self.drop_replica(now, index, bad.segment);
         Ok(Verdict::Dropped)
+    }
+
+    /// As [`Self::report_replica_of`], of a copy on a disk.
+    fn report_on_disk(
+        &mut self,
+        reporter: u64,
+        tenant: Option<TenantNo>,
+        bad: &BadReplica<'_>,
+    ) -> Result<Verdict, ErrorCode> {
+        let tenant = tenant.ok_or(ErrorCode::ObjectNotFound)?;
+        let full = FullKey { tenant, key: bad.key.0 };
+        let record = self.shelf.find_generation(full, bad.generation).ok_or(ErrorCode::ObjectNotFound)?;
+        if self.shelf.record(record).disk != bad.segment {
+            return Err(ErrorCode::ReplicaNotFound);
+        }
+        self.task_report.bad_reports_total += 1;
+        let reports = self.suspects.note(bad.generation, bad.segment, reporter);
+        if reports < self.config.tasks.bad_reports_min as usize {
+            return Ok(Verdict::Noted);
+        }
+        self.suspects.forget(bad.generation, bad.segment);
+        self.task_report.bad_dropped_total += 1;
+        self.drop_record(record, true);
+        self.stats.disk_lost_total += 1;
+        Ok(if self.objects.find(full).is_some() { Verdict::Dropped } else { Verdict::Gone })
     }
 
     /// An object, of any tenant, that a node has a task to copy.
@@ -122,20 +152,37 @@ impl Master {
     /// # Errors
     /// `ObjectNotFound`.
     pub fn find_replicas<'k>(&self, key: impl Into<FullKey<'k>>) -> Result<ReplicaInfos, ErrorCode> {
-        let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
-        let entry = self.objects.entry(index);
+        let key = key.into();
         let mut infos = ReplicaInfos::new();
+        if let Some(record) = self.readable_record(key).map(|index| self.shelf.record(index)) {
+            let (segment, addr, len) = (record.disk, record.locator, record.len.into());
+            let info = ReplicaInfo { segment, addr, len, state: ReplicaState::Complete };
+            // The list has room for one more than an object's replicas.
+            let _ = infos.push(info);
+        }
+        let index = match self.objects.find(key) {
+            Some(index) => index,
+            None if infos.is_empty() => return Err(ErrorCode::ObjectNotFound),
+            None => return Ok(infos),
+        };
+        let entry = self.objects.entry(index);
         let state = if entry.is_complete() { ReplicaState::Complete } else { ReplicaState::Processing };
+        let info = |placed: &Placed, state| ReplicaInfo {
+            segment: placed.segment,
+            addr: placed.addr,
+            len: entry.len,
+            state,
+        };
         for placed in entry.replicas.as_slice() {
             // The list has room for all replicas of one object.
-            let _ = infos.push(ReplicaInfo { segment: placed.segment, addr: placed.addr, state });
+            let _ = infos.push(info(placed, state));
         }
         for (_, task) in self.tasks.of_object(entry.generation) {
             let state = match task.state {
                 TaskState::Processing => ReplicaState::Processing,
                 _ => ReplicaState::Initialized,
             };
-            let _ = infos.push(ReplicaInfo { segment: task.placed.segment, addr: task.placed.addr, state });
+            let _ = infos.push(info(&task.placed, state));
         }
         Ok(infos)
     }

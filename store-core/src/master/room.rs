@@ -128,10 +128,11 @@ impl Master {
 
     /// Memory of objects, unfinished puts and leases that can be returned, bytes.
     fn metadata_bytes(&self) -> u64 {
-        (self.objects.live_bytes() + self.writers.live_bytes() + self.lease_bytes) as u64
+        (self.objects.live_bytes() + self.shelf.live_bytes() + self.writers.live_bytes() + self.lease_bytes)
+            as u64
     }
 
-    fn is_metadata_full(&self) -> bool {
+    pub(super) fn is_metadata_full(&self) -> bool {
         self.metadata_bytes() >= self.config.metadata_bytes_max
     }
 

@@ -170,6 +170,7 @@ impl Master {
         self.check_incarnation(fetch)?;
         // Find the work that earlier reports have made room for.
         self.drains_timeout(now);
+        self.promote(now);
         let most = fetch.count_max.min(self.config.tasks.per_node_max) as usize;
         let mut ids: Vec<TaskId> = self.tasks.running(fetch.node).take(most).collect();
         while ids.len() < most {
@@ -256,7 +257,7 @@ impl Master {
         let Some(task) = self.tasks.get(id) else { return };
         let (index, generation) = (task.index, task.generation);
         if self.tasks.hold(id, Instant::ZERO) > now {
-            self.objects.return_lease(now, index, generation);
+            self.return_lease(now, index, generation);
         }
     }
 
@@ -339,7 +340,8 @@ impl Master {
     /// Drops a replica of an object, now or when its leases are over.
     pub(super) fn drop_replica(&mut self, now: Instant, index: u32, segment: SegmentNo) {
         let entry = self.objects.entry(index);
-        let (tenant, len, leased, until) = (entry.tenant, entry.len, entry.is_leased(now), entry.time);
+        let (tenant, len) = (entry.tenant, entry.len);
+        let (leased, until) = (entry.is_leased(now), entry.leased_until());
         let Some(placed) = self.objects.take_replica(index, segment) else { return };
         if leased {
             self.generation += 1;
@@ -360,7 +362,7 @@ impl Master {
         reason: Reason,
     ) {
         let replicas = Placements::new(&[placed]);
-        let removed = Removed { tenant, len, generation: name, complete: true, replicas };
+        let removed = Removed { tenant, len, generation: name, complete: true, leases: 0, replicas };
         self.pending_release.hold(&mut self.segments, removed, until, reason, 0);
     }
 
@@ -385,7 +387,9 @@ impl Master {
         let entry = self.objects.entry(wish.index);
         let (len, mut others, mut most) =
             (stored_len(entry.len), Short::<Placed, { 2 * REPLICAS_MAX }>::new(), 0);
-        for placed in entry.replicas.as_slice() {
+        // A place on a disk is no replica that counts.
+        let in_memory = |placed: &&Placed| self.segments.get(placed.segment).is_some();
+        for placed in entry.replicas.as_slice().iter().filter(in_memory) {
             let _ = others.push(*placed);
         }
         let has = |others: &[Placed], no| others.iter().any(|placed: &Placed| placed.segment == no);
@@ -470,7 +474,8 @@ impl Master {
         // If the source of a move is gone meanwhile, the move has become a copy.
         let replicas = entry.replicas.as_slice();
         let moves = source.is_some_and(|no| replicas.iter().any(|placed| placed.segment == no));
-        if replicas.len() - usize::from(moves) >= usize::from(self.config.replicas_max) {
+        let in_memory = replicas.iter().filter(|placed| self.segments.get(placed.segment).is_some()).count();
+        if in_memory - usize::from(moves) >= usize::from(self.config.replicas_max) {
             return Err(ErrorCode::ReplicaNotFound);
         }
         let (len, generation) = (entry.len, entry.generation);
@@ -553,6 +558,10 @@ impl Master {
             _ => self.task_report.failed_total += 1,
         }
         let Some(task) = self.tasks.get(id) else { return };
+        if task.cause == TaskCause::Promotion {
+            let (index, generation) = (task.index, task.generation);
+            return self.promotion_ended(index, generation);
+        }
         if let (TaskCause::Drain, Some(source)) = (task.cause, task.source) {
             let error = task.error;
             self.drain_move_ended(now, source, id, state, error);

@@ -4,14 +4,18 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use foldhash::quality::FixedState;
-use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
+use te_core::Instant;
 
-use super::Master;
-use crate::message::{EvictionReport, Greeting, TenantSetting, TenantUsage};
+use super::{Master, listing};
+use crate::map::Map;
+use crate::message::{EvictionReport, Greeting, Listed, ReplicaInfos, TenantSetting, TenantUsage};
 use crate::proof::{CHALLENGE_BYTES, PROOF_BYTES, Role, is_proved, next_challenge};
 use crate::tenant::{DEFAULT_TENANT, TENANT_BYTES_MAX};
 use crate::wire::VERSION;
-use crate::{ErrorCode, MasterConfig, Peer, Secret, Session, Stats, TenantConfig, TenantNo};
+use crate::{
+    ErrorCode, FullKey, MasterConfig, Peer, Secret, Session, Stats, TenantConfig, TenantNo, TenantTag,
+};
 
 /// The rights of a connection, and its tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,17 +29,20 @@ pub(crate) struct Rights {
 }
 
 /// All tenants, by number. The default tenant always has number 0.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Tenants {
     list: Vec<Tenant>,
-    names: HashMap<String, TenantNo, FixedState>,
+    names: Map<String, TenantNo, FixedState>,
     /// Numbers of tenants that were removed.
     free: Vec<TenantNo>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Tenant {
     name: String,
+    /// Its name on disks.
+    tag: TenantTag,
+    #[serde(with = "crate::snapshot::secret")]
     secret: Secret,
     /// How often the number had been given to a tenant before.
     life: u32,
@@ -45,7 +52,7 @@ struct Tenant {
 
 impl Tenants {
     pub(crate) fn new(config: &MasterConfig) -> Self {
-        let names = HashMap::with_hasher(FixedState::with_seed(config.hash_seed));
+        let names = Map::with_seed(config.hash_seed);
         let mut this = Self { list: Vec::new(), names, free: Vec::new() };
         let no = this.add(DEFAULT_TENANT);
         this.list[no.index()].open = !config.multi_tenants;
@@ -54,11 +61,18 @@ impl Tenants {
 
     fn add(&mut self, name: &str) -> TenantNo {
         let no = self.free.pop().unwrap_or_else(|| {
-            self.list.push(Tenant { name: String::new(), secret: Secret::default(), life: 0, open: false });
+            self.list.push(Tenant {
+                name: String::new(),
+                tag: TenantTag::default(),
+                secret: Secret::default(),
+                life: 0,
+                open: false,
+            });
             TenantNo::new((self.list.len() - 1) as u16)
         });
         let tenant = &mut self.list[no.index()];
-        (tenant.name, tenant.secret, tenant.open) = (name.into(), Secret::default(), true);
+        (tenant.name, tenant.tag) = (name.into(), TenantTag::of(name));
+        (tenant.secret, tenant.open) = (Secret::default(), true);
         self.names.insert(name.into(), no);
         no
     }
@@ -74,11 +88,27 @@ impl Tenants {
         }
     }
 
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.names.len()
     }
 
-    fn named(&self, name: &str) -> Option<TenantNo> {
+    pub(super) fn name(&self, no: TenantNo) -> Option<&str> {
+        self.list.get(no.index()).map(|tenant| &*tenant.name)
+    }
+
+    /// The tenant's name on disks.
+    pub(super) fn tag(&self, no: TenantNo) -> TenantTag {
+        self.list.get(no.index()).map_or(TenantTag::default(), |tenant| tenant.tag)
+    }
+
+    /// The tenant with this name on disks.
+    pub(super) fn tagged(&self, tag: TenantTag) -> Option<TenantNo> {
+        let known = |no: &TenantNo| self.list.get(no.index()).is_some_and(|tenant| tenant.tag == tag);
+        let found = self.list.iter().position(|tenant| tenant.tag == tag && !tenant.name.is_empty())?;
+        self.names.get(&self.list[found].name).copied().filter(known)
+    }
+
+    pub(super) fn named(&self, name: &str) -> Option<TenantNo> {
         self.names.get(name).copied().filter(|no| self.list[no.index()].open)
     }
 
@@ -155,6 +185,34 @@ impl Master {
         }
         (session.greeted, session.admin, session.cluster) = (true, is_admin, is_cluster);
         Ok(())
+    }
+
+    /// As [`Session::owner`], for the process that runs the master, acting for a tenant as well.
+    ///
+    /// # Errors
+    /// `TenantNotRegistered`.
+    pub fn owner_for(&self, tenant: &str) -> Result<Session, ErrorCode> {
+        let no = self.tenants.named(tenant).ok_or(ErrorCode::TenantNotRegistered)?;
+        let mut session = Session::owner();
+        session.tenant = Some((no, self.tenants.list[no.index()].life));
+        Ok(session)
+    }
+
+    /// What a listing would report of a tenant's object, and where it is; neither leases it nor counts as a
+    /// use. For the process that runs the master.
+    ///
+    /// # Errors
+    /// `TenantNotRegistered`, `ObjectNotFound`.
+    pub fn inspect(
+        &self,
+        now: Instant,
+        tenant: &str,
+        key: &[u8],
+    ) -> Result<(Listed<'_>, ReplicaInfos), ErrorCode> {
+        let tenant = self.tenants.named(tenant).ok_or(ErrorCode::TenantNotRegistered)?;
+        let key = FullKey { tenant, key };
+        let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+        Ok((listing(self.objects.entry(index), now), self.find_replicas(key)?))
     }
 
     pub(crate) fn rights(&self, session: &Session) -> Rights {
@@ -277,6 +335,7 @@ impl Master {
         if self.objects.usage(no).objects > 0
             || self.pending_release.charged(no) > 0
             || self.tasks.has_unfinished_of(no)
+            || self.shelf.bytes_of(no) > 0
         {
             return Err(ErrorCode::TenantNotEmpty);
         }
@@ -308,7 +367,7 @@ impl Master {
         Ok(no)
     }
 
-    fn create_tenant(&mut self, name: &str) -> Result<TenantNo, ErrorCode> {
+    pub(super) fn create_tenant(&mut self, name: &str) -> Result<TenantNo, ErrorCode> {
         let like = self.config.tenant_default.as_ref().filter(|_| self.config.multi_tenants);
         let tenant =
             TenantConfig { name: name.into(), ..like.ok_or(ErrorCode::TenantNotRegistered)?.clone() };

@@ -15,17 +15,73 @@ pub struct PutOptions {
     pub placement: Placement,
     /// How long the objects are kept.
     pub retention: Retention,
+    /// What happens to an object that has the key already.
+    pub existing: Existing,
 }
 
 impl PutOptions {
-    /// One replica, anywhere, kept as long as there is room for it.
-    pub const DEFAULT: Self = Self { replicas: 1, placement: Placement::ANY, retention: Retention::DEFAULT };
+    /// One replica, anywhere, kept as long as there is room for it; an object that exists stays.
+    pub const DEFAULT: Self = Self {
+        replicas: 1,
+        placement: Placement::ANY,
+        retention: Retention::DEFAULT,
+        existing: Existing::Keep,
+    };
 }
 
 impl Default for PutOptions {
     fn default() -> Self {
         Self::DEFAULT
     }
+}
+
+/// What a put does when there is an object with its key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Existing {
+    /// The put ends with `ObjectAlreadyExists`, and the object stays.
+    #[default]
+    Keep,
+    /// The put is an *upsert*: when it is committed, it replaces the object. Until then the object is served
+    /// as before. A put that fails or is revoked leaves it as it is, and so does one that finds no room: the
+    /// object itself is not evicted for the put that is to replace it.
+    ///
+    /// Any number of upserts of one key may be in progress. Each of them takes effect when it is committed,
+    /// so the one that is committed last remains. An unfinished put of the key that is no upsert is over
+    /// then.
+    Replace(Inherit),
+}
+
+impl Existing {
+    /// An upsert that inherits nothing.
+    pub const REPLACE: Self = Self::Replace(Inherit::NOTHING);
+}
+
+/// What an upsert takes over from the object that is there when the upsert begins. Without such an object,
+/// and where nothing is taken over, [`PutOptions::retention`] applies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Inherit {
+    /// Whether the object's pin is taken over.
+    pub pin: InheritPin,
+    /// The object's group, unless the upsert names another one.
+    pub group: bool,
+}
+
+impl Inherit {
+    /// Nothing.
+    pub const NOTHING: Self = Self { pin: InheritPin::No, group: false };
+}
+
+/// Whether an upsert takes over the pin of the object that it replaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum InheritPin {
+    /// No: the pin is the one that the upsert asks for.
+    #[default]
+    No,
+    /// A hard pin only; an object without one gets the pin that the upsert asks for.
+    Hard,
+    /// The stronger one of the object's pin and the one that the upsert asks for. A soft pin that has run out
+    /// is none.
+    Stronger,
 }
 
 /// The common part of a batch of new objects.
@@ -65,6 +121,10 @@ impl PutRequest {
 pub struct Retention {
     /// How far eviction spares the object.
     pub pin: Pin,
+    /// With [`Pin::Soft`]: how long the pin is valid after the object was last read or written, milliseconds,
+    /// 1 to [`SOFT_PIN_TTL_MS_MAX`]. `None`:
+    /// [`MasterConfig::soft_pin_ttl_ms`](crate::MasterConfig::soft_pin_ttl_ms).
+    pub soft_pin_ttl_ms: Option<u32>,
     /// The object is removed this long after it was committed, pinned or not, milliseconds; not 0. Readers
     /// with a lease at that time finish. `None`: never.
     pub ttl_ms: Option<u32>,
@@ -76,18 +136,61 @@ pub struct Retention {
 
 impl Retention {
     /// No pin, no time to live, no group.
-    pub const DEFAULT: Self = Self { pin: Pin::None, ttl_ms: None, group: None };
+    pub const DEFAULT: Self = Self { pin: Pin::None, soft_pin_ttl_ms: None, ttl_ms: None, group: None };
+
+    /// Whether the times are within their limits, and belong to what the object has.
+    #[must_use]
+    pub(crate) const fn is_valid(&self) -> bool {
+        !matches!(self.ttl_ms, Some(0)) && is_soft_pin_ttl(self.pin, self.soft_pin_ttl_ms)
+    }
+}
+
+/// Whether an object with this pin may have this validity of a soft pin.
+pub(crate) const fn is_soft_pin_ttl(pin: Pin, ttl_ms: Option<u32>) -> bool {
+    match ttl_ms {
+        None => true,
+        Some(ttl_ms) => matches!(pin, Pin::Soft) && ttl_ms > 0 && ttl_ms <= SOFT_PIN_TTL_MS_MAX,
+    }
+}
+
+/// Longest validity of a soft pin that an object can have of its own: 30 days, milliseconds.
+pub const SOFT_PIN_TTL_MS_MAX: u32 = 30 * 86_400_000;
+
+/// How the retention of an object changes after its put. The default changes nothing. An object's group does
+/// not change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RetentionChange {
+    /// The new pin; a soft pin is renewed. `None`: as it is.
+    pub pin: Option<Pin>,
+    /// The new validity of the soft pin that the object then has, as [`Retention::soft_pin_ttl_ms`]; the
+    /// pin is renewed. `None`: as it is, or for a new soft pin
+    /// [`MasterConfig::soft_pin_ttl_ms`](crate::MasterConfig::soft_pin_ttl_ms).
+    pub soft_pin_ttl_ms: Option<u32>,
+    /// The new time to live.
+    pub ttl: TtlChange,
+}
+
+/// How the time to live of an object changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum TtlChange {
+    /// Not at all.
+    #[default]
+    Keep,
+    /// The object has none any more.
+    Never,
+    /// The object is removed this long after the change, milliseconds; not 0. Readers with a lease at that
+    /// time finish.
+    After(u32),
 }
 
 /// How far eviction spares an object.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Pin {
     /// Not at all.
     #[default]
     None,
     /// As long as there is anything else to evict. A pin that is not renewed by reads runs out after
-    /// [`MasterConfig::soft_pin_ttl_ms`](crate::MasterConfig::soft_pin_ttl_ms), and a later read renews it
-    /// still.
+    /// [`Retention::soft_pin_ttl_ms`], and a later read renews it still.
     Soft,
     /// For good: until the object is removed or its time to live is over.
     Hard,
@@ -107,7 +210,7 @@ pub struct NewObject<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutWindow {
     /// Milliseconds from the moment that the request was *first* sent. After it, another writer may take over
-    /// the key.
+    /// the key of a put that is no upsert.
     pub window_ms: u32,
 }
 

@@ -80,6 +80,8 @@ pub enum TaskCause {
     Drain,
     /// The object is read very often.
     Hot,
+    /// The object is on a disk alone, and is read.
+    Promotion,
 }
 
 impl TaskCause {
@@ -90,6 +92,7 @@ impl TaskCause {
             Self::Requested => "requested",
             Self::Drain => "drain",
             Self::Hot => "hot",
+            Self::Promotion => "promotion",
         }
     }
 }
@@ -298,6 +301,8 @@ pub struct ReplicaInfo {
     pub segment: SegmentNo,
     /// The first byte's address in the segment's export.
     pub addr: u64,
+    /// Length of the object, bytes; the trailer of an object of several chunks follows it.
+    pub len: u64,
     /// The state of the replica.
     pub state: ReplicaState,
 }

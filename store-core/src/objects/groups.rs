@@ -7,20 +7,21 @@
 use alloc::vec::Vec;
 
 use foldhash::quality::FixedState;
-use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
 use crate::TenantNo;
+use crate::map::Map;
 use crate::slab::trim_map;
 
 /// Identifies a group: the number is chosen by the tenant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct GroupId {
     pub(crate) tenant: TenantNo,
     pub(crate) id: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Group {
     pub(crate) members: Vec<u32>,
     /// The member that stands for the group, if the group can be evicted.
@@ -38,6 +39,14 @@ impl Group {
         self.unfinished == 0 && self.hard == 0 && self.soft == 0
     }
 
+    /// Memory of the list of members, bytes: of their number alone, so that it is the same on a standby.
+    const fn members_bytes(&self) -> usize {
+        match self.members.len() {
+            0 => 0,
+            len => len.next_power_of_two() * size_of::<u32>(),
+        }
+    }
+
     /// Number of members that are kept because of other members.
     const fn held(&self) -> u32 {
         if self.is_free() { 0 } else { self.members.len() as u32 - self.unfinished - self.hard - self.soft }
@@ -45,16 +54,16 @@ impl Group {
 }
 
 /// All groups with at least one member.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Groups {
-    map: HashMap<GroupId, Group, FixedState>,
+    map: Map<GroupId, Group, FixedState>,
     members_bytes: usize,
     held: u32,
 }
 
 impl Groups {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { map: HashMap::with_hasher(FixedState::with_seed(seed)), members_bytes: 0, held: 0 }
+        Self { map: Map::with_seed(seed), members_bytes: 0, held: 0 }
     }
 
     pub(crate) fn get(&self, id: GroupId) -> Option<&Group> {
@@ -80,13 +89,12 @@ impl Groups {
             hard: 0,
             soft: 0,
         });
-        self.members_bytes -= group.members.capacity() * size_of::<u32>();
+        self.members_bytes -= group.members_bytes();
         self.held -= group.held();
         let result = change(group);
         self.held += group.held();
-        self.members_bytes += group.members.capacity() * size_of::<u32>();
+        self.members_bytes += group.members_bytes();
         if group.members.is_empty() {
-            self.members_bytes -= group.members.capacity() * size_of::<u32>();
             self.map.remove(&id);
         }
         result
@@ -94,6 +102,11 @@ impl Groups {
 
     pub(crate) fn tidy(&mut self) {
         trim_map(&mut self.map);
+    }
+
+    /// As [`Self::memory_bytes`], but only what the present groups need.
+    pub(crate) fn live_bytes(&self) -> usize {
+        self.map.len() * 2 * size_of::<(GroupId, Group)>() + self.members_bytes
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {

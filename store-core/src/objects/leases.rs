@@ -2,14 +2,16 @@
 
 use core::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
 /// Counts leases by the time slot that they end in. The count may be late by one slot, a 32nd of the longest
 /// lease.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LeaseCount {
     slot_ns: u64,
     /// By slot, modulo their number. Leases end within the next 33 slots.
+    #[serde(with = "crate::snapshot::array")]
     ends: [u32; SLOTS],
     /// Slots up to this one are over and empty.
     over: u64,

@@ -9,23 +9,30 @@
 //!                 │
 //!                 └── hard pin ─▶ Hard           never evicted
 //!
+//!   Candidate ── its turn comes soon ──▶ Leaving   copied to a disk, then evicted; back when it is read
+//!
 //!   of a group, unless pinned itself:  Member    one member is Candidate or Leased and stands for all
 //! ```
 //!
+//! `change.rs` moves objects between these lists on request.
+//!
 //! A lease is kept in the entry alone: a get stores its end and, if it is the first one, moves the object in
 //! the policy's order. Nothing is done when a lease ends, unless it kept the object from eviction.
+
+mod change;
 
 use alloc::collections::BTreeSet;
 use core::cmp::Reverse;
 use core::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
 use super::groups::GroupId;
 use super::{Entry, Objects, Order, Placements, State};
 use crate::eviction::Eviction as _;
 use crate::eviction::Place;
-use crate::message::{Pin, Retention};
+use crate::message::{Inherit, InheritPin, Pin, Retention};
 use crate::{FullKey, TenantNo};
 
 /// Limit on the members of a group: it is evicted at once.
@@ -36,12 +43,16 @@ const SOFT_LOOKS_MAX: u32 = 16;
 const TIMES_SLACK: usize = 64;
 
 /// Properties that most objects do not have.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Kept {
     pin: Pin,
+    /// How long a soft pin is valid after a read.
+    soft_ttl: Duration,
     ttl: Option<Duration>,
     expires: Option<Instant>,
     soft_until: Instant,
+    /// The queued time at which the soft pin is looked at; not after `soft_until`.
+    wakes: Instant,
     group: Option<GroupId>,
     /// The position in the list of the group's members.
     at: u32,
@@ -55,11 +66,13 @@ pub(crate) struct Removed {
     pub(crate) generation: u64,
     /// Whether it was readable.
     pub(crate) complete: bool,
+    /// Number of leases that may be valid and were not returned; 0: none, or an unknown number.
+    pub(crate) leases: u8,
     pub(crate) replicas: Placements,
 }
 
 /// Counters of why objects were kept.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Why {
     /// Objects that entered the leased set.
     pub(crate) leased_total: u64,
@@ -91,17 +104,18 @@ pub(crate) struct Counts {
 impl Objects {
     /// The object was written completely. `follows`: after another one of the same batch.
     pub(crate) fn complete(&mut self, now: Instant, index: u32, checksum: u32, follows: bool) {
+        self.note_change(index);
         self.detach(index);
         let entry = &mut self.entries[index];
         entry.checksum = checksum;
-        entry.time = Instant::ZERO;
+        entry.time = now;
         self.complete_bytes += entry.len;
         self.processing_bytes -= entry.len;
         let place = Place { follows, last: entry.has(Entry::LAST), returning: entry.has(Entry::RETURNING) };
         self.why.returned_total += u64::from(place.returning);
-        let (generation, soft_ttl) = (entry.generation, self.soft_pin_ttl);
+        let generation = entry.generation;
         let Some(kept) = self.kept_mut(index) else { return self.release(index, place) };
-        kept.soft_until = now + soft_ttl;
+        kept.soft_until = now + kept.soft_ttl;
         kept.expires = kept.ttl.map(|ttl| now + ttl);
         let kept = *kept;
         if let Some(expires) = kept.expires {
@@ -122,7 +136,7 @@ impl Objects {
     /// Leases a complete object until `until`, or longer if it is leased longer.
     pub(crate) fn lease(&mut self, now: Instant, index: u32, until: Instant, follows: bool) {
         let entry = &mut self.entries[index];
-        let before = entry.time;
+        let before = entry.leased_until();
         let until = before.max(until);
         entry.time = until;
         entry.count_lease(before <= now);
@@ -137,10 +151,11 @@ impl Objects {
     /// existing hold is extended, and still ends with one return.
     pub(crate) fn hold(&mut self, now: Instant, index: u32, until: Instant, again: bool) {
         let entry = &mut self.entries[index];
-        let before = entry.time;
+        let before = entry.leased_until();
         let until = before.max(until);
         entry.time = until;
-        if !again {
+        // A hold whose last return came early is counted anew, because an end that is counted needs a lease.
+        if !again || before == Instant::ZERO {
             entry.count_lease(before <= now);
         }
         self.leases.moved(now, before, until);
@@ -150,31 +165,35 @@ impl Objects {
     }
 
     /// A reader returns a lease that has not run out, or a node returns a hold. With the last of them the
-    /// object's lease is over. The lease of a group as a whole stays until it runs out.
-    pub(crate) fn return_lease(&mut self, now: Instant, index: u32, generation: u64) {
-        let entry = &self.entries[index];
-        let count = entry.marks & Entry::LEASES_MANY;
-        if entry.generation != generation || !entry.is_leased(now) || matches!(count, 0 | Entry::LEASES_MANY)
-        {
-            return;
-        }
+    /// object's lease is over. The lease of a group as a whole stays until it runs out. Returns whether the
+    /// object is still there.
+    pub(crate) fn return_lease(&mut self, now: Instant, index: u32, generation: u64) -> bool {
         let entry = &mut self.entries[index];
-        entry.marks -= Entry::LEASE;
-        if count > Entry::LEASE {
-            return;
+        if entry.generation != generation {
+            return false;
         }
-        let end = core::mem::replace(&mut entry.time, Instant::ZERO);
+        let left = entry.leases_left();
+        if !entry.is_leased(now) || left == 0 {
+            return true;
+        }
+        if left > 1 {
+            entry.marks -= Entry::LEASE;
+            return true;
+        }
+        let end = core::mem::replace(&mut entry.time, now);
+        entry.marks -= Entry::LEASE;
         self.leases.ended(end);
         if self.entries[index].state == State::Leased && self.lease_end(index) <= now {
             self.settle_one(now, index);
         }
+        true
     }
 
     /// When the last lease of an object and of the members of its group ends.
     pub(crate) fn lease_end(&self, index: u32) -> Instant {
         match self.group_of(index).and_then(|id| self.groups.get(id)) {
             Some(group) => group.leased_until,
-            None => self.entries[index].time,
+            None => self.entries[index].leased_until(),
         }
     }
 
@@ -186,7 +205,7 @@ impl Objects {
                 return;
             }
             self.wakings.pop();
-            if self.entries[index].generation == generation {
+            if self.is_waking(at, generation, index) {
                 self.settle_one(now, index);
             }
         }
@@ -222,9 +241,21 @@ impl Objects {
     /// The next object of a tenant to evict. Examines at most `looks_max` candidates and moves those that are
     /// leased to the leased set.
     pub(crate) fn victim(&mut self, now: Instant, tenant: TenantNo, looks_max: u32) -> Option<u32> {
+        if let Some(index) = self.leaving_victim(now, tenant) {
+            return Some(index);
+        }
+        if let Some(index) = self.coldest(now, tenant, looks_max) {
+            return Some(index);
+        }
+        let left = self.orders[tenant.index()].policy.len();
+        if left > 0 { None } else { self.soft_victim(now, tenant) }
+    }
+
+    /// The policy's next choice that is not leased. Those before it move to the leased set.
+    pub(super) fn coldest(&mut self, now: Instant, tenant: TenantNo, looks_max: u32) -> Option<u32> {
         for _ in 0..looks_max {
             let order = &mut self.orders[tenant.index()];
-            let Some(index) = order.policy.victim(&mut self.nodes) else { break };
+            let index = order.policy.victim(&mut self.nodes)?;
             let end = self.lease_end(index);
             if end <= now {
                 return Some(index);
@@ -236,8 +267,7 @@ impl Objects {
             self.wake_at(end, index);
             self.why.leased_total += 1;
         }
-        let left = self.orders[tenant.index()].policy.len();
-        if left > 0 { None } else { self.soft_victim(now, tenant) }
+        None
     }
 
     /// Evicts an object with its group.
@@ -285,7 +315,7 @@ impl Objects {
                 return None;
             }
             self.expiries.pop();
-            if self.is_expiry(generation, index) {
+            if self.is_expiry(at, generation, index) {
                 return Some(index);
             }
         }
@@ -305,7 +335,7 @@ impl Objects {
             if !self.is_single() && !usage.gives() {
                 continue;
             }
-            if order.policy.len() > 0 {
+            if order.policy.len() + order.leaving.len() > 0 {
                 return Some(Instant::ZERO);
             }
             let soft = order.soft.front().map(|index| self.lease_end(index));
@@ -316,7 +346,7 @@ impl Objects {
 
     pub(crate) fn counts(&self) -> Counts {
         Counts {
-            candidates: self.orders.iter().map(|order| order.policy.len()).sum(),
+            candidates: self.orders.iter().map(|order| order.policy.len() + order.leaving.len()).sum(),
             leased_set: self.leased,
             soft: self.soft,
             hard: self.lists[State::Hard as usize].len(),
@@ -331,7 +361,10 @@ impl Objects {
 
     /// Calls `each` with a tenant's candidates in the order of eviction, until it returns false.
     pub(crate) fn preview(&self, tenant: TenantNo, each: &mut dyn FnMut(u32) -> bool) {
-        self.orders[tenant.index()].policy.preview(&self.nodes, each);
+        let order = &self.orders[tenant.index()];
+        if order.leaving.iter(&self.nodes).all(&mut *each) {
+            order.policy.preview(&self.nodes, each);
+        }
     }
 
     /// Calls `each` with all objects of a tenant that could be evicted but for leases, in the order of
@@ -339,7 +372,7 @@ impl Objects {
     pub(crate) fn preview_all(&self, tenant: TenantNo, each: &mut dyn FnMut(u32) -> bool) {
         let order = &self.orders[tenant.index()];
         let mut goes_on = true;
-        order.policy.preview(&self.nodes, &mut |index| {
+        self.preview(tenant, &mut |index| {
             goes_on = each(index);
             goes_on
         });
@@ -379,16 +412,54 @@ impl Objects {
         }
     }
 
-    /// Stores the properties of a new object that most objects do not have.
-    pub(super) fn keep(&mut self, index: u32, retention: &Retention) {
-        let mut kept = Kept {
+    /// The retention of an upsert that asks for `wanted` and is to replace this object.
+    pub(crate) fn inherited(
+        &self,
+        now: Instant,
+        index: u32,
+        inherit: Inherit,
+        wanted: Retention,
+    ) -> Retention {
+        let Some(kept) = self.kept.get(&index).filter(|_| self.entries[index].has(Entry::KEPT)) else {
+            return wanted;
+        };
+        // A soft pin that has run out may not have been noticed yet.
+        let pin = if kept.pin == Pin::Soft && kept.soft_until <= now { Pin::None } else { kept.pin };
+        let takes_pin = match inherit.pin {
+            InheritPin::No => false,
+            InheritPin::Hard => pin == Pin::Hard,
+            InheritPin::Stronger => pin > wanted.pin,
+        };
+        let mut retention = wanted;
+        if takes_pin {
+            let soft_ttl_ms = u32::try_from(kept.soft_ttl.as_millis()).ok();
+            retention.pin = pin;
+            retention.soft_pin_ttl_ms = soft_ttl_ms.filter(|_| pin == Pin::Soft);
+        }
+        if inherit.group && retention.group.is_none() {
+            retention.group = kept.group.map(|group| group.id);
+        }
+        retention
+    }
+
+    /// The properties of an object that is in no group's list yet.
+    fn new_kept(&self, index: u32, retention: &Retention) -> Kept {
+        let soft_ttl_ms = retention.soft_pin_ttl_ms;
+        Kept {
             pin: retention.pin,
+            soft_ttl: soft_ttl_ms.map_or(self.soft_pin_ttl, |ms| Duration::from_millis(ms.into())),
             ttl: retention.ttl_ms.map(|ms| Duration::from_millis(ms.into())),
             expires: None,
             soft_until: Instant::ZERO,
+            wakes: Instant::ZERO,
             group: retention.group.map(|id| GroupId { tenant: self.entries[index].tenant, id }),
             at: 0,
-        };
+        }
+    }
+
+    /// Stores the properties of a new object that most objects do not have.
+    pub(super) fn keep(&mut self, index: u32, retention: &Retention) {
+        let mut kept = self.new_kept(index, retention);
         if retention.pin == Pin::Hard {
             let Entry { len, tenant, .. } = self.entries[index];
             self.hard_bytes += len;
@@ -431,9 +502,8 @@ impl Objects {
     }
 
     fn lease_kept(&mut self, now: Instant, index: u32, until: Instant, follows: bool) {
-        let soft_ttl = self.soft_pin_ttl;
         let Some(kept) = self.kept_mut(index) else { return };
-        kept.soft_until = now + soft_ttl;
+        kept.soft_until = now + kept.soft_ttl;
         let kept = *kept;
         let mut fresh = true;
         if let Some(id) = kept.group {
@@ -468,6 +538,11 @@ impl Objects {
                 let (order, nodes) = self.order(index);
                 order.policy.touch(nodes, index, follows);
             }
+            State::Leaving => {
+                self.stay(index);
+                let (order, nodes) = self.order(index);
+                order.policy.touch(nodes, index, follows);
+            }
             State::Soft => self.entries[index].marks |= Entry::RENEWED,
             _ => {}
         }
@@ -497,6 +572,9 @@ impl Objects {
     }
 
     fn evict_one(&mut self, index: u32) -> Removed {
+        if self.entries[index].state == State::Leaving {
+            self.stay(index);
+        }
         if self.entries[index].state == State::Candidate {
             let hash = self.hash(self.entries[index].full_key());
             let (order, nodes) = self.order(index);
@@ -569,9 +647,10 @@ impl Objects {
     fn detach(&mut self, index: u32) {
         let state = self.entries[index].state;
         match state {
-            State::Processing | State::Hard => {
-                self.lists[state as usize].unlink(&mut self.nodes, index);
+            State::Processing | State::Replacing => {
+                self.lists[State::Processing as usize].unlink(&mut self.nodes, index);
             }
+            State::Hard => self.lists[State::Hard as usize].unlink(&mut self.nodes, index),
             State::Leased => self.leased -= 1,
             State::Soft => {
                 let (order, nodes) = self.order(index);
@@ -582,11 +661,12 @@ impl Objects {
                 let (order, nodes) = self.order(index);
                 order.policy.remove(nodes, index);
             }
+            State::Leaving => self.unlist_leaving(index),
             State::Member | State::Vacant => {}
         }
         if let Some(id) = self.group_of(index) {
             self.groups.with(id, |group| match state {
-                State::Processing => group.unfinished -= 1,
+                State::Processing | State::Replacing => group.unfinished -= 1,
                 State::Soft => group.soft -= 1,
                 State::Hard => group.hard -= 1,
                 _ => {}
@@ -615,12 +695,12 @@ impl Objects {
         self.kept.get_mut(&index)
     }
 
-    /// Queues the end of an object's time to live. Sorts out objects that are gone before they outnumber the
-    /// others.
+    /// Queues the end of an object's time to live. Sorts out objects that are gone, and times that were
+    /// changed, before they outnumber the others.
     fn expire_at(&mut self, at: Instant, generation: u64, index: u32) {
         if self.expiries.len() >= TIMES_SLACK + 2 * self.mortal as usize {
             let mut expiries = core::mem::take(&mut self.expiries);
-            expiries.retain(|Reverse((_, generation, index))| self.is_expiry(*generation, *index));
+            expiries.retain(|Reverse((at, generation, index))| self.is_expiry(*at, *generation, *index));
             self.expiries = expiries;
         }
         self.expiries.push(Reverse((at, generation, index)));
@@ -628,20 +708,37 @@ impl Objects {
 
     /// Queues the earliest end of a lease or a soft pin.
     fn wake_at(&mut self, at: Instant, index: u32) {
+        if self.entries[index].state == State::Soft
+            && let Some(kept) = self.kept_mut(index)
+        {
+            kept.wakes = at;
+        }
         let sleeping = self.leased + self.soft;
         if self.wakings.len() >= TIMES_SLACK + 2 * sleeping as usize {
             let mut wakings = core::mem::take(&mut self.wakings);
-            wakings.retain(|Reverse((_, generation, index))| {
-                let entry = &self.entries[*index];
-                entry.generation == *generation && matches!(entry.state, State::Leased | State::Soft)
-            });
+            wakings.retain(|Reverse((at, generation, index))| self.is_waking(*at, *generation, *index));
             self.wakings = wakings;
         }
         self.wakings.push(Reverse((at, self.entries[index].generation, index)));
     }
 
-    fn is_expiry(&self, generation: u64, index: u32) -> bool {
+    /// Whether a queued time is that of a lease or a soft pin of this object, and of its present one.
+    fn is_waking(&self, at: Instant, generation: u64, index: u32) -> bool {
         let entry = &self.entries[index];
-        entry.is_complete() && entry.generation == generation && entry.has(Entry::KEPT)
+        entry.generation == generation
+            && match entry.state {
+                State::Leased => true,
+                State::Soft => self.kept.get(&index).is_some_and(|kept| kept.wakes == at),
+                _ => false,
+            }
+    }
+
+    /// Whether a queued time is that at which this object is removed.
+    fn is_expiry(&self, at: Instant, generation: u64, index: u32) -> bool {
+        let entry = &self.entries[index];
+        entry.is_complete()
+            && entry.generation == generation
+            && entry.has(Entry::KEPT)
+            && self.kept.get(&index).is_some_and(|kept| kept.expires == Some(at))
     }
 }

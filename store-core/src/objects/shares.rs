@@ -7,6 +7,7 @@
 
 use alloc::vec::Vec;
 
+use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
 use super::{Entry, Objects};
@@ -16,15 +17,23 @@ use crate::eviction::{Eviction as _, EvictionPolicy, List, Policy};
 use crate::{TenantConfig, TenantNo};
 
 /// The order in which a tenant's objects are evicted.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Order {
     pub(super) policy: Policy,
     /// Softly pinned objects, the oldest renewal first.
     pub(super) soft: List,
+    /// Objects that leave, the first choice first.
+    pub(super) leaving: List,
+}
+
+impl Order {
+    fn new(policy: EvictionPolicy) -> Self {
+        Self { policy: policy.build(), soft: List::EMPTY, leaving: List::EMPTY }
+    }
 }
 
 /// What a tenant uses, and its limits.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Usage {
     /// Bytes of its objects, as [`charge`] counts them.
     pub(crate) bytes: u64,
@@ -92,14 +101,14 @@ impl Objects {
     /// Makes room for tenants up to this one.
     pub(crate) fn add_share(&mut self, tenant: TenantNo, policy: EvictionPolicy) {
         while self.orders.len() <= tenant.index() {
-            self.orders.push(Order { policy: policy.build(), soft: List::EMPTY });
+            self.orders.push(Order::new(policy));
             self.usage.push(Usage::UNLIMITED);
         }
     }
 
     /// A tenant without objects was removed, and its number is free.
     pub(crate) fn clear_share(&mut self, tenant: TenantNo, policy: EvictionPolicy) {
-        self.orders[tenant.index()] = Order { policy: policy.build(), soft: List::EMPTY };
+        self.orders[tenant.index()] = Order::new(policy);
         self.usage[tenant.index()] = Usage::UNLIMITED;
     }
 
@@ -126,7 +135,7 @@ impl Objects {
     /// Number of candidates and of softly pinned objects of a tenant.
     pub(crate) fn may_go(&self, tenant: TenantNo) -> (u32, u32) {
         let order = &self.orders[tenant.index()];
-        (order.policy.len(), order.soft.len())
+        (order.policy.len() + order.leaving.len(), order.soft.len())
     }
 
     /// The tenant that has to give when room is needed for all: the one furthest above its guarantee that has

@@ -5,6 +5,8 @@
 //! moved there are two tables, and what is not found in the new one is looked up in the old.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
 
 use hashbrown::HashTable;
 
@@ -14,7 +16,7 @@ const BUCKETS_MIN: usize = 4_096;
 /// one has to shrink.
 const BUCKETS_PER_REMOVAL: usize = 16;
 /// The same per timeout: some tens of microseconds.
-pub(super) const BUCKETS_PER_TIMEOUT: usize = 2_048;
+pub(crate) const BUCKETS_PER_TIMEOUT: usize = 2_048;
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
@@ -23,16 +25,14 @@ struct Slot {
 }
 
 /// The memory of a slot: the table takes one more byte per slot.
-pub(super) const SLOT_BYTES: usize = size_of::<Slot>() + 1;
+pub(crate) const SLOT_BYTES: usize = size_of::<Slot>() + 1;
 
-#[derive(Debug)]
-pub(super) struct Table {
+pub(crate) struct Table {
     slots: HashTable<Slot>,
     leaving: Option<Box<Leaving>>,
 }
 
 /// A table that is too large and is being emptied.
-#[derive(Debug)]
 struct Leaving {
     slots: HashTable<Slot>,
     /// The first bucket that may contain an index.
@@ -40,11 +40,16 @@ struct Leaving {
 }
 
 impl Table {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { slots: HashTable::new(), leaving: None }
     }
 
-    pub(super) fn find(&self, hash: u32, is: impl Fn(u32) -> bool) -> Option<u32> {
+    /// Makes room for this many more.
+    pub(crate) fn reserve(&mut self, more: usize) {
+        self.slots.reserve(more, |slot| spread(slot.hash));
+    }
+
+    pub(crate) fn find(&self, hash: u32, is: impl Fn(u32) -> bool) -> Option<u32> {
         let same = |slot: &Slot| slot.hash == hash && is(slot.index);
         let found = self.slots.find(spread(hash), same).or_else(|| {
             let leaving = self.leaving.as_ref()?;
@@ -54,12 +59,12 @@ impl Table {
     }
 
     /// Adds an index that is not in the table.
-    pub(super) fn insert(&mut self, hash: u32, index: u32) {
+    pub(crate) fn insert(&mut self, hash: u32, index: u32) {
         self.slots.insert_unique(spread(hash), Slot { index, hash }, |slot| spread(slot.hash));
     }
 
     /// Removes an index that is in the table.
-    pub(super) fn remove(&mut self, hash: u32, index: u32) {
+    pub(crate) fn remove(&mut self, hash: u32, index: u32) {
         let is = |slot: &Slot| slot.index == index;
         if let Ok(slot) = self.slots.find_entry(spread(hash), is) {
             slot.remove();
@@ -77,12 +82,23 @@ impl Table {
         }
     }
 
-    pub(super) const fn is_shrinking(&self) -> bool {
+    /// The indices, in no particular order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+        let leaving = self.leaving.iter().flat_map(|leaving| leaving.slots.iter());
+        self.slots.iter().chain(leaving).map(|slot| slot.index)
+    }
+
+    /// Number of indices.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() + self.leaving.as_ref().map_or(0, |leaving| leaving.slots.len())
+    }
+
+    pub(crate) const fn is_shrinking(&self) -> bool {
         self.leaving.is_some()
     }
 
     /// Continues to shrink, if shrinking is in progress: moves `buckets` buckets.
-    pub(super) fn shrink(&mut self, buckets: usize) {
+    pub(crate) fn shrink(&mut self, buckets: usize) {
         let Some(leaving) = &mut self.leaving else { return };
         let end = leaving.slots.num_buckets().min(leaving.next + buckets);
         for bucket in leaving.next..end {
@@ -97,9 +113,18 @@ impl Table {
         }
     }
 
-    pub(super) fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.slots.allocation_size()
             + self.leaving.as_ref().map_or(0, |leaving| leaving.slots.allocation_size())
+    }
+}
+
+/// What is in it, whatever its history was.
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut all: Vec<u32> = self.iter().collect();
+        all.sort_unstable();
+        f.debug_list().entries(all).finish()
     }
 }
 

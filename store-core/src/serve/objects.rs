@@ -2,10 +2,12 @@
 
 use super::{Call, Keyed, Page, batch};
 use crate::message::{
-    ClearReplicas, Exists, Find, FindReplicas, Get, Lease, List, ListPosition, PutEnd, PutRevoke, PutStart,
-    PutWindow, Remove, RemoveMany, RemoveMode, ReturnLeases, WhyKept, WriterState,
+    ChangeRetention, ClearReplicas, Exists, ExistsLeased, Find, FindReplicas, Get, Lease, List, ListPosition,
+    PutEnd, PutRevoke, PutStart, PutWindow, Remove, RemoveMany, RemoveMode, ReturnLeases, WhyKept,
+    WriterState,
 };
-use crate::{BatchOrder, ErrorCode, Master, Place};
+use crate::session::Leases;
+use crate::{BatchOrder, ErrorCode, Master, Place, Session};
 
 pub(super) fn put_start(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, session, tenant, request, .. } = call;
@@ -48,13 +50,32 @@ pub(super) fn put_revoke(master: &mut Master, call: Call<'_>) -> Result<(), Erro
 
 pub(super) fn get(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, session, tenant, request, .. } = call;
+    leasing(master, session, |master, head, leases| {
+        batch::<Get>(master, tenant, request, head, |master, at, (), key| {
+            master.get_for(now, key.of(tenant), BatchOrder::of(at), leases)
+        })
+    })
+}
+
+pub(super) fn exists_leased(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, session, tenant, request, .. } = call;
+    leasing(master, session, |master, head, leases| {
+        batch::<ExistsLeased>(master, tenant, request, head, |master, _, (), key| {
+            master.exists_for(now, key.of(tenant), leases)
+        })
+    })
+}
+
+/// Runs a handler that grants leases to a connection, with the head of its response.
+fn leasing(
+    master: &mut Master,
+    session: &mut Session,
+    run: impl FnOnce(&mut Master, &Lease, &mut Leases) -> Result<(), ErrorCode>,
+) -> Result<(), ErrorCode> {
     let head = Lease { lease_ms: master.config().lease_ttl_ms, first: session.leases.next() };
-    let leases = &mut session.leases;
-    let before = leases.memory_bytes();
-    let done = batch::<Get>(master, tenant, request, &head, |master, at, (), key| {
-        master.get_for(now, key.of(tenant), BatchOrder::of(at), leases)
-    });
-    master.lease_bytes += leases.memory_bytes() - before;
+    let before = session.leases.memory_bytes();
+    let done = run(master, &head, &mut session.leases);
+    master.lease_bytes += session.leases.memory_bytes() - before;
     done
 }
 
@@ -71,6 +92,13 @@ pub(super) fn return_leases(master: &mut Master, call: Call<'_>) -> Result<(), E
         session.leases.take(now, range.first, range.count, |granted| master.lease_returned(now, &granted));
     }
     Ok(())
+}
+
+pub(super) fn change_retention(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, tenant, request, .. } = call;
+    batch::<ChangeRetention>(master, tenant, request, &(), |master, _, change, key| {
+        master.change_retention(now, key.of(tenant), change)
+    })
 }
 
 pub(super) fn remove(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {

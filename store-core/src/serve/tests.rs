@@ -21,6 +21,8 @@ const EXPECTED: &[(Kind, &str, &str)] = &[
     (Kind::PutRevoke, ".t.t", ".t.t"),
     (Kind::Get, ".t.t", ".t.t"),
     (Kind::Exists, ".t.t", ".t.t"),
+    (Kind::ExistsLeased, ".t.t", ".t.t"),
+    (Kind::ChangeRetention, ".t.t", ".t.t"),
     (Kind::ReturnLeases, "0000", "0000"),
     (Kind::ReportSegments, ".t.t", ".t.t"),
     (Kind::FetchExpulsions, "xx00", "xx00"),
@@ -53,6 +55,14 @@ const EXPECTED: &[(Kind, &str, &str)] = &[
     (Kind::RemoveMany, ".t.t", ".t.t"),
     (Kind::QueryHosts, ".000", ".000"),
     (Kind::ClearReplicas, ".t.t", ".t.t"),
+    (Kind::MountDisks, "xx00", "xx00"),
+    (Kind::AdoptObjects, "xx00", "xx00"),
+    (Kind::DiskReady, "xx00", "xx00"),
+    (Kind::FetchDiskOrders, "xx00", "xx00"),
+    (Kind::EndDiskOrders, "xx00", "xx00"),
+    (Kind::ReclaimExtents, "xx00", "xx00"),
+    (Kind::Stage, ".000", ".000"),
+    (Kind::ReleaseStaged, ".000", ".000"),
 ];
 
 /// A tenant's number in a master with one tenant besides the default one.

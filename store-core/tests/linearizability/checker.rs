@@ -10,7 +10,9 @@
 //! |---|---|---|
 //! | put, done | absent, and every put that took effect before was started before | present with this put |
 //! | put, unknown (no response, or its caller died) | as above, now, later or never | |
-//! | put, refused or given up | never: no get may return it | |
+//! | upsert, done | always | present with this put |
+//! | upsert, unknown | now, later or never | |
+//! | put or upsert, refused or given up | never: no get may return it | |
 //! | get, an object | present with exactly this put, whose bytes these are | unchanged |
 //! | get, not found | absent | absent |
 //! | get, any other error | always | unchanged |
@@ -25,7 +27,7 @@
 //! the last node, a restart of the master. A miss without a loss or a remove before it is therefore a
 //! violation, and so is an object after one of them. From the order of starts it follows that a put which was
 //! overtaken (displaced or removed while it was written) never comes back: the master starts one put of a key
-//! at a time.
+//! at a time. Any number of upserts of a key run at once, and each takes effect whenever it is committed.
 //!
 //! # The search
 //! Wing and Gong's, in the order of time (Lowe 2017, "just-in-time linearization"): the set of all
@@ -50,8 +52,10 @@ pub(crate) type PutId = u64;
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Store this put's bytes.
+    /// Store this put's bytes, unless there is an object.
     Put(PutId),
+    /// Store this put's bytes, whether there is an object or not.
+    Upsert(PutId),
     /// Read.
     Get,
     /// Does the object exist?
@@ -61,6 +65,13 @@ pub(crate) enum Request {
         /// Even under a lease, even unfinished.
         force: bool,
     },
+}
+
+impl Request {
+    /// The put that it stores.
+    fn put(self) -> Option<PutId> {
+        if let Self::Put(put) | Self::Upsert(put) = self { Some(put) } else { None }
+    }
 }
 
 /// A response.
@@ -256,8 +267,8 @@ impl<'a> Search<'a> {
     fn judge_bytes(&self) -> Result<(), (Reason, usize)> {
         for (index, get) in self.operations.iter().enumerate() {
             let Response::Object(object) = get.answer else { continue };
-            let put = object
-                .and_then(|put| self.operations.iter().find(|other| other.request == Request::Put(put)));
+            let put =
+                object.and_then(|put| self.operations.iter().find(|other| other.request.put() == Some(put)));
             match put {
                 None => return Err((Reason::ForeignBytes, index)),
                 Some(put) if !put.can_take_effect(self.starts) => return Err((Reason::Unfinished, index)),
@@ -323,6 +334,10 @@ impl<'a> Search<'a> {
                 let start = self.starts.get(&put).copied().unwrap_or(u64::MAX);
                 (object.is_none() && start > latest).then_some((Some(put), start))
             }
+            (Request::Upsert(put), _) => {
+                let start = self.starts.get(&put).copied().unwrap_or(0);
+                Some((Some(put), latest.max(start)))
+            }
             (Request::Get, Response::Object(read)) => (object == read).then_some(state),
             (Request::Get | Request::Exists, Response::NotFound) => object.is_none().then_some(state),
             (Request::Exists | Request::Remove { .. }, Response::Found) => object.is_some().then_some(state),
@@ -340,7 +355,7 @@ impl Operation {
         match (self.request, self.answer) {
             (_, Response::Failed) => false,
             // A put that was not started cannot be committed.
-            (Request::Put(put), _) => starts.contains_key(&put),
+            (Request::Put(put) | Request::Upsert(put), _) => starts.contains_key(&put),
             (Request::Get | Request::Exists, Response::NotKnown) => false,
             _ => true,
         }
@@ -354,10 +369,8 @@ fn story(operations: &[&Operation], losses: &[u64], starts: &HashMap<PutId, u64>
     let mut until = u64::MAX;
     for (index, operation) in operations.iter().enumerate() {
         let Operation { who, request, answer, called, answered } = operation;
-        let start = match request {
-            Request::Put(put) => starts.get(put).map_or_else(String::new, |order| format!(", start {order}")),
-            _ => String::new(),
-        };
+        let start = request.put().and_then(|put| starts.get(&put));
+        let start = start.map_or_else(String::new, |order| format!(", start {order}"));
         let end = answered.map_or_else(|| "…".to_owned(), |at| at.to_string());
         let text = format!("{called}–{end} client {who}: {request:?} → {answer:?}{start}");
         lines.push((*called, index == at, text));

@@ -18,7 +18,7 @@ fn history(lines: &[Line], losses: &[u64]) -> History {
     let mut history = History::default();
     for (who, (called, answered, request, answer)) in lines.iter().enumerate() {
         let id = history.called(who, b"k", *request, *called);
-        if let Request::Put(put) = request {
+        if let Request::Put(put) | Request::Upsert(put) = request {
             history.started(*put, *put);
         }
         if *answer != Response::NotKnown {
@@ -31,6 +31,10 @@ fn history(lines: &[Line], losses: &[u64]) -> History {
 
 fn put(from: u64, to: u64, put: u64) -> Line {
     (from, to, Request::Put(put), Response::Done)
+}
+
+fn upsert(from: u64, to: u64, put: u64) -> Line {
+    (from, to, Request::Upsert(put), Response::Done)
 }
 
 fn hit(from: u64, to: u64, put: u64) -> Line {
@@ -148,6 +152,45 @@ fn a_put_that_was_overtaken_never_comes_back() {
 }
 
 #[test]
+fn an_upsert_replaces_whatever_is_there_and_only_from_its_effect_on() {
+    good(&[upsert(0, 1, 1), hit(2, 3, 1), upsert(4, 5, 2), hit(6, 7, 2)], &[]);
+    // The old object is served while the upsert runs, and the new one after it.
+    good(&[put(0, 1, 1), upsert(2, 9, 2), hit(3, 4, 1), hit(5, 6, 2)], &[]);
+    bad(Reason::NoOrder, &[put(0, 1, 1), upsert(2, 9, 2), hit(3, 4, 2), hit(5, 6, 1)], &[]);
+    bad(Reason::NoOrder, &[put(0, 1, 1), upsert(2, 3, 2), hit(4, 5, 1)], &[]);
+    // It is never absent in between.
+    bad(Reason::NoOrder, &[put(0, 1, 1), upsert(2, 9, 2), miss(3, 4)], &[]);
+    good(&[put(0, 1, 1), upsert(2, 9, 2), miss(3, 4), hit(5, 6, 2)], &[3]);
+}
+
+#[test]
+fn upserts_that_run_at_once_take_effect_in_any_order_each_once() {
+    good(&[upsert(0, 9, 1), upsert(0, 9, 2), hit(10, 11, 1)], &[]);
+    good(&[upsert(0, 9, 1), upsert(0, 9, 2), hit(10, 11, 2)], &[]);
+    let twice = [upsert(0, 9, 1), upsert(0, 9, 2), hit(1, 2, 1), hit(3, 4, 2), hit(5, 6, 1)];
+    bad(Reason::NoOrder, &twice, &[]);
+    // One that was started before another put may take effect after it.
+    good(&[upsert(0, 9, 1), put(1, 2, 2), hit(3, 4, 2), hit(5, 6, 1)], &[]);
+}
+
+#[test]
+fn an_upsert_that_failed_has_no_effect_and_one_without_an_answer_at_most_one() {
+    let failed = (2, 3, Request::Upsert(2), Response::Failed);
+    good(&[put(0, 1, 1), failed, hit(4, 5, 1)], &[]);
+    bad(Reason::Unfinished, &[put(0, 1, 1), failed, hit(4, 5, 2)], &[]);
+    let unknown = (2, 2, Request::Upsert(2), Response::NotKnown);
+    good(&[put(0, 1, 1), unknown, hit(4, 5, 1), hit(6, 7, 2), hit(8, 9, 2)], &[]);
+    bad(Reason::NoOrder, &[put(0, 1, 1), unknown, hit(4, 5, 2), hit(6, 7, 1)], &[]);
+    bad(Reason::NoOrder, &[unknown, hit(3, 4, 2), removed(5, 6), hit(7, 8, 2)], &[]);
+}
+
+#[test]
+fn a_put_that_an_upsert_has_overtaken_never_comes_back() {
+    let unknown = (0, 0, Request::Put(1), Response::NotKnown);
+    bad(Reason::NoOrder, &[unknown, upsert(2, 3, 2), removed(4, 5), hit(6, 7, 1)], &[]);
+}
+
+#[test]
 fn a_remove_without_an_answer_may_strike_at_any_later_time_but_once() {
     let unknown = (0, 0, REMOVE, Response::NotKnown);
     good(&[unknown, put(1, 2, 1), hit(3, 4, 1), miss(5, 6)], &[]);
@@ -228,6 +271,11 @@ fn what_a_real_store_answers_is_always_explained() {
                         Request::Put(puts),
                         if unknown { Response::NotKnown } else { Response::Done },
                     ));
+                }
+                3 if rng.below(2) == 0 => {
+                    puts += 1;
+                    object = Some(puts);
+                    lines.push((from, to, Request::Upsert(puts), Response::Done));
                 }
                 3 if object.is_some() => {
                     object = None;

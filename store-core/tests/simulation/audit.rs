@@ -3,7 +3,9 @@
 
 use store_core::allocator::Allocator as _;
 use store_core::chunks::{stored_len, trailer_len};
-use store_core::message::{ListQuery, PutOptions, RemoveMode, SegmentState, TaskInfo, TaskQuery, TaskState};
+use store_core::message::{
+    ListQuery, Listed, PutOptions, RemoveMode, SegmentState, TaskInfo, TaskQuery, TaskState,
+};
 use store_core::{AllocatorKind, FullKey, Key, Placement, SegmentNo, TenantNo};
 
 use crate::common::Core;
@@ -22,13 +24,17 @@ impl Core {
         let mut wrong = Vec::new();
         for no in 0..=TENANTS.len() as u16 {
             let (mut bytes, mut objects) = (0, 0);
-            self.master.list_of(now, TenantNo::new(no), &EVERYTHING, |listed| {
+            let mut count = |listed: Listed<'_>| {
                 let stored = stored_len(listed.len);
                 bytes += stored.next_multiple_of(64) * u64::from(listed.replicas);
                 used += allocator.rounded(stored) * u64::from(listed.replicas);
                 objects += 1;
+            };
+            self.master.list_of(now, TenantNo::new(no), &EVERYTHING, |listed| {
+                count(listed);
                 true
             });
+            self.master.unfinished_upserts(now, TenantNo::new(no)).for_each(count);
             let name = if no == 0 { "default" } else { TENANTS[usize::from(no) - 1] };
             let usage = self.master.tenant(name).unwrap_or_default();
             if (usage.bytes, usage.objects) != (bytes, objects) {

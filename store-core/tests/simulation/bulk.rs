@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use store_core::message::{
-    ClearReplicas, Find, FindQuery, List, ListPosition, ListQuery, Listed, Operation, RemoveMany, RemoveMode,
-    RemoveQuery, RemovedPage, ReplicaState,
+    ChangeRetention, ClearReplicas, Find, FindQuery, List, ListPosition, ListQuery, Listed, Operation,
+    RemoveMany, RemoveMode, RemoveQuery, RemovedPage, ReplicaState, RetentionChange,
 };
 use store_core::{ErrorCode, Frame, FullKey, Items, Key, Kind, SegmentNo, TenantNo};
 use te_core::Instant;
@@ -396,7 +396,8 @@ impl Core {
         segments
     }
 
-    /// A request to clear replicas must have cleared exactly the replicas that it reported.
+    /// A request to clear replicas must have cleared exactly the replicas that it reported. It may refuse
+    /// what was just written or read, although nothing is leased; `tests/leases.rs` tests for how long.
     pub(crate) fn observe_clearing(
         &mut self,
         from: Party,
@@ -434,6 +435,12 @@ impl Core {
 
     /// The request that the driver of the master passes on instead of this one, if it lies.
     pub(crate) fn falsified(&self, from: Party, request: &Frame<'_>) -> Option<Vec<u8>> {
+        if request.header.kind == Kind::ChangeRetention as u8 && self.lies.contains(Lies::UNPINNED) {
+            let (_, keys) = ChangeRetention::decode_request(request.body).unwrap();
+            let (mut out, nothing) = (Vec::new(), RetentionChange::default());
+            ChangeRetention::encode_request(&mut out, request.header.request_id, &nothing, keys).unwrap();
+            return Some(out);
+        }
         if request.header.kind != Kind::RemoveMany as u8 || !self.lies.contains(Lies::SPARE) {
             return None;
         }

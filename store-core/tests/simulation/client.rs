@@ -6,9 +6,10 @@ use std::collections::HashMap;
 use store_core::chunks::trailer_len;
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp};
 use store_core::message::{
-    CancelTasks, CreateTasks, Exists, Get, NewTask, Object, Operation, Pin, PutEnd, PutOptions, PutRequest,
-    PutStart, QueryTasks, Removal, Remove, ReportReplicas, Retention, RetryTasks, ReturnLeases, TaskQuery,
-    TaskState,
+    CancelTasks, ChangeRetention, CreateTasks, Existing, Exists, ExistsLeased, Get, Inherit, InheritPin,
+    LeaseRange, NewTask, Object, Operation, Pin, PutEnd, PutOptions, PutRequest, PutStart, QueryTasks,
+    Removal, Remove, ReportReplicas, Retention, RetentionChange, RetryTasks, ReturnLeases, TaskQuery,
+    TaskState, TtlChange,
 };
 use store_core::{ErrorCode, Frame, Key, Kind, NodeId, Placement, SegmentNo, TaskId};
 use te_core::sim::SimTransport;
@@ -22,6 +23,7 @@ use crate::common::{Core, Party};
 use crate::memory::{Memory, content, sums};
 use crate::moving::{Moving, What};
 use crate::scenario::{CHILD, Lies, full_key, tenant_of};
+use crate::sessions::{Session, Stage};
 use crate::shadow::{Put, Violation};
 
 pub(crate) const ITEMS_MAX: u64 = 3;
@@ -50,11 +52,13 @@ pub(crate) struct Client {
     stale: Option<Instant>,
     /// What it had not written yet when it was stopped during a write.
     pub(crate) unsent: Vec<(u64, Slice)>,
-    /// The nonce of its latest put.
+    /// The nonce of its latest put, and whether that is an upsert.
     nonce: u32,
+    pub(crate) replaces: bool,
     /// The operation of its parent when it was forked.
     inherited: Option<Inherited>,
-    running: Running,
+    pub(crate) running: Running,
+    pub(crate) session: Option<Session>,
     pub(crate) get: GetOp,
     pub(crate) put: PutOp,
     pub(crate) asked: Vec<Asked>,
@@ -76,16 +80,20 @@ pub(crate) struct Client {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Running {
+pub(crate) enum Running {
     Nothing,
     Get,
     Put,
+    /// Puts that are written range by range; see `sessions`.
+    Session(Stage),
     Remove {
         request_id: u64,
         force: bool,
     },
+    /// With a lease, or without.
     Exists {
         request_id: u64,
+        leased: bool,
     },
     /// A listing, or a removal of many; see `bulk`.
     Bulk,
@@ -95,23 +103,24 @@ enum Running {
     },
 }
 
-/// What a process that was forked during a put has in its memory: the keys, the lengths, and the nonce of the
-/// put, or the next one that every process with the same random state will draw.
+/// What a process that was forked during a put has in its memory: the keys, the lengths, whether the put
+/// replaces, and its nonce, or the next one that every process with the same random state will draw.
 struct Inherited {
     items: Vec<(Vec<u8>, u64)>,
     nonce: u32,
+    replaces: bool,
 }
 
 pub(crate) struct Asked {
     pub(crate) key: Vec<u8>,
-    len: u64,
-    number: u64,
+    pub(crate) len: u64,
+    pub(crate) number: u64,
     pub(crate) object: Option<Object>,
     pub(crate) generation: Option<u64>,
     /// The wanted part: offset and length; `None`: up to the end.
     pub(crate) part: Option<(u64, Option<u64>)>,
     /// Its commit was sent.
-    ending: bool,
+    pub(crate) ending: bool,
     recorded: Option<Id>,
 }
 
@@ -141,8 +150,10 @@ impl Client {
             stale: None,
             unsent: Vec::new(),
             nonce: 0,
+            replaces: false,
             inherited: None,
             running: Running::Nothing,
+            session: None,
             get: GetOp::new(ClientConfig::default()),
             put: PutOp::new(ClientConfig::default()),
             asked: Vec::new(),
@@ -175,7 +186,7 @@ impl Client {
             child.next = self.next;
         }
         let items = self.asked.iter().map(|asked| (asked.key.clone(), asked.len)).collect();
-        child.inherited = Some(Inherited { items, nonce: self.nonce });
+        child.inherited = Some(Inherited { items, nonce: self.nonce, replaces: self.replaces });
         child
     }
 
@@ -197,7 +208,7 @@ impl Client {
         let due = match self.running {
             _ if self.stopped => None,
             Running::Get if !lies.contains(Lies::CLOCK) => self.get.poll_timeout(),
-            Running::Put => self.put.poll_timeout(),
+            Running::Put | Running::Session(_) => self.put.poll_timeout(),
             _ => None,
         };
         due.map(|shown| self.clock.when(shown))
@@ -234,12 +245,13 @@ impl Client {
         let now = self.clock.shows(now);
         match self.running {
             Running::Get => self.get.handle_timeout(now),
-            Running::Put => self.put.handle_timeout(now),
+            Running::Put | Running::Session(_) => self.put.handle_timeout(now),
             _ => {}
         }
     }
 
     /// Starts a random operation.
+    // Long because: it is one choice among all operations, with a branch for each.
     pub(crate) fn start(&mut self, core: &mut Core, rng: &mut Rng) {
         self.began = self.clock.shows(core.now);
         self.asked.clear();
@@ -248,8 +260,11 @@ impl Client {
             self.transport.set_identity(self.engine);
         }
         let inherited = self.inherited.take();
-        let dice = if inherited.is_some() { 45 } else { rng.below(105) };
+        let dice = if inherited.is_some() { 45 } else { rng.below(107) };
+        let in_ranges = inherited.is_none() && rng.below(100) < core.scenario.sessions_pct;
         let nonce = inherited.as_ref().map_or_else(|| 1 + rng.below(u32::MAX.into()) as u32, |it| it.nonce);
+        let replaces =
+            inherited.as_ref().map_or_else(|| rng.below(100) < core.scenario.upserts_pct, |it| it.replaces);
         let count = if (85..103).contains(&dice) { 1 } else { 1 + rng.below(ITEMS_MAX) };
         let random = |_| (core.random_key(rng), core.scenario.random_len(rng));
         let items = inherited.map_or_else(|| (0..count).map(random).collect(), |it| it.items);
@@ -284,7 +299,10 @@ impl Client {
             self.get.start(items, &[]);
         } else if dice < 85 {
             self.running = Running::Put;
-            self.record(core, |asked| Request::Put(asked.number));
+            self.record(core, |asked| match replaces {
+                true => Request::Upsert(asked.number),
+                false => Request::Put(asked.number),
+            });
             let mut items = Vec::new();
             for (slot, asked) in self.asked.iter().enumerate() {
                 let bytes = content(asked.number, asked.len);
@@ -297,14 +315,23 @@ impl Client {
             let retention = if core.scenario.retention { random_retention(rng) } else { Retention::DEFAULT };
             let replicas = 1 + rng.below(2) as u8;
             let placement = random_placement(rng);
-            let options = PutOptions { replicas, placement, retention };
-            self.nonce = nonce;
-            self.put.start(items, PutRequest { nonce, options, writer: self.engine });
+            let existing = if replaces { Existing::Replace(random_inherit(rng)) } else { Existing::Keep };
+            let options = PutOptions { replicas, placement, retention, existing };
+            (self.nonce, self.replaces) = (nonce, replaces);
+            let request = PutRequest { nonce, options, writer: self.engine };
+            if in_ranges {
+                self.put.open(items, request);
+                self.running = Running::Session(Stage::Opening);
+                self.session = Some(Session::new(rng.fork(), self.asked.len()));
+            } else {
+                self.put.start(items, request);
+            }
         } else if (100..103).contains(&dice) {
             self.running = Running::Bulk;
             self.start_bulk(core, rng, dice == 102);
         } else if dice >= 103 {
-            let request_id = self.clear_replicas(core, rng);
+            let request_id =
+                if dice < 105 { self.clear_replicas(core, rng) } else { self.change_retention(core, rng) };
             self.running = Running::Word { request_id };
         } else if dice >= 95 && core.scenario.tasks {
             self.ask_for_tasks(core, rng);
@@ -319,12 +346,18 @@ impl Client {
         let mut out = Vec::new();
         self.record(core, |_| if remove { Request::Remove { force } } else { Request::Exists });
         let key = Key(&self.asked[0].key);
+        // The same dice for both.
+        let leased = force;
         if remove {
             Remove::encode_request(&mut out, request_id, &(), [Removal { key, force }].into_iter()).unwrap();
             self.running = Running::Remove { request_id, force };
         } else {
-            Exists::encode_request(&mut out, request_id, &(), [key].into_iter()).unwrap();
-            self.running = Running::Exists { request_id };
+            match leased {
+                true => ExistsLeased::encode_request(&mut out, request_id, &(), [key].into_iter()),
+                false => Exists::encode_request(&mut out, request_id, &(), [key].into_iter()),
+            }
+            .unwrap();
+            self.running = Running::Exists { request_id, leased };
         }
         core.send_call((self.index, self.life), self.speaks_as, request_id, out);
     }
@@ -344,7 +377,7 @@ impl Client {
             let lying = core.lies.contains(Lies::CLOCK);
             let action = match self.running {
                 Running::Get => self.get.poll(if lying { self.began } else { now }, request_id, &mut out),
-                Running::Put => self.put.poll(now, request_id, &mut out),
+                Running::Put | Running::Session(_) => self.put.poll(now, request_id, &mut out),
                 _ => None,
             };
             match action {
@@ -363,7 +396,15 @@ impl Client {
                     }
                 }
                 Some(Action::Fence { segment }) => self.fence(core, segment),
-                None => break,
+                None => match self.running {
+                    Running::Session(stage) if self.put.is_done() => {
+                        if self.next_stage(core, stage) {
+                            self.running = Running::Nothing;
+                            return Ok(true);
+                        }
+                    }
+                    _ => break,
+                },
             }
         }
         match self.running {
@@ -392,9 +433,24 @@ impl Client {
         }
     }
 
+    /// Whether an object is there, with a lease that is returned, or left to run out.
+    fn leased(&mut self, core: &mut Core, frame: &Frame<'_>) -> Option<bool> {
+        let (lease, mut found) = ExistsLeased::decode_response(frame).ok()?;
+        let found = found.next()?;
+        if found && core.below(2) == 0 {
+            self.return_range(core, LeaseRange { first: lease.first, count: 1 });
+        }
+        Some(found)
+    }
+
     /// Returns the leases of an operation that has ended.
     fn return_leases(&mut self, core: &mut Core) {
-        let Some(range) = self.get.leases() else { return };
+        if let Some(range) = self.get.leases() {
+            self.return_range(core, range);
+        }
+    }
+
+    fn return_range(&mut self, core: &mut Core, range: LeaseRange) {
         core.shadow.returned(self.speaks_as, range.first, range.count);
         let id = self.next_id();
         let mut out = Vec::new();
@@ -414,7 +470,7 @@ impl Client {
                 }
                 self.get.handle_response(&frame);
             }
-            Running::Put => {
+            Running::Put | Running::Session(_) => {
                 if let (true, Ok((_, allocations))) = (current, PutStart::decode_response(&frame)) {
                     for (item, allocation) in self.starting.iter().zip(allocations) {
                         let Ok(allocation) = allocation else { continue };
@@ -442,8 +498,12 @@ impl Client {
                 self.running = Running::Nothing;
                 return Ok(true);
             }
-            Running::Exists { request_id } if request_id == frame.header.request_id => {
-                let result = Exists::decode_response(&frame).ok().and_then(|(_, mut results)| results.next());
+            Running::Exists { request_id, leased } if request_id == frame.header.request_id => {
+                let result = if leased {
+                    self.leased(core, &frame)
+                } else {
+                    Exists::decode_response(&frame).ok().and_then(|(_, mut results)| results.next())
+                };
                 let answer = match result {
                     Some(true) => Response::Found,
                     Some(false) => Response::NotFound,
@@ -471,9 +531,11 @@ impl Client {
     pub(crate) fn call_failed(&mut self, core: &mut Core, request_id: u64) -> Result<bool, Violation> {
         match self.running {
             Running::Get => self.get.handle_call_failed(request_id, ErrorCode::RpcTimeout),
-            Running::Put => self.put.handle_call_failed(request_id, ErrorCode::RpcTimeout),
+            Running::Put | Running::Session(_) => {
+                self.put.handle_call_failed(request_id, ErrorCode::RpcTimeout);
+            }
             Running::Remove { request_id: mine, .. }
-            | Running::Exists { request_id: mine }
+            | Running::Exists { request_id: mine, .. }
             | Running::Word { request_id: mine }
                 if mine == request_id =>
             {
@@ -495,9 +557,11 @@ impl Client {
 
     /// The process dies: what it has not requested to be committed never will be.
     pub(crate) fn die(&mut self, core: &mut Core) {
-        if self.running == Running::Put {
+        if matches!(self.running, Running::Put | Running::Session(_)) {
             for item in 0..self.asked.len() {
-                if !self.asked[item].ending {
+                // An item that could not be opened has its answer.
+                let known = self.session.as_ref().is_some_and(|session| session.is_refused(item));
+                if !self.asked[item].ending && !known {
                     self.answer(core, item, Response::Failed);
                 }
             }
@@ -517,7 +581,7 @@ impl Client {
         }
     }
 
-    fn answer(&self, core: &mut Core, item: usize, answer: Response) {
+    pub(crate) fn answer(&self, core: &mut Core, item: usize, answer: Response) {
         if let Some(id) = self.asked[item].recorded {
             core.history.answered(id, answer, core.now.as_nanos());
         }
@@ -597,6 +661,7 @@ impl Client {
             match self.put.result(item) {
                 Some(Ok(_)) => {
                     core.report.puts += 1;
+                    core.report.upserts += u64::from(self.replaces);
                     self.answer(core, item, Response::Done);
                 }
                 Some(Err(_)) if core.lies.contains(Lies::ANSWER) && asked.generation.is_some() => {
@@ -654,6 +719,25 @@ impl Client {
         core.send_call((self.index, self.life), self.speaks_as, request_id, out);
     }
 
+    /// Changes how long its keys are kept.
+    fn change_retention(&mut self, core: &mut Core, rng: &mut Rng) -> u64 {
+        let request_id = self.next_id();
+        let pin = [None, Some(Pin::None), Some(Pin::Soft), Some(Pin::Hard)][rng.index(4)];
+        let soft_pin_ttl_ms =
+            (pin == Some(Pin::Soft) && rng.below(2) == 0).then(|| 1 + rng.below(6_000) as u32);
+        let ttl = match rng.below(4) {
+            0 => TtlChange::Never,
+            1 if core.scenario.retention => TtlChange::After(1 + rng.below(10_000) as u32),
+            _ => TtlChange::Keep,
+        };
+        let change = RetentionChange { pin, soft_pin_ttl_ms, ttl };
+        let mut out = Vec::new();
+        let keys: Vec<_> = self.asked.iter().map(|asked| Key(&asked.key)).collect();
+        ChangeRetention::encode_request(&mut out, request_id, &change, keys.into_iter()).unwrap();
+        core.send_call((self.index, self.life), self.speaks_as, request_id, out);
+        request_id
+    }
+
     /// Reports the bad replicas that it found.
     fn report_bad(&mut self, core: &mut Core) {
         let request_id = self.next_id();
@@ -699,5 +783,12 @@ fn random_retention(rng: &mut Rng) -> Retention {
     };
     let ttl_ms = one_in(rng, 8).then(|| 1 + rng.below(10_000) as u32);
     let group = one_in(rng, 6).then(|| rng.below(4));
-    Retention { pin, ttl_ms, group }
+    let soft_pin_ttl_ms = (pin == Pin::Soft && one_in(rng, 2)).then(|| 1 + rng.below(6_000) as u32);
+    Retention { pin, soft_pin_ttl_ms, ttl_ms, group }
+}
+
+/// What an upsert takes over.
+fn random_inherit(rng: &mut Rng) -> Inherit {
+    let pins = [InheritPin::No, InheritPin::Hard, InheritPin::Stronger];
+    Inherit { pin: pins[rng.index(pins.len())], group: rng.below(2) == 0 }
 }

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use store_core::message::{ExpulsionEnd, FetchRequest, Greeting, Hello, Operation, PutStart};
+use store_core::command_log::Recorder;
+use store_core::message::{ExpulsionEnd, FetchRequest, Greeting, Hello, Operation, PutEnd, PutStart};
 use store_core::wire::VERSION;
 use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session, TaskId};
 use te_core::Instant;
@@ -13,6 +14,7 @@ use te_core::testkit::Rng;
 use crate::bulk::Places;
 use crate::checker::History;
 use crate::clock::{Clock, Wall};
+use crate::follower::Follower;
 use crate::intruders::make_room;
 use crate::judge::{Given, Seen, Standing};
 use crate::quotas::Promise;
@@ -109,6 +111,8 @@ pub(crate) struct Core {
     pub(crate) now: Instant,
     pub(crate) net: SimNet,
     pub(crate) master: Master,
+    /// A standby of the master.
+    pub(crate) follower: Follower,
     pub(crate) shadow: Shadow,
     pub(crate) report: Report,
     /// The counters of earlier epochs of the master.
@@ -145,6 +149,8 @@ pub(crate) struct Core {
     pub(crate) visible: BTreeMap<Vec<u8>, Seen>,
     /// When an object that is gone was last readable.
     pub(crate) gone: HashMap<Vec<u8>, Instant>,
+    /// Generations of objects that were pinned for good after their put.
+    pub(crate) pinned: HashSet<u64>,
     /// Where the objects of the running request to clear replicas were.
     pub(crate) places: Places,
     /// The limits and guarantees of tenants.
@@ -171,10 +177,12 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn new(scenario: Scenario, net: SimNet, rng: Rng) -> Self {
+        let mut master = Master::new(scenario.master.clone()).unwrap();
         Self {
             now: Instant::ZERO,
             net,
-            master: Master::new(scenario.master.clone()).unwrap(),
+            follower: Follower::new(&mut master, scenario.lies),
+            master,
             shadow: Shadow::new(std::env::var_os("SNOWSKIN_TALK").is_some()),
             report: Report::default(),
             past: Report::default(),
@@ -195,6 +203,7 @@ impl Core {
             starts: HashMap::new(),
             visible: BTreeMap::new(),
             gone: HashMap::new(),
+            pinned: HashSet::new(),
             places: Places::new(),
             promised: Promise::all(&scenario.master),
             given: HashMap::new(),
@@ -276,7 +285,8 @@ impl Core {
 
     pub(crate) fn set_clock(&mut self, clock: Clock, wall: Wall) {
         (self.clock, self.honest, self.wall) = (clock, clock, wall);
-        self.master.set_wall_ms(clock.shows(self.now), wall.shows_ms(self.now));
+        let (now, wall_ms) = (clock.shows(self.now), wall.shows_ms(self.now));
+        self.follower.recorder.set_wall_ms(&mut self.master, now, wall_ms);
     }
 
     pub(crate) fn jump(&mut self, by: Duration) {
@@ -308,7 +318,7 @@ impl Core {
     }
 
     pub(crate) fn master_timeout(&mut self) -> Result<(), Violation> {
-        self.by_the_master(|master, now| master.handle_timeout(now))?;
+        self.by_the_master(|recorder, master, now| recorder.handle_timeout(master, now))?;
         if self.lies.contains(Lies::TIME) {
             self.believe_in_time();
         }
@@ -332,11 +342,16 @@ impl Core {
     }
 
     /// The master does something by itself, or for the operator.
-    pub(crate) fn by_the_master(&mut self, act: impl FnOnce(&mut Master, Instant)) -> Result<(), Violation> {
+    pub(crate) fn by_the_master(
+        &mut self,
+        act: impl FnOnce(&mut Recorder, &mut Master, Instant),
+    ) -> Result<(), Violation> {
         let before = Standing::of(&self.master);
         let now = self.shown();
-        act(&mut self.master, now);
+        act(&mut self.follower.recorder, &mut self.master, now);
         self.note_losses();
+        let found = self.follow();
+        self.judge(found)?;
         let found = self.check_tenants(&before, None).and_then(|()| self.check_given_up());
         self.judge(found)
     }
@@ -349,6 +364,7 @@ impl Core {
         self.past = self.past.plus(&past);
         let config = self.master.config().clone();
         self.master = Master::new(MasterConfig { epoch: config.epoch + 1, ..config }).unwrap();
+        self.follower = Follower::new(&mut self.master, self.lies);
         self.promised = Promise::all(&self.scenario.master);
         self.standing = None;
         let mut rng = self.rng.fork();
@@ -459,10 +475,11 @@ impl Core {
         let before = Standing::of(&self.master);
         self.places = self.places_of(from, &request);
         self.overdo(from, &request);
-        let now = self.shown();
+        self.overdo_upsert(from, &request);
         let falsified = self.falsified(from, &request);
         let passed_on = falsified.as_deref().map_or(request, |bytes| Frame::parse(bytes).unwrap().unwrap().0);
-        self.master.handle(now, &mut session, &passed_on, &mut out);
+        self.request(&mut session, &passed_on, &mut out);
+        self.forget_leases(&request, &mut session);
         self.sessions.insert((from, life), session);
         if out.is_empty() {
             assert_eq!(request.header.kind, Kind::ReturnLeases as u8);
@@ -474,6 +491,8 @@ impl Core {
         self.judge(found)?;
         let asker = matches!(from, Party::Client(_)).then(|| self.tenant_of(from));
         let found = self.check_change(&before, asker, &request, &response);
+        self.judge(found)?;
+        let found = self.follow();
         self.judge(found)?;
         self.answer(from, life, out);
         // A heartbeat changes nothing.
@@ -496,7 +515,7 @@ impl Core {
         }
         if let Some(session) = self.sessions.remove(&(party, life)) {
             let now = self.shown();
-            self.master.session_ended(now, session);
+            self.follower.recorder.session_ended(&mut self.master, now, session);
         }
     }
 
@@ -509,7 +528,7 @@ impl Core {
         response: &Frame<'_>,
     ) -> Result<(), Violation> {
         let lost = self.note_losses();
-        self.check_losses(request, lost)?;
+        self.check_losses(asker, request, &lost)?;
         self.check_tenants(before, asker)?;
         if request.header.kind == Kind::PutStart as u8 && is_refused(response) {
             self.check_refusal(before)?;
@@ -527,10 +546,14 @@ impl Core {
             make_room(self);
         }
         let mut out = Vec::new();
-        let now = self.shown();
-        self.master.handle(now, &mut session, &request, &mut out);
+        self.request(&mut session, &request, &mut out);
         self.intruders[who] = Some(session);
         if let Some((response, _)) = Frame::parse(&out).unwrap() {
+            let done =
+                PutEnd::decode_response(&response).is_ok_and(|(_, mut ends)| ends.any(|end| end.is_ok()));
+            if request.header.kind == Kind::PutEnd as u8 && done {
+                return Err(Violation::Forged(format!("a put was committed by {name:?} at {:?}", self.now)));
+            }
             let asker = (who < TENANTS.len()).then_some(who);
             let found = self.check_change(&before, asker, &request, &response);
             self.judge(found)?;
@@ -551,8 +574,7 @@ impl Core {
         Hello::encode_request(&mut hello, 0, &greeting, core::iter::empty()).unwrap();
         let mut session = Session::default();
         let (frame, _) = Frame::parse(&hello).unwrap().unwrap();
-        let now = self.shown();
-        self.master.handle(now, &mut session, &frame, &mut out);
+        self.request(&mut session, &frame, &mut out);
         let (answer, _) = Frame::parse(&out).unwrap().unwrap();
         assert_eq!(answer.header.result(), Ok(()));
         session

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use store_core::message::{
-    Beat, Commit, EndExpulsions, EndTasks, Evict, ExpulsionEnd, FetchExpulsions, FetchRequest, FetchTasks,
-    Heartbeat, Mount, MountResponse, MountSegment, NewObject, NodeProof, NodeStatus, Operation, Pin, PutEnd,
-    PutOptions, PutRequest, PutRevoke, PutStart, Retention, Revocation, TaskEnd, Unmount, UnmountSegment,
+    Beat, Commit, EndExpulsions, EndTasks, Evict, Existing, ExpulsionEnd, FetchExpulsions, FetchRequest,
+    FetchTasks, Heartbeat, Mount, MountResponse, MountSegment, NewObject, NodeProof, NodeStatus, Operation,
+    Pin, PutEnd, PutOptions, PutRequest, PutRevoke, PutStart, Retention, Revocation, TaskEnd, Unmount,
+    UnmountSegment,
 };
 use store_core::{ErrorCode, Frame, Incarnation, Key, NodeId, Placement, SegmentNo};
 
@@ -326,7 +327,13 @@ impl World {
                 options.placement = preferred.map_or(Placement::ANY, |segment| Placement::on(*segment));
             }
         }
-        let keys = ["wish", "wish-2", "wish-3"].map(str::as_bytes);
+        let mut keys = ["wish", "wish-2", "wish-3"].map(str::as_bytes);
+        if rng.below(3) == 0 {
+            // An upsert, of an object that exists if there is one.
+            options.existing = Existing::REPLACE;
+            let own = self.core.visible.keys().map(|key| split_key(key)).filter(|(tenant, _)| *tenant == who);
+            keys[0] = own.map(|(_, key)| key).next().unwrap_or(keys[0]);
+        }
         let items = keys[..1 + rng.index(3)].iter().map(|key| NewObject { key: Key(key), len });
         // A writer's identity of zero would be refused before the put is looked at.
         let put = PutRequest { nonce: 0, options, writer: u64::MAX };

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use store_core::chunks::stored_len;
 use store_core::message::{
-    Allocation, Beat, CancelTasks, Commit, CreateTasks, EndTasks, FetchTasks, Get, ListQuery, Mount,
-    MountResponse, NewObject, NodeStatus, Operation, PutEnd, PutRevoke, PutStart, PutWindow, QueryTasks,
-    Remove, Replica, ReportReplicas, Retention, RetryTasks, TaskInfo, TaskState, Verdict,
+    Allocation, Beat, CancelTasks, ChangeRetention, Commit, CreateTasks, EndTasks, Existing, ExistsLeased,
+    FetchTasks, Get, ListQuery, Mount, MountResponse, NewObject, NodeStatus, Operation, Pin, PutEnd,
+    PutRequest, PutRevoke, PutStart, PutWindow, QueryTasks, Remove, Replica, ReplicaState, ReportReplicas,
+    Retention, RetryTasks, TaskInfo, TaskState, Verdict,
 };
 use store_core::{ErrorCode, Event, Frame, FullKey, Items, Key, Kind, Master, SegmentNo, TaskId, TenantNo};
 
@@ -15,6 +16,9 @@ use crate::clock::DRIFT_PPM_MAX;
 use crate::common::{Core, Party};
 use crate::scenario::{CLIENTS, TENANTS, full_key};
 use crate::shadow::{Claim, Range, Violation};
+
+/// An object that the store has lost by itself: its key and its generation.
+pub(crate) type Lost = (Vec<u8>, u64);
 
 /// A readable object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,10 +71,10 @@ impl Core {
         )
     }
 
-    /// Compares what is readable with what was, and notes what was lost; returns the number of losses.
-    pub(crate) fn note_losses(&mut self) -> usize {
+    /// Compares what is readable with what was, and notes what was lost; returns the keys.
+    pub(crate) fn note_losses(&mut self) -> Vec<Lost> {
         if self.master.stats().objects == self.visible.len() as u64 {
-            return 0;
+            return Vec::new();
         }
         let mut seen = BTreeMap::new();
         let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
@@ -90,27 +94,51 @@ impl Core {
             "objects are readable without a commit: {strange:?} of {:?}",
             self.visible
         );
-        let lost: Vec<Vec<u8>> =
-            self.visible.keys().filter(|key| !seen.contains_key(*key)).cloned().collect();
-        for key in &lost {
+        let gone = self.visible.iter().filter(|(key, _)| !seen.contains_key(*key));
+        let lost: Vec<Lost> = gone.map(|(key, seen)| (key.clone(), seen.generation)).collect();
+        for (key, _) in &lost {
             self.history.lost(key, self.now.as_nanos());
             self.vanish(key);
         }
-        lost.len()
+        lost
     }
 
     /// Objects are lost when room is needed, or when their time or their node is over: not because an object
-    /// is read or copied.
-    pub(crate) fn check_losses(&self, request: &Frame<'_>, lost: usize) -> Result<(), Violation> {
-        let may = match Kind::from_byte(request.header.kind) {
+    /// is read or copied, or because a put ends. An object is not lost for the upsert that is to replace it.
+    pub(crate) fn check_losses(
+        &self,
+        asker: Option<usize>,
+        request: &Frame<'_>,
+        lost: &[Lost],
+    ) -> Result<(), Violation> {
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let kind = Kind::from_byte(request.header.kind);
+        if let (Some(Kind::PutStart), Some(tenant)) = (kind, asker) {
+            let (put, asked) = PutStart::decode_request(request.body).unwrap();
+            let keys: Vec<_> = asked.map(|new| full_key(tenant, new.key.0)).collect();
+            let wanted = lost.iter().find(|(key, _)| keys.contains(key));
+            // An object may be lost for an upsert of another one in the same batch.
+            let alone = keys.len() == 1 && put.options.existing != Existing::Keep;
+            if let Some((key, _)) = wanted.filter(|_| alone) {
+                return Err(Violation::LostByUpsert(format!("{} at {:?}", Key(key), self.now)));
+            }
+            // One that is put again may be lost because its time is over.
+            let pinned = |lost: &&Lost| self.pinned.contains(&lost.1) && !keys.contains(&lost.0);
+            if let Some((key, _)) = lost.iter().find(pinned) {
+                return Err(Violation::EvictedPinned(format!("{} at {:?}", Key(key), self.now)));
+            }
+        }
+        let may = match kind {
             Some(Kind::PutStart | Kind::Remove | Kind::Mount | Kind::Unmount) => true,
             // What a report removes, or a request about many, is known by now.
             _ => false,
         };
-        if may || lost == 0 {
+        if may {
             return Ok(());
         }
-        let text = format!("{lost} by a request of kind {} at {:?}", request.header.kind, self.now);
+        let text = format!("{} by a request of kind {} at {:?}", lost.len(), request.header.kind, self.now);
         Err(Violation::LostByTask(text))
     }
 
@@ -178,7 +206,7 @@ impl Core {
                 let (put, asked) = PutStart::decode_request(body).unwrap();
                 let retained = put.options.retention != Retention::DEFAULT;
                 self.report.retained += asked.len() as u64 * u64::from(retained);
-                self.observe_put(from, put.writer, asked, PutStart::decode_response(response))?;
+                self.observe_put(from, &put, asked, PutStart::decode_response(response))?;
             }
             Some(Kind::PutRevoke) => {
                 let (_, asked) = PutRevoke::decode_request(body).unwrap();
@@ -188,6 +216,8 @@ impl Core {
             }
             Some(Kind::PutEnd) => self.observe_end(from, body, response),
             Some(Kind::Get) => self.observe_get((from, life), response)?,
+            Some(Kind::ChangeRetention) => self.observe_change(from, body, response),
+            Some(Kind::ExistsLeased) => self.observe_leases((from, life), body, response)?,
             Some(Kind::Remove) => self.observe_remove(from, request, response),
             Some(Kind::List | Kind::Find) => self.observe_page(from, request, response)?,
             Some(Kind::RemoveMany) => self.observe_sweep(from, request, response)?,
@@ -294,7 +324,7 @@ impl Core {
     fn observe_put<'a>(
         &mut self,
         from: Party,
-        engine: u64,
+        put: &PutRequest,
         asked: impl Iterator<Item = NewObject<'a>>,
         answer: Result<(PutWindow, Items<'_, Result<Allocation, ErrorCode>>), ErrorCode>,
     ) -> Result<(), Violation> {
@@ -322,7 +352,8 @@ impl Core {
             }
             if fresh {
                 let key = self.full_key(from, key.0);
-                let claim = Claim { key, handle: allocation.handle, engine, ranges };
+                let replaces = put.options.existing != Existing::Keep;
+                let claim = Claim { key, replaces, handle: allocation.handle, engine: put.writer, ranges };
                 self.shadow.claims.insert(allocation.generation, claim);
             }
         }
@@ -356,6 +387,52 @@ impl Core {
                 }
                 let range = (replica.segment, replica.addr, stored_len(object.len));
                 self.shadow.leased(object.generation, range, until, whose)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes what was pinned for good after its put.
+    fn observe_change(&mut self, from: Party, body: &[u8], response: &Frame<'_>) {
+        let Ok((_, changed)) = ChangeRetention::decode_response(response) else { return };
+        let (change, asked) = ChangeRetention::decode_request(body).unwrap();
+        let changed = asked.zip(changed).filter(|(_, result)| result.is_ok());
+        for (key, _) in changed.filter(|_| change.pin.is_some()) {
+            let Some(seen) = self.visible.get(&self.full_key(from, key.0)) else { continue };
+            if change.pin == Some(Pin::Hard) {
+                self.report.pinned += 1;
+                self.pinned.insert(seen.generation);
+            } else {
+                self.pinned.remove(&seen.generation);
+            }
+        }
+    }
+
+    /// What is said to exist with a lease must stay in place like what is read.
+    fn observe_leases(
+        &mut self,
+        (from, life): (Party, u64),
+        body: &[u8],
+        response: &Frame<'_>,
+    ) -> Result<(), Violation> {
+        let Ok((lease, found)) = ExistsLeased::decode_response(response) else { return Ok(()) };
+        let (_, asked) = ExistsLeased::decode_request(body).unwrap();
+        let until = self.now + slowest(lease.lease_ms);
+        let there = asked.zip(found).filter(|(_, found)| *found);
+        for (no, (key, _)) in there.enumerate() {
+            self.report.promised += 1;
+            let Party::Client(client) = from else { continue };
+            let full = self.full_key(from, key.0);
+            let Some(Seen { generation }) = self.visible.get(&full).copied() else {
+                return Err(Violation::Shown(format!("{} at {:?}", Key(&full), self.now)));
+            };
+            let len = self.shadow.puts.get(&generation).map_or(0, |put| stored_len(put.len));
+            let whose = Some((client, life, lease.first + no as u64));
+            let tenant = TenantNo::new(self.tenant_of(from) as u16 + 1);
+            let places = self.master.find_replicas(FullKey { tenant, key: key.0 }).unwrap_or_default();
+            let complete = places.iter().filter(|replica| replica.state == ReplicaState::Complete);
+            for replica in complete {
+                self.shadow.leased(generation, (replica.segment, replica.addr, len), until, whose)?;
             }
         }
         Ok(())

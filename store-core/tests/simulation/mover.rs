@@ -374,7 +374,8 @@ impl Mover {
             self.next += 1;
             let number = self.next;
             let writer = (CLIENTS + self.node, number);
-            let begun = core.shadow.write_begins(core.now, writer, 0, attempt, (mounted.segment, addr, len));
+            let range = (mounted.segment, addr, len);
+            let begun = core.shadow.write_begins(core.now, writer, 0, attempt, (range, range));
             core.judge(begun)?;
             let mut read = Read { attempt: Some(attempt), left: 0, failed: false };
             let step = slice_bytes(len);

@@ -73,20 +73,21 @@ impl Client {
 
     pub(crate) fn transfer(&mut self, core: &mut Core, transfer: Transfer) -> Result<(), Violation> {
         let number = self.next_id();
-        let slot = u64::from(transfer.item) * self.slot_bytes;
+        let mut slot = u64::from(transfer.item) * self.slot_bytes;
         let len = transfer.len;
         let mut pieces = vec![(0, len)];
         if transfer.op == Op::Write {
-            let generation = self.asked[transfer.item as usize].generation.unwrap_or(0);
-            let begun = core.shadow.write_begins(
-                core.now,
-                (self.index, number),
-                self.engine,
-                generation,
-                (transfer.segment, transfer.addr, stored_len(len)),
-            );
+            let moved = self.moved(&transfer);
+            let item = moved.as_ref().map_or(transfer.item as usize, |moved| moved.item);
+            let bytes = if moved.is_some() { len } else { stored_len(len) };
+            let range = (transfer.segment, transfer.addr, bytes);
+            let whole = moved.as_ref().map_or(range, |moved| moved.whole);
+            let generation = self.asked[item].generation.unwrap_or(0);
+            let id = (self.index, number);
+            let begun = core.shadow.write_begins(core.now, id, self.engine, generation, (whole, range));
             core.judge(begun)?;
-            pieces = vec![(0, stored_len(len))];
+            slot = item as u64 * self.slot_bytes + moved.map_or(0, |moved| moved.offset);
+            pieces = vec![(0, bytes)];
         } else if let Some((start, count)) = self.asked[transfer.item as usize].part {
             let end = count.map_or(len, |count| start + count);
             let cover = Cover::new(len, std::iter::once(start..end));

@@ -4,11 +4,12 @@
 //! guarantee, and loses nothing because of the change itself. Above a lowered quota it may keep what it had.
 
 use store_core::chunks::stored_len;
-use store_core::message::{Operation, TaskQuery, TenantSet, TenantSetting, TenantUsage};
-use store_core::{ErrorCode, Frame, MasterConfig, Session, TenantConfig};
+use store_core::message::{TaskQuery, TenantSet, TenantSetting, TenantUsage};
+use store_core::{ErrorCode, Frame, MasterConfig, TenantConfig};
 use te_core::testkit::Rng;
 
 use crate::common::{Core, Event};
+use crate::follower::operate;
 use crate::scenario::{Lies, NODES, TENANTS};
 use crate::shadow::Violation;
 use crate::trouble::ms;
@@ -141,17 +142,21 @@ impl Core {
         if possible {
             expected[at].1 = promise;
         }
-        let (mut request, mut out) = (Vec::new(), Vec::new());
-        TenantSet::encode_request(&mut request, 1, &setting, core::iter::empty()).unwrap();
-        let (frame, _) = Frame::parse(&request).unwrap().unwrap();
         let now = self.shown();
-        self.master.handle(now, &mut Session::owner(), &frame, &mut out);
+        let out = operate::<TenantSet>(
+            &mut self.follower.recorder,
+            &mut self.master,
+            now,
+            &setting,
+            core::iter::empty(),
+        );
         let (answer, _) = Frame::parse(&out).unwrap().unwrap();
         let expected_result = if possible { Ok(()) } else { Err(ErrorCode::InvalidParams) };
         let lost = self.note_losses();
         let found = self.accounts();
-        if found != expected || answer.header.result() != expected_result || lost > 0 {
-            let text = format!("{setting:?}: {:?}, {lost} lost, {found:?}", answer.header.result());
+        if found != expected || answer.header.result() != expected_result || !lost.is_empty() {
+            let (result, lost) = (answer.header.result(), lost.len());
+            let text = format!("{setting:?}: {result:?}, {lost} lost, {found:?}");
             return self.judge(Err(Violation::Books(text)));
         }
         if possible {

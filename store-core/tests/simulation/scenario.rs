@@ -29,7 +29,7 @@ const SMALL_BYTES_MAX: u64 = 3_000;
 
 /// Rules that a party breaks on purpose: the simulation must notice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Lies(u32);
+pub(crate) struct Lies(u64);
 
 impl Lies {
     pub(crate) const NONE: Self = Self(0);
@@ -86,6 +86,26 @@ impl Lies {
     pub(crate) const CLEAR: Self = Self(1 << 23);
     /// The operator sets the limits of a tenant, and takes them back.
     pub(crate) const QUOTA: Self = Self(1 << 24);
+    /// The driver of the master removes an object when an upsert of it begins: its space could be used.
+    pub(crate) const IN_PLACE: Self = Self(1 << 26);
+    /// The driver of the master removes an object when an upsert of it is revoked.
+    pub(crate) const UNDONE: Self = Self(1 << 27);
+    /// The driver of the master returns the leases of all readers when an upsert is committed: what they read
+    /// is old.
+    pub(crate) const RECALL: Self = Self(1 << 28);
+    /// The driver of the master returns the lease of a client that wanted to know whether an object
+    /// exists: it does not read.
+    pub(crate) const GLANCE: Self = Self(1 << 29);
+    /// The driver of the master changes nothing when an object is to be pinned for good.
+    pub(crate) const UNPINNED: Self = Self(1 << 30);
+    /// Leaves ranges of an open put out, and commits it as if they were written.
+    pub(crate) const HOLE: Self = Self(1 << 31);
+    /// Does not write into the command log which objects were leased.
+    pub(crate) const UNTOUCHED: Self = Self(1 << 32);
+    /// Does not write into the command log when timeouts were handled.
+    pub(crate) const UNTIMED: Self = Self(1 << 33);
+    /// Does not write into the command log that connections have ended.
+    pub(crate) const UNENDED: Self = Self(1 << 34);
 
     pub(crate) fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -108,6 +128,10 @@ pub(crate) struct Scenario {
     pub(crate) segment_bytes: u64,
     pub(crate) object_bytes_max: u64,
     pub(crate) keys: u64,
+    /// Of a hundred puts, how many replace.
+    pub(crate) upserts_pct: u64,
+    /// Of a hundred puts, how many are written range by range.
+    pub(crate) sessions_pct: u64,
     pub(crate) busy: Duration,
     pub(crate) lies: Lies,
     /// Judge only what readers see, not which ranges are allocated.
@@ -170,6 +194,8 @@ impl Scenario {
             segment_bytes: 40 * 1024,
             object_bytes_max: SMALL_BYTES_MAX,
             keys: 64,
+            upserts_pct: 25,
+            sessions_pct: 8,
             busy: Duration::from_secs(44),
             lies: Lies::NONE,
             blind: false,
@@ -324,6 +350,12 @@ pub(crate) struct Report {
     pub(crate) flips: u64,
     pub(crate) reported_bad: u64,
     pub(crate) puts: u64,
+    /// Of these, upserts.
+    pub(crate) upserts: u64,
+    /// Of these, those that were written range by range.
+    pub(crate) sessions: u64,
+    /// Puts that were opened to be written range by range.
+    pub(crate) opened: u64,
     pub(crate) failed_puts: u64,
     pub(crate) removes: u64,
     pub(crate) unknown_writes: u64,
@@ -349,6 +381,12 @@ pub(crate) struct Report {
     pub(crate) set_back: u64,
     pub(crate) stale: u64,
     pub(crate) master_restarts: u64,
+    /// How often all state of the standby was compared with that of the master.
+    pub(crate) compared: u64,
+    /// How often it was replaced by one that was restored from a snapshot.
+    pub(crate) snapshots: u64,
+    /// Bytes of the command log.
+    pub(crate) log_bytes: u64,
     pub(crate) remounts: u64,
     /// Processes stopped for a while, partitions in one direction, and clocks that jumped.
     pub(crate) stops: u64,
@@ -383,6 +421,10 @@ pub(crate) struct Report {
     pub(crate) swept: u64,
     /// Objects that removals of many left because they were leased.
     pub(crate) spared: u64,
+    /// Objects that were said to exist with a lease.
+    pub(crate) promised: u64,
+    /// Objects that were pinned for good after their put.
+    pub(crate) pinned: u64,
     /// Replicas that were cleared, and objects without another one.
     pub(crate) cleared: u64,
     pub(crate) cleared_last: u64,
@@ -400,16 +442,44 @@ impl Report {
             ($($($field:ident).+),* $(,)?) => { $(self.$($field).+ += other.$($field).+;)* };
         }
         add!(gets, hits, parts, parts_of_many, failed_reads, lease_expired, mismatches, flips, reported_bad);
-        add!(puts, failed_puts, removes, unknown_writes, landed_late, fences, crashes, master_restarts);
+        add!(
+            puts,
+            upserts,
+            sessions,
+            opened,
+            failed_puts,
+            removes,
+            unknown_writes,
+            landed_late,
+            fences,
+            crashes,
+            master_restarts,
+            compared,
+            snapshots,
+            log_bytes
+        );
         add!(remounts, stops, partitions, jumps, recorded, losses, retained);
         add!(orders, copies, moves, given_up, reported_again, died_copying, drains, drained, left);
         add!(audits, refused, foreign, expelled, stats.leases_returned_total);
         add!(turned_away, forks, paused, slept, standstills, guesses, thefts, successions, wishes);
         add!(set_back, stale);
-        add!(listings, listed, sweeps, swept, spared, cleared, cleared_last, settings, lowered);
+        add!(
+            listings,
+            listed,
+            sweeps,
+            swept,
+            spared,
+            cleared,
+            cleared_last,
+            settings,
+            lowered,
+            promised,
+            pinned
+        );
         add!(eviction.groups_evicted_total, eviction.expired_total, eviction.soft_pins_decayed_total);
         add!(eviction.kept_leased_total);
         add!(stats.puts_abandoned_total, stats.evictions_total, stats.nodes_expired_total);
+        add!(stats.objects_replaced_total);
         add!(tasks.created_total, tasks.done_total, tasks.failed_total, tasks.canceled_total);
         add!(tasks.retried_total, tasks.extras_shed_total, tasks.bad_reports_total, tasks.bad_dropped_total);
         add!(tasks.hot_gets_total);

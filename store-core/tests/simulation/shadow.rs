@@ -32,8 +32,12 @@ pub(crate) enum Violation {
     Damaged(String),
     /// An intact replica was dropped as bad, or a dropped one is still returned to readers.
     BadDrop(String),
-    /// An object is gone because of a copy, a move or a read.
+    /// An object is gone because of a copy, a move, a read or the end of a put.
     LostByTask(String),
+    /// An object was evicted that is pinned for good.
+    EvictedPinned(String),
+    /// An object is gone because its replacement has begun.
+    LostByUpsert(String),
     /// Something new on a segment that accepts nothing, or something left on one that is drained.
     NotDrained(String),
     /// A tenant has more than its quota.
@@ -66,6 +70,8 @@ pub(crate) enum Violation {
     Cleared(String),
     /// An operation never ended.
     Stuck(String),
+    /// A standby that has repeated all commands is not as the master is.
+    Diverged(String),
 }
 
 impl fmt::Display for Violation {
@@ -100,6 +106,8 @@ pub(crate) struct Put {
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) key: Vec<u8>,
+    /// It is an upsert.
+    pub(crate) replaces: bool,
     pub(crate) handle: u64,
     pub(crate) engine: u64,
     pub(crate) ranges: Vec<Range>,
@@ -218,6 +226,13 @@ impl Shadow {
         })
     }
 
+    /// The leases on replicas of a put.
+    pub(crate) fn readers_of(&self, generation: u64) -> Vec<Reader> {
+        let owner = |range: &Range| self.owners.get(&(range.0, range.1)).map(|(_, owner)| *owner);
+        let held = self.leases.iter().filter(|(range, ..)| owner(range) == Some(generation));
+        held.filter_map(|(.., whose)| *whose).collect()
+    }
+
     /// A client has returned these leases.
     pub(crate) fn returned(&mut self, who: (usize, u64), first: u64, count: u32) {
         let numbers = first..first + u64::from(count);
@@ -226,13 +241,14 @@ impl Shadow {
         });
     }
 
+    /// A writer begins to write a range in the space of its put, which it has whole.
     pub(crate) fn write_begins(
         &mut self,
         now: Instant,
         id: (Writer, u64),
         engine: u64,
         generation: u64,
-        range: Range,
+        (whole, range): (Range, Range),
     ) -> Result<(), Violation> {
         self.say(|| format!("{now:?} {id:?} of engine {engine:#x} begins {range:?} of {generation:#x}"));
         if self.cut.contains(&(engine, range.0)) {
@@ -247,7 +263,7 @@ impl Shadow {
         if let Some(other) = other {
             return Err(Violation::TwoWriters(other));
         }
-        match self.owners.get(&(range.0, range.1)) {
+        match self.owners.get(&(whole.0, whole.1)) {
             Some((_, owner)) if *owner == generation => Ok(()),
             other => Err(Violation::WriteAfterLoss(format!("{range:?} of {generation:#x} is {other:?}"))),
         }

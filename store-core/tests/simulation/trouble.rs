@@ -1,13 +1,17 @@
 //! Faults, and what the operator does meanwhile.
 
+use std::iter;
 use std::time::Duration;
 
-use store_core::SegmentNo;
-use store_core::message::{Evict, SegmentOrder, SegmentState, UnmountSegment};
+use store_core::message::{
+    Evict, EvictNow, OrderSegments, SegmentOrder, SegmentState, Unmount, UnmountSegment,
+};
+use store_core::{Frame, SegmentNo};
 use te_core::sim::LinkConfig;
 use te_core::testkit::Rng;
 
 use crate::common::{Event, Partition, Party};
+use crate::follower::operate;
 use crate::scenario::{CHILD, CLIENTS, LATE_MAX, NODES};
 use crate::shadow::Violation;
 use crate::world::World;
@@ -163,17 +167,19 @@ impl World {
         self.core.report.drains += 1;
         if room {
             let used_bytes_max = self.core.master.stats().capacity_bytes / 3;
-            self.core.by_the_master(|master, now| {
-                master.evict_now(now, Evict { objects_max: u64::MAX, used_bytes_max });
+            let evict = Evict { objects_max: u64::MAX, used_bytes_max };
+            self.core.by_the_master(|recorder, master, now| {
+                operate::<EvictNow>(recorder, master, now, &evict, iter::empty());
             })?;
         }
         self.order(segment, SegmentState::Draining)
     }
 
     fn order(&mut self, segment: SegmentNo, state: SegmentState) -> Result<(), Violation> {
-        self.core.by_the_master(|master, now| {
+        self.core.by_the_master(|recorder, master, now| {
             // The segment may be gone.
-            let _ = master.order_segment(now, &SegmentOrder { segment, state });
+            let order = iter::once(SegmentOrder { segment, state });
+            operate::<OrderSegments>(recorder, master, now, &(), order);
         })?;
         if state == SegmentState::Active {
             self.core.closed.remove(&segment);
@@ -217,9 +223,13 @@ impl World {
         // The key of its latest incarnation, or of an earlier one which the master counts as alive.
         let keys = self.core.node_keys[&node.get()].clone();
         let before = self.core.master.stats();
-        self.core.by_the_master(|master, now| {
-            let unmounts = |key| master.unmount(now, &UnmountSegment { node, incarnation, segment, key });
-            assert!(keys.into_iter().map(unmounts).any(|result| result == Ok(())));
+        self.core.by_the_master(|recorder, master, now| {
+            let unmounts = |key| {
+                let unmount = UnmountSegment { node, incarnation, segment, key };
+                let out = operate::<Unmount>(recorder, master, now, &unmount, iter::empty());
+                Frame::parse(&out).unwrap().unwrap().0.header.result() == Ok(())
+            };
+            assert!(keys.into_iter().any(unmounts));
         })?;
         let after = self.core.master.stats();
         self.core.closed.remove(&segment);

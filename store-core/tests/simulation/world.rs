@@ -124,6 +124,7 @@ impl World {
         self.core.now = end;
         self.core.net.advance_to(end);
         self.core.master_timeout()?;
+        self.core.compare()?;
         if let Some(client) = self.clients.iter().flatten().find(|client| !client.is_idle()) {
             return Err(Violation::Stuck(client.describe()));
         }

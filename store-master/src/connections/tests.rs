@@ -30,6 +30,14 @@ struct Costly {
 }
 
 impl Handler for Costly {
+    fn depends_on(&self) -> u64 {
+        0
+    }
+
+    fn durable(&self) -> u64 {
+        u64::MAX
+    }
+
     fn clock(&mut self) -> Instant {
         self.seen = self.now;
         self.seen

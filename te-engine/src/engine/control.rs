@@ -11,7 +11,7 @@ use te_core::{Error, Memory, RegionId};
 use super::Engine;
 use super::segments::{Attached, Segment};
 use crate::config::{Config, MetadataConfig};
-use crate::control::{Answer, Request, call};
+use crate::control::{Answer, Request, Requester, call};
 use crate::descriptor::Descriptor;
 use crate::error::{SegmentError, StartError};
 use crate::metadata::{Directory, Entry, Keeper, KeeperState, Metadata, PeerToPeer, Registration};
@@ -28,8 +28,8 @@ impl Engine {
     /// See [`SegmentError`].
     pub fn open_segment(&mut self, name: &str) -> Result<SegmentHandle, SegmentError> {
         self.here()?;
-        let (endpoint, descriptor) = peer_to_peer(&self.config).describe(&**self.metadata, name)?;
-        self.attach_at(name, &endpoint, &descriptor)
+        let (endpoint, descriptor) = self.peers.describe(name)?;
+        self.attach_at(name, endpoint.as_deref(), &descriptor)
     }
 
     /// Opens a segment whose descriptor the caller has; `name` is `host:port` of its owner.
@@ -42,14 +42,14 @@ impl Engine {
         descriptor: &Descriptor,
     ) -> Result<SegmentHandle, SegmentError> {
         self.here()?;
-        self.attach_at(name, name, descriptor)
+        self.attach_at(name, Some(name), descriptor)
     }
 
-    /// Opens the segment `name`, whose owner is at `endpoint`.
+    /// Opens the segment `name`, whose owner is at `endpoint`; `None`: the segment is foreign.
     pub(crate) fn attach_at(
         &mut self,
         name: &str,
-        endpoint: &str,
+        endpoint: Option<&str>,
         descriptor: &Descriptor,
     ) -> Result<SegmentHandle, SegmentError> {
         if let Some(handle) = self.segments.find(name) {
@@ -67,7 +67,7 @@ impl Engine {
         }
         let handle = self.segments.insert(Segment {
             name: name.into(),
-            endpoint: endpoint.into(),
+            endpoint: endpoint.map(Into::into),
             incarnation: descriptor.incarnation,
             version: 0,
             opens: 1,
@@ -89,8 +89,8 @@ impl Engine {
     /// `Restarted` when another process answers; the handle refuses further work.
     pub fn refresh_segment(&mut self, handle: SegmentHandle) -> Result<(), SegmentError> {
         self.here()?;
-        let SegmentOwner { name, endpoint, .. } = self.segment_owner(handle)?;
-        let descriptor = peer_to_peer(&self.config).describe_again(&**self.metadata, &name, &endpoint)?;
+        let owner = self.segment_owner(handle)?;
+        let descriptor = self.peers.describe_again(&owner)?;
         self.sync_segment(handle, &descriptor)
     }
 
@@ -126,10 +126,11 @@ impl Engine {
     /// [`take_notifications`](Self::take_notifications). Returns when it is in the owner's queue.
     ///
     /// # Errors
-    /// `Refused` when the message is too long or the owner's queue is full; `Unreachable`, `Restarted`.
+    /// `Refused` when the message is too long or the owner's queue is full; `Unreachable`, `Restarted`;
+    /// `Foreign` unless the [`Metadata`] that describes the segment carries notifications.
     pub fn notify(&mut self, handle: SegmentHandle, name: &str, message: &[u8]) -> Result<(), SegmentError> {
         let owner = self.segment_owner(handle)?;
-        let sent = notify(&self.config, &owner, name, message);
+        let sent = self.peers.notify(&owner, name, message);
         if let Err(SegmentError::Restarted { found, .. }) = sent {
             self.note_restart(handle, found);
         }
@@ -147,10 +148,10 @@ impl Engine {
     /// Checks whether the owner of the segment is alive; waits at most `timeout`.
     ///
     /// # Errors
-    /// `NotFound`. An owner that does not answer is not an error but [`Liveness::Unreachable`].
+    /// `NotFound`, `Foreign`. An owner that does not answer is not an error but [`Liveness::Unreachable`].
     pub fn probe(&mut self, handle: SegmentHandle, timeout: Duration) -> Result<Liveness, SegmentError> {
         let owner = self.segment_owner(handle)?;
-        let liveness = probe(&self.config, &owner, timeout);
+        let liveness = self.peers.probe(&owner, timeout)?;
         if let Liveness::Restarted { found, .. } = liveness {
             self.note_restart(handle, found);
         }
@@ -185,6 +186,20 @@ impl Engine {
         let segment = self.segments.segment(handle).ok_or(SegmentError::NotFound)?;
         let Segment { name, endpoint, incarnation, .. } = segment;
         Ok(SegmentOwner { name: name.clone(), endpoint: endpoint.clone(), incarnation: *incarnation })
+    }
+
+    /// The owner of a segment, for a notification that is sent later.
+    ///
+    /// # Errors
+    /// `NotFound`, `Refused` when the message is too long.
+    pub(crate) fn notice_to(
+        &self,
+        segment: SegmentHandle,
+        notice: &Notification,
+    ) -> Result<SegmentOwner, SegmentError> {
+        let owner = self.segment_owner(segment)?;
+        self.peers.check_notice(&owner, &notice.name, &notice.message)?;
+        Ok(owner)
     }
 
     /// Records that another process answers under the segment's name. The segment refuses work from here on.
@@ -293,18 +308,26 @@ impl Engine {
         }
     }
 
-    /// What threads other than the polling thread need to reach the directory, the registration and the
+    /// What threads other than the polling thread need to reach peers, the registration and the
     /// notifications.
-    pub(crate) fn parts(&self) -> (Arc<dyn Metadata>, KeeperState, Arc<crate::control::Inbox>) {
-        (Arc::clone(&self.metadata), self.registration.clone(), self.inbox.clone())
+    pub(crate) fn parts(&self) -> (Peers, KeeperState, Arc<crate::control::Inbox>) {
+        ((*self.peers).clone(), self.registration.clone(), self.inbox.clone())
     }
 }
 
 /// The owner of an open segment.
 pub(crate) struct SegmentOwner {
-    pub(crate) name: String,
-    pub(crate) endpoint: String,
-    pub(crate) incarnation: u64,
+    name: String,
+    /// `None`: the segment is foreign.
+    endpoint: Option<String>,
+    incarnation: u64,
+}
+
+impl SegmentOwner {
+    /// Its address; the name of a foreign segment.
+    pub(crate) fn place(&self) -> &str {
+        self.endpoint.as_deref().unwrap_or(&self.name)
+    }
 }
 
 /// Where names are looked up, and what keeps this engine's name registered there.
@@ -338,7 +361,7 @@ impl Naming {
         };
         let registration = keeper.as_ref().map_or(KeeperState::new(Registration::None), Keeper::state);
         let directory = directory.map(|directory| directory as Arc<dyn Metadata>);
-        let metadata = metadata.or(directory).unwrap_or_else(|| Arc::new(peer_to_peer(config)));
+        let metadata = metadata.or(directory).unwrap_or_else(|| Arc::new(PeerToPeer::of(config)));
         Ok(Self { metadata, keeper, registration })
     }
 }
@@ -356,52 +379,90 @@ enum AttachError {
     Segment(SegmentError),
 }
 
-pub(crate) fn peer_to_peer(config: &Config) -> PeerToPeer {
-    PeerToPeer::of(config)
+/// How the owners of segments are reached, from any thread. Its calls block.
+#[derive(Clone)]
+pub(crate) struct Peers {
+    control: PeerToPeer,
+    notification_bytes_max: u32,
+    metadata: Arc<dyn Metadata>,
 }
 
-/// Sends a notification. Blocks.
-pub(crate) fn notify(
-    config: &Config,
-    owner: &SegmentOwner,
-    name: &str,
-    message: &[u8],
-) -> Result<(), SegmentError> {
-    let SegmentOwner { name: segment, endpoint, incarnation } = owner;
-    let incarnation = *incarnation;
-    let refused = |what| Err(SegmentError::Refused { name: segment.into(), what });
-    if name.len() + message.len() > config.control.notification_bytes_max as usize {
-        return refused(
-            "the message is longer than control.notification_bytes_max here: write it to memory instead",
-        );
+impl Peers {
+    pub(super) fn new(config: &Config, metadata: Arc<dyn Metadata>) -> Self {
+        let notification_bytes_max = config.control.notification_bytes_max;
+        Self { control: PeerToPeer::of(config), notification_bytes_max, metadata }
     }
-    let request = Request::Notify { incarnation, name: name.into(), message: message.into() };
-    match call(endpoint, &request, peer_to_peer(config).requester())? {
-        Answer::Taken => Ok(()),
-        Answer::Restarted { found } => {
-            Err(SegmentError::Restarted { name: segment.clone(), expected: incarnation, found })
-        }
-        Answer::TooLong { .. } => refused("the message is longer than its control.notification_bytes_max"),
-        Answer::TakesNone => refused("its control.notifications_max is 0: it accepts no notifications"),
-        Answer::InboxFull => refused("its queue of notifications is full: try again when it has taken some"),
-        _ => {
-            let what = "its answer is not one to this request";
-            Err(SegmentError::Protocol { name: segment.into(), what })
-        }
-    }
-}
 
-/// Checks whether a peer is alive. Blocks.
-pub(crate) fn probe(config: &Config, owner: &SegmentOwner, timeout: Duration) -> Liveness {
-    let expected = owner.incarnation;
-    let peers = PeerToPeer { timeout, ..peer_to_peer(config) };
-    match call(&owner.endpoint, &Request::Probe, peers.requester()) {
-        Ok(Answer::Alive { incarnation }) if incarnation == expected => Liveness::Alive { incarnation },
-        Ok(Answer::Alive { incarnation: found }) => Liveness::Restarted { expected, found },
-        Ok(_) => Liveness::Unreachable,
-        Err(error) => {
-            log::debug!("probe: {error}");
-            Liveness::Unreachable
+    /// The endpoint of the owner of the segment `name` (`None`: it is foreign), and its descriptor.
+    pub(crate) fn describe(&self, name: &str) -> Result<(Option<String>, Descriptor), SegmentError> {
+        self.control.describe(&*self.metadata, name)
+    }
+
+    /// The descriptor of an open segment.
+    pub(crate) fn describe_again(&self, owner: &SegmentOwner) -> Result<Descriptor, SegmentError> {
+        self.control.describe_again(&*self.metadata, &owner.name, owner.endpoint.as_deref())
+    }
+
+    /// Refuses a notification that is too long for any owner. What is too long for a foreign one is left to
+    /// its metadata.
+    fn check_notice(&self, owner: &SegmentOwner, name: &str, message: &[u8]) -> Result<(), SegmentError> {
+        let fits = name.len() + message.len() <= self.notification_bytes_max as usize;
+        if fits || owner.endpoint.is_none() {
+            return Ok(());
         }
+        let what =
+            "the message is longer than control.notification_bytes_max here: write it to memory instead";
+        Err(SegmentError::Refused { name: owner.name.clone(), what })
+    }
+
+    /// Sends a notification.
+    pub(crate) fn notify(
+        &self,
+        owner: &SegmentOwner,
+        name: &str,
+        message: &[u8],
+    ) -> Result<(), SegmentError> {
+        let SegmentOwner { name: segment, endpoint, incarnation } = owner;
+        let incarnation = *incarnation;
+        let Some(endpoint) = endpoint else { return self.metadata.notify(segment, name, message) };
+        self.check_notice(owner, name, message)?;
+        let refused = |what| Err(SegmentError::Refused { name: segment.into(), what });
+        let request = Request::Notify { incarnation, name: name.into(), message: message.into() };
+        match call(endpoint, &request, self.control.requester())? {
+            Answer::Taken => Ok(()),
+            Answer::Restarted { found } => {
+                Err(SegmentError::Restarted { name: segment.clone(), expected: incarnation, found })
+            }
+            Answer::TooLong { .. } => {
+                refused("the message is longer than its control.notification_bytes_max")
+            }
+            Answer::TakesNone => refused("its control.notifications_max is 0: it accepts no notifications"),
+            Answer::InboxFull => {
+                refused("its queue of notifications is full: try again when it has taken some")
+            }
+            _ => {
+                let what = "its answer is not one to this request";
+                Err(SegmentError::Protocol { name: segment.into(), what })
+            }
+        }
+    }
+
+    /// Checks whether a peer is alive.
+    ///
+    /// # Errors
+    /// `Foreign`, and what the metadata of a foreign segment returns.
+    pub(crate) fn probe(&self, owner: &SegmentOwner, timeout: Duration) -> Result<Liveness, SegmentError> {
+        let expected = owner.incarnation;
+        let Some(endpoint) = &owner.endpoint else { return self.metadata.probe(&owner.name, timeout) };
+        let requester = Requester { timeout, ..self.control.requester() };
+        Ok(match call(endpoint, &Request::Probe, requester) {
+            Ok(Answer::Alive { incarnation }) if incarnation == expected => Liveness::Alive { incarnation },
+            Ok(Answer::Alive { incarnation: found }) => Liveness::Restarted { expected, found },
+            Ok(_) => Liveness::Unreachable,
+            Err(error) => {
+                log::debug!("probe: {error}");
+                Liveness::Unreachable
+            }
+        })
     }
 }

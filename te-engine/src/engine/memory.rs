@@ -1,5 +1,6 @@
 //! Registering local memory.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use std::vec::Vec;
@@ -10,7 +11,7 @@ use te_host::{AllocOptions, SharedMemory, node_of};
 use super::Engine;
 use super::regions::Region;
 use crate::descriptor::{EXPORT_BYTES_MAX, RegionDescriptor};
-use crate::error::RegisterError;
+use crate::error::{AtIndex, RegisterError};
 use crate::region::SharedRegion;
 
 /// Regions of this size or more are registered with several rails in parallel, bytes: pinning takes about 100
@@ -43,6 +44,44 @@ impl Engine {
         unsafe { self.register_as(id, span, access, false, None) }.map(|()| id)
     }
 
+    /// Registers several regions: all of them, or none. Peers see all of them at once.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register), of the first region that was refused; a region that overlaps an
+    /// earlier one of the list is refused, too.
+    ///
+    /// # Safety
+    /// As [`register`](Self::register), for each span.
+    #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
+    pub unsafe fn register_many(
+        &mut self,
+        regions: &[(MemSpan, Access)],
+    ) -> Result<Vec<RegionId>, AtIndex<RegisterError>> {
+        let mut ids = Vec::with_capacity(regions.len());
+        let mut exports = Vec::new();
+        for (index, &(span, access)) in regions.iter().enumerate() {
+            let registered = self.reserve_region().and_then(|id| {
+                // SAFETY: the caller's promise.
+                unsafe { self.register_unpublished(id, span, access, false, None) }.map(|export| (id, export))
+            });
+            match registered {
+                Ok((id, export)) => {
+                    ids.push(id);
+                    exports.extend(export);
+                }
+                Err(error) => {
+                    for id in ids {
+                        let undone = self.unregister(id);
+                        debug_assert!(undone.is_ok(), "nothing uses a region that was never published");
+                    }
+                    return Err(AtIndex { index, error });
+                }
+            }
+        }
+        self.published.insert(exports);
+        Ok(ids)
+    }
+
     /// Whether every rail touches local memory only inside calls of this engine
     /// ([`Features::CALLER_DRIVEN`]). Memory can then be registered for a single operation at almost no cost,
     /// and is unused when the operation has ended.
@@ -71,6 +110,26 @@ impl Engine {
         owned: bool,
         memory: Option<Arc<SharedMemory>>,
     ) -> Result<(), RegisterError> {
+        // SAFETY: the caller's promise.
+        let export = unsafe { self.register_unpublished(id, span, access, owned, memory) }?;
+        self.published.insert(export);
+        Ok(())
+    }
+
+    /// As [`register_as`](Self::register_as), without listing the region in this engine's descriptor: returns
+    /// its entry there.
+    ///
+    /// # Safety
+    /// As [`register_as`](Self::register_as).
+    #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
+    unsafe fn register_unpublished(
+        &mut self,
+        id: RegionId,
+        span: MemSpan,
+        access: Access,
+        owned: bool,
+        memory: Option<Arc<SharedMemory>>,
+    ) -> Result<Option<RegionDescriptor>, RegisterError> {
         let registered = self.regions.check(span).and_then(|()| {
             // SAFETY: the caller's promise lasts until `unregister` returned `Ok`, which it does only after
             // `deregister`.
@@ -93,10 +152,13 @@ impl Engine {
             let location = self.locate(span);
             let penalties = self.affinity.penalties(location, &self.devices);
             self.rails.route_mut().set_region_penalties(id, penalties.as_deref());
-            self.publish(id, span, location, access)
+            self.exported(id, span, location, access).inspect_err(|_| {
+                let undone = self.rails.deregister(id);
+                debug_assert!(undone.is_ok(), "no peer uses a region that was never exported");
+            })
         });
         match registered {
-            Ok(()) => {
+            Ok(export) => {
                 let region = Region {
                     span,
                     access,
@@ -107,7 +169,7 @@ impl Engine {
                     _memory: memory,
                 };
                 self.regions.insert(id, region);
-                Ok(())
+                Ok(export)
             }
             Err(error) => {
                 self.regions.release(id);
@@ -130,37 +192,40 @@ impl Engine {
         }
     }
 
-    /// Lists a region with remote rights in this engine's descriptor.
-    fn publish(
-        &mut self,
+    /// The entry of a region in this engine's descriptor; `None` if it has no remote rights or cannot be
+    /// exported.
+    fn exported(
+        &self,
         id: RegionId,
         span: MemSpan,
         location: Location,
         access: Access,
-    ) -> Result<(), RegisterError> {
-        if access.is_remote() {
-            let mut export = vec![0; EXPORT_BYTES_MAX];
-            match self.rails.export(id, &mut export) {
-                Ok(len) => {
-                    export.truncate(len);
-                    self.published.insert(descriptor(id, span, location, access, export));
-                }
-                // Shared memory, if it is the only fabric, cannot export this memory. It still serves as
-                // local memory.
-                Err(error) if error.kind == ErrorKind::Unsupported => {
-                    log::warn!(
-                        "region {id} of {} bytes is not exported: no fabric of this engine can export such memory",
-                        span.len()
-                    );
-                }
-                Err(error) => {
-                    let undone = self.rails.deregister(id);
-                    debug_assert!(undone.is_ok(), "no peer uses a region that was never exported");
-                    return Err(RegisterError::Rails(error));
-                }
-            }
+    ) -> Result<Option<RegionDescriptor>, RegisterError> {
+        if !access.is_remote() {
+            return Ok(None);
         }
-        Ok(())
+        let mut export = vec![0; EXPORT_BYTES_MAX];
+        match self.rails.export(id, &mut export) {
+            Ok(len) => export.truncate(len),
+            // Shared memory, if it is the only fabric, cannot export this memory. It still serves as local
+            // memory.
+            Err(error) if error.kind == ErrorKind::Unsupported => {
+                log::warn!(
+                    "region {id} of {} bytes is not exported: no fabric of this engine can export such memory",
+                    span.len()
+                );
+                return Ok(None);
+            }
+            Err(error) => return Err(RegisterError::Rails(error)),
+        }
+        Ok(Some(RegionDescriptor {
+            region: id.to_bits(),
+            addr: span.as_ptr().addr() as u64,
+            len: span.len() as u64,
+            access: access.intersection(Access::REMOTE_READ | Access::REMOTE_WRITE).bits(),
+            location: location.to_string(),
+            export,
+        }))
     }
 
     /// Ends a registration. After `Ok` neither this engine nor a peer touches the memory any more.
@@ -175,10 +240,62 @@ impl Engine {
             return Err(RegisterError::Busy { requests: region.requests });
         }
         region.closing = true;
-        let addr = region.span.as_ptr().addr() as u64;
         if region.access.is_remote() {
-            self.published.remove(addr);
+            self.published.remove(&[region.span.as_ptr().addr() as u64]);
         }
+        self.deregister(id)
+    }
+
+    /// Ends several registrations: none of them if one is unknown, is listed twice, or is used by requests in
+    /// flight. The regions that no operation of a peer uses are then unregistered.
+    ///
+    /// # Errors
+    /// As [`unregister`](Self::unregister), of the first region that is still registered. After `Busy` with
+    /// no requests, some of the others are not: they are `NotFound` from then on.
+    pub fn unregister_many(&mut self, ids: &[RegionId]) -> Result<(), AtIndex<RegisterError>> {
+        self.unregister_left(&mut ids.iter().copied().enumerate().collect())
+    }
+
+    /// As [`unregister_many`](Self::unregister_many), of regions with their indices; leaves those in the list
+    /// that are still registered.
+    pub(crate) fn unregister_left(
+        &mut self,
+        left: &mut Vec<(usize, RegionId)>,
+    ) -> Result<(), AtIndex<RegisterError>> {
+        let mut seen = HashSet::new();
+        for &(index, id) in left.iter() {
+            let at = |error| AtIndex { index, error };
+            self.here().map_err(|forked| at(forked.into()))?;
+            let region = self.regions.region(id).filter(|_| seen.insert(id));
+            let region = region.ok_or(at(RegisterError::NotFound))?;
+            if region.requests > 0 {
+                return Err(at(RegisterError::Busy { requests: region.requests }));
+            }
+        }
+        let mut addrs = Vec::with_capacity(left.len());
+        for &(_, id) in left.iter() {
+            let Some(region) = self.regions.region_mut(id) else { continue };
+            region.closing = true;
+            if region.access.is_remote() {
+                addrs.push(region.span.as_ptr().addr() as u64);
+            }
+        }
+        self.published.remove(&addrs);
+        let mut first = Ok(());
+        left.retain(|&(index, id)| match self.deregister(id) {
+            Ok(()) => false,
+            Err(error) => {
+                if first.is_ok() {
+                    first = Err(AtIndex { index, error });
+                }
+                true
+            }
+        });
+        first
+    }
+
+    /// Ends a registration that is closing.
+    fn deregister(&mut self, id: RegionId) -> Result<(), RegisterError> {
         match self.rails.deregister(id) {
             Ok(()) => {
                 self.regions.remove(id);
@@ -261,32 +378,14 @@ impl Engine {
             let Some(region) = self.regions.region(id).filter(|region| !region.closing) else { continue };
             let (span, access) = (region.span, region.access);
             let location = self.locate(span);
-            if let Some(export) = self.exported(id, span, location, access) {
-                self.published.insert(export);
-            }
+            let export = self.exported(id, span, location, access);
+            self.published.insert(export.ok().flatten());
         }
         if count > 0 {
             log::info!("{count} registrations with rails that had refused them were made");
         }
         let wait = if count > 0 { REJOIN_MIN } else { (wait * 2).min(REJOIN_MAX) };
         self.rejoin_at = self.rails.is_missing_rails().then_some((now + wait, wait));
-    }
-
-    /// The entry of a region in the descriptor; `None` if it has no remote rights or cannot be exported.
-    fn exported(
-        &self,
-        id: RegionId,
-        span: MemSpan,
-        location: Location,
-        access: Access,
-    ) -> Option<RegionDescriptor> {
-        if !access.is_remote() {
-            return None;
-        }
-        let mut export = vec![0; EXPORT_BYTES_MAX];
-        let len = self.rails.export(id, &mut export).ok()?;
-        export.truncate(len);
-        Some(descriptor(id, span, location, access, export))
     }
 
     /// The number of quarantined regions, and their bytes.
@@ -387,21 +486,4 @@ unsafe fn register_each(
             }
         }
     });
-}
-
-fn descriptor(
-    id: RegionId,
-    span: MemSpan,
-    location: Location,
-    access: Access,
-    export: Vec<u8>,
-) -> RegionDescriptor {
-    RegionDescriptor {
-        region: id.to_bits(),
-        addr: span.as_ptr().addr() as u64,
-        len: span.len() as u64,
-        access: access.intersection(Access::REMOTE_READ | Access::REMOTE_WRITE).bits(),
-        location: location.to_string(),
-        export,
-    }
 }

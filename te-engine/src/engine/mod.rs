@@ -9,6 +9,7 @@ mod memory;
 mod rails;
 mod regions;
 mod reports;
+mod requests;
 mod segments;
 #[cfg(test)]
 mod tests;
@@ -21,23 +22,23 @@ use std::vec::Vec;
 
 use te_core::{
     BatchHandle, BatchTable, CancelReason, Completion, Error, ErrorKind, EventSource, ExpelMode, Instant,
-    Memory, MultiTransport, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Slicer, Status,
-    Token, Transport,
+    Memory, MultiTransport, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Status, Token,
+    Transport,
 };
 use te_host::fork::{Mark, Own};
-use te_host::{Spin, keys, park, rights};
+use te_host::{Spin, keys, park};
 
 use crate::affinity::Affinity;
 use crate::config::Config;
 use crate::control::{Inbox, Server};
 use crate::descriptor::Published;
-use crate::error::{ExpelError, Forked, RequestProblem, SegmentError, StartError, TransferError};
+use crate::error::{ExpelError, Forked, StartError, TransferError};
 use crate::fabrics::FabricEntry;
 use crate::metadata::{Keeper, KeeperState, Metadata};
 use crate::request::{BatchReport, Expulsion, SegmentHandle, TransferRequest};
 use crate::tiers::Tiers;
 use control::Naming;
-pub(crate) use control::{SegmentOwner, notify, peer_to_peer, probe};
+pub(crate) use control::{Peers, SegmentOwner};
 pub use fences::FenceHandle;
 use fences::Fences;
 use rails::Parts;
@@ -92,7 +93,7 @@ pub struct Engine {
     ended: Option<Vec<Ended>>,
     published: Arc<Published>,
     inbox: Arc<Inbox>,
-    metadata: Own<Arc<dyn Metadata>>,
+    peers: Own<Peers>,
     registration: KeeperState,
     /// Dropped before the server: peers must not find a name whose control port is closed.
     _keeper: Own<Option<Keeper>>,
@@ -159,7 +160,7 @@ impl Engine {
     /// # Errors
     /// See [`StartError`].
     pub fn start_with(config: Config, metadata: Option<Arc<dyn Metadata>>) -> Result<Self, StartError> {
-        Self::start_over(config, metadata, &[])
+        Self::start_with_parts(config, metadata, &[])
     }
 
     /// As [`start`](Self::start), with `fabrics` of the caller in addition to those of [`Config::fabrics`],
@@ -169,10 +170,14 @@ impl Engine {
     /// # Errors
     /// See [`StartError`].
     pub fn start_with_fabrics(config: Config, fabrics: &[FabricEntry<'_>]) -> Result<Self, StartError> {
-        Self::start_over(config, None, fabrics)
+        Self::start_with_parts(config, None, fabrics)
     }
 
-    pub(crate) fn start_over(
+    /// As [`start_with`](Self::start_with) and [`start_with_fabrics`](Self::start_with_fabrics) together.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start_with_parts(
         config: Config,
         metadata: Option<Arc<dyn Metadata>>,
         fabrics: &[FabricEntry<'_>],
@@ -212,7 +217,7 @@ impl Engine {
             ended: None,
             published,
             inbox,
-            metadata: Own::new(metadata),
+            peers: Own::new(Peers::new(&config, metadata)),
             registration,
             _keeper: Own::new(keeper),
             checked: Vec::new(),
@@ -269,14 +274,16 @@ impl Engine {
         requests: &[TransferRequest],
         timeout: Option<Duration>,
     ) -> Result<BatchHandle, TransferError> {
-        self.submit_from(requests, timeout, None)
+        self.submit_from(requests, timeout, None, None)
     }
 
-    /// As `submit`; `owned` is the owned buffer that the requests may use.
+    /// As `submit`, over rails of `fabric` alone if one is named; `owned` is the owned buffer that the
+    /// requests may use.
     pub(crate) fn submit_from(
         &mut self,
         requests: &[TransferRequest],
         timeout: Option<Duration>,
+        fabric: Option<&str>,
         owned: Option<te_core::MemSpan>,
     ) -> Result<BatchHandle, TransferError> {
         self.here()?;
@@ -285,13 +292,15 @@ impl Engine {
             return Err(TransferError::BatchLength { requests: requests.len(), requests_per_batch_max });
         }
         // All requests are checked before the first one counts.
+        let rails = fabric.map_or(u32::MAX, |name| self.rails_of(name));
         let mut checked = std::mem::take(&mut self.checked);
         checked.clear();
-        let result = self.check(requests, owned, &mut checked).and_then(|slicer| {
+        let result = self.check(requests, rails, owned, &mut checked).and_then(|slicer| {
             self.batches.create(checked.iter().copied(), slicer).map_err(|_| TransferError::Full)
         });
         self.checked = checked;
         let handle = result?;
+        self.rails.route_mut().permit(handle.index(), rails);
         let row = &mut self.rows[handle.index()];
         row.uses.clear();
         row.sums.clear();
@@ -548,74 +557,6 @@ impl Engine {
             }
             _ => sums.push(PartSum { request: index, start, len, crc32c }),
         }
-    }
-
-    /// Checks requests, puts them into `out` as the rails take them, and returns the slicer for them.
-    fn check(
-        &self,
-        requests: &[TransferRequest],
-        owned: Option<te_core::MemSpan>,
-        out: &mut Vec<te_core::TransferRequest>,
-    ) -> Result<Slicer, TransferError> {
-        let mut nearest = None;
-        let mut one_rail = true;
-        for (index, request) in requests.iter().enumerate() {
-            let core = self.resolve(index, request, owned)?;
-            let rail = self.rails.reachable(core.remote.region).trailing_zeros();
-            one_rail &= *nearest.get_or_insert(rail) == rail;
-            out.push(core);
-        }
-        Ok(self.slicer(nearest.filter(|_| one_rail)))
-    }
-
-    /// Checks one request and returns it as the rails take it.
-    fn resolve(
-        &self,
-        index: usize,
-        request: &TransferRequest,
-        owned: Option<te_core::MemSpan>,
-    ) -> Result<te_core::TransferRequest, TransferError> {
-        let problem = |problem| Err(TransferError::Request { index, problem });
-        if request.len == 0 {
-            return problem(RequestProblem::Empty);
-        }
-        let Some((region_id, offset, region)) = self.regions.resolve(request.local, request.len) else {
-            return problem(RequestProblem::LocalRange);
-        };
-        // Ids alone do not distinguish buffers of different engines; spans do.
-        if region.owned && owned.is_none_or(|span| span != region.span) {
-            return problem(RequestProblem::Owned);
-        }
-        let segment = self.segments.segment(request.segment);
-        let segment = segment.ok_or(TransferError::Segment { index, source: SegmentError::NotFound })?;
-        if let Some(source) = segment.restart_error() {
-            return Err(TransferError::Segment { index, source });
-        }
-        let Some((remote, remote_offset)) = segment.resolve(request.remote_addr, request.len) else {
-            return problem(RequestProblem::RemoteRange);
-        };
-        let (local_right, remote_right) = rights(request.op);
-        if !region.access.contains(local_right) {
-            return problem(RequestProblem::LocalAccess);
-        }
-        if !remote.access.contains(remote_right) {
-            return problem(RequestProblem::RemoteAccess);
-        }
-        Ok(te_core::TransferRequest {
-            op: request.op,
-            local: RegionOffset::new(region_id, offset),
-            remote: RemoteOffset::new(remote.id, remote_offset),
-            len: request.len,
-        })
-    }
-
-    /// The slicer for requests whose nearest rail is `rail`; `None`: their rails differ.
-    fn slicer(&self, rail: Option<u32>) -> Slicer {
-        let preferred = rail.and_then(|rail| self.rails.rails().get(rail as usize));
-        let preferred = preferred.map_or(0, |rail| rail.capabilities().slice_bytes_preferred);
-        // A tail of up to a quarter of a slice is moved with the last slice.
-        let longest = self.rails.capabilities().slice_bytes_max / 5 * 4;
-        Slicer::new(self.config.slice_bytes.max(preferred).min(longest))
     }
 
     /// Submits slices that wait, as far as the rails have room.

@@ -24,8 +24,8 @@ struct Row {
 
 pub(super) struct Segment {
     pub(super) name: String,
-    /// `host:port` of its owner.
-    pub(super) endpoint: String,
+    /// `host:port` of its owner; `None`: the segment is foreign.
+    pub(super) endpoint: Option<String>,
     pub(super) incarnation: u64,
     pub(super) version: u64,
     /// How often it was opened and not closed.

@@ -7,6 +7,7 @@ use te_host::{LocalConfig, LocalTransport};
 
 use super::*;
 use crate::descriptor::{Descriptor, RegionDescriptor};
+use crate::error::SegmentError;
 
 /// Accepts every slice, and completes slices only in [`release`](Self::release).
 #[derive(Clone, Default)]

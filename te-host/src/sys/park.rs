@@ -17,15 +17,25 @@ pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) {
 /// Sleeps until one of `fds` is readable or `timeout` has passed (`None`: no limit). It may return earlier. A
 /// number that is not an open descriptor, or by now another one, makes it return early at worst.
 pub fn park(fds: impl IntoIterator<Item = RawFd>, timeout: Option<Duration>) {
-    let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(8);
-    // SAFETY: the callers pass descriptors that their transports keep open; they are only waited on, within
-    // this call.
-    polled.extend(
-        fds.into_iter()
-            .filter(|&fd| fd >= 0)
-            .take(FDS_MAX)
-            .map(|fd| PollFd::new(unsafe { BorrowedFd::borrow_raw(fd) }, PollFlags::POLLIN)),
-    );
+    let mut open = fds.into_iter().filter(|&fd| fd >= 0).take(FDS_MAX).map(|fd| {
+        // SAFETY: the callers pass descriptors that their transports keep open; they are only waited on, within
+        // this call.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    });
+    // On the stack: a client that waits for an answer parks here, and its operations allocate nothing.
+    let mut array: [PollFd<'_>; FDS_MAX];
+    let polled: &mut [PollFd<'_>] = match open.next() {
+        None => &mut [],
+        Some(first) => {
+            array = std::array::from_fn(|_| PollFd::new(first, PollFlags::POLLIN));
+            let mut count = 1;
+            for (slot, fd) in array[1..].iter_mut().zip(open) {
+                *slot = PollFd::new(fd, PollFlags::POLLIN);
+                count += 1;
+            }
+            &mut array[..count]
+        }
+    };
     // Rounded up: waking shortly before the time would make the caller spin.
     let timeout = match timeout {
         None => PollTimeout::NONE,
@@ -35,7 +45,7 @@ pub fn park(fds: impl IntoIterator<Item = RawFd>, timeout: Option<Duration>) {
                 .unwrap_or(PollTimeout::MAX)
         }
     };
-    match poll(&mut polled, timeout) {
+    match poll(polled, timeout) {
         Ok(_) | Err(Errno::EINTR) => {}
         Err(errno) => {
             // A descriptor that cannot be waited on must not make the caller spin.

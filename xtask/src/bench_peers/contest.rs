@@ -10,6 +10,11 @@ pub(crate) enum Contestant {
     Tcp,
     /// Snowskin over shared memory.
     Shm,
+    /// Snowskin through the package `mooncake`, as Mooncake's users call it: on one machine the bytes move
+    /// through shared memory.
+    Python,
+    /// The same without shared memory.
+    PythonTcp,
     /// Mooncake over TCP.
     Mooncake,
     /// NIXL with its UCX backend, over TCP.
@@ -27,13 +32,20 @@ pub(crate) enum Contestant {
 impl Contestant {
     /// Whether it is Snowskin.
     pub(crate) fn is_ours(self) -> bool {
-        matches!(self, Self::Tcp | Self::Shm)
+        matches!(self, Self::Tcp | Self::Shm) || self.is_our_package()
+    }
+
+    /// Whether it is Snowskin's package `mooncake`.
+    pub(crate) fn is_our_package(self) -> bool {
+        matches!(self, Self::Python | Self::PythonTcp)
     }
 
     /// The program's name.
     pub(crate) fn program(self) -> &'static str {
         match self {
             Self::Tcp | Self::Shm => "snowskin",
+            Self::Python => "snowskin-python",
+            Self::PythonTcp => "snowskin-python-tcp",
             Self::Mooncake => "mooncake",
             Self::Nixl => "nixl",
             Self::Ucx => "ucx",
@@ -49,6 +61,8 @@ impl fmt::Display for Contestant {
         f.pad(match self {
             Self::Tcp => "snowskin tcp",
             Self::Shm => "snowskin shm",
+            Self::Python => "snowskin python",
+            Self::PythonTcp => "snowskin python tcp",
             other => other.program(),
         })
     }
@@ -63,6 +77,9 @@ pub(crate) enum Row {
     Store { op: &'static str, value: u64, batch: u32, plain: bool },
     /// Requests to the master.
     Master { op: &'static str, batch: u32 },
+    /// The work of another row through this function of the package `mooncake`: the same script, with one
+    /// package or the other.
+    Python { call: &'static str, work: &'static Row },
 }
 
 impl Row {
@@ -75,12 +92,17 @@ impl Row {
                 format!("store {op} {} x {batch} {buffers}", size(value))
             }
             Self::Master { op, batch } => format!("master {op} x {batch}"),
+            Self::Python { call, work: Self::Transfer { block: bytes, batch, .. } }
+            | Self::Python { call, work: Self::Store { value: bytes, batch, .. } } => {
+                format!("python {call} {} x {batch}", size(*bytes))
+            }
+            Self::Python { call, work } => format!("python {call}: {}", work.name()),
         }
     }
 
     /// The programs that take part.
     pub(crate) fn contestants(&self) -> Vec<Contestant> {
-        use Contestant::{Iperf, Memcpy, Mooncake, Nixl, Redis, Shm, Tcp, Ucx};
+        use Contestant::{Iperf, Memcpy, Mooncake, Nixl, Python, PythonTcp, Redis, Shm, Tcp, Ucx};
         match *self {
             Self::Transfer { block, batch, .. } => {
                 let mut all = vec![Tcp, Mooncake, Nixl];
@@ -93,12 +115,13 @@ impl Row {
             Self::Store { plain: true, .. } => vec![Tcp, Redis, Shm, Mooncake],
             Self::Store { plain: false, .. } => vec![Tcp, Mooncake, Shm],
             Self::Master { .. } => vec![Tcp, Mooncake],
+            Self::Python { .. } => vec![Python, Mooncake, PythonTcp],
         }
     }
 
     /// The ratios of this row with bounds.
     pub(crate) fn bounds(&self) -> Vec<Bound> {
-        use Contestant::{Mooncake, Nixl, Redis, Shm, Tcp, Ucx};
+        use Contestant::{Mooncake, Nixl, Python, PythonTcp, Redis, Shm, Tcp, Ucx};
         let gb_s: Figure = ("GB/s", |sample| sample.gb_s);
         let p50: Figure = ("p50", |sample| sample.p50_us);
         let cpu: Figure = ("CPU-s/GiB", |sample| sample.cpu_s_per_gib);
@@ -147,6 +170,15 @@ impl Row {
                 vec![at_most(Tcp, Mooncake, ("bytes/object", |sample| sample.bytes_per_object), 0.5)]
             }
             Self::Master { .. } => vec![at_least(Tcp, Mooncake, items, 3.0)],
+            Self::Python { work, .. } => {
+                let bound = |ours| match work {
+                    Self::Transfer { .. } => at_least(ours, Mooncake, gb_s, 3.0),
+                    Self::Store { batch: 1, value: 4096, .. } => at_most(ours, Mooncake, p50, 0.5),
+                    Self::Store { batch: 1, .. } => at_least(ours, Mooncake, gb_s, 2.0),
+                    _ => at_least(ours, Mooncake, items, 5.0),
+                };
+                [Python, PythonTcp].map(bound).into()
+            }
         }
     }
 }
@@ -202,8 +234,19 @@ pub(crate) fn rows() -> Vec<Row> {
     rows.push(Row::Master { op: "exists", batch: 128 });
     rows.push(Row::Master { op: "put", batch: 128 });
     rows.push(Row::Master { op: "memory", batch: 128 });
+    rows.extend(PYTHON.map(|(call, work)| Row::Python { call, work }));
     rows
 }
+
+/// The functions of the package `mooncake` that are compared.
+const PYTHON: [(&str, &Row); 6] = [
+    ("get", &Row::Store { op: "get", value: 4 << 10, batch: 1, plain: true }),
+    ("put", &Row::Store { op: "put", value: 4 << 10, batch: 1, plain: true }),
+    ("batch_get_into", &Row::Store { op: "batch-get", value: 4 << 10, batch: 32, plain: false }),
+    ("batch_put_from", &Row::Store { op: "batch-put", value: 4 << 10, batch: 32, plain: false }),
+    ("get_into", &Row::Store { op: "get", value: 1 << 20, batch: 1, plain: false }),
+    ("batch_transfer_sync_write", &Row::Transfer { op: "write", block: 64 << 10, batch: 128 }),
+];
 
 /// A size such as `4KiB`, as the options of `snowskin` accept it.
 pub(crate) fn size(bytes: u64) -> String {

@@ -4,6 +4,7 @@
 use super::contest::Contestant;
 use crate::cmd::Cmd;
 use crate::host::Host;
+use crate::wheel;
 use anyhow::{Context as _, Result};
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,8 @@ pub(crate) struct Peers {
     pub(crate) python: PathBuf,
     /// Mooncake's master.
     pub(crate) mooncake_master: PathBuf,
+    /// Python of an environment with both wheels of this repository, if there is one.
+    pub(crate) our_python: Option<PathBuf>,
     /// Names and versions.
     pub(crate) versions: Vec<(&'static str, String)>,
     /// Names of the missing ones, with the reason.
@@ -82,6 +85,26 @@ pub(crate) fn install(host: &Host) -> Result<Peers> {
     Ok(after)
 }
 
+/// Builds the wheels of this repository and installs them into an environment of their own.
+///
+/// # Errors
+/// They cannot be built or installed.
+pub(crate) fn install_ours(host: &Host) -> Result<()> {
+    let wheels = wheel::build(&wheel::Args::default())?;
+    let environment = our_environment(host);
+    Cmd::new("python3 -m venv --clear")
+        .arg(environment.display().to_string())
+        .run(&host.root, Some(INSTALL_S_MAX))
+        .context("cannot make a Python environment: `apt-get install python3-venv`")?;
+    let mut pip = Cmd::default()
+        .arg(environment.join("bin/python").display().to_string())
+        .words("-m pip install -q --disable-pip-version-check");
+    for wheel in &wheels {
+        pip = pip.arg(wheel.display().to_string());
+    }
+    pip.run(&host.root, Some(INSTALL_S_MAX)).context("the wheels cannot be installed")
+}
+
 /// Checks which programs are present.
 pub(crate) fn present(host: &Host) -> Peers {
     let bin = environment(host).join("bin");
@@ -109,7 +132,8 @@ pub(crate) fn present(host: &Host) -> Peers {
         ("iperf3", program("iperf3 --version")),
         ("memcpy", Some("of the C library".to_owned())),
     ];
-    let mut peers = Peers { python, mooncake_master, versions: Vec::new(), missing: Vec::new() };
+    let our_python = our_python(host);
+    let mut peers = Peers { python, mooncake_master, our_python, versions: Vec::new(), missing: Vec::new() };
     for (name, version) in found {
         match version {
             Some(version) => peers.versions.push((name, version)),
@@ -121,6 +145,18 @@ pub(crate) fn present(host: &Host) -> Peers {
 
 fn environment(host: &Host) -> PathBuf {
     host.target_dir.join("peers")
+}
+
+/// Where the wheels of this repository are installed.
+fn our_environment(host: &Host) -> PathBuf {
+    host.target_dir.join("peers-ours")
+}
+
+fn our_python(host: &Host) -> Option<PathBuf> {
+    let python = our_environment(host).join("bin/python");
+    let imports =
+        Cmd::default().arg(python.display().to_string()).words("-c").arg("import mooncake.store, snowskin");
+    imports.stdout(&host.root).map(|_| python)
 }
 
 fn on_path(program: &str) -> bool {

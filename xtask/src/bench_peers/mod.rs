@@ -2,7 +2,8 @@
 //! machine affects all.
 //!
 //! ```text
-//!   install    Mooncake and NIXL from PyPI into a virtual environment in target/, the others from Debian
+//!   install    Mooncake and NIXL from PyPI into a virtual environment in target/, the others from Debian,
+//!              and the wheels of this repository, for the rows that call the package `mooncake`
 //!   contest    the rows: the work, the participants, the ratios with bounds
 //!   peer       the processes: two ends each, kept for the whole run where starting them is slow
 //!   report     medians and ratios (median, min, max), as tables and as JSON
@@ -21,7 +22,7 @@ mod report;
 use crate::cmd::Cmd;
 use crate::host::Host;
 use anyhow::{Context as _, Result, ensure};
-use contest::Contestant;
+use contest::{Contestant, Row};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
@@ -41,7 +42,7 @@ pub(crate) struct Args {
     /// Congestion control of every connection.
     #[arg(long, default_value = "cubic")]
     congestion: String,
-    /// Only rows whose name contains one of these words: transfer, store, master, 4KiB, ...
+    /// Only rows whose name contains one of these words: transfer, store, master, python, 4KiB, ...
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Only these contestants, besides Snowskin.
@@ -92,6 +93,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         for (name, why) in &peers.missing {
             eprintln!("left out: {name}: {why}");
         }
+        if !args.no_install && rows(args).iter().any(|row| matches!(row, Row::Python { .. })) {
+            install::install_ours(&host)?;
+        }
         if args.snowskin.is_none() {
             let build = Cmd::new("cargo build --quiet --release -p cli");
             eprintln!("$ {build}");
@@ -102,15 +106,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
     let snowskin = args.snowskin.clone().unwrap_or_else(|| host.target_dir.join("release/snowskin"));
     let peers = install::present(&host);
-    let rows: Vec<_> = contest::rows()
-        .into_iter()
-        .filter(|row| args.only.is_empty() || args.only.iter().any(|word| row.name().contains(word.as_str())))
-        .collect();
+    let rows = rows(args);
     ensure!(!rows.is_empty(), "--only names no row");
-    let takes_part = |contestant: Contestant| {
-        contestant.is_ours()
-            || (peers.has(contestant)
-                && (args.against.is_empty() || args.against.iter().any(|name| name == contestant.program())))
+    let takes_part = |contestant: Contestant| match contestant {
+        ours if ours.is_our_package() => peers.our_python.is_some(),
+        ours if ours.is_ours() => true,
+        peer => {
+            peers.has(peer)
+                && (args.against.is_empty() || args.against.iter().any(|name| name == peer.program()))
+        }
     };
     let mut bench = peer::Bench::new(&host, &peers, snowskin, args.seconds);
     let mut samples = Samples::new();
@@ -155,6 +159,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// The rows that `args` select.
+fn rows(args: &Args) -> Vec<Row> {
+    let chosen =
+        |row: &Row| args.only.is_empty() || args.only.iter().any(|word| row.name().contains(word.as_str()));
+    contest::rows().into_iter().filter(chosen).collect()
 }
 
 /// Runs this command again in its own network namespace with this congestion control.

@@ -9,6 +9,7 @@ use crate::cmd::Cmd;
 use crate::host::Host;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
@@ -39,8 +40,10 @@ pub(super) struct Bench<'a> {
     snowskin: PathBuf,
     seconds: f64,
     logs: PathBuf,
-    mooncake_engine: Option<Ends>,
-    mooncake_store: Option<MooncakeStore>,
+    /// Engines of the package `mooncake`, Mooncake's and ours.
+    engines: BTreeMap<Contestant, Ends>,
+    /// Stores of that package.
+    stores: BTreeMap<Contestant, PythonStore>,
     nixl: Option<Ends>,
     redis: Option<(u16, Server)>,
 }
@@ -67,7 +70,7 @@ impl Ends {
     }
 }
 
-struct MooncakeStore {
+struct PythonStore {
     ends: Ends,
     master: Server,
 }
@@ -81,8 +84,8 @@ impl<'a> Bench<'a> {
             snowskin,
             seconds,
             logs,
-            mooncake_engine: None,
-            mooncake_store: None,
+            engines: BTreeMap::new(),
+            stores: BTreeMap::new(),
             nixl: None,
             redis: None,
         }
@@ -91,14 +94,15 @@ impl<'a> Bench<'a> {
     /// Lets `contestant` do the work of `row` once.
     pub(super) fn sample(&mut self, row: &Row, contestant: Contestant) -> Result<Sample> {
         fs::create_dir_all(&self.logs)?;
-        if !matches!(row, Row::Store { .. } | Row::Master { .. }) {
+        let uses_store = |row: &Row| matches!(row, Row::Store { .. } | Row::Master { .. });
+        if !matches!(row, Row::Python { work, .. } if uses_store(work)) && !uses_store(row) {
             // Its background threads would disturb the measurement. It cannot be stopped temporarily, because
             // it would lose its nodes.
-            self.mooncake_store = None;
+            self.stores.clear();
         }
         match (row, contestant) {
             (Row::Transfer { op, block, batch }, who) => match who {
-                Contestant::Mooncake => self.mooncake_engine()?.transfer(op, *block, *batch),
+                Contestant::Mooncake => self.engine(who)?.transfer(op, *block, *batch),
                 Contestant::Nixl => self.nixl()?.transfer(op, *block, *batch),
                 Contestant::Ucx => self.ucx(op, *block),
                 Contestant::Iperf => self.iperf(*op == "read"),
@@ -106,24 +110,33 @@ impl<'a> Bench<'a> {
                 Contestant::Shm => self.our_transfer("shm", op, *block, *batch),
                 Contestant::Tcp => self.our_transfer("tcp", op, *block, *batch),
                 Contestant::Redis => bail!("Redis moves objects only"),
+                Contestant::Python | Contestant::PythonTcp => bail!("it has rows of its own"),
             },
             (Row::Store { op, value, batch, plain }, who) => match who {
                 Contestant::Tcp => self.our_store("tcp", op, &size(*value), *batch, *plain),
                 Contestant::Shm => self.our_store("shm", op, &size(*value), *batch, *plain),
-                Contestant::Mooncake => self.mooncake_objects(op, *value, *batch, *plain),
+                Contestant::Mooncake => self.objects(who, op, *value, *batch, *plain),
                 Contestant::Redis => self.redis(op, *value, *batch),
                 other => bail!("{other} has no store"),
             },
             (Row::Master { op, batch }, Contestant::Tcp) => self.our_master(op, *batch),
             (Row::Master { op, batch }, Contestant::Mooncake) => self.mooncake_master(op, *batch),
             (Row::Master { .. }, other) => bail!("{other} has no master"),
+            (Row::Python { work, .. }, who) => match work {
+                Row::Transfer { op, block, batch } => self.engine(who)?.transfer(op, *block, *batch),
+                Row::Store { op, value, batch, plain } => self.objects(who, op, *value, *batch, *plain),
+                other => bail!("no function of the package does this: {}", other.name()),
+            },
         }
     }
 
     /// Ends the processes of a contestant that has failed: the next row starts new ones.
     pub(super) fn forget(&mut self, contestant: Contestant) {
         match contestant {
-            Contestant::Mooncake => (self.mooncake_engine, self.mooncake_store) = (None, None),
+            Contestant::Mooncake | Contestant::Python | Contestant::PythonTcp => {
+                self.engines.remove(&contestant);
+                self.stores.remove(&contestant);
+            }
             Contestant::Nixl => self.nixl = None,
             Contestant::Redis => self.redis = None,
             _ => {}
@@ -193,63 +206,91 @@ impl<'a> Bench<'a> {
         })
     }
 
-    fn worker(&self, name: &str, program: &str, args: &[String]) -> Result<Worker> {
+    fn worker(&self, who: Contestant, name: &str, program: &str, args: &[String]) -> Result<Worker> {
+        let name = &format!("{}-{name}", who.program());
         let script = self.logs.join(format!("{name}.py"));
         fs::write(&script, program)?;
         let mut cmd = Cmd::default()
-            .arg(self.peers.python.display().to_string())
+            .arg(self.python(who)?.display().to_string())
             .arg(script.display().to_string())
             .env("UCX_TLS", "tcp,self")
             .env("UCX_LOG_LEVEL", "error")
             .env("NIXL_LOG_LEVEL", "ERROR")
             .env("GLOG_minloglevel", "2")
             .env("MC_LOG_LEVEL", "ERROR");
+        if who == Contestant::PythonTcp {
+            cmd = cmd.env("SNOWSKIN_MOONCAKE_FABRICS", "tcp");
+        }
         for arg in args {
             cmd = cmd.arg(arg);
         }
         Worker::start(name, &cmd, &self.host.root, &self.logs.join(format!("{name}.log")))
     }
 
-    fn mooncake_engine(&mut self) -> Result<EndsFor<'_>> {
-        if self.mooncake_engine.is_none() {
+    /// The interpreter of the environment that has a contestant's package.
+    fn python(&self, who: Contestant) -> Result<&Path> {
+        match who {
+            ours if ours.is_our_package() => {
+                self.peers.our_python.as_deref().context("the wheels are not installed")
+            }
+            _ => Ok(&self.peers.python),
+        }
+    }
+
+    fn engine(&mut self, who: Contestant) -> Result<EndsFor<'_>> {
+        if !self.engines.contains_key(&who) {
             let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
             let port = free_port()?.to_string();
-            let target = self.worker("mooncake-target", MOONCAKE, &words(&["engine-target", &port]))?;
+            let target = self.worker(who, "target", MOONCAKE, &words(&["engine-target", &port]))?;
             let peer = target.ready["peer"].as_str().context("the target gave no address")?.to_owned();
             let address = target.ready["address"].to_string();
             let port = free_port()?.to_string();
             let initiator =
-                self.worker("mooncake-initiator", MOONCAKE, &words(&["engine", &port, &peer, &address]))?;
-            self.mooncake_engine = Some(Ends { initiator, target }.paused()?);
+                self.worker(who, "initiator", MOONCAKE, &words(&["engine", &port, &peer, &address]))?;
+            let ends = Ends { initiator, target };
+            self.engines.insert(who, if who.is_ours() { ends } else { ends.paused()? });
         }
-        let ends = self.mooncake_engine.as_mut().context("it was just started")?;
-        Ok(EndsFor { ends, seconds: self.seconds })
+        let ends = self.engines.get_mut(&who).context("it was just started")?;
+        Ok(EndsFor { ends, seconds: self.seconds, is_paused: !who.is_ours() })
     }
 
     fn nixl(&mut self) -> Result<EndsFor<'_>> {
         if self.nixl.is_none() {
             let metadata = self.logs.join("nixl-metadata").display().to_string();
-            let target = self.worker("nixl-target", NIXL, &["target".to_owned(), metadata.clone()])?;
+            let target =
+                self.worker(Contestant::Nixl, "target", NIXL, &["target".to_owned(), metadata.clone()])?;
             let address = target.ready["address"].to_string();
-            let initiator =
-                self.worker("nixl-initiator", NIXL, &["initiator".to_owned(), metadata, address])?;
+            let initiator = self.worker(
+                Contestant::Nixl,
+                "initiator",
+                NIXL,
+                &["initiator".to_owned(), metadata, address],
+            )?;
             self.nixl = Some(Ends { initiator, target }.paused()?);
         }
         let ends = self.nixl.as_mut().context("it was just started")?;
-        Ok(EndsFor { ends, seconds: self.seconds })
+        Ok(EndsFor { ends, seconds: self.seconds, is_paused: true })
     }
 
-    fn mooncake_store(&mut self) -> Result<&mut MooncakeStore> {
-        if self.mooncake_store.is_none() {
+    fn store(&mut self, who: Contestant) -> Result<&mut PythonStore> {
+        if !self.stores.contains_key(&who) {
             let (rpc, metrics) = (free_port()?, free_port()?);
+            let master = match who {
+                ours if ours.is_our_package() => self.python(who)?.with_file_name("mooncake_master"),
+                _ => self.peers.mooncake_master.clone(),
+            };
             let cmd = Cmd::default()
-                .arg(self.peers.mooncake_master.display().to_string())
+                .arg(master.display().to_string())
                 .arg(format!("--port={rpc}"))
                 .arg(format!("--metrics_port={metrics}"))
                 .arg(format!("--default_kv_lease_ttl={}", (MOONCAKE_LEASE_S * 1e3) as u64))
                 .env("GLOG_minloglevel", "2");
-            let mut master =
-                Server::start("mooncake_master", &cmd, &self.host.root, &self.logs.join("master.log"))?;
+            let mut master = Server::start(
+                "mooncake_master",
+                &cmd,
+                &self.host.root,
+                &self.logs.join(format!("{}-master.log", who.program())),
+            )?;
             master.wait_for_listener(rpc)?;
             let master_address = format!("127.0.0.1:{rpc}");
             let args = |role: &str| {
@@ -261,18 +302,19 @@ impl<'a> Bench<'a> {
             };
             let mut node = args("node")?;
             node.push((2 * STORE_BYTES).to_string());
-            let target = self.worker("mooncake-node", MOONCAKE, &node)?;
-            let initiator = self.worker("mooncake-client", MOONCAKE, &args("client")?)?;
-            self.mooncake_store = Some(MooncakeStore { ends: Ends { initiator, target }, master });
+            let target = self.worker(who, "node", MOONCAKE, &node)?;
+            let initiator = self.worker(who, "client", MOONCAKE, &args("client")?)?;
+            self.stores.insert(who, PythonStore { ends: Ends { initiator, target }, master });
         }
-        self.mooncake_store.as_mut().context("it was just started")
+        self.stores.get_mut(&who).context("it was just started")
     }
 
-    fn mooncake_objects(&mut self, op: &str, value: u64, batch: u32, plain: bool) -> Result<Sample> {
+    /// Whole objects through the package `mooncake`.
+    fn objects(&mut self, who: Contestant, op: &str, value: u64, batch: u32, plain: bool) -> Result<Sample> {
         let seconds = self.seconds;
         let objects = (STORE_BYTES / value).min(if op.ends_with("get") { 4096 } else { 50_000 });
         let host = self.host;
-        let store = self.mooncake_store()?;
+        let store = self.store(who)?;
         let before = store.master.cpu_s(host)? + store.ends.target.cpu_s()?;
         let answer = store.ends.initiator.ask(
             &json!({
@@ -291,10 +333,10 @@ impl<'a> Bench<'a> {
 
     fn mooncake_master(&mut self, op: &str, batch: u32) -> Result<Sample> {
         match op {
-            "put" => self.mooncake_objects("batch-put", 1, batch, false),
-            "exists" => self.mooncake_objects("exists", 1, batch, false),
+            "put" => self.objects(Contestant::Mooncake, "batch-put", 1, batch, false),
+            "exists" => self.objects(Contestant::Mooncake, "exists", 1, batch, false),
             _ => {
-                let store = self.mooncake_store()?;
+                let store = self.store(Contestant::Mooncake)?;
                 let before = store.master.resident_bytes()?;
                 let answer = store.ends.initiator.ask(
                     &json!({
@@ -411,16 +453,22 @@ impl<'a> Bench<'a> {
 struct EndsFor<'a> {
     ends: &'a mut Ends,
     seconds: f64,
+    /// Whether the processes are stopped between measurements.
+    is_paused: bool,
 }
 
 impl EndsFor<'_> {
     fn transfer(&mut self, op: &str, block: u64, batch: u32) -> Result<Sample> {
-        self.ends.signal("CONT")?;
+        if self.is_paused {
+            self.ends.signal("CONT")?;
+        }
         let before = number(&self.ends.target.ask(&json!({"do": "serve"}), 0.0)?, "cpu_s")?;
         let command = json!({"do": "run", "op": op, "block": block, "batch": batch, "seconds": self.seconds});
         let answer = self.ends.initiator.ask(&command, self.seconds)?;
         let after = number(&self.ends.target.ask(&json!({"do": "rest"}), 0.0)?, "cpu_s")?;
-        self.ends.signal("STOP")?;
+        if self.is_paused {
+            self.ends.signal("STOP")?;
+        }
         Sample::of(&answer, after - before)
     }
 }

@@ -6,6 +6,7 @@ mod driver;
 mod plot;
 mod report;
 mod simulate;
+mod simulated_disk;
 mod source;
 mod store;
 
@@ -42,7 +43,8 @@ time of all processes (client with its verification, master, nodes) per GiB read
 
 With --simulate, no process is started and no data is moved: the master's own code is run on the trace, once \
 per policy and capacity, and the hit rates are printed as a table (or as JSON, or plotted). It shows how \
-much memory is worthwhile, and which --eviction suits the requests.
+much memory is worthwhile, and which --eviction suits the requests. With --disk-tokens, each pool is simulated \
+once more with a disk of each of these capacities under it: hits then are hits in memory or on the disk.
 
 With --compare, each policy and capacity is both simulated and replayed, and the exit code is 1 when two hit \
 rates differ by more than --agree-within percentage points.
@@ -59,6 +61,7 @@ Examples:
   snowskin replay --block-bytes 64KiB --nodes 4 --fabric tcp
   snowskin replay --trace trace.jsonl --simulate --svg hits.svg
   snowskin replay --trace trace.jsonl --simulate --policies trial,lru --capacity-tokens 3.0M,10M
+  snowskin replay --trace trace.jsonl --simulate --policies trial --capacity-tokens 3M --disk-tokens 25.6M
   snowskin replay --trace trace.jsonl --compare --policies all --capacity-blocks 10000,20000";
 
 /// Replay a request trace against a real cluster of processes on this machine
@@ -115,6 +118,10 @@ pub(crate) struct Args {
     /// Capacities to simulate, in tokens, 512 per block [default: from 1/32 of the trace's blocks to all].
     #[arg(long, requires = "simulate", value_delimiter = ',', value_name = "TOKENS,…")]
     capacity_tokens: Vec<Tokens>,
+    /// Disks to simulate under each pool, in tokens; the format and the spare extents of a disk take their part
+    /// of it [default: none].
+    #[arg(long, requires = "simulate", value_delimiter = ',', value_name = "TOKENS,…")]
+    disk_tokens: Vec<Tokens>,
     /// Plot hit rate over capacity into this SVG file.
     #[arg(long, requires = "simulate", value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -298,6 +305,7 @@ fn compared(args: &Args, source: &Source, global: Global) -> Outcome {
     let plan = simulate::Plan {
         policies: policies(args),
         capacities: capacities.iter().map(|blocks| Tokens::of_blocks(*blocks)).collect(),
+        disks: Vec::new(),
         quiet: global.quiet,
     };
     let simulation = simulate::run(source.requests()?, &plan)?;
@@ -334,6 +342,7 @@ fn simulated(args: &Args, source: &Source, global: Global) -> Outcome {
     let plan = simulate::Plan {
         policies: policies(args),
         capacities: args.capacity_tokens.clone(),
+        disks: args.disk_tokens.clone(),
         quiet: global.quiet,
     };
     let simulation = simulate::run(source.requests()?, &plan)?;

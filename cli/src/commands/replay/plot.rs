@@ -131,7 +131,7 @@ impl Svg {
             r##"<path d="M{x:.1} {y:.1}h28" stroke="{colour}" stroke-width="2"{dash}/><path d="{}" fill="{colour}"/>"##,
             drawn(mark, x + 14.0, y)
         ));
-        let name = if bound { "belady (bound)" } else { row.policy };
+        let name = row.label();
         self.line(format_args!(r##"<text x="{:.1}" y="{:.1}">{name}</text>"##, x + 36.0, y + 4.5));
     }
 }
@@ -203,8 +203,8 @@ mod tests {
     #[test]
     fn a_higher_rate_is_drawn_higher_and_a_larger_pool_further_right() {
         let rows = vec![
-            Row { policy: "lru", hit_rates: vec![0.3, 0.1] },
-            Row { policy: BELADY, hit_rates: vec![0.5, 0.4] },
+            Row { policy: "lru", hit_rates: vec![0.3, 0.1], ..Row::default() },
+            Row { policy: BELADY, hit_rates: vec![0.5, 0.4], ..Row::default() },
         ];
         let text = svg(&simulation(vec![4_000_000, 1_000_000], rows), "a <b> & c");
         assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"));
@@ -234,7 +234,10 @@ mod tests {
 
     #[test]
     fn one_capacity_and_no_hit_at_all_can_be_drawn() {
-        let text = svg(&simulation(vec![512], vec![Row { policy: "fifo", hit_rates: vec![0.0] }]), "t");
+        let text = svg(
+            &simulation(vec![512], vec![Row { policy: "fifo", hit_rates: vec![0.0], ..Row::default() }]),
+            "t",
+        );
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
     }
 }

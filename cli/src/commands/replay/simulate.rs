@@ -16,12 +16,14 @@ use std::time::Duration;
 
 use serde::Serialize;
 use store_core::allocator::GRAIN_BYTES;
+use store_core::chunks::stored_len;
 use store_core::message::{MountSegment, PutOptions, PutRequest};
 use store_core::{
     BatchOrder, ErrorCode, EvictionPolicy, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Place,
 };
 
 use super::belady;
+use super::simulated_disk::{BLOCK_BYTES, SimulatedDisk};
 use crate::exit::Failure;
 use crate::fail;
 use crate::output::{Align, Table, rounded, thousands};
@@ -91,6 +93,8 @@ pub(super) struct Plan {
     pub(super) policies: Vec<EvictionPolicy>,
     /// Empty: shares of the trace's blocks.
     pub(super) capacities: Vec<Tokens>,
+    /// Disks under each pool, in addition to no disk.
+    pub(super) disks: Vec<Tokens>,
     pub(super) quiet: bool,
 }
 
@@ -110,11 +114,49 @@ pub(super) struct Simulation {
     pub(super) interrupted: bool,
 }
 
-/// One policy at every capacity.
-#[derive(Clone, Debug, Serialize)]
+/// One policy, with one disk or none, at every capacity.
+#[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Row {
     pub(super) policy: &'static str,
+    /// Capacity of the disk; none without a disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) disk_tokens: Option<u64>,
+    /// Hits in memory or on the disk.
     pub(super) hit_rates: Vec<f64>,
+    /// Of these, hits in memory; only with a disk.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) memory_hit_rates: Vec<f64>,
+    /// Blocks written to the disk, per block reference; only with a disk.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) disk_writes_per_ref: Vec<f64>,
+}
+
+impl Row {
+    /// The name of the row in tables and plots.
+    pub(super) fn label(&self) -> String {
+        let name = if self.policy == BELADY { "belady (bound)" } else { self.policy };
+        match self.disk_tokens {
+            None => name.to_owned(),
+            Some(tokens) => format!("{name} + disk {}", Tokens::of(tokens)),
+        }
+    }
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    /// `None`: Belady's bound.
+    policy: Option<EvictionPolicy>,
+    disk: Option<Tokens>,
+    capacity: Tokens,
+}
+
+/// What one run has counted, in blocks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    hits: u64,
+    memory_hits: u64,
+    disk_writes: u64,
 }
 
 /// The name of Belady's row.
@@ -127,18 +169,31 @@ pub(super) fn run(
 ) -> anyhow::Result<Simulation> {
     let trace = Trace::read(requests, plan.quiet)?;
     let capacities = if plan.capacities.is_empty() { trace.capacities() } else { plan.capacities.clone() };
-    let mut jobs: Vec<(Option<EvictionPolicy>, Tokens)> = Vec::new();
+    let mut jobs: Vec<Job> = Vec::new();
     for policy in plan.policies.iter().copied().map(Some).chain([None]) {
-        jobs.extend(capacities.iter().map(|tokens| (policy, *tokens)));
+        // No schedule is known to be the best one for two tiers.
+        let disks = if policy.is_some() { &*plan.disks } else { &[] };
+        for disk in std::iter::once(None).chain(disks.iter().copied().map(Some)) {
+            jobs.extend(capacities.iter().map(|capacity| Job { policy, disk, capacity: *capacity }));
+        }
     }
     let results = run_jobs(&trace, &jobs, plan.quiet)?;
     let rate = |hits: u64| rounded(hits as f64 / trace.block_refs.max(1) as f64);
     let rows = results
         .chunks(capacities.len())
         .zip(jobs.chunks(capacities.len()))
-        .map(|(hits, jobs)| Row {
-            policy: jobs[0].0.map_or(BELADY, EvictionPolicy::name),
-            hit_rates: hits.iter().map(|hits| rate(*hits)).collect(),
+        .map(|(counts, jobs)| {
+            let of_disk = |count: fn(&Counts) -> u64| match jobs[0].disk {
+                None => Vec::new(),
+                Some(_) => counts.iter().map(|counts| rate(count(counts))).collect(),
+            };
+            Row {
+                policy: jobs[0].policy.map_or(BELADY, EvictionPolicy::name),
+                disk_tokens: jobs[0].disk.map(Tokens::count),
+                hit_rates: counts.iter().map(|counts| rate(counts.hits)).collect(),
+                memory_hit_rates: of_disk(|counts| counts.memory_hits),
+                disk_writes_per_ref: of_disk(|counts| counts.disk_writes),
+            }
         })
         .collect();
     Ok(Simulation {
@@ -163,9 +218,14 @@ impl Simulation {
         let label = |tokens: &u64| format!("{} tokens", Tokens::of(*tokens));
         table.row([String::new()].into_iter().chain(self.capacities_tokens.iter().map(label)));
         for row in &self.rows {
-            let name = if row.policy == BELADY { "belady (bound)" } else { row.policy };
-            let cells = row.hit_rates.iter().map(|rate| format!("{:.1}", rate * 100.0));
-            table.row([name.to_owned()].into_iter().chain(cells));
+            let percent = |rate: &f64| format!("{:.1}", rate * 100.0);
+            table.row([row.label()].into_iter().chain(row.hit_rates.iter().map(percent)));
+            if row.disk_tokens.is_some() {
+                let in_memory = "  of it in memory".to_owned();
+                table.row([in_memory].into_iter().chain(row.memory_hit_rates.iter().map(percent)));
+                let writes = row.disk_writes_per_ref.iter().map(|writes| format!("{writes:.2}"));
+                table.row(["  disk writes per reference".to_owned()].into_iter().chain(writes));
+            }
         }
         let cut = if self.interrupted { "\nInterrupted: these figures are incomplete." } else { "" };
         format!(
@@ -225,12 +285,8 @@ impl Trace {
     }
 }
 
-/// The hits of each job, in the order of the jobs.
-fn run_jobs(
-    trace: &Trace,
-    jobs: &[(Option<EvictionPolicy>, Tokens)],
-    quiet: bool,
-) -> anyhow::Result<Vec<u64>> {
+/// What each job has counted, in the order of the jobs.
+fn run_jobs(trace: &Trace, jobs: &[Job], quiet: bool) -> anyhow::Result<Vec<Counts>> {
     let bar = Bar::new((trace.requests.len() * jobs.len()) as u64, "requests", quiet);
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let each = || {
@@ -240,16 +296,20 @@ fn run_jobs(
         }
         sys::interrupted().is_none()
     };
-    let work = || -> anyhow::Result<Vec<(usize, u64)>> {
+    let work = || -> anyhow::Result<Vec<(usize, Counts)>> {
         let mut results = Vec::new();
         loop {
             let job = next.fetch_add(1, Ordering::Relaxed);
-            let Some((policy, tokens)) = jobs.get(job) else { return Ok(results) };
-            let hits = match policy {
-                Some(policy) => Pool::new(*policy, tokens.blocks())?.hits(trace, each)?,
-                None => belady::hits(&trace.requests, trace.distinct, tokens.blocks() as usize, each),
+            let Some(Job { policy, disk, capacity }) = jobs.get(job) else { return Ok(results) };
+            let blocks = capacity.blocks();
+            let counts = match policy {
+                Some(policy) => Pool::new(*policy, blocks, disk.map(Tokens::blocks))?.run(trace, each)?,
+                None => {
+                    let hits = belady::hits(&trace.requests, trace.distinct, blocks as usize, each);
+                    Counts { hits, memory_hits: hits, disk_writes: 0 }
+                }
             };
-            results.push((job, hits));
+            results.push((job, counts));
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
@@ -257,18 +317,21 @@ fn run_jobs(
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         threads.into_iter().map(|thread| thread.join()).collect::<Vec<_>>()
     });
-    let mut hits = vec![0; jobs.len()];
+    let mut counts = vec![Counts::default(); jobs.len()];
     for part in parts {
         let part = part
             .map_err(|_| Failure::failed("a simulation panicked; please report the trace that caused it"))?;
-        part?.into_iter().for_each(|(job, count)| hits[job] = count);
+        part?.into_iter().for_each(|(job, of_job)| counts[job] = of_job);
     }
-    Ok(hits)
+    Ok(counts)
 }
 
-/// A master with a pool of this many blocks, and a single client.
+/// A master with a pool of this many blocks, perhaps a disk, and a single client.
 struct Pool {
     master: Master,
+    disk: Option<SimulatedDisk>,
+    /// Bytes of a block.
+    block_bytes: u64,
     now: Instant,
     present: Vec<bool>,
     missing: Vec<[u8; 4]>,
@@ -278,8 +341,9 @@ impl Pool {
     /// Longer than any lease below.
     const BETWEEN_REQUESTS: Duration = Duration::from_millis(2);
 
-    fn new(policy: EvictionPolicy, blocks: u64) -> anyhow::Result<Self> {
-        let len = blocks * GRAIN_BYTES;
+    fn new(policy: EvictionPolicy, blocks: u64, disk_blocks: Option<u64>) -> anyhow::Result<Self> {
+        let block_bytes = if disk_blocks.is_some() { BLOCK_BYTES } else { 1 };
+        let len = blocks * stored_len(block_bytes).next_multiple_of(GRAIN_BYTES);
         let config = MasterConfig {
             eviction: policy,
             eviction_high_watermark: 1.0,
@@ -300,22 +364,29 @@ impl Pool {
             ..MountSegment::default()
         };
         master.mount(now, &segment)?;
-        Ok(Self { master, now, present: Vec::new(), missing: Vec::new() })
+        let disk = disk_blocks.map(|blocks| SimulatedDisk::new(&mut master, now, blocks)).transpose()?;
+        Ok(Self { master, disk, block_bytes, now, present: Vec::new(), missing: Vec::new() })
     }
 
-    fn hits(&mut self, trace: &Trace, mut each: impl FnMut() -> bool) -> anyhow::Result<u64> {
-        let mut hits = 0;
+    fn run(&mut self, trace: &Trace, mut each: impl FnMut() -> bool) -> anyhow::Result<Counts> {
+        let mut counts = Counts::default();
         for request in &trace.requests {
-            hits += self.request(request)?;
+            let (hits, memory_hits) = self.request(request)?;
+            counts.hits += hits;
+            counts.memory_hits += memory_hits;
+            if let Some(disk) = &mut self.disk {
+                disk.work(&mut self.master, self.now)?;
+            }
             if !each() {
                 break;
             }
         }
-        Ok(hits)
+        counts.disk_writes = self.disk.as_ref().map_or(0, |disk| disk.written);
+        Ok(counts)
     }
 
-    /// Serves one request; returns the length of its cached prefix.
-    fn request(&mut self, blocks: &[u32]) -> anyhow::Result<u64> {
+    /// Serves one request; returns the length of its cached prefix, and how many of its blocks were in memory.
+    fn request(&mut self, blocks: &[u32]) -> anyhow::Result<(u64, u64)> {
         self.now = self.now + Self::BETWEEN_REQUESTS;
         let (master, now) = (&mut self.master, self.now);
         let keys = || blocks.iter().map(|block| block.to_le_bytes());
@@ -326,18 +397,27 @@ impl Pool {
         self.missing.clear();
         self.missing.extend(keys().zip(&self.present).filter(|(_, present)| !**present).map(|(key, _)| key));
         let returning = master.returning(self.missing.iter().map(|key| Key(key)));
-        let mut put = 0;
+        let on_disk = self.disk.as_ref().map(SimulatedDisk::no);
+        let (mut put, mut in_memory) = (0, 0);
         for (at, key) in keys().enumerate() {
             if self.present[at] {
                 // A block that was evicted for another block of the same request is put again.
-                if master.get_in(now, &key, BatchOrder::of(at)).is_ok() {
+                if let Ok(object) = master.get_in(now, &key, BatchOrder::of(at)) {
+                    let is_on_disk = object.replicas.iter().any(|replica| Some(replica.segment) == on_disk);
+                    in_memory += u64::from(at < prefix && !is_on_disk);
                     continue;
                 }
             }
             let place = Place::new(put, self.missing.len(), returning);
             let place = Place { follows: at > 0, ..place };
             put += 1;
-            match master.put_start_in(now, &key, 1, &PutRequest::once(PutOptions::DEFAULT), place) {
+            match master.put_start_in(
+                now,
+                &key,
+                self.block_bytes,
+                &PutRequest::once(PutOptions::DEFAULT),
+                place,
+            ) {
                 Ok(allocation) => {
                     master.put_end_in(now, &key, allocation.generation, 0, BatchOrder::of(at))?
                 }
@@ -347,7 +427,7 @@ impl Pool {
                 Err(code) => return Err(code.into()),
             }
         }
-        Ok(prefix as u64)
+        Ok((prefix as u64, in_memory))
     }
 }
 
@@ -364,6 +444,7 @@ mod tests {
         let plan = Plan {
             policies: EvictionPolicy::ALL.to_vec(),
             capacities: vec![Tokens::of_blocks(blocks)],
+            disks: Vec::new(),
             quiet: true,
         };
         run(trace(requests), &plan).unwrap()
@@ -414,6 +495,7 @@ mod tests {
         let plan = Plan {
             policies: EvictionPolicy::ALL.to_vec(),
             capacities: vec![Tokens::of_blocks(300), Tokens::of_blocks(1_000)],
+            disks: Vec::new(),
             quiet: true,
         };
         let workload = crate::workload::Workload::new(7, Default::default()).map(Ok).take(3_000);

@@ -1,0 +1,106 @@
+//! `snowskin disk`: files and block devices for the SSD tier.
+
+mod bench;
+mod format;
+mod inspect;
+mod verify;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use store_client::disk::{Caching, DiskError, DiskEvent, DiskFile, DiskService, Sharing};
+
+use crate::Outcome;
+use crate::exit::{EXIT_CODES, Failure};
+use crate::global::Global;
+
+/// Longest wait for a disk that is opened or closed. A recovery reads at least one page per extent.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Format, inspect, verify and measure disks of the SSD tier
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Format(format::Args),
+    Inspect(inspect::Args),
+    Verify(verify::Args),
+    Bench(bench::Args),
+}
+
+pub(crate) fn run(args: &Args, global: Global) -> Outcome {
+    match &args.what {
+        What::Format(args) => format::run(args),
+        What::Inspect(args) => inspect::run(args),
+        What::Verify(args) => verify::run(args, global),
+        What::Bench(args) => bench::run(args, global),
+    }
+}
+
+/// Which disk, and how it is read.
+#[derive(Clone, Debug, clap::Args)]
+struct DiskArg {
+    /// File or block device.
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+    /// Use the page cache, for tests on file systems without direct I/O. In service a disk never does.
+    #[arg(long, hide_short_help = true)]
+    buffered: bool,
+}
+
+impl DiskArg {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    const fn caching(&self) -> Caching {
+        if self.buffered { Caching::Buffered } else { Caching::Direct }
+    }
+
+    fn open_to_read(&self, sharing: Sharing) -> anyhow::Result<DiskFile> {
+        DiskFile::open_to_read(&self.path, self.caching(), sharing).map_err(failure)
+    }
+}
+
+/// What went wrong with a disk, with the exit code that it deserves.
+fn failure(error: DiskError) -> anyhow::Error {
+    let text = error.to_string();
+    match error {
+        DiskError::NoSize(_) => Failure::usage(text).hint("--size 64GiB").into(),
+        DiskError::Geometry(_) => Failure::usage(text).hint("--size and --extent set both lengths").into(),
+        DiskError::NotADisk(_) => Failure::failed(text).hint("`snowskin disk format` makes one").into(),
+        DiskError::NoDirectIo(_) => {
+            Failure::failed(text).hint("--buffered does without, for tests alone").into()
+        }
+        _ => Failure::failed(text).into(),
+    }
+}
+
+/// Waits until a disk is ready. What it announces is passed on.
+fn ready(disk: &DiskService, path: &Path, mut adopted: impl FnMut(DiskEvent)) -> anyhow::Result<()> {
+    loop {
+        match disk.wait_event(PATIENCE) {
+            Some(DiskEvent::Ready) => return Ok(()),
+            Some(DiskEvent::Stopped(why)) => {
+                return Err(Failure::failed(format!("{}: {why}", path.display())).into());
+            }
+            Some(DiskEvent::Closed { .. }) | None => {
+                let text = format!("{}: the disk does not answer", path.display());
+                return Err(Failure::failed(text).hint("look for errors of the device in `dmesg`").into());
+            }
+            Some(event) => adopted(event),
+        }
+    }
+}
+
+/// The name of a disk, in the usual form.
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let [a, b, c, d, e] = [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex);
+    format!("{a}-{b}-{c}-{d}-{e}")
+}

@@ -1,0 +1,419 @@
+//! One disk of a node: its announcements, orders and events.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use store_core::chunks::stored_len;
+use store_core::disk::format::Stream;
+use store_core::disk::{Adopted, Failure, Removed, State};
+use store_core::message::{
+    AdoptObjects, Adoption, DiskEnd, DiskOrder, DiskProof, DiskReady, EndDiskOrders, FetchDisk,
+    FetchDiskOrders, FetchRequest, FoundObject, MountDisk, MountDisks, NodeProof, ReclaimExtents,
+};
+use store_core::{ErrorCode, Key, SegmentNo, TenantTag};
+
+use super::source::code_of;
+use super::{DiskReport, DisksError, Place, lend};
+use crate::config::NodeDiskConfig;
+use crate::disk::{
+    Caching, Demote, DiskError, DiskEvent, DiskFile, DiskOptions, DiskService, FormatOptions, NotDone,
+};
+use crate::error::{ConnectError, RpcError};
+use crate::node::tasks::Mounted;
+use crate::rpc::RpcConnection;
+
+/// Most orders at a time.
+const ORDERS_MAX: u32 = 1_024;
+/// Most bytes of objects that are being written at a time.
+const WRITING_BYTES_MAX: u64 = 256 << 20;
+/// How long a disk that is closed may take to write what it has accepted.
+const CLOSE: Duration = Duration::from_secs(5);
+/// Most reports in one request.
+const REPORTS_MAX: usize = 1_024;
+
+/// What has to be reported to the master.
+enum Report {
+    Demoted { generation: u64, result: Result<u64, ErrorCode> },
+    Forgotten { generation: u64 },
+    Cleared { ticket: u64 },
+    Dropped { from: u64, to: u64 },
+}
+
+/// A disk and its state.
+pub(super) struct NodeDisk {
+    config: NodeDiskConfig,
+    /// The file, while the disk is not open.
+    file: Option<DiskFile>,
+    service: Option<Arc<DiskService>>,
+    /// Its number, once it is mounted.
+    no: Option<SegmentNo>,
+    ready: bool,
+    /// Every object was announced by the disk.
+    announced: bool,
+    /// Objects to be announced to the master.
+    found: Vec<Adopted>,
+    /// Generations that are being written.
+    writing: HashSet<u64>,
+    /// Generations that are being forgotten.
+    forgetting: HashSet<u64>,
+    clearing: Option<u64>,
+    reports: Vec<Report>,
+    reclaims: Vec<u64>,
+}
+
+impl NodeDisk {
+    /// Opens the file, or makes and formats it if it has a size and does not exist.
+    pub(super) fn new(config: &NodeDiskConfig) -> Result<Self, ConnectError> {
+        if config.bytes.is_some() && !config.path.exists() {
+            let bytes = config.bytes;
+            let options = FormatOptions { bytes, ..FormatOptions::default() };
+            format(config, options).map_err(ConnectError::Disk)?;
+        }
+        let file = DiskFile::open(&config.path, Caching::Direct).map_err(ConnectError::Disk)?;
+        Ok(Self {
+            config: config.clone(),
+            file: Some(file),
+            service: None,
+            no: None,
+            ready: false,
+            announced: false,
+            found: Vec::new(),
+            writing: HashSet::new(),
+            forgetting: HashSet::new(),
+            clearing: None,
+            reports: Vec::new(),
+            reclaims: Vec::new(),
+        })
+    }
+
+    /// A descriptor that is readable while the disk has something to tell.
+    pub(super) fn fd(&self) -> Option<RawFd> {
+        self.service.as_ref().map(|service| service.as_fd().as_raw_fd())
+    }
+
+    pub(super) fn report(&self) -> Option<DiskReport> {
+        let stats = self.service.as_ref()?.stats();
+        Some(DiskReport { path: self.config.path.clone(), ready: self.ready, stats })
+    }
+
+    /// The master does not know the disk any more: it is closed, to be opened and announced again.
+    pub(super) fn forget_mount(&mut self, place: &Place) {
+        self.close(place);
+    }
+
+    /// Ends the disk in order.
+    pub(super) fn close(&mut self, place: &Place) {
+        if let Some(no) = self.no.take() {
+            place.sources.remove(no);
+        }
+        (self.ready, self.announced, self.clearing) = (false, false, None);
+        self.found.clear();
+        self.writing.clear();
+        self.forgetting.clear();
+        self.reports.clear();
+        self.reclaims.clear();
+        let Some(service) = self.service.take() else { return };
+        service.begin_close(CLOSE);
+        let end = std::time::Instant::now() + CLOSE + Duration::from_secs(1);
+        while let Some(left) = end.checked_duration_since(std::time::Instant::now()) {
+            match service.wait_event(left) {
+                Some(DiskEvent::Closed { clean }) => {
+                    if !clean {
+                        let path = self.config.path.display();
+                        log::warn!("node {}: the disk {path} was not closed in order", place.name);
+                    }
+                    return;
+                }
+                Some(event) => {
+                    read_ended(place, &event);
+                }
+                None => return,
+            }
+        }
+    }
+
+    /// Asks again for what the master's answer to may have been lost.
+    pub(super) fn repeat_reclaims(&self) {
+        if let Some(service) = &self.service {
+            // A full queue: the disk asks again when it is mounted again.
+            let _ = service.repeat_reclaims();
+        }
+    }
+
+    /// Handles what the disk has told.
+    pub(super) fn handle_events(&mut self, place: &Place) {
+        let Some(service) = self.service.clone() else { return };
+        while let Some(event) = service.poll_event() {
+            if let Some(locator) = read_ended(place, &event) {
+                // No other reader could read it either.
+                self.reports.push(Report::Dropped { from: locator, to: locator + 1 });
+            }
+            match event {
+                DiskEvent::Adopt { objects, .. } => self.found.extend(objects),
+                DiskEvent::Ready => self.announced = true,
+                DiskEvent::Distrusted => log::warn!(
+                    "node {}: the disk {}: removals may be missing: nothing on it is used",
+                    place.name,
+                    self.config.path.display()
+                ),
+                DiskEvent::Demoted { id, locator, .. } => {
+                    self.writing.remove(&id);
+                    self.reports.push(Report::Demoted { generation: id, result: Ok(locator) });
+                }
+                DiskEvent::DemoteFailed { id, why, .. } => {
+                    self.writing.remove(&id);
+                    let result = Err(demotion_error(why));
+                    self.reports.push(Report::Demoted { generation: id, result });
+                }
+                DiskEvent::Forgotten(removed) => {
+                    self.forgetting.remove(&removed.generation);
+                    self.reports.push(Report::Forgotten { generation: removed.generation });
+                }
+                DiskEvent::ForgetRefused { object, .. } => {
+                    // The master gives the order again.
+                    self.forgetting.remove(&object.generation);
+                }
+                DiskEvent::Reclaim { sequence } => self.reclaims.push(sequence),
+                DiskEvent::Dropped { from, to } => self.reports.push(Report::Dropped { from, to }),
+                DiskEvent::Cleared => {
+                    self.forgetting.clear();
+                    let ticket = self.clearing.take();
+                    self.reports.extend(ticket.map(|ticket| Report::Cleared { ticket }));
+                }
+                DiskEvent::ClearRefused(_) => self.clearing = None,
+                DiskEvent::Stopped(why) => {
+                    log::error!("node {}: the disk {}: {why}", place.name, self.config.path.display());
+                }
+                DiskEvent::Staged { .. }
+                | DiskEvent::ReadFailed { .. }
+                | DiskEvent::BufferFree { .. }
+                | DiskEvent::Closed { .. } => {}
+            }
+        }
+    }
+
+    /// Mounts and announces the disk, or reports and fetches. Returns whether there is work under way.
+    pub(super) fn work(
+        &mut self,
+        rpc: &mut RpcConnection,
+        mounted: &Mounted,
+        place: &Place,
+    ) -> Result<bool, DisksError> {
+        let Some(no) = self.no else { return self.mount(rpc, mounted, place) };
+        let node = NodeProof { node: mounted.node, key: mounted.key };
+        let proof = DiskProof { node, disk: no };
+        if !self.found.is_empty() {
+            self.announce(rpc, &proof)?;
+            return Ok(true);
+        }
+        if self.announced && !self.ready {
+            rpc.call::<DiskReady>(&proof, std::iter::empty())?;
+            self.ready = true;
+            let objects = self.service.as_ref().map_or(0, |service| service.stats().objects);
+            let path = self.config.path.display();
+            log::info!("node {}: the disk {path} is ready with {objects} objects, as {no}", place.name);
+        }
+        self.send_reports(rpc, &proof)?;
+        self.fetch(rpc, mounted, no)
+    }
+
+    /// Opens the disk and mounts it.
+    fn mount(
+        &mut self,
+        rpc: &mut RpcConnection,
+        mounted: &Mounted,
+        place: &Place,
+    ) -> Result<bool, DisksError> {
+        let epoch = rpc.welcome().epoch;
+        let file = match self.file.take() {
+            Some(file) => file,
+            None => DiskFile::open(&self.config.path, Caching::Direct)?,
+        };
+        let superblock = file.superblock()?;
+        let (bytes, extent_bytes) = (file.bytes(), superblock.geometry.extent_bytes().into());
+        let mount = MountDisk {
+            node: mounted.node,
+            incarnation: mounted.incarnation,
+            key: mounted.key,
+            epoch,
+            uuid: superblock.disk,
+            bytes,
+            extent_bytes,
+            endpoint: &place.endpoint,
+            stage: &place.stage,
+            staging: place.staging,
+        };
+        let answer = rpc.call::<MountDisks>(&(), std::iter::once(mount));
+        let answer = answer.and_then(|(_, mut items)| {
+            items.next().unwrap_or(Err(ErrorCode::InternalError)).map_err(RpcError::Refused)
+        });
+        let disk = match answer {
+            Ok(mounted) => mounted.disk,
+            Err(error) => {
+                self.file = Some(file);
+                return Err(error.into());
+            }
+        };
+        let service = Arc::new(DiskService::open(file, DiskOptions::default(), epoch)?);
+        place.sources.add(disk, Arc::clone(&service));
+        (self.service, self.no) = (Some(service), Some(disk));
+        Ok(true)
+    }
+
+    /// Announces objects that were found.
+    fn announce(&mut self, rpc: &mut RpcConnection, proof: &DiskProof) -> Result<(), DisksError> {
+        let count = self.found.len().min(REPORTS_MAX);
+        let found = self.found[..count].iter().map(|found| FoundObject {
+            tenant: TenantTag(found.object.tenant),
+            key: Key(&found.object.key),
+            generation: found.object.generation,
+            len: found.len.into(),
+            crc32c: found.crc32c,
+            locator: found.locator,
+        });
+        let (_, answers) = rpc.call::<AdoptObjects>(proof, found)?;
+        let answers: Vec<Adoption> = answers.collect();
+        for (found, answer) in self.found.drain(..count).zip(answers) {
+            if answer == Adoption::Forget
+                && let Some(service) = &self.service
+            {
+                // If the queue is full, the object is announced again after the next restart.
+                let _ = service.forget(found.object, Some(found.locator));
+            }
+        }
+        Ok(())
+    }
+
+    fn send_reports(&mut self, rpc: &mut RpcConnection, proof: &DiskProof) -> Result<(), DisksError> {
+        while !self.reports.is_empty() {
+            let count = self.reports.len().min(REPORTS_MAX);
+            let ends = self.reports[..count].iter().map(|report| match *report {
+                Report::Demoted { generation, result } => DiskEnd::Demoted { generation, result },
+                Report::Forgotten { generation } => DiskEnd::Forgotten { generation },
+                Report::Cleared { ticket } => DiskEnd::Cleared { ticket },
+                Report::Dropped { from, to } => DiskEnd::Dropped { from, to },
+            });
+            rpc.call::<EndDiskOrders>(proof, ends)?;
+            self.reports.drain(..count);
+        }
+        if !self.reclaims.is_empty() {
+            rpc.call::<ReclaimExtents>(proof, self.reclaims.iter().copied())?;
+            for sequence in self.reclaims.drain(..) {
+                if let Some(service) = &self.service {
+                    // If the queue is full, the disk asks again after the next connection.
+                    let _ = service.reclaimed(sequence);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fetches orders and passes them to the disk.
+    fn fetch(
+        &mut self,
+        rpc: &mut RpcConnection,
+        mounted: &Mounted,
+        disk: SegmentNo,
+    ) -> Result<bool, DisksError> {
+        let Some(service) = self.service.clone() else { return Ok(false) };
+        let Mounted { node, key, incarnation, .. } = *mounted;
+        let writable = self.ready && service.stats().state == State::Ready;
+        let fetch = FetchDisk {
+            fetch: FetchRequest { node, incarnation, count_max: ORDERS_MAX, key },
+            disk,
+            bytes_max: if writable { WRITING_BYTES_MAX } else { 0 },
+        };
+        let (_, orders) = rpc.call::<FetchDiskOrders>(&fetch, std::iter::empty())?;
+        for order in orders {
+            match order {
+                DiskOrder::Demote { tenant, key, generation, len, crc32c, segment, addr, proven } => {
+                    if !self.writing.insert(generation) {
+                        continue;
+                    }
+                    let stream = if proven { Stream::Proven } else { Stream::Trial };
+                    let source = source_of(mounted, segment, addr, stored_len(len));
+                    let begun = source.is_some_and(|source| {
+                        let (id, tenant, key) = (generation, tenant.0, key.0.into());
+                        let demote = Demote { id, tenant, key, generation, len, crc32c, stream, source };
+                        service.demote(demote).is_ok()
+                    });
+                    if !begun {
+                        self.writing.remove(&generation);
+                        let result = Err(ErrorCode::UnavailableInCurrentStatus);
+                        self.reports.push(Report::Demoted { generation, result });
+                    }
+                }
+                DiskOrder::Forget { tenant, key, generation, locator } => {
+                    if self.forgetting.insert(generation) {
+                        let removed = Removed { tenant: tenant.0, key: key.0.into(), generation };
+                        if service.forget(removed, locator).is_err() {
+                            self.forgetting.remove(&generation);
+                        }
+                    }
+                }
+                DiskOrder::Clear { ticket } => {
+                    if self.clearing.is_none() && service.clear().is_ok() {
+                        self.clearing = Some(ticket);
+                    }
+                }
+            }
+        }
+        Ok(!self.writing.is_empty() || !self.reports.is_empty())
+    }
+}
+
+/// A read has ended: its job is finished when nothing touches its buffer any more. Returns the locator if the
+/// disk cannot read it.
+fn read_ended(place: &Place, event: &DiskEvent) -> Option<u64> {
+    match event {
+        DiskEvent::Staged { id, .. } => {
+            place.sources.ended(*id, Ok(()));
+            None
+        }
+        DiskEvent::ReadFailed { id, why, buffer: Some(_) } => {
+            let locator = place.sources.ended(*id, Err(code_of(*why)));
+            locator.filter(|_| *why == NotDone::Failed(Failure::Device))
+        }
+        DiskEvent::BufferFree { id, .. } => {
+            place.sources.ended(*id, Err(ErrorCode::UnavailableInCurrentStatus));
+            None
+        }
+        _ => None,
+    }
+}
+
+/// The memory of an object of this node.
+#[allow(unsafe_code, reason = "memory of regions is reached by address")]
+fn source_of(mounted: &Mounted, segment: SegmentNo, addr: u64, bytes: u64) -> Option<crate::disk::Lent> {
+    let offset = addr.checked_sub(mounted.region.addr()).filter(|_| segment == mounted.segment)?;
+    let span = mounted.region.span().part(offset, bytes).ok()?;
+    // SAFETY: the span is within the region, which keeps it mapped. Peers may write to it meanwhile; what was
+    // written to the disk then has another checksum, and no reader accepts it.
+    Some(unsafe { lend(span, mounted.region.clone()) })
+}
+
+/// What the master is told about a demotion that failed: whether anything of it may be on the disk.
+const fn demotion_error(why: NotDone) -> ErrorCode {
+    match why {
+        NotDone::Refused(_) | NotDone::Memory | NotDone::Failed(Failure::Removed) => {
+            ErrorCode::UnavailableInCurrentStatus
+        }
+        NotDone::Failed(_) | NotDone::Closed => ErrorCode::TransferFail,
+    }
+}
+
+fn format(config: &NodeDiskConfig, options: FormatOptions) -> Result<(), DiskError> {
+    let (file, geometry) = DiskFile::prepare(&config.path, options)?;
+    let service = DiskService::format(file, geometry, DiskOptions::default(), 0)?;
+    loop {
+        match service.wait_event(CLOSE) {
+            Some(DiskEvent::Ready) => break,
+            Some(DiskEvent::Stopped(_)) | None => break,
+            Some(_) => {}
+        }
+    }
+    service.close(CLOSE);
+    Ok(())
+}

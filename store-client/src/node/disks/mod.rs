@@ -1,0 +1,324 @@
+//! The disks of a node: they are opened and mounted, their objects are announced, and they do what the master
+//! orders.
+//!
+//! ```text
+//!   keeper ── mounted, or not ──▶ ┌─────────────────────┐ ── MountDisks, AdoptObjects, DiskReady ──▶ master
+//!                                 │ thread of the disks │ ── FetchDiskOrders ──────────────────────▶
+//!   disk's thread ── events ────▶ │                     │ ── EndDiskOrders, ReclaimExtents ────────▶
+//!                 ◀── requests ── └─────────────────────┘
+//!        ▲
+//!        └── StageSource ── StageServer ◀── readers
+//! ```
+//!
+//! The thread has its own connection to the master. It never waits for a disk, and neither heartbeats nor copies
+//! wait for it. When the node's memory is mounted anew, the disks are opened anew, too, so that they announce all
+//! of their objects again.
+
+mod disk;
+mod source;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use store_core::ErrorCode;
+use store_core::message::{Export, Staging};
+use te_core::{Access, MemSpan};
+use te_engine::{Populate, SharedRegion, TransferEngine};
+
+use super::tasks::Mounted;
+use crate::config::NodeConfig;
+use crate::disk::{DiskStats, Lent};
+use crate::error::{ConnectError, RpcError};
+use crate::rpc::RpcConnection;
+use crate::stage::StageServer;
+use disk::NodeDisk;
+use source::Sources;
+
+/// How often the master is asked for orders when there were none the last time.
+const IDLE: Duration = Duration::from_millis(50);
+/// The same while orders are carried out.
+const BUSY: Duration = Duration::from_millis(5);
+/// Time between two tries to reach the master, or to mount.
+const RETRY: Duration = Duration::from_millis(500);
+/// Shortest time between two log lines about a failure that persists.
+const LOG_PAUSE: Duration = Duration::from_secs(10);
+
+/// A disk of a node and what is known of it, for metrics.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DiskReport {
+    /// Where it is.
+    pub path: std::path::PathBuf,
+    /// Whether the master knows it, and all objects on it are known.
+    pub ready: bool,
+    /// Its counters.
+    pub stats: DiskStats,
+}
+
+/// What the disks' thread shares with the node.
+#[derive(Default)]
+pub(super) struct Reports {
+    disks: Mutex<Vec<DiskReport>>,
+}
+
+/// Handle of the thread.
+pub(super) struct Disks {
+    mounted: Option<Sender<Option<Mounted>>>,
+    stopping: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    server: Arc<StageServer>,
+    reports: Arc<Reports>,
+}
+
+impl Disks {
+    /// Opens the disks, allocates the staging memory and starts the stage service and the thread. `None`: the
+    /// node has no disks.
+    ///
+    /// # Errors
+    /// A disk cannot be opened, or the service cannot be started.
+    pub(super) fn start(config: &NodeConfig, engine: &TransferEngine) -> Result<Option<Self>, ConnectError> {
+        if config.disks.0.is_empty() {
+            return Ok(None);
+        }
+        let mut disks = Vec::new();
+        for each in &config.disks.0 {
+            disks.push(NodeDisk::new(each)?);
+        }
+        let len = usize::try_from(config.stage.memory_bytes).unwrap_or(usize::MAX);
+        let staging = engine.alloc_shared_with(len, Access::REMOTE_READ, Populate::OnFirstUse)?;
+        let sources = Arc::new(Sources::new(staging.clone()));
+        let (host, listen) = stage_host(engine.name());
+        let mut stage = config.stage.clone();
+        if stage.listen.ip() == IpAddr::V4(Ipv4Addr::LOCALHOST) && stage.listen.port() == 0 {
+            stage.listen = listen;
+        }
+        let source = Arc::clone(&sources);
+        let server = StageServer::start(stage, staging.clone(), config.identity.cluster_secret(), source)
+            .map_err(ConnectError::Stage)?;
+        let server = Arc::new(server);
+        let address = format!("{host}:{}", server.addr().port());
+        let reports = Arc::new(Reports::default());
+        let (mounted, woken) = channel();
+        let stopping = Arc::new(AtomicBool::new(false));
+        let run = Run {
+            place: Place {
+                name: config.name.clone(),
+                endpoint: engine.name().to_owned(),
+                stage: address,
+                staging: Staging {
+                    base: staging.addr(),
+                    len: staging.len() as u64,
+                    location: staging.span().location().into(),
+                    export: Export { engine: engine.incarnation(), region: staging.id().to_bits() },
+                },
+                sources,
+            },
+            config: config.clone(),
+            disks,
+            rpc: None,
+            mounted: None,
+            woken,
+            stopping: Arc::clone(&stopping),
+            reports: Arc::clone(&reports),
+            logged: None,
+            retry_at: Instant::now(),
+        };
+        let thread = thread::Builder::new()
+            .name("snowskin-node-disks".into())
+            .spawn(move || run.run())
+            .map_err(ConnectError::System)?;
+        Ok(Some(Self { mounted: Some(mounted), stopping, thread: Some(thread), server, reports }))
+    }
+
+    /// The node's memory was mounted, or is not mounted any more.
+    pub(super) fn mounted(&self, mounted: Option<Mounted>) {
+        if let Some(sender) = &self.mounted {
+            // The thread has ended only when the node ends.
+            let _ = sender.send(mounted);
+        }
+    }
+
+    pub(super) fn reports(&self) -> (Arc<Reports>, Arc<StageServer>) {
+        (Arc::clone(&self.reports), Arc::clone(&self.server))
+    }
+
+    /// Closes the disks in order and ends the thread.
+    pub(super) fn stop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        drop(self.mounted.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Disks {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Reports {
+    pub(super) fn disks(&self) -> Vec<DiskReport> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Where the node's disks are read.
+struct Place {
+    name: String,
+    endpoint: String,
+    /// The address of the stage service.
+    stage: String,
+    staging: Staging,
+    sources: Arc<Sources>,
+}
+
+/// State of the thread.
+struct Run {
+    place: Place,
+    config: NodeConfig,
+    disks: Vec<NodeDisk>,
+    rpc: Option<RpcConnection>,
+    mounted: Option<Mounted>,
+    woken: Receiver<Option<Mounted>>,
+    stopping: Arc<AtomicBool>,
+    reports: Arc<Reports>,
+    logged: Option<Instant>,
+    retry_at: Instant,
+}
+
+impl Run {
+    fn run(mut self) {
+        loop {
+            match self.woken.try_recv() {
+                Ok(mounted) => self.remounted(mounted),
+                Err(TryRecvError::Disconnected) => break,
+                Err(TryRecvError::Empty) => {}
+            }
+            if self.stopping.load(Ordering::Relaxed) {
+                break;
+            }
+            let pause = match self.turn() {
+                Ok(pause) => pause,
+                Err(error) => {
+                    self.failed(&error);
+                    RETRY
+                }
+            };
+            self.report();
+            // The descriptors tell of events; a new mount is noticed at the next turn.
+            let fds: Vec<_> = self.disks.iter().filter_map(NodeDisk::fd).collect();
+            te_host::park(fds, Some(pause.min(IDLE)));
+        }
+        self.disks.iter_mut().for_each(|disk| disk.close(&self.place));
+        self.report();
+    }
+
+    /// The disks have to be opened and mounted anew.
+    fn remounted(&mut self, mounted: Option<Mounted>) {
+        self.mounted = mounted;
+        self.disks.iter_mut().for_each(|disk| disk.forget_mount(&self.place));
+        self.retry_at = Instant::now();
+    }
+
+    /// Handles what has happened and asks for orders. Returns when to do so again.
+    fn turn(&mut self) -> Result<Duration, DisksError> {
+        for disk in &mut self.disks {
+            disk.handle_events(&self.place);
+        }
+        let Some(mounted) = self.mounted.clone() else { return Ok(IDLE) };
+        if Instant::now() < self.retry_at {
+            return Ok(IDLE);
+        }
+        let rpc = match &mut self.rpc {
+            Some(rpc) => rpc,
+            None => {
+                let (address, identity) = (self.config.master.clone(), self.config.identity.clone());
+                self.rpc.insert(RpcConnection::connect_as(address, self.config.rpc, identity)?)
+            }
+        };
+        if rpc.ensure_connected()? {
+            self.disks.iter().for_each(NodeDisk::repeat_reclaims);
+        }
+        let mut pause = IDLE;
+        for disk in &mut self.disks {
+            let busy = disk.work(rpc, &mounted, &self.place)?;
+            pause = if busy { pause.min(BUSY) } else { pause };
+        }
+        Ok(pause)
+    }
+
+    fn failed(&mut self, error: &DisksError) {
+        self.retry_at = Instant::now() + RETRY;
+        if let DisksError::Rpc(RpcError::Refused(
+            ErrorCode::SegmentNotFound | ErrorCode::ClientNotFound | ErrorCode::IllegalClient,
+        )) = error
+        {
+            // The master does not know the node, or the disk, any more: all of it is mounted again when the
+            // node's memory is.
+            self.disks.iter_mut().for_each(|disk| disk.forget_mount(&self.place));
+        } else if let Some(rpc) = &mut self.rpc {
+            rpc.disconnect();
+        }
+        if self.logged.is_none_or(|logged| logged.elapsed() >= LOG_PAUSE) {
+            self.logged = Some(Instant::now());
+            log::warn!("node {}: the disks are not in contact with the master: {error}", self.place.name);
+        }
+    }
+
+    fn report(&self) {
+        let reports = self.disks.iter().filter_map(NodeDisk::report).collect();
+        *self.reports.disks.lock().unwrap_or_else(PoisonError::into_inner) = reports;
+    }
+}
+
+/// Why a turn failed.
+#[derive(Debug)]
+enum DisksError {
+    Rpc(RpcError),
+    Disk(crate::disk::DiskError),
+}
+
+impl From<RpcError> for DisksError {
+    fn from(error: RpcError) -> Self {
+        Self::Rpc(error)
+    }
+}
+
+impl From<crate::disk::DiskError> for DisksError {
+    fn from(error: crate::disk::DiskError) -> Self {
+        Self::Disk(error)
+    }
+}
+
+impl std::fmt::Display for DisksError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Rpc(error) => error.fmt(f),
+            Self::Disk(error) => error.fmt(f),
+        }
+    }
+}
+
+/// The host that the engine is reached at, and where the stage service listens so that it is reached there, too.
+fn stage_host(endpoint: &str) -> (&str, SocketAddr) {
+    let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
+    let plain = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    (host, SocketAddr::new(plain.parse().unwrap_or(any), 0))
+}
+
+/// Lends memory of a region to a disk.
+///
+/// # Safety
+/// As [`Lent::new`]: `span` is within the region, which keeps it mapped.
+#[allow(unsafe_code, reason = "memory of regions is reached by address")]
+unsafe fn lend(span: MemSpan, owner: SharedRegion) -> Lent {
+    // SAFETY: the caller keeps the contract.
+    unsafe { Lent::new(span, Box::new(owner)) }
+}

@@ -1,0 +1,91 @@
+//! The disks of a node, as its stage service reads them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use store_core::disk::{Failure, Refused};
+use store_core::{ErrorCode, SegmentNo};
+use te_core::MemSpan;
+use te_engine::SharedRegion;
+
+use super::lend;
+use crate::disk::{DiskService, Lent, NotDone, Stage};
+use crate::stage::{StageJob, StageSource};
+
+/// The disks that can be read now, by their numbers, and the reads under way.
+pub(super) struct Sources {
+    staging: SharedRegion,
+    disks: RwLock<HashMap<SegmentNo, Arc<DiskService>>>,
+    jobs: Mutex<Jobs>,
+}
+
+#[derive(Default)]
+struct Jobs {
+    last: u64,
+    map: HashMap<u64, StageJob>,
+}
+
+impl Sources {
+    pub(super) fn new(staging: SharedRegion) -> Self {
+        Self { staging, disks: RwLock::default(), jobs: Mutex::default() }
+    }
+
+    /// The disk can be read under this number from here on.
+    pub(super) fn add(&self, disk: SegmentNo, service: Arc<DiskService>) {
+        self.disks.write().unwrap_or_else(PoisonError::into_inner).insert(disk, service);
+    }
+
+    /// The number means nothing from here on. Reads under way end.
+    pub(super) fn remove(&self, disk: SegmentNo) {
+        self.disks.write().unwrap_or_else(PoisonError::into_inner).remove(&disk);
+    }
+
+    /// A read has ended, and nothing touches its buffer any more.
+    pub(super) fn ended(&self, id: u64, result: Result<(), ErrorCode>) -> Option<u64> {
+        let job = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).map.remove(&id)?;
+        let locator = job.locator();
+        job.finish(result);
+        Some(locator)
+    }
+
+    fn begin(&self, job: StageJob) -> Result<(), (u64, ErrorCode)> {
+        let (disk, locator, len, deadline, span) =
+            (job.disk(), job.locator(), job.len(), job.deadline(), job.buffer());
+        let id = {
+            let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+            jobs.last += 1;
+            let id = jobs.last;
+            jobs.map.insert(id, job);
+            id
+        };
+        let disks = self.disks.read().unwrap_or_else(PoisonError::into_inner);
+        let service = disks.get(&disk).ok_or((id, ErrorCode::SegmentNotFound))?;
+        let buffer = lend_staging(span, &self.staging);
+        let stage = Stage { id, locator, len, deadline, buffer };
+        service.stage(stage).map_err(|_| (id, ErrorCode::UnavailableInCurrentStatus))
+    }
+}
+
+impl StageSource for Sources {
+    fn stage(&self, job: StageJob) {
+        if let Err((id, error)) = self.begin(job) {
+            self.ended(id, Err(error));
+        }
+    }
+}
+
+/// What a reader is told about a read that was not carried out.
+pub(super) const fn code_of(why: NotDone) -> ErrorCode {
+    match why {
+        NotDone::Refused(Refused::Gone | Refused::Removed) => ErrorCode::ObjectNotFound,
+        NotDone::Failed(Failure::Device) => ErrorCode::TransferFail,
+        _ => ErrorCode::UnavailableInCurrentStatus,
+    }
+}
+
+/// Lends the buffer of a job, which is kept until the disk has returned the memory.
+#[allow(unsafe_code, reason = "memory of regions is reached by address")]
+fn lend_staging(span: MemSpan, staging: &SharedRegion) -> Lent {
+    // SAFETY: the span is staging memory, which the region keeps mapped; the job is the permission to write it.
+    unsafe { lend(span, staging.clone()) }
+}

@@ -1,0 +1,139 @@
+//! Nodes with disks: what no longer fits into memory is read from the disk, and is still there after a restart.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use common::{MIB, client_over, master_with, pattern, with};
+use store_client::{
+    Client, DiskList, Fabrics, Node, NodeConfig, NodeDiskConfig, PutOptions, RemoveMode, Stats, Store as _,
+};
+use store_core::MasterConfig;
+use store_master::MasterHandle;
+use te_fabric::testkit::eventually;
+
+const OBJECT: usize = 256 << 10;
+
+fn config() -> MasterConfig {
+    MasterConfig { lease_ttl_ms: 50, lease_guard_ms: 0, demote_ahead: 0.3, ..MasterConfig::default() }
+}
+
+fn node_config(master: SocketAddr, disk: &Path, fabrics: Fabrics) -> NodeConfig {
+    let disk = NodeDiskConfig { path: disk.to_owned(), bytes: Some(64 * MIB) };
+    with(NodeConfig::new("a", master.into(), 8 * MIB).fabrics(fabrics), |it| {
+        it.disks = DiskList(vec![disk]);
+        it.stage.memory_bytes = 8 * MIB;
+    })
+}
+
+fn start(master: &MasterHandle, disk: &Path, fabrics: Fabrics) -> Node {
+    let node = Node::start(node_config(master.rpc_addr(), disk, fabrics)).unwrap();
+    eventually("the disk is ready", || node.disks().iter().any(|disk| disk.ready));
+    node
+}
+
+fn value(number: usize) -> Vec<u8> {
+    pattern(number as u64, OBJECT)
+}
+
+fn key(number: usize) -> Vec<u8> {
+    format!("object-{number}").into_bytes()
+}
+
+fn stats(client: &mut Client) -> Stats {
+    client.master().stats().unwrap()
+}
+
+/// Puts more than fits into memory, slowly enough for the disk.
+fn fill(client: &mut Client, numbers: std::ops::Range<usize>) {
+    for number in numbers {
+        eventually("there is room", || {
+            client.put(&key(number), &value(number), &PutOptions::DEFAULT).unwrap_or(false)
+        });
+        // The oldest of what is in memory is on the disk before its space is needed.
+        let expected = (number + 1).saturating_sub(24) as u64;
+        eventually("the disk keeps up", || stats(client).demotions_total >= expected);
+    }
+}
+
+fn read_all(client: &mut Client, numbers: std::ops::Range<usize>) -> usize {
+    let mut found = 0;
+    for number in numbers {
+        if let Some(read) = client.get(&key(number)).unwrap() {
+            assert_eq!(read, value(number), "{number}");
+            found += 1;
+        }
+    }
+    found
+}
+
+#[test]
+fn what_does_not_fit_into_memory_is_read_from_the_disk() {
+    for fabrics in [Fabrics::TCP, Fabrics::SHM] {
+        let dir = tempfile::tempdir().unwrap();
+        let master = master_with(config());
+        let node = start(&master, &dir.path().join("disk"), fabrics);
+        let mut client = client_over(master.rpc_addr(), fabrics);
+        fill(&mut client, 0..80);
+        let before = stats(&mut client);
+        assert!(before.disk_objects >= 40 && before.evictions_to_disk_total >= 40, "{before:?}");
+        assert_eq!(read_all(&mut client, 0..80), 80, "{fabrics}: {:?}", stats(&mut client));
+        let after = stats(&mut client);
+        assert!(after.disk_hits_total > before.disk_hits_total, "{after:?}");
+        assert!(node.stage().staged_total > 0);
+        // A removed object is gone from both tiers.
+        client.remove(&key(0), RemoveMode::Force).unwrap();
+        assert_eq!(client.get(&key(0)).unwrap(), None);
+        drop(client);
+        node.stop();
+    }
+}
+
+#[test]
+fn objects_on_the_disk_survive_a_restart_of_the_node_and_removed_ones_do_not_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("disk");
+    let master = master_with(config());
+    let mut client = client_over(master.rpc_addr(), Fabrics::default());
+    let node = start(&master, &disk, Fabrics::default());
+    fill(&mut client, 0..80);
+    let objects = stats(&mut client).disk_objects as usize;
+    node.stop();
+    eventually("the master notices", || stats(&mut client).disks_away == 1);
+    client.remove(&key(1), RemoveMode::Force).unwrap();
+    let node = start(&master, &disk, Fabrics::default());
+    client.remove(&key(2), RemoveMode::Force).unwrap();
+    let found = read_all(&mut client, 0..80);
+    assert!(found + 2 >= objects && objects >= 40, "{found} of {objects}");
+    for number in [1, 2] {
+        assert_eq!(client.get(&key(number)).unwrap(), None);
+    }
+    eventually("the removals are confirmed", || stats(&mut client).disk_tombstones == 0);
+    node.stop();
+    let node = start(&master, &disk, Fabrics::default());
+    for number in [1, 2] {
+        assert_eq!(client.get(&key(number)).unwrap(), None, "nor after another restart");
+    }
+    assert!(read_all(&mut client, 0..80) + 2 >= objects);
+    node.stop();
+}
+
+#[test]
+fn an_object_that_is_read_from_the_disk_again_and_again_comes_back_into_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let master = master_with(config());
+    let node = start(&master, &dir.path().join("disk"), Fabrics::default());
+    let mut client = client_over(master.rpc_addr(), Fabrics::default());
+    fill(&mut client, 0..60);
+    eventually("the object is promoted", || {
+        assert_eq!(client.get(&key(3)).unwrap(), Some(value(3)));
+        let replicas = client.master().replicas(&key(3)).unwrap();
+        replicas.len() == 2
+    });
+    let hits = stats(&mut client).disk_hits_total;
+    assert_eq!(client.get(&key(3)).unwrap(), Some(value(3)));
+    assert_eq!(stats(&mut client).disk_hits_total, hits, "from memory");
+    node.stop();
+}

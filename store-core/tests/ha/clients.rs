@@ -1,0 +1,392 @@
+//! Clients that put, read and remove objects, and the node whose memory they use. No byte is moved here: what
+//! counts is where the master says that bytes are.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use store_core::chunks::stored_len;
+use store_core::message::{
+    Beat, Commit, Get, Heartbeat, Mount, MountResponse, MountSegment, NewObject, NodeStatus, Operation, Pin,
+    PutEnd, PutOptions, PutRequest, PutStart, Removal, Remove, Retention,
+};
+use store_core::{ErrorCode, Frame, Incarnation, Key, Kind, NodeId};
+use te_core::Instant;
+
+use crate::checker::{Id, PutId, Request, Response};
+use crate::world::{CLIENTS, Event, LEASE_MS, MEMBERS, Violation, World};
+
+/// The number under which the node sends requests.
+pub(crate) const NODE: usize = CLIENTS;
+const KEYS: u64 = 20;
+const SEGMENT_BYTES: u64 = 24 << 10;
+/// A request that has no answer by then is repeated at another member.
+const CALL_TIMEOUT: Duration = Duration::from_millis(300);
+/// No operation is begun after this.
+const LAST: Duration = Duration::from_secs(40);
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    Start,
+    End { generation: u64, handle: u64 },
+    Get,
+    Remove,
+}
+
+#[derive(Clone, Debug)]
+struct Op {
+    key: Vec<u8>,
+    len: u64,
+    phase: Phase,
+    id: Id,
+    put: PutId,
+    nonce: u32,
+    /// The request of this phase was sent before, and may have been carried out then.
+    repeated: bool,
+    /// The latest request was not carried out, because the member does not lead.
+    refused: bool,
+    sent: Instant,
+}
+
+#[derive(Debug)]
+pub(crate) struct Client {
+    index: usize,
+    op: Option<Op>,
+    member: usize,
+    connection: u64,
+    /// The number of the latest request.
+    call: u64,
+    /// Puts by generation.
+    puts: HashMap<u64, PutId>,
+}
+
+impl Client {
+    pub(crate) fn new(index: usize) -> Self {
+        Self { index, op: None, member: index % MEMBERS, connection: 0, call: 0, puts: HashMap::new() }
+    }
+
+    pub(crate) const fn is_idle(&self) -> bool {
+        self.op.is_none()
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn request(&self, op: &Op) -> Vec<u8> {
+        let mut out = Vec::new();
+        let (key, call) = (Key(&op.key), self.call);
+        match op.phase {
+            Phase::Start => {
+                // Nothing is evicted: an object that is gone was removed, or lost.
+                let retention = Retention { pin: Pin::Hard, ..Retention::DEFAULT };
+                let options = PutOptions { retention, ..PutOptions::DEFAULT };
+                let head = PutRequest { nonce: op.nonce, options, writer: self.index as u64 + 1 };
+                let item = NewObject { key, len: op.len };
+                PutStart::encode_request(&mut out, call, &head, [item].into_iter()).unwrap();
+            }
+            Phase::End { generation, handle } => {
+                let item = Commit { key, generation, handle, checksum: op.put as u32 };
+                PutEnd::encode_request(&mut out, call, &(), [item].into_iter()).unwrap();
+            }
+            Phase::Get => Get::encode_request(&mut out, call, &(), [key].into_iter()).unwrap(),
+            Phase::Remove => {
+                let item = Removal { key, force: true };
+                Remove::encode_request(&mut out, call, &(), [item].into_iter()).unwrap();
+            }
+        }
+        out
+    }
+}
+
+/// The node. Its memory is not lost when masters change.
+#[derive(Debug, Default)]
+pub(crate) struct Node {
+    member: usize,
+    connection: u64,
+    answered: bool,
+    incarnation: u64,
+    /// The lineage for which it has mounted its memory.
+    mounted: Option<u64>,
+    mounting: bool,
+}
+
+impl Node {
+    pub(crate) fn new() -> Self {
+        Self { answered: true, ..Self::default() }
+    }
+}
+
+/// What a put request came to.
+enum Ended {
+    Done(Response),
+    Goes(Phase),
+}
+
+impl World {
+    pub(crate) fn wake(&mut self, client: usize, call: u64) -> Result<(), Violation> {
+        let this = &mut self.clients[client];
+        if this.call != call {
+            return Ok(());
+        }
+        if this.op.is_some() {
+            // No answer: another member may lead.
+            self.move_on(client);
+            return Ok(());
+        }
+        if self.now >= Instant::ZERO + LAST {
+            return Ok(());
+        }
+        // Some keys are requested more often than others.
+        let few = if self.rng.below(2) == 0 { 3 } else { KEYS };
+        let key = format!("key-{}", self.rng.below(few)).into_bytes();
+        self.keys.insert(key.clone());
+        let put = self.number();
+        let (phase, request) = match self.rng.below(20) {
+            0..7 => (Phase::Start, Request::Put(put)),
+            7..16 => (Phase::Get, Request::Get),
+            _ => (Phase::Remove, Request::Remove { force: true }),
+        };
+        let id = self.history.called(client, &key, request, self.now.as_nanos());
+        let (len, nonce) = (1 + self.rng.below(3_000), 1 + self.rng.below(u64::from(u32::MAX)) as u32);
+        let sent = self.now;
+        self.clients[client].op =
+            Some(Op { key, len, phase, id, put, nonce, repeated: false, refused: false, sent });
+        self.send_request(client);
+        Ok(())
+    }
+
+    /// Sends the request of the current phase.
+    fn send_request(&mut self, client: usize) {
+        let number = self.number();
+        let now = self.now;
+        let this = &mut self.clients[client];
+        this.call = number;
+        let Some(op) = &mut this.op else { return };
+        (op.sent, op.refused) = (now, false);
+        let op = op.clone();
+        let bytes = this.request(&op);
+        let (member, connection) = (this.member, this.connection);
+        self.call(client, member, connection, bytes);
+        self.after(CALL_TIMEOUT, Event::Wake { client, call: number });
+    }
+
+    /// Asks another member, over a new connection.
+    fn move_on(&mut self, client: usize) {
+        self.report.repeated += 1;
+        let connection = self.number();
+        let this = &mut self.clients[client];
+        let (member, old) = (this.member, this.connection);
+        this.member = (this.member + 1) % MEMBERS;
+        this.connection = connection;
+        if let Some(op) = &mut this.op {
+            op.repeated |= !op.refused;
+            if let (Phase::Remove, false) = (op.phase, op.refused) {
+                // A second try could remove another object.
+                self.history.answered(op.id, Response::NotKnown, self.now.as_nanos());
+                this.op = None;
+            }
+        }
+        self.hang_up(member, client, old);
+        if self.clients[client].op.is_some() {
+            self.send_request(client);
+        } else {
+            let call = self.clients[client].call;
+            let pause = self.us(100, 60_000);
+            self.after(pause, Event::Wake { client, call });
+        }
+    }
+
+    pub(crate) fn answer(
+        &mut self,
+        client: usize,
+        connection: u64,
+        bytes: Option<Vec<u8>>,
+    ) -> Result<(), Violation> {
+        if client == NODE {
+            return self.node_answered(connection, bytes);
+        }
+        let this = &self.clients[client];
+        if this.connection != connection || this.op.is_none() {
+            return Ok(());
+        }
+        let Some(bytes) = bytes else {
+            // Not the leader: another member is asked.
+            let call = this.call;
+            self.clients[client].op.as_mut().unwrap().refused = true;
+            let pause = self.us(1_000, 20_000);
+            self.after(pause, Event::Wake { client, call });
+            return Ok(());
+        };
+        let (frame, _) = Frame::parse(&bytes).unwrap().unwrap();
+        if frame.header.request_id != this.call {
+            return Ok(());
+        }
+        let op = this.op.clone().unwrap();
+        match self.ended(client, &op, &frame) {
+            Ended::Goes(phase) => {
+                let op = self.clients[client].op.as_mut().unwrap();
+                (op.phase, op.repeated) = (phase, false);
+                self.send_request(client);
+            }
+            Ended::Done(response) => {
+                self.history.answered(op.id, response, self.now.as_nanos());
+                let this = &mut self.clients[client];
+                this.op = None;
+                let call = this.call;
+                let pause = self.us(100, 60_000);
+                self.after(pause, Event::Wake { client, call });
+            }
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, client: usize, op: &Op, frame: &Frame<'_>) -> Ended {
+        match op.phase {
+            Phase::Start => {
+                let answer = PutStart::decode_response(frame).map(|(_, mut answers)| answers.next().unwrap());
+                match answer {
+                    Ok(Ok(allocation)) => {
+                        let generation = allocation.generation;
+                        self.clients[client].puts.insert(generation, op.put);
+                        self.history.started(op.put, generation);
+                        Ended::Goes(Phase::End { generation, handle: allocation.handle })
+                    }
+                    // It was not started; or it was, and another master does not know it: it never ends.
+                    _ => Ended::Done(Response::Failed),
+                }
+            }
+            Phase::End { .. } => {
+                let answer = PutEnd::decode_response(frame).map(|(_, mut answers)| answers.next().unwrap());
+                match answer {
+                    Ok(Ok(())) => {
+                        self.report.puts += 1;
+                        Ended::Done(Response::Done)
+                    }
+                    // It may have ended at the first try, and been removed since.
+                    _ if op.repeated => Ended::Done(Response::NotKnown),
+                    _ => Ended::Done(Response::Failed),
+                }
+            }
+            Phase::Get => {
+                let answer = Get::decode_response(frame).map(|(_, mut answers)| answers.next().unwrap());
+                match answer {
+                    Ok(Ok(object)) => {
+                        self.report.hits += 1;
+                        let put = self.clients.iter().find_map(|c| c.puts.get(&object.generation).copied());
+                        Ended::Done(Response::Object(put))
+                    }
+                    Ok(Err(ErrorCode::ObjectNotFound)) => {
+                        self.report.misses += 1;
+                        Ended::Done(Response::NotFound)
+                    }
+                    _ => Ended::Done(Response::Failed),
+                }
+            }
+            Phase::Remove => {
+                let answer = Remove::decode_response(frame).map(|(_, mut answers)| answers.next().unwrap());
+                match answer {
+                    Ok(Ok(())) => {
+                        self.report.removes += 1;
+                        Ended::Done(Response::Done)
+                    }
+                    Ok(Err(ErrorCode::KeyNotFound)) => Ended::Done(Response::NotFound),
+                    _ => Ended::Done(Response::NotKnown),
+                }
+            }
+        }
+    }
+
+    /// What a leader gives out must be free, and what it says where an object is may be read from then on.
+    pub(crate) fn check_space(
+        &mut self,
+        client: usize,
+        connection: u64,
+        answer: &[u8],
+    ) -> Result<(), Violation> {
+        let (frame, _) = Frame::parse(answer).unwrap().unwrap();
+        let now = self.now;
+        self.leases.retain(|(.., until)| now < *until);
+        // No client takes an answer on a connection that was given up.
+        let client = self.clients.get(client).filter(|client| client.connection == connection);
+        let Some(op) = client.and_then(|client| client.op.as_ref()) else { return Ok(()) };
+        if frame.header.kind == Kind::PutStart as u8
+            && let Ok((_, mut answers)) = PutStart::decode_response(&frame)
+            && let Some(Ok(allocation)) = answers.next()
+        {
+            let (start, len) = (allocation.replicas[0].addr, stored_len(op.len));
+            let leased = self.leases.iter().find(|(at, of, _)| *at < start + len && start < at + of);
+            if let Some(leased) = leased {
+                let text = format!("{start}, {len} bytes, at {now:?}: {leased:?}");
+                return Err(Violation::GivenWhileLeased(text));
+            }
+        }
+        if frame.header.kind == Kind::Get as u8
+            && let Ok((_, mut answers)) = Get::decode_response(&frame)
+            && let Some(Ok(object)) = answers.next()
+        {
+            // A reader counts from when it sent the request.
+            let until = op.sent + Duration::from_millis(LEASE_MS.into());
+            self.leases.push((object.replicas[0].addr, stored_len(object.len), until));
+        }
+        Ok(())
+    }
+
+    /// The node sends a heartbeat, or mounts its memory.
+    pub(crate) fn beat(&mut self) {
+        self.after(Duration::from_millis(200), Event::Beat);
+        if !std::mem::take(&mut self.node.answered) {
+            self.node.member = (self.node.member + 1) % MEMBERS;
+            self.node.connection = self.number();
+        }
+        let number = self.number();
+        let mut bytes = Vec::new();
+        let (node, key) = (NodeId::new(1), 77);
+        if self.node.mounting || self.node.mounted.is_none() {
+            let Some(epoch) = self.epoch_of(self.node.member) else { return };
+            if !self.node.mounting {
+                self.node.mounting = true;
+                self.node.incarnation += 1;
+            }
+            let incarnation = Incarnation::new(self.node.incarnation);
+            let segment = MountSegment {
+                node,
+                incarnation,
+                name: "n1",
+                endpoint: "n1:9000",
+                len: SEGMENT_BYTES,
+                epoch,
+                key,
+                ..MountSegment::default()
+            };
+            Mount::encode_request(&mut bytes, number, &segment, std::iter::empty()).unwrap();
+        } else {
+            let beat = Heartbeat { node, incarnation: Incarnation::new(self.node.incarnation), key };
+            Beat::encode_request(&mut bytes, number, &beat, std::iter::empty()).unwrap();
+        }
+        let (member, connection) = (self.node.member, self.node.connection);
+        self.call(NODE, member, connection, bytes);
+    }
+
+    fn node_answered(&mut self, connection: u64, bytes: Option<Vec<u8>>) -> Result<(), Violation> {
+        let Some(bytes) = bytes.filter(|_| connection == self.node.connection) else { return Ok(()) };
+        self.node.answered = true;
+        let (frame, _) = Frame::parse(&bytes).unwrap().unwrap();
+        if frame.header.kind == Kind::Mount as u8 {
+            match Mount::decode_response(&frame) {
+                Ok((MountResponse::Mounted(_), _)) => {
+                    (self.node.mounted, self.node.mounting) = (Some(self.lineage), false);
+                }
+                Ok((MountResponse::Stale { incarnation_min }, _)) => {
+                    self.node.incarnation = incarnation_min.get();
+                }
+                _ => {}
+            }
+        } else if let Ok((NodeStatus::NeedRemount, _)) = Beat::decode_response(&frame) {
+            if self.node.mounted == Some(self.lineage) {
+                return Err(Violation::Forgotten(format!("lineage {} at {:?}", self.lineage, self.now)));
+            }
+            self.node.mounted = None;
+        }
+        Ok(())
+    }
+}

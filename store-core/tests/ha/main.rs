@@ -1,0 +1,126 @@
+//! Masters with high availability in a deterministic simulator: three members, an arbiter, four clients and a
+//! node, and a network that loses, repeats and delays.
+//!
+//! Members die and restart without state, are stopped and continue (their clocks have gone on), and are cut
+//! off from each other, from the arbiter and from clients, also in one direction. Clocks of members run up
+//! to 1 % fast or slow. The arbiter is slow or away, and its answers are lost, so that no member knows
+//! whether a swap was carried out. Clients put, read and remove objects, and repeat a request at another
+//! member when it was not answered.
+//!
+//! What must hold:
+//!
+//! * The requests and responses of clients are linearizable (`tests/linearizability/checker.rs`). A change of
+//!   the leader is no reason to lose an object; only a new lineage is.
+//! * At any moment at most one reign answers: after an answer of a later reign there is none of an earlier
+//!   one.
+//! * A follower has the state of its leader at the same position of the log.
+//! * No space is given to a put while a reader may have a lease on it, granted by this leader or an earlier
+//!   one.
+//! * When everything works again, there is one leader, and every member is in sync.
+//!
+//! Every run is a seed, as in `tests/simulation`. The tests whose names begin with `when_` or `without_`
+//! break one rule on purpose, and fail if the simulation does not notice.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../linearizability/checker.rs"]
+mod checker;
+mod clients;
+mod world;
+
+use std::ops::Range;
+
+use te_core::testkit::{one_seed, seeds};
+use world::{Lies, Report, Violation, World};
+
+/// Runs a seed. The violation that it shows, if any.
+fn run(seed: u64, lies: Lies) -> Result<Report, Violation> {
+    World::new(seed, lies).run()
+}
+
+/// The first seed that shows wrong answers, and not only that something waits for ever.
+fn first_violation(seeds: u64, lies: Lies) -> Option<Violation> {
+    let wrong = |violation: &Violation| !matches!(violation, Violation::NotHealed(_));
+    (0..seeds).find_map(|seed| run(seed, lies).err().filter(wrong))
+}
+
+fn run_all(test: &str, range: Range<u64>) -> Report {
+    let mut sum = Report::default();
+    for seed in seeds(range) {
+        match run(seed, Lies::NONE) {
+            Ok(report) => sum.add(&report),
+            Err(violation) => panic!(
+                "seed {seed}: {violation:?}\nrun it again:\n  SNOWSKIN_SEED={seed} cargo test -p store-core --test ha \
+                 {test} -- --exact --nocapture\n"
+            ),
+        }
+    }
+    println!("{sum:#?}");
+    sum
+}
+
+const SEEDS: Range<u64> = 0..200;
+
+#[test]
+fn no_acknowledged_change_is_lost_when_members_die() {
+    let sum = run_all("no_acknowledged_change_is_lost_when_members_die", SEEDS);
+    if one_seed() || seeds(SEEDS) != SEEDS {
+        return;
+    }
+    // Not vacuous: every fault happened, and the store served requests all the same.
+    let often = [sum.puts, sum.hits, sum.removes];
+    assert!(often.iter().all(|count| *count > 10_000), "{sum:?}");
+    let rare = [
+        sum.crashes,
+        sum.stops,
+        sum.cuts,
+        sum.takeovers,
+        sum.deposed,
+        sum.joins,
+        sum.unknown_swaps,
+        sum.compared,
+    ];
+    assert!(rare.iter().all(|count| *count > 100), "{sum:?}");
+    assert!(sum.lineages > 10 && sum.repeated > 1_000, "{sum:?}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    assert_eq!(run(7, Lies::NONE).unwrap(), run(7, Lies::NONE).unwrap());
+}
+
+#[test]
+fn when_an_answer_does_not_wait_for_the_followers_changes_are_lost() {
+    let found = first_violation(300, Lies::ACKED_BEFORE);
+    assert!(found.is_some(), "{found:?}");
+}
+
+#[test]
+fn when_a_member_is_dropped_before_the_arbiter_knows_changes_are_lost() {
+    let found = first_violation(300, Lies::DROPPED_BEFORE);
+    assert!(found.is_some(), "{found:?}");
+}
+
+#[test]
+fn when_a_member_takes_over_that_is_not_in_sync_changes_are_lost() {
+    let found = first_violation(300, Lies::TRUSTED);
+    assert!(found.is_some(), "{found:?}");
+}
+
+#[test]
+fn without_the_lease_of_the_leader_two_reigns_answer() {
+    let found = first_violation(300, Lies::LEASED);
+    assert!(found.is_some(), "{found:?}");
+}
+
+#[test]
+fn when_a_swap_without_an_answer_counts_as_done_two_members_lead() {
+    let found = first_violation(300, Lies::SWAP_WON);
+    assert!(found.is_some(), "{found:?}");
+}
+
+#[test]
+fn when_a_promise_is_not_kept_changes_are_lost() {
+    let found = first_violation(300, Lies::PROMISE);
+    assert!(found.is_some(), "{found:?}");
+}

@@ -1,0 +1,707 @@
+//! The members, the arbiter, the network, and what must hold.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use store_core::ha::{Action, Ask, Member, MemberId, Message, Record, Reign, Timing, Told, Versioned};
+use store_core::{MasterConfig, Session};
+use te_core::Instant;
+use te_core::testkit::Rng;
+
+use crate::checker::History;
+use crate::clients::{Client, Node};
+
+pub(crate) const MEMBERS: usize = 3;
+pub(crate) const CLIENTS: usize = 4;
+/// How long things go wrong, and how long they are quiet after it.
+const BUSY: Duration = Duration::from_secs(20);
+const QUIET: Duration = Duration::from_secs(25);
+/// After this, a question to the arbiter has no answer.
+const ASK_TIMEOUT: Duration = Duration::from_millis(300);
+pub(crate) const LEASE_MS: u32 = 2_000;
+
+/// A rule that is broken on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lies(u8);
+
+impl Lies {
+    pub(crate) const NONE: Self = Self(0);
+    /// Members acknowledge what they do not have.
+    pub(crate) const ACKED_BEFORE: Self = Self(1);
+    /// A leader that asks for a smaller record is told that it has it.
+    pub(crate) const DROPPED_BEFORE: Self = Self(2);
+    /// Members hear that they are in sync from their first command on.
+    pub(crate) const TRUSTED: Self = Self(3);
+    /// The leader hears of beats that no member has acknowledged.
+    pub(crate) const LEASED: Self = Self(4);
+    /// A swap whose answer is lost counts as done.
+    pub(crate) const SWAP_WON: Self = Self(5);
+    /// What a member has acknowledged last is acknowledged once more after it has promised.
+    pub(crate) const PROMISE: Self = Self(6);
+}
+
+#[derive(Debug)]
+#[allow(dead_code, reason = "printed")]
+pub(crate) enum Violation {
+    /// Nothing explains a response.
+    NotLinearizable(String),
+    /// An earlier reign answered after a later one.
+    TwoReigns(String),
+    /// A follower is not as its leader.
+    Diverged(String),
+    /// Space was given out that a reader may read.
+    GivenWhileLeased(String),
+    /// The node was told to mount again, though the lineage is the same.
+    Forgotten(String),
+    /// The end is not as it must be.
+    NotHealed(String),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) puts: u64,
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    pub(crate) removes: u64,
+    pub(crate) repeated: u64,
+    pub(crate) crashes: u64,
+    pub(crate) stops: u64,
+    pub(crate) cuts: u64,
+    pub(crate) takeovers: u64,
+    pub(crate) lineages: u64,
+    pub(crate) deposed: u64,
+    pub(crate) joins: u64,
+    pub(crate) swaps: u64,
+    pub(crate) unknown_swaps: u64,
+    pub(crate) compared: u64,
+}
+
+impl Report {
+    pub(crate) fn add(&mut self, other: &Self) {
+        macro_rules! add {
+            ($($field:ident),* $(,)?) => { $(self.$field += other.$field;)* };
+        }
+        add!(
+            puts, hits, misses, removes, repeated, crashes, stops, cuts, takeovers, lineages, deposed, joins
+        );
+        add!(swaps, unknown_swaps, compared);
+    }
+}
+
+/// A process or service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Party {
+    Member(usize),
+    Client(usize),
+    Arbiter,
+}
+
+pub(crate) enum Event {
+    Message {
+        from: usize,
+        to: usize,
+        message: Message,
+    },
+    /// A question reaches the arbiter, and its answer the member.
+    Ask {
+        member: usize,
+        life: u64,
+        number: u64,
+        ask: Ask,
+    },
+    Told {
+        member: usize,
+        life: u64,
+        number: u64,
+        told: Told,
+    },
+    /// A request reaches a member, and its answer the client.
+    Request {
+        client: usize,
+        member: usize,
+        connection: u64,
+        bytes: Vec<u8>,
+    },
+    Answer {
+        client: usize,
+        connection: u64,
+        bytes: Option<Vec<u8>>,
+    },
+    Wake {
+        client: usize,
+        call: u64,
+    },
+    Beat,
+    Trouble,
+    Restart(usize),
+    GoOn(usize),
+    Compare,
+}
+
+struct Process {
+    member: Option<Member>,
+    life: u64,
+    /// Its clock shows the time since this moment, at this rate.
+    started: Instant,
+    rate_ppm: i64,
+    /// It is stopped until then.
+    stopped: Option<Instant>,
+    /// Connections of clients and the node.
+    sessions: HashMap<(usize, u64), Session>,
+}
+
+impl Process {
+    fn describe(&self) -> String {
+        let Some(member) = &self.member else { return "down".into() };
+        let (leads, follows) = (member.leads().map(|of| of.0), member.follows().map(|of| of.0));
+        let (lsn, leader, due) = (member.lsn(), member.leader(), member.poll_timeout());
+        let stopped = self.stopped;
+        format!("leads {leads:?}, follows {follows:?}, {lsn}, {leader:?}, due {due:?}, stopped {stopped:?}")
+    }
+
+    fn local(&self, now: Instant) -> Instant {
+        let nanos = now.nanos_since(self.started) as i128;
+        Instant::from_nanos((1_000_000_000 + nanos + nanos * i128::from(self.rate_ppm) / 1_000_000) as u64)
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) now: Instant,
+    pub(crate) rng: Rng,
+    lies: Lies,
+    processes: Vec<Process>,
+    arbiter: Versioned,
+    arbiter_away: Instant,
+    pub(crate) clients: Vec<Client>,
+    pub(crate) node: Node,
+    pub(crate) history: History,
+    pub(crate) report: Report,
+    events: BTreeMap<(Instant, u64), Event>,
+    counter: u64,
+    /// No message goes from the first to the second until then.
+    cuts: Vec<(Party, Party, Instant)>,
+    /// The latest reign that has answered.
+    answered: Reign,
+    tokens: HashMap<u64, (usize, u64)>,
+    pub(crate) keys: BTreeSet<Vec<u8>>,
+    /// Ranges that readers may read, and until when.
+    pub(crate) leases: Vec<(u64, u64, Instant)>,
+    pub(crate) lineage: u64,
+    /// The lives under which members have last acknowledged something.
+    lives: [u64; MEMBERS],
+    /// How much longer than usual messages between members take, us.
+    lag_us: u64,
+    /// Prints the messages of members.
+    talks: bool,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, lies: Lies) -> Self {
+        let mut rng = Rng::new(seed);
+        let lag_us = if rng.below(3) == 0 { 30_000 } else { 1 };
+        let processes = (0..MEMBERS)
+            .map(|_| Process {
+                member: None,
+                life: 0,
+                started: Instant::ZERO,
+                rate_ppm: rng.below(20_000) as i64 - 10_000,
+                stopped: None,
+                sessions: HashMap::new(),
+            })
+            .collect();
+        let mut this = Self {
+            now: Instant::ZERO,
+            rng,
+            lies,
+            processes,
+            arbiter: Versioned::default(),
+            arbiter_away: Instant::ZERO,
+            clients: (0..CLIENTS).map(Client::new).collect(),
+            node: Node::new(),
+            history: History::default(),
+            report: Report::default(),
+            events: BTreeMap::new(),
+            counter: 0,
+            cuts: Vec::new(),
+            answered: Reign::default(),
+            tokens: HashMap::new(),
+            keys: BTreeSet::new(),
+            leases: Vec::new(),
+            lineage: 0,
+            lives: [0; MEMBERS],
+            lag_us,
+            talks: std::env::var_os("SNOWSKIN_TALK").is_some(),
+        };
+        (0..MEMBERS).for_each(|member| this.start(member));
+        for client in 0..CLIENTS {
+            this.after(Duration::from_millis(700), Event::Wake { client, call: 0 });
+        }
+        this.after(Duration::from_millis(600), Event::Beat);
+        this.after(Duration::from_secs(1), Event::Trouble);
+        this.after(Duration::from_secs(1), Event::Compare);
+        this
+    }
+
+    fn config(&mut self, life: u64) -> MasterConfig {
+        MasterConfig {
+            lease_ttl_ms: LEASE_MS,
+            lease_guard_ms: 50,
+            node_ttl_ms: 8_000,
+            put_start_discard_timeout_ms: 20_000,
+            put_start_release_timeout_ms: 40_000,
+            epoch: life as u32,
+            hash_seed: self.rng.next(),
+            handle_key: [self.rng.next(), self.rng.next()],
+            ..MasterConfig::default()
+        }
+    }
+
+    fn start(&mut self, index: usize) {
+        self.counter += 1;
+        let life = self.counter;
+        let config = self.config(life);
+        let process = &mut self.processes[index];
+        (process.life, process.started, process.stopped) = (life, self.now, None);
+        let local = process.local(self.now);
+        let id = MemberId(index as u64);
+        process.member = Some(Member::new(local, id, life, config, Timing::default()).unwrap());
+        self.with(index, |_, _| {});
+    }
+
+    pub(crate) fn at(&mut self, at: Instant, event: Event) {
+        self.counter += 1;
+        self.events.insert((at, self.counter), event);
+    }
+
+    pub(crate) fn after(&mut self, by: Duration, event: Event) {
+        self.at(self.now + by, event);
+    }
+
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.now >= Instant::ZERO + BUSY
+    }
+
+    pub(crate) fn us(&mut self, min: u64, max: u64) -> Duration {
+        Duration::from_micros(min + self.rng.below(max - min))
+    }
+
+    pub(crate) fn number(&mut self) -> u64 {
+        self.counter += 1;
+        self.counter
+    }
+
+    fn is_cut(&self, from: Party, to: Party) -> bool {
+        self.cuts.iter().any(|(a, b, until)| *a == from && *b == to && self.now < *until)
+    }
+
+    pub(crate) fn run(mut self) -> Result<Report, Violation> {
+        let end = Instant::ZERO + BUSY + QUIET;
+        loop {
+            let due = |(index, process): (usize, &Process)| {
+                let member = process.member.as_ref().filter(|_| process.stopped.is_none())?;
+                Some((self.when(index, member.poll_timeout()), index))
+            };
+            let timeout = self.processes.iter().enumerate().filter_map(due).min();
+            let event = self.events.first_key_value().map(|((at, _), _)| *at);
+            match (timeout, event) {
+                (Some((at, index)), event) if event.is_none_or(|event| at < event) => {
+                    self.now = self.now.max(at);
+                    if self.now >= end {
+                        break;
+                    }
+                    self.with(index, |member, local| member.handle_timeout(local));
+                }
+                (_, Some(at)) => {
+                    self.now = self.now.max(at);
+                    if self.now >= end {
+                        break;
+                    }
+                    let event = self.events.pop_first().unwrap().1;
+                    self.handle(event)?;
+                }
+                (_, None) => break,
+            }
+            self.take_actions()?;
+        }
+        self.finish()
+    }
+
+    /// When a process' clock shows this time; at least 1 us from now, so that time goes on.
+    fn when(&self, index: usize, local: Instant) -> Instant {
+        let process = &self.processes[index];
+        let shown = process.local(self.now);
+        if local <= shown {
+            return self.now + Duration::from_micros(1);
+        }
+        self.now + Duration::from_nanos(local.nanos_since(shown) * 1_011 / 1_000 + 1)
+    }
+
+    /// Lets a member that runs do something.
+    fn with(&mut self, index: usize, act: impl FnOnce(&mut Member, Instant)) {
+        let process = &mut self.processes[index];
+        let local = process.local(self.now);
+        if let Some(member) = process.member.as_mut().filter(|_| process.stopped.is_none()) {
+            act(member, local);
+        }
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), Violation> {
+        match event {
+            Event::Message { from, to, message } => {
+                if let Some(until) = self.processes[to].stopped {
+                    self.at(until, Event::Message { from, to, message });
+                    return Ok(());
+                }
+                self.report.joins += u64::from(matches!(message, Message::Join { .. }));
+                let message = self.falsified(to, message);
+                if self.talks {
+                    let mut text = format!("{message:?}");
+                    text.truncate(160);
+                    println!("{:?}: {from} -> {to}: {text}", self.now);
+                }
+                self.with(to, |member, now| member.handle_message(now, MemberId(from as u64), message));
+            }
+            Event::Ask { member, life, number, ask } => self.ask(member, life, number, ask),
+            Event::Told { member, life, number, told } => {
+                if let Some(until) = self.processes[member].stopped {
+                    self.at(until, Event::Told { member, life, number, told });
+                } else if self.processes[member].life == life {
+                    self.with(member, |member, now| member.handle_told(now, number, told));
+                }
+            }
+            Event::Request { client, member, connection, bytes } => {
+                self.request(client, member, connection, bytes)?;
+            }
+            Event::Answer { client, connection, bytes } => self.answer(client, connection, bytes)?,
+            Event::Wake { client, call } => self.wake(client, call)?,
+            Event::Beat => self.beat(),
+            Event::Trouble => self.trouble(),
+            Event::Restart(index) => {
+                if self.processes[index].member.is_none() {
+                    self.start(index);
+                }
+            }
+            Event::GoOn(index) => {
+                let process = &mut self.processes[index];
+                if process.stopped.is_some_and(|until| until <= self.now) {
+                    process.stopped = None;
+                }
+            }
+            Event::Compare => {
+                self.compare()?;
+                self.after(Duration::from_secs(1), Event::Compare);
+            }
+        }
+        Ok(())
+    }
+
+    fn request(
+        &mut self,
+        client: usize,
+        member: usize,
+        connection: u64,
+        bytes: Vec<u8>,
+    ) -> Result<(), Violation> {
+        let process = &mut self.processes[member];
+        if let Some(until) = process.stopped {
+            self.at(until, Event::Request { client, member, connection, bytes });
+            return Ok(());
+        }
+        let local = process.local(self.now);
+        let Some(running) = &mut process.member else { return Ok(()) };
+        let mut session = process.sessions.remove(&(client, connection)).unwrap_or_default();
+        let (frame, _) = store_core::Frame::parse(&bytes).unwrap().unwrap();
+        self.counter += 1;
+        let token = self.counter;
+        if running.request(local, token, &mut session, &frame).is_ok() {
+            self.tokens.insert(token, (client, connection));
+            process.sessions.insert((client, connection), session);
+        } else {
+            // It says at once that it does not lead.
+            let delay = self.us(50, 400);
+            self.after(delay, Event::Answer { client, connection, bytes: None });
+        }
+        Ok(())
+    }
+
+    /// What a broken member would have sent.
+    fn falsified(&self, to: usize, message: Message) -> Message {
+        match message {
+            Message::Ack { reign, life, lsn, beat } => {
+                let leader = self.processes[to].member.as_ref();
+                let leader = leader.filter(|leader| leader.leads().is_some_and(|(led, _)| led == reign));
+                match leader {
+                    Some(leader) if self.lies == Lies::ACKED_BEFORE => {
+                        Message::Ack { reign, life, lsn: leader.lsn(), beat }
+                    }
+                    _ => Message::Ack { reign, life, lsn, beat },
+                }
+            }
+            Message::Append { reign, after, commands, beat, .. } if self.lies == Lies::TRUSTED => {
+                Message::Append { reign, after, commands, beat, trusted: true }
+            }
+            other => other,
+        }
+    }
+
+    fn ask(&mut self, member: usize, life: u64, number: u64, ask: Ask) {
+        if self.now < self.arbiter_away {
+            return;
+        }
+        let is_smaller = |record: &Record| record.in_sync.len() < self.arbiter.record.in_sync.len();
+        let told = match ask {
+            Ask::Swap { version, record }
+                if self.lies == Lies::DROPPED_BEFORE
+                    && record.reign == self.arbiter.record.reign
+                    && is_smaller(&record) =>
+            {
+                Told::Swapped { version }
+            }
+            Ask::Swap { version, record } if version == self.arbiter.version => {
+                self.arbiter = Versioned { version: version + 1, record };
+                self.report.swaps += 1;
+                Told::Swapped { version: version + 1 }
+            }
+            _ => {
+                let mut is = self.arbiter.clone();
+                if self.lies == Lies::TRUSTED && !is.record.in_sync.contains(&MemberId(member as u64)) {
+                    is.record.in_sync.push(MemberId(member as u64));
+                }
+                Told::Is(is)
+            }
+        };
+        let lost = !self.is_quiet() && self.rng.below(20) == 0;
+        if lost || self.is_cut(Party::Arbiter, Party::Member(member)) {
+            self.report.unknown_swaps += u64::from(matches!(told, Told::Swapped { .. }));
+            return;
+        }
+        let delay = self.us(300, 3_000);
+        self.after(delay, Event::Told { member, life, number, told });
+    }
+
+    fn take_actions(&mut self) -> Result<(), Violation> {
+        for index in 0..MEMBERS {
+            loop {
+                let process = &mut self.processes[index];
+                let Some(action) = process.member.as_mut().and_then(Member::poll_action) else { break };
+                let life = process.life;
+                self.act(index, life, action)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, index: usize, life: u64, action: Action) -> Result<(), Violation> {
+        match action {
+            Action::Send(to, message) => self.send(index, to.0 as usize, message),
+            Action::Ask(number, ask) => {
+                let told = match (&ask, self.lies) {
+                    (Ask::Swap { version, .. }, Lies::SWAP_WON) => Told::Swapped { version: version + 1 },
+                    _ => Told::Unknown,
+                };
+                self.after(ASK_TIMEOUT, Event::Told { member: index, life, number, told });
+                let lost = !self.is_quiet() && self.rng.below(20) == 0;
+                if !lost && !self.is_cut(Party::Member(index), Party::Arbiter) {
+                    let slow = if self.rng.below(30) == 0 && !self.is_quiet() { 400_000 } else { 3_000 };
+                    let delay = self.us(300, slow);
+                    self.after(delay, Event::Ask { member: index, life, number, ask });
+                }
+            }
+            Action::Release { token, answer } => {
+                let (reign, _) = self.processes[index].member.as_ref().and_then(Member::leads).unwrap();
+                if reign < self.answered {
+                    let text = format!("{reign:?} after {:?} at {:?}", self.answered, self.now);
+                    return Err(Violation::TwoReigns(text));
+                }
+                self.answered = reign;
+                if let Some((client, connection)) = self.tokens.remove(&token) {
+                    let party = Party::Client(client);
+                    self.check_space(client, connection, &answer)?;
+                    if !self.is_cut(Party::Member(index), party) {
+                        let delay = self.us(50, 400);
+                        self.after(delay, Event::Answer { client, connection, bytes: Some(answer) });
+                    }
+                }
+            }
+            Action::Leads(reign) => {
+                if reign.term == 1 {
+                    self.report.lineages += 1;
+                    self.lineage = reign.lineage;
+                    // Everything is lost that there was.
+                    for key in &self.keys {
+                        self.history.lost(key, self.now.as_nanos());
+                    }
+                    self.leases.clear();
+                } else {
+                    self.report.takeovers += 1;
+                }
+            }
+            Action::Deposed => {
+                self.report.deposed += 1;
+                self.processes[index].sessions.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, from: usize, to: usize, message: Message) {
+        if let Message::Ack { life, .. } = &message {
+            self.lives[from] = *life;
+        }
+        if self.lies == Lies::LEASED
+            && let Message::Append { reign, beat, .. } = &message
+        {
+            // The leader hears of every beat, but of nothing else.
+            let life = self.lives[to];
+            let ack = Message::Ack { reign: *reign, life, lsn: 0, beat: *beat };
+            let delay = self.us(50, 500);
+            self.after(delay, Event::Message { from: to, to: from, message: ack });
+        }
+        if self.is_cut(Party::Member(from), Party::Member(to)) {
+            return;
+        }
+        let (lost, doubled) =
+            if self.is_quiet() { (false, false) } else { (self.rng.below(50) == 0, self.rng.below(50) == 0) };
+        if lost {
+            return;
+        }
+        for copy in 0..1 + u64::from(doubled) {
+            let slow = if !self.is_quiet() && self.rng.below(100) == 0 { 60_000 } else { 400 };
+            let lag = if self.is_quiet() { 0 } else { self.rng.below(self.lag_us) };
+            let delay = self.us(50 + lag + copy * 10_000, 450 + lag + slow + copy * 10_000);
+            self.after(delay, Event::Message { from, to, message: message.clone() });
+        }
+        if self.lies == Lies::PROMISE
+            && let Message::Append { reign, after, commands, beat, .. } = &message
+        {
+            // A follower that has promised acknowledges all the same, and forgets it.
+            let mut rest = &commands[..];
+            let mut lsn = *after;
+            while let Ok(Some((_, left))) = store_core::command_log::Command::decode(rest) {
+                (rest, lsn) = (left, lsn + 1);
+            }
+            let ack = Message::Ack { reign: *reign, life: self.lives[to], lsn, beat: *beat };
+            let delay = self.us(50, 500);
+            self.after(delay, Event::Message { from: to, to: from, message: ack });
+        }
+    }
+
+    fn trouble(&mut self) {
+        if self.is_quiet() {
+            self.cuts.clear();
+            self.arbiter_away = self.now;
+            return;
+        }
+        let index = self.rng.index(MEMBERS);
+        let leader = (0..MEMBERS)
+            .find(|at| self.processes[*at].member.as_ref().is_some_and(|member| member.leads().is_some()));
+        let index = if self.rng.below(2) == 0 { leader.unwrap_or(index) } else { index };
+        match self.rng.below(10) {
+            0..3 if self.processes[index].member.is_some() => {
+                self.report.crashes += 1;
+                let process = &mut self.processes[index];
+                (process.member, process.stopped) = (None, None);
+                process.sessions.clear();
+                let back = self.us(1_000, 4_000_000);
+                self.after(back, Event::Restart(index));
+            }
+            3..5 if self.processes[index].stopped.is_none() => {
+                self.report.stops += 1;
+                let back = self.now + self.us(1_000, 3_000_000);
+                self.processes[index].stopped = Some(back);
+                self.at(back, Event::GoOn(index));
+            }
+            5 => self.arbiter_away = self.now + self.us(1_000, 4_000_000),
+            _ => {
+                self.report.cuts += 1;
+                let others = [
+                    Party::Arbiter,
+                    Party::Member(self.rng.index(MEMBERS)),
+                    Party::Member(self.rng.index(MEMBERS)),
+                    Party::Client(self.rng.index(CLIENTS)),
+                ];
+                let (a, b) = (Party::Member(index), others[self.rng.index(others.len())]);
+                let until = self.now + self.us(1_000, 4_000_000);
+                let both = self.rng.below(2) == 0;
+                if both || self.rng.below(2) == 0 {
+                    self.cuts.push((a, b, until));
+                }
+                if both || self.rng.below(2) == 0 {
+                    self.cuts.push((b, a, until));
+                }
+            }
+        }
+        self.cuts.retain(|(.., until)| self.now < *until);
+        let next = self.us(50_000, 1_500_000);
+        self.after(next, Event::Trouble);
+    }
+
+    /// A request of a client is on its way.
+    pub(crate) fn call(&mut self, client: usize, member: usize, connection: u64, bytes: Vec<u8>) {
+        let party = Party::Client(client);
+        if !self.is_cut(party, Party::Member(member)) {
+            let delay = self.us(50, 400);
+            self.after(delay, Event::Request { client, member, connection, bytes });
+        }
+    }
+
+    /// A connection of a client ends.
+    pub(crate) fn hang_up(&mut self, member: usize, client: usize, connection: u64) {
+        let session = self.processes[member].sessions.remove(&(client, connection));
+        if let Some(session) = session {
+            self.with(member, |member, now| member.session_ended(now, session));
+        }
+    }
+
+    /// The epoch for which memory is to be exported, if the member leads.
+    pub(crate) fn epoch_of(&self, member: usize) -> Option<u64> {
+        let (_, master) = self.processes[member].member.as_ref()?.leads()?;
+        Some(master.config().epoch.into())
+    }
+
+    /// Compares every follower that is where its leader is.
+    fn compare(&mut self) -> Result<(), Violation> {
+        let members = || self.processes.iter().filter_map(|process| process.member.as_ref());
+        let mut compared = 0;
+        for leader in members() {
+            let Some((reign, master)) = leader.leads() else { continue };
+            for follower in members() {
+                let Some((followed, standby)) = follower.follows() else { continue };
+                if followed == reign && standby.lsn() == leader.lsn() {
+                    compared += 1;
+                    if standby.master().digest() != master.digest() {
+                        let text = format!("{:?} at {} of {reign:?}", follower.id(), standby.lsn());
+                        return Err(Violation::Diverged(text));
+                    }
+                }
+            }
+        }
+        self.report.compared += compared;
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Report, Violation> {
+        self.compare()?;
+        let leaders: Vec<_> = self.processes.iter().filter_map(|p| p.member.as_ref()?.leads()).collect();
+        let all: Vec<MemberId> = (0..MEMBERS as u64).map(MemberId).collect();
+        if leaders.len() != 1 || self.arbiter.record.in_sync != all {
+            let leaders: Vec<_> = leaders.iter().map(|(reign, _)| *reign).collect();
+            let members: Vec<_> = self.processes.iter().map(|process| process.describe()).collect();
+            return Err(Violation::NotHealed(format!(
+                "{leaders:?}, {:?}\n{}",
+                self.arbiter,
+                members.join("\n")
+            )));
+        }
+        if let Some(stuck) = self.clients.iter().find(|client| !client.is_idle()) {
+            return Err(Violation::NotHealed(stuck.describe()));
+        }
+        match self.history.check() {
+            Ok(()) => Ok(self.report),
+            Err(refusal) => Err(Violation::NotLinearizable(format!(
+                "{}: {:?}\n{}",
+                refusal.key, refusal.reason, refusal.story
+            ))),
+        }
+    }
+}
