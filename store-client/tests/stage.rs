@@ -587,7 +587,7 @@ fn what_a_master_adopts_from_a_disk_is_read_and_promoted() {
         let values: Vec<_> = (0..6).map(|index| pattern(index, 100_000 + index as usize)).collect();
         let keys: Vec<_> = (0..6).map(|index| format!("k{index}")).collect();
         let found = (0..6_usize).map(|index| {
-            let (value, locator) = (&values[index], 1 << 20 | index as u64 * 4096);
+            let (value, locator) = (&values[index], (1 << 20) | (index as u64 * 4096));
             host.source.insert(proof.disk, locator, value);
             FoundObject {
                 tenant: TenantTag::of(DEFAULT_TENANT),

@@ -40,7 +40,7 @@ const SOURCES: [(&str, &str); 8] = [
 ];
 
 /// Short flags for settings with long names. `-h` lists these; `--help` lists all.
-const FLAGS: [(&str, &str); 34] = [
+const FLAGS: [(&str, &str); 35] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
     ("cluster.tenant_secret", "tenant-secret"),
