@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use store_core::disk::format::{
     EXTENTS_MIN, FIRST_EXTENT_AT, Geometry, GeometryError, PAGE_BYTES, Superblock, VERSION,
@@ -18,6 +19,9 @@ pub const EXTENT_BYTES: u32 = 64 << 20;
 const EXTENT_BYTES_LEAST: u32 = 1 << 20;
 /// Extents that a disk should have, so that giving one up is a small part of it.
 const EXTENTS_WANTED: u64 = 64;
+/// How often a locked disk is tried again before it is reported as in use, and the time between two tries.
+const LOCK_TRIES: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// How a disk is read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -321,13 +325,26 @@ fn foreign_version(page: &[u8]) -> Option<u16> {
 
 fn lock(file: &File, path: &Path, sharing: Sharing) -> Result<(), DiskError> {
     let result = match sharing {
-        Sharing::Exclusive => file.try_lock(),
-        Sharing::Readers | Sharing::Anyone => file.try_lock_shared(),
+        Sharing::Exclusive => lock_exclusively(file),
+        Sharing::Readers => file.try_lock_shared(),
+        // Only to learn whether a node has it: a node that opens the disk now must not find it locked.
+        Sharing::Anyone => file.try_lock_shared().and_then(|()| file.unlock().map_err(TryLockError::Error)),
     };
     result.map_err(|error| match error {
         TryLockError::WouldBlock => DiskError::InUse(path.to_owned()),
         TryLockError::Error(error) => DiskError::io(path, "lock", error),
     })
+}
+
+/// Tries again for a moment: [`Sharing::Anyone`] holds the lock as long as it takes to look.
+fn lock_exclusively(file: &File) -> Result<(), TryLockError> {
+    for _ in 0..LOCK_TRIES {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+            result => return result,
+        }
+    }
+    file.try_lock()
 }
 
 /// The length of a file or device.

@@ -17,7 +17,8 @@ use super::STAGE_ALIGNMENT;
 pub struct StageConfig {
     /// Where the service listens; readers have to reach it. Port 0: any free port. Default `127.0.0.1:0`.
     pub listen: SocketAddr,
-    /// Bytes of staging memory, for the caller, which allocates it. At least 1 MiB. Default 256 MiB.
+    /// Bytes of memory into which objects are read from disks, and from which readers fetch them. At least
+    /// 1 MiB. Default 256 MiB.
     pub memory_bytes: u64,
     /// How long a staged object may be read, milliseconds; the deadline of the request is added. 100 to
     /// 600,000. Default 5,000.
