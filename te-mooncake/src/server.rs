@@ -224,7 +224,8 @@ struct Connection<S> {
 
 impl<P: Protocol> Serving<P> {
     fn serve(mut self) {
-        loop {
+        // Looked at after `work` has read the eventfd: the wake-up of a stop may be read together with another.
+        while !self.shared.stop.load(Ordering::Acquire) {
             let count = match self.epoll.ready() {
                 Ok(0) => {
                     let timeout = self.look_at.map(|at| at.saturating_duration_since(Instant::now()));
@@ -238,9 +239,6 @@ impl<P: Protocol> Serving<P> {
                     return;
                 }
             };
-            if self.shared.stop.load(Ordering::Acquire) {
-                return;
-            }
             let now = Instant::now();
             self.work(count, now);
             if self.look_at.is_some_and(|at| now >= at) {
@@ -442,4 +440,60 @@ pub(crate) fn listen(address: SocketAddr, min: u16, max: u16) -> io::Result<List
         }
     }
     Err(last.unwrap_or_else(|| io::ErrorKind::AddrInUse.into()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    struct Silent;
+
+    impl Protocol for Silent {
+        type Session = TcpStream;
+
+        fn opened(&mut self, _name: u64, stream: TcpStream, _now: Instant) -> TcpStream {
+            stream
+        }
+
+        fn stream(session: &TcpStream) -> &TcpStream {
+            session
+        }
+
+        fn drive(&mut self, _session: &mut TcpStream, _now: Instant) -> Turn {
+            Turn::Close
+        }
+
+        fn deadline(&self, _session: &TcpStream) -> Option<Instant> {
+            None
+        }
+
+        fn idle_since(&self, _session: &TcpStream) -> Option<Instant> {
+            None
+        }
+
+        fn closed(&mut self, _session: TcpStream) {}
+    }
+
+    #[test]
+    fn a_server_that_is_woken_while_it_is_stopped_stops() {
+        let (stopped, each) = channel();
+        std::thread::spawn(move || {
+            for _ in 0..3_000 {
+                let listener = listen((Ipv4Addr::LOCALHOST, 0).into(), 0, 0).unwrap();
+                let limits =
+                    Limits { connections_max: 1, per_peer_max: 1, silence_ms: 1_000, peers: Vec::new() };
+                let server = Server::start("test", listener, limits, Silent).unwrap();
+                server.wake();
+                drop(server);
+                stopped.send(()).unwrap();
+            }
+        });
+        for round in 0..3_000 {
+            assert!(each.recv_timeout(Duration::from_secs(30)).is_ok(), "it does not stop, round {round}");
+        }
+    }
 }

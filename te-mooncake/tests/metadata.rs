@@ -149,7 +149,7 @@ fn any_shape(kind: Kind) {
 
 fn server_gone(kind: Kind) {
     let mut server = Server::start(kind);
-    let service = start(&server, Config { timeout_ms: 1_000, ..named("prefill") });
+    let service = start(&server, named("prefill"));
     let block = Block::new(4096);
     // SAFETY: the block outlives the exports, and is not accessed.
     let export = || unsafe { service.export(block.span(), ALL) };

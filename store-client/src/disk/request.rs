@@ -56,7 +56,8 @@ pub enum DiskEvent {
     },
     /// Every object was announced, and objects can be written.
     Ready,
-    /// Recovery found that tombstones are missing: nothing on the disk was announced, or will be.
+    /// Recovery found that tombstones are missing: nothing on the disk was announced, or will be. [`Self::Ready`]
+    /// follows when that is durable.
     Distrusted,
     /// The object was written. It becomes durable with the next sync, which is not announced.
     Demoted {
@@ -123,7 +124,7 @@ pub enum DiskEvent {
         /// The locator behind the last one.
         to: u64,
     },
-    /// The disk was cleared: no object that was on it will be announced again.
+    /// The disk was cleared, as it was told to: no object that was on it will be announced again.
     Cleared,
     /// The disk was not cleared.
     ClearRefused(Refused),

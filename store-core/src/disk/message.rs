@@ -120,7 +120,8 @@ pub enum Event {
     },
     /// Every object was announced, and objects can be written.
     Ready,
-    /// Recovery found that tombstones are missing: nothing on the disk was announced, or will be.
+    /// Recovery found that tombstones are missing: nothing on the disk was announced, or will be. [`Self::Ready`]
+    /// follows when that is durable.
     Distrusted,
     /// The object was written. It becomes durable with the next sync, which is not announced.
     Demoted {
@@ -170,7 +171,7 @@ pub enum Event {
         /// The locator behind the last one.
         to: u64,
     },
-    /// The disk was cleared: no object that was on it will be announced again.
+    /// The disk was cleared, as it was told to: no object that was on it will be announced again.
     Cleared,
     /// The state changed to [`State::ReadOnly`] or [`State::Failed`].
     Stopped(Why),

@@ -150,7 +150,10 @@ impl Disk {
             self.extents.release(slot);
         }
         self.prune_tombstones();
-        self.events.push_back(Event::Cleared);
+        // A recovery that distrusts the disk raises the floor too, and has said so.
+        if self.state != State::Opening {
+            self.events.push_back(Event::Cleared);
+        }
     }
 
     /// Keeps enough extents free.
