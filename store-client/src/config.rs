@@ -118,8 +118,8 @@ pub struct NodeConfig {
     /// separated by commas. A file with a size that does not exist is made and formatted; everything else was
     /// formatted before, by `snowskin disk format`. Default "".
     pub disks: DiskList,
-    /// The service that reads objects from the disks for clients and other nodes. A node without disks has none.
-    /// By default it listens where the engine does.
+    /// The service that reads objects from the disks for clients and other nodes. A node without disks has
+    /// none. By default it listens where the engine does.
     pub stage: StageConfig,
 }
 

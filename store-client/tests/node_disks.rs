@@ -1,4 +1,5 @@
-//! Nodes with disks: what no longer fits into memory is read from the disk, and is still there after a restart.
+//! Nodes with disks: what no longer fits into memory is read from the disk, and is still there after a
+//! restart.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;

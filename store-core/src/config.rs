@@ -52,9 +52,9 @@ pub struct MasterConfig {
     pub eviction_high_watermark: f64,
     /// Eviction ends when the used share is this far below the watermark. Default 0.005.
     pub eviction_ratio: f64,
-    /// The share of all bytes that is chosen for eviction ahead of time, so that the objects are copied to the
-    /// disks of their nodes before their space is needed, 0 to 0.5; 0: nothing is copied to disks. Without
-    /// disks it has no effect. Default 0.1.
+    /// The share of all bytes that is chosen for eviction ahead of time, so that the objects are copied to
+    /// the disks of their nodes before their space is needed, 0 to 0.5; 0: nothing is copied to disks.
+    /// Without disks it has no effect. Default 0.1.
     pub demote_ahead: f64,
     /// How long the objects on a disk are remembered when its node is gone, ms. A disk that returns later is
     /// cleared. Default 600,000.

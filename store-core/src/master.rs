@@ -70,8 +70,8 @@ use reports::Suspects;
 
 /// In a lease, in place of the index of an object that is on a disk alone.
 const NOT_IN_MEMORY: u32 = u32::MAX;
-/// In what the command log names: the rest of the number is the index of a record of the shelf. Objects in memory
-/// have lower indices, see [`MasterConfig::objects_max`].
+/// In what the command log names: the rest of the number is the index of a record of the shelf. Objects in
+/// memory have lower indices, see [`MasterConfig::objects_max`].
 const ON_DISK: u32 = 1 << 30;
 /// Limit on objects that one call drops because their time to live is over.
 const EXPIRIES_PER_CALL_MAX: u32 = 4_096;

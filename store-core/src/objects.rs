@@ -61,8 +61,8 @@ pub(crate) enum State {
     Leased,
     /// Readable, and in the order of the eviction policy.
     Candidate,
-    /// Readable, and chosen by the policy to be evicted soon: it is copied to a disk before that, if it can be.
-    /// On a list of its tenant, the first choice first. A read makes it a candidate again.
+    /// Readable, and chosen by the policy to be evicted soon: it is copied to a disk before that, if it can
+    /// be. On a list of its tenant, the first choice first. A read makes it a candidate again.
     Leaving,
     /// Readable, and member of a group: another member stands for the group, or none while the group cannot
     /// be evicted.

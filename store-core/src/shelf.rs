@@ -1,5 +1,5 @@
-//! The shelf: which objects are on disks, and where. The objects in memory are in [`crate::objects`]; an object
-//! may be in both.
+//! The shelf: which objects are on disks, and where. The objects in memory are in [`crate::objects`]; an
+//! object may be in both.
 //!
 //! ```text
 //!   table  hash of the key ─▶ index
@@ -7,9 +7,9 @@
 //!   slab   [record][record]…     72 bytes: key (inline to 38 bytes), generation, length, checksum, disk, locator
 //! ```
 //!
-//! There is at most one record per key. A record exists only when the object is written to the disk. It is the
-//! only thing that the master stores about an object that is on a disk alone; 4 bytes more, in a list of the
-//! disk, find the objects of an extent.
+//! There is at most one record per key. A record exists only when the object is written to the disk. It is
+//! the only thing that the master stores about an object that is on a disk alone; 4 bytes more, in a list of
+//! the disk, find the objects of an extent.
 
 use alloc::vec::Vec;
 use core::hash::{BuildHasher, Hasher};

@@ -54,8 +54,8 @@ impl<'a> From<Key<'a>> for FullKey<'a> {
     }
 }
 
-/// A tenant on disks: the first 64 bits of the SHA-256 of its name, least significant byte first. The master may
-/// number its tenants otherwise after a restart; objects on disks keep their tenant.
+/// A tenant on disks: the first 64 bits of the SHA-256 of its name, least significant byte first. The master
+/// may number its tenants otherwise after a restart; objects on disks keep their tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TenantTag(pub u64);

@@ -169,8 +169,8 @@ impl Store {
         });
     }
 
-    /// The work for the disk: the keys to be written with generation and memory, those to be forgotten, and the
-    /// order to clear.
+    /// The work for the disk: the keys to be written with generation and memory, those to be forgotten, and
+    /// the order to clear.
     fn fetch(&mut self, count_max: u32) -> Work {
         let (node, incarnation) = (NodeId::new(1), Incarnation::new(self.incarnation));
         let fetch = FetchRequest { node, incarnation, count_max, key: 0 };
@@ -544,8 +544,8 @@ fn a_disk_belongs_to_one_live_node_and_requests_need_its_key() {
     assert_eq!(try_with(&|mount| mount.extent_bytes = 0), Err(ErrorCode::InvalidParams));
     assert_eq!(try_with(&|mount| mount.stage = ""), Err(ErrorCode::InvalidParams));
     assert!(try_with(&|mount| mount.uuid = [8; 16]).is_ok());
-    let stranger = DiskProof { node: NodeProof { node: NodeId::new(2), key: 5 }, disk: store.disk };
-    let answer = store.call::<DiskReady>(&mut Vec::new(), &stranger, vec![]);
+    let other = DiskProof { node: NodeProof { node: NodeId::new(2), key: 5 }, disk: store.disk };
+    let answer = store.call::<DiskReady>(&mut Vec::new(), &other, vec![]);
     assert_eq!(answer.unwrap_err(), ErrorCode::SegmentNotFound);
 }
 

@@ -224,7 +224,8 @@ struct Connection<S> {
 
 impl<P: Protocol> Serving<P> {
     fn serve(mut self) {
-        // Looked at after `work` has read the eventfd: the wake-up of a stop may be read together with another.
+        // Looked at after `work` has read the eventfd: the wake-up of a stop may be read together with
+        // another.
         while !self.shared.stop.load(Ordering::Acquire) {
             let count = match self.epoll.ready() {
                 Ok(0) => {

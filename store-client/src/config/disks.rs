@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct NodeDiskConfig {
     /// Where it is.
     pub path: PathBuf,
-    /// The size of a file that does not exist yet, bytes: it is made and formatted. `None`: the disk exists, and
-    /// is formatted.
+    /// The size of a file that does not exist yet, bytes: it is made and formatted. `None`: the disk exists,
+    /// and is formatted.
     pub bytes: Option<u64>,
 }
 

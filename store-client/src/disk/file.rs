@@ -56,7 +56,7 @@ pub struct DiskFile {
     in_use: bool,
 }
 
-/// What [`DiskFile::format`] is asked for.
+/// What [`DiskFile::prepare`] is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FormatOptions {
     /// Bytes of the disk. `None`: the whole device, or the length of the file.

@@ -56,8 +56,8 @@ pub enum DiskEvent {
     },
     /// Every object was announced, and objects can be written.
     Ready,
-    /// Recovery found that tombstones are missing: nothing on the disk was announced, or will be. [`Self::Ready`]
-    /// follows when that is durable.
+    /// Recovery found that tombstones are missing: nothing on the disk was announced, or will be.
+    /// [`Self::Ready`] follows when that is durable.
     Distrusted,
     /// The object was written. It becomes durable with the next sync, which is not announced.
     Demoted {

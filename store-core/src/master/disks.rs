@@ -1,5 +1,5 @@
-//! The master's part in disks: which objects are copied to them before they are evicted, which objects are known
-//! to be on them, and which removals their nodes have to learn of.
+//! The master's part in disks: which objects are copied to them before they are evicted, which objects are
+//! known to be on them, and which removals their nodes have to learn of.
 //!
 //! ```text
 //!              the policy's next choices            FetchDiskOrders            EndDiskOrders
@@ -14,9 +14,10 @@
 //! written counts only if the object is still where it was read from when the node reports the end; its bytes
 //! have not changed meanwhile then.
 //!
-//! A generation whose image is, or may be, on a disk has a record, an entry in [`Disk::writing`] or a tombstone.
-//! So what was removed is not adopted when the disk is mounted again. A disk that is away for too long is
-//! forgotten with all of that, and nothing that it contains counts any more: it is cleared when it returns.
+//! A generation whose image is, or may be, on a disk has a record, an entry in [`Disk::writing`] or a
+//! tombstone. So what was removed is not adopted when the disk is mounted again. A disk that is away for too
+//! long is forgotten with all of that, and nothing that it contains counts any more: it is cleared when it
+//! returns.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -51,8 +52,8 @@ impl Master {
     /// Mounts a disk of a node.
     ///
     /// # Errors
-    /// `InvalidParams`; `IllegalClient` when the disk was opened for another epoch of the master, or the key is
-    /// wrong; `ClientNotFound` when the node has not mounted memory under this incarnation;
+    /// `InvalidParams`; `IllegalClient` when the disk was opened for another epoch of the master, or the key
+    /// is wrong; `ClientNotFound` when the node has not mounted memory under this incarnation;
     /// `SegmentAlreadyExists` when another node that is alive has the disk; `TooManySegments`.
     pub fn mount_disk(&mut self, now: Instant, mount: &MountDisk<'_>) -> Result<MountedDisk, ErrorCode> {
         let named = |text: &str| (1..=NAME_BYTES_MAX).contains(&text.len());
@@ -114,7 +115,11 @@ impl Master {
         if adoption == Adoption::Forget {
             // The node may lose what it is told here before it is durable: the order is repeated until then.
             let (key, locator) = (found.key.0.into(), Some(found.locator));
-            self.bury(proof.disk, found.generation, Tombstone { tenant: found.tenant, key, locator });
+            self.add_tombstone(
+                proof.disk,
+                found.generation,
+                Tombstone { tenant: found.tenant, key, locator },
+            );
         }
         Ok(adoption)
     }
@@ -142,8 +147,8 @@ impl Master {
             entry.is_complete()
                 && (entry.generation, entry.len, entry.checksum) == (generation, len, checksum)
         };
-        // The end of its writing was not reported: only an object that is still there is known not to have been
-        // removed since.
+        // The end of its writing was not reported: only an object that is still there is known not to have
+        // been removed since.
         if disk.writing.contains_key(&generation) && !entry.is_some_and(same) {
             return Ok(Adoption::Forget);
         }
@@ -240,8 +245,8 @@ impl Master {
         Ok(orders)
     }
 
-    /// A node reports the end of an order, or what else happened to an object on its disk. A repetition has no
-    /// effect.
+    /// A node reports the end of an order, or what else happened to an object on its disk. A repetition has
+    /// no effect.
     ///
     /// # Errors
     /// As [`Self::check_disk`]; `TaskNotFound`: nothing of that kind is expected.
@@ -384,7 +389,7 @@ impl Master {
             let tenant = self.tenants.tag(record.tenant);
             let tombstone =
                 Tombstone { tenant, key: record.key.as_slice().into(), locator: Some(record.locator) };
-            self.bury(record.disk, record.generation, tombstone);
+            self.add_tombstone(record.disk, record.generation, tombstone);
         }
     }
 
@@ -458,7 +463,8 @@ impl Master {
         {
             let entry = objects.entry(index);
             if entry.generation != generation || !entry.is_complete() {
-                // Its bytes were counted when it was queued; the counter is corrected when the queue is empty.
+                // Its bytes were counted when it was queued; the counter is corrected when the queue is
+                // empty.
                 continue;
             }
             disk.queue_bytes = disk.queue_bytes.saturating_sub(entry.len);
@@ -524,7 +530,7 @@ impl Master {
             Err(ErrorCode::UnavailableInCurrentStatus) => self.stats.demotions_failed_total += 1,
             result => {
                 self.stats.demotions_failed_total += 1;
-                self.bury(no, generation, Tombstone { tenant, key, locator: result.ok() });
+                self.add_tombstone(no, generation, Tombstone { tenant, key, locator: result.ok() });
             }
         }
         Ok(())
@@ -579,7 +585,7 @@ impl Master {
     }
 
     /// Remembers that a generation, which is or may be on a disk, was removed.
-    fn bury(&mut self, no: SegmentNo, generation: u64, tombstone: Tombstone) {
+    fn add_tombstone(&mut self, no: SegmentNo, generation: u64, tombstone: Tombstone) {
         // If the disk was mounted again since, its present number has the tombstones.
         let Some(uuid) = self.disks.get(no).map(|disk| disk.uuid) else { return };
         let Some(no) = self.disks.named(&uuid).map(|disk| disk.no) else { return };

@@ -1,14 +1,14 @@
-//! Promotion: an object that is read from a disk gets a replica in memory again. Its copy on the disk stays, so
-//! that its next eviction costs nothing.
+//! Promotion: an object that is read from a disk gets a replica in memory again. Its copy on the disk stays,
+//! so that its next eviction costs nothing.
 //!
 //! ```text
 //!   gets find it on a disk ──▶ a wish ──▶ an entry whose only replica is on the disk, and a task that copies it
 //!                                              into memory ──▶ the replica in memory is the only one of the entry
 //! ```
 //!
-//! An object is promoted when a get finds it behind another object of the same request, for then a prefix is read
-//! from a disk and the next request of its kind will want all of it; otherwise when it is found a second time.
-//! Only objects whose eviction loses nothing, or that the policy has given up, are evicted for it.
+//! An object is promoted when a get finds it behind another object of the same request, for then a prefix is
+//! read from a disk and the next request of its kind will want all of it; otherwise when it is found a second
+//! time. Only objects whose eviction loses nothing, or that the policy has given up, are evicted for it.
 
 use alloc::collections::VecDeque;
 
@@ -125,8 +125,8 @@ impl Master {
         self.drop_from_memory(entry, None);
     }
 
-    /// Evicts an object whose eviction loses nothing, or that the policy has given up. Returns whether there was
-    /// one.
+    /// Evicts an object whose eviction loses nothing, or that the policy has given up. Returns whether there
+    /// was one.
     fn evict_clean(&mut self, now: Instant, tenant: TenantNo) -> bool {
         if now < self.lease_floor {
             return false;

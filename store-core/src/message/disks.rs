@@ -195,8 +195,8 @@ pub enum DiskEnd<'a> {
         /// The put that stored it.
         generation: u64,
     },
-    /// The disk has dropped what it wrote lately, because a sync failed: the places with these locators are to
-    /// be dropped.
+    /// The disk has dropped what it wrote lately, because a sync failed: the places with these locators are
+    /// to be dropped.
     Dropped {
         /// The first locator.
         from: u64,

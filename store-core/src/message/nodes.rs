@@ -260,8 +260,8 @@ pub struct SegmentInfo<'a> {
     pub len: u64,
     /// Where its memory is, and with that the kind of the memory.
     pub location: MemoryLocation,
-    /// The export of the transfer engine that the segment is; for a disk, that of the memory which its objects
-    /// are staged in.
+    /// The export of the transfer engine that the segment is; for a disk, that of the memory which its
+    /// objects are staged in.
     pub export: Export,
     /// For a disk, the address at which its node takes [`Stage`](super::Stage) requests, `host:port`; empty for
     /// memory.

@@ -1,5 +1,5 @@
-//! Objects that leave: the policy has chosen them ahead of their eviction, so that there is time to copy them to
-//! a disk. Eviction takes those that have their copy, or need none, and never waits for a disk.
+//! Objects that leave: the policy has chosen them ahead of their eviction, so that there is time to copy them
+//! to a disk. Eviction takes those that have their copy, or need none, and never waits for a disk.
 
 use te_core::Instant;
 

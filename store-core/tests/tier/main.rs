@@ -1,17 +1,17 @@
-//! The tier of disks in a deterministic simulation: one master, three nodes with a disk each, and a client that
-//! puts, replaces, gets and removes.
+//! The tier of disks in a deterministic simulation: one master, three nodes with a disk each, and a client
+//! that puts, replaces, gets and removes.
 //!
-//! Nodes die and come back; what a disk had written and not synced may be lost then, objects and removals alike.
-//! Disks write slowly, fail to write, cannot read what they wrote, give extents up, and stay away for too long.
-//! Requests of nodes are lost before the master sees them, or their answers are.
+//! Nodes die and come back; what a disk had written and not synced may be lost then, objects and removals
+//! alike. Disks write slowly, fail to write, cannot read what they wrote, give extents up, and stay away for
+//! too long. Requests of nodes are lost before the master sees them, or their answers are.
 //!
-//! Judged after every get: the object is the one that was put last under its key and was not removed since; and
-//! if it is said to be on a disk, the disk has exactly this generation of this key there, or nothing any more. A
-//! standby repeats the master's command log, and continues from snapshots now and then; all of its state must be
-//! that of the master.
+//! Judged after every get: the object is the one that was put last under its key and was not removed since;
+//! and if it is said to be on a disk, the disk has exactly this generation of this key there, or nothing any
+//! more. A standby repeats the master's command log, and continues from snapshots now and then; all of its
+//! state must be that of the master.
 //!
-//! The tests whose names begin with `when_` break a rule of nodes on purpose, and fail if that is not noticed.
-//! `SNOWSKIN_SEED=n` runs one seed, `SNOWSKIN_SEEDS=a..b` or `=n` these seeds.
+//! The tests whose names begin with `when_` break a rule of nodes on purpose, and fail if that is not
+//! noticed. `SNOWSKIN_SEED=n` runs one seed, `SNOWSKIN_SEEDS=a..b` or `=n` these seeds.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod node;

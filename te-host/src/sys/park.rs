@@ -18,8 +18,8 @@ pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) {
 /// number that is not an open descriptor, or by now another one, makes it return early at worst.
 pub fn park(fds: impl IntoIterator<Item = RawFd>, timeout: Option<Duration>) {
     let mut open = fds.into_iter().filter(|&fd| fd >= 0).take(FDS_MAX).map(|fd| {
-        // SAFETY: the callers pass descriptors that their transports keep open; they are only waited on, within
-        // this call.
+        // SAFETY: the callers pass descriptors that their transports keep open; they are only waited on,
+        // within this call.
         unsafe { BorrowedFd::borrow_raw(fd) }
     });
     // On the stack: a client that waits for an answer parks here, and its operations allocate nothing.

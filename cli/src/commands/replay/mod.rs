@@ -118,8 +118,8 @@ pub(crate) struct Args {
     /// Capacities to simulate, in tokens, 512 per block [default: from 1/32 of the trace's blocks to all].
     #[arg(long, requires = "simulate", value_delimiter = ',', value_name = "TOKENS,…")]
     capacity_tokens: Vec<Tokens>,
-    /// Disks to simulate under each pool, in tokens; the format and the spare extents of a disk take their part
-    /// of it [default: none].
+    /// Disks to simulate under each pool, in tokens; the format and the spare extents of a disk take their
+    /// part of it [default: none].
     #[arg(long, requires = "simulate", value_delimiter = ',', value_name = "TOKENS,…")]
     disk_tokens: Vec<Tokens>,
     /// Plot hit rate over capacity into this SVG file.

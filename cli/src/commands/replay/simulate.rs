@@ -385,7 +385,8 @@ impl Pool {
         Ok(counts)
     }
 
-    /// Serves one request; returns the length of its cached prefix, and how many of its blocks were in memory.
+    /// Serves one request; returns the length of its cached prefix, and how many of its blocks were in
+    /// memory.
     fn request(&mut self, blocks: &[u32]) -> anyhow::Result<(u64, u64)> {
         self.now = self.now + Self::BETWEEN_REQUESTS;
         let (master, now) = (&mut self.master, self.now);

@@ -1,5 +1,5 @@
-//! A disk under the simulated pool: the state machine of a real one, whose writes all succeed and store nothing.
-//! It plays the node, too, which copies between its memory and its disk without taking any time.
+//! A disk under the simulated pool: the state machine of a real one, whose writes all succeed and store
+//! nothing. It plays the node, too, which copies between its memory and its disk without taking any time.
 
 use std::collections::BTreeSet;
 

@@ -14,11 +14,12 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Key, SegmentNo, TenantTag};
 
+use super::lend::lend;
 use super::source::code_of;
-use super::{DiskReport, DisksError, Place, lend};
+use super::{DiskReport, DisksError, Place};
 use crate::config::NodeDiskConfig;
 use crate::disk::{
-    Caching, Demote, DiskError, DiskEvent, DiskFile, DiskOptions, DiskService, FormatOptions, NotDone,
+    Caching, Demote, DiskError, DiskEvent, DiskFile, DiskOptions, DiskService, FormatOptions, Lent, NotDone,
 };
 use crate::error::{ConnectError, RpcError};
 use crate::node::tasks::Mounted;
@@ -385,13 +386,8 @@ fn read_ended(place: &Place, event: &DiskEvent) -> Option<u64> {
 }
 
 /// The memory of an object of this node.
-#[allow(unsafe_code, reason = "memory of regions is reached by address")]
-fn source_of(mounted: &Mounted, segment: SegmentNo, addr: u64, bytes: u64) -> Option<crate::disk::Lent> {
-    let offset = addr.checked_sub(mounted.region.addr()).filter(|_| segment == mounted.segment)?;
-    let span = mounted.region.span().part(offset, bytes).ok()?;
-    // SAFETY: the span is within the region, which keeps it mapped. Peers may write to it meanwhile; what was
-    // written to the disk then has another checksum, and no reader accepts it.
-    Some(unsafe { lend(span, mounted.region.clone()) })
+fn source_of(mounted: &Mounted, segment: SegmentNo, addr: u64, bytes: u64) -> Option<Lent> {
+    if segment == mounted.segment { lend(&mounted.region, addr, bytes) } else { None }
 }
 
 /// What the master is told about a demotion that failed: whether anything of it may be on the disk.

@@ -10,11 +10,12 @@
 //!        └── StageSource ── StageServer ◀── readers
 //! ```
 //!
-//! The thread has its own connection to the master. It never waits for a disk, and neither heartbeats nor copies
-//! wait for it. When the node's memory is mounted anew, the disks are opened anew, too, so that they announce all
-//! of their objects again.
+//! The thread has its own connection to the master. It never waits for a disk, and neither heartbeats nor
+//! copies wait for it. When the node's memory is mounted anew, the disks are opened anew, too, so that they
+//! announce all of their objects again.
 
 mod disk;
+mod lend;
 mod source;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,12 +27,12 @@ use std::time::{Duration, Instant};
 
 use store_core::ErrorCode;
 use store_core::message::{Export, Staging};
-use te_core::{Access, MemSpan};
-use te_engine::{Populate, SharedRegion, TransferEngine};
+use te_core::Access;
+use te_engine::{Populate, TransferEngine};
 
 use super::tasks::Mounted;
 use crate::config::NodeConfig;
-use crate::disk::{DiskStats, Lent};
+use crate::disk::DiskStats;
 use crate::error::{ConnectError, RpcError};
 use crate::rpc::RpcConnection;
 use crate::stage::StageServer;
@@ -305,20 +306,11 @@ impl std::fmt::Display for DisksError {
     }
 }
 
-/// The host that the engine is reached at, and where the stage service listens so that it is reached there, too.
+/// The host that the engine is reached at, and where the stage service listens so that it is reached there,
+/// too.
 fn stage_host(endpoint: &str) -> (&str, SocketAddr) {
     let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
     let plain = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     (host, SocketAddr::new(plain.parse().unwrap_or(any), 0))
-}
-
-/// Lends memory of a region to a disk.
-///
-/// # Safety
-/// As [`Lent::new`]: `span` is within the region, which keeps it mapped.
-#[allow(unsafe_code, reason = "memory of regions is reached by address")]
-unsafe fn lend(span: MemSpan, owner: SharedRegion) -> Lent {
-    // SAFETY: the caller keeps the contract.
-    unsafe { Lent::new(span, Box::new(owner)) }
 }

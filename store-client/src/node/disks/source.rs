@@ -5,11 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use store_core::disk::{Failure, Refused};
 use store_core::{ErrorCode, SegmentNo};
-use te_core::MemSpan;
 use te_engine::SharedRegion;
 
-use super::lend;
-use crate::disk::{DiskService, Lent, NotDone, Stage};
+use super::lend::lend;
+use crate::disk::{DiskService, NotDone, Stage};
 use crate::stage::{StageJob, StageSource};
 
 /// The disks that can be read now, by their numbers, and the reads under way.
@@ -60,7 +59,9 @@ impl Sources {
         };
         let disks = self.disks.read().unwrap_or_else(PoisonError::into_inner);
         let service = disks.get(&disk).ok_or((id, ErrorCode::SegmentNotFound))?;
-        let buffer = lend_staging(span, &self.staging);
+        // The buffer is a part of the staging memory, and the job is kept until the disk has returned it.
+        let buffer = lend(&self.staging, span.as_ptr().addr() as u64, span.len() as u64)
+            .ok_or((id, ErrorCode::InternalError))?;
         let stage = Stage { id, locator, len, deadline, buffer };
         service.stage(stage).map_err(|_| (id, ErrorCode::UnavailableInCurrentStatus))
     }
@@ -81,11 +82,4 @@ pub(super) const fn code_of(why: NotDone) -> ErrorCode {
         NotDone::Failed(Failure::Device) => ErrorCode::TransferFail,
         _ => ErrorCode::UnavailableInCurrentStatus,
     }
-}
-
-/// Lends the buffer of a job, which is kept until the disk has returned the memory.
-#[allow(unsafe_code, reason = "memory of regions is reached by address")]
-fn lend_staging(span: MemSpan, staging: &SharedRegion) -> Lent {
-    // SAFETY: the span is staging memory, which the region keeps mapped; the job is the permission to write it.
-    unsafe { lend(span, staging.clone()) }
 }
