@@ -18,7 +18,7 @@ use te_fabric::testkit::eventually;
 const OBJECT: usize = 256 << 10;
 
 fn config() -> MasterConfig {
-    MasterConfig { lease_ttl_ms: 50, lease_guard_ms: 0, demote_ahead: 0.3, ..MasterConfig::default() }
+    MasterConfig { lease_ttl_ms: 2_000, lease_guard_ms: 0, demote_ahead: 0.3, ..MasterConfig::default() }
 }
 
 fn node_config(master: SocketAddr, disk: &Path, fabrics: Fabrics) -> NodeConfig {
