@@ -56,13 +56,13 @@ impl Program {
 }
 
 /// Flags in a help text of clap: at the beginning of a line, with a comma between the short and the long
-/// form.
+/// form. An optional value follows in brackets.
 fn flags(help: &str) -> BTreeSet<String> {
     let lines = help.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
     let words = lines.flat_map(|line| {
         line.split([' ', ','])
             .take_while(|word| word.is_empty() || word.starts_with('-'))
-            .map(|word| word.trim_end_matches("...").to_owned())
+            .map(|word| word.split(['[', '=']).next().unwrap_or(word).trim_end_matches("...").to_owned())
     });
     words.filter(|word| !word.is_empty()).collect()
 }
@@ -73,8 +73,11 @@ mod tests {
 
     #[test]
     fn flags_are_those_at_the_beginning_of_lines() {
-        let help = "Run it\n\nOptions:\n      --listen <ADDR:PORT>\n          not as --flag\n  -v, --verbose...  Say --more\n";
+        let help = concat!(
+            "Run it\n\nOptions:\n      --listen <ADDR:PORT>\n          not as --flag\n",
+            "  -v, --verbose...  Say --more\n      --drain[=<SECONDS>]\n"
+        );
         let found: Vec<String> = flags(help).into_iter().collect();
-        assert_eq!(found, ["--listen", "--verbose", "-v"]);
+        assert_eq!(found, ["--drain", "--listen", "--verbose", "-v"]);
     }
 }
