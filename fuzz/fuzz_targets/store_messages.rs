@@ -58,6 +58,7 @@ fuzz_target!(|bytes: &[u8]| {
         ListNodes WhyKept TenantList TenantSet TenantRemove Find RemoveMany QueryHosts
         ClearReplicas ReportReplicas FindReplicas CreateTasks QueryTasks ListTasks CancelTasks RetryTasks
         FetchTasks EndTasks OrderSegments DrainStatus ReadTaskReport ReturnLeases ReportSegments FetchExpulsions
-        EndExpulsions
+        EndExpulsions MountDisks AdoptObjects DiskReady FetchDiskOrders EndDiskOrders ReclaimExtents
+        Stage ReleaseStaged
     );
 });
