@@ -483,12 +483,16 @@ mod tests {
     fn a_server_that_is_woken_while_it_is_stopped_stops() {
         let (stopped, each) = channel();
         std::thread::spawn(move || {
-            for _ in 0..3_000 {
+            let spin = |times: u32| (0..times).for_each(|_| std::hint::spin_loop());
+            for round in 0..3_000 {
                 let listener = listen((Ipv4Addr::LOCALHOST, 0).into(), 0, 0).unwrap();
                 let limits =
                     Limits { connections_max: 1, per_peer_max: 1, silence_ms: 1_000, peers: Vec::new() };
                 let server = Server::start("test", listener, limits, Silent).unwrap();
+                // Until it waits; then it is stopped at another moment of its turn in each round.
+                spin(5_000);
                 server.wake();
+                spin(round % 100 * 20);
                 drop(server);
                 stopped.send(()).unwrap();
             }
