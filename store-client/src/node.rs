@@ -35,9 +35,9 @@ use waiting::Waiting;
 /// Memory of this process in the store.
 ///
 /// Clients read and write it over the fabrics, without any action of this process's code. A thread sends
-/// heartbeats to the master. When the master has given the node up, or the store has begun anew (a master that
-/// was restarted without its journal), the memory is exported and mounted anew, empty. It stays mounted when
-/// another master of the same lineage leads. Dropping the node unmounts it.
+/// heartbeats to the master. When the master has given the node up, or the store has begun anew (a master
+/// that was restarted without its journal), the memory is exported and mounted anew, empty. It stays mounted
+/// when another master of the same lineage leads. Dropping the node unmounts it.
 pub struct Node {
     config: NodeConfig,
     endpoint: String,

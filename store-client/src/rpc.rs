@@ -425,8 +425,8 @@ impl RpcConnection {
     /// Sends the queued requests and returns the next answer, whichever request it belongs to.
     ///
     /// # Errors
-    /// `TimedOut` after `call_ms_max`; the connection is lost; the answer is invalid, or of a master that does
-    /// not lead.
+    /// `TimedOut` after `call_ms_max`; the connection is lost; the answer is invalid, or of a master that
+    /// does not lead.
     pub fn recv(&mut self) -> Result<Frame<'_>, RpcError> {
         self.flush()?;
         let deadline = self.call_deadline();
@@ -507,8 +507,9 @@ impl RpcConnection {
         self.ensure_connected()
     }
 
-    /// Sends the queued requests and waits for the answer to request `id`; other answers are dropped. A request
-    /// that is sent once more after it was lost has no more time than it had, until the next trace begins.
+    /// Sends the queued requests and waits for the answer to request `id`; other answers are dropped. A
+    /// request that is sent once more after it was lost has no more time than it had, until the next trace
+    /// begins.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -572,7 +573,7 @@ impl RpcConnection {
         }
         self.spin.reset();
         let probes = self.is_welcome && self.is_one_of_several();
-        let mut probe_at = Instant::now() + SILENT;
+        let (mut asks, mut probe_at) = (true, Instant::now() + SILENT);
         loop {
             if !self.fill_once()? {
                 // The master may be waiting for this core.
@@ -590,8 +591,10 @@ impl RpcConnection {
                 }
                 stream.wait(left.min(probe_at.saturating_duration_since(Instant::now())));
                 if Instant::now() >= probe_at {
-                    self.probe()?;
-                    probe_at = Instant::now() + SILENT;
+                    self.probe(asks)?;
+                    // Answers to the question are looked for soon.
+                    asks = !asks;
+                    probe_at = Instant::now() + if asks { SILENT } else { SILENT / 10 };
                 }
                 continue;
             }

@@ -73,13 +73,14 @@ impl RpcConnection {
         self.search.get_or_insert_with(|| Box::new(Search::new(masters.clone(), dialer.clone())))
     }
 
-    /// Asks the other masters, while this one does not answer, whether one of them leads by now.
+    /// Notices what the other masters say, while this one does not answer, and before that, if it `asks`,
+    /// asks them whether one of them leads by now.
     ///
     /// # Errors
     /// `Superseded`: one does, and the next connection is that to it.
-    pub(super) fn probe(&mut self) -> Result<(), RpcError> {
+    pub(super) fn probe(&mut self, asks: bool) -> Result<(), RpcError> {
         let (address, reign) = (self.address.clone(), self.welcome.reign());
-        match self.search().probe(&address, reign) {
+        match self.search().probe(&address, reign, asks) {
             Some(successor) => {
                 self.successor = Some(successor);
                 Err(RpcError::Superseded)
@@ -104,8 +105,8 @@ impl RpcConnection {
             return Err(RpcError::NotLeader { hint: Box::new(hint) });
         }
         if self.is_welcome {
-            let (reign, standing) = (self.welcome.reign(), self.dialer.standing.clone());
-            if let Err(outdated) = standing.check(reign, &mut self.checked) {
+            let checked = self.dialer.standing.check(self.welcome.reign(), &mut self.checked);
+            if let Err(outdated) = checked {
                 self.disconnect();
                 return Err(outdated);
             }

@@ -75,7 +75,7 @@ mod in_etcd {
         value.as_u64().or_else(|| value.as_str()?.parse().ok())
     }
 
-    /// Reads `{"lineage":…,"term":…,"leader_endpoint":"h:p","members":[{"id":…,"endpoint":"h:p"},…],…}`. What
+    /// Reads `{"lineage":…,"term":…,"leader_endpoint":"h:p","members":[{"id":…,"endpoint":"h:p"}],…}`. What
     /// it does not know is ignored, and so is a member without an address.
     fn record(bytes: &[u8]) -> Option<LeaderHint> {
         let record: Value = serde_json::from_slice(bytes).ok()?;

@@ -159,11 +159,13 @@ impl Search {
         }
     }
 
-    /// Asks the other masters, while `address` does not answer, whether one of them leads by now; never
-    /// waits. Returns the connection to one that leads under a later reign than `than`.
-    pub(super) fn probe(&mut self, address: &Address, than: Reign) -> Option<Box<RpcConnection>> {
-        self.hopeless.clear();
-        self.dial_all(Some(address));
+    /// Notices what the other masters say, while `address` does not answer; if it `asks`, asks them first. It
+    /// never waits. Returns the connection to one that leads under a later reign than `than`.
+    pub(super) fn probe(&mut self, address: &Address, than: Reign, asks: bool) -> Option<Box<RpcConnection>> {
+        if asks {
+            self.hopeless.clear();
+            self.dial_all(Some(address));
+        }
         while let Ok(found) = self.receive.try_recv() {
             match self.note(found) {
                 Step::Leads(connection) if connection.welcome().reign() > than => return Some(connection),

@@ -63,7 +63,7 @@ impl Master {
         self.objects.len().into()
     }
 
-    /// Writes all state. Left out: events, caches, the term, and what a recorder or a leader notes on the side.
+    /// Writes all state. Left out: events, caches, the term, what a recorder or a leader notes on the side.
     pub(crate) fn save(&self, to: &mut impl Put) -> Result<(), Failed> {
         // Without `..`: a new field has to be classed here.
         let Self {
