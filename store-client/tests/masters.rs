@@ -15,8 +15,8 @@ use store_client::{
     Client, ClientConfig, ErrorCode, Fabrics, Masters, Node, NodeConfig, PutOptions, PutRange, RpcConfig,
     RpcConnection, RpcError, Store as _,
 };
-use store_core::MasterConfig;
 use store_core::message::{Kind, Operation, ReadStats};
+use store_core::{MasterConfig, Secret, TenantConfig};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 
@@ -95,8 +95,7 @@ fn where_nobody_leads_the_error_says_so() {
 
 #[test]
 fn a_refusal_for_good_ends_the_search_when_every_master_has_refused() {
-    let config = |tenant: bool| MasterConfig { multi_tenants: tenant, ..MasterConfig::default() };
-    let (one, two) = (master_with(config(true)), master_with(config(true)));
+    let (one, two) = (master(), master());
     let mut identity = store_client::Identity::default();
     identity.tenant = "unknown".into();
     let masters = list(&[one.rpc_addr(), two.rpc_addr()]);
@@ -104,7 +103,11 @@ fn a_refusal_for_good_ends_the_search_when_every_master_has_refused() {
     let error = RpcConnection::connect_as(masters, forever, identity.clone()).unwrap_err();
     assert!(matches!(error, RpcError::Tenant { .. }), "{error:?}");
     // One that refuses does not hide one that does not.
-    let open = master_with(config(false));
+    let tenant_default = Some(TenantConfig::default());
+    let admin_secret = Secret::new(b"secret");
+    let config =
+        MasterConfig { multi_tenants: true, tenant_default, admin_secret, ..MasterConfig::default() };
+    let open = master_with(config);
     let masters = list(&[one.rpc_addr(), open.rpc_addr()]);
     let rpc = RpcConnection::connect_as(masters, forever, identity);
     assert_eq!(rpc.unwrap().address().to_string(), open.rpc_addr().to_string());

@@ -20,6 +20,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use store_core::ErrorCode;
 use store_core::ha::Reign;
 use store_core::message::{MASTERS_MAX, NotLeader};
 
@@ -145,7 +146,13 @@ impl Search {
                 match self.note(found) {
                     Step::Leads(connection) => return Ok(connection),
                     Step::Failed(error) if self.is_hopeless() => return Err(error),
-                    Step::Failed(error) => last = Some(error),
+                    Step::Failed(error) => {
+                        // That a master was replaced says more than that another one is dead.
+                        let tells = |error: &RpcError| error.code() == ErrorCode::NotLeader;
+                        if tells(&error) || !last.as_ref().is_some_and(tells) {
+                            last = Some(error);
+                        }
+                    }
                     Step::Goes => {}
                 }
             }
