@@ -319,8 +319,7 @@ impl RpcConnection {
                     if !again {
                         return Err(error);
                     }
-                    if fresh && self.successor.is_none() {
-                        // It welcomes this side, and then breaks off.
+                    if fresh && self.is_one_of_several() && self.successor.is_none() {
                         self.pause();
                     }
                 }
@@ -473,7 +472,13 @@ impl RpcConnection {
             (end(self.dialer.config.reconnect_ms_max), end(self.dialer.config.failover_ms_max));
         loop {
             let error = match self.dial(several) {
-                Ok(()) => return Ok(true),
+                Ok(()) => {
+                    // One of several may welcome this side and then break off, again and again.
+                    if !self.is_one_of_several() {
+                        self.backoff = BACKOFF_MIN;
+                    }
+                    return Ok(true);
+                }
                 Err(error) => error,
             };
             let deadline = if self.is_one_of_several() { several } else { lone };
