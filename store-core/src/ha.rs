@@ -54,6 +54,8 @@ mod member;
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::command_log::Lsn;
 
 pub use member::Member;
@@ -63,7 +65,7 @@ pub use member::Member;
 pub struct MemberId(pub u64);
 
 /// Which leader: the later one is greater.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Reign {
     /// Which state: new when the state of the cluster was lost, and everything begins with nothing. It is the
     /// [`MasterConfig::epoch`](crate::MasterConfig::epoch) of the master.
