@@ -99,7 +99,7 @@ fn measure_master() -> Result<()> {
         name: "fake",
         endpoint: "127.0.0.1:1",
         len: 1 << 40,
-        epoch: rpc.welcome().epoch,
+        lineage: rpc.welcome().lineage,
         ..MountSegment::default()
     };
     rpc.call::<Mount>(&segment, std::iter::empty())?;

@@ -147,7 +147,8 @@ impl RpcConnection {
             stream: None,
             welcome: Welcome {
                 version: 0,
-                epoch: 0,
+                lineage: 0,
+                term: 0,
                 keys_per_batch_max: 0,
                 key_bytes_max: 0,
                 replicas_max: 0,
@@ -170,8 +171,8 @@ impl RpcConnection {
         Ok(this)
     }
 
-    /// What the master sent when this connection was made. A new `epoch` means that the master was restarted
-    /// and has no objects.
+    /// What the master sent when this connection was made. A new `lineage` means that the store has
+    /// begun anew, without objects.
     #[must_use]
     pub fn welcome(&self) -> &Welcome {
         &self.welcome

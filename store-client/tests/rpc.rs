@@ -74,12 +74,12 @@ fn a_call_continues_with_a_restarted_master() {
     let first = master_at(own_host(13), MasterConfig::default());
     let addr = first.rpc_addr();
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
-    let epoch = rpc.welcome().epoch;
+    let lineage = rpc.welcome().lineage;
     first.stop().unwrap();
     let _second = master_at(addr, MasterConfig::default());
     rpc.call::<ReadStats>(&(), std::iter::empty()).unwrap();
     assert_eq!(rpc.connects_total(), 2);
-    assert!(rpc.welcome().epoch > epoch);
+    assert!(rpc.welcome().lineage > lineage);
 }
 
 #[test]

@@ -76,18 +76,14 @@ use crate::snapshot::Crc32c;
 
 pub use member::Member;
 pub use message::{MESSAGE_BYTES_MAX, MESSAGES_VERSION, Message, MessageError};
-pub use status::{Peer, Role, Stage, Status};
+pub use status::{Peer, Role, Stage, Status, Totals};
 
 /// The number of a member. Members of one cluster have different numbers.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MemberId(pub u64);
 
 /// Which leader: the later one is greater.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Reign {
     /// Which state: new when the state of the cluster was lost, and everything begins with nothing. It is the
     /// [`MasterConfig::epoch`](crate::MasterConfig::epoch) of the master.

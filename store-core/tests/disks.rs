@@ -538,7 +538,7 @@ fn a_disk_belongs_to_one_live_node_and_requests_need_its_key() {
     };
     assert_eq!(try_with(&|_| {}), Err(ErrorCode::SegmentAlreadyExists));
     assert_eq!(try_with(&|mount| mount.key = 6), Err(ErrorCode::IllegalClient));
-    assert_eq!(try_with(&|mount| mount.epoch = 9), Err(ErrorCode::IllegalClient));
+    assert_eq!(try_with(&|mount| mount.lineage = 9), Err(ErrorCode::IllegalClient));
     assert_eq!(try_with(&|mount| mount.incarnation = Incarnation::new(2)), Err(ErrorCode::ClientNotFound));
     assert_eq!(try_with(&|mount| mount.node = NodeId::new(3)), Err(ErrorCode::ClientNotFound));
     assert_eq!(try_with(&|mount| mount.extent_bytes = 0), Err(ErrorCode::InvalidParams));

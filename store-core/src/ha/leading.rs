@@ -80,6 +80,7 @@ impl Leading {
         let Beginning { reign, mut master, mut recorder, record, version, after, rules, .. } = of;
         // Every other member gets a snapshot, which has the first command of this reign.
         drop(recorder.take());
+        master.set_term(reign.term);
         // The answers of the former leader may depend on all that it has written.
         let dependence = Dependence::new(&mut master, after);
         Self {

@@ -51,7 +51,7 @@ impl Master {
     /// Mounts a disk of a node.
     ///
     /// # Errors
-    /// `InvalidParams`; `IllegalClient` when the disk was opened for another epoch of the master, or the key is
+    /// `InvalidParams`; `IllegalClient` when the disk was opened for another lineage of the master, or the key is
     /// wrong; `ClientNotFound` when the node has not mounted memory under this incarnation;
     /// `SegmentAlreadyExists` when another node that is alive has the disk; `TooManySegments`.
     pub fn mount_disk(&mut self, now: Instant, mount: &MountDisk<'_>) -> Result<MountedDisk, ErrorCode> {
@@ -59,7 +59,7 @@ impl Master {
         if !named(mount.endpoint) || !named(mount.stage) || mount.extent_bytes == 0 || mount.bytes == 0 {
             return Err(ErrorCode::InvalidParams);
         }
-        if mount.epoch != u64::from(self.config.epoch) {
+        if mount.lineage != u64::from(self.config.epoch) {
             return Err(ErrorCode::IllegalClient);
         }
         self.check_node(mount.node, mount.key)?;

@@ -1,9 +1,12 @@
 //! The members, the arbiter, the network, and what must hold.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-use store_core::ha::{Action, Ask, Member, MemberId, Message, Record, Reign, Timing, Told, Versioned};
+use store_core::command_log::{Command, Lsn};
+use store_core::ha::{
+    Action, Ask, Limits, Member, MemberId, Message, Record, Reign, Rules, Timing, Told, Versioned,
+};
 use store_core::{MasterConfig, Session};
 use te_core::Instant;
 use te_core::testkit::Rng;
@@ -38,6 +41,12 @@ impl Lies {
     pub(crate) const SWAP_WON: Self = Self(5);
     /// What a member has acknowledged last is acknowledged once more after it has promised.
     pub(crate) const PROMISE: Self = Self(6);
+    /// A member acknowledges commands of an earlier reign than the one that it follows.
+    pub(crate) const TERM: Self = Self(7);
+    /// A member takes over when it is asked to, whatever it has acknowledged since.
+    pub(crate) const LATE: Self = Self(8);
+    /// Followers are sent other gets than there were.
+    pub(crate) const UNTOUCHED: Self = Self(9);
 }
 
 #[derive(Debug)]
@@ -53,6 +62,8 @@ pub(crate) enum Violation {
     GivenWhileLeased(String),
     /// The node was told to mount again, though the lineage is the same.
     Forgotten(String),
+    /// More is kept than may be.
+    Unbounded(String),
     /// The end is not as it must be.
     NotHealed(String),
 }
@@ -74,6 +85,13 @@ pub(crate) struct Report {
     pub(crate) swaps: u64,
     pub(crate) unknown_swaps: u64,
     pub(crate) compared: u64,
+    pub(crate) snapshots: u64,
+    pub(crate) loaded: u64,
+    pub(crate) diverged: u64,
+    pub(crate) chunks_lost: u64,
+    pub(crate) behind: u64,
+    pub(crate) switchovers: u64,
+    pub(crate) switched: u64,
 }
 
 impl Report {
@@ -84,7 +102,8 @@ impl Report {
         add!(
             puts, hits, misses, removes, repeated, crashes, stops, cuts, takeovers, lineages, deposed, joins
         );
-        add!(swaps, unknown_swaps, compared);
+        add!(swaps, unknown_swaps, compared, snapshots, loaded, diverged, chunks_lost, behind);
+        add!(switchovers, switched);
     }
 }
 
@@ -132,6 +151,7 @@ pub(crate) enum Event {
         call: u64,
     },
     Beat,
+    Flush(usize),
     Trouble,
     Restart(usize),
     GoOn(usize),
@@ -148,6 +168,10 @@ struct Process {
     stopped: Option<Instant>,
     /// Connections of clients and the node.
     sessions: HashMap<(usize, u64), Session>,
+    /// Answers that wait for the command that they depend on, with the connection that they go to.
+    held: VecDeque<(Lsn, (usize, u64), Vec<u8>)>,
+    /// When a switchover was begun whose end is not known.
+    handing: Option<Reign>,
 }
 
 impl Process {
@@ -182,13 +206,15 @@ pub(crate) struct World {
     cuts: Vec<(Party, Party, Instant)>,
     /// The latest reign that has answered.
     answered: Reign,
-    tokens: HashMap<u64, (usize, u64)>,
+    limits: Limits,
     pub(crate) keys: BTreeSet<Vec<u8>>,
     /// Ranges that readers may read, and until when.
     pub(crate) leases: Vec<(u64, u64, Instant)>,
     pub(crate) lineage: u64,
     /// The lives under which members have last acknowledged something.
     lives: [u64; MEMBERS],
+    /// The same by reign.
+    lives_then: HashMap<(usize, Reign), u64>,
     /// How much longer than usual messages between members take, us.
     lag_us: u64,
     /// Prints the messages of members.
@@ -207,8 +233,16 @@ impl World {
                 rate_ppm: rng.below(20_000) as i64 - 10_000,
                 stopped: None,
                 sessions: HashMap::new(),
+                held: VecDeque::new(),
+                handing: None,
             })
             .collect();
+        // In some runs little is kept, and little is under way.
+        let limits = match rng.below(3) {
+            0 => Limits { history_bytes: 2_000, window_bytes: 2_000, append_bytes: 200, ..Limits::default() },
+            1 => Limits { append_bytes: 1, window_bytes: 1_000, window_chunks: 1, ..Limits::default() },
+            _ => Limits::default(),
+        };
         let mut this = Self {
             now: Instant::ZERO,
             rng,
@@ -224,11 +258,12 @@ impl World {
             counter: 0,
             cuts: Vec::new(),
             answered: Reign::default(),
-            tokens: HashMap::new(),
+            limits,
             keys: BTreeSet::new(),
             leases: Vec::new(),
             lineage: 0,
             lives: [0; MEMBERS],
+            lives_then: HashMap::new(),
             lag_us,
             talks: std::env::var_os("SNOWSKIN_TALK").is_some(),
         };
@@ -264,7 +299,12 @@ impl World {
         (process.life, process.started, process.stopped) = (life, self.now, None);
         let local = process.local(self.now);
         let id = MemberId(index as u64);
-        process.member = Some(Member::new(local, id, life, config, Timing::default()).unwrap());
+        let ms = Duration::from_millis;
+        let timing = Timing { compare: ms(500), hand_over: ms(300), ..Timing::default() };
+        let rules = Rules { timing, limits: self.limits, crc32c: crc32c::crc32c };
+        process.held.clear();
+        process.handing = None;
+        process.member = Some(Member::new(local, id, life, config, rules).unwrap());
         self.with(index, |_, _| {});
     }
 
@@ -375,6 +415,7 @@ impl World {
             Event::Answer { client, connection, bytes } => self.answer(client, connection, bytes)?,
             Event::Wake { client, call } => self.wake(client, call)?,
             Event::Beat => self.beat(),
+            Event::Flush(member) => self.with(member, Member::flush),
             Event::Trouble => self.trouble(),
             Event::Restart(index) => {
                 if self.processes[index].member.is_none() {
@@ -411,15 +452,48 @@ impl World {
         let Some(running) = &mut process.member else { return Ok(()) };
         let mut session = process.sessions.remove(&(client, connection)).unwrap_or_default();
         let (frame, _) = store_core::Frame::parse(&bytes).unwrap().unwrap();
-        self.counter += 1;
-        let token = self.counter;
-        if running.request(local, token, &mut session, &frame).is_ok() {
-            self.tokens.insert(token, (client, connection));
-            process.sessions.insert((client, connection), session);
-        } else {
-            // It says at once that it does not lead.
-            let delay = self.us(50, 400);
-            self.after(delay, Event::Answer { client, connection, bytes: None });
+        let mut out = Vec::new();
+        match running.handle(local, &mut session, &frame, &mut out) {
+            Ok(lsn) => {
+                process.sessions.insert((client, connection), session);
+                process.held.push_back((lsn, (client, connection), out));
+                // Requests that come together are sent on together.
+                let flush = self.us(1, 200);
+                self.after(flush, Event::Flush(member));
+            }
+            Err(_) => {
+                // It says at once that it does not lead.
+                let delay = self.us(50, 400);
+                self.after(delay, Event::Answer { client, connection, bytes: None });
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the answers that may be given, and takes a snapshot if one is wanted.
+    fn release(&mut self, index: usize) -> Result<(), Violation> {
+        let process = &mut self.processes[index];
+        let local = process.local(self.now);
+        let Some(member) = process.member.as_mut().filter(|_| process.stopped.is_none()) else { return Ok(()) };
+        if member.wants_snapshot() {
+            member.take_snapshot(local, process.sessions.values());
+        }
+        let Some(ready) = member.ready(local) else { return Ok(()) };
+        let (reign, _) = member.leads().unwrap();
+        let held = std::mem::take(&mut process.held);
+        let (given, kept): (VecDeque<_>, _) = held.into_iter().partition(|(lsn, ..)| *lsn <= ready);
+        process.held = kept;
+        for (_, (client, connection), answer) in given {
+            if reign < self.answered {
+                let text = format!("{reign:?} after {:?} at {:?}", self.answered, self.now);
+                return Err(Violation::TwoReigns(text));
+            }
+            self.answered = reign;
+            self.check_space(client, connection, &answer)?;
+            if !answer.is_empty() && !self.is_cut(Party::Member(index), Party::Client(client)) {
+                let delay = self.us(50, 400);
+                self.after(delay, Event::Answer { client, connection, bytes: Some(answer) });
+            }
         }
         Ok(())
     }
@@ -427,18 +501,29 @@ impl World {
     /// What a broken member would have sent.
     fn falsified(&self, to: usize, message: Message) -> Message {
         match message {
-            Message::Ack { reign, life, lsn, beat } => {
+            Message::Ack { reign, life, lsn, beat, gap } => {
                 let leader = self.processes[to].member.as_ref();
                 let leader = leader.filter(|leader| leader.leads().is_some_and(|(led, _)| led == reign));
                 match leader {
                     Some(leader) if self.lies == Lies::ACKED_BEFORE => {
-                        Message::Ack { reign, life, lsn: leader.lsn(), beat }
+                        Message::Ack { reign, life, lsn: leader.lsn(), beat, gap: false }
                     }
-                    _ => Message::Ack { reign, life, lsn, beat },
+                    _ => Message::Ack { reign, life, lsn, beat, gap },
                 }
             }
-            Message::Append { reign, after, commands, beat, .. } if self.lies == Lies::TRUSTED => {
-                Message::Append { reign, after, commands, beat, trusted: true }
+            Message::Append { reign, after, commands, beat, digest, .. } if self.lies == Lies::TRUSTED => {
+                Message::Append { reign, after, commands, beat, trusted: true, digest }
+            }
+            Message::TakeOver { reign, lsn, .. } if self.lies == Lies::LATE => {
+                Message::TakeOver { reign, lsn, beat: u64::MAX }
+            }
+            Message::Append { reign, after, commands, beat, trusted, .. } if self.lies == Lies::UNTOUCHED => {
+                let commands = altered(&commands, |command| match command {
+                    Command::Touched { after_ns, .. } => Command::Timeout { after_ns },
+                    other => other,
+                });
+                // The members do not compare their states: the simulation does.
+                Message::Append { reign, after, commands, beat, trusted, digest: None }
             }
             other => other,
         }
@@ -487,6 +572,12 @@ impl World {
                 let life = process.life;
                 self.act(index, life, action)?;
             }
+            self.release(index)?;
+            // A snapshot is sent at once.
+            while let Some(action) = self.processes[index].member.as_mut().and_then(Member::poll_action) {
+                let life = self.processes[index].life;
+                self.act(index, life, action)?;
+            }
         }
         Ok(())
     }
@@ -507,22 +598,6 @@ impl World {
                     self.after(delay, Event::Ask { member: index, life, number, ask });
                 }
             }
-            Action::Release { token, answer } => {
-                let (reign, _) = self.processes[index].member.as_ref().and_then(Member::leads).unwrap();
-                if reign < self.answered {
-                    let text = format!("{reign:?} after {:?} at {:?}", self.answered, self.now);
-                    return Err(Violation::TwoReigns(text));
-                }
-                self.answered = reign;
-                if let Some((client, connection)) = self.tokens.remove(&token) {
-                    let party = Party::Client(client);
-                    self.check_space(client, connection, &answer)?;
-                    if !self.is_cut(Party::Member(index), party) {
-                        let delay = self.us(50, 400);
-                        self.after(delay, Event::Answer { client, connection, bytes: Some(answer) });
-                    }
-                }
-            }
             Action::Leads(reign) => {
                 if reign.term == 1 {
                     self.report.lineages += 1;
@@ -538,22 +613,27 @@ impl World {
             }
             Action::Deposed => {
                 self.report.deposed += 1;
-                self.processes[index].sessions.clear();
+                let process = &mut self.processes[index];
+                process.sessions.clear();
+                process.held.clear();
+                let handed = process.handing.take();
+                self.report.switched += u64::from(handed.is_some());
             }
         }
         Ok(())
     }
 
     fn send(&mut self, from: usize, to: usize, message: Message) {
-        if let Message::Ack { life, .. } = &message {
+        if let Message::Ack { life, reign, .. } = &message {
             self.lives[from] = *life;
+            self.lives_then.insert((from, *reign), *life);
         }
         if self.lies == Lies::LEASED
             && let Message::Append { reign, beat, .. } = &message
         {
             // The leader hears of every beat, but of nothing else.
             let life = self.lives[to];
-            let ack = Message::Ack { reign: *reign, life, lsn: 0, beat: *beat };
+            let ack = Message::Ack { reign: *reign, life, lsn: 0, beat: *beat, gap: false };
             let delay = self.us(50, 500);
             self.after(delay, Event::Message { from: to, to: from, message: ack });
         }
@@ -563,6 +643,7 @@ impl World {
         let (lost, doubled) =
             if self.is_quiet() { (false, false) } else { (self.rng.below(50) == 0, self.rng.below(50) == 0) };
         if lost {
+            self.report.chunks_lost += u64::from(matches!(message, Message::Chunk { .. }));
             return;
         }
         for copy in 0..1 + u64::from(doubled) {
@@ -575,15 +656,25 @@ impl World {
             && let Message::Append { reign, after, commands, beat, .. } = &message
         {
             // A follower that has promised acknowledges all the same, and forgets it.
-            let mut rest = &commands[..];
-            let mut lsn = *after;
-            while let Ok(Some((_, left))) = store_core::command_log::Command::decode(rest) {
-                (rest, lsn) = (left, lsn + 1);
-            }
-            let ack = Message::Ack { reign: *reign, life: self.lives[to], lsn, beat: *beat };
-            let delay = self.us(50, 500);
-            self.after(delay, Event::Message { from: to, to: from, message: ack });
+            self.acks_falsely(from, to, (*reign, *after, *beat), commands);
         }
+        if self.lies == Lies::TERM
+            && let Message::Append { reign, after, commands, beat, .. } = &message
+            && self.processes[to].member.as_ref().is_some_and(|it| it.status().reign > *reign)
+        {
+            self.acks_falsely(from, to, (*reign, *after, *beat), commands);
+        }
+    }
+
+    fn acks_falsely(&mut self, from: usize, to: usize, of: (Reign, Lsn, u64), commands: &[u8]) {
+        let ((reign, mut lsn, beat), mut rest) = (of, commands);
+        let Some(life) = self.lives_then.get(&(to, reign)).copied() else { return };
+        while let Ok(Some((_, left))) = Command::decode(rest) {
+            (rest, lsn) = (left, lsn + 1);
+        }
+        let ack = Message::Ack { reign, life, lsn, beat, gap: false };
+        let delay = self.us(50, 500);
+        self.after(delay, Event::Message { from: to, to: from, message: ack });
     }
 
     fn trouble(&mut self) {
@@ -596,12 +687,14 @@ impl World {
         let leader = (0..MEMBERS)
             .find(|at| self.processes[*at].member.as_ref().is_some_and(|member| member.leads().is_some()));
         let index = if self.rng.below(2) == 0 { leader.unwrap_or(index) } else { index };
-        match self.rng.below(10) {
+        match self.rng.below(12) {
+            10.. => self.switch_over(leader),
             0..3 if self.processes[index].member.is_some() => {
                 self.report.crashes += 1;
                 let process = &mut self.processes[index];
                 (process.member, process.stopped) = (None, None);
                 process.sessions.clear();
+                process.held.clear();
                 let back = self.us(1_000, 4_000_000);
                 self.after(back, Event::Restart(index));
             }
@@ -634,6 +727,19 @@ impl World {
         self.cuts.retain(|(.., until)| self.now < *until);
         let next = self.us(50_000, 1_500_000);
         self.after(next, Event::Trouble);
+    }
+
+    /// The leader is asked to hand over.
+    fn switch_over(&mut self, leader: Option<usize>) {
+        let to = (self.rng.below(2) == 0).then(|| MemberId(self.rng.below(MEMBERS as u64)));
+        let Some(index) = leader else { return };
+        let mut begun = None;
+        self.with(index, |member, now| {
+            let reign = member.leads().map(|(reign, _)| reign);
+            begun = member.hand_over(now, to).ok().and(reign);
+        });
+        self.report.switchovers += u64::from(begun.is_some());
+        self.processes[index].handing = begun;
     }
 
     /// A request of a client is on its way.
@@ -682,6 +788,18 @@ impl World {
 
     fn finish(mut self) -> Result<Report, Violation> {
         self.compare()?;
+        for member in self.processes.iter().filter_map(|process| process.member.as_ref()) {
+            let status = member.status();
+            if status.history_bytes > self.limits.history_bytes {
+                return Err(Violation::Unbounded(format!("{status:?}")));
+            }
+            self.report.snapshots += status.totals.snapshots_taken;
+            self.report.loaded += status.totals.snapshots_loaded;
+            self.report.diverged += status.totals.diverged;
+        }
+        if self.report.diverged > 0 && self.lies == Lies::NONE {
+            return Err(Violation::Diverged("as a member has found".into()));
+        }
         let leaders: Vec<_> = self.processes.iter().filter_map(|p| p.member.as_ref()?.leads()).collect();
         let all: Vec<MemberId> = (0..MEMBERS as u64).map(MemberId).collect();
         if leaders.len() != 1 || self.arbiter.record.in_sync != all {
@@ -704,4 +822,14 @@ impl World {
             ))),
         }
     }
+}
+
+/// A log with other commands.
+fn altered(log: &[u8], alter: impl Fn(Command<'_>) -> Command<'_>) -> Vec<u8> {
+    let (mut out, mut rest) = (Vec::new(), log);
+    while let Ok(Some((command, left))) = Command::decode(rest) {
+        alter(command).encode(&mut out);
+        rest = left;
+    }
+    out
 }

@@ -256,7 +256,7 @@ fn mount(control: &mut RpcConnection) -> anyhow::Result<Heartbeat> {
         name: &name,
         endpoint: "127.0.0.1:9",
         len: SEGMENT_BYTES,
-        epoch: control.welcome().epoch,
+        lineage: control.welcome().lineage,
         ..MountSegment::default()
     };
     control
