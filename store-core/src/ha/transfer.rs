@@ -133,3 +133,87 @@ impl Receiving {
         is_it.then_some(standby)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use core::time::Duration;
+
+    use super::*;
+    use crate::MasterConfig;
+    use crate::snapshot::CHUNK_BYTES_MAX;
+
+    fn crc32c(bytes: &[u8]) -> u32 {
+        ::crc32c::crc32c(bytes)
+    }
+
+    /// A snapshot in many chunks: the chunks of a real one, in small pieces.
+    fn stored() -> (Arc<Stored>, Reign) {
+        let standby = Standby::new(MasterConfig { epoch: 7, ..MasterConfig::default() }).unwrap();
+        let mut bytes = Vec::new();
+        let mut sink = |chunk: &[u8]| -> Result<(), ()> {
+            bytes.extend_from_slice(chunk);
+            Ok(())
+        };
+        standby.snapshot(3, crc32c, &mut sink).unwrap();
+        let chunks = bytes.chunks(16).map(Arc::from).collect();
+        (Arc::new(Stored { lsn: 0, chunks }), Reign { lineage: 7, term: 3 })
+    }
+
+    #[test]
+    fn a_snapshot_arrives_whole_though_chunks_are_lost_doubled_and_the_way_is_interrupted() {
+        let (stored, reign) = stored();
+        let (limits, at) = (Limits::default(), Instant::from_millis);
+        let (mut sending, chunks) = (Sending::new(at(0), Arc::clone(&stored)), stored.chunks.len() as u32);
+        let mut receiving = Receiving::begin(MemberId(1), reign, 0, chunks, &limits).unwrap();
+        let (mut sent, mut ms) = (0, 0);
+        while !receiving.is_whole() {
+            ms += 10;
+            assert!(ms < 100_000, "it does not end");
+            sending.stalls(at(ms), Duration::from_millis(40));
+            let mut under_way = 0;
+            while let Some(message) = sending.next(reign, 5, 3) {
+                (sent, under_way) = (sent + 1, under_way + 1);
+                assert!(under_way <= 3, "more is under way than may be");
+                let Message::Chunk { number, bytes, .. } = message else { panic!("{message:?}") };
+                // Every fifth is lost, and for a while all are.
+                if sent % 5 == 0 || (200..600).contains(&ms) {
+                    continue;
+                }
+                let taken = receiving.take(number, Arc::clone(&bytes), &limits);
+                assert_eq!(receiving.take(number, bytes, &limits), taken, "a second copy");
+                if sent % 7 != 0 {
+                    sending.taken(at(ms), taken);
+                }
+            }
+        }
+        assert!(sent > chunks, "nothing was lost");
+        let restored = receiving.restore(crc32c).unwrap();
+        let same = Standby::new(MasterConfig { epoch: 7, ..MasterConfig::default() }).unwrap();
+        assert_eq!(restored.master().digest(), same.master().digest());
+    }
+
+    #[test]
+    fn a_snapshot_of_another_state_or_beyond_the_limits_is_refused() {
+        let (stored, reign) = stored();
+        let chunks = stored.chunks.len() as u32;
+        let limits = Limits::default();
+        let whole = |reign: Reign, lsn| {
+            let mut receiving = Receiving::begin(MemberId(1), reign, lsn, chunks, &limits).unwrap();
+            for (number, chunk) in stored.chunks.iter().enumerate() {
+                receiving.take(number as u32, Arc::clone(chunk), &limits);
+            }
+            receiving.restore(crc32c)
+        };
+        assert!(whole(reign, 0).is_some());
+        assert!(whole(Reign { lineage: 8, ..reign }, 0).is_none(), "another lineage");
+        assert!(whole(reign, 1).is_none(), "another position");
+
+        let small = Limits { snapshot_bytes: 40, ..limits };
+        let many = (small.snapshot_bytes / CHUNK_BYTES_MAX as u64 + 2) as u32;
+        assert!(Receiving::begin(MemberId(1), reign, 0, many, &small).is_none());
+        let mut receiving = Receiving::begin(MemberId(1), reign, 0, 1, &small).unwrap();
+        assert_eq!(receiving.take(0, [0; 41].into(), &small), 0, "more bytes than are accepted");
+        assert!(!receiving.is_whole());
+    }
+}
