@@ -25,6 +25,8 @@ pub(crate) struct Answering {
     pub(crate) keeper: Keeper,
     /// The last command that the latest answer depends on.
     depends_on: Lsn,
+    /// Answers were not sent because none may be, whatever they depend on.
+    pub(crate) withheld: bool,
     pub(crate) requests: RequestCounters,
     pub(crate) time: Clock,
     pub(crate) events: Events,
@@ -69,6 +71,7 @@ impl Answering {
             summary: (now, keeper.master().stats()),
             keeper,
             depends_on: 0,
+            withheld: false,
             requests: RequestCounters::default(),
             time: Clock::new(now, at),
             events: Events::default(),
@@ -286,7 +289,9 @@ impl Handler for Answering {
             self.time.read();
         }
         let now = self.now();
-        self.keeper.confirmed(now)
+        let confirmed = self.keeper.confirmed(now);
+        self.withheld |= confirmed.is_none();
+        confirmed
     }
 
     fn surely_confirmed(&self) -> Option<Lsn> {

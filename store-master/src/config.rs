@@ -76,8 +76,6 @@ pub struct Config {
     /// The same when the last time is longer ago than this and something has changed since, seconds, at least
     /// 1. Default 900.
     pub journal_snapshot_s: u32,
-    /// Several masters, of which one leads and the others have its state.
-    pub ha: HaConfig,
     /// Whether the HTTP server has `/metadata`, where engines register and look up names of segments. Every
     /// peer that reaches `http_listen` may write there. Default true.
     pub metadata_server: bool,
@@ -85,6 +83,8 @@ pub struct Config {
     /// `http://ADDR:PORT/metadata`; none: no such server. Every peer that reaches it may write there. Default
     /// none.
     pub mooncake_metadata_listen: Option<SocketAddr>,
+    /// Several masters, of which one leads and the others have its state.
+    pub ha: HaConfig,
     /// Limits of `/metadata`, on either port.
     pub metadata: MetadataLimits,
     /// Limits on clients of the HTTP server.

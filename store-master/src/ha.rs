@@ -32,7 +32,7 @@ use store_core::ha::{
     Action, HandOverError, Limits, Member, MemberId, Message, NotLeading, Reign, Rules, Status, Timing, Told,
 };
 use store_core::message::{NotLeader, encode_not_leader};
-use store_core::{Frame, Master, Session};
+use store_core::{Frame, Kind, Master, Session};
 use tracing::{info, warn};
 
 use crate::config::{Config, HaConfig};
@@ -336,6 +336,10 @@ impl Ha {
     }
 
     fn refuse(&self, frame: &Frame<'_>, out: &mut Vec<u8>) {
+        if frame.header.kind == Kind::ReturnLeases as u8 {
+            // It has no response.
+            return;
+        }
         let status = self.member.status();
         let record = status.record.as_ref();
         let leader = record.map(|record| record.leader.0).filter(|id| *id != self.me.id || self.is_serving());

@@ -241,6 +241,7 @@ impl MasterServer {
             stop: self.stopper.stop,
             started_s: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
             late: VecDeque::new(),
+            confirmed: None,
         };
         let result = service.run();
         drop((http, mooncake_metadata));

@@ -77,6 +77,8 @@ pub(crate) struct Service {
     pub(crate) started_s: f64,
     /// Answers to questions that wait to be confirmed, in the order of the commands that they depend on.
     pub(crate) late: VecDeque<(Lsn, Late)>,
+    /// The last command that was confirmed when answers were last given.
+    pub(crate) confirmed: Option<Lsn>,
 }
 
 /// The answer to a question, and where it goes.
@@ -152,7 +154,13 @@ impl Service {
             }
             Keeper::Masters(_) => self.turn(),
         }
+        let withheld = std::mem::take(&mut self.answering.withheld);
         let confirmed = self.answering.confirmed();
+        if confirmed.is_none() || (confirmed == self.confirmed && !withheld) {
+            self.answering.withheld |= withheld;
+            return Ok(());
+        }
+        self.confirmed = confirmed;
         self.connections.release();
         while self.late.front().is_some_and(|(lsn, _)| confirmed.is_some_and(|confirmed| *lsn <= confirmed))
             && let Some((_, late)) = self.late.pop_front()

@@ -300,7 +300,8 @@ impl World {
         let local = process.local(self.now);
         let id = MemberId(index as u64);
         let ms = Duration::from_millis;
-        let timing = Timing { compare: ms(500), hand_over: ms(300), ..Timing::default() };
+        // Messages may take longer than the leader waits for a switchover.
+        let timing = Timing { compare: ms(500), hand_over: ms(60), ..Timing::default() };
         let rules = Rules { timing, limits: self.limits, crc32c: crc32c::crc32c };
         process.held.clear();
         process.handing = None;
