@@ -277,7 +277,9 @@ impl Key {
             "String" | "Secret" => "a text".to_owned(),
             "PathBuf" => "a path".to_owned(),
             "SocketAddr" => "ADDR:PORT".to_owned(),
-            "Address" => "HOST:PORT, or unix:PATH".to_owned(),
+            "Masters" => {
+                "HOST:PORT[,HOST:PORT], unix:PATH, or etcd://HOST:PORT[,HOST:PORT]/CLUSTER".to_owned()
+            }
             "Fabrics" => {
                 let names: Vec<&str> = te_engine::fabrics().iter().map(|entry| entry.name).collect();
                 format!("auto, or some of {}", names.join(","))

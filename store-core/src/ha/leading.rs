@@ -287,6 +287,7 @@ impl Leading {
                         remote.again(self.beat);
                     }
                     self.append(member, digest, actions);
+                    self.tells(member);
                     self.send_commands(member, actions);
                 }
                 Has::Parts(sending) => {
@@ -301,6 +302,17 @@ impl Leading {
         }
         self.invite(now, actions);
         self.forget();
+    }
+
+    /// Notes whether the beat has told a member that it may take over.
+    fn tells(&mut self, member: MemberId) {
+        let (beat, named) = (self.beat, self.record.has(member));
+        let Some(remote) = self.remotes.get_mut(&member) else { return };
+        if named && !remote.lost && remote.follows() {
+            remote.trusted_beat.get_or_insert(beat);
+        } else {
+            remote.trusted_beat = None;
+        }
     }
 
     fn append_nothing(&mut self, member: MemberId, actions: &mut VecDeque<Action>) {
@@ -508,7 +520,12 @@ impl Leading {
     }
 
     /// The arbiter has the record that was proposed; it was asked at `asked_at`.
-    pub(super) fn recorded(&mut self, record: Record, version: u64, asked_at: Instant) {
+    pub(super) fn recorded(&mut self, now: Instant, record: Record, version: u64, asked_at: Instant) {
+        if record.in_sync != self.record.in_sync {
+            // Whoever is in sync from here on learns of it at once: else it could not take over if the leader
+            // died now.
+            self.next_beat = now;
+        }
         self.proposed = None;
         self.confirmed = asked_at;
         (self.record, self.version) = (record, version);

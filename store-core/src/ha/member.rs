@@ -564,7 +564,7 @@ impl Member {
         self.seen = Some(Seen { is, since: now, at: now });
         match mem::replace(&mut self.role, Role::Joining) {
             Role::Leading(mut leading) if leading.reign == reign => {
-                leading.recorded(record, version, asked_at);
+                leading.recorded(now, record, version, asked_at);
                 self.role = Role::Leading(leading);
             }
             Role::Following(following) if following.promised.is_some() && following.reign.next() == reign => {

@@ -54,7 +54,7 @@ pub struct Peer {
     pub stage: Stage,
     /// The last command that it has.
     pub acked: Lsn,
-    /// It may take over.
+    /// The record names it, and it knows: it may take over.
     pub in_sync: bool,
 }
 

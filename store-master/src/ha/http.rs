@@ -69,7 +69,10 @@ impl HaStats {
                 id: id.to_string(),
                 rpc: rpc.clone(),
                 leads: record.is_some_and(|record| record.leader.0 == *id),
-                in_sync: record.is_some_and(|record| record.in_sync.contains(&MemberId(*id))),
+                in_sync: match peer {
+                    Some(peer) => peer.in_sync,
+                    None => record.is_some_and(|record| record.in_sync.contains(&MemberId(*id))),
+                },
                 stage: peer.map(|peer| match peer.stage {
                     Stage::Waits => "waits",
                     Stage::Receives { .. } => "receives",
