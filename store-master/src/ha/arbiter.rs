@@ -56,8 +56,9 @@ pub(crate) trait Arbiter: Send {
     fn name(&self) -> String;
     /// The record; version 0 if there is none.
     fn read(&mut self) -> Result<Versioned, ArbiterError>;
-    /// Replaces the record if it still has this version. `rpc` is where the leader is reached.
-    fn swap(&mut self, version: u64, record: &Record, rpc: &str) -> Result<Told, ArbiterError>;
+    /// Replaces the record if it still has this version. Clients that look masters up there find the leader
+    /// among the `known` ones.
+    fn swap(&mut self, version: u64, record: &Record, known: &[Address]) -> Result<Told, ArbiterError>;
     /// Stores where a member is reached.
     fn announce(&mut self, address: &Address) -> Result<(), ArbiterError>;
     /// Where members are reached.
@@ -76,14 +77,33 @@ struct Stored {
     leader: u64,
     in_sync: Vec<u64>,
     /// Where clients reach the leader.
-    rpc: String,
+    #[serde(default)]
+    leader_endpoint: String,
+    #[serde(default)]
+    members: Vec<StoredMember>,
+}
+
+/// Where clients reach a member.
+#[derive(Serialize, Deserialize)]
+struct StoredMember {
+    id: u64,
+    endpoint: String,
 }
 
 impl Stored {
-    fn of(version: u64, record: &Record, rpc: &str) -> Self {
+    fn of(version: u64, record: &Record, known: &[Address]) -> Self {
         let Record { reign: Reign { lineage, term }, leader, in_sync } = record;
-        let in_sync = in_sync.iter().map(|id| id.0).collect();
-        Self { format: FORMAT, version, lineage: *lineage, term: *term, leader: leader.0, in_sync, rpc: rpc.into() }
+        let member = |address: &Address| StoredMember { id: address.id, endpoint: address.rpc.clone() };
+        Self {
+            format: FORMAT,
+            version,
+            lineage: *lineage,
+            term: *term,
+            leader: leader.0,
+            in_sync: in_sync.iter().map(|id| id.0).collect(),
+            leader_endpoint: endpoint_of(*leader, known).into(),
+            members: known.iter().map(member).collect(),
+        }
     }
 
     fn to_bytes(&self) -> Result<Vec<u8>, ArbiterError> {
@@ -104,6 +124,10 @@ impl Stored {
         let reign = Reign { lineage: stored.lineage, term: stored.term };
         Ok((stored.version, Record { reign, leader: MemberId(stored.leader), in_sync }))
     }
+}
+
+fn endpoint_of(leader: MemberId, known: &[Address]) -> &str {
+    known.iter().find(|address| address.id == leader.0).map_or("", |address| &address.rpc)
 }
 
 /// An arbiter in a directory, for masters of one host: it is not there when the host is not.
@@ -165,13 +189,13 @@ impl Arbiter for FileArbiter {
         self.locked(Self::stored)
     }
 
-    fn swap(&mut self, version: u64, record: &Record, rpc: &str) -> Result<Told, ArbiterError> {
+    fn swap(&mut self, version: u64, record: &Record, known: &[Address]) -> Result<Told, ArbiterError> {
         self.locked(|path| {
             let is = Self::stored(path)?;
             if is.version != version {
                 return Ok(Told::Is(is));
             }
-            self.replace(path, &Stored::of(version + 1, record, rpc).to_bytes()?)?;
+            self.replace(path, &Stored::of(version + 1, record, known).to_bytes()?)?;
             Ok(Told::Swapped { version: version + 1 })
         })
     }
@@ -192,12 +216,15 @@ impl Arbiter for FileArbiter {
     }
 }
 
-/// An arbiter on etcd: the keys `snowskin/CLUSTER/master` and `snowskin/CLUSTER/masters/ID`.
+/// An arbiter on etcd: the record is under `snowskin/CLUSTER/masters`, and members are under
+/// `snowskin/CLUSTER/masters/ID`. Where Mooncake's clients look for the leader, it is published as well.
 #[cfg(feature = "etcd")]
 #[derive(Debug)]
 pub(crate) struct EtcdArbiter {
     registers: te_metadata::Registers,
-    prefix: String,
+    cluster: String,
+    /// The reign whose leader was published.
+    published: Reign,
 }
 
 #[cfg(feature = "etcd")]
@@ -210,11 +237,24 @@ impl EtcdArbiter {
         cluster: &str,
     ) -> Result<Self, te_metadata::MetadataError> {
         let registers = te_metadata::Registers::open(source, Self::TIMEOUT)?;
-        Ok(Self { registers, prefix: format!("snowskin/{cluster}") })
+        Ok(Self { registers, cluster: cluster.into(), published: Reign::default() })
     }
 
     fn key(&self) -> String {
-        format!("{}/master", self.prefix)
+        format!("snowskin/{}/masters", self.cluster)
+    }
+
+    /// Tells Mooncake's clients. It is a hint: what is there when this fails is an earlier leader.
+    fn publish(&mut self, record: &Record, known: &[Address]) {
+        let endpoint = endpoint_of(record.leader, known);
+        if self.published == record.reign || endpoint.is_empty() {
+            return;
+        }
+        let key = format!("mooncake-store/{}/master_view", self.cluster);
+        match self.registers.put(&key, endpoint.as_bytes()) {
+            Ok(()) => self.published = record.reign,
+            Err(error) => warn!(%error, key, "the leader is not published"),
+        }
     }
 }
 
@@ -235,21 +275,24 @@ impl Arbiter for EtcdArbiter {
         versioned(self.registers.read(&self.key())?)
     }
 
-    fn swap(&mut self, version: u64, record: &Record, rpc: &str) -> Result<Told, ArbiterError> {
-        let bytes = Stored::of(0, record, rpc).to_bytes()?;
+    fn swap(&mut self, version: u64, record: &Record, known: &[Address]) -> Result<Told, ArbiterError> {
+        let bytes = Stored::of(0, record, known).to_bytes()?;
         match self.registers.swap(&self.key(), version, &bytes)? {
-            te_metadata::Swapped::Yes(version) => Ok(Told::Swapped { version }),
+            te_metadata::Swapped::Yes(version) => {
+                self.publish(record, known);
+                Ok(Told::Swapped { version })
+            }
             te_metadata::Swapped::No(register) => versioned(register).map(Told::Is),
         }
     }
 
     fn announce(&mut self, address: &Address) -> Result<(), ArbiterError> {
         let bytes = serde_json::to_vec(address).map_err(|error| ArbiterError(error.to_string()))?;
-        Ok(self.registers.put(&format!("{}/masters/{}", self.prefix, address.id), &bytes)?)
+        Ok(self.registers.put(&format!("{}/{}", self.key(), address.id), &bytes)?)
     }
 
     fn members(&mut self) -> Result<Vec<Address>, ArbiterError> {
-        let found = self.registers.list(&format!("{}/masters/", self.prefix))?;
+        let found = self.registers.list(&format!("{}/", self.key()))?;
         let addresses = found.iter().filter_map(|(_, value)| serde_json::from_slice(value).ok());
         Ok(addresses.take(MEMBERS_MAX).collect())
     }
@@ -275,7 +318,8 @@ impl Asker {
     pub(super) fn start(arbiter: Box<dyn Arbiter>, me: Address, inputs: Inputs) -> io::Result<Self> {
         let (questions, asked) = channel();
         thread::Builder::new().name("snowskin-arbiter".into()).spawn(move || {
-            Asking { arbiter, me, inputs, announced: false, known: Vec::new(), log: LogLimit::default() }
+            let known = vec![me.clone()];
+            Asking { arbiter, me, inputs, announced: false, known, log: LogLimit::default() }
                 .serve(&asked);
         })?;
         Ok(Self { questions })
@@ -306,7 +350,7 @@ impl Asking {
                 Ok((number, ask)) => {
                     let answer = match &ask {
                         Ask::Read => self.arbiter.read().map(Told::Is),
-                        Ask::Swap { version, record } => self.arbiter.swap(*version, record, &self.me.rpc),
+                        Ask::Swap { version, record } => self.arbiter.swap(*version, record, &self.known),
                     };
                     let told = match answer {
                         Ok(told) => {
@@ -344,7 +388,14 @@ impl Asking {
                 Err(error) => self.complain(&error),
             }
         }
-        match self.arbiter.members() {
+        let members = self.arbiter.members().map(|mut members| {
+            if members.iter().all(|member| member.id != self.me.id) {
+                members.push(self.me.clone());
+            }
+            members.sort_by_key(|member| member.id);
+            members
+        });
+        match members {
             Ok(members) if members == self.known => true,
             Ok(members) => {
                 info!(masters = members.len(), arbiter = self.arbiter.name(), "the masters of this cluster");
@@ -378,19 +429,20 @@ mod tests {
             leader: MemberId(u64::MAX),
             in_sync: vec![MemberId(1), MemberId(u64::MAX)],
         };
-        let Told::Swapped { version } = arbiter.swap(0, &record(1), "h:1").unwrap() else { panic!("the first") };
+        let address = |id| Address { id, rpc: format!("h{id}:1"), link: format!("h{id}:2") };
+        let known = [address(u64::MAX)];
+        let Told::Swapped { version } = arbiter.swap(0, &record(1), &known).unwrap() else { panic!("the first") };
         assert_eq!(other.read().unwrap(), Versioned { version, record: record(1) });
         let is = Told::Is(Versioned { version, record: record(1) });
-        assert_eq!(other.swap(0, &record(2), "h:2"), Ok(is.clone()), "there is a record");
-        assert_eq!(other.swap(version + 1, &record(2), "h:2"), Ok(is), "it has another version");
-        let Told::Swapped { version: later } = other.swap(version, &record(2), "h:2").unwrap() else {
+        assert_eq!(other.swap(0, &record(2), &known), Ok(is.clone()), "there is a record");
+        assert_eq!(other.swap(version + 1, &record(2), &known), Ok(is), "it has another version");
+        let Told::Swapped { version: later } = other.swap(version, &record(2), &known).unwrap() else {
             panic!("it has this version")
         };
         assert!(later > version);
         assert_eq!(arbiter.read().unwrap(), Versioned { version: later, record: record(2) });
 
         assert_eq!(arbiter.members().unwrap(), []);
-        let address = |id| Address { id, rpc: format!("h{id}:1"), link: format!("h{id}:2") };
         arbiter.announce(&address(1)).unwrap();
         other.announce(&address(u64::MAX)).unwrap();
         other.announce(&address(u64::MAX)).unwrap();
@@ -416,6 +468,14 @@ mod tests {
         let source: te_metadata::MetadataSource = etcd.url().parse().unwrap();
         let open = || EtcdArbiter::open(&source, "c").unwrap();
         is_an_arbiter(&mut open(), &mut open());
+        // Clients find the leader in both ways.
+        let registers = te_metadata::Registers::open(&source, Duration::from_secs(5)).unwrap();
+        let record = registers.read("snowskin/c/masters").unwrap().value;
+        let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+        let endpoint = format!("h{}:1", u64::MAX);
+        assert_eq!(record["leader_endpoint"], *endpoint);
+        assert_eq!(record["members"][0]["endpoint"], *endpoint);
+        assert_eq!(registers.read("mooncake-store/c/master_view").unwrap().value, endpoint.as_bytes());
         // One that is away is no arbiter, and says so.
         drop(etcd);
         let error = open().read().unwrap_err().to_string();
