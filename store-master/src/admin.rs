@@ -16,13 +16,13 @@ use axum::middleware;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
+use store_core::ha::HandOverError;
 use store_core::message::{
     DrainInfo, DrainStatus, Evict, EvictNow, EvictionReport, ListNodes, ListTasks, NodeInfo, Operation,
     ReadConfig, SegmentInfo, SegmentState, Segments, TaskQuery, TaskReport, TaskState, TenantList,
     TenantUsage,
 };
 use store_core::wire::KEYS_PER_BATCH_MAX;
-use store_core::ha::HandOverError;
 use store_core::{ErrorCode, Frame, Items, NodeId, SegmentNo, Stats};
 
 use crate::ha::http as ha;

@@ -339,8 +339,7 @@ mod tests {
     #[test]
     fn mounts_of_an_incarnation_that_has_ended_or_is_far_ahead_are_counted() {
         let master = store_core::Master::new(MasterConfig::default()).unwrap();
-        let mut answering =
-            Answering::new(Keeper::Memory(Box::new(master)), store_core::Instant::ZERO, 0);
+        let mut answering = Answering::new(Keeper::Memory(Box::new(master)), store_core::Instant::ZERO, 0);
         answering.set_wall();
         let mut session = Session::owner();
         let mut refused_after = |incarnation: u64| {

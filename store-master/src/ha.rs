@@ -142,7 +142,8 @@ impl Joining {
         let life = (wall.as_micros() as u64) & ((1 << 44) - 1);
         let settings = |error: store_core::ConfigError| io::Error::other(error.to_string());
         let now = store_core::Instant::ZERO;
-        let member = Member::new(now, MemberId(me.id), life, config.store.clone(), rules(of)).map_err(settings)?;
+        let member =
+            Member::new(now, MemberId(me.id), life, config.store.clone(), rules(of)).map_err(settings)?;
         let idle = Master::new(config.store.clone()).map_err(settings)?;
         Ok(Ha {
             member,
@@ -423,7 +424,8 @@ impl Ha {
 
     fn learn(&mut self, members: Vec<Address>) {
         for member in members {
-            let known = self.addresses.contains_key(&member.id) || self.addresses.len() < arbiter::MEMBERS_MAX;
+            let known =
+                self.addresses.contains_key(&member.id) || self.addresses.len() < arbiter::MEMBERS_MAX;
             if member.id != self.me.id && known {
                 self.addresses.insert(member.id, member);
             }

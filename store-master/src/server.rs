@@ -23,9 +23,9 @@ use crate::answering::Answering;
 use crate::connections::Connections;
 use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
+use crate::ha;
 use crate::http::{Http, Question};
 use crate::http_server::HttpServer;
-use crate::ha;
 use crate::journal::Opened;
 use crate::keeper::Keeper;
 use crate::liveness::Liveness;
@@ -81,11 +81,7 @@ enum Store {
 
 impl Store {
     /// The master and what keeps its state, and its time.
-    fn start(
-        self,
-        config: &Config,
-        waker: Arc<Waker>,
-    ) -> Result<(Keeper, store_core::Instant), ServeError> {
+    fn start(self, config: &Config, waker: Arc<Waker>) -> Result<(Keeper, store_core::Instant), ServeError> {
         match self {
             Self::Memory(master) => Ok((Keeper::Memory(master), store_core::Instant::ZERO)),
             Self::Masters(joining) => {

@@ -3,6 +3,7 @@
 //!
 //! `SNOWSKIN_HA_ROUNDS=100 cargo test --release -p store-master --features etcd --test ha -- --nocapture`
 //! measures how long clients are not served.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -280,7 +281,8 @@ impl Client {
     }
 
     fn has(&mut self, key: &[u8]) -> bool {
-        let got = self.call(|out, number| Get::encode_request(out, number, &(), [Key(key)].into_iter()).unwrap());
+        let got =
+            self.call(|out, number| Get::encode_request(out, number, &(), [Key(key)].into_iter()).unwrap());
         match Get::decode_response(&got.frame()).unwrap().1.next().unwrap() {
             Ok(object) => {
                 assert_eq!(object.len, OBJECT);
@@ -338,7 +340,8 @@ impl Client {
 struct Load {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
-    writers: Vec<JoinHandle<(Vec<Vec<u8>>, Vec<Vec<u8>>)>>,
+    /// They return the keys that are there, and those that were removed.
+    writers: Vec<JoinHandle<[Vec<Vec<u8>>; 2]>>,
     node: JoinHandle<()>,
 }
 
@@ -366,7 +369,7 @@ impl Load {
                     // The machine is shared, and what is stored is bounded.
                     thread::sleep(Duration::from_millis(1));
                 }
-                (kept, removed)
+                [kept, removed]
             })
         };
         let writers = (0..2).map(writer).collect();
@@ -393,7 +396,7 @@ impl Load {
         let mut client = Client::new(masters);
         let mut checked = 0;
         for writer in self.writers {
-            let (kept, removed) = writer.join().unwrap();
+            let [kept, removed] = writer.join().unwrap();
             for key in &kept {
                 assert!(client.has(key), "{} is lost", String::from_utf8_lossy(key));
             }
@@ -476,13 +479,17 @@ fn a_leader_hands_over_under_load() {
         load.goes_on();
         let old = leader_of(&masters);
         eventually("the other one is in sync", || masters[old].in_sync() == 2);
-        let head = "POST /api/v1/switchover HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+        let head =
+            "POST /api/v1/switchover HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
         let answer = http(masters[old].http(), head, "{}").unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         outages.push(load.goes_on());
         eventually("the other one leads", || masters[1 - old].leads());
         let follower = http(masters[old].http(), head, "{}").unwrap();
-        assert!(follower.starts_with("HTTP/1.1 409") && follower.contains("does not lead"), "{round} {follower}");
+        assert!(
+            follower.starts_with("HTTP/1.1 409") && follower.contains("does not lead"),
+            "{round} {follower}"
+        );
     }
     load.check(&masters);
     show("no put ends after a switchover began", outages);

@@ -215,12 +215,7 @@ impl Leading {
     }
 
     /// Sends a member one message with commands that it was not sent yet, or none. Returns whether it could.
-    fn append(
-        &mut self,
-        member: MemberId,
-        digest: Option<u64>,
-        actions: &mut VecDeque<Action>,
-    ) -> bool {
+    fn append(&mut self, member: MemberId, digest: Option<u64>, actions: &mut VecDeque<Action>) -> bool {
         let (reign, beat, named) = (self.reign, self.beat, self.record.has(member));
         let Some(remote) = self.remotes.get_mut(&member) else { return false };
         let trusted = named && !remote.lost;
@@ -536,7 +531,11 @@ impl Leading {
     }
 
     /// Begins to hand over, to a member or to the one that is least behind.
-    pub(super) fn hand_over(&mut self, now: Instant, to: Option<MemberId>) -> Result<MemberId, HandOverError> {
+    pub(super) fn hand_over(
+        &mut self,
+        now: Instant,
+        to: Option<MemberId>,
+    ) -> Result<MemberId, HandOverError> {
         if self.handing.is_some() {
             return Err(HandOverError::UnderWay);
         }

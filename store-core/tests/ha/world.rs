@@ -394,6 +394,10 @@ impl World {
                     return Ok(());
                 }
                 self.report.joins += u64::from(matches!(message, Message::Join { .. }));
+                if let Message::Chunk { reign, number: 0, .. } = &message {
+                    let follows = self.processes[to].member.as_ref().and_then(Member::follows);
+                    self.report.behind += u64::from(follows.is_some_and(|(of, _)| of == *reign));
+                }
                 let message = self.falsified(to, message);
                 if self.talks {
                     let mut text = format!("{message:?}");
@@ -475,7 +479,9 @@ impl World {
     fn release(&mut self, index: usize) -> Result<(), Violation> {
         let process = &mut self.processes[index];
         let local = process.local(self.now);
-        let Some(member) = process.member.as_mut().filter(|_| process.stopped.is_none()) else { return Ok(()) };
+        let Some(member) = process.member.as_mut().filter(|_| process.stopped.is_none()) else {
+            return Ok(());
+        };
         if member.wants_snapshot() {
             member.take_snapshot(local, process.sessions.values());
         }

@@ -212,7 +212,10 @@ impl Arbiter for FileArbiter {
         let paths = list.flatten().map(|entry| entry.path());
         let paths = paths.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
         let small = paths.filter(|path| fs::metadata(path).is_ok_and(|of| of.len() <= BYTES_MAX));
-        Ok(small.filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok()).take(MEMBERS_MAX).collect())
+        Ok(small
+            .filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok())
+            .take(MEMBERS_MAX)
+            .collect())
     }
 }
 
@@ -319,8 +322,7 @@ impl Asker {
         let (questions, asked) = channel();
         thread::Builder::new().name("snowskin-arbiter".into()).spawn(move || {
             let known = vec![me.clone()];
-            Asking { arbiter, me, inputs, announced: false, known, log: LogLimit::default() }
-                .serve(&asked);
+            Asking { arbiter, me, inputs, announced: false, known, log: LogLimit::default() }.serve(&asked);
         })?;
         Ok(Self { questions })
     }
@@ -431,7 +433,9 @@ mod tests {
         };
         let address = |id| Address { id, rpc: format!("h{id}:1"), link: format!("h{id}:2") };
         let known = [address(u64::MAX)];
-        let Told::Swapped { version } = arbiter.swap(0, &record(1), &known).unwrap() else { panic!("the first") };
+        let Told::Swapped { version } = arbiter.swap(0, &record(1), &known).unwrap() else {
+            panic!("the first")
+        };
         assert_eq!(other.read().unwrap(), Versioned { version, record: record(1) });
         let is = Told::Is(Versioned { version, record: record(1) });
         assert_eq!(other.swap(0, &record(2), &known), Ok(is.clone()), "there is a record");

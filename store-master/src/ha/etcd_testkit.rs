@@ -1,4 +1,5 @@
 //! An etcd of a test's own.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -31,8 +32,7 @@ impl Etcd {
         };
         let this = Self { child, port, _dir: dir };
         let source: te_metadata::MetadataSource = this.url().parse().unwrap();
-        let registers =
-            te_metadata::Registers::open(&source, std::time::Duration::from_secs(1)).unwrap();
+        let registers = te_metadata::Registers::open(&source, std::time::Duration::from_secs(1)).unwrap();
         eventually("etcd answers", || registers.read("ready").is_ok());
         Some(this)
     }

@@ -278,7 +278,9 @@ fn greet(stream: &mut (impl Read + Write), common: &Common, to: MemberId) -> io:
     if is_proved(&common.secret, &proof, &mine, &accepts) {
         return Ok(());
     }
-    Err(io::Error::other("it does not prove the cluster secret, or is another master than it was announced as"))
+    Err(io::Error::other(
+        "it does not prove the cluster secret, or is another master than it was announced as",
+    ))
 }
 
 const ACCEPTED: u8 = 0;
@@ -315,7 +317,9 @@ fn welcome(stream: &mut (impl Read + Write), common: &Common) -> io::Result<Addr
     let connects = purpose("connects", &cluster, from.id, me);
     if from.id == me || !is_proved(&common.secret, &proof, &challenge, &connects) {
         stream.write_all(&[WRONG_SECRET])?;
-        return Err(io::Error::other("it does not prove the cluster secret, or has the number of this master"));
+        return Err(io::Error::other(
+            "it does not prove the cluster secret, or has the number of this master",
+        ));
     }
     let mut verdict = vec![ACCEPTED];
     let accepts = purpose("accepts", &cluster, me, from.id);
