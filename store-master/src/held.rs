@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use store_core::command_log::Lsn;
 
-/// Answers that wait until the commands that they depend on are confirmed. Answers of one connection keep their
-/// order, so one that depends on nothing waits behind one that does.
+/// Answers that wait until the commands that they depend on are confirmed. Answers of one connection keep
+/// their order, so one that depends on nothing waits behind one that does.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     /// The last command that some answers depend on, and where they end in the output.

@@ -5,7 +5,7 @@
 //!   connection string ──▶ MetadataSource ─┬─▶ Directory   entries of segments: compare-and-set, time to live
 //!                                         │      └── Keeper   a thread that keeps one entry registered
 //!                                         ├─▶ KeyValue    plain keys and values, as other systems keep them
-//!                                         └─▶ Registers   etcd alone: values replaced at a version, no leases
+//!                                         └─▶ Registers   etcd alone: values with versions, no leases
 //!                                                │
 //!                        backoff: a server that did not answer is not asked for a while
 //!                                                │

@@ -297,7 +297,7 @@ impl Member {
 
     /// Begins to hand over to another member; to the one that is least behind, if none is named. Returns
     /// which. From here on no request is taken; the member is [deposed](Action::Deposed) when the other one
-    /// leads, and serves again if that does not happen within [`Timing::hand_over`](super::Timing::hand_over).
+    /// leads, and serves again if that does not happen in [`Timing::hand_over`](super::Timing::hand_over).
     ///
     /// # Errors
     /// See [`HandOverError`].

@@ -31,6 +31,7 @@
 #[path = "../linearizability/checker.rs"]
 mod checker;
 mod clients;
+mod switchover;
 mod world;
 
 use std::ops::Range;
@@ -75,6 +76,7 @@ fn no_acknowledged_change_is_lost_when_members_die() {
     // Not vacuous: every fault happened, and the store served requests all the same.
     let often = [sum.puts, sum.hits, sum.removes];
     assert!(often.iter().all(|count| *count > 10_000), "{sum:?}");
+    assert!(sum.behind > 10, "{sum:?}");
     let rare = [
         sum.snapshots,
         sum.loaded,
@@ -138,12 +140,6 @@ fn when_a_promise_is_not_kept_changes_are_lost() {
 #[test]
 fn when_commands_of_an_earlier_reign_are_acknowledged_changes_are_lost() {
     let found = first_violation(300, Lies::TERM);
-    assert!(found.is_some(), "{found:?}");
-}
-
-#[test]
-fn when_a_member_takes_over_on_a_late_request_two_reigns_answer() {
-    let found = first_violation(2_000, Lies::LATE);
     assert!(found.is_some(), "{found:?}");
 }
 

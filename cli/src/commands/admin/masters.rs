@@ -44,8 +44,8 @@ pub(super) struct Switchover {
     /// HTTP address of the master that leads.
     #[arg(long, default_value = "127.0.0.1:9003", value_name = "ADDR:PORT")]
     at: String,
-    /// Number of the master that is to lead, as `snowskin admin masters` lists it. Without it: the one that is
-    /// least behind.
+    /// Number of the master that is to lead, as `snowskin admin masters` lists it. Without it: the one that
+    /// is least behind.
     #[arg(long, value_name = "ID")]
     to: Option<u64>,
     #[command(flatten)]
