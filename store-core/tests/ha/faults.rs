@@ -1,7 +1,7 @@
 //! What goes wrong, and rules that are broken on purpose.
 
 use store_core::command_log::{Command, Lsn};
-use store_core::ha::{Member, MemberId, Message, Reign};
+use store_core::ha::{MemberId, Message, Reign};
 
 use super::{CLIENTS, Event, Lies, MEMBERS, Party, World};
 
