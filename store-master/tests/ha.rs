@@ -44,7 +44,7 @@ fn a_master() {
     thread::spawn(move || {
         // It does not outlive its test.
         while std::os::unix::process::parent_id() == parent {
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(100)); // timing: only how soon an orphan ends
         }
         std::process::exit(1);
     });
@@ -258,8 +258,8 @@ impl Client {
             self.repeated += 1;
             self.stream = None;
             self.current = (self.current + 1) % self.masters.len();
-            assert!(began.elapsed() < Duration::from_secs(30), "no master leads");
-            thread::sleep(Duration::from_millis(2));
+            assert!(began.elapsed() < Duration::from_secs(30), "no master leads"); // timing: gives up
+            thread::sleep(Duration::from_millis(2)); // timing: a pause between tries
         }
     }
 
@@ -367,7 +367,7 @@ impl Load {
                     }
                     done.fetch_add(1, Ordering::Relaxed);
                     // The machine is shared, and what is stored is bounded.
-                    thread::sleep(Duration::from_millis(1));
+                    thread::sleep(Duration::from_millis(1)); // timing: the load, not what is checked
                 }
                 [kept, removed]
             })
@@ -377,7 +377,7 @@ impl Load {
         let node = thread::spawn(move || {
             while !stops.load(Ordering::Relaxed) {
                 client.beat();
-                thread::sleep(Duration::from_millis(200));
+                thread::sleep(Duration::from_millis(200)); // timing: the pace of heartbeats
             }
         });
         Self { stop, done, writers, node }
@@ -387,7 +387,7 @@ impl Load {
     fn goes_on(&self) -> Duration {
         let (before, began) = (self.done.load(Ordering::Relaxed), Instant::now());
         eventually("puts end", || self.done.load(Ordering::Relaxed) > before + 4);
-        began.elapsed()
+        began.elapsed() // timing: measured, and not judged
     }
 
     /// Ends, and checks that everything is as it was acknowledged.

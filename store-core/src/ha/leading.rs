@@ -517,8 +517,8 @@ impl Leading {
     /// The arbiter has the record that was proposed; it was asked at `asked_at`.
     pub(super) fn recorded(&mut self, now: Instant, record: Record, version: u64, asked_at: Instant) {
         if record.in_sync != self.record.in_sync {
-            // Whoever is in sync from here on learns of it at once: else it could not take over if the leader
-            // died now.
+            // A member that is in sync from here on learns of it at once: else it could not take over if the
+            // leader died now.
             self.next_beat = now;
         }
         self.proposed = None;

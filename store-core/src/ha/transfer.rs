@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_arrives_whole_though_chunks_are_lost_doubled_and_the_way_is_interrupted() {
+    fn a_snapshot_arrives_whole_though_chunks_are_lost_and_doubled_and_for_a_while_none_arrives() {
         let (stored, reign) = stored();
         let (limits, at) = (Limits::default(), Instant::from_millis);
         let (mut sending, chunks) = (Sending::new(at(0), Arc::clone(&stored)), stored.chunks.len() as u32);

@@ -465,12 +465,12 @@ mod tests {
         assert_eq!(message_within(&b, 10_000), Some((MemberId(1), long)));
 
         for (id, cluster, secret) in [(3, "c", &b"other"[..]), (4, "d", b"secret"), (5, "c", b"")] {
-            let mut stranger = place(id, cluster, secret);
-            stranger.links.send(&b.me, &Message::Empty { version: 1 });
+            let mut intruder = place(id, cluster, secret);
+            intruder.links.send(&b.me, &Message::Empty { version: 1 });
             assert_eq!(message_within(&b, 300), None, "{id}");
             // It does not listen to us either.
-            a.links.send(&stranger.me, &Message::Empty { version: 1 });
-            assert_eq!(message_within(&stranger, 300), None, "{id}");
+            a.links.send(&intruder.me, &Message::Empty { version: 1 });
+            assert_eq!(message_within(&intruder, 300), None, "{id}");
         }
     }
 
