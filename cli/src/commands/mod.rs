@@ -80,6 +80,11 @@ impl MasterArg {
         &self.flags.settings().cluster.master
     }
 
+    /// The secret for administration.
+    pub(crate) fn admin_secret(&self) -> &store_core::Secret {
+        &self.flags.settings().cluster.admin_secret
+    }
+
     /// Opens a connection for requests that move no objects.
     pub(crate) fn connect(&self) -> anyhow::Result<RpcConnection> {
         let settings = self.flags.settings();

@@ -40,7 +40,7 @@ const SOURCES: [(&str, &str); 8] = [
 ];
 
 /// Short flags for settings with long names. `-h` lists these; `--help` lists all.
-const FLAGS: [(&str, &str); 35] = [
+const FLAGS: [(&str, &str); 39] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
     ("cluster.tenant_secret", "tenant-secret"),
@@ -55,6 +55,10 @@ const FLAGS: [(&str, &str); 35] = [
     ("master.rpc_unix", "unix"),
     ("master.http_listen", "http"),
     ("master.journal", "journal"),
+    ("master.ha.arbiter", "ha"),
+    ("master.ha.cluster_id", "cluster-id"),
+    ("master.ha.member_id", "member-id"),
+    ("master.ha.advertise", "advertise"),
     ("master.store.lease_ttl_ms", "lease-ms"),
     ("master.store.eviction_high_watermark", "evict-above"),
     ("master.store.eviction", "eviction"),
