@@ -491,6 +491,7 @@ impl Master {
                 .unwrap_or(0),
             memory_bytes: self.memory_bytes() as u64,
             leaving_bytes: self.objects.leaving_bytes(),
+            disk_backlog_bytes: self.disk_backlog_bytes(),
             disk_objects: self.shelf.len().into(),
             disk_object_bytes: self.shelf.bytes(),
             ..self.with_disks()

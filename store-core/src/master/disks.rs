@@ -406,10 +406,7 @@ impl Master {
 
     /// Chooses objects to leave, as long as too few do, and the disks that they are copied to.
     fn choose_ahead(&mut self, now: Instant) {
-        let share = self.config.demote_ahead;
-        let ahead = (self.segments.capacity_bytes() as f64 * share) as u64;
-        let begin = self.low_mark().saturating_sub(ahead);
-        let wanted = self.segments.used_bytes().saturating_sub(begin).min(ahead);
+        let wanted = self.wanted_ahead();
         for _ in 0..CHOICES_MAX {
             let room = self.disks.iter().any(accepts);
             if self.objects.leaving_bytes() >= wanted || !room {
@@ -426,6 +423,23 @@ impl Master {
                 self.queue_copy(index, standing == Standing::Proven);
             }
         }
+    }
+
+    /// Bytes of objects that should have been chosen to leave by now.
+    fn wanted_ahead(&self) -> u64 {
+        let ahead = (self.segments.capacity_bytes() as f64 * self.config.demote_ahead) as u64;
+        let begin = self.low_mark().saturating_sub(ahead);
+        self.segments.used_bytes().saturating_sub(begin).min(ahead)
+    }
+
+    /// Bytes of objects that wait for a disk that takes them, or should be chosen to.
+    pub(super) fn disk_backlog_bytes(&self) -> u64 {
+        let mut ready = self.disks.iter().filter(|disk| disk.state == DiskState::Ready).peekable();
+        if ready.peek().is_none() {
+            return 0;
+        }
+        let waiting: u64 = ready.map(|disk| disk.queue_bytes + disk.writing_bytes).sum();
+        waiting + self.wanted_ahead().saturating_sub(self.objects.leaving_bytes())
     }
 
     /// Queues an object for a disk of a node that has it in memory, if it is to have a copy.
