@@ -140,6 +140,98 @@ fn a_simulation_gives_a_table_json_and_a_plot_and_starts_nothing() {
     assert_exit(&run(&["replay", "--svg", "x.svg"]), 2);
 }
 
+#[test]
+fn a_simulation_with_disks_says_where_hits_are_and_is_the_same_each_time() {
+    let simulate = |more: &[&str]| {
+        let args = ["replay", "--simulate", "--requests", "500", "--policies", "trial", "--capacity-tokens"];
+        run(&[&args[..], &["100k,200k", "--disk-tokens", "1M,2M"], more].concat())
+    };
+    let output = simulate(&["--json"]);
+    assert_exit(&output, 0);
+    let report = json(&output);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4, "no disk, two disks and the bound: {report}");
+    assert_eq!(rows[0].get("memory_hit_rates"), None, "{report}");
+    for row in &rows[1..3] {
+        for at in 0..2 {
+            let number = |field: &str| row[field][at].as_f64().unwrap_or_else(|| panic!("{field}: {row}"));
+            assert!(number("hit_rates") > rows[0]["hit_rates"][at].as_f64().unwrap(), "{report}");
+            assert!(number("memory_hit_rates") < number("hit_rates"), "{report}");
+            assert!(number("disk_writes_per_ref") > 0.0, "{report}");
+        }
+    }
+    assert_eq!(stdout(&simulate(&["--json"])), stdout(&output));
+    let limited = json(&simulate(&["--json", "--disk-writes-max", "0.05"]));
+    assert!(limited["rows"][1]["disk_writes_per_ref"][0].as_f64().unwrap() <= 0.05, "{limited}");
+    let text = stdout(&simulate(&[]));
+    assert!(text.contains("trial + disk 1M") && text.contains("disk writes per reference"), "{text}");
+}
+
+/// Whether disks are possible in a directory: some file systems have no direct I/O.
+fn has_disks(dir: &std::path::Path) -> bool {
+    let probe = dir.join("probe");
+    let output = run(&["disk", "format", probe.to_str().unwrap(), "--size", "16MiB"]);
+    let _ = std::fs::remove_file(&probe);
+    if !output.status.success() {
+        println!("not run: {}", stderr(&output));
+    }
+    output.status.success()
+}
+
+#[test]
+fn blocks_that_no_longer_fit_into_memory_are_read_from_disks_whose_files_are_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    if !has_disks(dir.path()) {
+        return;
+    }
+    let args = ["replay", "--requests", "300", "--capacity-blocks", "400", "--lease-ms", "50", "--json"];
+    let output =
+        snowskin(&[&args[..], &["--disk-tokens", "2M"]].concat()).env("TMPDIR", dir.path()).output().unwrap();
+    assert_exit(&output, 0);
+    let report = json(&output);
+    let number = |field: &str| report[field].as_u64().unwrap_or_else(|| panic!("no {field} in {report}"));
+    assert_eq!((number("verify_failures"), number("nodes_lost")), (0, 0), "{report}");
+    assert!(number("blocks_hit_disk") > 100 && number("blocks_demoted") > 500, "{report}");
+    assert_eq!(number("blocks_hit_memory") + number("blocks_hit_disk"), number("blocks_hit"));
+    assert!(report["disk_writes_per_ref"].as_f64() > Some(0.1), "{report}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
+
+    let named = dir.path().to_str().unwrap();
+    let output = run(&["replay", "--requests", "20", "--disk", &format!("{named}:64MiB")]);
+    assert_exit(&output, 0);
+    assert!(stdout(&output).contains(&format!("disks 64 MiB in {named}")), "{}", stdout(&output));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "what the user has named is kept");
+    let again = run(&["replay", "--requests", "20", "--disk", named]);
+    assert_exit(&again, 1);
+    assert!(stderr(&again).contains("node-0.disk exists already"), "{}", stderr(&again));
+}
+
+#[test]
+fn disks_that_are_not_possible_are_refused_before_anything_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let named = |size: &str| format!("{}{size}", dir.path().display());
+    let (tiny, huge, odd) = (named(":1KiB"), named(":64TiB"), named(":4XB"));
+    for (args, code, said) in [
+        (&["--disk", "/no/such/dir:1GiB"][..], 1, "make it"),
+        (&["--disk", &tiny], 2, "choose 3.0 MiB"),
+        (&["--disk", &huge, "--block-bytes", "1MiB", "--capacity-blocks", "64"], 1, "has room for"),
+        (&["--disk", &odd], 2, "4XB"),
+        (&["--disk", &named(":1GiB"), "--disk-tokens", "1M"], 2, "give one of them"),
+        (&["--disk-tokens", "512"], 2, "--disk-tokens: at least"),
+        (&["--disk-tokens", "1M,2M"], 2, "--compare"),
+        (&["--disk-tokens", "1M", "--block-bytes", "512"], 2, "not copied to disks"),
+        (&["--disk-tokens", "1M", "--disk-writes-max", "0.5"], 2, "--simulate"),
+        (&["--disk-tokens", "512", "--simulate"], 2, "--disk-tokens: at least"),
+        (&["--disk-tokens", "1M", "--simulate", "--disk-writes-max=-1"], 2, "--disk-writes-max"),
+        (&["--disk", &named(":1GiB"), "--compare"], 2, "--disk-tokens"),
+    ] {
+        let output = run(&[&["replay"], args].concat());
+        assert_exit(&output, code);
+        assert!(stderr(&output).contains(said), "{args:?}: {}", stderr(&output));
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
 /// A replay in progress that continues until it is disturbed, and the processes that it has started.
 fn long_replay(more: &[&str]) -> (std::process::Child, Vec<(u32, String)>) {
     let args = [&["replay", "--requests", "100000000", "--capacity-blocks", "5000", "--json"], more].concat();
@@ -246,6 +338,25 @@ fn the_hit_rate_of_processes_is_that_of_the_simulation() {
         assert_eq!((&row["verify_failures"], &row["put_no_room"]), (&0.into(), &0.into()), "{row}");
         assert!(row["evicted"].as_u64() > Some(5_000) && row["hit_rate"].as_f64() > Some(0.5), "{row}");
     }
+}
+
+#[test]
+fn the_hit_rate_with_disks_is_that_of_the_simulation_too() {
+    let dir = tempfile::tempdir().unwrap();
+    if !has_disks(dir.path()) {
+        return;
+    }
+    let args = ["replay", "--compare", "--requests", "1000", "--capacity-blocks", "1500", "--json"];
+    let disk = ["--disk", dir.path().to_str().unwrap(), "--disk-tokens", "2.56M", "--policies", "trial"];
+    let output = run(&[&args[..], &disk, &["--lease-ms", "50", "--agree-within", "2"]].concat());
+    assert_exit(&output, 0);
+    let compared = json(&output);
+    let [row] = &compared["rows"].as_array().unwrap()[..] else { panic!("one row: {compared}") };
+    assert_eq!((&row["disk_tokens"], &row["verify_failures"]), (&2_560_000.into(), &0.into()), "{row}");
+    let rate = |field: &str| row[field].as_f64().unwrap_or_else(|| panic!("no {field} in {row}"));
+    assert!(rate("hit_rate") > rate("memory_hit_rate") + 0.05, "{row}");
+    assert!(rate("memory_hit_rate_simulated") > 0.1 && rate("disk_writes_per_ref") > 0.05, "{row}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a comparison keeps no disks");
 }
 
 #[test]

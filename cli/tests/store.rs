@@ -406,7 +406,8 @@ fn identifiers_are_texts_in_json_and_are_accepted_as_texts() {
     assert_exit(&store.run(&["put", "k", "/proc/self/status", "--prefer-segment", "n1"]), 0);
     let object = json(&store.run(&["stat", "k", "--json"]));
     assert!(object["generation"].as_str().is_some_and(|text| text.parse::<u64>().is_ok()), "{object}");
-    assert!(json(&store.run(&["stat", "--json"]))["epoch"].is_string());
+    let stat = json(&store.run(&["stat", "--json"]));
+    assert!(stat["lineage"].is_string() && stat["lineage"] == stat["epoch"] && stat["term"] == "1", "{stat}");
     let nodes = json(&store.run(&["admin", "nodes", "--json"]));
     assert!(nodes[0]["incarnation"].is_string() && nodes[0]["node"].is_string(), "{nodes}");
     assert!(nodes[0]["name"].as_str().is_some_and(|name| name == "n1" || name == "n2"), "{nodes}");

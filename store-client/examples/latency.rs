@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use store_client::{
-    Address, AsyncClient, BufferRange, Client, ClientConfig, Fabrics, Get, Node, NodeConfig, RemoveMode,
+    AsyncClient, BufferRange, Client, ClientConfig, Fabrics, Get, Masters, Node, NodeConfig, RemoveMode,
     RpcConfig, RpcConnection, Store as _,
 };
 use store_core::message::{
@@ -49,7 +49,7 @@ fn serve_master() -> Result<()> {
 }
 
 fn serve_node() -> Result<()> {
-    let master: Address = env::args().nth(2).ok_or("no address")?.parse()?;
+    let master: Masters = env::args().nth(2).ok_or("no address")?.parse()?;
     let node = Node::start(NodeConfig::new("node", master, 256 << 20))?;
     println!("{}", node.endpoint());
     let _ = std::io::stdin().read(&mut [0]);
@@ -99,7 +99,7 @@ fn measure_master() -> Result<()> {
         name: "fake",
         endpoint: "127.0.0.1:1",
         len: 1 << 40,
-        epoch: rpc.welcome().epoch,
+        lineage: rpc.welcome().lineage,
         ..MountSegment::default()
     };
     rpc.call::<Mount>(&segment, std::iter::empty())?;

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use store_client::{
-    Address, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, Node, NodeConfig, Put, PutOptions,
+    BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, Masters, Node, NodeConfig, Put, PutOptions,
     RemoveMode, Store as _,
 };
 use store_core::MasterConfig;
@@ -74,7 +74,7 @@ fn be_master(listen: &str) -> Result<()> {
     Ok(server.run()?)
 }
 
-fn be_node(name: &str, master: Address, bytes: u64) -> Result<()> {
+fn be_node(name: &str, master: Masters, bytes: u64) -> Result<()> {
     let node = Node::start(NodeConfig::new(name, master, bytes))?;
     say(&format!("ready {}", node.endpoint()));
     wait_for_parent();
@@ -82,7 +82,7 @@ fn be_node(name: &str, master: Address, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-fn be_client(who: u64, master: Address, seed: u64, keys: u64) -> Result<()> {
+fn be_client(who: u64, master: Masters, seed: u64, keys: u64) -> Result<()> {
     let mut config = ClientConfig::new(master);
     config.rpc.call_ms_max = 3_000;
     config.transfer_ms_max = 2_000;

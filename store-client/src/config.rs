@@ -12,7 +12,7 @@ use te_engine::Fabrics;
 pub use disks::{DiskList, NodeDiskConfig, UnknownDisk};
 
 use crate::error::ConnectError;
-use crate::rpc::{Address, Identity, RpcConfig};
+use crate::rpc::{Identity, Masters, RpcConfig};
 use crate::stage::StageConfig;
 
 /// The bounce buffer has two halves. Each needs room for one checksum chunk, the smallest unit that a read of
@@ -30,10 +30,10 @@ pub(crate) const REQUESTS_PER_BATCH_MIN: u32 = 128;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ClientConfig {
-    /// The master's address. It is not part of this section of a settings file: one file has many sections
-    /// and one master.
+    /// Where the master is, or the masters are. It is not part of this section of a settings file: one file
+    /// has many sections and one store.
     #[serde(skip)]
-    pub master: Address,
+    pub master: Masters,
     /// Timeouts of the connection to the master.
     pub rpc: RpcConfig,
     /// The tenant that this client acts for, and the secrets that prove it. Default: the default tenant,
@@ -82,10 +82,10 @@ pub struct ClientConfig {
 pub struct NodeConfig {
     /// Name of the node, unique in the cluster, 1 to 256 bytes. Its memory is listed under this name.
     pub name: String,
-    /// The master's address. It is not part of this section of a settings file: one file has many sections
-    /// and one master.
+    /// Where the master is, or the masters are. It is not part of this section of a settings file: one file
+    /// has many sections and one store.
     #[serde(skip)]
-    pub master: Address,
+    pub master: Masters,
     /// Timeouts of the connection to the master.
     pub rpc: RpcConfig,
     /// The secrets that prove that this node may contribute memory. Default: no tenant and no secret.
@@ -125,21 +125,21 @@ pub struct NodeConfig {
 
 impl Default for ClientConfig {
     fn default() -> Self {
-        Self::new(Address::default())
+        Self::new(Masters::default())
     }
 }
 
 /// A node without a name that contributes 1 GiB.
 impl Default for NodeConfig {
     fn default() -> Self {
-        Self::new("", Address::default(), 1 << 30)
+        Self::new("", Masters::default(), 1 << 30)
     }
 }
 
 impl ClientConfig {
     /// The defaults, for a client of this master.
     #[must_use]
-    pub fn new(master: Address) -> Self {
+    pub fn new(master: Masters) -> Self {
         let mut engine = te_engine::Config::default();
         engine.control.timeout_ms = 1_000;
         Self {
@@ -212,7 +212,7 @@ impl NodeConfig {
 
     /// The defaults, for a node with this name that listens on loopback.
     #[must_use]
-    pub fn new(name: &str, master: Address, capacity_bytes: u64) -> Self {
+    pub fn new(name: &str, master: Masters, capacity_bytes: u64) -> Self {
         let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         Self {
             name: name.to_owned(),

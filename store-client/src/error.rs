@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use store_core::ha::Reign;
 use store_core::wire::VERSION;
 use store_core::{ErrorCode, Trace, WireError};
 use te_engine::{RegisterError, StartError};
@@ -12,6 +13,7 @@ use te_engine::{RegisterError, StartError};
 use crate::disk::DiskError;
 use crate::item::PARTS_MAX;
 use crate::local::LocalError;
+use crate::rpc::LeaderHint;
 use crate::stage::StageError;
 
 /// Why a request to the master has no usable answer.
@@ -60,6 +62,36 @@ pub enum RpcError {
     Secret,
     /// The master refused the request.
     Refused(ErrorCode),
+    /// The master does not lead.
+    NotLeader {
+        /// What it says of the leader.
+        hint: Box<LeaderHint>,
+    },
+    /// The master led once, and was replaced; or its clock was set back before it was started.
+    Outdated {
+        /// Its reign.
+        theirs: Reign,
+        /// The latest reign that this process has met.
+        latest: Reign,
+    },
+    /// The master does not answer, and another one leads by now.
+    Superseded,
+    /// None of several masters leads, or the one that leads could not be reached.
+    NoLeader {
+        /// Where masters were looked for.
+        masters: String,
+        /// The latest failure.
+        last: Box<RpcError>,
+    },
+    /// etcd does not say where the masters are.
+    Directory {
+        /// The servers of etcd.
+        servers: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The masters are to be looked up in etcd, which this build lacks.
+    NoEtcd,
     /// This process is a fork of the process that connected.
     Forked,
 }
@@ -190,9 +222,13 @@ pub enum ConnectError {
 impl RpcError {
     /// The store's error code for this error.
     #[must_use]
-    pub const fn code(&self) -> ErrorCode {
+    pub fn code(&self) -> ErrorCode {
         match self {
             Self::Refused(code) => *code,
+            Self::NotLeader { .. } | Self::Outdated { .. } => ErrorCode::NotLeader,
+            Self::NoLeader { last, .. } => last.code(),
+            Self::NoEtcd => ErrorCode::NotSupported,
+            Self::Superseded | Self::Directory { .. } => ErrorCode::RpcFail,
             Self::Tenant { .. } => ErrorCode::TenantNotRegistered,
             Self::Secret => ErrorCode::PermissionDenied,
             Self::TimedOut { .. } => ErrorCode::RpcTimeout,
@@ -214,14 +250,40 @@ impl RpcError {
                 | Self::Lost { .. }
                 | Self::Disconnected
                 | Self::TimedOut { .. }
+                | Self::NotLeader { .. }
+                | Self::Outdated { .. }
+                | Self::Superseded
+                | Self::NoLeader { .. }
+                | Self::Directory { .. }
                 | Self::Refused(ErrorCode::UnavailableInCurrentStatus)
+        )
+    }
+
+    /// Whether neither waiting nor another try changes it.
+    pub(crate) const fn is_final(&self) -> bool {
+        matches!(
+            self,
+            Self::Version { .. }
+                | Self::Address { .. }
+                | Self::Tenant { .. }
+                | Self::Secret
+                | Self::NoEtcd
+                | Self::Forked
         )
     }
 
     /// Whether this connection is unusable and a new one may work.
     #[must_use]
     pub const fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost { .. } | Self::Disconnected | Self::Connect { .. })
+        matches!(
+            self,
+            Self::Lost { .. }
+                | Self::Disconnected
+                | Self::Connect { .. }
+                | Self::NotLeader { .. }
+                | Self::Outdated { .. }
+                | Self::Superseded
+        )
     }
 }
 
@@ -262,7 +324,11 @@ impl fmt::Display for RpcError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address { text } => {
-                write!(f, "`{text}` is not an address: write host:port, or unix:/path")
+                write!(
+                    f,
+                    "`{text}` is not an address: write host:port or unix:/path, several of them separated by commas, \
+                     or etcd://host:port/CLUSTER"
+                )
             }
             Self::Connect { address, source } => {
                 write!(f, "no master at {address}: {source}: check that it runs, and the address")
@@ -292,6 +358,26 @@ impl fmt::Display for RpcError {
                 "the master refused a secret: compare the cluster secret and the admin secret with the master's settings",
             ),
             Self::Refused(code) => code.fmt(f),
+            Self::NotLeader { hint } => match &hint.leader {
+                Some(leader) => write!(f, "the master does not lead, {leader} does: use that one, or list all masters"),
+                None => f.write_str("the master does not lead, and knows of none that does: try again"),
+            },
+            Self::Outdated { theirs, latest } => write!(
+                f,
+                "the master leads lineage {}, term {}, and this process has met lineage {}, term {}: it was replaced, \
+                 or its clock was set back before it was started: stop it, or restart this process to use it",
+                theirs.lineage, theirs.term, latest.lineage, latest.term
+            ),
+            Self::Superseded => f.write_str("the master does not answer, and another one leads by now: try again"),
+            Self::NoLeader { masters, last } => {
+                write!(f, "none of the masters at {masters} leads, or it cannot be reached: {last}")
+            }
+            Self::Directory { servers, reason } => {
+                write!(f, "etcd at {servers} does not say where the masters are: {reason}")
+            }
+            Self::NoEtcd => f.write_str(
+                "this build cannot look masters up in etcd: build it with the feature `etcd`, or list their addresses",
+            ),
             Self::Forked => f.write_str(FORKED),
         }
     }
@@ -303,6 +389,7 @@ impl StdError for RpcError {
             Self::Connect { source, .. } | Self::Lost { source } => Some(source),
             Self::Wire(error) => Some(error),
             Self::Refused(code) => Some(code),
+            Self::NoLeader { last, .. } => Some(&**last),
             _ => None,
         }
     }

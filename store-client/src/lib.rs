@@ -104,7 +104,7 @@ pub use master::{
 pub use memory::{BufferRange, Fragment};
 pub use metrics::{ClientMetrics, metrics_text_of};
 pub use node::{DiskReport, Node, NodeStatusReport};
-pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
+pub use rpc::{Address, Identity, LeaderHint, Masters, RpcConfig, RpcConnection};
 pub use store::{RemoveMode, Store};
 pub use store_core::Placement;
 pub use store_core::message::{

@@ -24,7 +24,7 @@ use te_host::fork::Mark;
 
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
-use crate::rpc::RpcConnection;
+use crate::rpc::{RpcConnection, Standing};
 use crate::stage::{StageCounters, StageServer};
 pub use disks::DiskReport;
 use disks::{Disks, Reports};
@@ -35,8 +35,9 @@ use waiting::Waiting;
 /// Memory of this process in the store.
 ///
 /// Clients read and write it over the fabrics, without any action of this process's code. A thread sends
-/// heartbeats to the master. When the master has given the node up, or was restarted, the memory is exported
-/// and mounted anew, empty. Dropping the node unmounts it.
+/// heartbeats to the master. When the master has given the node up, or the store has begun anew (a master
+/// that was restarted without its journal), the memory is exported and mounted anew, empty. It stays mounted
+/// when another master of the same lineage leads. Dropping the node unmounts it.
 pub struct Node {
     config: NodeConfig,
     endpoint: String,
@@ -83,6 +84,15 @@ struct Shared {
     /// When the master answered last, and how long that answer counts as recent.
     heard: Mutex<Option<(Instant, Duration)>>,
     region: Mutex<Option<SharedRegion>>,
+    /// The latest reign that the node has met: orders of earlier ones are refused, whichever of its
+    /// connections they come over.
+    standing: Standing,
+}
+
+/// Connects to the master that leads.
+fn connect(config: &NodeConfig, standing: &Standing) -> Result<RpcConnection, RpcError> {
+    let (masters, identity) = (config.master.clone(), config.identity.clone());
+    RpcConnection::connect_with(masters, config.rpc, identity, standing.clone())
 }
 
 impl Node {
@@ -114,14 +124,10 @@ impl Node {
         let engine = TransferEngine::start(config.engine.clone())?;
         let endpoint = engine.name().to_owned();
         let mut waiting = Waiting::new(&config, gives_up);
-        let connect = || {
-            RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())
-                .map_err(ConnectError::from)
-        };
-        let rpc = waiting.until(connect)?;
         let shared = Arc::new(Shared::default());
+        let rpc = waiting.until(|| connect(&config, &shared.standing).map_err(ConnectError::from))?;
         let worker = Worker::start(&config, engine.clone(), Arc::clone(&shared))?;
-        let disks = Disks::start(&config, &engine)?;
+        let disks = Disks::start(&config, &engine, shared.standing.clone())?;
         let reports = disks.as_ref().map(Disks::reports);
         let mut keeper = Keeper::new(config.clone(), engine.clone(), rpc, Arc::clone(&shared), worker, disks);
         waiting.until(|| keeper.mount())?;
@@ -311,11 +317,7 @@ impl Node {
         let config = &self.config;
         let rpc = match rpc {
             Some(rpc) => rpc,
-            None => rpc.insert(RpcConnection::connect_as(
-                config.master.clone(),
-                config.rpc,
-                config.identity.clone(),
-            )?),
+            None => rpc.insert(connect(config, &self.shared.standing)?),
         };
         if *ordered == Some(segment) {
             return first(rpc.call::<DrainStatus>(&(), std::iter::once(segment))).map(Some);

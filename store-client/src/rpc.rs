@@ -6,10 +6,22 @@
 //! ```
 //!
 //! # Retries
-//! A call whose answer was lost is sent again after the connection has been made again. Carrying out any
-//! request twice is harmless; the messages in [`store_core::message`] document why.
+//! A call whose answer was lost is sent again after the connection has been made again, until its time is
+//! over. Carrying out any request twice is harmless, also by two leaders of the same lineage; the messages in
+//! [`store_core::message`] document why.
+//!
+//! # Several masters
+//! One of them leads. When a connection breaks, and when a master says that it does not lead, all masters are
+//! tried at once, and the first that welcomes this side is used. A master that does not answer a request for
+//! a while is not waited for if another one leads by now. Welcomes and answers of an earlier lineage, or of
+//! an earlier term of the same, than one that was met before are refused.
 
 mod address;
+mod dialing;
+mod directory;
+mod masters;
+mod search;
+mod standing;
 mod stream;
 
 use std::collections::hash_map::RandomState;
@@ -19,18 +31,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use store_core::message::{Greeting, Hello, LeaseRange, Operation, ReturnLeases, Welcome};
-use store_core::wire::{Header, VERSION};
+use store_core::message::{LeaseRange, Operation, ReturnLeases, Welcome};
+use store_core::wire::Header;
 use store_core::{
-    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, FrameBuffer, Items, Key, Role, Secret, Trace,
-    WireError, prove,
+    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, FrameBuffer, Items, Secret, Trace, WireError,
 };
 use te_host::Spin;
 use te_host::fork::Mark;
 
 pub use address::Address;
+pub use masters::Masters;
+pub use search::LeaderHint;
+pub(crate) use standing::Standing;
 
 use crate::error::RpcError;
+use search::{Dialer, Search, with_jitter};
 use stream::Stream;
 
 /// Room for each read from the socket, bytes.
@@ -43,7 +58,11 @@ const RETURNS_MAX: usize = 64;
 const RETURNED_MIN: u32 = 8;
 /// First and longest pause between two tries to connect. It doubles with each failure.
 const BACKOFF_MIN: Duration = Duration::from_millis(2);
-const BACKOFF_MAX: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_millis(100);
+/// How long one of several masters may be silent before the others are asked whether one of them leads.
+const SILENT: Duration = Duration::from_millis(250);
+/// How often a call to a lone master is sent, the first time included.
+const TRIES: u32 = 3;
 
 /// Timeouts of a connection to the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,18 +71,28 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 pub struct RpcConfig {
     /// Longest wait for an answer, milliseconds. Default 5,000.
     pub call_ms_max: u32,
-    /// Longest time to connect, handshake included, milliseconds. Default 2,000.
+    /// Longest time to connect, handshake included, milliseconds. One of several masters gets at most 500.
+    /// Default 2,000.
     pub connect_ms_max: u32,
-    /// How long a call keeps trying to reconnect to a master that cannot be reached, milliseconds; 0: one
-    /// try. Default 1,000.
+    /// How long a call keeps trying to reconnect to a lone master that cannot be reached, milliseconds; 0:
+    /// one try. Default 1,000.
     pub reconnect_ms_max: u32,
+    /// How long a call looks for the one of several masters that leads, milliseconds, as far as its own time
+    /// permits. Default 5,000.
+    pub failover_ms_max: u32,
     /// How long a call spins before it sleeps in the kernel, microseconds; 0: it does not spin. Default 50.
     pub spin_us: u32,
 }
 
 impl Default for RpcConfig {
     fn default() -> Self {
-        Self { call_ms_max: 5_000, connect_ms_max: 2_000, reconnect_ms_max: 1_000, spin_us: 50 }
+        Self {
+            call_ms_max: 5_000,
+            connect_ms_max: 2_000,
+            reconnect_ms_max: 1_000,
+            failover_ms_max: 5_000,
+            spin_us: 50,
+        }
     }
 }
 
@@ -107,11 +136,22 @@ impl Default for Identity {
 /// A connection to a master. See the module's documentation.
 #[derive(Debug)]
 pub struct RpcConnection {
+    masters: Masters,
+    dialer: Dialer,
+    /// The master that it was connected to last.
     address: Address,
-    config: RpcConfig,
-    identity: Identity,
+    /// Looks for the leader; `None` while one master alone is known.
+    search: Option<Box<Search>>,
+    /// A connection to a later leader, to be used next.
+    successor: Option<Box<RpcConnection>>,
     stream: Option<Stream>,
     welcome: Welcome,
+    /// The welcome is that of this connection.
+    is_welcome: bool,
+    /// When the reign was compared, as [`Standing::check`] counts.
+    checked: u64,
+    /// The end of a call that was lost, which it keeps when it is sent again.
+    again: Option<Instant>,
     input: FrameBuffer,
     out: Vec<u8>,
     written: usize,
@@ -131,23 +171,44 @@ impl RpcConnection {
     ///
     /// # Errors
     /// The master cannot be reached, or is of another release.
-    pub fn connect(address: Address, config: RpcConfig) -> Result<Self, RpcError> {
-        Self::connect_as(address, config, Identity::default())
+    pub fn connect(masters: Masters, config: RpcConfig) -> Result<Self, RpcError> {
+        Self::connect_as(masters, config, Identity::default())
     }
 
-    /// Connects as this identity.
+    /// Connects as this identity. A lone master is tried once; several are tried for `connect_ms_max`.
     ///
     /// # Errors
     /// As [`connect`](Self::connect), and `Tenant` or `Secret` when the master refuses the identity.
-    pub fn connect_as(address: Address, config: RpcConfig, identity: Identity) -> Result<Self, RpcError> {
-        let mut this = Self {
-            address,
-            config,
-            identity,
+    pub fn connect_as(masters: Masters, config: RpcConfig, identity: Identity) -> Result<Self, RpcError> {
+        Self::connect_with(masters, config, identity, Standing::default())
+    }
+
+    /// As [`connect_as`](Self::connect_as), for one of several connections of a process to the same store.
+    pub(crate) fn connect_with(
+        masters: Masters,
+        config: RpcConfig,
+        identity: Identity,
+        standing: Standing,
+    ) -> Result<Self, RpcError> {
+        let until = Instant::now() + Duration::from_millis(config.connect_ms_max.into());
+        let mut this = Self::unconnected(masters, Dialer { config, identity, standing });
+        this.dial(until)?;
+        Ok(this)
+    }
+
+    fn unconnected(masters: Masters, dialer: Dialer) -> Self {
+        let spin = Spin::new(Duration::from_micros(dialer.config.spin_us.into()));
+        Self {
+            address: masters.listed().first().cloned().unwrap_or_default(),
+            masters,
+            dialer,
+            search: None,
+            successor: None,
             stream: None,
             welcome: Welcome {
                 version: 0,
-                epoch: 0,
+                lineage: 0,
+                term: 0,
                 keys_per_batch_max: 0,
                 key_bytes_max: 0,
                 replicas_max: 0,
@@ -155,32 +216,39 @@ impl RpcConnection {
                 node_ttl_ms: 0,
                 challenge: [0; CHALLENGE_BYTES],
             },
+            is_welcome: false,
+            checked: 0,
+            again: None,
             input: FrameBuffer::new(),
             out: Vec::new(),
             written: 0,
             id: Trace::random(RandomState::new().build_hasher().finish()).base(),
             connects_total: 0,
             backoff: BACKOFF_MIN,
-            spin: Spin::new(Duration::from_micros(config.spin_us.into())),
+            spin,
             returns: Vec::new(),
             returned: 0,
             mark: Mark::new(),
-        };
-        this.dial()?;
-        Ok(this)
+        }
     }
 
-    /// What the master sent when this connection was made. A new `epoch` means that the master was restarted
-    /// and has no objects.
+    /// What the master sent when this connection was made. A new `lineage` means that the store has
+    /// begun anew, without objects.
     #[must_use]
     pub fn welcome(&self) -> &Welcome {
         &self.welcome
     }
 
-    /// The master's address.
+    /// The address of the master that it is, or was last, connected to.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// Where the masters are, as it was told.
+    #[must_use]
+    pub fn masters(&self) -> &Masters {
+        &self.masters
     }
 
     /// How often a connection was made. A value above 1 means that it was lost in between.
@@ -192,6 +260,7 @@ impl RpcConnection {
     /// Begins an operation: from now on requests carry its number, which the master's logs show.
     pub fn begin_trace(&mut self) -> Trace {
         self.id = self.trace().next().base();
+        self.again = None;
         self.trace()
     }
 
@@ -213,30 +282,50 @@ impl RpcConnection {
         ask: &O::Request<'_>,
         items: impl ExactSizeIterator<Item = O::RequestItem<'a>> + Clone,
     ) -> Result<(O::Response<'_>, Items<'_, O::ResponseItem<'_>>), RpcError> {
-        let mut tries_left = 3;
+        self.again = Some(self.call_deadline());
+        let answered = self.call_until_answered::<O>(ask, items);
+        self.again = None;
+        answered?;
+        let frame = take(&mut self.input)?;
+        O::decode_response(&frame).map_err(RpcError::Refused)
+    }
+
+    /// Sends a request, again where necessary, until its answer is at the front, or the time of `again` is
+    /// over.
+    fn call_until_answered<'a, O: Operation>(
+        &mut self,
+        ask: &O::Request<'_>,
+        items: impl ExactSizeIterator<Item = O::RequestItem<'a>> + Clone,
+    ) -> Result<(), RpcError> {
+        let deadline = self.again.unwrap_or_else(|| self.call_deadline());
+        let mut tries_left = TRIES;
         loop {
-            tries_left -= 1;
+            tries_left = tries_left.saturating_sub(1);
             let fresh = self.ensure_connected()?;
             let attempt = self.queue::<O>(ask, items.clone()).and_then(|id| {
                 self.flush()?;
-                let deadline = self.call_deadline();
                 self.wait_for(id, deadline)
             });
             match attempt {
-                Ok(()) => break,
                 // An idle connection may be found closed only now. A request that was never sent is sent
                 // again, too.
                 Err(error) if error.is_lost() => {
                     self.disconnect();
-                    if tries_left == 0 || fresh && tries_left < 2 {
+                    let again = if self.is_one_of_several() {
+                        Instant::now() < deadline
+                    } else {
+                        tries_left > 0 && !(fresh && tries_left < 2)
+                    };
+                    if !again {
                         return Err(error);
                     }
+                    if fresh && self.is_one_of_several() && self.successor.is_none() {
+                        self.pause();
+                    }
                 }
-                Err(error) => return Err(error),
+                attempt => return attempt,
             }
         }
-        let frame = take(&mut self.input)?;
-        O::decode_response(&frame).map_err(RpcError::Refused)
     }
 
     /// Appends a request to those that the next [`flush`](Self::flush) or [`recv`](Self::recv) sends, and
@@ -335,11 +424,13 @@ impl RpcConnection {
     /// Sends the queued requests and returns the next answer, whichever request it belongs to.
     ///
     /// # Errors
-    /// `TimedOut` after `call_ms_max`; the connection is lost; the answer is invalid.
+    /// `TimedOut` after `call_ms_max`; the connection is lost; the answer is invalid, or of a master that
+    /// does not lead.
     pub fn recv(&mut self) -> Result<Frame<'_>, RpcError> {
         self.flush()?;
         let deadline = self.call_deadline();
         self.wait_frame(deadline)?;
+        self.check_front()?;
         take(&mut self.input)
     }
 
@@ -351,6 +442,9 @@ impl RpcConnection {
         if self.front()?.is_none() && !self.fill_once()? {
             return Ok(None);
         }
+        if self.front()?.is_some() {
+            self.check_front()?;
+        }
         self.input.next_frame().map_err(unreadable)
     }
 
@@ -361,8 +455,8 @@ impl RpcConnection {
         }
     }
 
-    /// Connects if there is no connection. A master that cannot be reached is tried again for at most
-    /// `reconnect_ms_max`. Returns whether the connection is new.
+    /// Connects if there is no connection. A lone master that cannot be reached is tried again for at most
+    /// `reconnect_ms_max`, several masters for `failover_ms_max`. Returns whether the connection is new.
     ///
     /// # Errors
     /// Why the latest try failed.
@@ -370,30 +464,40 @@ impl RpcConnection {
         if self.stream.is_some() {
             return Ok(false);
         }
-        let deadline = Instant::now() + Duration::from_millis(self.config.reconnect_ms_max.into());
+        let end = |ms: u32| {
+            let end = Instant::now() + Duration::from_millis(ms.into());
+            self.again.map_or(end, |again| end.min(again))
+        };
+        let (lone, several) =
+            (end(self.dialer.config.reconnect_ms_max), end(self.dialer.config.failover_ms_max));
         loop {
-            match self.dial() {
+            let error = match self.dial(several) {
                 Ok(()) => {
-                    self.backoff = BACKOFF_MIN;
+                    // One of several may welcome this side and then break off, again and again.
+                    if !self.is_one_of_several() {
+                        self.backoff = BACKOFF_MIN;
+                    }
                     return Ok(true);
                 }
-                // Waiting does not change these errors.
-                Err(
-                    error @ (RpcError::Version { .. }
-                    | RpcError::Address { .. }
-                    | RpcError::Tenant { .. }
-                    | RpcError::Secret
-                    | RpcError::Forked),
-                ) => return Err(error),
-                Err(error) => {
-                    if Instant::now() + self.backoff >= deadline {
-                        return Err(error);
-                    }
-                    thread::sleep(self.backoff);
-                    self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
-                }
+                Err(error) => error,
+            };
+            let deadline = if self.is_one_of_several() { several } else { lone };
+            // Waiting does not change some errors.
+            if error.is_final() || Instant::now() + self.backoff >= deadline {
+                return Err(error);
             }
+            self.pause();
         }
+    }
+
+    fn pause(&mut self) {
+        thread::sleep(with_jitter(self.backoff));
+        self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
+    }
+
+    /// Whether other masters may lead than the one that it is connected to.
+    fn is_one_of_several(&self) -> bool {
+        self.search.is_some() || self.masters.lone().is_none()
     }
 
     /// Replaces a connection that the master has closed. Cheap while the connection is open. Returns whether
@@ -408,20 +512,28 @@ impl RpcConnection {
         self.ensure_connected()
     }
 
-    /// Sends the queued requests and waits for the answer to request `id`; other answers are dropped.
+    /// Sends the queued requests and waits for the answer to request `id`; other answers are dropped. A
+    /// request that is sent once more after it was lost has no more time than it had, until the next trace
+    /// begins.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn exchange(&mut self, id: u64) -> Result<Frame<'_>, RpcError> {
-        self.flush()?;
-        let deadline = self.call_deadline();
-        self.wait_for(id, deadline)?;
+        let deadline = self.again.take().unwrap_or_else(|| self.call_deadline());
+        let exchanged = self.flush().and_then(|()| self.wait_for(id, deadline));
+        if let Err(error) = &exchanged
+            && error.is_lost()
+        {
+            self.again = Some(deadline);
+        }
+        exchanged?;
         take(&mut self.input)
     }
 
     /// Closes the connection, which ends every request under way.
     pub fn disconnect(&mut self) {
         self.stream = None;
+        self.is_welcome = false;
         self.returns.clear();
         self.returned = 0;
         self.out.clear();
@@ -435,68 +547,12 @@ impl RpcConnection {
         if self.mark.is_forked() { Err(RpcError::Forked) } else { Ok(()) }
     }
 
-    fn dial(&mut self) -> Result<(), RpcError> {
-        self.check_process()?;
-        self.disconnect();
-        let deadline = Instant::now() + Duration::from_millis(self.config.connect_ms_max.into());
-        self.stream = Some(Stream::connect(&self.address, deadline)?);
-        let greeting = self.greet(deadline);
-        if greeting.is_err() {
-            self.disconnect();
-        }
-        self.welcome = greeting?;
-        self.connects_total += 1;
-        Ok(())
-    }
-
-    /// Identifies this side. With a secret, it first requests the challenge and then sends proofs: secrets
-    /// are not sent.
-    fn greet(&mut self, deadline: Instant) -> Result<Welcome, RpcError> {
-        let identity = self.identity.clone();
-        let tenant = identity.tenant.as_str();
-        if !identity.has_secrets() {
-            return self.hello(&Greeting { tenant, ..Greeting::default() }, deadline);
-        }
-        let challenge = self.hello(&Greeting { tenant: "", ..Greeting::default() }, deadline)?.challenge;
-        let proof =
-            |secret: &Secret, role| secret.is_set().then(|| prove(secret.bytes(), role, &challenge, tenant));
-        let proofs = [
-            proof(&identity.secret, Role::Tenant),
-            proof(&identity.admin, Role::Admin),
-            proof(&identity.cluster, Role::Cluster),
-        ];
-        let [tenant_proof, admin_proof, cluster_proof] =
-            proofs.each_ref().map(|proof| Key(proof.as_ref().map_or(&[], |proof| proof.as_slice())));
-        let greeting = Greeting { tenant, tenant_proof, admin_proof, cluster_proof, ..Greeting::default() };
-        self.hello(&greeting, deadline).map_err(|error| match error {
-            RpcError::Refused(ErrorCode::PermissionDenied) => RpcError::Secret,
-            error => error,
-        })
-    }
-
-    fn hello(&mut self, greeting: &Greeting<'_>, deadline: Instant) -> Result<Welcome, RpcError> {
-        let (id, out) = {
-            self.id += 1;
-            (self.id, &mut self.out)
-        };
-        Hello::encode_request(out, id, greeting, std::iter::empty()).map_err(RpcError::Wire)?;
-        self.flush()?;
-        self.wait_for(id, deadline)?;
-        let frame = take(&mut self.input)?;
-        let welcome = Hello::decode_response(&frame).map_err(|code| refused(code, &self.identity.tenant))?.0;
-        if welcome.version == VERSION {
-            Ok(welcome)
-        } else {
-            Err(RpcError::Version { theirs: welcome.version })
-        }
-    }
-
     fn timed_out(&self) -> RpcError {
-        RpcError::TimedOut { call_ms_max: self.config.call_ms_max, trace: self.trace() }
+        RpcError::TimedOut { call_ms_max: self.dialer.config.call_ms_max, trace: self.trace() }
     }
 
     fn call_deadline(&self) -> Instant {
-        Instant::now() + Duration::from_millis(self.config.call_ms_max.into())
+        Instant::now() + Duration::from_millis(self.dialer.config.call_ms_max.into())
     }
 
     /// Drops frames until the answer to request `id` is at the front.
@@ -504,7 +560,7 @@ impl RpcConnection {
         loop {
             let header = self.wait_frame(deadline)?;
             if header.request_id == id {
-                return Ok(());
+                return self.check_front();
             }
             take(&mut self.input)?;
             // Id 0 is about the connection itself: the master is about to close it.
@@ -521,6 +577,8 @@ impl RpcConnection {
             return Ok(header);
         }
         self.spin.reset();
+        let probes = self.is_welcome && self.is_one_of_several();
+        let (mut asks, mut probe_at) = (true, Instant::now() + SILENT);
         loop {
             if !self.fill_once()? {
                 // The master may be waiting for this core.
@@ -531,7 +589,18 @@ impl RpcConnection {
                 if left.is_zero() {
                     return Err(self.timed_out());
                 }
-                self.stream.as_ref().ok_or(RpcError::Disconnected)?.wait(left);
+                let stream = self.stream.as_ref().ok_or(RpcError::Disconnected)?;
+                if !probes {
+                    stream.wait(left);
+                    continue;
+                }
+                stream.wait(left.min(probe_at.saturating_duration_since(Instant::now())));
+                if Instant::now() >= probe_at {
+                    self.probe(asks)?;
+                    // Answers to the question are looked for soon.
+                    asks = !asks;
+                    probe_at = Instant::now() + if asks { SILENT } else { SILENT / 10 };
+                }
                 continue;
             }
             if let Some(header) = self.front()? {
@@ -588,14 +657,6 @@ fn unreadable(error: WireError) -> RpcError {
     match error {
         WireError::Version { theirs, .. } => RpcError::Version { theirs },
         error => RpcError::Wire(error),
-    }
-}
-
-/// The error for a greeting that the master refused.
-fn refused(code: ErrorCode, tenant: &str) -> RpcError {
-    match code {
-        ErrorCode::TenantNotRegistered => RpcError::Tenant { tenant: tenant.to_owned() },
-        code => RpcError::Refused(code),
     }
 }
 

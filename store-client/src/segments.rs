@@ -17,7 +17,7 @@ pub(crate) struct Segments {
     /// Fetches descriptors from engines.
     descriptors: PeerToPeer,
     known: HashMap<SegmentNo, Known>,
-    epoch: u64,
+    lineage: u64,
     /// Addresses of stage services, by the number in [`Place::Disk`].
     services: Vec<String>,
     /// Segments that the master knows, but whose owner could not be reached.
@@ -62,14 +62,14 @@ impl Segments {
     pub(crate) fn new(config: &te_engine::Config) -> Self {
         let descriptors = PeerToPeer::of(config);
         let (services, unreached) = (Vec::new(), Vec::new());
-        Self { descriptors, known: HashMap::new(), epoch: 0, services, unreached, why: None }
+        Self { descriptors, known: HashMap::new(), lineage: 0, services, unreached, why: None }
     }
 
-    /// Call this after a connection was made: a restarted master (another epoch) assigns segment numbers
-    /// anew.
-    pub(crate) fn reconnected(&mut self, epoch: u64, engine: &mut Engine) {
-        if self.epoch != epoch {
-            self.epoch = epoch;
+    /// Call this after a connection was made: a store that has begun anew (another lineage) assigns
+    /// segment numbers anew.
+    pub(crate) fn reconnected(&mut self, lineage: u64, engine: &mut Engine) {
+        if self.lineage != lineage {
+            self.lineage = lineage;
             for (_, known) in self.known.drain() {
                 if let Known::Open(place) = known {
                     close(place.handle(), engine);

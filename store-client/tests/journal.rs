@@ -148,6 +148,34 @@ fn a_master_that_is_killed_goes_on_with_all_objects_and_no_node_mounts_its_memor
     assert_eq!((node.status().mounts, client.master().stats().unwrap().mounts_total), (1, 1));
 }
 
+/// Bytes that the engine of a client has moved.
+fn moved(client: &Client) -> u64 {
+    client.engine_stats().rails.iter().map(|rail| rail.bytes).sum()
+}
+
+#[test]
+fn a_put_whose_master_is_killed_before_its_end_is_ended_and_its_bytes_are_not_written_again() {
+    let mut master = Killable::start(37, 256);
+    let node = node("a", master.addr);
+    let mut client = client(master.addr);
+    let value = pattern(5, 300_000);
+    for key in [&b"open"[..], b"again"] {
+        assert!(client.start_puts(&[(key, 300_000)], &ONE)[0].is_ok());
+        assert!(client.write_puts(&[PutRange::new(key, 0, &value[..])])[0].is_ok());
+        let written = moved(&client);
+        assert!(written >= 300_000);
+        let lineage = RpcConnection::connect(master.addr.into(), RpcConfig::default()).unwrap();
+        master.kill_and_start_again();
+        assert!(client.end_puts(&[key])[0].is_ok());
+        // The end writes the checksums of the pieces alone.
+        assert!(moved(&client) - written < 1_000, "{} bytes after {written}", moved(&client));
+        let after = RpcConnection::connect(master.addr.into(), RpcConfig::default()).unwrap();
+        assert_eq!(lineage.welcome().reign(), after.welcome().reign());
+        assert_eq!(client.get(key).unwrap().as_deref(), Some(&value[..]));
+    }
+    assert_eq!(node.status().mounts, 1);
+}
+
 #[test]
 fn a_master_that_is_stopped_and_gets_other_settings_keeps_the_objects() {
     let mut master = Killable::start(32, 256);

@@ -310,7 +310,7 @@ fn a_node_whose_clock_went_back_is_mounted_once_the_silent_holder_of_its_name_is
         name: "back",
         endpoint: "127.0.0.1:1",
         len: MIB,
-        epoch: rpc.welcome().epoch,
+        lineage: rpc.welcome().lineage,
         key: 7,
         ..MountSegment::default()
     };

@@ -404,7 +404,7 @@ fn bytes_for_a_revoked_export_do_not_land_in_its_successor() {
     let mut rpc = RpcConnection::connect(master.rpc_addr().into(), RpcConfig::default()).unwrap();
     let (_, mut infos) = rpc.call::<Segments>(&(), std::iter::empty()).unwrap();
     let real = infos.next().unwrap().unwrap().export;
-    let epoch = rpc.welcome().epoch;
+    let lineage = rpc.welcome().lineage;
     let mut client = client(master.rpc_addr());
     // The answers to a client that asked just before the node exported anew: same place, same addresses.
     let gone = [
@@ -422,7 +422,7 @@ fn bytes_for_a_revoked_export_do_not_land_in_its_successor() {
             base: region.addr() + 16 * MIB,
             len: MIB,
             export,
-            epoch,
+            lineage,
             ..MountSegment::default()
         };
         let mounted = rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0.mounted().unwrap();

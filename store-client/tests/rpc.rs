@@ -65,7 +65,7 @@ fn a_unix_socket_works_as_well() {
     let config = Config { rpc_unix: Some(path.clone()), ..master_config() };
     let _master = MasterServer::bind(config).unwrap().spawn().unwrap();
     let address: Address = format!("unix:{}", path.display()).parse().unwrap();
-    let mut rpc = RpcConnection::connect(address, RpcConfig::default()).unwrap();
+    let mut rpc = RpcConnection::connect(address.into(), RpcConfig::default()).unwrap();
     assert_eq!(rpc.call::<ReadStats>(&(), std::iter::empty()).unwrap().0.objects, 0);
 }
 
@@ -74,12 +74,12 @@ fn a_call_continues_with_a_restarted_master() {
     let first = master_at(own_host(13), MasterConfig::default());
     let addr = first.rpc_addr();
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
-    let epoch = rpc.welcome().epoch;
+    let lineage = rpc.welcome().lineage;
     first.stop().unwrap();
     let _second = master_at(addr, MasterConfig::default());
     rpc.call::<ReadStats>(&(), std::iter::empty()).unwrap();
     assert_eq!(rpc.connects_total(), 2);
-    assert!(rpc.welcome().epoch > epoch);
+    assert!(rpc.welcome().lineage > lineage);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_server_that_is_not_a_master_is_recognised() {
         let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
         let _ = stream.read(&mut [0; 4096]);
     });
-    let error = RpcConnection::connect(address, RpcConfig::default()).unwrap_err();
+    let error = RpcConnection::connect(address.into(), RpcConfig::default()).unwrap_err();
     assert!(error.to_string().contains("not a Snowskin store"), "{error}");
 }
 
@@ -124,14 +124,14 @@ fn a_master_of_another_version_is_recognised() {
         let _ = stream.write_all(&hello);
         let _ = stream.read(&mut [0; 4096]);
     });
-    let error = RpcConnection::connect(address, RpcConfig::default()).unwrap_err();
+    let error = RpcConnection::connect(address.into(), RpcConfig::default()).unwrap_err();
     assert!(matches!(error, RpcError::Version { theirs: 99 }), "{error:?}");
     assert_eq!(error.code(), ErrorCode::InvalidVersion);
 }
 
 #[test]
 fn a_master_that_closes_every_connection_is_an_error_not_a_loop() {
-    let error = RpcConnection::connect(impostor(drop), quick()).unwrap_err();
+    let error = RpcConnection::connect(impostor(drop).into(), quick()).unwrap_err();
     assert!(matches!(error, RpcError::Lost { .. }), "{error:?}");
 }
 
@@ -147,7 +147,7 @@ mod timing {
         // It reads until the client gives up and closes the connection.
         let address = impostor(|mut stream| while stream.read(&mut [0; 4096]).is_ok_and(|len| len > 0) {});
         let begun = Instant::now();
-        let error = RpcConnection::connect(address, quick()).unwrap_err();
+        let error = RpcConnection::connect(address.into(), quick()).unwrap_err();
         assert!(matches!(error, RpcError::TimedOut { .. }), "{error:?}");
         // The limits sum up to less than a second; the rest is for a busy machine.
         assert!(begun.elapsed() < Duration::from_secs(4));

@@ -537,7 +537,7 @@ fn connections_are_limited_and_settings_checked() {
 /// Mounts a part of a host's memory and its disk at a master; returns the disk's number and its proof.
 fn mount(host: &Host, master: &mut RpcConnection) -> DiskProof {
     let (node, incarnation, key) = (NodeId::new(9), Incarnation::new(1), 5);
-    let epoch = master.welcome().epoch;
+    let lineage = master.welcome().lineage;
     let endpoint = host.engine.name();
     let segment = MountSegment {
         node,
@@ -547,7 +547,7 @@ fn mount(host: &Host, master: &mut RpcConnection) -> DiskProof {
         base: host.memory.addr(),
         len: 64 << 10,
         export: host.export(&host.memory),
-        epoch,
+        lineage,
         key,
         ..MountSegment::default()
     };
@@ -563,7 +563,7 @@ fn mount(host: &Host, master: &mut RpcConnection) -> DiskProof {
         node,
         incarnation,
         key,
-        epoch,
+        lineage,
         uuid: [7; 16],
         bytes: 1 << 30,
         extent_bytes: 64 << 20,

@@ -129,6 +129,9 @@ error_codes! {
     RpcTimeout = -901, "RPC_TIMEOUT", "the master did not respond in time: check its load, or raise the timeout";
     /// The master is stopping or not ready; or a fabric may still write to the caller's buffer.
     UnavailableInCurrentStatus = -1010, "UNAVAILABLE_IN_CURRENT_STATUS", "the server is starting or stopping, or a transfer that was given up still holds the buffer: try again, or use another buffer";
+    /// The master does not lead: another one of the same store does. The response says which, as far as it is
+    /// known: [`NotLeader`](crate::message::NotLeader). An addition.
+    NotLeader = -1092, "NOT_LEADER", "this master does not lead: give the client the addresses of all masters, separated by commas, or etcd://, and try again";
     /// The process was forked; its connections and memory belong to its parent. An addition, and never sent
     /// by a master, as the next code.
     Forked = -1090, "FORKED", "this process was forked: create a new client in the child";

@@ -8,8 +8,8 @@
 //!   │ leader     │ ────────────────┼──────▶ │ follower   │ in sync: has every command whose
 //!   │  Master    │ ◀──── Ack ──────┼─────── │  Standby   │ answer was given; may take over
 //!   │  Recorder  │                 │        └────────────┘
-//!   └────────────┘ ── Begin, Append┴──────▶ ┌────────────┐
-//!                  ◀──── Join, Ack ──────── │ joining    │ not in sync yet; must not take over
+//!   └────────────┘ ── Chunk, Append┴──────▶ ┌────────────┐
+//!                  ◀─── Join, Taken, Ack ── │ joining    │ not in sync yet; must not take over
 //!                                           └────────────┘
 //! ```
 //!
@@ -24,8 +24,9 @@
 //!   order.
 //! * **R3, drop.** A member that is silent for [`Timing::silent`] is left out after the arbiter has taken it
 //!   out of the record; until then answers wait. What was dropped may not take over.
-//! * **R4, join.** A member that is not in sync gets the whole log. When it has every command whose answer
-//!   was given, the leader waits for it as for one in sync, and only then puts it into the record.
+//! * **R4, join.** A member without state gets a [snapshot](crate::snapshot), and the commands after it. When
+//!   it has nearly every command, the leader waits for it as for one in sync; when it has every command whose
+//!   answer was given, the record may name it.
 //! * **R5, lease.** The leader gives answers only while every member in sync has acknowledged a beat that was
 //!   sent within [`Timing::lease`]. A leader alone needs no lease: no other member may take over.
 //! * **R6, take over.** A follower in sync that has heard nothing for [`Timing::take_over`] promises itself
@@ -42,28 +43,47 @@
 //! A member that has restarted has no state. It joins, and may not take over before the leader has told it
 //! that the record names it for what it has now, whatever the record said before.
 //!
+//! # Switchover
+//!
+//! [`Member::hand_over`] is R6 at the leader's request. The leader takes no more requests, gives the answers
+//! that wait, and tells the follower to take over when that has every command. The follower promises and asks
+//! the arbiter at once, because the leader has given up the lease that R5 needs from this follower: it
+//! answers again only if the follower has acknowledged a later beat, which it does not once it has promised.
+//! So a switchover that fails at any point leaves one leader, as any other loss of messages does.
+//!
 //! # Limits
 //!
-//! The log is kept whole, in memory, on every member: there is no snapshot yet. A member that lacks state
-//! gets the log from its beginning.
+//! The leader keeps the commands that a member may still need, up to [`Limits::history_bytes`]. A member that
+//! falls further behind is taken out of the record, and gets a snapshot again. So does every other member
+//! after a change of the leader.
 
 mod following;
+mod history;
 mod leading;
 mod member;
+mod message;
+mod remote;
+mod status;
+mod transfer;
 
 use alloc::vec::Vec;
+use core::fmt;
 use core::time::Duration;
 
-use crate::command_log::Lsn;
+use serde::{Deserialize, Serialize};
+
+use crate::snapshot::Crc32c;
 
 pub use member::Member;
+pub use message::{MESSAGE_BYTES_MAX, MESSAGES_VERSION, Message, MessageError};
+pub use status::{Peer, Role, Stage, Status, Totals};
 
 /// The number of a member. Members of one cluster have different numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MemberId(pub u64);
 
 /// Which leader: the later one is greater.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Reign {
     /// Which state: new when the state of the cluster was lost, and everything begins with nothing. It is the
     /// [`MasterConfig::epoch`](crate::MasterConfig::epoch) of the master.
@@ -79,7 +99,7 @@ impl Reign {
 }
 
 /// What the arbiter stores.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// The reign.
     pub reign: Reign,
@@ -151,74 +171,6 @@ pub enum Told {
     Unknown,
 }
 
-/// What members send to each other. Messages may be lost, repeated and reordered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Message {
-    /// A member without state asks the leader for it, and those that the record names whether they have any.
-    Join {
-        /// A number that is another one each time that a member has lost its state.
-        life: u64,
-        /// The version of the record that names them.
-        version: u64,
-    },
-    /// The answer to [`Self::Join`] of a member that has no state either.
-    Empty {
-        /// As it was asked.
-        version: u64,
-    },
-    /// The leader gives a member its first state: that of an empty master with these settings.
-    Begin {
-        /// The reign.
-        reign: Reign,
-        /// The life of the member that it is for: one of an earlier life ignores it.
-        life: u64,
-        /// What the leader's process chose when it started the master.
-        start: Start,
-    },
-    /// Commands of the leader; without commands, a beat.
-    Append {
-        /// The reign.
-        reign: Reign,
-        /// The position of the last command before these.
-        after: Lsn,
-        /// The commands, as [`Recorder::take`](crate::command_log::Recorder::take) returns them.
-        commands: Vec<u8>,
-        /// The number of the beat.
-        beat: u64,
-        /// The record names the member, and has done so in this life of it: it may take over.
-        trusted: bool,
-    },
-    /// A follower has every command up to `lsn`.
-    Ack {
-        /// The reign.
-        reign: Reign,
-        /// The follower's life.
-        life: u64,
-        /// The position of its last command.
-        lsn: Lsn,
-        /// The latest beat that it has heard.
-        beat: u64,
-    },
-    /// A member knows a later reign than that of a message, or has promised to take one.
-    Nack {
-        /// The reign.
-        reign: Reign,
-    },
-}
-
-/// The settings that differ between two starts of a master, and that all members of a lineage share.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Start {
-    /// [`MasterConfig::epoch`](crate::MasterConfig::epoch).
-    pub epoch: u32,
-    /// [`MasterConfig::started_wall_ms`](crate::MasterConfig::started_wall_ms).
-    pub started_wall_ms: u64,
-    /// [`MasterConfig::handle_key`](crate::MasterConfig::handle_key).
-    pub handle_key: [u64; 2],
-    /// [`MasterConfig::hash_seed`](crate::MasterConfig::hash_seed).
-    pub hash_seed: u64,
-}
-
 /// Something that the process of a member is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -227,13 +179,6 @@ pub enum Action {
     /// Ask the arbiter, and pass the answer to [`Member::handle_told`] with this number; [`Told::Unknown`]
     /// when none came in time.
     Ask(u64, Ask),
-    /// Send an answer to the connection that the token names.
-    Release {
-        /// The token.
-        token: u64,
-        /// The frame.
-        answer: Vec<u8>,
-    },
     /// The member leads from here on.
     Leads(Reign),
     /// The member no longer leads: close all connections of clients and nodes.
@@ -258,6 +203,10 @@ pub struct Timing {
     /// begins a new lineage; `None`: no new lineage ever begins by itself. A leader alone has the record
     /// confirmed meanwhile, and gives no answers when it cannot. Default 10 s.
     pub unclean: Option<Duration>,
+    /// How long a switchover may take before the leader serves again. Default 2 s.
+    pub hand_over: Duration,
+    /// Time between two comparisons of a follower's whole state with the leader's. Default 10 s.
+    pub compare: Duration,
 }
 
 impl Default for Timing {
@@ -270,6 +219,89 @@ impl Default for Timing {
             take_over: ms(500),
             retry: ms(200),
             unclean: Some(Duration::from_secs(10)),
+            hand_over: Duration::from_secs(2),
+            compare: Duration::from_secs(10),
         }
     }
 }
+
+/// Limits on what is kept, and on what is under way to one member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most bytes of commands that the leader keeps for members that lack them. A member that falls further
+    /// behind gets a snapshot. Default 1 GiB.
+    pub history_bytes: u64,
+    /// Commands that were sent to one member and not acknowledged. Default 8 MiB.
+    pub window_bytes: u64,
+    /// Commands in one message, as far as they can be split. Default 256 KiB.
+    pub append_bytes: usize,
+    /// Chunks of a snapshot that were sent to one member and that it has not confirmed. Default 8.
+    pub window_chunks: u32,
+    /// Longest snapshot that a member takes, bytes. Default 64 GiB.
+    pub snapshot_bytes: u64,
+    /// A member lacks so few bytes of commands when the leader begins to wait for it. Default 256 KiB.
+    pub near_bytes: u64,
+    /// States of more objects are not compared: a comparison takes time in proportion. Default 1,000.
+    pub compare_objects: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            history_bytes: 1 << 30,
+            window_bytes: 8 << 20,
+            append_bytes: 256 << 10,
+            window_chunks: 8,
+            snapshot_bytes: 64 << 30,
+            near_bytes: 256 << 10,
+            compare_objects: 1_000,
+        }
+    }
+}
+
+/// How members behave. The same for all members of a cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Times.
+    pub timing: Timing,
+    /// Limits.
+    pub limits: Limits,
+    /// Computes the CRC-32C of the chunks of snapshots.
+    pub crc32c: Crc32c,
+}
+
+/// The member does not take requests: it does not lead, or it hands over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotLeading;
+
+/// Why a switchover does not begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HandOverError {
+    /// This member does not lead.
+    NotLeading,
+    /// A switchover is under way.
+    UnderWay,
+    /// The member is not in sync, so it must not lead.
+    NotInSync {
+        /// Which.
+        member: MemberId,
+    },
+    /// No other member is in sync.
+    Alone,
+}
+
+impl fmt::Display for HandOverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotLeading => f.write_str("this master does not lead: ask the leader"),
+            Self::UnderWay => f.write_str("a switchover is under way: wait for its end"),
+            Self::NotInSync { member } => {
+                write!(f, "master {} is not in sync: wait until it is, or choose another one", member.0)
+            }
+            Self::Alone => f.write_str("no other master is in sync: start one, and wait until it is"),
+        }
+    }
+}
+
+impl core::error::Error for HandOverError {}

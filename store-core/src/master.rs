@@ -130,6 +130,8 @@ pub struct Master {
     touches: Option<Vec<(u32, bool)>>,
     /// Every object may be leased until then.
     lease_floor: Instant,
+    /// Which leader of its state this master is.
+    term: u64,
 }
 
 impl Master {
@@ -178,10 +180,24 @@ impl Master {
             task_report: TaskReport::default(),
             touches: None,
             lease_floor: Instant::ZERO,
+            term: 1,
             config,
         };
         this.add_tenants();
         Ok(this)
+    }
+
+    /// Which leader of its state this master is, as [`Welcome::term`](crate::message::Welcome::term) says it.
+    /// It is 1 until it is [set](Self::set_term).
+    #[must_use]
+    pub const fn term(&self) -> u64 {
+        self.term
+    }
+
+    /// Sets the term under which this master leads. It is not part of its state: no snapshot and no digest
+    /// has it. Close all connections first: those that exist were welcomed with the former term.
+    pub const fn set_term(&mut self, term: u64) {
+        self.term = term;
     }
 
     /// Looks up an object and leases it for reading.
@@ -475,6 +491,7 @@ impl Master {
                 .unwrap_or(0),
             memory_bytes: self.memory_bytes() as u64,
             leaving_bytes: self.objects.leaving_bytes(),
+            disk_backlog_bytes: self.disk_backlog_bytes(),
             disk_objects: self.shelf.len().into(),
             disk_object_bytes: self.shelf.bytes(),
             ..self.with_disks()

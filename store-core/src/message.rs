@@ -58,7 +58,10 @@
 //! | [`ClearReplicas`] | optional [`SegmentNo`]; none: all · [`Key`]s | – · `()` or error | `KeyNotFound` or `ReplicaNotFound`: as wanted |
 //!
 //! Every operation may be repeated when its response was lost: the last column says what the second request
-//! does.
+//! does. It may be repeated at another leader of the same [lineage](Welcome::lineage), too, which has carried
+//! out whatever its predecessor has answered.
+//!
+//! A master that does not lead answers every request with [`NotLeader`].
 //!
 //! ```
 //! use store_core::{Frame, Key, message::{Get, Operation}};
@@ -74,6 +77,7 @@
 
 mod disks;
 mod eviction;
+mod masters;
 mod nodes;
 mod objects;
 mod queries;
@@ -89,6 +93,7 @@ use crate::{ErrorCode, MasterConfig, SegmentNo, Stats, TaskId};
 
 pub use disks::*;
 pub use eviction::*;
+pub use masters::*;
 pub use nodes::*;
 pub use objects::*;
 pub use queries::*;

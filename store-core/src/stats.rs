@@ -112,6 +112,9 @@ pub struct Stats {
     pub disk_tombstones: u64,
     /// Objects that were chosen to be evicted soon, bytes.
     pub leaving_bytes: u64,
+    /// How far the disks are behind: objects that are to be copied to them and wait, or have not even been
+    /// chosen yet, bytes.
+    pub disk_backlog_bytes: u64,
     /// Keys that gets looked up and found on a disk alone.
     pub disk_hits_total: u64,
     /// Objects copied to disks.

@@ -280,6 +280,29 @@ fn the_coldest_objects_are_copied_before_their_space_is_needed_and_stay_readable
 }
 
 #[test]
+fn the_backlog_is_what_should_be_on_a_disk_and_is_not() {
+    let mut store = Store::opened();
+    let backlog = |store: &Store| store.stats().disk_backlog_bytes / LEN;
+    store.fill(0..80);
+    assert_eq!(backlog(&store), 0, "nothing is to leave yet");
+    store.fill(80..ROOM as u32);
+    assert_eq!(backlog(&store), 20, "nothing has been chosen yet");
+    let work = store.fetch(5);
+    assert_eq!((work.demote.len(), backlog(&store)), (5, 20), "all are chosen, and five are being written");
+    for (key, generation, _) in work.demote {
+        store.demoted(&key, generation).unwrap();
+    }
+    assert_eq!(backlog(&store), 15);
+    store.work();
+    assert_eq!(backlog(&store), 0);
+    store.now += 2_000;
+    store.fill(200..205);
+    assert_eq!(backlog(&store), 5, "five that had their copies were evicted");
+    store.lose_node();
+    assert_eq!(backlog(&store), 0, "without a disk nothing waits for one");
+}
+
+#[test]
 fn eviction_does_not_wait_for_a_disk_and_what_was_evicted_meanwhile_does_not_count() {
     let mut store = Store::opened();
     store.fill(0..ROOM as u32);
@@ -538,7 +561,7 @@ fn a_disk_belongs_to_one_live_node_and_requests_need_its_key() {
     };
     assert_eq!(try_with(&|_| {}), Err(ErrorCode::SegmentAlreadyExists));
     assert_eq!(try_with(&|mount| mount.key = 6), Err(ErrorCode::IllegalClient));
-    assert_eq!(try_with(&|mount| mount.epoch = 9), Err(ErrorCode::IllegalClient));
+    assert_eq!(try_with(&|mount| mount.lineage = 9), Err(ErrorCode::IllegalClient));
     assert_eq!(try_with(&|mount| mount.incarnation = Incarnation::new(2)), Err(ErrorCode::ClientNotFound));
     assert_eq!(try_with(&|mount| mount.node = NodeId::new(3)), Err(ErrorCode::ClientNotFound));
     assert_eq!(try_with(&|mount| mount.extent_bytes = 0), Err(ErrorCode::InvalidParams));

@@ -65,7 +65,12 @@ fn greetings_nodes_and_segments_go_over_the_wire() {
     let mut master = master();
     let master = &mut master;
     let welcome = call!(master, Hello, Greeting::default(), []);
-    assert_eq!(answer::<Hello>(&welcome).unwrap().0.keys_per_batch_max, 4096);
+    let welcome = answer::<Hello>(&welcome).unwrap().0;
+    assert_eq!((welcome.keys_per_batch_max, welcome.term), (4096, 1));
+    master.set_term(3);
+    let later = call!(master, Hello, Greeting::default(), []);
+    let later = answer::<Hello>(&later).unwrap().0.reign();
+    assert_eq!((later.lineage, later.term), (welcome.lineage, 3));
     let newer = call!(master, Hello, Greeting { version: 9, ..Greeting::default() }, []);
     assert_eq!(answer::<Hello>(&newer).unwrap_err(), ErrorCode::InvalidVersion);
     let mounted = call!(master, Mount, second(), []);

@@ -443,9 +443,9 @@ fn a_restarted_node_replaces_its_old_self_and_a_late_word_of_the_old_one_does_no
 #[test]
 fn memory_that_was_exported_under_another_life_of_the_master_is_not_mounted() {
     let mut master = master_with(MasterConfig { epoch: 8, ..config() }, &[]);
-    let old = MountSegment { epoch: 7, ..segment(1, 1, "s", KIB) };
+    let old = MountSegment { lineage: 7, ..segment(1, 1, "s", KIB) };
     assert_eq!(master.mount(at(0), &old), Err(ErrorCode::IllegalClient));
-    master.mount(at(0), &MountSegment { epoch: 8, ..old }).unwrap();
+    master.mount(at(0), &MountSegment { lineage: 8, ..old }).unwrap();
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn snapshot_of(objects: u64) -> (Vec<u8>, u64) {
         name: "n1",
         endpoint: "host:1",
         len: (objects + 1) * 4_096,
-        epoch: 9,
+        lineage: 9,
         ..MountSegment::default()
     };
     master.mount(Instant::ZERO, &segment).unwrap();

@@ -16,6 +16,7 @@ use axum::middleware;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
+use store_core::ha::HandOverError;
 use store_core::message::{
     DrainInfo, DrainStatus, Evict, EvictNow, EvictionReport, ListNodes, ListTasks, NodeInfo, Operation,
     ReadConfig, SegmentInfo, SegmentState, Segments, TaskQuery, TaskReport, TaskState, TenantList,
@@ -24,6 +25,7 @@ use store_core::message::{
 use store_core::wire::KEYS_PER_BATCH_MAX;
 use store_core::{ErrorCode, Frame, Items, NodeId, SegmentNo, Stats};
 
+use crate::ha::http as ha;
 use crate::hosts;
 use crate::http::{Asker, BODY_TIME_MAX, Unanswered};
 
@@ -50,6 +52,8 @@ pub(crate) fn routes(asker: Asker) -> Router<Asker> {
         .route("/api/v1/tenants", get(tenants))
         .route("/api/v1/config", get(config))
         .route("/api/v1/evict", post(evict))
+        .route("/api/v1/masters", get(ha::masters))
+        .route("/api/v1/switchover", post(ha::switchover))
         .layer(middleware::from_fn_with_state(asker, hosts::check))
 }
 
@@ -369,6 +373,8 @@ pub(crate) enum Refusal {
     Host,
     /// The master refused.
     Refused(ErrorCode),
+    /// No other master is to lead.
+    HandOver(HandOverError),
 }
 
 impl From<Unanswered> for Refusal {
@@ -396,7 +402,11 @@ impl Refusal {
                 StatusCode::FORBIDDEN,
                 "the Host of this request is not allowed: use an address, localhost, a name without dots, or one of `http_hosts`".into(),
             ),
+            Self::Refused(ErrorCode::NotLeader) => {
+                (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::NotLeader.to_string())
+            }
             Self::Refused(code) => (StatusCode::CONFLICT, code.to_string()),
+            Self::HandOver(error) => (StatusCode::CONFLICT, error.to_string()),
         }
     }
 }
@@ -505,7 +515,7 @@ pub(crate) async fn read<T: for<'de> Deserialize<'de>>(
     serde_json::from_slice(&body).map_err(|error| Refusal::Body(error.to_string()))
 }
 
-fn json(value: &impl Serialize) -> Response {
+pub(crate) fn json(value: &impl Serialize) -> Response {
     match serde_json::to_string(value) {
         Ok(text) => ([(header::CONTENT_TYPE, "application/json")], text + "\n").into_response(),
         Err(error) => {

@@ -4,14 +4,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use store_core::command_log::Lsn;
 use store_core::message::{self, Greeting, MountResponse, Operation as _, ReplicaInfo, ReplicaState};
-use store_core::{ErrorCode, Frame, Kind, Master, Role, Session, Stats, Trace, WireError};
+use store_core::{ErrorCode, Frame, Kind, Role, Session, Stats, Trace, WireError};
 use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
 use crate::connection::{Handler, Verdict};
 use crate::events::Events;
 use crate::http::Inspected;
-use crate::journal::Journal;
+use crate::keeper::Keeper;
 use crate::log_limit::LogLimit;
 use crate::metrics::RequestCounters;
 use crate::places::Source;
@@ -22,11 +22,11 @@ const SUMMARY_EVERY: Duration = Duration::from_secs(60);
 
 /// Answers requests. It is separate from the connections, so that both can be borrowed.
 pub(crate) struct Answering {
-    pub(crate) master: Master,
-    /// Of a master with a journal: every call that changes the master goes through it.
-    pub(crate) journal: Option<Journal>,
+    pub(crate) keeper: Keeper,
     /// The last command that the latest answer depends on.
     depends_on: Lsn,
+    /// Answers were not sent because none may be, whatever they depend on.
+    pub(crate) withheld: bool,
     pub(crate) requests: RequestCounters,
     pub(crate) time: Clock,
     pub(crate) events: Events,
@@ -64,19 +64,14 @@ struct Turn {
 }
 
 impl Answering {
-    /// Answers from `master`, whose time is `at`.
-    pub(crate) fn new(
-        master: Master,
-        journal: Option<Journal>,
-        at: store_core::Instant,
-        slow_request_ms: u32,
-    ) -> Self {
+    /// Answers from the master of `keeper`, whose time is `at`.
+    pub(crate) fn new(keeper: Keeper, at: store_core::Instant, slow_request_ms: u32) -> Self {
         let now = Instant::now();
         Self {
-            summary: (now, master.stats()),
-            master,
-            journal,
+            summary: (now, keeper.master().stats()),
+            keeper,
             depends_on: 0,
+            withheld: false,
             requests: RequestCounters::default(),
             time: Clock::new(now, at),
             events: Events::default(),
@@ -89,30 +84,35 @@ impl Answering {
         }
     }
 
+    /// The time of the calls to the keeper: one of several masters sees that of the clock, because its lease
+    /// ends also while the process is stopped, and it decides itself how much of it its master counts.
+    pub(crate) fn now(&self) -> store_core::Instant {
+        match &self.keeper {
+            Keeper::Masters(_) => store_core::Instant::ZERO + self.time.uptime(),
+            _ => self.time.core(),
+        }
+    }
+
     /// Handles the timeouts that are due.
     pub(crate) fn timeout(&mut self) {
-        match &mut self.journal {
-            Some(journal) => journal.handle_timeout(&mut self.master, self.time.core()),
-            None => self.master.handle_timeout(self.time.core()),
-        }
+        let now = self.now();
+        self.keeper.handle_timeout(now);
         if self.events.is_draining() {
-            self.events.drains(&self.master);
+            self.events.drains(self.keeper.master());
         }
     }
 
     /// Logs the events since the last call.
     pub(crate) fn log_events(&mut self) {
-        self.events.log(&mut self.master, self.time.last());
+        self.events.log(self.keeper.master_mut(), self.time.last());
     }
 
     /// Updates the wall clock, which may be set, and which continues while this process is stopped.
     pub(crate) fn set_wall(&mut self) {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         if let Ok(wall_ms @ 1..) = u64::try_from(since.as_millis()) {
-            match &mut self.journal {
-                Some(journal) => journal.set_wall_ms(&mut self.master, self.time.core(), wall_ms),
-                None => self.master.set_wall_ms(self.time.core(), wall_ms),
-            }
+            let now = self.now();
+            self.keeper.set_wall_ms(now, wall_ms);
         }
     }
 
@@ -123,10 +123,11 @@ impl Answering {
         if took < SUMMARY_EVERY || connections == 0 {
             return;
         }
-        let stats = self.master.stats();
+        let stats = self.keeper.master().stats();
         let before = std::mem::replace(&mut self.summary, (now, stats)).1;
-        let gets = stats.gets_total - before.gets_total;
-        let hits = stats.get_hits_total - before.get_hits_total;
+        // Another master's counters, after it has taken over, are not those of this one.
+        let gets = stats.gets_total.saturating_sub(before.gets_total);
+        let hits = stats.get_hits_total.saturating_sub(before.get_hits_total);
         info!(
             nodes = stats.nodes,
             segments = stats.segments,
@@ -136,9 +137,9 @@ impl Answering {
             capacity_bytes = stats.capacity_bytes,
             gets,
             hit_rate = %format_args!("{:.3}", if gets == 0 { 0.0 } else { hits as f64 / gets as f64 }),
-            puts = stats.put_ends_total - before.put_ends_total,
-            evictions = stats.evictions_total - before.evictions_total,
-            objects_lost = stats.objects_lost_total - before.objects_lost_total,
+            puts = stats.put_ends_total.saturating_sub(before.put_ends_total),
+            evictions = stats.evictions_total.saturating_sub(before.evictions_total),
+            objects_lost = stats.objects_lost_total.saturating_sub(before.objects_lost_total),
             connections,
             over_s = took.as_secs(),
             "summary"
@@ -146,12 +147,18 @@ impl Answering {
     }
 
     /// Looks at objects of a tenant, which does not count as a use.
-    pub(crate) fn inspect(&self, tenant: &str, keys: &[Vec<u8>]) -> Vec<Result<Inspected, ErrorCode>> {
+    pub(crate) fn inspect(&mut self, tenant: &str, keys: &[Vec<u8>]) -> Vec<Result<Inspected, ErrorCode>> {
+        let now = self.now();
+        let now = self.keeper.master_time(now);
+        let (master, serves) = (self.keeper.master(), self.keeper.is_serving());
         let one = |key: &Vec<u8>| {
-            let (listed, replicas) = self.master.inspect(self.time.core(), tenant, key)?;
+            if !serves {
+                return Err(ErrorCode::NotLeader);
+            }
+            let (listed, replicas) = master.inspect(now, tenant, key)?;
             let readable = replicas.iter().filter(|replica| replica.state == ReplicaState::Complete);
             let place = |replica: &ReplicaInfo| {
-                Some((replica.addr, self.master.segment(replica.segment)?.endpoint.to_owned()))
+                Some((replica.addr, master.segment(replica.segment)?.endpoint.to_owned()))
             };
             let replicas: Vec<_> = readable.filter_map(place).collect();
             if replicas.is_empty() {
@@ -230,13 +237,9 @@ impl Handler for Answering {
         }
         let failed = session.proofs_failed();
         let timed = self.requests.is_timed(kind).then(Instant::now);
-        let now = self.time.core();
-        match &mut self.journal {
-            Some(journal) => {
-                self.depends_on = journal.handle(&mut self.master, now, session, frame, out);
-            }
-            None => self.master.handle(now, session, frame, out),
-        }
+        let now = self.now();
+        let handled = self.keeper.handle(now, session, frame, out);
+        self.depends_on = handled.unwrap_or(0);
         let answer = out.get(start..).unwrap_or_default();
         let status = self.requests.count(kind, answer);
         let mut logged = false;
@@ -253,8 +256,12 @@ impl Handler for Answering {
         debug!(op = name(kind), trace = %Trace::of(request_id), status, "request");
         match Kind::from_byte(kind) {
             Some(Kind::Mount) => self.mount_answered(source, frame, answer, status),
-            Some(Kind::OrderSegments) => self.events.drains(&self.master),
+            Some(Kind::OrderSegments) => self.events.drains(self.keeper.master()),
             _ => {}
+        }
+        if handled.is_err() {
+            // What it will be is another connection: this one was never welcomed, or by an earlier reign.
+            return Verdict::Last;
         }
         let Some(role) = proves.filter(|_| session.proofs_failed() > failed) else {
             return Verdict::Answered;
@@ -276,8 +283,19 @@ impl Handler for Answering {
         self.depends_on
     }
 
-    fn durable(&self) -> Lsn {
-        self.journal.as_ref().map_or(Lsn::MAX, Journal::confirmed)
+    fn confirmed(&mut self) -> Option<Lsn> {
+        if let Keeper::Masters(_) = &self.keeper {
+            // A lease may have ended since the request was handled.
+            self.time.read();
+        }
+        let now = self.now();
+        let confirmed = self.keeper.confirmed(now);
+        self.withheld |= confirmed.is_none();
+        confirmed
+    }
+
+    fn surely_confirmed(&self) -> Option<Lsn> {
+        self.keeper.surely_confirmed()
     }
 
     /// Requests that are not timed one by one are judged together, by the time of their turn.
@@ -289,11 +307,8 @@ impl Handler for Answering {
     }
 
     fn left(&mut self, session: Session) {
-        let now = self.time.core();
-        match &mut self.journal {
-            Some(journal) => journal.session_ended(&mut self.master, now, session),
-            None => self.master.session_ended(now, session),
-        }
+        let now = self.now();
+        self.keeper.session_ended(now, session);
     }
 }
 
@@ -323,8 +338,8 @@ mod tests {
 
     #[test]
     fn mounts_of_an_incarnation_that_has_ended_or_is_far_ahead_are_counted() {
-        let mut answering =
-            Answering::new(Master::new(MasterConfig::default()).unwrap(), None, store_core::Instant::ZERO, 0);
+        let master = store_core::Master::new(MasterConfig::default()).unwrap();
+        let mut answering = Answering::new(Keeper::Memory(Box::new(master)), store_core::Instant::ZERO, 0);
         answering.set_wall();
         let mut session = Session::owner();
         let mut refused_after = |incarnation: u64| {

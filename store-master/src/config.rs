@@ -83,12 +83,56 @@ pub struct Config {
     /// `http://ADDR:PORT/metadata`; none: no such server. Every peer that reaches it may write there. Default
     /// none.
     pub mooncake_metadata_listen: Option<SocketAddr>,
+    /// Several masters, of which one leads and the others have its state.
+    pub ha: HaConfig,
     /// Limits of `/metadata`, on either port.
     pub metadata: MetadataLimits,
     /// Limits on clients of the HTTP server.
     pub http: HttpLimits,
     /// Settings of the store itself: leases, limits, eviction.
     pub store: store_core::MasterConfig,
+}
+
+/// Settings of one of several masters: when the one that leads dies, another one takes over with all
+/// objects, and nodes keep their memory. All masters have the same settings, but for addresses and numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct HaConfig {
+    /// Where the masters agree on which of them leads: `etcd://HOST:PORT[,HOST:PORT…]`, or
+    /// `file:///DIRECTORY` for masters on one host; empty: this master is alone. Default empty.
+    pub arbiter: String,
+    /// Name of the cluster: masters with the same one belong together. Default `default`.
+    pub cluster_id: String,
+    /// Number of this master, which no other one of the cluster has; 0: made from `advertise`. Default 0.
+    pub member_id: u64,
+    /// Where clients and nodes reach this master, `host:port`; empty: `rpc_listen`. Default empty.
+    pub advertise: String,
+    /// Address at which other masters connect; port 0: the system chooses a port. What is sent there
+    /// contains the secrets of tenants, and is not encrypted. Default `127.0.0.1:50052`.
+    pub listen: SocketAddr,
+    /// Where other masters reach `listen`, `host:port`; empty: the host of `advertise`. Default empty.
+    pub link: String,
+    /// Time between two messages to a master that has nothing to do, milliseconds, 1 to 200. Default 50.
+    pub beat_ms: u32,
+    /// A master that says nothing for this long is left out, and answers wait for it until then,
+    /// milliseconds, at least two beats. Default 200.
+    pub silent_ms: u32,
+    /// The leader answers no longer than this after it has heard the others, milliseconds, at least
+    /// `silent_ms`. Default 400.
+    pub lease_ms: u32,
+    /// Another master takes over when it has heard nothing for this long, milliseconds, at least 1.2 times
+    /// `lease_ms`. Default 500.
+    pub take_over_ms: u32,
+    /// When no master that has all objects was there for this long, another one begins with an empty store,
+    /// seconds, at least 4; 0: never. A leader without another master stops answering earlier than that
+    /// when it does not reach the arbiter. Default 10.
+    pub new_lineage_s: u32,
+    /// Limit on the commands that the leader keeps for masters that lack them, MiB, at least 8. A master
+    /// that falls further behind is sent the whole state. Default 1,024.
+    pub history_mib: u32,
+    /// Longest state that a master takes from the leader, MiB. Default 65,536.
+    pub snapshot_mib_max: u32,
 }
 
 /// Limits of the metadata server.
@@ -165,6 +209,13 @@ impl Config {
                 need: "must be at most 1000000: the master uses a core meanwhile",
             });
         }
+        self.ha.check()?;
+        if self.ha.is_on() && self.journal.is_some() {
+            return Err(ConfigError {
+                field: "journal",
+                need: "must be none with ha.arbiter: the other masters keep the state",
+            });
+        }
         let open = !self.store.admin_secret.is_set() && !self.store.cluster_secret.is_set();
         if self.store.multi_tenants && open {
             let need = "needs store.admin_secret or store.cluster_secret: without a secret, every peer could mount memory as a \
@@ -201,7 +252,28 @@ impl Default for Config {
             journal: None,
             journal_snapshot_mib: 64,
             journal_snapshot_s: 900,
+            ha: HaConfig::default(),
             store: store_core::MasterConfig::default(),
+        }
+    }
+}
+
+impl Default for HaConfig {
+    fn default() -> Self {
+        Self {
+            arbiter: String::new(),
+            cluster_id: "default".into(),
+            member_id: 0,
+            advertise: String::new(),
+            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 50052),
+            link: String::new(),
+            beat_ms: 50,
+            silent_ms: 200,
+            lease_ms: 400,
+            take_over_ms: 500,
+            new_lineage_s: 10,
+            history_mib: 1_024,
+            snapshot_mib_max: 65_536,
         }
     }
 }

@@ -54,10 +54,12 @@ pub(crate) trait Handler {
     ) -> Verdict;
     /// A frame was invalid; the connection is closed after an answer with the reason.
     fn broken(&mut self, error: WireError);
-    /// The last command that the latest answer depends on: it is sent when that is on disk.
+    /// The last command that the latest answer depends on: it is sent when that is confirmed.
     fn depends_on(&self) -> Lsn;
-    /// Every command up to this one is on disk.
-    fn durable(&self) -> Lsn;
+    /// Every command up to this one is confirmed at this moment; `None`: no answer may be sent.
+    fn confirmed(&mut self) -> Option<Lsn>;
+    /// The same as far as it is certain without looking.
+    fn surely_confirmed(&self) -> Option<Lsn>;
     /// A turn is over and took this long.
     fn turn_ended(&mut self, took: Duration);
     /// A connection is closed.
@@ -251,17 +253,17 @@ impl Connection {
         &self.session
     }
 
-    /// Whether it has answers that wait for the journal. Returns `true` once until [`Self::look_again`].
+    /// Whether it has answers that wait to be confirmed. Returns `true` once until [`Self::look_again`].
     pub(crate) fn begins_to_hold(&mut self) -> bool {
         self.held.begins_to_hold()
     }
 
-    /// More is on disk.
+    /// More is confirmed.
     pub(crate) fn look_again(&mut self) {
         self.held.look_again();
     }
 
-    /// Answers that wait for the journal.
+    /// Answers that wait to be confirmed.
     pub(crate) fn held(&self) -> usize {
         self.held.answers()
     }
@@ -352,7 +354,7 @@ impl Connection {
             }
             let begins = self.input.pending_bytes() == 0;
             match self.read() {
-                Ok(0) => return self.peer_closed(handler.durable()),
+                Ok(0) => return self.peer_closed(handler.confirmed()),
                 Ok(len) => {
                     // Read after the bytes: the process may have been stopped meanwhile.
                     now = handler.clock();
@@ -366,7 +368,7 @@ impl Connection {
                 Err(_) => return Pumped::Closed,
             }
         }
-        if self.flush(now, handler.durable()).is_err() {
+        if self.flush(now, handler.confirmed()).is_err() {
             return Pumped::Closed;
         }
         let backlogged = self.backlog_bytes() >= backlog_bytes_max;
@@ -411,8 +413,8 @@ impl Connection {
                         }
                         Verdict::Last => self.state = State::Closing,
                     }
-                    let (depends_on, durable) = (handler.depends_on(), handler.durable());
-                    self.held.add(before, self.out.len(), depends_on, durable);
+                    let (depends_on, confirmed) = (handler.depends_on(), handler.surely_confirmed());
+                    self.held.add(before, self.out.len(), depends_on, confirmed);
                     unclocked += len + self.out.len() - before;
                     self.input.consume(len);
                     self.account.is_known_now();
@@ -434,7 +436,7 @@ impl Connection {
                     handler.broken(error);
                     let before = self.out.len();
                     answer_broken(error, &mut self.out);
-                    self.held.add(before, self.out.len(), 0, 0);
+                    self.held.add(before, self.out.len(), 0, Some(0));
                     self.state = State::Closing;
                     return Handled::All;
                 }
@@ -474,18 +476,18 @@ impl Connection {
     }
 
     /// Answers are still sent to a peer that shut only its sending side.
-    fn peer_closed(&mut self, durable: Lsn) -> Pumped {
+    fn peer_closed(&mut self, confirmed: Option<Lsn>) -> Pumped {
         self.readable = false;
         if self.backlog_bytes() == 0 {
             return Pumped::Closed;
         }
         self.state = State::Discarding { bytes: DISCARD_BYTES_MAX };
-        let gone = self.flush(self.last_progress, durable).is_err();
+        let gone = self.flush(self.last_progress, confirmed).is_err();
         if gone || self.backlog_bytes() == 0 { Pumped::Closed } else { Pumped::Idle }
     }
 
-    fn flush(&mut self, now: Instant, durable: Lsn) -> io::Result<()> {
-        let end = self.held.begins(durable).unwrap_or(self.out.len());
+    fn flush(&mut self, now: Instant, confirmed: Option<Lsn>) -> io::Result<()> {
+        let end = self.held.begins(confirmed).unwrap_or(self.out.len());
         while self.writable && self.out_written < end {
             match self.stream.write(&self.out[self.out_written..end]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),

@@ -210,7 +210,7 @@ impl Connections {
         }
     }
 
-    /// More is on disk: connections that hold answers get a turn.
+    /// More is confirmed: connections that hold answers get a turn.
     pub(crate) fn release(&mut self) {
         for index in std::mem::take(&mut self.holding) {
             if let Some(Some(connection)) = self.connections.get_mut(index) {
@@ -220,7 +220,7 @@ impl Connections {
         }
     }
 
-    /// Number of answers that wait for the journal.
+    /// Number of answers that wait to be confirmed.
     pub(crate) fn held(&self) -> usize {
         let holding = self.holding.iter().filter_map(|index| self.connections.get(*index)?.as_ref());
         holding.map(|connection| connection.held()).sum()
@@ -239,6 +239,14 @@ impl Connections {
                 self.enqueue(index);
             }
         }
+    }
+
+    /// Closes every connection at once, with whatever was not sent.
+    pub(crate) fn close_all(&mut self, handler: &mut impl Handler) {
+        for index in 0..self.connections.len() {
+            self.close(index, handler);
+        }
+        self.holding.clear();
     }
 
     /// Gives every connection a turn, whether or not its socket is ready.

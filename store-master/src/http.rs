@@ -19,6 +19,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use mio::Waker;
+use store_core::ha::{HandOverError, MemberId};
 use store_core::{ErrorCode, Secret};
 use tokio::sync::{Mutex, Semaphore, oneshot};
 
@@ -39,6 +40,8 @@ pub(crate) enum Question {
     Call(Vec<u8>, Option<String>, oneshot::Sender<Vec<u8>>),
     /// Objects of a tenant, by key. Nothing counts as a use.
     Inspect(String, Vec<Vec<u8>>, oneshot::Sender<Vec<Result<Inspected, ErrorCode>>>),
+    /// Another master is to lead. The answer is which, or why not; it comes when the switchover has begun.
+    HandOver(Option<MemberId>, oneshot::Sender<Result<MemberId, HandOverError>>),
     /// No answer: a request had a wrong secret.
     WrongBearer,
 }
@@ -200,6 +203,17 @@ impl Asker {
     ) -> Result<Vec<Result<Inspected, ErrorCode>>, Unanswered> {
         let tenant = tenant.to_owned();
         self.in_time(self.question(|answer| Question::Inspect(tenant, keys, answer))).await
+    }
+
+    /// Begins a switchover. Returns which member is to lead, or why none.
+    ///
+    /// # Errors
+    /// The serving thread did not answer in time.
+    pub(crate) async fn hand_over(
+        &self,
+        to: Option<MemberId>,
+    ) -> Result<Result<MemberId, HandOverError>, Unanswered> {
+        self.in_time(self.question(|answer| Question::HandOver(to, answer))).await
     }
 
     /// Whether there are other tenants than the default one.

@@ -68,6 +68,11 @@ impl Liveness {
         self.ready.load(Ordering::Acquire)
     }
 
+    /// This process leads a store of this epoch from here on.
+    pub(crate) fn set_epoch(&self, epoch: u32) {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).epoch = epoch;
+    }
+
     /// Publishes the facts. Returns whether that was possible without waiting for a reader.
     pub(crate) fn publish(&self, stats: &Stats, connections: usize) -> bool {
         let Ok(mut facts) = self.facts.try_lock() else { return false };

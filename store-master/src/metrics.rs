@@ -18,6 +18,7 @@ use store_core::{ErrorCode, Kind, Master, Stats, Times};
 
 use crate::answering::Refusals;
 use crate::connections::Totals;
+use crate::ha::{self, HaStats};
 use crate::journal::JournalStats;
 
 /// Requests by operation and result. The index of a result is 0 for success, else one more than that of the
@@ -43,6 +44,8 @@ const TIMED_EVERY: u8 = 61;
 pub(crate) struct Snapshot {
     pub(crate) uptime: Duration,
     pub(crate) epoch: u32,
+    /// Of one of several masters.
+    pub(crate) ha: Option<HaStats>,
     pub(crate) stats: Stats,
     pub(crate) eviction: EvictionReport,
     pub(crate) requests: RequestCounters,
@@ -216,6 +219,9 @@ impl Snapshot {
         self.register_held(&mut registry);
         self.register_refusals(&mut registry);
         self.register_journal(&mut registry);
+        if let Some(ha) = &self.ha {
+            ha::metrics::register(&mut registry, ha, self.answers_held);
+        }
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry)?;
         Ok(text)
@@ -664,19 +670,19 @@ fn plain(open: &str) -> String {
 }
 
 /// Registers a counter; the encoder appends `_total` to its name.
-fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
+pub(crate) fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
     let counter = Counter::<u64>::default();
     counter.inc_by(value);
     registry.register(name, help, counter);
 }
 
-fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
+pub(crate) fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
     let gauge = Gauge::<i64>::default();
     gauge.set(signed(value));
     registry.register(name, help, gauge);
 }
 
-fn signed(value: u64) -> i64 {
+pub(crate) fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 

@@ -23,9 +23,11 @@ use crate::answering::Answering;
 use crate::connections::Connections;
 use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
+use crate::ha;
 use crate::http::{Http, Question};
 use crate::http_server::HttpServer;
-use crate::journal::{Journal, Opened};
+use crate::journal::Opened;
+use crate::keeper::Keeper;
 use crate::liveness::Liveness;
 use crate::metadata;
 use crate::mooncake::metadata::{SameRpcMeta, mooncake_metadata as mooncake_metadata_routes};
@@ -73,21 +75,23 @@ enum Store {
     Memory(Box<Master>),
     /// It is kept in a directory, too.
     Journal(Box<Opened>),
+    /// Other masters have it, too.
+    Masters(Box<ha::Joining>),
 }
 
 impl Store {
-    /// The master, its journal, and its time.
-    fn start(
-        self,
-        config: &Config,
-        waker: Arc<Waker>,
-    ) -> Result<(Master, Option<Journal>, store_core::Instant), ServeError> {
+    /// The master and what keeps its state, and its time.
+    fn start(self, config: &Config, waker: Arc<Waker>) -> Result<(Keeper, store_core::Instant), ServeError> {
         match self {
-            Self::Memory(master) => Ok((*master, None, store_core::Instant::ZERO)),
+            Self::Memory(master) => Ok((Keeper::Memory(master), store_core::Instant::ZERO)),
+            Self::Masters(joining) => {
+                let ha = joining.start(config, waker).map_err(ServeError::Poll)?;
+                Ok((Keeper::Masters(Box::new(ha)), store_core::Instant::ZERO))
+            }
             Self::Journal(opened) => {
                 let at = opened.at;
                 let (master, journal) = opened.start(config, waker).map_err(ServeError::Journal)?;
-                Ok((master, Some(journal), at))
+                Ok((Keeper::Journal(Box::new(master), Box::new(journal)), at))
             }
         }
     }
@@ -119,6 +123,10 @@ impl MasterServer {
         let store = match &config.journal {
             Some(dir) => {
                 Store::Journal(Box::new(Opened::open(dir, &mut config.store).map_err(BindError::Journal)?))
+            }
+            None if config.ha.is_on() => {
+                epoch::fill(&mut config.store);
+                Store::Masters(Box::new(ha::Joining::bind(&config, rpc_addr)?))
             }
             None => {
                 epoch::fill(&mut config.store);
@@ -210,8 +218,8 @@ impl MasterServer {
                 "every peer that reaches this address can mount memory as a node and receive all tenants' bytes: set a cluster secret"
             );
         }
-        let (master, journal, at) = self.store.start(&self.config, self.waker)?;
-        let mut answering = Answering::new(master, journal, at, self.config.slow_request_ms);
+        let (keeper, at) = self.store.start(&self.config, self.waker)?;
+        let mut answering = Answering::new(keeper, at, self.config.slow_request_ms);
         answering.set_wall();
         let mut service = Service {
             answering,
@@ -229,6 +237,7 @@ impl MasterServer {
             stop: self.stopper.stop,
             started_s: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
             late: VecDeque::new(),
+            confirmed: None,
         };
         let result = service.run();
         drop((http, mooncake_metadata));

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Poll, Token};
 use store_core::command_log::Lsn;
+use store_core::ha::{HandOverError, MemberId};
 use store_core::{ErrorCode, Frame, Peer, Session};
 use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
@@ -22,8 +23,10 @@ use crate::answering::Answering;
 use crate::connection::{Handler as _, Stream, answer_status};
 use crate::connections::{Connections, Entered};
 use crate::error::ServeError;
+use crate::ha::Ha;
 use crate::http::{Inspected, Question};
 use crate::journal::Journal;
+use crate::keeper::Keeper;
 use crate::liveness::{Liveness, PUBLISH_EVERY};
 use crate::metrics::{self, Snapshot};
 use crate::places::Source;
@@ -47,6 +50,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Timeouts are handled after the requests of nodes that wait for their turn, but no later than this.
 const TIMEOUTS_LATE_MAX: Duration = Duration::from_secs(1);
 
+/// Shortest time until what is due is looked at again.
+const DUE_MIN: Duration = Duration::from_micros(200);
+/// Longest wait for other masters during a stop before the deadline is looked at.
+const LEAVE_STEP: Duration = Duration::from_millis(10);
+
 /// State of the serving thread.
 pub(crate) struct Service {
     pub(crate) config: Config,
@@ -67,8 +75,10 @@ pub(crate) struct Service {
     pub(crate) stop: Arc<AtomicBool>,
     /// Wall time of the start of the process, seconds since the Unix epoch.
     pub(crate) started_s: f64,
-    /// Answers to questions that wait for the journal, in the order of the commands that they depend on.
+    /// Answers to questions that wait to be confirmed, in the order of the commands that they depend on.
     pub(crate) late: VecDeque<(Lsn, Late)>,
+    /// The last command that was confirmed when answers were last given.
+    pub(crate) confirmed: Option<Lsn>,
 }
 
 /// The answer to a question, and where it goes.
@@ -118,7 +128,7 @@ impl Service {
             let busy = !self.connections.is_idle();
             self.connections.serve(now, ROUND, &mut self.answering);
             self.timeouts();
-            self.journal()?;
+            self.confirm()?;
             self.snapshot_if_due(now);
             self.answering.log_events();
             if busy {
@@ -131,31 +141,86 @@ impl Service {
         self.drain(&mut events)
     }
 
-    /// Hands commands to the journal's writer, and gives the answers whose commands are on disk.
-    fn journal(&mut self) -> Result<(), ServeError> {
-        let Some(journal) = &mut self.answering.journal else { return Ok(()) };
-        journal.submit();
-        if journal.confirm().map_err(ServeError::Journal)? {
-            let durable = journal.confirmed();
-            self.connections.release();
-            while self.late.front().is_some_and(|(lsn, _)| *lsn <= durable)
-                && let Some((_, late)) = self.late.pop_front()
-            {
-                late.send();
+    /// Hands commands to the journal's writer, or to other masters, and gives the answers whose commands are
+    /// confirmed.
+    fn confirm(&mut self) -> Result<(), ServeError> {
+        match &mut self.answering.keeper {
+            Keeper::Memory(_) => return Ok(()),
+            Keeper::Journal(_, journal) => {
+                journal.submit();
+                if !journal.confirm().map_err(ServeError::Journal)? {
+                    return Ok(());
+                }
             }
+            Keeper::Masters(_) => self.turn(),
+        }
+        let withheld = std::mem::take(&mut self.answering.withheld);
+        let confirmed = self.answering.confirmed();
+        if confirmed.is_none() || (confirmed == self.confirmed && !withheld) {
+            self.answering.withheld |= withheld;
+            return Ok(());
+        }
+        self.confirmed = confirmed;
+        self.connections.release();
+        while self.late.front().is_some_and(|(lsn, _)| confirmed.is_some_and(|confirmed| *lsn <= confirmed))
+            && let Some((_, late)) = self.late.pop_front()
+        {
+            late.send();
+        }
+        Ok(())
+    }
+
+    /// One of several masters hears the others, and does what is due.
+    fn turn(&mut self) {
+        let now = {
+            self.answering.clock();
+            self.answering.now()
+        };
+        let Keeper::Masters(ha) = &mut self.answering.keeper else { return };
+        let turned = ha.turn(now, self.connections.sessions());
+        if turned.deposed {
+            // Before anything else: an answer of this reign would be one too many.
+            self.connections.close_all(&mut self.answering);
+            self.late.clear();
+            self.unpublished.get_or_insert(self.answering.time.last());
+        }
+        if let Some(reign) = turned.leads {
+            self.liveness.set_epoch(u32::try_from(reign.lineage).unwrap_or(u32::MAX));
+            self.answering.set_wall();
+            self.unpublished.get_or_insert(self.answering.time.last());
+        }
+    }
+
+    /// A leader that stops hands over first, so that the others need not wait until it is missed.
+    fn leave(&mut self, events: &mut Events, deadline: Instant) -> Result<(), ServeError> {
+        let now = self.answering.now();
+        let Some(ha) = self.answering.keeper.ha_mut().filter(|ha| ha.leads()) else { return Ok(()) };
+        if let Err(error) = ha.hand_over(now, None) {
+            info!(%error, "no other master takes over");
+            return Ok(());
+        }
+        while self.answering.keeper.ha().is_some_and(|ha| ha.leads() && !ha.is_serving()) {
+            let now = self.answering.clock();
+            if now >= deadline {
+                break;
+            }
+            self.wait(events, Some(LEAVE_STEP))?;
+            self.dispatch(events, now);
+            self.connections.serve(now, ROUND, &mut self.answering);
+            self.confirm()?;
         }
         Ok(())
     }
 
     fn snapshot_if_due(&mut self, now: Instant) {
-        let Some(journal) = &mut self.answering.journal else { return };
-        journal.snapshot_if_due(now, &self.answering.master, self.connections.sessions());
+        let Keeper::Journal(master, journal) = &mut self.answering.keeper else { return };
+        journal.snapshot_if_due(now, master, self.connections.sessions());
     }
 
-    /// Gives the answer to a question when what it depends on is on disk.
+    /// Gives the answer to a question when what it depends on is confirmed.
     fn answer_late(&mut self, late: Late) {
-        let changed = self.answering.journal.as_ref().map_or(0, |journal| journal.changed());
-        if changed <= self.answering.durable() {
+        let changed = self.answering.keeper.changed();
+        if self.answering.confirmed().is_some_and(|confirmed| changed <= confirmed) {
             late.send();
         } else {
             self.late.push_back((changed, late));
@@ -172,22 +237,23 @@ impl Service {
         }
         let mut now = self.answering.clock();
         let deadline = now + Duration::from_millis(self.config.stop_ms_max.into());
+        self.leave(events, deadline)?;
         // Requests that had arrived before the stop get turns, for a limited time. Then each connection is
         // closed after its last answer.
         let last_request = now + Duration::from_millis(self.config.stop_ms_max.into()) / 4;
         self.connections.wake_all();
         while !self.connections.is_idle() && now < last_request {
             self.connections.serve(now, ROUND, &mut self.answering);
-            self.journal()?;
+            self.confirm()?;
             now = self.answering.clock();
             self.liveness.works();
         }
         self.connections.close_gracefully();
         loop {
-            self.journal()?;
+            self.confirm()?;
             while !self.connections.is_idle() && now < deadline {
                 self.connections.serve(now, ROUND, &mut self.answering);
-                self.journal()?;
+                self.confirm()?;
                 now = self.answering.clock();
                 self.liveness.works();
             }
@@ -226,7 +292,8 @@ impl Service {
 
     /// Time until the next timeout. `None`: there is none.
     fn park_timeout(&self, now: Instant) -> Option<Duration> {
-        let master = self.answering.master.poll_timeout().map(|at| at - self.answering.time.core());
+        // What is due is not looked for again at once.
+        let master = self.answering.keeper.due().map(|at| (at - self.answering.now()).max(DUE_MIN));
         let until = |at: Instant| at.saturating_duration_since(now);
         let sweep = self.connections.sweep_at().map(until);
         let accept = self.accept_at.map(until);
@@ -312,8 +379,9 @@ impl Service {
     }
 
     fn timeouts(&mut self) {
-        let core_now = self.answering.time.core();
-        if let Some(due) = self.answering.master.poll_timeout().filter(|at| *at <= core_now)
+        let core_now = self.answering.now();
+        let keeper = &self.answering.keeper;
+        if let Some(due) = keeper.due().filter(|at| *at <= core_now && keeper.ha().is_none())
             && (!self.connections.nodes_wait() || core_now - due > TIMEOUTS_LATE_MAX)
         {
             self.answering.timeout();
@@ -328,9 +396,10 @@ impl Service {
 
     /// Publishes the facts for other threads.
     fn publish(&mut self, now: Instant) {
-        self.liveness.set_ready(self.answering.master.segments_len() > 0);
+        let keeper = &self.answering.keeper;
+        self.liveness.set_ready(keeper.is_serving() && keeper.master().segments_len() > 0);
         if self.unpublished.is_some_and(|since| now.saturating_duration_since(since) >= PUBLISH_EVERY) {
-            let stats = self.answering.master.stats();
+            let stats = self.answering.keeper.master().stats();
             let published = self.liveness.publish(&stats, self.connections.open());
             self.unpublished = (!published).then_some(now);
             if self.reclaim.is_due(now, stats.memory_bytes) {
@@ -354,6 +423,7 @@ impl Service {
                     self.answer_late(Late::Inspect(answer, inspected));
                 }
                 Question::WrongBearer => self.answering.wrong_bearer(),
+                Question::HandOver(to, answer) => drop(answer.send(self.hand_over(to))),
             }
             if self.answering.clock().saturating_duration_since(now) >= ROUND {
                 return;
@@ -362,13 +432,19 @@ impl Service {
         self.asked = false;
     }
 
+    fn hand_over(&mut self, to: Option<MemberId>) -> Result<MemberId, HandOverError> {
+        let now = self.answering.now();
+        self.answering.keeper.ha_mut().ok_or(HandOverError::Alone)?.hand_over(now, to)
+    }
+
     /// The answer to a frame with the rights of an admin, and those of a tenant, if one is named.
     fn call(&mut self, request: &[u8], tenant: Option<&str>) -> Vec<u8> {
         let mut out = Vec::new();
         let Ok(Some((frame, _))) = Frame::parse(request) else { return out };
         let session = match tenant {
+            _ if !self.answering.keeper.is_serving() => Err(ErrorCode::NotLeader),
             None => Ok(Session::owner()),
-            Some(tenant) => self.answering.master.owner_for(tenant),
+            Some(tenant) => self.answering.keeper.master_mut().owner_for(tenant),
         };
         match session {
             Ok(mut session) => {
@@ -381,7 +457,8 @@ impl Service {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let master = &self.answering.master;
+        let keeper = &self.answering.keeper;
+        let master = keeper.master();
         Snapshot {
             uptime: self.answering.time.uptime(),
             epoch: master.config().epoch,
@@ -395,7 +472,8 @@ impl Service {
             connections: self.connections.open() as u64,
             totals: self.connections.totals(),
             refusals: self.answering.refusals,
-            journal: self.answering.journal.as_ref().map(Journal::stats),
+            journal: keeper.journal().map(Journal::stats),
+            ha: keeper.ha().map(Ha::stats),
             answers_held: self.connections.held() as u64 + self.late.len() as u64,
             names_held_total: self.answering.events.names_held_total,
             names_taken_over_total: self.answering.events.taken_over_total,

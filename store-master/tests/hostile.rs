@@ -267,7 +267,7 @@ fn another_tenant_that_knows_key_and_generation_cannot_change_a_put() {
         stream
     };
     let (mut mine, mut theirs) = (greet("mine", b""), greet("theirs", b""));
-    let segment = MountSegment { epoch: epoch.into(), ..segment(1, "n", 1 << 20) };
+    let segment = MountSegment { lineage: epoch.into(), ..segment(1, "n", 1 << 20) };
     let mut out = Vec::new();
     Mount::encode_request(&mut out, 1, &segment, std::iter::empty()).unwrap();
     let mut node = greet("", b"sesame");

@@ -21,9 +21,13 @@ use crate::backoff::Fault;
 use crate::directory::{Backend, Stored};
 use crate::http;
 use crate::key_value::Plain;
+use crate::register::{REGISTER_BYTES_MAX, Register, Swapped};
 
 /// Maximum length of an answer, bytes: an entry in base64, and the JSON around it.
 const ANSWER_BYTES_MAX: usize = 16 << 10;
+
+/// The same for a register.
+const REGISTER_ANSWER_MAX: usize = REGISTER_BYTES_MAX.div_ceil(3) * 4 + ANSWER_BYTES_MAX;
 
 pub(crate) struct Etcd {
     servers: Vec<String>,
@@ -120,6 +124,51 @@ impl Etcd {
         }
     }
 
+    /// A key with its version.
+    pub(crate) fn register(&self, key: &str) -> Result<Register, Fault> {
+        let body = json!({ "key": STANDARD.encode(key) });
+        let answer = self.post_for("kv/range", &body, REGISTER_ANSWER_MAX)?;
+        if answer["header"].is_object() { register_in(&answer) } else { Err(not_etcd()) }
+    }
+
+    /// Replaces a value at a version. If the key has another one, the same request says which.
+    pub(crate) fn swap_register(&self, key: &str, version: u64, value: &[u8]) -> Result<Swapped, Fault> {
+        let key = STANDARD.encode(key);
+        let compare = json!({
+            "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": version.to_string(),
+        });
+        let put = json!({ "request_put": { "key": key, "value": STANDARD.encode(value) } });
+        let read = json!({ "request_range": { "key": key } });
+        let body = json!({ "compare": [compare], "success": [put], "failure": [read] });
+        let answer = self.post_for("kv/txn", &body, REGISTER_ANSWER_MAX)?;
+        if answer["succeeded"].as_bool().unwrap_or(false) {
+            let revision = answer["header"]["revision"].as_str().and_then(|text| text.parse().ok());
+            return revision.map(Swapped::Yes).ok_or_else(not_etcd);
+        }
+        register_in(&answer["responses"][0]["response_range"]).map(Swapped::No)
+    }
+
+    /// Keys that begin with `prefix`, and their values.
+    pub(crate) fn list(&self, prefix: &str, limit: usize) -> Result<Vec<(String, Vec<u8>)>, Fault> {
+        let mut end = prefix.as_bytes().to_vec();
+        // Keys are UTF-8: no byte is 255.
+        if let Some(last) = end.last_mut() {
+            *last += 1;
+        }
+        let (from, end) = (STANDARD.encode(prefix), STANDARD.encode(end));
+        let body = json!({ "key": from, "range_end": end, "limit": limit.to_string() });
+        let answer = self.post_for("kv/range", &body, limit * REGISTER_ANSWER_MAX)?;
+        if !answer["header"].is_object() {
+            return Err(not_etcd());
+        }
+        let pair = |found: &Value| {
+            let text = |field: &str| STANDARD.decode(found[field].as_str().unwrap_or_default()).ok();
+            Some((String::from_utf8(text("key")?).ok()?, text("value")?))
+        };
+        let found = answer["kvs"].as_array().map(Vec::as_slice).unwrap_or_default();
+        found.iter().map(|found| pair(found).ok_or_else(not_etcd)).collect()
+    }
+
     /// Carries out `then` if the key is at `revision`. Returns whether it was.
     fn compare(&self, key: &str, revision: &str, then: Value) -> Result<bool, Fault> {
         let compare = json!({
@@ -207,6 +256,20 @@ impl Plain for Etcd {
         // A count of 0 is left out.
         Ok(answer["deleted"].as_str().is_some_and(|count| count != "0"))
     }
+}
+
+/// The key in the answer to a range of one key.
+fn register_in(answer: &Value) -> Result<Register, Fault> {
+    if !answer.is_object() {
+        return Err(not_etcd());
+    }
+    let Some(found) = answer["kvs"].get(0) else { return Ok(Register::default()) };
+    let value = STANDARD.decode(found["value"].as_str().unwrap_or_default()).map_err(|_| not_etcd())?;
+    let version = found["mod_revision"].as_str().and_then(|text| text.parse().ok()).ok_or_else(not_etcd)?;
+    if value.len() > REGISTER_BYTES_MAX {
+        return Err(Fault::Garbage("more bytes than are accepted"));
+    }
+    Ok(Register { version, value })
 }
 
 fn not_etcd() -> Fault {

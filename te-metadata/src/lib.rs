@@ -4,7 +4,8 @@
 //! ```text
 //!   connection string ──▶ MetadataSource ─┬─▶ Directory   entries of segments: compare-and-set, time to live
 //!                                         │      └── Keeper   a thread that keeps one entry registered
-//!                                         └─▶ KeyValue    plain keys and values, as other systems keep them
+//!                                         ├─▶ KeyValue    plain keys and values, as other systems keep them
+//!                                         └─▶ Registers   etcd alone: values with versions, no leases
 //!                                                │
 //!                        backoff: a server that did not answer is not asked for a while
 //!                                                │
@@ -54,6 +55,8 @@ mod keeper;
 mod key_value;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "etcd")]
+mod register;
 mod source;
 
 pub use directory::Directory;
@@ -61,4 +64,6 @@ pub use entry::{ENTRY_BYTES_MAX, Entry, is_segment_name};
 pub use error::{MetadataError, SourceError};
 pub use keeper::{Keeper, KeeperState, Registration};
 pub use key_value::{KEY_BYTES_MAX, KeyValue, VALUE_BYTES_MAX};
+#[cfg(feature = "etcd")]
+pub use register::{REGISTER_BYTES_MAX, REGISTERS_MAX, Register, Registers, Swapped};
 pub use source::MetadataSource;

@@ -5,7 +5,7 @@ use super::{Result, Turn, mix, say, value_of, wait_for_parent};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use store_client::{
-    Address, Client, ClientConfig, ErrorCode, Fabrics, Node, NodeConfig, PutOptions, Store as _,
+    Client, ClientConfig, ErrorCode, Fabrics, Masters, Node, NodeConfig, PutOptions, Store as _,
 };
 use store_core::MasterConfig;
 use store_master::{Config, MasterServer};
@@ -39,7 +39,7 @@ pub(crate) fn master(rpc: SocketAddr, http: SocketAddr) -> Result<()> {
 
 pub(crate) fn node(
     name: &str,
-    master: Address,
+    master: Masters,
     bytes: u64,
     control: SocketAddr,
     data: SocketAddr,
@@ -55,7 +55,7 @@ pub(crate) fn node(
 }
 
 /// Runs the prober. It prints `times OPERATION µs…` with the duration of each call, once per second.
-pub(crate) fn probe(turn: &mut Turn, master: Address) -> Result<()> {
+pub(crate) fn probe(turn: &mut Turn, master: Masters) -> Result<()> {
     let mut client = Client::connect(ClientConfig::new(master).fabrics(Fabrics::TCP))?;
     let life = mix(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64);
     let mut times: [(&str, Vec<u64>); 3] = [("exists", vec![]), ("get", vec![]), ("put", vec![])];

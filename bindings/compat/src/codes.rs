@@ -148,7 +148,9 @@ pub const fn of_code(code: ErrorCode) -> StoreCode {
         | ErrorCode::TooManyConnections => store::INVALID_PARAMS,
         ErrorCode::PutIsOver => store::INVALID_PARAMS,
         ErrorCode::KeyNotFound => store::OBJECT_NOT_FOUND,
-        ErrorCode::Forked | ErrorCode::Expelled => store::UNAVAILABLE_IN_CURRENT_STATUS,
+        ErrorCode::Forked | ErrorCode::Expelled | ErrorCode::NotLeader => {
+            store::UNAVAILABLE_IN_CURRENT_STATUS
+        }
         ErrorCode::PermissionDenied => ErrorCode::TenantNotRegistered.code(),
         code => code.code(),
     }

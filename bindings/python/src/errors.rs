@@ -175,6 +175,7 @@ const fn entry(code: ErrorCode) -> Entry {
         E::BufferOverflow => (Kind::InvalidArgument, "buffer_too_small", false),
         E::RpcFail => (Kind::PeerUnreachable, "master_unreachable", true),
         E::RpcTimeout => (Kind::PeerUnreachable, "master_timeout", true),
+        E::NotLeader => (Kind::PeerUnreachable, "not_leader", true),
         E::TransferFail => (Kind::PeerUnreachable, "transfer_failed", true),
         E::LeaseExpired => (Kind::PeerUnreachable, "lease_expired", true),
         E::ChecksumMismatch => (Kind::Other, "checksum_mismatch", true),

@@ -64,6 +64,8 @@ pub(crate) struct ClusterConfig {
     pub(crate) eviction: Option<EvictionPolicy>,
     /// Where the first node serves local clients; `None`: nowhere.
     pub(crate) local: Option<PathBuf>,
+    /// The disk of each node, formatted; empty: no disks.
+    pub(crate) disks: Vec<PathBuf>,
     /// Options that are passed on to the children.
     pub(crate) global: Global,
 }
@@ -109,6 +111,9 @@ impl Cluster {
             args.extend(["--fabric".to_owned(), config.fabric.to_string()]);
             if let (0, Some(path)) = (index, &config.local) {
                 args.extend(["--local".to_owned(), path.display().to_string()]);
+            }
+            if let Some(path) = config.disks.get(usize::from(index)) {
+                args.extend(["--disk".to_owned(), path.display().to_string()]);
             }
             nodes.push(Child::start(format!("node-{index}"), &args)?);
         }

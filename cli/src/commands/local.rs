@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use store_client::local::{LocalConfig, default_path};
-use store_client::{Address, LocalClient, StoreError};
+use store_client::{LocalClient, Masters, StoreError};
 use store_core::ErrorCode;
 
 use crate::commands::waiting::WaitArg;
@@ -39,7 +39,7 @@ impl LocalArg {
     /// No server listens at the socket, or it refuses the client.
     pub(crate) fn connect(
         &self,
-        master: &Address,
+        master: &Masters,
         arena_bytes: u64,
         wait: WaitArg,
     ) -> anyhow::Result<LocalClient> {

@@ -19,6 +19,8 @@ const AFTER_HELP: &str = "Examples:
   curl -s localhost:9003/health; curl -s localhost:9003/metrics
   snowskin master --lease-ms 2000 --evict-above 0.9
   snowskin master --journal /var/lib/snowskin            continues after a crash with all objects
+  snowskin master --listen 10.0.0.5:50051 --ha etcd://10.0.0.9:2379 --ha-listen 10.0.0.5:50052
+                                                         one of several: another one takes over
   snowskin master --tenants tenants.toml                 see also `snowskin admin tenants`
   snowskin master --config /etc/snowskin.toml            see `snowskin config reference`";
 

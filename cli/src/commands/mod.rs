@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use clap::Arg;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use store_client::{Address, Client, ConnectError, RpcConfig, RpcConnection, RpcError, StoreError};
+use store_client::{Client, ConnectError, Masters, RpcConfig, RpcConnection, RpcError, StoreError};
 use store_core::message::ReadStats;
 use store_core::wire::KEY_BYTES_MAX;
 use store_core::{ErrorCode, EvictionPolicy};
@@ -75,9 +75,14 @@ pub(crate) struct MasterArg {
 }
 
 impl MasterArg {
-    /// Address of the master.
-    pub(crate) fn address(&self) -> &Address {
+    /// Where the master is, or the masters are.
+    pub(crate) fn address(&self) -> &Masters {
         &self.flags.settings().cluster.master
+    }
+
+    /// The secret for administration.
+    pub(crate) fn admin_secret(&self) -> &store_core::Secret {
+        &self.flags.settings().cluster.admin_secret
     }
 
     /// Opens a connection for requests that move no objects.
@@ -98,7 +103,7 @@ impl MasterArg {
 
 /// Adds a hint on how to reach a master when none answers.
 pub(crate) fn no_master(error: RpcError) -> anyhow::Error {
-    let away = matches!(error, RpcError::Connect { .. });
+    let away = matches!(error, RpcError::Connect { .. } | RpcError::NoLeader { .. });
     let failure = Failure::failed(error.to_string());
     if away {
         failure.hint("start one with `snowskin master`, or name yours with --master HOST:PORT").into()

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use store_client::local::{LocalServerConfig, make_default_path};
-use store_client::{Address, ClientConfig, LocalServer, Node, NodeConfig, RpcConnection};
+use store_client::{Address, ClientConfig, LocalServer, Masters, Node, NodeConfig, RpcConnection};
 use store_core::message::SegmentState;
 
 use crate::commands::admin::drain_one;
@@ -206,14 +206,16 @@ pub(crate) fn warn_of_address(settings: &Settings, name: &str, endpoint: &str) {
     }
 }
 
-/// Whether other machines can reach this address.
-fn is_remote(master: &Address) -> bool {
-    match master {
-        Address::Unix(_) => false,
-        Address::Tcp(address) => {
-            address.to_socket_addrs().is_ok_and(|mut addrs| addrs.any(|addr| !addr.ip().is_loopback()))
-        }
-    }
+/// Whether other machines can reach a master there. Those of a cluster in etcd are meant for that.
+fn is_remote(masters: &Masters) -> bool {
+    let listed = masters.listed();
+    listed.is_empty()
+        || listed.iter().any(|master| match master {
+            Address::Unix(_) => false,
+            Address::Tcp(address) => {
+                address.to_socket_addrs().is_ok_and(|mut addrs| addrs.any(|addr| !addr.ip().is_loopback()))
+            }
+        })
 }
 
 /// The local server and the gateway, if they are configured.

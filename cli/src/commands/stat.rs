@@ -53,6 +53,9 @@ struct Segment {
 struct ClusterView<'a> {
     master: &'a str,
     /// Identifiers are texts in JSON, because numbers above 2^53 are not exact in many languages.
+    lineage: String,
+    term: String,
+    /// The lineage, by its former name.
     epoch: String,
     #[serde(flatten)]
     stats: Stats,
@@ -90,8 +93,10 @@ fn cluster(args: &Args, rpc: &mut RpcConnection) -> anyhow::Result<()> {
     let segments = segments(rpc, &[])?;
     let master = args.master.address().to_string();
     if args.json {
-        let epoch = rpc.welcome().epoch.to_string();
-        return output::print_json(&ClusterView { master: &master, epoch, stats, segment_list: &segments });
+        let (lineage, term) = (rpc.welcome().lineage.to_string(), rpc.welcome().term.to_string());
+        let (epoch, segment_list) = (lineage.clone(), &segments[..]);
+        let view = ClusterView { master: &master, lineage, term, epoch, stats, segment_list };
+        return output::print_json(&view);
     }
     output::print(&render_cluster(&master, &stats, &segments))
 }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use anyhow::Context as _;
 use serde::Serialize;
 use store_client::local::make_default_path;
-use store_client::{Address, LocalServer, Node};
+use store_client::{Address, LocalServer, Masters, Node};
 
 use crate::commands::available_memory;
 use crate::commands::cluster::NodeReady;
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         start(args, &settings, wanted)?
     };
     announce(args.json, &ready, || said(&ready, bytes));
-    settings.cluster.master = Address::Tcp(ready.rpc.clone());
+    settings.cluster.master = Address::Tcp(ready.rpc.clone()).into();
     for node in &ready.nodes {
         warn_of_address(&settings, &node.name, &node.endpoint);
     }
@@ -175,7 +175,7 @@ fn start(args: &Args, settings: &Settings, wanted: Access) -> anyhow::Result<(Ru
     let rpc = server.rpc_addr();
     let http = server.http_addr().map(|addr| addr.to_string());
     let master = server.spawn().context("cannot start the master's thread")?;
-    let address: Address = reachable(rpc).to_string().parse()?;
+    let address: Masters = reachable(rpc).to_string().parse()?;
     let mut running = Running { gateway: None, local: None, nodes: Vec::new(), master };
     let mut store = settings.client.clone();
     store.master = address.clone();

@@ -165,7 +165,7 @@ fn value_name(key: &Key) -> &'static str {
         _ if key.path.contains("_ms") => "MS",
         _ if key.path.ends_with("_us") => "µs",
         "SocketAddr" => "ADDR:PORT",
-        "Address" => "HOST:PORT",
+        "Masters" => "HOST:PORT[,…]",
         "MetadataSource" => "URL",
         "PathBuf" => "PATH",
         "DiskList" => "PATH[:SIZE],…",

@@ -40,7 +40,7 @@ const SOURCES: [(&str, &str); 8] = [
 ];
 
 /// Short flags for settings with long names. `-h` lists these; `--help` lists all.
-const FLAGS: [(&str, &str); 35] = [
+const FLAGS: [(&str, &str); 39] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
     ("cluster.tenant_secret", "tenant-secret"),
@@ -55,6 +55,10 @@ const FLAGS: [(&str, &str); 35] = [
     ("master.rpc_unix", "unix"),
     ("master.http_listen", "http"),
     ("master.journal", "journal"),
+    ("master.ha.arbiter", "ha"),
+    ("master.ha.cluster_id", "cluster-id"),
+    ("master.ha.member_id", "member-id"),
+    ("master.ha.advertise", "advertise"),
     ("master.store.lease_ttl_ms", "lease-ms"),
     ("master.store.eviction_high_watermark", "evict-above"),
     ("master.store.eviction", "eviction"),
@@ -273,7 +277,9 @@ impl Key {
             "String" | "Secret" => "a text".to_owned(),
             "PathBuf" => "a path".to_owned(),
             "SocketAddr" => "ADDR:PORT".to_owned(),
-            "Address" => "HOST:PORT, or unix:PATH".to_owned(),
+            "Masters" => {
+                "HOST:PORT[,HOST:PORT], unix:PATH, or etcd://HOST:PORT[,HOST:PORT]/CLUSTER".to_owned()
+            }
             "Fabrics" => {
                 let names: Vec<&str> = te_engine::fabrics().iter().map(|entry| entry.name).collect();
                 format!("auto, or some of {}", names.join(","))

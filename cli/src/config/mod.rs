@@ -69,8 +69,10 @@ pub(crate) enum LogFormat {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct ClusterSettings {
-    /// Address of the master: host:port or unix:/path/of/socket.
-    pub(crate) master: store_client::Address,
+    /// Address of the master: host:port or unix:/path/of/socket. Of several masters: all addresses, separated
+    /// by commas, or etcd://host:port[,host:port]/CLUSTER, where the one that leads is published (in builds
+    /// with the feature etcd).
+    pub(crate) master: store_client::Masters,
     /// The tenant that commands act for, if the master has tenants.
     pub(crate) tenant: String,
     /// The tenant's secret, if it has one. Prefer a variable or a file to the flag: other users of the
@@ -104,7 +106,7 @@ impl ClusterSettings {
 impl Default for ClusterSettings {
     fn default() -> Self {
         Self {
-            master: store_client::Address::default(),
+            master: store_client::Masters::default(),
             tenant: store_core::DEFAULT_TENANT.to_owned(),
             tenant_secret: store_core::Secret::default(),
             tenant_secret_file: None,

@@ -411,7 +411,7 @@ impl Client {
     fn note_connection(&mut self) {
         if self.rpc_connects != self.rpc.connects_total() {
             self.rpc_connects = self.rpc.connects_total();
-            self.segments.reconnected(self.rpc.welcome().epoch, &mut self.engine);
+            self.segments.reconnected(self.rpc.welcome().lineage, &mut self.engine);
         }
     }
 

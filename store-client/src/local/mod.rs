@@ -44,6 +44,7 @@ mod server;
 mod tests;
 mod worker;
 
+use std::fmt;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::PathBuf;
@@ -54,13 +55,11 @@ pub use error::{LocalError, LocalStartError};
 pub use protocol::Refusal;
 pub use server::{LocalServer, LocalServerConfig, LocalStats};
 
-use crate::rpc::Address;
-
 /// The default path of a node's socket, for this user and this master: in `$XDG_RUNTIME_DIR/snowskin`, or in
 /// `/tmp/snowskin-UID`, named after the master's address. Clients of one cluster therefore do not meet the
 /// node of another.
 #[must_use]
-pub fn default_path(master: &Address) -> PathBuf {
+pub fn default_path(master: &impl fmt::Display) -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     let dir = match runtime {
         Some(dir) => PathBuf::from(dir).join("snowskin"),
@@ -77,7 +76,7 @@ pub fn default_path(master: &Address) -> PathBuf {
 ///
 /// # Errors
 /// The directory cannot be created, belongs to another user, or is accessible to others.
-pub fn make_default_path(master: &Address) -> io::Result<PathBuf> {
+pub fn make_default_path(master: &impl fmt::Display) -> io::Result<PathBuf> {
     let path = default_path(master);
     let Some(dir) = path.parent() else { return Ok(path) };
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {

@@ -8,7 +8,7 @@ use te_engine::Fabrics;
 use te_fabric::testkit::eventually;
 
 use super::{LocalClient, LocalConfig, LocalServer, LocalServerConfig, default_path};
-use crate::{ClientConfig, Get, Node, NodeConfig, Store as _, StoreError};
+use crate::{ClientConfig, Get, Masters, Node, NodeConfig, Store as _, StoreError};
 
 const LEN: u64 = 300_000;
 const ONE: PutOptions = PutOptions::DEFAULT;
@@ -114,7 +114,7 @@ fn each_master_has_a_path_of_its_own_that_fits_a_socket() {
     let long = format!("store.{}.example:50051", "a".repeat(300));
     let paths: Vec<_> = ["127.0.0.1:50051", "127.0.0.1:50052", "unix:/run/m.sock", &long]
         .iter()
-        .map(|text| default_path(&text.parse().unwrap()))
+        .map(|text| default_path(&text.parse::<Masters>().unwrap()))
         .collect();
     for (index, path) in paths.iter().enumerate() {
         assert!(!paths[..index].contains(path));

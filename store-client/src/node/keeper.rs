@@ -130,17 +130,17 @@ impl Keeper {
         self.rpc.ensure_connected()?;
         // If another master answers the mount, it must not accept memory that was exported under the former
         // one.
-        let epoch = self.rpc.welcome().epoch;
+        let lineage = self.rpc.welcome().lineage;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
         self.incarnation = Incarnation::new(wall.max(self.incarnation.get() + 1));
         let region = self.exports.export()?;
         *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region.clone());
-        let answer = match self.ask_mount(&region, epoch) {
+        let answer = match self.ask_mount(&region, lineage) {
             // The clock of this host, or of the former holder of the name, was wrong: the incarnation
             // continues from the master's.
             Ok(Asked::Stale { incarnation_min }) => {
                 self.incarnation = incarnation_min;
-                self.ask_mount(&region, epoch)
+                self.ask_mount(&region, lineage)
             }
             answer => answer,
         };
@@ -170,7 +170,7 @@ impl Keeper {
         }
     }
 
-    fn ask_mount(&mut self, region: &SharedRegion, epoch: u64) -> Result<Asked, RpcError> {
+    fn ask_mount(&mut self, region: &SharedRegion, lineage: u64) -> Result<Asked, RpcError> {
         let segment = MountSegment {
             node: self.node,
             incarnation: self.incarnation,
@@ -180,7 +180,7 @@ impl Keeper {
             len: region.len() as u64,
             location: region.span().location().into(),
             export: Export { engine: self.engine.incarnation(), region: region.id().to_bits() },
-            epoch,
+            lineage,
             key: self.key,
             takeover: self.config.takeover,
         };

@@ -228,7 +228,7 @@ fn run(
 
 impl Work {
     fn connect(config: &NodeConfig, engine: TransferEngine, shared: Arc<Shared>) -> Result<Self, RpcError> {
-        let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
+        let rpc = super::connect(config, &shared.standing)?;
         Ok(Self {
             name: config.name.clone(),
             reporter: super::random(&engine),

@@ -25,7 +25,7 @@ impl Link {
         let (send, receive) = channel();
         let dial = move || {
             // A receiver that is gone needs no connection.
-            let _ = send.send(RpcConnection::connect_as(address, rpc, identity));
+            let _ = send.send(RpcConnection::connect_as(address.into(), rpc, identity));
         };
         let spawned = thread::Builder::new().name("snowskin-dial".into()).spawn(dial);
         spawned.map_err(|source| RpcError::Lost { source })?;

@@ -50,7 +50,8 @@ impl Door {
         self.open = proved || !cluster.is_set();
         Ok(Welcome {
             version: VERSION,
-            epoch: 0,
+            lineage: 0,
+            term: 0,
             keys_per_batch_max: super::serving::ITEMS_MAX as u32,
             key_bytes_max: 0,
             replicas_max: 0,

@@ -10,12 +10,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use store_client::{
-    Address, Client, ClientConfig, ErrorCode, Fabrics, Get, Node, NodeConfig, Put, PutOptions, Store,
+    Client, ClientConfig, ErrorCode, Fabrics, Get, Masters, Node, NodeConfig, Put, PutOptions, Store,
     StoreError,
 };
 use store_core::MasterConfig;
 use store_master::{Config, MasterHandle, MasterServer};
 pub(crate) use te_core::testkit::pattern;
+
+pub(crate) mod front;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -242,7 +244,7 @@ pub(crate) fn fabrics(name: &str) -> Fabrics {
 
 /// The role `node NAME MASTER FABRICS`.
 pub(crate) fn be_node(role: &[String]) {
-    let master: Address = role[2].parse().unwrap();
+    let master: Masters = role[2].parse().unwrap();
     let node = Node::start(NodeConfig::new(&role[1], master, 32 * MIB).fabrics(fabrics(&role[3]))).unwrap();
     say(node.endpoint());
     wait_for_parent();

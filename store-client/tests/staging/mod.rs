@@ -177,7 +177,8 @@ fn answer(frame: &Frame<'_>, known: &mut Known, out: &mut Vec<u8>) {
         Kind::Hello => {
             let welcome = Welcome {
                 version: VERSION,
-                epoch: 1,
+                lineage: 1,
+                term: 1,
                 keys_per_batch_max: 4096,
                 key_bytes_max: 1024,
                 replicas_max: 8,

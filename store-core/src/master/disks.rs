@@ -52,15 +52,15 @@ impl Master {
     /// Mounts a disk of a node.
     ///
     /// # Errors
-    /// `InvalidParams`; `IllegalClient` when the disk was opened for another epoch of the master, or the key
-    /// is wrong; `ClientNotFound` when the node has not mounted memory under this incarnation;
+    /// `InvalidParams`; `IllegalClient` when the disk was opened for another lineage of the master, or the
+    /// key is wrong; `ClientNotFound` when the node has not mounted memory under this incarnation;
     /// `SegmentAlreadyExists` when another node that is alive has the disk; `TooManySegments`.
     pub fn mount_disk(&mut self, now: Instant, mount: &MountDisk<'_>) -> Result<MountedDisk, ErrorCode> {
         let named = |text: &str| (1..=NAME_BYTES_MAX).contains(&text.len());
         if !named(mount.endpoint) || !named(mount.stage) || mount.extent_bytes == 0 || mount.bytes == 0 {
             return Err(ErrorCode::InvalidParams);
         }
-        if mount.epoch != u64::from(self.config.epoch) {
+        if mount.lineage != u64::from(self.config.epoch) {
             return Err(ErrorCode::IllegalClient);
         }
         self.check_node(mount.node, mount.key)?;
@@ -406,10 +406,7 @@ impl Master {
 
     /// Chooses objects to leave, as long as too few do, and the disks that they are copied to.
     fn choose_ahead(&mut self, now: Instant) {
-        let share = self.config.demote_ahead;
-        let ahead = (self.segments.capacity_bytes() as f64 * share) as u64;
-        let begin = self.low_mark().saturating_sub(ahead);
-        let wanted = self.segments.used_bytes().saturating_sub(begin).min(ahead);
+        let wanted = self.wanted_ahead();
         for _ in 0..CHOICES_MAX {
             let room = self.disks.iter().any(accepts);
             if self.objects.leaving_bytes() >= wanted || !room {
@@ -426,6 +423,23 @@ impl Master {
                 self.queue_copy(index, standing == Standing::Proven);
             }
         }
+    }
+
+    /// Bytes of objects that should have been chosen to leave by now.
+    fn wanted_ahead(&self) -> u64 {
+        let ahead = (self.segments.capacity_bytes() as f64 * self.config.demote_ahead) as u64;
+        let begin = self.low_mark().saturating_sub(ahead);
+        self.segments.used_bytes().saturating_sub(begin).min(ahead)
+    }
+
+    /// Bytes of objects that wait for a disk that takes them, or should be chosen to.
+    pub(super) fn disk_backlog_bytes(&self) -> u64 {
+        let mut ready = self.disks.iter().filter(|disk| disk.state == DiskState::Ready).peekable();
+        if ready.peek().is_none() {
+            return 0;
+        }
+        let waiting: u64 = ready.map(|disk| disk.queue_bytes + disk.writing_bytes).sum();
+        waiting + self.wanted_ahead().saturating_sub(self.objects.leaving_bytes())
     }
 
     /// Queues an object for a disk of a node that has it in memory, if it is to have a copy.

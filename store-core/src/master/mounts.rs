@@ -24,7 +24,7 @@ impl Master {
     /// Mounts a segment.
     ///
     /// # Errors
-    /// `InvalidParams`; `IllegalClient` when the memory was exported for another epoch of the master;
+    /// `InvalidParams`; `IllegalClient` when the memory was exported for another lineage of the master;
     /// `SegmentAlreadyExists` when the same incarnation has mounted another segment under the name;
     /// `IncarnationTooHigh`; `TooManySegments`; `NotSupported` for memory of a kind that this release does
     /// not know.
@@ -105,7 +105,7 @@ impl Master {
         if !named(segment.name) || !named(segment.endpoint) || !fits {
             return Err(ErrorCode::InvalidParams);
         }
-        if segment.epoch != u64::from(self.config.epoch) {
+        if segment.lineage != u64::from(self.config.epoch) {
             return Err(ErrorCode::IllegalClient);
         }
         let incarnation_ms = segment.incarnation.get() / NS_PER_MS;

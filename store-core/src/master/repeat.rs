@@ -152,6 +152,7 @@ impl Master {
             task_report: _,
             touches: _,
             lease_floor,
+            term: _,
         } = self;
         let mut digest = Digest(FixedState::with_seed(0).build_hasher());
         // What all types print of themselves is all that they hold. Writing to a hash does not fail.

@@ -63,7 +63,7 @@ impl Master {
         self.objects.len().into()
     }
 
-    /// Writes all state. Left out: events, caches, and what a recorder or a leader notes on the side.
+    /// Writes all state. Left out: events, caches, the term, what a recorder or a leader notes on the side.
     pub(crate) fn save(&self, to: &mut impl Put) -> Result<(), Failed> {
         // Without `..`: a new field has to be classed here.
         let Self {
@@ -97,6 +97,7 @@ impl Master {
             task_report,
             touches: _,
             lease_floor,
+            term: _,
         } = self;
         to.put(config)?;
         to.put(&Unserialised::of(config))?;
@@ -208,6 +209,7 @@ impl Master {
             task_report,
             touches: None,
             lease_floor,
+            term: 1,
         }))
     }
 }

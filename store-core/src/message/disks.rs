@@ -34,8 +34,8 @@ pub struct MountDisk<'a> {
     pub incarnation: Incarnation,
     /// As in [`MountSegment::key`](super::MountSegment::key).
     pub key: u64,
-    /// As in [`MountSegment::epoch`](super::MountSegment::epoch).
-    pub epoch: u64,
+    /// As in [`MountSegment::lineage`](super::MountSegment::lineage).
+    pub lineage: u64,
     /// Identifies the disk.
     pub uuid: [u8; 16],
     /// Bytes for objects.

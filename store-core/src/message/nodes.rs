@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::HOSTS_MAX;
 use crate::codec::{Key, Short};
+use crate::ha::Reign;
 use crate::tenant::DEFAULT_TENANT;
 use crate::wire::VERSION;
 use crate::{ErrorCode, Incarnation, MemoryLocation, NodeId, SegmentNo};
@@ -24,6 +25,10 @@ pub struct Greeting<'a> {
     /// Proof of the cluster secret, which nodes know. Empty or 32 bytes.
     #[serde(borrow)]
     pub cluster_proof: Key<'a>,
+    /// The highest [reign](Welcome::reign) that this side has seen; zeros: none. A master whose own is lower
+    /// was replaced without having learned of it, and this side would refuse its welcome. It proves nothing,
+    /// and changes nothing but the response to this greeting.
+    pub seen: Reign,
 }
 
 impl Greeting<'_> {
@@ -44,6 +49,7 @@ impl Default for Greeting<'_> {
             tenant_proof: none,
             admin_proof: none,
             cluster_proof: none,
+            seen: Reign::default(),
         }
     }
 }
@@ -53,8 +59,14 @@ impl Default for Greeting<'_> {
 pub struct Welcome {
     /// The master's version of the protocol.
     pub version: u16,
-    /// The master's epoch. When it changes, forget every segment, lease and generation of the previous one.
-    pub epoch: u64,
+    /// Which state: new when the state of the store was lost, and everything begins with nothing. When it
+    /// changes, forget every segment, lease and generation of the previous one.
+    pub lineage: u64,
+    /// Which leader of this state, from 1. Segments, generations and leases outlive a change of it. A
+    /// connection has one term: a master that leads under another one closes its connections first, so that
+    /// every response and every order on a connection is of the term of its welcome. Refuse a welcome with a
+    /// lower lineage, or with a lower term of the same, than one seen before.
+    pub term: u64,
     /// Most keys per request.
     pub keys_per_batch_max: u32,
     /// Length limit of a key, bytes.
@@ -70,14 +82,22 @@ pub struct Welcome {
     pub challenge: [u8; 32],
 }
 
+impl Welcome {
+    /// Whose welcome it is: which leader of which state.
+    #[must_use]
+    pub const fn reign(&self) -> Reign {
+        Reign { lineage: self.lineage, term: self.term }
+    }
+}
+
 /// A segment to mount.
 ///
 /// `incarnation` identifies the node's *export*. A node that restarts, that receives
 /// [`NodeStatus::NeedRemount`] or [`MountResponse::Stale`], or that meets a master of another
-/// [`Welcome::epoch`] than the one it exported for, first withdraws its export, so that no holder of the old
-/// export can still write there; then it exports again and mounts under a higher incarnation. The wall time
-/// of the export in nanoseconds is a good choice. A mount without a response is repeated unchanged, as long
-/// as the master's epoch is the same.
+/// [`Welcome::lineage`] than the one it exported for, first withdraws its export, so that no holder of the
+/// old export can still write there; then it exports again and mounts under a higher incarnation. The wall
+/// time of the export in nanoseconds is a good choice. A mount without a response is repeated unchanged, as long
+/// as the master's lineage is the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountSegment<'a> {
     /// The node. Chosen by the node, unique in the cluster (a random number will do).
@@ -98,9 +118,9 @@ pub struct MountSegment<'a> {
     pub location: MemoryLocation,
     /// The export of the transfer engine that the segment is.
     pub export: Export,
-    /// The master's [`Welcome::epoch`] when the memory was exported. A master of another epoch refuses the
-    /// mount with `IllegalClient`, because clients of the previous one could still write to the memory.
-    pub epoch: u64,
+    /// The master's [`Welcome::lineage`] when the memory was exported. A master of another lineage refuses
+    /// the mount with `IllegalClient`, because clients of the previous one could still write to the memory.
+    pub lineage: u64,
     /// A random number that the node chose when it started and sends only to the master. All later
     /// requests of the node carry it: it proves that they come from the node.
     pub key: u64,

@@ -14,10 +14,11 @@ pub(super) fn hello(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode
     let Call { session, request, .. } = call;
     let (greeting, _) = request.read::<Hello>()?;
     master.greet(session, &greeting)?;
-    let config = master.config();
+    let (config, term) = (master.config(), master.term());
     let welcome = Welcome {
         version: VERSION,
-        epoch: config.epoch.into(),
+        lineage: config.epoch.into(),
+        term,
         keys_per_batch_max: KEYS_PER_BATCH_MAX as u32,
         key_bytes_max: config.key_bytes_max,
         replicas_max: config.replicas_max,

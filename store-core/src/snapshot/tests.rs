@@ -109,7 +109,7 @@ fn eventful(policy: EvictionPolicy, allocator: AllocatorKind) -> Master {
         name,
         endpoint: "host:1",
         len: 1 << 20,
-        epoch: 5,
+        lineage: 5,
         ..MountSegment::default()
     };
     let nodes = [(1, "n1"), (2, "n2"), (3, "n3")];
@@ -177,7 +177,7 @@ fn on_disks(master: &mut Master) {
         node: NodeId::new(1),
         incarnation: Incarnation::new(1),
         key: 10,
-        epoch: 5,
+        lineage: 5,
         uuid: [6; 16],
         bytes: 1 << 30,
         extent_bytes: 1 << 20,

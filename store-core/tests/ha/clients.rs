@@ -354,7 +354,7 @@ impl World {
                 name: "n1",
                 endpoint: "n1:9000",
                 len: SEGMENT_BYTES,
-                epoch,
+                lineage: epoch,
                 key,
                 ..MountSegment::default()
             };

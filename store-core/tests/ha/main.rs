@@ -16,7 +16,12 @@
 //! * A follower has the state of its leader at the same position of the log.
 //! * No space is given to a put while a reader may have a lease on it, granted by this leader or an earlier
 //!   one.
+//! * No more is kept for members than may be.
 //! * When everything works again, there is one leader, and every member is in sync.
+//!
+//! Members join by snapshot, in as many chunks as it has, of which some are lost; in some runs the leader
+//! keeps so little of its log that a member which was cut off for a while gets a snapshot again. The leader
+//! is asked to hand over now and then, also while things go wrong.
 //!
 //! Every run is a seed, as in `tests/simulation`. The tests whose names begin with `when_` or `without_`
 //! break one rule on purpose, and fail if the simulation does not notice.
@@ -26,6 +31,7 @@
 #[path = "../linearizability/checker.rs"]
 mod checker;
 mod clients;
+mod switchover;
 mod world;
 
 use std::ops::Range;
@@ -70,7 +76,13 @@ fn no_acknowledged_change_is_lost_when_members_die() {
     // Not vacuous: every fault happened, and the store served requests all the same.
     let often = [sum.puts, sum.hits, sum.removes];
     assert!(often.iter().all(|count| *count > 10_000), "{sum:?}");
+    assert!(sum.behind > 10, "{sum:?}");
     let rare = [
+        sum.snapshots,
+        sum.loaded,
+        sum.chunks_lost,
+        sum.switchovers,
+        sum.switched,
         sum.crashes,
         sum.stops,
         sum.cuts,
@@ -122,5 +134,17 @@ fn when_a_swap_without_an_answer_counts_as_done_two_members_lead() {
 #[test]
 fn when_a_promise_is_not_kept_changes_are_lost() {
     let found = first_violation(300, Lies::PROMISE);
+    assert!(found.is_some(), "{found:?}");
+}
+
+#[test]
+fn when_commands_of_an_earlier_reign_are_acknowledged_changes_are_lost() {
+    let found = first_violation(300, Lies::TERM);
+    assert!(found.is_some(), "{found:?}");
+}
+
+#[test]
+fn when_a_follower_repeats_other_commands_its_state_differs() {
+    let found = first_violation(300, Lies::UNTOUCHED);
     assert!(found.is_some(), "{found:?}");
 }

@@ -1,15 +1,21 @@
 //! The members, the arbiter, the network, and what must hold.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-use store_core::ha::{Action, Ask, Member, MemberId, Message, Record, Reign, Timing, Told, Versioned};
+use store_core::command_log::Lsn;
+use store_core::ha::{
+    Action, Ask, Limits, Member, MemberId, Message, Record, Reign, Rules, Timing, Told, Versioned,
+};
 use store_core::{MasterConfig, Session};
 use te_core::Instant;
 use te_core::testkit::Rng;
 
 use crate::checker::History;
 use crate::clients::{Client, Node};
+
+#[path = "faults.rs"]
+mod faults;
 
 pub(crate) const MEMBERS: usize = 3;
 pub(crate) const CLIENTS: usize = 4;
@@ -38,6 +44,10 @@ impl Lies {
     pub(crate) const SWAP_WON: Self = Self(5);
     /// What a member has acknowledged last is acknowledged once more after it has promised.
     pub(crate) const PROMISE: Self = Self(6);
+    /// A member acknowledges commands of an earlier reign than the one that it follows.
+    pub(crate) const TERM: Self = Self(7);
+    /// Followers are sent other gets than there were.
+    pub(crate) const UNTOUCHED: Self = Self(9);
 }
 
 #[derive(Debug)]
@@ -53,6 +63,8 @@ pub(crate) enum Violation {
     GivenWhileLeased(String),
     /// The node was told to mount again, though the lineage is the same.
     Forgotten(String),
+    /// More is kept than may be.
+    Unbounded(String),
     /// The end is not as it must be.
     NotHealed(String),
 }
@@ -74,6 +86,13 @@ pub(crate) struct Report {
     pub(crate) swaps: u64,
     pub(crate) unknown_swaps: u64,
     pub(crate) compared: u64,
+    pub(crate) snapshots: u64,
+    pub(crate) loaded: u64,
+    pub(crate) diverged: u64,
+    pub(crate) chunks_lost: u64,
+    pub(crate) behind: u64,
+    pub(crate) switchovers: u64,
+    pub(crate) switched: u64,
 }
 
 impl Report {
@@ -84,7 +103,8 @@ impl Report {
         add!(
             puts, hits, misses, removes, repeated, crashes, stops, cuts, takeovers, lineages, deposed, joins
         );
-        add!(swaps, unknown_swaps, compared);
+        add!(swaps, unknown_swaps, compared, snapshots, loaded, diverged, chunks_lost, behind);
+        add!(switchovers, switched);
     }
 }
 
@@ -132,6 +152,7 @@ pub(crate) enum Event {
         call: u64,
     },
     Beat,
+    Flush(usize),
     Trouble,
     Restart(usize),
     GoOn(usize),
@@ -148,6 +169,10 @@ struct Process {
     stopped: Option<Instant>,
     /// Connections of clients and the node.
     sessions: HashMap<(usize, u64), Session>,
+    /// Answers that wait for the command that they depend on, with the connection that they go to.
+    held: VecDeque<(Lsn, (usize, u64), Vec<u8>)>,
+    /// When a switchover was begun whose end is not known.
+    handing: Option<Reign>,
 }
 
 impl Process {
@@ -182,13 +207,15 @@ pub(crate) struct World {
     cuts: Vec<(Party, Party, Instant)>,
     /// The latest reign that has answered.
     answered: Reign,
-    tokens: HashMap<u64, (usize, u64)>,
+    limits: Limits,
     pub(crate) keys: BTreeSet<Vec<u8>>,
     /// Ranges that readers may read, and until when.
     pub(crate) leases: Vec<(u64, u64, Instant)>,
     pub(crate) lineage: u64,
     /// The lives under which members have last acknowledged something.
     lives: [u64; MEMBERS],
+    /// The same by reign.
+    lives_then: HashMap<(usize, Reign), u64>,
     /// How much longer than usual messages between members take, us.
     lag_us: u64,
     /// Prints the messages of members.
@@ -207,8 +234,16 @@ impl World {
                 rate_ppm: rng.below(20_000) as i64 - 10_000,
                 stopped: None,
                 sessions: HashMap::new(),
+                held: VecDeque::new(),
+                handing: None,
             })
             .collect();
+        // In some runs little is kept, and little is under way.
+        let limits = match rng.below(3) {
+            0 => Limits { history_bytes: 2_000, window_bytes: 2_000, append_bytes: 200, ..Limits::default() },
+            1 => Limits { append_bytes: 1, window_bytes: 1_000, window_chunks: 1, ..Limits::default() },
+            _ => Limits::default(),
+        };
         let mut this = Self {
             now: Instant::ZERO,
             rng,
@@ -224,11 +259,12 @@ impl World {
             counter: 0,
             cuts: Vec::new(),
             answered: Reign::default(),
-            tokens: HashMap::new(),
+            limits,
             keys: BTreeSet::new(),
             leases: Vec::new(),
             lineage: 0,
             lives: [0; MEMBERS],
+            lives_then: HashMap::new(),
             lag_us,
             talks: std::env::var_os("SNOWSKIN_TALK").is_some(),
         };
@@ -264,7 +300,13 @@ impl World {
         (process.life, process.started, process.stopped) = (life, self.now, None);
         let local = process.local(self.now);
         let id = MemberId(index as u64);
-        process.member = Some(Member::new(local, id, life, config, Timing::default()).unwrap());
+        let ms = Duration::from_millis;
+        // Messages may take longer than the leader waits for a switchover.
+        let timing = Timing { compare: ms(500), hand_over: ms(60), ..Timing::default() };
+        let rules = Rules { timing, limits: self.limits, crc32c: crc32c::crc32c };
+        process.held.clear();
+        process.handing = None;
+        process.member = Some(Member::new(local, id, life, config, rules).unwrap());
         self.with(index, |_, _| {});
     }
 
@@ -353,6 +395,10 @@ impl World {
                     return Ok(());
                 }
                 self.report.joins += u64::from(matches!(message, Message::Join { .. }));
+                if let Message::Chunk { reign, number: 0, .. } = &message {
+                    let follows = self.processes[to].member.as_ref().and_then(Member::follows);
+                    self.report.behind += u64::from(follows.is_some_and(|(of, _)| of == *reign));
+                }
                 let message = self.falsified(to, message);
                 if self.talks {
                     let mut text = format!("{message:?}");
@@ -375,6 +421,7 @@ impl World {
             Event::Answer { client, connection, bytes } => self.answer(client, connection, bytes)?,
             Event::Wake { client, call } => self.wake(client, call)?,
             Event::Beat => self.beat(),
+            Event::Flush(member) => self.with(member, Member::flush),
             Event::Trouble => self.trouble(),
             Event::Restart(index) => {
                 if self.processes[index].member.is_none() {
@@ -411,37 +458,52 @@ impl World {
         let Some(running) = &mut process.member else { return Ok(()) };
         let mut session = process.sessions.remove(&(client, connection)).unwrap_or_default();
         let (frame, _) = store_core::Frame::parse(&bytes).unwrap().unwrap();
-        self.counter += 1;
-        let token = self.counter;
-        if running.request(local, token, &mut session, &frame).is_ok() {
-            self.tokens.insert(token, (client, connection));
-            process.sessions.insert((client, connection), session);
-        } else {
-            // It says at once that it does not lead.
-            let delay = self.us(50, 400);
-            self.after(delay, Event::Answer { client, connection, bytes: None });
+        let mut out = Vec::new();
+        match running.handle(local, &mut session, &frame, &mut out) {
+            Ok(lsn) => {
+                process.sessions.insert((client, connection), session);
+                process.held.push_back((lsn, (client, connection), out));
+                // Requests that come together are sent on together.
+                let flush = self.us(1, 200);
+                self.after(flush, Event::Flush(member));
+            }
+            Err(_) => {
+                // It says at once that it does not lead.
+                let delay = self.us(50, 400);
+                self.after(delay, Event::Answer { client, connection, bytes: None });
+            }
         }
         Ok(())
     }
 
-    /// What a broken member would have sent.
-    fn falsified(&self, to: usize, message: Message) -> Message {
-        match message {
-            Message::Ack { reign, life, lsn, beat } => {
-                let leader = self.processes[to].member.as_ref();
-                let leader = leader.filter(|leader| leader.leads().is_some_and(|(led, _)| led == reign));
-                match leader {
-                    Some(leader) if self.lies == Lies::ACKED_BEFORE => {
-                        Message::Ack { reign, life, lsn: leader.lsn(), beat }
-                    }
-                    _ => Message::Ack { reign, life, lsn, beat },
-                }
-            }
-            Message::Append { reign, after, commands, beat, .. } if self.lies == Lies::TRUSTED => {
-                Message::Append { reign, after, commands, beat, trusted: true }
-            }
-            other => other,
+    /// Gives the answers that may be given, and takes a snapshot if one is wanted.
+    fn release(&mut self, index: usize) -> Result<(), Violation> {
+        let process = &mut self.processes[index];
+        let local = process.local(self.now);
+        let Some(member) = process.member.as_mut().filter(|_| process.stopped.is_none()) else {
+            return Ok(());
+        };
+        if member.wants_snapshot() {
+            member.take_snapshot(local, process.sessions.values());
         }
+        let Some(ready) = member.ready(local) else { return Ok(()) };
+        let (reign, _) = member.leads().unwrap();
+        let held = std::mem::take(&mut process.held);
+        let (given, kept): (VecDeque<_>, _) = held.into_iter().partition(|(lsn, ..)| *lsn <= ready);
+        process.held = kept;
+        for (_, (client, connection), answer) in given {
+            if reign < self.answered {
+                let text = format!("{reign:?} after {:?} at {:?}", self.answered, self.now);
+                return Err(Violation::TwoReigns(text));
+            }
+            self.answered = reign;
+            self.check_space(client, connection, &answer)?;
+            if !answer.is_empty() && !self.is_cut(Party::Member(index), Party::Client(client)) {
+                let delay = self.us(50, 400);
+                self.after(delay, Event::Answer { client, connection, bytes: Some(answer) });
+            }
+        }
+        Ok(())
     }
 
     fn ask(&mut self, member: usize, life: u64, number: u64, ask: Ask) {
@@ -487,6 +549,12 @@ impl World {
                 let life = process.life;
                 self.act(index, life, action)?;
             }
+            self.release(index)?;
+            // A snapshot is sent at once.
+            while let Some(action) = self.processes[index].member.as_mut().and_then(Member::poll_action) {
+                let life = self.processes[index].life;
+                self.act(index, life, action)?;
+            }
         }
         Ok(())
     }
@@ -507,22 +575,6 @@ impl World {
                     self.after(delay, Event::Ask { member: index, life, number, ask });
                 }
             }
-            Action::Release { token, answer } => {
-                let (reign, _) = self.processes[index].member.as_ref().and_then(Member::leads).unwrap();
-                if reign < self.answered {
-                    let text = format!("{reign:?} after {:?} at {:?}", self.answered, self.now);
-                    return Err(Violation::TwoReigns(text));
-                }
-                self.answered = reign;
-                if let Some((client, connection)) = self.tokens.remove(&token) {
-                    let party = Party::Client(client);
-                    self.check_space(client, connection, &answer)?;
-                    if !self.is_cut(Party::Member(index), party) {
-                        let delay = self.us(50, 400);
-                        self.after(delay, Event::Answer { client, connection, bytes: Some(answer) });
-                    }
-                }
-            }
             Action::Leads(reign) => {
                 if reign.term == 1 {
                     self.report.lineages += 1;
@@ -538,22 +590,27 @@ impl World {
             }
             Action::Deposed => {
                 self.report.deposed += 1;
-                self.processes[index].sessions.clear();
+                let process = &mut self.processes[index];
+                process.sessions.clear();
+                process.held.clear();
+                let handed = process.handing.take();
+                self.report.switched += u64::from(handed.is_some());
             }
         }
         Ok(())
     }
 
     fn send(&mut self, from: usize, to: usize, message: Message) {
-        if let Message::Ack { life, .. } = &message {
+        if let Message::Ack { life, reign, .. } = &message {
             self.lives[from] = *life;
+            self.lives_then.insert((from, *reign), *life);
         }
         if self.lies == Lies::LEASED
             && let Message::Append { reign, beat, .. } = &message
         {
             // The leader hears of every beat, but of nothing else.
             let life = self.lives[to];
-            let ack = Message::Ack { reign: *reign, life, lsn: 0, beat: *beat };
+            let ack = Message::Ack { reign: *reign, life, lsn: 0, beat: *beat, gap: false };
             let delay = self.us(50, 500);
             self.after(delay, Event::Message { from: to, to: from, message: ack });
         }
@@ -563,10 +620,16 @@ impl World {
         let (lost, doubled) =
             if self.is_quiet() { (false, false) } else { (self.rng.below(50) == 0, self.rng.below(50) == 0) };
         if lost {
+            self.report.chunks_lost += u64::from(matches!(message, Message::Chunk { .. }));
             return;
         }
         for copy in 0..1 + u64::from(doubled) {
-            let slow = if !self.is_quiet() && self.rng.below(100) == 0 { 60_000 } else { 400 };
+            // A request to take over often comes when the leader has given it up.
+            let (rarely, late) = match &message {
+                Message::TakeOver { .. } => (3, 400_000),
+                _ => (100, 60_000),
+            };
+            let slow = if !self.is_quiet() && self.rng.below(rarely) == 0 { late } else { 400 };
             let lag = if self.is_quiet() { 0 } else { self.rng.below(self.lag_us) };
             let delay = self.us(50 + lag + copy * 10_000, 450 + lag + slow + copy * 10_000);
             self.after(delay, Event::Message { from, to, message: message.clone() });
@@ -575,65 +638,14 @@ impl World {
             && let Message::Append { reign, after, commands, beat, .. } = &message
         {
             // A follower that has promised acknowledges all the same, and forgets it.
-            let mut rest = &commands[..];
-            let mut lsn = *after;
-            while let Ok(Some((_, left))) = store_core::command_log::Command::decode(rest) {
-                (rest, lsn) = (left, lsn + 1);
-            }
-            let ack = Message::Ack { reign: *reign, life: self.lives[to], lsn, beat: *beat };
-            let delay = self.us(50, 500);
-            self.after(delay, Event::Message { from: to, to: from, message: ack });
+            self.acks_falsely(from, to, (*reign, *after, *beat), commands);
         }
-    }
-
-    fn trouble(&mut self) {
-        if self.is_quiet() {
-            self.cuts.clear();
-            self.arbiter_away = self.now;
-            return;
+        if self.lies == Lies::TERM
+            && let Message::Append { reign, after, commands, beat, .. } = &message
+            && self.processes[to].member.as_ref().is_some_and(|it| it.status().reign > *reign)
+        {
+            self.acks_falsely(from, to, (*reign, *after, *beat), commands);
         }
-        let index = self.rng.index(MEMBERS);
-        let leader = (0..MEMBERS)
-            .find(|at| self.processes[*at].member.as_ref().is_some_and(|member| member.leads().is_some()));
-        let index = if self.rng.below(2) == 0 { leader.unwrap_or(index) } else { index };
-        match self.rng.below(10) {
-            0..3 if self.processes[index].member.is_some() => {
-                self.report.crashes += 1;
-                let process = &mut self.processes[index];
-                (process.member, process.stopped) = (None, None);
-                process.sessions.clear();
-                let back = self.us(1_000, 4_000_000);
-                self.after(back, Event::Restart(index));
-            }
-            3..5 if self.processes[index].stopped.is_none() => {
-                self.report.stops += 1;
-                let back = self.now + self.us(1_000, 3_000_000);
-                self.processes[index].stopped = Some(back);
-                self.at(back, Event::GoOn(index));
-            }
-            5 => self.arbiter_away = self.now + self.us(1_000, 4_000_000),
-            _ => {
-                self.report.cuts += 1;
-                let others = [
-                    Party::Arbiter,
-                    Party::Member(self.rng.index(MEMBERS)),
-                    Party::Member(self.rng.index(MEMBERS)),
-                    Party::Client(self.rng.index(CLIENTS)),
-                ];
-                let (a, b) = (Party::Member(index), others[self.rng.index(others.len())]);
-                let until = self.now + self.us(1_000, 4_000_000);
-                let both = self.rng.below(2) == 0;
-                if both || self.rng.below(2) == 0 {
-                    self.cuts.push((a, b, until));
-                }
-                if both || self.rng.below(2) == 0 {
-                    self.cuts.push((b, a, until));
-                }
-            }
-        }
-        self.cuts.retain(|(.., until)| self.now < *until);
-        let next = self.us(50_000, 1_500_000);
-        self.after(next, Event::Trouble);
     }
 
     /// A request of a client is on its way.
@@ -682,6 +694,18 @@ impl World {
 
     fn finish(mut self) -> Result<Report, Violation> {
         self.compare()?;
+        for member in self.processes.iter().filter_map(|process| process.member.as_ref()) {
+            let status = member.status();
+            if status.history_bytes > self.limits.history_bytes {
+                return Err(Violation::Unbounded(format!("{status:?}")));
+            }
+            self.report.snapshots += status.totals.snapshots_taken;
+            self.report.loaded += status.totals.snapshots_loaded;
+            self.report.diverged += status.totals.diverged;
+        }
+        if self.report.diverged > 0 && self.lies == Lies::NONE {
+            return Err(Violation::Diverged("as a member has found".into()));
+        }
         let leaders: Vec<_> = self.processes.iter().filter_map(|p| p.member.as_ref()?.leads()).collect();
         let all: Vec<MemberId> = (0..MEMBERS as u64).map(MemberId).collect();
         if leaders.len() != 1 || self.arbiter.record.in_sync != all {

@@ -144,7 +144,7 @@ impl Thief {
                     name,
                     endpoint: "thief:1",
                     len: core.scenario.segment_bytes,
-                    epoch: core.epoch().into(),
+                    lineage: core.epoch().into(),
                     key,
                     ..MountSegment::default()
                 };

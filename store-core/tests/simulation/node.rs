@@ -160,7 +160,7 @@ impl Node {
                 name: &segment_name(self.index),
                 endpoint: "sim:1",
                 len: self.segment_bytes,
-                epoch: self.epoch.into(),
+                lineage: self.epoch.into(),
                 key: self.key,
                 ..MountSegment::default()
             };

@@ -34,8 +34,12 @@ impl Handler for Costly {
         0
     }
 
-    fn durable(&self) -> u64 {
-        u64::MAX
+    fn confirmed(&mut self) -> Option<u64> {
+        Some(u64::MAX)
+    }
+
+    fn surely_confirmed(&self) -> Option<u64> {
+        Some(u64::MAX)
     }
 
     fn clock(&mut self) -> Instant {

@@ -82,7 +82,7 @@ impl Bench {
             name: "n1",
             endpoint: "n:1",
             len: 1 << 20,
-            epoch: self.master.config().epoch.into(),
+            lineage: self.master.config().epoch.into(),
             key: 1,
             ..MountSegment::default()
         };

@@ -34,10 +34,10 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Serialize;
-use store_core::message::ReadStats;
 use store_core::{ErrorCode, Stats};
 
 use crate::admin::Refusal;
+use crate::ha::HaStats;
 use crate::hosts;
 use crate::http::Asker;
 
@@ -81,19 +81,23 @@ pub(crate) fn routes(asker: Asker) -> Router {
 
 /// One line for people, with the state of everything.
 async fn summary(State(shared): State<Shared>) -> Result<Response, Refused> {
-    let stats = shared.asker.ask::<ReadStats, _>(&(), |stats, _| stats).await?;
-    Ok(text(summary_of(&stats)))
+    let snapshot = shared.asker.snapshot().await.map_err(Refusal::from)?;
+    let ha = snapshot.ha.as_ref();
+    let role = ha.map_or("leader", HaStats::mooncake_role);
+    let state = ha.map_or("serving", HaStats::mooncake_state);
+    Ok(text(summary_of(role, state, &snapshot.stats)))
 }
 
-fn summary_of(stats: &Stats) -> String {
+fn summary_of(role: &str, state: &str, stats: &Stats) -> String {
     let percent = if stats.capacity_bytes == 0 {
         0.0
     } else {
         stats.used_bytes as f64 / stats.capacity_bytes as f64 * 100.0
     };
     format!(
-        "role=leader, state=serving, service_ready=true, master={{Mem Storage: {} B / {} B ({percent:.1}%) | \
+        "role={role}, state={state}, service_ready={}, master={{Mem Storage: {} B / {} B ({percent:.1}%) | \
          Keys: {} | Segments: {} | Clients: {} | Gets: {} (hits: {}) | Puts: {} | Evictions: {} | Lost: {}}}\n",
+        state == "serving",
         stats.used_bytes,
         stats.capacity_bytes,
         stats.objects,
@@ -107,18 +111,29 @@ fn summary_of(stats: &Stats) -> String {
     )
 }
 
-/// There is one master, and it serves.
-async fn role() -> Response {
-    text("leader".into())
+/// `leader` or `standby`; a master that is alone leads.
+async fn role(State(shared): State<Shared>) -> Result<Response, Refused> {
+    let snapshot = shared.asker.snapshot().await.map_err(Refusal::from)?;
+    Ok(text(snapshot.ha.as_ref().map_or("leader", HaStats::mooncake_role).into()))
 }
 
-async fn ha_status() -> Response {
-    text("serving".into())
+async fn ha_status(State(shared): State<Shared>) -> Result<Response, Refused> {
+    let snapshot = shared.asker.snapshot().await.map_err(Refusal::from)?;
+    Ok(text(snapshot.ha.as_ref().map_or("serving", HaStats::mooncake_state).into()))
 }
 
-/// There is no election, so no leader was elected.
-async fn leader() -> Response {
-    json(StatusCode::OK, &serde_json::json!({ "present": false }))
+/// The leader that was elected; a master that is alone was not.
+async fn leader(State(shared): State<Shared>) -> Result<Response, Refused> {
+    let snapshot = shared.asker.snapshot().await.map_err(Refusal::from)?;
+    let ha = snapshot.ha.as_ref();
+    let found = ha.and_then(|ha| Some((ha, ha.leader().filter(|(_, rpc)| !rpc.is_empty())?.1)));
+    let says = match found {
+        Some((ha, rpc)) => serde_json::json!({
+            "present": true, "leader_address": rpc, "view_version": ha.status.reign.term,
+        }),
+        None => serde_json::json!({ "present": false }),
+    };
+    Ok(json(StatusCode::OK, &says))
 }
 
 /// This master publishes no events.
@@ -306,7 +321,7 @@ mod tests {
 
     #[test]
     fn the_summary_of_a_master_without_nodes_divides_by_nothing() {
-        let line = summary_of(&Stats::default());
+        let line = summary_of("leader", "serving", &Stats::default());
         assert!(line.starts_with("role=leader, state=serving, service_ready=true, master={"), "{line}");
         assert!(line.contains("Mem Storage: 0 B / 0 B (0.0%) | Keys: 0"), "{line}");
     }

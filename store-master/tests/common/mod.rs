@@ -148,7 +148,7 @@ pub(crate) fn segment(node: u64, name: &str, len: u64) -> MountSegment<'_> {
         name,
         endpoint: "n:1",
         len,
-        epoch: 7,
+        lineage: 7,
         ..MountSegment::default()
     }
 }

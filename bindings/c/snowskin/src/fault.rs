@@ -193,9 +193,10 @@ fn of_code(code: ErrorCode) -> Code {
         ErrorCode::ReplicaIsNotReady => Code::Busy,
         ErrorCode::BufferOverflow => Code::BufferTooShort,
         ErrorCode::InvalidKey | ErrorCode::InvalidParams | ErrorCode::InvalidPattern => Code::InvalidArgument,
-        ErrorCode::RpcFail | ErrorCode::RpcTimeout | ErrorCode::UnavailableInCurrentStatus => {
-            Code::Unreachable
-        }
+        ErrorCode::RpcFail
+        | ErrorCode::RpcTimeout
+        | ErrorCode::NotLeader
+        | ErrorCode::UnavailableInCurrentStatus => Code::Unreachable,
         ErrorCode::TransferFail | ErrorCode::PutIsOver => Code::OutcomeUnknown,
         ErrorCode::TenantNotRegistered | ErrorCode::PermissionDenied => Code::Denied,
         ErrorCode::InvalidVersion | ErrorCode::NotSupported => Code::Unsupported,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use store_client::local::{LocalServer, LocalServerConfig, make_default_path};
-use store_client::{Address, ClientConfig, Node, NodeConfig};
+use store_client::{Address, ClientConfig, Masters, Node, NodeConfig};
 use te_fabric::testkit::eventually;
 
 use super::tests::{config, master, options, span, store};
@@ -233,7 +233,7 @@ fn a_store_without_an_engine_uses_the_node_on_this_machine() {
     for wrong in ["", "host", "host:0", "host:99999", ":"] {
         assert_eq!(dummy.setup_dummy(1 << 20, 1 << 20, wrong), -600, "{wrong}");
     }
-    let address_of_master: Address = master.rpc_addr().to_string().parse().unwrap();
+    let address_of_master: Masters = master.rpc_addr().to_string().parse().unwrap();
     let node = Node::start(NodeConfig::new("node", address_of_master.clone(), 32 << 20)).unwrap();
     let server =
         LocalServer::start(LocalServerConfig::new(&path, ClientConfig::new(address_of_master))).unwrap();

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 use store_client::local::{self, LocalConfig};
 use store_client::{
-    Address, Client, ClientConfig, Fabrics, Identity, LocalClient, Node, NodeConfig, RpcConfig, RpcConnection,
+    Client, ClientConfig, Fabrics, Identity, LocalClient, Masters, Node, NodeConfig, RpcConfig, RpcConnection,
 };
 use te_core::Secret;
 
@@ -59,9 +59,9 @@ impl Settings {
     pub(crate) fn new(py: Python<'_>, given: &Arguments<'_>) -> PyResult<Self> {
         let refuse = |fault: Fault| fault.into_err(py);
         let has_master = given.master.is_some();
-        let master: Address = match &given.master {
+        let master: Masters = match &given.master {
             Some(text) => text.parse().map_err(|error| refused(py, format!("master: {error}")))?,
-            None => Address::default(),
+            None => Masters::default(),
         };
         let identity = identity(py, given)?;
         let mut client = ClientConfig::new(master.clone());

@@ -2,6 +2,7 @@
 
 mod evict;
 mod list;
+mod masters;
 mod tasks;
 mod tenants;
 
@@ -24,6 +25,8 @@ enum What {
     Segments(list::Segments),
     Nodes(list::Nodes),
     Config(list::Config),
+    Masters(masters::Masters),
+    Switchover(masters::Switchover),
     Evict(evict::Args),
     Drain(tasks::Drain),
     Tasks(tasks::Tasks),
@@ -37,6 +40,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
         What::Segments(args) => list::segments(args),
         What::Nodes(args) => list::nodes(args),
         What::Config(args) => list::config(args),
+        What::Masters(args) => masters::masters(args),
+        What::Switchover(args) => masters::switchover(args),
         What::Evict(args) => evict::run(args),
         What::Drain(args) => tasks::drain(args),
         What::Tasks(args) => tasks::list(args),

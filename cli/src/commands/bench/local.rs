@@ -142,6 +142,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         lease_ms: Some(1000),
         eviction: None,
         local: Some(socket.clone()),
+        disks: Vec::new(),
         global,
     })?;
     let config = ClientConfig::new(cluster.address().parse()?);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::Serialize;
-use store_client::{Address, RpcConfig, RpcConnection};
+use store_client::{Masters, RpcConfig, RpcConnection};
 use store_core::message::{
     Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutEnd,
     PutOptions, PutRequest, PutStart, ReadStats, Removal, Remove,
@@ -139,7 +139,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         Some(child) => child.ready::<MasterReady>(Duration::from_secs(20))?.rpc,
         None => args.master.clone().unwrap_or_default(),
     };
-    let address: Address = address.parse()?;
+    let address: Masters = address.parse()?;
     let mut control = RpcConnection::connect(address.clone(), RpcConfig::default()).map_err(no_master)?;
     if child.is_none() && !args.yes {
         let stats = control.call::<ReadStats>(&(), std::iter::empty()).map_err(no_master)?.0;
@@ -256,7 +256,7 @@ fn mount(control: &mut RpcConnection) -> anyhow::Result<Heartbeat> {
         name: &name,
         endpoint: "127.0.0.1:9",
         len: SEGMENT_BYTES,
-        epoch: control.welcome().epoch,
+        lineage: control.welcome().lineage,
         ..MountSegment::default()
     };
     control
@@ -314,7 +314,7 @@ fn stats_memory(control: &mut RpcConnection) -> anyhow::Result<u64> {
 }
 
 fn measure(
-    address: &Address,
+    address: &Masters,
     load: Load,
     clients: u32,
     duration: Duration,
@@ -369,7 +369,7 @@ fn measure(
 
 /// Runs one client. It reaches both barriers even after an error, because the other threads wait there.
 fn client(
-    address: &Address,
+    address: &Masters,
     load: Load,
     first: u64,
     duration: Duration,

@@ -164,6 +164,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
             lease_ms: Some(1000),
             eviction: None,
             local: None,
+            disks: Vec::new(),
             global,
         })?),
     };

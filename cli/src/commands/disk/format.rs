@@ -1,7 +1,9 @@
 //! `snowskin disk format`: makes a disk.
 
+use std::path::Path;
+
 use serde::Serialize;
-use store_client::disk::{DiskFile, DiskOptions, DiskService, FormatOptions};
+use store_client::disk::{Caching, DiskError, DiskFile, DiskOptions, DiskService, FormatOptions};
 
 use super::{DiskArg, PATIENCE, failure, ready, uuid_text};
 use crate::exit::{EXIT_CODES, Exit, Failure};
@@ -40,8 +42,9 @@ pub(super) struct Args {
     json: bool,
 }
 
+/// What was made.
 #[derive(Serialize)]
-struct Formatted {
+pub(crate) struct Formatted {
     path: String,
     uuid: String,
     bytes: u64,
@@ -66,7 +69,29 @@ pub(super) fn run(args: &Args) -> Outcome {
         force: args.force,
         caching: args.disk.caching(),
     };
-    let path = args.disk.path();
+    let formatted = format_file(args.disk.path(), options, failure)?;
+    if args.json {
+        output::print_json(&formatted)?;
+    } else {
+        let Formatted { path, uuid, bytes, extents, extent_bytes, block_bytes, .. } = formatted;
+        output::print(&format!(
+            "{}: disk {uuid}, {}, {} of {}, blocks of {block_bytes} bytes\n",
+            output::printable(&path),
+            ByteSize(bytes).approximate(),
+            counted(extents.into(), "extent"),
+            ByteSize(extent_bytes.into()),
+        ))?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Formats a file or a device. `failure` says what to do about an error.
+pub(crate) fn format_file(
+    path: &Path,
+    options: FormatOptions,
+    failure: impl Fn(DiskError) -> anyhow::Error + Copy,
+) -> anyhow::Result<Formatted> {
+    let direct = options.caching == Caching::Direct;
     let (file, geometry) = DiskFile::prepare(path, options).map_err(failure)?;
     let (bytes, memory_align) = (file.bytes(), file.memory_align());
     let disk = DiskService::format(file, geometry, DiskOptions::default(), 0).map_err(failure)?;
@@ -75,7 +100,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     if !disk.close(PATIENCE) {
         return fail(Failure::failed(format!("{}: the superblock could not be synced", path.display())));
     }
-    let formatted = Formatted {
+    Ok(Formatted {
         path: path.display().to_string(),
         uuid: uuid_text(&uuid),
         bytes,
@@ -83,19 +108,6 @@ pub(super) fn run(args: &Args) -> Outcome {
         extent_bytes: geometry.extent_bytes(),
         block_bytes: geometry.block_bytes(),
         memory_align,
-        direct: !args.disk.buffered,
-    };
-    if args.json {
-        output::print_json(&formatted)?;
-    } else {
-        let Formatted { path, uuid, block_bytes, .. } = formatted;
-        output::print(&format!(
-            "{}: disk {uuid}, {}, {} of {}, blocks of {block_bytes} bytes\n",
-            output::printable(&path),
-            ByteSize(bytes).approximate(),
-            counted(geometry.extents().into(), "extent"),
-            ByteSize(geometry.extent_bytes().into()),
-        ))?;
-    }
-    Ok(Exit::Ok)
+        direct,
+    })
 }

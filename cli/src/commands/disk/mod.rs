@@ -14,6 +14,8 @@ use crate::Outcome;
 use crate::exit::{EXIT_CODES, Failure};
 use crate::global::Global;
 
+pub(crate) use format::format_file;
+
 /// Longest wait for a disk that is opened or closed. A recovery reads at least one page per extent.
 const PATIENCE: Duration = Duration::from_secs(120);
 

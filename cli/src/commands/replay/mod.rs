@@ -2,6 +2,7 @@
 
 mod belady;
 mod compare;
+mod disks;
 mod driver;
 mod plot;
 mod report;
@@ -23,12 +24,14 @@ use crate::commands::{FabricParser, eviction_parser};
 use crate::content::Content;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::global::Global;
+use crate::output::rounded;
 use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
+use disks::{DiskDir, DiskFiles, Pace, Shape};
 use driver::Driver;
-use report::Report;
-use simulate::Tokens;
+use report::{OnDisk, Report};
+use simulate::{Tier, Tokens};
 use source::{Source, Survey};
 
 const AFTER_HELP: &str = "For each request of the trace, in order and without its pauses, the command does \
@@ -46,6 +49,10 @@ per policy and capacity, and the hit rates are printed as a table (or as JSON, o
 much memory is worthwhile, and which --eviction suits the requests. With --disk-tokens, each pool is simulated \
 once more with a disk of each of these capacities under it: hits then are hits in memory or on the disk.
 
+Without --simulate, --disk-tokens and --disk give the nodes disks: files that are written with direct I/O, in a \
+temporary directory, or in the one that --disk names. Blocks are copied to the disk of their node before they \
+are evicted. Because a replay has no pauses, a request waits while the disks are far behind.
+
 With --compare, each policy and capacity is both simulated and replayed, and the exit code is 1 when two hit \
 rates differ by more than --agree-within percentage points.
 
@@ -62,6 +69,8 @@ Examples:
   snowskin replay --trace trace.jsonl --simulate --svg hits.svg
   snowskin replay --trace trace.jsonl --simulate --policies trial,lru --capacity-tokens 3.0M,10M
   snowskin replay --trace trace.jsonl --simulate --policies trial --capacity-tokens 3M --disk-tokens 25.6M
+  snowskin replay --trace trace.jsonl --capacity-blocks 5859 --disk-tokens 25.6M
+  snowskin replay --capacity-blocks 2000 --disk /mnt/nvme0:4GiB      keeps the disks of its nodes there
   snowskin replay --trace trace.jsonl --compare --policies all --capacity-blocks 10000,20000";
 
 /// Replay a request trace against a real cluster of processes on this machine
@@ -118,10 +127,18 @@ pub(crate) struct Args {
     /// Capacities to simulate, in tokens, 512 per block [default: from 1/32 of the trace's blocks to all].
     #[arg(long, requires = "simulate", value_delimiter = ',', value_name = "TOKENS,…")]
     capacity_tokens: Vec<Tokens>,
-    /// Disks to simulate under each pool, in tokens; the format and the spare extents of a disk take their
-    /// part of it [default: none].
-    #[arg(long, requires = "simulate", value_delimiter = ',', value_name = "TOKENS,…")]
+    /// Disks of all nodes together, in tokens; several with --simulate and --compare. The format and the
+    /// spare extents of a disk take their part of it [default: no disks].
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS,…")]
     disk_tokens: Vec<Tokens>,
+    /// Directory of the nodes' disks, and the size of all of them together. What a single replay writes is
+    /// kept [default size: --disk-tokens, or enough for all blocks of the trace].
+    #[arg(long, conflicts_with = "simulate", value_name = "DIR[:SIZE]")]
+    disk: Option<DiskDir>,
+    /// Most blocks that are written to the disk per block reference, as a limit on wear would have it
+    /// [default: no limit].
+    #[arg(long, requires = "simulate", requires = "disk_tokens", value_name = "N")]
+    disk_writes_max: Option<f64>,
     /// Plot hit rate over capacity into this SVG file.
     #[arg(long, requires = "simulate", value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -158,12 +175,17 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     if args.capacity_blocks.len() > 1 {
         return fail(Failure::usage("--capacity-blocks: several capacities need --compare"));
     }
+    if args.disk_tokens.len() > 1 {
+        return fail(Failure::usage("--disk-tokens: several disks need --simulate or --compare"));
+    }
     let capacity = args.capacity_blocks.first().copied();
     let survey = {
         let _bar = Bar::spinner("reading the trace", global.quiet);
         source.survey(capacity.is_some())?
     };
-    let (report, interrupted) = replay(args, &source, &survey, (args.eviction, capacity), global)?;
+    let disks = disks_of(args, args.disk_tokens.first().copied(), survey.distinct_blocks)?;
+    let setup = Setup { eviction: args.eviction, capacity, disks, keeps_disks: args.disk.is_some() };
+    let (report, interrupted) = replay(args, &source, &survey, setup, global)?;
     if args.json {
         output::print_json(&report)?;
     } else {
@@ -177,24 +199,72 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     })
 }
 
+/// What one replay is done with.
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    eviction: EvictionPolicy,
+    /// Blocks of the pool.
+    capacity: Option<u64>,
+    /// The disk of each node.
+    disks: Option<Shape>,
+    keeps_disks: bool,
+}
+
+/// The disk of each node, if there are disks.
+fn disks_of(args: &Args, tokens: Option<Tokens>, distinct: Option<u64>) -> anyhow::Result<Option<Shape>> {
+    let tier = tier_of(args);
+    let tokens = match (args.disk.as_ref(), tokens) {
+        (None, None) => return Ok(None),
+        (Some(DiskDir { bytes: Some(_), .. }), Some(_)) => {
+            return fail(Failure::usage(
+                "--disk DIR:SIZE and --disk-tokens are both a size: give one of them",
+            ));
+        }
+        (Some(DiskDir { bytes: Some(bytes), .. }), None) => {
+            return Shape::of_bytes(bytes / u64::from(tier.nodes), tier.block_bytes).map(Some);
+        }
+        (_, Some(tokens)) => tokens,
+        (Some(_), None) => match distinct {
+            // And the extents that are kept free.
+            Some(distinct) => Tokens::of_blocks(distinct + distinct / 4 + 1_024 * u64::from(tier.nodes)),
+            None => {
+                return fail(Failure::usage(
+                    "--disk needs a size when the trace can be read only once: DIR:SIZE",
+                ));
+            }
+        },
+    };
+    tier.shape(tokens).map(Some)
+}
+
+/// The disks of a replay, to be simulated.
+fn tier_of(args: &Args) -> Tier {
+    Tier { nodes: args.nodes, block_bytes: args.block_bytes.bytes(), ..Tier::DEFAULT }
+}
+
 /// Replays the whole source once, with its own processes.
 fn replay(
     args: &Args,
     source: &Source,
     survey: &Survey,
-    (eviction, capacity): (EvictionPolicy, Option<u64>),
+    setup: Setup,
     global: Global,
 ) -> anyhow::Result<(Report, Option<Exit>)> {
     let block_bytes = args.block_bytes.bytes();
-    let pool = pool_bytes(args, capacity, survey.distinct_blocks)?;
+    let pool = pool_bytes(args, setup.capacity, survey.distinct_blocks)?;
     let bar = Bar::spinner(format!("starting a master and {} nodes", args.nodes), global.quiet);
+    let dir = args.disk.as_ref().map(|disk| &*disk.dir);
+    let files = setup.disks.map(|shape| DiskFiles::make(dir, shape, args.nodes, setup.keeps_disks));
+    // Removed when the nodes have ended.
+    let files = files.transpose()?;
     let config = ClusterConfig {
         nodes: args.nodes,
         node_bytes: pool.div_ceil(u64::from(args.nodes)),
         fabric: args.fabric,
         lease_ms: Some(args.lease_ms),
-        eviction: Some(eviction),
+        eviction: Some(setup.eviction),
         local: None,
+        disks: files.as_ref().map(|files| files.paths().to_vec()).unwrap_or_default(),
         global,
     };
     let mut cluster = Cluster::start(&config)?;
@@ -204,6 +274,7 @@ fn replay(
 
     let bar = Bar::new(survey.requests.unwrap_or(0), "requests", global.quiet);
     let mut driver = Driver::new(store, Content::new(args.seed));
+    let mut pace = setup.disks.map(|_| Pace::new(driver.store_mut(), args.nodes, pool)).transpose()?;
     let stats_before = driver.store_mut().stats()?;
     let (cpu_before, started) = (cluster.cpu(), Instant::now());
     let mut looked = started;
@@ -215,6 +286,9 @@ fn replay(
             std::thread::sleep(CHECK_INTERVAL);
             cluster.check_children(&bar)?;
             return Err(error);
+        }
+        if let Some(pace) = &mut pace {
+            pace.keep(driver.store_mut())?;
         }
         if looked.elapsed() >= CHECK_INTERVAL {
             looked = Instant::now();
@@ -236,14 +310,21 @@ fn replay(
         eprintln!("snowskin: wrong bytes were read: {sample}");
     }
     let mut report = Report::new(driver.counters(), driver.latencies(), elapsed, cpu);
+    let client = driver.store_mut().counters();
     report.evicted = stats.evictions_total - stats_before.evictions_total;
-    report.checksum_mismatches = driver.store_mut().counters().checksum_mismatches;
+    report.checksum_mismatches = client.checksum_mismatches;
     report.nodes = args.nodes;
     report.nodes_lost = cluster.nodes_lost();
     report.block_bytes = block_bytes;
     report.capacity_bytes = pool;
     report.fabric = args.fabric.to_string();
     report.interrupted = interrupted.is_some();
+    report.disk = setup.disks.zip(pace).map(|(shape, pace)| OnDisk {
+        disk_bytes: shape.bytes * u64::from(args.nodes),
+        disk_dir: args.disk.as_ref().map(|disk| disk.dir.display().to_string()),
+        disk_wait_s: rounded(pace.waited().as_secs_f64()),
+        ..OnDisk::new(driver.counters(), &client, &stats_before, &stats)
+    });
     drop(driver);
     cluster.stop();
     Ok((report, interrupted))
@@ -302,24 +383,40 @@ fn compared(args: &Args, source: &Source, global: Global) -> Outcome {
         [] => vec![(distinct / 4).max(1), (distinct / 2).max(1)],
         given => given.to_vec(),
     };
+    if args.disk.as_ref().is_some_and(|disk| disk.bytes.is_some() || args.disk_tokens.is_empty()) {
+        return fail(Failure::usage(
+            "--compare with --disk DIR: give the size of the disks as --disk-tokens",
+        ));
+    }
     let plan = simulate::Plan {
         policies: policies(args),
         capacities: capacities.iter().map(|blocks| Tokens::of_blocks(*blocks)).collect(),
-        disks: Vec::new(),
+        disks: args.disk_tokens.clone(),
+        tier: tier_of(args),
         quiet: global.quiet,
     };
     let simulation = simulate::run(source.requests()?, &plan)?;
     let mut comparison = compare::Comparison::new(args.agree_within);
+    let disks: Vec<Option<Tokens>> = match &*plan.disks {
+        [] => vec![None],
+        disks => disks.iter().copied().map(Some).collect(),
+    };
     let mut ended = sys::interrupted();
-    'all: for &policy in &plan.policies {
+    for row in simulation.rows.iter() {
+        let Ok(eviction) = row.policy.parse::<EvictionPolicy>() else { continue };
+        if !disks.iter().any(|disk| disk.map(Tokens::count) == row.disk_tokens) {
+            continue;
+        }
         for (at, &blocks) in capacities.iter().enumerate() {
             if ended.is_some() {
-                break 'all;
+                break;
             }
-            let (report, interrupted) = replay(args, source, &survey, (policy, Some(blocks)), global)?;
+            let disks = disks_of(args, row.disk_tokens.map(Tokens::of), survey.distinct_blocks)?;
+            let setup = Setup { eviction, capacity: Some(blocks), disks, keeps_disks: false };
+            let (report, interrupted) = replay(args, source, &survey, setup, global)?;
             ended = interrupted;
             if ended.is_none() {
-                comparison.add(policy, (at, blocks), &simulation, &report);
+                comparison.add(row, (at, blocks), &report);
             }
         }
     }
@@ -339,10 +436,17 @@ fn compared(args: &Args, source: &Source, global: Global) -> Outcome {
 
 /// Simulated hit rates only.
 fn simulated(args: &Args, source: &Source, global: Global) -> Outcome {
+    let writes_max = args.disk_writes_max.unwrap_or(Tier::DEFAULT.writes_max);
+    if !(0.0..=f64::MAX).contains(&writes_max) {
+        return fail(Failure::usage(
+            "--disk-writes-max: a number of blocks per block reference, such as 0.5",
+        ));
+    }
     let plan = simulate::Plan {
         policies: policies(args),
         capacities: args.capacity_tokens.clone(),
         disks: args.disk_tokens.clone(),
+        tier: Tier { writes_max, ..Tier::DEFAULT },
         quiet: global.quiet,
     };
     let simulation = simulate::run(source.requests()?, &plan)?;

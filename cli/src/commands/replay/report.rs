@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::driver::{Counters, Latencies};
 use crate::commands::cluster::ClusterCpu;
-use crate::output::{Align, Table, figure, rounded, thousands};
+use crate::output::{Align, Table, figure, printable, rounded, thousands};
 use crate::size::{ByteSize, GIB};
 
 /// All results. Field names are those of the JSON output.
@@ -48,6 +48,86 @@ pub(super) struct Report {
     pub(super) capacity_bytes: u64,
     pub(super) fabric: String,
     pub(super) interrupted: bool,
+    /// Only with disks.
+    #[serde(flatten)]
+    pub(super) disk: Option<OnDisk>,
+}
+
+/// What a replay with disks reports as well.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(super) struct OnDisk {
+    /// Bytes of all disks together.
+    pub(super) disk_bytes: u64,
+    /// Where they are kept, if the user has named a directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) disk_dir: Option<String>,
+    /// Of the hits, those that were read from memory.
+    pub(super) blocks_hit_memory: u64,
+    pub(super) blocks_hit_disk: u64,
+    pub(super) memory_hit_rate: f64,
+    /// Blocks that the disk had and did not deliver in time, or damaged.
+    pub(super) disk_misses: u64,
+    /// Blocks copied to disks.
+    pub(super) blocks_demoted: u64,
+    pub(super) disk_writes_per_ref: f64,
+    /// Blocks copied from disks into memory.
+    pub(super) blocks_promoted: u64,
+    /// How long requests waited for the disks.
+    pub(super) disk_wait_s: f64,
+}
+
+impl OnDisk {
+    /// Computes the results from the counts of the replay, its client and the master.
+    pub(super) fn new(
+        counters: &Counters,
+        client: &store_client::Counters,
+        before: &store_client::Stats,
+        after: &store_client::Stats,
+    ) -> Self {
+        let refs = counters.block_refs.max(1) as f64;
+        // What was read behind a hole is no hit.
+        let on_disk = client.disk_hits.min(counters.blocks_hit);
+        let in_memory = counters.blocks_hit - on_disk;
+        let demoted = after.demotions_total - before.demotions_total;
+        Self {
+            blocks_hit_memory: in_memory,
+            blocks_hit_disk: on_disk,
+            memory_hit_rate: rounded(in_memory as f64 / refs),
+            disk_misses: client.disk_misses,
+            blocks_demoted: demoted,
+            disk_writes_per_ref: rounded(demoted as f64 / refs),
+            blocks_promoted: after.promotions_total - before.promotions_total,
+            ..Self::default()
+        }
+    }
+
+    /// Rows of the table: where the hits were.
+    fn hit_rows(&self, hit_rate: f64) -> [[String; 3]; 2] {
+        let row = |name: &str, blocks, rate: f64| {
+            [name.to_owned(), thousands(blocks), format!("hit rate {rate:.4}")]
+        };
+        [
+            row("    in memory", self.blocks_hit_memory, self.memory_hit_rate),
+            row("    on disk", self.blocks_hit_disk, hit_rate - self.memory_hit_rate),
+        ]
+    }
+
+    /// Rows of the table: what was copied.
+    fn copy_rows(&self) -> [[String; 3]; 3] {
+        let row = |name: &str, value, note| [name.to_owned(), value, note];
+        let kept = self.disk_dir.as_ref().map(|dir| format!(" in {}", printable(dir)));
+        let size = ByteSize(self.disk_bytes).approximate();
+        let waited = format!("{} s", figure(self.disk_wait_s));
+        [
+            row(
+                "copied to disk",
+                thousands(self.blocks_demoted),
+                format!("disks {size}{}", kept.unwrap_or_default()),
+            ),
+            row("promoted", thousands(self.blocks_promoted), "from disk to memory".to_owned()),
+            row("waited", waited, "for the disks, which a replay without pauses outruns".to_owned()),
+        ]
+    }
 }
 
 impl Report {
@@ -98,6 +178,7 @@ impl Report {
             capacity_bytes: 0,
             fabric: String::new(),
             interrupted: false,
+            disk: None,
         }
     }
 
@@ -110,35 +191,25 @@ impl Report {
         row("requests", thousands(self.requests), cut.to_owned());
         row("block references", thousands(self.block_refs), format!("{} each", ByteSize(self.block_bytes)));
         row("  hit", thousands(self.blocks_hit), format!("hit rate {:.4}", self.hit_rate));
+        let disk = self.disk.as_ref();
+        for [name, value, note] in disk.map(|disk| disk.hit_rows(self.hit_rate)).into_iter().flatten() {
+            row(&name, value, note);
+        }
         row("  put", thousands(self.blocks_put), String::new());
         row(
             "evicted",
             thousands(self.evicted),
             format!("pool {}", ByteSize(self.capacity_bytes).approximate()),
         );
+        for [name, value, note] in disk.map(OnDisk::copy_rows).into_iter().flatten() {
+            row(&name, value, note);
+        }
         row(
             "verify failures",
             thousands(self.verify_failures),
             "every byte that was read was compared".to_owned(),
         );
-        let odd = [
-            ("missing at read", self.get_misses, "evicted between lookup and get"),
-            (
-                "damaged in the store",
-                self.checksum_mismatches,
-                "detected by the store's checksum, counted as misses",
-            ),
-            ("get failures", self.get_failures, "the store could not read them; counted as misses"),
-            ("existed at put", self.put_exists, ""),
-            (
-                "put without space",
-                self.put_no_room,
-                "all blocks were leased: use a larger pool or a shorter --lease-ms",
-            ),
-            ("put failures", self.put_failures, "the store could not write them"),
-            ("nodes lost", u64::from(self.nodes_lost), "ended during the replay; see above"),
-        ];
-        for (name, count, note) in odd {
+        for (name, count, note) in self.oddities() {
             if count > 0 {
                 row(name, thousands(count), note.to_owned());
             }
@@ -175,6 +246,32 @@ impl Report {
             format!("{} nodes, fabric {}", self.nodes, self.fabric),
         );
         table.render()
+    }
+
+    /// What should not happen: name, count and explanation.
+    fn oddities(&self) -> [(&'static str, u64, &'static str); 8] {
+        [
+            ("missing at read", self.get_misses, "evicted between lookup and get"),
+            (
+                "damaged in the store",
+                self.checksum_mismatches,
+                "detected by the store's checksum, counted as misses",
+            ),
+            (
+                "disk misses",
+                self.disk.as_ref().map_or(0, |disk| disk.disk_misses),
+                "the disk was too late or has failed",
+            ),
+            ("get failures", self.get_failures, "the store could not read them; counted as misses"),
+            ("existed at put", self.put_exists, ""),
+            (
+                "put without space",
+                self.put_no_room,
+                "all blocks were leased: use a larger pool or a shorter --lease-ms",
+            ),
+            ("put failures", self.put_failures, "the store could not write them"),
+            ("nodes lost", u64::from(self.nodes_lost), "ended during the replay; see above"),
+        ]
     }
 }
 
@@ -224,5 +321,33 @@ mod tests {
         }
         let table = report.table();
         assert!(table.contains("hit rate 0.2500") && !table.contains("put failures"), "{table}");
+        assert!(!table.contains("on disk") && json.get("disk_bytes").is_none(), "{table}");
+    }
+
+    #[test]
+    fn with_disks_hits_are_told_apart_by_tier() {
+        let counters = Counters { requests: 2, block_refs: 8, blocks_hit: 4, ..Counters::default() };
+        let mut client = store_client::Counters::default();
+        client.disk_hits = 3;
+        let mut after = store_client::Stats::default();
+        (after.demotions_total, after.promotions_total) = (6, 2);
+        let before = store_client::Stats::default();
+        let (latencies, cpu) = (Latencies::default(), ClusterCpu::default());
+        let mut report = Report::new(&counters, &latencies, Duration::from_secs(1), cpu);
+        report.disk = Some(OnDisk::new(&counters, &client, &before, &after));
+        let json = serde_json::to_value(&report).unwrap();
+        for (field, value) in [
+            ("hit_rate", 0.5),
+            ("memory_hit_rate", 0.125),
+            ("blocks_hit_disk", 3.0),
+            ("disk_writes_per_ref", 0.75),
+            ("blocks_promoted", 2.0),
+        ] {
+            assert_eq!(json[field].as_f64(), Some(value), "{field}: {json}");
+        }
+        let table = report.table();
+        for part in ["in memory", "hit rate 0.1250", "on disk", "hit rate 0.3750", "copied to disk"] {
+            assert!(table.contains(part), "{part}: {table}");
+        }
     }
 }

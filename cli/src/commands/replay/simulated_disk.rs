@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use store_core::disk::format::{FIRST_EXTENT_AT, Geometry, Stream};
+use store_core::disk::format::Stream;
 use store_core::disk::{Demote, Disk, DiskConfig, End, Event, Removed, Work};
 use store_core::message::{
     DiskEnd, DiskOrder, DiskProof, EndDiskOrders, EndTasks, FetchDisk, FetchDiskOrders, FetchRequest,
@@ -11,12 +11,8 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Frame, Incarnation, Instant, Master, NodeId, Operation, SegmentNo, Session};
 
-use crate::exit::Failure;
+use super::disks::Shape;
 
-/// Bytes of a block on the disk: as those of a small model, so that headers are as rare as they are in truth.
-pub(super) const BLOCK_BYTES: u64 = 1 << 20;
-const EXTENT_BYTES: u32 = 64 << 20;
-const LOGICAL_BLOCK: u32 = 512;
 /// Orders in one response.
 const ORDERS_MAX: u32 = 256;
 
@@ -32,28 +28,23 @@ pub(super) struct SimulatedDisk {
     request: Vec<u8>,
     /// Blocks that were written.
     pub(super) written: u64,
+    /// Most blocks that may have been written by now.
+    allowed: f64,
 }
 
 impl SimulatedDisk {
-    /// A disk with room for this many blocks, the spare extents and all that belongs to the format included.
-    pub(super) fn new(master: &mut Master, now: Instant, blocks: u64) -> anyhow::Result<Self> {
-        let node = FetchRequest {
-            node: NodeId::new(1),
-            incarnation: Incarnation::new(1),
-            count_max: ORDERS_MAX,
-            key: 0,
-        };
-        let bytes = FIRST_EXTENT_AT + (blocks * BLOCK_BYTES).next_multiple_of(EXTENT_BYTES.into());
-        let geometry = Geometry::new(bytes, EXTENT_BYTES, LOGICAL_BLOCK).map_err(|error| {
-            Failure::failed(format!("a disk of {blocks} blocks cannot be simulated: {error}"))
-        })?;
-        let disk = Disk::format(now, DiskConfig::default(), geometry, [1; 16], 0)?;
+    /// A disk of a node whose memory is mounted. It does not write before [`Self::allow`].
+    pub(super) fn new(master: &mut Master, now: Instant, node: NodeId, shape: Shape) -> anyhow::Result<Self> {
+        let node = FetchRequest { node, incarnation: Incarnation::new(1), count_max: ORDERS_MAX, key: 0 };
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&node.node.get().to_le_bytes());
+        let disk = Disk::format(now, DiskConfig::default(), shape.geometry()?, uuid, 0)?;
         let mount = MountDisk {
             node: node.node,
             incarnation: node.incarnation,
-            uuid: [1; 16],
-            bytes,
-            extent_bytes: EXTENT_BYTES.into(),
+            uuid,
+            bytes: shape.bytes,
+            extent_bytes: shape.extent_bytes.into(),
             endpoint: "nowhere:0",
             stage: "nowhere:1",
             ..MountDisk::default()
@@ -68,6 +59,7 @@ impl SimulatedDisk {
             forgetting: BTreeSet::new(),
             request: Vec::new(),
             written: 0,
+            allowed: 0.0,
         };
         this.drive(master, now)?;
         Ok(this)
@@ -76,6 +68,11 @@ impl SimulatedDisk {
     /// The number that names the disk in replicas.
     pub(super) const fn no(&self) -> SegmentNo {
         self.no
+    }
+
+    /// Lets the disk write so many blocks more.
+    pub(super) fn allow(&mut self, blocks: f64) {
+        self.allowed += blocks;
     }
 
     /// Does all work that there is for the node.
@@ -95,7 +92,11 @@ impl SimulatedDisk {
 
     /// Returns the number of orders that are new.
     fn take_orders(&mut self, master: &mut Master, now: Instant) -> anyhow::Result<usize> {
-        let fetch = FetchDisk { fetch: self.node, disk: self.no, bytes_max: u64::MAX };
+        // What is not allowed yet is not ordered either.
+        let left = (self.allowed - self.written as f64) as u32;
+        let (bytes_max, count_max) =
+            if left == 0 { (0, ORDERS_MAX) } else { (u64::MAX, left.min(ORDERS_MAX)) };
+        let fetch = FetchDisk { fetch: FetchRequest { count_max, ..self.node }, disk: self.no, bytes_max };
         let mut out = Vec::new();
         self.call::<FetchDiskOrders>(master, now, &fetch, [], &mut out)?;
         let frame = Frame::parse(&out)?.ok_or(ErrorCode::InternalError)?.0;

@@ -227,7 +227,7 @@ impl NodeDisk {
         mounted: &Mounted,
         place: &Place,
     ) -> Result<bool, DisksError> {
-        let epoch = rpc.welcome().epoch;
+        let lineage = rpc.welcome().lineage;
         let file = match self.file.take() {
             Some(file) => file,
             None => DiskFile::open(&self.config.path, Caching::Direct)?,
@@ -238,7 +238,7 @@ impl NodeDisk {
             node: mounted.node,
             incarnation: mounted.incarnation,
             key: mounted.key,
-            epoch,
+            lineage,
             uuid: superblock.disk,
             bytes,
             extent_bytes,
@@ -257,7 +257,7 @@ impl NodeDisk {
                 return Err(error.into());
             }
         };
-        let service = Arc::new(DiskService::open(file, DiskOptions::default(), epoch)?);
+        let service = Arc::new(DiskService::open(file, DiskOptions::default(), lineage)?);
         place.sources.add(disk, Arc::clone(&service));
         (self.service, self.no) = (Some(service), Some(disk));
         Ok(true)

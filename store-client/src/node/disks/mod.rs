@@ -34,7 +34,7 @@ use super::tasks::Mounted;
 use crate::config::NodeConfig;
 use crate::disk::DiskStats;
 use crate::error::{ConnectError, RpcError};
-use crate::rpc::RpcConnection;
+use crate::rpc::{RpcConnection, Standing};
 use crate::stage::StageServer;
 use disk::NodeDisk;
 use source::Sources;
@@ -81,7 +81,11 @@ impl Disks {
     ///
     /// # Errors
     /// A disk cannot be opened, or the service cannot be started.
-    pub(super) fn start(config: &NodeConfig, engine: &TransferEngine) -> Result<Option<Self>, ConnectError> {
+    pub(super) fn start(
+        config: &NodeConfig,
+        engine: &TransferEngine,
+        standing: Standing,
+    ) -> Result<Option<Self>, ConnectError> {
         if config.disks.0.is_empty() {
             return Ok(None);
         }
@@ -119,6 +123,7 @@ impl Disks {
                 sources,
             },
             config: config.clone(),
+            standing,
             disks,
             rpc: None,
             mounted: None,
@@ -183,6 +188,7 @@ struct Place {
 struct Run {
     place: Place,
     config: NodeConfig,
+    standing: Standing,
     disks: Vec<NodeDisk>,
     rpc: Option<RpcConnection>,
     mounted: Option<Mounted>,
@@ -238,10 +244,7 @@ impl Run {
         }
         let rpc = match &mut self.rpc {
             Some(rpc) => rpc,
-            None => {
-                let (address, identity) = (self.config.master.clone(), self.config.identity.clone());
-                self.rpc.insert(RpcConnection::connect_as(address, self.config.rpc, identity)?)
-            }
+            None => self.rpc.insert(super::connect(&self.config, &self.standing)?),
         };
         if rpc.ensure_connected()? {
             self.disks.iter().for_each(NodeDisk::repeat_reclaims);
