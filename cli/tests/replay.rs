@@ -162,7 +162,8 @@ fn a_simulation_with_disks_says_where_hits_are_and_is_the_same_each_time() {
     }
     assert_eq!(stdout(&simulate(&["--json"])), stdout(&output));
     let limited = json(&simulate(&["--json", "--disk-writes-max", "0.05"]));
-    assert!(limited["rows"][1]["disk_writes_per_ref"][0].as_f64().unwrap() <= 0.05, "{limited}");
+    let writes = limited["rows"][1]["disk_writes_per_ref"][0].as_f64().expect("a number");
+    assert!(writes <= 0.05, "{limited}");
     let text = stdout(&simulate(&[]));
     assert!(text.contains("trial + disk 1M") && text.contains("disk writes per reference"), "{text}");
 }
