@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use common::{Daemon, PATIENCE, eventually, signal};
 use store_client::{Client, ClientConfig, PutOptions, Store as _};
@@ -31,6 +32,38 @@ impl Cluster {
     fn client(&self) -> Client {
         Client::connect(ClientConfig::new(self.master.text("rpc").parse().unwrap())).unwrap()
     }
+}
+
+/// Two masters of one cluster, in sync; a directory is their arbiter.
+struct Members {
+    leader: Daemon,
+    _follower: Daemon,
+    _arbiter: tempfile::TempDir,
+}
+
+impl Members {
+    fn start() -> Self {
+        let arbiter = tempfile::tempdir().unwrap();
+        let record = format!("file://{}", arbiter.path().to_str().unwrap());
+        let any = "127.0.0.1:0";
+        let args = ["master", "--listen", any, "--http", any, "--ha", &record, "--ha-listen", any, "--json"];
+        let [leader, follower] = [(); 2].map(|()| {
+            let master = Daemon::start(&args);
+            let until = Instant::now() + PATIENCE;
+            while !["leading", "following"].iter().any(|role| is(&master, role)) {
+                assert!(Instant::now() < until, "a master neither leads nor follows");
+                // time: polls a process; the loop ends at its deadline.
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            master
+        });
+        Self { leader, _follower: follower, _arbiter: arbiter }
+    }
+}
+
+fn is(master: &Daemon, role: &str) -> bool {
+    value(&http(&master.text("http"), "/metrics").1, &format!("snowskin_master_ha_role{{role=\"{role}\"}}"))
+        == 1.0
 }
 
 /// Status and body.
@@ -90,6 +123,9 @@ fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
     let gateway = Daemon::start(&["gateway", "--listen", "127.0.0.1:0", "--master", &rpc, "--json"]);
     let (_, of_gateway) = http(&gateway.text("http"), "/metrics");
     said.extend(families(&of_gateway));
+
+    let members = Members::start();
+    said.extend(families(&http(&members.leader.text("http"), "/metrics").1));
 
     let page = file("docs/reference/metrics.md");
     let row = |line: &str| Some(line.strip_prefix("| `snowskin_")?.split('`').next()?.to_owned());
