@@ -40,8 +40,8 @@
 //!   that it has no state, or when the record has named the leader alone for [`Timing::unclean`] and the
 //!   leader has not confirmed it. A leader alone stops giving answers before that.
 //!
-//! A member that has restarted has no state. It joins, and may not take over before the leader has told it
-//! that the record names it for what it has now, whatever the record said before.
+//! A member that has restarted has no state, whatever the record says of it. The leader sends it a snapshot
+//! only when the record does not name it any more, so a member with state that the record names may take over.
 //!
 //! # Switchover
 //!

@@ -15,8 +15,6 @@ pub(super) struct Following {
     pub(super) heard: Instant,
     /// The latest beat that was heard.
     pub(super) beat: u64,
-    /// The leader has said that this member may take over.
-    pub(super) trusted: bool,
     /// Since when the member takes no more commands of this reign, if it does not.
     pub(super) promised: Option<Instant>,
 }
@@ -32,7 +30,7 @@ pub(super) enum Appended {
 
 impl Following {
     pub(super) const fn new(now: Instant, reign: Reign, leader: MemberId, standby: Standby) -> Self {
-        Self { reign, leader, standby, heard: now, beat: 0, trusted: false, promised: None }
+        Self { reign, leader, standby, heard: now, beat: 0, promised: None }
     }
 
     /// Takes commands that follow the one at `after`. Commands that are here already are skipped; without

@@ -218,7 +218,6 @@ impl Leading {
     fn append(&mut self, member: MemberId, digest: Option<u64>, actions: &mut VecDeque<Action>) -> bool {
         let (reign, beat, named) = (self.reign, self.beat, self.record.has(member));
         let Some(remote) = self.remotes.get_mut(&member) else { return false };
-        let trusted = named && !remote.lost;
         let after = remote.sent;
         let Some((commands, ends)) = self.history.after(after, self.rules.limits.append_bytes) else {
             remote.is_behind(remote.counted || named);
@@ -228,7 +227,7 @@ impl Leading {
             (remote.sent, remote.sent_beat) = (ends, beat);
         }
         let digest = digest.filter(|_| ends == self.recorder.lsn()).map(|digest| (ends, digest));
-        let append = Message::Append { reign, after, commands, beat, trusted, digest };
+        let append = Message::Append { reign, after, commands, beat, digest };
         actions.push_back(Action::Send(member, append));
         true
     }
@@ -282,7 +281,6 @@ impl Leading {
                         remote.again(self.beat);
                     }
                     self.append(member, digest, actions);
-                    self.tells(member);
                     self.send_commands(member, actions);
                 }
                 Has::Parts(sending) => {
@@ -299,21 +297,10 @@ impl Leading {
         self.forget();
     }
 
-    /// Notes whether the beat has told a member that it may take over.
-    fn tells(&mut self, member: MemberId) {
-        let (beat, named) = (self.beat, self.record.has(member));
-        let Some(remote) = self.remotes.get_mut(&member) else { return };
-        if named && !remote.lost && remote.follows() {
-            remote.trusted_beat.get_or_insert(beat);
-        } else {
-            remote.trusted_beat = None;
-        }
-    }
-
     fn append_nothing(&mut self, member: MemberId, actions: &mut VecDeque<Action>) {
         let (reign, beat, after) = (self.reign, self.beat, self.history.ends());
         let commands = Vec::new();
-        let append = Message::Append { reign, after, commands, beat, trusted: false, digest: None };
+        let append = Message::Append { reign, after, commands, beat, digest: None };
         actions.push_back(Action::Send(member, append));
     }
 
@@ -497,7 +484,7 @@ impl Leading {
             }
         }
         for (member, remote) in &mut self.remotes {
-            if self.record.in_sync.contains(member) {
+            if self.record.has(*member) {
                 continue;
             }
             let alive = remote.is_alive(now, &timing);
@@ -515,17 +502,12 @@ impl Leading {
     }
 
     /// The arbiter has the record that was proposed; it was asked at `asked_at`.
-    pub(super) fn recorded(&mut self, now: Instant, record: Record, version: u64, asked_at: Instant) {
-        if record.in_sync != self.record.in_sync {
-            // A member that is in sync from here on learns of it at once: else it could not take over if the
-            // leader died now.
-            self.next_beat = now;
-        }
+    pub(super) fn recorded(&mut self, record: Record, version: u64, asked_at: Instant) {
         self.proposed = None;
         self.confirmed = asked_at;
         (self.record, self.version) = (record, version);
         for (member, remote) in &mut self.remotes {
-            remote.counted = self.record.in_sync.contains(member);
+            remote.counted = self.record.has(*member);
             remote.lost &= remote.counted;
         }
     }

@@ -120,6 +120,12 @@ impl Member {
         self.id
     }
 
+    /// Its life: another one for each start of its process, and each time that it loses its state.
+    #[must_use]
+    pub const fn life(&self) -> u64 {
+        self.life
+    }
+
     /// The master, if the member leads, and its reign.
     #[must_use]
     pub fn leads(&self) -> Option<(Reign, &Master)> {
@@ -167,12 +173,9 @@ impl Member {
         let of = Status { reign: self.known, lsn, record, totals, ..Status::default() };
         match &self.role {
             Role::Joining => of,
-            Role::Following(following) => Status {
-                role: status::Role::Following,
-                reign: following.reign,
-                trusted: following.trusted,
-                ..of
-            },
+            Role::Following(following) => {
+                Status { role: status::Role::Following, reign: following.reign, ..of }
+            }
             Role::Leading(leading) => Status {
                 role: status::Role::Leading,
                 reign: leading.reign,
@@ -336,9 +339,9 @@ impl Member {
                 }
                 _ => {}
             },
-            Message::Append { reign, after, commands, beat, trusted, digest } => {
+            Message::Append { reign, after, commands, beat, digest } => {
                 if let Some(appended) = self.append(now, from, reign, after, &commands) {
-                    self.ack(now, from, beat, trusted, appended, digest);
+                    self.ack(now, from, beat, appended, digest);
                 }
             }
             Message::Ack { reign, life, lsn, beat, gap } => match &mut self.role {
@@ -446,7 +449,6 @@ impl Member {
         now: Instant,
         leader: MemberId,
         beat: u64,
-        trusted: bool,
         appended: Appended,
         digest: Option<(Lsn, u64)>,
     ) {
@@ -455,7 +457,6 @@ impl Member {
         if digest.is_some_and(|(lsn, digest)| lsn == at && digest != following.standby.master().digest()) {
             return self.diverged(now);
         }
-        following.trusted = trusted;
         following.beat = following.beat.max(beat);
         let ack = following.ack(self.life, beat, appended == Appended::Gap);
         self.actions.push_back(Action::Send(leader, ack));
@@ -472,7 +473,6 @@ impl Member {
         let Role::Following(following) = &mut self.role else { return };
         let may = following.reign == reign
             && following.leader == from
-            && following.trusted
             && following.promised.is_none()
             && following.standby.lsn() == lsn
             && following.beat <= beat;
@@ -564,7 +564,7 @@ impl Member {
         self.seen = Some(Seen { is, since: now, at: now });
         match mem::replace(&mut self.role, Role::Joining) {
             Role::Leading(mut leading) if leading.reign == reign => {
-                leading.recorded(now, record, version, asked_at);
+                leading.recorded(record, version, asked_at);
                 self.role = Role::Leading(leading);
             }
             Role::Following(following) if following.promised.is_some() && following.reign.next() == reign => {
@@ -664,7 +664,7 @@ impl Member {
         };
         let silent_since = following.promised.unwrap_or(following.heard + self.rules.timing.take_over);
         match self.seen.as_ref().filter(of_this) {
-            Some(Seen { is: seen, .. }) if seen.record.has(self.id) && following.trusted => {
+            Some(Seen { is: seen, .. }) if seen.record.has(self.id) => {
                 following.promised.get_or_insert(now);
                 let reign = following.reign.next();
                 let record = Record { reign, leader: self.id, in_sync: vec![self.id] };

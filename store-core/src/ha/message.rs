@@ -73,8 +73,6 @@ pub enum Message {
         commands: Vec<u8>,
         /// The number of the beat.
         beat: u64,
-        /// The record names the member, and has done so in this life of it: it may take over.
-        trusted: bool,
         /// A position, and what the [digest](crate::Master::digest) is there, if it is to be compared.
         digest: Option<(Lsn, u64)>,
     },
@@ -114,7 +112,7 @@ enum Head {
     Empty { version: u64 },
     Chunk { reign: Reign, life: u64, lsn: Lsn, number: u32, chunks: u32 },
     Taken { reign: Reign, life: u64, lsn: Lsn, chunks: u32 },
-    Append { reign: Reign, after: Lsn, beat: u64, trusted: bool, digest: Option<(Lsn, u64)> },
+    Append { reign: Reign, after: Lsn, beat: u64, digest: Option<(Lsn, u64)> },
     Ack { reign: Reign, life: u64, lsn: Lsn, beat: u64, gap: bool },
     TakeOver { reign: Reign, lsn: Lsn, beat: u64 },
     Nack { reign: Reign },
@@ -145,9 +143,9 @@ impl Message {
             Self::Taken { reign, life, lsn, chunks } => {
                 (Head::Taken { reign: *reign, life: *life, lsn: *lsn, chunks: *chunks }, &[])
             }
-            Self::Append { reign, after, commands, beat, trusted, digest } => {
-                let (reign, after, beat, trusted, digest) = (*reign, *after, *beat, *trusted, *digest);
-                (Head::Append { reign, after, beat, trusted, digest }, commands)
+            Self::Append { reign, after, commands, beat, digest } => {
+                let (reign, after, beat, digest) = (*reign, *after, *beat, *digest);
+                (Head::Append { reign, after, beat, digest }, commands)
             }
             Self::Ack { reign, life, lsn, beat, gap } => {
                 (Head::Ack { reign: *reign, life: *life, lsn: *lsn, beat: *beat, gap: *gap }, &[])
@@ -183,8 +181,8 @@ impl Message {
                 Self::Chunk { reign, life, lsn, number, chunks, bytes: rest.into() }
             }
             Head::Taken { reign, life, lsn, chunks } => Self::Taken { reign, life, lsn, chunks },
-            Head::Append { reign, after, beat, trusted, digest } => {
-                Self::Append { reign, after, commands: rest.to_vec(), beat, trusted, digest }
+            Head::Append { reign, after, beat, digest } => {
+                Self::Append { reign, after, commands: rest.to_vec(), beat, digest }
             }
             Head::Ack { reign, life, lsn, beat, gap } => Self::Ack { reign, life, lsn, beat, gap },
             Head::TakeOver { reign, lsn, beat } => Self::TakeOver { reign, lsn, beat },
@@ -219,7 +217,6 @@ mod tests {
                 after: lsn,
                 commands: alloc::vec![5, 6],
                 beat: 12,
-                trusted: true,
                 digest: Some((79, u64::MAX)),
             },
             Message::Ack { reign, life, lsn, beat: 12, gap: true },

@@ -23,9 +23,6 @@ pub(super) struct Remote {
     pub(super) leased_from: Option<Instant>,
     /// Acknowledgements of beats up to this one are no lease: it may have promised since.
     pub(super) lease_after: u64,
-    /// The latest beat that it has acknowledged, and the first one that told it that it may take over.
-    pub(super) beat: u64,
-    pub(super) trusted_beat: Option<u64>,
     /// The leader waits for it as for a member in sync.
     pub(super) counted: bool,
     /// The record names it for what it had in an earlier life, or it is too far behind.
@@ -56,8 +53,6 @@ impl Remote {
             heard: now,
             leased_from: None,
             lease_after: 0,
-            beat: 0,
-            trusted_beat: None,
             counted: named,
             lost: named,
         }
@@ -84,13 +79,11 @@ impl Remote {
     pub(super) fn is_behind(&mut self, named: bool) {
         self.has = Has::Nothing;
         self.lost = named;
-        self.trusted_beat = None;
     }
 
     /// Notes an acknowledgement. Returns whether it has state now, and had none before.
     pub(super) fn has_acked(&mut self, now: Instant, lsn: Lsn, beat: u64, gap: bool) -> bool {
         self.heard = now;
-        self.beat = self.beat.max(beat);
         let begins = match &self.has {
             Has::Nothing => return false,
             Has::Parts(sending) if lsn < sending.stored.lsn => return false,
@@ -127,9 +120,7 @@ impl Remote {
             }
             Has::State => Stage::Follows,
         };
-        // It knows that it may take over.
-        let knows = self.trusted_beat.is_some_and(|told| self.beat >= told);
-        Peer { id, stage, acked: self.acked, in_sync: in_sync && !self.lost && knows }
+        Peer { id, stage, acked: self.acked, in_sync: in_sync && !self.lost }
     }
 }
 

@@ -54,7 +54,7 @@ pub struct Peer {
     pub stage: Stage,
     /// The last command that it has.
     pub acked: Lsn,
-    /// The record names it, and it knows: it may take over.
+    /// The record names it, and the leader has not given it up: it may take over.
     pub in_sync: bool,
 }
 
@@ -71,8 +71,6 @@ pub struct Status {
     pub record: Option<Record>,
     /// Of the leader: the other members.
     pub peers: Vec<Peer>,
-    /// Of a follower: the leader has said that it may take over.
-    pub trusted: bool,
     /// Of the leader: bytes of commands that are kept for other members.
     pub history_bytes: u64,
     /// Counters since the start of the process.

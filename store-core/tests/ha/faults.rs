@@ -19,16 +19,13 @@ impl World {
                     _ => Message::Ack { reign, life, lsn, beat, gap },
                 }
             }
-            Message::Append { reign, after, commands, beat, digest, .. } if self.lies == Lies::TRUSTED => {
-                Message::Append { reign, after, commands, beat, trusted: true, digest }
-            }
-            Message::Append { reign, after, commands, beat, trusted, .. } if self.lies == Lies::UNTOUCHED => {
+            Message::Append { reign, after, commands, beat, .. } if self.lies == Lies::UNTOUCHED => {
                 let commands = altered(&commands, |command| match command {
                     Command::Touched { after_ns, .. } => Command::Timeout { after_ns },
                     other => other,
                 });
                 // The members do not compare their states: the simulation does.
-                Message::Append { reign, after, commands, beat, trusted, digest: None }
+                Message::Append { reign, after, commands, beat, digest: None }
             }
             other => other,
         }
@@ -57,15 +54,7 @@ impl World {
         let index = if self.rng.below(2) == 0 { leader.unwrap_or(index) } else { index };
         match self.rng.below(12) {
             10.. => self.switch_over(leader),
-            0..3 if self.processes[index].member.is_some() => {
-                self.report.crashes += 1;
-                let process = &mut self.processes[index];
-                (process.member, process.stopped) = (None, None);
-                process.sessions.clear();
-                process.held.clear();
-                let back = self.us(1_000, 4_000_000);
-                self.after(back, Event::Restart(index));
-            }
+            0..3 => self.crash(index),
             3..5 if self.processes[index].stopped.is_none() => {
                 self.report.stops += 1;
                 let back = self.now + self.us(1_000, 3_000_000);
@@ -95,6 +84,21 @@ impl World {
         self.cuts.retain(|(.., until)| self.now < *until);
         let next = self.us(50_000, 1_500_000);
         self.after(next, Event::Trouble);
+    }
+
+    pub(super) fn crash(&mut self, index: usize) {
+        let process = &mut self.processes[index];
+        if process.member.take().is_none() {
+            return;
+        }
+        process.stopped = None;
+        process.sessions.clear();
+        process.held.clear();
+        self.report.crashes += 1;
+        // Often so soon that the leader has not noticed.
+        let most = if self.rng.below(2) == 0 { 100_000 } else { 4_000_000 };
+        let back = self.us(1_000, most);
+        self.after(back, Event::Restart(index));
     }
 
     /// The leader is asked to hand over.

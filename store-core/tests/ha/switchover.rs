@@ -1,4 +1,4 @@
-//! A switchover step by step, between two members whose messages arrive at once or not at all.
+//! Changes of the leader step by step, between two members whose messages arrive at once or not at all.
 
 use std::time::Duration;
 
@@ -14,23 +14,33 @@ struct Pair {
     arbiter: Versioned,
     /// Requests to take over do not arrive, but are kept.
     withheld: Option<Vec<Message>>,
+    /// While the first member does not reach the arbiter: its questions.
+    unanswered: Option<Vec<(u64, Ask)>>,
+    dead: Option<usize>,
     deposed: u32,
 }
 
 impl Pair {
     /// Two members in sync, of which the first one leads.
     fn new() -> Self {
-        let rules = Rules { timing: Timing::default(), limits: Limits::default(), crc32c: crc32c::crc32c };
-        let now = Instant::from_millis(1_000);
-        let member = |id: u64| {
-            let config = MasterConfig { epoch: 7, ..MasterConfig::default() };
-            Member::new(now, MemberId(id), id + 1, config, rules).unwrap()
-        };
-        let members = [member(0), member(1)];
-        let mut this = Self { now, members, arbiter: Versioned::default(), withheld: None, deposed: 0 };
+        let mut this = Self::begin();
         this.passes(1_000);
         assert_eq!((this.roles(), this.arbiter.record.in_sync.len()), ([Role::Leading, Role::Following], 2));
         this
+    }
+
+    /// Two members that were just started.
+    fn begin() -> Self {
+        let now = Instant::from_millis(1_000);
+        let members = [Self::member(now, 0, 1), Self::member(now, 1, 2)];
+        let arbiter = Versioned::default();
+        Self { now, members, arbiter, withheld: None, unanswered: None, dead: None, deposed: 0 }
+    }
+
+    fn member(now: Instant, id: u64, life: u64) -> Member {
+        let rules = Rules { timing: Timing::default(), limits: Limits::default(), crc32c: crc32c::crc32c };
+        let config = MasterConfig { epoch: 7, ..MasterConfig::default() };
+        Member::new(now, MemberId(id), life, config, rules).unwrap()
     }
 
     fn roles(&self) -> [Role; 2] {
@@ -47,36 +57,49 @@ impl Pair {
 
     fn deliver(&mut self) {
         while let Some((from, action)) = self.next() {
-            let now = self.now;
-            match action {
-                Action::Send(_, message @ Message::TakeOver { .. }) if self.withheld.is_some() => {
-                    self.withheld.as_mut().unwrap().push(message);
-                }
-                Action::Send(to, message) => {
-                    self.members[to.0 as usize].handle_message(now, MemberId(from as u64), message);
-                }
-                Action::Ask(number, ask) => {
-                    let told = match ask {
-                        Ask::Swap { version, record } if version == self.arbiter.version => {
-                            self.arbiter = Versioned { version: version + 1, record };
-                            Told::Swapped { version: version + 1 }
-                        }
-                        _ => Told::Is(self.arbiter.clone()),
-                    };
-                    self.members[from].handle_told(now, number, told);
-                }
-                Action::Leads(_) => {}
-                Action::Deposed => self.deposed += 1,
+            self.act(from, action);
+        }
+    }
+
+    fn act(&mut self, from: usize, action: Action) {
+        let now = self.now;
+        match action {
+            Action::Send(_, message @ Message::TakeOver { .. }) if self.withheld.is_some() => {
+                self.withheld.as_mut().unwrap().push(message);
             }
-            for member in self.members.iter_mut().filter(|member| member.wants_snapshot()) {
-                member.take_snapshot(now, std::iter::empty());
+            Action::Send(to, _) if self.dead == Some(to.0 as usize) => {}
+            Action::Send(to, message) => {
+                self.members[to.0 as usize].handle_message(now, MemberId(from as u64), message);
             }
+            Action::Ask(number, ask) if self.unanswered.is_some() && from == 0 => {
+                self.unanswered.as_mut().unwrap().push((number, ask));
+            }
+            Action::Ask(number, ask) => {
+                let told = self.told(ask);
+                self.members[from].handle_told(now, number, told);
+            }
+            Action::Leads(_) => {}
+            Action::Deposed => self.deposed += 1,
+        }
+        for member in self.members.iter_mut().filter(|member| member.wants_snapshot()) {
+            member.take_snapshot(now, std::iter::empty());
+        }
+    }
+
+    fn told(&mut self, ask: Ask) -> Told {
+        match ask {
+            Ask::Swap { version, record } if version == self.arbiter.version => {
+                self.arbiter = Versioned { version: version + 1, record };
+                Told::Swapped { version: version + 1 }
+            }
+            _ => Told::Is(self.arbiter.clone()),
         }
     }
 
     fn next(&mut self) -> Option<(usize, Action)> {
         let of = |(index, member): (usize, &mut Member)| member.poll_action().map(|action| (index, action));
-        self.members.iter_mut().enumerate().find_map(of)
+        let dead = self.dead;
+        self.members.iter_mut().enumerate().filter(|(index, _)| dead != Some(*index)).find_map(of)
     }
 }
 
@@ -122,4 +145,43 @@ fn while_the_other_member_may_take_over_no_answer_is_given_and_a_late_request_is
     }
     assert_eq!((pair.roles(), pair.arbiter.version), ([Role::Leading, Role::Following], version));
     assert!(pair.members[0].ready(now).is_some());
+}
+
+#[test]
+fn a_member_that_the_record_has_just_named_takes_over_though_the_leader_says_nothing_more() {
+    let mut pair = Pair::begin();
+    while pair.arbiter.record.in_sync.len() < 2 {
+        pair.now = pair.now + Duration::from_millis(10);
+        pair.members.iter_mut().for_each(|member| member.handle_timeout(pair.now));
+        while pair.arbiter.record.in_sync.len() < 2
+            && let Some((from, action)) = pair.next()
+        {
+            pair.act(from, action);
+        }
+    }
+    // The leader does not even hear that it was done.
+    let lineage = pair.arbiter.record.reign.lineage;
+    pair.dead = Some(0);
+    pair.passes(1_000);
+    let record = &pair.arbiter.record;
+    assert_eq!((record.leader, record.reign.lineage, record.reign.term), (MemberId(1), lineage, 2));
+    assert!(pair.members[1].is_serving());
+}
+
+#[test]
+fn a_member_does_not_take_over_for_what_it_had_in_an_earlier_life() {
+    let mut pair = Pair::new();
+    let record = pair.arbiter.record.clone();
+    // It restarts so soon that the record still names it, and the leader does not reach the arbiter.
+    pair.members[1] = Pair::member(pair.now, 1, 3);
+    pair.unanswered = Some(Vec::new());
+    pair.passes(500);
+    assert_eq!((pair.roles(), &pair.arbiter.record), ([Role::Leading, Role::Joining], &record));
+    pair.dead = Some(0);
+    pair.passes(5_000);
+    assert_eq!(
+        pair.arbiter.record, record,
+        "it has what the leader had at some time, perhaps not the latest"
+    );
+    assert!(!pair.members[1].is_serving());
 }

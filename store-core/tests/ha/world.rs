@@ -61,6 +61,8 @@ pub(crate) enum Violation {
     Diverged(String),
     /// Space was given out that a reader may read.
     GivenWhileLeased(String),
+    /// A member has given up state that the record names.
+    GivenUp(String),
     /// The node was told to mount again, though the lineage is the same.
     Forgotten(String),
     /// More is kept than may be.
@@ -154,6 +156,8 @@ pub(crate) enum Event {
     Beat,
     Flush(usize),
     Trouble,
+    /// A process is killed.
+    Dies(usize),
     Restart(usize),
     GoOn(usize),
     Compare,
@@ -173,6 +177,8 @@ struct Process {
     held: VecDeque<(Lsn, (usize, u64), Vec<u8>)>,
     /// When a switchover was begun whose end is not known.
     handing: Option<Reign>,
+    /// The life of the member after the last event, and whether it had state.
+    was: (u64, bool),
 }
 
 impl Process {
@@ -236,6 +242,7 @@ impl World {
                 sessions: HashMap::new(),
                 held: VecDeque::new(),
                 handing: None,
+                was: (0, false),
             })
             .collect();
         // In some runs little is kept, and little is under way.
@@ -307,6 +314,7 @@ impl World {
         process.held.clear();
         process.handing = None;
         process.member = Some(Member::new(local, id, life, config, rules).unwrap());
+        process.was = (0, false);
         self.with(index, |_, _| {});
     }
 
@@ -423,6 +431,7 @@ impl World {
             Event::Beat => self.beat(),
             Event::Flush(member) => self.with(member, Member::flush),
             Event::Trouble => self.trouble(),
+            Event::Dies(index) => self.crash(index),
             Event::Restart(index) => {
                 if self.processes[index].member.is_none() {
                     self.start(index);
@@ -520,14 +529,19 @@ impl World {
                 Told::Swapped { version }
             }
             Ask::Swap { version, record } if version == self.arbiter.version => {
+                if record.in_sync.len() > self.arbiter.record.in_sync.len() && !self.is_quiet() {
+                    // Whom the record names may take over, although the leader never says so.
+                    let dies = self.us(0, 500);
+                    (self.rng.below(8) == 0).then(|| self.after(dies, Event::Dies(member)));
+                }
                 self.arbiter = Versioned { version: version + 1, record };
                 self.report.swaps += 1;
                 Told::Swapped { version: version + 1 }
             }
             _ => {
                 let mut is = self.arbiter.clone();
-                if self.lies == Lies::TRUSTED && !is.record.in_sync.contains(&MemberId(member as u64)) {
-                    is.record.in_sync.push(MemberId(member as u64));
+                if self.lies == Lies::TRUSTED {
+                    is.record.in_sync = vec![MemberId(member as u64)];
                 }
                 Told::Is(is)
             }
@@ -541,8 +555,26 @@ impl World {
         self.after(delay, Event::Told { member, life, number, told });
     }
 
+    /// A member that is in sync keeps its state while the record says that it may take over.
+    fn keeps_state(&mut self, index: usize) -> Result<(), Violation> {
+        let process = &mut self.processes[index];
+        let Some(member) = &process.member else { return Ok(()) };
+        let now = (member.life(), member.master().is_some());
+        let was = std::mem::replace(&mut process.was, now);
+        let member = MemberId(index as u64);
+        if was.1 && was.0 != now.0 && self.arbiter.record.in_sync.contains(&member) && self.lies == Lies::NONE
+        {
+            return Err(Violation::GivenUp(format!(
+                "{member:?} had {was:?}, has {now:?}, {:?}",
+                self.arbiter
+            )));
+        }
+        Ok(())
+    }
+
     fn take_actions(&mut self) -> Result<(), Violation> {
         for index in 0..MEMBERS {
+            self.keeps_state(index)?;
             loop {
                 let process = &mut self.processes[index];
                 let Some(action) = process.member.as_mut().and_then(Member::poll_action) else { break };

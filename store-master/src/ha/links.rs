@@ -456,7 +456,6 @@ mod tests {
             after: 3,
             commands: vec![7; 1 << 20],
             beat: 4,
-            trusted: true,
             digest: None,
         };
         a.links.send(&b.me, &Message::Empty { version: 9 });

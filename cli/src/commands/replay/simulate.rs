@@ -395,10 +395,12 @@ impl Pool {
             missing: Vec::new(),
         };
         for node in (1..=nodes).map(NodeId::new) {
+            // A segment with the name of another one takes its place.
+            let name = format!("simulated-{node}");
             let segment = MountSegment {
                 node,
                 incarnation: Incarnation::new(1),
-                name: "simulated",
+                name: &name,
                 endpoint: "nowhere:0",
                 len,
                 ..MountSegment::default()
