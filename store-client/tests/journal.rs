@@ -222,8 +222,8 @@ fn an_end_that_was_not_written_completely_is_cut_off_and_damage_before_it_is_ref
             }
         }
     }
-    // In the middle of the file, in a head or in commands.
-    for offset in [44, 50, 100] {
+    // In the middle of the file, in the head of the first record or in its commands.
+    for offset in [44, 50, 72] {
         let mut damaged = whole.clone();
         damaged[offset] ^= 4;
         fs::write(&path, &damaged).unwrap();
@@ -235,6 +235,8 @@ fn an_end_that_was_not_written_completely_is_cut_off_and_damage_before_it_is_ref
     // A file that is missing between others.
     fs::write(&path, &whole).unwrap();
     master.start_again();
+    // A change that is acknowledged is in the next file.
+    assert!(client.put(b"more", b"value", &ONE).unwrap());
     master.process.kill();
     fs::remove_file(&path).unwrap();
     let error = master.refusal();

@@ -22,7 +22,7 @@ impl RpcConnection {
         if self.search.is_none()
             && let Some(address) = self.masters.lone().cloned()
         {
-            match self.dial_at(address) {
+            match self.dial_at(address, true) {
                 Err(RpcError::NotLeader { hint }) if hint.helps() => self.search().learn(*hint),
                 result => return result,
             }
@@ -33,14 +33,14 @@ impl RpcConnection {
         self.adopt(*found?)
     }
 
-    /// Connects to this address alone.
-    pub(super) fn dial_at(&mut self, address: Address) -> Result<(), RpcError> {
+    /// Connects to this address alone. `lone`: no other master is known.
+    pub(super) fn dial_at(&mut self, address: Address, lone: bool) -> Result<(), RpcError> {
         self.disconnect();
         let deadline = Instant::now() + Duration::from_millis(self.dialer.config.connect_ms_max.into());
         self.stream = Some(Stream::connect(&address, deadline)?);
         self.address = address;
         let greeting = self.greet(deadline).and_then(|welcome| {
-            self.dialer.standing.meet(welcome.reign())?;
+            self.dialer.standing.meet(welcome.reign(), lone)?;
             Ok(welcome)
         });
         if greeting.is_err() {

@@ -263,7 +263,7 @@ impl Search {
         let (send, there) = (self.send.clone(), address.clone());
         let dial = move || {
             let mut connection = RpcConnection::unconnected(there.clone().into(), dialer);
-            let made = connection.dial_at(there.clone()).map(|()| Box::new(connection));
+            let made = connection.dial_at(there.clone(), false).map(|()| Box::new(connection));
             // A receiver that is gone needs no connection.
             drop(send.send(Found::Master(there, made)));
         };
