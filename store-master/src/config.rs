@@ -99,8 +99,10 @@ pub struct Config {
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct HaConfig {
-    /// Where the masters agree on which of them leads: `etcd://HOST:PORT[,HOST:PORT…]`, or
-    /// `file:///DIRECTORY` for masters on one host; empty: this master is alone. Default empty.
+    /// Where the masters agree on which of them leads: `etcd://HOST:PORT[,HOST:PORT…]`;
+    /// `k8s://NAMESPACE[/LEASE]` for a Lease of the Kubernetes cluster in which they run (feature
+    /// `kubernetes`); or `file:///DIRECTORY` for masters on one host. Empty: this master is alone. Default
+    /// empty.
     pub arbiter: String,
     /// Name of the cluster: masters with the same one belong together. Default `default`.
     pub cluster_id: String,

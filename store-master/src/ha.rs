@@ -15,6 +15,8 @@ mod arbiter;
 #[cfg(all(test, feature = "etcd"))]
 mod etcd_testkit;
 pub(crate) mod http;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod links;
 pub(crate) mod metrics;
 
@@ -208,7 +210,7 @@ impl HaConfig {
 }
 
 fn open_arbiter(of: &HaConfig) -> Result<Box<dyn Named>, BindError> {
-    const NEED: &str = "must be etcd://HOST:PORT[,HOST:PORT…] or file:///DIRECTORY";
+    const NEED: &str = "must be etcd://HOST:PORT[,HOST:PORT…], k8s://NAMESPACE[/LEASE] or file:///DIRECTORY";
     let wrong = |need| BindError::Config(ConfigError { field: "ha.arbiter", need });
     if let Some(dir) = of.arbiter.strip_prefix("file://").filter(|dir| dir.starts_with('/')) {
         let opened = FileArbiter::open(Path::new(dir), &of.cluster_id);
@@ -216,6 +218,21 @@ fn open_arbiter(of: &HaConfig) -> Result<Box<dyn Named>, BindError> {
             Ok(arbiter) => Ok(Box::new(arbiter)),
             Err(source) => Err(BindError::Listen { field: "ha.arbiter", addr: dir.into(), source }),
         };
+    }
+    #[cfg(feature = "kubernetes")]
+    if let Some(opened) = kubernetes::KubernetesArbiter::open(&of.arbiter, &of.cluster_id) {
+        let listen = |why: String| BindError::Listen {
+            field: "ha.arbiter",
+            addr: of.arbiter.clone(),
+            source: io::Error::other(why),
+        };
+        return opened.map_err(listen).map(|arbiter| Box::new(arbiter) as Box<dyn Named>);
+    }
+    #[cfg(not(feature = "kubernetes"))]
+    if of.arbiter.starts_with("k8s") {
+        return Err(wrong(
+            "names Kubernetes, which this build lacks: build it with the feature `kubernetes`",
+        ));
     }
     #[cfg(feature = "etcd")]
     if of.arbiter.starts_with("etcd://") {

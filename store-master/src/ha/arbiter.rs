@@ -20,7 +20,7 @@ use crate::log_limit::LogLimit;
 /// Version of the stored record.
 const FORMAT: u32 = 1;
 /// Longest record and address, bytes.
-const BYTES_MAX: u64 = 64 << 10;
+pub(super) const BYTES_MAX: u64 = 64 << 10;
 /// Most members of one cluster.
 pub(super) const MEMBERS_MAX: usize = 16;
 /// How often the addresses of members are read.
@@ -42,7 +42,7 @@ pub(crate) struct Address {
 
 /// Why the arbiter was no help. A swap may have been carried out, or may be later.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ArbiterError(String);
+pub(crate) struct ArbiterError(pub(super) String);
 
 impl fmt::Display for ArbiterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -67,7 +67,7 @@ pub(crate) trait Arbiter: Send {
 
 /// The record as it is stored.
 #[derive(Serialize, Deserialize)]
-struct Stored {
+pub(super) struct Stored {
     format: u32,
     /// Of a file, which has no version of its own.
     #[serde(default)]
@@ -91,7 +91,7 @@ struct StoredMember {
 }
 
 impl Stored {
-    fn of(version: u64, record: &Record, known: &[Address]) -> Self {
+    pub(super) fn of(version: u64, record: &Record, known: &[Address]) -> Self {
         let Record { reign: Reign { lineage, term }, leader, in_sync } = record;
         let member = |address: &Address| StoredMember { id: address.id, endpoint: address.rpc.clone() };
         Self {
@@ -106,11 +106,11 @@ impl Stored {
         }
     }
 
-    fn to_bytes(&self) -> Result<Vec<u8>, ArbiterError> {
+    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, ArbiterError> {
         serde_json::to_vec(self).map_err(|error| ArbiterError(error.to_string()))
     }
 
-    fn parse(bytes: &[u8]) -> Result<(u64, Record), ArbiterError> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<(u64, Record), ArbiterError> {
         let wrong = |why: String| {
             ArbiterError(format!("the record of the masters is none ({why}): remove it when no master runs"))
         };
@@ -126,7 +126,7 @@ impl Stored {
     }
 }
 
-fn endpoint_of(leader: MemberId, known: &[Address]) -> &str {
+pub(super) fn endpoint_of(leader: MemberId, known: &[Address]) -> &str {
     known.iter().find(|address| address.id == leader.0).map_or("", |address| &address.rpc)
 }
 
@@ -420,11 +420,11 @@ impl Asking {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// What every arbiter must do.
-    fn is_an_arbiter(arbiter: &mut dyn Arbiter, other: &mut dyn Arbiter) {
+    pub(in crate::ha) fn is_an_arbiter(arbiter: &mut dyn Arbiter, other: &mut dyn Arbiter) {
         assert_eq!(arbiter.read().unwrap(), Versioned::default());
         let record = |term| Record {
             reign: Reign { lineage: u64::from(u32::MAX), term },
