@@ -35,7 +35,7 @@ use prober::{Probers, Times};
 use shared::{Shared, say};
 use store_client::{Client, ClientConfig, Fabrics, Masters, RpcConnection};
 use te_core::testkit::Rng;
-use writer::{Audited, Expected, Load, Order, Writer};
+use writer::{Audited, Expected, Load, Order, Scope, Writer};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -111,6 +111,7 @@ impl Clients {
                 load,
                 shared: Arc::clone(&shared),
                 ledger: Ledger::default(),
+                cold_at: Instant::now(),
             };
             threads.push(thread::spawn(move || writer.run(&orders)));
             writers.push(sender);
@@ -136,9 +137,13 @@ impl Clients {
     fn obey(&mut self, words: &[&str]) -> Result<()> {
         match *words {
             ["audit", which] => {
-                let full = which == "full";
+                let scope = match which {
+                    "quick" => Scope::Quick,
+                    "live" => Scope::Live,
+                    _ => Scope::Full,
+                };
                 let sum = self.ask(
-                    |done| Order::Audit { full, done },
+                    |done| Order::Audit { scope, done },
                     |sum: &mut Audited, one| {
                         sum.read += one.read;
                         sum.removed += one.removed;
@@ -198,12 +203,16 @@ impl Clients {
             ["window", from, to] => self.window(from.parse()?, to.parse()?, false),
             ["window-begun", from, to] => self.window(from.parse()?, to.parse()?, true),
             ["zombie", addr] => {
-                self.zombie = Some(zombie::connect(addr.parse()?)?);
-                say("zombie");
+                let connected = zombie::connect(addr.parse()?);
+                if let Err(error) = &connected {
+                    say(&format!("note no connection to {addr} before it is stopped: {error}"));
+                }
+                self.zombie = connected.ok();
+                say(&format!("zombie connected={}", u8::from(self.zombie.is_some())));
             }
             ["zombie-send"] => {
-                if let Some(rpc) = &mut self.zombie {
-                    zombie::send(rpc)?;
+                if let Some(error) = self.zombie.as_mut().and_then(|rpc| zombie::send(rpc).err()) {
+                    say(&format!("note nothing was sent to the master that is stopped: {error}"));
                 }
                 say("zombie");
             }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use store_client::{
     Client, Get, Pin, PutOptions, RemoveMode, ReplicaState, Retention, Store as _, StoreError,
@@ -20,15 +20,29 @@ const BATCH: usize = 64;
 /// How long a miss that would be a loss is read again, and how often.
 const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_MAX: usize = 30;
+/// Time between two puts of cold objects: they have to live long enough to be moved to a disk.
+const COLD_EVERY: Duration = Duration::from_millis(100);
 /// Removed objects that are read in a quick audit: the latest ones, and others.
 const REMOVED_LATEST: usize = 200;
 const REMOVED_OTHERS: usize = 200;
 
+/// How much an audit reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// What is read is kept in memory. So a third of the cold objects, those that rest on their disks, are left
+    /// out, and most of the removed objects.
+    Quick,
+    /// All objects, and some removed ones.
+    Live,
+    /// Everything.
+    Full,
+}
+
 /// What a writer is told.
 pub(crate) enum Order {
-    /// Read everything that was acknowledged; `full`: all removed objects, too.
+    /// Read what was acknowledged.
     Audit {
-        full: bool,
+        scope: Scope,
         done: Sender<Audited>,
     },
     /// Find out which cold objects are on disks by now.
@@ -96,6 +110,8 @@ pub(crate) struct Writer {
     pub(crate) load: Load,
     pub(crate) shared: Arc<Shared>,
     pub(crate) ledger: Ledger,
+    /// When a cold object was put last.
+    pub(crate) cold_at: Instant,
 }
 
 /// Least length of an object, bytes. Objects under 4 KiB do not go to disks.
@@ -120,8 +136,8 @@ impl Writer {
 
     fn obey(&mut self, order: Order) {
         match order {
-            Order::Audit { full, done } => {
-                let _ = done.send(self.audit(full));
+            Order::Audit { scope, done } => {
+                let _ = done.send(self.audit(scope));
             }
             Order::Expect { done } => {
                 let _ = done.send(self.expect());
@@ -149,7 +165,12 @@ impl Writer {
             let id = any(&pinned, &mut self.rng);
             id.into_iter().for_each(|id| self.remove(id));
         }
-        let kind = if self.load.cold > 0 && self.rng.below(3) == 0 { Kind::Cold } else { Kind::Pinned };
+        let kind = if self.load.cold > 0 && self.cold_at.elapsed() >= COLD_EVERY {
+            self.cold_at = Instant::now();
+            Kind::Cold
+        } else {
+            Kind::Pinned
+        };
         match self.rng.below(100) {
             0..15 => any(&pinned, &mut self.rng).into_iter().for_each(|id| self.replace(id)),
             15..30 => any(&pinned, &mut self.rng).into_iter().for_each(|id| self.check_one(id)),
@@ -256,6 +277,7 @@ impl Writer {
         audited.read += 1;
         audited.cold += u64::from(must && kind == Kind::Cold);
         let mut tries = 0;
+        let before = self.client.counters();
         while tries < AGAIN_MAX && (found.is_err() || (must && matches!(found, Ok(Read::Miss)))) {
             tries += 1;
             std::thread::sleep(AGAIN);
@@ -271,9 +293,14 @@ impl Writer {
         let about = |this: &mut Self| {
             let key = this.key(id);
             let replicas = this.client.master().batch_replicas(&[&key]);
+            let now = this.client.counters();
             format!(
-                "{kind:?} object {id} of client {}, version {acked} acknowledged, found {found:?}, {replicas:?}",
-                this.who
+                "{kind:?} object {id} of client {}, version {acked} acknowledged, found {found:?}; {} misses of \
+                 disks, {} of transfers, {} of checksums; {replicas:?}",
+                this.who,
+                now.disk_misses - before.disk_misses,
+                now.transfer_misses - before.transfer_misses,
+                now.checksum_mismatches - before.checksum_mismatches,
             )
         };
         match self.ledger.judge(id, found) {
@@ -331,14 +358,15 @@ impl Writer {
         self.read(&[id]).pop().unwrap_or(Ok(Read::Miss))
     }
 
-    fn audit(&mut self, full: bool) -> Audited {
+    fn audit(&mut self, scope: Scope) -> Audited {
         let mut audited = Audited::default();
         for kind in [Kind::Pinned, Kind::Cold] {
-            let ids = self.ledger.ids(kind);
+            let mut ids = self.ledger.ids(kind);
+            ids.retain(|id| scope != Scope::Quick || kind == Kind::Pinned || id % 3 != 0);
             self.check(&ids, &mut audited);
         }
         let mut removed: Vec<u64> = self.ledger.removed_ids().collect();
-        if !full && removed.len() > REMOVED_LATEST + REMOVED_OTHERS {
+        if scope != Scope::Full && removed.len() > REMOVED_LATEST + REMOVED_OTHERS {
             let mut latest = removed.split_off(removed.len() - REMOVED_LATEST);
             for _ in 0..REMOVED_OTHERS {
                 latest.push(removed[self.rng.below(removed.len() as u64) as usize]);

@@ -122,7 +122,7 @@ struct FaultyArgs {
     #[arg(long, default_value_t = 4_000)]
     probe_us: u64,
     /// Load that is not audited and fills memory and disks, MiB per second.
-    #[arg(long, default_value_t = 4.0)]
+    #[arg(long, default_value_t = 8.0)]
     churn_mib_s: f64,
     /// Directory for disks and logs; it needs a file system with direct I/O.
     #[arg(long)]
@@ -470,5 +470,38 @@ impl Drop for Soak {
     fn drop(&mut self) {
         // Needed after an error only: no process may be left.
         self.slots.iter_mut().filter_map(Slot::take).for_each(Process::kill);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Soak {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn json(words: &[&str]) -> Option<String> {
+        let parsed = Soak::try_parse_from([&["soak"], words].concat()).expect("it is valid");
+        parsed.args.json.map(|path| path.display().to_string())
+    }
+
+    #[test]
+    fn json_goes_to_a_file_or_to_stdout() {
+        assert_eq!(json(&[]), None);
+        assert_eq!(json(&["--json", "results.json", "--ha"]).as_deref(), Some("results.json"));
+        assert_eq!(json(&["--json", "--ha"]).as_deref(), Some("-"));
+        assert_eq!(json(&["--ha", "--json"]).as_deref(), Some("-"));
+    }
+
+    #[test]
+    fn faults_of_masters_and_disks_are_not_mixed_with_attackers() {
+        for other in ["--calm", "--hostile"] {
+            assert!(Soak::try_parse_from(["soak", "--ha", other]).is_err());
+            assert!(Soak::try_parse_from(["soak", "--disk", other]).is_err());
+        }
     }
 }

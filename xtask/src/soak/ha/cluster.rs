@@ -138,7 +138,7 @@ impl Cluster {
             // Short enough that objects are evicted, long enough for a machine that is busy.
             say("lease-ms", "2000".into());
             say("slow-start-ms", "0".into());
-            say("store-demote-ahead", "0.2".into());
+            say("store-demote-ahead", "0.3".into());
             match &ha {
                 Some(ha) => {
                     say("ha", ha.clone());

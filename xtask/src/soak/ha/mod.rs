@@ -177,7 +177,7 @@ impl<'a> Soak<'a> {
             let before = self.clients.counts();
             self.fault(fault).with_context(|| format!("{fault}, number {}", self.total() + 1))?;
             *self.report.faults.entry(fault).or_default() += 1;
-            self.audit("quick", Some(fault))?;
+            self.audit(if fault.is_of_masters() { "quick" } else { "live" }, Some(fault))?;
             self.count_failures(fault, &before);
             let pause = 50 + self.plan.below(400);
             self.sleep(Duration::from_millis(pause))?;
@@ -257,7 +257,8 @@ impl<'a> Soak<'a> {
 
     fn stop_leader(&mut self) -> Result<()> {
         let leader = self.cluster.wait_leader(None, self.interrupted)?;
-        self.clients.ask(&format!("zombie {}", self.cluster.rpc_of(leader)), "zombie")?;
+        let zombie = self.clients.numbers(&format!("zombie {}", self.cluster.rpc_of(leader)), "zombie")?;
+        add(&mut self.report.audits, "leaders_asked_after_a_stop", zombie.get("connected").copied());
         let stopped = now_ns();
         self.cluster.masters[leader].signal(Signal::SIGSTOP)?;
         self.clients.ask("zombie-send", "zombie")?;
