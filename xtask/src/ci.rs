@@ -216,6 +216,12 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             600,
             commands(["cargo run --release -- replay --requests 100 --json"]),
         ),
+        step(
+            "soak-ha",
+            "masters, nodes and disks under load are killed, stopped and damaged; nothing acknowledged is lost",
+            300,
+            soak_ha(host),
+        ),
         step("agreement", "a real replay has the hit rate of the simulation", 300, agreement(host)),
         step(
             "deploy",
@@ -249,6 +255,19 @@ fn agreement(host: &Host) -> Plan {
         (replay.arg("--policies").arg("trial,lru"), note)
     };
     Plan::Run(vec![Work::Command(command)], note)
+}
+
+/// With the programs as the tests are built, which is without the feature `etcd`: a directory is the arbiter.
+fn soak_ha(host: &Host) -> Plan {
+    let at = |path: &str| host.target_dir.join("debug").join(path).display().to_string();
+    let soak = |words: &str| {
+        let soak = Cmd::new(&format!("cargo xtask soak --ha --seed 1 {words}"));
+        let soak = soak.arg("--binary").arg(at("snowskin"));
+        Work::Command(soak.arg("--clients-binary").arg(at("examples/soak_ha")))
+    };
+    let build = Cmd::new("cargo build --profile test --workspace --bin snowskin --example soak_ha");
+    let masters = soak("--faults kill-leader,kill-standby --kills 40");
+    Plan::Run(vec![Work::Command(build), masters, soak("--disk --kills 10")], "50 kills".to_owned())
 }
 
 fn alerts(host: &Host) -> Plan {

@@ -90,9 +90,9 @@ pub(super) fn stage(args: &Args, master: SocketAddr, seed: u64) -> Result<(Vec<S
     let rpc = master.to_string();
     let mut slots = vec![slot(Role::Master, &["master", &rpc, &http.to_string()])];
     let mut others = vec![http.to_string()];
-    for node in 0..args.nodes {
+    for node in 0..args.nodes() {
         let [control, data] = [free_address()?.to_string(), free_address()?.to_string()];
-        let (name, bytes) = (format!("node-{node}"), (args.node_mib << 20).to_string());
+        let (name, bytes) = (format!("node-{node}"), (args.node_mib() << 20).to_string());
         slots.push(slot(Role::Node(node), &["node", &name, &rpc, &bytes, &control, &data]));
         others.extend([control, data]);
     }

@@ -5,6 +5,7 @@
 //!   faults     which process is killed or stopped, from a seed
 //!   flat       memory and descriptors of every process over time, and whether they grow
 //!   hostile    with `--hostile`: attackers beside the honest load, and their effect on its call durations
+//!   ha         with `--ha` or `--disk`: another soak, of several masters and of disks
 //! ```
 //!
 //! The processes are roles of `store-client/examples/soak.rs`. Clients derive every byte that they store from
@@ -14,6 +15,7 @@
 
 mod faults;
 mod flat;
+mod ha;
 mod hostile;
 mod process;
 
@@ -30,6 +32,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -37,18 +40,19 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Options of `cargo xtask soak`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Duration, minutes.
-    #[arg(long, default_value_t = 10.0)]
-    minutes: f64,
-    /// Number of client processes.
-    #[arg(long, default_value_t = 3)]
-    clients: usize,
-    /// Number of node processes.
-    #[arg(long, default_value_t = 3)]
-    nodes: usize,
-    /// Memory of each node, MiB. It is small, so that there are evictions all the time.
-    #[arg(long, default_value_t = 16)]
-    node_mib: u64,
+    /// Duration, minutes. Default: 10; with `--kills` there is no limit.
+    #[arg(long)]
+    minutes: Option<f64>,
+    /// Number of client processes; with `--ha` or `--disk`, of clients in one process. Default: 3, or 2.
+    #[arg(long)]
+    clients: Option<usize>,
+    /// Number of node processes. Default: 3; with `--ha` or `--disk` 2.
+    #[arg(long)]
+    nodes: Option<usize>,
+    /// Memory of each node, MiB. It is small, so that there are evictions all the time. Default: 16; with
+    /// `--ha` or `--disk` 32.
+    #[arg(long)]
+    node_mib: Option<u64>,
     /// Number of keys that clients choose from.
     #[arg(long, default_value_t = 4096)]
     keys: u64,
@@ -65,15 +69,100 @@ pub(crate) struct Args {
     /// freed.
     #[arg(long, conflicts_with = "calm")]
     hostile: bool,
-    /// Write the results to this file, as JSON.
-    #[arg(long)]
+    /// Several masters with a shared arbiter: etcd if it is installed, otherwise a directory. Masters, nodes and
+    /// etcd are killed and stopped, one at a time; after each fault, everything that was acknowledged is read.
+    #[arg(long, conflicts_with_all = ["calm", "hostile"])]
+    ha: bool,
+    /// Nodes with disks, which are damaged as well; without `--ha`, the master is alone and has a journal.
+    #[arg(long, conflicts_with_all = ["calm", "hostile"])]
+    disk: bool,
+    /// The options of `--ha` and `--disk`.
+    #[command(flatten)]
+    faulty: FaultyArgs,
+    /// Print the results as JSON on stdout, or write them to this file.
+    #[arg(long, num_args = 0..=1, default_missing_value = "-", value_name = "FILE")]
     json: Option<PathBuf>,
-    /// The built example `soak` of store-client; by default it is built with `--release`.
+    /// The built example `soak` of store-client; with `--ha` or `--disk`, the program `snowskin`. By default it
+    /// is built with `--release`.
     #[arg(long)]
     binary: Option<PathBuf>,
     /// The built program `hostile` of xtask; by default it is built with `--release`.
     #[arg(long)]
     hostile_binary: Option<PathBuf>,
+}
+
+/// Options of `--ha` and `--disk`.
+#[derive(clap::Args)]
+struct FaultyArgs {
+    /// End after so many `kill -9`.
+    #[arg(long, value_name = "N")]
+    kills: Option<u64>,
+    /// Only these faults, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "FAULT")]
+    faults: Vec<ha::Fault>,
+    /// Number of masters with `--ha`.
+    #[arg(long, default_value_t = 2)]
+    masters: usize,
+    /// The arbiter of `--ha`. Default: etcd, if it is installed and the program can use it.
+    #[arg(long, value_enum)]
+    arbiter: Option<ha::Arbiter>,
+    /// How long etcd is stopped, seconds. Default: 2 to 6.
+    #[arg(long, value_name = "SECONDS")]
+    arbiter_pause_s: Option<f64>,
+    /// Size of the disk of each node with `--disk`, MiB.
+    #[arg(long, default_value_t = 512)]
+    disk_mib: u64,
+    /// Objects that each client keeps and audits, at most.
+    #[arg(long, default_value_t = 800)]
+    objects: u64,
+    /// Pause of a client after each operation, microseconds.
+    #[arg(long, default_value_t = 3_000)]
+    pace_us: u64,
+    /// Pause of a prober after each operation, microseconds.
+    #[arg(long, default_value_t = 4_000)]
+    probe_us: u64,
+    /// Load that is not audited and fills memory and disks, MiB per second.
+    #[arg(long, default_value_t = 8.0)]
+    churn_mib_s: f64,
+    /// Directory for disks and logs; it needs a file system with direct I/O.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// The built example `soak_ha` of store-client; by default it is built with `--release`.
+    #[arg(long)]
+    clients_binary: Option<PathBuf>,
+    /// To see the audit fail: one of so many puts is reported as acknowledged and never sent.
+    #[arg(long, default_value_t = 0, hide = true)]
+    lie: u64,
+}
+
+impl Args {
+    fn clients(&self) -> usize {
+        self.clients.unwrap_or(3)
+    }
+
+    fn nodes(&self) -> usize {
+        self.nodes.unwrap_or(3)
+    }
+
+    fn node_mib(&self) -> u64 {
+        self.node_mib.unwrap_or(16)
+    }
+
+    /// Prints the text and writes the JSON. Where the JSON goes to stdout, nothing else does.
+    fn publish(&self, text: &str, json: &Value) -> Result<()> {
+        let Some(path) = &self.json else {
+            println!("{text}");
+            return Ok(());
+        };
+        let json = serde_json::to_string_pretty(json)?;
+        if path.as_os_str() == "-" {
+            eprintln!("{text}");
+            println!("{json}");
+            return Ok(());
+        }
+        println!("{text}");
+        std::fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))
+    }
 }
 
 const TICK: Duration = Duration::from_millis(50);
@@ -87,25 +176,26 @@ const END_MAX: Duration = Duration::from_secs(20);
 /// # Errors
 /// A check failed, or the soak could not run.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    ensure!(args.clients > 0 && args.nodes > 0, "--clients and --nodes must be at least 1");
-    ensure!((0.05..=1e6).contains(&args.minutes), "--minutes must be at least 0.05");
+    ensure!(args.clients() > 0 && args.nodes() > 0, "--clients and --nodes must be at least 1");
+    let minutes = args.minutes.unwrap_or(10.0);
+    ensure!((0.05..=1e6).contains(&minutes), "--minutes must be at least 0.05");
     let interrupted = catch_interrupts()?;
+    let seed = args.seed.unwrap_or_else(|| {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64)
+    });
+    if args.ha || args.disk {
+        eprintln!("soak: seed {seed}, Ctrl-C ends it early");
+        return ha::run(args, seed, &interrupted);
+    }
     let binary = match &args.binary {
         Some(binary) => binary.clone(),
         None => build("-p store-client --example soak", "examples/soak")?,
     };
-    let seed = args.seed.unwrap_or_else(|| {
-        SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64)
-    });
-    eprintln!("soak: seed {seed}, {} min, Ctrl-C ends it early", args.minutes);
-    let mut soak = Soak::start(args, binary, seed)?;
+    eprintln!("soak: seed {seed}, {minutes} min, Ctrl-C ends it early");
+    let mut soak = Soak::start(args, binary, seed, minutes)?;
     let ended = soak.run(&interrupted);
     let report = soak.end();
-    println!("{}", report.text());
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&report.json(args, seed))?;
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    args.publish(&report.text(), &report.json(args, seed))?;
     ended?;
     report.judge()
 }
@@ -119,12 +209,10 @@ fn build(selection: &str, path: &str) -> Result<PathBuf> {
     Ok(host.target_dir.join("release").join(path))
 }
 
-/// A thread waits for Ctrl-C and SIGTERM, which are blocked otherwise. Children are started without the
-/// block.
+/// A thread waits for Ctrl-C and SIGTERM, which are blocked otherwise. A child that is to end after SIGTERM has
+/// to be started with [`spawn`].
 fn catch_interrupts() -> Result<Arc<AtomicBool>> {
-    let mut set = SigSet::empty();
-    set.add(Signal::SIGINT);
-    set.add(Signal::SIGTERM);
+    let set = interrupts();
     set.thread_block().context("cannot block signals")?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
@@ -134,6 +222,21 @@ fn catch_interrupts() -> Result<Arc<AtomicBool>> {
         }
     });
     Ok(interrupted)
+}
+
+fn interrupts() -> SigSet {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGINT);
+    set.add(Signal::SIGTERM);
+    set
+}
+
+/// Starts a process without the block of signals, which it would inherit.
+fn spawn(command: &mut Command) -> std::io::Result<Child> {
+    interrupts().thread_unblock()?;
+    let child = command.spawn();
+    interrupts().thread_block()?;
+    child
 }
 
 struct Soak {
@@ -146,7 +249,7 @@ struct Soak {
 }
 
 impl Soak {
-    fn start(args: &Args, binary: PathBuf, seed: u64) -> Result<Self> {
+    fn start(args: &Args, binary: PathBuf, seed: u64, minutes: f64) -> Result<Self> {
         let address = free_address()?;
         let binary = Arc::new(binary);
         let slot = |role: Role, words: Vec<String>| Slot::new(role, Arc::clone(&binary), words);
@@ -160,13 +263,13 @@ impl Soak {
             attack = Some(stage);
         } else {
             slots.push(slot(Role::Master, words(&["master", &master])));
-            for node in 0..args.nodes {
-                let bytes = (args.node_mib << 20).to_string();
+            for node in 0..args.nodes() {
+                let bytes = (args.node_mib() << 20).to_string();
                 slots
                     .push(slot(Role::Node(node), words(&["node", &format!("node-{node}"), &master, &bytes])));
             }
         }
-        for client in 0..args.clients {
+        for client in 0..args.clients() {
             let seed = seed.wrapping_add(client as u64).to_string();
             let keys = args.keys.to_string();
             let who = client.to_string();
@@ -177,7 +280,7 @@ impl Soak {
             slot.wait_until_ready(Instant::now() + END_MAX)?;
         }
         let began = Instant::now();
-        let length = Duration::from_secs_f64(args.minutes * 60.0);
+        let length = Duration::from_secs_f64(minutes * 60.0);
         let faults = (!args.calm && !args.hostile).then(|| Faults::new(seed, began, length));
         let attacked = attack.as_mut().map(|attack| attack.begin(began, length));
         let flat = Flat::new(length, attacked);
@@ -329,9 +432,9 @@ impl Report {
         json!({
             "seed": seed,
             "seconds": self.length.as_secs_f64(),
-            "clients": args.clients,
-            "nodes": args.nodes,
-            "node_mib": args.node_mib,
+            "clients": args.clients(),
+            "nodes": args.nodes(),
+            "node_mib": args.node_mib(),
             "keys": args.keys,
             "counts": self.counts,
             "faults": self.faults,
@@ -367,5 +470,38 @@ impl Drop for Soak {
     fn drop(&mut self) {
         // Needed after an error only: no process may be left.
         self.slots.iter_mut().filter_map(Slot::take).for_each(Process::kill);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Soak {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn json(words: &[&str]) -> Option<String> {
+        let parsed = Soak::try_parse_from([&["soak"], words].concat()).expect("it is valid");
+        parsed.args.json.map(|path| path.display().to_string())
+    }
+
+    #[test]
+    fn json_goes_to_a_file_or_to_stdout() {
+        assert_eq!(json(&[]), None);
+        assert_eq!(json(&["--json", "results.json", "--ha"]).as_deref(), Some("results.json"));
+        assert_eq!(json(&["--json", "--ha"]).as_deref(), Some("-"));
+        assert_eq!(json(&["--ha", "--json"]).as_deref(), Some("-"));
+    }
+
+    #[test]
+    fn faults_of_masters_and_disks_are_not_mixed_with_attackers() {
+        for other in ["--calm", "--hostile"] {
+            assert!(Soak::try_parse_from(["soak", "--ha", other]).is_err());
+            assert!(Soak::try_parse_from(["soak", "--disk", other]).is_err());
+        }
     }
 }
