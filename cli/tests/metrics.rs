@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use common::{Daemon, PATIENCE, eventually, signal};
 use store_client::{Client, ClientConfig, PutOptions, Store as _};
@@ -49,12 +48,9 @@ impl Members {
         let args = ["master", "--listen", any, "--http", any, "--ha", &record, "--ha-listen", any, "--json"];
         let [leader, follower] = [(); 2].map(|()| {
             let master = Daemon::start(&args);
-            let until = Instant::now() + PATIENCE;
-            while !["leading", "following"].iter().any(|role| is(&master, role)) {
-                assert!(Instant::now() < until, "a master neither leads nor follows");
-                // time: polls a process; the loop ends at its deadline.
-                std::thread::sleep(Duration::from_millis(20));
-            }
+            eventually("a master leads or follows", || {
+                ["leading", "following"].iter().any(|role| is(&master, role))
+            });
             master
         });
         Self { leader, _follower: follower, _arbiter: arbiter }

@@ -54,8 +54,8 @@ fn node_of(name: &str, masters: Masters) -> Node {
 #[test]
 fn the_one_that_leads_is_found_among_dead_hanging_and_following_ones() {
     let master = master();
-    let (hangs, knows_nobody) = (Front::new(Mode::Silent), Front::new(follows(None)));
-    let masters = list(&[nowhere(), hangs.addr, knows_nobody.addr, master.rpc_addr(), nowhere()]);
+    let (hangs, knows_none) = (Front::new(Mode::Silent), Front::new(follows(None)));
+    let masters = list(&[nowhere(), hangs.addr, knows_none.addr, master.rpc_addr(), nowhere()]);
     let mut rpc = RpcConnection::connect(masters, patient()).unwrap();
     assert_eq!(rpc.address().to_string(), master.rpc_addr().to_string());
     assert_eq!(objects(&mut rpc).unwrap(), 0);
@@ -81,7 +81,7 @@ fn the_leader_that_a_master_names_is_followed_though_it_is_not_listed() {
 }
 
 #[test]
-fn where_nobody_leads_the_error_says_so() {
+fn where_no_master_leads_the_error_says_so() {
     let (a, b) = (Front::new(follows(None)), Front::new(follows(None)));
     let quick = with(RpcConfig::default(), |rpc| rpc.connect_ms_max = 100);
     let error = RpcConnection::connect(list(&[a.addr, b.addr]), quick).unwrap_err();
@@ -154,7 +154,7 @@ fn a_leader_that_stops_answering_is_left_for_the_one_that_leads_now() {
 }
 
 #[test]
-fn one_that_is_slow_keeps_its_request_while_nobody_else_leads() {
+fn one_that_is_slow_keeps_its_request_while_no_other_leads() {
     let master = master();
     let (a, b) = (Front::leads(master.rpc_addr(), 1), Front::new(follows(None)));
     let mut rpc = RpcConnection::connect(list(&[a.addr, b.addr]), patient()).unwrap();

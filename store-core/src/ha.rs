@@ -41,7 +41,8 @@
 //!   leader has not confirmed it. A leader alone stops giving answers before that.
 //!
 //! A member that has restarted has no state, whatever the record says of it. The leader sends it a snapshot
-//! only when the record does not name it any more, so a member with state that the record names may take over.
+//! only when the record does not name it any more, so a member with state that the record names may take
+//! over.
 //!
 //! # Switchover
 //!

@@ -10,7 +10,7 @@
 //!                 └──▶ refused for good not tried again in this search
 //! ```
 //!
-//! A master that does not answer delays nobody: its thread ends by itself, and the others are tried again
+//! A master that does not answer delays no caller: its thread ends by itself, and the others are tried again
 //! meanwhile. Pauses double from 2 ms to 100 ms, each shortened by a random part, so that the clients of a
 //! leader that died do not come back at the same moments.
 

@@ -17,7 +17,7 @@ pub const MASTERS_MAX: usize = 16;
 /// leads. It is the response to any request, a greeting included, and the request has changed nothing. A
 /// request without a response is dropped.
 ///
-/// It is a hint: the sender may be the one that lags behind. Whoever follows it still compares the
+/// It is a hint: the sender may be the one that lags behind. A client that follows it still compares the
 /// [`Welcome`](super::Welcome) that it gets there with what it has seen.
 ///
 /// ```

@@ -96,8 +96,8 @@ impl Welcome {
 /// [`NodeStatus::NeedRemount`] or [`MountResponse::Stale`], or that meets a master of another
 /// [`Welcome::lineage`] than the one it exported for, first withdraws its export, so that no holder of the
 /// old export can still write there; then it exports again and mounts under a higher incarnation. The wall
-/// time of the export in nanoseconds is a good choice. A mount without a response is repeated unchanged, as long
-/// as the master's lineage is the same.
+/// time of the export in nanoseconds is a good choice. A mount without a response is repeated unchanged, as
+/// long as the master's lineage is the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountSegment<'a> {
     /// The node. Chosen by the node, unique in the cluster (a random number will do).

@@ -530,7 +530,7 @@ impl World {
             }
             Ask::Swap { version, record } if version == self.arbiter.version => {
                 if record.in_sync.len() > self.arbiter.record.in_sync.len() && !self.is_quiet() {
-                    // Whom the record names may take over, although the leader never says so.
+                    // A member that the record names may take over, although the leader never says so.
                     let dies = self.us(0, 500);
                     (self.rng.below(8) == 0).then(|| self.after(dies, Event::Dies(member)));
                 }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A swap reads the Lease, and replaces it only at the `resourceVersion` that it has read, which the API
-//! server compares. Times in a Lease say nothing here: they are of clocks that nobody compares.
+//! server compares. Times in a Lease say nothing here: they are of clocks that are not compared.
 //! <https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>
 
 use std::fs;
@@ -373,7 +373,7 @@ mod tests {
                 _ => {
                     state.writes += 1;
                     let mut lease = body;
-                    // Nobody may take it for a number.
+                    // It is not to be taken for a number.
                     lease["metadata"]["resourceVersion"] = format!("v-{}", state.writes).into();
                     state.by_name.insert(name, lease.clone());
                     (if method == "POST" { 201 } else { 200 }, lease)

@@ -230,7 +230,7 @@ impl Drop for DiskFiles {
             return;
         }
         for path in &self.paths {
-            // What cannot be removed is left to whoever cleans up the directory.
+            // What cannot be removed is left to the user of the directory.
             let _ = std::fs::remove_file(path);
         }
         if let Some(made) = &self.made {

@@ -242,6 +242,26 @@ fn tier_of(args: &Args) -> Tier {
     Tier { nodes: args.nodes, block_bytes: args.block_bytes.bytes(), ..Tier::DEFAULT }
 }
 
+/// Starts the processes of a replay.
+fn start(
+    args: &Args,
+    setup: Setup,
+    pool: u64,
+    files: Option<&DiskFiles>,
+    global: Global,
+) -> anyhow::Result<Cluster> {
+    Cluster::start(&ClusterConfig {
+        nodes: args.nodes,
+        node_bytes: pool.div_ceil(u64::from(args.nodes)),
+        fabric: args.fabric,
+        lease_ms: Some(args.lease_ms),
+        eviction: Some(setup.eviction),
+        local: None,
+        disks: files.map(|files| files.paths().to_vec()).unwrap_or_default(),
+        global,
+    })
+}
+
 /// Replays the whole source once, with its own processes.
 fn replay(
     args: &Args,
@@ -257,17 +277,7 @@ fn replay(
     let files = setup.disks.map(|shape| DiskFiles::make(dir, shape, args.nodes, setup.keeps_disks));
     // Removed when the nodes have ended.
     let files = files.transpose()?;
-    let config = ClusterConfig {
-        nodes: args.nodes,
-        node_bytes: pool.div_ceil(u64::from(args.nodes)),
-        fabric: args.fabric,
-        lease_ms: Some(args.lease_ms),
-        eviction: Some(setup.eviction),
-        local: None,
-        disks: files.as_ref().map(|files| files.paths().to_vec()).unwrap_or_default(),
-        global,
-    };
-    let mut cluster = Cluster::start(&config)?;
+    let mut cluster = start(args, setup, pool, files.as_ref(), global)?;
     let batch = args.batch.map_or_else(|| batch_for(block_bytes), usize::from);
     let store = store::ClusterStore::open(cluster.address(), args.fabric, batch, block_bytes as usize)?;
     drop(bar);
