@@ -167,6 +167,10 @@ impl Writer {
         }
         let kind = if self.load.cold > 0 && self.cold_at.elapsed() >= COLD_EVERY {
             self.cold_at = Instant::now();
+            // Some of them are on disks by then.
+            if self.rng.below(5) == 0 {
+                any(&cold, &mut self.rng).into_iter().for_each(|id| self.remove(id));
+            }
             Kind::Cold
         } else {
             Kind::Pinned
@@ -175,8 +179,6 @@ impl Writer {
             0..15 => any(&pinned, &mut self.rng).into_iter().for_each(|id| self.replace(id)),
             15..30 => any(&pinned, &mut self.rng).into_iter().for_each(|id| self.check_one(id)),
             30..36 => any(&pinned, &mut self.rng).into_iter().for_each(|id| self.remove(id)),
-            // Some of these are on disks by then.
-            36..40 => any(&cold, &mut self.rng).into_iter().for_each(|id| self.remove(id)),
             _ => {
                 let (id, version) = self.ledger.create(kind);
                 self.put(id, version, kind);
