@@ -1,5 +1,5 @@
-//! A writer: puts, replaces, reads and removes objects of its own all the time, keeps the ledger, and audits it
-//! when it is told to.
+//! A writer: puts, replaces, reads and removes objects of its own all the time, keeps the ledger, and audits
+//! it when it is told to.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -29,8 +29,8 @@ const REMOVED_OTHERS: usize = 200;
 /// How much an audit reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// What is read is kept in memory. So a third of the cold objects, those that rest on their disks, are left
-    /// out, and most of the removed objects.
+    /// What is read is kept in memory. So a third of the cold objects, those that rest on their disks, are
+    /// left out, and most of the removed objects.
     Quick,
     /// All objects, and some removed ones.
     Live,
@@ -125,7 +125,8 @@ const fn least(kind: Kind) -> usize {
 impl Writer {
     pub(crate) fn run(mut self, orders: &Receiver<Order>) {
         while !self.shared.is_over() {
-            // Orders come one by one: those that were sent before an answer was read are carried out before it.
+            // Orders come one by one: those that were sent before an answer was read are carried out before
+            // it.
             while let Ok(order) = orders.try_recv() {
                 self.obey(order);
             }
@@ -220,7 +221,7 @@ impl Writer {
         let holders = match kind {
             Kind::Pinned if self.load.nodes_die && !lies => match self.holders(&key) {
                 Ok(holders) => holders,
-                // It was acknowledged, but nobody knows where it is.
+                // It was acknowledged, but it is not known where it is.
                 Err(error) => return self.failed("locate_errors", id, &error),
             },
             _ => u32::MAX,

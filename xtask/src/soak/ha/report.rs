@@ -82,7 +82,7 @@ impl Report {
         self.audited("lost") + self.audited("lost_by_masters")
     }
 
-    /// Bytes that nobody has put, wherever they were read.
+    /// Bytes that no client has put, wherever they were read.
     fn wrong(&self) -> u64 {
         // Those of audits, of reads during the load, of probers and of flips: each is complained about.
         self.count("wrong").max(self.audited("wrong")).max(self.flipped("served"))
