@@ -516,7 +516,7 @@ impl Drop for Soak<'_> {
 /// The command line of the clients.
 fn words(args: &Args, cluster: &Cluster, report: &Report, nodes_die: bool) -> Vec<String> {
     // A quarter of the memory at most is pinned: two clients, objects of 3 KiB in 1.5 replicas.
-    let room = report.node_mib * (report.nodes as u64) << 20;
+    let room = (report.node_mib * report.nodes as u64) << 20;
     let pinned = (room / 4 / report.clients.max(1) as u64 / 4_608).clamp(16, args.faulty.objects);
     let cold = if report.disk_mib > 0 { args.faulty.objects / 2 } else { 0 };
     let churn =
