@@ -1,5 +1,5 @@
-//! Load that is not audited: it fills the memory and the disks, so that there are evictions all the time. What
-//! it reads is verified nevertheless.
+//! Load that is not audited: it fills the memory and the disks, so that there are evictions all the time.
+//! What it reads is verified nevertheless.
 
 use std::sync::Arc;
 use std::time::Duration;

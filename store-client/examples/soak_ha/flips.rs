@@ -1,8 +1,8 @@
 //! Bits of objects on disks are flipped: a read afterwards must be a miss, never the damaged bytes.
 //!
-//! The image of an object on a disk begins with its bytes, at a multiple of 512 bytes, so its place in the file
-//! is found by its first sixteen bytes, which no other object has. Only objects are chosen that are on a disk
-//! and nowhere else.
+//! The image of an object on a disk begins with its bytes, at a multiple of 512 bytes, so its place in the
+//! file is found by its first sixteen bytes, which no other object has. Only objects are chosen that are on a
+//! disk and nowhere else.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

@@ -2,17 +2,18 @@
 //!
 //! An object must be readable when all of the following hold; a miss is a *loss* then, and only then.
 //!
-//! * Its latest put was acknowledged, and no removal was begun. A put or a removal without an answer takes the
-//!   object out of the audit.
+//! * Its latest put was acknowledged, and no removal was begun. A put or a removal without an answer takes
+//!   the object out of the audit.
 //! * It is pinned, so eviction spares it, and it had a readable replica in the memory of a node that has run
-//!   ever since. Which nodes have one is asked after each put. A node that is killed takes its replicas along:
-//!   it does not count from before it is killed until it is mounted anew.
+//!   ever since. Which nodes have one is asked after each put. A node that is killed takes its replicas
+//!   along: it does not count from before it is killed until it is mounted anew.
 //! * Or it is cold (not pinned), and before the fault the master named a readable replica on a disk. Cold
-//!   objects are the youngest ones and much smaller than the disks, so none is given up by its disk meanwhile.
-//!   When bits of a disk are flipped, nothing has to be on it any more.
+//!   objects are the youngest ones and much smaller than the disks, so none is given up by its disk
+//!   meanwhile. When bits of a disk are flipped, nothing has to be on it any more.
 //!
 //! Whatever must or may be missing, what is read must be right: the bytes follow from key and version, the
-//! version is one that was put, it is not an earlier one than was acknowledged, and no removed object is read.
+//! version is one that was put, it is not an earlier one than was acknowledged, and no removed object is
+//! read.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -245,7 +246,7 @@ mod tests {
         assert_eq!(ledger.judge(id, value(2)), Verdict::Good);
         ledger.acknowledged(id, 0b1);
         assert_eq!(ledger.judge(id, value(1)), Verdict::Resurrected);
-        assert_eq!(ledger.judge(id, value(3)), Verdict::Wrong, "nobody has put that");
+        assert_eq!(ledger.judge(id, value(3)), Verdict::Wrong, "no client has put that");
         assert_eq!(ledger.judge(id, Read::Value { version: 2, intact: false }), Verdict::Wrong);
     }
 

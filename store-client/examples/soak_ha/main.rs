@@ -1,11 +1,11 @@
-//! The clients of `cargo xtask soak --ha` and `--disk`, in one process: they put, replace, read and remove all
-//! the time, know what was acknowledged, and are told by lines on standard input when to audit it.
+//! The clients of `cargo xtask soak --ha` and `--disk`, in one process: they put, replace, read and remove
+//! all the time, know what was acknowledged, and are told by lines on standard input when to audit it.
 //!
 //! ```text
 //!   writer   one per client: a ledger of what was acknowledged, and the audit of it     ledger, content
 //!   probers  how long nothing was answered, and whether anything was out of date        prober
 //!   churn    fills memory and disks                                                     churn
-//!   flips    damages what is on disks            zombie   a leader that was stopped
+//!   flips    damages what is on disks            deposed   a leader that was stopped
 //! ```
 //!
 //! It ends when its standard input ends. Words of the command line: `masters=A,B seed=N clients=N pinned=N
@@ -13,12 +13,12 @@
 
 mod churn;
 mod content;
+mod deposed;
 mod flips;
 mod ledger;
 mod prober;
 mod shared;
 mod writer;
-mod zombie;
 
 use std::collections::BTreeMap;
 use std::env;
@@ -76,7 +76,7 @@ struct Clients {
     writers: Vec<Sender<Order>>,
     probers: Vec<Probers>,
     threads: Vec<JoinHandle<()>>,
-    zombie: Option<RpcConnection>,
+    deposed: Option<RpcConnection>,
 }
 
 fn connect(masters: &Masters, which: u64) -> Result<Client> {
@@ -131,50 +131,13 @@ impl Clients {
                 thread::sleep(Duration::from_secs(1));
             }
         }));
-        Ok(Self { shared, writers, probers, threads, zombie: None })
+        Ok(Self { shared, writers, probers, threads, deposed: None })
     }
 
     fn obey(&mut self, words: &[&str]) -> Result<()> {
         match *words {
-            ["audit", which] => {
-                let scope = match which {
-                    "quick" => Scope::Quick,
-                    "live" => Scope::Live,
-                    _ => Scope::Full,
-                };
-                let sum = self.ask(
-                    |done| Order::Audit { scope, done },
-                    |sum: &mut Audited, one| {
-                        sum.read += one.read;
-                        sum.removed += one.removed;
-                        sum.lost += one.lost;
-                        sum.cold_lost += one.cold_lost;
-                        sum.resurrected += one.resurrected;
-                        sum.wrong += one.wrong;
-                        sum.gone += one.gone;
-                        sum.late += one.late;
-                        sum.failed += one.failed;
-                        sum.cold += one.cold;
-                    },
-                );
-                let Audited { read, removed, lost, cold_lost, resurrected, wrong, gone, late, failed, cold } =
-                    sum;
-                say(&format!(
-                    "audited read={read} removed={removed} lost={lost} cold_lost={cold_lost} \
-                     resurrected={resurrected} wrong={wrong} gone={gone} late={late} failed={failed} cold={cold}"
-                ));
-            }
-            ["expect"] => {
-                let sum = self.ask(
-                    |done| Order::Expect { done },
-                    |sum: &mut Expected, one| {
-                        sum.live += one.live;
-                        sum.must += one.must;
-                        sum.on_disk += one.on_disk;
-                    },
-                );
-                say(&format!("expected live={} must={} on_disk={}", sum.live, sum.must, sum.on_disk));
-            }
+            ["audit", which] => self.audit(which),
+            ["expect"] => self.expect(),
             ["node-down", node] => {
                 let node = node.parse()?;
                 self.ask(|done| Order::NodeDown { node, done }, |(), ()| ());
@@ -202,27 +165,67 @@ impl Clients {
             }
             ["window", from, to] => self.window(from.parse()?, to.parse()?, false),
             ["window-begun", from, to] => self.window(from.parse()?, to.parse()?, true),
-            ["zombie", addr] => {
-                let connected = zombie::connect(addr.parse()?);
+            ["deposed", addr] => {
+                let connected = deposed::connect(addr.parse()?);
                 if let Err(error) = &connected {
                     say(&format!("note no connection to {addr} before it is stopped: {error}"));
                 }
-                self.zombie = connected.ok();
-                say(&format!("zombie connected={}", u8::from(self.zombie.is_some())));
+                self.deposed = connected.ok();
+                say(&format!("deposed connected={}", u8::from(self.deposed.is_some())));
             }
-            ["zombie-send"] => {
-                if let Some(error) = self.zombie.as_mut().and_then(|rpc| zombie::send(rpc).err()) {
+            ["deposed-send"] => {
+                if let Some(error) = self.deposed.as_mut().and_then(|rpc| deposed::send(rpc).err()) {
                     say(&format!("note nothing was sent to the master that is stopped: {error}"));
                 }
-                say("zombie");
+                say("deposed");
             }
-            ["zombie-read"] => {
-                let answers = self.zombie.take().map_or(0, |mut rpc| zombie::answers(&mut rpc));
-                say(&format!("zombie answers={answers}"));
+            ["deposed-read"] => {
+                let answers = self.deposed.take().map_or(0, |mut rpc| deposed::answers(&mut rpc));
+                say(&format!("deposed answers={answers}"));
             }
             _ => return Err("there is no such order".into()),
         }
         Ok(())
+    }
+
+    fn audit(&self, which: &str) {
+        let scope = match which {
+            "quick" => Scope::Quick,
+            "live" => Scope::Live,
+            _ => Scope::Full,
+        };
+        let sum = self.ask(
+            |done| Order::Audit { scope, done },
+            |sum: &mut Audited, one| {
+                sum.read += one.read;
+                sum.removed += one.removed;
+                sum.lost += one.lost;
+                sum.cold_lost += one.cold_lost;
+                sum.resurrected += one.resurrected;
+                sum.wrong += one.wrong;
+                sum.gone += one.gone;
+                sum.late += one.late;
+                sum.failed += one.failed;
+                sum.cold += one.cold;
+            },
+        );
+        let Audited { read, removed, lost, cold_lost, resurrected, wrong, gone, late, failed, cold } = sum;
+        say(&format!(
+            "audited read={read} removed={removed} lost={lost} cold_lost={cold_lost} \
+             resurrected={resurrected} wrong={wrong} gone={gone} late={late} failed={failed} cold={cold}"
+        ));
+    }
+
+    fn expect(&self) {
+        let sum = self.ask(
+            |done| Order::Expect { done },
+            |sum: &mut Expected, one| {
+                sum.live += one.live;
+                sum.must += one.must;
+                sum.on_disk += one.on_disk;
+            },
+        );
+        say(&format!("expected live={} must={} on_disk={}", sum.live, sum.must, sum.on_disk));
     }
 
     /// Gives every writer an order; returns the sum of the answers.

@@ -2,8 +2,8 @@
 //! measured as clients see them.
 //!
 //! One prober of a client puts versions of one object, a register, another one reads an object that does not
-//! change: a get of an object with a put under way waits for that put. A third thread reads the register: a read
-//! that began after a put was acknowledged must not find an earlier version.
+//! change: a get of an object with a put under way waits for that put. A third thread reads the register: a
+//! read that began after a put was acknowledged must not find an earlier version.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! A writer: puts, replaces, reads and removes objects of its own all the time, keeps the ledger, and audits it
-//! when it is told to.
+//! A writer: puts, replaces, reads and removes objects of its own all the time, keeps the ledger, and audits
+//! it when it is told to.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -29,8 +29,8 @@ const REMOVED_OTHERS: usize = 200;
 /// How much an audit reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// What is read is kept in memory. So a third of the cold objects, those that rest on their disks, are left
-    /// out, and most of the removed objects.
+    /// What is read is kept in memory. So a third of the cold objects, those that rest on their disks, are
+    /// left out, and most of the removed objects.
     Quick,
     /// All objects, and some removed ones.
     Live,
@@ -125,7 +125,8 @@ const fn least(kind: Kind) -> usize {
 impl Writer {
     pub(crate) fn run(mut self, orders: &Receiver<Order>) {
         while !self.shared.is_over() {
-            // Orders come one by one: those that were sent before an answer was read are carried out before it.
+            // Orders come one by one: those that were sent before an answer was read are carried out before
+            // it.
             while let Ok(order) = orders.try_recv() {
                 self.obey(order);
             }
@@ -167,6 +168,10 @@ impl Writer {
         }
         let kind = if self.load.cold > 0 && self.cold_at.elapsed() >= COLD_EVERY {
             self.cold_at = Instant::now();
+            // Some of them are on disks by then.
+            if self.rng.below(5) == 0 {
+                any(&cold, &mut self.rng).into_iter().for_each(|id| self.remove(id));
+            }
             Kind::Cold
         } else {
             Kind::Pinned
@@ -175,8 +180,6 @@ impl Writer {
             0..15 => any(&pinned, &mut self.rng).into_iter().for_each(|id| self.replace(id)),
             15..30 => any(&pinned, &mut self.rng).into_iter().for_each(|id| self.check_one(id)),
             30..36 => any(&pinned, &mut self.rng).into_iter().for_each(|id| self.remove(id)),
-            // Some of these are on disks by then.
-            36..40 => any(&cold, &mut self.rng).into_iter().for_each(|id| self.remove(id)),
             _ => {
                 let (id, version) = self.ledger.create(kind);
                 self.put(id, version, kind);
@@ -218,7 +221,7 @@ impl Writer {
         let holders = match kind {
             Kind::Pinned if self.load.nodes_die && !lies => match self.holders(&key) {
                 Ok(holders) => holders,
-                // It was acknowledged, but nobody knows where it is.
+                // It was acknowledged, but it is not known where it is.
                 Err(error) => return self.failed("locate_errors", id, &error),
             },
             _ => u32::MAX,

@@ -69,8 +69,9 @@ pub(crate) struct Args {
     /// freed.
     #[arg(long, conflicts_with = "calm")]
     hostile: bool,
-    /// Several masters with a shared arbiter: etcd if it is installed, otherwise a directory. Masters, nodes and
-    /// etcd are killed and stopped, one at a time; after each fault, everything that was acknowledged is read.
+    /// Several masters with a shared arbiter: etcd if it is installed, otherwise a directory. Masters, nodes
+    /// and etcd are killed and stopped, one at a time; after each fault, everything that was acknowledged is
+    /// read.
     #[arg(long, conflicts_with_all = ["calm", "hostile"])]
     ha: bool,
     /// Nodes with disks, which are damaged as well; without `--ha`, the master is alone and has a journal.
@@ -82,8 +83,8 @@ pub(crate) struct Args {
     /// Print the results as JSON on stdout, or write them to this file.
     #[arg(long, num_args = 0..=1, default_missing_value = "-", value_name = "FILE")]
     json: Option<PathBuf>,
-    /// The built example `soak` of store-client; with `--ha` or `--disk`, the program `snowskin`. By default it
-    /// is built with `--release`.
+    /// The built example `soak` of store-client; with `--ha` or `--disk`, the program `snowskin`. By default
+    /// it is built with `--release`.
     #[arg(long)]
     binary: Option<PathBuf>,
     /// The built program `hostile` of xtask; by default it is built with `--release`.
@@ -209,8 +210,8 @@ fn build(selection: &str, path: &str) -> Result<PathBuf> {
     Ok(host.target_dir.join("release").join(path))
 }
 
-/// A thread waits for Ctrl-C and SIGTERM, which are blocked otherwise. A child that is to end after SIGTERM has
-/// to be started with [`spawn`].
+/// A thread waits for Ctrl-C and SIGTERM, which are blocked otherwise. A child that is to end after SIGTERM
+/// has to be started with [`spawn`].
 fn catch_interrupts() -> Result<Arc<AtomicBool>> {
     let set = interrupts();
     set.thread_block().context("cannot block signals")?;

@@ -1,4 +1,5 @@
-//! The process of the clients, `store-client/examples/soak_ha`: it gets orders by lines, and answers by lines.
+//! The process of the clients, `store-client/examples/soak_ha`: it gets orders by lines, and answers by
+//! lines.
 
 use anyhow::{Context as _, Result, bail};
 use std::collections::BTreeMap;

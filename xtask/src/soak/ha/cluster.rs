@@ -240,7 +240,7 @@ impl Cluster {
         self.masters[master].start(&[])
     }
 
-    /// A node that was killed takes its name over from itself: nobody has to wait until it is given up.
+    /// A node that was killed takes its name over from itself: no process has to wait until it is given up.
     pub(super) fn start_node(&mut self, node: usize) -> Result<()> {
         self.nodes[node].start(&["--takeover"])
     }

@@ -1,5 +1,5 @@
-//! `cargo xtask soak --ha` and `--disk`: real masters, nodes and etcd are killed, stopped and damaged one at a
-//! time, and after each fault everything that was acknowledged is read again.
+//! `cargo xtask soak --ha` and `--disk`: real masters, nodes and etcd are killed, stopped and damaged one at
+//! a time, and after each fault everything that was acknowledged is read again.
 //!
 //! ```text
 //!   plan      which fault is next, from a seed
@@ -12,8 +12,8 @@
 //! there and is missing is *lost*. Objects that were on a disk are counted separately when a node was killed
 //! or a disk damaged, because a disk may have lost its latest writes then.
 //!
-//! A disk that is full is not among the faults: a disk is allocated when it is made, and a file system that is
-//! too small for it is refused there.
+//! A disk that is full is not among the faults: a disk is allocated when it is made, and a file system that
+//! is too small for it is refused there.
 
 mod clients;
 mod cluster;
@@ -257,16 +257,16 @@ impl<'a> Soak<'a> {
 
     fn stop_leader(&mut self) -> Result<()> {
         let leader = self.cluster.wait_leader(None, self.interrupted)?;
-        let zombie = self.clients.numbers(&format!("zombie {}", self.cluster.rpc_of(leader)), "zombie")?;
-        add(&mut self.report.audits, "leaders_asked_after_a_stop", zombie.get("connected").copied());
+        let deposed = self.clients.numbers(&format!("deposed {}", self.cluster.rpc_of(leader)), "deposed")?;
+        add(&mut self.report.audits, "leaders_asked_after_a_stop", deposed.get("connected").copied());
         let stopped = now_ns();
         self.cluster.masters[leader].signal(Signal::SIGSTOP)?;
-        self.clients.ask("zombie-send", "zombie")?;
+        self.clients.ask("deposed-send", "deposed")?;
         self.cluster.wait_leader(Some(leader), self.interrupted)?;
         self.pause(0, 2_000)?;
         let again = now_ns();
         self.cluster.masters[leader].signal(Signal::SIGCONT)?;
-        let answers = self.clients.numbers("zombie-read", "zombie")?;
+        let answers = self.clients.numbers("deposed-read", "deposed")?;
         self.report.late_answers += answers.get("answers").copied().unwrap_or(0);
         self.window("stop", stopped, again)?;
         self.whole(None)?;
@@ -516,7 +516,7 @@ impl Drop for Soak<'_> {
 /// The command line of the clients.
 fn words(args: &Args, cluster: &Cluster, report: &Report, nodes_die: bool) -> Vec<String> {
     // A quarter of the memory at most is pinned: two clients, objects of 3 KiB in 1.5 replicas.
-    let room = report.node_mib * (report.nodes as u64) << 20;
+    let room = (report.node_mib * report.nodes as u64) << 20;
     let pinned = (room / 4 / report.clients.max(1) as u64 / 4_608).clamp(16, args.faulty.objects);
     let cold = if report.disk_mib > 0 { args.faulty.objects / 2 } else { 0 };
     let churn =

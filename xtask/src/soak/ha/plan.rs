@@ -88,8 +88,8 @@ impl fmt::Display for Fault {
     }
 }
 
-/// An endless sequence of faults: a pack of them is shuffled, dealt, and shuffled again, so that each kind has
-/// its share of a short soak, too.
+/// An endless sequence of faults: a pack of them is shuffled, dealt, and shuffled again, so that each kind
+/// has its share of a short soak, too.
 pub(crate) struct Plan {
     rng: u64,
     pack: Vec<Fault>,

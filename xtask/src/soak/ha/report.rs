@@ -11,6 +11,9 @@ use std::time::Duration;
 /// Of the cold objects that were on disks before a node was killed, this share has to be there again.
 const DISK_BACK_MIN: f64 = 0.999;
 
+/// After so many kills of nodes, some object must have been on a disk.
+const DEATHS_MANY: u64 = 5;
+
 /// Lists of times, µs, by name.
 pub(super) type Times = BTreeMap<&'static str, Vec<u64>>;
 
@@ -79,7 +82,7 @@ impl Report {
         self.audited("lost") + self.audited("lost_by_masters")
     }
 
-    /// Bytes that nobody has put, wherever they were read.
+    /// Bytes that no client has put, wherever they were read.
     fn wrong(&self) -> u64 {
         // Those of audits, of reads during the load, of probers and of flips: each is complained about.
         self.count("wrong").max(self.audited("wrong")).max(self.flipped("served"))
@@ -112,6 +115,11 @@ impl Report {
         if let Some(complaint) = self.complaints.first() {
             bail!("{complaint}");
         }
+        let deaths = self.faults.get(&Fault::KillNode).copied().unwrap_or(0);
+        ensure!(
+            self.disk_mib == 0 || deaths < DEATHS_MANY || cold > 0,
+            "nothing was on a disk whenever a node was killed: raise --churn-mib-s"
+        );
         ensure!(self.count("acked_puts") > 0 && self.audited("read") > 0, "nothing was stored and read");
         if let Some(wanted) = self.wanted.filter(|_| !self.interrupted) {
             ensure!(self.kills() >= wanted, "{} of {wanted} kills", self.kills());
@@ -121,7 +129,9 @@ impl Report {
 
     pub(super) fn json(&self) -> Value {
         let mut fields = Map::new();
-        let mut add = |name: &str, value: Value| drop(fields.insert(name.to_owned(), value));
+        let mut add = |name: &str, value: Value| {
+            fields.insert(name.to_owned(), value);
+        };
         add("kills", json!(self.kills()));
         add("acked_puts", json!(self.count("acked_puts")));
         add("acked_removes", json!(self.count("acked_removes")));
@@ -212,6 +222,10 @@ mod tests {
         pairs.iter().map(|(name, number)| ((*name).to_owned(), *number)).collect()
     }
 
+    fn set(numbers: &mut Numbers, name: &str, number: u64) {
+        numbers.insert(name.to_owned(), number);
+    }
+
     fn good() -> Report {
         Report {
             audits: numbers(&[("read", 5), ("cold_after_node", 2_000), ("cold_lost_after_node", 2)]),
@@ -240,20 +254,26 @@ mod tests {
             assert_eq!(json["passed"], false, "{json}");
             report.judge().expect_err("it fails").to_string()
         };
-        let lost = fails(|report| drop(report.audits.insert("lost".to_owned(), 1)));
+        let lost = fails(|report| set(&mut report.audits, "lost", 1));
         assert_eq!(lost, "1 acknowledged objects are lost");
-        fails(|report| drop(report.audits.insert("lost_by_masters".to_owned(), 1)));
-        fails(|report| drop(report.counts.insert("lost".to_owned(), 1)));
-        fails(|report| drop(report.audits.insert("resurrected".to_owned(), 1)));
-        fails(|report| drop(report.counts.insert("wrong".to_owned(), 1)));
-        fails(|report| drop(report.flips.insert("served".to_owned(), 1)));
-        fails(|report| drop(report.counts.insert("stale".to_owned(), 1)));
+        fails(|report| set(&mut report.audits, "lost_by_masters", 1));
+        fails(|report| set(&mut report.counts, "lost", 1));
+        fails(|report| set(&mut report.audits, "resurrected", 1));
+        fails(|report| set(&mut report.counts, "wrong", 1));
+        fails(|report| set(&mut report.flips, "served", 1));
+        fails(|report| set(&mut report.counts, "stale", 1));
         fails(|report| report.late_answers = 1);
-        fails(|report| drop(report.audits.insert("failed".to_owned(), 1)));
-        fails(|report| drop(report.audits.insert("cold_lost_after_node".to_owned(), 3)));
+        fails(|report| set(&mut report.audits, "failed", 1));
+        fails(|report| set(&mut report.audits, "cold_lost_after_node", 3));
         fails(|report| report.complaints.push("not whole".to_owned()));
         fails(|report| report.wanted = Some(3));
-        fails(|report| drop(report.counts.remove("acked_puts")));
+        fails(|report| {
+            report.disk_mib = 1;
+            report.faults.insert(Fault::KillNode, DEATHS_MANY);
+            report.audits.remove("cold_after_node");
+            report.audits.remove("cold_lost_after_node");
+        });
+        fails(|report| report.counts.clear());
     }
 
     #[test]
