@@ -87,6 +87,12 @@ fn client_registry(counters: &Counters, times: Vec<OperationTimes>) -> Registry 
         ("replica_failovers", "Reads that continued with another replica", counters.replica_failovers),
         ("transfer_misses", "Misses because no replica could be read", counters.transfer_misses),
         ("disk_hits", "Keys that were read intact from the disk of a node", counters.disk_hits),
+        ("shared_hits", "Keys that were read intact from packs, without their node", counters.shared_hits),
+        (
+            "shared_lost",
+            "Objects whose packs were not there any more, or too short",
+            counters.shared_lost,
+        ),
         (
             "disk_misses",
             "Misses because the disk that had the key did not deliver it in time, or failed",

@@ -26,7 +26,7 @@ use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
 use crate::rpc::{RpcConnection, Standing};
 use crate::stage::{StageCounters, StageServer};
-pub use disks::DiskReport;
+pub use disks::{DiskKind, DiskReport};
 use disks::{Disks, Reports};
 use keeper::Keeper;
 use tasks::Worker;

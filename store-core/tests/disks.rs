@@ -102,6 +102,7 @@ impl Store {
 
     fn mount_disk(&mut self) -> Result<(), ErrorCode> {
         let mount = MountDisk {
+            shared: "",
             node: NodeId::new(1),
             incarnation: Incarnation::new(self.incarnation),
             uuid: [7; 16],
@@ -544,6 +545,7 @@ fn a_disk_belongs_to_one_live_node_and_requests_need_its_key() {
     };
     store.master.mount(at(store.now), &other).unwrap().mounted().unwrap();
     let mount = MountDisk {
+        shared: "",
         node: NodeId::new(2),
         incarnation: Incarnation::new(1),
         key: 5,
