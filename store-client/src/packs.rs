@@ -242,7 +242,13 @@ pub(crate) fn below(root: &Path, named: &str) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    fn read(reader: &mut PackReader, directory: &Path, sequence: u64, offset: u64, bytes: usize) -> Result<Vec<u8>, NotRead> {
+    fn read(
+        reader: &mut PackReader,
+        directory: &Path,
+        sequence: u64,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<Vec<u8>, NotRead> {
         assert!(reader.want(PackRead { id: 7, directory: directory.into(), sequence, offset, bytes }));
         let (id, image) = reader.wait(Instant::now() + Duration::from_secs(20)).unwrap();
         assert_eq!((id, reader.is_idle()), (7, true));

@@ -249,7 +249,9 @@ fn open(
 ) -> Opened {
     let mut why = String::new();
     for _ in 0..TRIES {
-        let Some(Asked { endpoint, export, stage, packs }) = ask(segment, rpc) else { return Opened::Unknown };
+        let Some(Asked { endpoint, export, stage, packs }) = ask(segment, rpc) else {
+            return Opened::Unknown;
+        };
         match packs {
             Some(packs) if direct => return Opened::Packs(packs),
             // Its node is gone.

@@ -150,7 +150,9 @@ impl Client {
             self.staging.note(transfer.item, MISSED);
             return self.mover.start(transfer, None, buffers);
         }
-        let Some(place) = self.segments.packs(packs) else { return self.mover.start(transfer, None, buffers) };
+        let Some(place) = self.segments.packs(packs) else {
+            return self.mover.start(transfer, None, buffers);
+        };
         let (sequence, offset) = (transfer.addr / place.extent_bytes, transfer.addr % place.extent_bytes);
         let state = &mut self.staging.packs;
         if let Some(directory) = state.directory(packs, place)

@@ -26,6 +26,8 @@ pub enum DiskError {
     NotAFile(PathBuf),
     /// Another process, or another part of this one, has it open, or it is mounted.
     InUse(PathBuf),
+    /// There is no such directory.
+    NoDirectory(PathBuf),
     /// Another node has the directory of packs.
     Owned {
         /// The directory.
@@ -117,6 +119,9 @@ impl fmt::Display for DiskError {
             }
             Self::InUse(path) => {
                 write!(f, "{}: in use: stop the node that has it open, or unmount it", path.display())
+            }
+            Self::NoDirectory(path) => {
+                write!(f, "{}: there is no such directory: mount or make it", path.display())
             }
             Self::Owned { path, by } => write!(
                 f,

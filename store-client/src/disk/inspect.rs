@@ -14,8 +14,8 @@ use store_core::disk::format::{
 
 use super::error::DiskError;
 use super::file::DiskFile;
-use super::packs::PackDirectory;
 use super::image::is_intact;
+use super::packs::PackDirectory;
 use super::survey::{Damage, FoundObject, Progress, Survey, Verified};
 use super::sys::AlignedBuffer;
 

@@ -454,7 +454,8 @@ impl Master {
 
     /// Bytes of objects that wait for a disk that takes them, or should be chosen to.
     pub(super) fn disk_backlog_bytes(&self) -> u64 {
-        let mut ready = self.disks.iter().filter(|disk| disk.state == DiskState::Ready).peekable();
+        let mut ready =
+            self.disks.iter().filter(|disk| disk.state == DiskState::Ready && !disk.closed).peekable();
         if ready.peek().is_none() {
             return 0;
         }

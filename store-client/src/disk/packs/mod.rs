@@ -115,7 +115,10 @@ impl fmt::Display for RefusedPack {
 
 /// What a file was found to be.
 enum Found {
-    Extent { slot: u32, stage: Stage },
+    Extent {
+        slot: u32,
+        stage: Stage,
+    },
     Refused(PackFault),
     /// Nothing was ever written to it.
     Empty,
@@ -158,7 +161,7 @@ impl PackDirectory {
     /// `Owned` when another process has it; `NotADisk`, `Version`, `Foreign`.
     pub fn open(path: &Path) -> Result<Self, DiskError> {
         if !path.is_dir() {
-            return Err(DiskError::Missing(path.to_owned()));
+            return Err(DiskError::NoDirectory(path.to_owned()));
         }
         if !path.join(SUPERBLOCK).exists() {
             return Err(DiskError::NotADisk(path.to_owned()));
@@ -391,7 +394,9 @@ impl PackDirectory {
         let extent = match (&footer, BatchHeader::extent_of(&head)) {
             (Some(footer), _) => footer.extent,
             (None, Some(extent)) => extent,
-            (None, None) if bytes == 0 || bytes <= u64::from(PAGE_BYTES) && head.iter().all(|byte| *byte == 0) => {
+            (None, None)
+                if bytes == 0 || bytes <= u64::from(PAGE_BYTES) && head.iter().all(|byte| *byte == 0) =>
+            {
                 return Found::Empty;
             }
             (None, None) => {
@@ -405,7 +410,8 @@ impl PackDirectory {
         if extent.sequence != sequence {
             return Found::Refused(PackFault::Renamed);
         }
-        let stage = footer.map_or(Stage::Open, |footer| Stage::Pack { end: footer.end, footer: footer.footer_bytes });
+        let stage =
+            footer.map_or(Stage::Open, |footer| Stage::Pack { end: footer.end, footer: footer.footer_bytes });
         Found::Extent { slot: extent.slot, stage }
     }
 
@@ -468,7 +474,8 @@ impl Medium for PackDirectory {
 }
 
 fn superblocks(file: &File, path: &Path) -> Result<(Superblock, u32), DiskError> {
-    let bytes = first_bytes(file, 2 * PAGE_BYTES as usize).map_err(|error| DiskError::io(path, "read", error))?;
+    let bytes =
+        first_bytes(file, 2 * PAGE_BYTES as usize).map_err(|error| DiskError::io(path, "read", error))?;
     let pages = bytes.chunks(PAGE_BYTES as usize);
     let valid: Vec<Superblock> = pages.clone().filter_map(Superblock::decode).collect();
     let count = valid.len() as u32;

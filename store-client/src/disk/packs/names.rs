@@ -93,7 +93,9 @@ mod tests {
                 assert_eq!(parse(&file_name(sequence, kind)), Some((sequence, kind)));
             }
         }
-        for other in ["superblock", "owner", "1.pack", "0000000000000001.pack.tmp", "000000000000000x.pack", ".pack"] {
+        for other in
+            ["superblock", "owner", "1.pack", "0000000000000001.pack.tmp", "000000000000000x.pack", ".pack"]
+        {
             assert_eq!(parse(other), None, "{other}");
         }
         assert_eq!(uuid_text(&[0xab; 16]), "abababab-abab-abab-abab-abababababab");

@@ -51,7 +51,9 @@ impl Owner {
                 "node" => value.clone_into(&mut owner.node),
                 "token" => value.clone_into(&mut owner.token),
                 "void" => {
-                    let range = value.split_once('-').and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
+                    let range = value
+                        .split_once('-')
+                        .and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
                     owner.void.extend(range);
                 }
                 _ => {}

@@ -162,7 +162,10 @@ impl Slots {
         match inner.stage {
             Stage::Open => {
                 if inner.file.is_none() {
-                    let file = OpenOptions::new().read(true).write(true).open(self.path(slot.sequence, Kind::Open))?;
+                    let file = OpenOptions::new()
+                        .read(true)
+                        .write(true)
+                        .open(self.path(slot.sequence, Kind::Open))?;
                     inner.file = Some(Arc::new(file));
                 }
             }
@@ -170,10 +173,13 @@ impl Slots {
                 self.check()?;
                 if let Some(old) = inner.replaced.take() {
                     // Its room is free: the master has dropped its places.
-                    Kind::ALL.into_iter().for_each(|kind| drop(fs::remove_file(self.path(old.sequence, kind))));
+                    Kind::ALL
+                        .into_iter()
+                        .for_each(|kind| drop(fs::remove_file(self.path(old.sequence, kind))));
                 }
                 let path = self.path(slot.sequence, Kind::Open);
-                let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+                let file =
+                    OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
                 (inner.file, inner.stage) = (Some(Arc::new(file)), Stage::Open);
                 locked(&self.dirty).directory = true;
             }
@@ -404,7 +410,9 @@ fn read_part(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
 /// Makes names durable. Where a file system does not sync directories, its renames are durable as they are.
 pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
     match File::open(directory)?.sync_all() {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EBADF | libc::EOPNOTSUPP)) => Ok(()),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EBADF | libc::EOPNOTSUPP)) => {
+            Ok(())
+        }
         result => result,
     }
 }

@@ -16,8 +16,8 @@ use store_core::message::{
 use store_core::{ErrorCode, Key, SegmentNo, TenantTag};
 
 use super::lend::lend;
-use super::source::code_of;
 use super::packs::{self, Medium};
+use super::source::code_of;
 use super::{DiskKind, DiskReport, DisksError, Place};
 use crate::config::NodeDiskConfig;
 use crate::disk::{
@@ -117,6 +117,17 @@ impl NodeDisk {
             reports: Vec::new(),
             reclaims: Vec::new(),
         }
+    }
+
+    /// Whether an error says that the directory of packs belongs to another node, or that the directory of a
+    /// node that is gone cannot be used.
+    pub(super) fn is_lost(&self, error: &DisksError) -> bool {
+        let taken = matches!(
+            error,
+            DisksError::Rpc(RpcError::Refused(ErrorCode::SegmentAlreadyExists))
+                | DisksError::Disk(DiskError::Owned { .. })
+        );
+        self.kind == DiskKind::Shared && (taken || self.adopted && matches!(error, DisksError::Disk(_)))
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -285,25 +285,35 @@ impl Run {
         let found = self.orphans.look(&self.disks);
         self.disks.extend(found);
         let mut pause = IDLE;
-        let mut refused = None;
+        let mut lost = None;
         for (index, disk) in self.disks.iter_mut().enumerate() {
             match disk.work(rpc, &mounted, &self.place) {
                 Ok(busy) => pause = if busy { pause.min(BUSY) } else { pause },
-                // Its node is alive, or another node was faster; or it cannot be used.
-                Err(DisksError::Rpc(RpcError::Refused(ErrorCode::SegmentAlreadyExists)) | DisksError::Disk(_))
-                    if disk.adopted =>
-                {
-                    refused = Some(index);
+                Err(error) if disk.is_lost(&error) => {
+                    log::warn!("node {}: {}: {error}", self.place.name, disk.path().display());
+                    lost = Some(index);
                 }
                 Err(error) => return Err(error),
             }
         }
-        if let Some(index) = refused {
-            let mut disk = self.disks.remove(index);
-            disk.close(&self.place);
-            self.orphans.refused(disk.path().to_owned());
-        }
+        lost.into_iter().for_each(|index| self.let_go(index));
         Ok(pause)
+    }
+
+    /// A directory of packs belongs to another node, or cannot be used. The node makes another one of its own
+    /// if it was that.
+    fn let_go(&mut self, index: usize) {
+        let mut disk = self.disks.remove(index);
+        self.retry_at = Instant::now() + RETRY;
+        disk.close(&self.place);
+        self.orphans.refused(disk.path().to_owned());
+        let config = self.config.shared.0.iter().find(|config| disk.path().starts_with(&config.path));
+        if let Some(config) = config.filter(|_| !disk.adopted) {
+            match NodeDisk::shared(config, &self.config.shared_cluster, &self.config.name) {
+                Ok(disk) => self.disks.push(disk),
+                Err(error) => log::error!("node {}: no directory of packs: {error}", self.place.name),
+            }
+        }
     }
 
     fn failed(&mut self, error: &DisksError) {

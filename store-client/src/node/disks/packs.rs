@@ -58,7 +58,7 @@ pub(super) fn options() -> DiskOptions {
 pub(super) fn own(config: &NodeDiskConfig, cluster: &str, node: &str) -> Result<PackDirectory, DiskError> {
     // A directory that does not exist is a file system that is not mounted.
     if !config.path.is_dir() {
-        return Err(DiskError::Missing(config.path.clone()));
+        return Err(DiskError::NoDirectory(config.path.clone()));
     }
     let cluster = config.path.join(cluster);
     for path in PackDirectory::list(&cluster) {
@@ -125,7 +125,10 @@ impl Orphans {
                 continue;
             }
             let since = *self.free_since.entry(path.clone()).or_insert(now);
-            if now - since < after || self.not_before.contains_key(&path) || adopted + taken.len() >= ADOPTED_MAX {
+            if now - since < after
+                || self.not_before.contains_key(&path)
+                || adopted + taken.len() >= ADOPTED_MAX
+            {
                 continue;
             }
             match NodeDisk::adopted(&path) {
