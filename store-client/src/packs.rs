@@ -132,6 +132,7 @@ impl PackReader {
     }
 
     /// Whether nothing is being read.
+    #[cfg(test)]
     pub(crate) const fn is_idle(&self) -> bool {
         self.in_flight == 0
     }

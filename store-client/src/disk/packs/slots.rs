@@ -56,10 +56,6 @@ impl Slot {
     pub(super) fn new(sequence: u64, stage: Stage) -> Self {
         Self { sequence, inner: Mutex::new(Inner { stage, file: None, replaced: None }) }
     }
-
-    pub(super) const fn sequence(&self) -> u64 {
-        self.sequence
-    }
 }
 
 /// What was written since the last sync.
