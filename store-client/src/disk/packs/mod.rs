@@ -498,3 +498,7 @@ fn token() -> Result<String, DiskError> {
     let bytes = random().map_err(DiskError::System)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests;

@@ -83,7 +83,7 @@ impl Owner {
     /// Files with these sequences do not count from now on. `oldest`: no file has a lower sequence.
     pub(super) fn add_void(&mut self, range: Range<u64>, oldest: u64) {
         self.void.retain(|range| range.end > oldest);
-        if !range.is_empty() {
+        if !range.is_empty() && !self.void.contains(&range) {
             self.void.push(range);
         }
         let excess = self.void.len().saturating_sub(VOID_MAX);
