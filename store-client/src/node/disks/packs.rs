@@ -48,10 +48,8 @@ impl Medium {
 
 /// How a directory of packs is driven.
 pub(super) fn options() -> DiskOptions {
-    let mut options = DiskOptions::default();
     // Errors of a server come in swarms, and pass.
-    options.disk = DiskConfig { errors_max: 1_024, ..DiskConfig::default() };
-    options
+    DiskOptions { disk: DiskConfig { errors_max: 1_024, ..DiskConfig::default() }, ..DiskOptions::default() }
 }
 
 /// The directory that the node has below a shared directory; it is made if there is none and a size is given.
