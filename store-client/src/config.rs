@@ -60,6 +60,10 @@ pub struct ClientConfig {
     /// asks for the first of them. What a disk has not delivered by then is a miss. At most 60,000; 0:
     /// nothing is read from disks. Default 1,000.
     pub disk_deadline_ms: u32,
+    /// Where this client has the shared directory mounted that nodes write packs to, if not where they have
+    /// it: packs are read from there. `none`: packs are read by their nodes, as other disks are. Default "":
+    /// where the nodes have it.
+    pub shared: String,
     /// How often a call to the master that may safely be repeated is sent, the first time included. 1 to 255.
     /// Default 3.
     pub rpc_tries_max: u8,
@@ -118,6 +122,17 @@ pub struct NodeConfig {
     /// separated by commas. A file with a size that does not exist is made and formatted; everything else was
     /// formatted before, by `snowskin disk format`. Default "".
     pub disks: DiskList,
+    /// Directories that all hosts mount, for objects that no longer fit into memory, as `DIR` or `DIR:SIZE`,
+    /// separated by commas. The node writes packs to a directory of its own below each, which readers read
+    /// themselves, with or without the node. With a size the node makes its directory if it has none there.
+    /// Default "".
+    pub shared: DiskList,
+    /// The name of the cluster, below which the directories of its nodes are in a shared directory:
+    /// `DIR/CLUSTER/UUID`. 1 to 128 bytes without `/`. Default "default".
+    pub shared_cluster: String,
+    /// How long nobody has to write to a directory of packs before this node takes it over, milliseconds: its
+    /// node is gone. 0: never. Default 5,000.
+    pub shared_adopt_ms: u32,
     /// The service that reads objects from the disks for clients and other nodes. A node without disks has
     /// none. By default it listens where the engine does.
     pub stage: StageConfig,
@@ -152,6 +167,7 @@ impl ClientConfig {
             value_bytes_max: 1 << 30,
             unreachable_ms: 500,
             disk_deadline_ms: 1_000,
+            shared: String::new(),
             rpc_tries_max: 3,
             places_max: 3,
             place_ms_max: 2_000,
@@ -228,6 +244,9 @@ impl NodeConfig {
             copy_bytes_per_s_max: 0,
             takeover: false,
             disks: DiskList::default(),
+            shared: DiskList::default(),
+            shared_cluster: "default".to_owned(),
+            shared_adopt_ms: 5_000,
             stage: StageConfig::default(),
         }
     }
@@ -249,6 +268,14 @@ impl NodeConfig {
         }
         if self.disks.0.iter().any(|disk| disk.path.as_os_str().is_empty()) {
             return Err(ConnectError::Config { field: "disks", need: "must have a path each" });
+        }
+        if self.shared.0.iter().any(|disk| disk.path.as_os_str().is_empty()) {
+            return Err(ConnectError::Config { field: "shared", need: "must have a directory each" });
+        }
+        let cluster = &self.shared_cluster;
+        if !(1..=128).contains(&cluster.len()) || cluster.contains('/') || cluster.starts_with('.') {
+            let need = "must have 1 to 128 bytes, no `/`, and no dot at its beginning";
+            return Err(ConnectError::Config { field: "shared_cluster", need });
         }
         self.stage.validate().map_err(ConnectError::Stage)?;
         if self.capacity_bytes == 0 || usize::try_from(self.capacity_bytes).is_err() {

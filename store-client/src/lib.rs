@@ -84,6 +84,7 @@ mod memory;
 mod metrics;
 mod mover;
 mod node;
+mod packs;
 mod quarantine;
 mod rpc;
 mod segments;
@@ -103,7 +104,7 @@ pub use master::{
 };
 pub use memory::{BufferRange, Fragment};
 pub use metrics::{ClientMetrics, metrics_text_of};
-pub use node::{DiskReport, Node, NodeStatusReport};
+pub use node::{DiskKind, DiskReport, Node, NodeStatusReport};
 pub use rpc::{Address, Identity, LeaderHint, Masters, RpcConfig, RpcConnection};
 pub use store::{RemoveMode, Store};
 pub use store_core::Placement;

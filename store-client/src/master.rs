@@ -141,8 +141,9 @@ impl<'c> MasterClient<'c> {
     pub fn segments(&mut self) -> Result<Vec<SegmentEntry>, StoreError> {
         self.rpc.begin_trace();
         let (_, infos) = self.rpc.call::<AskSegments>(&(), std::iter::empty())?;
-        let entries = infos.flatten().map(segment).collect();
-        Ok(entries)
+        // Disks are in the list as well.
+        let memory = infos.flatten().filter(|info| info.extent_bytes == 0);
+        Ok(memory.map(segment).collect())
     }
 
     /// The mounted segment that has this name.
@@ -151,7 +152,7 @@ impl<'c> MasterClient<'c> {
     /// `SegmentNotFound`; no answer from the master.
     pub fn segment_named(&mut self, name: &str) -> Result<SegmentEntry, StoreError> {
         let (_, infos) = self.rpc.call::<AskSegments>(&(), std::iter::empty())?;
-        let named = infos.flatten().find(|info| info.name == name).map(segment);
+        let named = infos.flatten().find(|info| info.extent_bytes == 0 && info.name == name).map(segment);
         named.ok_or_else(|| ErrorCode::SegmentNotFound.into())
     }
 

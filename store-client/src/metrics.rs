@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 use store_core::Times;
 
 use crate::client::Counters;
-use crate::node::NodeStatusReport;
+use crate::node::{DiskReport, NodeStatusReport};
 
 /// Durations of a client's operations.
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,6 +87,8 @@ fn client_registry(counters: &Counters, times: Vec<OperationTimes>) -> Registry 
         ("replica_failovers", "Reads that continued with another replica", counters.replica_failovers),
         ("transfer_misses", "Misses because no replica could be read", counters.transfer_misses),
         ("disk_hits", "Keys that were read intact from the disk of a node", counters.disk_hits),
+        ("shared_hits", "Keys that were read intact from packs, without their node", counters.shared_hits),
+        ("shared_lost", "Objects whose packs were not there any more, or too short", counters.shared_lost),
         (
             "disk_misses",
             "Misses because the disk that had the key did not deliver it in time, or failed",
@@ -114,6 +116,7 @@ pub(crate) fn of_node(
     capacity_bytes: u64,
     uptime: Duration,
     engine: &te_engine::Stats,
+    disks: &[DiskReport],
 ) -> String {
     let mut registry = Registry::with_prefix("snowskin_node");
     let mounted = status.segment.is_some() && status.heard;
@@ -126,7 +129,29 @@ pub(crate) fn of_node(
     counter(&mut registry, "mounts", "Times that the memory was mounted", status.mounts);
     counter(&mut registry, "heartbeats", "Heartbeats that were answered", status.heartbeats);
     counter(&mut registry, "failures", "Heartbeats and mounts that failed", status.failures);
+    register_disks(&mut registry, disks);
     text(registry, engine)
+}
+
+fn register_disks(registry: &mut Registry, disks: &[DiskReport]) {
+    let family = || Family::<DiskLabels, Gauge>::default();
+    let (ready, objects, refused) = (family(), family(), family());
+    for disk in disks {
+        let labels = DiskLabels { path: disk.path.display().to_string(), kind: disk.kind.name() };
+        ready.get_or_create(&labels).set(disk.ready.into());
+        objects.get_or_create(&labels).set(signed(disk.stats.objects));
+        refused.get_or_create(&labels).set(signed(disk.refused));
+    }
+    registry.register("disk_ready", "1 while the master knows the disk and everything on it", ready);
+    registry.register("disk_objects", "Objects on the disk", objects);
+    let help = "Files in a directory of packs that are none, and are not used";
+    registry.register("disk_refused_files", help, refused);
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DiskLabels {
+    path: String,
+    kind: &'static str,
 }
 
 /// The text of a registry, followed by that of the engine.

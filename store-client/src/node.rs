@@ -26,7 +26,7 @@ use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
 use crate::rpc::{RpcConnection, Standing};
 use crate::stage::{StageCounters, StageServer};
-pub use disks::DiskReport;
+pub use disks::{DiskKind, DiskReport};
 use disks::{Disks, Reports};
 use keeper::Keeper;
 use tasks::Worker;
@@ -193,7 +193,8 @@ impl Node {
     #[must_use]
     pub fn metrics_text(&self) -> String {
         let engine = self.engine.stats();
-        crate::metrics::of_node(&self.status(), self.capacity_bytes, self.started.elapsed(), &engine)
+        let (status, disks) = (self.status(), self.disks());
+        crate::metrics::of_node(&status, self.capacity_bytes, self.started.elapsed(), &engine, &disks)
     }
 
     /// The memory that is mounted, for tests that corrupt it.

@@ -17,6 +17,12 @@ pub(crate) struct Segments {
     /// Fetches descriptors from engines.
     descriptors: PeerToPeer,
     known: HashMap<SegmentNo, Known>,
+    /// The staging memory of directories of packs, which are known as such.
+    staged: HashMap<SegmentNo, Known>,
+    /// Directories of packs, by the number in [`Place::Packs`].
+    packs: Vec<PackPlace>,
+    /// Whether packs are read from here.
+    direct: bool,
     lineage: u64,
     /// Addresses of stage services, by the number in [`Place::Disk`].
     services: Vec<String>,
@@ -39,6 +45,8 @@ enum Known {
 pub(crate) enum Place {
     /// Memory of a node.
     Memory(SegmentHandle),
+    /// A directory of packs: [`Segments::packs`].
+    Packs(u32),
     /// A disk, whose objects are read from this memory.
     Disk {
         /// The staging memory of the node.
@@ -50,19 +58,48 @@ pub(crate) enum Place {
 
 impl Place {
     /// The memory, or the staging memory of a disk.
-    const fn handle(self) -> SegmentHandle {
+    const fn handle(self) -> Option<SegmentHandle> {
         match self {
-            Self::Memory(handle) | Self::Disk { staging: handle, .. } => handle,
+            Self::Memory(handle) | Self::Disk { staging: handle, .. } => Some(handle),
+            Self::Packs(_) => None,
         }
     }
+}
+
+/// A directory of packs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PackPlace {
+    /// Its path at its node.
+    pub(crate) directory: String,
+    /// Bytes of an extent.
+    pub(crate) extent_bytes: u64,
 }
 
 impl Segments {
     /// No segments yet, for an engine with this configuration.
     pub(crate) fn new(config: &te_engine::Config) -> Self {
-        let descriptors = PeerToPeer::of(config);
-        let (services, unreached) = (Vec::new(), Vec::new());
-        Self { descriptors, known: HashMap::new(), lineage: 0, services, unreached, why: None }
+        Self {
+            descriptors: PeerToPeer::of(config),
+            known: HashMap::new(),
+            staged: HashMap::new(),
+            packs: Vec::new(),
+            direct: true,
+            lineage: 0,
+            services: Vec::new(),
+            unreached: Vec::new(),
+            why: None,
+        }
+    }
+
+    /// Packs are read by their nodes, as other disks are.
+    pub(crate) const fn without_packs(mut self) -> Self {
+        self.direct = false;
+        self
+    }
+
+    /// A directory of packs.
+    pub(crate) fn packs(&self, packs: u32) -> Option<&PackPlace> {
+        self.packs.get(packs as usize)
     }
 
     /// Call this after a connection was made: a store that has begun anew (another lineage) assigns
@@ -70,7 +107,7 @@ impl Segments {
     pub(crate) fn reconnected(&mut self, lineage: u64, engine: &mut Engine) {
         if self.lineage != lineage {
             self.lineage = lineage;
-            for (_, known) in self.known.drain() {
+            for (_, known) in self.known.drain().chain(self.staged.drain()) {
                 if let Known::Open(place) = known {
                     close(place.handle(), engine);
                 }
@@ -96,7 +133,41 @@ impl Segments {
             Some(Known::Shunned(until)) if Instant::now() < *until => return None,
             _ => {}
         }
-        let opened = match open(segment, rpc, &self.descriptors, engine) {
+        let opened = self.try_open(segment, rpc, engine, (self.direct, shun));
+        let known = opened.map_or_else(|| Known::Shunned(Instant::now() + shun), Known::Open);
+        self.known.insert(segment, known);
+        opened
+    }
+
+    /// Where the node of a directory of packs reads objects of it for others; `None` while it does not.
+    pub(crate) fn open_staging(
+        &mut self,
+        segment: SegmentNo,
+        rpc: &mut RpcConnection,
+        engine: &mut Engine,
+        shun: Duration,
+    ) -> Option<Place> {
+        match self.staged.get(&segment) {
+            Some(Known::Open(place)) => return Some(*place),
+            Some(Known::Shunned(until)) if Instant::now() < *until => return None,
+            _ => {}
+        }
+        let opened = self.try_open(segment, rpc, engine, (false, shun));
+        let opened = opened.filter(|place| matches!(place, Place::Disk { .. }));
+        let known = opened.map_or_else(|| Known::Shunned(Instant::now() + shun), Known::Open);
+        self.staged.insert(segment, known);
+        opened
+    }
+
+    fn try_open(
+        &mut self,
+        segment: SegmentNo,
+        rpc: &mut RpcConnection,
+        engine: &mut Engine,
+        (direct, shun): (bool, Duration),
+    ) -> Option<Place> {
+        match open(segment, rpc, &self.descriptors, engine, direct) {
+            Opened::Packs(packs) => Some(Place::Packs(self.number_of_packs(packs))),
             Opened::Here(handle, stage) if stage.is_empty() => Some(Place::Memory(handle)),
             Opened::Here(staging, stage) => Some(Place::Disk { staging, service: self.number(stage) }),
             Opened::Unknown => None,
@@ -111,10 +182,16 @@ impl Segments {
                 self.unreached.push(segment);
                 None
             }
-        };
-        let known = opened.map_or_else(|| Known::Shunned(Instant::now() + shun), Known::Open);
-        self.known.insert(segment, known);
-        opened
+        }
+    }
+
+    fn number_of_packs(&mut self, packs: PackPlace) -> u32 {
+        let known = self.packs.iter().position(|place| *place == packs);
+        let number = known.unwrap_or_else(|| {
+            self.packs.push(packs);
+            self.packs.len() - 1
+        });
+        number as u32
     }
 
     fn number(&mut self, stage: String) -> u32 {
@@ -150,7 +227,11 @@ impl Segments {
     /// Forgets a segment after a transfer found that its owner is gone or has restarted. It is opened again
     /// when an operation names it after the pause.
     pub(crate) fn failed(&mut self, segment: SegmentNo, engine: &mut Engine, shun: Duration) {
-        if let Some(Known::Open(place)) = self.known.insert(segment, Known::Shunned(Instant::now() + shun)) {
+        let shunned = Known::Shunned(Instant::now() + shun);
+        // What is known of a directory of packs does not depend on its node.
+        let is_packs = matches!(self.known.get(&segment), Some(Known::Open(Place::Packs(_))));
+        let known = if is_packs { &mut self.staged } else { &mut self.known };
+        if let Some(Known::Open(place)) = known.insert(segment, shunned) {
             close(place.handle(), engine);
         }
     }
@@ -164,10 +245,19 @@ fn open(
     rpc: &mut RpcConnection,
     descriptors: &PeerToPeer,
     engine: &mut Engine,
+    direct: bool,
 ) -> Opened {
     let mut why = String::new();
     for _ in 0..TRIES {
-        let Some((endpoint, export, stage)) = ask(segment, rpc) else { return Opened::Unknown };
+        let Some(Asked { endpoint, export, stage, packs }) = ask(segment, rpc) else {
+            return Opened::Unknown;
+        };
+        match packs {
+            Some(packs) if direct => return Opened::Packs(packs),
+            // Its node is gone.
+            Some(_) if stage.is_empty() => return Opened::Unknown,
+            _ => {}
+        }
         match open_export(&endpoint, export, descriptors, engine) {
             Ok(Some(handle)) => return Opened::Here(handle, stage),
             Ok(None) => why = format!("{endpoint}: the node has replaced the export that the master knows"),
@@ -192,7 +282,8 @@ fn open_export(
 }
 
 /// Transfers that still use the segment keep it open; it is then closed with the engine.
-fn close(segment: SegmentHandle, engine: &mut Engine) {
+fn close(segment: Option<SegmentHandle>, engine: &mut Engine) {
+    let Some(segment) = segment else { return };
     if let Err(error) = engine.close_segment(segment) {
         log::debug!("a segment could not be closed: {error}");
     }
@@ -200,6 +291,8 @@ fn close(segment: SegmentHandle, engine: &mut Engine) {
 
 /// Result of opening a segment.
 enum Opened {
+    /// A directory that this client may have mounted.
+    Packs(PackPlace),
     /// Its memory, and the address of the stage service of a disk; empty for memory.
     Here(SegmentHandle, String),
     /// No answer from the master, or the master does not know the segment.
@@ -211,7 +304,20 @@ enum Opened {
 /// How often the segment is looked up before it counts as unreachable.
 const TRIES: u32 = 2;
 
-fn ask(segment: SegmentNo, rpc: &mut RpcConnection) -> Option<(String, Export, String)> {
+/// What the master says about a segment.
+struct Asked {
+    endpoint: String,
+    export: Export,
+    stage: String,
+    packs: Option<PackPlace>,
+}
+
+fn ask(segment: SegmentNo, rpc: &mut RpcConnection) -> Option<Asked> {
     let (_, mut infos) = rpc.call::<AskSegments>(&(), [segment].into_iter()).ok()?;
-    infos.next()?.ok().map(|info| (info.endpoint.to_owned(), info.export, info.stage.to_owned()))
+    let info = infos.next()?.ok()?;
+    let directory = info.shared.to_owned();
+    let packs = (!directory.is_empty() && info.extent_bytes > 0)
+        .then_some(PackPlace { directory, extent_bytes: info.extent_bytes });
+    let (endpoint, export, stage) = (info.endpoint.to_owned(), info.export, info.stage.to_owned());
+    Some(Asked { endpoint, export, stage, packs })
 }

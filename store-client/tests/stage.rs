@@ -560,6 +560,7 @@ fn mount(host: &Host, master: &mut RpcConnection) -> DiskProof {
     };
     let stage = host.server.addr().to_string();
     let disk = MountDisk {
+        shared: "",
         node,
         incarnation,
         key,

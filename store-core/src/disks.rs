@@ -84,7 +84,9 @@ pub(crate) struct Disk {
     pub(crate) stage: Box<str>,
     pub(crate) staging: Staging,
     pub(crate) bytes: u64,
-    extent_bytes: u64,
+    pub(crate) extent_bytes: u64,
+    /// Where its packs are, if readers may read them themselves; empty for a disk of its node alone.
+    pub(crate) shared: Box<str>,
     pub(crate) state: DiskState,
     /// Its numbers in earlier mounts: what is not announced of these is dropped.
     pub(crate) before: Vec<SegmentNo>,
@@ -96,6 +98,8 @@ pub(crate) struct Disk {
     pub(crate) writing_bytes: u64,
     pub(crate) queue: VecDeque<Queued>,
     pub(crate) queue_bytes: u64,
+    /// Its node writes nothing to it at present: nothing is queued for it.
+    pub(crate) closed: bool,
     /// Everything on it is void: the number of the order that says so.
     pub(crate) clearing: Option<u64>,
 }
@@ -148,9 +152,18 @@ impl Disk {
         core::mem::take(&mut self.extents).into_values().flat_map(|members| members.list).collect()
     }
 
-    /// Whether objects can be read from it.
+    /// Whether its node serves it.
     pub(crate) fn is_here(&self) -> bool {
         !matches!(self.state, DiskState::Away(_))
+    }
+
+    /// Whether objects can be read from it: packs need no node for that.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.is_here() || self.is_shared()
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        !self.shared.is_empty()
     }
 
     fn memory_bytes(&self) -> usize {
@@ -265,6 +278,7 @@ impl Disk {
             staging: mount.staging,
             bytes: mount.bytes,
             extent_bytes: mount.extent_bytes.max(1),
+            shared: mount.shared.into(),
             state: DiskState::Opening,
             before,
             extents: BTreeMap::new(),
@@ -273,6 +287,7 @@ impl Disk {
             writing_bytes: 0,
             queue: VecDeque::new(),
             queue_bytes: 0,
+            closed: false,
             clearing: None,
         }
     }

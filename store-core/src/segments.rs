@@ -74,6 +74,8 @@ pub(crate) struct Segment {
 impl Segment {
     pub(crate) fn info(&self) -> SegmentInfo<'_> {
         SegmentInfo {
+            shared: "",
+            extent_bytes: 0,
             segment: self.no,
             node: self.node,
             incarnation: self.incarnation,

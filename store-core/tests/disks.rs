@@ -39,6 +39,8 @@ struct Store {
     now: u64,
     incarnation: u64,
     disk: SegmentNo,
+    /// Where it is, if readers may read it themselves.
+    shared: &'static str,
     /// What is on the disk: by locator.
     found: BTreeMap<u64, (String, u64)>,
     next: u64,
@@ -56,6 +58,7 @@ impl Store {
             now: 1,
             incarnation: 0,
             disk: SegmentNo::NONE,
+            shared: "",
             found: BTreeMap::new(),
             next: EXTENT,
         };
@@ -102,6 +105,7 @@ impl Store {
 
     fn mount_disk(&mut self) -> Result<(), ErrorCode> {
         let mount = MountDisk {
+            shared: self.shared,
             node: NodeId::new(1),
             incarnation: Incarnation::new(self.incarnation),
             uuid: [7; 16],
@@ -410,6 +414,63 @@ fn after_a_restart_of_the_node_its_objects_are_known_again() {
 }
 
 #[test]
+fn packs_are_read_without_their_node_and_what_is_removed_meanwhile_stays_removed() {
+    let mut store = Store::new();
+    store.shared = "/mnt/kv/default/07070707";
+    store.lose_node();
+    store.start_node();
+    store.ready();
+    store.fill(0..ROOM as u32);
+    store.work();
+    let info = |store: &Store, disk| {
+        store
+            .master
+            .segment(disk)
+            .map(|info| (info.shared.to_owned(), info.stage.to_owned(), info.extent_bytes))
+    };
+    let (first, path) = (store.disk, store.shared.to_owned());
+    assert_eq!(info(&store, first), Some((path.clone(), "n1:2".into(), EXTENT)));
+    store.lose_node();
+    assert_eq!((store.get("key-0"), store.exists("key-0")), (Some(true), true));
+    assert_eq!(info(&store, first), Some((path.clone(), String::new(), EXTENT)), "nobody serves it");
+    let generation = store.master.get(at(store.now), b"key-1").unwrap().generation;
+    store.master.remove(at(store.now), b"key-1", RemoveMode::Force).unwrap();
+    assert_eq!(store.get("key-1"), None);
+    store.start_node();
+    assert_ne!(store.disk, first);
+    assert_eq!(store.get("key-0"), Some(false), "still where it was, while its successor looks");
+    assert_eq!(store.announce(), ["key-1"]);
+    store.ready();
+    assert_eq!(store.get("key-0"), Some(true));
+    assert_eq!(info(&store, first), None, "its successor has another number");
+    assert_eq!(store.fetch(9).forget, [("key-1".to_owned(), generation)]);
+    store.now += 200_000;
+    store.master.handle_timeout(at(store.now));
+    store.now += 200_000;
+    store.master.handle_timeout(at(store.now));
+    assert_eq!(store.exists("key-0"), false, "a directory that nobody takes over is forgotten");
+}
+
+#[test]
+fn nothing_is_queued_for_a_disk_that_its_node_writes_nothing_to() {
+    let mut store = Store::opened();
+    store.fill(0..ROOM as u32);
+    let fetch = |store: &mut Store, bytes_max| {
+        let (node, incarnation) = (NodeId::new(1), Incarnation::new(store.incarnation));
+        let fetch = FetchRequest { node, incarnation, count_max: 1, key: 0 };
+        let fetch = FetchDisk { fetch, disk: store.disk, bytes_max };
+        store.call::<FetchDiskOrders>(&mut Vec::new(), &fetch, vec![]).unwrap().len()
+    };
+    assert_eq!(fetch(&mut store, 1), 1);
+    assert!(store.stats().disk_backlog_bytes > LEN, "more waits");
+    fetch(&mut store, 0);
+    let waits = store.stats().disk_backlog_bytes;
+    assert_eq!(waits, 0, "nothing waits for it");
+    store.fill(100..140);
+    assert!(store.fetch(64).demote.len() > 1, "it takes objects again");
+}
+
+#[test]
 fn what_a_disk_does_not_announce_is_gone_when_it_is_ready() {
     let mut store = Store::opened();
     store.fill(0..ROOM as u32);
@@ -544,6 +605,7 @@ fn a_disk_belongs_to_one_live_node_and_requests_need_its_key() {
     };
     store.master.mount(at(store.now), &other).unwrap().mounted().unwrap();
     let mount = MountDisk {
+        shared: "",
         node: NodeId::new(2),
         incarnation: Incarnation::new(1),
         key: 5,

@@ -309,6 +309,7 @@ fn about_expulsions(master: &mut Master, now: Instant) -> Vec<Case> {
 fn about_disks(master: &mut Master, now: Instant) -> Vec<Case> {
     let (node, incarnation) = (NodeId::new(1), Incarnation::new(1));
     let mount = |uuid| MountDisk {
+        shared: "",
         node,
         incarnation,
         uuid: [uuid; 16],

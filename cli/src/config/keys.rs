@@ -40,7 +40,7 @@ const SOURCES: [(&str, &str); 8] = [
 ];
 
 /// Short flags for settings with long names. `-h` lists these; `--help` lists all.
-const FLAGS: [(&str, &str); 39] = [
+const FLAGS: [(&str, &str); 40] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
     ("cluster.tenant_secret", "tenant-secret"),
@@ -79,6 +79,7 @@ const FLAGS: [(&str, &str); 39] = [
     ("node.gateway", "gateway"),
     ("node.takeover", "takeover"),
     ("node.disks", "disk"),
+    ("node.shared", "shared"),
     ("client.engine.fabrics", "fabric"),
 ];
 

@@ -141,6 +141,7 @@ impl Client {
                 let bytes = item.bytes_of(fetched.len);
                 self.counters.hits += 1;
                 self.counters.disk_hits += u64::from(self.staging.was_read(index));
+                self.counters.shared_hits += u64::from(self.staging.was_read_direct(index));
                 self.counters.read_bytes += bytes;
                 return Ok(Some(bytes));
             }

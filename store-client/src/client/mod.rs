@@ -8,6 +8,7 @@
 mod get;
 mod lending;
 mod open_puts;
+mod packs;
 mod put;
 mod staging;
 mod started_gets;
@@ -95,6 +96,10 @@ pub struct Counters {
     pub transfer_misses: u64,
     /// Keys that were read intact from the disk of a node.
     pub disk_hits: u64,
+    /// Those of them that this client has read from packs itself.
+    pub shared_hits: u64,
+    /// Objects whose packs were not there any more, or too short.
+    pub shared_lost: u64,
     /// Misses because the disk that had the key did not deliver it in time, or failed.
     pub disk_misses: u64,
     /// Keys that were committed.
@@ -122,6 +127,8 @@ impl AddAssign for Counters {
             replica_failovers,
             transfer_misses,
             disk_hits,
+            shared_hits,
+            shared_lost,
             disk_misses,
             puts,
             put_failures,
@@ -137,6 +144,8 @@ impl AddAssign for Counters {
         self.replica_failovers += replica_failovers;
         self.transfer_misses += transfer_misses;
         self.disk_hits += disk_hits;
+        self.shared_hits += shared_hits;
+        self.shared_lost += shared_lost;
         self.disk_misses += disk_misses;
         self.puts += puts;
         self.put_failures += put_failures;
@@ -172,7 +181,7 @@ impl Client {
             engine,
             memory: Memory::default(),
             mover,
-            segments: Segments::new(&config.engine),
+            segments: segments(&config),
             staging: Staging::new(&config),
             puts: OpenPuts::new(),
             gets: StartedGets::new(),
@@ -311,8 +320,11 @@ impl Client {
             Some(Place::Disk { staging, service }) if transfer.op == Op::Read => {
                 return self.read_from_disk(transfer, staging, service, buffers);
             }
+            Some(Place::Packs(packs)) if transfer.op == Op::Read => {
+                return self.read_from_packs(transfer, packs, buffers);
+            }
             // No put has a place on a disk.
-            Some(Place::Disk { .. }) | None => None,
+            Some(Place::Disk { .. } | Place::Packs(_)) | None => None,
         };
         self.mover.start(transfer, handle, buffers) && transfer.op == Op::Read
     }
@@ -450,7 +462,7 @@ impl Client {
         self.mover = mover;
         // They were those of the writer that the nodes have cut off.
         self.puts.clear();
-        self.segments = Segments::new(&self.config.engine);
+        self.segments = segments(&self.config);
         self.staging = Staging::new(&self.config);
         self.engine = engine;
         self.rpc_connects = 0;
@@ -520,6 +532,11 @@ const REPORTS_MAX: usize = 256;
 fn machines(config: &ClientConfig) -> (GetOp, PutOp) {
     let config = config.machines();
     (GetOp::new(config), PutOp::new(config))
+}
+
+fn segments(config: &ClientConfig) -> Segments {
+    let segments = Segments::new(&config.engine);
+    if config.shared == "none" { segments.without_packs() } else { segments }
 }
 
 /// The mover with its bounce buffer.

@@ -18,6 +18,7 @@ use te_core::Outcome;
 use te_engine::SegmentHandle;
 
 use super::Client;
+use super::packs::Packs;
 use crate::config::ClientConfig;
 use crate::mover::Buffers;
 use crate::stage::{StageConnections, StageEnd, StagedAt, Wanted};
@@ -28,7 +29,9 @@ const SLICE: Duration = Duration::from_micros(200);
 /// The item was read from a disk.
 const READ: u8 = 1;
 /// A disk did not deliver the item.
-const MISSED: u8 = 2;
+pub(super) const MISSED: u8 = 2;
+/// It was read from a pack by this client.
+const DIRECT: u8 = 4;
 
 /// The objects of an operation that are read from disks.
 pub(super) struct Staging {
@@ -39,9 +42,10 @@ pub(super) struct Staging {
     /// What is known about each item, up to the last one that was on a disk.
     items: Vec<u8>,
     /// How long an operation waits for disks.
-    patience: Duration,
+    pub(super) patience: Duration,
     /// Until when this operation does, once it has asked.
-    deadline: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
+    pub(super) packs: Packs,
 }
 
 /// A read that waits for a disk.
@@ -60,11 +64,13 @@ impl Staging {
             items: Vec::new(),
             patience: Duration::from_millis(config.disk_deadline_ms.into()),
             deadline: None,
+            packs: Packs::new(config),
         }
     }
 
     pub(super) fn begin(&mut self) {
         self.items.clear();
+        self.packs.forget();
         self.deadline = None;
     }
 
@@ -76,16 +82,18 @@ impl Staging {
     }
 
     pub(super) const fn is_idle(&self) -> bool {
-        self.connections.is_idle()
+        self.connections.is_idle() && self.packs.is_idle()
     }
 
     /// Stops waiting for the disk that a transfer waits for.
     pub(super) fn cancel(&mut self, id: u32) {
         let is = |pending: &Pending| pending.transfer.id == id;
+        self.packs.cancel(id);
         self.connections.give_up(ErrorCode::LeaseExpired, is, &mut self.ends);
     }
 
     pub(super) fn abandon(&mut self) {
+        self.packs.forget();
         self.connections.abandon();
         self.reading.clear();
         self.ends.clear();
@@ -96,6 +104,11 @@ impl Staging {
         self.items.get(item).is_some_and(|known| known & READ != 0)
     }
 
+    /// Whether an item was read from a pack, without its node.
+    pub(super) fn was_read_direct(&self, item: usize) -> bool {
+        self.items.get(item).is_some_and(|known| known & (READ | DIRECT) == READ | DIRECT)
+    }
+
     /// Whether the disk that had an item did not deliver it.
     pub(super) fn was_missed(&self, item: usize) -> bool {
         self.items.get(item).is_some_and(|known| known & MISSED != 0)
@@ -104,11 +117,11 @@ impl Staging {
     /// Another replica of an item is read.
     pub(super) fn read_again(&mut self, item: u32) {
         if let Some(known) = self.items.get_mut(item as usize) {
-            *known &= !READ;
+            *known &= !(READ | DIRECT);
         }
     }
 
-    fn note(&mut self, item: u32, known: u8) {
+    pub(super) fn note(&mut self, item: u32, known: u8) {
         let item = item as usize;
         if self.items.len() <= item {
             self.items.resize(item + 1, 0);
@@ -130,6 +143,17 @@ impl Client {
         if !self.get.handle_disk(transfer.id) {
             return false;
         }
+        self.stage(transfer, staging, service, buffers)
+    }
+
+    /// As [`read_from_disk`](Self::read_from_disk), for a read that has its turn.
+    pub(super) fn stage(
+        &mut self,
+        transfer: Transfer,
+        staging: SegmentHandle,
+        service: u32,
+        buffers: &Buffers<'_, '_>,
+    ) -> bool {
         let now = Instant::now();
         let patience = self.staging.patience;
         let deadline = *self.staging.deadline.get_or_insert(now + patience);
@@ -151,9 +175,11 @@ impl Client {
         if staging.is_idle() && staging.ends.is_empty() {
             return false;
         }
+        let read = self.pump_packs(buffers);
+        let staging = &mut self.staging;
         staging.connections.poll(&mut staging.ends);
         let mut ends = std::mem::take(&mut staging.ends);
-        let any = !ends.is_empty();
+        let any = !ends.is_empty() | read;
         for StageEnd { what: Pending { transfer, staging }, result } in ends.drain(..) {
             match result {
                 Ok(staged) => {
@@ -187,6 +213,11 @@ impl Client {
     /// The end of a transfer, if it was from staging memory: what was read too late does not count.
     pub(super) fn staged_end(&mut self, transfer: &Transfer, end: TransferEnd) -> TransferEnd {
         let staging = &mut self.staging;
+        if staging.packs.take_image(transfer.id) {
+            let applied = end.outcome == Outcome::Applied;
+            staging.note(transfer.item, if applied { READ | DIRECT } else { MISSED });
+            return end;
+        }
         if staging.reading.is_empty() {
             return end;
         }
@@ -203,7 +234,12 @@ impl Client {
 
     /// Waits until there may be progress, while objects are waited for that are on disks.
     pub(super) fn wait_staging(&mut self, until: Instant) {
-        if self.mover.is_idle() {
+        if !self.staging.packs.is_idle() {
+            // Files answer here, nodes on sockets, and fabrics elsewhere.
+            let alone = self.mover.is_idle() && self.staging.connections.is_idle();
+            let slice = if alone { until } else { until.min(Instant::now() + SLICE) };
+            self.staging.packs.wait(slice);
+        } else if self.mover.is_idle() {
             self.staging.connections.wait(until);
         } else {
             self.mover.wait(&mut self.engine, until.min(Instant::now() + SLICE));

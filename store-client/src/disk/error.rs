@@ -26,6 +26,15 @@ pub enum DiskError {
     NotAFile(PathBuf),
     /// Another process, or another part of this one, has it open, or it is mounted.
     InUse(PathBuf),
+    /// There is no such directory.
+    NoDirectory(PathBuf),
+    /// Another node has the directory of packs.
+    Owned {
+        /// The directory.
+        path: PathBuf,
+        /// The node: "node a".
+        by: String,
+    },
     /// The file system or the device does not support direct I/O.
     NoDirectIo(PathBuf),
     /// Direct I/O needs blocks that are longer than 4,096 bytes.
@@ -111,6 +120,14 @@ impl fmt::Display for DiskError {
             Self::InUse(path) => {
                 write!(f, "{}: in use: stop the node that has it open, or unmount it", path.display())
             }
+            Self::NoDirectory(path) => {
+                write!(f, "{}: there is no such directory: mount or make it", path.display())
+            }
+            Self::Owned { path, by } => write!(
+                f,
+                "{}: {by} writes to this directory of packs: stop it, or give this node a name of its own",
+                path.display()
+            ),
             Self::NoDirectIo(path) => write!(
                 f,
                 "{}: this file system does not support direct I/O (O_DIRECT): use ext4, XFS or a block device",

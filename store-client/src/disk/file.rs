@@ -317,7 +317,7 @@ impl DiskFile {
 }
 
 /// The version of a superblock that this release cannot read.
-fn foreign_version(page: &[u8]) -> Option<u16> {
+pub(super) fn foreign_version(page: &[u8]) -> Option<u16> {
     let rest = page.strip_prefix(b"SnowDisk")?;
     let (version, _) = rest.split_first_chunk::<2>()?;
     Some(u16::from_le_bytes(*version)).filter(|version| *version != VERSION)
@@ -397,7 +397,7 @@ fn allocate(file: &File, path: &Path, before: u64, bytes: u64) -> Result<(), Dis
 }
 
 /// The geometry of a disk of so many bytes.
-fn geometry(bytes: u64, extent_bytes: Option<u32>, block: u32) -> Result<Geometry, DiskError> {
+pub(super) fn geometry(bytes: u64, extent_bytes: Option<u32>, block: u32) -> Result<Geometry, DiskError> {
     let extent_bytes = extent_bytes.unwrap_or_else(|| {
         let wanted = (bytes / EXTENTS_WANTED).clamp(EXTENT_BYTES_LEAST.into(), EXTENT_BYTES.into());
         1 << wanted.ilog2()

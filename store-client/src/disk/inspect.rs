@@ -4,6 +4,7 @@
 //! everything as it is, and it looks for damage where a recovery only looks for what can still be used.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::ControlFlow;
 
 use store_core::disk::Removed;
@@ -14,11 +15,55 @@ use store_core::disk::format::{
 use super::error::DiskError;
 use super::file::DiskFile;
 use super::image::is_intact;
+use super::packs::PackDirectory;
 use super::survey::{Damage, FoundObject, Progress, Survey, Verified};
 use super::sys::AlignedBuffer;
 
 /// Neighbouring images are read together up to so many bytes.
 const RUN_BYTES: u32 = 8 << 20;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// What can be inspected: a disk, or a directory of packs.
+pub trait Volume: sealed::Sealed {
+    /// The current superblock, and how many of the two are valid.
+    ///
+    /// # Errors
+    /// See [`DiskError`]: there is no valid one.
+    fn superblocks(&self) -> Result<(Superblock, u32), DiskError>;
+
+    /// Reads until the buffer is full, or the volume ends. Returns the bytes that were read.
+    ///
+    /// # Errors
+    /// The read failed.
+    fn read_at(&self, buffer: &mut AlignedBuffer, offset: u64) -> io::Result<usize>;
+}
+
+impl sealed::Sealed for DiskFile {}
+
+impl Volume for DiskFile {
+    fn superblocks(&self) -> Result<(Superblock, u32), DiskError> {
+        Self::superblocks(self)
+    }
+
+    fn read_at(&self, buffer: &mut AlignedBuffer, offset: u64) -> io::Result<usize> {
+        Self::read_at(self, buffer, offset)
+    }
+}
+
+impl sealed::Sealed for PackDirectory {}
+
+impl Volume for PackDirectory {
+    fn superblocks(&self) -> Result<(Superblock, u32), DiskError> {
+        Self::superblocks(self)
+    }
+
+    fn read_at(&self, buffer: &mut AlignedBuffer, offset: u64) -> io::Result<usize> {
+        Self::read_at(self, buffer, offset)
+    }
+}
 
 /// The lists of one extent.
 struct Lists {
@@ -30,7 +75,7 @@ struct Lists {
 }
 
 struct Reader<'a> {
-    file: &'a DiskFile,
+    file: &'a dyn Volume,
     superblock: Superblock,
     marks: Marks,
     damage: Vec<Damage>,
@@ -40,7 +85,7 @@ struct Reader<'a> {
 ///
 /// # Errors
 /// See [`DiskError`]: there is no valid superblock.
-pub fn inspect(file: &DiskFile) -> Result<Survey, DiskError> {
+pub fn inspect(file: &dyn Volume) -> Result<Survey, DiskError> {
     let mut reader = Reader::new(file)?;
     let (survey, _) = reader.survey();
     Ok(Survey { damage: reader.damage, ..survey })
@@ -52,7 +97,7 @@ pub fn inspect(file: &DiskFile) -> Result<Survey, DiskError> {
 /// # Errors
 /// As [`inspect`].
 pub fn verify(
-    file: &DiskFile,
+    file: &dyn Volume,
     mut progress: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Verified, DiskError> {
     let mut reader = Reader::new(file)?;
@@ -78,7 +123,7 @@ pub fn verify(
 }
 
 impl<'a> Reader<'a> {
-    fn new(file: &'a DiskFile) -> Result<Self, DiskError> {
+    fn new(file: &'a dyn Volume) -> Result<Self, DiskError> {
         let (superblock, valid) = file.superblocks()?;
         // A disk that was just formatted has written one of them.
         let both = valid == 2 || superblock.serial <= 1;

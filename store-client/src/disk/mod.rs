@@ -94,6 +94,7 @@ mod inbox;
 mod inspect;
 mod meter;
 mod outbox;
+mod packs;
 mod request;
 mod service;
 mod shared;
@@ -110,7 +111,8 @@ pub use driver::{Completion, Destination, Driver, DriverError, Io, IoWork, Part}
 pub use error::DiskError;
 pub use file::{Caching, DiskFile, EXTENT_BYTES, FormatOptions, Sharing};
 pub use image::{image_of, is_intact};
-pub use inspect::{inspect, verify};
+pub use inspect::{Volume, inspect, verify};
+pub use packs::{PackDirectory, PackFault, PackNames, RefusedPack, Room};
 pub use request::{Demote, DiskEvent, NotDone, Stage, Unsent};
 pub use service::{DiskOptions, DiskService, DriverKind, QUEUE_DEPTH};
 pub use stats::{CLASSES, DiskStats, Times};

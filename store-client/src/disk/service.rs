@@ -18,6 +18,7 @@ use super::held::LentMemory;
 use super::inbox::{Command, Inbox};
 use super::meter::Meter;
 use super::outbox::Outbox;
+use super::packs::PackDirectory;
 use super::request::{Demote, DiskEvent, Stage, Unsent};
 use super::shared::Shared;
 use super::shell::Shell;
@@ -26,6 +27,8 @@ use super::threads::Threads;
 
 /// Operations of a disk that are in flight at a time.
 pub const QUEUE_DEPTH: u32 = 32;
+/// The same at most, for a directory of packs.
+const PACK_DEPTH_MAX: u32 = 16;
 
 /// Which driver carries out the operations of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,6 +101,41 @@ impl DiskService {
         let (bytes, block) = (file.bytes(), file.block_bytes());
         let disk = Disk::open(clock.now(), options.disk.clone(), bytes, block, lineage);
         Self::start(file, disk.map_err(DiskError::Open)?, clock, &options)
+    }
+
+    /// Formats a directory of packs that [`PackDirectory::create`] has made, and starts its thread.
+    ///
+    /// # Errors
+    /// As [`format`](Self::format).
+    pub fn format_packs(packs: PackDirectory, options: DiskOptions, lineage: u64) -> Result<Self, DiskError> {
+        let clock = Clock::new();
+        let (geometry, uuid) = (packs.geometry(), *packs.uuid());
+        let disk = Disk::format(clock.now(), options.disk.clone(), geometry, uuid, lineage);
+        Self::start_packs(packs, disk.map_err(DiskError::Open)?, clock, &options)
+    }
+
+    /// Starts the thread of a directory of packs whose ownership was [taken](PackDirectory::take), which
+    /// begins with its recovery.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_packs(packs: PackDirectory, options: DiskOptions, lineage: u64) -> Result<Self, DiskError> {
+        let clock = Clock::new();
+        let (bytes, block) = (packs.bytes(), packs.geometry().block_bytes());
+        let disk = Disk::open(clock.now(), options.disk.clone(), bytes, block, lineage);
+        Self::start_packs(packs, disk.map_err(DiskError::Open)?, clock, &options)
+    }
+
+    fn start_packs(
+        packs: PackDirectory,
+        disk: Disk,
+        clock: Clock,
+        options: &DiskOptions,
+    ) -> Result<Self, DiskError> {
+        let bell = Bell::new().map_err(DiskError::System)?;
+        let depth = options.queue_depth.clamp(1, PACK_DEPTH_MAX);
+        let driver = Threads::start(Arc::new(packs), depth, bell.clone()).map_err(DiskError::System)?;
+        Self::start_with(disk, clock, Box::new(driver), bell).map_err(DiskError::System)
     }
 
     fn start(file: DiskFile, disk: Disk, clock: Clock, options: &DiskOptions) -> Result<Self, DiskError> {

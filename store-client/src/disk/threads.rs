@@ -10,11 +10,35 @@ use super::driver::{Completion, Driver, Io};
 use super::file::DiskFile;
 use super::sys::Transfer;
 
+/// What threads read and write.
+pub(super) trait Medium: Send + Sync + 'static {
+    /// What the driver is called in metrics.
+    const NAME: &'static str;
+
+    /// Told of every operation before any of those that follow is carried out.
+    fn accept(&self, io: &Io);
+
+    /// Carries an operation out on the calling thread. Its memory was given back when this returns.
+    fn carry_out(&self, io: Io) -> Completion;
+}
+
+impl Medium for DiskFile {
+    const NAME: &'static str = "threads";
+
+    fn accept(&self, _: &Io) {}
+
+    fn carry_out(&self, io: Io) -> Completion {
+        let transfer = Transfer::new(io, self.alignment());
+        let result = transfer.run(self.file());
+        transfer.end(result)
+    }
+}
+
 const STACK_BYTES: usize = 128 << 10;
 
 /// As many threads as the queue depth, which read and write with `preadv2` and `pwritev2`.
-pub(super) struct Threads {
-    pool: Arc<Pool>,
+pub(super) struct Threads<M> {
+    pool: Arc<Pool<M>>,
     threads: Vec<JoinHandle<()>>,
     /// Operations whose completions were not returned yet.
     in_flight: usize,
@@ -22,8 +46,8 @@ pub(super) struct Threads {
     ended: VecDeque<Completion>,
 }
 
-struct Pool {
-    file: Arc<DiskFile>,
+struct Pool<M> {
+    medium: Arc<M>,
     bell: Bell,
     queue: Mutex<Queue>,
     wake: Condvar,
@@ -37,10 +61,10 @@ struct Queue {
     closed: bool,
 }
 
-impl Threads {
-    pub(super) fn start(file: Arc<DiskFile>, depth: u32, bell: Bell) -> io::Result<Self> {
+impl<M: Medium> Threads<M> {
+    pub(super) fn start(medium: Arc<M>, depth: u32, bell: Bell) -> io::Result<Self> {
         let pool = Arc::new(Pool {
-            file,
+            medium,
             bell,
             queue: Mutex::default(),
             wake: Condvar::new(),
@@ -56,13 +80,14 @@ impl Threads {
     }
 }
 
-impl Driver for Threads {
+impl<M: Medium> Driver for Threads<M> {
     fn name(&self) -> &'static str {
-        "threads"
+        M::NAME
     }
 
     fn submit(&mut self, io: Io) {
         self.in_flight += 1;
+        self.pool.medium.accept(&io);
         let mut queue = locked(&self.pool.queue);
         queue.waiting.push_back(io);
         let wake = queue.idle > 0;
@@ -82,7 +107,7 @@ impl Driver for Threads {
     }
 }
 
-impl Drop for Threads {
+impl<M> Drop for Threads<M> {
     /// Idle threads end at once, and the file is closed with its lock. Where operations are in flight nothing
     /// waits for them: their threads end after them, and keep the memory of the operations and the file.
     fn drop(&mut self) {
@@ -99,13 +124,10 @@ impl Drop for Threads {
     }
 }
 
-impl Pool {
+impl<M: Medium> Pool<M> {
     fn serve(&self) {
         while let Some(io) = self.next() {
-            let transfer = Transfer::new(io, self.file.alignment());
-            let result = transfer.run(self.file.file());
-            // Gives the memory back before the completion says so.
-            let completion = transfer.end(result);
+            let completion = self.medium.carry_out(io);
             locked(&self.ended).push_back(completion);
             self.bell.ring();
         }

@@ -37,6 +37,7 @@ use te_host::Spin;
 use crate::bounce::{Bounce, Piece};
 use crate::checksum::Checksum;
 use crate::config::REQUESTS_PER_BATCH_MIN;
+use crate::disk::AlignedBuffer;
 use crate::engine::{self, Engine};
 use crate::memory::{BufferRange, Memory};
 use crate::quarantine::Quarantine;
@@ -100,7 +101,10 @@ pub(crate) struct Mover {
 
 struct Job {
     transfer: Transfer,
-    handle: SegmentHandle,
+    /// Where it is; `None`: in `image`.
+    handle: Option<SegmentHandle>,
+    /// The object and its trailer, in memory of this process.
+    image: Option<AlignedBuffer>,
     /// Bytes to move.
     total: u64,
     /// The offset of the first of them in the object.
@@ -115,6 +119,12 @@ struct Job {
     outcome: Outcome,
     fence_needed: bool,
     over: bool,
+}
+
+/// Where the bytes of a transfer are.
+enum Source {
+    Segment(SegmentHandle),
+    Image(AlignedBuffer),
 }
 
 struct Flight {
@@ -241,13 +251,32 @@ impl Mover {
         handle: Option<SegmentHandle>,
         buffers: &Buffers<'_, '_>,
     ) -> bool {
+        self.start_from(transfer, handle.map(Source::Segment), buffers)
+    }
+
+    /// As [`start`](Self::start), for a read whose object is in memory of this process, with its trailer.
+    pub(crate) fn start_image(
+        &mut self,
+        transfer: Transfer,
+        image: AlignedBuffer,
+        buffers: &Buffers<'_, '_>,
+    ) -> bool {
+        let whole = image.len() as u64 >= stored_len(transfer.len) && transfer.op == Op::Read;
+        self.start_from(transfer, whole.then_some(Source::Image(image)), buffers)
+    }
+
+    fn start_from(&mut self, transfer: Transfer, from: Option<Source>, buffers: &Buffers<'_, '_>) -> bool {
         if self.spoiled.contains(&(transfer.item as usize)) {
             // The read that is still under way would overwrite bytes of another replica.
             self.ended.push_back((transfer, TransferEnd::not_applied()));
             return false;
         }
-        match handle {
-            Some(handle) => {
+        match from {
+            Some(from) => {
+                let (handle, image) = match from {
+                    Source::Segment(handle) => (Some(handle), None),
+                    Source::Image(image) => (None, Some(image)),
+                };
                 let parts = Parts::new(&transfer, buffers);
                 let base = buffers.range_offset(transfer.item as usize);
                 let total = match (transfer.op, &parts) {
@@ -259,6 +288,7 @@ impl Mover {
                 self.jobs.push(Job {
                     transfer,
                     handle,
+                    image,
                     total,
                     base: base.unwrap_or(0),
                     sent: 0,
@@ -438,12 +468,17 @@ impl Mover {
                     continue;
                 }
             };
+            if self.jobs[index].image.is_some() {
+                self.copy_image(index, &piece, memory, buffers);
+                continue;
+            }
             let job = &mut self.jobs[index];
+            let Some(handle) = job.handle else { continue };
             let local = match piece.place {
                 Place::Straight(range) => (range.region, range.offset),
                 Place::Bounced(at) => (self.bounce.region().id(), at.offset),
             };
-            self.requests.push(request(job, piece, local));
+            self.requests.push(request(job, handle, piece, local));
             job.sent += piece.len;
             job.in_flight += 1;
             bytes += piece.len;
@@ -461,6 +496,30 @@ impl Mover {
             }
             Err(error) => self.not_sent(pieces, &error),
         }
+    }
+
+    /// Moves a piece of an object that is in memory of this process.
+    fn copy_image(&mut self, index: usize, piece: &Flying, memory: &Memory, buffers: &mut Buffers<'_, '_>) {
+        let job = &mut self.jobs[index];
+        let Some(image) = job.image.take() else { return };
+        match piece.place {
+            Place::Straight(range) => memory.copy_in(image.span(), piece.offset, range),
+            Place::Bounced(at) => {
+                let (from, to) = (piece.offset as usize, (piece.offset + piece.len) as usize);
+                let bytes = image.get(from..to).unwrap_or_default();
+                // The piece lies inside the region, so this cannot fail. If it did, the checksum would not
+                // match.
+                let _ = self.bounce.region().write(at.offset, bytes);
+            }
+        }
+        land(job, piece, None, &self.bounce, memory, buffers);
+        job.image = Some(image);
+        job.sent += piece.len;
+        if job.sent == job.total {
+            job.image = None;
+        }
+        self.give_back(*piece);
+        self.end_if_over(index);
     }
 
     /// Ends all jobs when nothing is under way and nothing can be sent: too much of the bounce buffer is in
@@ -773,11 +832,16 @@ impl Mover {
     }
 }
 
-fn request(job: &Job, piece: Flying, (region, offset): (RegionId, u64)) -> TransferRequest {
+fn request(
+    job: &Job,
+    segment: SegmentHandle,
+    piece: Flying,
+    (region, offset): (RegionId, u64),
+) -> TransferRequest {
     TransferRequest {
         op: job.transfer.op,
         local: LocalAddr::Region(region, offset),
-        segment: job.handle,
+        segment,
         remote_addr: job.transfer.addr + piece.offset,
         len: piece.len,
     }

@@ -202,6 +202,8 @@ fn answer(frame: &Frame<'_>, known: &mut Known, out: &mut Vec<u8>) {
                 let (endpoint, export, stage) =
                     known.segments.get(&segment).ok_or(ErrorCode::SegmentNotFound)?;
                 Ok(SegmentInfo {
+                    shared: "",
+                    extent_bytes: 0,
                     segment,
                     node: NodeId::new(1),
                     incarnation: Incarnation::new(1),

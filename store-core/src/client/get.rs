@@ -59,6 +59,8 @@ pub struct GetOp {
     turn: u64,
     /// Item index and segment of each replica whose bytes were not the committed ones.
     bad: Vec<(u32, SegmentNo)>,
+    /// Replicas among them that are not there any more.
+    vanished: u32,
     canceled: bool,
     aborted: Option<ErrorCode>,
 }
@@ -119,6 +121,7 @@ impl GetOp {
         (self.call, self.tries, self.reading) = (None, 0, 0);
         self.leases = LeaseRange::default();
         self.bad.clear();
+        self.vanished = 0;
         (self.canceled, self.aborted) = (false, None);
         self.unfinished = self.items.len() as u32;
         if self.unfinished > 0 {
@@ -305,6 +308,16 @@ impl GetOp {
         false
     }
 
+    /// Reports that the replica that a transfer reads does not exist any more, as the reader has seen itself. It
+    /// is reported to the master with those whose bytes are wrong. The transfer goes on until its end is
+    /// reported.
+    pub fn handle_vanished(&mut self, id: u32, segment: SegmentNo) {
+        if self.items.get(id as usize).is_some_and(|state| state.reading) {
+            self.bad.push((id, segment));
+            self.vanished += 1;
+        }
+    }
+
     /// Whether every item has a result and nothing is in progress.
     #[must_use]
     pub const fn is_done(&self) -> bool {
@@ -340,7 +353,7 @@ impl GetOp {
     /// Number of replicas whose bytes were not the committed ones.
     #[must_use]
     pub fn mismatches(&self) -> u32 {
-        self.bad.len() as u32
+        self.bad.len() as u32 - self.vanished
     }
 
     /// The replicas whose bytes were not the committed ones, in the form in which they are reported to the

@@ -37,6 +37,8 @@ use crate::{ErrorCode, FullKey, Key, NodeId, SegmentNo, TenantNo, bound, unbound
 
 /// Shorter objects are not copied to disks: they would cost more writes than they are worth.
 const BYTES_MIN: u64 = 4_096;
+/// Longest path of a directory of packs.
+const PATH_BYTES_MAX: usize = 1_024;
 /// Objects that one request chooses to leave.
 const CHOICES_MAX: u32 = 1_024;
 /// Candidates examined for one choice.
@@ -57,7 +59,9 @@ impl Master {
     /// `SegmentAlreadyExists` when another node that is alive has the disk; `TooManySegments`.
     pub fn mount_disk(&mut self, now: Instant, mount: &MountDisk<'_>) -> Result<MountedDisk, ErrorCode> {
         let named = |text: &str| (1..=NAME_BYTES_MAX).contains(&text.len());
-        if !named(mount.endpoint) || !named(mount.stage) || mount.extent_bytes == 0 || mount.bytes == 0 {
+        let placed = mount.shared.len() <= PATH_BYTES_MAX;
+        let sized = mount.extent_bytes > 0 && mount.bytes > 0;
+        if !named(mount.endpoint) || !named(mount.stage) || !placed || !sized {
             return Err(ErrorCode::InvalidParams);
         }
         if mount.lineage != u64::from(self.config.epoch) {
@@ -216,6 +220,9 @@ impl Master {
         let disk = self.disks.get(no).filter(of_node).ok_or(ErrorCode::SegmentNotFound)?;
         let opening = disk.state != DiskState::Ready || disk.clearing.is_some();
         let most = request.fetch.count_max as usize;
+        if !opening {
+            self.close_disk(no, request.bytes_max == 0);
+        }
         if request.bytes_max > 0 && !opening {
             self.choose_ahead(now);
             self.begin_writing(no, most, request.bytes_max);
@@ -352,8 +359,10 @@ impl Master {
 
     /// What a disk is and where.
     pub(super) fn disk_info(&self, no: SegmentNo) -> Option<SegmentInfo<'_>> {
-        let disk = self.disks.get(no).filter(|disk| disk.is_here())?;
+        let disk = self.disks.get(no).filter(|disk| disk.is_readable())?;
         Some(SegmentInfo {
+            shared: &disk.shared,
+            extent_bytes: disk.extent_bytes,
             segment: no,
             node: disk.node,
             incarnation: disk.incarnation,
@@ -363,16 +372,27 @@ impl Master {
             len: disk.staging.len,
             location: disk.staging.location,
             export: disk.staging.export,
-            stage: &disk.stage,
+            // Nobody serves the packs of an owner that is gone.
+            stage: if disk.is_here() { &disk.stage } else { "" },
             used: 0,
             free_bytes_largest: 0,
         })
     }
 
+    /// The disks that can be read, for lists: named by their address or directory, with the bytes of the disk.
+    pub(crate) fn disk_list(&self) -> impl Iterator<Item = SegmentInfo<'_>> {
+        let named = |disk: &Disk| {
+            let info = self.disk_info(disk.no)?;
+            let name = if info.shared.is_empty() { info.name } else { info.shared };
+            Some(SegmentInfo { name, len: disk.bytes, ..info })
+        };
+        self.disks.iter().filter_map(named)
+    }
+
     /// The record of a key whose disk can be read.
     pub(super) fn readable_record(&self, key: FullKey<'_>) -> Option<u32> {
         let index = self.shelf.find(key)?;
-        let here = self.disks.get(self.shelf.record(index).disk).is_some_and(Disk::is_here);
+        let here = self.disks.get(self.shelf.record(index).disk).is_some_and(Disk::is_readable);
         here.then_some(index)
     }
 
@@ -434,7 +454,8 @@ impl Master {
 
     /// Bytes of objects that wait for a disk that takes them, or should be chosen to.
     pub(super) fn disk_backlog_bytes(&self) -> u64 {
-        let mut ready = self.disks.iter().filter(|disk| disk.state == DiskState::Ready).peekable();
+        let mut ready =
+            self.disks.iter().filter(|disk| disk.state == DiskState::Ready && !disk.closed).peekable();
         if ready.peek().is_none() {
             return 0;
         }
@@ -638,6 +659,19 @@ impl Master {
         self.disks.forget(uuid, generation);
     }
 
+    /// Whether the node of a disk takes objects for it. What waits for a disk that takes none may be copied to
+    /// another one.
+    fn close_disk(&mut self, no: SegmentNo, closed: bool) {
+        let Some(disk) = self.disks.get_mut(no) else { return };
+        disk.closed = closed;
+        if closed {
+            disk.queue_bytes = 0;
+            for queued in core::mem::take(&mut disk.queue) {
+                self.objects.await_copy_of(queued.index, queued.generation, false);
+            }
+        }
+    }
+
     /// Forgets a disk, and which objects are on it.
     fn drop_disk(&mut self, no: SegmentNo) {
         let Some(disk) = self.disks.get_mut(no) else { return };
@@ -663,6 +697,7 @@ impl Master {
 /// Whether objects may be queued for a disk.
 fn accepts(disk: &Disk) -> bool {
     disk.state == DiskState::Ready
+        && !disk.closed
         && disk.clearing.is_none()
         && disk.queue.len() < QUEUE_MAX
         && disk.queue_bytes < QUEUE_BYTES_MAX

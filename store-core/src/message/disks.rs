@@ -48,6 +48,9 @@ pub struct MountDisk<'a> {
     pub stage: &'a str,
     /// The memory that objects are staged in.
     pub staging: Staging,
+    /// Where its packs are, if it is a directory that other hosts mount, too: the path at the node. Readers
+    /// may read them there themselves. Empty: a disk of the node alone.
+    pub shared: &'a str,
 }
 
 /// Memory of a node that objects of its disks are read into.

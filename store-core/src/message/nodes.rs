@@ -286,6 +286,12 @@ pub struct SegmentInfo<'a> {
     /// For a disk, the address at which its node takes [`Stage`](super::Stage) requests, `host:port`; empty for
     /// memory.
     pub stage: &'a str,
+    /// For a directory of packs, its path at its node: `ROOT/CLUSTER/UUID`. Readers that mount it read an
+    /// object from it themselves, at its address. Empty for everything else.
+    pub shared: &'a str,
+    /// For a disk, bytes of an extent: an address divided by it is the sequence of the extent, or pack, and
+    /// the rest is the offset in it. 0 for memory.
+    pub extent_bytes: u64,
     /// Bytes that are allocated or pending release.
     pub used: u64,
     /// Length of the longest object for which there is room without eviction, bytes; slightly longer ones may

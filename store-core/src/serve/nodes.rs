@@ -61,7 +61,7 @@ pub(super) fn segments(master: &mut Master, call: Call<'_>) -> Result<(), ErrorC
     let request = call.request;
     let (_, wanted) = request.read::<Segments>()?;
     if wanted.is_empty() {
-        let all: Vec<_> = master.segments().map(Ok).collect();
+        let all: Vec<_> = master.segments().chain(master.disk_list()).map(Ok).collect();
         return request.respond::<Segments>(&(), all.into_iter());
     }
     let found = wanted.map(|no| master.segment(no).ok_or(ErrorCode::SegmentNotFound));

@@ -174,6 +174,7 @@ fn eventful(policy: EvictionPolicy, allocator: AllocatorKind) -> Master {
 /// A disk with objects that are read, removed, written and waited for.
 fn on_disks(master: &mut Master) {
     let mount = MountDisk {
+        shared: "",
         node: NodeId::new(1),
         incarnation: Incarnation::new(1),
         key: 10,

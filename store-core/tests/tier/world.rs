@@ -291,6 +291,7 @@ impl World {
     fn mount_disk(&mut self, at: usize) {
         let node = &self.nodes[at];
         let mount = MountDisk {
+            shared: "",
             node: NodeId::new(node.no),
             incarnation: Incarnation::new(node.incarnation),
             key: node.no,

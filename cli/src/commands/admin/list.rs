@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use serde::Serialize;
-use store_client::RpcConnection;
+use store_client::{DiskKind, RpcConnection};
 use store_core::message::{self, DrainStatus, ListNodes, NodeInfo, ReadConfig, SegmentState};
 use store_core::{MasterConfig, NodeId, SegmentNo};
 
@@ -63,6 +63,8 @@ pub(super) struct Config {
 pub(crate) struct SegmentRow {
     pub(crate) segment: SegmentNo,
     pub(crate) name: String,
+    /// `memory`, `disk`, or `shared`: a directory of packs.
+    pub(crate) kind: &'static str,
     pub(crate) endpoint: String,
     pub(crate) node: String,
     pub(crate) state: &'static str,
@@ -119,8 +121,26 @@ pub(crate) fn node_name(node: NodeId) -> String {
     format!("{node:016x}")
 }
 
-/// Requests all segments, with their states.
+/// Requests all segments of memory, with their states.
 pub(crate) fn ask_segments(rpc: &mut RpcConnection) -> anyhow::Result<Vec<SegmentRow>> {
+    let mut rows = ask_all(rpc)?;
+    rows.retain(|row| row.kind == MEMORY);
+    Ok(rows)
+}
+
+const MEMORY: &str = "memory";
+
+/// What a segment is.
+fn kind_of(info: &message::SegmentInfo<'_>) -> &'static str {
+    match (info.shared.is_empty(), info.stage.is_empty()) {
+        (true, true) => MEMORY,
+        (true, false) => DiskKind::Local.name(),
+        (false, _) => DiskKind::Shared.name(),
+    }
+}
+
+/// Requests all segments, disks included.
+fn ask_all(rpc: &mut RpcConnection) -> anyhow::Result<Vec<SegmentRow>> {
     let states: HashMap<SegmentNo, SegmentState> = {
         let ((), drains) = rpc.call::<DrainStatus>(&(), std::iter::empty()).map_err(no_master)?;
         drains.flatten().map(|drain| (drain.segment, drain.state)).collect()
@@ -129,6 +149,7 @@ pub(crate) fn ask_segments(rpc: &mut RpcConnection) -> anyhow::Result<Vec<Segmen
     let row = |info: message::SegmentInfo<'_>| SegmentRow {
         segment: info.segment,
         name: info.name.to_owned(),
+        kind: kind_of(&info),
         endpoint: info.endpoint.to_owned(),
         node: node_name(info.node),
         state: states.get(&info.segment).copied().unwrap_or_default().name(),
@@ -140,7 +161,7 @@ pub(crate) fn ask_segments(rpc: &mut RpcConnection) -> anyhow::Result<Vec<Segmen
 }
 
 pub(super) fn segments(args: &Segments) -> Outcome {
-    let rows = ask_segments(&mut args.master.connect()?)?;
+    let rows = ask_all(&mut args.master.connect()?)?;
     if args.json {
         output::print_json(&rows)?;
     } else {
@@ -156,6 +177,7 @@ pub(crate) fn segment_table(rows: &[SegmentRow], columns: usize) -> String {
     }
     let mut table = Table::new(&[
         ("segment", Align::Left),
+        ("kind", Align::Left),
         ("state", Align::Left),
         ("capacity", Align::Right),
         ("used", Align::Right),
@@ -167,6 +189,7 @@ pub(crate) fn segment_table(rows: &[SegmentRow], columns: usize) -> String {
     for row in rows {
         table.row([
             printable(&row.name),
+            row.kind.to_owned(),
             row.state.to_owned(),
             ByteSize(row.capacity_bytes).approximate(),
             ByteSize(row.used_bytes).approximate(),
@@ -261,6 +284,7 @@ mod tests {
     #[test]
     fn names_of_others_cannot_drive_the_terminal() {
         let row = SegmentRow {
+            kind: "memory",
             segment: SegmentNo::new(1),
             name: "evil\u{1b}[2J".into(),
             endpoint: "h:1\u{7}".into(),

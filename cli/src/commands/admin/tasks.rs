@@ -467,6 +467,7 @@ mod tests {
     fn a_name_means_a_segment_or_all_of_a_node() {
         let no = SegmentNo::new;
         let row = |segment, name: &str, node: &str| SegmentRow {
+            kind: "memory",
             segment: no(segment),
             name: name.into(),
             endpoint: String::new(),

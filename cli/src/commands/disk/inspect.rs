@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use store_client::disk::{Damage, Sharing, Survey, inspect};
+use store_client::disk::{Damage, RefusedPack, Sharing, Survey, inspect};
 use store_core::disk::format::VERSION;
 
-use super::{DiskArg, failure, uuid_text};
+use super::{DiskArg, Opened, failure, uuid_text};
 use crate::Outcome;
 use crate::exit::{EXIT_CODES, Exit};
 use crate::output::{self, Align, Table, brief, rounded, thousands};
@@ -134,6 +134,13 @@ impl DamageRow {
         }
     }
 
+    /// A file that is not a pack of its directory.
+    fn of_file(refused: &RefusedPack) -> Self {
+        let (kind, text) = ("file", refused.to_string());
+        let (slot, offset, key, tenant, generation, locator) = (None, None, None, None, None, None);
+        Self { kind, slot, offset, key, tenant, generation, locator, text }
+    }
+
     fn with_key(self, key: String) -> Self {
         Self { key: Some(key), ..self }
     }
@@ -144,8 +151,10 @@ impl DamageRow {
 }
 
 impl Report {
-    pub(super) fn new(args: &DiskArg, bytes: u64, in_use: bool, survey: &Survey) -> Self {
+    pub(super) fn new(args: &DiskArg, opened: &Opened, in_use: bool, survey: &Survey) -> Self {
         let Survey { superblock, .. } = survey;
+        let bytes = opened.bytes();
+        let refused = opened.refused().iter().map(DamageRow::of_file);
         let amplification = match superblock.object_bytes {
             0 => 0.0,
             bytes => superblock.written_bytes as f64 / bytes as f64,
@@ -177,7 +186,7 @@ impl Report {
             removed: survey.removed,
             tombstones: survey.tombstones,
             bad_extents: superblock.bad.iter().copied().collect(),
-            damage: survey.damage.iter().map(DamageRow::new).collect(),
+            damage: survey.damage.iter().map(DamageRow::new).chain(refused).collect(),
         }
     }
 
@@ -207,8 +216,8 @@ impl Report {
 
 pub(super) fn run(args: &Args) -> Outcome {
     let file = args.disk.open_to_read(Sharing::Anyone)?;
-    let survey = inspect(&file).map_err(failure)?;
-    let report = Report::new(&args.disk, file.bytes(), file.is_in_use(), &survey);
+    let survey = inspect(file.volume()).map_err(failure)?;
+    let report = Report::new(&args.disk, &file, file.is_in_use(), &survey);
     if args.json {
         output::print_json(&report)?;
     } else {

@@ -8,7 +8,9 @@ mod verify;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use store_client::disk::{Caching, DiskError, DiskEvent, DiskFile, DiskService, Sharing};
+use store_client::disk::{
+    Caching, DiskError, DiskEvent, DiskFile, DiskService, PackDirectory, RefusedPack, Sharing, Volume,
+};
 
 use crate::Outcome;
 use crate::exit::{EXIT_CODES, Failure};
@@ -47,7 +49,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
 /// Which disk, and how it is read.
 #[derive(Clone, Debug, clap::Args)]
 struct DiskArg {
-    /// File or block device.
+    /// File or block device; for inspect and verify also a directory of packs: DIR/CLUSTER/UUID.
     #[arg(value_name = "PATH")]
     path: PathBuf,
     /// Use the page cache, for tests on file systems without direct I/O. In service a disk never does.
@@ -64,8 +66,54 @@ impl DiskArg {
         if self.buffered { Caching::Buffered } else { Caching::Direct }
     }
 
-    fn open_to_read(&self, sharing: Sharing) -> anyhow::Result<DiskFile> {
-        DiskFile::open_to_read(&self.path, self.caching(), sharing).map_err(failure)
+    fn open_to_read(&self, sharing: Sharing) -> anyhow::Result<Opened> {
+        if self.path.is_dir() {
+            let in_use = !PackDirectory::is_free(&self.path);
+            if in_use && sharing != Sharing::Anyone {
+                let (path, by) = (self.path.clone(), PackDirectory::owner_of(&self.path));
+                return Err(failure(DiskError::Owned { path, by: format!("node {by}") }));
+            }
+            let packs = PackDirectory::open_to_read(&self.path).map_err(failure)?;
+            return Ok(Opened::Packs { packs, in_use });
+        }
+        DiskFile::open_to_read(&self.path, self.caching(), sharing).map(Opened::Disk).map_err(failure)
+    }
+}
+
+/// What is inspected.
+enum Opened {
+    Disk(DiskFile),
+    Packs { packs: PackDirectory, in_use: bool },
+}
+
+impl Opened {
+    fn volume(&self) -> &dyn Volume {
+        match self {
+            Self::Disk(file) => file,
+            Self::Packs { packs, .. } => packs,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Disk(file) => file.bytes(),
+            Self::Packs { packs, .. } => packs.bytes(),
+        }
+    }
+
+    fn is_in_use(&self) -> bool {
+        match self {
+            Self::Disk(file) => file.is_in_use(),
+            Self::Packs { in_use, .. } => *in_use,
+        }
+    }
+
+    /// Files of a directory of packs that are none.
+    fn refused(&self) -> &[RefusedPack] {
+        match self {
+            Self::Disk(_) => &[],
+            Self::Packs { packs, .. } => packs.refused(),
+        }
     }
 }
 

@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let file = args.disk.open_to_read(Sharing::Readers)?;
     let start = Instant::now();
     let mut bar = None;
-    let result = verify(&file, |so_far| {
+    let result = verify(file.volume(), |so_far| {
         let bar = bar.get_or_insert_with(|| Bar::new(so_far.of, "objects", global.quiet || args.json));
         bar.set(so_far.objects);
         if so_far.damaged > 0 {
@@ -67,7 +67,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     drop(bar);
     let result = result.map_err(failure)?;
     let seconds = start.elapsed().as_secs_f64();
-    let disk = Report::new(&args.disk, file.bytes(), false, &result.survey);
+    let disk = Report::new(&args.disk, &file, false, &result.survey);
     let (verified, damaged, read_bytes) = (result.objects, result.damaged, result.bytes);
     let parts = disk.damage.len();
     if args.json {

@@ -40,6 +40,7 @@ impl SimulatedDisk {
         uuid[..8].copy_from_slice(&node.node.get().to_le_bytes());
         let disk = Disk::format(now, DiskConfig::default(), shape.geometry()?, uuid, 0)?;
         let mount = MountDisk {
+            shared: "",
             node: node.node,
             incarnation: node.incarnation,
             uuid,

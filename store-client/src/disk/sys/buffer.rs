@@ -36,7 +36,7 @@ impl AlignedBuffer {
     }
 
     /// The buffer as an address.
-    pub(super) const fn span(&self) -> MemSpan {
+    pub(crate) const fn span(&self) -> MemSpan {
         MemSpan::new(self.ptr.as_ptr(), self.len)
     }
 }

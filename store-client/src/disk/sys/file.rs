@@ -1,10 +1,13 @@
 //! What a file or block device is, and how it can be read and written.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::Path;
 
 use super::AlignedBuffer;
 
@@ -118,6 +121,21 @@ pub(in crate::disk) fn punch_back(file: &File, bytes: u64) {
     if let Err(error) = file.set_len(bytes) {
         log::warn!("a file that could not be allocated could not be cut to {bytes} bytes either: {error}");
     }
+}
+
+/// Bytes that are free in the file system of a path. `None`: it does not say.
+pub(in crate::disk) fn free_bytes(path: &Path) -> Option<u64> {
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+    let mut found = MaybeUninit::<libc::statvfs>::zeroed();
+    // SAFETY: the path ends with NUL; `found` is large enough, zeroed is a valid value of it, and the call
+    // fills it on success.
+    let found = unsafe {
+        if libc::statvfs(path.as_ptr(), found.as_mut_ptr()) != 0 {
+            return None;
+        }
+        found.assume_init()
+    };
+    (found.f_blocks > 0).then(|| found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 /// Makes everything durable that was written to the file.

@@ -15,7 +15,7 @@ mod transfer;
 
 pub use buffer::AlignedBuffer;
 pub(super) use event::EventFd;
-pub(super) use file::{Alignment, Kind, alignment, fallocate, kind_of, punch_back, sync_data};
+pub(super) use file::{Alignment, Kind, alignment, fallocate, free_bytes, kind_of, punch_back, sync_data};
 pub use lent::Lent;
 #[cfg(all(feature = "uring", target_os = "linux"))]
 pub(super) use ring::Ring;

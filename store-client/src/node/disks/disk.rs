@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,11 +16,13 @@ use store_core::message::{
 use store_core::{ErrorCode, Key, SegmentNo, TenantTag};
 
 use super::lend::lend;
+use super::packs::{self, Medium};
 use super::source::code_of;
-use super::{DiskReport, DisksError, Place};
+use super::{DiskKind, DiskReport, DisksError, Place};
 use crate::config::NodeDiskConfig;
 use crate::disk::{
     Caching, Demote, DiskError, DiskEvent, DiskFile, DiskOptions, DiskService, FormatOptions, Lent, NotDone,
+    PackDirectory, Room,
 };
 use crate::error::{ConnectError, RpcError};
 use crate::node::tasks::Mounted;
@@ -44,9 +47,15 @@ enum Report {
 
 /// A disk and its state.
 pub(super) struct NodeDisk {
-    config: NodeDiskConfig,
-    /// The file, while the disk is not open.
-    file: Option<DiskFile>,
+    path: PathBuf,
+    kind: DiskKind,
+    /// What it is on, while the disk is not open.
+    medium: Option<Medium>,
+    /// Of a directory of packs.
+    room: Option<Room>,
+    refused: u64,
+    /// It was the directory of another node.
+    pub(super) adopted: bool,
     service: Option<Arc<DiskService>>,
     /// Its number, once it is mounted.
     no: Option<SegmentNo>,
@@ -73,9 +82,30 @@ impl NodeDisk {
             format(config, options).map_err(ConnectError::Disk)?;
         }
         let file = DiskFile::open(&config.path, Caching::Direct).map_err(ConnectError::Disk)?;
-        Ok(Self {
-            config: config.clone(),
-            file: Some(file),
+        Ok(Self::of(config.path.clone(), DiskKind::Local, Medium::File(file)))
+    }
+
+    /// Opens the directory of packs that the node has below a shared directory, or makes one.
+    pub(super) fn shared(config: &NodeDiskConfig, cluster: &str, node: &str) -> Result<Self, ConnectError> {
+        let packs = packs::own(config, cluster, node).map_err(ConnectError::Disk)?;
+        Ok(Self::of(packs.path().to_owned(), DiskKind::Shared, Medium::Packs(packs)))
+    }
+
+    /// Opens the directory of packs of a node that is gone.
+    pub(super) fn adopted(path: &Path) -> Result<Self, DiskError> {
+        let packs = PackDirectory::open(path)?;
+        let this = Self::of(path.to_owned(), DiskKind::Shared, Medium::Packs(packs));
+        Ok(Self { adopted: true, ..this })
+    }
+
+    fn of(path: PathBuf, kind: DiskKind, medium: Medium) -> Self {
+        Self {
+            path,
+            kind,
+            medium: Some(medium),
+            room: None,
+            refused: 0,
+            adopted: false,
             service: None,
             no: None,
             ready: false,
@@ -86,7 +116,22 @@ impl NodeDisk {
             clearing: None,
             reports: Vec::new(),
             reclaims: Vec::new(),
-        })
+        }
+    }
+
+    /// Whether an error says that the directory of packs belongs to another node, or that the directory of a
+    /// node that is gone cannot be used.
+    pub(super) fn is_lost(&self, error: &DisksError) -> bool {
+        let taken = matches!(
+            error,
+            DisksError::Rpc(RpcError::Refused(ErrorCode::SegmentAlreadyExists))
+                | DisksError::Disk(DiskError::Owned { .. })
+        );
+        self.kind == DiskKind::Shared && (taken || self.adopted && matches!(error, DisksError::Disk(_)))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// A descriptor that is readable while the disk has something to tell.
@@ -96,7 +141,9 @@ impl NodeDisk {
 
     pub(super) fn report(&self) -> Option<DiskReport> {
         let stats = self.service.as_ref()?.stats();
-        Some(DiskReport { path: self.config.path.clone(), ready: self.ready, stats })
+        let Self { path, kind, ready, adopted, refused, .. } = self;
+        let (path, kind, ready, adopted, refused) = (path.clone(), *kind, *ready, *adopted, *refused);
+        Some(DiskReport { path, kind, ready, adopted, refused, stats })
     }
 
     /// The master does not know the disk any more: it is closed, to be opened and announced again.
@@ -122,7 +169,7 @@ impl NodeDisk {
             match service.wait_event(left) {
                 Some(DiskEvent::Closed { clean }) => {
                     if !clean {
-                        let path = self.config.path.display();
+                        let path = self.path.display();
                         log::warn!("node {}: the disk {path} was not closed in order", place.name);
                     }
                     return;
@@ -157,7 +204,7 @@ impl NodeDisk {
                 DiskEvent::Distrusted => log::warn!(
                     "node {}: the disk {}: removals may be missing: nothing on it is used",
                     place.name,
-                    self.config.path.display()
+                    self.path.display()
                 ),
                 DiskEvent::Demoted { id, locator, .. } => {
                     self.writing.remove(&id);
@@ -185,7 +232,7 @@ impl NodeDisk {
                 }
                 DiskEvent::ClearRefused(_) => self.clearing = None,
                 DiskEvent::Stopped(why) => {
-                    log::error!("node {}: the disk {}: {why}", place.name, self.config.path.display());
+                    log::error!("node {}: the disk {}: {why}", place.name, self.path.display());
                 }
                 DiskEvent::Staged { .. }
                 | DiskEvent::ReadFailed { .. }
@@ -213,7 +260,7 @@ impl NodeDisk {
             rpc.call::<DiskReady>(&proof, std::iter::empty())?;
             self.ready = true;
             let objects = self.service.as_ref().map_or(0, |service| service.stats().objects);
-            let path = self.config.path.display();
+            let path = self.path.display();
             log::info!("node {}: the disk {path} is ready with {objects} objects, as {no}", place.name);
         }
         self.send_reports(rpc, &proof)?;
@@ -228,20 +275,24 @@ impl NodeDisk {
         place: &Place,
     ) -> Result<bool, DisksError> {
         let lineage = rpc.welcome().lineage;
-        let file = match self.file.take() {
-            Some(file) => file,
-            None => DiskFile::open(&self.config.path, Caching::Direct)?,
+        let medium = match self.medium.take() {
+            Some(medium) => medium,
+            None => Medium::open(self.kind, &self.path)?,
         };
-        let superblock = file.superblock()?;
-        let (bytes, extent_bytes) = (file.bytes(), superblock.geometry.extent_bytes().into());
+        let (uuid, bytes, extent_bytes) = medium.identity()?;
+        let shared = match self.kind {
+            DiskKind::Local => "",
+            DiskKind::Shared => self.path.to_str().unwrap_or_default(),
+        };
         let mount = MountDisk {
             node: mounted.node,
             incarnation: mounted.incarnation,
             key: mounted.key,
             lineage,
-            uuid: superblock.disk,
+            uuid,
             bytes,
             extent_bytes,
+            shared,
             endpoint: &place.endpoint,
             stage: &place.stage,
             staging: place.staging,
@@ -253,11 +304,20 @@ impl NodeDisk {
         let disk = match answer {
             Ok(mounted) => mounted.disk,
             Err(error) => {
-                self.file = Some(file);
+                self.medium = Some(medium);
                 return Err(error.into());
             }
         };
-        let service = Arc::new(DiskService::open(file, DiskOptions::default(), lineage)?);
+        let service = match medium {
+            Medium::File(file) => DiskService::open(file, DiskOptions::default(), lineage)?,
+            Medium::Packs(mut packs) => {
+                // The master has agreed: no other node that is alive has it.
+                packs.take(&place.name)?;
+                (self.room, self.refused) = (Some(packs.room()), packs.refused().len() as u64);
+                DiskService::open_packs(packs, packs::options(), lineage)?
+            }
+        };
+        let service = Arc::new(service);
         place.sources.add(disk, Arc::clone(&service));
         (self.service, self.no) = (Some(service), Some(disk));
         Ok(true)
@@ -320,7 +380,9 @@ impl NodeDisk {
     ) -> Result<bool, DisksError> {
         let Some(service) = self.service.clone() else { return Ok(false) };
         let Mounted { node, key, incarnation, .. } = *mounted;
-        let writable = self.ready && service.stats().state == State::Ready;
+        // What a node that is gone has left is read, and grows no more: this node has a directory of its own.
+        let wanted = self.ready && !self.adopted && service.stats().state == State::Ready;
+        let writable = wanted && self.room.as_mut().is_none_or(Room::is_there);
         let fetch = FetchDisk {
             fetch: FetchRequest { node, incarnation, count_max: ORDERS_MAX, key },
             disk,

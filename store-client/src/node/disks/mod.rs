@@ -16,6 +16,7 @@
 
 mod disk;
 mod lend;
+mod packs;
 mod source;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -37,6 +38,7 @@ use crate::error::{ConnectError, RpcError};
 use crate::rpc::{RpcConnection, Standing};
 use crate::stage::StageServer;
 use disk::NodeDisk;
+use packs::Orphans;
 use source::Sources;
 
 /// How often the master is asked for orders when there were none the last time.
@@ -48,12 +50,38 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Shortest time between two log lines about a failure that persists.
 const LOG_PAUSE: Duration = Duration::from_secs(10);
 
+/// What a disk of a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskKind {
+    /// A file or block device, which its node alone reads.
+    Local,
+    /// A directory of packs, which everybody who mounts it reads.
+    Shared,
+}
+
+impl DiskKind {
+    /// As it is called in metrics and lists.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "disk",
+            Self::Shared => "shared",
+        }
+    }
+}
+
 /// A disk of a node and what is known of it, for metrics.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DiskReport {
     /// Where it is.
     pub path: std::path::PathBuf,
+    /// What it is.
+    pub kind: DiskKind,
+    /// It belonged to a node that is gone: it is read, and nothing is written to it.
+    pub adopted: bool,
+    /// Files in a directory of packs that are none.
+    pub refused: u64,
     /// Whether the master knows it, and all objects on it are known.
     pub ready: bool,
     /// Its counters.
@@ -86,10 +114,13 @@ impl Disks {
         engine: &TransferEngine,
         standing: Standing,
     ) -> Result<Option<Self>, ConnectError> {
-        if config.disks.0.is_empty() {
+        if config.disks.0.is_empty() && config.shared.0.is_empty() {
             return Ok(None);
         }
         let mut disks = Vec::new();
+        for each in &config.shared.0 {
+            disks.push(NodeDisk::shared(each, &config.shared_cluster, &config.name)?);
+        }
         for each in &config.disks.0 {
             disks.push(NodeDisk::new(each)?);
         }
@@ -122,6 +153,7 @@ impl Disks {
                 },
                 sources,
             },
+            orphans: Orphans::new(&config.shared.0, &config.shared_cluster, config.shared_adopt_ms),
             config: config.clone(),
             standing,
             disks,
@@ -190,6 +222,7 @@ struct Run {
     config: NodeConfig,
     standing: Standing,
     disks: Vec<NodeDisk>,
+    orphans: Orphans,
     rpc: Option<RpcConnection>,
     mounted: Option<Mounted>,
     woken: Receiver<Option<Mounted>>,
@@ -249,12 +282,38 @@ impl Run {
         if rpc.ensure_connected()? {
             self.disks.iter().for_each(NodeDisk::repeat_reclaims);
         }
+        let found = self.orphans.look(&self.disks);
+        self.disks.extend(found);
         let mut pause = IDLE;
-        for disk in &mut self.disks {
-            let busy = disk.work(rpc, &mounted, &self.place)?;
-            pause = if busy { pause.min(BUSY) } else { pause };
+        let mut lost = None;
+        for (index, disk) in self.disks.iter_mut().enumerate() {
+            match disk.work(rpc, &mounted, &self.place) {
+                Ok(busy) => pause = if busy { pause.min(BUSY) } else { pause },
+                Err(error) if disk.is_lost(&error) => {
+                    log::warn!("node {}: {}: {error}", self.place.name, disk.path().display());
+                    lost = Some(index);
+                }
+                Err(error) => return Err(error),
+            }
         }
+        lost.into_iter().for_each(|index| self.let_go(index));
         Ok(pause)
+    }
+
+    /// A directory of packs belongs to another node, or cannot be used. The node makes another one of its own
+    /// if it was that.
+    fn let_go(&mut self, index: usize) {
+        let mut disk = self.disks.remove(index);
+        self.retry_at = Instant::now() + RETRY;
+        disk.close(&self.place);
+        self.orphans.refused(disk.path().to_owned());
+        let config = self.config.shared.0.iter().find(|config| disk.path().starts_with(&config.path));
+        if let Some(config) = config.filter(|_| !disk.adopted) {
+            match NodeDisk::shared(config, &self.config.shared_cluster, &self.config.name) {
+                Ok(disk) => self.disks.push(disk),
+                Err(error) => log::error!("node {}: no directory of packs: {error}", self.place.name),
+            }
+        }
     }
 
     fn failed(&mut self, error: &DisksError) {

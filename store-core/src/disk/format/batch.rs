@@ -70,6 +70,24 @@ impl<'a> BatchHeader<'a> {
         (known && fits && bytes.is_multiple_of(PAGE_BYTES)).then_some(bytes)
     }
 
+    /// The extent that the header at the beginning of these bytes says that it is in. Nothing is verified but
+    /// the magic number and the version: for drivers that keep extents in files, before anything is decoded.
+    #[must_use]
+    pub fn extent_of(page: &[u8]) -> Option<Extent> {
+        let mut from = Reader(page);
+        let known = from.u64()? == MAGIC && from.u16()? == VERSION && from.u16()? == 0;
+        from.u32()?;
+        if known { Extent::take(&mut from) } else { None }
+    }
+
+    /// The version of a header that this release cannot read.
+    #[must_use]
+    pub fn foreign_version(page: &[u8]) -> Option<u16> {
+        let mut from = Reader(page);
+        let version = if from.u64()? == MAGIC { from.u16()? } else { return None };
+        (version != VERSION).then_some(version)
+    }
+
     /// Decodes the header at `offset` of the extent in `slot`. `None`: there is none, or it is torn, or
     /// belongs elsewhere.
     #[must_use]

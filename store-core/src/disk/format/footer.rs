@@ -12,6 +12,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"SnowFoot");
 pub const TAIL_BYTES: usize = 128;
 const _: () = assert!(8 + 2 + 2 + 4 + Extent::BYTES + Marks::BYTES + 4 + 4 + 4 + 4 + 4 <= TAIL_BYTES);
 
+/// Where the extent is in the tail.
+const SLOT_AT: usize = 8 + 2 + 2 + 4;
+
 /// What the footer of an extent says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Footer<'a> {
@@ -80,6 +83,14 @@ impl<'a> Footer<'a> {
     ) -> Option<Footer<'static>> {
         let Tail { extent, footer_bytes, end, marks, .. } = tail(bytes, disk, geometry, slot)?;
         Some(Footer { extent, footer_bytes, end, marks, entries: Vec::new(), dead: Vec::new() })
+    }
+
+    /// As [`Self::decode_tail`], in whichever slot the extent is.
+    #[must_use]
+    pub fn decode_any_tail(bytes: &[u8], disk: &DiskUuid, geometry: &Geometry) -> Option<Footer<'static>> {
+        let (_, tail) = bytes.split_last_chunk::<TAIL_BYTES>()?;
+        let extent = Extent::take(&mut Reader(tail.get(SLOT_AT..)?))?;
+        Self::decode_tail(bytes, disk, geometry, extent.slot)
     }
 
     /// Decodes a footer from bytes that end where the extent in `slot` ends. `None`: they are too short, or
