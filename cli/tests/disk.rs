@@ -99,7 +99,7 @@ fn what_cannot_be_a_disk_is_refused_with_what_to_do() {
         (vec!["inspect", &at("new")], 1, "no such file"),
         (vec!["inspect", &at("letter")], 1, "not a disk"),
         (vec!["verify", &at("short")], 1, "truncated"),
-        (vec!["verify", &at("")], 1, "neither a regular file nor a block device"),
+        (vec!["verify", &at("")], 1, "not a disk"),
         (vec!["bench", &at("letter")], 1, "not a disk"),
         (vec!["bench", &at("disk"), "--value", "1GiB"], 2, "--value"),
         (vec!["bench", &at("disk"), "--value", "1KiB"], 2, "--value"),

@@ -120,6 +120,17 @@ fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
     let (_, of_gateway) = http(&gateway.text("http"), "/metrics");
     said.extend(families(&of_gateway));
 
+    let shared = tempfile::tempdir().unwrap();
+    let packs = format!("{}:64MiB", shared.path().to_str().unwrap());
+    let any = "127.0.0.1:0";
+    let args = ["node", "--master", &rpc, "--memory", "8MiB", "--name", "n2", "--http", any, "--json"];
+    let with_packs = Daemon::start(&[&args[..], &["--shared", &packs]].concat());
+    let mut of_disks = BTreeSet::new();
+    eventually("the node has its directory of packs", || {
+        of_disks = families(&http(&with_packs.text("http"), "/metrics").1);
+        of_disks.contains("snowskin_node_disk_ready")
+    });
+    said.extend(of_disks);
     let members = Members::start();
     said.extend(families(&http(&members.leader.text("http"), "/metrics").1));
 

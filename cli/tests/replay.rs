@@ -171,7 +171,7 @@ fn a_simulation_with_disks_says_where_hits_are_and_is_the_same_each_time() {
 /// Whether disks are possible in a directory: some file systems have no direct I/O.
 fn has_disks(dir: &std::path::Path) -> bool {
     let probe = dir.join("probe");
-    let output = run(&["disk", "format", probe.to_str().unwrap(), "--size", "16MiB"]);
+    let output = run(&["disk", "format", probe.to_str().expect("a path in UTF-8"), "--size", "16MiB"]);
     let _ = std::fs::remove_file(&probe);
     if !output.status.success() {
         println!("not run: {}", stderr(&output));

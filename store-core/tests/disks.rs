@@ -448,7 +448,7 @@ fn packs_are_read_without_their_node_and_what_is_removed_meanwhile_stays_removed
     store.master.handle_timeout(at(store.now));
     store.now += 200_000;
     store.master.handle_timeout(at(store.now));
-    assert_eq!(store.exists("key-0"), false, "a directory that nobody takes over is forgotten");
+    assert!(!store.exists("key-0"), "a directory that no node takes over is forgotten");
 }
 
 #[test]

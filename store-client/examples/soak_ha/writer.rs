@@ -20,6 +20,9 @@ const BATCH: usize = 64;
 /// How long a miss that would be a loss is read again, and how often.
 const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_MAX: usize = 30;
+/// For objects on disks: a node that was killed reads its disk, and announces what it finds, before its objects
+/// can be read.
+const AGAIN_COLD_MAX: usize = 200;
 /// Time between two puts of cold objects: they have to live long enough to be moved to a disk.
 const COLD_EVERY: Duration = Duration::from_millis(100);
 /// Removed objects that are read in a quick audit: the latest ones, and others.
@@ -281,7 +284,8 @@ impl Writer {
         audited.cold += u64::from(must && kind == Kind::Cold);
         let mut tries = 0;
         let before = self.client.counters();
-        while tries < AGAIN_MAX && (found.is_err() || (must && matches!(found, Ok(Read::Miss)))) {
+        let tries_max = if kind == Kind::Cold { AGAIN_COLD_MAX } else { AGAIN_MAX };
+        while tries < tries_max && (found.is_err() || (must && matches!(found, Ok(Read::Miss)))) {
             tries += 1;
             std::thread::sleep(AGAIN);
             found = self.read(&[id]).pop().unwrap_or(Ok(Read::Miss));

@@ -68,12 +68,13 @@ impl DiskArg {
 
     fn open_to_read(&self, sharing: Sharing) -> anyhow::Result<Opened> {
         if self.path.is_dir() {
+            // First, because another directory has no owner either.
+            let packs = PackDirectory::open_to_read(&self.path).map_err(failure)?;
             let in_use = !PackDirectory::is_free(&self.path);
             if in_use && sharing != Sharing::Anyone {
                 let (path, by) = (self.path.clone(), PackDirectory::owner_of(&self.path));
                 return Err(failure(DiskError::Owned { path, by: format!("node {by}") }));
             }
-            let packs = PackDirectory::open_to_read(&self.path).map_err(failure)?;
             return Ok(Opened::Packs { packs, in_use });
         }
         DiskFile::open_to_read(&self.path, self.caching(), sharing).map(Opened::Disk).map_err(failure)

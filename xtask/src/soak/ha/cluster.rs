@@ -83,7 +83,14 @@ impl Proc {
         let child = self.child.as_ref().with_context(|| format!("{} does not run", self.name))?;
         kill(Pid::from_raw(child.id() as i32), signal)?;
         self.stopped = match signal {
-            Signal::SIGSTOP => true,
+            Signal::SIGSTOP => {
+                // Its threads run until the one that takes the signal was scheduled.
+                let until = Instant::now() + WHOLE_MAX;
+                while !is_stopped(child.id()) && Instant::now() < until {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                true
+            }
             Signal::SIGCONT => false,
             _ => self.stopped,
         };
@@ -427,6 +434,16 @@ pub(super) fn damage(path: &Path, bits: usize, mut below: impl FnMut(u64) -> u64
         file.write_all_at(&byte, at)?;
     }
     Ok(file.sync_data()?)
+}
+
+/// Whether every thread of a process is stopped.
+fn is_stopped(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // proc(5): the state follows the name, which is in parentheses and may contain any character.
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T') || rest.is_empty())
+    })
 }
 
 #[cfg(test)]
