@@ -6,7 +6,7 @@ mod common;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
 
-use common::{PATIENCE, assert_exit, json, run, signal, snowskin, stderr, stdout, wait};
+use common::{PATIENCE, assert_exit, eventually, json, run, signal, snowskin, stderr, stdout, wait};
 
 /// Starts a server; returns it with the address that it reports in `field`.
 fn start(args: &[&str], field: &str) -> (Child, String) {
@@ -33,15 +33,12 @@ fn a_directory_of_packs_is_listed_inspected_and_verified() {
         ["node", "--master", &address, "--memory", "16MiB", "--name", "n1", "--shared", &shared, "--json"];
     let (node, _) = start(&args, "endpoint");
     let mut rows = serde_json::Value::Null;
-    for _ in 0..300 {
+    eventually("the directory is mounted", || {
         let listed = run(&["admin", "segments", "--master", &address, "--json"]);
         assert_exit(&listed, 0);
         rows = json(&listed);
-        if rows[1]["kind"] == "shared" {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(100));
-    }
+        rows[1]["kind"] == "shared"
+    });
     assert_eq!((&rows[0]["kind"], &rows[1]["kind"]), (&"memory".into(), &"shared".into()), "{rows}");
     let directory = rows[1]["name"].as_str().unwrap().to_owned();
     assert!(directory.starts_with(root.path().join("default").to_str().unwrap()), "{directory}");

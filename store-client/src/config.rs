@@ -130,8 +130,8 @@ pub struct NodeConfig {
     /// The name of the cluster, below which the directories of its nodes are in a shared directory:
     /// `DIR/CLUSTER/UUID`. 1 to 128 bytes without `/`. Default "default".
     pub shared_cluster: String,
-    /// How long nobody has to write to a directory of packs before this node takes it over, milliseconds: its
-    /// node is gone. 0: never. Default 5,000.
+    /// How long no node has to write to a directory of packs before this node takes it over, milliseconds:
+    /// its node is gone. 0: never. Default 5,000.
     pub shared_adopt_ms: u32,
     /// The service that reads objects from the disks for clients and other nodes. A node without disks has
     /// none. By default it listens where the engine does.

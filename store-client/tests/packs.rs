@@ -144,7 +144,7 @@ fn packs_are_read_while_their_node_is_there_and_after_it_was_killed_and_by_a_suc
     }
     assert_eq!(other.counters().shared_hits, on_disk.len() as u64);
     assert_eq!(other.get(&key(1)).unwrap(), None, "it was removed");
-    // Whoever has the directory elsewhere says where; here it is nowhere, and nobody serves it.
+    // A client that has the directory elsewhere says where; here it is nowhere, and no node serves it.
     let blind = with(ClientConfig::new(master.rpc_addr().into()), |it| it.shared = "/nowhere".into());
     let mut blind = Client::connect(blind).unwrap();
     assert_eq!(blind.get(&key(on_disk[0])).unwrap(), None);
@@ -339,6 +339,7 @@ fn a_second_writer_is_told_who_writes() {
     assert!(error.contains("node first") && error.contains("writes to this directory"), "{error}");
     // Another node does not take what is not free, whatever it waits.
     let other = start("other", &master, root.path());
+    // timing: longer than a node waits before it takes a directory.
     std::thread::sleep(std::time::Duration::from_secs(2));
     assert_eq!(other.disks().len(), 1);
     assert_eq!(PackDirectory::owner_of(node.disks()[0].path.as_path()), "first");
@@ -375,6 +376,7 @@ fn an_owner_that_was_replaced_while_it_was_stopped_writes_nothing_more() {
     let before = list();
     let superblock = fs::read(path.join("superblock")).unwrap();
     node.signal("CONT");
+    // timing: what the former owner might do, it does by then.
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_eq!(PackDirectory::owner_of(&path), "b");
     assert_eq!((list(), fs::read(path.join("superblock")).unwrap()), (before, superblock));

@@ -432,7 +432,7 @@ fn packs_are_read_without_their_node_and_what_is_removed_meanwhile_stays_removed
     assert_eq!(info(&store, first), Some((path.clone(), "n1:2".into(), EXTENT)));
     store.lose_node();
     assert_eq!((store.get("key-0"), store.exists("key-0")), (Some(true), true));
-    assert_eq!(info(&store, first), Some((path.clone(), String::new(), EXTENT)), "nobody serves it");
+    assert_eq!(info(&store, first), Some((path.clone(), String::new(), EXTENT)), "no node serves it");
     let generation = store.master.get(at(store.now), b"key-1").unwrap().generation;
     store.master.remove(at(store.now), b"key-1", RemoveMode::Force).unwrap();
     assert_eq!(store.get("key-1"), None);

@@ -20,8 +20,8 @@ const BATCH: usize = 64;
 /// How long a miss that would be a loss is read again, and how often.
 const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_MAX: usize = 30;
-/// For objects on disks: a node that was killed reads its disk, and announces what it finds, before its objects
-/// can be read.
+/// For objects on disks: a node that was killed reads its disk, and announces what it finds, before its
+/// objects can be read.
 const AGAIN_COLD_MAX: usize = 200;
 /// Time between two puts of cold objects: they have to live long enough to be moved to a disk.
 const COLD_EVERY: Duration = Duration::from_millis(100);

@@ -108,6 +108,7 @@ impl DiskError {
 }
 
 impl fmt::Display for DiskError {
+    // Long because: one text per error.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io { path, action, error } => write!(f, "{}: cannot {action}: {error}", path.display()),

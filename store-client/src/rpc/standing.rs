@@ -11,8 +11,8 @@ use crate::error::RpcError;
 /// a master says about another one is a hint. The exception is a lone master that has begun anew while its
 /// clock was behind: its lineage counts though it is lower, because no other master can be meant.
 ///
-/// Each answer is compared with it before the caller sees it: a leader that was replaced without having learned
-/// of it gives no more orders here as soon as any connection of the process has met its successor.
+/// Each answer is compared with it before the caller sees it: a leader that was replaced without having
+/// learned of it gives no more orders here as soon as any connection of the process has met its successor.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Standing(Arc<Shared>);
 

@@ -308,8 +308,8 @@ impl GetOp {
         false
     }
 
-    /// Reports that the replica that a transfer reads does not exist any more, as the reader has seen itself. It
-    /// is reported to the master with those whose bytes are wrong. The transfer goes on until its end is
+    /// Reports that the replica that a transfer reads does not exist any more, as the reader has seen itself.
+    /// It is reported to the master with those whose bytes are wrong. The transfer goes on until its end is
     /// reported.
     pub fn handle_vanished(&mut self, id: u32, segment: SegmentNo) {
         if self.items.get(id as usize).is_some_and(|state| state.reading) {

@@ -372,14 +372,15 @@ impl Master {
             len: disk.staging.len,
             location: disk.staging.location,
             export: disk.staging.export,
-            // Nobody serves the packs of an owner that is gone.
+            // No node serves the packs of an owner that is gone.
             stage: if disk.is_here() { &disk.stage } else { "" },
             used: 0,
             free_bytes_largest: 0,
         })
     }
 
-    /// The disks that can be read, for lists: named by their address or directory, with the bytes of the disk.
+    /// The disks that can be read, for lists: named by their address or directory, with the bytes of the
+    /// disk.
     pub(crate) fn disk_list(&self) -> impl Iterator<Item = SegmentInfo<'_>> {
         let named = |disk: &Disk| {
             let info = self.disk_info(disk.no)?;
@@ -659,8 +660,8 @@ impl Master {
         self.disks.forget(uuid, generation);
     }
 
-    /// Whether the node of a disk takes objects for it. What waits for a disk that takes none may be copied to
-    /// another one.
+    /// Whether the node of a disk takes objects for it. What waits for a disk that takes none may be copied
+    /// to another one.
     fn close_disk(&mut self, no: SegmentNo, closed: bool) {
         let Some(disk) = self.disks.get_mut(no) else { return };
         disk.closed = closed;

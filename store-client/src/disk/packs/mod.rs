@@ -172,7 +172,7 @@ impl PackDirectory {
         Ok(this)
     }
 
-    /// Opens a directory to look at it, whoever writes to it.
+    /// Opens a directory to look at it, also while a node writes to it.
     ///
     /// # Errors
     /// As [`open`](Self::open), but for `Owned`.

@@ -1,4 +1,4 @@
-//! Who writes to a directory of packs, and that nobody else does.
+//! Who writes to a directory of packs, and that no other process does.
 //!
 //! Three things keep a second writer out, each for a case that the others do not cover:
 //!
@@ -127,7 +127,7 @@ impl Lock {
         Ok(Self(file))
     }
 
-    /// Whether nobody has locked a directory, as far as the file system says.
+    /// Whether no process has locked a directory, as far as the file system says.
     pub(super) fn is_free(directory: &Path) -> bool {
         let Ok(file) = File::open(directory.join(LOCK)) else { return false };
         match file.try_lock_shared() {

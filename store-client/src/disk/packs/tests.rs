@@ -138,7 +138,7 @@ fn a_former_owner_changes_nothing_any_more() {
     assert_eq!((store.names(), fs::read(first.path().join(SUPERBLOCK)).unwrap()), (names, superblock));
     assert!(read(&second, at, PAGE_BYTES).iter().all(|byte| *byte != 9));
 
-    // A file that the first had begun to make comes late: nobody has used its sequence, and nobody will.
+    // A file that the first had begun to make comes late: no owner has used its sequence, or ever will.
     fs::write(PackNames::open(first.path(), 3), store.header(2, 3)).unwrap();
     drop(second);
     let mut third = store.open();

@@ -86,7 +86,7 @@ pub(super) fn own(config: &NodeDiskConfig, cluster: &str, node: &str) -> Result<
 /// Looks for directories whose nodes are gone.
 pub(super) struct Orphans {
     clusters: Vec<PathBuf>,
-    /// How long nobody must have written to one; `None`: none is taken.
+    /// How long no node must have written to one; `None`: none is taken.
     after: Option<Duration>,
     looked: Instant,
     /// Since when they are known to be free, or until when they are left alone.
@@ -102,7 +102,7 @@ impl Orphans {
         Self { clusters, after, looked: Instant::now(), free_since, not_before }
     }
 
-    /// Opens directories that nobody has written to for long enough. The master decides who has them.
+    /// Opens directories that no node has written to for long enough. The master decides who has them.
     pub(super) fn look(&mut self, disks: &[NodeDisk]) -> Vec<NodeDisk> {
         let Some(after) = self.after else { return Vec::new() };
         if self.clusters.is_empty() || self.looked.elapsed() < LOOK {
