@@ -31,11 +31,13 @@ class Config:
     >>> snowskin.Config("no port")
     Traceback (most recent call last):
         ...
-    snowskin.InvalidArgument: master: `no port` is not an address: write host:port, or unix:/path
+    snowskin.InvalidArgument: master: `no port` is not an address: write host:port or unix:/path, several of
+    them separated by commas, or etcd://host:port/CLUSTER
     """
 
     master: str | None = None
-    """Address of the master: ``"host:port"`` or ``"unix:/path"``. Default: ``"127.0.0.1:50051"``."""
+    """Address of the master: ``"host:port"`` or ``"unix:/path"``; several masters are separated by commas.
+    Default: ``"127.0.0.1:50051"``."""
     memory: int | str | None = dataclasses.field(default=None, kw_only=True)
     """Memory that this process lends to the store, bytes or a text such as ``"4GiB"``. It is withdrawn, with
     the objects in it, when the store is closed. Default: none is lent."""
