@@ -40,6 +40,21 @@ enum Known {
     Shunned(Instant),
 }
 
+impl Known {
+    /// What was found, or that nothing is looked for again in this time.
+    fn of(found: Option<Place>, shun: Duration) -> Self {
+        found.map_or_else(|| Self::Shunned(Instant::now() + shun), Self::Open)
+    }
+
+    /// The place, or none while it is not to be tried; `None`: it is time to look.
+    fn now(&self) -> Option<Option<Place>> {
+        match self {
+            Self::Open(place) => Some(Some(*place)),
+            Self::Shunned(until) => (Instant::now() < *until).then_some(None),
+        }
+    }
+}
+
 /// What has the number of a segment.
 #[derive(Clone, Copy)]
 pub(crate) enum Place {
@@ -128,14 +143,11 @@ impl Segments {
         engine: &mut Engine,
         shun: Duration,
     ) -> Option<Place> {
-        match self.known.get(&segment) {
-            Some(Known::Open(place)) => return Some(*place),
-            Some(Known::Shunned(until)) if Instant::now() < *until => return None,
-            _ => {}
+        if let Some(known) = self.known.get(&segment).and_then(Known::now) {
+            return known;
         }
         let opened = self.try_open(segment, rpc, engine, (self.direct, shun));
-        let known = opened.map_or_else(|| Known::Shunned(Instant::now() + shun), Known::Open);
-        self.known.insert(segment, known);
+        self.known.insert(segment, Known::of(opened, shun));
         opened
     }
 
@@ -147,15 +159,12 @@ impl Segments {
         engine: &mut Engine,
         shun: Duration,
     ) -> Option<Place> {
-        match self.staged.get(&segment) {
-            Some(Known::Open(place)) => return Some(*place),
-            Some(Known::Shunned(until)) if Instant::now() < *until => return None,
-            _ => {}
+        if let Some(known) = self.staged.get(&segment).and_then(Known::now) {
+            return known;
         }
         let opened = self.try_open(segment, rpc, engine, (false, shun));
         let opened = opened.filter(|place| matches!(place, Place::Disk { .. }));
-        let known = opened.map_or_else(|| Known::Shunned(Instant::now() + shun), Known::Open);
-        self.staged.insert(segment, known);
+        self.staged.insert(segment, Known::of(opened, shun));
         opened
     }
 

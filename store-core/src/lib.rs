@@ -31,7 +31,7 @@
 //! * **Nothing is named twice.** Generations and segment numbers are never reused, not even after a restart
 //!   of the master.
 //!
-//! Beside the master and its clients there are three more state machines, which the server does not run yet:
+//! Beside the master and its clients there are three more state machines:
 //! [`command_log`] repeats a master's changes in another process, [`ha`] decides which process leads, and
 //! [`disk`] keeps objects on a node's SSD.
 //!

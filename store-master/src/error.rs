@@ -30,6 +30,13 @@ pub enum BindError {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// The arbiter of several masters cannot be used.
+    Arbiter {
+        /// The setting `ha.arbiter`.
+        arbiter: String,
+        /// Why not.
+        source: io::Error,
+    },
     /// The operating system gave no file descriptor or thread.
     System(io::Error),
     /// The store in the journal's directory cannot be continued.
@@ -61,6 +68,9 @@ impl fmt::Display for BindError {
         match self {
             Self::Config(error) => error.fmt(f),
             Self::Journal(error) => error.fmt(f),
+            Self::Arbiter { arbiter, source } => {
+                write!(f, "configuration: ha.arbiter {arbiter} cannot be used: {source}")
+            }
             Self::Listen { field, addr, source } => {
                 write!(
                     f,
@@ -80,7 +90,7 @@ impl StdError for BindError {
         match self {
             Self::Config(error) => Some(error),
             Self::Journal(error) => Some(error),
-            Self::Listen { source, .. } | Self::System(source) => Some(source),
+            Self::Listen { source, .. } | Self::Arbiter { source, .. } | Self::System(source) => Some(source),
         }
     }
 }

@@ -216,17 +216,14 @@ fn open_arbiter(of: &HaConfig) -> Result<Box<dyn Named>, BindError> {
         let opened = FileArbiter::open(Path::new(dir), &of.cluster_id);
         return match opened {
             Ok(arbiter) => Ok(Box::new(arbiter)),
-            Err(source) => Err(BindError::Listen { field: "ha.arbiter", addr: dir.into(), source }),
+            Err(source) => Err(BindError::Arbiter { arbiter: of.arbiter.clone(), source }),
         };
     }
     #[cfg(feature = "kubernetes")]
     if let Some(opened) = kubernetes::KubernetesArbiter::open(&of.arbiter, &of.cluster_id) {
-        let listen = |why: String| BindError::Listen {
-            field: "ha.arbiter",
-            addr: of.arbiter.clone(),
-            source: io::Error::other(why),
-        };
-        return opened.map_err(listen).map(|arbiter| Box::new(arbiter) as Box<dyn Named>);
+        let refused =
+            |why| BindError::Arbiter { arbiter: of.arbiter.clone(), source: io::Error::other::<String>(why) };
+        return opened.map_err(refused).map(|arbiter| Box::new(arbiter) as Box<dyn Named>);
     }
     #[cfg(not(feature = "kubernetes"))]
     if of.arbiter.starts_with("k8s") {

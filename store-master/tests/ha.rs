@@ -524,3 +524,16 @@ fn a_master_that_follows_says_who_leads() {
         assert!(metrics.lines().any(|text| text.ends_with(line)), "{line} in {metrics}");
     }
 }
+
+#[test]
+fn an_arbiter_that_cannot_be_used_is_named_with_the_reason() {
+    let config = with(Config::default(), |config| {
+        config.rpc_listen = "127.0.0.1:0".parse().unwrap();
+        config.ha.listen = "127.0.0.1:0".parse().unwrap();
+        config.ha.arbiter = "file:///proc/none".into();
+    });
+    let error = MasterServer::bind(config).map(drop).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, store_master::BindError::Arbiter { .. }), "{text}");
+    assert!(text.contains("ha.arbiter file:///proc/none"), "{text}");
+}

@@ -36,7 +36,7 @@ impl Lies {
     pub(crate) const ACKED_BEFORE: Self = Self(1);
     /// A leader that asks for a smaller record is told that it has it.
     pub(crate) const DROPPED_BEFORE: Self = Self(2);
-    /// Members hear that they are in sync from their first command on.
+    /// Each member reads a record that names it alone as in sync.
     pub(crate) const TRUSTED: Self = Self(3);
     /// The leader hears of beats that no member has acknowledged.
     pub(crate) const LEASED: Self = Self(4);
