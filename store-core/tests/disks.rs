@@ -413,6 +413,53 @@ fn after_a_restart_of_the_node_its_objects_are_known_again() {
     assert_eq!((stats.disk_objects, stats.disks, stats.disks_away), (20, 1, 0));
 }
 
+/// A second node takes the copies: the promotion does not end with the node of the disk.
+#[test]
+fn what_was_being_promoted_when_its_node_ended_is_read_from_the_disk_again() {
+    for fetched in [false, true] {
+        let mut store = Store::opened();
+        store.fill(0..ROOM as u32);
+        store.work();
+        let evicted = (0..ROOM as u32).map(|key| format!("key-{key}"));
+        store.fill(200..210);
+        let evicted: Vec<String> = evicted.filter(|key| store.get(key) == Some(true)).collect();
+        let other = MountSegment {
+            node: NodeId::new(2),
+            incarnation: Incarnation::new(1),
+            name: "n2",
+            endpoint: "n2:1",
+            len: ROOM * LEN,
+            ..MountSegment::default()
+        };
+        store.master.mount(at(store.now), &other).unwrap().mounted().unwrap();
+        for key in evicted.iter().chain(&evicted) {
+            assert_eq!(store.get(key), Some(true), "{key}");
+        }
+        store.master.handle_timeout(at(store.now));
+        assert!(store.stats().promotions_total > 0);
+        let fetch = |store: &mut Store| {
+            let (node, incarnation) = (NodeId::new(2), Incarnation::new(1));
+            let fetch = FetchRequest { node, incarnation, count_max: 4, key: 0 };
+            store.master.fetch_tasks(at(store.now), &fetch).unwrap().len()
+        };
+        assert!(!fetched || fetch(&mut store) > 0, "the other node reads them");
+        // Mounted again before the master has noticed: the first mount of a new incarnation drops the old one.
+        let first = store.disk;
+        store.start_node();
+        assert_ne!(store.disk, first);
+        for key in &evicted {
+            assert_eq!((store.get(key), store.exists(key)), (None, false), "{key} is not announced yet");
+        }
+        store.announce();
+        store.ready();
+        for key in &evicted {
+            assert_eq!(store.get(key), Some(true), "{key}");
+        }
+        let report = store.master.task_report();
+        assert_eq!((report.pending, report.processing), (0, 0));
+    }
+}
+
 #[test]
 fn packs_are_read_without_their_node_and_what_is_removed_meanwhile_stays_removed() {
     let mut store = Store::new();

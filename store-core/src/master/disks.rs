@@ -99,6 +99,9 @@ impl Master {
                 .for_each(|queued| self.objects.await_copy_of(queued.index, queued.generation, false));
         }
         self.disks.add(disk);
+        if let Some(last) = last {
+            self.promotions_lost_disk(now, last);
+        }
         if self.disks.floor(&mount.uuid) > 0 {
             self.clear_disk(no);
         }
@@ -314,8 +317,10 @@ impl Master {
 
     /// A node is gone, and its disks with it.
     pub(super) fn disks_away(&mut self, now: Instant, node: NodeId) {
+        let mut gone = Vec::new();
         for disk in self.disks.iter_mut().filter(|disk| disk.node == node && disk.is_here()) {
             disk.state = DiskState::Away(now);
+            gone.push(disk.no);
             (disk.queue_bytes, disk.writing_bytes) = (0, 0);
             for queued in core::mem::take(&mut disk.queue) {
                 self.objects.await_copy_of(queued.index, queued.generation, false);
@@ -324,6 +329,7 @@ impl Master {
                 self.objects.await_copy_of(writing.index, *generation, false);
             }
         }
+        gone.into_iter().for_each(|no| self.promotions_lost_disk(now, no));
     }
 
     /// Forgets disks that have been away for too long.

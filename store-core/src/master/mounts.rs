@@ -308,13 +308,13 @@ impl Master {
         let until = now + millis(self.config.put_start_release_timeout_ms);
         let node = segment.node;
         self.nodes.unmounted(node, no, segment.name, segment.incarnation, until);
+        self.stats.unmounts_total += 1;
+        self.drains.remove(&no);
+        self.tasks_lost_segment(now, no);
         if self.nodes.get(node).is_none() {
             self.writers.forget_node(node);
             self.disks_away(now, node);
         }
-        self.stats.unmounts_total += 1;
-        self.drains.remove(&no);
-        self.tasks_lost_segment(now, no);
         lost
     }
 

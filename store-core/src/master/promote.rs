@@ -11,6 +11,7 @@
 //! time. Only objects whose eviction loses nothing, or that the policy has given up, are evicted for it.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 use te_core::Instant;
@@ -18,10 +19,10 @@ use te_core::Instant;
 use super::Master;
 use super::tasks::Wish;
 use crate::eviction::{BatchOrder, Place};
-use crate::message::{Retention, TaskCause};
+use crate::message::{Retention, TaskCause, TaskState};
 use crate::objects::{KeyBytes, New, Placements};
 use crate::segments::Placed;
-use crate::{FullKey, TenantNo};
+use crate::{ErrorCode, FullKey, SegmentNo, TaskId, TenantNo};
 
 /// Wishes that wait; further ones are not noted.
 const WISHES_MAX: usize = 4_096;
@@ -134,6 +135,28 @@ impl Master {
         let gives = if self.objects.is_single() { Some(tenant) } else { self.objects.furthest_over(now) };
         let victim = gives.and_then(|gives| Some((gives, self.objects.clean_victim(now, gives)?)));
         victim.map(|(gives, index)| self.evict_at(gives, index)).is_some()
+    }
+
+    /// A disk is gone, or has another number now: what was being promoted from it is on the disk alone again.
+    pub(super) fn promotions_lost_disk(&mut self, now: Instant, disk: SegmentNo) {
+        if self.promotions.unfinished == 0 {
+            return;
+        }
+        let mut lost = Vec::new();
+        for (id, task) in self.tasks.from(TaskId::new(0)) {
+            let of_disk = || {
+                let entry = self.objects.entry(task.index);
+                entry.replicas.as_slice().iter().any(|placed| placed.segment == disk)
+            };
+            let unfinished = task.cause == TaskCause::Promotion && !task.state.is_finished();
+            if unfinished && self.is_there(task.index, task.generation) && of_disk() {
+                lost.push((id, task.state == TaskState::Pending));
+            }
+        }
+        for (id, quiet) in lost {
+            self.end_attempt(now, id, ErrorCode::SegmentNotFound, quiet);
+            self.finish_task(now, id, TaskState::Failed);
+        }
     }
 
     /// A promotion has ended. Without a replica in memory, the object is on the disk alone again.

@@ -497,7 +497,7 @@ impl Master {
     }
 
     /// An attempt has ended without a replica: its space is freed, at once if it is quiet.
-    fn end_attempt(&mut self, now: Instant, id: TaskId, error: ErrorCode, quiet: bool) {
+    pub(super) fn end_attempt(&mut self, now: Instant, id: TaskId, error: ErrorCode, quiet: bool) {
         let Some(task) = self.tasks.get(id) else { return };
         let (tenant, attempt, len) = (task.tenant, task.attempt, task.len);
         let placed = self.tasks.failed(id, error);
@@ -550,7 +550,7 @@ impl Master {
         found
     }
 
-    fn finish_task(&mut self, now: Instant, id: TaskId, state: TaskState) {
+    pub(super) fn finish_task(&mut self, now: Instant, id: TaskId, state: TaskState) {
         self.tasks.finish(id, state);
         match state {
             TaskState::Done => self.task_report.done_total += 1,
