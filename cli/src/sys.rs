@@ -6,12 +6,14 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use crate::exit::Exit;
 
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
+/// SIGHUP has come, where it means to read settings again.
+static RELOAD: AtomicBool = AtomicBool::new(false);
 /// An eventfd that the signal handler raises to wake sleepers; -1 before [`catch_interrupts`].
 static EVENT: AtomicI32 = AtomicI32::new(-1);
 
@@ -49,6 +51,25 @@ pub(crate) fn catch_interrupts() {
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }
     }
+}
+
+/// From now on SIGHUP means that settings are to be read again: [`takes_reload`] says so.
+pub(crate) fn catch_reloads() {
+    extern "C" fn note(_: libc::c_int) {
+        RELOAD.store(true, Ordering::Relaxed);
+    }
+    // SAFETY: the zeroed struct is a valid sigaction with an empty mask, and the handler only stores to an
+    // atomic. Without SA_RESTART, [`wait_for_interrupt`] returns.
+    unsafe {
+        let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        action.sa_sigaction = note as *const () as libc::sighandler_t;
+        libc::sigaction(libc::SIGHUP, &raw const action, std::ptr::null_mut());
+    }
+}
+
+/// Whether SIGHUP has come since the last call.
+pub(crate) fn takes_reload() -> bool {
+    RELOAD.swap(false, Ordering::Relaxed)
 }
 
 /// How to end, if a signal has requested it.

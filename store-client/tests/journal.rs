@@ -15,8 +15,8 @@ use common::{
     Process, client, eventually, master_config, node, own_host, pattern, role, say, wait_for_parent,
 };
 use store_client::{Client, PutOptions, PutRange, RemoveMode, RpcConfig, RpcConnection, Store as _};
-use store_core::MasterConfig;
-use store_core::message::ReadConfig;
+use store_core::message::{ChangeConfig, ReadConfig};
+use store_core::{ChangeHow, ConfigChange, ConfigChanges, MasterConfig};
 use store_master::{BindError, Config, JournalError, MasterServer};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
@@ -188,6 +188,15 @@ fn a_master_that_is_stopped_and_gets_other_settings_keeps_the_objects() {
     let mut rpc = RpcConnection::connect(master.addr.into(), RpcConfig::default()).unwrap();
     let (config, _): (MasterConfig, _) = rpc.call::<ReadConfig>(&(), std::iter::empty()).unwrap();
     assert_eq!(config.lease_ttl_ms, 777);
+    // What is set while it serves stays, also when the settings are others.
+    let changes = ConfigChanges { lease_ttl_ms: Some(555), ..ConfigChanges::default() };
+    let change = ConfigChange { how: ChangeHow::Set, changes };
+    rpc.call::<ChangeConfig>(&change, std::iter::empty()).unwrap();
+    master.process.kill();
+    master.process = Killable::process(master.addr, master.dir.path(), 256, 888);
+    let mut rpc = RpcConnection::connect(master.addr.into(), RpcConfig::default()).unwrap();
+    let (config, _): (MasterConfig, _) = rpc.call::<ReadConfig>(&(), std::iter::empty()).unwrap();
+    assert_eq!(config.lease_ttl_ms, 555);
     // And again, from the snapshot that has the new ones.
     master.process.kill();
     master.process = Killable::process(master.addr, master.dir.path(), 256, 777);

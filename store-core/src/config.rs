@@ -1,5 +1,7 @@
 //! The master's settings and their limits.
 
+mod changes;
+
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -13,6 +15,9 @@ use crate::tasks::TaskConfig;
 use crate::tenant::{DEFAULT_TENANT, SECRET_BYTES_MAX};
 use crate::wire;
 use crate::{AllocationStrategy, AllocatorKind, EvictionPolicy, Secret, TenantConfig};
+
+pub(crate) use changes::Overrides;
+pub use changes::{ChangeHow, ConfigChange, ConfigChanges};
 
 /// The master's settings with their defaults. [`Master::new`](crate::Master::new) calls [`Self::validate`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

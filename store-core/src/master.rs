@@ -41,6 +41,7 @@ use core::time::Duration;
 use te_core::Instant;
 
 use crate::allocator::Allocator;
+use crate::config::Overrides;
 use crate::disks::Disks;
 use crate::event::{Event, Events};
 use crate::eviction::BatchOrder;
@@ -88,6 +89,7 @@ const EPOCHS: u32 = 1 << 19;
 #[derive(Debug)]
 pub struct Master {
     config: MasterConfig,
+    overrides: Overrides,
     tenants: Tenants,
     pub(crate) segments: Segments,
     objects: Objects,
@@ -142,6 +144,7 @@ impl Master {
     pub fn new(config: MasterConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let mut this = Self {
+            overrides: Overrides::default(),
             tenants: Tenants::new(&config),
             segments: Segments::after(
                 SegmentNo::new(config.epoch % EPOCHS * SEGMENTS_PER_EPOCH),

@@ -26,6 +26,7 @@
 //! | [`ReadStats`] | – · – | [`Stats`] · – | changes nothing |
 //! | [`ExplainEviction`] | most victims to list · – | [`EvictionReport`] · [`NextVictim`]s | changes nothing |
 //! | [`ReadConfig`] | – · – | [`MasterConfig`] · – | changes nothing |
+//! | [`ChangeConfig`] | [`ConfigChange`] · – | [`ConfigChanges`]: all that is set · – | sets the same |
 //! | [`EvictNow`] | [`Evict`] · – | [`Evicted`] · – | evicts nothing: the request says how much to leave |
 //! | [`ListNodes`] | – · – | – · [`NodeInfo`] | changes nothing |
 //! | [`WhyKept`] | – · [`Key`]s | – · optional [`Kept`], or error | changes nothing |
@@ -89,7 +90,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codec::{self, Items, Key};
 use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, WireError};
-use crate::{ErrorCode, MasterConfig, SegmentNo, Stats, TaskId};
+use crate::{ConfigChange, ConfigChanges, ErrorCode, MasterConfig, SegmentNo, Stats, TaskId};
 
 pub use disks::*;
 pub use eviction::*;
@@ -334,6 +335,8 @@ operations! {
     ExplainEviction = 21, (u32, ()) -> (EvictionReport, NextVictim<'a>);
     /// The settings that the master runs with, without secrets. For admins.
     ReadConfig = 80, ((), ()) -> (MasterConfig, ());
+    /// Changes settings while the master serves. For admins.
+    ChangeConfig = 83, (ConfigChange, ()) -> (ConfigChanges, ());
     /// Evicts now. For admins.
     EvictNow = 81, (Evict, ()) -> (Evicted, ());
     /// Lists the nodes. For admins.

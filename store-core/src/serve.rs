@@ -120,6 +120,7 @@ operations! {
     ReadStats:        TenantOrAdmin,       Asks,    admin::read_stats;
     ExplainEviction:  TenantOrAdmin,       Asks,    admin::explain_eviction;
     ReadConfig:       Admin,               Asks,    admin::read_config;
+    ChangeConfig:     Admin,               Changes, admin::change_config;
     EvictNow:         Admin,               Changes, admin::evict_now;
     TenantList:       TenantOrAdmin,       Asks,    admin::tenant_list;
     TenantSet:        Admin,               Changes, admin::tenant_set;

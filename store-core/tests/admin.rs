@@ -3,8 +3,8 @@
 
 use store_core::message::*;
 use store_core::{
-    ErrorCode, Frame, Incarnation, Key, Kind, Master, MasterConfig, NodeId, Peer, Secret, Session,
-    TenantConfig,
+    ChangeHow, ConfigChange, ConfigChanges, ErrorCode, Frame, Incarnation, Key, Kind, Master, MasterConfig,
+    NodeId, Peer, Secret, Session, TenantConfig,
 };
 use te_core::Instant;
 
@@ -154,4 +154,60 @@ fn the_process_of_the_master_acts_for_any_tenant_and_inspects_without_a_lease() 
         List::decode_response(&Frame::parse(&answer).unwrap().unwrap().0).unwrap().1.len()
     };
     assert_eq!((of(&mut master, &mut a), of(&mut master, &mut b)), (1, 0));
+}
+
+fn changed(change: &ConfigChange, master: &mut Master) -> Result<ConfigChanges, ErrorCode> {
+    let answer = send::<ChangeConfig>(master, &mut Session::owner(), change);
+    let frame = Frame::parse(&answer).unwrap().unwrap().0;
+    ChangeConfig::decode_response(&frame).map(|(set, _)| set)
+}
+
+#[test]
+fn settings_are_changed_together_or_not_at_all() {
+    let mut master = master(MasterConfig::default());
+    let values = ConfigChanges {
+        eviction_high_watermark: Some(0.5),
+        tasks_attempts_max: Some(7),
+        ..ConfigChanges::default()
+    };
+    let set = ConfigChange { how: ChangeHow::Set, changes: values };
+    assert_eq!(changed(&set, &mut master), Ok(values));
+    let marked = || master.config().eviction_high_watermark;
+    assert_eq!((marked(), master.config().tasks.attempts_max), (0.5, 7));
+    // Half of 128 blocks: what is above it is evicted without a put.
+    master.handle_timeout(at(10));
+    assert!(master.stats().used_bytes <= 64 * LEN, "{}", master.stats().used_bytes);
+    // The ratio is above the watermark.
+    let wrong = ConfigChanges {
+        eviction_high_watermark: Some(0.2),
+        eviction_ratio: Some(0.3),
+        ..ConfigChanges::default()
+    };
+    let wrong = ConfigChange { how: ChangeHow::Set, changes: wrong };
+    assert_eq!(changed(&wrong, &mut master), Err(ErrorCode::InvalidParams));
+    assert_eq!(master.config().eviction_high_watermark, 0.5);
+    let unset = ConfigChange { how: ChangeHow::Unset, changes: values };
+    assert_eq!(changed(&unset, &mut master), Ok(ConfigChanges::default()));
+    assert_eq!(*master.config(), MasterConfig { ..MasterConfig::default() });
+    let mut session = Session::new(Peer::Remote, [0; 32]);
+    let refused = send::<ChangeConfig>(&mut master, &mut session, &set);
+    assert_eq!(status::<ChangeConfig>(&refused), Err(ErrorCode::PermissionDenied));
+}
+
+#[test]
+fn a_lease_that_was_granted_for_longer_holds_when_leases_become_shorter() {
+    let mut master = master(MasterConfig::default());
+    master.get(at(10), b"\x05").unwrap();
+    let values = ConfigChanges { lease_ttl_ms: Some(100), ..ConfigChanges::default() };
+    let change = ConfigChange { how: ChangeHow::Set, changes: values };
+    master.change_config(at(20), &change).unwrap();
+    let all = Evict { objects_max: 0, used_bytes_max: 0 };
+    master.evict_now(at(4_000), all);
+    assert!(master.exists(b"\x05"), "leased until 5,010 ms");
+    let reused = |master: &Master| master.stats().used_bytes == 0;
+    master.remove(at(4_000), b"\x05", RemoveMode::Force).unwrap();
+    assert!(!reused(&master));
+    master.evict_now(at(6_000), all);
+    master.handle_timeout(at(6_000));
+    assert!(reused(&master), "{:?}", master.stats());
 }

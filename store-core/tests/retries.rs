@@ -6,8 +6,8 @@ use store_core::client::{Action, ClientConfig, PutItem, PutOp, TransferEnd};
 use store_core::message::*;
 
 use store_core::{
-    ErrorCode, Frame, Incarnation, Key, Kind, Master, MasterConfig, NodeId, Place, Role, Secret, SegmentNo,
-    Session, TaskId, TenantConfig, TenantNo, TenantTag, prove,
+    ChangeHow, ConfigChange, ConfigChanges, ErrorCode, Frame, Incarnation, Key, Kind, Master, MasterConfig,
+    NodeId, Place, Role, Secret, SegmentNo, Session, TaskId, TenantConfig, TenantNo, TenantTag, prove,
 };
 use te_core::Instant;
 
@@ -345,6 +345,8 @@ fn about_the_store() -> Vec<Case> {
     let leave = Evict { objects_max: 5, used_bytes_max: u64::MAX };
     let unmount = UnmountSegment { node: NodeId::new(2), incarnation, segment: SegmentNo::new(2), key: 0 };
     let setting = TenantSetting { name: "default", ..TenantSetting::default() };
+    let changes = ConfigChanges { demote_ahead: Some(0.2), ..ConfigChanges::default() };
+    let change = ConfigChange { how: ChangeHow::Set, changes };
     let not_registered = Again::Refused(ErrorCode::TenantNotRegistered);
     vec![
         (Kind::Hello, request::<Hello>(&Greeting::default(), None), Again::Same),
@@ -355,6 +357,7 @@ fn about_the_store() -> Vec<Case> {
         (Kind::ReadStats, request::<ReadStats>(&(), None), Again::Same),
         (Kind::ExplainEviction, request::<ExplainEviction>(&5, None), Again::Same),
         (Kind::ReadConfig, request::<ReadConfig>(&(), None), Again::Same),
+        (Kind::ChangeConfig, request::<ChangeConfig>(&change, None), Again::Same),
         (Kind::EvictNow, request::<EvictNow>(&leave, None), Again::Same),
         (Kind::ListNodes, request::<ListNodes>(&(), None), Again::Same),
         (Kind::OrderSegments, request::<OrderSegments>(&(), Some(maintain)), Again::Same),

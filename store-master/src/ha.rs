@@ -302,6 +302,11 @@ pub(crate) struct Ha {
 }
 
 impl Ha {
+    /// Takes settings for the time when it leads.
+    pub(crate) fn set_config(&mut self, config: &store_core::MasterConfig) {
+        self.member.set_config(config);
+    }
+
     /// The master as this member has it.
     pub(crate) fn master(&self) -> &Master {
         self.member.master().unwrap_or(&self.idle)

@@ -7,15 +7,15 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mio::net::{TcpListener, UnixListener};
 use mio::{Interest, Poll, Waker};
-use store_core::Master;
+use store_core::{Master, MasterConfig};
 use tracing::{info, warn};
 
 use crate::Config;
@@ -50,7 +50,11 @@ pub struct MasterServer {
     questions: Option<Receiver<Question>>,
     liveness: Arc<Liveness>,
     stopper: Stopper,
+    next: Next,
 }
+
+/// Settings of the store that a running master is to take.
+pub(crate) type Next = Arc<Mutex<Option<Box<MasterConfig>>>>;
 
 /// Stops a master gracefully from any thread. Clones stop the same master.
 #[derive(Clone, Debug)]
@@ -65,6 +69,7 @@ pub struct MasterHandle {
     rpc_addr: SocketAddr,
     http_addr: Option<SocketAddr>,
     stopper: Stopper,
+    next: Next,
     thread: Option<JoinHandle<Result<(), ServeError>>>,
 }
 
@@ -165,6 +170,7 @@ impl MasterServer {
             questions,
             liveness,
             stopper,
+            next: Next::default(),
         })
     }
 
@@ -235,6 +241,7 @@ impl MasterServer {
             unpublished: Some(Instant::now()),
             reclaim: Reclaim::default(),
             stop: self.stopper.stop,
+            next: self.next,
             started_s: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
             late: VecDeque::new(),
             confirmed: None,
@@ -250,8 +257,9 @@ impl MasterServer {
     /// `System` when the operating system did not create a thread.
     pub fn spawn(self) -> Result<MasterHandle, BindError> {
         let (rpc_addr, http_addr, stopper) = (self.rpc_addr, self.http_addr(), self.stopper());
+        let next = Arc::clone(&self.next);
         let thread = thread::Builder::new().name("snowskin-master".into()).spawn(move || self.run())?;
-        Ok(MasterHandle { rpc_addr, http_addr, stopper, thread: Some(thread) })
+        Ok(MasterHandle { rpc_addr, http_addr, stopper, next, thread: Some(thread) })
     }
 }
 
@@ -287,6 +295,15 @@ impl MasterHandle {
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.stopper.clone()
+    }
+
+    /// Gives the master other settings of the store, as if it had been started with them: what
+    /// [`ConfigChanges`](store_core::ConfigChanges) has of them, and limits of tenants. Others are ignored. One
+    /// of several masters that does not lead uses them when it takes over. The master logs what has changed.
+    pub fn reload(&self, store: MasterConfig) {
+        *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(store));
+        // Waking fails only when the poller is gone, and then the master has ended.
+        let _ = self.stopper.waker.wake();
     }
 
     /// Stops the master gracefully and waits for its end.

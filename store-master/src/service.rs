@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
+use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,10 @@ use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Poll, Token};
 use store_core::command_log::Lsn;
 use store_core::ha::{HandOverError, MemberId};
-use store_core::{ErrorCode, Frame, Peer, Session};
+use store_core::message::{ChangeConfig, Operation, TenantSet, TenantSetting};
+use store_core::{
+    ChangeHow, ConfigChange, ConfigChanges, ErrorCode, Frame, Key, MasterConfig, Peer, Session,
+};
 use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 
@@ -31,6 +34,7 @@ use crate::liveness::{Liveness, PUBLISH_EVERY};
 use crate::metrics::{self, Snapshot};
 use crate::places::Source;
 use crate::reclaim::Reclaim;
+use crate::server::Next;
 use crate::sys;
 
 pub(crate) const TCP: Token = Token(usize::MAX);
@@ -73,6 +77,7 @@ pub(crate) struct Service {
     pub(crate) unpublished: Option<Instant>,
     pub(crate) reclaim: Reclaim,
     pub(crate) stop: Arc<AtomicBool>,
+    pub(crate) next: Next,
     /// Wall time of the start of the process, seconds since the Unix epoch.
     pub(crate) started_s: f64,
     /// Answers to questions that wait to be confirmed, in the order of the commands that they depend on.
@@ -123,6 +128,7 @@ impl Service {
                 (spin_until, crowded_until) = (now, now + CROWDED_PAUSE);
             }
             self.dispatch(&events, now);
+            self.reload();
             // Input is handled before timeouts: when this process was stopped for a while, nodes that seem to
             // have been silent for too long have sent heartbeats in the meantime.
             let busy = !self.connections.is_idle();
@@ -454,6 +460,56 @@ impl Service {
             Err(code) => answer_status(frame.header.kind, frame.header.request_id, code, &mut out),
         }
         out
+    }
+
+    /// Takes the settings that were given while it served.
+    fn reload(&mut self) {
+        let Some(next) = self.next.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let before = self.config.store.clone();
+        let MasterConfig { epoch, started_wall_ms, handle_key, hash_seed, .. } = before;
+        let next = MasterConfig { epoch, started_wall_ms, handle_key, hash_seed, ..*next };
+        let (how, changes) = (ChangeHow::Start, ConfigChanges::between(&before, &next));
+        if let Some(ha) = self.answering.keeper.ha_mut() {
+            ha.set_config(&next);
+        }
+        if !self.answering.keeper.is_serving() {
+            info!("this master does not lead: it uses its settings when it takes over");
+            self.config.store = next;
+            return;
+        }
+        match self.order::<ChangeConfig>(&ConfigChange { how, changes }) {
+            Ok(()) => info!(settings = ?changes.names().collect::<Vec<_>>(), "settings have changed"),
+            Err(error) => {
+                warn!(%error, settings = ?changes.names().collect::<Vec<_>>(), "settings are as they were");
+                return;
+            }
+        }
+        for tenant in next.tenants.iter().filter(|tenant| !before.tenants.contains(tenant)) {
+            let setting = TenantSetting {
+                name: &tenant.name,
+                quota_bytes: tenant.quota_bytes,
+                quota_objects: tenant.quota_objects,
+                guaranteed_bytes: tenant.guaranteed_bytes,
+                secret: Some(Key(tenant.secret.bytes())),
+            };
+            match self.order::<TenantSet>(&setting) {
+                Ok(()) => info!(tenant = tenant.name, "the limits of a tenant have changed"),
+                Err(error) => warn!(%error, tenant = tenant.name, "the limits of a tenant are as they were"),
+            }
+        }
+        self.config.store = next;
+    }
+
+    /// Carries out an operation of the master's own.
+    fn order<O: Operation>(&mut self, request: &O::Request<'_>) -> Result<(), ErrorCode> {
+        let mut frame = Vec::new();
+        O::encode_request(&mut frame, 1, request, std::iter::empty())
+            .map_err(|_| ErrorCode::InternalError)?;
+        let answer = self.call(&frame, None);
+        match Frame::parse(&answer) {
+            Ok(Some((frame, _))) => frame.header.result(),
+            _ => Err(ErrorCode::InternalError),
+        }
     }
 
     fn snapshot(&self) -> Snapshot {

@@ -266,7 +266,7 @@ fn soak_ha(host: &Host) -> Plan {
         Work::Command(soak.arg("--clients-binary").arg(at("examples/soak_ha")))
     };
     let build = Cmd::new("cargo build --profile test --workspace --bin snowskin --example soak_ha");
-    let masters = soak("--faults kill-leader,kill-standby,switchover --kills 50");
+    let masters = soak("--disk --faults kill-leader,kill-standby,kill-node,switchover --kills 50");
     Plan::Run(vec![Work::Command(build), masters], "50 kills".to_owned())
 }
 

@@ -8,7 +8,7 @@ use store_core::{Secret, TenantConfig};
 use store_master::{BindError, MasterHandle, MasterServer};
 
 use crate::commands::cluster::MasterReady;
-use crate::config::{FlagsOfMaster, keys};
+use crate::config::{FlagsOfMaster, Settings, keys};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::size::ByteSize;
 use crate::{Outcome, output, sys};
@@ -29,7 +29,8 @@ const ENDED_CHECK: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// Run the master, which knows where every object is
 ///
-/// Runs in the foreground until Ctrl-C or SIGTERM, and then stops in order (exit code 0). The master keeps
+/// Runs in the foreground until Ctrl-C or SIGTERM, and then stops in order (exit code 0). On SIGHUP it reads
+/// its settings again and takes those that can be changed while it serves. The master keeps
 /// only metadata, in memory and with --journal on disk; nodes lend the memory for objects (`snowskin node`).
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
@@ -48,17 +49,10 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Outcome {
     sys::catch_interrupts();
+    sys::catch_reloads();
     sys::lift_file_limit();
-    let mut config = args.flags.settings().master.clone();
-    if let Some(path) = &args.tenants {
-        config.store.multi_tenants = true;
-        config.store.tenants.extend(read_tenants(path)?);
-        let wrong = |error: &dyn Display| Failure::usage(format!("--tenants {}: {error}", path.display()));
-        config.store.validate().map_err(|error| wrong(&error))?;
-        config
-            .validate()
-            .map_err(|error| wrong(&error).hint("give --admin-secret-file, or a settings file"))?;
-    }
+    let config = with_tenants(args.flags.settings().master.clone(), args)?;
+    let mut started = config.clone();
     let server = bind(config)?;
     let ready = MasterReady {
         ready: "master".to_owned(),
@@ -71,7 +65,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
             ready.http.as_ref().map(|http| format!(", metrics at http://{http}/metrics")).unwrap_or_default();
         format!("master ready at {}{http}\n", ready.rpc)
     });
-    wait_for_end(&serving);
+    while !serving.has_ended() && sys::wait_for_interrupt(Some(ENDED_CHECK)).is_none() {
+        if sys::takes_reload() {
+            reload(args, &serving, &mut started);
+        }
+    }
     let ended = serving.has_ended();
     if !ended {
         tracing::info!("stopping");
@@ -79,6 +77,59 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let why = if ended { "the master has ended" } else { "the master did not stop in order" };
     serving.stop().context(why)?;
     Ok(Exit::Ok)
+}
+
+/// Adds the tenants of `--tenants`.
+fn with_tenants(mut config: store_master::Config, args: &Args) -> anyhow::Result<store_master::Config> {
+    let Some(path) = &args.tenants else { return Ok(config) };
+    config.store.multi_tenants = true;
+    config.store.tenants.extend(read_tenants(path)?);
+    let wrong = |error: &dyn Display| Failure::usage(format!("--tenants {}: {error}", path.display()));
+    config.store.validate().map_err(|error| wrong(&error))?;
+    config.validate().map_err(|error| wrong(&error).hint("give --admin-secret-file, or a settings file"))?;
+    Ok(config)
+}
+
+/// Reads the settings again. What is wrong with them is logged, and the master goes on as it was.
+fn reload(args: &Args, serving: &MasterHandle, started: &mut store_master::Config) {
+    let read = args.flags.read_again().map_err(|problems| anyhow::anyhow!("{problems}"));
+    let next = match read.and_then(|loaded| with_tenants(loaded.settings.master, args)) {
+        Ok(next) => next,
+        Err(error) => {
+            let error = format!("{error:#}");
+            tracing::error!(%error, "SIGHUP: the settings cannot be used, and are as they were");
+            return;
+        }
+    };
+    let kept = not_changed(started, &next);
+    if !kept.is_empty() {
+        tracing::warn!(
+            settings = ?kept,
+            "SIGHUP: these settings are used when a master starts: restart it, or the others first and then \
+             hand over to one of them"
+        );
+    }
+    tracing::info!("SIGHUP: the settings were read again");
+    serving.reload(next.store.clone());
+    *started = next;
+}
+
+/// The settings that differ and cannot be changed while the master serves, by their keys.
+fn not_changed(before: &store_master::Config, after: &store_master::Config) -> Vec<String> {
+    let tree = |config: &store_master::Config| {
+        let settings = Settings { master: config.clone(), ..Settings::default() };
+        serde_json::to_value(settings).unwrap_or_default()
+    };
+    let (before, after) = (tree(before), tree(after));
+    let differs = |key: &&keys::Key| {
+        key.section() == "master" && before.pointer(&key.pointer()) != after.pointer(&key.pointer())
+    };
+    let changeable = |path: &str| {
+        let name = path.strip_prefix("master.store.").unwrap_or_default();
+        name == "tenants" || store_core::ConfigChanges::NAMES.contains(&name)
+    };
+    let paths = keys::all().iter().filter(differs).map(|key| key.path.clone());
+    paths.filter(|path| !changeable(path)).collect()
 }
 
 /// Binds all addresses of a master. The error for an address in use names the flag that chooses another.

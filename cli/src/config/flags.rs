@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
 use super::keys::{self, Key};
-use super::{Loaded, Settings};
+use super::{Loaded, Problems, Settings};
 
 /// A flag on the command line.
 #[derive(Clone, Debug)]
@@ -33,6 +33,8 @@ pub(crate) trait Scope {
 #[derive(Clone, Debug)]
 pub(crate) struct Flags<S> {
     pub(crate) loaded: Loaded,
+    file: Option<PathBuf>,
+    given: Vec<Given>,
     scope: PhantomData<S>,
 }
 
@@ -81,6 +83,21 @@ impl<S> Flags<S> {
     }
 }
 
+impl<S: Scope> Flags<S> {
+    /// The settings as they are now, after a change of the file.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them.
+    pub(crate) fn read_again(&self) -> Result<Loaded, Problems> {
+        Loaded::read(self.file.as_deref(), variables(), &self.given, S::SECTIONS)
+    }
+}
+
+/// The environment, as far as it is text.
+fn variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, text)| Some((name.into_string().ok()?, text.into_string().ok()?)))
+}
+
 fn keys_of<S: Scope>() -> impl Iterator<Item = &'static Key> {
     let more = |key: &Key| S::MORE.contains(&key.path.as_str());
     keys::all().iter().filter(move |key| S::SECTIONS.contains(&key.section()) || more(key))
@@ -107,10 +124,8 @@ impl<S: Scope> FromArgMatches for Flags<S> {
         };
         let flags: Vec<Given> = keys_of::<S>().filter_map(given).collect();
         let file = matches.try_get_one::<PathBuf>("config").ok().flatten();
-        let variables = std::env::vars_os()
-            .filter_map(|(name, text)| Some((name.into_string().ok()?, text.into_string().ok()?)));
-        match Loaded::read(file.map(PathBuf::as_path), variables, &flags, S::SECTIONS) {
-            Ok(loaded) => Ok(Self { loaded, scope: PhantomData }),
+        match Loaded::read(file.map(PathBuf::as_path), variables(), &flags, S::SECTIONS) {
+            Ok(loaded) => Ok(Self { loaded, file: file.cloned(), given: flags, scope: PhantomData }),
             Err(problems) => Err(clap::Error::raw(ErrorKind::ValueValidation, format!("{problems}"))),
         }
     }

@@ -58,10 +58,13 @@ pub(crate) fn page() -> String {
             );
         }
         let cell = |text: &str| text.replace('|', "\\|");
+        let changes = key.path.strip_prefix("master.store.");
+        let changes = changes.is_some_and(|name| store_core::ConfigChanges::NAMES.contains(&name));
+        let changes = if changes { " Can be changed while the master serves." } else { "" };
         let short = key.variable_short.map(|name| format!(" Also `{name}`.")).unwrap_or_default();
         let _ = writeln!(
             out,
-            "| `{name}` | `--{}` | {} | `{}` | {}{short} |",
+            "| `{name}` | `--{}` | {} | `{}` | {}{changes}{short} |",
             key.flag,
             cell(&key.kind()),
             cell(&key.default_shown()),

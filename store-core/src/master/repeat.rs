@@ -123,6 +123,7 @@ impl Master {
         // Without `..`: a new field has to be classed here.
         let Self {
             config,
+            overrides,
             tenants,
             segments,
             objects,
@@ -158,7 +159,7 @@ impl Master {
         // What all types print of themselves is all that they hold. Writing to a hash does not fail.
         let _ = write!(
             digest,
-            "{config:?}{tenants:?}{segments:?}{objects:?}{shelf:?}{disks:?}{pending_release:?}"
+            "{config:?}{overrides:?}{tenants:?}{segments:?}{objects:?}{shelf:?}{disks:?}{pending_release:?}"
         );
         let _ = write!(digest, "{promotions:?}{writers:?}");
         let _ = write!(digest, "{nodes:?}{generation}{sessions}{lease_bytes}{metadata_reported}{wall:?}");

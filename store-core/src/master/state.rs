@@ -1,6 +1,7 @@
 //! The state of a master in a snapshot.
 
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use te_core::Instant;
@@ -8,7 +9,7 @@ use te_core::Instant;
 use super::{Master, millis};
 use crate::event::Events;
 use crate::snapshot::{Failed, Put, Take, secret};
-use crate::{ConfigError, MasterConfig, Secret};
+use crate::{ConfigChange, ConfigChanges, ConfigError, MasterConfig, Secret};
 
 /// What the settings do not serialise of themselves: secrets, and what each start chooses.
 #[derive(Serialize, Deserialize)]
@@ -68,6 +69,7 @@ impl Master {
         // Without `..`: a new field has to be classed here.
         let Self {
             config,
+            overrides,
             tenants,
             segments,
             objects,
@@ -101,6 +103,7 @@ impl Master {
         } = self;
         to.put(config)?;
         to.put(&Unserialised::of(config))?;
+        to.put(overrides)?;
         to.put(tenants)?;
         to.put(segments)?;
         to.put(objects)?;
@@ -117,27 +120,68 @@ impl Master {
     }
 
     /// Takes other settings, for a process that continues a store. What differs between two starts of a store
-    /// stays. Returns whether anything has changed. This is no command: a log that goes on after it begins
-    /// with a snapshot.
+    /// stays, and so does what was [changed](Self::change_config). Returns whether anything has changed. This
+    /// is no command: a log that goes on after it begins with a snapshot.
     ///
     /// # Errors
     /// A setting is not within its limits, or cannot be changed.
     pub(crate) fn reconfigure(&mut self, now: Instant, config: MasterConfig) -> Result<bool, ConfigError> {
         let MasterConfig { epoch, started_wall_ms, handle_key, hash_seed, .. } = self.config;
-        let config = MasterConfig { epoch, started_wall_ms, handle_key, hash_seed, ..config };
-        if config == self.config {
+        let mut config = MasterConfig { epoch, started_wall_ms, handle_key, hash_seed, ..config };
+        let mut overrides = self.overrides;
+        overrides.set_again(&mut config);
+        if config == self.config && overrides == self.overrides {
             return Ok(false);
         }
         config.validate()?;
         if config.multi_tenants != self.config.multi_tenants {
             return Err(ConfigError::fixed("multi_tenants"));
         }
+        self.overrides = overrides;
+        let longest = self.longest_lease();
+        self.take_config(now, config);
+        // A longer lease than now may have been granted.
+        self.lease_floor = self.lease_floor.max(now + longest.max(self.longest_lease()));
+        Ok(true)
+    }
+
+    /// Changes settings while the master serves. Returns what is set now and would not be without such
+    /// changes. A lease that becomes shorter keeps everything from eviction for the time of the former one.
+    ///
+    /// # Errors
+    /// A setting would not be within its limits: nothing is changed.
+    pub fn change_config(
+        &mut self,
+        now: Instant,
+        change: &ConfigChange,
+    ) -> Result<ConfigChanges, ConfigError> {
+        let (mut overrides, mut config) = (self.overrides, self.config.clone());
+        overrides.change(change, &mut config);
+        config.validate()?;
+        self.overrides = overrides;
+        let before = self.longest_lease();
+        self.take_config(now, config);
+        if self.longest_lease() < before {
+            self.lease_floor = self.lease_floor.max(now + before);
+        }
+        Ok(overrides.set)
+    }
+
+    /// How long an object may be leased.
+    fn longest_lease(&self) -> Duration {
+        millis(self.config.lease_ttl_ms) + millis(self.config.lease_guard_ms)
+    }
+
+    fn take_config(&mut self, now: Instant, config: MasterConfig) {
+        let leased = self.longest_lease();
         let before = core::mem::replace(&mut self.config, config);
+        let lease = self.longest_lease();
         let config = &self.config;
         self.segments.strategy = config.allocation_strategy;
         self.segments.slow_start = millis(config.slow_start_ms);
-        let lease = millis(config.lease_ttl_ms) + millis(config.lease_guard_ms);
-        self.objects.reconfigure(now, millis(config.soft_pin_ttl_ms), lease);
+        if (config.soft_pin_ttl_ms, lease) != (before.soft_pin_ttl_ms, leased) {
+            self.objects.reconfigure(now, millis(config.soft_pin_ttl_ms), lease);
+        }
         if config.eviction != before.eviction {
             self.objects.change_policy(config.eviction);
         }
@@ -150,10 +194,6 @@ impl Master {
         if config.tenants != before.tenants {
             self.add_tenants();
         }
-        // A longer lease than before may have been granted.
-        let longest = millis(before.lease_ttl_ms) + millis(before.lease_guard_ms);
-        self.lease_floor = self.lease_floor.max(now + longest.max(lease));
-        Ok(true)
     }
 
     /// Reads what [`Self::save`] has written.
@@ -166,6 +206,7 @@ impl Master {
         if let Err(error) = config.validate() {
             return Ok(Err(error));
         }
+        let overrides = from.take()?;
         let (tenants, segments) = (from.take()?, from.take()?);
         let mut objects: crate::objects::Objects = from.take()?;
         objects.reindex(config.hash_seed);
@@ -180,6 +221,7 @@ impl Master {
         let (suspects, ended_upserts, lease_floor): (_, _, Instant) = from.take()?;
         Ok(Ok(Self {
             config,
+            overrides,
             tenants,
             segments,
             objects,

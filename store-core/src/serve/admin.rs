@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 use super::{Call, Page};
 use crate::master::PAGE_ITEMS_MAX;
 use crate::message::{
-    EvictNow, ExplainEviction, Hello, ReadConfig, ReadStats, TenantList, TenantRemove, TenantSet, Welcome,
+    ChangeConfig, EvictNow, ExplainEviction, Hello, ReadConfig, ReadStats, TenantList, TenantRemove,
+    TenantSet, Welcome,
 };
 use crate::wire::{KEYS_PER_BATCH_MAX, VERSION};
 use crate::{ErrorCode, Master};
@@ -48,6 +49,12 @@ pub(super) fn explain_eviction(master: &mut Master, call: Call<'_>) -> Result<()
 
 pub(super) fn read_config(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     call.request.respond_head::<ReadConfig>(master.config())
+}
+
+pub(super) fn change_config(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let (change, _) = call.request.read::<ChangeConfig>()?;
+    let set = master.change_config(call.now, &change).map_err(|_| ErrorCode::InvalidParams)?;
+    call.request.respond_head::<ChangeConfig>(&set)
 }
 
 pub(super) fn evict_now(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {

@@ -33,6 +33,7 @@ const EXPECTED: &[(Kind, &str, &str)] = &[
     (Kind::ReadStats, ".t.t", "0t0t"),
     (Kind::ExplainEviction, ".t.t", "0t0t"),
     (Kind::ReadConfig, "xxxx", "0000"),
+    (Kind::ChangeConfig, "xxxx", "0000"),
     (Kind::EvictNow, "xxxx", "0000"),
     (Kind::ListNodes, "xxxx", "0000"),
     (Kind::WhyKept, ".t.t", ".t.t"),

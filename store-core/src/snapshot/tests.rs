@@ -14,13 +14,14 @@ use crate::message::{
     WriterState,
 };
 use crate::{
-    AllocatorKind, EvictionPolicy, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Place,
-    ReplicationConfig, ReplicationMode, TenantConfig, TenantTag,
+    AllocatorKind, ChangeHow, ConfigChange, ConfigChanges, EvictionPolicy, Incarnation, Instant, Key, Master,
+    MasterConfig, NodeId, Place, ReplicationConfig, ReplicationMode, TenantConfig, TenantTag,
 };
 
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 16] = [
     "settings",
     "secrets and what the start chose",
+    "changed settings",
     "tenants",
     "segments",
     "objects",
@@ -35,7 +36,7 @@ const NAMES: [&str; 15] = [
     "tasks, drains, hot objects",
     "suspects, ended upserts, lease floor",
 ];
-const COUNTERS: usize = 10;
+const COUNTERS: usize = 11;
 
 /// The values one by one, in postcard.
 #[derive(Clone, Default)]
@@ -167,6 +168,8 @@ fn eventful(policy: EvictionPolicy, allocator: AllocatorKind) -> Master {
     let setting = TenantSetting { name: "b", quota_bytes: Some(1 << 20), ..TenantSetting::default() };
     master.set_tenant(&setting).unwrap();
     master.set_wall_ms(at(9), 2_000_000);
+    let changes = ConfigChanges { disk_away_ms: Some(700_000), ..ConfigChanges::default() };
+    master.change_config(at(9), &ConfigChange { how: ChangeHow::Set, changes }).unwrap();
     on_disks(&mut master);
     master
 }
@@ -236,7 +239,9 @@ fn other_settings_are_taken_and_nothing_is_lost() {
     for (policy, kind) in all() {
         let mut master = eventful(policy, kind);
         let before = master.stats();
-        let config = master.config().clone();
+        // As it was before one of them was changed.
+        let disk_away_ms = empty(policy, kind).config().disk_away_ms;
+        let config = MasterConfig { disk_away_ms, ..master.config().clone() };
         assert_eq!(master.reconfigure(at(10), config.clone()), Ok(false));
         let fixed = MasterConfig { multi_tenants: false, tenants: Vec::new(), ..config.clone() };
         assert!(master.reconfigure(at(10), fixed).is_err());
@@ -298,7 +303,7 @@ fn a_snapshot_in_which_a_byte_of_a_small_part_is_another_is_noticed() {
     let whole = Parts::of(&master);
     let digest = master.digest();
     // Secrets do not print, so the settings and the tenants are compared as they are saved, above.
-    for part in [5, 6, 7, 8, 9, 11, 12, 14] {
+    for part in [2, 6, 7, 8, 9, 10, 12, 13, 15] {
         for byte in 0..whole.0[part].len() {
             let mut mutant = whole.clone();
             mutant.0[part][byte] ^= 1;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use store_core::MasterConfig;
 use store_core::ha::{
     Action, Ask, HandOverError, Limits, Member, MemberId, Message, Role, Rules, Timing, Told, Versioned,
 };
+use store_core::message::Operation;
+use store_core::{ChangeHow, ConfigChange, ConfigChanges, Frame, MasterConfig, Session};
 use te_core::Instant;
 
 struct Pair {
@@ -53,6 +54,16 @@ impl Pair {
             self.members.iter_mut().for_each(|member| member.handle_timeout(self.now));
             self.deliver();
         }
+    }
+
+    /// Sends a request to the leader, which carries it out.
+    fn ask<O: Operation>(&mut self, request: &O::Request<'_>) {
+        let (mut frame, mut out) = (Vec::new(), Vec::new());
+        O::encode_request(&mut frame, 1, request, std::iter::empty()).unwrap();
+        let (frame, _) = Frame::parse(&frame).unwrap().unwrap();
+        self.members[0].handle(self.now, &mut Session::owner(), &frame, &mut out).unwrap();
+        assert_eq!(Frame::parse(&out).unwrap().unwrap().0.header.result(), Ok(()));
+        self.passes(20);
     }
 
     fn deliver(&mut self) {
@@ -184,4 +195,19 @@ fn a_member_does_not_take_over_for_what_it_had_in_an_earlier_life() {
         "it has what the leader had at some time, perhaps not the latest"
     );
     assert!(!pair.members[1].is_serving());
+}
+
+/// Its own settings count when a member takes over, but for what was set while another one led.
+#[test]
+fn a_leader_has_the_settings_of_its_own_start_and_those_that_were_set() {
+    let mut pair = Pair::new();
+    let own = MasterConfig { demote_ahead: 0.3, disk_away_ms: 5, ..MasterConfig::default() };
+    pair.members[1].set_config(&own);
+    let changes = ConfigChanges { disk_away_ms: Some(9), ..ConfigChanges::default() };
+    let change = ConfigChange { how: ChangeHow::Set, changes };
+    pair.ask::<store_core::message::ChangeConfig>(&change);
+    pair.members[0].hand_over(pair.now, Some(MemberId(1))).unwrap();
+    pair.passes(100);
+    let config = pair.members[1].leads().expect("it leads").1.config();
+    assert_eq!((config.demote_ahead, config.disk_away_ms, config.epoch), (0.3, 9, 7));
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 use store_client::{DiskKind, RpcConnection};
-use store_core::message::{self, DrainStatus, ListNodes, NodeInfo, ReadConfig, SegmentState};
-use store_core::{MasterConfig, NodeId, SegmentNo};
+use store_core::message::{self, DrainStatus, ListNodes, NodeInfo, SegmentState};
+use store_core::{NodeId, SegmentNo};
 
 use crate::commands::{MasterArg, no_master};
 use crate::exit::{EXIT_CODES, Exit};
@@ -19,10 +19,6 @@ const SEGMENTS_HELP: &str = "Examples:
 const NODES_HELP: &str = "Examples:
   snowskin admin nodes
   snowskin admin nodes --json | jq 'max_by(.silent_ms)'";
-const CONFIG_HELP: &str = "Examples:
-  snowskin admin config
-  snowskin admin config --json | jq .eviction";
-
 /// List the segments with node, address, fill level and state
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{SEGMENTS_HELP}\n\n{EXIT_CODES}"))]
@@ -41,19 +37,6 @@ pub(super) struct Nodes {
     #[command(flatten)]
     master: MasterArg,
     /// Print one JSON array.
-    #[arg(long)]
-    json: bool,
-}
-
-/// Show the settings of the running master
-///
-/// Secrets are left out.
-#[derive(Debug, clap::Args)]
-#[command(after_help = format!("{CONFIG_HELP}\n\n{EXIT_CODES}"))]
-pub(super) struct Config {
-    #[command(flatten)]
-    master: MasterArg,
-    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -233,36 +216,6 @@ pub(super) fn nodes(args: &Nodes) -> Outcome {
     Ok(Exit::Ok)
 }
 
-pub(super) fn config(args: &Config) -> Outcome {
-    let mut rpc = args.master.connect()?;
-    let config: MasterConfig = rpc.call::<ReadConfig>(&(), std::iter::empty()).map_err(no_master)?.0;
-    if args.json {
-        output::print_json(&config)?;
-        return Ok(Exit::Ok);
-    }
-    let mut table = Table::new(&[("setting", Align::Left), ("value", Align::Left)]);
-    let mut rows = Vec::new();
-    flatten("", &serde_json::to_value(&config)?, &mut rows);
-    for (name, value) in rows {
-        table.row([name, printable(&value)]);
-    }
-    output::print(&table.render())?;
-    Ok(Exit::Ok)
-}
-
-/// Adds a row with path (`a.b.c`) and text for every leaf.
-fn flatten(path: &str, value: &serde_json::Value, rows: &mut Vec<(String, String)>) {
-    match value {
-        serde_json::Value::Object(fields) => {
-            for (name, value) in fields {
-                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-                flatten(&path, value, rows);
-            }
-        }
-        value => rows.push((path.to_owned(), value.to_string())),
-    }
-}
-
 /// `12.3 %`.
 pub(crate) fn share(part: u64, of: u64) -> String {
     if of == 0 { "–".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / of as f64) }
@@ -271,15 +224,6 @@ pub(crate) fn share(part: u64, of: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn settings_are_listed_by_their_path() {
-        let value = serde_json::json!({ "a": 1, "b": { "c": "x", "d": [1, 2] } });
-        let mut rows = Vec::new();
-        flatten("", &value, &mut rows);
-        let rows: Vec<_> = rows.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        assert_eq!(rows, [("a", "1"), ("b.c", "\"x\""), ("b.d", "[1,2]")]);
-    }
 
     #[test]
     fn names_of_others_cannot_drive_the_terminal() {

@@ -1,5 +1,6 @@
 //! `snowskin admin`: inspects and administers a running master.
 
+mod config;
 mod evict;
 mod list;
 mod masters;
@@ -24,7 +25,7 @@ pub(crate) struct Args {
 enum What {
     Segments(list::Segments),
     Nodes(list::Nodes),
-    Config(list::Config),
+    Config(config::Args),
     Masters(masters::Masters),
     Switchover(masters::Switchover),
     Evict(evict::Args),
@@ -39,7 +40,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     match &args.what {
         What::Segments(args) => list::segments(args),
         What::Nodes(args) => list::nodes(args),
-        What::Config(args) => list::config(args),
+        What::Config(args) => config::run(args),
         What::Masters(args) => masters::masters(args),
         What::Switchover(args) => masters::switchover(args),
         What::Evict(args) => evict::run(args),
