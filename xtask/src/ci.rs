@@ -192,6 +192,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
         step("msrv", "the oldest supported compiler", 600, msrv(host)),
         step("doc", "documentation without warnings", 600, docs(host)),
         step("test", "unit, property, conformance and process tests", 900, tests(host, "--workspace")),
+        step("seeds", "simulations of disks and of several masters, 2,000 seeds each", 900, simulations()),
         step("doctest", "examples in the documentation", 600, commands(["cargo test --workspace --doc"])),
         step(
             "test-features",
@@ -268,6 +269,14 @@ fn soak_ha(host: &Host) -> Plan {
     let build = Cmd::new("cargo build --profile test --workspace --bin snowskin --example soak_ha");
     let masters = soak("--disk --faults kill-leader,kill-standby,kill-node,switchover --kills 50");
     Plan::Run(vec![Work::Command(build), masters], "50 kills".to_owned())
+}
+
+/// The tests run fewer seeds of these. Other tests with the same names of files have no such tests.
+fn simulations() -> Plan {
+    let test = Cmd::new("cargo test --workspace --test ha --test tier --test disk --")
+        .words("no_acknowledged_change_is_lost no_removed_object_comes_back whatever_")
+        .env("SNOWSKIN_SEEDS", std::env::var("SNOWSKIN_SEEDS").unwrap_or_else(|_| "2000".to_owned()));
+    Plan::Run(vec![Work::Command(test)], String::new())
 }
 
 fn alerts(host: &Host) -> Plan {

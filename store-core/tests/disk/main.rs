@@ -25,7 +25,7 @@ mod world;
 
 use judge::Violation;
 use scenario::{Lies, Report, Scenario};
-use te_core::testkit::{each_seed, one_seed, seeds};
+use te_core::testkit::{on_all_cores, one_seed, seeds};
 use world::World;
 
 const SEEDS: u64 = 320;
@@ -35,11 +35,12 @@ const SEEDS_OF_MUTANTS: u64 = 2_000;
 /// Runs seeds of a test; returns the sum of what was seen, if these are the seeds that run by default.
 fn run_all(seeds_default: u64, scenario: &Scenario) -> Option<Report> {
     let mut sum = Report::default();
-    for seed in each_seed(0..seeds_default) {
-        match World::new(seed, scenario.clone()).run() {
-            Ok(report) => sum = sum.plus(report),
-            Err(violation) => panic!("{violation}"),
-        }
+    let reports = on_all_cores(0..seeds_default, |seed| match World::new(seed, scenario.clone()).run() {
+        Ok(report) => report,
+        Err(violation) => panic!("{violation}"),
+    });
+    for report in reports {
+        sum = sum.plus(report);
     }
     if one_seed() {
         println!("{sum:#?}");

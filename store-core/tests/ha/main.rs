@@ -36,7 +36,7 @@ mod world;
 
 use std::ops::Range;
 
-use te_core::testkit::{one_seed, seeds};
+use te_core::testkit::{on_all_cores, one_seed, seeds};
 use world::{Lies, Report, Violation, World};
 
 /// Runs a seed. The violation that it shows, if any.
@@ -50,17 +50,13 @@ fn first_violation(seeds: u64, lies: Lies) -> Option<Violation> {
     (0..seeds).find_map(|seed| run(seed, lies).err().filter(wrong))
 }
 
-fn run_all(test: &str, range: Range<u64>) -> Report {
+fn run_all(range: Range<u64>) -> Report {
     let mut sum = Report::default();
-    for seed in seeds(range) {
-        match run(seed, Lies::NONE) {
-            Ok(report) => sum.add(&report),
-            Err(violation) => panic!(
-                "seed {seed}: {violation:?}\nrun it again:\n  SNOWSKIN_SEED={seed} cargo test -p store-core --test ha \
-                 {test} -- --exact --nocapture\n"
-            ),
-        }
-    }
+    let reports = on_all_cores(range, |seed| match run(seed, Lies::NONE) {
+        Ok(report) => report,
+        Err(violation) => panic!("seed {seed}: {violation:?}"),
+    });
+    reports.iter().for_each(|report| sum.add(report));
     println!("{sum:#?}");
     sum
 }
@@ -69,7 +65,7 @@ const SEEDS: Range<u64> = 0..200;
 
 #[test]
 fn no_acknowledged_change_is_lost_when_members_die() {
-    let sum = run_all("no_acknowledged_change_is_lost_when_members_die", SEEDS);
+    let sum = run_all(SEEDS);
     if one_seed() || seeds(SEEDS) != SEEDS {
         return;
     }

@@ -224,6 +224,8 @@ pub(crate) struct World {
     lives_then: HashMap<(usize, Reign), u64>,
     /// How much longer than usual messages between members take, us.
     lag_us: u64,
+    /// When the last message from one member to another arrives.
+    arrives: HashMap<(usize, usize), Instant>,
     /// Prints the messages of members.
     talks: bool,
 }
@@ -273,6 +275,7 @@ impl World {
             lives: [0; MEMBERS],
             lives_then: HashMap::new(),
             lag_us,
+            arrives: HashMap::new(),
             talks: std::env::var_os("SNOWSKIN_TALK").is_some(),
         };
         (0..MEMBERS).for_each(|member| this.start(member));
@@ -664,7 +667,15 @@ impl World {
             let slow = if !self.is_quiet() && self.rng.below(rarely) == 0 { late } else { 400 };
             let lag = if self.is_quiet() { 0 } else { self.rng.below(self.lag_us) };
             let delay = self.us(50 + lag + copy * 10_000, 450 + lag + slow + copy * 10_000);
-            self.after(delay, Event::Message { from, to, message: message.clone() });
+            let mut at = self.now + delay;
+            if self.is_quiet() {
+                // A connection keeps the order. Without it, a member that gets one command per message may
+                // never be as far as its leader.
+                let last = self.arrives.entry((from, to)).or_insert(at);
+                at = at.max(*last);
+                *last = at;
+            }
+            self.at(at, Event::Message { from, to, message: message.clone() });
         }
         if self.lies == Lies::PROMISE
             && let Message::Append { reign, after, commands, beat, .. } = &message

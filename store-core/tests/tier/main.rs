@@ -17,7 +17,7 @@
 mod node;
 mod world;
 
-use te_core::testkit::{one_seed, seeds};
+use te_core::testkit::{on_all_cores, one_seed, seeds};
 use world::{Lie, Report, World};
 
 const STEPS: u32 = 1_500;
@@ -30,9 +30,7 @@ fn run(seed: u64, lie: Lie) -> Result<Report, String> {
 #[test]
 fn no_removed_object_comes_back_and_no_other_bytes_are_read() {
     let mut sum = Report::default();
-    for seed in seeds(0..SEEDS) {
-        sum.add(&run(seed, Lie::None).unwrap());
-    }
+    on_all_cores(0..SEEDS, |seed| run(seed, Lie::None).unwrap()).iter().for_each(|report| sum.add(report));
     // What is not reached is not tested.
     let Report {
         hits, disk_hits, removes, crashes, adopted, reclaimed, cleared, snapshots, promoted, ..

@@ -61,7 +61,7 @@ pub use pattern::{pattern, pattern_at};
 pub use rig::{Rig, Skip};
 pub use rng::Rng;
 #[cfg(feature = "std")]
-pub use seeds::{each_seed, one_seed, seeds};
+pub use seeds::{each_seed, on_all_cores, one_seed, seeds};
 pub use sim_harness::SimHarness;
 pub use stager::stager_conformance;
 #[cfg(feature = "std")]

@@ -2,7 +2,9 @@
 //! workspace.
 
 use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::string::String;
+use std::vec::Vec;
 
 const SEED: &str = "SNOWSKIN_SEED";
 const SEEDS: &str = "SNOWSKIN_SEEDS";
@@ -35,6 +37,51 @@ pub fn seeds(default: Range<u64>) -> Range<u64> {
 /// As [`seeds`].
 pub fn each_seed(default: Range<u64>) -> impl Iterator<Item = u64> {
     EachSeed { left: seeds(default), running: None }
+}
+
+/// What `run` returns for each of [`seeds`], in their order. All cores run seeds at the same time.
+///
+/// # Panics
+/// As [`seeds`], and as `run` does: then the seed is printed, as for [`each_seed`].
+pub fn on_all_cores<R: Send>(default: Range<u64>, run: impl Fn(u64) -> R + Sync) -> Vec<R> {
+    let range = seeds(default);
+    let next = AtomicU64::new(range.start);
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or_default();
+    let one = || {
+        let mut ended = Vec::new();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= range.end {
+                return ended;
+            }
+            // Of the thread that asked: it has the name of the test.
+            let running = Running { seed, test };
+            ended.push((seed, run(seed)));
+            core::mem::forget(running);
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut ended: Vec<(u64, R)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(one)).collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined.flat_map(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    ended.sort_unstable_by_key(|(seed, _)| *seed);
+    ended.into_iter().map(|(_, result)| result).collect()
+}
+
+/// A seed that runs: dropped only when it panics.
+struct Running<'a> {
+    seed: u64,
+    test: &'a str,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let package = variable("CARGO_PKG_NAME").unwrap_or_default();
+        std::eprintln!("{}", again(self.seed, &package, self.test));
+    }
 }
 
 struct EachSeed {
