@@ -244,6 +244,57 @@ fn open_arbiter(of: &HaConfig) -> Result<Box<dyn Named>, BindError> {
     Err(wrong(NEED))
 }
 
+/// What the masters of a cluster agree on, as an arbiter says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ArbiterReport {
+    /// The median time of an answer, of 5.
+    pub answers_in: Duration,
+    /// Whether a master has ever led.
+    pub led: bool,
+    /// Where clients reach the leader; empty if it is not known.
+    pub leader: String,
+    /// Lineage and term of the leader.
+    pub reign: Reign,
+    /// Masters that have said where they are reached.
+    pub members: usize,
+    /// Masters that may take over, the leader included.
+    pub in_sync: usize,
+}
+
+impl ArbiterReport {
+    /// Asks the arbiter (see [`HaConfig::arbiter`]) about a cluster, and changes nothing.
+    ///
+    /// # Errors
+    /// The settings are wrong, or the arbiter does not answer: what is wrong, and what to do.
+    pub fn ask(arbiter: &str, cluster_id: &str) -> Result<Self, String> {
+        const ASKED: usize = 5;
+        let (arbiter, cluster_id) = (arbiter.to_owned(), cluster_id.to_owned());
+        let of = HaConfig { arbiter, cluster_id, ..HaConfig::default() };
+        if let Some(dir) = of.arbiter.strip_prefix("file://").filter(|dir| !Path::new(dir).is_dir()) {
+            return Err(format!("there is no directory {dir}"));
+        }
+        let mut arbiter = open_arbiter(&of).map_err(|error| error.to_string())?;
+        let (mut times, mut record) = (Vec::new(), store_core::ha::Versioned::default());
+        for _ in 0..ASKED {
+            let begin = std::time::Instant::now();
+            record = arbiter.read().map_err(|error| error.to_string())?;
+            times.push(begin.elapsed());
+        }
+        times.sort_unstable();
+        let known = arbiter.members().map_err(|error| error.to_string())?;
+        let record_of = record.record;
+        Ok(Self {
+            answers_in: times[ASKED / 2],
+            led: record.version != 0,
+            leader: arbiter::endpoint_of(record_of.leader, &known).to_owned(),
+            reign: record_of.reign,
+            members: known.len(),
+            in_sync: record_of.in_sync.len(),
+        })
+    }
+}
+
 /// An address with another port.
 fn with_port(addr: &str, port: u16) -> String {
     let host = addr.rsplit_once(':').map_or(addr, |(host, _)| host);

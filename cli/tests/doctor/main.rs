@@ -28,7 +28,18 @@ fn verdicts(report: &Value) -> BTreeMap<String, String> {
 }
 
 /// Checks that need a running machine; `firewall` is never checked.
-const NOT_IN_FILES: [&str; 6] = ["/dev/shm", "memfd", "io_uring", "firewall", "tcp over loopback", "master"];
+const NOT_IN_FILES: [&str; 10] = [
+    "/dev/shm",
+    "memfd",
+    "io_uring",
+    "firewall",
+    "tcp over loopback",
+    "master",
+    "direct I/O",
+    "sync",
+    "disk space",
+    "arbiter",
+];
 /// The findings on the fabrics of the registry, which leave their needs to other checks.
 const FABRICS: [&str; 4] = ["local", "shm", "rdma", "tcp"];
 /// A check that does not apply to a host with Ethernet only.
@@ -344,7 +355,7 @@ fn people_read_the_worst_first_and_below_it_why_and_what_to_do() {
     assert!(lines[5].starts_with("  warn  rdma mtu"), "{shown}");
     let areas: Vec<&str> =
         lines.iter().copied().filter(|line| line.starts_with(char::is_lowercase)).collect();
-    assert_eq!(areas, ["rdma", "machine", "fabrics", "memory", "network", "gpu"]);
+    assert_eq!(areas, ["rdma", "machine", "fabrics", "memory", "network", "gpu", "disks"]);
     assert_eq!(lines.last(), Some(&"1 failed, 2 warned."));
     println!("{shown}");
 }
@@ -447,4 +458,23 @@ fn a_root_that_is_no_directory_is_wrong_usage() {
     let output = run(&["doctor", "--root", "/no/such/place"]);
     assert_exit(&output, 2);
     assert!(stderr(&output).contains("/no/such/place"), "{}", stderr(&output));
+}
+
+#[test]
+fn places_for_disks_and_an_arbiter_are_examined_when_they_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let url = format!("file://{path}");
+    let report = json(&run(&["doctor", "--disk", path, "--ha", &url, "--json"]));
+    let found = |name: &str| {
+        let finding = checks(&report).iter().find(|finding| text(finding, "check") == name).unwrap();
+        text(finding, "found").to_owned()
+    };
+    assert!(found("sync").contains(path) && found("sync").contains("median"), "{report}");
+    assert!(found("disk space").contains("free"), "{report}");
+    assert!(found("arbiter").contains("no master has led yet"), "{report}");
+    let none = format!("{path}/none");
+    let output = run(&["doctor", "--disk", &none, "--ha", &format!("file://{none}"), "--json"]);
+    assert_exit(&output, 1);
+    assert_eq!(json(&output)["failed"], 2, "{}", stdout(&output));
 }

@@ -16,6 +16,13 @@ const AFTER_HELP: &str = "Examples:
   snowskin admin config set eviction_high_watermark=0.95 tasks.per_node_max=16
   snowskin admin config unset eviction_high_watermark";
 
+const SET_HELP: &str = "Examples:
+  snowskin admin config set eviction_high_watermark=0.95
+  snowskin admin config set metadata_bytes_max=8GiB tasks.per_node_max=16 replication.mode=enforce";
+
+const UNSET_HELP: &str = "Examples:
+  snowskin admin config unset eviction_high_watermark tasks.per_node_max";
+
 /// Show or change the settings of the running master
 ///
 /// Secrets are left out.
@@ -33,8 +40,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    Set(Set),
-    Unset(Unset),
+    Set(Box<Set>),
+    Unset(Box<Unset>),
 }
 
 /// Change settings while the master serves
@@ -42,7 +49,7 @@ enum What {
 /// They stay as they are set here, whatever a settings file says, over restarts of a master with a journal
 /// and when another master takes over, until `unset`. All of them are changed, or none.
 #[derive(Debug, clap::Args)]
-#[command(after_help = format!("{}\n\n{EXIT_CODES}", changeable()))]
+#[command(after_help = format!("{SET_HELP}\n\n{}\n\n{EXIT_CODES}", changeable()))]
 struct Set {
     /// Settings with their new values, named as `snowskin admin config` prints them. Sizes may have units.
     #[arg(value_name = "NAME=VALUE", required = true)]
@@ -58,7 +65,7 @@ struct Set {
 ///
 /// Or as they were when it read its settings last (SIGHUP).
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = format!("{UNSET_HELP}\n\n{EXIT_CODES}"))]
 struct Unset {
     /// Names of settings.
     #[arg(value_name = "NAME", required = true)]

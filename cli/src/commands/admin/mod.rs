@@ -25,7 +25,7 @@ pub(crate) struct Args {
 enum What {
     Segments(list::Segments),
     Nodes(list::Nodes),
-    Config(config::Args),
+    Config(Box<config::Args>),
     Masters(masters::Masters),
     Switchover(masters::Switchover),
     Evict(evict::Args),

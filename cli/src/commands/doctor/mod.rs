@@ -34,12 +34,14 @@ Examples:
   snowskin doctor                             this machine
   snowskin doctor --fabric rdma               check that RDMA works
   snowskin doctor --master 10.0.0.5:50051     also check that this master answers
+  snowskin doctor --disk /mnt/nvme0           check a place for `snowskin node --disk`
+  snowskin doctor --ha etcd://10.0.0.9:2379   check the arbiter of several masters
   snowskin doctor --json | jq '.checks[] | select(.verdict == \"fail\" or .verdict == \"warn\")'";
 
 /// Find what makes this machine slow or fail, and explain how to fix it
 ///
 /// Checks CPUs, NUMA nodes, memory and its limits, TCP and its ports, RDMA (library, devices, ports, GIDs,
-/// MTU, errors) and GPUs. For each, it reports the verdict, why it matters and what to change. It changes
+/// MTU, errors) and GPUs, and places for disks and an arbiter that are named. For each, it reports the verdict, why it matters and what to change. It changes
 /// nothing itself. The exit code is 1 when a check fails, and 0 when all pass or only warn.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
@@ -54,6 +56,15 @@ pub(crate) struct Args {
     /// Ports that should be free for `master` and `node`.
     #[arg(long, value_delimiter = ',', default_values_t = [50051, 9003], value_name = "PORT,…")]
     ports: Vec<u16>,
+    /// Also check this place for a disk: a directory, a file or a block device. May be repeated.
+    #[arg(long, value_name = "PATH")]
+    disk: Vec<PathBuf>,
+    /// Also check that the arbiter of several masters answers, as in `snowskin master --ha`.
+    #[arg(long, value_name = "URL")]
+    ha: Option<String>,
+    /// The cluster whose masters the arbiter is asked about.
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    cluster_id: String,
     /// Check another machine by a copy of its /proc, /sys, /dev, /etc and /usr/lib in this directory.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
@@ -78,7 +89,14 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     };
     let facts = {
         let _bar = progress::Bar::spinner("examining this machine", global.quiet);
-        facts::gather(&source, args.fabric, &args.ports, args.master.as_deref())
+        let asked = facts::Asked {
+            fabrics: args.fabric,
+            ports: &args.ports,
+            master: args.master.as_deref(),
+            disks: &args.disk,
+            arbiter: args.ha.as_deref().map(|arbiter| (arbiter, args.cluster_id.as_str())),
+        };
+        facts::gather(&source, &asked)
     };
     let findings = checks::run(&facts);
     let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();

@@ -1,5 +1,6 @@
 //! The checks: tables of pure functions from facts to findings, one table per area.
 
+mod disks;
 mod fabrics;
 mod gpu;
 mod machine;
@@ -96,9 +97,10 @@ struct Check {
 }
 
 /// All checks but those of the registry's fabrics, in the order in which they are printed.
-const AREAS: [(&str, &[Check]); 5] = [
+const AREAS: [(&str, &[Check]); 6] = [
     ("machine", machine::CHECKS),
     ("memory", memory::CHECKS),
+    ("disks", disks::CHECKS),
     ("network", network::CHECKS),
     ("rdma", rdma::CHECKS),
     ("gpu", gpu::CHECKS),
@@ -154,7 +156,10 @@ mod tests {
 
     /// Facts that only a running machine reports. `tests/doctor.rs` breaks the files one by one.
     fn healthy() -> Facts {
+        let (probe, report) = disks::healthy();
         Facts {
+            disks: vec![("/mnt".into(), Ok(probe), Some(64 << 30))],
+            arbiter: Some(("etcd://m:1".into(), Ok(report))),
             cpus: 16,
             shm_bytes: Some(32 << 30),
             memfd: Some(Ok(())),
@@ -185,6 +190,18 @@ mod tests {
             ("io_uring", Verdict::Warn, "5.15", |f| f.io_uring = Some(Err(libc::ENOSYS))),
             ("tcp over loopback", Verdict::Fail, "lo up", |f| f.loopback = Some(Err("unreachable".into()))),
             ("tcp over loopback", Verdict::Warn, "busy", |f| f.loopback = Some(Ok(Duration::from_millis(1)))),
+            ("direct I/O", Verdict::Warn, "ext4", |f| f.disks[0].1.as_mut().unwrap().direct = None),
+            ("sync", Verdict::Warn, "power-loss", |f| {
+                f.disks[0].1.as_mut().unwrap().sync =
+                    Some((Duration::from_millis(30), Duration::from_secs(1)))
+            }),
+            ("disk space", Verdict::Warn, "another", |f| f.disks[0].2 = Some(1 << 20)),
+            ("arbiter", Verdict::Fail, "etcd", |f| {
+                f.arbiter = Some(("etcd://m:1".into(), Err("refused".into())))
+            }),
+            ("arbiter", Verdict::Warn, "near", |f| {
+                f.arbiter.as_mut().unwrap().1.as_mut().unwrap().answers_in = Duration::from_millis(300)
+            }),
             ("master", Verdict::Fail, "snowskin master", |f| {
                 f.master = Some(("m:1".into(), Err("refused".into())))
             }),
@@ -212,6 +229,17 @@ mod tests {
         let facts = Facts { fabrics: Fabrics::SHM, memfd: Some(Err(libc::EPERM)), ..healthy() };
         let failed: Vec<_> = run(&facts).into_iter().filter(|f| f.verdict == Verdict::Fail).collect();
         assert_eq!(failed.iter().map(|finding| finding.check).collect::<Vec<_>>(), ["memfd"]);
+    }
+
+    #[test]
+    fn a_place_for_a_disk_that_is_not_there_is_one_failure() {
+        let mut facts = healthy();
+        facts.disks[0].1 = Err("no such directory".into());
+        let findings = run(&facts);
+        let failed: Vec<_> = findings.iter().filter(|finding| finding.verdict == Verdict::Fail).collect();
+        assert_eq!(failed.len(), 1, "{failed:?}");
+        let fix = failed[0].fix.as_ref().unwrap();
+        assert!(failed[0].check == "direct I/O" && fix.words.contains("mkdir"), "{failed:?}");
     }
 
     #[test]

@@ -7,8 +7,11 @@ pub(super) mod rdma;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use store_client::disk::DiskProbe;
+use store_master::ArbiterReport;
 use te_engine::{Fabrics, HostNeed};
 use te_host::topology::{Found, read_sysfs};
 
@@ -86,6 +89,10 @@ pub(super) struct Facts {
     pub(super) loopback: Option<Result<Duration, String>>,
     /// The master's address, and its round-trip time or why there is none.
     pub(super) master: Option<(String, Result<Duration, String>)>,
+    /// Places for disks: what each can do, and the free bytes of its file system.
+    pub(super) disks: Vec<(String, Result<DiskProbe, String>, Option<u64>)>,
+    /// The arbiter, and what it says or why it does not.
+    pub(super) arbiter: Option<(String, Result<ArbiterReport, String>)>,
     /// Directly connected subnets: interface, address, mask; in the kernel's byte order.
     pub(super) subnets: Vec<(String, u32, u32)>,
     /// RDMA devices and libraries.
@@ -112,8 +119,20 @@ impl Facts {
     }
 }
 
-/// Gathers all facts. Takes a fraction of a second, unless the master does not answer.
-pub(super) fn gather(source: &Source, fabrics: Fabrics, ports: &[u16], master: Option<&str>) -> Facts {
+/// What the user wants to know.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Asked<'a> {
+    pub(super) fabrics: Fabrics,
+    pub(super) ports: &'a [u16],
+    pub(super) master: Option<&'a str>,
+    pub(super) disks: &'a [PathBuf],
+    /// With the name of the cluster.
+    pub(super) arbiter: Option<(&'a str, &'a str)>,
+}
+
+/// Gathers all facts. Takes a fraction of a second, unless the master, a disk or the arbiter does not answer.
+pub(super) fn gather(source: &Source, asked: &Asked<'_>) -> Facts {
+    let Asked { fabrics, ports, master, disks, arbiter } = *asked;
     let sysctl = |path: &str| source.line(&format!("proc/sys/{path}"));
     let last_number = |path: &str| sysctl(path)?.split_whitespace().last()?.parse().ok();
     let meminfo = source.text("proc/meminfo").unwrap_or_default();
@@ -169,6 +188,8 @@ pub(super) fn gather(source: &Source, fabrics: Fabrics, ports: &[u16], master: O
             .zip(source.number("proc/sys/net/netfilter/nf_conntrack_max")),
         io_uring: is_running.then(|| errno(sys::try_io_uring())),
         ports: ports::gather(source, ports),
+        disks: disks.iter().map(|path| disk(path)).collect(),
+        arbiter: arbiter.map(ask_arbiter),
         loopback: is_running.then(|| loopback_round_trip().map_err(|error| error.to_string())),
         master: master.map(|address| (address.to_owned(), master_round_trip(address))),
         subnets: source.text("proc/net/route").map(|text| connected(&text)).unwrap_or_default(),
@@ -372,6 +393,16 @@ fn loopback_round_trip() -> io::Result<Duration> {
     Ok(times[ROUNDS / 2])
 }
 
+fn disk(path: &Path) -> (String, Result<DiskProbe, String>, Option<u64>) {
+    let name = path.display().to_string();
+    let free = sys::available_bytes(&name);
+    (name, DiskProbe::of(path).map_err(|error| error.to_string()), free)
+}
+
+fn ask_arbiter((arbiter, cluster): (&str, &str)) -> (String, Result<ArbiterReport, String>) {
+    (arbiter.to_owned(), ArbiterReport::ask(arbiter, cluster))
+}
+
 fn master_round_trip(address: &str) -> Result<Duration, String> {
     super::resolve(address).map_err(|error| error.to_string())?;
     crate::commands::ping_master(address).map_err(|error| format!("{error:#}"))
@@ -401,7 +432,7 @@ mod tests {
 
     #[test]
     fn this_machine_can_be_examined() {
-        let facts = gather(&Source::this_machine(), Fabrics::default(), &[], None);
+        let facts = gather(&Source::this_machine(), &Asked::default());
         assert!(facts.cpus >= 1 && facts.files.is_some() && facts.kernel.is_some());
         assert_eq!(facts.files, sys::limit(libc::RLIMIT_NOFILE));
         assert_eq!(facts.memlock, sys::limit(libc::RLIMIT_MEMLOCK).map(|(soft, _)| soft));
