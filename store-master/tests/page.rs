@@ -27,6 +27,7 @@ fn main() {
         ("the_page_shows_what_the_master_says_and_names_stay_text", shows as fn(&str) -> Result<(), Failed>),
         ("the_page_says_that_a_master_without_nodes_wants_one", wants_a_node),
         ("the_page_lists_tasks_that_are_not_done", lists_tasks),
+        ("the_page_of_a_master_that_follows_names_the_leader", names_the_leader),
     ];
     let trials = trials
         .map(|(title, test)| Trial::test(title, move || test(name)).with_ignored_flag(browser.is_none()));
@@ -113,4 +114,32 @@ fn wants_a_node(browser: &str) -> Result<(), Failed> {
     let master = common::start();
     let document = dom(browser, &format!("http://{}/", master.http_addr().unwrap()))?;
     holds(&document, &["No node has mounted memory", "class=\"bad\""])
+}
+
+fn names_the_leader(browser: &str) -> Result<(), Failed> {
+    let dir = tempfile::tempdir()?;
+    let start = |id: u64| {
+        common::start_with(common::with(common::config(), |config| {
+            config.ha.arbiter = format!("file://{}", dir.path().display());
+            config.ha.listen = "127.0.0.1:0".parse().unwrap();
+            config.ha.member_id = id;
+        }))
+    };
+    let masters = [start(1), start(2)];
+    let pages = || masters.each_ref().map(|master| format!("http://{}/", master.http_addr().unwrap()));
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    loop {
+        let documents = pages().map(|url| dom(browser, &url));
+        let follows =
+            documents.iter().flatten().find(|text| text.contains("Another master leads: 127.0.0.1:"));
+        let leads = documents.iter().flatten().find(|text| text.contains("No node has mounted memory"));
+        if let (Some(follows), Some(leads)) = (follows, leads) {
+            return [follows, leads]
+                .iter()
+                .try_for_each(|text| holds(text, &["<h2>Masters</h2>", "<td title=\"yes\">yes</td>"]));
+        }
+        if std::time::Instant::now() > deadline {
+            return Err(format!("no leader and follower: {documents:?}").into());
+        }
+    }
 }

@@ -52,8 +52,9 @@ pub(super) struct Switchover {
     master: MasterArg,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-struct Said {
+/// What a master says of all masters of its cluster; none if it is alone.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Said {
     id: String,
     role: String,
     serving: bool,
@@ -63,7 +64,7 @@ struct Said {
     masters: Vec<Row>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Row {
     id: String,
     rpc: String,
@@ -74,15 +75,25 @@ struct Row {
 }
 
 pub(super) fn masters(args: &Masters) -> Outcome {
-    let body = ask(&args.at, "GET /api/v1/masters HTTP/1.0\r\n", "")?;
-    let said: Said = serde_json::from_str(&body).context("the answer is not one of a master")?;
+    let said = ask_masters(&args.at)?;
     if args.json {
         output::print_json(&said)?;
         return Ok(Exit::Ok);
     }
+    output::print(&masters_table(&said, usize::MAX))?;
+    Ok(Exit::Ok)
+}
+
+/// Asks a master, at its HTTP address.
+pub(crate) fn ask_masters(at: &str) -> anyhow::Result<Said> {
+    let body = ask(at, "GET /api/v1/masters HTTP/1.0\r\n", "")?;
+    serde_json::from_str(&body).context("the answer is not one of a master")
+}
+
+/// The masters, in lines of this many columns.
+pub(crate) fn masters_table(said: &Said, columns: usize) -> String {
     if said.masters.is_empty() {
-        output::print("this master is alone: start it with --ha to have several\n")?;
-        return Ok(Exit::Ok);
+        return "this master is alone: start it with --ha to have several\n".to_owned();
     }
     let mut table = Table::new(&[
         ("master", Align::Left),
@@ -90,14 +101,23 @@ pub(super) fn masters(args: &Masters) -> Outcome {
         ("leads", Align::Left),
         ("in sync", Align::Left),
         ("command", Align::Right),
+        ("behind", Align::Right),
     ]);
     let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
     for row in &said.masters {
-        let lsn = row.lsn.map_or_else(|| "-".to_owned(), thousands);
-        table.row([row.id.clone(), printable(&row.rpc), yes(row.leads), yes(row.in_sync), lsn]);
+        let shown = |lsn: Option<u64>| lsn.map_or_else(|| "-".to_owned(), thousands);
+        // The leader says how far the others are.
+        let behind = row.lsn.map(|lsn| said.lsn.saturating_sub(lsn)).filter(|_| said.serving);
+        table.row([
+            row.id.clone(),
+            printable(&row.rpc),
+            yes(row.leads),
+            yes(row.in_sync),
+            shown(row.lsn),
+            shown(behind),
+        ]);
     }
-    output::print(&format!("lineage {}, term {}\n{}", said.lineage, said.term, table.render()))?;
-    Ok(Exit::Ok)
+    format!("lineage {}, term {}\n{}", said.lineage, said.term, table.render_in(columns))
 }
 
 pub(super) fn switchover(args: &Switchover) -> Outcome {

@@ -8,6 +8,7 @@ mod tasks;
 mod tenants;
 
 pub(crate) use list::{SegmentRow, ask_segments, called, segment_table, share};
+pub(crate) use masters::{Said as MastersSaid, ask_masters, masters_table};
 pub(crate) use tasks::{TaskRow, ask_tasks, drain_one, task_table};
 
 use crate::Outcome;

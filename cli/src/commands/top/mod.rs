@@ -20,7 +20,9 @@ use store_client::RpcConnection;
 use store_core::Stats;
 use store_core::message::{ListNodes, ReadStats, ReadTaskReport, TaskReport, TaskState, TenantList};
 
-use crate::commands::admin::{SegmentRow, TaskRow, ask_segments, ask_tasks, called};
+use crate::commands::admin::{
+    MastersSaid, SegmentRow, TaskRow, ask_masters, ask_segments, ask_tasks, called,
+};
 use crate::commands::{MasterArg, no_master};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::rounded;
@@ -32,6 +34,7 @@ use view::View;
 const AFTER_HELP: &str = "Examples:
   snowskin top
   snowskin top --rails 10.0.0.7:9004 --rails 10.0.0.8:9004    with the rails of two nodes (their --http)
+  snowskin top --masters 10.0.0.5:9003                        with the masters of the cluster (their --http)
   snowskin top --once
   snowskin top --json | jq .hit_rate
 
@@ -41,7 +44,7 @@ No payload passes through the master.";
 /// Most tasks that are shown: those in progress, waiting or failed.
 const TASKS_MAX: usize = 100;
 
-/// Show the cluster live: capacity, hit rate, throughput, evictions, nodes, rails
+/// Show the cluster live: capacity, hit rate, throughput, evictions, tiers, nodes, rails, masters
 ///
 /// Runs until q or Ctrl-C; ? lists the keys. If stdout is not a terminal, one frame is printed after another.
 /// NO_COLOR turns colours off.
@@ -57,11 +60,27 @@ pub(crate) struct Args {
     /// Address at which a node or client serves /metrics: show its rails as well.
     #[arg(long, value_name = "ADDR:PORT")]
     rails: Vec<String>,
+    /// HTTP address of a master: show all masters of its cluster as well.
+    #[arg(long, value_name = "ADDR:PORT")]
+    masters: Option<String>,
     #[command(flatten)]
     master: MasterArg,
     /// Print one JSON object per sample.
     #[arg(long)]
     json: bool,
+}
+
+/// Where samples are taken, besides the master.
+#[derive(Clone, Debug)]
+struct From {
+    rails: Vec<String>,
+    masters: Option<String>,
+}
+
+impl Args {
+    fn from(&self) -> From {
+        From { rails: self.rails.clone(), masters: self.masters.clone() }
+    }
 }
 
 /// One sample, with rates since the sample before.
@@ -83,6 +102,7 @@ struct Frame {
     tenants: Vec<TenantRow>,
     tasks: Vec<TaskRow>,
     task_counts: TaskReport,
+    masters: Option<MastersSaid>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -111,7 +131,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let interval = Duration::from_secs_f64(args.interval);
     let mut rpc = args.master.connect()?;
-    let first = sample(&args.rails, &mut rpc, None)?;
+    let first = sample(&args.from(), &mut rpc, None)?;
     let view = View::new(args.master.address().to_string(), output::is_coloured());
     match args.once || args.json || sys::terminal_size().is_none() {
         true => print_each(args, rpc, first, view, interval),
@@ -132,7 +152,7 @@ fn print_each(
         if let Some(exit) = sys::wait_for_interrupt(Some(interval)) {
             return Ok(exit);
         }
-        before = sample(&args.rails, &mut rpc, Some(&before))?;
+        before = sample(&args.from(), &mut rpc, Some(&before))?;
         if args.json {
             output::print_json(&before.1)?;
         } else {
@@ -154,7 +174,7 @@ fn show_live(args: &Args, rpc: RpcConnection, first: Sample, mut view: View, int
     view.note(&first.1);
     let (ask, asked) = mpsc::channel();
     let (answer, answers) = mpsc::channel();
-    let sampler = Sampler { master: args.master.clone(), rails: args.rails.clone(), rpc, before: first };
+    let sampler = Sampler { master: args.master.clone(), from: args.from(), rpc, before: first };
     // The thread is not joined at the end, because it may be waiting for a master that does not answer.
     std::thread::Builder::new().name("sampler".to_owned()).spawn(move || sampler.work(&asked, &answer))?;
     // When the request for a sample was sent, if one is in progress, and when the next is due.
@@ -212,7 +232,7 @@ const TURN_MAX: Duration = Duration::from_millis(200);
 /// Takes samples on request.
 struct Sampler {
     master: MasterArg,
-    rails: Vec<String>,
+    from: From,
     rpc: RpcConnection,
     before: Sample,
 }
@@ -221,7 +241,7 @@ impl Sampler {
     /// Takes a sample per request, until the other end of the channel is closed.
     fn work(mut self, asked: &Receiver<()>, answer: &Sender<Result<Frame, String>>) {
         for () in asked {
-            let found = match sample(&self.rails, &mut self.rpc, Some(&self.before)) {
+            let found = match sample(&self.from, &mut self.rpc, Some(&self.before)) {
                 Ok(found) => {
                     self.before = found;
                     Ok(self.before.1.clone())
@@ -245,7 +265,7 @@ impl Sampler {
 type Sample = (Instant, Frame);
 
 /// Takes a sample; rates are since the one before.
-fn sample(rails_of: &[String], rpc: &mut RpcConnection, before: Option<&Sample>) -> anyhow::Result<Sample> {
+fn sample(from: &From, rpc: &mut RpcConnection, before: Option<&Sample>) -> anyhow::Result<Sample> {
     let stats = rpc.call::<ReadStats>(&(), std::iter::empty()).map_err(no_master)?.0;
     let now = Instant::now();
     let segment_list = ask_segments(rpc)?;
@@ -272,14 +292,18 @@ fn sample(rails_of: &[String], rpc: &mut RpcConnection, before: Option<&Sample>)
     }
     let task_counts = rpc.call::<ReadTaskReport>(&(), std::iter::empty()).map_err(no_master)?.0;
     let mut rails = Vec::new();
-    for of in rails_of {
+    for of in &from.rails {
         match rails::ask(of) {
             Ok(found) => rails.extend(found),
             Err(error) => tracing::warn!("{of}: {error:#}"),
         }
     }
     let seconds = before.map_or(0.0, |(at, _)| now.duration_since(*at).as_secs_f64());
-    let lists = Lists { node_list, segment_list, rails, tenants, tasks, task_counts };
+    let masters = from.masters.as_ref().and_then(|at| {
+        let said = ask_masters(at);
+        said.inspect_err(|error| tracing::warn!("{at}: {error:#}")).ok()
+    });
+    let lists = Lists { node_list, segment_list, rails, tenants, tasks, task_counts, masters };
     Ok((now, Frame::new(seconds, stats, before.map(|(_, frame)| frame), lists)))
 }
 
@@ -292,9 +316,10 @@ struct Lists {
     tenants: Vec<TenantRow>,
     tasks: Vec<TaskRow>,
     task_counts: TaskReport,
+    masters: Option<MastersSaid>,
 }
 
-impl From<store_core::message::TenantUsage<'_>> for TenantRow {
+impl std::convert::From<store_core::message::TenantUsage<'_>> for TenantRow {
     fn from(usage: store_core::message::TenantUsage<'_>) -> Self {
         Self {
             name: usage.name.to_owned(),
@@ -309,7 +334,7 @@ impl From<store_core::message::TenantUsage<'_>> for TenantRow {
 
 impl Frame {
     fn new(seconds: f64, stats: Stats, before: Option<&Self>, lists: Lists) -> Self {
-        let Lists { node_list, segment_list, mut rails, tenants, tasks, task_counts } = lists;
+        let Lists { node_list, segment_list, mut rails, tenants, tasks, task_counts, masters } = lists;
         let last = before.map_or(stats, |before| before.stats);
         // A master that was restarted counts from 0 again.
         let rate = |now: u64, last: u64| {
@@ -340,6 +365,7 @@ impl Frame {
             tenants,
             tasks,
             task_counts,
+            masters,
         }
     }
 }

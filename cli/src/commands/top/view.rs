@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::screen::Key;
 use super::{Frame, NodeRow};
-use crate::commands::admin::{SegmentRow, segment_table, share, task_table};
+use crate::commands::admin::{SegmentRow, masters_table, segment_table, share, task_table};
 use crate::output::{Align, Table, Tone, counted, figure, printable, thousands, width};
 use crate::size::ByteSize;
 
@@ -45,10 +45,12 @@ enum Tab {
     Tenants,
     Tasks,
     Rails,
+    Masters,
 }
 
 impl Tab {
-    const ALL: [Self; 5] = [Self::Nodes, Self::Segments, Self::Tenants, Self::Tasks, Self::Rails];
+    const ALL: [Self; 6] =
+        [Self::Nodes, Self::Segments, Self::Tenants, Self::Tasks, Self::Rails, Self::Masters];
 
     const fn name(self) -> &'static str {
         match self {
@@ -57,6 +59,7 @@ impl Tab {
             Self::Tenants => "tenants",
             Self::Tasks => "tasks",
             Self::Rails => "rails",
+            Self::Masters => "masters",
         }
     }
 }
@@ -184,10 +187,11 @@ impl View {
         }
         let taken: usize = Tab::ALL.iter().map(|tab| tab.name().len() + 3).sum();
         let keys = match self.tab {
-            Tab::Nodes | Tab::Segments => format!(" by {}; ? for keys", self.order.name()),
-            Tab::Tenants | Tab::Tasks | Tab::Rails => " ? for keys".to_owned(),
+            Tab::Nodes | Tab::Segments => format!(" by {}; ?: keys", self.order.name()),
+            Tab::Tenants | Tab::Tasks | Tab::Rails | Tab::Masters => " ?: keys".to_owned(),
         };
-        let keys = if taken + keys.len() > columns { " ? for keys" } else { &keys };
+        let fits = [keys.as_str(), " ?: keys"].into_iter().find(|keys| taken + keys.len() <= columns);
+        let keys = fits.unwrap_or_default();
         out += &paint(Tone::Faint, keys);
         out += "\n";
         out += &match self.tab {
@@ -196,6 +200,10 @@ impl View {
             Tab::Tenants => tenants(frame, columns),
             Tab::Tasks => tasks(frame, columns),
             Tab::Rails => rails(frame, columns),
+            Tab::Masters => match &frame.masters {
+                Some(said) => masters_table(said, columns),
+                None => "give the --http address of a master with --masters ADDR:PORT\n".to_owned(),
+            },
         };
         out
     }
@@ -259,6 +267,24 @@ impl View {
                 size(held)
             ),
         ]);
+        if stats.disks > 0 {
+            let away = match stats.disks_away {
+                0 => String::new(),
+                away => format!(", {} of {} away", thousands(away), counted(stats.disks, "disk")),
+            };
+            table.row([
+                "on disks".to_owned(),
+                share(stats.disk_object_bytes, stats.disk_capacity_bytes),
+                format!(
+                    "{} of {}, {}, {} waiting, {} of hits{away}",
+                    size(stats.disk_object_bytes),
+                    size(stats.disk_capacity_bytes),
+                    counted(stats.disk_objects, "object"),
+                    size(stats.disk_backlog_bytes),
+                    share(stats.disk_hits_total, stats.get_hits_total),
+                ),
+            ]);
+        }
         table.row([
             "no room".to_owned(),
             thousands(stats.puts_no_room_total),
@@ -344,7 +370,7 @@ impl View {
 
 const HELP: &str = "  q, Esc           quit
   p, space         pause and continue
-  tab, arrows      next table: nodes, segments, tenants, tasks, rails
+  tab, arrows      next table: nodes, segments, tenants, tasks, rails, masters
   s                sort by name, share used, size
   ?                show or hide this help
 
@@ -560,6 +586,28 @@ mod tests {
     }
 
     #[test]
+    fn tiers_are_shown_when_there_are_disks_and_masters_when_they_are_asked() {
+        let mut view = View::new("m:1".into(), false);
+        let mut tiers = frame(vec![node("1", "a")]);
+        view.note(&tiers);
+        assert!(!view.text(80).contains("on disks"));
+        (tiers.stats.disks, tiers.stats.disks_away) = (2, 1);
+        (tiers.stats.disk_object_bytes, tiers.stats.disk_capacity_bytes) = (1 << 20, 4 << 20);
+        (tiers.stats.disk_hits_total, tiers.stats.get_hits_total) = (1, 4);
+        let said = r#"{"id":"1","role":"leading","serving":true,"lineage":7,"term":3,"lsn":90,"masters":[
+            {"id":"1","rpc":"h:1","leads":true,"in_sync":true,"stage":null,"lsn":90},
+            {"id":"2","rpc":"h:2","leads":false,"in_sync":true,"stage":"follows","lsn":88}]}"#;
+        tiers.masters = Some(serde_json::from_str(said).expect("as a master says it"));
+        view.note(&tiers);
+        let text = view.text(120);
+        assert!(text.contains("25.0 %  1.0 MiB of 4.0 MiB") && text.contains("1 of 2 disks away"), "{text}");
+        view.press(Key::Previous);
+        let text = view.text(120);
+        let line = text.lines().find(|line| line.contains("h:2")).expect("a line");
+        assert!(text.contains("lineage 7, term 3") && line.trim_end().ends_with(" 2"), "{text}");
+    }
+
+    #[test]
     fn a_node_that_went_stays_in_red_until_it_is_back_under_its_name() {
         let mut view = View::new("m:1".into(), true);
         view.note(&frame(vec![node("1", "a"), node("2", "b")]));
@@ -588,7 +636,10 @@ mod tests {
         assert!(view.text(80).contains("[segments]"));
         view.press(Key::Previous);
         view.press(Key::Previous);
+        assert!(view.text(80).contains("[masters]") && view.text(80).contains("--masters"));
+        view.press(Key::Previous);
         assert!(view.text(80).contains("[rails]") && view.text(80).contains("--rails"));
+        view.press(Key::Next);
         view.press(Key::Sort);
         view.press(Key::Next);
         assert!(view.text(80).contains("[nodes]") && view.text(80).contains("by share used"));
