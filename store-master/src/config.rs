@@ -104,6 +104,10 @@ pub struct HaConfig {
     /// `kubernetes`); or `file:///DIRECTORY` for masters on one host. Empty: this master is alone. Default
     /// empty.
     pub arbiter: String,
+    /// Where else the leader is published: `redis://[USER:PASSWORD@]HOST:PORT[/DB]`, for clients that look for
+    /// Mooncake's master there (feature `redis`). The arbiters etcd and Kubernetes publish it themselves.
+    /// Empty: nowhere else. Default empty.
+    pub publish: String,
     /// Name of the cluster: masters with the same one belong together. Default `default`.
     pub cluster_id: String,
     /// Number of this master, which no other one of the cluster has; 0: made from `advertise`. Default 0.
@@ -264,6 +268,7 @@ impl Default for HaConfig {
     fn default() -> Self {
         Self {
             arbiter: String::new(),
+            publish: String::new(),
             cluster_id: "default".into(),
             member_id: 0,
             advertise: String::new(),

@@ -19,6 +19,8 @@ pub(crate) mod http;
 mod kubernetes;
 mod links;
 pub(crate) mod metrics;
+#[cfg(feature = "redis")]
+mod publish;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -95,6 +97,8 @@ impl Inputs {
 pub(crate) struct Joining {
     listener: TcpListener,
     arbiter: Box<dyn Named>,
+    #[cfg(feature = "redis")]
+    view: Option<te_metadata::LeaderView>,
     me: Address,
 }
 
@@ -113,12 +117,26 @@ impl Joining {
         let link = if of.link.is_empty() { with_port(&rpc, link.port()) } else { of.link.clone() };
         let id = if of.member_id == 0 { number_of(&rpc) } else { of.member_id };
         let arbiter = open_arbiter(of)?;
-        Ok(Self { listener, arbiter, me: Address { id, rpc, link } })
+        #[cfg(not(feature = "redis"))]
+        if !of.publish.is_empty() {
+            let need = "names Redis, which this build lacks: build it with the feature `redis`";
+            return Err(BindError::Config(ConfigError { field: "ha.publish", need }));
+        }
+        Ok(Self {
+            listener,
+            arbiter,
+            #[cfg(feature = "redis")]
+            view: publish::open(of)?,
+            me: Address { id, rpc, link },
+        })
     }
 
     /// Begins to be a member.
     pub(crate) fn start(self, config: &Config, waker: Arc<Waker>) -> io::Result<Ha> {
-        let Self { listener, arbiter, me } = self;
+        #[cfg(feature = "redis")]
+        let publisher =
+            self.view.map(|view| publish::Publisher::start(view, self.me.rpc.clone())).transpose()?;
+        let Self { listener, arbiter, me, .. } = self;
         let of = &config.ha;
         info!(
             master = me.id,
@@ -153,6 +171,8 @@ impl Joining {
             inputs: receiver,
             links,
             asker,
+            #[cfg(feature = "redis")]
+            publisher,
             addresses: BTreeMap::from([(me.id, me.clone())]),
             me,
             snapshot_at: Instant::now(),
@@ -346,6 +366,8 @@ pub(crate) struct Ha {
     inputs: Receiver<Input>,
     links: Links,
     asker: Asker,
+    #[cfg(feature = "redis")]
+    publisher: Option<publish::Publisher>,
     addresses: BTreeMap<u64, Address>,
     me: Address,
     /// The earliest time of the next snapshot.
@@ -513,10 +535,14 @@ impl Ha {
                 Action::Ask(number, ask) => self.asker.ask(number, ask),
                 Action::Leads(reign) => {
                     info!(lineage = reign.lineage, term = reign.term, "this master leads");
+                    #[cfg(feature = "redis")]
+                    self.publisher.iter().for_each(|publisher| publisher.leads(Some(reign)));
                     turned.leads = Some(reign);
                 }
                 Action::Deposed => {
                     warn!("this master does not lead any more: its connections are closed");
+                    #[cfg(feature = "redis")]
+                    self.publisher.iter().for_each(|publisher| publisher.leads(None));
                     (turned.leads, turned.deposed) = (None, true);
                 }
             }

@@ -537,3 +537,72 @@ fn an_arbiter_that_cannot_be_used_is_named_with_the_reason() {
     assert!(matches!(error, store_master::BindError::Arbiter { .. }), "{text}");
     assert!(text.contains("ha.arbiter file:///proc/none"), "{text}");
 }
+
+/// Redis, in a directory of its own.
+struct Redis {
+    child: Child,
+    addr: SocketAddr,
+    _dir: tempfile::TempDir,
+}
+
+impl Redis {
+    /// `None`: it is not installed.
+    fn start() -> Option<Self> {
+        let (addr, dir) = (free_port(), tempfile::tempdir().unwrap());
+        let mut command = Command::new("redis-server");
+        command.args(["--bind", "127.0.0.1", "--save", "", "--port", &addr.port().to_string(), "--dir"]);
+        let child = command.arg(dir.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
+        eventually("redis answers", || TcpStream::connect(addr).is_ok());
+        Some(Self { child, addr, _dir: dir })
+    }
+
+    /// The fields that Mooncake's clients read, as they ask for them: nothing if the key is not there.
+    fn view(&self, cluster: &str) -> Vec<String> {
+        let mut stream = TcpStream::connect(self.addr).unwrap();
+        let key = format!("mooncake-store/{{{cluster}}}/master_view");
+        let words = ["HMGET", &key, "leader_address", "view_version", "owner_token"];
+        let mut command = format!("*{}\r\n", words.len());
+        words.iter().for_each(|word| command += &format!("${}\r\n{word}\r\n", word.len()));
+        stream.write_all(command.as_bytes()).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        // `*3`, then a line with the length and one with the value for each.
+        answer.lines().skip(2).step_by(2).map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_leader_is_published_on_redis_and_the_next_one_with_a_higher_version() {
+    let Some(redis) = Redis::start() else {
+        println!("SKIPPED: no redis-server (`apt-get install redis-server`)");
+        return;
+    };
+    let arbiter = Arbiter::start();
+    let mut masters = [1, 2].map(|_| {
+        Master::start(&with(config(&arbiter), |config| {
+            config.ha.publish = format!("redis://{}", redis.addr);
+            config.ha.cluster_id = "kv{1}".into();
+        }))
+    });
+    eventually("two in sync", || masters.iter().any(|master| master.in_sync() == 2));
+    let view = || redis.view("kv_1_");
+    let first = masters.iter().position(Master::leads).unwrap();
+    let address = |master: &Master| master.config.rpc_listen.to_string();
+    eventually("the leader is published", || view().first() == Some(&address(&masters[first])));
+    let before: u64 = view()[1].parse().unwrap();
+    assert!(!view()[2].is_empty());
+    masters[first].kill();
+    let other = 1 - first;
+    eventually("the next leader is published", || view().first() == Some(&address(&masters[other])));
+    assert!(view()[1].parse::<u64>().unwrap() > before);
+    masters[other].kill();
+    eventually("it is forgotten when none leads", || view().first().is_none_or(|line| line == "$-1"));
+}

@@ -54,6 +54,8 @@ mod http;
 mod keeper;
 mod key_value;
 #[cfg(feature = "redis")]
+mod leader_view;
+#[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "etcd")]
 mod register;
@@ -64,6 +66,8 @@ pub use entry::{ENTRY_BYTES_MAX, Entry, is_segment_name};
 pub use error::{MetadataError, SourceError};
 pub use keeper::{Keeper, KeeperState, Registration};
 pub use key_value::{KEY_BYTES_MAX, KeyValue, VALUE_BYTES_MAX};
+#[cfg(feature = "redis")]
+pub use leader_view::LeaderView;
 #[cfg(feature = "etcd")]
 pub use register::{REGISTER_BYTES_MAX, REGISTERS_MAX, Register, Registers, Swapped};
 pub use source::MetadataSource;

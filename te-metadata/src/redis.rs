@@ -23,6 +23,13 @@ const SWAP: &str = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end \
 const REMOVE: &str = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end \
                       return redis.call('DEL', KEYS[1])";
 
+/// Unless there is a later view. All fields or none: readers take a part of them for an error.
+const PUBLISH: &str = "local is = redis.call('HGET', KEYS[1], 'view_version') \
+                       if is and tonumber(is) > tonumber(ARGV[2]) then return 0 end \
+                       redis.call('HSET', KEYS[1], 'leader_address', ARGV[1], 'view_version', ARGV[2], \
+                                  'owner_token', ARGV[3]) \
+                       redis.call('PEXPIRE', KEYS[1], ARGV[4]) return 1";
+
 pub(crate) struct Redis {
     source: RedisSource,
     timeout: Duration,
@@ -36,6 +43,21 @@ impl Redis {
     /// Kind and address of the server.
     pub(crate) fn name(&self) -> String {
         format!("redis at {}", self.source.server)
+    }
+
+    /// See [`LeaderView::publish`](crate::LeaderView::publish).
+    pub(crate) fn publish_view(
+        &self,
+        key: &str,
+        leader: &str,
+        version: u64,
+        owner: &str,
+        ttl: Duration,
+    ) -> Result<bool, Fault> {
+        let (version, ttl_ms) = (version.to_string(), ttl.as_millis().to_string());
+        let mut command = cmd("EVAL");
+        command.arg(PUBLISH).arg(1).arg(key).arg(leader).arg(version).arg(owner).arg(ttl_ms);
+        self.query(&command)
     }
 
     /// The value, or its first `bytes_max` + 1 bytes, so that a longer one is detected.
