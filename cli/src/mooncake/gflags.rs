@@ -20,6 +20,8 @@ enum Here {
     Moot,
     /// It asks for something that is lacking, unless it has this value.
     Lacks(&'static str),
+    /// What it asks for is chosen elsewhere here: the words say where. Unless it has this value.
+    Elsewhere(&'static str, &'static str),
 }
 
 impl Flag {
@@ -49,6 +51,16 @@ impl Flag {
     /// A switch for something that is lacking, unless it is off.
     pub(super) const fn lacking_switch(name: &'static str) -> Self {
         Self { name, is_switch: true, here: Here::Lacks("false") }
+    }
+
+    /// A flag for something that is chosen elsewhere, unless its value is empty.
+    pub(super) const fn elsewhere(name: &'static str, how: &'static str) -> Self {
+        Self { name, is_switch: false, here: Here::Elsewhere("", how) }
+    }
+
+    /// A switch for something that is chosen elsewhere, unless it is off.
+    pub(super) const fn elsewhere_switch(name: &'static str, how: &'static str) -> Self {
+        Self { name, is_switch: true, here: Here::Elsewhere("false", how) }
     }
 
     pub(super) fn is_used(&self) -> bool {
@@ -125,15 +137,21 @@ impl Values {
     /// A warning for each flag that asks for something that this program lacks.
     pub(super) fn without_effect(&self, flags: &[Flag]) -> Vec<String> {
         let lacks = |flag: &&Flag| match flag.here {
-            Here::Lacks(harmless) => self.text(flag.name).is_some_and(|value| {
-                let value = if flag.is_switch { switch_text(value) } else { value };
-                value != harmless
-            }),
+            Here::Lacks(harmless) | Here::Elsewhere(harmless, _) => {
+                self.text(flag.name).is_some_and(|value| {
+                    let value = if flag.is_switch { switch_text(value) } else { value };
+                    value != harmless
+                })
+            }
             _ => false,
         };
         let text = |flag: &Flag| {
             let value = self.text(flag.name).unwrap_or_default();
-            format!("--{}={value} has no effect: this program does not offer it", flag.name)
+            let why = match flag.here {
+                Here::Elsewhere(_, how) => how,
+                _ => "this program does not offer it",
+            };
+            format!("--{}={value} has no effect: {why}", flag.name)
         };
         flags.iter().filter(lacks).map(text).collect()
     }

@@ -3,8 +3,10 @@
 //! Where a flag is not given, this program's own default counts, with one exception: as Mooncake's, this
 //! master listens on all addresses, because users' commands rely on that.
 
+use std::net::SocketAddr;
+
 use super::gflags::{Flag, Values};
-use super::{Native, address, millis, parsed, port};
+use super::{Native, address, millis, parsed, port, towards};
 use crate::exit::Failure;
 
 pub(super) const FLAGS: &[Flag] = &[
@@ -46,21 +48,22 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag::moot_switch("enable_metric_reporting"),
     Flag::moot("max_kv_soft_pin_ttl"),
     Flag::moot_switch("allow_evict_soft_pinned_objects"),
-    Flag::moot("cluster_id"),
+    Flag::used("cluster_id"),
     Flag::moot("pod_name"),
     Flag::moot("pod_namespace"),
     Flag::lacking("rpc_interface"),
     // High availability.
-    Flag::lacking_switch("enable_ha"),
-    Flag::moot("ha_backend_type"),
-    Flag::moot("ha_backend_connstring"),
-    Flag::moot("etcd_endpoints"),
-    Flag::lacking_switch("enable_oplog"),
+    Flag::switch("enable_ha"),
+    Flag::used("ha_backend_type"),
+    Flag::used("ha_backend_connstring"),
+    Flag::used("etcd_endpoints"),
+    // The masters send each other their log themselves.
+    Flag::moot_switch("enable_oplog"),
     Flag::moot("oplog_poll_interval_ms"),
     Flag::moot("oplog_batch_max_entries"),
     Flag::moot("batch_oplog_retry_timeout_sec"),
-    Flag::lacking_switch("enable_snapshot"),
-    Flag::lacking_switch("enable_snapshot_restore"),
+    Flag::elsewhere_switch("enable_snapshot", JOURNAL),
+    Flag::elsewhere_switch("enable_snapshot_restore", JOURNAL),
     Flag::moot("snapshot_interval_seconds"),
     Flag::moot("snapshot_child_timeout_seconds"),
     Flag::moot("snapshot_retention_count"),
@@ -73,16 +76,16 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag::moot("snapshot_catalog_backend_connstring"),
     Flag::moot("snapshot_backup_dir"),
     // Tiers below memory.
-    Flag::lacking_switch("enable_offload"),
-    Flag::lacking_switch("offload_on_evict"),
+    Flag::elsewhere_switch("enable_offload", DISKS),
+    Flag::elsewhere_switch("offload_on_evict", DISKS),
     Flag::moot_switch("offload_force_evict"),
     Flag::moot("offloading_queue_limit"),
     Flag::moot("offload_cap_ratio"),
-    Flag::lacking_switch("promotion_on_hit"),
+    Flag::moot_switch("promotion_on_hit"),
     Flag::moot("promotion_admission_threshold"),
     Flag::moot("promotion_queue_limit"),
     Flag::moot("promotion_max_per_heartbeat"),
-    Flag::lacking("root_fs_dir"),
+    Flag::elsewhere("root_fs_dir", SHARED),
     Flag::moot("global_file_segment_size"),
     Flag::moot_switch("enable_disk_eviction"),
     Flag::moot("quota_bytes"),
@@ -112,6 +115,12 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag::lacking("tenant_quota_connector_uri"),
 ];
 
+const JOURNAL: &str = "`snowskin master --journal DIR` keeps its state, and several masters have it all";
+const DISKS: &str = "objects are copied to disks where nodes have them: `snowskin node --disk PATH:SIZE`";
+const SHARED: &str = "name it to the nodes, with the bytes of each: `snowskin node --shared DIR:SIZE`";
+/// The cluster of who names none.
+pub(super) const CLUSTER: &str = "mooncake_cluster";
+
 const DAY_MS: u64 = 86_400_000;
 /// The longest part of a lease that is kept for drift of clocks.
 const LEASE_GUARD_MS_MAX: u64 = 100;
@@ -120,6 +129,7 @@ pub(super) fn translate(values: &Values) -> Result<Native, Failure> {
     let mut native = vec!["master".to_owned()];
     native.extend(values.verbosity());
     native.extend(addresses(values)?);
+    native.extend(several(values)?);
     native.extend(times(values)?);
     native.extend(eviction(values)?);
     native.extend(tasks(values)?);
@@ -148,6 +158,49 @@ fn addresses(values: &Values) -> Result<Vec<String>, Failure> {
         native.push(format!("--mooncake-metadata-listen={}", at("http_metadata_server_host", port)?));
     }
     Ok(native)
+}
+
+/// One of several masters. etcd has them under another key than Mooncake's masters, and publishes the leader
+/// where Mooncake's clients look for it.
+fn several(values: &Values) -> Result<Vec<String>, Failure> {
+    if !values.is_on("enable_ha") {
+        return Ok(Vec::new());
+    }
+    let given = |name| values.text(name).filter(|text| !text.is_empty());
+    let arbiter = match given("ha_backend_type").unwrap_or("etcd") {
+        "etcd" => {
+            let servers = given("ha_backend_connstring").or_else(|| given("etcd_endpoints"));
+            let need = "--enable_ha: write --etcd_endpoints=HOST:PORT[;HOST:PORT…]";
+            format!("etcd://{}", etcd_servers(servers.ok_or_else(|| Failure::usage(need))?))
+        }
+        "k8s" => format!("k8s://{}", given("ha_backend_connstring").unwrap_or("default")),
+        other => {
+            return Err(Failure::usage(format!("--ha_backend_type={other}: write etcd or k8s"))
+                .hint("with etcd, `--ha-publish redis://…` of `snowskin master` tells Redis who leads"));
+        }
+    };
+    let rpc = match port(values, "rpc_port", 0)? {
+        0 => port(values, "port", 50051)?,
+        port => port,
+    };
+    let host = match values.text("rpc_address") {
+        Some(host) if host != "0.0.0.0" && host != "[::]" => address(host, 0)?.ip(),
+        // The address under which others reach this machine is the one that reaches etcd.
+        _ => towards(arbiter.trim_start_matches("etcd://").split(',').next().unwrap_or_default()),
+    };
+    Ok(vec![
+        format!("--ha={arbiter}"),
+        format!("--cluster-id={}", given("cluster_id").unwrap_or(CLUSTER)),
+        format!("--advertise={}", SocketAddr::new(host, rpc)),
+        format!("--ha-listen={}", SocketAddr::new(host, 0)),
+    ])
+}
+
+/// Servers of etcd in the forms of Mooncake: separated by `;` or `,`, with or without `http://`.
+pub(super) fn etcd_servers(text: &str) -> String {
+    let servers = text.split([';', ',']).map(str::trim).filter(|server| !server.is_empty());
+    let bare = servers.map(|server| server.rsplit_once("://").map_or(server, |(_, server)| server));
+    bare.collect::<Vec<_>>().join(",")
 }
 
 fn times(values: &Values) -> Result<Vec<String>, Failure> {

@@ -19,7 +19,7 @@ mod master;
 mod metadata;
 
 use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::path::Path;
 
 use gflags::{Flag, Values};
@@ -214,6 +214,20 @@ fn millis(text: &str) -> Option<u64> {
         _ => return None,
     };
     number.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+/// The address of this machine that the system uses towards `peer`; nothing is sent.
+fn towards(peer: &str) -> IpAddr {
+    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let Some(peer) = peer.to_socket_addrs().ok().and_then(|mut addrs| addrs.next()) else {
+        return loopback;
+    };
+    let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let found = UdpSocket::bind(any).and_then(|socket| {
+        socket.connect(peer)?;
+        socket.local_addr()
+    });
+    found.map_or(loopback, |addr| addr.ip())
 }
 
 #[cfg(test)]

@@ -219,7 +219,7 @@ fn what_is_unknown_or_lacking_is_a_warning_each_and_never_an_end() {
             "-x",
             "--port=7",
             "stray",
-            "--enable_ha=true",
+            "--rpc_interface=eth0",
             "--root_fs_dir=/data",
             "--enable_offload",
             "--metrics_port",
@@ -232,9 +232,9 @@ fn what_is_unknown_or_lacking_is_a_warning_each_and_never_an_end() {
         "--x is not a flag",
         "\"stray\" is not a flag",
         "--metrics_port has no value",
-        "--enable_ha=true has no effect",
-        "--enable_offload=true has no effect",
-        "--root_fs_dir=/data has no effect",
+        "--rpc_interface=eth0 has no effect: this program does not offer it",
+        "--enable_offload=true has no effect: objects are copied to disks where nodes have them",
+        "--root_fs_dir=/data has no effect: name it to the nodes",
     ];
     for what in expected {
         assert!(warnings.iter().any(|warning| warning.starts_with(what)), "{what}: {warnings:?}");
@@ -249,6 +249,34 @@ fn what_is_unknown_or_lacking_is_a_warning_each_and_never_an_end() {
         "--logtostderr",
     ]);
     assert_eq!(master(&["--port=7", "--", "--metrics_port=1"])[2], "--http=0.0.0.0:9003");
+}
+
+#[test]
+fn several_masters_agree_in_etcd_and_their_clients_look_there() {
+    let line =
+        ["--enable_ha", "--etcd_endpoints=http://10.0.0.1:2379;10.0.0.2:2379", "--rpc_address=10.0.0.7"];
+    assert_eq!(
+        master(&line)[3..],
+        [
+            "--ha=etcd://10.0.0.1:2379,10.0.0.2:2379",
+            "--cluster-id=mooncake_cluster",
+            "--advertise=10.0.0.7:50051",
+            "--ha-listen=10.0.0.7:0"
+        ]
+    );
+    let own = ["--enable_ha", "--ha_backend_connstring=127.0.0.1:1", "--cluster_id=kv", "--port=7"];
+    assert_eq!(master(&own)[3..6], ["--ha=etcd://127.0.0.1:1", "--cluster-id=kv", "--advertise=127.0.0.1:7"]);
+    for (flags, what) in [
+        (&["--enable_ha"][..], "--etcd_endpoints=HOST:PORT"),
+        (&["--enable_ha", "--ha_backend_type=redis"], "write etcd or k8s"),
+    ] {
+        let error = refused("mooncake_master", flags);
+        assert!(error.contains(what), "{error}");
+    }
+    let (node, _) = arguments("mooncake_client", &["--master_server_address=etcd://127.0.0.1:2379"]);
+    assert_eq!(node[1], "--master=etcd://127.0.0.1:2379/mooncake_cluster");
+    let error = refused("mooncake_client", &["--master_server_address=redis://127.0.0.1:1"]);
+    assert!(error.contains("only etcd says who leads"), "{error}");
 }
 
 #[test]
@@ -352,7 +380,7 @@ fn a_client_is_a_node_with_a_local_server() {
         ("--global_segment_size=50%", "a size such as"),
         ("--global_segment_size=0", "a size such as"),
         ("--protocol=ascend", "tcp or rdma"),
-        ("--master_server_address=etcd://a:1", "no election"),
+        ("--master_server_address=redis://a:1", "only etcd"),
     ] {
         let error = refused("mooncake_client", &[flag]);
         assert!(error.contains(what), "{flag}: {error}");
