@@ -37,7 +37,12 @@ impl Dependence {
     /// Notes what the last command, at `lsn`, has changed; call it after each one that may change anything.
     pub fn note(&mut self, master: &mut Master, lsn: Lsn) {
         self.changed = lsn;
+        self.note_keys(master, lsn);
+    }
+
+    fn note_keys(&mut self, master: &mut Master, lsn: Lsn) {
         for hash in master.take_changes() {
+            self.changed = lsn;
             self.keys.insert(hash, lsn);
             self.order.push_back((lsn, hash));
         }
@@ -45,7 +50,12 @@ impl Dependence {
 
     /// Notes what a request has changed that was just executed; `lsn` is the position of the last command.
     pub fn executed(&mut self, master: &mut Master, frame: &Frame<'_>, lsn: Lsn) {
-        let effect = Kind::from_byte(frame.header.kind).map_or(Effect::Asks, Kind::effect);
+        let kind = Kind::from_byte(frame.header.kind);
+        if kind == Some(Kind::ReturnLeases) {
+            // It has no answer, and no question is about leases.
+            return self.note_keys(master, lsn);
+        }
+        let effect = kind.map_or(Effect::Asks, Kind::effect);
         if matches!(effect, Effect::Changes | Effect::Greets) {
             self.note(master, lsn);
         }

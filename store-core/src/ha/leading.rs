@@ -184,11 +184,15 @@ impl Leading {
         }
     }
 
-    /// Sends new commands to the members that lack them.
+    /// Sends new commands to the members that lack them, if an answer may wait for them. Others, such as the
+    /// leases of gets, wait for a command that is sent at once, for the next beat, or until they are many: each
+    /// message costs all processes more than a get does.
     pub(super) fn flush(&mut self, actions: &mut VecDeque<Action>) {
-        self.record_commands();
-        let lsn = self.lsn();
-        let lacks = |remote: &Remote| remote.follows() && remote.sent < lsn;
+        if self.handing.is_some() || self.dependence.changed() > self.history.ends() {
+            self.record_commands();
+        }
+        let ends = self.history.ends();
+        let lacks = |remote: &Remote| remote.follows() && remote.sent < ends;
         let behind: Vec<MemberId> =
             self.remotes.iter().filter(|(_, remote)| lacks(remote)).map(|(id, _)| *id).collect();
         for member in behind {

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A member writes to the connections that it has made, and reads from those that it has accepted: so there
-//! are two between two members, and neither waits for the other. Both sides prove the cluster secret. What
+//! are two between two members, and neither waits for the other. A message is written by the thread that has
+//! it, if it can be written at once; otherwise a thread of the connection does it. Both sides prove the cluster secret. What
 //! cannot be sent is dropped: the protocol sends it again.
 
 use std::collections::{HashMap, VecDeque};
@@ -79,6 +80,33 @@ struct Waiting {
     bytes: usize,
     address: String,
     stop: bool,
+    /// The connection that the thread has made, and to which address.
+    made: Option<(TcpStream, String)>,
+    /// The thread is writing.
+    writes: bool,
+    /// The first message is the rest of one, whose beginning was sent.
+    rest: bool,
+}
+
+impl Waiting {
+    /// Sends a message without the thread, as far as it can be sent at this moment and nothing is before it:
+    /// waking the thread takes longer than sending. Returns how much of it was sent.
+    fn send_now(&mut self, bytes: &[u8]) -> usize {
+        if self.writes || !self.messages.is_empty() {
+            return 0;
+        }
+        let made = self.made.as_ref().filter(|(_, address)| *address == self.address);
+        match made.map(|(stream, _)| crate::sys::send_now(stream, bytes)) {
+            Some(Ok(sent)) => sent,
+            Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            // The thread finds out why.
+            Some(Err(_)) => {
+                self.made = None;
+                0
+            }
+            None => 0,
+        }
+    }
 }
 
 impl Links {
@@ -139,6 +167,12 @@ impl Links {
         if waiting.address != address.link {
             waiting.address.clone_from(&address.link);
         }
+        let sent = waiting.send_now(&bytes);
+        if sent == bytes.len() {
+            return;
+        }
+        bytes.drain(..sent);
+        waiting.rest |= sent > 0;
         waiting.bytes += bytes.len();
         waiting.messages.push_back(bytes);
         outbox.more.notify_one();
@@ -170,22 +204,30 @@ fn write(common: &Common, outbox: &Outbox, id: MemberId) {
     let mut pause = PAUSE_MIN;
     let mut log = LogLimit::default();
     loop {
-        let (messages, address) = {
+        let (mut messages, address, rest) = {
             let mut waiting = lock(&outbox.waiting);
+            waiting.writes = false;
             while waiting.messages.is_empty() && !waiting.stop {
                 waiting = outbox.more.wait(waiting).unwrap_or_else(PoisonError::into_inner);
             }
             if waiting.stop {
                 return;
             }
-            waiting.bytes = 0;
-            (std::mem::take(&mut waiting.messages), waiting.address.clone())
+            (waiting.bytes, waiting.writes) = (0, true);
+            let rest = std::mem::take(&mut waiting.rest);
+            (std::mem::take(&mut waiting.messages), waiting.address.clone(), rest)
         };
         if stream.as_ref().is_none_or(|(_, connected)| *connected != address) {
             match connect(common, &address, id) {
                 Ok(connected) => {
                     pause = PAUSE_MIN;
+                    lock(&outbox.waiting).made =
+                        connected.try_clone().ok().map(|clone| (clone, address.clone()));
                     stream = Some((connected, address));
+                    if rest {
+                        // Its beginning was sent on another connection.
+                        messages.pop_front();
+                    }
                 }
                 Err(error) => {
                     if let Some(suppressed) = log.may(Instant::now()) {
@@ -201,6 +243,7 @@ fn write(common: &Common, outbox: &Outbox, id: MemberId) {
             && let Err(error) = messages.iter().try_for_each(|message| connected.write_all(message))
         {
             debug!(master = id.0, %error, "the connection to another master has ended");
+            lock(&outbox.waiting).made = None;
             stream = None;
         }
     }
