@@ -112,9 +112,9 @@ pub use error::DiskError;
 pub use file::{Caching, DiskFile, EXTENT_BYTES, FormatOptions, Sharing};
 pub use image::{image_of, is_intact};
 pub use inspect::{Volume, inspect, verify};
-pub(crate) use packs::BucketAddress;
 #[cfg(feature = "s3")]
 pub use packs::PackBucket;
+pub(crate) use packs::{BucketAddress, check_bucket};
 #[cfg(feature = "s3")]
 pub(crate) use packs::{BucketDirectory, Gone, pack_name};
 pub use packs::{BucketFault, PackDirectory, PackFault, PackNames, RefusedPack, Room};

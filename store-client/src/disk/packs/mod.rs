@@ -68,6 +68,23 @@ use owner::{Lock, Owner};
 pub use room::Room;
 use slots::{Slot, Slots, Stage, first_bytes, sync_directory};
 
+/// Whether this program can use a path, if that is meant to be the address of a bucket.
+///
+/// # Errors
+/// It is none, or this program was built without buckets.
+pub(crate) fn check_bucket(path: &Path) -> Result<(), DiskError> {
+    if !BucketAddress::is_meant(path) {
+        return Ok(());
+    }
+    // Without the text: somebody may have written credentials into it.
+    let failed = |fault| DiskError::Bucket { path: "s3://".into(), action: "use it", fault };
+    if cfg!(not(feature = "s3")) {
+        return Err(failed(BucketFault::NoFeature));
+    }
+    let address = BucketAddress::parse(path);
+    address.map(|_| ()).map_err(|error| failed(BucketFault::Settings(error.to_string())))
+}
+
 /// Blocks of files: what images are padded to.
 const BLOCK_BYTES: u32 = 512;
 /// Extents that have to fit into the file system before objects are written.

@@ -121,7 +121,6 @@ impl Disks {
         let mut disks = Vec::new();
         let mut making = Vec::new();
         for each in &config.shared.0 {
-            packs::check(each).map_err(ConnectError::Disk)?;
             if packs::is_bucket(&each.path) {
                 // Memory does not wait for a store.
                 making.push(Making::new(each.clone(), Vec::new()));

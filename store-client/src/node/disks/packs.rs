@@ -46,20 +46,6 @@ pub(super) fn is_bucket(path: &Path) -> bool {
     BucketAddress::is_meant(path)
 }
 
-/// Whether the addresses of buckets can be used by this program.
-pub(super) fn check(config: &NodeDiskConfig) -> Result<(), DiskError> {
-    if !is_bucket(&config.path) {
-        return Ok(());
-    }
-    // Without the text: somebody may have written credentials into it.
-    let failed = |fault| DiskError::Bucket { path: "s3://".into(), action: "use it", fault };
-    if cfg!(not(feature = "s3")) {
-        return Err(failed(BucketFault::NoFeature));
-    }
-    BucketAddress::parse(&config.path).map_err(|error| failed(BucketFault::Settings(error.to_string())))?;
-    Ok(())
-}
-
 #[cfg(not(feature = "s3"))]
 fn no_feature(path: &Path) -> DiskError {
     DiskError::Bucket { path: path.to_owned(), action: "open", fault: BucketFault::NoFeature }

@@ -4,6 +4,7 @@
 //! can be conditional: that there is no such object yet, or that it is the one that was read.
 
 use std::error::Error as _;
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::disk::packs::fault::BucketFault;
 type Result<T> = std::result::Result<T, BucketFault>;
 
 /// A directory in a bucket: keys that begin with the same prefix and a slash.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct BucketDirectory {
     store: Arc<dyn ObjectStore>,
     prefix: String,
@@ -151,6 +152,13 @@ impl BucketDirectory {
             objects: objects.collect(),
             directories: found.common_prefixes.iter().filter_map(name).collect(),
         })
+    }
+}
+
+impl fmt::Debug for BucketDirectory {
+    /// Without its settings.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BucketDirectory").field(&self.path).finish()
     }
 }
 
