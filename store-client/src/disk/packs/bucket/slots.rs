@@ -468,7 +468,7 @@ impl Slots {
                 }
                 Err(fault) => fault,
             };
-            if matches!(fault, BucketFault::Missing | BucketFault::Short { found: 0, .. }) {
+            if matches!(fault, BucketFault::Missing | BucketFault::Short { .. }) {
                 // Nobody can read it.
                 locked(&self.gone.0).insert(sequence);
                 return Err(io::ErrorKind::NotFound.into());
