@@ -34,7 +34,7 @@ pub enum BucketFault {
     Exists,
     /// The object is not the one that was read.
     Changed,
-    /// The object, or an answer, is shorter than it should be.
+    /// The object is shorter than it should be.
     Short {
         /// Bytes that were asked for.
         expected: u64,
@@ -53,10 +53,7 @@ impl BucketFault {
     /// Whether the same request may succeed later, without anybody doing anything.
     #[must_use]
     pub const fn is_passing(&self) -> bool {
-        matches!(
-            self,
-            Self::Slow | Self::Timeout | Self::Unreachable(_) | Self::Server(500.., _) | Self::Short { .. }
-        )
+        matches!(self, Self::Slow | Self::Timeout | Self::Unreachable(_) | Self::Server(500.., _))
     }
 }
 
@@ -110,7 +107,7 @@ impl fmt::Display for BucketFault {
             Self::Exists => f.write_str("there is an object of this name already"),
             Self::Changed => f.write_str("another process has changed the object"),
             Self::Short { expected, found } => {
-                write!(f, "{found} of {expected} bytes came: the object or the answer was truncated")
+                write!(f, "{found} of {expected} bytes are there: the object was truncated")
             }
             Self::Lost => f.write_str("another node has taken this directory of packs"),
             Self::Closed => f.write_str("the disk is being closed"),

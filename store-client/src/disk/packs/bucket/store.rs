@@ -183,7 +183,8 @@ fn fault(error: &Error) -> BucketFault {
             return match none {
                 NoAnswer::Timeout => BucketFault::Timeout,
                 NoAnswer::Broken(why) => BucketFault::Unreachable(why.clone()),
-                NoAnswer::Short(expected, found) => BucketFault::Short { expected: *expected, found: *found },
+                // Which says nothing about the object.
+                NoAnswer::Short(..) => BucketFault::Unreachable(format!("the answer ended early: {none}")),
             };
         }
         source = cause.source();

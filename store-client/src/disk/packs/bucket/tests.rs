@@ -191,7 +191,7 @@ fn what_was_synced_of_an_open_extent_survives_its_owner_and_what_is_dead_does_no
 
 #[test]
 fn a_former_owner_changes_nothing_any_more() {
-    let store = Store::new(None);
+    let mut store = Store::new(None);
     let first = &store.packs;
     store.begin(first, 0, 1).unwrap();
     store.begin(first, 1, 2).unwrap();
@@ -210,12 +210,13 @@ fn a_former_owner_changes_nothing_any_more() {
     assert_eq!(store.names(), names);
     assert_eq!(store.directory().read_all(SUPERBLOCK, 9_000).unwrap(), superblock);
 
-    // Requests that were under way come late. The superblock has another version:
-    let late = first.slots.superblock.lock().unwrap().version.clone().unwrap();
-    let put = store.directory().put(SUPERBLOCK, vec![9; 4_096], &Put::Over(late));
-    assert_eq!(put, Err(BucketFault::Changed));
-    // a part of an open extent is not one of the owner's;
+    // Requests that were under way come late, with a token that was right when it was read. The superblock
+    // has another version:
     let token = first.slots.token.clone().unwrap();
+    store.packs.slots.token.clone_from(&second.slots.token);
+    assert_eq!(store.packs.slots.put_superblock(), Err(BucketFault::Lost));
+    assert_eq!(store.directory().read_all(SUPERBLOCK, 9_000).unwrap(), superblock);
+    // a part of an open extent is not one of the owner's;
     let part = PartName { sequence: 1, serial: 9, from: PAGE_BYTES, token };
     store.directory().put(&part.text(), vec![9; 4_096], &Put::Always).unwrap();
     // the pack of an open extent is replaced, because its owner closes it before it announces anything;
