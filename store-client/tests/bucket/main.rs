@@ -334,6 +334,9 @@ fn a_store_that_refuses_is_reported_and_memory_goes_on() {
         let text = PackBucket::create(&cluster, 64 * MIB, None, "a").unwrap_err().to_string();
         assert!(text.contains(advice) && !text.contains(SECRET) && !text.contains(KEY_ID), "{text}");
     }
+    SERVER.set_fault("kv-refused", Some(Fault::Agree));
+    let text = PackBucket::create(&cluster, 64 * MIB, None, "a").unwrap_err().to_string();
+    assert!(text.contains("If-None-Match"), "{text}");
     SERVER.set_fault("kv-refused", Some(Fault::Break));
     let text = PackBucket::list(&cluster).unwrap_err().to_string();
     assert!(text.contains("AWS_ENDPOINT_URL"), "{text}");
@@ -401,7 +404,7 @@ fn a_second_owner_is_refused() {
     let master = master_with(config());
     let node = start("first", &master, &address);
     let path = node.disks()[0].path.clone();
-    assert_eq!(directories(&address), [path.clone()]);
+    assert!(directories(&address) == [path.as_path()]);
     // Other nodes leave it alone while it is there, whatever they wait.
     let other = start("other", &master, &address);
     // timing: longer than a node waits before it takes a directory, and the pause between two looks.

@@ -26,6 +26,8 @@ pub(crate) const SECRET: &str = "do-not-show-this-secret";
 pub(crate) enum Fault {
     /// This status, with this code.
     Refuse(u16, &'static str),
+    /// Success, whatever the request says.
+    Agree,
     /// The connection ends without an answer.
     Break,
     /// No answer, for a long time.
@@ -107,6 +109,7 @@ async fn answer(
     let fault = faults.lock().unwrap().get(&bucket).copied();
     match fault {
         None => service.call(request.map(Body::from)).await.map_err(|error| format!("{error:?}").into()),
+        Some(Fault::Agree) => Ok(hyper::Response::builder().header("etag", "\"1\"").body(Body::empty())?),
         Some(Fault::Break) => Err("broken on purpose".into()),
         Some(Fault::Hang) => Ok(std::future::pending::<Result<_, Infallible>>().await.unwrap_or_default()),
         Some(Fault::Refuse(status, code)) => {

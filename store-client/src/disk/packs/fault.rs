@@ -34,6 +34,8 @@ pub enum BucketFault {
     Exists,
     /// The object is not the one that was read.
     Changed,
+    /// The store puts objects whatever the conditions say.
+    NoConditions,
     /// The object is shorter than it should be.
     Short {
         /// Bytes that were asked for.
@@ -106,6 +108,10 @@ impl fmt::Display for BucketFault {
             Self::Missing => f.write_str("there is no such object"),
             Self::Exists => f.write_str("there is an object of this name already"),
             Self::Changed => f.write_str("another process has changed the object"),
+            Self::NoConditions => f.write_str(
+                "the store ignores the conditions of puts (If-None-Match, If-Match), so that two nodes could \
+                 write to one directory: use a store, or a release of it, that has them",
+            ),
             Self::Short { expected, found } => {
                 write!(f, "{found} of {expected} bytes are there: the object was truncated")
             }

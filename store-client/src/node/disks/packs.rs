@@ -15,8 +15,7 @@ use crate::config::NodeDiskConfig;
 #[cfg(feature = "s3")]
 use crate::disk::PackBucket;
 use crate::disk::{
-    BucketAddress, BucketFault, Caching, DiskError, DiskEvent, DiskFile, DiskOptions, DiskService,
-    PackDirectory,
+    BucketAddress, Caching, DiskError, DiskEvent, DiskFile, DiskOptions, DiskService, PackDirectory,
 };
 
 /// How often directories of nodes that are gone are looked for.
@@ -48,7 +47,8 @@ pub(super) fn is_bucket(path: &Path) -> bool {
 
 #[cfg(not(feature = "s3"))]
 fn no_feature(path: &Path) -> DiskError {
-    DiskError::Bucket { path: path.to_owned(), action: "open", fault: BucketFault::NoFeature }
+    let fault = crate::disk::BucketFault::NoFeature;
+    DiskError::Bucket { path: path.to_owned(), action: "open", fault }
 }
 
 impl Medium {
@@ -207,6 +207,8 @@ pub(super) struct Orphans {
     not_before: HashMap<PathBuf, Instant>,
 }
 
+type Opened = Result<NodeDisk, DiskError>;
+
 /// Directories in buckets: what was found the last time, and those that are being opened.
 #[derive(Default)]
 struct InBuckets {
@@ -214,7 +216,7 @@ struct InBuckets {
     found: Vec<PathBuf>,
     looking: Option<JoinHandle<Vec<PathBuf>>>,
     looked: Option<Instant>,
-    opening: Vec<(PathBuf, Option<JoinHandle<Result<NodeDisk, DiskError>>>)>,
+    opening: Vec<(PathBuf, Option<JoinHandle<Opened>>)>,
 }
 
 impl Orphans {
@@ -318,7 +320,7 @@ impl InBuckets {
     }
 
     /// What was opened since the last call.
-    fn opened(&mut self) -> Vec<(PathBuf, Result<NodeDisk, DiskError>)> {
+    fn opened(&mut self) -> Vec<(PathBuf, Opened)> {
         let mut opened = Vec::new();
         self.opening.retain_mut(|(path, thread)| {
             if let Some(result) = ended(thread) {

@@ -138,6 +138,8 @@ impl PackBucket {
         let owner = Owner { node: node.to_owned(), token: token()?, ..Owner::default() };
         let version = directory.put(OWNER, owner.text().into_bytes(), &Put::New);
         let version = version.map_err(|fault| failed(&path, "make", fault))?;
+        let tried = directory.try_conditions(OWNER, owner.text().as_bytes());
+        tried.map_err(|fault| failed(&path, "make", fault))?;
         let mut slots = Slots::new(directory, uuid, geometry, Pages::default());
         slots.token = Some(owner.token.clone());
         Ok(Self { slots, owner: (owner, version), refused: Vec::new() })

@@ -343,6 +343,10 @@ impl Slots {
                     // A try that had no answer may have succeeded.
                     match self.directory.read_all(SUPERBLOCK, SUPERBLOCK_BYTES as u64) {
                         Ok((found, version)) if found == bytes => Ok(version),
+                        // Such a try is still under way.
+                        Ok((_, version)) if matches!(&when, Put::Over(old) if *old == version) => {
+                            Err(BucketFault::Server(409, "Conflict".into()))
+                        }
                         Ok(_) | Err(BucketFault::Missing) => Err(BucketFault::Lost),
                         Err(fault) => Err(fault),
                     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Bytes of an object, which are shared by the tries to write them.
 pub(crate) use object_store::PutPayload as Payload;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
 use object_store::path::Path as Key;
 use object_store::{
     Error, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutResult, RetryConfig, UpdateVersion,
@@ -67,6 +67,8 @@ impl BucketDirectory {
             .with_bucket_name(bucket)
             // Some stores do not have it, and it saves nothing here.
             .with_config(AmazonS3ConfigKey::DisableBulkDelete, "true")
+            // Nothing here would be safe without.
+            .with_conditional_put(S3ConditionalPut::ETagMatch)
             .with_http_connector(Connector::from_env().map_err(settings)?)
             .with_retry(retry)
             .build()
@@ -131,6 +133,22 @@ impl BucketDirectory {
         let put = wait_for(self.store.put_opts(&self.key(name), bytes.into(), PutOptions::from(mode)));
         let PutResult { e_tag, .. } = put.map_err(|error| fault(&error))?;
         Ok(Version(e_tag))
+    }
+
+    /// Whether the store does what conditions of puts say. The object exists.
+    ///
+    /// # Errors
+    /// `NoConditions`, or the store refuses.
+    pub(crate) fn try_conditions(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let other = Version(Some("\"00000000000000000000000000000000\"".to_owned()));
+        for (when, expected) in [(Put::New, BucketFault::Exists), (Put::Over(other), BucketFault::Changed)] {
+            match self.put(name, bytes.to_vec(), &when) {
+                Err(fault) if fault == expected => {}
+                Err(fault) => return Err(fault),
+                Ok(_) => return Err(BucketFault::NoConditions),
+            }
+        }
+        Ok(())
     }
 
     /// Deletes an object, if there is one.
