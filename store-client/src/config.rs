@@ -63,8 +63,8 @@ pub struct ClientConfig {
     /// nothing is read from disks. Default 1,000.
     pub disk_deadline_ms: u32,
     /// Where this client has the shared directory mounted that nodes write packs to, if not where they have
-    /// it: packs are read from there. Likewise `s3://BUCKET/PREFIX` for the bucket. `none`: packs are read by their nodes, as other disks are. Default "":
-    /// where the nodes have it.
+    /// it: packs are read from there. Likewise `s3://BUCKET/PREFIX` for the bucket. `none`: packs are read by
+    /// their nodes, as other disks are. Default "": where the nodes have it.
     pub shared: String,
     /// How often a call to the master that may safely be repeated is sent, the first time included. 1 to 255.
     /// Default 3.

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A file system that does not answer holds a thread, never the client: what has not come by the deadline is
-//! a miss. The image is verified as everything that is read. From packs in a bucket the same threads read, with
-//! a request for each image.
+//! a miss. The image is verified as everything that is read. From packs in a bucket the same threads read,
+//! with a request for each image.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -59,7 +59,8 @@ pub(crate) enum NotRead {
     Vanished,
     /// The pack ends before the image does.
     Short,
-    /// The file system or the store reports an error; or a bucket has no such pack, which may not be closed yet.
+    /// The file system or the store reports an error; or a bucket has no such pack, which may not be closed
+    /// yet.
     Failed,
 }
 

@@ -23,7 +23,7 @@ pub(super) trait Medium: Send + Sync + 'static {
     /// Carries an operation out on the calling thread. Its memory was given back when this returns.
     fn carry_out(&self, io: Io) -> Completion;
 
-    /// Nothing more is ordered, and nobody waits for what is under way: it ends soon.
+    /// Nothing more is ordered, and no caller waits for what is under way: it ends soon.
     fn close(&self) {}
 }
 

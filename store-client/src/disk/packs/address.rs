@@ -24,7 +24,7 @@ pub(crate) struct BucketAddress {
 pub(crate) struct NotABucket;
 
 impl fmt::Display for NotABucket {
-    /// Without the text: whoever writes credentials into it does not want them in a log.
+    /// Without the text: credentials that were written into it do not belong into a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
             "not an address of a bucket: write s3://BUCKET or s3://BUCKET/PREFIX, with a bucket of 3 to 63 \

@@ -43,6 +43,8 @@ pub enum BucketFault {
         /// Bytes that came.
         found: u64,
     },
+    /// So many nodes in a row have begun to take a directory, and none has ended.
+    Unfinished(usize),
     /// Another node has taken this directory of packs.
     Lost,
     /// The disk is being closed.
@@ -52,7 +54,7 @@ pub enum BucketFault {
 }
 
 impl BucketFault {
-    /// Whether the same request may succeed later, without anybody doing anything.
+    /// Whether the same request may succeed later, without a change by an operator.
     #[must_use]
     pub const fn is_passing(&self) -> bool {
         matches!(self, Self::Slow | Self::Timeout | Self::Unreachable(_) | Self::Server(500.., _))
@@ -115,6 +117,11 @@ impl fmt::Display for BucketFault {
             Self::Short { expected, found } => {
                 write!(f, "{found} of {expected} bytes are there: the object was truncated")
             }
+            Self::Unfinished(count) => write!(
+                f,
+                "{count} nodes in a row have begun to take this directory of packs, and none has ended: look for \
+                 errors of buckets in their logs; it can be deleted, with the objects in it"
+            ),
             Self::Lost => f.write_str("another node has taken this directory of packs"),
             Self::Closed => f.write_str("the disk is being closed"),
             Self::Odd(what) => {

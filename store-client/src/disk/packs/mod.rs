@@ -76,7 +76,7 @@ pub(crate) fn check_bucket(path: &Path) -> Result<(), DiskError> {
     if !BucketAddress::is_meant(path) {
         return Ok(());
     }
-    // Without the text: somebody may have written credentials into it.
+    // Without the text, which may have credentials in it.
     let failed = |fault| DiskError::Bucket { path: "s3://".into(), action: "use it", fault };
     if cfg!(not(feature = "s3")) {
         return Err(failed(BucketFault::NoFeature));

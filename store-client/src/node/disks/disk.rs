@@ -77,7 +77,7 @@ pub(super) struct NodeDisk {
     background: Option<JoinHandle<Result<Step, DiskError>>>,
     not_before: Option<Instant>,
     extent_bytes: u64,
-    /// Packs in a bucket that nobody can read.
+    /// Packs in a bucket that no process can read.
     #[cfg(feature = "s3")]
     gone: Option<crate::disk::Gone>,
     service: Option<Arc<DiskService>>,
@@ -314,6 +314,31 @@ impl NodeDisk {
         self.fetch(rpc, mounted, no)
     }
 
+    /// Takes what the thread that opens or takes a directory in a bucket has done. Returns whether that was
+    /// the last step, or whether it goes on without an answer: `None`.
+    fn background_ended(&mut self, place: &Place) -> Result<Option<bool>, DisksError> {
+        match ended(&mut self.background) {
+            None => Ok(Some(false)),
+            // Other disks do not wait for a store that is away.
+            Some(Err(error)) if !self.adopted && !matches!(error, DiskError::Owned { .. }) => {
+                log::warn!("node {}: {error}", place.name);
+                self.not_before = Some(Instant::now() + RETRY);
+                Ok(Some(false))
+            }
+            Some(Err(error)) => Err(error.into()),
+            Some(Ok(Step::Opened(medium))) => {
+                self.medium = Some(medium);
+                Ok(None)
+            }
+            #[cfg(feature = "s3")]
+            Some(Ok(Step::Taken { disk, service, room, refused, gone })) => {
+                (self.room, self.refused, self.gone) = (Some(room), refused, Some(gone));
+                self.mounted(disk, service, place);
+                Ok(Some(true))
+            }
+        }
+    }
+
     /// Opens the disk and mounts it.
     fn mount(
         &mut self,
@@ -321,24 +346,10 @@ impl NodeDisk {
         mounted: &Mounted,
         place: &Place,
     ) -> Result<bool, DisksError> {
-        if self.background.is_some() {
-            match ended(&mut self.background) {
-                None => return Ok(false),
-                // Other disks do not wait for a store that is away.
-                Some(Err(error)) if !self.adopted && !matches!(error, DiskError::Owned { .. }) => {
-                    log::warn!("node {}: {error}", place.name);
-                    self.not_before = Some(Instant::now() + RETRY);
-                    return Ok(false);
-                }
-                Some(Err(error)) => return Err(error.into()),
-                Some(Ok(Step::Opened(medium))) => self.medium = Some(medium),
-                #[cfg(feature = "s3")]
-                Some(Ok(Step::Taken { disk, service, room, refused, gone })) => {
-                    (self.room, self.refused, self.gone) = (Some(room), refused, Some(gone));
-                    self.mounted(disk, service, place);
-                    return Ok(true);
-                }
-            }
+        if self.background.is_some()
+            && let Some(done) = self.background_ended(place)?
+        {
+            return Ok(done);
         }
         let lineage = rpc.welcome().lineage;
         let medium = match self.medium.take() {

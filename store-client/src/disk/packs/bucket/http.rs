@@ -24,8 +24,8 @@ use ureq::http::{Method, StatusCode, header};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Proxy};
 
-/// Most bytes of an answer: an extent, or a page of a list.
-const ANSWER_BYTES_MAX: u64 = 1 << 30;
+/// Most bytes of an answer beyond those that were asked for: an error, a small object, a page of a list.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
 /// Time to connect.
 const CONNECT: Duration = Duration::from_secs(3);
 /// Time of a request, without its bytes.
@@ -181,7 +181,7 @@ impl Service {
         let announced: Option<u64> = announced.and_then(|it| it.to_str().ok()).and_then(|it| it.parse().ok());
         let bytes = match head {
             true => Vec::new(),
-            false => body.with_config().limit(ANSWER_BYTES_MAX).read_to_vec().map_err(no_answer)?,
+            false => body.with_config().limit(wanted + ANSWER_BYTES_MAX).read_to_vec().map_err(no_answer)?,
         };
         if let Some(announced) = announced.filter(|announced| !head && *announced != bytes.len() as u64) {
             let short = NoAnswer::Short(announced, bytes.len() as u64);

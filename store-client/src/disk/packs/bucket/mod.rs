@@ -68,7 +68,10 @@ const SUPERBLOCK_BYTES: usize = 2 * PAGE_BYTES as usize + 32;
 /// Requests of a recovery that are in flight at a time.
 const EXAMINERS: usize = 16;
 
-/// Sequences whose packs nobody can read: the node tells the master.
+/// Owners in a row whose parts count.
+const BEFORE_MAX: usize = 256;
+
+/// Sequences whose packs no process can read: the node tells the master.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gone(Arc<Mutex<BTreeSet<u64>>>);
 
@@ -232,7 +235,7 @@ impl PackBucket {
         Room::of_spool(Arc::clone(&self.slots.spool))
     }
 
-    /// What nobody can read any more.
+    /// What no process can read any more.
     pub(crate) fn gone(&self) -> Gone {
         self.slots.gone.clone()
     }
@@ -244,7 +247,12 @@ impl PackBucket {
     /// `Owned` when another process has taken it since it was opened; or the store refuses.
     pub fn take(&mut self, node: &str) -> Result<(), DiskError> {
         let path = self.path().to_owned();
+        // A node that may not list, or reads only, fails before it has changed anything.
+        self.slots.directory.list().map_err(|fault| failed(&path, "list", fault))?;
         let (mut owner, version) = self.owner.clone();
+        if owner.before.len() >= BEFORE_MAX {
+            return Err(failed(&path, "take", BucketFault::Unfinished(owner.before.len())));
+        }
         // Its parts count until they are those of this owner.
         owner.before.push(std::mem::replace(&mut owner.token, token()?));
         node.clone_into(&mut owner.node);
@@ -277,7 +285,10 @@ impl PackBucket {
             fault => fault,
         })?;
         self.owner = (owner, version);
-        self.delete_parts(&before)?;
+        if let Err(fault) = self.delete_parts(&before) {
+            // They do not count, and go when the directory is taken the next time.
+            log::warn!("{}: parts of former owners are not deleted: {fault}", self.path().display());
+        }
         for refused in &self.refused {
             log::warn!("{refused}");
         }
@@ -321,7 +332,7 @@ impl PackBucket {
         });
         let mut sequences = BTreeSet::new();
         let found = self.examine_all(&objects)?;
-        // In the order of their sequences: where two have the same slot, the room of the older was used again.
+        // In the order of their sequences: where two have the same slot, the older one's room was used again.
         let mut by_slot: BTreeMap<u32, u64> = BTreeMap::new();
         for (sequence, of) in &objects {
             let slot = match found.get(sequence) {

@@ -401,7 +401,7 @@ impl Slots {
         state.dirty = None;
         let parts = std::mem::take(&mut state.parts);
         drop(state);
-        // Parts beside a pack do not count; whoever takes the directory deletes those that are left.
+        // Parts beside a pack do not count; the next owner deletes those that are left.
         parts.iter().for_each(|part| drop(self.directory.delete(part)));
         Ok(())
     }
@@ -473,7 +473,7 @@ impl Slots {
                 Err(fault) => fault,
             };
             if matches!(fault, BucketFault::Missing | BucketFault::Short { .. }) {
-                // Nobody can read it.
+                // No reader can read it.
                 locked(&self.gone.0).insert(sequence);
                 return Err(io::ErrorKind::NotFound.into());
             }

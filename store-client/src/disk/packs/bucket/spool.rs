@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_given_back_and_a_closed_spool_keeps_nobody() {
+    fn room_is_given_back_and_a_closed_spool_keeps_no_thread() {
         let spool = Spool::default();
         assert!(spool.take(SPOOL_BYTES_MAX).is_ok() && !spool.has_room());
         std::thread::scope(|scope| {

@@ -224,7 +224,7 @@ fn a_former_owner_changes_nothing_any_more() {
     store.close(&second, 0, 1).unwrap();
     let pack = store.directory().read(&pack_name(1), 0..PAGE).unwrap();
     assert_eq!(pack.as_ref(), store.header(0, 1));
-    // and nobody has used the sequence of a new one, or ever will.
+    // and no owner has used the sequence of a new one, or ever will.
     store.directory().put(&pack_name(3), store.header(2, 3), &Put::New).unwrap();
     drop(second);
     let third = store.take("c");
