@@ -314,8 +314,8 @@ impl NodeDisk {
         self.fetch(rpc, mounted, no)
     }
 
-    /// Takes what the thread that opens or takes a directory in a bucket has done. Returns whether that was
-    /// the last step, or whether it goes on without an answer: `None`.
+    /// Takes in what the thread has done that opens or takes a directory in a bucket. `None`: it is open, and
+    /// has to be mounted; else whether it is mounted.
     fn background_ended(&mut self, place: &Place) -> Result<Option<bool>, DisksError> {
         match ended(&mut self.background) {
             None => Ok(Some(false)),
