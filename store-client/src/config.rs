@@ -3,6 +3,7 @@
 mod disks;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use store_core::chunks::CHUNK_BYTES;
@@ -11,6 +12,7 @@ use te_engine::Fabrics;
 
 pub use disks::{DiskList, NodeDiskConfig, UnknownDisk};
 
+use crate::disk::check_bucket;
 use crate::error::ConnectError;
 use crate::rpc::{Identity, Masters, RpcConfig};
 use crate::stage::StageConfig;
@@ -61,8 +63,8 @@ pub struct ClientConfig {
     /// nothing is read from disks. Default 1,000.
     pub disk_deadline_ms: u32,
     /// Where this client has the shared directory mounted that nodes write packs to, if not where they have
-    /// it: packs are read from there. `none`: packs are read by their nodes, as other disks are. Default "":
-    /// where the nodes have it.
+    /// it: packs are read from there. Likewise `s3://BUCKET/PREFIX` for the bucket. `none`: packs are read by
+    /// their nodes, as other disks are. Default "": where the nodes have it.
     pub shared: String,
     /// How often a call to the master that may safely be repeated is sent, the first time included. 1 to 255.
     /// Default 3.
@@ -125,7 +127,9 @@ pub struct NodeConfig {
     /// Directories that all hosts mount, for objects that no longer fit into memory, as `DIR` or `DIR:SIZE`,
     /// separated by commas. The node writes packs to a directory of its own below each, which readers read
     /// themselves, with or without the node. With a size the node makes its directory if it has none there.
-    /// Default "".
+    /// `s3://BUCKET/PREFIX:SIZE` is a bucket of an S3-compatible store (feature `s3`), whose endpoint, region
+    /// and credentials nodes and clients have in their environment (`AWS_ENDPOINT_URL` and others). Default
+    /// "".
     pub shared: DiskList,
     /// The name of the cluster, below which the directories of its nodes are in a shared directory:
     /// `DIR/CLUSTER/UUID`. 1 to 128 bytes without `/`. Default "default".
@@ -214,6 +218,7 @@ impl ClientConfig {
         if self.disk_deadline_ms > 60_000 {
             return Err(ConnectError::Config { field: "disk_deadline_ms", need: "must be at most 60000" });
         }
+        check_bucket(Path::new(&self.shared)).map_err(ConnectError::Disk)?;
         if self.engine.requests_per_batch_max < REQUESTS_PER_BATCH_MIN {
             let field = "engine.requests_per_batch_max";
             return Err(ConnectError::Config { field, need: "must be at least 128" });
@@ -277,6 +282,9 @@ impl NodeConfig {
             let need = "must have 1 to 128 bytes, no `/`, and no dot at its beginning";
             return Err(ConnectError::Config { field: "shared_cluster", need });
         }
+        for shared in &self.shared.0 {
+            check_bucket(&shared.path.join(cluster)).map_err(ConnectError::Disk)?;
+        }
         self.stage.validate().map_err(ConnectError::Stage)?;
         if self.capacity_bytes == 0 || usize::try_from(self.capacity_bytes).is_err() {
             return Err(ConnectError::Config { field: "capacity_bytes", need: "must be at least 1" });
@@ -298,6 +306,33 @@ mod tests {
         config.engine.requests_per_batch_max -= 1;
         let refused = config.validate().map_err(|error| error.to_string());
         assert!(refused.is_err_and(|error| error.contains("engine.requests_per_batch_max")));
+    }
+
+    /// What is wrong with a node and with a client that use this bucket.
+    fn with_bucket(address: &str, cluster: &str) -> [Result<(), String>; 2] {
+        let mut node = NodeConfig::new("a", SocketAddr::from(([127, 0, 0, 1], 1)).into(), 1 << 20);
+        node.shared = DiskList(vec![NodeDiskConfig { path: address.into(), bytes: Some(1 << 30) }]);
+        cluster.clone_into(&mut node.shared_cluster);
+        let client = ClientConfig { shared: address.into(), ..ClientConfig::default() };
+        [node.validate(), client.validate()].map(|result| result.map_err(|error| error.to_string()))
+    }
+
+    #[test]
+    #[cfg(not(feature = "s3"))]
+    fn a_bucket_without_the_feature_is_refused_with_its_name() {
+        for refused in with_bucket("s3://kv-cache/p", "default") {
+            assert!(refused.is_err_and(|error| error.contains("feature `s3`")));
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "s3")]
+    fn an_address_of_a_bucket_is_checked_and_what_is_wrong_is_not_repeated() {
+        assert_eq!(with_bucket("s3://kv-cache/p", "default"), [Ok(()), Ok(())]);
+        for refused in with_bucket("s3://key:hidden@kv-cache", "default") {
+            assert!(refused.is_err_and(|error| error.contains("AWS_SECRET") && !error.contains("hidden")));
+        }
+        assert!(with_bucket("s3://kv-cache/p", "a b")[0].is_err());
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A file system that does not answer holds a thread, never the client: what has not come by the deadline is
-//! a miss. The image is verified as everything that is read.
+//! a miss. The image is verified as everything that is read. From packs in a bucket the same threads read,
+//! with a request for each image.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -17,7 +18,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::disk::{AlignedBuffer, PackNames};
+use crate::disk::{AlignedBuffer, BucketAddress, PackNames};
+
+#[cfg(feature = "s3")]
+mod bucket;
+#[cfg(not(feature = "s3"))]
+#[path = "packs/no_bucket.rs"]
+mod bucket;
+
+use bucket::Buckets;
 
 /// Threads at most; they are started when there is something to read.
 const THREADS_MAX: usize = 8;
@@ -26,7 +35,8 @@ const QUEUE_MAX: usize = 4_096;
 /// Packs that a thread keeps open, and for how long.
 const FILES_MAX: usize = 16;
 const FILE_FRESH: Duration = Duration::from_secs(5);
-const STACK_BYTES: usize = 128 << 10;
+/// Where buckets can be read, TLS is in the frames of a thread.
+const STACK_BYTES: usize = if cfg!(feature = "s3") { 1 << 20 } else { 128 << 10 };
 
 /// An object in a pack.
 #[derive(Clone, Debug)]
@@ -43,13 +53,14 @@ pub(crate) struct PackRead {
 /// Why an image was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotRead {
-    /// The directory is not mounted here.
+    /// The directory is not mounted here, or the bucket cannot be reached from here.
     NotMounted,
     /// The directory is there, and the pack is not.
     Vanished,
     /// The pack ends before the image does.
     Short,
-    /// The file system reports an error.
+    /// The file system or the store reports an error; or a bucket has no such pack, which may not be closed
+    /// yet.
     Failed,
 }
 
@@ -68,6 +79,7 @@ pub(crate) struct PackReader {
 struct Shared {
     queue: Mutex<Queue>,
     wake: Condvar,
+    buckets: Buckets,
 }
 
 #[derive(Default)]
@@ -170,7 +182,11 @@ fn serve(shared: &Shared, ended: &Sender<PackEnd>) {
             }
         };
         drop(queue);
-        if ended.send((read.id, files.read(&read))).is_err() {
+        let image = match BucketAddress::is_meant(&read.directory) {
+            true => shared.buckets.read(&read),
+            false => files.read(&read),
+        };
+        if ended.send((read.id, image)).is_err() {
             return;
         }
     }

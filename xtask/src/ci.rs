@@ -55,6 +55,14 @@ impl Plan {
             (plan, _) => plan,
         }
     }
+
+    /// With this command as well.
+    fn and(mut self, cmd: Cmd) -> Self {
+        if let Self::Run(works, _) = &mut self {
+            works.push(Work::Command(cmd));
+        }
+        self
+    }
 }
 
 enum Work {
@@ -196,12 +204,13 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
         step("doctest", "examples in the documentation", 600, commands(["cargo test --workspace --doc"])),
         step(
             "test-features",
-            "the fabrics again, with features that change how they work",
+            "the fabrics again, with features that change how they work; packs in buckets",
             900,
             tests_with_features(
                 host,
                 &["te-core", "te-fabric", "te-metadata", "te-host", "te-tcp", "te-engine"],
-            ),
+            )
+            .and(bucket_tests(host)),
         ),
         step("no-std", "te-core and store-core without std", 300, no_std(host)),
         step("loom", "every interleaving of what is ordered by hand", 900, loom(host)),
@@ -312,6 +321,12 @@ fn tests(host: &Host, selection: &str) -> Plan {
 fn tests_with_features(host: &Host, packages: &[&str]) -> Plan {
     let selection = format!("-p {} {}", packages.join(" -p "), host.all_features(packages));
     tests(host, &selection).noting(host)
+}
+
+/// Packs in buckets, whose server is a dependency of these tests alone.
+fn bucket_tests(host: &Host) -> Cmd {
+    let runner = if host.nextest { "cargo nextest run" } else { "cargo test" };
+    Cmd::new(&format!("{runner} -p store-client --features s3-testkit --lib --test bucket"))
 }
 
 fn lints(host: &Host) -> Plan {

@@ -30,6 +30,7 @@ const AFTER_HELP: &str = "Examples:
   snowskin node --listen 0.0.0.0:7400 --advertise node-7.example
   snowskin node --disk /mnt/nvme0/kv:500GiB               objects that no longer fit into memory go to the disk
   snowskin node --shared /mnt/kv:2TiB                     a directory that all hosts mount: readers need no node
+  snowskin node --shared s3://kv-cache/prod:2TiB          the same in a bucket (feature s3; AWS_… in the environment)
   snowskin node --local auto        and then: snowskin get greeting --local auto
   snowskin node --gateway 127.0.0.1:9005
   snowskin node --drain-on-stop=300                      move all objects to other nodes before it stops

@@ -207,7 +207,10 @@ impl Client {
             if failed == NotRead::NotMounted {
                 let packs = &mut self.staging.packs.not_mounted;
                 if packs.insert(Arc::clone(&directory), Instant::now() + SHUN).is_none() {
-                    log::info!("{}: not mounted here: its node reads it", directory.display());
+                    log::info!(
+                        "{}: not mounted here, or out of reach: its node reads it",
+                        directory.display()
+                    );
                 }
             }
             // A file system may show what its node has just written later than the node does.

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use store_core::disk::OpenError;
 use store_core::disk::format::GeometryError;
 
+use super::packs::BucketFault;
+
 /// Why a disk cannot be formatted, opened or read.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -34,6 +36,15 @@ pub enum DiskError {
         path: PathBuf,
         /// The node: "node a".
         by: String,
+    },
+    /// A bucket did not do what was asked of it.
+    Bucket {
+        /// Its address.
+        path: PathBuf,
+        /// What was to be done: "open", "list".
+        action: &'static str,
+        /// Why it was not.
+        fault: BucketFault,
     },
     /// The file system or the device does not support direct I/O.
     NoDirectIo(PathBuf),
@@ -129,6 +140,9 @@ impl fmt::Display for DiskError {
                 "{}: {by} writes to this directory of packs: stop it, or give this node a name of its own",
                 path.display()
             ),
+            Self::Bucket { path, action, fault } => {
+                write!(f, "{}: cannot {action}: {fault}", path.display())
+            }
             Self::NoDirectIo(path) => write!(
                 f,
                 "{}: this file system does not support direct I/O (O_DIRECT): use ext4, XFS or a block device",
@@ -202,6 +216,7 @@ impl std::error::Error for DiskError {
             Self::Io { error, .. } | Self::System(error) => Some(error),
             Self::Geometry(error) => Some(error),
             Self::Open(error) => Some(error),
+            Self::Bucket { fault, .. } => Some(fault),
             _ => None,
         }
     }

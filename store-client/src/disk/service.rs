@@ -23,7 +23,7 @@ use super::request::{Demote, DiskEvent, Stage, Unsent};
 use super::shared::Shared;
 use super::shell::Shell;
 use super::stats::DiskStats;
-use super::threads::Threads;
+use super::threads::{Medium, Threads};
 
 /// Operations of a disk that are in flight at a time.
 pub const QUEUE_DEPTH: u32 = 32;
@@ -126,8 +126,42 @@ impl DiskService {
         Self::start_packs(packs, disk.map_err(DiskError::Open)?, clock, &options)
     }
 
-    fn start_packs(
-        packs: PackDirectory,
+    /// Formats a directory of packs that [`PackBucket::create`](super::PackBucket::create) has made, and
+    /// starts its thread.
+    ///
+    /// # Errors
+    /// As [`format`](Self::format).
+    #[cfg(feature = "s3")]
+    pub fn format_bucket(
+        packs: super::PackBucket,
+        options: DiskOptions,
+        lineage: u64,
+    ) -> Result<Self, DiskError> {
+        let clock = Clock::new();
+        let (geometry, uuid) = (packs.geometry(), *packs.uuid());
+        let disk = Disk::format(clock.now(), options.disk.clone(), geometry, uuid, lineage);
+        Self::start_packs(packs, disk.map_err(DiskError::Open)?, clock, &options)
+    }
+
+    /// Starts the thread of a directory of packs whose ownership was [taken](super::PackBucket::take), which
+    /// begins with its recovery.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[cfg(feature = "s3")]
+    pub fn open_bucket(
+        packs: super::PackBucket,
+        options: DiskOptions,
+        lineage: u64,
+    ) -> Result<Self, DiskError> {
+        let clock = Clock::new();
+        let (bytes, block) = (packs.bytes(), packs.geometry().block_bytes());
+        let disk = Disk::open(clock.now(), options.disk.clone(), bytes, block, lineage);
+        Self::start_packs(packs, disk.map_err(DiskError::Open)?, clock, &options)
+    }
+
+    fn start_packs<M: Medium>(
+        packs: M,
         disk: Disk,
         clock: Clock,
         options: &DiskOptions,

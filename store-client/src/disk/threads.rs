@@ -14,12 +14,17 @@ use super::sys::Transfer;
 pub(super) trait Medium: Send + Sync + 'static {
     /// What the driver is called in metrics.
     const NAME: &'static str;
+    /// Bytes of the stack of a thread.
+    const STACK_BYTES: usize = STACK_BYTES;
 
     /// Told of every operation before any of those that follow is carried out.
     fn accept(&self, io: &Io);
 
     /// Carries an operation out on the calling thread. Its memory was given back when this returns.
     fn carry_out(&self, io: Io) -> Completion;
+
+    /// Nothing more is ordered, and no caller waits for what is under way: it ends soon.
+    fn close(&self) {}
 }
 
 impl Medium for DiskFile {
@@ -37,7 +42,7 @@ impl Medium for DiskFile {
 const STACK_BYTES: usize = 128 << 10;
 
 /// As many threads as the queue depth, which read and write with `preadv2` and `pwritev2`.
-pub(super) struct Threads<M> {
+pub(super) struct Threads<M: Medium> {
     pool: Arc<Pool<M>>,
     threads: Vec<JoinHandle<()>>,
     /// Operations whose completions were not returned yet.
@@ -73,7 +78,7 @@ impl<M: Medium> Threads<M> {
         let mut driver = Self { pool, threads: Vec::new(), in_flight: 0, ended: VecDeque::new() };
         for at in 0..depth {
             let pool = Arc::clone(&driver.pool);
-            let thread = thread::Builder::new().name(format!("disk-io-{at}")).stack_size(STACK_BYTES);
+            let thread = thread::Builder::new().name(format!("disk-io-{at}")).stack_size(M::STACK_BYTES);
             driver.threads.push(thread.spawn(move || pool.serve())?);
         }
         Ok(driver)
@@ -107,7 +112,7 @@ impl<M: Medium> Driver for Threads<M> {
     }
 }
 
-impl<M> Drop for Threads<M> {
+impl<M: Medium> Drop for Threads<M> {
     /// Idle threads end at once, and the file is closed with its lock. Where operations are in flight nothing
     /// waits for them: their threads end after them, and keep the memory of the operations and the file.
     fn drop(&mut self) {
@@ -116,6 +121,7 @@ impl<M> Drop for Threads<M> {
         queue.waiting.clear();
         drop(queue);
         self.pool.wake.notify_all();
+        self.pool.medium.close();
         if self.in_flight == 0 {
             for thread in self.threads.drain(..) {
                 let _ = thread.join();

@@ -33,6 +33,10 @@
 //! reported, and left as it is. A pack whose footer is missing or damaged was truncated: it counts as open,
 //! so that the recovery keeps what is intact in it.
 
+mod address;
+#[cfg(feature = "s3")]
+mod bucket;
+mod fault;
 mod names;
 mod owner;
 mod room;
@@ -52,11 +56,34 @@ use super::error::DiskError;
 use super::file::geometry;
 use super::sys::AlignedBuffer;
 use super::threads::Medium;
+pub(crate) use address::BucketAddress;
+#[cfg(feature = "s3")]
+pub use bucket::PackBucket;
+#[cfg(feature = "s3")]
+pub(crate) use bucket::{BucketDirectory, Gone, pack_name};
+pub use fault::BucketFault;
 pub use names::PackNames;
 use names::{Kind, SUPERBLOCK, uuid_text};
 use owner::{Lock, Owner};
 pub use room::Room;
 use slots::{Slot, Slots, Stage, first_bytes, sync_directory};
+
+/// Whether this program can use a path, if that is meant to be the address of a bucket.
+///
+/// # Errors
+/// It is none, or this program was built without buckets.
+pub(crate) fn check_bucket(path: &Path) -> Result<(), DiskError> {
+    if !BucketAddress::is_meant(path) {
+        return Ok(());
+    }
+    // Without the text, which may have credentials in it.
+    let failed = |fault| DiskError::Bucket { path: "s3://".into(), action: "use it", fault };
+    if cfg!(not(feature = "s3")) {
+        return Err(failed(BucketFault::NoFeature));
+    }
+    let address = BucketAddress::parse(path);
+    address.map(|_| ()).map_err(|error| failed(BucketFault::Settings(error.to_string())))
+}
 
 /// Blocks of files: what images are padded to.
 const BLOCK_BYTES: u32 = 512;
@@ -142,7 +169,7 @@ impl PackDirectory {
         fs::create_dir_all(&path).map_err(|error| DiskError::io(&path, "create", error))?;
         let lock = Lock::take(&path)?;
         let token = token()?;
-        let owner = Owner { node: node.to_owned(), token: token.clone(), void: Vec::new() };
+        let owner = Owner { node: node.to_owned(), token: token.clone(), ..Owner::default() };
         owner.write(&path).map_err(|error| DiskError::io(&path, "write", error))?;
         let superblock = path.join(SUPERBLOCK);
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&superblock);
@@ -253,12 +280,8 @@ impl PackDirectory {
     /// Whether there is room for what is written.
     #[must_use]
     pub fn room(&self) -> Room {
-        Room {
-            directory: self.slots.directory.clone(),
-            full: Arc::clone(&self.slots.full),
-            wanted: FREE_EXTENTS * u64::from(self.slots.geometry.extent_bytes()),
-            known: None,
-        }
+        let wanted = FREE_EXTENTS * u64::from(self.slots.geometry.extent_bytes());
+        Room::of_directory(self.slots.directory.clone(), Arc::clone(&self.slots.full), wanted)
     }
 
     /// The current superblock, and how many of the two are valid.
@@ -476,6 +499,11 @@ impl Medium for PackDirectory {
 fn superblocks(file: &File, path: &Path) -> Result<(Superblock, u32), DiskError> {
     let bytes =
         first_bytes(file, 2 * PAGE_BYTES as usize).map_err(|error| DiskError::io(path, "read", error))?;
+    newest_superblock(&bytes, path)
+}
+
+/// The current one of two superblocks, and how many of them are valid.
+fn newest_superblock(bytes: &[u8], path: &Path) -> Result<(Superblock, u32), DiskError> {
     let pages = bytes.chunks(PAGE_BYTES as usize);
     let valid: Vec<Superblock> = pages.clone().filter_map(Superblock::decode).collect();
     let count = valid.len() as u32;

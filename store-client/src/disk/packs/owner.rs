@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Ranges of sequences that are void; beyond this the oldest are dropped.
 const VOID_MAX: usize = 256;
 /// Longest file that is read.
-const BYTES_MAX: u64 = 64 << 10;
+pub(super) const BYTES_MAX: u64 = 64 << 10;
 
 /// What the file `owner` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,18 +38,25 @@ pub(super) struct Owner {
     /// Sequences that no owner has used by the time that the directory was taken from it: files with these
     /// were written too late, and do not count.
     pub(super) void: Vec<Range<u64>>,
+    /// In a bucket: former tokens. What was put with these counts as long as it was not put anew.
+    pub(super) before: Vec<String>,
 }
 
 impl Owner {
     pub(super) fn read(directory: &Path) -> io::Result<Self> {
         let mut text = String::new();
         File::open(directory.join(OWNER))?.take(BYTES_MAX).read_to_string(&mut text)?;
+        Ok(Self::parse(&text))
+    }
+
+    pub(super) fn parse(text: &str) -> Self {
         let mut owner = Self::default();
         for line in text.lines() {
             let Some((name, value)) = line.split_once('=') else { continue };
             match name {
                 "node" => value.clone_into(&mut owner.node),
                 "token" => value.clone_into(&mut owner.token),
+                "before" => owner.before.push(value.to_owned()),
                 "void" => {
                     let range = value
                         .split_once('-')
@@ -59,18 +66,25 @@ impl Owner {
                 _ => {}
             }
         }
-        Ok(owner)
+        owner
     }
 
-    /// Replaces the file.
-    pub(super) fn write(&self, directory: &Path) -> io::Result<()> {
+    pub(super) fn text(&self) -> String {
         let mut text = format!("node={}\ntoken={}\npid={}\n", self.node, self.token, std::process::id());
         for range in &self.void {
             text.push_str(&format!("void={}-{}\n", range.start, range.end));
         }
+        for token in &self.before {
+            text.push_str(&format!("before={token}\n"));
+        }
+        text
+    }
+
+    /// Replaces the file.
+    pub(super) fn write(&self, directory: &Path) -> io::Result<()> {
         let path = directory.join(format!("{OWNER}.{}", self.token));
         let mut file = File::create(&path)?;
-        file.write_all(text.as_bytes())?;
+        file.write_all(self.text().as_bytes())?;
         file.sync_all()?;
         fs::rename(&path, directory.join(OWNER))
     }
@@ -155,7 +169,8 @@ mod tests {
     #[test]
     fn an_owner_is_read_as_it_is_written() {
         let directory = tempfile::tempdir().unwrap();
-        let mut owner = Owner { node: "a b".into(), token: "0123".into(), void: Vec::new() };
+        let mut owner = Owner { node: "a b".into(), token: "0123".into(), ..Owner::default() };
+        owner.before = vec!["4567".into(), "89ab".into()];
         owner.add_void(5..5, 0);
         assert!(owner.void.is_empty(), "nothing is void");
         owner.add_void(5..9, 0);

@@ -29,26 +29,43 @@ impl Fullness {
 /// The room of a directory of packs. Others fill the same file system, so it is asked before objects are
 /// taken; a quota shows only when a write fails.
 #[derive(Clone, Debug)]
-pub struct Room {
-    pub(super) directory: PathBuf,
-    pub(super) full: Arc<Fullness>,
-    /// Bytes that have to be free.
-    pub(super) wanted: u64,
-    pub(super) known: Option<(Instant, bool)>,
+pub struct Room(Of);
+
+#[derive(Clone, Debug)]
+enum Of {
+    Directory {
+        directory: PathBuf,
+        full: Arc<Fullness>,
+        /// Bytes that have to be free.
+        wanted: u64,
+        known: Option<(Instant, bool)>,
+    },
+    /// Of a bucket: there is room where what was written before is in it.
+    #[cfg(feature = "s3")]
+    Spool(Arc<super::bucket::Spool>),
 }
 
 impl Room {
+    pub(super) const fn of_directory(directory: PathBuf, full: Arc<Fullness>, wanted: u64) -> Self {
+        Self(Of::Directory { directory, full, wanted, known: None })
+    }
+
+    #[cfg(feature = "s3")]
+    pub(super) const fn of_spool(spool: Arc<super::bucket::Spool>) -> Self {
+        Self(Of::Spool(spool))
+    }
+
     /// Whether objects should be written now.
     pub fn is_there(&mut self) -> bool {
-        if self.full.is_recent() {
-            return false;
-        }
-        match self.known {
-            Some((at, there)) if at.elapsed() < FRESH => there,
-            _ => {
+        match &mut self.0 {
+            #[cfg(feature = "s3")]
+            Of::Spool(spool) => spool.has_room(),
+            Of::Directory { full, .. } if full.is_recent() => false,
+            Of::Directory { known: Some((at, there)), .. } if at.elapsed() < FRESH => *there,
+            Of::Directory { directory, wanted, known, .. } => {
                 // A file system that does not say is tried.
-                let there = sys::free_bytes(&self.directory).is_none_or(|free| free >= self.wanted);
-                self.known = Some((Instant::now(), there));
+                let there = sys::free_bytes(directory).is_none_or(|free| free >= *wanted);
+                *known = Some((Instant::now(), there));
                 there
             }
         }

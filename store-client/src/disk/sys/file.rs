@@ -138,6 +138,20 @@ pub(in crate::disk) fn free_bytes(path: &Path) -> Option<u64> {
     (found.f_blocks > 0).then(|| found.f_bavail.saturating_mul(found.f_frsize))
 }
 
+/// A file in memory, without a name.
+#[cfg(feature = "s3")]
+pub(in crate::disk) fn memory_file() -> io::Result<File> {
+    use std::os::fd::FromRawFd as _;
+
+    // SAFETY: the name ends with NUL.
+    let fd = unsafe { libc::memfd_create(c"snowskin-packs".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new, and nothing else has it.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
 /// Makes everything durable that was written to the file.
 pub(in crate::disk) fn sync_data(file: &File) -> io::Result<()> {
     loop {

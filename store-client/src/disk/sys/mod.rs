@@ -15,6 +15,8 @@ mod transfer;
 
 pub use buffer::AlignedBuffer;
 pub(super) use event::EventFd;
+#[cfg(feature = "s3")]
+pub(super) use file::memory_file;
 pub(super) use file::{Alignment, Kind, alignment, fallocate, free_bytes, kind_of, punch_back, sync_data};
 pub use lent::Lent;
 #[cfg(all(feature = "uring", target_os = "linux"))]

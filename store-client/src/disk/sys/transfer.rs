@@ -68,6 +68,20 @@ impl Transfer {
         transfer
     }
 
+    /// A read of bytes that do not come from a file: they are put into [`Self::received_bytes`], and copied
+    /// to where they belong at the end.
+    #[cfg(feature = "s3")]
+    pub(in crate::disk) fn received(io: Io) -> Self {
+        let bytes = io.work.bytes();
+        Self { io, pieces: Vec::new(), bounce: Some(AlignedBuffer::new(bytes as usize)), bytes }
+    }
+
+    /// As many bytes as were ordered.
+    #[cfg(feature = "s3")]
+    pub(in crate::disk) fn received_bytes(&mut self) -> &mut [u8] {
+        self.bounce.as_deref_mut().unwrap_or_default()
+    }
+
     /// What it does.
     #[cfg(all(feature = "uring", target_os = "linux"))]
     pub(in crate::disk) const fn io(&self) -> &Io {

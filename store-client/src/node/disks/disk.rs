@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use store_core::chunks::stored_len;
 use store_core::disk::format::Stream;
@@ -16,13 +17,13 @@ use store_core::message::{
 use store_core::{ErrorCode, Key, SegmentNo, TenantTag};
 
 use super::lend::lend;
-use super::packs::{self, Medium};
+use super::packs::{self, Medium, ended, in_background, is_bucket};
 use super::source::code_of;
 use super::{DiskKind, DiskReport, DisksError, Place};
 use crate::config::NodeDiskConfig;
 use crate::disk::{
     Caching, Demote, DiskError, DiskEvent, DiskFile, DiskOptions, DiskService, FormatOptions, Lent, NotDone,
-    PackDirectory, Room,
+    Room,
 };
 use crate::error::{ConnectError, RpcError};
 use crate::node::tasks::Mounted;
@@ -34,6 +35,8 @@ const ORDERS_MAX: u32 = 1_024;
 const WRITING_BYTES_MAX: u64 = 256 << 20;
 /// How long a disk that is closed may take to write what it has accepted.
 const CLOSE: Duration = Duration::from_secs(5);
+/// Time between two tries to open a directory in a bucket.
+const RETRY: Duration = Duration::from_secs(3);
 /// Most reports in one request.
 const REPORTS_MAX: usize = 1_024;
 
@@ -43,6 +46,20 @@ enum Report {
     Forgotten { generation: u64 },
     Cleared { ticket: u64 },
     Dropped { from: u64, to: u64 },
+}
+
+/// What a thread has done with the directory in a bucket.
+enum Step {
+    Opened(Medium),
+    /// It is taken, as the disk with this number.
+    #[cfg(feature = "s3")]
+    Taken {
+        disk: SegmentNo,
+        service: DiskService,
+        room: Room,
+        refused: u64,
+        gone: crate::disk::Gone,
+    },
 }
 
 /// A disk and its state.
@@ -56,6 +73,13 @@ pub(super) struct NodeDisk {
     refused: u64,
     /// It was the directory of another node.
     pub(super) adopted: bool,
+    /// A thread opens the directory in a bucket, or takes it.
+    background: Option<JoinHandle<Result<Step, DiskError>>>,
+    not_before: Option<Instant>,
+    extent_bytes: u64,
+    /// Packs in a bucket that no process can read.
+    #[cfg(feature = "s3")]
+    gone: Option<crate::disk::Gone>,
     service: Option<Arc<DiskService>>,
     /// Its number, once it is mounted.
     no: Option<SegmentNo>,
@@ -85,16 +109,21 @@ impl NodeDisk {
         Ok(Self::of(config.path.clone(), DiskKind::Local, Medium::File(file)))
     }
 
-    /// Opens the directory of packs that the node has below a shared directory, or makes one.
-    pub(super) fn shared(config: &NodeDiskConfig, cluster: &str, node: &str) -> Result<Self, ConnectError> {
-        let packs = packs::own(config, cluster, node).map_err(ConnectError::Disk)?;
-        Ok(Self::of(packs.path().to_owned(), DiskKind::Shared, Medium::Packs(packs)))
+    /// Opens the directory of packs that the node has below a shared directory or in a bucket, or makes one.
+    /// It is none of `except`.
+    pub(super) fn shared(
+        config: &NodeDiskConfig,
+        cluster: &str,
+        node: &str,
+        except: &[PathBuf],
+    ) -> Result<Self, ConnectError> {
+        let packs = packs::own(config, cluster, node, except).map_err(ConnectError::Disk)?;
+        Ok(Self::of(packs.path().to_owned(), DiskKind::Shared, packs))
     }
 
     /// Opens the directory of packs of a node that is gone.
     pub(super) fn adopted(path: &Path) -> Result<Self, DiskError> {
-        let packs = PackDirectory::open(path)?;
-        let this = Self::of(path.to_owned(), DiskKind::Shared, Medium::Packs(packs));
+        let this = Self::of(path.to_owned(), DiskKind::Shared, Medium::open(DiskKind::Shared, path)?);
         Ok(Self { adopted: true, ..this })
     }
 
@@ -106,6 +135,11 @@ impl NodeDisk {
             room: None,
             refused: 0,
             adopted: false,
+            background: None,
+            not_before: None,
+            extent_bytes: 1,
+            #[cfg(feature = "s3")]
+            gone: None,
             service: None,
             no: None,
             ready: false,
@@ -157,6 +191,8 @@ impl NodeDisk {
             place.sources.remove(no);
         }
         (self.ready, self.announced, self.clearing) = (false, false, None);
+        // What the thread opens closes again.
+        self.background = None;
         self.found.clear();
         self.writing.clear();
         self.forgetting.clear();
@@ -164,8 +200,8 @@ impl NodeDisk {
         self.reclaims.clear();
         let Some(service) = self.service.take() else { return };
         service.begin_close(CLOSE);
-        let end = std::time::Instant::now() + CLOSE + Duration::from_secs(1);
-        while let Some(left) = end.checked_duration_since(std::time::Instant::now()) {
+        let end = Instant::now() + CLOSE + Duration::from_secs(1);
+        while let Some(left) = end.checked_duration_since(Instant::now()) {
             match service.wait_event(left) {
                 Some(DiskEvent::Closed { clean }) => {
                     if !clean {
@@ -194,7 +230,8 @@ impl NodeDisk {
     pub(super) fn handle_events(&mut self, place: &Place) {
         let Some(service) = self.service.clone() else { return };
         while let Some(event) = service.poll_event() {
-            if let Some(locator) = read_ended(place, &event) {
+            if let Some(locator) = read_ended(place, &event).filter(|locator| self.is_lost_for_good(*locator))
+            {
                 // No other reader could read it either.
                 self.reports.push(Report::Dropped { from: locator, to: locator + 1 });
             }
@@ -242,6 +279,16 @@ impl NodeDisk {
         }
     }
 
+    /// Whether an image that could not be read is not there. A store that does not answer has it still.
+    fn is_lost_for_good(&self, locator: u64) -> bool {
+        #[cfg(feature = "s3")]
+        if let Some(gone) = &self.gone {
+            return gone.has(locator / self.extent_bytes);
+        }
+        let _ = locator;
+        true
+    }
+
     /// Mounts and announces the disk, or reports and fetches. Returns whether there is work under way.
     pub(super) fn work(
         &mut self,
@@ -267,6 +314,31 @@ impl NodeDisk {
         self.fetch(rpc, mounted, no)
     }
 
+    /// Takes in what the thread has done that opens or takes a directory in a bucket. `None`: it is open, and
+    /// has to be mounted; else whether it is mounted.
+    fn background_ended(&mut self, place: &Place) -> Result<Option<bool>, DisksError> {
+        match ended(&mut self.background) {
+            None => Ok(Some(false)),
+            // Other disks do not wait for a store that is away.
+            Some(Err(error)) if !self.adopted && !matches!(error, DiskError::Owned { .. }) => {
+                log::warn!("node {}: {error}", place.name);
+                self.not_before = Some(Instant::now() + RETRY);
+                Ok(Some(false))
+            }
+            Some(Err(error)) => Err(error.into()),
+            Some(Ok(Step::Opened(medium))) => {
+                self.medium = Some(medium);
+                Ok(None)
+            }
+            #[cfg(feature = "s3")]
+            Some(Ok(Step::Taken { disk, service, room, refused, gone })) => {
+                (self.room, self.refused, self.gone) = (Some(room), refused, Some(gone));
+                self.mounted(disk, service, place);
+                Ok(Some(true))
+            }
+        }
+    }
+
     /// Opens the disk and mounts it.
     fn mount(
         &mut self,
@@ -274,12 +346,24 @@ impl NodeDisk {
         mounted: &Mounted,
         place: &Place,
     ) -> Result<bool, DisksError> {
+        if self.background.is_some()
+            && let Some(done) = self.background_ended(place)?
+        {
+            return Ok(done);
+        }
         let lineage = rpc.welcome().lineage;
         let medium = match self.medium.take() {
             Some(medium) => medium,
+            None if self.not_before.is_some_and(|at| at > Instant::now()) => return Ok(false),
+            None if is_bucket(&self.path) => {
+                let (kind, path) = (self.kind, self.path.clone());
+                self.background = in_background(move || Medium::open(kind, &path).map(Step::Opened));
+                return Ok(false);
+            }
             None => Medium::open(self.kind, &self.path)?,
         };
         let (uuid, bytes, extent_bytes) = medium.identity()?;
+        self.extent_bytes = extent_bytes.max(1);
         let shared = match self.kind {
             DiskKind::Local => "",
             DiskKind::Shared => self.path.to_str().unwrap_or_default(),
@@ -316,11 +400,21 @@ impl NodeDisk {
                 (self.room, self.refused) = (Some(packs.room()), packs.refused().len() as u64);
                 DiskService::open_packs(packs, packs::options(), lineage)?
             }
+            #[cfg(feature = "s3")]
+            Medium::Bucket(packs) => {
+                let node = place.name.clone();
+                self.background = in_background(move || take(*packs, &node, lineage, disk));
+                return Ok(false);
+            }
         };
+        self.mounted(disk, service, place);
+        Ok(true)
+    }
+
+    fn mounted(&mut self, disk: SegmentNo, service: DiskService, place: &Place) {
         let service = Arc::new(service);
         place.sources.add(disk, Arc::clone(&service));
         (self.service, self.no) = (Some(service), Some(disk));
-        Ok(true)
     }
 
     /// Announces objects that were found.
@@ -425,6 +519,20 @@ impl NodeDisk {
         }
         Ok(!self.writing.is_empty() || !self.reports.is_empty())
     }
+}
+
+/// Takes a directory in a bucket. The master has agreed: no other node that is alive has it.
+#[cfg(feature = "s3")]
+fn take(
+    mut packs: crate::disk::PackBucket,
+    node: &str,
+    lineage: u64,
+    disk: SegmentNo,
+) -> Result<Step, DiskError> {
+    packs.take(node)?;
+    let (room, refused, gone) = (packs.room(), packs.refused().len() as u64, packs.gone());
+    let service = DiskService::open_bucket(packs, packs::bucket_options(), lineage)?;
+    Ok(Step::Taken { disk, service, room, refused, gone })
 }
 
 /// A read has ended: its job is finished when nothing touches its buffer any more. Returns the locator if the

@@ -20,6 +20,7 @@ mod packs;
 mod source;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,7 +33,7 @@ use te_core::Access;
 use te_engine::{Populate, TransferEngine};
 
 use super::tasks::Mounted;
-use crate::config::NodeConfig;
+use crate::config::{NodeConfig, NodeDiskConfig};
 use crate::disk::DiskStats;
 use crate::error::{ConnectError, RpcError};
 use crate::rpc::{RpcConnection, Standing};
@@ -75,7 +76,7 @@ impl DiskKind {
 #[non_exhaustive]
 pub struct DiskReport {
     /// Where it is.
-    pub path: std::path::PathBuf,
+    pub path: PathBuf,
     /// What it is.
     pub kind: DiskKind,
     /// It belonged to a node that is gone: it is read, and nothing is written to it.
@@ -118,8 +119,14 @@ impl Disks {
             return Ok(None);
         }
         let mut disks = Vec::new();
+        let mut making = Vec::new();
         for each in &config.shared.0 {
-            disks.push(NodeDisk::shared(each, &config.shared_cluster, &config.name)?);
+            if packs::is_bucket(&each.path) {
+                // Memory does not wait for a store.
+                making.push(Making::new(each.clone(), Vec::new()));
+            } else {
+                disks.push(NodeDisk::shared(each, &config.shared_cluster, &config.name, &[])?);
+            }
         }
         for each in &config.disks.0 {
             disks.push(NodeDisk::new(each)?);
@@ -157,6 +164,7 @@ impl Disks {
             config: config.clone(),
             standing,
             disks,
+            making,
             rpc: None,
             mounted: None,
             woken,
@@ -216,12 +224,28 @@ struct Place {
     sources: Arc<Sources>,
 }
 
+/// The node's own directory in a bucket, until it is open.
+struct Making {
+    config: NodeDiskConfig,
+    /// Directories that the master has given to others.
+    except: Vec<PathBuf>,
+    thread: Option<JoinHandle<Result<NodeDisk, ConnectError>>>,
+    not_before: Instant,
+}
+
+impl Making {
+    fn new(config: NodeDiskConfig, except: Vec<PathBuf>) -> Self {
+        Self { config, except, thread: None, not_before: Instant::now() }
+    }
+}
+
 /// State of the thread.
 struct Run {
     place: Place,
     config: NodeConfig,
     standing: Standing,
     disks: Vec<NodeDisk>,
+    making: Vec<Making>,
     orphans: Orphans,
     rpc: Option<RpcConnection>,
     mounted: Option<Mounted>,
@@ -271,6 +295,7 @@ impl Run {
         for disk in &mut self.disks {
             disk.handle_events(&self.place);
         }
+        self.make();
         let Some(mounted) = self.mounted.clone() else { return Ok(IDLE) };
         if Instant::now() < self.retry_at {
             return Ok(IDLE);
@@ -290,7 +315,10 @@ impl Run {
             match disk.work(rpc, &mounted, &self.place) {
                 Ok(busy) => pause = if busy { pause.min(BUSY) } else { pause },
                 Err(error) if disk.is_lost(&error) => {
-                    log::warn!("node {}: {}: {error}", self.place.name, disk.path().display());
+                    // In a bucket, the master alone knows whether the node of a directory is gone.
+                    let expected = disk.adopted && packs::is_bucket(disk.path());
+                    let level = if expected { log::Level::Debug } else { log::Level::Warn };
+                    log::log!(level, "node {}: {}: {error}", self.place.name, disk.path().display());
                     lost = Some(index);
                 }
                 Err(error) => return Err(error),
@@ -298,6 +326,31 @@ impl Run {
         }
         lost.into_iter().for_each(|index| self.let_go(index));
         Ok(pause)
+    }
+
+    /// Opens or makes the node's directories in buckets, until the stores allow it.
+    fn make(&mut self) {
+        for mut making in std::mem::take(&mut self.making) {
+            match packs::ended(&mut making.thread) {
+                Some(Ok(disk)) => {
+                    self.disks.push(disk);
+                    continue;
+                }
+                Some(Err(error)) => {
+                    log::error!("node {}: no directory of packs: {error}", self.place.name);
+                    making.not_before = Instant::now() + LOG_PAUSE;
+                }
+                None if making.thread.is_none() && making.not_before <= Instant::now() => {
+                    let (config, except) = (making.config.clone(), making.except.clone());
+                    let (cluster, name) = (self.config.shared_cluster.clone(), self.config.name.clone());
+                    making.thread =
+                        packs::in_background(move || NodeDisk::shared(&config, &cluster, &name, &except));
+                    making.not_before = Instant::now() + RETRY;
+                }
+                None => {}
+            }
+            self.making.push(making);
+        }
     }
 
     /// A directory of packs belongs to another node, or cannot be used. The node makes another one of its own
@@ -309,7 +362,11 @@ impl Run {
         self.orphans.refused(disk.path().to_owned());
         let config = self.config.shared.0.iter().find(|config| disk.path().starts_with(&config.path));
         if let Some(config) = config.filter(|_| !disk.adopted) {
-            match NodeDisk::shared(config, &self.config.shared_cluster, &self.config.name) {
+            if packs::is_bucket(disk.path()) {
+                self.making.push(Making::new(config.clone(), vec![disk.path().to_owned()]));
+                return;
+            }
+            match NodeDisk::shared(config, &self.config.shared_cluster, &self.config.name, &[]) {
                 Ok(disk) => self.disks.push(disk),
                 Err(error) => log::error!("node {}: no directory of packs: {error}", self.place.name),
             }
