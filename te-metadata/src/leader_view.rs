@@ -41,8 +41,8 @@ impl LeaderView {
         &self.server
     }
 
-    /// Says that `leader` leads, as the view `version`, for `ttl`. Returns whether it is so: not if there is a
-    /// later view.
+    /// Says that `leader` leads, as the view `version`, for `ttl`. Returns whether it is so: not if there is
+    /// a later view.
     ///
     /// # Errors
     /// `Unreachable`, `Refused`.

@@ -185,8 +185,8 @@ impl Leading {
     }
 
     /// Sends new commands to the members that lack them, if an answer may wait for them. Others, such as the
-    /// leases of gets, wait for a command that is sent at once, for the next beat, or until they are many: each
-    /// message costs all processes more than a get does.
+    /// leases of gets, wait for a command that is sent at once, for the next beat, or until they are many:
+    /// each message costs all processes more than a get does.
     pub(super) fn flush(&mut self, actions: &mut VecDeque<Action>) {
         if self.handing.is_some() || self.dependence.changed() > self.history.ends() {
             self.record_commands();

@@ -126,8 +126,8 @@ impl Member {
         self.life
     }
 
-    /// Takes the settings with which it is to lead from its next term on. The epoch, the hash seed, the key of
-    /// handles and the wall time of its start stay.
+    /// Takes the settings with which it is to lead from its next term on. The epoch, the hash seed, the key
+    /// of handles and the wall time of its start stay.
     pub fn set_config(&mut self, config: &MasterConfig) {
         let MasterConfig { epoch, started_wall_ms, handle_key, hash_seed, .. } = self.config;
         self.config = MasterConfig { epoch, started_wall_ms, handle_key, hash_seed, ..config.clone() };

@@ -10,8 +10,8 @@
 //!
 //! A member writes to the connections that it has made, and reads from those that it has accepted: so there
 //! are two between two members, and neither waits for the other. A message is written by the thread that has
-//! it, if it can be written at once; otherwise a thread of the connection does it. Both sides prove the cluster secret. What
-//! cannot be sent is dropped: the protocol sends it again.
+//! it, if it can be written at once; otherwise a thread of the connection does it. Both sides prove the
+//! cluster secret. What cannot be sent is dropped: the protocol sends it again.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};

@@ -268,22 +268,7 @@ impl View {
             ),
         ]);
         if stats.disks > 0 {
-            let away = match stats.disks_away {
-                0 => String::new(),
-                away => format!(", {} of {} away", thousands(away), counted(stats.disks, "disk")),
-            };
-            table.row([
-                "on disks".to_owned(),
-                share(stats.disk_object_bytes, stats.disk_capacity_bytes),
-                format!(
-                    "{} of {}, {}, {} waiting, {} of hits{away}",
-                    size(stats.disk_object_bytes),
-                    size(stats.disk_capacity_bytes),
-                    counted(stats.disk_objects, "object"),
-                    size(stats.disk_backlog_bytes),
-                    share(stats.disk_hits_total, stats.get_hits_total),
-                ),
-            ]);
+            table.row(disks(stats));
         }
         table.row([
             "no room".to_owned(),
@@ -366,6 +351,24 @@ impl View {
             Order::Size => b.2.cmp(&a.2),
         }
     }
+}
+
+/// The tier below memory.
+fn disks(stats: &store_core::Stats) -> [String; 3] {
+    let size = |bytes| ByteSize(bytes).approximate();
+    let away = match stats.disks_away {
+        0 => String::new(),
+        away => format!(", {} of {} away", thousands(away), counted(stats.disks, "disk")),
+    };
+    let line = format!(
+        "{} of {}, {}, {} waiting, {} of hits{away}",
+        size(stats.disk_object_bytes),
+        size(stats.disk_capacity_bytes),
+        counted(stats.disk_objects, "object"),
+        size(stats.disk_backlog_bytes),
+        share(stats.disk_hits_total, stats.get_hits_total),
+    );
+    ["on disks".to_owned(), share(stats.disk_object_bytes, stats.disk_capacity_bytes), line]
 }
 
 const HELP: &str = "  q, Esc           quit
