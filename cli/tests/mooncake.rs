@@ -116,7 +116,7 @@ fn a_master_serves_metadata_as_well_and_warns_about_what_it_lacks() {
         "--enable_http_metadata_server=true",
         &format!("--http_metadata_server_port={metadata}"),
         "--default_kv_lease_ttl=500",
-        "--enable_ha",
+        "--enable_kv_events",
         "--no_such_flag=7",
     ]);
     command.arg0("mooncake_master");
@@ -136,7 +136,7 @@ fn a_master_serves_metadata_as_well_and_warns_about_what_it_lacks() {
     let (code, said) = master.end();
     assert_eq!(code, Some(0));
     assert!(said.contains("mooncake_master: warning: --no_such_flag is not a flag"), "{said}");
-    assert!(said.contains("mooncake_master: warning: --enable_ha=true has no effect"), "{said}");
+    assert!(said.contains("mooncake_master: warning: --enable_kv_events=true has no effect"), "{said}");
 }
 
 #[test]

@@ -260,7 +260,9 @@ impl Key {
 
     /// Whether the value is never shown.
     pub(crate) fn is_secret(&self) -> bool {
-        let named = ["secret", "token", "password", "hash_seed"].iter().any(|word| self.path.contains(word));
+        // A connection string may have a password.
+        let words = ["secret", "token", "password", "hash_seed", "ha.publish"];
+        let named = words.iter().any(|word| self.path.contains(word));
         // A path to a secret is not a secret.
         (named || self.rust_type == "Secret") && !self.rust_type.contains("PathBuf")
     }
