@@ -55,14 +55,6 @@ impl Plan {
             (plan, _) => plan,
         }
     }
-
-    /// With this command as well.
-    fn and(mut self, cmd: Cmd) -> Self {
-        if let Self::Run(works, _) = &mut self {
-            works.push(Work::Command(cmd));
-        }
-        self
-    }
 }
 
 enum Work {
@@ -204,13 +196,12 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
         step("doctest", "examples in the documentation", 600, commands(["cargo test --workspace --doc"])),
         step(
             "test-features",
-            "the fabrics again, with features that change how they work; packs in buckets",
+            "the fabrics again, with features that change how they work",
             900,
             tests_with_features(
                 host,
                 &["te-core", "te-fabric", "te-metadata", "te-host", "te-tcp", "te-engine"],
-            )
-            .and(bucket_tests(host)),
+            ),
         ),
         step("no-std", "te-core and store-core without std", 300, no_std(host)),
         step("loom", "every interleaving of what is ordered by hand", 900, loom(host)),
@@ -232,6 +223,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             600,
             soak_ha(host),
         ),
+        step("buckets", "packs in a bucket of a real S3 server", 900, buckets()),
         step("agreement", "a real replay has the hit rate of the simulation", 300, agreement(host)),
         step(
             "deploy",
@@ -323,10 +315,10 @@ fn tests_with_features(host: &Host, packages: &[&str]) -> Plan {
     tests(host, &selection).noting(host)
 }
 
-/// Packs in buckets, whose server is a dependency of these tests alone.
-fn bucket_tests(host: &Host) -> Cmd {
-    let runner = if host.nextest { "cargo nextest run" } else { "cargo test" };
-    Cmd::new(&format!("{runner} -p store-client --features s3-testkit --lib --test bucket"))
+/// Packs in buckets, whose server is a dependency of these tests alone. With the whole workspace, so that
+/// what was built for its tests is used again.
+fn buckets() -> Plan {
+    commands(["cargo test --workspace --features store-client/s3-testkit --test bucket"])
 }
 
 fn lints(host: &Host) -> Plan {
@@ -346,7 +338,9 @@ fn docs(host: &Host) -> Plan {
 fn feature_sets(host: &Host) -> Plan {
     let mut works = Vec::new();
     for package in &host.packages {
-        let features: Vec<&str> = host.features(package).collect();
+        // What only tests have is built with all features.
+        let features = host.features(package).filter(|feature| *feature != "s3-testkit");
+        let features: Vec<&str> = features.collect();
         if features.is_empty() {
             continue;
         }
