@@ -467,7 +467,17 @@ impl Service {
         let Some(next) = self.next.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let before = self.config.store.clone();
         let MasterConfig { epoch, started_wall_ms, handle_key, hash_seed, .. } = before;
-        let next = MasterConfig { epoch, started_wall_ms, handle_key, hash_seed, ..*next };
+        // The HTTP server and the links have the secrets of the start.
+        let (admin_secret, cluster_secret) = (before.admin_secret.clone(), before.cluster_secret.clone());
+        let next = MasterConfig {
+            epoch,
+            started_wall_ms,
+            handle_key,
+            hash_seed,
+            admin_secret,
+            cluster_secret,
+            ..*next
+        };
         let (how, changes) = (ChangeHow::Start, ConfigChanges::between(&before, &next));
         if let Some(ha) = self.answering.keeper.ha_mut() {
             ha.set_config(&next);

@@ -120,6 +120,12 @@ fn not_changed(before: &store_master::Config, after: &store_master::Config) -> V
         let settings = Settings { master: config.clone(), ..Settings::default() };
         serde_json::to_value(settings).unwrap_or_default()
     };
+    // The trees have no secrets.
+    let secrets = [
+        ("master.store.admin_secret", before.store.admin_secret != after.store.admin_secret),
+        ("master.store.cluster_secret", before.store.cluster_secret != after.store.cluster_secret),
+    ];
+    let secrets = secrets.into_iter().filter(|(_, differs)| *differs).map(|(path, _)| path.to_owned());
     let (before, after) = (tree(before), tree(after));
     let differs = |key: &&keys::Key| {
         key.section() == "master" && before.pointer(&key.pointer()) != after.pointer(&key.pointer())
@@ -129,7 +135,7 @@ fn not_changed(before: &store_master::Config, after: &store_master::Config) -> V
         name == "tenants" || store_core::ConfigChanges::NAMES.contains(&name)
     };
     let paths = keys::all().iter().filter(differs).map(|key| key.path.clone());
-    paths.filter(|path| !changeable(path)).collect()
+    paths.filter(|path| !changeable(path)).chain(secrets).collect()
 }
 
 /// Binds all addresses of a master. The error for an address in use names the flag that chooses another.

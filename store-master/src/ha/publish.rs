@@ -1,5 +1,6 @@
 //! Tells clients that look for a master of Mooncake on Redis which one leads. A thread of its own does it, so
-//! that a server that is slow or away holds nothing up. It is a hint: masters refuse what only a leader does.
+//! that a server that is slow or away holds nothing up. It is a hint: a master that does not lead refuses the
+//! requests of clients that come to it.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
