@@ -165,6 +165,8 @@ pub enum Command<'a> {
     TookOver {
         /// Time since the command before, ns.
         after_ns: u64,
+        /// The former leader had handed over: it granted no lease that is not in the log.
+        handed_over: bool,
     },
     /// The wall time was set.
     Wall {
@@ -316,7 +318,7 @@ mod tests {
             Command::Touched { after_ns: 1 << 40, slot: 1, get: true, objects: Key(&[1, 0, 0, 0x80]) },
             Command::Ended { after_ns: 0, slot: 1 },
             Command::Timeout { after_ns: u64::MAX },
-            Command::TookOver { after_ns: 9 },
+            Command::TookOver { after_ns: 9, handed_over: true },
             Command::Wall { after_ns: 3, wall_ms: 1_700_000_000_000 },
         ]
     }

@@ -112,7 +112,7 @@ impl Opened {
         }
         let changed = standby.reconfigure(store.clone()).map_err(JournalError::Config)?;
         let at = standby.time();
-        let (master, recorder) = standby.lead();
+        let (master, recorder) = standby.lead(false);
         *store = master.config().clone();
         info!(
             dir = %dir.display(),

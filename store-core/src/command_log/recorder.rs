@@ -59,11 +59,12 @@ impl Recorder {
         &mut self,
         master: &mut Master,
         now: Instant,
+        handed_over: bool,
         sessions: impl Iterator<Item = Session>,
     ) {
         let after_ns = self.after_ns(now);
-        self.push(&Command::TookOver { after_ns });
-        master.took_over(now, sessions);
+        self.push(&Command::TookOver { after_ns, handed_over });
+        master.took_over(now, handed_over, sessions);
     }
 
     /// The position of the last command.

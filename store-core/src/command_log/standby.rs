@@ -55,12 +55,13 @@ impl Standby {
     }
 
     /// The master and its log, for the process that leads from here on. The log goes on with
-    /// [`Command::TookOver`].
+    /// [`Command::TookOver`]. `handed_over`: the former leader has granted no lease that is not in the log, and
+    /// grants none any more.
     #[must_use]
-    pub fn lead(self) -> (Master, Recorder) {
+    pub fn lead(self, handed_over: bool) -> (Master, Recorder) {
         let Self { mut master, sessions, lsn, at, .. } = self;
         let mut recorder = Recorder::resume(&mut master, lsn, at);
-        recorder.took_over(&mut master, at, sessions.into_iter().flatten());
+        recorder.took_over(&mut master, at, handed_over, sessions.into_iter().flatten());
         (master, recorder)
     }
 
@@ -106,10 +107,10 @@ impl Standby {
                 let now = self.after(after_ns);
                 self.master.handle_timeout(now);
             }
-            Command::TookOver { after_ns } => {
+            Command::TookOver { after_ns, handed_over } => {
                 let now = self.after(after_ns);
                 let sessions = core::mem::take(&mut self.sessions);
-                self.master.took_over(now, sessions.into_iter().flatten());
+                self.master.took_over(now, handed_over, sessions.into_iter().flatten());
             }
             Command::Wall { after_ns, wall_ms } => {
                 let now = self.after(after_ns);

@@ -17,6 +17,8 @@ pub(super) struct Following {
     pub(super) beat: u64,
     /// Since when the member takes no more commands of this reign, if it does not.
     pub(super) promised: Option<Instant>,
+    /// It has promised because the leader hands over.
+    pub(super) invited: bool,
 }
 
 /// What commands have come to.
@@ -30,7 +32,7 @@ pub(super) enum Appended {
 
 impl Following {
     pub(super) const fn new(now: Instant, reign: Reign, leader: MemberId, standby: Standby) -> Self {
-        Self { reign, leader, standby, heard: now, beat: 0, promised: None }
+        Self { reign, leader, standby, heard: now, beat: 0, promised: None, invited: false }
     }
 
     /// Takes commands that follow the one at `after`. Commands that are here already are skipped; without

@@ -484,7 +484,7 @@ impl Member {
             && following.standby.lsn() == lsn
             && following.beat <= beat;
         if may {
-            following.promised = Some(now);
+            (following.promised, following.invited) = (Some(now), true);
             self.retry_at = now;
         }
     }
@@ -576,11 +576,11 @@ impl Member {
             }
             Role::Following(following) if following.promised.is_some() && following.reign.next() == reign => {
                 self.known = reign;
-                let Following { mut standby, leader, .. } = *following;
+                let Following { mut standby, leader, invited, .. } = *following;
                 // A setting that cannot be changed stays, with all others, as the former leader had them.
                 let _ = standby.reconfigure(self.config.clone());
                 let (after, at) = (standby.lsn(), standby.time());
-                let (master, recorder) = standby.lead();
+                let (master, recorder) = standby.lead(invited);
                 let rules = self.rules;
                 let of = Beginning { reign, master, recorder, record, version, after, at, rules, asked_at };
                 self.lead(now, of);

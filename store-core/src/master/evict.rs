@@ -67,7 +67,7 @@ impl Master {
                 key: Key(entry.key.as_slice()),
                 len: entry.len,
                 company: self.objects.company(index),
-                leased: self.objects.lease_end(index) > now,
+                leased: self.objects.lease_end(index).max(self.lease_floor) > now,
             })
         });
     }
@@ -86,7 +86,8 @@ impl Master {
             (Pin::None, true) => Some(Kept::Group),
             (Pin::None, false) => None,
         };
-        Ok(kept.or((self.objects.lease_end(index) > now).then_some(Kept::Leased)))
+        let leased = self.objects.lease_end(index).max(self.lease_floor) > now;
+        Ok(kept.or(leased.then_some(Kept::Leased)))
     }
 
     /// Changes how long an object is kept.
@@ -217,7 +218,6 @@ impl Master {
     /// The next object to evict, and its tenant: of the tenant that is furthest above its guarantee, as long
     /// as it does not fall below it; else of the tenant that the put is for. [`Self::evict_at`] evicts it.
     pub(super) fn next_victim(&mut self, now: Instant, tenant: Option<TenantNo>) -> Option<(TenantNo, u32)> {
-        // An eviction would free no space.
         if now < self.lease_floor {
             return None;
         }
@@ -241,6 +241,10 @@ impl Master {
 
     /// The object that a tenant's policy evicts next, of those that are not leased.
     pub(super) fn victim_of(&mut self, now: Instant, tenant: TenantNo) -> Option<u32> {
+        // What is evicted is free at once, and may be leased without this leader knowing.
+        if now < self.lease_floor {
+            return None;
+        }
         self.objects.victim(now, tenant, self.config.evictions_per_call_max)
     }
 

@@ -103,6 +103,9 @@ impl Master {
         now: Instant,
         of_use: impl Fn(&Segments, &Placed) -> bool,
     ) -> Option<(Placed, u64)> {
+        if now < self.lease_floor {
+            return None;
+        }
         for _ in 0..self.hot.extras.len().min(LOOKS_MAX) {
             let (index, generation, segment) = self.hot.extras.pop_front()?;
             let entry = self.objects.entry(index);

@@ -220,6 +220,9 @@ impl Master {
     /// Whether the object can be removed, and was not just written or read.
     fn check_clearable(&self, now: Instant, index: u32) -> Result<(), ErrorCode> {
         self.check_removable(now, index)?;
+        if now < self.lease_floor {
+            return Err(ErrorCode::ObjectHasLease);
+        }
         let rested = self.objects.entry(index).time + millis(self.config.lease_ttl_ms) / 2;
         if now < rested { Err(ErrorCode::ObjectHasLease) } else { Ok(()) }
     }

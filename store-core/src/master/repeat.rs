@@ -82,10 +82,17 @@ impl Master {
     }
 
     /// Another process leads from here on. What the former leader has told its peers and not written to the
-    /// log are leases of objects; so no space is reused before the longest of them has ended. Nodes and
-    /// writers have their whole time to connect again.
-    pub(crate) fn took_over(&mut self, now: Instant, sessions: impl Iterator<Item = Session>) {
-        self.lease_floor = self.lease_floor.max(now + self.lease());
+    /// log are leases of objects; so no space is reused before the longest of them has ended, unless it has
+    /// handed over. Nodes and writers have their whole time to connect again.
+    pub(crate) fn took_over(
+        &mut self,
+        now: Instant,
+        handed_over: bool,
+        sessions: impl Iterator<Item = Session>,
+    ) {
+        if !handed_over {
+            self.lease_floor = self.lease_floor.max(now + self.lease());
+        }
         self.nodes.heard_all(now);
         for session in sessions {
             self.lease_bytes = self.lease_bytes.saturating_sub(session.leases.memory_bytes());

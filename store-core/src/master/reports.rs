@@ -99,7 +99,7 @@ impl Master {
         if !entry.is_complete() || !replicas.iter().any(|placed| placed.segment == bad.segment) {
             return Err(ErrorCode::ReplicaNotFound);
         }
-        let (last, leased, until) = (replicas.len() == 1, entry.is_leased(now), entry.leased_until());
+        let (last, until) = (replicas.len() == 1, self.leased_until(now, index));
         self.task_report.bad_reports_total += 1;
         let reports = self.suspects.note(bad.generation, bad.segment, reporter);
         if reports < self.config.tasks.bad_reports_min as usize {
@@ -108,7 +108,7 @@ impl Master {
         self.suspects.forget(bad.generation, bad.segment);
         self.task_report.bad_dropped_total += 1;
         if last {
-            self.drop_from_memory(index, leased.then_some((until, Reason::Leased)));
+            self.drop_from_memory(index, until.map(|until| (until, Reason::Leased)));
             return Ok(Verdict::Gone);
         }
         self.drop_replica(now, index, bad.segment);

@@ -255,6 +255,9 @@ impl Master {
         request: &PlaceRequest<'_>,
         price: &Price,
     ) -> Option<Cleared> {
+        if now < self.lease_floor {
+            return None;
+        }
         self.objects.settle(now);
         // First the tenant's own objects, if it has to give in any case; then those of the tenants furthest
         // above their guarantees.
@@ -361,7 +364,7 @@ impl Master {
     /// Objects of a tenant that can be evicted, enough for `bytes` more and one more object.
     fn own_to_give(&mut self, now: Instant, tenant: TenantNo, bytes: u64) -> Option<Vec<(u32, u64)>> {
         let usage = *self.objects.usage(tenant);
-        if bytes > usage.quota_bytes || usage.quota_objects == 0 {
+        if bytes > usage.quota_bytes || usage.quota_objects == 0 || now < self.lease_floor {
             return None;
         }
         self.objects.settle(now);

@@ -341,9 +341,9 @@ impl Master {
     pub(super) fn drop_replica(&mut self, now: Instant, index: u32, segment: SegmentNo) {
         let entry = self.objects.entry(index);
         let (tenant, len) = (entry.tenant, entry.len);
-        let (leased, until) = (entry.is_leased(now), entry.leased_until());
+        let leased = self.leased_until(now, index);
         let Some(placed) = self.objects.take_replica(index, segment) else { return };
-        if leased {
+        if let Some(until) = leased {
             self.generation += 1;
             self.hold_apart(tenant, self.generation, placed, len, until, Reason::Leased);
         } else {

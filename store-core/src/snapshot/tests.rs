@@ -261,7 +261,7 @@ fn other_settings_are_taken_and_nothing_is_lost() {
         }
         // Leases that were granted for longer still hold: the space of an object that is removed comes back
         // later.
-        master.took_over(at(10), core::iter::empty());
+        master.took_over(at(10), false, core::iter::empty());
         let used = |master: &Master| master.stats().used_bytes;
         let (then, key) = (used(&master), b"member 1");
         master.remove(at(11), &key[..], RemoveMode::Force).unwrap();

@@ -6,23 +6,21 @@ use std::time::Duration;
 
 use store_core::chunks::stored_len;
 use store_core::message::{
-    Beat, Commit, Get, Heartbeat, Mount, MountResponse, MountSegment, NewObject, NodeStatus, Operation, Pin,
-    PutEnd, PutOptions, PutRequest, PutStart, Removal, Remove, Retention,
+    Commit, Existing, Get, NewObject, Operation, Pin, PutEnd, PutOptions, PutRequest, PutStart, Removal,
+    Remove, Replica, Retention,
 };
-use store_core::{ErrorCode, Frame, Incarnation, Key, Kind, NodeId};
+use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo, bound};
 use te_core::Instant;
 
 use crate::checker::{Id, PutId, Request, Response};
-use crate::world::{CLIENTS, Event, LEASE_MS, MEMBERS, Violation, World};
+use crate::nodes::LEN;
+use crate::report::Violation;
+use crate::world::{CLIENTS, Event, LEASE_MS, MEMBERS, World};
 
-/// The number under which the node sends requests.
-pub(crate) const NODE: usize = CLIENTS;
 const KEYS: u64 = 20;
-const SEGMENT_BYTES: u64 = 24 << 10;
+const KEYS_ON_DISKS: u64 = 60;
 /// A request that has no answer by then is repeated at another member.
-const CALL_TIMEOUT: Duration = Duration::from_millis(300);
-/// No operation is begun after this.
-const LAST: Duration = Duration::from_secs(40);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
@@ -36,6 +34,9 @@ enum Phase {
 struct Op {
     key: Vec<u8>,
     len: u64,
+    options: PutOptions,
+    /// The lineage when it began.
+    lineage: u64,
     phase: Phase,
     id: Id,
     put: PutId,
@@ -45,6 +46,13 @@ struct Op {
     /// The latest request was not carried out, because the member does not lead.
     refused: bool,
     sent: Instant,
+    began: Instant,
+}
+
+impl Op {
+    const fn is_get(&self) -> bool {
+        matches!(self.phase, Phase::Get)
+    }
 }
 
 #[derive(Debug)]
@@ -77,15 +85,13 @@ impl Client {
         let (key, call) = (Key(&op.key), self.call);
         match op.phase {
             Phase::Start => {
-                // Nothing is evicted: an object that is gone was removed, or lost.
-                let retention = Retention { pin: Pin::Hard, ..Retention::DEFAULT };
-                let options = PutOptions { retention, ..PutOptions::DEFAULT };
-                let head = PutRequest { nonce: op.nonce, options, writer: self.index as u64 + 1 };
+                let head = PutRequest { nonce: op.nonce, options: op.options, writer: self.index as u64 + 1 };
                 let item = NewObject { key, len: op.len };
                 PutStart::encode_request(&mut out, call, &head, [item].into_iter()).unwrap();
             }
             Phase::End { generation, handle } => {
-                let item = Commit { key, generation, handle, checksum: op.put as u32 };
+                let checksum = bound(generation as u32, &op.key, generation);
+                let item = Commit { key, generation, handle, checksum };
                 PutEnd::encode_request(&mut out, call, &(), [item].into_iter()).unwrap();
             }
             Phase::Get => Get::encode_request(&mut out, call, &(), [key].into_iter()).unwrap(),
@@ -95,24 +101,6 @@ impl Client {
             }
         }
         out
-    }
-}
-
-/// The node. Its memory is not lost when masters change.
-#[derive(Debug, Default)]
-pub(crate) struct Node {
-    member: usize,
-    connection: u64,
-    answered: bool,
-    incarnation: u64,
-    /// The lineage for which it has mounted its memory.
-    mounted: Option<u64>,
-    mounting: bool,
-}
-
-impl Node {
-    pub(crate) fn new() -> Self {
-        Self { answered: true, ..Self::default() }
     }
 }
 
@@ -133,26 +121,62 @@ impl World {
             self.move_on(client);
             return Ok(());
         }
-        if self.now >= Instant::ZERO + LAST {
+        if self.now >= self.phase_end(2) {
             return Ok(());
         }
         // Some keys are requested more often than others.
-        let few = if self.rng.below(2) == 0 { 3 } else { KEYS };
-        let key = format!("key-{}", self.rng.below(few)).into_bytes();
+        let key = if self.has_disks {
+            let few = if self.rng.below(2) == 0 { 12 } else { KEYS_ON_DISKS };
+            // Disks keep the objects of an earlier lineage; removals that they had not confirmed are forgotten.
+            format!("key-{}-{}", self.lineage, self.rng.below(few)).into_bytes()
+        } else {
+            let few = if self.rng.below(2) == 0 { 3 } else { KEYS };
+            format!("key-{}", self.rng.below(few)).into_bytes()
+        };
         self.keys.insert(key.clone());
         let put = self.number();
         let (phase, request) = match self.rng.below(20) {
+            // What is evicted is not there any more, without anybody having removed it.
+            0..7 if self.has_disks => (Phase::Start, Request::Upsert(put)),
             0..7 => (Phase::Start, Request::Put(put)),
             7..16 => (Phase::Get, Request::Get),
             _ => (Phase::Remove, Request::Remove { force: true }),
         };
+        if request != Request::Get {
+            self.settled.remove(&key);
+        }
         let id = self.history.called(client, &key, request, self.now.as_nanos());
         let (len, nonce) = (1 + self.rng.below(3_000), 1 + self.rng.below(u64::from(u32::MAX)) as u32);
-        let sent = self.now;
-        self.clients[client].op =
-            Some(Op { key, len, phase, id, put, nonce, repeated: false, refused: false, sent });
+        let (sent, lineage) = (self.now, self.lineage);
+        let len = if self.has_disks { LEN } else { len };
+        let options = self.put_options();
+        self.clients[client].op = Some(Op {
+            key,
+            len,
+            options,
+            lineage,
+            phase,
+            id,
+            put,
+            nonce,
+            repeated: false,
+            refused: false,
+            sent,
+            began: sent,
+        });
         self.send_request(client);
         Ok(())
+    }
+
+    fn put_options(&mut self) -> PutOptions {
+        if self.has_disks {
+            let replaces = self.rng.below(3) == 0;
+            let existing = if replaces { Existing::REPLACE } else { Existing::Keep };
+            return PutOptions { existing, ..PutOptions::DEFAULT };
+        }
+        // Nothing is evicted: an object that is gone was removed, or lost.
+        let retention = Retention { pin: Pin::Hard, ..Retention::DEFAULT };
+        PutOptions { retention, ..PutOptions::DEFAULT }
     }
 
     /// Sends the request of the current phase.
@@ -183,6 +207,7 @@ impl World {
             if let (Phase::Remove, false) = (op.phase, op.refused) {
                 // A second try could remove another object.
                 self.history.answered(op.id, Response::NotKnown, self.now.as_nanos());
+                self.doubts.insert(op.key.clone(), self.now);
                 this.op = None;
             }
         }
@@ -202,8 +227,8 @@ impl World {
         connection: u64,
         bytes: Option<Vec<u8>>,
     ) -> Result<(), Violation> {
-        if client == NODE {
-            return self.node_answered(connection, bytes);
+        if client >= CLIENTS {
+            return self.node_answered(client - CLIENTS, connection, bytes);
         }
         let this = &self.clients[client];
         if this.connection != connection || this.op.is_none() {
@@ -222,7 +247,7 @@ impl World {
             return Ok(());
         }
         let op = this.op.clone().unwrap();
-        match self.ended(client, &op, &frame) {
+        match self.ended(client, &op, &frame)? {
             Ended::Goes(phase) => {
                 let op = self.clients[client].op.as_mut().unwrap();
                 (op.phase, op.repeated) = (phase, false);
@@ -230,6 +255,9 @@ impl World {
             }
             Ended::Done(response) => {
                 self.history.answered(op.id, response, self.now.as_nanos());
+                if response == Response::NotKnown {
+                    self.doubts.insert(op.key.clone(), self.now);
+                }
                 let this = &mut self.clients[client];
                 this.op = None;
                 let call = this.call;
@@ -240,8 +268,8 @@ impl World {
         Ok(())
     }
 
-    fn ended(&mut self, client: usize, op: &Op, frame: &Frame<'_>) -> Ended {
-        match op.phase {
+    fn ended(&mut self, client: usize, op: &Op, frame: &Frame<'_>) -> Result<Ended, Violation> {
+        Ok(match op.phase {
             Phase::Start => {
                 let answer = PutStart::decode_response(frame).map(|(_, mut answers)| answers.next().unwrap());
                 match answer {
@@ -249,17 +277,20 @@ impl World {
                         let generation = allocation.generation;
                         self.clients[client].puts.insert(generation, op.put);
                         self.history.started(op.put, generation);
+                        let replica = allocation.replicas[0];
+                        self.memory.insert((replica.segment, replica.addr), generation);
                         Ended::Goes(Phase::End { generation, handle: allocation.handle })
                     }
                     // It was not started; or it was, and another master does not know it: it never ends.
                     _ => Ended::Done(Response::Failed),
                 }
             }
-            Phase::End { .. } => {
+            Phase::End { generation, .. } => {
                 let answer = PutEnd::decode_response(frame).map(|(_, mut answers)| answers.next().unwrap());
                 match answer {
                     Ok(Ok(())) => {
                         self.report.puts += 1;
+                        self.settles(client, op, generation);
                         Ended::Done(Response::Done)
                     }
                     // It may have ended at the first try, and been removed since.
@@ -270,6 +301,11 @@ impl World {
             Phase::Get => {
                 let answer = Get::decode_response(frame).map(|(_, mut answers)| answers.next().unwrap());
                 match answer {
+                    // The disks of an earlier lineage have other numbers.
+                    Ok(Ok(_)) if self.has_disks && op.lineage != self.lineage => {
+                        Ended::Done(Response::Failed)
+                    }
+                    Ok(Ok(object)) if self.read(&op.key, &object)?.is_none() => Ended::Done(Response::Failed),
                     Ok(Ok(object)) => {
                         self.report.hits += 1;
                         let put = self.clients.iter().find_map(|c| c.puts.get(&object.generation).copied());
@@ -277,7 +313,7 @@ impl World {
                     }
                     Ok(Err(ErrorCode::ObjectNotFound)) => {
                         self.report.misses += 1;
-                        Ended::Done(Response::NotFound)
+                        Ended::Done(if self.has_disks { Response::Failed } else { Response::NotFound })
                     }
                     _ => Ended::Done(Response::Failed),
                 }
@@ -293,6 +329,18 @@ impl World {
                     _ => Ended::Done(Response::NotKnown),
                 }
             }
+        })
+    }
+
+    /// The key has this object, until something else is asked for; unless somebody else changes it now, or it
+    /// is not known what became of a change.
+    fn settles(&mut self, client: usize, op: &Op, generation: u64) {
+        let changes = |other: &Client| {
+            other.index != client && other.op.as_ref().is_some_and(|it| it.key == op.key && !it.is_get())
+        };
+        let doubtful = self.doubts.get(&op.key).is_some_and(|at| op.began < *at + Duration::from_secs(5));
+        if !self.clients.iter().any(changes) && !doubtful {
+            self.settled.insert(op.key.clone(), generation);
         }
     }
 
@@ -313,9 +361,12 @@ impl World {
             && let Ok((_, mut answers)) = PutStart::decode_response(&frame)
             && let Some(Ok(allocation)) = answers.next()
         {
-            let (start, len) = (allocation.replicas[0].addr, stored_len(op.len));
-            let leased = self.leases.iter().find(|(at, of, _)| *at < start + len && start < at + of);
-            if let Some(leased) = leased {
+            let Replica { segment, addr: start, .. } = allocation.replicas[0];
+            let len = stored_len(op.len);
+            let overlaps = |(on, at, of, _): &&(SegmentNo, u64, u64, Instant)| {
+                *on == segment && *at < start + len && start < at + of
+            };
+            if let Some(leased) = self.leases.iter().find(overlaps) {
                 let text = format!("{start}, {len} bytes, at {now:?}: {leased:?}");
                 return Err(Violation::GivenWhileLeased(text));
             }
@@ -326,66 +377,10 @@ impl World {
         {
             // A reader counts from when it sent the request.
             let until = op.sent + Duration::from_millis(LEASE_MS.into());
-            self.leases.push((object.replicas[0].addr, stored_len(object.len), until));
-        }
-        Ok(())
-    }
-
-    /// The node sends a heartbeat, or mounts its memory.
-    pub(crate) fn beat(&mut self) {
-        self.after(Duration::from_millis(200), Event::Beat);
-        if !std::mem::take(&mut self.node.answered) {
-            self.node.member = (self.node.member + 1) % MEMBERS;
-            self.node.connection = self.number();
-        }
-        let number = self.number();
-        let mut bytes = Vec::new();
-        let (node, key) = (NodeId::new(1), 77);
-        if self.node.mounting || self.node.mounted.is_none() {
-            let Some(epoch) = self.epoch_of(self.node.member) else { return };
-            if !self.node.mounting {
-                self.node.mounting = true;
-                self.node.incarnation += 1;
+            let Replica { segment, addr, .. } = object.replicas[0];
+            if !self.disks.contains_key(&segment) {
+                self.leases.push((segment, addr, stored_len(object.len), until));
             }
-            let incarnation = Incarnation::new(self.node.incarnation);
-            let segment = MountSegment {
-                node,
-                incarnation,
-                name: "n1",
-                endpoint: "n1:9000",
-                len: SEGMENT_BYTES,
-                lineage: epoch,
-                key,
-                ..MountSegment::default()
-            };
-            Mount::encode_request(&mut bytes, number, &segment, std::iter::empty()).unwrap();
-        } else {
-            let beat = Heartbeat { node, incarnation: Incarnation::new(self.node.incarnation), key };
-            Beat::encode_request(&mut bytes, number, &beat, std::iter::empty()).unwrap();
-        }
-        let (member, connection) = (self.node.member, self.node.connection);
-        self.call(NODE, member, connection, bytes);
-    }
-
-    fn node_answered(&mut self, connection: u64, bytes: Option<Vec<u8>>) -> Result<(), Violation> {
-        let Some(bytes) = bytes.filter(|_| connection == self.node.connection) else { return Ok(()) };
-        self.node.answered = true;
-        let (frame, _) = Frame::parse(&bytes).unwrap().unwrap();
-        if frame.header.kind == Kind::Mount as u8 {
-            match Mount::decode_response(&frame) {
-                Ok((MountResponse::Mounted(_), _)) => {
-                    (self.node.mounted, self.node.mounting) = (Some(self.lineage), false);
-                }
-                Ok((MountResponse::Stale { incarnation_min }, _)) => {
-                    self.node.incarnation = incarnation_min.get();
-                }
-                _ => {}
-            }
-        } else if let Ok((NodeStatus::NeedRemount, _)) = Beat::decode_response(&frame) {
-            if self.node.mounted == Some(self.lineage) {
-                return Err(Violation::Forgotten(format!("lineage {} at {:?}", self.lineage, self.now)));
-            }
-            self.node.mounted = None;
         }
         Ok(())
     }

@@ -3,7 +3,8 @@
 use store_core::command_log::{Command, Lsn};
 use store_core::ha::{MemberId, Message, Reign};
 
-use super::{CLIENTS, Event, Lies, MEMBERS, Party, World};
+use super::{CLIENTS, Event, MEMBERS, Party, World};
+use crate::report::Lies;
 
 impl World {
     /// What a broken member would have sent.
@@ -52,6 +53,10 @@ impl World {
         let leader = (0..MEMBERS)
             .find(|at| self.processes[*at].member.as_ref().is_some_and(|member| member.leads().is_some()));
         let index = if self.rng.below(2) == 0 { leader.unwrap_or(index) } else { index };
+        if self.has_disks && self.rng.below(2) == 0 {
+            let node = self.rng.index(self.nodes.len());
+            self.node_crashes(node);
+        }
         match self.rng.below(12) {
             10.. => self.switch_over(leader),
             0..3 => self.crash(index),

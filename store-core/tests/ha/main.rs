@@ -19,6 +19,15 @@
 //! * No more is kept for members than may be.
 //! * When everything works again, there is one leader, and every member is in sync.
 //!
+//! In some simulations there are three nodes with a disk each, and too little memory: objects are copied to
+//! disks, read from there, and copied back. The nodes die, too, and lose what was not synced; disks fail to
+//! write, cannot read what they wrote, give extents up, and stay away for so long that they are cleared. What
+//! must hold then, too:
+//!
+//! * What is read, from memory or from a disk, is what was put; and nothing that was removed comes back.
+//! * At the end, what is on a disk that works and was neither removed nor replaced is found: a change of the
+//!   leader is no reason for a miss.
+//!
 //! Members join by snapshot, in as many chunks as it has, of which some are lost; in some runs the leader
 //! keeps so little of its log that a member which was cut off for a while gets a snapshot again. The leader
 //! is asked to hand over now and then, also while things go wrong.
@@ -31,28 +40,35 @@
 #[path = "../linearizability/checker.rs"]
 mod checker;
 mod clients;
+mod nodes;
+mod report;
 mod switchover;
 mod world;
 
 use std::ops::Range;
 
+use report::{Lies, Report, Violation};
 use te_core::testkit::{on_all_cores, one_seed, seeds};
-use world::{Lies, Report, Violation, World};
+use world::World;
 
 /// Runs a seed. The violation that it shows, if any.
-fn run(seed: u64, lies: Lies) -> Result<Report, Violation> {
-    World::new(seed, lies).run()
+fn run(seed: u64, lies: Lies, disks: bool) -> Result<Report, Violation> {
+    World::new(seed, lies, disks).run()
 }
 
 /// The first seed that shows wrong answers, and not only that something waits for ever.
 fn first_violation(seeds: u64, lies: Lies) -> Option<Violation> {
-    let wrong = |violation: &Violation| !matches!(violation, Violation::NotHealed(_));
-    (0..seeds).find_map(|seed| run(seed, lies).err().filter(wrong))
+    first(seeds, lies, false)
 }
 
-fn run_all(range: Range<u64>) -> Report {
+fn first(seeds: u64, lies: Lies, disks: bool) -> Option<Violation> {
+    let wrong = |violation: &Violation| !matches!(violation, Violation::NotHealed(_));
+    (0..seeds).find_map(|seed| run(seed, lies, disks).err().filter(wrong))
+}
+
+fn run_all(range: Range<u64>, disks: bool) -> Report {
     let mut sum = Report::default();
-    let reports = on_all_cores(range, |seed| match run(seed, Lies::NONE) {
+    let reports = on_all_cores(range, |seed| match run(seed, Lies::NONE, disks) {
         Ok(report) => report,
         Err(violation) => panic!("seed {seed}: {violation:?}"),
     });
@@ -62,10 +78,11 @@ fn run_all(range: Range<u64>) -> Report {
 }
 
 const SEEDS: Range<u64> = 0..200;
+const SEEDS_WITH_DISKS: Range<u64> = 0..60;
 
 #[test]
 fn no_acknowledged_change_is_lost_when_members_die() {
-    let sum = run_all(SEEDS);
+    let sum = run_all(SEEDS, false);
     if one_seed() || seeds(SEEDS) != SEEDS {
         return;
     }
@@ -92,8 +109,34 @@ fn no_acknowledged_change_is_lost_when_members_die() {
 }
 
 #[test]
+fn no_acknowledged_change_is_lost_when_members_and_nodes_with_disks_die() {
+    let sum = run_all(SEEDS_WITH_DISKS, true);
+    if one_seed() || seeds(SEEDS_WITH_DISKS) != SEEDS_WITH_DISKS {
+        return;
+    }
+    let often = [sum.puts, sum.hits, sum.removes, sum.disk_hits, sum.demoted];
+    assert!(often.iter().all(|count| *count > 1_000), "{sum:?}");
+    let some = [
+        sum.takeovers,
+        sum.deposed,
+        sum.node_crashes,
+        sum.adopted,
+        sum.reclaimed,
+        sum.forgotten,
+        sum.promoted,
+        sum.found,
+        sum.compared,
+        sum.loaded,
+    ];
+    assert!(some.iter().all(|count| *count > 50), "{sum:?}");
+    assert!(sum.lineages > 5 && sum.cleared > 5, "{sum:?}");
+}
+
+#[test]
 fn the_same_seed_gives_the_same_run() {
-    assert_eq!(run(7, Lies::NONE).unwrap(), run(7, Lies::NONE).unwrap());
+    for disks in [false, true] {
+        assert_eq!(run(7, Lies::NONE, disks).unwrap(), run(7, Lies::NONE, disks).unwrap());
+    }
 }
 
 #[test]
@@ -142,4 +185,16 @@ fn when_commands_of_an_earlier_reign_are_acknowledged_changes_are_lost() {
 fn when_a_follower_repeats_other_commands_its_state_differs() {
     let found = first_violation(300, Lies::UNTOUCHED);
     assert!(found.is_some(), "{found:?}");
+}
+
+#[test]
+fn when_a_new_leader_does_not_know_removals_that_disks_have_not_confirmed_removed_objects_come_back() {
+    let found = first(300, Lies::TOMBSTONES, true);
+    assert!(found.is_some(), "{found:?}");
+}
+
+#[test]
+fn when_an_extent_is_written_again_before_the_leader_knows_other_bytes_are_read() {
+    let found = first(300, Lies::REUSED, true);
+    assert!(matches!(found, Some(Violation::OtherBytes(_))), "{found:?}");
 }

@@ -7,108 +7,28 @@ use store_core::command_log::Lsn;
 use store_core::ha::{
     Action, Ask, Limits, Member, MemberId, Message, Record, Reign, Rules, Timing, Told, Versioned,
 };
-use store_core::{MasterConfig, Session};
+use store_core::message::{Get, Operation};
+use store_core::{Frame, Key, MasterConfig, SegmentNo, Session};
 use te_core::Instant;
 use te_core::testkit::Rng;
 
 use crate::checker::History;
-use crate::clients::{Client, Node};
+use crate::clients::Client;
+use crate::nodes::Node;
+use crate::report::{Lies, Report, Violation};
 
 #[path = "faults.rs"]
 mod faults;
 
 pub(crate) const MEMBERS: usize = 3;
 pub(crate) const CLIENTS: usize = 4;
-/// How long things go wrong, and how long they are quiet after it.
-const BUSY: Duration = Duration::from_secs(20);
-const QUIET: Duration = Duration::from_secs(25);
+/// How long things go wrong, how long clients go on after it, and how long nothing is asked for at the end.
+const PHASES_S: [u64; 3] = [20, 20, 5];
+/// The same with disks, of which each run does more.
+const PHASES_WITH_DISKS_S: [u64; 3] = [15, 13, 5];
 /// After this, a question to the arbiter has no answer.
 const ASK_TIMEOUT: Duration = Duration::from_millis(300);
 pub(crate) const LEASE_MS: u32 = 2_000;
-
-/// A rule that is broken on purpose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lies(u8);
-
-impl Lies {
-    pub(crate) const NONE: Self = Self(0);
-    /// Members acknowledge what they do not have.
-    pub(crate) const ACKED_BEFORE: Self = Self(1);
-    /// A leader that asks for a smaller record is told that it has it.
-    pub(crate) const DROPPED_BEFORE: Self = Self(2);
-    /// Each member reads a record that names it alone as in sync.
-    pub(crate) const TRUSTED: Self = Self(3);
-    /// The leader hears of beats that no member has acknowledged.
-    pub(crate) const LEASED: Self = Self(4);
-    /// A swap whose answer is lost counts as done.
-    pub(crate) const SWAP_WON: Self = Self(5);
-    /// What a member has acknowledged last is acknowledged once more after it has promised.
-    pub(crate) const PROMISE: Self = Self(6);
-    /// A member acknowledges commands of an earlier reign than the one that it follows.
-    pub(crate) const TERM: Self = Self(7);
-    /// Followers are sent other gets than there were.
-    pub(crate) const UNTOUCHED: Self = Self(9);
-}
-
-#[derive(Debug)]
-#[allow(dead_code, reason = "printed")]
-pub(crate) enum Violation {
-    /// Nothing explains a response.
-    NotLinearizable(String),
-    /// An earlier reign answered after a later one.
-    TwoReigns(String),
-    /// A follower is not as its leader.
-    Diverged(String),
-    /// Space was given out that a reader may read.
-    GivenWhileLeased(String),
-    /// A member has given up state that the record names.
-    GivenUp(String),
-    /// The node was told to mount again, though the lineage is the same.
-    Forgotten(String),
-    /// More is kept than may be.
-    Unbounded(String),
-    /// The end is not as it must be.
-    NotHealed(String),
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Report {
-    pub(crate) puts: u64,
-    pub(crate) hits: u64,
-    pub(crate) misses: u64,
-    pub(crate) removes: u64,
-    pub(crate) repeated: u64,
-    pub(crate) crashes: u64,
-    pub(crate) stops: u64,
-    pub(crate) cuts: u64,
-    pub(crate) takeovers: u64,
-    pub(crate) lineages: u64,
-    pub(crate) deposed: u64,
-    pub(crate) joins: u64,
-    pub(crate) swaps: u64,
-    pub(crate) unknown_swaps: u64,
-    pub(crate) compared: u64,
-    pub(crate) snapshots: u64,
-    pub(crate) loaded: u64,
-    pub(crate) diverged: u64,
-    pub(crate) chunks_lost: u64,
-    pub(crate) behind: u64,
-    pub(crate) switchovers: u64,
-    pub(crate) switched: u64,
-}
-
-impl Report {
-    pub(crate) fn add(&mut self, other: &Self) {
-        macro_rules! add {
-            ($($field:ident),* $(,)?) => { $(self.$field += other.$field;)* };
-        }
-        add!(
-            puts, hits, misses, removes, repeated, crashes, stops, cuts, takeovers, lineages, deposed, joins
-        );
-        add!(swaps, unknown_swaps, compared, snapshots, loaded, diverged, chunks_lost, behind);
-        add!(switchovers, switched);
-    }
-}
 
 /// A process or service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,7 +73,9 @@ pub(crate) enum Event {
         client: usize,
         call: u64,
     },
-    Beat,
+    /// A node does what it does next.
+    Node(usize),
+    NodeBack(usize),
     Flush(usize),
     Trouble,
     /// A process is killed.
@@ -199,12 +121,21 @@ impl Process {
 pub(crate) struct World {
     pub(crate) now: Instant,
     pub(crate) rng: Rng,
-    lies: Lies,
+    pub(crate) lies: Lies,
     processes: Vec<Process>,
     arbiter: Versioned,
     arbiter_away: Instant,
     pub(crate) clients: Vec<Client>,
-    pub(crate) node: Node,
+    pub(crate) has_disks: bool,
+    pub(crate) nodes: Vec<Node>,
+    /// Whose disk has a number.
+    pub(crate) disks: HashMap<SegmentNo, usize>,
+    /// What is in memory: the generation that was written last at each place.
+    pub(crate) memory: HashMap<(SegmentNo, u64), u64>,
+    /// The put that each key has had last, if nothing else was asked for since.
+    pub(crate) settled: HashMap<Vec<u8>, u64>,
+    /// When it was not known last what became of a change of a key.
+    pub(crate) doubts: HashMap<Vec<u8>, Instant>,
     pub(crate) history: History,
     pub(crate) report: Report,
     events: BTreeMap<(Instant, u64), Event>,
@@ -216,7 +147,7 @@ pub(crate) struct World {
     limits: Limits,
     pub(crate) keys: BTreeSet<Vec<u8>>,
     /// Ranges that readers may read, and until when.
-    pub(crate) leases: Vec<(u64, u64, Instant)>,
+    pub(crate) leases: Vec<(SegmentNo, u64, u64, Instant)>,
     pub(crate) lineage: u64,
     /// The lives under which members have last acknowledged something.
     lives: [u64; MEMBERS],
@@ -227,11 +158,11 @@ pub(crate) struct World {
     /// When the last message from one member to another arrives.
     arrives: HashMap<(usize, usize), Instant>,
     /// Prints the messages of members.
-    talks: bool,
+    pub(crate) talks: bool,
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, lies: Lies) -> Self {
+    pub(crate) fn new(seed: u64, lies: Lies, has_disks: bool) -> Self {
         let mut rng = Rng::new(seed);
         let lag_us = if rng.below(3) == 0 { 30_000 } else { 1 };
         let processes = (0..MEMBERS)
@@ -261,7 +192,12 @@ impl World {
             arbiter: Versioned::default(),
             arbiter_away: Instant::ZERO,
             clients: (0..CLIENTS).map(Client::new).collect(),
-            node: Node::new(),
+            has_disks,
+            nodes: Node::all(has_disks),
+            disks: HashMap::new(),
+            memory: HashMap::new(),
+            settled: HashMap::new(),
+            doubts: HashMap::new(),
             history: History::default(),
             report: Report::default(),
             events: BTreeMap::new(),
@@ -282,7 +218,7 @@ impl World {
         for client in 0..CLIENTS {
             this.after(Duration::from_millis(700), Event::Wake { client, call: 0 });
         }
-        this.after(Duration::from_millis(600), Event::Beat);
+        (0..this.nodes.len()).for_each(|node| this.after(Duration::from_millis(600), Event::Node(node)));
         this.after(Duration::from_secs(1), Event::Trouble);
         this.after(Duration::from_secs(1), Event::Compare);
         this
@@ -296,6 +232,8 @@ impl World {
             put_start_discard_timeout_ms: 20_000,
             put_start_release_timeout_ms: 40_000,
             epoch: life as u32,
+            disk_away_ms: 2_000,
+            demote_ahead: if self.has_disks { 0.3 } else { 0.0 },
             hash_seed: self.rng.next(),
             handle_key: [self.rng.next(), self.rng.next()],
             ..MasterConfig::default()
@@ -331,7 +269,13 @@ impl World {
     }
 
     pub(crate) fn is_quiet(&self) -> bool {
-        self.now >= Instant::ZERO + BUSY
+        self.now >= self.phase_end(1)
+    }
+
+    /// When so many phases have ended.
+    pub(crate) fn phase_end(&self, phases: usize) -> Instant {
+        let of = if self.has_disks { PHASES_WITH_DISKS_S } else { PHASES_S };
+        Instant::ZERO + Duration::from_secs(of[..phases].iter().sum())
     }
 
     pub(crate) fn us(&mut self, min: u64, max: u64) -> Duration {
@@ -348,7 +292,7 @@ impl World {
     }
 
     pub(crate) fn run(mut self) -> Result<Report, Violation> {
-        let end = Instant::ZERO + BUSY + QUIET;
+        let end = self.phase_end(3);
         loop {
             let due = |(index, process): (usize, &Process)| {
                 let member = process.member.as_ref().filter(|_| process.stopped.is_none())?;
@@ -390,7 +334,7 @@ impl World {
     }
 
     /// Lets a member that runs do something.
-    fn with(&mut self, index: usize, act: impl FnOnce(&mut Member, Instant)) {
+    pub(crate) fn with(&mut self, index: usize, act: impl FnOnce(&mut Member, Instant)) {
         let process = &mut self.processes[index];
         let local = process.local(self.now);
         if let Some(member) = process.member.as_mut().filter(|_| process.stopped.is_none()) {
@@ -431,7 +375,8 @@ impl World {
             }
             Event::Answer { client, connection, bytes } => self.answer(client, connection, bytes)?,
             Event::Wake { client, call } => self.wake(client, call)?,
-            Event::Beat => self.beat(),
+            Event::Node(node) => self.node_steps(node),
+            Event::NodeBack(node) => self.node_is_back(node),
             Event::Flush(member) => self.with(member, Member::flush),
             Event::Trouble => self.trouble(),
             Event::Dies(index) => self.crash(index),
@@ -469,7 +414,7 @@ impl World {
         let local = process.local(self.now);
         let Some(running) = &mut process.member else { return Ok(()) };
         let mut session = process.sessions.remove(&(client, connection)).unwrap_or_default();
-        let (frame, _) = store_core::Frame::parse(&bytes).unwrap().unwrap();
+        let (frame, _) = Frame::parse(&bytes).unwrap().unwrap();
         let mut out = Vec::new();
         match running.handle(local, &mut session, &frame, &mut out) {
             Ok(lsn) => {
@@ -619,8 +564,13 @@ impl World {
                         self.history.lost(key, self.now.as_nanos());
                     }
                     self.leases.clear();
+                    self.disks.clear();
+                    self.settled.clear();
                 } else {
                     self.report.takeovers += 1;
+                    if self.lies == Lies::TOMBSTONES {
+                        self.forget_tombstones(index);
+                    }
                 }
             }
             Action::Deposed => {
@@ -763,6 +713,7 @@ impl World {
         if let Some(stuck) = self.clients.iter().find(|client| !client.is_idle()) {
             return Err(Violation::NotHealed(stuck.describe()));
         }
+        self.objects_of_disks_are_found()?;
         match self.history.check() {
             Ok(()) => Ok(self.report),
             Err(refusal) => Err(Violation::NotLinearizable(format!(
@@ -770,5 +721,30 @@ impl World {
                 refusal.key, refusal.reason, refusal.story
             ))),
         }
+    }
+
+    /// What is on a disk that works, and was not removed since, is found.
+    fn objects_of_disks_are_found(&mut self) -> Result<(), Violation> {
+        let leads =
+            |process: &Process| process.member.as_ref().is_some_and(|member| member.leads().is_some());
+        let Some(leader) = self.processes.iter().position(leads) else { return Ok(()) };
+        for (key, generation) in self.on_disks() {
+            if self.settled.get(key.as_bytes()) != Some(&generation) {
+                continue;
+            }
+            let (mut request, mut out) = (Vec::new(), Vec::new());
+            Get::encode_request(&mut request, 1, &(), [Key(key.as_bytes())].into_iter()).unwrap();
+            let (frame, _) = Frame::parse(&request).unwrap().unwrap();
+            self.with(leader, |member, now| {
+                member.handle(now, &mut Session::default(), &frame, &mut out).unwrap();
+            });
+            let (frame, _) = Frame::parse(&out).unwrap().unwrap();
+            let answer = Get::decode_response(&frame).map(|(_, mut answers)| answers.next().unwrap());
+            match answer {
+                Ok(Ok(object)) if object.generation == generation => self.report.found += 1,
+                other => return Err(Violation::NotFound(format!("{key}, {generation}: {other:?}"))),
+            }
+        }
+        Ok(())
     }
 }

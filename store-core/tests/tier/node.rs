@@ -21,12 +21,6 @@ pub(crate) struct Image {
     pub(crate) broken: bool,
 }
 
-#[derive(Clone, Debug)]
-pub(crate) struct Forgotten {
-    pub(crate) key: String,
-    pub(crate) synced: bool,
-}
-
 /// An order to write that is under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Write {
@@ -48,7 +42,8 @@ pub(crate) struct Node {
     /// Locators that are still to be announced.
     pub(crate) announce: Vec<u64>,
     pub(crate) images: BTreeMap<u64, Image>,
-    pub(crate) removals: BTreeMap<u64, Forgotten>,
+    /// Generations that were removed, and whether the disk keeps that over a crash.
+    pub(crate) removals: BTreeMap<u64, bool>,
     pub(crate) writing: BTreeMap<u64, Write>,
     next: u64,
 }
@@ -82,7 +77,7 @@ impl Node {
 
     pub(crate) fn sync(&mut self) {
         self.images.values_mut().for_each(|image| image.synced = true);
-        self.removals.values_mut().for_each(|removal| removal.synced = true);
+        self.removals.values_mut().for_each(|synced| *synced = true);
         // A removal that is durable is written into the extents' footers, and goes with them.
     }
 
@@ -102,7 +97,7 @@ impl Node {
         self.writing.clear();
         self.announce.clear();
         self.images.retain(|_, image| image.synced || keeps());
-        self.removals.retain(|_, removal| removal.synced || keeps());
+        self.removals.retain(|_, synced| *synced || keeps());
         // What was lost is not written again at the same place.
         self.next = (self.next / EXTENT + 1) * EXTENT;
     }

@@ -10,7 +10,7 @@ use store_core::{
 };
 use te_core::testkit::Rng;
 
-use crate::node::{EXTENT, Forgotten, Image, LEN, Node, Write};
+use crate::node::{EXTENT, Image, LEN, Node, Write};
 
 const NODES: u64 = 3;
 const KEYS: u64 = 60;
@@ -334,8 +334,7 @@ impl World {
         for (image, answer) in images.iter().zip(answers) {
             self.report.adopted += u64::from(answer == Adoption::Adopted);
             if answer == Adoption::Forget {
-                let removal = Forgotten { key: image.key.clone(), synced: false };
-                node.removals.insert(image.generation, removal);
+                node.removals.insert(image.generation, false);
             }
         }
         node.announce.drain(..count);
@@ -360,9 +359,8 @@ impl World {
                     let write = Write { key: text(key), generation, addr };
                     node.writing.entry(generation).or_insert(write);
                 }
-                DiskOrder::Forget { key, generation, .. } => {
-                    let removal = Forgotten { key: text(key), synced: false };
-                    node.removals.entry(generation).or_insert(removal);
+                DiskOrder::Forget { generation, .. } => {
+                    node.removals.entry(generation).or_insert(false);
                 }
                 DiskOrder::Clear { ticket } => clear = Some(ticket),
             }
@@ -418,10 +416,9 @@ impl World {
     fn confirm_removals(&mut self, at: usize) {
         let lies = self.lie == Lie::ConfirmsAtOnce;
         let removals = self.nodes[at].removals.iter();
-        let durable = removals.filter(|(_, removal)| removal.synced || lies);
-        let durable: Vec<(u64, String)> =
-            durable.map(|(generation, removal)| (*generation, removal.key.clone())).collect();
-        for (generation, _) in durable {
+        let durable = removals.filter(|(_, synced)| **synced || lies);
+        let durable: Vec<u64> = durable.map(|(generation, _)| *generation).collect();
+        for generation in durable {
             self.end(at, DiskEnd::Forgotten { generation });
         }
     }
