@@ -2,19 +2,23 @@
 //!
 //! ```text
 //!   serving thread                   threads of links              thread of the arbiter
-//!     Member ── Send ──▶ outbox ───▶ one per other master
-//!            ◀── inputs ───────────── one per connection
+//!     Member ── Send ──▶ socket
+//!            ── when it is full ────▶ one per other master
+//!            ◀─ socket
+//!            ◀── inputs ───────────── connections that were greeted
 //!            ── Ask ────────────────────────────────────────────▶ etcd, or a directory
 //!            ◀── inputs ──────────────────────────────────────── record, addresses
 //! ```
 //!
 //! Everything that decides is in [`store_core::ha`]. The serving thread never waits for another master or for
-//! the arbiter: what they say comes through one bounded channel, and wakes it.
+//! the arbiter. It reads what masters send itself, because two more threads that wake each other would take
+//! longer than the rest; everything else comes through one bounded channel, and wakes it.
 
 mod arbiter;
 #[cfg(all(test, feature = "etcd"))]
 mod etcd_testkit;
 pub(crate) mod http;
+mod incoming;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod links;
@@ -30,10 +34,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mio::Waker;
+use mio::{Registry, Waker};
 use store_core::command_log::Lsn;
 use store_core::ha::{
-    Action, HandOverError, Limits, Member, MemberId, Message, NotLeading, Reign, Rules, Status, Timing, Told,
+    Action, HandOverError, Limits, Member, MemberId, NotLeading, Reign, Rules, Status, Timing, Told,
 };
 use store_core::message::{NotLeader, encode_not_leader};
 use store_core::{Frame, Kind, Master, Session};
@@ -42,6 +46,7 @@ use tracing::{info, warn};
 use crate::config::{Config, HaConfig};
 use crate::error::{BindError, ConfigError};
 use arbiter::{Address, Arbiter, Asker, FileArbiter};
+use incoming::{AllIncoming, Incoming};
 use links::Links;
 
 /// What other threads may have said that was not heard yet. Connections wait when it is full.
@@ -54,8 +59,8 @@ const SNAPSHOT_PAUSE: Duration = Duration::from_secs(1);
 /// What another thread says.
 #[derive(Debug)]
 pub(crate) enum Input {
-    /// A message of another member.
-    Message(MemberId, Message),
+    /// Another member has connected.
+    Incoming(Incoming),
     /// An answer of the arbiter.
     Told(u64, Told),
     /// Where members are reached.
@@ -79,8 +84,8 @@ impl Inputs {
         self.sender.send(input).is_ok() && self.waker.wake().is_ok()
     }
 
-    fn message(&self, from: MemberId, message: Message) -> bool {
-        self.say(Input::Message(from, message))
+    fn incoming(&self, incoming: Incoming) -> bool {
+        self.say(Input::Incoming(incoming))
     }
 
     fn told(&self, number: u64, told: Told) -> bool {
@@ -152,7 +157,7 @@ impl Joining {
                 "every process that reaches this address can become one of the masters: set a cluster secret"
             );
         }
-        let (inputs, receiver) = Inputs::new(waker);
+        let (inputs, receiver) = Inputs::new(Arc::clone(&waker));
         let secret = config.store.cluster_secret.clone();
         let links = Links::start(listener, &of.cluster_id, secret, me.clone(), inputs.clone())?;
         let arbiter: Box<dyn Arbiter> = arbiter;
@@ -170,6 +175,8 @@ impl Joining {
             idle,
             inputs: receiver,
             links,
+            incoming: AllIncoming::default(),
+            waker,
             asker,
             #[cfg(feature = "redis")]
             publisher,
@@ -365,6 +372,8 @@ pub(crate) struct Ha {
     idle: Master,
     inputs: Receiver<Input>,
     links: Links,
+    incoming: AllIncoming,
+    waker: Arc<Waker>,
     asker: Asker,
     #[cfg(feature = "redis")]
     publisher: Option<publish::Publisher>,
@@ -375,6 +384,9 @@ pub(crate) struct Ha {
 }
 
 impl Ha {
+    /// The first token of connections of other masters.
+    pub(crate) const TOKENS: usize = AllIncoming::FIRST;
+
     /// Takes settings for the time when it leads.
     pub(crate) fn set_config(&mut self, config: &store_core::MasterConfig) {
         self.member.set_config(config);
@@ -480,16 +492,17 @@ impl Ha {
     }
 
     /// Hears what other threads have said, does what is due, and sends what is to be sent. `sessions` are all
-    /// open connections.
+    /// open connections. `registry`: where connections of other masters are registered.
     pub(crate) fn turn<'a>(
         &mut self,
         now: store_core::Instant,
+        registry: &Registry,
         sessions: impl Iterator<Item = &'a Session>,
     ) -> Turned {
         let mut turned = Turned::default();
         for _ in 0..INPUTS_PER_TURN {
             match self.inputs.try_recv() {
-                Ok(Input::Message(from, message)) => self.member.handle_message(now, from, message),
+                Ok(Input::Incoming(incoming)) => self.incoming.add(registry, incoming),
                 Ok(Input::Told(number, told)) => self.member.handle_told(now, number, told),
                 Ok(Input::Members(members)) => self.learn(members),
                 Err(_) => break,
@@ -498,6 +511,10 @@ impl Ha {
             if turned.deposed {
                 return turned;
             }
+        }
+        self.hear(now, &mut turned);
+        if turned.deposed {
+            return turned;
         }
         if self.member.poll_timeout() <= now {
             self.member.handle_timeout(now);
@@ -512,6 +529,26 @@ impl Ha {
         }
         self.act(&mut turned);
         turned
+    }
+
+    /// Another master has sent something. `closed`: it is the last.
+    pub(crate) fn readable(&mut self, token: usize, closed: bool) {
+        self.incoming.ready(token, closed);
+    }
+
+    /// Hears what other masters have sent, until this one does not lead any more.
+    fn hear(&mut self, now: store_core::Instant, turned: &mut Turned) {
+        let mut incoming = std::mem::take(&mut self.incoming);
+        let more = incoming.hear(Instant::now(), |from, message| {
+            self.member.handle_message(now, from, message);
+            self.act(turned);
+            !turned.deposed
+        });
+        self.incoming = incoming;
+        if more {
+            // After requests were served.
+            let _ = self.waker.wake();
+        }
     }
 
     fn learn(&mut self, members: Vec<Address>) {

@@ -183,7 +183,7 @@ impl Service {
             self.answering.now()
         };
         let Keeper::Masters(ha) = &mut self.answering.keeper else { return };
-        let turned = ha.turn(now, self.connections.sessions());
+        let turned = ha.turn(now, self.poll.registry(), self.connections.sessions());
         if turned.deposed {
             // Before anything else: an answer of this reign would be one too many.
             self.connections.close_all(&mut self.answering);
@@ -313,6 +313,10 @@ impl Service {
             match event.token() {
                 TCP | UNIX => accepts = true,
                 WAKE => self.asked = true,
+                Token(index) if index >= Ha::TOKENS => {
+                    let closed = event.is_error() || event.is_read_closed();
+                    self.answering.keeper.ha_mut().into_iter().for_each(|ha| ha.readable(index, closed));
+                }
                 Token(index) => {
                     let ended = event.is_error() || event.is_read_closed() || event.is_write_closed();
                     self.connections.ready(index, event.is_readable(), event.is_writable(), ended);

@@ -9,9 +9,10 @@
 //! ```
 //!
 //! A member writes to the connections that it has made, and reads from those that it has accepted: so there
-//! are two between two members, and neither waits for the other. A message is written by the thread that has
-//! it, if it can be written at once; otherwise a thread of the connection does it. Both sides prove the
-//! cluster secret. What cannot be sent is dropped: the protocol sends it again.
+//! are two between two members, and neither waits for the other. A message is written by the serving thread,
+//! if it can be written at once; otherwise a thread of the connection does it. A thread also greets who
+//! connects; from then on the serving thread reads. Both sides prove the cluster secret. What cannot be sent
+//! is dropped: the protocol sends it again.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
@@ -22,12 +23,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use store_core::command_log::BEHAVIOUR;
-use store_core::ha::{MESSAGE_BYTES_MAX, MESSAGES_VERSION, MemberId, Message};
+use store_core::ha::{MESSAGES_VERSION, MemberId, Message};
 use store_core::{CHALLENGE_BYTES, PROOF_BYTES, Role, Secret};
 use tracing::{debug, info, warn};
 
 use super::Inputs;
 use super::arbiter::{Address, MEMBERS_MAX};
+use super::incoming::{Counted, Incoming};
 use crate::log_limit::LogLimit;
 
 const MAGIC: [u8; 8] = *b"SNOWHA\x00\x01";
@@ -37,7 +39,7 @@ const OUTBOX_BYTES_MAX: usize = 64 << 20;
 const ADDRESS_BYTES_MAX: usize = 4 << 10;
 /// How long connecting, and all of the greeting, may take.
 const GREETING_MAX: Duration = Duration::from_millis(500);
-/// How long the other side may take nothing of a message, or may leave one unfinished.
+/// How long the other side may take nothing of a message.
 const STALL_MAX: Duration = Duration::from_secs(2);
 /// Pause after a connection was not made: at first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -52,11 +54,9 @@ struct Common {
     secret: Secret,
     me: Address,
     stop: AtomicBool,
-    accepted: AtomicUsize,
+    accepted: Arc<AtomicUsize>,
     /// Messages that were dropped because too many waited.
     dropped: AtomicU64,
-    /// The sockets of accepted connections, so that reading from them can be ended.
-    open: Mutex<Vec<(u64, TcpStream)>>,
 }
 
 /// Connections to and from other members. Dropping it closes them.
@@ -123,9 +123,8 @@ impl Links {
             secret,
             me,
             stop: AtomicBool::new(false),
-            accepted: AtomicUsize::new(0),
+            accepted: Arc::default(),
             dropped: AtomicU64::new(0),
-            open: Mutex::default(),
         });
         let theirs = Arc::clone(&common);
         let accept = move || accept(&listener, &theirs, &inputs);
@@ -185,9 +184,6 @@ impl Drop for Links {
         for outbox in self.outboxes.values() {
             lock(&outbox.waiting).stop = true;
             outbox.more.notify_one();
-        }
-        for (_, stream) in lock(&self.common.open).drain(..) {
-            let _ = stream.shutdown(std::net::Shutdown::Both);
         }
         // The thread that accepts sees that it is to stop.
         let _ = TcpStream::connect_timeout(&self.listen, GREETING_MAX);
@@ -378,7 +374,6 @@ fn random() -> io::Result<[u8; CHALLENGE_BYTES]> {
 }
 
 fn accept(listener: &TcpListener, common: &Arc<Common>, inputs: &Inputs) {
-    let mut number = 0;
     loop {
         let accepted = listener.accept();
         if common.stop.load(Ordering::Acquire) {
@@ -392,70 +387,35 @@ fn accept(listener: &TcpListener, common: &Arc<Common>, inputs: &Inputs) {
                 continue;
             }
         };
-        number += 1;
-        if common.accepted.fetch_add(1, Ordering::Relaxed) >= ACCEPTED_MAX {
-            common.accepted.fetch_sub(1, Ordering::Relaxed);
+        let Some(counted) = Counted::enter(&common.accepted, ACCEPTED_MAX) else {
             debug!("a connection of another master was refused: there are too many");
             continue;
-        }
-        if let Ok(clone) = stream.try_clone() {
-            lock(&common.open).push((number, clone));
-        }
-        let (theirs, inputs) = (Arc::clone(common), inputs.clone());
-        let read = move || {
-            if let Err(error) = read(stream, &theirs, &inputs) {
-                debug!(%error, "a connection of another master has ended");
-            }
-            lock(&theirs.open).retain(|(of, _)| *of != number);
-            theirs.accepted.fetch_sub(1, Ordering::Relaxed);
         };
-        if let Err(error) = thread::Builder::new().name("snowskin-link".into()).spawn(read) {
-            lock(&common.open).retain(|(of, _)| *of != number);
-            common.accepted.fetch_sub(1, Ordering::Relaxed);
+        let (theirs, inputs) = (Arc::clone(common), inputs.clone());
+        let greet = move || {
+            if let Err(error) = greeted(stream, counted, &theirs, &inputs)
+                && !theirs.stop.load(Ordering::Acquire)
+            {
+                info!(%error, "a connection to this master's ha.listen was refused");
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("snowskin-link".into()).spawn(greet) {
             warn!(%error, "no thread for a connection of another master");
         }
     }
 }
 
-fn read(mut stream: TcpStream, common: &Common, inputs: &Inputs) -> io::Result<()> {
+/// Greets who connects, and gives the connection to the serving thread.
+fn greeted(mut stream: TcpStream, counted: Counted, common: &Common, inputs: &Inputs) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(GREETING_MAX))?;
     stream.set_write_timeout(Some(GREETING_MAX))?;
-    let from = match welcome(&mut stream, common) {
-        Ok(from) => from,
-        Err(error) => {
-            if !common.stop.load(Ordering::Acquire) {
-                info!(%error, "a connection to this master's ha.listen was refused");
-            }
-            return Err(error);
-        }
-    };
-    let id = MemberId(from.id);
-    if !inputs.members(vec![from]) {
-        return Ok(());
+    let from = welcome(&mut stream, common)?;
+    let incoming = Incoming::new(MemberId(from.id), stream, counted)?;
+    if inputs.members(vec![from]) {
+        inputs.incoming(incoming);
     }
-    let mut bytes = Vec::new();
-    loop {
-        // A member may be silent. What it has begun it must finish.
-        stream.set_read_timeout(None)?;
-        let mut len = [0; 4];
-        stream.read_exact(&mut len[..1])?;
-        stream.set_read_timeout(Some(STALL_MAX))?;
-        stream.read_exact(&mut len[1..])?;
-        let len = u32::from_le_bytes(len) as usize;
-        if len > MESSAGE_BYTES_MAX {
-            return Err(io::Error::other("a message is too long"));
-        }
-        bytes.clear();
-        (&mut stream).take(len as u64).read_to_end(&mut bytes)?;
-        if bytes.len() < len {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let message = Message::decode(&bytes).map_err(io::Error::other)?;
-        if !inputs.message(id, message) {
-            return Ok(());
-        }
-    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -468,6 +428,7 @@ mod tests {
         links: Links,
         me: Address,
         inputs: std::sync::mpsc::Receiver<Input>,
+        incoming: Vec<Incoming>,
         _poll: mio::Poll,
     }
 
@@ -479,21 +440,33 @@ mod tests {
         let (inputs, receiver) = Inputs::new(waker);
         let me = Address { id, rpc: format!("h{id}:1"), link };
         let links = Links::start(listener, cluster, Secret::new(secret), me.clone(), inputs).unwrap();
-        Place { links, me, inputs: receiver, _poll: poll }
+        Place { links, me, inputs: receiver, incoming: Vec::new(), _poll: poll }
     }
 
-    fn message_within(place: &Place, ms: u64) -> Option<(MemberId, Message)> {
-        loop {
-            match place.inputs.recv_timeout(Duration::from_millis(ms)).ok()? {
-                Input::Message(from, message) => return Some((from, message)),
-                _ => continue,
+    fn message_within(place: &mut Place, ms: u64) -> Option<(MemberId, Message)> {
+        let end = Instant::now() + Duration::from_millis(ms);
+        let mut found = None;
+        while found.is_none() && Instant::now() < end {
+            // timing: it waits for what threads do.
+            match place.inputs.recv_timeout(Duration::from_millis(1)) {
+                Ok(Input::Incoming(incoming)) => place.incoming.push(incoming),
+                Ok(_) => continue,
+                Err(_) => {}
             }
+            place.incoming.retain_mut(|incoming| {
+                let heard = incoming.hear(Instant::now(), |from, message| {
+                    found = Some((from, message));
+                    false
+                });
+                heard.is_ok()
+            });
         }
+        found
     }
 
     #[test]
     fn members_that_know_the_secret_hear_each_other_and_others_do_not() {
-        let (mut a, b) = (place(1, "c", b"secret"), place(2, "c", b"secret"));
+        let (mut a, mut b) = (place(1, "c", b"secret"), place(2, "c", b"secret"));
         let long = Message::Append {
             reign: store_core::ha::Reign { lineage: 1, term: 2 },
             after: 3,
@@ -503,35 +476,35 @@ mod tests {
         };
         a.links.send(&b.me, &Message::Empty { version: 9 });
         a.links.send(&b.me, &long);
-        assert_eq!(message_within(&b, 10_000), Some((MemberId(1), Message::Empty { version: 9 })));
-        assert_eq!(message_within(&b, 10_000), Some((MemberId(1), long)));
+        assert_eq!(message_within(&mut b, 10_000), Some((MemberId(1), Message::Empty { version: 9 })));
+        assert_eq!(message_within(&mut b, 10_000), Some((MemberId(1), long)));
 
         for (id, cluster, secret) in [(3, "c", &b"other"[..]), (4, "d", b"secret"), (5, "c", b"")] {
             let mut intruder = place(id, cluster, secret);
             intruder.links.send(&b.me, &Message::Empty { version: 1 });
-            assert_eq!(message_within(&b, 300), None, "{id}");
+            assert_eq!(message_within(&mut b, 300), None, "{id}");
             // It does not listen to us either.
             a.links.send(&intruder.me, &Message::Empty { version: 1 });
-            assert_eq!(message_within(&intruder, 300), None, "{id}");
+            assert_eq!(message_within(&mut intruder, 300), None, "{id}");
         }
     }
 
     #[test]
     fn a_member_that_comes_back_at_another_address_is_reached() {
-        let (mut a, b) = (place(1, "c", b"s"), place(2, "c", b"s"));
+        let (mut a, mut b) = (place(1, "c", b"s"), place(2, "c", b"s"));
         a.links.send(&b.me, &Message::Empty { version: 1 });
-        assert!(message_within(&b, 10_000).is_some());
+        assert!(message_within(&mut b, 10_000).is_some());
         drop(b);
-        let b = place(2, "c", b"s");
+        let mut b = place(2, "c", b"s");
         a.links.send(&b.me, &Message::Empty { version: 2 });
-        assert_eq!(message_within(&b, 10_000), Some((MemberId(1), Message::Empty { version: 2 })));
+        assert_eq!(message_within(&mut b, 10_000), Some((MemberId(1), Message::Empty { version: 2 })));
     }
 
     #[test]
     fn a_member_with_another_number_than_it_was_announced_with_is_not_taken_for_it() {
-        let (mut a, b) = (place(1, "c", b"s"), place(2, "c", b"s"));
+        let (mut a, mut b) = (place(1, "c", b"s"), place(2, "c", b"s"));
         let wrong = Address { id: 9, ..b.me.clone() };
         a.links.send(&wrong, &Message::Empty { version: 1 });
-        assert_eq!(message_within(&b, 300), None);
+        assert_eq!(message_within(&mut b, 300), None);
     }
 }
