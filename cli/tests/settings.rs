@@ -100,3 +100,28 @@ fn a_master_reads_its_settings_again_on_sighup() {
     master.reload("[master.store]\ndemote_ahead = 0.1\n", "/demote_ahead", &Value::from(0.1));
     assert_eq!(master.daemon.terminate(), Some(0));
 }
+
+#[test]
+fn secrets_stay_those_of_the_start_when_the_file_has_others() {
+    let master = Master::start("[master.store]\nadmin_secret = \"first\"\n");
+    let set = |secret: &str| {
+        let mut command = snowskin(&["admin", "config", "set", "disk_away_ms=7"]);
+        command.env("SNOWSKIN_MASTER", &master.address).env("SNOWSKIN_ADMIN_SECRET", secret);
+        command.output().unwrap()
+    };
+    fs::write(
+        master.dir.path().join("snowskin.toml"),
+        "[master.store]\nadmin_secret = \"second\"\ndemote_ahead = 0.4\n",
+    )
+    .unwrap();
+    signal(master.daemon.child.id(), "HUP");
+    common::eventually("the settings are read again", || {
+        let mut show = snowskin(&["admin", "config", "--json"]);
+        show.env("SNOWSKIN_MASTER", &master.address).env("SNOWSKIN_ADMIN_SECRET", "first");
+        json(&show.output().unwrap()).pointer("/demote_ahead") == Some(&Value::from(0.4))
+    });
+    assert_exit(&set("first"), 0);
+    let refused = set("second");
+    assert_ne!(refused.status.code(), Some(0), "{}", stdout(&refused));
+    assert!(stderr(&refused).contains("secret"), "{}", stderr(&refused));
+}

@@ -192,7 +192,12 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
         step("msrv", "the oldest supported compiler", 600, msrv(host)),
         step("doc", "documentation without warnings", 600, docs(host)),
         step("test", "unit, property, conformance and process tests", 900, tests(host, "--workspace")),
-        step("seeds", "simulations of disks and of several masters, 2,000 seeds each", 900, simulations()),
+        step(
+            "seeds",
+            "simulations of several masters and of disks, together and each alone",
+            900,
+            simulations(),
+        ),
         step("doctest", "examples in the documentation", 600, commands(["cargo test --workspace --doc"])),
         step(
             "test-features",
@@ -274,10 +279,18 @@ fn soak_ha(host: &Host) -> Plan {
 
 /// The tests run fewer seeds of these. Other tests with the same names of files have no such tests.
 fn simulations() -> Plan {
-    let test = Cmd::new("cargo test --workspace --test ha --test tier --test disk --")
-        .words("no_acknowledged_change_is_lost no_removed_object_comes_back whatever_")
-        .env("SNOWSKIN_SEEDS", std::env::var("SNOWSKIN_SEEDS").unwrap_or_else(|_| "2000".to_owned()));
-    Plan::Run(vec![Work::Command(test)], String::new())
+    let seeds = std::env::var("SNOWSKIN_SEEDS");
+    let test = |line: &str, most: &str| {
+        let test = Cmd::new(&format!("cargo test --workspace {line}"));
+        Work::Command(test.env("SNOWSKIN_SEEDS", seeds.clone().unwrap_or_else(|_| most.to_owned())))
+    };
+    let works = vec![
+        test("--test ha -- members_and_nodes_with_disks", "2000"),
+        test("--test disk -- whatever_", "2000"),
+        // Both are parts of the first.
+        test("--test ha --test tier -- when_members_die no_removed_object_comes_back", "500"),
+    ];
+    Plan::Run(works, "2,000 seeds of masters with nodes and disks, and of a disk that fails".to_owned())
 }
 
 fn alerts(host: &Host) -> Plan {
@@ -318,7 +331,10 @@ fn tests_with_features(host: &Host, packages: &[&str]) -> Plan {
 /// Packs in buckets, whose server is a dependency of these tests alone. With the whole workspace, so that
 /// what was built for its tests is used again.
 fn buckets() -> Plan {
-    commands(["cargo test --workspace --features store-client/s3-testkit --test bucket"])
+    commands([
+        "cargo test --workspace --features store-client/s3-testkit --test bucket",
+        "cargo test --workspace --features store-client/s3-testkit --lib -- bucket",
+    ])
 }
 
 fn lints(host: &Host) -> Plan {
