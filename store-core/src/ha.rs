@@ -34,7 +34,8 @@
 //!   sync. An answer of the arbiter that is lost is asked for again, and never guessed.
 //! * **R7, begin.** A new leader first repeats [`TookOver`](crate::command_log::Command::TookOver): time does
 //!   not go back, every node has its whole time to live, and no space is reused before every lease has ended
-//!   that the former leader may have granted. A leader that has handed over has written all of them to the log.
+//!   that the former leader may have granted. A leader that has handed over has written all of them to the
+//!   log.
 //! * **R8, depose.** A leader that learns of a later reign discards the answers that wait, and joins.
 //! * **R9, begin anew.** A new lineage begins, with nothing, when every member that the record names has said
 //!   that it has no state, or when the record has named the leader alone for [`Timing::unclean`] and the

@@ -55,8 +55,8 @@ impl Standby {
     }
 
     /// The master and its log, for the process that leads from here on. The log goes on with
-    /// [`Command::TookOver`]. `handed_over`: the former leader has granted no lease that is not in the log, and
-    /// grants none any more.
+    /// [`Command::TookOver`]. `handed_over`: the former leader has granted no lease that is not in the log,
+    /// and grants none any more.
     #[must_use]
     pub fn lead(self, handed_over: bool) -> (Master, Recorder) {
         let Self { mut master, sessions, lsn, at, .. } = self;

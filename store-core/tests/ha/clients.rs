@@ -127,7 +127,7 @@ impl World {
         // Some keys are requested more often than others.
         let key = if self.has_disks {
             let few = if self.rng.below(2) == 0 { 12 } else { KEYS_ON_DISKS };
-            // Disks keep the objects of an earlier lineage; removals that they had not confirmed are forgotten.
+            // Disks keep the objects of an earlier lineage, and not removals that they had not confirmed.
             format!("key-{}-{}", self.lineage, self.rng.below(few)).into_bytes()
         } else {
             let few = if self.rng.below(2) == 0 { 3 } else { KEYS };
@@ -136,7 +136,7 @@ impl World {
         self.keys.insert(key.clone());
         let put = self.number();
         let (phase, request) = match self.rng.below(20) {
-            // What is evicted is not there any more, without anybody having removed it.
+            // What is evicted is not there any more, though no client has removed it.
             0..7 if self.has_disks => (Phase::Start, Request::Upsert(put)),
             0..7 => (Phase::Start, Request::Put(put)),
             7..16 => (Phase::Get, Request::Get),
@@ -332,8 +332,8 @@ impl World {
         })
     }
 
-    /// The key has this object, until something else is asked for; unless somebody else changes it now, or it
-    /// is not known what became of a change.
+    /// The key has this object, until something else is asked for; unless another client changes it now,
+    /// or it is not known what became of a change.
     fn settles(&mut self, client: usize, op: &Op, generation: u64) {
         let changes = |other: &Client| {
             other.index != client && other.op.as_ref().is_some_and(|it| it.key == op.key && !it.is_get())

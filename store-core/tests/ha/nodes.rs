@@ -1,4 +1,4 @@
-//! Nodes, which lend memory to whoever leads. In some simulations they have a disk each, die, and come back
+//! Nodes, which lend memory to the leader. In some simulations they have a disk each, die, and come back
 //! with what their disks have kept.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -279,7 +279,7 @@ impl World {
         encode::<Mount>(number, &segment, std::iter::empty())
     }
 
-    /// What happens at a node without anybody asking: writes and syncs end, and removals are durable.
+    /// What happens at a node without a request: writes and syncs end, and removals are durable.
     fn node_works(&mut self, index: usize) {
         let writes: Vec<Write> = self.nodes[index].on.writing.values().cloned().collect();
         for write in writes {
@@ -492,7 +492,7 @@ impl World {
                 }
                 None => self.memory.get(&(source.segment, source.addr)).copied(),
             };
-            // Whoever copies compares checksums.
+            // A copy is compared with its checksum.
             let result = if content == Some(order.generation) && self.rng.below(6) > 0 {
                 self.memory.insert((order.segment, order.addr), order.generation);
                 self.report.promoted += 1;
@@ -507,8 +507,8 @@ impl World {
         }
     }
 
-    /// Whether a client can read an object where it is said to be. `None`: it is not there any more, or cannot
-    /// be reached.
+    /// Whether a client can read an object where it is said to be. `None`: it is not there any more, or
+    /// cannot be reached.
     pub(crate) fn read(&mut self, key: &[u8], object: &Object) -> Result<Option<()>, Violation> {
         let (replica, generation) = (object.replicas[0], object.generation);
         let text = |what: &dyn std::fmt::Debug| {

@@ -123,8 +123,10 @@ impl Incoming {
         if self.start == self.end && self.bytes.len() > KEPT_BYTES {
             self.bytes = Vec::new();
         }
-        self.bytes.copy_within(self.start..self.end, 0);
-        (self.start, self.end) = (0, self.end - self.start);
+        if self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
         if self.bytes.len() < self.end + CALL_BYTES {
             self.bytes.resize(2 * self.end + CALL_BYTES, 0);
         }
@@ -199,5 +201,103 @@ impl AllIncoming {
             }
         }
         more
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+
+    use store_core::ha::Reign;
+
+    use super::*;
+
+    /// A connection, and where the other side writes.
+    fn pair() -> (Incoming, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let counted = Counted::enter(&Arc::default(), 1).unwrap();
+        let incoming = Incoming::new(MemberId(7), listener.accept().unwrap().0, counted).unwrap();
+        (incoming, theirs)
+    }
+
+    fn encoded(message: &Message) -> Vec<u8> {
+        let mut bytes = vec![0; HEAD];
+        message.encode(&mut bytes);
+        let len = (bytes.len() - HEAD) as u32;
+        bytes[..HEAD].copy_from_slice(&len.to_le_bytes());
+        bytes
+    }
+
+    /// Hears until there are so many messages, or an error.
+    fn hear(incoming: &mut Incoming, many: usize) -> io::Result<Vec<Message>> {
+        let mut heard = Vec::new();
+        let end = Instant::now() + Duration::from_secs(10);
+        while heard.len() < many && Instant::now() < end {
+            incoming.hear(Instant::now(), |from, message| {
+                assert_eq!(from, MemberId(7));
+                heard.push(message);
+                heard.len() < many
+            })?;
+        }
+        Ok(heard)
+    }
+
+    #[test]
+    fn messages_that_come_in_pieces_or_together_are_heard_in_order() {
+        let (mut incoming, mut theirs) = pair();
+        let reign = Reign { lineage: 1, term: 2 };
+        let long = vec![9; 3 << 20];
+        let long = Message::Append { reign, after: 3, commands: long, beat: 4, digest: None };
+        let messages = [Message::Empty { version: 1 }, long, Message::Empty { version: 2 }];
+        let bytes: Vec<u8> = messages.iter().flat_map(encoded).collect();
+        let writer = std::thread::spawn(move || {
+            for piece in [&bytes[..1], &bytes[1..3], &bytes[3..9], &bytes[9..]] {
+                theirs.write_all(piece).unwrap();
+            }
+            theirs
+        });
+        assert_eq!(hear(&mut incoming, 3).unwrap(), messages);
+        drop(writer.join().unwrap());
+        incoming.closed = true;
+        let ended = hear(&mut incoming, 1).unwrap_err();
+        assert_eq!(ended.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn what_is_no_message_ends_the_connection() {
+        let too_long = ((MESSAGE_BYTES_MAX + 1) as u32).to_le_bytes().to_vec();
+        let unknown = [&4_u32.to_le_bytes()[..], &[0xff; 4]].concat();
+        let empty = 0_u32.to_le_bytes().to_vec();
+        for bytes in [too_long, unknown, empty] {
+            let (mut incoming, mut theirs) = pair();
+            theirs.write_all(&bytes).unwrap();
+            assert!(hear(&mut incoming, 1).is_err(), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_left_unfinished_ends_the_connection() {
+        let (mut incoming, mut theirs) = pair();
+        theirs.write_all(&encoded(&Message::Empty { version: 1 })[..3]).unwrap();
+        let now = Instant::now();
+        while incoming.begun.is_none() {
+            assert!(!incoming.hear(now, |_, _| true).unwrap());
+        }
+        assert!(!incoming.is_due(now));
+        let late = now + STALL_MAX + Duration::from_millis(1);
+        assert!(incoming.is_due(late));
+        assert!(incoming.hear(late, |_, _| true).is_err());
+    }
+
+    #[test]
+    fn there_are_no_more_connections_than_may_be() {
+        let accepted = Arc::default();
+        let first = Counted::enter(&accepted, 1);
+        assert!(first.is_some() && Counted::enter(&accepted, 1).is_none());
+        drop(first);
+        assert!(Counted::enter(&accepted, 1).is_some());
     }
 }
