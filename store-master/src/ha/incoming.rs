@@ -120,12 +120,12 @@ impl Incoming {
     /// Reads what is there, as far as there is room for it. Returns how much, and whether that is all: a
     /// socket that gives less than it could is empty, and the poller tells when it is not any more.
     fn read(&mut self) -> io::Result<(usize, bool)> {
-        if self.start == self.end && self.bytes.len() > KEPT_BYTES {
-            self.bytes = Vec::new();
-        }
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.end == 0 && self.bytes.len() > KEPT_BYTES {
+            self.bytes = Vec::new();
         }
         if self.bytes.len() < self.end + CALL_BYTES {
             self.bytes.resize(2 * self.end + CALL_BYTES, 0);
