@@ -220,11 +220,11 @@ impl Leading {
 
     /// Sends a member one message with commands that it was not sent yet, or none. Returns whether it could.
     fn append(&mut self, member: MemberId, digest: Option<u64>, actions: &mut VecDeque<Action>) -> bool {
-        let (reign, beat, named) = (self.reign, self.beat, self.record.has(member));
+        let (reign, beat, named) = (self.reign, self.beat, self.is_named(member));
         let Some(remote) = self.remotes.get_mut(&member) else { return false };
         let after = remote.sent;
         let Some((commands, ends)) = self.history.after(after, self.rules.limits.append_bytes) else {
-            remote.is_behind(remote.counted || named);
+            remote.is_behind(named);
             return false;
         };
         if after < ends {
@@ -255,9 +255,10 @@ impl Leading {
             if self.history.bytes() <= limit {
                 return;
             }
+            let proposed = self.proposed.as_ref();
             for (id, remote) in &mut self.remotes {
                 if remote.needs() == needed {
-                    remote.is_behind(remote.counted || self.record.has(*id));
+                    remote.is_behind(self.record.has(*id) || proposed.is_some_and(|record| record.has(*id)));
                 }
             }
         }
