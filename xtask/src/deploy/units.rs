@@ -102,6 +102,9 @@ fn prepare(root: &Path, units: &[Unit]) -> Result<()> {
     }
     // Any program: systemd only checks that it exists.
     fs::copy("/bin/true", root.join("usr/bin/snowskin"))?;
+    // As hosts have it, for units that are reloaded by a signal.
+    fs::create_dir_all(root.join("bin"))?;
+    fs::copy("/bin/true", root.join("bin/kill"))?;
     for entry in fs::read_dir("/usr/lib/systemd/system").context("this host has no units of systemd")? {
         let path = entry?.path();
         if let (true, Some(name)) = (path.is_file(), path.file_name()) {
