@@ -530,6 +530,12 @@ impl Master {
         self.leased_until(now, index).map(|until| (until, Reason::Leased))
     }
 
+    /// Whether any object may be leased without this leader knowing, because the former one had granted the
+    /// lease: nothing is freed at once then.
+    fn has_unknown_leases(&self, now: Instant) -> bool {
+        now < self.lease_floor
+    }
+
     /// The end of the leases that the object may have, if they have not ended.
     fn leased_until(&self, now: Instant, index: u32) -> Option<Instant> {
         Some(self.objects.entry(index).leased_until().max(self.lease_floor)).filter(|until| *until > now)

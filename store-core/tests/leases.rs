@@ -1,11 +1,14 @@
 //! Leases: never shorter than the reader was told, and over as soon as the last reader returns its lease.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use store_core::command_log::Recorder;
 use store_core::message::{
     ClearReplicas, Existing, ExistsLeased, Get, Kept, LeaseRange, MountSegment, Operation, PutOptions,
     Removal, Remove, RemoveMode, Retention, ReturnLeases,
 };
-use store_core::{ErrorCode, Frame, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Session};
+use store_core::{
+    ErrorCode, Frame, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Session, snapshot,
+};
 
 const KIB: u64 = 1 << 10;
 const LEASE_MS: u64 = 1_000;
@@ -322,4 +325,43 @@ fn what_a_connection_may_give_back_is_bounded() {
     get(&mut master, 1, &mut session, &["k"; 2_000]);
     give_back(&mut master, 2, &mut session, first);
     assert_eq!(master.stats().leases_returned_total, 0, "it was forgotten, and ends by time");
+}
+
+/// A process that leads after this master.
+fn successor(mut master: Master, handed_over: bool) -> Master {
+    let recorder = Recorder::new(&mut master);
+    let mut bytes = Vec::new();
+    let mut sink = |chunk: &[u8]| -> Result<(), ()> {
+        bytes.extend_from_slice(chunk);
+        Ok(())
+    };
+    recorder.snapshot(&master, [].iter(), 1, crc32c::crc32c, &mut sink).unwrap();
+    let mut rest = &bytes[..];
+    let read = &mut |to: &mut [u8]| std::io::Read::read(&mut rest, to);
+    snapshot::restore(crc32c::crc32c, read).unwrap().0.lead(handed_over).0
+}
+
+#[test]
+fn a_leader_that_was_not_handed_over_to_reuses_no_space_while_leases_that_it_does_not_know_may_be_valid() {
+    for handed_over in [true, false] {
+        let mut former = master(8 * KIB);
+        for number in 0..20 {
+            // The store is full, so each put evicts another object.
+            put(&mut former, 0, &format!("key {number}"), &PutOptions::DEFAULT).unwrap();
+        }
+        let mut leader = successor(former, handed_over);
+        // No lease is known, and objects were written long enough ago to be cleared.
+        let cleared = clear(&mut leader, LEASE_MS - 1, "key 19");
+        let added = put(&mut leader, LEASE_MS - 1, "new", &PutOptions::DEFAULT)
+            .and_then(|()| put(&mut leader, LEASE_MS - 1, "newer", &PutOptions::DEFAULT));
+        if handed_over {
+            assert_eq!((cleared, added), (Ok(()), Ok(())));
+            continue;
+        }
+        assert_eq!(cleared, Err(ErrorCode::ObjectHasLease));
+        assert_eq!(added, Err(ErrorCode::NoAvailableHandle));
+        // The lease and its guard are over.
+        assert_eq!(put(&mut leader, LEASE_MS + 100, "new", &PutOptions::DEFAULT), Ok(()));
+        assert_eq!(clear(&mut leader, LEASE_MS + 100, "key 19"), Ok(()));
+    }
 }

@@ -218,7 +218,7 @@ impl Master {
     /// The next object to evict, and its tenant: of the tenant that is furthest above its guarantee, as long
     /// as it does not fall below it; else of the tenant that the put is for. [`Self::evict_at`] evicts it.
     pub(super) fn next_victim(&mut self, now: Instant, tenant: Option<TenantNo>) -> Option<(TenantNo, u32)> {
-        if now < self.lease_floor {
+        if self.has_unknown_leases(now) {
             return None;
         }
         self.objects.settle(now);
@@ -241,8 +241,7 @@ impl Master {
 
     /// The object that a tenant's policy evicts next, of those that are not leased.
     pub(super) fn victim_of(&mut self, now: Instant, tenant: TenantNo) -> Option<u32> {
-        // What is evicted is free at once, and may be leased without this leader knowing.
-        if now < self.lease_floor {
+        if self.has_unknown_leases(now) {
             return None;
         }
         self.objects.victim(now, tenant, self.config.evictions_per_call_max)

@@ -103,7 +103,7 @@ impl Master {
         now: Instant,
         of_use: impl Fn(&Segments, &Placed) -> bool,
     ) -> Option<(Placed, u64)> {
-        if now < self.lease_floor {
+        if self.has_unknown_leases(now) {
             return None;
         }
         for _ in 0..self.hot.extras.len().min(LOOKS_MAX) {

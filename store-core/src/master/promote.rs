@@ -129,7 +129,7 @@ impl Master {
     /// Evicts an object whose eviction loses nothing, or that the policy has given up. Returns whether there
     /// was one.
     fn evict_clean(&mut self, now: Instant, tenant: TenantNo) -> bool {
-        if now < self.lease_floor {
+        if self.has_unknown_leases(now) {
             return false;
         }
         let gives = if self.objects.is_single() { Some(tenant) } else { self.objects.furthest_over(now) };

@@ -220,7 +220,7 @@ impl Master {
     /// Whether the object can be removed, and was not just written or read.
     fn check_clearable(&self, now: Instant, index: u32) -> Result<(), ErrorCode> {
         self.check_removable(now, index)?;
-        if now < self.lease_floor {
+        if self.has_unknown_leases(now) {
             return Err(ErrorCode::ObjectHasLease);
         }
         let rested = self.objects.entry(index).time + millis(self.config.lease_ttl_ms) / 2;

@@ -255,7 +255,7 @@ impl Master {
         request: &PlaceRequest<'_>,
         price: &Price,
     ) -> Option<Cleared> {
-        if now < self.lease_floor {
+        if self.has_unknown_leases(now) {
             return None;
         }
         self.objects.settle(now);
@@ -364,7 +364,7 @@ impl Master {
     /// Objects of a tenant that can be evicted, enough for `bytes` more and one more object.
     fn own_to_give(&mut self, now: Instant, tenant: TenantNo, bytes: u64) -> Option<Vec<(u32, u64)>> {
         let usage = *self.objects.usage(tenant);
-        if bytes > usage.quota_bytes || usage.quota_objects == 0 || now < self.lease_floor {
+        if bytes > usage.quota_bytes || usage.quota_objects == 0 || self.has_unknown_leases(now) {
             return None;
         }
         self.objects.settle(now);
