@@ -7,7 +7,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant as Clock};
 use store_core::allocator::Allocator;
 use store_core::message::{
-    Commit, Exists, Get, MountSegment, NewObject, PutEnd, PutOptions, PutRequest, PutStart, RemoveMode,
+    Commit, Exists, Get, LeaseWanted, MountSegment, NewObject, PutEnd, PutOptions, PutRequest, PutStart,
+    RemoveMode,
 };
 use store_core::{AllocatorKind, Frame, Incarnation, Key, Master, MasterConfig, NodeId, Operation, Session};
 use te_core::Instant;
@@ -132,7 +133,8 @@ fn master(criterion: &mut Criterion) {
             Exists::encode_request(out, 1, &(), keys.iter().map(|key| Key(*key))).expect("short");
         });
         let get = encode(|out, keys| {
-            Get::encode_request(out, 1, &(), keys.iter().map(|key| Key(*key))).expect("short");
+            Get::encode_request(out, 1, &LeaseWanted::Quick, keys.iter().map(|key| Key(*key)))
+                .expect("short");
         });
         for (name, request) in [("exists, framed", exists), ("get, framed", get)] {
             group.bench_function(BenchmarkId::new(name, batch), |bencher| {

@@ -8,7 +8,7 @@ use std::process::Stdio;
 use common::{Daemon, Store, assert_exit, eventually, json, run, snowskin, stderr, stdout};
 use store_client::{RpcConfig, RpcConnection};
 use store_core::Key;
-use store_core::message::Get;
+use store_core::message::{Get, LeaseWanted};
 use te_core::testkit::pattern;
 
 #[test]
@@ -69,7 +69,7 @@ fn an_object_is_put_listed_fetched_shown_and_removed() {
     eventually("the return of the lease", || store.run(&["rm", "kv/a"]).status.code() == Some(0));
     // A reader still has a lease on the other object.
     let mut reader = RpcConnection::connect(store.address.parse().unwrap(), RpcConfig::default()).unwrap();
-    let (_, found) = reader.call::<Get>(&(), [Key(b"other")].into_iter()).unwrap();
+    let (_, found) = reader.call::<Get>(&LeaseWanted::Quick, [Key(b"other")].into_iter()).unwrap();
     assert_eq!(found.filter(|found| found.is_ok()).count(), 1);
     let refused = store.run(&["rm", "other"]);
     assert_exit(&refused, 1);

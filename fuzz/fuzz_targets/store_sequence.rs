@@ -79,7 +79,7 @@ impl World {
             }
             7 => {
                 let other = [b'k', b % 8];
-                self.request::<Get>(&(), [Key(&key), Key(&other)].into_iter(), drop);
+                self.request::<Get>(&LeaseWanted::Quick, [Key(&key), Key(&other)].into_iter(), drop);
             }
             8 if c & 1 == 0 => self.request::<Exists>(&(), std::iter::once(Key(&key)), drop),
             8 => self.request::<ExistsLeased>(&(), std::iter::once(Key(&key)), drop),

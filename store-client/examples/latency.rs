@@ -18,8 +18,8 @@ use store_client::{
     RpcConfig, RpcConnection, Store as _,
 };
 use store_core::message::{
-    Allocation, Beat, Commit, Exists, Get as AskGet, Heartbeat, Mount, MountSegment, NewObject, Operation,
-    PutEnd, PutOptions, PutRequest, PutStart,
+    Allocation, Beat, Commit, Exists, Get as AskGet, Heartbeat, LeaseWanted, Mount, MountSegment, NewObject,
+    Operation, PutEnd, PutOptions, PutRequest, PutStart,
 };
 use store_core::{ErrorCode, Incarnation, Key, NodeId};
 use store_master::{Config, MasterServer};
@@ -128,7 +128,7 @@ fn measure_master() -> Result<()> {
             &mut rpc,
             depth,
             keys.chunks(batch),
-            |rpc, keys| rpc.queue::<AskGet>(&(), keys.iter().map(|key| Key(key))),
+            |rpc, keys| rpc.queue::<AskGet>(&LeaseWanted::Quick, keys.iter().map(|key| Key(key))),
             |found| assert!(found.into_iter().all(|found| found.is_ok())),
         )?;
         row("get", batch, depth, rounds, started.elapsed());

@@ -5,7 +5,7 @@ mod queries;
 mod tasks;
 
 use store_core::message::{
-    Get, List, ListPosition, ListQuery, Listed, ReadStats, SegmentInfo, Segments as AskSegments,
+    Get, LeaseWanted, List, ListPosition, ListQuery, Listed, ReadStats, SegmentInfo, Segments as AskSegments,
 };
 use store_core::{ErrorCode, Key, SegmentNo, Stats, unbound};
 
@@ -108,7 +108,7 @@ impl<'c> MasterClient<'c> {
     /// # Errors
     /// An invalid key, or no answer from the master.
     pub fn look_up(&mut self, key: &[u8]) -> Result<Option<ObjectInfo>, StoreError> {
-        let (_, answers) = self.rpc.call::<Get>(&(), std::iter::once(Key(key)))?;
+        let (_, answers) = self.rpc.call::<Get>(&LeaseWanted::Quick, std::iter::once(Key(key)))?;
         let found = answers.into_iter().next().unwrap_or(Err(ErrorCode::InternalError));
         match found {
             Ok(object) => Ok(Some(ObjectInfo {

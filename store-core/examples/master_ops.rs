@@ -10,7 +10,7 @@ use std::time::Instant as Clock;
 
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, TransferEnd};
 use store_core::message::{
-    Commit, Exists, Get, MountSegment, NewObject, Operation, PutEnd, PutRequest, PutStart,
+    Commit, Exists, Get, LeaseWanted, MountSegment, NewObject, Operation, PutEnd, PutRequest, PutStart,
 };
 use store_core::{Frame, Incarnation, Key, Master, MasterConfig, NodeId, Session, bound};
 use te_core::Instant;
@@ -73,7 +73,7 @@ fn requests(master: &mut Master, keys: &[String], batch: usize) -> Result<(), Bo
     row(&format!("exists, batch {batch}"), start.elapsed().as_secs_f64(), KEYS);
     let start = Clock::now();
     for keys in order.chunks(batch) {
-        Get::encode_request(&mut buffers.request, 1, &(), keys.iter().map(|key| Key(key)))?;
+        Get::encode_request(&mut buffers.request, 1, &LeaseWanted::Quick, keys.iter().map(|key| Key(key)))?;
         buffers.send(master, now)?;
         now = Instant::from_nanos(now.as_nanos() + 1_000);
     }

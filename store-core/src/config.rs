@@ -19,6 +19,11 @@ use crate::{AllocationStrategy, AllocatorKind, EvictionPolicy, Secret, TenantCon
 pub(crate) use changes::Overrides;
 pub use changes::{ChangeHow, ConfigChange, ConfigChanges};
 
+/// The longest lease that is granted before those who continue the store are sure to know of it, ms. It is
+/// how long they free no space after a failover; a reader that needs more asks for a
+/// [lasting](crate::message::LeaseWanted::Lasting) lease.
+pub const QUICK_LEASE_MS: u32 = 250;
+
 /// The master's settings with their defaults. [`Master::new`](crate::Master::new) calls [`Self::validate`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -171,7 +171,7 @@ mod writers;
 pub use allocator::AllocatorKind;
 pub use bound::{bound, unbound};
 pub use codec::{Items, Key, Short};
-pub use config::{ChangeHow, ConfigChange, ConfigChanges, ConfigError, MasterConfig};
+pub use config::{ChangeHow, ConfigChange, ConfigChanges, ConfigError, MasterConfig, QUICK_LEASE_MS};
 pub use error::ErrorCode;
 pub use event::Event;
 pub use eviction::{BatchOrder, EvictionPolicy, Place, UnknownPolicy};

@@ -12,7 +12,7 @@
 //! | [`PutStart`] | [`PutRequest`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error | the same space, by its writer and nonce, while the put is unfinished; then `ObjectAlreadyExists`, or for an upsert `PutIsOver` |
 //! | [`PutEnd`] | – · [`Commit`]s | – · `()` or error | committed, by its generation |
 //! | [`PutRevoke`] | – · [`Revocation`]s | – · `()` or error | `PutIsOver`, by its generation: as wanted |
-//! | [`Get`] | – · [`Key`]s | [`Lease`] · [`Object`] or error | a lease that ends later |
+//! | [`Get`] | [`LeaseWanted`] · [`Key`]s | [`Lease`] · [`Object`] or error | a lease that ends later |
 //! | [`Exists`] | – · [`Key`]s | – · `bool` | changes nothing |
 //! | [`ExistsLeased`] | – · [`Key`]s | [`Lease`] · `bool` | a lease that ends later |
 //! | [`ChangeRetention`] | [`RetentionChange`] · [`Key`]s | – · `()` or error | the same, measured from the second request |
@@ -65,13 +65,13 @@
 //! A master that does not lead answers every request with [`NotLeader`].
 //!
 //! ```
-//! use store_core::{Frame, Key, message::{Get, Operation}};
+//! use store_core::{Frame, Key, message::{Get, LeaseWanted, Operation}};
 //!
 //! let mut out = Vec::new();
-//! Get::encode_request(&mut out, 7, &(), [b"a".as_slice(), b"bc"].map(Key).into_iter())?;
+//! Get::encode_request(&mut out, 7, &LeaseWanted::Quick, [b"a".as_slice(), b"bc"].map(Key).into_iter())?;
 //! let (frame, len) = Frame::parse(&out)?.expect("complete");
 //! assert_eq!(len, out.len());
-//! let ((), keys) = Get::decode_request(frame.body)?;
+//! let (_, keys) = Get::decode_request(frame.body)?;
 //! assert_eq!(keys.map(|key| key.0.len()).collect::<Vec<_>>(), [1, 2]);
 //! # Ok::<(), store_core::WireError>(())
 //! ```
@@ -308,7 +308,7 @@ operations! {
     /// Gives puts up.
     PutRevoke = 7, ((), Revocation<'a>) -> ((), Result<(), ErrorCode>);
     /// Looks up where objects are, and leases them for reading.
-    Get = 8, ((), Key<'a>) -> (Lease, Result<Object, ErrorCode>);
+    Get = 8, (LeaseWanted, Key<'a>) -> (Lease, Result<Object, ErrorCode>);
     /// Whether objects are readable. Neither leases them nor counts as a use.
     Exists = 9, ((), Key<'a>) -> ((), bool);
     /// Whether objects are readable, which leases those that are. Does not count as a use.

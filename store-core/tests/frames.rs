@@ -119,7 +119,7 @@ fn objects_go_over_the_wire() {
     let revocation = Revocation { key: Key(b"b"), generation: b.generation, handle: b.handle, quiet: true };
     let revoked = call!(master, PutRevoke, (), [revocation]);
     assert_eq!(answer::<PutRevoke>(&revoked).unwrap().1, [Ok(())]);
-    let found = call!(master, Get, (), [Key(b"a"), Key(b"b")]);
+    let found = call!(master, Get, LeaseWanted::Quick, [Key(b"a"), Key(b"b")]);
     let (lease, found) = answer::<Get>(&found).unwrap();
     assert_eq!(
         (lease.lease_ms, found[0].unwrap().checksum, found[1]),

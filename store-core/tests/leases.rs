@@ -1,13 +1,14 @@
 //! Leases: never shorter than the reader was told, and over as soon as the last reader returns its lease.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use store_core::command_log::Recorder;
+use store_core::command_log::{Dependence, Recorder};
 use store_core::message::{
-    ClearReplicas, Existing, ExistsLeased, Get, Kept, LeaseRange, MountSegment, Operation, PutOptions,
-    Removal, Remove, RemoveMode, Retention, ReturnLeases,
+    ClearReplicas, Existing, ExistsLeased, Get, Kept, LeaseRange, LeaseWanted, MountSegment, Operation,
+    PutOptions, Removal, Remove, RemoveMode, Retention, ReturnLeases,
 };
 use store_core::{
-    ErrorCode, Frame, Incarnation, Instant, Key, Master, MasterConfig, NodeId, Session, snapshot,
+    ErrorCode, Frame, Incarnation, Instant, Key, Master, MasterConfig, NodeId, QUICK_LEASE_MS, Session,
+    snapshot,
 };
 
 const KIB: u64 = 1 << 10;
@@ -45,11 +46,11 @@ fn put(master: &mut Master, ms: u64, key: &str, options: &PutOptions) -> Result<
 
 fn send<O>(master: &mut Master, ms: u64, session: &mut Session, items: &[O::RequestItem<'_>]) -> Vec<u8>
 where
-    for<'a> O: Operation<Request<'a> = ()>,
+    for<'a> O: Operation<Request<'a>: Default>,
     for<'a> O::RequestItem<'a>: Copy,
 {
     let (mut request, mut out) = (Vec::new(), Vec::new());
-    O::encode_request(&mut request, 1, &(), items.iter().copied()).unwrap();
+    O::encode_request(&mut request, 1, &Default::default(), items.iter().copied()).unwrap();
     master.handle(at(ms), session, &Frame::parse(&request).unwrap().unwrap().0, &mut out);
     out
 }
@@ -327,9 +328,11 @@ fn what_a_connection_may_give_back_is_bounded() {
     assert_eq!(master.stats().leases_returned_total, 0, "it was forgotten, and ends by time");
 }
 
-/// A process that leads after this master.
-fn successor(mut master: Master, handed_over: bool) -> Master {
-    let recorder = Recorder::new(&mut master);
+/// A process that leads after this master, whose last command is of this time.
+fn successor(mut master: Master, ms: u64, handed_over: bool) -> Master {
+    let mut recorder = Recorder::new(&mut master);
+    recorder.set_wall_ms(&mut master, at(ms), 1);
+    let _ = recorder.take();
     let mut bytes = Vec::new();
     let mut sink = |chunk: &[u8]| -> Result<(), ()> {
         bytes.extend_from_slice(chunk);
@@ -349,19 +352,55 @@ fn a_leader_that_was_not_handed_over_to_reuses_no_space_while_leases_that_it_doe
             // The store is full, so each put evicts another object.
             put(&mut former, 0, &format!("key {number}"), &PutOptions::DEFAULT).unwrap();
         }
-        let mut leader = successor(former, handed_over);
-        // No lease is known, and objects were written long enough ago to be cleared.
-        let cleared = clear(&mut leader, LEASE_MS - 1, "key 19");
-        let added = put(&mut leader, LEASE_MS - 1, "new", &PutOptions::DEFAULT)
-            .and_then(|()| put(&mut leader, LEASE_MS - 1, "newer", &PutOptions::DEFAULT));
+        // After what was written at the beginning may be cleared.
+        let mut leader = successor(former, LEASE_MS, handed_over);
+        let over = LEASE_MS + u64::from(QUICK_LEASE_MS) + 100;
+        let cleared = clear(&mut leader, over - 1, "key 19");
+        let added = put(&mut leader, over - 1, "new", &PutOptions::DEFAULT)
+            .and_then(|()| put(&mut leader, over - 1, "newer", &PutOptions::DEFAULT));
         if handed_over {
             assert_eq!((cleared, added), (Ok(()), Ok(())));
             continue;
         }
         assert_eq!(cleared, Err(ErrorCode::ObjectHasLease));
         assert_eq!(added, Err(ErrorCode::NoAvailableHandle));
-        // The lease and its guard are over.
-        assert_eq!(put(&mut leader, LEASE_MS + 100, "new", &PutOptions::DEFAULT), Ok(()));
-        assert_eq!(clear(&mut leader, LEASE_MS + 100, "key 19"), Ok(()));
+        // The longest lease that it may not know, and its guard, are over.
+        assert_eq!(put(&mut leader, over, "new", &PutOptions::DEFAULT), Ok(()));
+        assert_eq!(clear(&mut leader, over, "key 19"), Ok(()));
     }
+}
+
+#[test]
+fn an_answer_grants_a_quick_lease_at_once_and_a_lasting_one_when_it_is_confirmed() {
+    let mut master = master(64 * KIB);
+    put(&mut master, 0, "k", &PutOptions::DEFAULT).unwrap();
+    let mut session = Session::default();
+    let ms = |out: &[u8]| Get::decode_response(&Frame::parse(out).unwrap().unwrap().0).unwrap().0.lease_ms;
+    let out = send::<Get>(&mut master, 1, &mut session, &[Key(b"k")]);
+    assert_eq!(u64::from(ms(&out)), LEASE_MS, "nothing continues a master without a log");
+    let mut recorder = Recorder::new(&mut master);
+    let mut dependence = Dependence::new(&mut master, 0);
+    let mut ask = |at_ms: u64, request: &[u8]| {
+        let (frame, _) = Frame::parse(request).unwrap().unwrap();
+        let mut out = Vec::new();
+        recorder.handle(&mut master, at(at_ms), &mut session, &frame, &mut out);
+        dependence.executed(&mut master, &frame, recorder.lsn());
+        (out, dependence.of(&master, &session, &frame), dependence.awaited(), recorder.lsn())
+    };
+    let get = |wanted| {
+        let mut request = Vec::new();
+        Get::encode_request(&mut request, 1, &wanted, [Key(b"k")].into_iter()).unwrap();
+        request
+    };
+    let (out, depends_on, awaited, _) = ask(2, &get(LeaseWanted::Quick));
+    assert_eq!((ms(&out), depends_on, awaited), (QUICK_LEASE_MS, 0, 0));
+    let (out, depends_on, awaited, lsn) = ask(3, &get(LeaseWanted::Lasting));
+    assert!(lsn > 0, "the lease is in the log");
+    assert_eq!((u64::from(ms(&out)), depends_on, awaited), (LEASE_MS, lsn, lsn));
+    let mut request = Vec::new();
+    ExistsLeased::encode_request(&mut request, 1, &(), [Key(b"k")].into_iter()).unwrap();
+    let (out, depends_on, awaited, after) = ask(4, &request);
+    let (lease, _) = ExistsLeased::decode_response(&Frame::parse(&out).unwrap().unwrap().0).unwrap();
+    assert!(after > lsn);
+    assert_eq!((u64::from(lease.lease_ms), depends_on, awaited), (LEASE_MS, after, after));
 }

@@ -242,7 +242,7 @@ fn about_objects(master: &mut Master, now: Instant) -> Vec<Case> {
         (Kind::PutStart, request::<PutStart>(&nonce(3), Some(new)), Again::Same),
         (Kind::PutEnd, request::<PutEnd>(&(), Some(commit)), Again::Same),
         (Kind::PutRevoke, request::<PutRevoke>(&(), Some(revocation)), Again::Refused(ErrorCode::PutIsOver)),
-        (Kind::Get, request::<Get>(&(), Some(key)), Again::Same),
+        (Kind::Get, request::<Get>(&LeaseWanted::Quick, Some(key)), Again::Same),
         (Kind::Exists, request::<Exists>(&(), Some(key)), Again::Same),
         (Kind::ChangeRetention, request::<ChangeRetention>(&soft, Some(key)), Again::Same),
         (Kind::ExistsLeased, request::<ExistsLeased>(&(), Some(key)), Again::Same),

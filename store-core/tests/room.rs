@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use store_core::message::{
-    FetchRequest, Get, MountSegment, Operation, Pin, PutOptions, PutRequest, RemoveMode, Retention,
-    SegmentOrder, SegmentState, TaskEnd, WriterState,
+    FetchRequest, Get, LeaseWanted, MountSegment, Operation, Pin, PutOptions, PutRequest, RemoveMode,
+    Retention, SegmentOrder, SegmentState, TaskEnd, WriterState,
 };
 use store_core::{
     AllocatorKind, ErrorCode, Event, Frame, FullKey, Incarnation, Instant, Key, Master, MasterConfig, NodeId,
@@ -353,7 +353,7 @@ fn leases_that_connections_can_give_back_count_for_what_the_master_may_know() {
     let before = pool.memory_bytes();
     let mut request = Vec::new();
     let keys = std::iter::repeat_n(Key(b"read"), 1_024);
-    Get::encode_request(&mut request, 1, &(), keys).unwrap();
+    Get::encode_request(&mut request, 1, &LeaseWanted::Quick, keys).unwrap();
     let (frame, _) = Frame::parse(&request).unwrap().unwrap();
     let mut readers = Vec::new();
     while readers.len() < 100 {

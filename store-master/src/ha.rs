@@ -342,6 +342,8 @@ pub(crate) struct Turned {
     pub(crate) deposed: bool,
     /// The member leads from here on.
     pub(crate) leads: Option<Reign>,
+    /// Another master has said something.
+    pub(crate) heard: bool,
 }
 
 /// What a member shows of itself, and where the others are.
@@ -542,6 +544,7 @@ impl Ha {
         let more = incoming.hear(Instant::now(), |from, message| {
             self.member.handle_message(now, from, message);
             self.act(turned);
+            turned.heard = true;
             !turned.deposed
         });
         self.incoming = incoming;

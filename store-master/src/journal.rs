@@ -244,7 +244,7 @@ impl Journal {
     /// Hands commands to the writer, if any of them has changed anything. Which objects gets have leased can
     /// wait: the process that continues after a crash keeps every object for as long as a lease lasts.
     pub(crate) fn submit(&mut self) {
-        if self.dependence.changed() > self.submitted || self.recorder.pending_bytes() >= LEASES_BYTES {
+        if self.dependence.awaited() > self.submitted || self.recorder.pending_bytes() >= LEASES_BYTES {
             self.submit_all();
         }
     }

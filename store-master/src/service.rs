@@ -131,10 +131,11 @@ impl Service {
             self.reload();
             // Input is handled before timeouts: when this process was stopped for a while, nodes that seem to
             // have been silent for too long have sent heartbeats in the meantime.
-            let busy = !self.connections.is_idle();
+            let mut busy = !self.connections.is_idle();
             self.connections.serve(now, ROUND, &mut self.answering);
             self.timeouts();
-            self.confirm()?;
+            // Answers wait for what other masters say, so it counts as a request does.
+            busy |= self.confirm()?;
             self.snapshot_if_due(now);
             self.answering.log_events();
             if busy {
@@ -148,23 +149,24 @@ impl Service {
     }
 
     /// Hands commands to the journal's writer, or to other masters, and gives the answers whose commands are
-    /// confirmed.
-    fn confirm(&mut self) -> Result<(), ServeError> {
-        match &mut self.answering.keeper {
-            Keeper::Memory(_) => return Ok(()),
+    /// confirmed. Returns whether another master has said something.
+    fn confirm(&mut self) -> Result<bool, ServeError> {
+        let heard = match &mut self.answering.keeper {
+            Keeper::Memory(_) => return Ok(false),
             Keeper::Journal(_, journal) => {
                 journal.submit();
                 if !journal.confirm().map_err(ServeError::Journal)? {
-                    return Ok(());
+                    return Ok(false);
                 }
+                false
             }
             Keeper::Masters(_) => self.turn(),
-        }
+        };
         let withheld = std::mem::take(&mut self.answering.withheld);
         let confirmed = self.answering.confirmed();
         if confirmed.is_none() || (confirmed == self.confirmed && !withheld) {
             self.answering.withheld |= withheld;
-            return Ok(());
+            return Ok(heard);
         }
         self.confirmed = confirmed;
         self.connections.release();
@@ -173,16 +175,16 @@ impl Service {
         {
             late.send();
         }
-        Ok(())
+        Ok(heard)
     }
 
-    /// One of several masters hears the others, and does what is due.
-    fn turn(&mut self) {
+    /// One of several masters hears the others, and does what is due. Returns whether one has said something.
+    fn turn(&mut self) -> bool {
         let now = {
             self.answering.clock();
             self.answering.now()
         };
-        let Keeper::Masters(ha) = &mut self.answering.keeper else { return };
+        let Keeper::Masters(ha) = &mut self.answering.keeper else { return false };
         let turned = ha.turn(now, self.poll.registry(), self.connections.sessions());
         if turned.deposed {
             // Before anything else: an answer of this reign would be one too many.
@@ -195,6 +197,7 @@ impl Service {
             self.answering.set_wall();
             self.unpublished.get_or_insert(self.answering.time.last());
         }
+        turned.heard
     }
 
     /// A leader that stops hands over first, so that the others need not wait until it is missed.

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use common::{assert_greets, connect, exists, read_answer, segment, start};
 use store_core::Key;
 use store_core::message::{
-    ExplainEviction, Find, FindQuery, Get, List, ListQuery, Mount, NewObject, Operation, PutRequest, PutStart,
+    ExplainEviction, Find, FindQuery, Get, LeaseWanted, List, ListQuery, Mount, NewObject, Operation,
+    PutRequest, PutStart,
 };
 
 /// Far longer than anything here may take, and far shorter than it would take if connections were served to
@@ -47,7 +48,7 @@ fn flood() -> Vec<u8> {
         List::encode_request(&mut out, id, &list, none()).unwrap();
         ExplainEviction::encode_request(&mut out, id, &4096, none()).unwrap();
         let keys = (0..256).map(|_| Key(b"a key of the usual length"));
-        Get::encode_request(&mut out, id, &(), keys).unwrap();
+        Get::encode_request(&mut out, id, &LeaseWanted::Quick, keys).unwrap();
     }
     out
 }

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use common::{Answer, hello, read_answer, with};
 use store_core::message::{
-    Beat, Commit, Get, Greeting, Heartbeat, Hello, Mount, MountSegment, NewObject, NodeStatus, NotLeader,
-    Operation, PutEnd, PutOptions, PutRequest, PutStart, Removal, Remove, Welcome,
+    Beat, Commit, Get, Greeting, Heartbeat, Hello, LeaseWanted, Mount, MountSegment, NewObject, NodeStatus,
+    NotLeader, Operation, PutEnd, PutOptions, PutRequest, PutStart, Removal, Remove, Welcome,
 };
 use store_core::{ErrorCode, Incarnation, Key, NodeId};
 use store_master::{Config, MasterServer};
@@ -281,8 +281,9 @@ impl Client {
     }
 
     fn has(&mut self, key: &[u8]) -> bool {
-        let got =
-            self.call(|out, number| Get::encode_request(out, number, &(), [Key(key)].into_iter()).unwrap());
+        let got = self.call(|out, number| {
+            Get::encode_request(out, number, &LeaseWanted::Quick, [Key(key)].into_iter()).unwrap()
+        });
         match Get::decode_response(&got.frame()).unwrap().1.next().unwrap() {
             Ok(object) => {
                 assert_eq!(object.len, OBJECT);
@@ -455,7 +456,7 @@ fn a_leader_that_was_stopped_answers_nothing_when_it_goes_on() {
         for number in 0..10 {
             let mut request = Vec::new();
             let key = [Key(b"nothing")].into_iter();
-            Get::encode_request(&mut request, 100 + number, &(), key).unwrap();
+            Get::encode_request(&mut request, 100 + number, &LeaseWanted::Quick, key).unwrap();
             stream.write_all(&request).unwrap();
         }
         masters[old].signal("-CONT");

@@ -10,8 +10,8 @@ use common::{
     assert_greets, assert_serves, connect, exists, hello, last_words, read_answer, segment, start, start_with,
 };
 use store_core::message::{
-    Commit, Exists, Get, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutEnd, PutOptions,
-    PutRequest, PutRevoke, PutStart, Removal, Remove, Revocation,
+    Commit, Exists, Get, Greeting, Hello, LeaseWanted, Mount, MountSegment, NewObject, Operation, PutEnd,
+    PutOptions, PutRequest, PutRevoke, PutStart, Removal, Remove, Revocation,
 };
 use store_core::wire::{KEYS_PER_BATCH_MAX, VERSION};
 use store_core::{ErrorCode, Key, Kind, Role, Secret, TenantConfig, prove};
@@ -293,9 +293,9 @@ fn another_tenant_that_knows_key_and_generation_cannot_change_a_put() {
     let removal = Removal { key, force: true };
     assert_eq!(ask!(&mut theirs, Remove, (), removal), Err(ErrorCode::KeyNotFound));
     assert_eq!(ask!(&mut mine, PutEnd, (), Commit { key, generation, handle, checksum: 7 }), Ok(()));
-    assert_eq!(ask!(&mut theirs, Get, (), key).map(|_| ()), Err(ErrorCode::ObjectNotFound));
+    assert_eq!(ask!(&mut theirs, Get, LeaseWanted::Quick, key).map(|_| ()), Err(ErrorCode::ObjectNotFound));
     assert_eq!(ask!(&mut theirs, Remove, (), removal), Err(ErrorCode::KeyNotFound));
-    assert_eq!(ask!(&mut mine, Get, (), key).map(|object| object.checksum), Ok(7));
+    assert_eq!(ask!(&mut mine, Get, LeaseWanted::Quick, key).map(|object| object.checksum), Ok(7));
 }
 
 mod timing {

@@ -9,8 +9,8 @@ use std::net::{SocketAddr, TcpStream};
 use common::{config, connect, fill, fill_on, mount_on, read_answer, start, start_with};
 use serde_json::{Value, json};
 use store_core::message::{
-    Commit, Exists, Get, Greeting, Hello, NewObject, Operation, PutEnd, PutOptions, PutRequest, PutStart,
-    ReadStats,
+    Commit, Exists, Get, Greeting, Hello, LeaseWanted, NewObject, Operation, PutEnd, PutOptions, PutRequest,
+    PutStart, ReadStats,
 };
 use store_core::{Key, MasterConfig, Role, Secret, Stats, TenantConfig, prove};
 use store_master::{Config, MasterHandle, MasterServer};
@@ -267,7 +267,7 @@ fn everything_is_removed_on_request_and_leased_objects_only_by_force() {
     let keys: Vec<Vec<u8>> = (0..1000_u32).map(|n| n.to_le_bytes().to_vec()).collect();
     put(&mut stream, &keys);
     let mut out = Vec::new();
-    Get::encode_request(&mut out, 5, &(), [Key(&keys[7])].into_iter()).unwrap();
+    Get::encode_request(&mut out, 5, &LeaseWanted::Quick, [Key(&keys[7])].into_iter()).unwrap();
     stream.write_all(&out).unwrap();
     assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
     let remove = |query: &str| send(http, "POST", &format!("/api/v1/remove_all{query}"), "", "").json();

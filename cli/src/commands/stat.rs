@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 use store_client::RpcConnection;
-use store_core::message::{Get, LeaseRange, ReadStats, Segments};
+use store_core::message::{Get, LeaseRange, LeaseWanted, ReadStats, Segments};
 use store_core::{Key, SegmentNo, Stats, unbound};
 
 use crate::commands::{MasterArg, check_key, no_master, refused};
@@ -191,7 +191,7 @@ fn held(stats: &Stats) -> impl Iterator<Item = (u64, &'static str)> {
 fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()> {
     let (first, found) = {
         let (lease, mut objects) =
-            rpc.call::<Get>(&(), [Key(key.as_bytes())].into_iter()).map_err(no_master)?;
+            rpc.call::<Get>(&LeaseWanted::Quick, [Key(key.as_bytes())].into_iter()).map_err(no_master)?;
         (lease.first, objects.next().unwrap_or(Err(store_core::ErrorCode::InternalError)))
     };
     let object = found.map_err(|code| refused(key, &code.into()))?;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use store_client::{RpcConfig, RpcConnection, RpcError};
 use store_core::Key;
-use store_core::message::Get;
+use store_core::message::{Get, LeaseWanted};
 
 const REQUESTS: u64 = 10;
 
@@ -19,7 +19,7 @@ pub(crate) fn connect(addr: SocketAddr) -> Result<RpcConnection, String> {
 /// Sends requests that the master finds when it goes on.
 pub(crate) fn send(rpc: &mut RpcConnection) -> Result<(), RpcError> {
     for _ in 0..REQUESTS {
-        rpc.queue::<Get>(&(), [Key(b"nothing")].into_iter())?;
+        rpc.queue::<Get>(&LeaseWanted::Quick, [Key(b"nothing")].into_iter())?;
     }
     rpc.flush()
 }

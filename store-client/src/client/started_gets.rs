@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use store_core::client::GetItem;
-use store_core::message::{Get as Look, Lease, LeaseRange, Object};
+use store_core::message::{Get as Look, Lease, LeaseRange, LeaseWanted, Object};
 use store_core::{ErrorCode, Key};
 use te_core::Instant;
 
@@ -79,7 +79,8 @@ impl Client {
     fn look_up(&mut self, keys: &[&[u8]]) -> Result<(Vec<Looked>, Instant, u32), RpcError> {
         // Before the request is sent, perhaps again: the lease does not end earlier than it is taken for.
         let asked_at = self.now();
-        let (lease, objects) = self.rpc.call::<Look>(&(), keys.iter().map(|key| Key(key)))?;
+        let (lease, objects) =
+            self.rpc.call::<Look>(&LeaseWanted::Lasting, keys.iter().map(|key| Key(key)))?;
         let Lease { lease_ms, first } = lease;
         let mut next = first;
         let looked = objects.map(|object| {

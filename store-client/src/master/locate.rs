@@ -1,6 +1,6 @@
 //! Where the bytes of objects are.
 
-use store_core::message::{Get, Replica};
+use store_core::message::{Get, LeaseWanted, Replica};
 use store_core::{ErrorCode, Key};
 
 use super::MasterClient;
@@ -30,7 +30,7 @@ impl MasterClient<'_> {
     ) -> Result<Vec<Result<Option<Located>, ErrorCode>>, StoreError> {
         let mut results = Vec::with_capacity(keys.len());
         for keys in chunks(keys, |key| key.len()) {
-            let (_, answers) = self.rpc.call::<Get>(&(), keys.iter().map(|key| Key(key)))?;
+            let (_, answers) = self.rpc.call::<Get>(&LeaseWanted::Quick, keys.iter().map(|key| Key(key)))?;
             results.extend(answers.map(|answer| match answer {
                 Ok(object) => Ok(Some(Located {
                     len: object.len,

@@ -8,9 +8,14 @@ use te_core::{Instant, Op, Outcome};
 
 use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd};
 use crate::bound::bound;
-use crate::message::{self, BadReplica, LeaseRange, Object, Operation, Replicas};
+use crate::message::{self, BadReplica, LeaseRange, LeaseWanted, Object, Operation, Replicas};
 use crate::wire::{Frame, WireError};
-use crate::{ErrorCode, SegmentNo};
+use crate::{ErrorCode, QUICK_LEASE_MS, SegmentNo};
+
+/// A read that takes so long under a quick lease may outlive the next one.
+const SLOW: Duration = Duration::from_millis(QUICK_LEASE_MS as u64 / 4);
+/// How long lasting leases are asked for after it.
+const SLOW_FOR: Duration = Duration::from_secs(10);
 
 /// One key to read.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +58,12 @@ pub struct GetOp {
     asked_at: Instant,
     lease_end: Instant,
     leases: LeaseRange,
+    /// What the caller wants of the next leases.
+    wanted: LeaseWanted,
+    /// The leases of this operation are quick ones.
+    is_quick: bool,
+    /// Until then lasting leases are asked for, because a read took long.
+    slow_until: Instant,
     reading: u32,
     unfinished: u32,
     /// Number of operations before this one.
@@ -92,6 +103,12 @@ impl GetOp {
         Self { config, ..Self::default() }
     }
 
+    /// Sets which leases the next operations ask for. They ask for lasting ones as well for some seconds after
+    /// a read that took a quarter of a quick lease or longer, whatever is set.
+    pub const fn want(&mut self, wanted: LeaseWanted) {
+        self.wanted = wanted;
+    }
+
     /// Begins an operation. `prefer` lists nearby segments (of this host): replicas on them are read first.
     ///
     /// # Panics
@@ -122,7 +139,7 @@ impl GetOp {
         self.leases = LeaseRange::default();
         self.bad.clear();
         self.vanished = 0;
-        (self.canceled, self.aborted) = (false, None);
+        (self.canceled, self.aborted, self.is_quick) = (false, None, false);
         self.unfinished = self.items.len() as u32;
         if self.unfinished > 0 {
             self.todo.push_back(Todo::Call);
@@ -155,7 +172,9 @@ impl GetOp {
             match todo {
                 Todo::Call => {
                     let keys = (0..self.items.len()).map(|item| self.keys.key(item));
-                    if let Err(error) = message::Get::encode_request(out, request_id, &(), keys) {
+                    let wanted = if now < self.slow_until { LeaseWanted::Lasting } else { self.wanted };
+                    self.is_quick = wanted == LeaseWanted::Quick;
+                    if let Err(error) = message::Get::encode_request(out, request_id, &wanted, keys) {
                         self.finish_all(too_much(error));
                         continue;
                     }
@@ -260,6 +279,9 @@ impl GetOp {
         state.reading = false;
         state.tried = state.tried.saturating_add(1);
         self.reading -= 1;
+        if self.is_quick && now >= self.asked_at + SLOW {
+            self.slow_until = now + SLOW_FOR;
+        }
         let object = &state.object;
         let applied = end.outcome == Outcome::Applied;
         // Bound to the key that was requested: the checksum of another key's object does not verify.

@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 
 use super::{Effect, Lsn};
 use crate::codec::{Items, Key};
-use crate::message::{Exists, ExistsLeased, Get, Kind, Operation as _};
+use crate::message::{Exists, ExistsLeased, Get, Kind, LeaseWanted, Operation as _};
 use crate::wire::Frame;
 use crate::{Master, Session};
 
@@ -14,11 +14,14 @@ use crate::{Master, Session};
 ///
 /// The answer to a request about keys depends on the unconfirmed commands that have changed these keys, and
 /// any other answer on all that have changed anything. So a get is answered at once as long as its objects
-/// have been there for a while, and no answer tells of what could be lost.
+/// have been there for a while, and no answer tells of what could be lost. An answer that grants a lasting
+/// lease depends on the command that says so.
 #[derive(Debug)]
 pub struct Dependence {
     /// The position of the last command that has changed anything that a question is about.
     changed: Lsn,
+    /// The position of the last command that grants a lasting lease.
+    leased: Lsn,
     /// By hash of the key, the last command that has changed its object.
     keys: BTreeMap<u64, Lsn>,
     /// The same in the order of the log.
@@ -31,7 +34,7 @@ impl Dependence {
     #[must_use]
     pub fn new(master: &mut Master, changed: Lsn) -> Self {
         master.note_changes();
-        Self { changed, keys: BTreeMap::new(), order: VecDeque::new() }
+        Self { changed, leased: 0, keys: BTreeMap::new(), order: VecDeque::new() }
     }
 
     /// Notes what the last command, at `lsn`, has changed; call it after each one that may change anything.
@@ -58,6 +61,8 @@ impl Dependence {
         let effect = kind.map_or(Effect::Asks, Kind::effect);
         if matches!(effect, Effect::Changes | Effect::Greets) {
             self.note(master, lsn);
+        } else if grants_lasting(frame) {
+            self.leased = lsn;
         }
     }
 
@@ -73,19 +78,26 @@ impl Dependence {
         };
         let keys = match Kind::from_byte(frame.header.kind) {
             // Usually there is nothing to look up.
-            Some(Kind::Get | Kind::Exists | Kind::ExistsLeased) if self.keys.is_empty() => return 0,
+            Some(Kind::Get | Kind::Exists | Kind::ExistsLeased) if self.keys.is_empty() => None,
             Some(Kind::Get) => Get::decode_request(frame.body).ok().map(|(_, keys)| keys),
             Some(Kind::Exists) => Exists::decode_request(frame.body).ok().map(|(_, keys)| keys),
             Some(Kind::ExistsLeased) => ExistsLeased::decode_request(frame.body).ok().map(|(_, keys)| keys),
-            _ => None,
+            _ => return self.changed,
         };
-        keys.map_or(self.changed, of_keys)
+        let leased = if grants_lasting(frame) { self.leased } else { 0 };
+        keys.map_or(0, of_keys).max(leased)
     }
 
     /// The last command that has changed anything.
     #[must_use]
     pub const fn changed(&self) -> Lsn {
         self.changed
+    }
+
+    /// The last command that an answer may depend on.
+    #[must_use]
+    pub fn awaited(&self) -> Lsn {
+        self.changed.max(self.leased)
     }
 
     /// The commands up to `lsn` cannot be lost any more.
@@ -96,5 +108,16 @@ impl Dependence {
                 self.keys.remove(&hash);
             }
         }
+    }
+}
+
+/// Whether the answer to a request grants leases that last.
+fn grants_lasting(frame: &Frame<'_>) -> bool {
+    match Kind::from_byte(frame.header.kind) {
+        Some(Kind::ExistsLeased) => true,
+        Some(Kind::Get) => {
+            Get::decode_request(frame.body).is_ok_and(|(wanted, _)| wanted == LeaseWanted::Lasting)
+        }
+        _ => false,
     }
 }

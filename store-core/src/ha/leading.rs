@@ -188,7 +188,7 @@ impl Leading {
     /// leases of gets, wait for a command that is sent at once, for the next beat, or until they are many:
     /// each message costs all processes more than a get does.
     pub(super) fn flush(&mut self, actions: &mut VecDeque<Action>) {
-        if self.handing.is_some() || self.dependence.changed() > self.history.ends() {
+        if self.handing.is_some() || self.dependence.awaited() > self.history.ends() {
             self.record_commands();
         }
         let ends = self.history.ends();

@@ -8,8 +8,10 @@ use core::hash::{BuildHasher, Hasher};
 use foldhash::quality::FixedState;
 use te_core::Instant;
 
-use super::{Master, NOT_IN_MEMORY, ON_DISK};
+use super::{Master, NOT_IN_MEMORY, ON_DISK, millis};
+use crate::config::QUICK_LEASE_MS;
 use crate::eviction::BatchOrder;
+use crate::message::LeaseWanted;
 use crate::{ErrorCode, FullKey, Session, TenantNo};
 
 impl Master {
@@ -21,6 +23,12 @@ impl Master {
     /// The objects that were leased since the last call, and whether each follows another one of its request.
     pub(crate) fn take_touches(&mut self) -> impl Iterator<Item = (u32, bool)> {
         self.touches.iter_mut().flat_map(|touches| touches.drain(..))
+    }
+
+    /// How long a reader may count on a lease that it is granted now, ms.
+    pub(crate) fn promised_ms(&self, wanted: LeaseWanted) -> u32 {
+        let confirmed = wanted == LeaseWanted::Lasting || self.touches.is_none();
+        if confirmed { self.config.lease_ttl_ms } else { self.config.lease_ttl_ms.min(QUICK_LEASE_MS) }
     }
 
     /// From here on the keys whose objects change are noted, for [`Self::take_changes`].
@@ -82,8 +90,8 @@ impl Master {
     }
 
     /// Another process leads from here on. What the former leader has told its peers and not written to the
-    /// log are leases of objects; so no space is reused before the longest of them has ended, unless it has
-    /// handed over. Nodes and writers have their whole time to connect again.
+    /// log are quick leases of objects; so no space is reused before the longest of them has ended, unless it
+    /// has handed over. Nodes and writers have their whole time to connect again.
     pub(crate) fn took_over(
         &mut self,
         now: Instant,
@@ -91,7 +99,8 @@ impl Master {
         sessions: impl Iterator<Item = Session>,
     ) {
         if !handed_over {
-            self.lease_floor = self.lease_floor.max(now + self.lease());
+            let longest = millis(self.config.lease_ttl_ms.min(QUICK_LEASE_MS));
+            self.lease_floor = self.lease_floor.max(now + longest + millis(self.config.lease_guard_ms));
         }
         self.nodes.heard_all(now);
         for session in sessions {

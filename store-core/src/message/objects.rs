@@ -273,6 +273,19 @@ pub struct Revocation<'a> {
     pub quiet: bool,
 }
 
+/// How long a reader needs the leases of a get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum LeaseWanted {
+    /// For the time of a short read. A master whose commands are confirmed by others, or by a journal,
+    /// answers before they have the lease, and grants at most
+    /// [`QUICK_LEASE_MS`](crate::QUICK_LEASE_MS): whoever leads after it waits so long before it reuses any
+    /// space.
+    #[default]
+    Quick,
+    /// For the configured time. The answer waits until the lease is confirmed.
+    Lasting,
+}
+
 /// How long the objects that a get returned may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {

@@ -2,9 +2,9 @@
 
 use super::{Call, Keyed, Page, batch};
 use crate::message::{
-    ChangeRetention, ClearReplicas, Exists, ExistsLeased, Find, FindReplicas, Get, Lease, List, ListPosition,
-    PutEnd, PutRevoke, PutStart, PutWindow, Remove, RemoveMany, RemoveMode, ReturnLeases, WhyKept,
-    WriterState,
+    ChangeRetention, ClearReplicas, Exists, ExistsLeased, Find, FindReplicas, Get, Lease, LeaseWanted, List,
+    ListPosition, PutEnd, PutRevoke, PutStart, PutWindow, Remove, RemoveMany, RemoveMode, ReturnLeases,
+    WhyKept, WriterState,
 };
 use crate::session::Leases;
 use crate::{BatchOrder, ErrorCode, Master, Place, Session};
@@ -50,8 +50,10 @@ pub(super) fn put_revoke(master: &mut Master, call: Call<'_>) -> Result<(), Erro
 
 pub(super) fn get(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, session, tenant, request, .. } = call;
-    leasing(master, session, |master, head, leases| {
-        batch::<Get>(master, tenant, request, head, |master, at, (), key| {
+    // What does not decode is refused below.
+    let wanted = request.read::<Get>().map_or(LeaseWanted::Quick, |(wanted, _)| wanted);
+    leasing(master, session, wanted, |master, head, leases| {
+        batch::<Get>(master, tenant, request, head, |master, at, _, key| {
             master.get_for(now, key.of(tenant), BatchOrder::of(at), leases)
         })
     })
@@ -59,7 +61,7 @@ pub(super) fn get(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> 
 
 pub(super) fn exists_leased(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, session, tenant, request, .. } = call;
-    leasing(master, session, |master, head, leases| {
+    leasing(master, session, LeaseWanted::Lasting, |master, head, leases| {
         batch::<ExistsLeased>(master, tenant, request, head, |master, _, (), key| {
             master.exists_for(now, key.of(tenant), leases)
         })
@@ -70,9 +72,10 @@ pub(super) fn exists_leased(master: &mut Master, call: Call<'_>) -> Result<(), E
 fn leasing(
     master: &mut Master,
     session: &mut Session,
+    wanted: LeaseWanted,
     run: impl FnOnce(&mut Master, &Lease, &mut Leases) -> Result<(), ErrorCode>,
 ) -> Result<(), ErrorCode> {
-    let head = Lease { lease_ms: master.config().lease_ttl_ms, first: session.leases.next() };
+    let head = Lease { lease_ms: master.promised_ms(wanted), first: session.leases.next() };
     let before = session.leases.memory_bytes();
     let done = run(master, &head, &mut session.leases);
     master.lease_bytes += session.leases.memory_bytes() - before;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use store_core::chunks::stored_len;
 use store_core::message::{
-    Commit, Existing, Get, NewObject, Operation, Pin, PutEnd, PutOptions, PutRequest, PutStart, Removal,
-    Remove, Replica, Retention,
+    Commit, Existing, Get, LeaseWanted, NewObject, Operation, Pin, PutEnd, PutOptions, PutRequest, PutStart,
+    Removal, Remove, Replica, Retention,
 };
 use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo, bound};
 use te_core::Instant;
@@ -15,7 +15,7 @@ use te_core::Instant;
 use crate::checker::{Id, PutId, Request, Response};
 use crate::nodes::LEN;
 use crate::report::Violation;
-use crate::world::{CLIENTS, Event, LEASE_MS, MEMBERS, World};
+use crate::world::{CLIENTS, Event, MEMBERS, World};
 
 const KEYS: u64 = 20;
 const KEYS_ON_DISKS: u64 = 60;
@@ -94,7 +94,11 @@ impl Client {
                 let item = Commit { key, generation, handle, checksum };
                 PutEnd::encode_request(&mut out, call, &(), [item].into_iter()).unwrap();
             }
-            Phase::Get => Get::encode_request(&mut out, call, &(), [key].into_iter()).unwrap(),
+            Phase::Get => {
+                // Every third one is long.
+                let wanted = if call % 3 == 0 { LeaseWanted::Lasting } else { LeaseWanted::Quick };
+                Get::encode_request(&mut out, call, &wanted, [key].into_iter()).unwrap();
+            }
             Phase::Remove => {
                 let item = Removal { key, force: true };
                 Remove::encode_request(&mut out, call, &(), [item].into_iter()).unwrap();
@@ -372,11 +376,11 @@ impl World {
             }
         }
         if frame.header.kind == Kind::Get as u8
-            && let Ok((_, mut answers)) = Get::decode_response(&frame)
+            && let Ok((lease, mut answers)) = Get::decode_response(&frame)
             && let Some(Ok(object)) = answers.next()
         {
             // A reader counts from when it sent the request.
-            let until = op.sent + Duration::from_millis(LEASE_MS.into());
+            let until = op.sent + Duration::from_millis(lease.lease_ms.into());
             let Replica { segment, addr, .. } = object.replicas[0];
             if !self.disks.contains_key(&segment) {
                 self.leases.push((segment, addr, stored_len(object.len), until));

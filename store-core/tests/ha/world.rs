@@ -7,7 +7,7 @@ use store_core::command_log::Lsn;
 use store_core::ha::{
     Action, Ask, Limits, Member, MemberId, Message, Record, Reign, Rules, Timing, Told, Versioned,
 };
-use store_core::message::{Get, Operation};
+use store_core::message::{Get, LeaseWanted, Operation};
 use store_core::{Frame, Key, MasterConfig, SegmentNo, Session};
 use te_core::Instant;
 use te_core::testkit::Rng;
@@ -733,7 +733,8 @@ impl World {
                 continue;
             }
             let (mut request, mut out) = (Vec::new(), Vec::new());
-            Get::encode_request(&mut request, 1, &(), [Key(key.as_bytes())].into_iter()).unwrap();
+            Get::encode_request(&mut request, 1, &LeaseWanted::Quick, [Key(key.as_bytes())].into_iter())
+                .unwrap();
             let (frame, _) = Frame::parse(&request).unwrap().unwrap();
             self.with(leader, |member, now| {
                 member.handle(now, &mut Session::default(), &frame, &mut out).unwrap();

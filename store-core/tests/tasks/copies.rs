@@ -160,7 +160,7 @@ fn a_hold_that_has_run_out_takes_no_readers_lease_with_it() {
 /// Reads a key as a client that can return its lease.
 fn read_as(store: &mut Store, reader: &mut Session, ms: u64, key: &str) -> LeaseRange {
     let (mut request, mut out) = (Vec::new(), Vec::new());
-    Get::encode_request(&mut request, 1, &(), std::iter::once(Key(key.as_bytes()))).unwrap();
+    Get::encode_request(&mut request, 1, &LeaseWanted::Quick, std::iter::once(Key(key.as_bytes()))).unwrap();
     store.master.handle(at(ms), reader, &Frame::parse(&request).unwrap().unwrap().0, &mut out);
     let (frame, _) = Frame::parse(&out).unwrap().unwrap();
     let (lease, _) = Get::decode_response(&frame).unwrap();

@@ -15,7 +15,7 @@ fn the_same_key_of_two_tenants_is_two_objects_and_no_operation_reaches_across() 
     let master = &mut master;
     let Allocation { generation, handle, .. } = put(master, &mut a, b"k").unwrap();
     assert_eq!(exists(master, &mut b, b"k"), Ok(false));
-    assert_eq!(one!(master, &mut b, Get, (), Key(b"k")), Ok(Err(ErrorCode::ObjectNotFound)));
+    assert_eq!(one!(master, &mut b, Get, LeaseWanted::Quick, Key(b"k")), Ok(Err(ErrorCode::ObjectNotFound)));
     assert_eq!(one!(master, &mut b, WhyKept, (), Key(b"k")), Ok(Err(ErrorCode::ObjectNotFound)));
     let removal = Removal { key: Key(b"k"), force: true };
     assert_eq!(one!(master, &mut b, Remove, (), removal), Ok(Err(ErrorCode::KeyNotFound)));

@@ -190,7 +190,7 @@ impl World {
         let keys = [self.key(), self.key()];
         let mut out = Vec::new();
         let items = keys.iter().map(|key| Key(key.as_bytes())).collect();
-        let (_, answers) = self.call::<Get>(&mut out, &(), items).unwrap();
+        let (_, answers) = self.call::<Get>(&mut out, &LeaseWanted::Quick, items).unwrap();
         for (key, answer) in keys.iter().zip(answers) {
             if let Ok(object) = answer {
                 self.judge(key, &object)?;

@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use mio::Poll;
 use mio::net::UnixStream;
 use store_core::message::{
-    ExplainEviction, Find, FindQuery, LeaseRange, List, ListQuery, Operation, ReturnLeases,
+    ExplainEviction, Find, FindQuery, LeaseRange, LeaseWanted, List, ListQuery, Operation, ReturnLeases,
 };
 use store_core::wire::{Frame, HEADER_BYTES};
 use store_core::{Key, Kind, Session, WireError};
@@ -143,7 +143,7 @@ fn flood() -> Vec<u8> {
     List::encode_request(&mut out, 2, &list, none()).unwrap();
     ExplainEviction::encode_request(&mut out, 3, &4096, none()).unwrap();
     let keys = (0..KEYS).map(|_| Key(b"a key of the usual length"));
-    store_core::message::Get::encode_request(&mut out, 4, &(), keys).unwrap();
+    store_core::message::Get::encode_request(&mut out, 4, &LeaseWanted::Quick, keys).unwrap();
     out
 }
 

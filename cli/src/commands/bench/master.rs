@@ -12,8 +12,8 @@ use clap::ValueEnum;
 use serde::Serialize;
 use store_client::{Masters, RpcConfig, RpcConnection};
 use store_core::message::{
-    Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutEnd,
-    PutOptions, PutRequest, PutStart, ReadStats, Removal, Remove,
+    Beat, Commit, Exists, Get, Heartbeat, Kind, LeaseWanted, Mount, MountSegment, NewObject, Operation as _,
+    PutEnd, PutOptions, PutRequest, PutStart, ReadStats, Removal, Remove,
 };
 use store_core::{ErrorCode, Frame, Incarnation, Key, NodeId};
 
@@ -477,7 +477,7 @@ impl Client {
         let keys = work.keys.iter().map(|key| Key(key));
         let id = match self.load.op {
             Ask::Exists => self.rpc.queue::<Exists>(&(), keys)?,
-            Ask::Get => self.rpc.queue::<Get>(&(), keys)?,
+            Ask::Get => self.rpc.queue::<Get>(&LeaseWanted::Quick, keys)?,
             Ask::Put => {
                 let objects = work.keys.iter().map(|key| NewObject { key: Key(key), len: OBJECT_BYTES });
                 self.rpc.queue::<PutStart>(&ASK, objects)?
