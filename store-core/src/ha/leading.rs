@@ -29,6 +29,8 @@ const CONFIRMATIONS: u32 = 5;
 const STEP_MAX: Duration = Duration::from_millis(250);
 /// Beats without progress after which chunks of a snapshot are sent again.
 const PATIENCE_BEATS: u32 = 8;
+/// Commands that no answer waits for are sent when they are so long, bytes: some 150 gets.
+const LEASES_BYTES: usize = 2 << 10;
 
 #[derive(Debug)]
 pub(super) struct Leading {
@@ -186,9 +188,11 @@ impl Leading {
 
     /// Sends new commands to the members that lack them, if an answer may wait for them. Others, such as the
     /// leases of gets, wait for a command that is sent at once, for the next beat, or until they are many:
-    /// each message costs all processes more than a get does.
+    /// each message costs all processes more than a get does. Not until they are very many, because a follower
+    /// that repeats thousands at a time may take a core from the leader for a while.
     pub(super) fn flush(&mut self, actions: &mut VecDeque<Action>) {
-        if self.handing.is_some() || self.dependence.awaited() > self.history.ends() {
+        let waits = self.dependence.awaited() > self.history.ends();
+        if waits || self.handing.is_some() || self.recorder.pending_bytes() >= LEASES_BYTES {
             self.record_commands();
         }
         let ends = self.history.ends();

@@ -3,8 +3,8 @@
 //! The clients are threads with a connection each and several requests in progress. Objects are metadata
 //! only: the segment that is mounted is never read or written, so payload does not affect the measurement.
 
-use std::sync::Barrier;
-use std::thread;
+use std::sync::{Barrier, mpsc};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -118,6 +118,8 @@ const OBJECT_BYTES: u64 = 4096;
 const SEGMENT_BYTES: u64 = 1 << 44;
 /// Range of key numbers per client: more than it can use.
 const NUMBERS_EACH: u64 = 1 << 36;
+/// How often the segment of the benchmark is kept mounted.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
 const WARM_UP: Duration = Duration::from_millis(200);
 
 pub(super) fn run(args: &Args, global: Global) -> Outcome {
@@ -148,6 +150,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         }
     }
     let node = mount(&mut control)?;
+    let _beats = Beats::start(address.clone(), node);
     let memory = fill(&mut control, args.objects, child.as_ref(), global)?;
 
     let duration = Duration::from_secs_f64(args.duration);
@@ -178,8 +181,6 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         }
         rows.push(row);
         bar.set(done as u64 + 1);
-        // The master removes nodes from which no heartbeat comes.
-        control.call::<Beat>(&node, std::iter::empty()).map_err(no_master)?;
     }
     drop(bar);
     finish(args, &rows, memory)?;
@@ -263,6 +264,38 @@ fn mount(control: &mut RpcConnection) -> anyhow::Result<Heartbeat> {
         .call::<Mount>(&segment, std::iter::empty())
         .context("cannot mount a segment for the benchmark")?;
     Ok(Heartbeat { node, incarnation, key: 0 })
+}
+
+/// Keeps the segment of the benchmark mounted as long as it exists: the master removes nodes from which no
+/// heartbeat comes.
+struct Beats(Option<(mpsc::Sender<()>, JoinHandle<()>)>);
+
+impl Beats {
+    fn start(address: Masters, node: Heartbeat) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        let beat = move || {
+            let mut rpc = None;
+            while stopped.recv_timeout(BEAT_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+                if rpc.is_none() {
+                    rpc = RpcConnection::connect(address.clone(), RpcConfig::default()).ok();
+                }
+                // A master that cannot be reached fails what is measured as well.
+                if rpc.as_mut().is_some_and(|rpc| rpc.call::<Beat>(&node, std::iter::empty()).is_err()) {
+                    rpc = None;
+                }
+            }
+        };
+        Self(Some((stop, thread::spawn(beat))))
+    }
+}
+
+impl Drop for Beats {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.0.take() {
+            drop(stop);
+            let _ = thread.join();
+        }
+    }
 }
 
 fn fill(
