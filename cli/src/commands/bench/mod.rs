@@ -1,6 +1,7 @@
 //! `snowskin bench`: reproducible measurements.
 
 mod allocator;
+mod disk;
 mod local;
 mod master;
 mod store;
@@ -42,6 +43,7 @@ enum What {
     Allocator(allocator::Args),
     Local(local::Args),
     Target(target::Args),
+    Disk(disk::Args),
 }
 
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
@@ -52,6 +54,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         What::Allocator(args) => allocator::run(args, global),
         What::Local(args) => local::run(args, global),
         What::Target(args) => target::run(args),
+        What::Disk(args) => disk::run(args, global),
     }
 }
 

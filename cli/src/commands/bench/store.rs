@@ -668,7 +668,7 @@ struct Run {
     latency: Histogram,
 }
 
-fn key_of(number: u64) -> [u8; 22] {
+pub(super) fn key_of(number: u64) -> [u8; 22] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut key = *b"bench/----------------";
     for (i, digit) in key[6..].iter_mut().enumerate() {
