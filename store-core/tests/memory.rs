@@ -6,8 +6,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use store_core::message::{MountSegment, PutOptions, RemoveMode, Retention};
-use store_core::{AllocatorKind, Incarnation, Master, MasterConfig, NodeId};
+use store_core::message::*;
+use store_core::{
+    AllocatorKind, ErrorCode, Frame, Incarnation, Key, Master, MasterConfig, NodeId, Session, TenantTag,
+};
 use te_core::Instant;
 
 struct Counting;
@@ -33,15 +35,22 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 const BYTES_PER_OBJECT_MAX: f64 = 200.0;
+/// The same for an object that is in memory and on a disk.
+const BYTES_IN_BOTH_MAX: f64 = 250.0;
 
 /// A master with room for `objects` objects. The tests count all allocations of the process, so they run one
 /// after the other: drop the guard last.
 fn master(objects: u64, kind: AllocatorKind) -> (MutexGuard<'static, ()>, Master, usize) {
+    master_with(3, objects, MasterConfig { allocator: kind, ..MasterConfig::default() })
+}
+
+/// The same with so many nodes, each of which has room for all objects.
+fn master_with(nodes: u64, objects: u64, config: MasterConfig) -> (MutexGuard<'static, ()>, Master, usize) {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let before = LIVE.load(Ordering::Relaxed);
-    let mut master = Master::new(MasterConfig { allocator: kind, ..MasterConfig::default() }).unwrap();
-    for node in 1..=3u64 {
+    let mut master = Master::new(config).unwrap();
+    for node in 1..=nodes {
         let name = format!("node-{node}");
         let segment = MountSegment {
             node: NodeId::new(node),
@@ -82,6 +91,98 @@ fn an_object_with_a_key_of_32_bytes_and_one_replica_costs_at_most_200_bytes() {
     );
     assert!(worst.max(each) <= BYTES_PER_OBJECT_MAX, "{each:.1}, {worst:.1} at worst");
     assert!((estimate - each).abs() < each * 0.05, "the estimate is wrong: {estimate:.1} for {each:.1}");
+}
+
+fn call<'a, O: Operation>(
+    master: &mut Master,
+    out: &'a mut Vec<u8>,
+    head: &O::Request<'_>,
+    items: Vec<O::RequestItem<'_>>,
+) -> Vec<O::ResponseItem<'a>> {
+    let mut request = Vec::new();
+    O::encode_request(&mut request, 1, head, items.into_iter()).unwrap();
+    out.clear();
+    master.handle(Instant::ZERO, &mut Session::owner(), &Frame::parse(&request).unwrap().unwrap().0, out);
+    O::decode_response(&Frame::parse(out).unwrap().unwrap().0).unwrap().1.collect()
+}
+
+/// Mounts a disk that is ready, of the first node.
+fn mount_disk(master: &mut Master) -> DiskProof {
+    let node = NodeId::new(1);
+    let mount = MountDisk {
+        node,
+        incarnation: Incarnation::new(1),
+        uuid: [7; 16],
+        bytes: 1 << 40,
+        extent_bytes: 64 << 20,
+        endpoint: "127.0.0.1:9001",
+        stage: "127.0.0.1:9002",
+        ..MountDisk::default()
+    };
+    let disk = master.mount_disk(Instant::ZERO, &mount).unwrap().disk;
+    DiskProof { node: NodeProof { node, key: 0 }, disk }
+}
+
+#[test]
+fn an_object_on_a_disk_costs_at_most_200_bytes_and_in_both_tiers_at_most_250() {
+    let objects: u64 = if cfg!(debug_assertions) { 200_000 } else { 1_000_000 };
+    let (turn, mut store, before) = master(objects, AllocatorKind::default());
+    let (proof, mut out) = (mount_disk(&mut store), Vec::new());
+    // As a node announces what it has found on its disk.
+    for first in (0..objects).step_by(100) {
+        let keys: Vec<String> = (first..first + 100).map(|object| format!("{object:032x}")).collect();
+        let found = keys.iter().zip(first..).map(|(key, object)| FoundObject {
+            tenant: TenantTag::of("default"),
+            key: Key(key.as_bytes()),
+            generation: object + 1,
+            len: 4096,
+            crc32c: 1,
+            locator: (64 << 20) + object * 8192,
+        });
+        let adopted = call::<AdoptObjects>(&mut store, &mut out, &proof, found.collect());
+        assert!(adopted.iter().all(|adoption| *adoption == Adoption::Adopted), "{adopted:?}");
+    }
+    assert_eq!(store.stats().disk_objects, objects);
+    let on_disk = (LIVE.load(Ordering::Relaxed) - before) as f64 / objects as f64;
+    drop((store, turn));
+
+    // Half of a full memory is to be on the disk as well.
+    let config = MasterConfig { demote_ahead: 0.5, eviction_high_watermark: 1.0, ..MasterConfig::default() };
+    let (_turn, mut store, before) = master_with(1, objects, config);
+    let proof = mount_disk(&mut store);
+    call::<DiskReady>(&mut store, &mut out, &proof, vec![]);
+    (0..objects).for_each(|object| put(&mut store, object, &PutOptions::default()));
+    let alone = LIVE.load(Ordering::Relaxed) - before;
+    let (node, incarnation) = (proof.node.node, Incarnation::new(1));
+    let fetch = FetchRequest { node, incarnation, count_max: 64, key: 0 };
+    let fetch = FetchDisk { fetch, disk: proof.disk, bytes_max: 1 << 30 };
+    let mut locator = 64 << 20;
+    loop {
+        let orders = call::<FetchDiskOrders>(&mut store, &mut out, &fetch, vec![]);
+        let ends: Vec<DiskEnd<'_>> = orders
+            .iter()
+            .filter_map(|order| match order {
+                DiskOrder::Demote { generation, .. } => {
+                    locator += 8192;
+                    Some(DiskEnd::Demoted { generation: *generation, result: Ok(locator) })
+                }
+                _ => None,
+            })
+            .collect();
+        if ends.is_empty() {
+            break;
+        }
+        let mut ended = Vec::new();
+        let ended: Vec<Result<(), ErrorCode>> = call::<EndDiskOrders>(&mut store, &mut ended, &proof, ends);
+        assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+    }
+    let (both, stats) = (LIVE.load(Ordering::Relaxed) - before, store.stats());
+    assert!(stats.disk_objects > objects / 3, "{} of {objects} were copied", stats.disk_objects);
+    let more = both.saturating_sub(alone) as f64 / stats.disk_objects as f64;
+    let both = alone as f64 / objects as f64 + more;
+    println!("{on_disk:.1} bytes per object on a disk, {both:.1} for one in memory as well");
+    assert!(on_disk <= BYTES_PER_OBJECT_MAX, "{on_disk:.1}");
+    assert!(both <= BYTES_IN_BOTH_MAX, "{both:.1}");
 }
 
 /// Limit on the memory of a master that was filled and emptied, bytes.
