@@ -203,10 +203,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             "test-features",
             "the fabrics again, with features that change how they work",
             900,
-            tests_with_features(
-                host,
-                &["te-core", "te-fabric", "te-metadata", "te-host", "te-tcp", "te-engine"],
-            ),
+            tests_with_features(host, &["te-metadata", "te-host", "te-tcp", "te-engine"]),
         ),
         step("no-std", "te-core and store-core without std", 300, no_std(host)),
         step("loom", "every interleaving of what is ordered by hand", 900, loom(host)),
