@@ -1,5 +1,7 @@
 //! The master's metrics: counted by the serving thread, copied on request, rendered on another thread.
 
+mod disks;
+
 use std::fmt;
 use std::fs;
 use std::sync::atomic::AtomicU64;
@@ -215,6 +217,7 @@ impl Snapshot {
         self.register_tasks(&mut registry);
         self.register_eviction(&mut registry);
         self.register_gauges(&mut registry);
+        disks::register(&mut registry, &self.stats);
         self.register_counters(&mut registry);
         self.register_held(&mut registry);
         self.register_refusals(&mut registry);

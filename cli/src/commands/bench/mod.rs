@@ -1,11 +1,11 @@
 //! `snowskin bench`: reproducible measurements.
 
 mod allocator;
-mod disk;
 mod local;
 mod master;
 mod store;
 mod target;
+mod tier;
 mod transfer;
 
 use std::time::Duration;
@@ -43,7 +43,7 @@ enum What {
     Allocator(allocator::Args),
     Local(local::Args),
     Target(target::Args),
-    Disk(disk::Args),
+    Tier(tier::Args),
 }
 
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         What::Allocator(args) => allocator::run(args, global),
         What::Local(args) => local::run(args, global),
         What::Target(args) => target::run(args),
-        What::Disk(args) => disk::run(args, global),
+        What::Tier(args) => tier::run(args, global),
     }
 }
 

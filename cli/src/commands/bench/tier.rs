@@ -1,4 +1,4 @@
-//! `snowskin bench disk`: how fast a node writes objects to its disk, and a client reads them from there.
+//! `snowskin bench tier`: how fast a node writes objects to its disk, and a client reads them from there.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -27,13 +27,14 @@ const AFTER_HELP: &str =
     copies objects to the disk before the master evicts them; puts wait while it is behind, so the rate of \
     demotion is that of the disk. Then objects that are on the disk alone are read once, in random order, \
     --batch in one call, and every byte is verified against its checksum. The disk is read and written with \
-    direct I/O. Compare with fio --direct=1 on the same file system. FILE is removed at the end.
+    direct I/O. Compare with `snowskin disk bench`, which measures \
+    the disk alone, and with fio --direct=1 on the same file system. FILE is removed at the end.
 
 Examples:
-  snowskin bench disk --file /mnt/nvme0/bench.disk
-  snowskin bench disk --file /mnt/nvme0/bench.disk --size 32GiB --value 64KiB --json";
+  snowskin bench tier --file /mnt/nvme0/bench.disk
+  snowskin bench tier --file /mnt/nvme0/bench.disk --size 32GiB --value 64KiB --json";
 
-/// Measure the disk of a node
+/// Measure the disk tier: objects are demoted by a node and read by a client
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
