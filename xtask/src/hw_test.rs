@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Crates whose tests run in the lab's profile `rdma`, with the features they need.
-const SUITES: [&str; 1] = ["-p te-rdma --test verbs_device"];
+/// Test programs that run in the profiles of the lab.
+const SUITES: [(&str, &str); 2] =
+    [("rdma", "-p te-rdma --test verbs_device"), ("disk", "-p store-client --test power_loss")];
 /// The default filter of each profile. Profile `rdma` runs all tests.
-const FILTERS: [(&str, &str); 3] = [("nvmeof", "namespace"), ("cxl", "cxl"), ("numa", "numa")];
+const FILTERS: [(&str, &str); 4] =
+    [("nvmeof", "namespace"), ("cxl", "cxl"), ("numa", "numa"), ("disk", "test_programs")];
 /// Address of the agent in guest b, on the management network.
 const AGENT: &str = "10.77.9.2:7077";
 
@@ -71,9 +73,9 @@ fn in_lab(args: &Args, host: &Host) -> Result<()> {
     list.arg("--list")
         .stdout(&host.root)
         .context("the test runner does not take these arguments; see `-- --help`")?;
-    let suites = build_suites(host)?;
     let mut failed = Vec::new();
     for profile in &profiles {
+        let suites = build_suites(host, profile)?;
         println!("\nhw-test: profile {profile}");
         if let Err(error) = in_profile(args, profile, &program, &suites) {
             println!("hw-test: profile {profile}: {error:#}");
@@ -107,11 +109,12 @@ fn in_profile(args: &Args, profile: &str, program: &Path, suites: &[PathBuf]) ->
         "nvmeof" => {
             settings.push("HW_TESTS_NVMEOF=tcp 10.77.0.2 4420 lab;rdma 10.77.1.2 4421 lab".to_owned())
         }
-        "rdma" if !suites.is_empty() => {
-            let suites: Vec<String> = suites.iter().map(|path| path.display().to_string()).collect();
-            settings.push(format!("HW_TESTS_SUITES={}", suites.join(";")));
-        }
+        "disk" => settings.push("SNOWSKIN_LOG_WRITES=/dev/ram0 /dev/ram1".to_owned()),
         _ => {}
+    }
+    if !suites.is_empty() {
+        let suites: Vec<String> = suites.iter().map(|path| path.display().to_string()).collect();
+        settings.push(format!("HW_TESTS_SUITES={}", suites.join(";")));
     }
     let mut command = in_env(&settings, &["--color", "never"]);
     match FILTERS.iter().find(|(name, _)| *name == profile) {
@@ -129,10 +132,10 @@ fn build(host: &Host) -> Result<PathBuf> {
     built.into_iter().next().context("cargo built no hw-tests")
 }
 
-/// Builds the test programs of the fabrics with devices in the lab.
-fn build_suites(host: &Host) -> Result<Vec<PathBuf>> {
+/// Builds the test programs that run in a profile.
+fn build_suites(host: &Host, profile: &str) -> Result<Vec<PathBuf>> {
     let mut programs = Vec::new();
-    for selection in SUITES {
+    for (_, selection) in SUITES.iter().filter(|(of, _)| *of == profile) {
         let cmd = Cmd::new(&format!(
             "cargo test --quiet --no-run {selection} --message-format json-render-diagnostics"
         ));

@@ -114,6 +114,14 @@ setup_cxl() {
     say "CXL memory up (emulated): $(ls /dev/dax*)"
 }
 
+# RAM disks for a disk and for the log of its writes, which device-mapper keeps.
+setup_disk() {
+    load dm-mod dm-log-writes
+    modprobe -C /dev/null -d "$LAB_MODULES" -S "$LAB_KERNEL" brd rd_nr=2 rd_size=262144 || fail "module brd does not load"
+    [ -b /dev/ram1 ] || fail "no /dev/ram1"
+    say "RAM disks up: $(ls /dev/ram*)"
+}
+
 load virtio_console
 for port in /sys/class/virtio-ports/*; do
     [ "$(cat "$port/name")" = lab ] && exec 3> "/dev/${port##*/}"
