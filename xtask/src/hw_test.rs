@@ -9,12 +9,20 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Test programs that run in the profiles of the lab.
+/// Profiles that run where none is named, in CI too.
+const DEFAULT: [&str; 2] = ["rdma", "disk"];
+/// Test programs that run in the profiles of the lab. Of a crate with many dependencies the whole workspace is
+/// selected: what `cargo test --workspace` has built is used then.
 const SUITES: [(&str, &str); 2] =
-    [("rdma", "-p te-rdma --test verbs_device"), ("disk", "-p store-client --test power_loss")];
+    [("rdma", "-p te-rdma --test verbs_device"), ("disk", "--workspace --test block_devices")];
 /// The default filter of each profile. Profile `rdma` runs all tests.
 const FILTERS: [(&str, &str); 4] =
     [("nvmeof", "namespace"), ("cxl", "cxl"), ("numa", "numa"), ("disk", "test_programs")];
+/// The log of a disk's writes: the variable that names it, its name in the run's directory, and the time for
+/// reading it, seconds.
+const WRITE_LOG: &str = "SNOWSKIN_WRITE_LOG";
+const WRITE_LOG_FILE: &str = "write-log";
+const POWER_LOSS_S: u64 = 300;
 /// Address of the agent in guest b, on the management network.
 const AGENT: &str = "10.77.9.2:7077";
 
@@ -24,8 +32,8 @@ pub(crate) struct Args {
     /// Run in guests with emulated devices instead of on this host.
     #[arg(long)]
     lab: bool,
-    /// Profiles of the lab (repeat the option, or separate them with commas); `rdma` by default. `all`
-    /// selects all.
+    /// Profiles of the lab (repeat the option, or separate them with commas); `rdma` and `disk` by default.
+    /// `all` selects all.
     #[arg(long, value_delimiter = ',', value_name = "PROFILE", requires = "lab")]
     profile: Vec<String>,
     /// Wall time per profile, seconds.
@@ -58,7 +66,7 @@ fn here(args: &Args, host: &Host) -> Result<()> {
 fn in_lab(args: &Args, host: &Host) -> Result<()> {
     let all: Vec<String> = lab::names().map(str::to_owned).collect();
     let profiles = match args.profile.as_slice() {
-        [] => vec!["rdma".to_owned()],
+        [] => DEFAULT.map(str::to_owned).into(),
         [one] if one == "all" => all,
         some => some.to_vec(),
     };
@@ -109,7 +117,10 @@ fn in_profile(args: &Args, profile: &str, program: &Path, suites: &[PathBuf]) ->
         "nvmeof" => {
             settings.push("HW_TESTS_NVMEOF=tcp 10.77.0.2 4420 lab;rdma 10.77.1.2 4421 lab".to_owned())
         }
-        "disk" => settings.push("SNOWSKIN_LOG_WRITES=/dev/ram0 /dev/ram1".to_owned()),
+        "disk" => {
+            settings.push("SNOWSKIN_BLOCK_DEVICES=/dev/ram0 /dev/ram1 /dev/ram2".to_owned());
+            settings.push(format!("{WRITE_LOG}=/run/lab/{WRITE_LOG_FILE}"));
+        }
         _ => {}
     }
     if !suites.is_empty() {
@@ -121,7 +132,24 @@ fn in_profile(args: &Args, profile: &str, program: &Path, suites: &[PathBuf]) ->
         Some((_, filter)) if args.runner.is_empty() => command.push((*filter).to_owned()),
         _ => command.extend(args.runner.iter().cloned()),
     }
-    lab::run_in(profile, &args.setup, command, peer, Duration::from_secs(args.limit_s))
+    let dir = lab::run_in(profile, &args.setup, command, peer, Duration::from_secs(args.limit_s))?;
+    if profile == "disk" && args.runner.is_empty() {
+        lose_power(&dir, suites)?;
+    }
+    Ok(())
+}
+
+/// What the guest has recorded is tried out here, where processors are not emulated.
+fn lose_power(dir: &Path, suites: &[PathBuf]) -> Result<()> {
+    let log = dir.join(WRITE_LOG_FILE);
+    ensure!(log.is_file(), "the guest has recorded no writes: {} is missing", log.display());
+    println!("hw-test: on this host: loss of power after each recorded write and flush");
+    for program in suites {
+        let cmd = Cmd::default().arg(program.display().to_string()).arg("after_a_loss_of_power");
+        cmd.env(WRITE_LOG, &log.display().to_string()).run(dir, Some(POWER_LOSS_S))?;
+    }
+    // It is large.
+    std::fs::remove_file(&log).with_context(|| format!("cannot remove {}", log.display()))
 }
 
 /// Builds the runner with the test profile: with checks, and some optimisation.

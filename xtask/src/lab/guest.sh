@@ -114,12 +114,12 @@ setup_cxl() {
     say "CXL memory up (emulated): $(ls /dev/dax*)"
 }
 
-# RAM disks for a disk and for the log of its writes, which device-mapper keeps.
+# RAM disks, of which device-mapper makes devices that record writes, fail and stall.
 setup_disk() {
-    load dm-mod dm-log-writes
-    modprobe -C /dev/null -d "$LAB_MODULES" -S "$LAB_KERNEL" brd rd_nr=2 rd_size=262144 || fail "module brd does not load"
-    [ -b /dev/ram1 ] || fail "no /dev/ram1"
-    say "RAM disks up: $(ls /dev/ram*)"
+    load dm-mod dm-log-writes dm-flakey
+    modprobe -C /dev/null -d "$LAB_MODULES" -S "$LAB_KERNEL" brd rd_nr=3 rd_size=131072 || fail "module brd does not load"
+    [ -b /dev/ram2 ] || fail "no /dev/ram2"
+    say "RAM disks up: $(echo /dev/ram*)"
 }
 
 load virtio_console

@@ -78,7 +78,7 @@ pub(super) const PROFILES: [Profile; 5] = [
     },
     Profile {
         name: "disk",
-        what: "one guest with two RAM disks, whose writes and flushes device-mapper records (log-writes)",
+        what: "one guest with three RAM disks, which device-mapper makes lose power, fail and stall",
         guests: 1,
         rails: 0,
         nodes: Nodes::One,
