@@ -126,7 +126,7 @@ impl Bench {
     /// Reads what is in memory; returns the median of the times.
     fn median(&mut self, numbers: Range<u64>) -> Duration {
         let mut times = Vec::new();
-        for number in numbers.cycle().take(60) {
+        for number in numbers.cycle().take(30) {
             let (found, took) = self.get(number);
             assert!(found, "{number} is in memory");
             times.push(took);
@@ -190,7 +190,7 @@ pub(crate) fn a_disk_that_stalls_fails_no_put_and_holds_up_no_get_beyond_its_dea
     eventually("the disk is read again", || bench.get(20).0);
     bench.all_there(20..DEMOTED);
     let before = bench.stats().demotions_total;
-    bench.fill(2_000..2_040);
+    bench.fill(2_000..2_030);
     assert!(bench.stats().demotions_total > before);
     bench.node.take().unwrap().stop();
 }
@@ -233,6 +233,6 @@ pub(crate) fn a_disk_that_fails_costs_its_own_objects_only(devices: &[&str]) {
     bench.node = Some(start(bench.master.rpc_addr(), &bench.disk.path()));
     bench.all_there([0].into_iter().chain(2..12).chain(16..DEMOTED));
     assert_eq!(bench.found([1]), NONE, "it does not come back");
-    bench.fill(3_000..3_040);
+    bench.fill(3_000..3_030);
     bench.node.take().unwrap().stop();
 }
