@@ -11,8 +11,8 @@ use std::time::Duration;
 
 /// Profiles that run where none is named, in CI too.
 const DEFAULT: [&str; 2] = ["rdma", "disk"];
-/// Test programs that run in the profiles of the lab. Of a crate with many dependencies the whole workspace is
-/// selected: what `cargo test --workspace` has built is used then.
+/// Test programs that run in the profiles of the lab. The whole workspace is selected for a crate with many
+/// dependencies: what `cargo test --workspace` has built is used then.
 const SUITES: [(&str, &str); 2] =
     [("rdma", "-p te-rdma --test verbs_device"), ("disk", "--workspace --test block_devices")];
 /// The default filter of each profile. Profile `rdma` runs all tests.

@@ -1,7 +1,7 @@
 //! Disks on real block devices, of which device-mapper makes devices that lose power, fail and stall.
 //!
-//! `cargo xtask hw-test --lab --profile disk` runs them in a guest with three RAM disks, and then, on the host,
-//! the test that reads what was recorded in the guest. Elsewhere they are skipped by name.
+//! `cargo xtask hw-test --lab --profile disk` runs them in a guest with three RAM disks, and then, on the
+//! host, the test that reads what was recorded in the guest. Elsewhere they are skipped by name.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,

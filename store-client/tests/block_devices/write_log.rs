@@ -1,7 +1,7 @@
 //! What device-mapper's target `log-writes` has recorded, and what is found when the power goes.
 //!
-//! The log has the writes that had ended before a flush in front of that flush; marks are where they were made.
-//! Its format is in the kernel's `Documentation/admin-guide/device-mapper/log-writes.rst` and
+//! The log has the writes that had ended before a flush in front of that flush; marks are where they were
+//! made. Its format is in the kernel's `Documentation/admin-guide/device-mapper/log-writes.rst` and
 //! `drivers/md/dm-log-writes.c`.
 
 use std::fs::File;
@@ -106,7 +106,8 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// What is found if the power goes now: of each write that no flush has covered all, nothing, or some pages.
+    /// What is found if the power goes now: of each write that no flush has covered all, nothing, or some
+    /// pages.
     pub(crate) fn without_power(&mut self) -> Vec<u8> {
         let mut bytes = self.durable.clone();
         let rng = &mut self.rng;
