@@ -146,7 +146,7 @@ fn lose_power(dir: &Path, suites: &[PathBuf]) -> Result<()> {
     println!("hw-test: on this host: loss of power after each recorded write and flush");
     for program in suites {
         let cmd = Cmd::default().arg(program.display().to_string()).arg("after_a_loss_of_power");
-        cmd.env(WRITE_LOG, &log.display().to_string()).run(dir, Some(POWER_LOSS_S))?;
+        cmd.env(WRITE_LOG, log.display().to_string()).run(dir, Some(POWER_LOSS_S))?;
     }
     // It is large.
     std::fs::remove_file(&log).with_context(|| format!("cannot remove {}", log.display()))
