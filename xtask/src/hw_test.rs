@@ -9,10 +9,20 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Crates whose tests run in the lab's profile `rdma`, with the features they need.
-const SUITES: [&str; 1] = ["-p te-rdma --test verbs_device"];
+/// Profiles that run where none is named, in CI too.
+const DEFAULT: [&str; 2] = ["rdma", "disk"];
+/// Test programs that run in the profiles of the lab. The whole workspace is selected for a crate with many
+/// dependencies: what `cargo test --workspace` has built is used then.
+const SUITES: [(&str, &str); 2] =
+    [("rdma", "-p te-rdma --test verbs_device"), ("disk", "--workspace --test block_devices")];
 /// The default filter of each profile. Profile `rdma` runs all tests.
-const FILTERS: [(&str, &str); 3] = [("nvmeof", "namespace"), ("cxl", "cxl"), ("numa", "numa")];
+const FILTERS: [(&str, &str); 4] =
+    [("nvmeof", "namespace"), ("cxl", "cxl"), ("numa", "numa"), ("disk", "test_programs")];
+/// The log of a disk's writes: the variable that names it, its name in the run's directory, and the time for
+/// reading it, seconds.
+const WRITE_LOG: &str = "SNOWSKIN_WRITE_LOG";
+const WRITE_LOG_FILE: &str = "write-log";
+const POWER_LOSS_S: u64 = 300;
 /// Address of the agent in guest b, on the management network.
 const AGENT: &str = "10.77.9.2:7077";
 
@@ -22,8 +32,8 @@ pub(crate) struct Args {
     /// Run in guests with emulated devices instead of on this host.
     #[arg(long)]
     lab: bool,
-    /// Profiles of the lab (repeat the option, or separate them with commas); `rdma` by default. `all`
-    /// selects all.
+    /// Profiles of the lab (repeat the option, or separate them with commas); `rdma` and `disk` by default.
+    /// `all` selects all.
     #[arg(long, value_delimiter = ',', value_name = "PROFILE", requires = "lab")]
     profile: Vec<String>,
     /// Wall time per profile, seconds.
@@ -56,7 +66,7 @@ fn here(args: &Args, host: &Host) -> Result<()> {
 fn in_lab(args: &Args, host: &Host) -> Result<()> {
     let all: Vec<String> = lab::names().map(str::to_owned).collect();
     let profiles = match args.profile.as_slice() {
-        [] => vec!["rdma".to_owned()],
+        [] => DEFAULT.map(str::to_owned).into(),
         [one] if one == "all" => all,
         some => some.to_vec(),
     };
@@ -71,9 +81,9 @@ fn in_lab(args: &Args, host: &Host) -> Result<()> {
     list.arg("--list")
         .stdout(&host.root)
         .context("the test runner does not take these arguments; see `-- --help`")?;
-    let suites = build_suites(host)?;
     let mut failed = Vec::new();
     for profile in &profiles {
+        let suites = build_suites(host, profile)?;
         println!("\nhw-test: profile {profile}");
         if let Err(error) = in_profile(args, profile, &program, &suites) {
             println!("hw-test: profile {profile}: {error:#}");
@@ -107,18 +117,39 @@ fn in_profile(args: &Args, profile: &str, program: &Path, suites: &[PathBuf]) ->
         "nvmeof" => {
             settings.push("HW_TESTS_NVMEOF=tcp 10.77.0.2 4420 lab;rdma 10.77.1.2 4421 lab".to_owned())
         }
-        "rdma" if !suites.is_empty() => {
-            let suites: Vec<String> = suites.iter().map(|path| path.display().to_string()).collect();
-            settings.push(format!("HW_TESTS_SUITES={}", suites.join(";")));
+        "disk" => {
+            settings.push("SNOWSKIN_BLOCK_DEVICES=/dev/ram0 /dev/ram1 /dev/ram2".to_owned());
+            settings.push(format!("{WRITE_LOG}=/run/lab/{WRITE_LOG_FILE}"));
         }
         _ => {}
+    }
+    if !suites.is_empty() {
+        let suites: Vec<String> = suites.iter().map(|path| path.display().to_string()).collect();
+        settings.push(format!("HW_TESTS_SUITES={}", suites.join(";")));
     }
     let mut command = in_env(&settings, &["--color", "never"]);
     match FILTERS.iter().find(|(name, _)| *name == profile) {
         Some((_, filter)) if args.runner.is_empty() => command.push((*filter).to_owned()),
         _ => command.extend(args.runner.iter().cloned()),
     }
-    lab::run_in(profile, &args.setup, command, peer, Duration::from_secs(args.limit_s))
+    let dir = lab::run_in(profile, &args.setup, command, peer, Duration::from_secs(args.limit_s))?;
+    if profile == "disk" && args.runner.is_empty() {
+        lose_power(&dir, suites)?;
+    }
+    Ok(())
+}
+
+/// What the guest has recorded is tried out here, where processors are not emulated.
+fn lose_power(dir: &Path, suites: &[PathBuf]) -> Result<()> {
+    let log = dir.join(WRITE_LOG_FILE);
+    ensure!(log.is_file(), "the guest has recorded no writes: {} is missing", log.display());
+    println!("hw-test: on this host: loss of power after each recorded write and flush");
+    for program in suites {
+        let cmd = Cmd::default().arg(program.display().to_string()).arg("after_a_loss_of_power");
+        cmd.env(WRITE_LOG, log.display().to_string()).run(dir, Some(POWER_LOSS_S))?;
+    }
+    // It is large.
+    std::fs::remove_file(&log).with_context(|| format!("cannot remove {}", log.display()))
 }
 
 /// Builds the runner with the test profile: with checks, and some optimisation.
@@ -129,10 +160,10 @@ fn build(host: &Host) -> Result<PathBuf> {
     built.into_iter().next().context("cargo built no hw-tests")
 }
 
-/// Builds the test programs of the fabrics with devices in the lab.
-fn build_suites(host: &Host) -> Result<Vec<PathBuf>> {
+/// Builds the test programs that run in a profile.
+fn build_suites(host: &Host, profile: &str) -> Result<Vec<PathBuf>> {
     let mut programs = Vec::new();
-    for selection in SUITES {
+    for (_, selection) in SUITES.iter().filter(|(of, _)| *of == profile) {
         let cmd = Cmd::new(&format!(
             "cargo test --quiet --no-run {selection} --message-format json-render-diagnostics"
         ));

@@ -5,8 +5,11 @@ use crate::runner::Test;
 use anyhow::{Context as _, Result, ensure};
 use std::process::{Command, Stdio};
 
-pub(super) const TESTS: &[Test] =
-    &[Test { name: "the_test_programs_of_the_fabrics_pass_here", needs: &[Need::Suites], run: suites_pass }];
+pub(super) const TESTS: &[Test] = &[Test {
+    name: "the_test_programs_for_these_devices_pass_here",
+    needs: &[Need::Suites],
+    run: suites_pass,
+}];
 
 fn suites_pass(host: &Host) -> Result<()> {
     for program in &host.suites {

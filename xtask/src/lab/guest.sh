@@ -114,6 +114,14 @@ setup_cxl() {
     say "CXL memory up (emulated): $(ls /dev/dax*)"
 }
 
+# RAM disks, of which device-mapper makes devices that record writes, fail and stall.
+setup_disk() {
+    load dm-mod dm-log-writes dm-flakey
+    modprobe -C /dev/null -d "$LAB_MODULES" -S "$LAB_KERNEL" brd rd_nr=3 rd_size=131072 || fail "module brd does not load"
+    [ -b /dev/ram2 ] || fail "no /dev/ram2"
+    say "RAM disks up: $(echo /dev/ram*)"
+}
+
 load virtio_console
 for port in /sys/class/virtio-ports/*; do
     [ "$(cat "$port/name")" = lab ] && exec 3> "/dev/${port##*/}"

@@ -99,7 +99,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Task::Run { profile, limit_s, peer, command } => {
             let command = if command.is_empty() { look_around() } else { command.clone() };
             let peer = peer.as_ref().map(|line| shell(line));
-            run_job(profile, &args.setup, &Job { command, peer, limit: Duration::from_secs(*limit_s) })
+            run_job(profile, &args.setup, &Job { command, peer, limit: Duration::from_secs(*limit_s) })?;
+            Ok(())
         }
         Task::Shell { profile } => {
             let profile = named(profile)?;
@@ -111,7 +112,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Runs `command` in guest a of a profile, with `peer` in guest b.
+/// Runs `command` in guest a of a profile, with `peer` in guest b. Returns the run's directory, which is
+/// `/run/lab` in the guests.
 ///
 /// # Errors
 /// As [`run`].
@@ -121,7 +123,7 @@ pub(crate) fn run_in(
     command: Vec<String>,
     peer: Option<Vec<String>>,
     limit: Duration,
-) -> Result<()> {
+) -> Result<PathBuf> {
     run_job(profile, setup, &Job { command, peer, limit })
 }
 
@@ -138,13 +140,16 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     PROFILES.iter().map(|profile| profile.name)
 }
 
-fn run_job(profile: &str, setup: &Setup, job: &Job) -> Result<()> {
+fn run_job(profile: &str, setup: &Setup, job: &Job) -> Result<PathBuf> {
     let profile = named(profile)?;
     ensure!(job.peer.is_none() || profile.guests > 1, "profile {} has one guest", profile.name);
     let lab_dir = lab_dir()?;
     prepare(setup)?;
     let kernel = kernel::get(&lab_dir, setup.kernel_deb.as_deref())?;
-    Session::new(profile, &kernel, &lab_dir)?.run(job)
+    let session = Session::new(profile, &kernel, &lab_dir)?;
+    let dir = session.dir().to_owned();
+    session.run(job)?;
+    Ok(dir)
 }
 
 fn named(name: &str) -> Result<&'static Profile> {

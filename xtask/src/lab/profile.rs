@@ -35,7 +35,7 @@ pub(super) enum Nodes {
 pub(super) const CXL_BYTES: u64 = 256 << 20;
 
 /// All profiles.
-pub(super) const PROFILES: [Profile; 4] = [
+pub(super) const PROFILES: [Profile; 5] = [
     Profile {
         name: "rdma",
         what: "two guests, two rails each (soft-RoCE on virtio-net), each rail on its own NUMA node",
@@ -73,6 +73,16 @@ pub(super) const PROFILES: [Profile; 4] = [
         rails: 2,
         nodes: Nodes::TwoAndFarMemory,
         setup: &[],
+        cxl: false,
+        memory_mib: 1536,
+    },
+    Profile {
+        name: "disk",
+        what: "one guest with three RAM disks, which device-mapper makes lose power, fail and stall",
+        guests: 1,
+        rails: 0,
+        nodes: Nodes::One,
+        setup: &["disk"],
         cxl: false,
         memory_mib: 1536,
     },

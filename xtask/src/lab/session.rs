@@ -74,6 +74,11 @@ impl<'a> Session<'a> {
         Ok(Self { profile, kernel, dir, guests: Vec::new() })
     }
 
+    /// The run's directory.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Boots the guests, runs the job, and reports the result.
     ///
     /// # Errors

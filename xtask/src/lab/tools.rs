@@ -10,7 +10,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 13] = [
+const TOOLS: [Tool; 14] = [
     Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" },
     Tool { program: "busybox", package: "busybox-static" },
     Tool { program: "modprobe", package: "kmod" },
@@ -24,6 +24,7 @@ const TOOLS: [Tool; 13] = [
     Tool { program: "cxl", package: "ndctl" },
     Tool { program: "ndctl", package: "ndctl" },
     Tool { program: "daxctl", package: "daxctl" },
+    Tool { program: "dmsetup", package: "dmsetup" },
 ];
 /// A package without a program: the libibverbs provider for soft-RoCE.
 const PROVIDERS: (&str, &str) = ("libibverbs/librxe-rdmav34.so", "ibverbs-providers");
