@@ -11,6 +11,7 @@
 //!
 //! One step of such an owner may have been under way. It cannot do harm: see [`super`].
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::ops::Range;
@@ -102,6 +103,14 @@ impl Owner {
         }
         let excess = self.void.len().saturating_sub(VOID_MAX);
         self.void.drain(..excess);
+    }
+
+    /// The directory is taken: what was reserved and is not `found` is void. No sequence from `end` on was ever
+    /// reserved, so that a file with such a name says nothing.
+    pub(super) fn void_unused(&mut self, found: &BTreeSet<u64>, end: u64) {
+        let oldest = found.range(..end).next().copied().unwrap_or(end);
+        let unused = found.range(..end).next_back().map_or(1, |last| last + 1);
+        self.add_void(unused..end.max(unused), oldest);
     }
 
     /// Who that is, for people.
