@@ -2,10 +2,5 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use store_client::disk::fuzzing;
 
-fuzz_target!(|bytes: &[u8]| match bytes.split_first() {
-    Some((0, rest)) => fuzzing::owner(rest),
-    Some((1, rest)) => fuzzing::answer(rest),
-    _ => {}
-});
+fuzz_target!(|bytes: &[u8]| store_client::disk::fuzzing::text(bytes));

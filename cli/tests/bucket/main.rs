@@ -1,4 +1,5 @@
-//! `snowskin disk inspect` and `verify` of packs in a bucket: the program, and a real S3 server on the loopback.
+//! `snowskin disk inspect` and `verify` of packs in a bucket: the program, and a real S3 server on the
+//! loopback.
 //!
 //! The settings of a store are in the environment of a process, so that this binary starts the server, sets
 //! its environment, and runs its tests one after the other.

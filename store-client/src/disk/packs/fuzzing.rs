@@ -1,5 +1,5 @@
-//! Parsers of what a directory of packs or a bucket holds, and of what a store answers, for `fuzz/`. Only with
-//! `--cfg fuzzing`.
+//! Parsers of what a directory of packs or a bucket holds, and of what a store answers, for `fuzz/`. Only
+//! with `--cfg fuzzing`.
 //!
 //! Everything that is written has a checksum, which an attacker who may write can compute. So the checksums
 //! are put in here, and what is fuzzed is what is behind them.
@@ -28,6 +28,31 @@ const UUID: DiskUuid = [7; 16];
 const PAGE: usize = PAGE_BYTES as usize;
 /// Where the checksum of the lists is in the tail of a footer.
 const BODY_CRC_AT: usize = 100;
+
+/// The record of an owner, or an answer of a store: the first byte says which.
+///
+/// # Panics
+/// As [`owner`] and [`answer`].
+pub fn text(bytes: &[u8]) {
+    match bytes.split_first() {
+        Some((0, rest)) => owner(rest),
+        Some((1, rest)) => answer(rest),
+        _ => {}
+    }
+}
+
+/// Superblocks, a pack, or a disk: the first byte says which.
+///
+/// # Panics
+/// As [`superblocks`], [`pack`] and [`disk`].
+pub fn contents(bytes: &[u8]) {
+    match bytes.split_first() {
+        Some((0, rest)) => superblocks(rest),
+        Some((1, rest)) => pack(rest),
+        Some((2, rest)) => disk(rest),
+        _ => {}
+    }
+}
 
 /// A name in a directory or a bucket, an address of a bucket, and the path of a directory as a master tells
 /// it.
@@ -239,5 +264,54 @@ impl Volume for Sparse {
         overlay(begin, &self.head);
         overlay(end - self.tail.len() as u64, &self.tail);
         Ok(buffer.len())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use te_core::testkit::Rng;
+
+    use super::*;
+
+    /// The initial inputs of a target.
+    fn inputs(target: &str) -> Vec<Vec<u8>> {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
+        let files = std::fs::read_dir(corpus).unwrap().map(|entry| entry.unwrap().path());
+        let inputs: Vec<Vec<u8>> = files.map(|path| std::fs::read(path).unwrap()).collect();
+        assert!(inputs.len() >= 3, "{target}");
+        inputs
+    }
+
+    #[test]
+    fn the_initial_inputs_of_the_fuzz_targets_and_what_is_near_to_them_break_nothing() {
+        let mut rng = Rng::new(1);
+        let targets: [(&str, fn(&[u8])); 3] =
+            [("pack_names", name), ("pack_texts", text), ("pack_contents", contents)];
+        for (target, run) in targets {
+            for input in inputs(target) {
+                run(&input);
+                for _ in 0..60 {
+                    let mut near = input.clone();
+                    for _ in 0..1 + rng.below(3) {
+                        let (at, byte) = (rng.index(near.len().min(300)), rng.below(256) as u8);
+                        near[at] = byte;
+                    }
+                    run(&near);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_initial_inputs_are_what_they_are_meant_to_be() {
+        let found = inputs("pack_contents").iter().filter(|input| input[0] == 2).map(|input| {
+            let split = usize::from(u16::from_le_bytes([input[1], input[2]]));
+            let (mut head, mut tail) = (input[3..3 + split].to_vec(), input[3 + split..].to_vec());
+            head.chunks_mut(PAGE).for_each(seal);
+            seal_footer(&mut tail);
+            inspect(&Sparse { head, tail }).unwrap().objects
+        });
+        assert_eq!(found.collect::<Vec<u64>>(), [1, 1, 1], "an object in each");
     }
 }

@@ -40,7 +40,8 @@ mod answers;
 mod bucket;
 mod contents;
 mod fault;
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, test))]
+#[cfg_attr(test, allow(unreachable_pub, reason = "in tests nothing else uses it"))]
 pub mod fuzzing;
 #[cfg(any(feature = "s3", fuzzing, test))]
 mod layout;
@@ -351,8 +352,8 @@ impl PackDirectory {
     }
 
     /// Gives the superblock a new file, so that a former owner does not have it open. Slots in which a write
-    /// failed are used again, and what they contain is deleted. Returns these, and the first sequence that was
-    /// never reserved.
+    /// failed are used again, and what they contain is deleted. Returns these, and the first sequence that
+    /// was never reserved.
     fn renew_superblock(&mut self, token: &str) -> io::Result<(BTreeSet<u32>, u64)> {
         let Renewed { bytes, bad, end } = Renewed::of(&first_bytes(&self.slots.superblock, PAGES_BYTES)?);
         let (new, path) = (self.path().join(format!("{SUPERBLOCK}.{token}")), self.path().join(SUPERBLOCK));

@@ -105,8 +105,8 @@ impl Owner {
         self.void.drain(..excess);
     }
 
-    /// The directory is taken: what was reserved and is not `found` is void. No sequence from `end` on was ever
-    /// reserved, so that a file with such a name says nothing.
+    /// The directory is taken: what was reserved and is not `found` is void. No sequence from `end` on was
+    /// ever reserved, so that a file with such a name says nothing.
     pub(super) fn void_unused(&mut self, found: &BTreeSet<u64>, end: u64) {
         let oldest = found.range(..end).next().copied().unwrap_or(end);
         let unused = found.range(..end).next_back().map_or(1, |last| last + 1);
