@@ -138,7 +138,7 @@ fn a_reader_that_makes_up_lengths_and_locators_has_no_object_dropped() {
         found.map(|info| (info.segment, info.extent_bytes, info.stage.to_owned())).unwrap();
     let keys: Vec<Vec<u8>> = (0..40).map(key).collect();
     let (_, objects) = rpc.call::<Get>(&(), keys.iter().map(|key| Key(key))).unwrap();
-    let replicas = objects.flatten().flat_map(|object| object.replicas.as_slice().to_vec());
+    let replicas = objects.flatten().flat_map(|object| object.replicas.iter().copied().collect::<Vec<_>>());
     let places: Vec<u64> = replicas.filter(|it| it.segment == disk).map(|it| it.addr).collect();
     assert!(places.len() >= 20, "{places:?}");
 

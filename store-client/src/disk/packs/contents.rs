@@ -46,6 +46,10 @@ impl Renewed {
         let mut pages: Vec<Superblock> =
             bytes.chunks(PAGE_BYTES as usize).filter_map(Superblock::decode).collect();
         pages.sort_by_key(|page| page.serial);
+        if let Some((disk, geometry)) = pages.last().map(|last| (last.disk, last.geometry)) {
+            // What another disk says would not fit.
+            pages.retain(|page| (page.disk, page.geometry) == (disk, geometry));
+        }
         let bad: BTreeSet<u32> = pages.iter().flat_map(|page| page.bad.iter().copied()).collect();
         let end = pages.iter().map(|page| page.sequences_end).max().unwrap_or(1);
         if let Some(last) = pages.pop().filter(|_| !bad.is_empty()) {
@@ -102,5 +106,46 @@ impl Expected<'_> {
             return Err(PackFault::Renamed);
         }
         Ok(extent.slot)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use store_core::disk::format::{FIRST_EXTENT_AT, Marks};
+
+    use super::*;
+
+    #[test]
+    fn a_superblock_of_other_extents_decides_nothing_about_the_newest_one() {
+        let page = |serial: u64, extent_bytes: u32, sequences_end: u64, bad: &[u32]| {
+            let bytes = FIRST_EXTENT_AT + 16 * u64::from(extent_bytes);
+            let geometry = Geometry::new(bytes, extent_bytes, 512).unwrap();
+            let (disk, bad, marks) = ([7; 16], bad.iter().copied().collect(), Marks::default());
+            let (floor, written_bytes, object_bytes) = (0, 0, 0);
+            Superblock {
+                disk,
+                geometry,
+                serial,
+                sequences_end,
+                floor,
+                written_bytes,
+                object_bytes,
+                marks,
+                bad,
+            }
+            .encode()
+        };
+        // The highest sequence of short extents is more than long ones can have.
+        let pages = [page(2, 1 << 20, 1 << 43, &[3]), page(3, 128 << 20, 65, &[4])].concat();
+        let Renewed { bytes, bad, end } = Renewed::of(&pages);
+        assert_eq!((end, bad.into_iter().collect::<Vec<u32>>()), (65, vec![4]));
+        let (newest, valid) = newest_superblock(&bytes, Path::new("x")).unwrap();
+        assert_eq!((newest.geometry.extent_bytes(), newest.serial, valid), (128 << 20, 5, 2));
+        assert!(newest.bad.is_empty());
+        // Two of the same disk count together.
+        let pages = [page(2, 1 << 20, 129, &[3]), page(3, 1 << 20, 65, &[])].concat();
+        let renewed = Renewed::of(&pages);
+        assert_eq!((renewed.end, renewed.bad.into_iter().collect::<Vec<u32>>()), (129, vec![3]));
     }
 }

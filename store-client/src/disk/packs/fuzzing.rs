@@ -94,9 +94,7 @@ pub fn owner(bytes: &[u8]) {
     let end = numbers.next().unwrap_or_default();
     let found = numbers.collect();
     let text = &text[..text.len().min(BYTES_MAX as usize)];
-    let owner = Owner::parse(&String::from_utf8_lossy(text));
-    // A carriage return at the end of a line is not kept.
-    let mut owner = Owner::parse(&owner.text());
+    let mut owner = Owner::parse(&String::from_utf8_lossy(text));
     assert_eq!(Owner::parse(&owner.text()), owner);
     owner.void_unused(&found, end);
     assert!(owner.void.len() <= 256);

@@ -53,7 +53,7 @@ impl Owner {
     pub(super) fn parse(text: &str) -> Self {
         let mut owner = Self::default();
         for line in text.lines() {
-            let Some((name, value)) = line.split_once('=') else { continue };
+            let Some((name, value)) = line.trim_end_matches('\r').split_once('=') else { continue };
             match name {
                 "node" => value.clone_into(&mut owner.node),
                 "token" => value.clone_into(&mut owner.token),
@@ -97,8 +97,9 @@ impl Owner {
 
     /// Files with these sequences do not count from now on. `oldest`: no file has a lower sequence.
     pub(super) fn add_void(&mut self, range: Range<u64>, oldest: u64) {
-        self.void.retain(|range| range.end > oldest);
-        if !range.is_empty() && !self.void.contains(&range) {
+        // The new one is the last to be dropped, also where it was known.
+        self.void.retain(|known| known.end > oldest && *known != range);
+        if !range.is_empty() {
             self.void.push(range);
         }
         let excess = self.void.len().saturating_sub(VOID_MAX);
