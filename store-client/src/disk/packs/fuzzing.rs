@@ -303,7 +303,8 @@ mod tests {
 
     #[test]
     fn the_initial_inputs_are_what_they_are_meant_to_be() {
-        let found = inputs("pack_contents").iter().filter(|input| input[0] == 2).map(|input| {
+        let all = inputs("pack_contents");
+        let found = all.iter().filter(|input| input[0] == 2).map(|input| {
             let split = usize::from(u16::from_le_bytes([input[1], input[2]]));
             let (mut head, mut tail) = (input[3..3 + split].to_vec(), input[3 + split..].to_vec());
             head.chunks_mut(PAGE).for_each(seal);
