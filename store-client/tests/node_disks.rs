@@ -9,9 +9,11 @@ use std::path::Path;
 
 use common::{MIB, client_over, master_with, pattern, with};
 use store_client::{
-    Client, DiskList, Fabrics, Node, NodeConfig, NodeDiskConfig, PutOptions, RemoveMode, Stats, Store as _,
+    Client, DiskList, ErrorCode, Fabrics, Node, NodeConfig, NodeDiskConfig, PutOptions, RemoveMode,
+    RpcConfig, RpcConnection, Stats, Store as _,
 };
-use store_core::MasterConfig;
+use store_core::message::{Get, Segments, Stage, StageItem, StageRequest};
+use store_core::{Key, MasterConfig};
 use store_master::MasterHandle;
 use te_fabric::testkit::eventually;
 
@@ -118,6 +120,50 @@ fn objects_on_the_disk_survive_a_restart_of_the_node_and_removed_ones_do_not_com
         assert_eq!(client.get(&key(number)).unwrap(), None, "nor after another restart");
     }
     assert!(read_all(&mut client, 0..80) + 2 >= objects);
+    node.stop();
+}
+
+/// What a reader asks for, and with which length, decides nothing about the objects of others.
+#[test]
+fn a_reader_that_makes_up_lengths_and_locators_has_no_object_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let master = master_with(config());
+    let node = start(&master, &dir.path().join("disk"), Fabrics::default());
+    let mut client = client_over(master.rpc_addr(), Fabrics::default());
+    fill(&mut client, 0..80);
+    let mut rpc = RpcConnection::connect(master.rpc_addr().into(), RpcConfig::default()).unwrap();
+    let (_, infos) = rpc.call::<Segments>(&(), std::iter::empty()).unwrap();
+    let found = infos.flatten().find(|info| info.extent_bytes > 0);
+    let (disk, extent_bytes, service) =
+        found.map(|info| (info.segment, info.extent_bytes, info.stage.to_owned())).unwrap();
+    let keys: Vec<Vec<u8>> = (0..40).map(key).collect();
+    let (_, objects) = rpc.call::<Get>(&(), keys.iter().map(|key| Key(key))).unwrap();
+    let replicas = objects.flatten().flat_map(|object| object.replicas.iter().copied().collect::<Vec<_>>());
+    let places: Vec<u64> = replicas.filter(|it| it.segment == disk).map(|it| it.addr).collect();
+    assert!(places.len() >= 20, "{places:?}");
+
+    let mut stage = RpcConnection::connect(service.parse().unwrap(), RpcConfig::default()).unwrap();
+    let mut ask = |locator: u64, len: u64| {
+        let item = StageItem { disk, locator, len };
+        let asked = stage.call::<Stage>(&StageRequest { deadline_ms: 2_000 }, std::iter::once(item));
+        asked.unwrap().1.next().unwrap().map(|_| ())
+    };
+    let len = OBJECT as u64;
+    for place in &places {
+        for wrong in [1, 4_095, 2 * len] {
+            assert_eq!(ask(*place, wrong), Err(ErrorCode::InvalidParams), "{place}, {wrong} bytes");
+        }
+        for wrong in [place + 512, place + 1_000 * extent_bytes] {
+            assert_eq!(ask(wrong, len), Err(ErrorCode::ObjectNotFound), "{place}, at {wrong}");
+        }
+    }
+    assert_eq!(ask(places[0], len), Ok(()));
+    // What the node reports is in order, so that everything before a removal is known with it.
+    client.remove(&key(79), RemoveMode::Force).unwrap();
+    client.remove(&key(0), RemoveMode::Force).unwrap();
+    eventually("the removal is confirmed", || stats(&mut client).disk_tombstones == 0);
+    assert_eq!(stats(&mut client).disk_lost_total, 0, "{:?}", stats(&mut client));
+    assert_eq!(read_all(&mut client, 1..79), 78);
     node.stop();
 }
 

@@ -329,8 +329,8 @@ fn tests_with_features(host: &Host, packages: &[&str]) -> Plan {
 /// what was built for its tests is used again.
 fn buckets() -> Plan {
     commands([
-        "cargo test --workspace --features store-client/s3-testkit --test bucket",
-        "cargo test --workspace --features store-client/s3-testkit --lib -- bucket",
+        "cargo test --workspace --features cli/s3-testkit --test bucket",
+        "cargo test --workspace --features cli/s3-testkit --lib -- bucket",
     ])
 }
 

@@ -8,6 +8,9 @@
 //! The reads from memory of the same operation go on meanwhile. An object that its disk does not deliver by
 //! the deadline is read from another replica, if it has one, or is a miss. From there on it is a read from
 //! memory like others, and ends with the lease.
+//!
+//! What a node says is not there is not reported to the master: the node has told it, and is believed
+//! (`crate::node`); a reader would not be.
 
 use std::time::{Duration, Instant};
 

@@ -15,6 +15,8 @@ use store_core::disk::format::{
 use super::error::DiskError;
 use super::file::DiskFile;
 use super::image::is_intact;
+#[cfg(feature = "s3")]
+use super::packs::PackBucketReader;
 use super::packs::PackDirectory;
 use super::survey::{Damage, FoundObject, Progress, Survey, Verified};
 use super::sys::AlignedBuffer;
@@ -22,7 +24,7 @@ use super::sys::AlignedBuffer;
 /// Neighbouring images are read together up to so many bytes.
 const RUN_BYTES: u32 = 8 << 20;
 
-mod sealed {
+pub(super) mod sealed {
     pub trait Sealed {}
 }
 
@@ -39,6 +41,28 @@ pub trait Volume: sealed::Sealed {
     /// # Errors
     /// The read failed.
     fn read_at(&self, buffer: &mut AlignedBuffer, offset: u64) -> io::Result<usize>;
+
+    /// Whether every read is a request to another host: then headers of extents that have a footer are read
+    /// only where every byte is.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    /// Whether nothing was ever written to an extent, as far as that is known without reading it.
+    fn is_empty(&self, _slot: u32) -> bool {
+        false
+    }
+
+    /// All of an extent is about to be read.
+    fn will_read(&self, _slot: u32) {}
+
+    /// Whether what is there could be read so far; a volume may be out of reach.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
 }
 
 impl sealed::Sealed for DiskFile {}
@@ -63,6 +87,40 @@ impl Volume for PackDirectory {
     fn read_at(&self, buffer: &mut AlignedBuffer, offset: u64) -> io::Result<usize> {
         Self::read_at(self, buffer, offset)
     }
+
+    fn is_empty(&self, slot: u32) -> bool {
+        Self::is_empty(self, slot)
+    }
+}
+
+#[cfg(feature = "s3")]
+impl sealed::Sealed for PackBucketReader {}
+
+#[cfg(feature = "s3")]
+impl Volume for PackBucketReader {
+    fn superblocks(&self) -> Result<(Superblock, u32), DiskError> {
+        Self::superblocks(self)
+    }
+
+    fn read_at(&self, buffer: &mut AlignedBuffer, offset: u64) -> io::Result<usize> {
+        Self::read_at(self, buffer, offset)
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn is_empty(&self, slot: u32) -> bool {
+        Self::is_empty(self, slot)
+    }
+
+    fn will_read(&self, slot: u32) {
+        Self::will_read(self, slot);
+    }
+
+    fn check(&self) -> Result<(), DiskError> {
+        Self::check(self)
+    }
 }
 
 /// The lists of one extent.
@@ -79,6 +137,8 @@ struct Reader<'a> {
     superblock: Superblock,
     marks: Marks,
     damage: Vec<Damage>,
+    /// Headers are read where a footer says the same.
+    thorough: bool,
 }
 
 /// Reads superblocks, footers and headers of a disk.
@@ -88,6 +148,7 @@ struct Reader<'a> {
 pub fn inspect(file: &dyn Volume) -> Result<Survey, DiskError> {
     let mut reader = Reader::new(file)?;
     let (survey, _) = reader.survey();
+    file.check()?;
     Ok(Survey { damage: reader.damage, ..survey })
 }
 
@@ -102,15 +163,19 @@ pub fn verify(
 ) -> Result<Verified, DiskError> {
     let mut reader = Reader::new(file)?;
     let (survey, dead) = reader.survey();
+    file.check()?;
+    reader.thorough = true;
     let mut so_far = Progress { objects: 0, of: survey.objects, damaged: 0, bytes: 0 };
     let mut damage = std::mem::take(&mut reader.damage);
     let mut complete = true;
     for slot in 0..survey.superblock.geometry.extents() {
+        file.will_read(slot);
         let Some(lists) = reader.lists(slot) else { continue };
         if reader.verify(&lists, &dead, &mut so_far, &mut progress).is_break() {
             complete = false;
             break;
         }
+        file.check()?;
     }
     // The lists were read a second time: only what concerns objects is new.
     let is_new = |damage: &Damage| matches!(damage, Damage::Object(_));
@@ -128,7 +193,7 @@ impl<'a> Reader<'a> {
         // A disk that was just formatted has written one of them.
         let both = valid == 2 || superblock.serial <= 1;
         let damage = if both { Vec::new() } else { vec![Damage::Superblock] };
-        Ok(Self { file, marks: superblock.marks, superblock, damage })
+        Ok(Self { file, marks: superblock.marks, superblock, damage, thorough: !file.is_remote() })
     }
 
     /// Reads all lists once. Returns the tombstones, with the last sequence that each concerns.
@@ -213,11 +278,14 @@ impl<'a> Reader<'a> {
 
     /// The lists of the extent in a slot. `None`: there is nothing valid.
     fn lists(&mut self, slot: u32) -> Option<Lists> {
-        if self.superblock.bad.contains(&slot) {
+        if self.superblock.bad.contains(&slot) || self.file.is_empty(slot) {
             return None;
         }
         let footer = self.footer(slot);
-        let walked = self.walk(slot, footer.as_ref());
+        let walked = match &footer {
+            Some(_) if !self.thorough => None,
+            footer => self.walk(slot, footer.as_ref()),
+        };
         let newest = |lists: &Lists| (lists.extent.sequence, lists.has_footer);
         let lists = footer.into_iter().chain(walked).max_by_key(newest)?;
         (lists.extent.sequence >= self.superblock.floor).then_some(lists)

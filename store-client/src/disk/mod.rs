@@ -114,11 +114,16 @@ pub use file::{Caching, DiskFile, EXTENT_BYTES, FormatOptions, Sharing};
 pub use image::{image_of, is_intact};
 pub use inspect::{Volume, inspect, verify};
 #[cfg(feature = "s3")]
-pub use packs::PackBucket;
-pub(crate) use packs::{BucketAddress, check_bucket};
+pub(crate) use packs::BucketAddress;
+#[cfg(fuzzing)]
+pub use packs::fuzzing;
 #[cfg(feature = "s3")]
 pub(crate) use packs::{BucketDirectory, Gone, pack_name};
-pub use packs::{BucketFault, PackDirectory, PackFault, PackNames, RefusedPack, Room};
+pub use packs::{
+    BucketFault, PackDirectory, PackFault, PackNames, RefusedPack, Room, check_bucket, is_bucket,
+};
+#[cfg(feature = "s3")]
+pub use packs::{PackBucket, PackBucketReader};
 pub use probe::DiskProbe;
 pub use request::{Demote, DiskEvent, NotDone, Stage, Unsent};
 pub use service::{DiskOptions, DiskService, DriverKind, QUEUE_DEPTH};

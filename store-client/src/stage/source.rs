@@ -87,8 +87,9 @@ impl StageJob {
     /// Ends the job: data and trailer are in the buffer, or the reason why not. Call it when nothing of the
     /// job, and no device, touches the buffer any more, however late that is. Any thread may call it.
     ///
-    /// `SegmentNotFound`: there is no such disk; `ObjectNotFound`: nothing of this length is at the locator;
-    /// `UnavailableInCurrentStatus`: the disk is too busy; `TransferFail`: the disk failed.
+    /// `SegmentNotFound`: there is no such disk; `ObjectNotFound`: nothing is at the locator;
+    /// `InvalidParams`: the object there has another length; `UnavailableInCurrentStatus`: the disk is too
+    /// busy; `TransferFail`: the disk failed.
     pub fn finish(mut self, result: Result<(), ErrorCode>) {
         if let Some(hub) = self.hub.take() {
             hub.end(self.number, result.map_or_else(JobEnd::Failed, |()| JobEnd::Read));

@@ -131,6 +131,11 @@ impl Geometry {
         sequence.saturating_mul(self.extent_bytes as u64).saturating_add(offset as u64)
     }
 
+    /// Whether an extent can have this sequence: the locators of what is in it, and the next sequence, exist.
+    pub(super) const fn has_locators(&self, sequence: u64) -> bool {
+        sequence != 0 && sequence < u64::MAX / self.extent_bytes as u64
+    }
+
     /// The sequence of the extent and the offset in it that a locator names.
     #[must_use]
     pub const fn place(&self, locator: u64) -> (u64, u32) {
@@ -261,7 +266,7 @@ impl Marks {
     }
 
     fn take(from: &mut bytes::Reader<'_>) -> Option<Self> {
-        let serial = from.u64()?;
+        let serial = from.counter()?;
         let mut mark = || Some(Mark { sequence: from.u64()?, offset: from.u32()? });
         Some(Self { serial, streams: [mark()?, mark()?] })
     }

@@ -58,8 +58,13 @@ pub enum Refused {
     Unsuitable,
     /// The object was removed.
     Removed,
-    /// Nothing with this locator and length is on the disk: it was given up, or removed, or never written.
+    /// Nothing is at this locator, and never will be: it was given up, or removed, or never written.
     Gone,
+    /// Nothing is at this locator so far, in an extent that is still written to: it was removed, or never
+    /// written.
+    Absent,
+    /// The object at this locator does not have this length.
+    OtherLength,
     /// No further tombstones are possible: raise the floor of this disk
     /// ([`Disk::clear`](super::Disk::clear)).
     TombstonesFull,
@@ -74,7 +79,8 @@ impl fmt::Display for Refused {
             }
             Self::Unsuitable => "objects of this length, or with this key, are not stored on this disk",
             Self::Removed => "the object was removed",
-            Self::Gone => "the object is not on this disk any more: ask the master again",
+            Self::Gone | Self::Absent => "the object is not on this disk any more: ask the master again",
+            Self::OtherLength => "the object at this locator has another length: ask the master again",
             Self::TombstonesFull => "the list of removed objects is full: clear the disk",
         })
     }

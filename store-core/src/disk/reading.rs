@@ -37,18 +37,16 @@ impl Disk {
     /// checksum that the master keeps ([`crate::bound`]).
     ///
     /// # Errors
-    /// `Gone`: there is no object of this length at this locator any more. `Busy`: too much is being read,
-    /// the disk does not answer, or the deadline has passed.
+    /// `Gone`: there is nothing at this locator, and there never will be. `Absent`: there is nothing so far.
+    /// `OtherLength`: the object there does not have this length. `Busy`: too much is being read, the disk is
+    /// being opened, does not answer or has failed, or the deadline has passed.
     pub fn stage(&mut self, now: Instant, request: Stage) -> Result<(), Refused> {
         let Stage { id, locator, len, token, deadline } = request;
         let (sequence, offset) = self.geometry.place(locator);
         let bytes = self.geometry.image_bytes(len);
-        let slot = self.extents.find(sequence).ok_or(Refused::Gone)?;
-        let record = self.extents.slot(slot);
-        let room = record.bytes_at(offset).ok_or(Refused::Gone)?;
-        let gone = record.status == Status::Drained || matches!(self.state, State::Failed(_));
-        if bytes == 0 || bytes > room || gone {
-            return Err(Refused::Gone);
+        let Some((slot, room)) = self.image_at(sequence, offset) else { return Err(self.missing(sequence)) };
+        if bytes == 0 || bytes > room {
+            return Err(Refused::OtherLength);
         }
         let reads = &self.reads;
         let full = reads.count >= self.config.reads_max
@@ -64,6 +62,26 @@ impl Disk {
         let work = Work::Read { bytes, into: Target::Buffer { token, offset: 0 } };
         self.ops.order(now, Purpose::Stage(flight), at, work);
         Ok(())
+    }
+
+    /// The slot of an image, and the bytes up to the next one. What a reader says about its length has no
+    /// part in it.
+    fn image_at(&self, sequence: u64, offset: u32) -> Option<(u32, u32)> {
+        let slot = self.extents.find(sequence)?;
+        let record = self.extents.slot(slot);
+        let there = record.status != Status::Drained && !matches!(self.state, State::Failed(_));
+        Some((slot, record.bytes_at(offset).filter(|_| there)?))
+    }
+
+    /// What it means that nothing is at a locator in this extent. The owner of the disk believes `Gone`, so
+    /// it must not be said of what a recovery or a batch may still bring.
+    fn missing(&mut self, sequence: u64) -> Refused {
+        if matches!(self.state, State::Opening | State::Adopting | State::Failed(_)) {
+            return self.busy();
+        }
+        let open = |slot| self.extents.slot(slot).status == Status::Open;
+        let grows = sequence >= self.writing.next_sequence || self.extents.find(sequence).is_some_and(open);
+        if grows { Refused::Absent } else { Refused::Gone }
     }
 
     pub(super) fn stage_ended(&mut self, now: Instant, flight: &Flight, ok: bool) {

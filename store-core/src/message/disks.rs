@@ -198,8 +198,9 @@ pub enum DiskEnd<'a> {
         /// The put that stored it.
         generation: u64,
     },
-    /// The disk has dropped what it wrote lately, because a sync failed: the places with these locators are
-    /// to be dropped.
+    /// No reader can read anything at these locators: places there are to be dropped. The disk has dropped
+    /// what it wrote lately, because a sync failed; or the device reports an error; or a reader was refused,
+    /// because nothing is there any more.
     Dropped {
         /// The first locator.
         from: u64,

@@ -133,10 +133,32 @@ fn a_superblock_keeps_its_bad_extents_and_refuses_impossible_ones() {
         Superblock { floor: 66, ..none.clone() },
         Superblock { sequences_end: 0, floor: 0, ..none.clone() },
         Superblock { sequences_end: u64::MAX, ..none.clone() },
+        Superblock { serial: u64::MAX, ..none.clone() },
+        Superblock { written_bytes: u64::MAX, ..none.clone() },
+        Superblock { marks: Marks { serial: u64::MAX, ..marks() }, ..none.clone() },
     ] {
         assert_eq!(Superblock::decode(&wrong.encode()), None, "{wrong:?}");
     }
     const { assert!(BAD_MAX > 900) };
+}
+
+/// A recovery counts on from the highest number that it finds.
+#[test]
+fn extents_whose_numbers_leave_none_for_the_next_are_refused() {
+    let geometry = geometry(512);
+    let highest = u64::MAX / u64::from(geometry.extent_bytes()) - 1;
+    for (sequence, right) in [(0, false), (1, true), (highest, true), (highest + 1, false), (u64::MAX, false)]
+    {
+        let (extent, lists) = (extent(sequence), Lists::default());
+        let header = BatchHeader::encode(&extent, 0, PAGE_BYTES, &marks(), &lists);
+        let header = BatchHeader::decode(&header, &DISK, &geometry, SLOT, 0).is_some();
+        let footer = Footer::encode(&extent, PAGE_BYTES, &marks(), &lists);
+        let footer = Footer::decode(&footer, &DISK, &geometry, SLOT).is_some();
+        assert_eq!((header, footer), (right, right), "{sequence}");
+    }
+    let counted = Marks { serial: u64::MAX, ..marks() };
+    let header = BatchHeader::encode(&extent(41), 0, PAGE_BYTES, &counted, &Lists::default());
+    assert_eq!(BatchHeader::decode(&header, &DISK, &geometry, SLOT, 0), None);
 }
 
 /// A flipped bit is found wherever it is; what is cut off at any byte is refused.

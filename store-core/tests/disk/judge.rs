@@ -28,6 +28,8 @@ pub(crate) enum Violation {
     Stuck(String),
     /// Nothing was announced after a recovery, although nothing was damaged.
     Distrusted(String),
+    /// Something is where the disk had said that nothing is, or ever will be.
+    CameBack(String),
     /// More memory than promised.
     Memory(String),
 }

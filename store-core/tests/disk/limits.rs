@@ -118,19 +118,25 @@ fn a_full_queue_is_busy_and_what_is_unsuitable_is_refused() {
 }
 
 #[test]
-fn a_locator_that_names_no_object_is_gone() {
+fn a_locator_that_names_no_object_is_gone_or_absent_and_another_length_is_neither() {
     let mut bench = Bench::new(DiskConfig::default());
     let locator = bench.written(1);
-    for wrong in [0, 1, locator - 512, locator + 1, locator + 512, locator + (128 << 10), u64::MAX] {
-        assert_eq!(bench.stage(1, wrong, 10), Err(Refused::Gone), "{wrong}");
+    for never in [0, 1, 4_096] {
+        assert_eq!(bench.stage(1, never, 10), Err(Refused::Gone), "{never}");
     }
-    let longer =
-        Stage { id: 1, locator, len: 60_000, token: 1, deadline: bench.now + Duration::from_secs(1) };
-    assert_eq!(bench.disk.stage(bench.now, longer), Err(Refused::Gone));
+    // A batch may still bring something there.
+    for wrong in [locator - 512, locator + 1, locator + 512, locator + (128 << 10), u64::MAX] {
+        assert_eq!(bench.stage(1, wrong, 10), Err(Refused::Absent), "{wrong}");
+    }
+    // The length is what the reader says, and decides nothing about the object.
+    for len in [0, 4_095, 60_000, u64::MAX] {
+        let other = Stage { id: 1, locator, len, token: 1, deadline: bench.now + Duration::from_secs(1) };
+        assert_eq!(bench.disk.stage(bench.now, other), Err(Refused::OtherLength), "{len}");
+    }
     bench.stage(1, locator, 10).unwrap();
     assert_eq!(bench.serve(), [Event::Staged { id: 1 }]);
     bench.disk.forget(bench.now, Bench::removed(1), Some(locator)).unwrap();
-    assert_eq!(bench.stage(2, locator, 10), Err(Refused::Gone), "it was removed");
+    assert_eq!(bench.stage(2, locator, 10), Err(Refused::Absent), "it was removed");
     assert_eq!(bench.demote(1), Err(Refused::Removed));
 }
 
@@ -244,7 +250,7 @@ fn a_failed_sync_drops_what_was_written_since_the_last_one_and_is_not_repeated()
     );
     assert_eq!(events[1], Event::Stopped(Why::Sync));
     assert_eq!(bench.disk.state(), State::ReadOnly(Why::Sync));
-    assert_eq!(bench.stage(1, lost, 10), Err(Refused::Gone));
+    assert_eq!(bench.stage(1, lost, 10), Err(Refused::Absent));
     bench.stage(1, kept, 10).unwrap();
     assert_eq!(bench.serve(), [Event::Staged { id: 1 }]);
     assert_eq!(bench.demote(3), Err(Refused::ReadOnly));

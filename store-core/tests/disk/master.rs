@@ -10,6 +10,8 @@ use crate::scenario::Lies;
 use crate::world::{Known, Reading, What, World};
 
 const KEYS: u64 = 24;
+/// The generation of a read whose reader did not ask the master.
+pub(crate) const GUESSED: u64 = u64::MAX;
 
 impl World {
     pub(super) fn key(&mut self) -> (u64, Vec<u8>) {
@@ -147,9 +149,57 @@ impl World {
                 let reading = Reading { generation, buffer: vec![0xee; bytes], answered: false };
                 self.reads.insert(id, reading);
             }
-            Err(Refused::Gone) => self.report.gone += 1,
+            Err(Refused::Gone) => {
+                self.report.gone += 1;
+                self.gone.insert(locator);
+                // Its node has told the master.
+                self.drop_places(locator..locator + 1, true);
+            }
+            Err(Refused::Absent) => self.report.gone += 1,
             Err(Refused::Busy) => self.report.busy += 1,
             Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    /// A reader asks for what it makes up. Of an object that is there, nothing but its absence counts as
+    /// gone.
+    pub(super) fn guess(&mut self) {
+        let known = self.known.iter().filter_map(|(generation, known)| Some((*generation, known.place?)));
+        let places: Vec<(u64, u64)> = known.chain(self.former.iter().copied()).collect();
+        if places.is_empty() {
+            return;
+        }
+        let (generation, near) = places[self.guesses.index(places.len())];
+        let (extent_bytes, len) = (u64::from(self.geometry.extent_bytes()), self.objects[&generation].len);
+        let (locator, len) = match self.guesses.below(4) {
+            0 => (near, len + self.guesses.below(2 * extent_bytes)),
+            1 => (near + 512 * self.guesses.below(64), len),
+            2 => (near + self.guesses.below(3) * extent_bytes, len),
+            _ => (near, len),
+        };
+        let id = self.next_id;
+        self.next_id += 1;
+        let deadline = self.now + Duration::from_millis(20);
+        match self.core.stage(self.now, Stage { id, locator, len, token: id, deadline }) {
+            Ok(()) => {
+                let bytes = self.geometry.image_bytes(len) as usize;
+                let reading = Reading { generation: GUESSED, buffer: vec![0xee; bytes], answered: false };
+                self.reads.insert(id, reading);
+            }
+            Err(Refused::Gone) => {
+                self.gone.insert(locator);
+            }
+            Err(Refused::Absent | Refused::OtherLength | Refused::Busy) => {}
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    /// The node tells the master what is gone, so nothing may be there any more: neither what is written nor
+    /// what is announced in the same life.
+    pub(super) fn not_gone(&self, locator: u64) -> Result<(), Violation> {
+        match self.gone.contains(&locator) {
+            true => Err(Violation::CameBack(format!("{locator}"))),
+            false => Ok(()),
         }
     }
 
@@ -191,6 +241,9 @@ impl World {
     pub(super) fn staged(&mut self, id: u64) -> Result<(), Violation> {
         let reading = self.reads.remove(&id).filter(|reading| !reading.answered);
         let reading = reading.ok_or_else(|| Violation::Answers(format!("read {id} was answered before")))?;
+        if reading.generation == GUESSED {
+            return Ok(());
+        }
         let object = &self.objects[&reading.generation];
         if self.scenario.lies.contains(Lies::CHECKSUM) || object.verifies(&reading.buffer) {
             self.report.hits += 1;
@@ -222,6 +275,9 @@ impl World {
         if buffer_free {
             self.reads.remove(&id);
         }
+        if generation == GUESSED {
+            return Ok(());
+        }
         if why == Failure::Deadline {
             self.report.expired += 1;
         } else {
@@ -236,6 +292,7 @@ impl World {
         if self.core.state() == State::Opening {
             return Err(Violation::AnnouncedEarly(format!("{adopted:?}")));
         }
+        self.not_gone(adopted.locator)?;
         let generation = adopted.object.generation;
         let Some(object) = self.objects.get(&generation).cloned() else {
             return Err(Violation::AnnouncedRubbish(format!("{adopted:?} was never put")));

@@ -70,6 +70,12 @@ pub(crate) struct World {
     pub(crate) next_id: u64,
     pub(crate) demotions: BTreeMap<u64, u64>,
     pub(crate) reads: BTreeMap<u64, Reading>,
+    /// What readers guess does not change what happens otherwise.
+    pub(crate) guesses: Rng,
+    /// Locators that the disk has said are gone, in this life.
+    pub(crate) gone: BTreeSet<u64>,
+    /// Generations and their places before the last crash.
+    pub(crate) former: Vec<(u64, u64)>,
     /// Of every extent that was ever opened.
     pub(crate) slots: BTreeMap<u64, u32>,
     pub(crate) held: Held,
@@ -114,6 +120,9 @@ impl World {
             next_id: 1,
             demotions: BTreeMap::new(),
             reads: BTreeMap::new(),
+            guesses: Rng::new(!seed),
+            gone: BTreeSet::new(),
+            former: Vec::new(),
             slots: BTreeMap::new(),
             held: Held::default(),
             ticks: 0,
@@ -240,6 +249,9 @@ impl World {
             self.crash()?;
         }
         self.tell_tombstones();
+        if self.guesses.below(3) == 0 {
+            self.guess();
+        }
         for _ in 0..1 + self.rng.below(3) {
             match self.rng.below(20) {
                 0..6 => self.put(),
@@ -271,6 +283,7 @@ impl World {
             Event::Demoted { id, locator } => {
                 let generation = self.demotion(id)?;
                 self.report.demoted += 1;
+                self.not_gone(locator)?;
                 self.placed(generation, locator);
             }
             Event::DemoteFailed { id, why } => {
@@ -353,6 +366,9 @@ impl World {
         self.demotions.clear();
         self.held.clear();
         self.clearing = None;
+        self.gone.clear();
+        let known = self.known.iter().filter_map(|(generation, known)| Some((*generation, known.place?)));
+        self.former = known.collect();
         for known in self.known.values_mut() {
             known.maybe |= known.place.is_some() || known.demoting;
             (known.in_memory, known.place, known.demoting) = (false, None, false);

@@ -102,7 +102,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     if !(0.01..=3_600.0).contains(&args.duration) {
         return fail(Failure::usage("--duration: 0.01 to 3600 seconds are possible"));
     }
-    let path = args.disk.path();
+    let path = args.disk.local_path()?;
     let file = DiskFile::open(path, args.disk.caching()).map_err(failure)?;
     let mut bench = open(args, file)?;
     let geometry = bench.disk.stats().geometry;

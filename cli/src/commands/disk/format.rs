@@ -69,7 +69,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         force: args.force,
         caching: args.disk.caching(),
     };
-    let formatted = format_file(args.disk.path(), options, failure)?;
+    let formatted = format_file(args.disk.local_path()?, options, failure)?;
     if args.json {
         output::print_json(&formatted)?;
     } else {

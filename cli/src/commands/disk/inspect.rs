@@ -1,25 +1,31 @@
 //! `snowskin disk inspect`: what is on a disk.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use serde::Serialize;
-use store_client::disk::{Damage, RefusedPack, Sharing, Survey, inspect};
+use store_client::disk::{Damage, RefusedPack, Sharing, Survey, inspect, is_bucket};
 use store_core::disk::format::VERSION;
 
 use super::{DiskArg, Opened, failure, uuid_text};
 use crate::Outcome;
 use crate::exit::{EXIT_CODES, Exit};
+use crate::global::Global;
 use crate::output::{self, Align, Table, brief, rounded, thousands};
+use crate::progress::Bar;
 use crate::size::ByteSize;
 
 const AFTER_HELP: &str =
     "Reads superblocks, footers and headers, changes nothing, and verifies no data: that is `snowskin disk \
     verify`. A disk that a node has open is read all the same; the figures are then of different moments, and \
-    what is being written looks damaged. The exit code is 4 when something is damaged on a disk that is not in use.
+    what is being written looks damaged. The exit code is 4 when something is damaged on a disk that is not in use. \
+    Of packs in a bucket, `in_use` says whether something has changed while they were read; the settings of the \
+    store are in the environment, as for nodes.
 
 Examples:
   snowskin disk inspect /var/lib/snowskin/disk
-  snowskin disk inspect /dev/nvme1n1 --json | jq .objects";
+  snowskin disk inspect /dev/nvme1n1 --json | jq .objects
+  snowskin disk inspect s3://kv-cache/prod";
 
 /// Show what is on a disk
 #[derive(Debug, clap::Args)]
@@ -152,6 +158,7 @@ impl DamageRow {
 
 impl Report {
     pub(super) fn new(args: &DiskArg, opened: &Opened, in_use: bool, survey: &Survey) -> Self {
+        let path = opened.path(args.path());
         let Survey { superblock, .. } = survey;
         let bytes = opened.bytes();
         let refused = opened.refused().iter().map(DamageRow::of_file);
@@ -160,7 +167,7 @@ impl Report {
             bytes => superblock.written_bytes as f64 / bytes as f64,
         };
         Self {
-            path: args.path().display().to_string(),
+            path: path.display().to_string(),
             in_use,
             version: VERSION,
             uuid: uuid_text(&superblock.disk),
@@ -194,7 +201,11 @@ impl Report {
         let mut table = Table::new(&[("", Align::Left), ("", Align::Left)]);
         let size = |bytes: u64| format!("{} ({})", ByteSize(bytes).approximate(), thousands(bytes));
         let Extents { total, closed, open, free, bad } = self.extents;
-        let in_use = if self.in_use { ", in use by another process" } else { "" };
+        let in_use = match self.in_use {
+            true if is_bucket(Path::new(&self.path)) => ", changed while it was read",
+            true => ", in use by another process",
+            false => "",
+        };
         table.row(["disk".to_owned(), format!("{}{in_use}", self.uuid)]);
         table.row(["size".to_owned(), size(self.bytes)]);
         table.row(["blocks".to_owned(), format!("{} bytes", self.block_bytes)]);
@@ -214,16 +225,21 @@ impl Report {
     }
 }
 
-pub(super) fn run(args: &Args) -> Outcome {
-    let file = args.disk.open_to_read(Sharing::Anyone)?;
-    let survey = inspect(file.volume()).map_err(failure)?;
-    let report = Report::new(&args.disk, &file, file.is_in_use(), &survey);
+pub(super) fn run(args: &Args, global: Global) -> Outcome {
+    let quiet = global.quiet || args.json;
+    let file = args.disk.open_to_read(Sharing::Anyone, quiet)?;
+    let bar = file.is_remote().then(|| Bar::spinner("reading headers", quiet));
+    let survey = inspect(file.volume()).map_err(failure);
+    drop(bar);
+    let mut survey = survey?;
+    let in_use = file.settle(&mut survey.damage)?;
+    let report = Report::new(&args.disk, &file, in_use, &survey);
     if args.json {
         output::print_json(&report)?;
     } else {
         output::print(&report.table())?;
         report.damage.iter().for_each(|row| eprintln!("snowskin: {}", row.text()));
     }
-    let sound = report.damage.is_empty() || report.in_use;
+    let sound = report.damage.is_empty() || report.in_use && !file.is_remote();
     Ok(if sound { Exit::Ok } else { Exit::Verification })
 }

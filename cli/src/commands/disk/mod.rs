@@ -1,6 +1,8 @@
 //! `snowskin disk`: files and block devices for the SSD tier.
 
 mod bench;
+#[cfg(feature = "s3")]
+mod bucket;
 mod format;
 mod inspect;
 mod verify;
@@ -9,12 +11,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use store_client::disk::{
-    Caching, DiskError, DiskEvent, DiskFile, DiskService, PackDirectory, RefusedPack, Sharing, Volume,
+    Caching, Damage, DiskError, DiskEvent, DiskFile, DiskService, PackDirectory, RefusedPack, Sharing,
+    Volume, check_bucket, is_bucket,
 };
 
-use crate::Outcome;
 use crate::exit::{EXIT_CODES, Failure};
 use crate::global::Global;
+use crate::{Outcome, fail};
+
+#[cfg(feature = "s3")]
+use store_client::disk::PackBucketReader;
 
 pub(crate) use format::format_file;
 
@@ -40,7 +46,7 @@ enum What {
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     match &args.what {
         What::Format(args) => format::run(args),
-        What::Inspect(args) => inspect::run(args),
+        What::Inspect(args) => inspect::run(args, global),
         What::Verify(args) => verify::run(args, global),
         What::Bench(args) => bench::run(args, global),
     }
@@ -49,7 +55,8 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
 /// Which disk, and how it is read.
 #[derive(Clone, Debug, clap::Args)]
 struct DiskArg {
-    /// File or block device; for inspect and verify also a directory of packs: DIR/CLUSTER/UUID.
+    /// File or block device; for inspect and verify also a directory of packs: DIR/CLUSTER/UUID, or
+    /// s3://BUCKET/PREFIX/CLUSTER/UUID (feature `s3`; shorter where there is only one).
     #[arg(value_name = "PATH")]
     path: PathBuf,
     /// Use the page cache, for tests on file systems without direct I/O. In service a disk never does.
@@ -62,11 +69,30 @@ impl DiskArg {
         &self.path
     }
 
+    /// The same, where it has to be a file or a device.
+    fn local_path(&self) -> anyhow::Result<&Path> {
+        if is_bucket(&self.path) {
+            let text = format!("{}: not a file or a block device", self.path.display());
+            return fail(
+                Failure::usage(text).hint("a node makes packs in a bucket: `snowskin node --shared`"),
+            );
+        }
+        Ok(&self.path)
+    }
+
     const fn caching(&self) -> Caching {
         if self.buffered { Caching::Buffered } else { Caching::Direct }
     }
 
-    fn open_to_read(&self, sharing: Sharing) -> anyhow::Result<Opened> {
+    /// `quiet`: no progress is shown.
+    fn open_to_read(&self, sharing: Sharing, quiet: bool) -> anyhow::Result<Opened> {
+        check_bucket(&self.path).map_err(failure)?;
+        #[cfg(feature = "s3")]
+        if is_bucket(&self.path) {
+            return bucket::open(&self.path, quiet);
+        }
+        #[cfg(not(feature = "s3"))]
+        let _ = quiet;
         if self.path.is_dir() {
             // First, because another directory has no owner either.
             let packs = PackDirectory::open_to_read(&self.path).map_err(failure)?;
@@ -84,7 +110,12 @@ impl DiskArg {
 /// What is inspected.
 enum Opened {
     Disk(DiskFile),
-    Packs { packs: PackDirectory, in_use: bool },
+    Packs {
+        packs: PackDirectory,
+        in_use: bool,
+    },
+    #[cfg(feature = "s3")]
+    Bucket(Box<PackBucketReader>),
 }
 
 impl Opened {
@@ -92,6 +123,17 @@ impl Opened {
         match self {
             Self::Disk(file) => file,
             Self::Packs { packs, .. } => packs,
+            #[cfg(feature = "s3")]
+            Self::Bucket(packs) => &**packs,
+        }
+    }
+
+    /// Where it is, if that is not what was asked for.
+    fn path<'a>(&'a self, asked: &'a Path) -> &'a Path {
+        match self {
+            Self::Disk(_) | Self::Packs { .. } => asked,
+            #[cfg(feature = "s3")]
+            Self::Bucket(packs) => packs.path(),
         }
     }
 
@@ -99,13 +141,29 @@ impl Opened {
         match self {
             Self::Disk(file) => file.bytes(),
             Self::Packs { packs, .. } => packs.bytes(),
+            #[cfg(feature = "s3")]
+            Self::Bucket(packs) => packs.bytes(),
         }
     }
 
-    fn is_in_use(&self) -> bool {
+    /// Whether another process has it; of a bucket, whether it has changed while it was read. Damage that is
+    /// none, because its extent was given up meanwhile, is removed where that can be known.
+    fn settle(&self, damage: &mut Vec<Damage>) -> anyhow::Result<bool> {
+        let _: &Vec<Damage> = damage;
         match self {
-            Self::Disk(file) => file.is_in_use(),
-            Self::Packs { in_use, .. } => *in_use,
+            Self::Disk(file) => Ok(file.is_in_use()),
+            Self::Packs { in_use, .. } => Ok(*in_use),
+            #[cfg(feature = "s3")]
+            Self::Bucket(packs) => packs.settle(damage).map_err(failure),
+        }
+    }
+
+    /// Whether reads are requests to a store. Packs there do not change, so that damage always counts.
+    const fn is_remote(&self) -> bool {
+        match self {
+            Self::Disk(_) | Self::Packs { .. } => false,
+            #[cfg(feature = "s3")]
+            Self::Bucket(_) => true,
         }
     }
 
@@ -114,6 +172,8 @@ impl Opened {
         match self {
             Self::Disk(_) => &[],
             Self::Packs { packs, .. } => packs.refused(),
+            #[cfg(feature = "s3")]
+            Self::Bucket(packs) => packs.refused(),
         }
     }
 }
@@ -124,6 +184,9 @@ fn failure(error: DiskError) -> anyhow::Error {
     match error {
         DiskError::NoSize(_) => Failure::usage(text).hint("--size 64GiB").into(),
         DiskError::Geometry(_) => Failure::usage(text).hint("--size and --extent set both lengths").into(),
+        DiskError::NotADisk(path) if is_bucket(&path) => Failure::failed(text)
+            .hint("`snowskin node --shared` makes one: s3://BUCKET/PREFIX/CLUSTER/UUID")
+            .into(),
         DiskError::NotADisk(_) => Failure::failed(text).hint("`snowskin disk format` makes one").into(),
         DiskError::NoDirectIo(_) => {
             Failure::failed(text).hint("--buffered does without, for tests alone").into()

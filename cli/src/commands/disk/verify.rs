@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use serde::Serialize;
-use store_client::disk::{Sharing, verify};
+use store_client::disk::{Damage, Sharing, verify};
 
 use super::inspect::Report;
 use super::{DiskArg, failure};
@@ -23,10 +23,12 @@ const AFTER_HELP: &str =
     "Every object is read, and its data and trailer are compared with its checksums; headers, footers and \
     superblocks too. The disk must not be open elsewhere, because extents are overwritten in service. Nothing \
     is changed: damaged objects are refused by every reader, and go with their extent. The exit code is 4 \
-    when something is damaged.
+    when something is damaged. Packs in a bucket do not change, and are verified while a node writes others, too; \
+    a store that does not answer, or refuses, ends it with exit code 1.
 
 Examples:
   snowskin disk verify /var/lib/snowskin/disk
+  snowskin disk verify s3://kv-cache/prod
   snowskin disk verify ./disk --json | jq '.damage[] | select(.kind == \"object\") | .key'";
 
 /// Verify every byte on a disk
@@ -53,11 +55,12 @@ struct Verified {
 
 pub(super) fn run(args: &Args, global: Global) -> Outcome {
     sys::catch_interrupts();
-    let file = args.disk.open_to_read(Sharing::Readers)?;
+    let quiet = global.quiet || args.json;
+    let file = args.disk.open_to_read(Sharing::Readers, quiet)?;
     let start = Instant::now();
     let mut bar = None;
     let result = verify(file.volume(), |so_far| {
-        let bar = bar.get_or_insert_with(|| Bar::new(so_far.of, "objects", global.quiet || args.json));
+        let bar = bar.get_or_insert_with(|| Bar::new(so_far.of, "objects", quiet));
         bar.set(so_far.objects);
         if so_far.damaged > 0 {
             bar.message(format!("{} damaged", thousands(so_far.damaged)));
@@ -65,10 +68,12 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         if sys::interrupted().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     drop(bar);
-    let result = result.map_err(failure)?;
+    let mut result = result.map_err(failure)?;
     let seconds = start.elapsed().as_secs_f64();
-    let disk = Report::new(&args.disk, &file, false, &result.survey);
-    let (verified, damaged, read_bytes) = (result.objects, result.damaged, result.bytes);
+    let in_use = file.settle(&mut result.survey.damage)?;
+    let disk = Report::new(&args.disk, &file, in_use, &result.survey);
+    let damaged = result.survey.damage.iter().filter(|it| matches!(it, Damage::Object(_))).count() as u64;
+    let (verified, read_bytes) = (result.objects, result.bytes);
     let parts = disk.damage.len();
     if args.json {
         let complete = result.complete;

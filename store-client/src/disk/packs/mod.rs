@@ -34,9 +34,17 @@
 //! so that the recovery keeps what is intact in it.
 
 mod address;
+#[cfg(any(feature = "s3", fuzzing, test))]
+mod answers;
 #[cfg(feature = "s3")]
 mod bucket;
+mod contents;
 mod fault;
+#[cfg(any(fuzzing, test))]
+#[cfg_attr(test, allow(unreachable_pub, reason = "in tests nothing else uses it"))]
+pub mod fuzzing;
+#[cfg(any(feature = "s3", fuzzing, test))]
+mod layout;
 mod names;
 mod owner;
 mod room;
@@ -49,7 +57,7 @@ use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use store_core::disk::format::{BatchHeader, DiskUuid, Footer, Geometry, PAGE_BYTES, Superblock};
+use store_core::disk::format::{DiskUuid, Geometry, PAGE_BYTES, Superblock};
 
 use super::driver::{Completion, Io};
 use super::error::DiskError;
@@ -58,21 +66,30 @@ use super::sys::AlignedBuffer;
 use super::threads::Medium;
 pub(crate) use address::BucketAddress;
 #[cfg(feature = "s3")]
-pub use bucket::PackBucket;
+pub(crate) use bucket::{BucketDirectory, Gone};
 #[cfg(feature = "s3")]
-pub(crate) use bucket::{BucketDirectory, Gone, pack_name};
+pub use bucket::{PackBucket, PackBucketReader};
+use contents::{Closed, Expected, PAGES_BYTES, Renewed, newest_superblock};
 pub use fault::BucketFault;
+#[cfg(feature = "s3")]
+pub(crate) use layout::pack_name;
 pub use names::PackNames;
 use names::{Kind, SUPERBLOCK, uuid_text};
 use owner::{Lock, Owner};
 pub use room::Room;
 use slots::{Slot, Slots, Stage, first_bytes, sync_directory};
 
+/// Whether a path is meant to be the address of a bucket.
+#[must_use]
+pub fn is_bucket(path: &Path) -> bool {
+    BucketAddress::is_meant(path)
+}
+
 /// Whether this program can use a path, if that is meant to be the address of a bucket.
 ///
 /// # Errors
 /// It is none, or this program was built without buckets.
-pub(crate) fn check_bucket(path: &Path) -> Result<(), DiskError> {
+pub fn check_bucket(path: &Path) -> Result<(), DiskError> {
     if !BucketAddress::is_meant(path) {
         return Ok(());
     }
@@ -121,12 +138,19 @@ pub enum PackFault {
     Renamed,
     /// It cannot be read.
     Unreadable,
+    /// It was truncated, or its footer is damaged. What is intact in it is used.
+    Cut,
 }
 
 impl fmt::Display for RefusedPack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: not used: ", self.path.display())?;
+        let path = self.path.display();
+        if self.why == PackFault::Cut {
+            return write!(f, "{path}: truncated or damaged: what is intact in it is used");
+        }
+        write!(f, "{path}: not used: ")?;
         match self.why {
+            PackFault::Cut => Ok(()),
             PackFault::Foreign => f.write_str("it is not a pack: move it away"),
             PackFault::Version(version) => write!(
                 f,
@@ -292,6 +316,11 @@ impl PackDirectory {
         superblocks(&self.slots.superblock, self.path())
     }
 
+    /// Whether there is no file of an extent.
+    pub(super) fn is_empty(&self, slot: u32) -> bool {
+        self.slots.sequence_in(slot).is_none()
+    }
+
     /// Reads what a disk would have at this offset.
     ///
     /// # Errors
@@ -314,9 +343,7 @@ impl PackDirectory {
         let (bad, end) = self.renew_superblock(&owner.token).map_err(failed.clone()("write"))?;
         self.slots.token = Some(owner.token.clone());
         let sequences = self.scan(Some((&owner, &bad)))?;
-        let oldest = sequences.first().copied().unwrap_or(end);
-        let unused = sequences.last().map_or(1, |last| last + 1);
-        owner.add_void(unused..end.max(unused), oldest);
+        owner.void_unused(&sequences, end);
         owner.write(self.path()).and_then(|()| sync_directory(self.path())).map_err(failed("write"))?;
         for refused in &self.refused {
             log::warn!("{refused}");
@@ -324,24 +351,11 @@ impl PackDirectory {
         Ok(())
     }
 
-    /// Gives the superblock a new file, so that a former owner does not have it open. Slots are not made of
-    /// anything that could break: those in which a write failed are used again, and what they contain is
-    /// deleted. Returns these, and the first sequence that was never reserved.
+    /// Gives the superblock a new file, so that a former owner does not have it open. Slots in which a write
+    /// failed are used again, and what they contain is deleted. Returns these, and the first sequence that
+    /// was never reserved.
     fn renew_superblock(&mut self, token: &str) -> io::Result<(BTreeSet<u32>, u64)> {
-        let bytes = first_bytes(&self.slots.superblock, 2 * PAGE_BYTES as usize)?;
-        let mut pages: Vec<Superblock> =
-            bytes.chunks(PAGE_BYTES as usize).filter_map(Superblock::decode).collect();
-        pages.sort_by_key(|page| page.serial);
-        let bad: BTreeSet<u32> = pages.iter().flat_map(|page| page.bad.iter().copied()).collect();
-        let end = pages.iter().map(|page| page.sequences_end).max().unwrap_or(1);
-        let mut bytes = bytes.to_vec();
-        if let Some(last) = pages.pop().filter(|_| !bad.is_empty()) {
-            for serial in [last.serial + 1, last.serial + 2] {
-                let page = Superblock { serial, bad: BTreeSet::new(), sequences_end: end, ..last.clone() };
-                let at = (serial % 2) as usize * PAGE_BYTES as usize;
-                bytes[at..at + PAGE_BYTES as usize].copy_from_slice(&page.encode());
-            }
-        }
+        let Renewed { bytes, bad, end } = Renewed::of(&first_bytes(&self.slots.superblock, PAGES_BYTES)?);
         let (new, path) = (self.path().join(format!("{SUPERBLOCK}.{token}")), self.path().join(SUPERBLOCK));
         let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&new)?;
         file.write_all(&bytes)?;
@@ -385,6 +399,9 @@ impl PackDirectory {
                     continue;
                 }
                 Found::Extent { slot, stage } => {
+                    if taken.is_none() && kind == Kind::Pack && stage == Stage::Open {
+                        self.refused.push(RefusedPack { path: file, why: PackFault::Cut });
+                    }
                     self.found(sequence, kind, (slot, stage), taken.is_some()).map_err(failed("renew"))?;
                 }
                 Found::Empty if taken.is_some() => {
@@ -411,31 +428,16 @@ impl PackDirectory {
             Ok((head, tail, bytes))
         };
         let Ok((head, tail, bytes)) = read() else { return Found::Refused(PackFault::Unreadable) };
-        let (uuid, geometry) = (&self.slots.uuid, &self.slots.geometry);
-        let footer = Footer::decode_any_tail(&tail, uuid, geometry)
-            .filter(|footer| u64::from(footer.end) + u64::from(footer.footer_bytes) == bytes);
-        let extent = match (&footer, BatchHeader::extent_of(&head)) {
-            (Some(footer), _) => footer.extent,
-            (None, Some(extent)) => extent,
-            (None, None)
-                if bytes == 0 || bytes <= u64::from(PAGE_BYTES) && head.iter().all(|byte| *byte == 0) =>
-            {
-                return Found::Empty;
-            }
-            (None, None) => {
-                let version = BatchHeader::foreign_version(&head);
-                return Found::Refused(version.map_or(PackFault::Foreign, PackFault::Version));
-            }
+        let expected = Expected { disk: &self.slots.uuid, geometry: &self.slots.geometry, sequence };
+        let found = match expected.closed(&tail, bytes) {
+            Some(closed) => closed.map(|Closed { slot, end, footer }| Found::Extent {
+                slot,
+                stage: Stage::Pack { end, footer },
+            }),
+            None if bytes <= u64::from(PAGE_BYTES) && head.iter().all(|byte| *byte == 0) => Ok(Found::Empty),
+            None => expected.begun(&head).map(|slot| Found::Extent { slot, stage: Stage::Open }),
         };
-        if extent.disk != *uuid || extent.slot >= geometry.extents() {
-            return Found::Refused(PackFault::OtherDirectory);
-        }
-        if extent.sequence != sequence {
-            return Found::Refused(PackFault::Renamed);
-        }
-        let stage =
-            footer.map_or(Stage::Open, |footer| Stage::Pack { end: footer.end, footer: footer.footer_bytes });
-        Found::Extent { slot: extent.slot, stage }
+        found.unwrap_or_else(Found::Refused)
     }
 
     /// Takes an extent in. A complete file becomes a pack, an incomplete one an open file, whatever its name
@@ -497,23 +499,8 @@ impl Medium for PackDirectory {
 }
 
 fn superblocks(file: &File, path: &Path) -> Result<(Superblock, u32), DiskError> {
-    let bytes =
-        first_bytes(file, 2 * PAGE_BYTES as usize).map_err(|error| DiskError::io(path, "read", error))?;
+    let bytes = first_bytes(file, PAGES_BYTES).map_err(|error| DiskError::io(path, "read", error))?;
     newest_superblock(&bytes, path)
-}
-
-/// The current one of two superblocks, and how many of them are valid.
-fn newest_superblock(bytes: &[u8], path: &Path) -> Result<(Superblock, u32), DiskError> {
-    let pages = bytes.chunks(PAGE_BYTES as usize);
-    let valid: Vec<Superblock> = pages.clone().filter_map(Superblock::decode).collect();
-    let count = valid.len() as u32;
-    valid.into_iter().max_by_key(|page| page.serial).map(|page| (page, count)).ok_or_else(|| {
-        let version = pages.into_iter().find_map(super::file::foreign_version);
-        version.map_or_else(
-            || DiskError::NotADisk(path.to_owned()),
-            |version| DiskError::Version { path: path.to_owned(), version },
-        )
-    })
 }
 
 fn random() -> io::Result<DiskUuid> {

@@ -51,6 +51,17 @@ pub(super) fn uuid_text(uuid: &DiskUuid) -> String {
     format!("{a}-{b}-{c}-{d}-{e}")
 }
 
+/// Whether a directory may be one of packs, by its name.
+#[cfg(any(feature = "s3", test))]
+pub(super) fn is_uuid(name: &str) -> bool {
+    let dash = |at: usize| matches!(at, 8 | 13 | 18 | 23);
+    let right = |(at, byte): (usize, u8)| match dash(at) {
+        true => byte == b'-',
+        false => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
+    };
+    name.len() == 36 && name.bytes().enumerate().all(right)
+}
+
 /// Where readers find the bytes of an extent, in the order in which they try.
 #[derive(Clone, Copy, Debug)]
 pub struct PackNames;
@@ -99,5 +110,11 @@ mod tests {
             assert_eq!(parse(other), None, "{other}");
         }
         assert_eq!(uuid_text(&[0xab; 16]), "abababab-abab-abab-abab-abababababab");
+        assert!(is_uuid(&uuid_text(&[0x2f; 16])));
+        for other in
+            ["default", "", "ABABABAB-abab-abab-abab-abababababab", "abababababab-abab-abab-abababababab"]
+        {
+            assert!(!is_uuid(other), "{other}");
+        }
     }
 }

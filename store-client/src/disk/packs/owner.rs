@@ -11,6 +11,7 @@
 //!
 //! One step of such an owner may have been under way. It cannot do harm: see [`super`].
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::ops::Range;
@@ -52,7 +53,7 @@ impl Owner {
     pub(super) fn parse(text: &str) -> Self {
         let mut owner = Self::default();
         for line in text.lines() {
-            let Some((name, value)) = line.split_once('=') else { continue };
+            let Some((name, value)) = line.trim_end_matches('\r').split_once('=') else { continue };
             match name {
                 "node" => value.clone_into(&mut owner.node),
                 "token" => value.clone_into(&mut owner.token),
@@ -96,12 +97,21 @@ impl Owner {
 
     /// Files with these sequences do not count from now on. `oldest`: no file has a lower sequence.
     pub(super) fn add_void(&mut self, range: Range<u64>, oldest: u64) {
-        self.void.retain(|range| range.end > oldest);
-        if !range.is_empty() && !self.void.contains(&range) {
+        // The new one is the last to be dropped, also where it was known.
+        self.void.retain(|known| known.end > oldest && *known != range);
+        if !range.is_empty() {
             self.void.push(range);
         }
         let excess = self.void.len().saturating_sub(VOID_MAX);
         self.void.drain(..excess);
+    }
+
+    /// The directory is taken: what was reserved and is not `found` is void. No sequence from `end` on was
+    /// ever reserved, so that a file with such a name says nothing.
+    pub(super) fn void_unused(&mut self, found: &BTreeSet<u64>, end: u64) {
+        let oldest = found.range(..end).next().copied().unwrap_or(end);
+        let unused = found.range(..end).next_back().map_or(1, |last| last + 1);
+        self.add_void(unused..end.max(unused), oldest);
     }
 
     /// Who that is, for people.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 
-use store_core::disk::format::{Extent, Lists, Marks, Stream};
+use store_core::disk::format::{BatchHeader, Extent, Footer, Lists, Marks, Stream};
 
 use super::*;
 use crate::disk::driver::{Destination, DriverError, IoWork, Part};
@@ -158,4 +158,25 @@ fn slots_in_which_a_write_failed_are_used_again_without_their_content() {
     assert_eq!(valid, 2);
     assert_eq!(store.names(), set(["0000000000000008.open"]));
     assert!(PackDirectory::list(store.root.path()).len() == 1 && next.room().is_there());
+}
+
+/// A name that no owner has made says nothing about what the owners have used.
+#[test]
+fn a_foreign_file_with_the_last_of_all_names_makes_nothing_void_and_hides_nothing() {
+    let store = Store::new(None);
+    let first = &store.packs;
+    store.begin(first, 0, 1).unwrap();
+    store.close(first, 0, 1).unwrap();
+    fs::write(PackNames::pack(first.path(), u64::MAX), vec![7; 10_000]).unwrap();
+    let mut second = store.open();
+    second.take("b").unwrap();
+    assert_eq!(second.refused().len(), 1);
+    // Sequences that were reserved and not used are void, as without that file.
+    let owner = Owner::read(first.path()).unwrap();
+    assert_eq!(owner.void, [2..65]);
+    fs::write(PackNames::open(first.path(), 3), store.header(2, 3)).unwrap();
+    drop(second);
+    let mut third = store.open();
+    third.take("c").unwrap();
+    assert_eq!(store.names(), set(["0000000000000001.pack", "18446744073709551615.pack"]));
 }

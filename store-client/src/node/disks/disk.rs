@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use store_core::chunks::stored_len;
 use store_core::disk::format::Stream;
-use store_core::disk::{Adopted, Failure, Removed, State};
+use store_core::disk::{Adopted, Failure, Refused, Removed, State};
 use store_core::message::{
     AdoptObjects, Adoption, DiskEnd, DiskOrder, DiskProof, DiskReady, EndDiskOrders, FetchDisk,
     FetchDiskOrders, FetchRequest, FoundObject, MountDisk, MountDisks, NodeProof, ReclaimExtents,
 };
 use store_core::{ErrorCode, Key, SegmentNo, TenantTag};
 
+use super::gone::GonePlaces;
 use super::lend::lend;
 use super::packs::{self, Medium, ended, in_background, is_bucket};
 use super::source::code_of;
@@ -95,6 +96,7 @@ pub(super) struct NodeDisk {
     clearing: Option<u64>,
     reports: Vec<Report>,
     reclaims: Vec<u64>,
+    gone_places: GonePlaces,
 }
 
 impl NodeDisk {
@@ -150,6 +152,7 @@ impl NodeDisk {
             clearing: None,
             reports: Vec::new(),
             reclaims: Vec::new(),
+            gone_places: GonePlaces::default(),
         }
     }
 
@@ -198,6 +201,7 @@ impl NodeDisk {
         self.forgetting.clear();
         self.reports.clear();
         self.reclaims.clear();
+        self.gone_places = GonePlaces::default();
         let Some(service) = self.service.take() else { return };
         service.begin_close(CLOSE);
         let end = Instant::now() + CLOSE + Duration::from_secs(1);
@@ -230,10 +234,9 @@ impl NodeDisk {
     pub(super) fn handle_events(&mut self, place: &Place) {
         let Some(service) = self.service.clone() else { return };
         while let Some(event) = service.poll_event() {
-            if let Some(locator) = read_ended(place, &event).filter(|locator| self.is_lost_for_good(*locator))
-            {
-                // No other reader could read it either.
-                self.reports.push(Report::Dropped { from: locator, to: locator + 1 });
+            if let Some((locator, why)) = read_ended(place, &event) {
+                let report = self.unread(locator, why);
+                self.reports.extend(report);
             }
             match event {
                 DiskEvent::Adopt { objects, .. } => self.found.extend(objects),
@@ -277,6 +280,16 @@ impl NodeDisk {
                 | DiskEvent::Closed { .. } => {}
             }
         }
+    }
+
+    /// What the master is told about an image that was not read, if no other reader could read it either.
+    fn unread(&mut self, locator: u64, why: Unread) -> Option<Report> {
+        let lost = match why {
+            Unread::Failed => self.is_lost_for_good(locator),
+            // The master may be about to learn what is not announced yet.
+            Unread::Gone => self.ready && self.gone_places.admit(Instant::now(), locator),
+        };
+        lost.then(|| Report::Dropped { from: locator, to: locator.saturating_add(1) })
     }
 
     /// Whether an image that could not be read is not there. A store that does not answer has it still.
@@ -535,17 +548,29 @@ fn take(
     Ok(Step::Taken { disk, service, room, refused, gone })
 }
 
+/// Why an image was not read.
+enum Unread {
+    /// The device reports an error.
+    Failed,
+    /// The disk says that nothing is there, and never will be.
+    Gone,
+}
+
 /// A read has ended: its job is finished when nothing touches its buffer any more. Returns the locator if the
 /// disk cannot read it.
-fn read_ended(place: &Place, event: &DiskEvent) -> Option<u64> {
+fn read_ended(place: &Place, event: &DiskEvent) -> Option<(u64, Unread)> {
     match event {
         DiskEvent::Staged { id, .. } => {
             place.sources.ended(*id, Ok(()));
             None
         }
         DiskEvent::ReadFailed { id, why, buffer: Some(_) } => {
-            let locator = place.sources.ended(*id, Err(code_of(*why)));
-            locator.filter(|_| *why == NotDone::Failed(Failure::Device))
+            let locator = place.sources.ended(*id, Err(code_of(*why)))?;
+            match why {
+                NotDone::Failed(Failure::Device) => Some((locator, Unread::Failed)),
+                NotDone::Refused(Refused::Gone) => Some((locator, Unread::Gone)),
+                _ => None,
+            }
         }
         DiskEvent::BufferFree { id, .. } => {
             place.sources.ended(*id, Err(ErrorCode::UnavailableInCurrentStatus));
@@ -582,4 +607,27 @@ fn format(config: &NodeDiskConfig, options: FormatOptions) -> Result<(), DiskErr
     }
     service.close(CLOSE);
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gone_is_reported_once_and_not_before_everything_is_announced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        let options =
+            FormatOptions { bytes: Some(16 << 20), caching: Caching::Buffered, ..Default::default() };
+        let (file, _) = DiskFile::prepare(&path, options).unwrap();
+        let mut disk = NodeDisk::of(path, DiskKind::Local, Medium::File(file));
+        assert!(disk.unread(7, Unread::Gone).is_none(), "it may be announced yet");
+        disk.ready = true;
+        assert!(matches!(disk.unread(7, Unread::Gone), Some(Report::Dropped { from: 7, to: 8 })));
+        assert!(disk.unread(7, Unread::Gone).is_none());
+        for _ in 0..2 {
+            assert!(matches!(disk.unread(7, Unread::Failed), Some(Report::Dropped { from: 7, to: 8 })));
+        }
+    }
 }

@@ -15,6 +15,7 @@
 //! announce all of their objects again.
 
 mod disk;
+mod gone;
 mod lend;
 mod packs;
 mod source;

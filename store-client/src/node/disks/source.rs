@@ -78,8 +78,24 @@ impl StageSource for Sources {
 /// What a reader is told about a read that was not carried out.
 pub(super) const fn code_of(why: NotDone) -> ErrorCode {
     match why {
-        NotDone::Refused(Refused::Gone | Refused::Removed) => ErrorCode::ObjectNotFound,
+        NotDone::Refused(Refused::Gone | Refused::Absent | Refused::Removed) => ErrorCode::ObjectNotFound,
+        NotDone::Refused(Refused::OtherLength) => ErrorCode::InvalidParams,
         NotDone::Failed(Failure::Device) => ErrorCode::TransferFail,
         _ => ErrorCode::UnavailableInCurrentStatus,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gone_is_told_from_what_a_reader_has_wrong_and_from_what_can_be_tried_again() {
+        let of = |why| code_of(NotDone::Refused(why));
+        assert_eq!(of(Refused::Gone), ErrorCode::ObjectNotFound);
+        assert_eq!(of(Refused::Absent), ErrorCode::ObjectNotFound);
+        assert_eq!(of(Refused::OtherLength), ErrorCode::InvalidParams);
+        assert_eq!(of(Refused::Busy), ErrorCode::UnavailableInCurrentStatus);
+        assert_eq!(code_of(NotDone::Failed(Failure::Device)), ErrorCode::TransferFail);
     }
 }

@@ -112,7 +112,7 @@ impl<'a> BatchHeader<'a> {
         let end = offset.checked_add(batch_bytes)?;
         let here = extent.disk == *disk && extent.slot == slot && at == offset;
         let whole = batch_bytes >= header_bytes && batch_bytes.is_multiple_of(PAGE_BYTES);
-        if !here || !whole || end > geometry.extent_bytes || extent.sequence == 0 {
+        if !here || !whole || end > geometry.extent_bytes || !geometry.has_locators(extent.sequence) {
             return None;
         }
         let (entries, dead) = lists::take(from.0, counts, geometry, (offset + header_bytes, end))?;

@@ -5,6 +5,9 @@ use alloc::vec::Vec;
 /// Reads from the front of bytes. Every function returns `None` at the end of them.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
+/// Highest number of something that is counted: the next ones exist, too.
+const COUNTER_MAX: u64 = u64::MAX / 2;
+
 impl<'a> Reader<'a> {
     pub(super) fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
         let (bytes, rest) = self.0.split_at_checked(count)?;
@@ -26,6 +29,11 @@ impl<'a> Reader<'a> {
 
     pub(super) fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_le_bytes)
+    }
+
+    /// A number that will be counted on from.
+    pub(super) fn counter(&mut self) -> Option<u64> {
+        self.u64().filter(|number| *number <= COUNTER_MAX)
     }
 }
 

@@ -119,7 +119,7 @@ fn tail(bytes: &[u8], disk: &DiskUuid, geometry: &Geometry, slot: u32) -> Option
     let footer_bytes = from.u32()?;
     let (extent, marks) = (Extent::take(&mut from)?, Marks::take(&mut from)?);
     let (end, entries, dead, body_crc) = (from.u32()?, from.u32()?, from.u32()?, from.u32()?);
-    let here = extent.disk == *disk && extent.slot == slot && extent.sequence != 0;
+    let here = extent.disk == *disk && extent.slot == slot && geometry.has_locators(extent.sequence);
     let fits = footer_bytes >= PAGE_BYTES
         && footer_bytes.is_multiple_of(PAGE_BYTES)
         && end.checked_add(footer_bytes).is_some_and(|both| both <= geometry.extent_bytes);

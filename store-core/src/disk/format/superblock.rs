@@ -74,13 +74,12 @@ impl Superblock {
             return None;
         }
         let block_bytes = from.u32()?;
-        let (disk, serial) = (from.array()?, from.u64()?);
+        let (disk, serial) = (from.array()?, from.counter()?);
         let (extent_bytes, extents) = (from.u32()?, from.u32()?);
         let disk_bytes = u64::from(extents.min(EXTENTS_MAX + 1)) * u64::from(extent_bytes);
         let geometry = Geometry::new(disk_bytes + super::FIRST_EXTENT_AT, extent_bytes, block_bytes).ok()?;
-        let mut number = || from.u64();
-        let (sequences_end, floor) = (number()?, number()?);
-        let (written_bytes, object_bytes) = (number()?, number()?);
+        let (sequences_end, floor) = (from.u64()?, from.u64()?);
+        let (written_bytes, object_bytes) = (from.counter()?, from.counter()?);
         let marks = Marks::take(&mut from)?;
         let count = from.u32()? as usize;
         let list = from.bytes(count.checked_mul(4)?)?;

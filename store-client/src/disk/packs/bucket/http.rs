@@ -20,9 +20,11 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
 };
 use object_store::{ClientConfigKey, ClientOptions};
-use ureq::http::{Method, StatusCode, header};
+use ureq::http::{Method, header};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Proxy};
+
+use crate::disk::packs::answers::Refusal;
 
 /// Most bytes of an answer beyond those that were asked for: an error, a small object, a page of a list.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
@@ -38,21 +40,6 @@ const IDLE_MAX: usize = 16;
 const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
 /// Most bytes of that file.
 const CA_BYTES_MAX: u64 = 1 << 20;
-
-/// A status that means neither success nor a condition that was not met, and the code in the answer.
-#[derive(Clone, Debug)]
-pub(super) struct Refusal {
-    pub(super) status: u16,
-    pub(super) code: String,
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "status {} {}", self.status, self.code)
-    }
-}
-
-impl Error for Refusal {}
 
 /// An answer that did not come, or not all of it.
 #[derive(Clone, Debug)]
@@ -187,7 +174,7 @@ impl Service {
             let short = NoAnswer::Short(announced, bytes.len() as u64);
             return Err(HttpError::new(HttpErrorKind::Unknown, short));
         }
-        if let Some(refusal) = refusal(parts.status, &bytes) {
+        if let Some(refusal) = Refusal::of(parts.status.as_u16(), &bytes) {
             return Err(HttpError::new(HttpErrorKind::Unknown, refusal));
         }
         Ok(HttpResponse::from_parts(parts, bytes.into()))
@@ -226,27 +213,6 @@ fn no_answer(error: ureq::Error) -> HttpError {
     HttpError::new(kind, source)
 }
 
-/// What an answer refuses. Conditions that were not met, and objects that do not exist, are for
-/// `object_store`.
-fn refusal(status: StatusCode, body: &[u8]) -> Option<Refusal> {
-    let code = code_of(body);
-    let expected = match status {
-        StatusCode::NOT_FOUND => code != "NoSuchBucket",
-        StatusCode::NOT_MODIFIED | StatusCode::PRECONDITION_FAILED | StatusCode::CONFLICT => true,
-        // Some errors come in answers that have begun as successes. No object of ours begins like that.
-        _ => status.is_success() && (code.is_empty() || !body.starts_with(b"<")),
-    };
-    (!expected).then(|| Refusal { status: status.as_u16(), code })
-}
-
-/// The code of an error, as far as it is one.
-fn code_of(body: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&body[..body.len().min(4_096)]);
-    let code = text.split_once("<Error>").and_then(|(_, rest)| rest.split_once("<Code>"));
-    let code = code.and_then(|(_, rest)| rest.split_once("</Code>")).map_or("", |(code, _)| code);
-    code.chars().filter(char::is_ascii_alphanumeric).take(64).collect()
-}
-
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -273,21 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_told_from_answers() {
-        let of = |status: u16, body: &str| {
-            refusal(StatusCode::from_u16(status).unwrap_or_default(), body.as_bytes())
-                .map(|it| (it.status, it.code))
-        };
-        let error =
-            |code: &str| format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Key>k</Key></Error>");
-        assert_eq!(of(200, "<ListBucketResult/>"), None);
-        assert_eq!(of(206, "bytes of an object, in which <Code>SlowDown</Code> may be"), None);
-        assert_eq!(of(404, &error("NoSuchKey")), None);
-        assert_eq!(of(404, &error("NoSuchBucket")), Some((404, "NoSuchBucket".into())));
-        assert_eq!(of(412, &error("PreconditionFailed")), None);
-        assert_eq!(of(403, &error("RequestTimeTooSkewed")), Some((403, "RequestTimeTooSkewed".into())));
-        assert_eq!(of(503, ""), Some((503, String::new())));
-        assert_eq!(of(200, &error("SlowDown")), Some((200, "SlowDown".into())));
+    fn a_range_says_how_many_bytes_are_wanted() {
         assert_eq!(wanted_bytes(Some("bytes=10-19")), 9);
         assert_eq!(wanted_bytes(Some("bytes=-5")), 0);
     }

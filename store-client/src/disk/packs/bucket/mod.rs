@@ -35,39 +35,39 @@
 //! readers miss, and memory is not affected. A read that has a reader is repeated once.
 
 mod http;
-mod layout;
+mod parallel;
+mod reader;
 mod slots;
 mod spool;
 mod store;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use store_core::disk::format::{BatchHeader, DiskUuid, Footer, Geometry, PAGE_BYTES, Superblock};
+use store_core::disk::format::{BatchHeader, DiskUuid, Geometry, PAGE_BYTES, Superblock};
 
+use super::contents::{Closed, Expected, PAGES_BYTES, Renewed, newest_superblock};
 use super::fault::BucketFault;
+use super::layout::{Name, PartName, dead_name, pack_name};
 use super::names::{OWNER, SUPERBLOCK, uuid_text};
 use super::owner::{BYTES_MAX as OWNER_BYTES_MAX, Owner};
-use super::{BLOCK_BYTES, PackFault, RefusedPack, Room, newest_superblock, random, token};
+use super::{BLOCK_BYTES, PackFault, RefusedPack, Room, random, token};
 use crate::disk::driver::{Completion, Io};
 use crate::disk::error::DiskError;
 use crate::disk::file::geometry;
 use crate::disk::threads::Medium;
-pub(crate) use layout::pack_name;
-use layout::{Name, PartName, dead_name};
+use parallel::each;
+pub use reader::PackBucketReader;
 use slots::{OpenExtent, Pages, Slot, Slots, Stage, locked};
 pub(super) use spool::Spool;
 pub(crate) use store::BucketDirectory;
 use store::{Put, Version};
 
 /// The pages, and the token of who has put them.
-const SUPERBLOCK_BYTES: usize = 2 * PAGE_BYTES as usize + 32;
-/// Requests of a recovery that are in flight at a time.
-const EXAMINERS: usize = 16;
-
+const SUPERBLOCK_BYTES: usize = PAGES_BYTES + 32;
 /// Owners in a row whose parts count.
 const BEFORE_MAX: usize = 256;
 
@@ -92,11 +92,7 @@ pub struct PackBucket {
 
 /// What is there of an extent.
 enum Found {
-    Pack {
-        slot: u32,
-        end: u32,
-        footer: u32,
-    },
+    Pack(Closed),
     /// A pack without a footer: it was cut.
     Cut,
     Refused(PackFault),
@@ -105,7 +101,7 @@ enum Found {
 }
 
 /// The objects of a sequence.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Objects {
     pack: Option<u64>,
     dead: bool,
@@ -165,7 +161,7 @@ impl PackBucket {
             fault => failed(&path, "read the superblock", fault),
         })?;
         let owner = read_owner(&directory).map_err(|fault| failed(&path, "read the owner", fault))?;
-        let pages = &bytes[..bytes.len().min(2 * PAGE_BYTES as usize)];
+        let pages = &bytes[..bytes.len().min(PAGES_BYTES)];
         let (Superblock { disk, geometry, .. }, _) = newest_superblock(pages, &path)?;
         if path.file_name().and_then(|name| name.to_str()) != Some(&uuid_text(&disk)) {
             return Err(DiskError::Foreign(path));
@@ -276,9 +272,7 @@ impl PackBucket {
         self.slots.sync()?;
         let (mut owner, version) = self.owner.clone();
         let before = std::mem::take(&mut owner.before);
-        let oldest = sequences.first().copied().unwrap_or(end);
-        let unused = sequences.last().map_or(1, |last| last + 1);
-        owner.add_void(unused..end.max(unused), oldest);
+        owner.void_unused(&sequences, end);
         let put = self.slots.directory.put(OWNER, owner.text().into_bytes(), &Put::Over(version));
         let version = put.map_err(|fault| match fault {
             BucketFault::Changed => BucketFault::Lost,
@@ -299,20 +293,8 @@ impl PackBucket {
     /// are used again, and what they contain is deleted. Returns these, and the first sequence that was never
     /// reserved.
     fn renew_superblock(&mut self) -> Result<(BTreeSet<u32>, u64), BucketFault> {
-        let mut bytes = locked(&self.slots.superblock).bytes.clone();
-        bytes.resize(2 * PAGE_BYTES as usize, 0);
-        let mut pages: Vec<Superblock> =
-            bytes.chunks(PAGE_BYTES as usize).filter_map(Superblock::decode).collect();
-        pages.sort_by_key(|page| page.serial);
-        let bad: BTreeSet<u32> = pages.iter().flat_map(|page| page.bad.iter().copied()).collect();
-        let end = pages.iter().map(|page| page.sequences_end).max().unwrap_or(1);
-        if let Some(last) = pages.pop().filter(|_| !bad.is_empty()) {
-            for serial in [last.serial + 1, last.serial + 2] {
-                let page = Superblock { serial, bad: BTreeSet::new(), sequences_end: end, ..last.clone() };
-                let at = (serial % 2) as usize * PAGE_BYTES as usize;
-                bytes[at..at + PAGE_BYTES as usize].copy_from_slice(&page.encode());
-            }
-        }
+        let found = locked(&self.slots.superblock).bytes.clone();
+        let Renewed { bytes, bad, end } = Renewed::of(&found);
         self.slots.set_superblock(bytes);
         self.slots.put_superblock()?;
         Ok((bad, end))
@@ -322,7 +304,9 @@ impl PackBucket {
     fn scan(&mut self, bad: &BTreeSet<u32>) -> Result<BTreeSet<u64>, BucketFault> {
         self.refused.clear();
         self.slots.clear();
-        let mut objects = self.objects()?;
+        let (mut objects, stale) = self.objects_of(self.owner.0.before.iter())?;
+        // Put too late, or left behind.
+        stale.iter().for_each(|name| drop(self.slots.directory.delete(name)));
         objects.retain(|sequence, of| {
             let counts = !of.dead && !self.owner.0.is_void(*sequence);
             if !counts {
@@ -336,7 +320,7 @@ impl PackBucket {
         let mut by_slot: BTreeMap<u32, u64> = BTreeMap::new();
         for (sequence, of) in &objects {
             let slot = match found.get(sequence) {
-                Some(Found::Pack { slot, end, footer }) => {
+                Some(Found::Pack(Closed { slot, end, footer })) => {
                     let stage = Stage::Pack { end: *end, footer: *footer };
                     Some((*slot, Slot::new(*sequence, stage)))
                 }
@@ -364,21 +348,22 @@ impl PackBucket {
         Ok(sequences)
     }
 
-    /// The objects of each sequence. Parts of owners that do not count are not among them.
-    fn objects(&self) -> Result<BTreeMap<u64, Objects>, BucketFault> {
+    /// The objects of each sequence, and parts that do not count, because no owner with one of these tokens
+    /// has put them.
+    fn objects_of<'t>(
+        &self,
+        tokens: impl Iterator<Item = &'t String> + Clone,
+    ) -> Result<(BTreeMap<u64, Objects>, Vec<String>), BucketFault> {
         let mut objects: BTreeMap<u64, Objects> = BTreeMap::new();
-        let (mut unknown, mut example) = (0, String::new());
+        let (mut stale, mut unknown, mut example) = (Vec::new(), 0, String::new());
         for (name, bytes) in self.slots.directory.list()?.objects {
             match Name::parse(&name) {
                 Some(Name::Pack(sequence)) => objects.entry(sequence).or_default().pack = Some(bytes),
                 Some(Name::Dead(sequence)) => objects.entry(sequence).or_default().dead = true,
-                Some(Name::Part(part)) if self.owner.0.before.contains(&part.token) => {
+                Some(Name::Part(part)) if tokens.clone().any(|token| *token == part.token) => {
                     objects.entry(part.sequence).or_default().parts.push((part, bytes));
                 }
-                Some(Name::Part(_)) => {
-                    // Put too late, or left behind.
-                    let _ = self.slots.directory.delete(&name);
-                }
+                Some(Name::Part(_)) => stale.push(name),
                 None if name == OWNER || name == SUPERBLOCK => {}
                 None => {
                     unknown += 1;
@@ -393,7 +378,7 @@ impl PackBucket {
         for of in objects.values_mut() {
             of.parts.sort_by_key(|(part, _)| part.serial);
         }
-        Ok(objects)
+        Ok((objects, stale))
     }
 
     /// What does not count goes, as far as the store is willing; the mark of a dead pack goes last.
@@ -425,32 +410,9 @@ impl PackBucket {
     fn examine_all(&self, objects: &BTreeMap<u64, Objects>) -> Result<BTreeMap<u64, Found>, BucketFault> {
         let packs: Vec<(u64, u64)> =
             objects.iter().filter_map(|(sequence, of)| Some((*sequence, of.pack?))).collect();
-        let (next, found) = (AtomicUsize::new(0), Mutex::new(Ok(BTreeMap::new())));
-        std::thread::scope(|scope| {
-            let examine = || {
-                while let Some((sequence, bytes)) = packs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = self.examine(*sequence, *bytes);
-                    let mut found = locked(&found);
-                    match (&mut *found, result) {
-                        (Ok(found), Ok(result)) => drop(found.insert(*sequence, result)),
-                        (_, Err(fault)) => {
-                            *found = Err(fault);
-                            next.store(packs.len(), Ordering::Relaxed);
-                        }
-                        (Err(_), Ok(_)) => {}
-                    }
-                }
-            };
-            for _ in 1..EXAMINERS.min(packs.len()) {
-                let thread = std::thread::Builder::new().name("snowskin-examine".into());
-                // Without further threads this one does it all.
-                if thread.spawn_scoped(scope, examine).is_err() {
-                    break;
-                }
-            }
-            examine();
-        });
-        found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+        let examine = |(sequence, bytes): &(u64, u64)| self.examine(*sequence, *bytes);
+        let found = each(&packs, examine, |_| ControlFlow::Continue(()))?;
+        Ok(packs.into_iter().map(|(sequence, _)| sequence).zip(found).collect())
     }
 
     fn examine(&self, sequence: u64, bytes: u64) -> Result<Found, BucketFault> {
@@ -460,35 +422,19 @@ impl PackBucket {
             Err(BucketFault::Missing) => Ok(None),
             Err(fault) => Err(fault),
         };
-        let (uuid, geometry) = (&self.slots.uuid, &self.slots.geometry);
+        let expected = Expected { disk: &self.slots.uuid, geometry: &self.slots.geometry, sequence };
         if bytes < page {
             return Ok(Found::Refused(PackFault::Foreign));
         }
         let Some(tail) = read(bytes - page..bytes)? else { return Ok(Found::Missing) };
-        let footer = Footer::decode_any_tail(&tail, uuid, geometry)
-            .filter(|footer| u64::from(footer.end) + u64::from(footer.footer_bytes) == bytes);
-        let (extent, found) = match footer {
-            Some(Footer { extent, end, footer_bytes, .. }) => {
-                (extent, Found::Pack { slot: extent.slot, end, footer: footer_bytes })
-            }
-            None => {
-                let Some(head) = read(0..page)? else { return Ok(Found::Missing) };
-                match BatchHeader::extent_of(&head) {
-                    Some(extent) => (extent, Found::Cut),
-                    None => {
-                        let version = BatchHeader::foreign_version(&head);
-                        return Ok(Found::Refused(version.map_or(PackFault::Foreign, PackFault::Version)));
-                    }
-                }
-            }
+        let found = match expected.closed(&tail, bytes) {
+            Some(closed) => closed.map(Found::Pack),
+            None => match read(0..page)? {
+                Some(head) => expected.begun(&head).map(|_| Found::Cut),
+                None => Ok(Found::Missing),
+            },
         };
-        Ok(match () {
-            () if extent.disk != *uuid || extent.slot >= geometry.extents() => {
-                Found::Refused(PackFault::OtherDirectory)
-            }
-            () if extent.sequence != sequence => Found::Refused(PackFault::Renamed),
-            () => found,
-        })
+        Ok(found.unwrap_or_else(Found::Refused))
     }
 
     /// Brings an extent that is not closed back into memory: what there is of a pack that was cut, and the
@@ -514,7 +460,7 @@ impl PackBucket {
             put(0, read.as_ref())?;
         }
         for (part, bytes) in &of.parts {
-            if u64::from(part.from) + bytes > extent_bytes {
+            if u64::from(part.from).saturating_add(*bytes) > extent_bytes {
                 continue;
             }
             let read = match self.slots.directory.read(&part.text(), 0..*bytes) {

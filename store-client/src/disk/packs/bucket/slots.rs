@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 
 use store_core::disk::format::{BatchHeader, DiskUuid, FIRST_EXTENT_AT, Footer, Geometry, PAGE_BYTES};
 
-use super::layout::{PartName, dead_name, pack_name};
 use super::spool::Spool;
 use super::store::{BucketDirectory, Payload, Put, Version};
 use super::{Gone, SUPERBLOCK_BYTES, read_owner};
 use crate::disk::driver::{Completion, Destination, Io, IoWork, Part};
 use crate::disk::packs::fault::BucketFault;
+use crate::disk::packs::layout::{PartName, dead_name, pack_name};
 use crate::disk::packs::names::SUPERBLOCK;
 use crate::disk::sys::{Alignment, Transfer, memory_file};
 use crate::disk::threads::Medium;
@@ -184,6 +184,15 @@ impl Slots {
 
     fn get(&self, slot: u32) -> Option<Arc<Slot>> {
         locked(&self.map).get(&slot).cloned()
+    }
+
+    pub(super) fn sequence_in(&self, slot: u32) -> Option<u64> {
+        self.get(slot).map(|slot| slot.sequence)
+    }
+
+    /// The sequence of the extent in a slot, and what there is of it.
+    pub(super) fn stage_of(&self, slot: u32) -> Option<(u64, Stage)> {
+        self.get(slot).map(|slot| (slot.sequence, locked(&slot.inner).stage))
     }
 
     /// The slot of an offset, and the offset in it.
@@ -460,8 +469,8 @@ impl Slots {
         Ok(())
     }
 
-    /// Reads from a pack. `patient`: until the store answers.
-    fn read_pack(&self, sequence: u64, at: u64, buffer: &mut [u8], patient: bool) -> io::Result<()> {
+    /// Reads from a pack, with so many tries.
+    fn read_pack(&self, sequence: u64, at: u64, buffer: &mut [u8], tries_max: u32) -> io::Result<()> {
         let name = pack_name(sequence);
         let mut pause = PAUSE_MIN;
         for tries in 1.. {
@@ -478,7 +487,6 @@ impl Slots {
                 return Err(io::ErrorKind::NotFound.into());
             }
             self.complain("read a pack", &fault);
-            let tries_max = if patient { u32::MAX } else { READ_TRIES };
             if tries >= tries_max || self.spool.pause(jittered(pause)) {
                 return Err(io::Error::other(fault));
             }
@@ -488,7 +496,7 @@ impl Slots {
     }
 
     /// Fills a buffer with what a disk would have at this offset. What is nowhere is zeros.
-    pub(super) fn read_into(&self, buffer: &mut [u8], offset: u64, patient: bool) -> io::Result<()> {
+    pub(super) fn read_into(&self, buffer: &mut [u8], offset: u64, tries_max: u32) -> io::Result<()> {
         buffer.fill(0);
         if offset < FIRST_EXTENT_AT {
             let pages = locked(&self.superblock);
@@ -518,13 +526,13 @@ impl Slots {
         let (from, to) = (within, last as u32);
         if from < end {
             let count = (to.min(end) - from) as usize;
-            self.read_pack(slot.sequence, from.into(), &mut buffer[..count], patient)?;
+            self.read_pack(slot.sequence, from.into(), &mut buffer[..count], tries_max)?;
         }
         let foot = extent_bytes - footer;
         if footer > 0 && to > foot {
             let begin = from.max(foot);
             let at = u64::from(end) + u64::from(begin - foot);
-            self.read_pack(slot.sequence, at, &mut buffer[(begin - from) as usize..], patient)?;
+            self.read_pack(slot.sequence, at, &mut buffer[(begin - from) as usize..], tries_max)?;
         }
         Ok(())
     }
@@ -559,13 +567,13 @@ impl Medium for Slots {
             IoWork::Read(Destination::Buffer(mut buffer)) => {
                 let bytes = buffer.len() as u32;
                 // Of a recovery: what it does not read now, it would take for lost.
-                let result = self.read_into(&mut buffer, io.offset, true).map(|()| bytes);
+                let result = self.read_into(&mut buffer, io.offset, u32::MAX).map(|()| bytes);
                 Completion { op: io.op, result: result.map_err(Into::into), data: Some(buffer) }
             }
             IoWork::Read(Destination::Lent { .. }) => {
                 let (offset, bytes) = (io.offset, io.work.bytes());
                 let mut transfer = Transfer::received(io);
-                let result = self.read_into(transfer.received_bytes(), offset, false).map(|()| bytes);
+                let result = self.read_into(transfer.received_bytes(), offset, READ_TRIES).map(|()| bytes);
                 transfer.end(result)
             }
         }

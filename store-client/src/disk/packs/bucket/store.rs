@@ -17,8 +17,9 @@ use object_store::{
     Error, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutResult, RetryConfig, UpdateVersion,
 };
 
-use super::http::{Connector, NoAnswer, Refusal, wait_for};
+use super::http::{Connector, NoAnswer, wait_for};
 use crate::disk::packs::address::BucketAddress;
+use crate::disk::packs::answers::Refusal;
 use crate::disk::packs::fault::BucketFault;
 
 type Result<T> = std::result::Result<T, BucketFault>;
@@ -195,7 +196,7 @@ fn fault(error: &Error) -> BucketFault {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
         if let Some(refusal) = cause.downcast_ref::<Refusal>() {
-            return refused(refusal);
+            return refusal.fault();
         }
         if let Some(none) = cause.downcast_ref::<NoAnswer>() {
             return match none {
@@ -214,32 +215,6 @@ fn fault(error: &Error) -> BucketFault {
         Error::PermissionDenied { .. } => BucketFault::Denied("status 403".into()),
         Error::Unauthenticated { .. } => BucketFault::Credentials("status 401".into()),
         other => BucketFault::Odd(other.source().map_or_else(|| other.to_string(), ToString::to_string)),
-    }
-}
-
-fn refused(Refusal { status, code }: &Refusal) -> BucketFault {
-    match (*status, code.as_str()) {
-        (_, "NoSuchBucket") => BucketFault::NoBucket,
-        (_, "RequestTimeTooSkewed") => BucketFault::Clock,
-        (429 | 503, _) | (_, "SlowDown" | "Throttling" | "TooManyRequests") => BucketFault::Slow,
-        (401, code)
-        | (
-            _,
-            code @ ("InvalidAccessKeyId"
-            | "SignatureDoesNotMatch"
-            | "ExpiredToken"
-            | "InvalidToken"
-            | "AuthorizationHeaderMalformed"),
-        ) => BucketFault::Credentials(if code.is_empty() { "status 401".into() } else { code.into() }),
-        (403, "") => BucketFault::Denied("status 403".into()),
-        (403, code) => BucketFault::Denied(code.into()),
-        (300..=399, _) => BucketFault::Elsewhere(*status),
-        (408, _) | (_, "RequestTimeout") => BucketFault::Timeout,
-        (status, code) => {
-            // An error that began as a success.
-            let status = if status < 300 { 500 } else { status };
-            BucketFault::Server(status, if code.is_empty() { "no code".into() } else { code.into() })
-        }
     }
 }
 
@@ -272,32 +247,5 @@ mod tests {
         directory.delete("a").unwrap();
         directory.delete("a").unwrap();
         assert_eq!(directory.read_all("a", 3).unwrap_err(), BucketFault::Missing);
-    }
-
-    #[test]
-    fn what_a_store_refuses_says_what_to_do() {
-        let of = |status: u16, code: &str| refused(&Refusal { status, code: code.into() });
-        for (status, code, expected, advice) in [
-            (403, "AccessDenied", BucketFault::Denied("AccessDenied".into()), "s3:GetObject"),
-            (403, "RequestTimeTooSkewed", BucketFault::Clock, "NTP"),
-            (
-                403,
-                "SignatureDoesNotMatch",
-                BucketFault::Credentials("SignatureDoesNotMatch".into()),
-                "AWS_SECRET",
-            ),
-            (404, "NoSuchBucket", BucketFault::NoBucket, "AWS_ENDPOINT_URL"),
-            (301, "PermanentRedirect", BucketFault::Elsewhere(301), "AWS_REGION"),
-            (503, "SlowDown", BucketFault::Slow, "fewer requests"),
-            (429, "", BucketFault::Slow, "fewer requests"),
-            (200, "InternalError", BucketFault::Server(500, "InternalError".into()), "log"),
-            (408, "", BucketFault::Timeout, "network"),
-        ] {
-            let fault = of(status, code);
-            assert_eq!(fault, expected);
-            assert!(fault.to_string().contains(advice), "{fault}");
-        }
-        assert!(of(503, "").is_passing() && of(200, "InternalError").is_passing());
-        assert!(!of(403, "AccessDenied").is_passing() && !of(404, "NoSuchBucket").is_passing());
     }
 }

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
-use store_core::disk::format::{Extent, Lists, Marks, Stream};
+use store_core::disk::format::{Extent, Footer, Lists, Marks, Stream};
 
 use super::*;
 use crate::disk::driver::{Destination, DriverError, IoWork, Part};
+use crate::disk::survey::Damage;
 use crate::disk::sys::AlignedBuffer;
 
 const EXTENT: u32 = 1 << 20;
@@ -286,4 +287,79 @@ fn a_pack_that_is_gone_is_told_from_one_that_cannot_be_read_now() {
     let buffer = IoWork::Read(Destination::Buffer(AlignedBuffer::new(512)));
     assert!(carry_out(packs, packs.geometry().extent_at(0), buffer).result.is_err());
     assert!(gone.has(1) && !gone.has(2));
+}
+
+fn opened(store: &Store) -> PackBucketReader {
+    PackBucketReader::open_in(store.directory(), &mut |_, _| ControlFlow::Continue(())).unwrap()
+}
+
+#[test]
+fn a_tool_changes_nothing_and_forgives_what_the_owner_gives_up_meanwhile_and_nothing_else() {
+    let store = Store::new(None);
+    let (packs, directory) = (&store.packs, store.directory());
+    for (slot, sequence) in [(0, 1), (1, 2), (2, 3)] {
+        store.begin(packs, slot, sequence).unwrap();
+        store.close(packs, slot, sequence).unwrap();
+    }
+    store.begin(packs, 3, 4).unwrap();
+    sync(packs).unwrap();
+    // What a former owner has put does not count, and is left.
+    let late = PartName { sequence: 4, serial: 9, from: 0, token: "f".repeat(32) };
+    directory.put(&late.text(), vec![9; 4_096], &Put::Always).unwrap();
+    wipe(packs, 2).unwrap();
+    let before = directory.list().unwrap().objects;
+    let reader = opened(&store);
+    let survey = crate::disk::inspect(&reader).unwrap();
+    assert_eq!((survey.closed, survey.open, survey.damage.as_slice()), (2, 1, &[][..]));
+    assert!(!reader.settle(&mut Vec::new()).unwrap());
+    assert_eq!(directory.list().unwrap().objects, before);
+
+    // Two packs are damaged; of these, one is given up while the tool reads.
+    for sequence in [1, 2] {
+        let name = pack_name(sequence);
+        let (mut bytes, _) = directory.read_all(&name, 1 << 20).unwrap();
+        bytes[20] ^= 1;
+        directory.put(&name, bytes, &Put::Always).unwrap();
+    }
+    let verified = || crate::disk::verify(&reader, |_| ControlFlow::Continue(())).unwrap().survey.damage;
+    let header = |slot| Damage::Header { slot, offset: 0 };
+    assert_eq!(verified(), [header(0), header(1)]);
+    wipe(packs, 0).unwrap();
+    directory.delete(&pack_name(1)).unwrap();
+    let mut damage = verified();
+    assert!(matches!(damage[0], Damage::Unreadable { .. }), "{damage:?}");
+    assert!(reader.settle(&mut damage).unwrap());
+    assert_eq!(damage, [header(1)]);
+    // The open extent is closed meanwhile, and so are those that follow.
+    store.close(packs, 3, 4).unwrap();
+    let mut damage = vec![Damage::Missing { slot: 3, synced_to: 9 }, Damage::Superblock];
+    assert!(reader.settle(&mut damage).unwrap());
+    assert_eq!(damage, [Damage::Superblock]);
+}
+
+#[test]
+fn a_tool_can_be_ended_while_it_opens_a_directory_and_finds_directories_by_their_names() {
+    let store = Store::new(None);
+    store.begin(&store.packs, 0, 1).unwrap();
+    store.close(&store.packs, 0, 1).unwrap();
+    let ended = PackBucketReader::open_in(store.directory(), &mut |_, _| ControlFlow::Break(()));
+    assert!(matches!(ended, Err(DiskError::Bucket { fault: BucketFault::Closed, .. })), "{ended:?}");
+    let path = store.packs.path();
+    assert_eq!(PackBucketReader::find(path).unwrap(), [path], "without a request");
+}
+
+#[test]
+fn many_are_done_at_a_time_in_order_and_the_first_fault_ends_them() {
+    let all: Vec<u64> = (0..100).collect();
+    let doubled = each(&all, |it| Ok(2 * it), |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(doubled, (0..200).step_by(2).collect::<Vec<u64>>());
+    let fault = |it: &u64| if *it == 50 { Err(BucketFault::Slow) } else { Ok(*it) };
+    assert_eq!(each(&all, fault, |_| ControlFlow::Continue(())), Err(BucketFault::Slow));
+    let ended = each(
+        &all,
+        |it| Ok(*it),
+        |done| if done < 10 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) },
+    );
+    assert_eq!(ended, Err(BucketFault::Closed));
+    assert_eq!(each(&[], |it: &u64| Ok(*it), |_| ControlFlow::Continue(())), Ok(vec![]));
 }

@@ -10,7 +10,7 @@
 //!
 //! The token of a part says which owner has put it.
 
-use crate::disk::packs::names::{Kind, file_name, parse};
+use super::names::{Kind, file_name, parse};
 
 /// What an object is.
 #[derive(Clone, Debug, PartialEq, Eq)]
