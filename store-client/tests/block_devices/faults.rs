@@ -29,8 +29,8 @@ const AHEAD: u64 = 24;
 const NONE: [u64; 0] = [];
 /// What a get waits for a disk at most.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// How much later a get may end here: emulated processors on a busy machine stand still for seconds. Without a
-/// deadline it would never end.
+/// How much later a get may end here: emulated processors on a busy machine stand still for seconds. Without
+/// a deadline it would never end.
 const MARGIN: Duration = Duration::from_secs(8);
 /// What does not wait for the disk takes less.
 const AT_ONCE: Duration = Duration::from_secs(1);
