@@ -12,7 +12,7 @@ use store_client::{
     Client, DiskList, ErrorCode, Fabrics, Node, NodeConfig, NodeDiskConfig, PutOptions, RemoveMode,
     RpcConfig, RpcConnection, Stats, Store as _,
 };
-use store_core::message::{Get, Segments, Stage, StageItem, StageRequest};
+use store_core::message::{Get, LeaseWanted, Segments, Stage, StageItem, StageRequest};
 use store_core::{Key, MasterConfig};
 use store_master::MasterHandle;
 use te_fabric::testkit::eventually;
@@ -137,7 +137,7 @@ fn a_reader_that_makes_up_lengths_and_locators_has_no_object_dropped() {
     let (disk, extent_bytes, service) =
         found.map(|info| (info.segment, info.extent_bytes, info.stage.to_owned())).unwrap();
     let keys: Vec<Vec<u8>> = (0..40).map(key).collect();
-    let (_, objects) = rpc.call::<Get>(&(), keys.iter().map(|key| Key(key))).unwrap();
+    let (_, objects) = rpc.call::<Get>(&LeaseWanted::Quick, keys.iter().map(|key| Key(key))).unwrap();
     let replicas = objects.flatten().flat_map(|object| object.replicas.iter().copied().collect::<Vec<_>>());
     let places: Vec<u64> = replicas.filter(|it| it.segment == disk).map(|it| it.addr).collect();
     assert!(places.len() >= 20, "{places:?}");

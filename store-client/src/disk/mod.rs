@@ -113,7 +113,6 @@ pub use error::DiskError;
 pub use file::{Caching, DiskFile, EXTENT_BYTES, FormatOptions, Sharing};
 pub use image::{image_of, is_intact};
 pub use inspect::{Volume, inspect, verify};
-#[cfg(feature = "s3")]
 pub(crate) use packs::BucketAddress;
 #[cfg(fuzzing)]
 pub use packs::fuzzing;
