@@ -3,6 +3,7 @@
 //!
 //! The settings of a store are in the environment of a process, so that this binary starts the server, sets
 //! its environment, and runs its tests one after the other.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../common/mod.rs"]
 mod common;

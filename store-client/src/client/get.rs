@@ -13,7 +13,8 @@ use crate::error::StoreError;
 use crate::item::{Get, Sink};
 use crate::mover::Buffers;
 
-/// A get into more room than this asks for lasting leases, bytes: at 20 MB/s, it takes as long as a quick one.
+/// A get into more room than this asks for lasting leases, bytes: at 20 MB/s, it takes as long as a quick
+/// lease.
 const QUICK_BYTES_MAX: u64 = 4 << 20;
 
 impl Client {

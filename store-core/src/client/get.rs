@@ -103,8 +103,8 @@ impl GetOp {
         Self { config, ..Self::default() }
     }
 
-    /// Sets which leases the next operations ask for. They ask for lasting ones as well for some seconds after
-    /// a read that took a quarter of a quick lease or longer, whatever is set.
+    /// Sets which leases the next operations ask for. They ask for lasting ones as well for some seconds
+    /// after a read that took a quarter of a quick lease or longer, whatever is set.
     pub const fn want(&mut self, wanted: LeaseWanted) {
         self.wanted = wanted;
     }

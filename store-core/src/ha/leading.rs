@@ -188,8 +188,8 @@ impl Leading {
 
     /// Sends new commands to the members that lack them, if an answer may wait for them. Others, such as the
     /// leases of gets, wait for a command that is sent at once, for the next beat, or until they are many:
-    /// each message costs all processes more than a get does. Not until they are very many, because a follower
-    /// that repeats thousands at a time may take a core from the leader for a while.
+    /// each message costs all processes more than a get does. Not until they are very many, because a
+    /// follower that repeats thousands at a time may take a core from the leader for a while.
     pub(super) fn flush(&mut self, actions: &mut VecDeque<Action>) {
         let waits = self.dependence.awaited() > self.history.ends();
         if waits || self.handing.is_some() || self.recorder.pending_bytes() >= LEASES_BYTES {

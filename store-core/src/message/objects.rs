@@ -278,7 +278,7 @@ pub struct Revocation<'a> {
 pub enum LeaseWanted {
     /// For the time of a short read. A master whose commands are confirmed by others, or by a journal,
     /// answers before they have the lease, and grants at most
-    /// [`QUICK_LEASE_MS`](crate::QUICK_LEASE_MS): whoever leads after it waits so long before it reuses any
+    /// [`QUICK_LEASE_MS`](crate::QUICK_LEASE_MS): the next leader waits so long before it reuses any
     /// space.
     #[default]
     Quick,
