@@ -9,8 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Profiles that run where none is named, in CI too.
-const DEFAULT: [&str; 2] = ["rdma", "disk"];
 /// Test programs that run in the profiles of the lab. The whole workspace is selected for a crate with many
 /// dependencies: what `cargo test --workspace` has built is used then.
 const SUITES: [(&str, &str); 2] =
@@ -32,8 +30,8 @@ pub(crate) struct Args {
     /// Run in guests with emulated devices instead of on this host.
     #[arg(long)]
     lab: bool,
-    /// Profiles of the lab (repeat the option, or separate them with commas); `rdma` and `disk` by default.
-    /// `all` selects all.
+    /// Profiles of the lab (repeat the option, or separate them with commas); `rdma` by default. `all`
+    /// selects all.
     #[arg(long, value_delimiter = ',', value_name = "PROFILE", requires = "lab")]
     profile: Vec<String>,
     /// Wall time per profile, seconds.
@@ -66,7 +64,7 @@ fn here(args: &Args, host: &Host) -> Result<()> {
 fn in_lab(args: &Args, host: &Host) -> Result<()> {
     let all: Vec<String> = lab::names().map(str::to_owned).collect();
     let profiles = match args.profile.as_slice() {
-        [] => DEFAULT.map(str::to_owned).into(),
+        [] => vec!["rdma".to_owned()],
         [one] if one == "all" => all,
         some => some.to_vec(),
     };
