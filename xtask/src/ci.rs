@@ -194,7 +194,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
         step("test", "unit, property, conformance and process tests", 900, tests(host, "--workspace")),
         step(
             "seeds",
-            "simulations of several masters and of disks, together and each alone",
+            "simulations of several masters with disks, and of a disk that fails",
             900,
             simulations(),
         ),
@@ -284,8 +284,6 @@ fn simulations() -> Plan {
     let works = vec![
         test("--test ha -- members_and_nodes_with_disks", "2000"),
         test("--test disk -- whatever_", "2000"),
-        // Both are parts of the first.
-        test("--test ha --test tier -- when_members_die no_removed_object_comes_back", "500"),
     ];
     Plan::Run(works, "2,000 seeds of masters with nodes and disks, and of a disk that fails".to_owned())
 }

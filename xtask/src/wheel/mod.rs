@@ -47,20 +47,15 @@ pub(crate) struct Args {
     /// Build for this interpreter alone, without the stable ABI: for `python3.14t`, which has none.
     #[arg(long, value_name = "PROGRAM")]
     interpreter: Option<String>,
-    /// Build the native module with this profile instead of `ffi`. What was built for the workspace's tests
-    /// is used again with `test`.
-    #[arg(long, value_name = "PROFILE")]
-    profile: Option<String>,
     /// Link with zig, for systems with an older C library: `manylinux_2_28`, `manylinux2014`.
     #[arg(long, value_name = "POLICY")]
     zig: Option<String>,
 }
 
 impl Args {
-    /// As CI builds and tests the wheels: the profile of the tests has the optimisation that CI gives the
-    /// others, and panics unwind in it as they do in `ffi`.
+    /// As CI builds and tests the wheels.
     pub(crate) fn tested() -> Self {
-        Self { test: true, profile: Some("test".to_owned()), ..Self::default() }
+        Self { test: true, ..Self::default() }
     }
 }
 
@@ -115,10 +110,6 @@ fn build_native(args: &Args, root: &Path, out: &Path, tools: &Python) -> Result<
     run_in(&package, tools.cmd().arg("-c").arg(place))?;
     let mut maturin = tools.cmd().words("-m maturin build --locked --auditwheel check --out");
     maturin = maturin.arg(out.display().to_string());
-    if let Some(profile) = &args.profile {
-        // Of the profiles, `ffi` alone says that symbols are stripped.
-        maturin = maturin.arg("--profile").arg(profile).arg("--strip");
-    }
     match &args.interpreter {
         Some(interpreter) => maturin = maturin.arg("--interpreter").arg(interpreter),
         None => maturin = maturin.arg("--interpreter").arg(tools.program()),
