@@ -19,9 +19,9 @@ use crate::{AllocationStrategy, AllocatorKind, EvictionPolicy, Secret, TenantCon
 pub(crate) use changes::Overrides;
 pub use changes::{ChangeHow, ConfigChange, ConfigChanges};
 
-/// The longest lease that is granted before those who continue the store are sure to know of it, ms. It is
-/// how long they free no space after a failover; a reader that needs more asks for a
-/// [lasting](crate::message::LeaseWanted::Lasting) lease.
+/// The longest lease that a get is granted before the other masters, or the journal, have it, ms. After a
+/// failover or a restart the master frees no space for as long, because it may not know such leases. A reader
+/// that needs more time asks for a [lasting](crate::message::LeaseWanted::Lasting) lease.
 pub const QUICK_LEASE_MS: u32 = 250;
 
 /// The master's settings with their defaults. [`Master::new`](crate::Master::new) calls [`Self::validate`].

@@ -3,7 +3,7 @@
 use alloc::collections::{BTreeMap, VecDeque};
 
 use super::{Effect, Lsn};
-use crate::codec::{Items, Key};
+use crate::codec::{self, Items, Key};
 use crate::message::{Exists, ExistsLeased, Get, Kind, LeaseWanted, Operation as _};
 use crate::wire::Frame;
 use crate::{Master, Session};
@@ -115,8 +115,9 @@ impl Dependence {
 fn grants_lasting(frame: &Frame<'_>) -> bool {
     match Kind::from_byte(frame.header.kind) {
         Some(Kind::ExistsLeased) => true,
+        // The keys behind it are not looked at.
         Some(Kind::Get) => {
-            Get::decode_request(frame.body).is_ok_and(|(wanted, _)| wanted == LeaseWanted::Lasting)
+            codec::take(frame.body).is_ok_and(|(wanted, _): (LeaseWanted, _)| wanted == LeaseWanted::Lasting)
         }
         _ => false,
     }

@@ -1,6 +1,7 @@
 //! Handlers of requests that put, read, list and remove objects.
 
 use super::{Call, Keyed, Page, batch};
+use crate::codec;
 use crate::message::{
     ChangeRetention, ClearReplicas, Exists, ExistsLeased, Find, FindReplicas, Get, Lease, LeaseWanted, List,
     ListPosition, PutEnd, PutRevoke, PutStart, PutWindow, Remove, RemoveMany, RemoveMode, ReturnLeases,
@@ -50,8 +51,8 @@ pub(super) fn put_revoke(master: &mut Master, call: Call<'_>) -> Result<(), Erro
 
 pub(super) fn get(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, session, tenant, request, .. } = call;
-    // What does not decode is refused below.
-    let wanted = request.read::<Get>().map_or(LeaseWanted::Quick, |(wanted, _)| wanted);
+    // The keys behind it are decoded below.
+    let (wanted, _) = codec::take(request.body)?;
     leasing(master, session, wanted, |master, head, leases| {
         batch::<Get>(master, tenant, request, head, |master, at, _, key| {
             master.get_for(now, key.of(tenant), BatchOrder::of(at), leases)
