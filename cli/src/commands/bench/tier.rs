@@ -25,9 +25,9 @@ use crate::{Outcome, fail, output, sys};
 const AFTER_HELP: &str =
     "Starts a master and a node with a disk in FILE, and stores three quarters of the disk's size. The node \
     copies objects to the disk before the master evicts them; puts wait while it is behind, so the rate of \
-    demotion is that of the disk, unless this host is slower at puts. Then objects that are on the disk alone are read once, in random order, \
-    --batch in one call, and every byte is verified against its checksum. The disk is read and written with \
-    direct I/O. Compare with `snowskin disk bench`, which measures the disk alone, and with fio --direct=1 on \
+    demotion is that of the disk, unless this host is slower at puts. Then objects that are on the disk \
+    alone are read once, in random order, --batch in one call, and every byte is verified against its \
+    checksum. The disk is read and written with direct I/O. Compare with `snowskin disk bench`, which measures the disk alone, and with fio --direct=1 on \
     the same file system. A miss is an object that was evicted before it was copied, or that the disk did not \
     deliver in time. FILE is removed at the end.
 
