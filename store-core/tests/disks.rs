@@ -545,6 +545,30 @@ fn what_is_removed_while_its_disk_is_away_does_not_come_back() {
 }
 
 #[test]
+fn a_removal_during_a_put_takes_the_older_object_off_a_disk_that_is_away() {
+    let mut store = Store::opened();
+    store.fill(0..ROOM as u32);
+    store.work();
+    store.lose_node();
+    store.mount_memory(2, 1);
+    let start = |store: &mut Store, key: &str| {
+        store.master.put_start(at(store.now), key.as_bytes(), LEN, &PutOptions::DEFAULT).unwrap()
+    };
+    let put = start(&mut store, "key-1");
+    store.remove("key-1").unwrap();
+    let checksum = bound(CRC, b"key-1", put.generation);
+    let ended = store.master.put_end(at(store.now), b"key-1", put.generation, checksum);
+    assert_eq!(ended, Err(ErrorCode::PutIsOver));
+    // A put that is given up removes nothing.
+    let put = start(&mut store, "key-2");
+    store.master.put_revoke(at(store.now), b"key-2", put.generation, WriterState::Quiet).unwrap();
+    store.start_node();
+    assert_eq!(store.announce(), ["key-1"], "what is not to be adopted");
+    store.ready();
+    assert_eq!((store.get("key-1"), store.get("key-2")), (None, Some(true)));
+}
+
+#[test]
 fn what_was_being_written_when_its_node_died_counts_only_if_it_is_still_there() {
     let mut store = Store::opened();
     store.fill(0..ROOM as u32);

@@ -242,6 +242,8 @@ impl Master {
         if mode == RemoveMode::IfUnused {
             self.check_removable(now, index)?;
         }
+        // While an object is being put, a disk that is away may have an older one.
+        self.unshelve_older(index);
         self.drop_object(index, self.holds(now, index));
         self.stats.removes_total += 1;
         Ok(())
