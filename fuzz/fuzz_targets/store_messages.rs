@@ -54,7 +54,7 @@ fuzz_target!(|bytes: &[u8]| {
     each!(
         kind, body,
         Hello Mount Unmount Beat PutStart PutEnd PutRevoke Get
-        Exists ExistsLeased ChangeRetention Remove List Segments ReadStats ExplainEviction ReadConfig EvictNow
+        Exists ExistsLeased Prefetch ChangeRetention Remove List Segments ReadStats ExplainEviction ReadConfig EvictNow
         ListNodes WhyKept TenantList TenantSet TenantRemove Find RemoveMany QueryHosts
         ClearReplicas ReportReplicas FindReplicas CreateTasks QueryTasks ListTasks CancelTasks RetryTasks
         FetchTasks EndTasks OrderSegments DrainStatus ReadTaskReport ReturnLeases ReportSegments FetchExpulsions

@@ -34,7 +34,7 @@ use std::ops::RangeBounds;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use store_core::message::PutOptions;
+use store_core::message::{Prefetched, PutOptions};
 use te_engine::SharedRegion;
 
 pub use blocking::BlockingClient;
@@ -104,6 +104,7 @@ enum Job {
     Get(GetJob),
     /// Whether the object is leased, and its key.
     Exists(bool, Vec<u8>, Reply<bool>),
+    Prefetch(Vec<u8>, Reply<Prefetched>),
     Remove(Vec<u8>, RemoveMode, Reply<bool>),
     Alloc(usize, Reply<SharedRegion>),
     Release(SharedRegion, Reply<()>),
@@ -263,6 +264,13 @@ impl AsyncClient {
     pub fn exists_leased(&self, key: impl Into<Vec<u8>>) -> Pending<bool> {
         let key = key.into();
         self.ask(|reply| Job::Exists(true, key, reply))
+    }
+
+    /// Where an object is; one that is on a disk alone is promoted. See
+    /// [`Store::batch_prefetch`](crate::Store::batch_prefetch).
+    pub fn prefetch(&self, key: impl Into<Vec<u8>>) -> Pending<Prefetched> {
+        let key = key.into();
+        self.ask(|reply| Job::Prefetch(key, reply))
     }
 
     /// Removes an object. The result is `false` if there was no such object. See

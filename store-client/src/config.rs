@@ -124,6 +124,10 @@ pub struct NodeConfig {
     /// separated by commas. A file with a size that does not exist is made and formatted; everything else was
     /// formatted before, by `snowskin disk format`. Default "".
     pub disks: DiskList,
+    /// Limit on the rate at which objects are written to each disk, directory of packs or bucket, bytes per
+    /// second, averaged over about a second: flash wears out by writes. Objects that are evicted before they
+    /// could be written are lost. 0: no limit. Default 0.
+    pub disk_write_bytes_per_s_max: u64,
     /// Directories that all hosts mount, for objects that no longer fit into memory, as `DIR` or `DIR:SIZE`,
     /// separated by commas. The node writes packs to a directory of its own below each, which readers read
     /// themselves, with or without the node. With a size the node makes its directory if it has none there.
@@ -249,6 +253,7 @@ impl NodeConfig {
             copy_bytes_per_s_max: 0,
             takeover: false,
             disks: DiskList::default(),
+            disk_write_bytes_per_s_max: 0,
             shared: DiskList::default(),
             shared_cluster: "default".to_owned(),
             shared_adopt_ms: 5_000,

@@ -85,6 +85,7 @@ mod metrics;
 mod mover;
 mod node;
 mod packs;
+mod prefetching;
 mod quarantine;
 mod rpc;
 mod segments;
@@ -105,12 +106,13 @@ pub use master::{
 pub use memory::{BufferRange, Fragment};
 pub use metrics::{ClientMetrics, metrics_text_of};
 pub use node::{DiskKind, DiskReport, Node, NodeStatusReport};
+pub use prefetching::Prefetching;
 pub use rpc::{Address, Identity, LeaderHint, Masters, RpcConfig, RpcConnection};
 pub use store::{RemoveMode, Store};
 pub use store_core::Placement;
 pub use store_core::message::{
-    DrainInfo, Existing, Inherit, InheritPin, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention,
-    RetentionChange, SegmentState, TaskCause, TaskReport, TaskState, TtlChange,
+    DiskCopy, DrainInfo, Existing, Inherit, InheritPin, Pin, Prefetched, PutOptions, ReplicaInfo,
+    ReplicaState, Retention, RetentionChange, SegmentState, TaskCause, TaskReport, TaskState, TtlChange,
 };
 pub use store_core::{ErrorCode, Incarnation, NodeId, SegmentNo, Stats, TaskId, Trace};
 pub use te_core::{MemSpan, RegionId};

@@ -2,6 +2,8 @@
 //!
 //! `docs/reference/metrics.md` describes each.
 
+mod disks;
+
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -129,29 +131,8 @@ pub(crate) fn of_node(
     counter(&mut registry, "mounts", "Times that the memory was mounted", status.mounts);
     counter(&mut registry, "heartbeats", "Heartbeats that were answered", status.heartbeats);
     counter(&mut registry, "failures", "Heartbeats and mounts that failed", status.failures);
-    register_disks(&mut registry, disks);
+    disks::register(&mut registry, disks);
     text(registry, engine)
-}
-
-fn register_disks(registry: &mut Registry, disks: &[DiskReport]) {
-    let family = || Family::<DiskLabels, Gauge>::default();
-    let (ready, objects, refused) = (family(), family(), family());
-    for disk in disks {
-        let labels = DiskLabels { path: disk.path.display().to_string(), kind: disk.kind.name() };
-        ready.get_or_create(&labels).set(disk.ready.into());
-        objects.get_or_create(&labels).set(signed(disk.stats.objects));
-        refused.get_or_create(&labels).set(signed(disk.refused));
-    }
-    registry.register("disk_ready", "1 while the master knows the disk and everything on it", ready);
-    registry.register("disk_objects", "Objects on the disk", objects);
-    let help = "Files in a directory of packs that are none, and are not used";
-    registry.register("disk_refused_files", help, refused);
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DiskLabels {
-    path: String,
-    kind: &'static str,
 }
 
 /// The text of a registry, followed by that of the engine.

@@ -1,9 +1,13 @@
 //! [`Store`]: the trait that all clients of the store implement.
 
-use store_core::message::{Existing, PutOptions, RetentionChange};
+use std::thread;
+use std::time::Duration;
+
+use store_core::message::{Existing, Prefetched, PutOptions, RetentionChange};
 
 use crate::error::StoreError;
 use crate::item::{Get, Put, Source, Tally};
+use crate::prefetching::Prefetching;
 
 /// Which objects a removal may remove.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,6 +77,31 @@ pub trait Store {
     /// # Errors
     /// No answer from the master, or from the node on this machine.
     fn batch_exists_leased(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError>;
+
+    /// Where objects are. Those that are on disks alone are promoted: copied into memory, if there is room that
+    /// costs nothing. Those in memory are leased, as [`batch_exists_leased`](Self::batch_exists_leased) leases
+    /// them. Returns at once; [`prefetch`](Self::prefetch) waits.
+    ///
+    /// # Errors
+    /// No answer from the master, or from the node on this machine.
+    fn batch_prefetch(&mut self, keys: &[&[u8]]) -> Result<Vec<Prefetched>, StoreError>;
+
+    /// Copies objects that are on disks alone into memory, and waits until they are there, for as long as
+    /// `deadline` at most: the blocks of a request that will be read soon. The result of a key is whether a
+    /// get would find it in memory now; it is leased then, so that it stays for a while. What is not in memory
+    /// by then may come later.
+    ///
+    /// # Errors
+    /// No answer from the master, or from the node on this machine.
+    fn prefetch(&mut self, keys: &[&[u8]], deadline: Duration) -> Result<Vec<bool>, StoreError> {
+        let mut waiting = Prefetching::new(keys.len(), deadline);
+        loop {
+            let asked: Vec<&[u8]> = waiting.left().iter().map(|at| keys[*at]).collect();
+            let Some(pause) = waiting.heard(&self.batch_prefetch(&asked)?) else { break };
+            thread::sleep(pause);
+        }
+        Ok(waiting.into_there())
+    }
 
     /// Changes how long many objects are kept. The result of an item is `false` if there was no such object.
     ///

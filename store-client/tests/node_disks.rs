@@ -6,11 +6,12 @@ mod common;
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use common::{MIB, client_over, master_with, pattern, with};
 use store_client::{
-    Client, DiskList, ErrorCode, Fabrics, Node, NodeConfig, NodeDiskConfig, PutOptions, RemoveMode,
-    RpcConfig, RpcConnection, Stats, Store as _,
+    Client, DiskCopy, DiskList, ErrorCode, Fabrics, Node, NodeConfig, NodeDiskConfig, Prefetched, PutOptions,
+    RemoveMode, Retention, RpcConfig, RpcConnection, Stats, Store as _,
 };
 use store_core::message::{Get, LeaseWanted, Segments, Stage, StageItem, StageRequest};
 use store_core::{Key, MasterConfig};
@@ -183,5 +184,85 @@ fn an_object_that_is_read_from_the_disk_again_and_again_comes_back_into_memory()
     let hits = stats(&mut client).disk_hits_total;
     assert!(client.get(&key(3)).unwrap() == Some(value(3)));
     assert_eq!(stats(&mut client).disk_hits_total, hits, "from memory");
+    node.stop();
+}
+
+#[test]
+fn what_is_prefetched_is_read_from_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let master = master_with(config());
+    let node = start(&master, &dir.path().join("disk"), Fabrics::default());
+    let mut client = client_over(master.rpc_addr(), Fabrics::default());
+    fill(&mut client, 0..60);
+    let keys: Vec<Vec<u8>> = [0, 1, 2].map(key).to_vec();
+    let nothing = b"nothing".to_vec();
+    let wanted: Vec<&[u8]> = keys.iter().chain([&nothing]).map(|key| &**key).collect();
+    assert_eq!(client.batch_prefetch(&wanted[3..]).unwrap(), [Prefetched::Absent]);
+    let there = client.prefetch(&wanted, Duration::from_secs(10)).unwrap();
+    assert_eq!(there, [true, true, true, false], "{:?}", stats(&mut client));
+    let hits = stats(&mut client).disk_hits_total;
+    assert_eq!(read_all(&mut client, 0..3), 3);
+    assert_eq!(stats(&mut client).disk_hits_total, hits, "from memory");
+    // Without a deadline it only asks.
+    assert_eq!(client.prefetch(&[&key(4)], Duration::ZERO).unwrap(), [false]);
+    node.stop();
+}
+
+#[test]
+fn a_put_may_ask_for_a_copy_on_the_disk_at_once_or_for_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let master = master_with(config());
+    let node = start(&master, &dir.path().join("disk"), Fabrics::default());
+    let mut client = client_over(master.rpc_addr(), Fabrics::default());
+    let with = |disk| {
+        let retention = Retention { disk, ..Retention::DEFAULT };
+        PutOptions { retention, ..PutOptions::DEFAULT }
+    };
+    assert!(client.put(b"scratch", &value(0), &with(DiskCopy::Never)).unwrap());
+    assert!(client.put(b"early", &value(1), &with(DiskCopy::Now)).unwrap());
+    eventually("it has its copy", || client.master().replicas(b"early").unwrap().len() == 2);
+    assert_eq!(
+        (stats(&mut client).demotions_total, client.master().replicas(b"scratch").unwrap().len()),
+        (1, 1)
+    );
+    // The node's death leaves the one and takes the other.
+    node.stop();
+    let node = start(&master, &dir.path().join("disk"), Fabrics::default());
+    assert!(client.get(b"early").unwrap() == Some(value(1)));
+    assert_eq!(client.get(b"scratch").unwrap(), None);
+    node.stop();
+}
+
+/// The limit holds, and puts and gets of what is in memory do not wait for the disk.
+#[test]
+fn a_node_writes_no_more_to_its_disk_than_its_limit() {
+    const LIMIT: u64 = 2 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let master = master_with(config());
+    let config = node_config(master.rpc_addr(), &dir.path().join("disk"), Fabrics::default());
+    let node = Node::start(with(config, |it| it.disk_write_bytes_per_s_max = LIMIT)).unwrap();
+    eventually("the disk is ready", || node.disks().iter().any(|disk| disk.ready));
+    let mut client = client_over(master.rpc_addr(), Fabrics::default());
+    let written = |node: &Node| {
+        let counters = node.disks()[0].stats.counters.clone();
+        counters.object_bytes_total + counters.pad_bytes_total + counters.header_bytes_total
+    };
+    let (begun, before) = (Instant::now(), written(&node));
+    let mut stored = 0;
+    while begun.elapsed() < Duration::from_secs(4) {
+        stored +=
+            usize::from(client.put(&key(stored), &value(stored), &PutOptions::DEFAULT).unwrap_or(false));
+    }
+    let took = begun.elapsed().as_secs_f64();
+    let bytes = (written(&node) - before) as f64;
+    assert!(stored as u64 * OBJECT as u64 > 4 * LIMIT * 4, "{stored} puts did not wait for the disk");
+    // A second's worth is saved up at the beginning, and a batch may exceed it.
+    let most = LIMIT as f64 * (took + 1.0) + (5 << 20) as f64;
+    assert!(bytes > LIMIT as f64 && bytes <= most, "{bytes} bytes in {took} s, at most {most}");
+    let text = node.metrics_text();
+    let line = text.lines().find(|line| {
+        line.starts_with("snowskin_node_disk_written_bytes_total{") && line.contains("class=\"object\"")
+    });
+    assert!(line.is_some_and(|line| !line.ends_with(" 0")), "{text}");
     node.stop();
 }

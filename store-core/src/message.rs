@@ -15,6 +15,7 @@
 //! | [`Get`] | [`LeaseWanted`] · [`Key`]s | [`Lease`] · [`Object`] or error | a lease that ends later |
 //! | [`Exists`] | – · [`Key`]s | – · `bool` | changes nothing |
 //! | [`ExistsLeased`] | – · [`Key`]s | [`Lease`] · `bool` | a lease that ends later |
+//! | [`Prefetch`] | – · [`Key`]s | [`Lease`] · [`Prefetched`] | the same, once it has been carried out |
 //! | [`ChangeRetention`] | [`RetentionChange`] · [`Key`]s | – · `()` or error | the same, measured from the second request |
 //! | [`ReturnLeases`] | – · [`LeaseRange`]s | no response | changes nothing: each lease is returned once |
 //! | [`ReportSegments`] | – · [`SegmentNo`]s | – · `()` or error | is marked, still |
@@ -313,6 +314,9 @@ operations! {
     Exists = 9, ((), Key<'a>) -> ((), bool);
     /// Whether objects are readable, which leases those that are. Does not count as a use.
     ExistsLeased = 18, ((), Key<'a>) -> (Lease, bool);
+    /// Promotes objects that are on disks alone: they get a replica in memory, if there is something that can
+    /// be evicted for it without loss. Objects in memory are leased. Does not count as a use.
+    Prefetch = 20, ((), Key<'a>) -> (Lease, Prefetched);
     /// Changes how long objects are kept.
     ChangeRetention = 19, (RetentionChange, Key<'a>) -> ((), Result<(), ErrorCode>);
     /// Returns leases before their end, so that eviction need not wait. Has no response.

@@ -6,7 +6,7 @@
 //!   slots  which are taken        1 bit; empty pages of 1,024 entries are freed, and a table that is too large shrinks
 //!   slab   [entry][entry][entry]… 96 bytes: key (inline to 38 bytes), length, checksum, generation, replica, lease
 //!   nodes  [node][node][node]…    16 bytes: links and the eviction policy's marks
-//!   kept   index ─▶ …             only for objects with a pin, a time to live or a group
+//!   kept   index ─▶ …             only for objects with a retention of their own
 //! ```
 //!
 //! The rules on what may be done to an object and when are in `retention.rs`.
@@ -137,7 +137,7 @@ impl Entry {
         !matches!(self.state, State::Processing | State::Replacing | State::Vacant)
     }
 
-    /// Whether it has no pin, time to live or group.
+    /// Whether it has no pin, time to live or group, and may be copied to a disk.
     pub(crate) fn is_plain(&self) -> bool {
         !self.has(Self::KEPT)
     }

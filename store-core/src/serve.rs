@@ -86,6 +86,7 @@ operations! {
     Get:              Tenant,              Leases,  objects::get;
     Exists:           Tenant,              Asks,    objects::exists;
     ExistsLeased:     Tenant,              Leases,  objects::exists_leased;
+    Prefetch:         Tenant,              Changes, objects::prefetch;
     ReturnLeases:     Nothing,             Changes, objects::return_leases;
     ChangeRetention:  Tenant,              Changes, objects::change_retention;
     Remove:           Tenant,              Changes, objects::remove;

@@ -87,6 +87,10 @@ pub struct TenantConfig {
     pub quota_bytes: Option<u64>,
     /// Most objects, including those that are being written. Default none: unlimited.
     pub quota_objects: Option<u32>,
+    /// Most bytes of its objects on disks, trailers included. Above the limit, its objects are not copied to
+    /// disks, and their eviction removes them; objects that a disk brings with it stay. Default none:
+    /// unlimited.
+    pub quota_disk_bytes: Option<u64>,
     /// Bytes that puts of other tenants do not take from it, as long as another tenant has more than is
     /// guaranteed to it. Default 0.
     pub guaranteed_bytes: u64,
@@ -111,6 +115,7 @@ impl Default for TenantConfig {
             name: DEFAULT_TENANT.into(),
             quota_bytes: None,
             quota_objects: None,
+            quota_disk_bytes: None,
             guaranteed_bytes: 0,
             secret: Secret::default(),
         }

@@ -31,7 +31,7 @@ use crate::ErrorCode;
 /// The first bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"SNWS";
 /// The version of the protocol that this release uses.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 /// Length of a header, bytes.
 pub const HEADER_BYTES: usize = size_of::<RawHeader>();
 /// Length limit of a frame, header included, bytes.

@@ -1,6 +1,9 @@
 //! The disks of nodes: what is copied to them and when, what is found on them, and what is not found again.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "disks/copies.rs"]
+mod copies;
+
 use std::collections::BTreeMap;
 
 use store_core::message::*;
@@ -770,26 +773,6 @@ fn readers_that_agree_take_a_damaged_copy_off_the_disk() {
     store.end(DiskEnd::Dropped { from: locator, to: locator + 1 }).unwrap();
     assert_eq!((store.get("key-1"), store.get("key-2"), store.get("key-3")), (None, None, Some(true)));
     assert_eq!(store.stats().disk_lost_total, 3);
-}
-
-#[test]
-fn objects_with_a_time_to_live_a_pin_or_a_group_and_short_ones_have_no_copy() {
-    let mut store = Store::opened();
-    let with = |retention| PutOptions { retention, ..PutOptions::DEFAULT };
-    let mut put = |key: &[u8], len, options: &PutOptions| {
-        let put = store.master.put_start(at(1), key, len, options).unwrap();
-        store.master.put_end(at(1), key, put.generation, bound(CRC, key, put.generation)).unwrap();
-    };
-    put(b"mortal", LEN, &with(Retention { ttl_ms: Some(1_000_000), ..Retention::DEFAULT }));
-    put(b"grouped", LEN, &with(Retention { group: Some(1), ..Retention::DEFAULT }));
-    put(b"short", LEN - 1, &PutOptions::DEFAULT);
-    store.fill(0..97);
-    let written = store.work();
-    assert!(written.len() >= 16 && written.iter().all(|key| key.starts_with("key-")), "{written:?}");
-    // A time to live that comes later ends the copy: a disk knows no times.
-    let change = RetentionChange { ttl: TtlChange::After(500_000), ..RetentionChange::default() };
-    store.master.change_retention(at(store.now), b"key-0", &change).unwrap();
-    assert_eq!(store.fetch(9).forget.len(), 1);
 }
 
 #[test]

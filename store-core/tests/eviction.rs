@@ -477,7 +477,7 @@ fn retention() -> impl Strategy<Value = Retention> {
     let group = prop::option::weighted(0.4, 0u64..3);
     (pin, soft_ttl, ttl, group).prop_map(|(pin, soft_ttl, ttl_ms, group)| {
         let soft_pin_ttl_ms = soft_ttl.filter(|_| pin == Pin::Soft);
-        Retention { pin, soft_pin_ttl_ms, ttl_ms, group }
+        Retention { pin, soft_pin_ttl_ms, ttl_ms, group, ..Retention::DEFAULT }
     })
 }
 

@@ -246,6 +246,7 @@ fn about_objects(master: &mut Master, now: Instant) -> Vec<Case> {
         (Kind::Exists, request::<Exists>(&(), Some(key)), Again::Same),
         (Kind::ChangeRetention, request::<ChangeRetention>(&soft, Some(key)), Again::Same),
         (Kind::ExistsLeased, request::<ExistsLeased>(&(), Some(key)), Again::Same),
+        (Kind::Prefetch, request::<Prefetch>(&(), Some(key)), Again::Same),
         (Kind::List, request::<List>(&list, None), Again::Same),
         (Kind::WhyKept, request::<WhyKept>(&(), Some(key)), Again::Same),
         (Kind::Remove, request::<Remove>(&(), Some(Removal { key, force: true })), gone),

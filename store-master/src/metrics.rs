@@ -86,6 +86,8 @@ pub(crate) struct TenantUse {
     guaranteed_bytes: u64,
     quota_bytes: Option<u64>,
     quota_objects: Option<u64>,
+    disk_bytes: u64,
+    quota_disk_bytes: Option<u64>,
     evictions_total: u64,
     refusals_total: u64,
 }
@@ -178,6 +180,8 @@ pub(crate) fn tenants(master: &Master) -> Vec<TenantUse> {
         guaranteed_bytes: usage.guaranteed_bytes,
         quota_bytes: usage.quota_bytes,
         quota_objects: usage.quota_objects.map(u64::from),
+        disk_bytes: usage.disk_bytes,
+        quota_disk_bytes: usage.quota_disk_bytes,
         evictions_total: usage.evictions_total,
         refusals_total: usage.refusals_total,
     };
@@ -465,7 +469,7 @@ impl Snapshot {
     /// Tenants by name, at most `tenants_max`. Limits that a tenant does not have are omitted.
     fn register_tenants(&self, registry: &mut Registry) {
         type Value = fn(&TenantUse) -> Option<u64>;
-        let gauges: [(&str, &str, Value); 6] = [
+        let gauges: [(&str, &str, Value); 8] = [
             ("tenant_objects", "Objects of a tenant, those being written included", |usage| {
                 Some(usage.objects)
             }),
@@ -486,6 +490,12 @@ impl Snapshot {
             ("tenant_quota_objects", "Limit of a tenant's objects; absent without a limit", |usage| {
                 usage.quota_objects
             }),
+            ("tenant_disk_bytes", "Bytes of a tenant's objects on disks", |usage| Some(usage.disk_bytes)),
+            (
+                "tenant_quota_disk_bytes",
+                "Limit of a tenant's bytes on disks; absent without a limit",
+                |usage| usage.quota_disk_bytes,
+            ),
         ];
         for (name, help, value) in gauges {
             let family = Family::<TenantLabels, Gauge>::default();

@@ -506,6 +506,7 @@ impl Service {
                 name: &tenant.name,
                 quota_bytes: tenant.quota_bytes,
                 quota_objects: tenant.quota_objects,
+                quota_disk_bytes: tenant.quota_disk_bytes,
                 guaranteed_bytes: tenant.guaranteed_bytes,
                 secret: Some(Key(tenant.secret.bytes())),
             };

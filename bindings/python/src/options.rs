@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyString};
-use store_client::{Existing, Pin, PutOptions, Retention};
+use store_client::{DiskCopy, Existing, Pin, PutOptions, Retention};
 
 use crate::errors::Fault;
 
@@ -24,6 +24,7 @@ pub(crate) fn put_options(
     group: Option<&Bound<'_, PyAny>>,
     ttl: Option<f64>,
     overwrite: bool,
+    disk: &str,
 ) -> PyResult<PutOptions> {
     let pin = match pin {
         None => Pin::None,
@@ -31,6 +32,14 @@ pub(crate) fn put_options(
         Some("hard") => Pin::Hard,
         Some(other) => {
             return Err(refused(py, format!("pin is None, \"soft\" or \"hard\", not {other:?}")));
+        }
+    };
+    let disk = match disk {
+        "auto" => DiskCopy::Auto,
+        "never" => DiskCopy::Never,
+        "now" => DiskCopy::Now,
+        other => {
+            return Err(refused(py, format!("disk is \"auto\", \"never\" or \"now\", not {other:?}")));
         }
     };
     let replicas = u8::try_from(replicas)
@@ -43,6 +52,7 @@ pub(crate) fn put_options(
     retention.pin = pin;
     retention.ttl_ms = ttl_ms;
     retention.group = group;
+    retention.disk = disk;
     let existing = if overwrite { Existing::REPLACE } else { Existing::Keep };
     Ok(PutOptions { replicas, retention, existing, ..PutOptions::DEFAULT })
 }

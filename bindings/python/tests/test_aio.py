@@ -31,6 +31,7 @@ def test_what_the_blocking_store_does(master: str, name: str) -> None:
             assert await store.get_into(name, buffer) == 5
             assert buffer[:5].tobytes() == b"value"
             assert await store.exists(name) and await store.exists_many([name, "x"]) == [True, False]
+            assert await store.prefetch([name, "x"], deadline=0.2) == [True, False]
             info = await store.stat(name)
             assert info is not None and info.nbytes == 5 and await store.stat(name + "x") is None
             assert (await store.put(name, b"new", overwrite=True)).stored

@@ -236,6 +236,17 @@ def test_the_longest_prefix_ends_at_the_first_key_that_is_not_there(store: Store
     assert len(store.get_prefix([])) == 0
 
 
+def test_what_is_prefetched_is_in_memory_or_is_not(store: Store, name: str) -> None:
+    assert store.put(name, b"x", disk="never").stored
+    assert store.put_many({f"{name}/now": b"y"}, disk="now").errors == {}
+    assert store.prefetch([name, "nothing", f"{name}/now"], deadline=0.2) == [True, False, True]
+    assert store.prefetch([]) == []
+    with pytest.raises(ValueError, match='disk is "auto"'):
+        store.put(name, b"x", disk="tape")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="deadline"):
+        store.prefetch([name], deadline=-1)
+
+
 def test_objects_of_very_different_lengths_in_one_batch(store: Store, name: str) -> None:
     lengths = [1, 2_000_000, 70_000, 10, 900_000, 3_000_000, 64]
     values = {f"{name}/{length}": np.full(length, length % 251, dtype="u1") for length in lengths}

@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     flags: FlagsOfMaster,
     /// File that lists the tenants: TOML with a `[[tenants]]` section per tenant, or JSON with an array.
-    /// Fields: name, quota_bytes, quota_objects, guaranteed_bytes, secret. Enables tenants: those of the file
+    /// Fields: name, quota_bytes, quota_objects, quota_disk_bytes, guaranteed_bytes, secret. Enables tenants: those of the file
     /// and those of the settings.
     #[arg(long, value_name = "FILE")]
     tenants: Option<PathBuf>,
@@ -199,6 +199,8 @@ struct Tenant {
     #[serde(default)]
     quota_objects: Option<u32>,
     #[serde(default)]
+    quota_disk_bytes: Option<ByteSize>,
+    #[serde(default)]
     guaranteed_bytes: Option<ByteSize>,
     #[serde(default)]
     secret: Option<Secret>,
@@ -211,6 +213,7 @@ impl From<Tenant> for TenantConfig {
             name: tenant.name,
             quota_bytes: tenant.quota_bytes.map(ByteSize::bytes),
             quota_objects: tenant.quota_objects,
+            quota_disk_bytes: tenant.quota_disk_bytes.map(ByteSize::bytes),
             guaranteed_bytes: tenant.guaranteed_bytes.map_or(0, ByteSize::bytes),
             secret: tenant.secret.unwrap_or_default(),
         }

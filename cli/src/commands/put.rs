@@ -10,7 +10,7 @@ use store_client::{
     Client, Existing, LocalClient, Placement, PutOptions, RpcConnection, Store as _, StoreError,
 };
 use store_core::Key;
-use store_core::message::{FindReplicas, Pin, Retention};
+use store_core::message::{DiskCopy, FindReplicas, Pin, Retention};
 use store_core::placement::NAMED_MAX;
 
 use crate::commands::local::{self, LocalArg};
@@ -70,6 +70,9 @@ pub(crate) struct Args {
     /// Evict the object together with all others of this group, or not at all; any name.
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
+    /// Whether it is copied to a disk of a node: before it is evicted, never, or as soon as it is stored.
+    #[arg(long, value_enum, default_value_t = DiskCopyArg::Auto, value_name = "WHEN")]
+    disk_copy: DiskCopyArg,
     /// Replace an existing object under this key. It can be read until the new one is stored, and stays if
     /// that fails.
     #[arg(long)]
@@ -83,6 +86,13 @@ pub(crate) struct Args {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum DiskCopyArg {
+    Auto,
+    Never,
+    Now,
 }
 
 #[derive(Serialize)]
@@ -222,7 +232,12 @@ fn retention(args: &Args) -> Retention {
         (false, false) => Pin::None,
     };
     let group = args.group.as_deref().map(group_number);
-    Retention { pin, ttl_ms: args.ttl_ms, group, ..Retention::DEFAULT }
+    let disk = match args.disk_copy {
+        DiskCopyArg::Auto => DiskCopy::Auto,
+        DiskCopyArg::Never => DiskCopy::Never,
+        DiskCopyArg::Now => DiskCopy::Now,
+    };
+    Retention { pin, ttl_ms: args.ttl_ms, group, disk, ..Retention::DEFAULT }
 }
 
 /// What happens to an object that has the key.

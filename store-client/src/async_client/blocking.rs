@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use store_core::message::{PutOptions, RetentionChange};
+use store_core::message::{Prefetched, PutOptions, RetentionChange};
 
 use super::queue::Pending;
 use super::{AsyncClient, GetJob, Job, Origin, OwnRange, To};
@@ -121,6 +121,11 @@ impl Store for BlockingClient {
 
     fn batch_exists_leased(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
         let pending = keys.iter().map(|key| self.client.exists_leased(*key)).collect();
+        Waiter::new().all(pending).into_iter().collect()
+    }
+
+    fn batch_prefetch(&mut self, keys: &[&[u8]]) -> Result<Vec<Prefetched>, StoreError> {
+        let pending = keys.iter().map(|key| self.client.prefetch(*key)).collect();
         Waiter::new().all(pending).into_iter().collect()
     }
 

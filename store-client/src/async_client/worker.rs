@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use store_core::message::PutOptions;
+use store_core::message::{Prefetched, PutOptions};
 use te_core::RegionId;
 
 use super::queue::{Queue, Reply};
@@ -36,6 +36,7 @@ struct Gathered {
     gets: Vec<GetJob>,
     /// Without a lease, and with one.
     exists: [Asked<Vec<u8>, bool>; 2],
+    prefetches: Asked<Vec<u8>, Prefetched>,
     /// Removals without force, and with force.
     removes: [Asked<Vec<u8>, bool>; 2],
 }
@@ -75,6 +76,7 @@ impl Worker {
                 Job::Exists(leased, key, reply) if reply.is_wanted() => {
                     all.exists[usize::from(leased)].push((key, reply));
                 }
+                Job::Prefetch(key, reply) if reply.is_wanted() => all.prefetches.push((key, reply)),
                 Job::Remove(key, mode, reply) if reply.is_wanted() => {
                     all.removes[usize::from(mode.is_force())].push((key, reply));
                 }
@@ -99,7 +101,8 @@ impl Worker {
     }
 
     fn carry_out(&mut self, gathered: Gathered) {
-        let Gathered { puts, gets, exists, removes } = gathered;
+        let Gathered { puts, gets, exists, prefetches, removes } = gathered;
+        self.prefetch(prefetches);
         for (leased, exists) in [false, true].into_iter().zip(exists) {
             self.exists(exists, leased);
         }
@@ -119,6 +122,17 @@ impl Worker {
         let found =
             if leased { self.client.batch_exists_leased(&keys) } else { self.client.batch_exists(&keys) };
         match found {
+            Ok(found) => answer(replies, found.into_iter().map(Ok)),
+            Err(error) => refuse(replies, &error),
+        }
+    }
+
+    fn prefetch(&mut self, asks: Asked<Vec<u8>, Prefetched>) {
+        if asks.is_empty() {
+            return;
+        }
+        let (keys, replies): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
+        match self.client.batch_prefetch(&slices(&keys)) {
             Ok(found) => answer(replies, found.into_iter().map(Ok)),
             Err(error) => refuse(replies, &error),
         }

@@ -1,6 +1,8 @@
 //! Implements [`Store`] for [`Client`].
 
-use store_core::message::{Exists, ExistsLeased, PutOptions, Removal, Remove, RetentionChange};
+use store_core::message::{
+    Exists, ExistsLeased, Prefetch, Prefetched, PutOptions, Removal, Remove, RetentionChange,
+};
 use store_core::{ErrorCode, Key};
 
 use super::{Client, chunk_len, chunks};
@@ -50,6 +52,17 @@ impl Store for Client {
         for keys in chunks(keys, |key| key.len()) {
             // The leases run out by themselves: a get of the objects takes leases of its own.
             let (_, answers) = self.rpc.call::<ExistsLeased>(&(), keys.iter().map(|key| Key(key)))?;
+            found.extend(answers);
+        }
+        self.note_connection();
+        Ok(found)
+    }
+
+    fn batch_prefetch(&mut self, keys: &[&[u8]]) -> Result<Vec<Prefetched>, StoreError> {
+        self.rpc.begin_trace();
+        let mut found = Vec::with_capacity(keys.len());
+        for keys in chunks(keys, |key| key.len()) {
+            let (_, answers) = self.rpc.call::<Prefetch>(&(), keys.iter().map(|key| Key(key)))?;
             found.extend(answers);
         }
         self.note_connection();

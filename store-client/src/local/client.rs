@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use store_core::message::{PutOptions, RetentionChange};
+use store_core::message::{Prefetched, PutOptions, RetentionChange};
 use store_core::{DEFAULT_TENANT, ErrorCode, Key, WireError};
 use te_host::fork::Mark;
 
@@ -507,6 +507,18 @@ impl Store for LocalClient {
 
     fn batch_exists_leased(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
         self.ask_exists(keys, true)
+    }
+
+    fn batch_prefetch(&mut self, keys: &[&[u8]]) -> Result<Vec<Prefetched>, StoreError> {
+        let mut found = Vec::with_capacity(keys.len());
+        for keys in chunks(keys, |key| key) {
+            let request = Request::Prefetch { keys: keys.iter().map(|key| Key(key)).collect() };
+            match self.ask(&request)? {
+                Answer::Prefetched(answers) if answers.len() == keys.len() => found.extend(answers),
+                other => return Err(self.nonsense(other)),
+            }
+        }
+        Ok(found)
     }
 
     fn batch_change_retention(

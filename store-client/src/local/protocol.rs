@@ -11,6 +11,7 @@
 //! | `Put`: options; key and range of each | for each `()` or error |
 //! | `Get`: key of each, range, and which part of the object, or all | for each [`Got`] |
 //! | `Exists`: whether to lease what exists; keys | for each `bool` |
+//! | `Prefetch`: keys | for each where it is |
 //! | `Retain`: change of the retention; keys. `Remove`: keys | for each `()` or error |
 //! | `Settled`: ranges that a fabric might still be writing | for each whether nothing writes it any more |
 //!
@@ -20,14 +21,14 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use store_core::message::{PutOptions, RetentionChange};
+use store_core::message::{Prefetched, PutOptions, RetentionChange};
 use store_core::wire::{HEADER_BYTES, KEY_BYTES_MAX};
 use store_core::{ErrorCode, Frame, FrameWriter, Header, Key, WireError};
 
 use crate::item::Part;
 
 /// Version of the protocol. A peer with another version is refused.
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 /// Kind of all frames of this protocol. The master's RPC does not use it, so neither protocol accepts frames
 /// of the other.
 pub(super) const KIND: u8 = 90;
@@ -60,6 +61,11 @@ pub(super) enum Request<'a> {
     Exists {
         /// Whether objects that exist are leased.
         leased: bool,
+        #[serde(borrow)]
+        keys: Vec<Key<'a>>,
+    },
+    /// Promotes objects that are on disks alone.
+    Prefetch {
         #[serde(borrow)]
         keys: Vec<Key<'a>>,
     },
@@ -118,6 +124,8 @@ pub(super) enum Answer {
     Got(Vec<Got>),
     /// Answer to `Exists` and `Settled`.
     Whether(Vec<bool>),
+    /// Answer to `Prefetch`.
+    Prefetched(Vec<Prefetched>),
     /// The request failed as a whole.
     Failed(ErrorCode),
 }
@@ -190,7 +198,10 @@ impl Request<'_> {
             Request::Get { items } => {
                 (items.len(), items.iter().any(|item| item.key.0.len() > KEY_BYTES_MAX))
             }
-            Request::Exists { keys, .. } | Request::Retain { keys, .. } | Request::Remove { keys, .. } => {
+            Request::Exists { keys, .. }
+            | Request::Prefetch { keys }
+            | Request::Retain { keys, .. }
+            | Request::Remove { keys, .. } => {
                 (keys.len(), keys.iter().any(|key| key.0.len() > KEY_BYTES_MAX))
             }
             Request::Settled { ranges } => (ranges.len(), false),
@@ -323,6 +334,7 @@ mod tests {
             Request::Put { options, items },
             Request::Get { items: wanted },
             Request::Exists { leased: true, keys: vec![Key(b"a"), Key(b"b")] },
+            Request::Prefetch { keys: vec![Key(b"a")] },
             Request::Retain { change: RetentionChange::default(), keys: vec![Key(b"a")] },
             Request::Remove { force: true, keys: vec![Key(b"a")] },
             Request::Settled { ranges: vec![span] },

@@ -577,6 +577,11 @@ fn carry_out(client: &mut Client, arena: &SharedRegion, request: &Request<'_>) -
             let found = if *leased { client.batch_exists_leased(&keys) } else { client.batch_exists(&keys) };
             found.map_or_else(|error| Answer::Failed(error.code()), Answer::Whether)
         }
+        Request::Prefetch { keys } => {
+            let keys: Vec<&[u8]> = keys.iter().map(|key| key.0).collect();
+            let found = client.batch_prefetch(&keys);
+            found.map_or_else(|error| Answer::Failed(error.code()), Answer::Prefetched)
+        }
         Request::Retain { change, keys } => {
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.0).collect();
             match client.batch_change_retention(&keys, change) {

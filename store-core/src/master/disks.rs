@@ -25,6 +25,7 @@ use core::time::Duration;
 use te_core::Instant;
 
 use super::{Master, millis};
+use crate::chunks::stored_len;
 use crate::disks::{Disk, DiskState, NewDisk, QUEUE_MAX, Queued, TOMBSTONES_MAX, Tombstone, Writing};
 use crate::eviction::Standing;
 use crate::message::{
@@ -47,6 +48,19 @@ const LOOKS_MAX: u32 = 64;
 const FORGETS_MAX: usize = 512;
 /// Bytes of objects that may wait for one disk.
 const QUEUE_BYTES_MAX: u64 = 1 << 30;
+/// What tenants may still have on disks. Those without a limit are not in it.
+struct Rooms(Vec<(TenantNo, u64)>);
+
+impl Rooms {
+    /// Takes so many bytes, if the tenant may have them.
+    fn take(&mut self, tenant: TenantNo, bytes: u64) -> bool {
+        let Some((_, room)) = self.0.iter_mut().find(|(of, _)| *of == tenant) else { return true };
+        let left = room.checked_sub(bytes);
+        *room = left.unwrap_or(*room);
+        left.is_some()
+    }
+}
+
 /// Longest object that a record describes.
 const LEN_MAX: u64 = u32::MAX as u64;
 
@@ -471,13 +485,19 @@ impl Master {
     }
 
     /// Queues an object for a disk of a node that has it in memory, if it is to have a copy.
-    fn queue_copy(&mut self, index: u32, proven: bool) {
+    pub(super) fn queue_copy(&mut self, index: u32, proven: bool) {
         let entry = self.objects.entry(index);
         let (generation, len) = (entry.generation, entry.len);
         if !entry.is_plain()
+            || !self.objects.usage(entry.tenant).has_disk_room()
             || !(BYTES_MIN..=LEN_MAX).contains(&len)
             || self.shelf.find_generation(entry.full_key(), generation).is_some()
         {
+            return;
+        }
+        let writes = |disk: &Disk| disk.state == DiskState::Ready && disk.writing.contains_key(&generation);
+        if self.disks.iter().any(writes) {
+            self.objects.await_copy(index, true);
             return;
         }
         let nodes = entry.replicas.as_slice().iter();
@@ -495,9 +515,25 @@ impl Master {
         self.objects.await_copy(index, true);
     }
 
+    /// What tenants with a quota of disk bytes may still have on disks, besides what is being written.
+    fn disk_rooms(&self) -> Rooms {
+        let limited = self.objects.disk_rooms();
+        let mut rooms: Vec<(TenantNo, u64)> = limited.collect();
+        if !rooms.is_empty() {
+            for (tenant, room) in &mut rooms {
+                let tag = self.tenants.tag(*tenant);
+                let writing = self.disks.iter().flat_map(|disk| disk.writing.values());
+                let own = writing.filter(|writing| writing.tenant == tag);
+                *room = room.saturating_sub(own.map(|writing| stored_len(writing.len)).sum());
+            }
+        }
+        Rooms(rooms)
+    }
+
     /// Orders a node to write what waits for its disk.
     fn begin_writing(&mut self, no: SegmentNo, count_max: usize, bytes_max: u64) {
-        let Self { disks, objects, segments, tenants, .. } = self;
+        let mut rooms = self.disk_rooms();
+        let Self { disks, objects, segments, tenants, shelf, .. } = self;
         let Some(disk) = disks.get_mut(no) else { return };
         while disk.writing.len() < count_max
             && (disk.writing_bytes < bytes_max || disk.writing.is_empty())
@@ -510,6 +546,11 @@ impl Master {
                 continue;
             }
             disk.queue_bytes = disk.queue_bytes.saturating_sub(entry.len);
+            let is_copied = disk.writing.contains_key(&generation)
+                || shelf.find_generation(entry.full_key(), generation).is_some();
+            if is_copied {
+                continue;
+            }
             let node = disk.node;
             let here = |placed: &&crate::segments::Placed| {
                 segments.get(placed.segment).is_some_and(|segment| segment.node == node)
@@ -518,6 +559,10 @@ impl Master {
                 objects.await_copy(index, false);
                 continue;
             };
+            if !rooms.take(entry.tenant, stored_len(entry.len)) {
+                objects.await_copy(index, false);
+                continue;
+            }
             let key = entry.key.as_slice();
             let writing = Writing {
                 index,
@@ -582,6 +627,7 @@ impl Master {
     fn shelve(&mut self, record: Record) {
         let (no, locator) = (record.disk, record.locator);
         self.objects.note_key(record.full_key());
+        self.objects.usage_mut(record.tenant).disk_bytes += stored_len(record.len.into());
         let index = self.shelf.insert(record);
         if let Some(disk) = self.disks.get_mut(no) {
             disk.add(locator, index);
@@ -601,6 +647,8 @@ impl Master {
     fn remove_record(&mut self, index: u32) -> Record {
         self.objects.note_key(self.shelf.record(index).full_key());
         let record = self.shelf.remove(index);
+        let bytes = &mut self.objects.usage_mut(record.tenant).disk_bytes;
+        *bytes = bytes.saturating_sub(stored_len(record.len.into()));
         let shelf = &self.shelf;
         if let Some(disk) = self.disks.get_mut(record.disk) {
             let no = disk.no;

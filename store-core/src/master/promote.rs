@@ -19,9 +19,10 @@ use te_core::Instant;
 use super::Master;
 use super::tasks::Wish;
 use crate::eviction::{BatchOrder, Place};
-use crate::message::{Retention, TaskCause, TaskState};
+use crate::message::{Prefetched, Retention, TaskCause, TaskState};
 use crate::objects::{KeyBytes, New, Placements};
 use crate::segments::Placed;
+use crate::session::Leases;
 use crate::{ErrorCode, FullKey, SegmentNo, TaskId, TenantNo};
 
 /// Wishes that wait; further ones are not noted.
@@ -70,6 +71,45 @@ impl Master {
         } else {
             self.promotions.first = Some(wish);
         }
+    }
+
+    /// Where an object is, which is leased if it is in memory. One that is on a disk alone is promoted as soon
+    /// as there is time and room.
+    pub fn prefetch<'k>(&mut self, now: Instant, key: impl Into<FullKey<'k>>) -> Prefetched {
+        self.find_or_promote(now, key.into()).map_or_else(|elsewhere| elsewhere, |_| Prefetched::InMemory)
+    }
+
+    /// As [`Self::prefetch`], for a connection that can return the lease.
+    pub(crate) fn prefetch_for(&mut self, now: Instant, key: FullKey<'_>, leases: &mut Leases) -> Prefetched {
+        match self.find_or_promote(now, key) {
+            Ok(index) => {
+                leases.note(now, index, self.objects.entry(index).generation, now + self.lease());
+                Prefetched::InMemory
+            }
+            Err(elsewhere) => elsewhere,
+        }
+    }
+
+    /// Leases an object that is in memory, and returns its index.
+    ///
+    /// # Errors
+    /// It is somewhere else.
+    fn find_or_promote(&mut self, now: Instant, key: FullKey<'_>) -> Result<u32, Prefetched> {
+        let Some(index) = self.objects.find(key) else {
+            let record = self.readable_record(key).ok_or(Prefetched::Absent)?;
+            self.promotions.wish((record, self.shelf.record(record).generation));
+            return Err(Prefetched::Coming);
+        };
+        if !self.vouches_for(index) || self.objects.is_expired(now, index) {
+            return Err(Prefetched::Absent);
+        }
+        let mut replicas = self.objects.entry(index).replicas.as_slice().iter();
+        if !replicas.any(|placed| self.segments.get(placed.segment).is_some()) {
+            // It is being promoted.
+            return Err(Prefetched::Coming);
+        }
+        self.objects.hold(now, index, now + self.lease(), false);
+        Ok(index)
     }
 
     /// When [`Self::promote`] has something to do: at once, or not.

@@ -286,6 +286,9 @@ impl Master {
         // What the key had on a disk: an older object, which was out of reach or is replaced.
         self.unshelve(key, |record| record.generation != generation);
         self.objects.complete(now, index, checksum, order == BatchOrder::Follows);
+        if self.objects.takes_copy(index) {
+            self.queue_copy(index, false);
+        }
         self.writers.ended(generation);
         self.stats.put_ends_total += 1;
         Ok(())

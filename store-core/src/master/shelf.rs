@@ -57,7 +57,8 @@ impl Master {
     /// Removes what the key of an object that is being put has on a disk: an earlier object.
     pub(super) fn unshelve_older(&mut self, index: u32) {
         let entry = self.objects.entry(index);
-        let found = (!entry.is_complete() && !self.shelf.is_empty()).then(|| self.shelf.find(entry.full_key()));
+        let found =
+            (!entry.is_complete() && !self.shelf.is_empty()).then(|| self.shelf.find(entry.full_key()));
         if let Some(record) = found.flatten() {
             self.drop_record(record, true);
         }

@@ -252,6 +252,8 @@ impl Master {
             name: &tenant.name,
             quota_bytes: (usage.quota_bytes != u64::MAX).then_some(usage.quota_bytes),
             quota_objects: (usage.quota_objects != u32::MAX).then_some(usage.quota_objects),
+            quota_disk_bytes: (usage.quota_disk_bytes != u64::MAX).then_some(usage.quota_disk_bytes),
+            disk_bytes: usage.disk_bytes,
             guaranteed_bytes: usage.guaranteed_bytes,
             has_secret: tenant.secret.is_set(),
             bytes: usage.bytes,
@@ -313,6 +315,7 @@ impl Master {
             name: setting.name.into(),
             quota_bytes: setting.quota_bytes,
             quota_objects: setting.quota_objects,
+            quota_disk_bytes: setting.quota_disk_bytes,
             guaranteed_bytes: setting.guaranteed_bytes,
             secret,
         };

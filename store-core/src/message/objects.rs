@@ -132,16 +132,38 @@ pub struct Retention {
     /// group are evicted together or not at all: not while one of them is leased, pinned or being written. A
     /// group has at most 4,096 members.
     pub group: Option<u64>,
+    /// Whether the object is copied to a disk of a node that has it in memory.
+    pub disk: DiskCopy,
+}
+
+/// Whether and when an object is copied to a disk. An object with a pin, a time to live or a group, one
+/// shorter than 4 KiB, and one of a tenant whose quota of disk bytes is used up have no copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskCopy {
+    /// Before it is evicted, if there is time.
+    #[default]
+    Auto,
+    /// Never: its eviction removes it.
+    Never,
+    /// As soon as it is committed. The put does not wait for the copy; the object has a replica on a disk
+    /// when it is there.
+    Now,
 }
 
 impl Retention {
     /// No pin, no time to live, no group.
-    pub const DEFAULT: Self = Self { pin: Pin::None, soft_pin_ttl_ms: None, ttl_ms: None, group: None };
+    pub const DEFAULT: Self =
+        Self { pin: Pin::None, soft_pin_ttl_ms: None, ttl_ms: None, group: None, disk: DiskCopy::Auto };
 
-    /// Whether the times are within their limits, and belong to what the object has.
+    /// Whether the times are within their limits and belong to what the object has, and it can have the copy
+    /// on a disk that it is to have.
     #[must_use]
     pub(crate) const fn is_valid(&self) -> bool {
-        !matches!(self.ttl_ms, Some(0)) && is_soft_pin_ttl(self.pin, self.soft_pin_ttl_ms)
+        let kept = !matches!(self.pin, Pin::None) || self.ttl_ms.is_some() || self.group.is_some();
+        !matches!(self.ttl_ms, Some(0))
+            && is_soft_pin_ttl(self.pin, self.soft_pin_ttl_ms)
+            && !(kept && matches!(self.disk, DiskCopy::Now))
     }
 }
 
@@ -271,6 +293,17 @@ pub struct Revocation<'a> {
     /// ended, or the targets were fenced. Otherwise the space is pending release until the nodes report that
     /// the writer is cut off.
     pub quiet: bool,
+}
+
+/// Where an object is that is to be in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Prefetched {
+    /// Nowhere: it does not exist, or its node is out of reach.
+    Absent,
+    /// On a disk alone. It is being copied into memory, or will be; or there is no room for it.
+    Coming,
+    /// In memory, and leased.
+    InMemory,
 }
 
 /// How long a reader needs the leases of a get.

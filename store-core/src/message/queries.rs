@@ -50,6 +50,8 @@ pub struct TenantSetting<'a> {
     /// As in [`TenantConfig`](crate::TenantConfig).
     pub quota_objects: Option<u32>,
     /// As in [`TenantConfig`](crate::TenantConfig).
+    pub quota_disk_bytes: Option<u64>,
+    /// As in [`TenantConfig`](crate::TenantConfig).
     pub guaranteed_bytes: u64,
     /// The new secret, empty for none. `None`: unchanged.
     #[serde(borrow)]
@@ -65,6 +67,8 @@ pub struct TenantUsage<'a> {
     pub quota_bytes: Option<u64>,
     /// Most objects. `None`: unlimited.
     pub quota_objects: Option<u32>,
+    /// Most bytes on disks. `None`: unlimited.
+    pub quota_disk_bytes: Option<u64>,
     /// Bytes that puts of other tenants do not take from it.
     pub guaranteed_bytes: u64,
     /// Whether its clients have to prove a secret.
@@ -77,6 +81,8 @@ pub struct TenantUsage<'a> {
     pub hard_pinned_bytes: u64,
     /// Its objects, including those that are being written.
     pub objects: u64,
+    /// Bytes of its objects on disks, trailers included.
+    pub disk_bytes: u64,
     /// Its objects that were evicted, for puts of any tenant.
     pub evictions_total: u64,
     /// Puts that its quota refused.

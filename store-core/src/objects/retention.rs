@@ -32,7 +32,7 @@ use super::groups::GroupId;
 use super::{Entry, Objects, Order, Placements, State};
 use crate::eviction::Eviction as _;
 use crate::eviction::Place;
-use crate::message::{Inherit, InheritPin, Pin, Retention};
+use crate::message::{DiskCopy, Inherit, InheritPin, Pin, Retention};
 use crate::{FullKey, TenantNo};
 
 /// Limit on the members of a group: it is evicted at once.
@@ -56,6 +56,14 @@ pub(super) struct Kept {
     group: Option<GroupId>,
     /// The position in the list of the group's members.
     at: u32,
+    disk: DiskCopy,
+}
+
+impl Kept {
+    /// The object has no property that most objects do not have.
+    fn is_plain(&self) -> bool {
+        self.pin == Pin::None && self.ttl.is_none() && self.group.is_none() && self.disk == DiskCopy::Auto
+    }
 }
 
 /// An object that was removed.
@@ -454,6 +462,24 @@ impl Objects {
             wakes: Instant::ZERO,
             group: retention.group.map(|id| GroupId { tenant: self.entries[index].tenant, id }),
             at: 0,
+            disk: retention.disk,
+        }
+    }
+
+    /// Whether a complete object is to be copied to a disk now; asked once.
+    pub(crate) fn takes_copy(&mut self, index: u32) -> bool {
+        let now = |kept: &&mut Kept| kept.disk == DiskCopy::Now;
+        let Some(kept) = self.kept_mut(index).filter(now) else { return false };
+        kept.disk = DiskCopy::Auto;
+        self.forget_plain(index);
+        true
+    }
+
+    /// An object whose properties are those of most objects has no entry in `kept`.
+    fn forget_plain(&mut self, index: u32) {
+        if self.kept.get(&index).is_some_and(Kept::is_plain) {
+            self.kept.remove(&index);
+            self.entries[index].marks &= !Entry::KEPT;
         }
     }
 

@@ -47,9 +47,12 @@ pub(crate) struct Usage {
     pub(crate) refusals_total: u64,
     pub(crate) objects: u32,
     pub(crate) quota_objects: u32,
+    /// Bytes of its objects on disks, as they are stored.
+    pub(crate) disk_bytes: u64,
+    pub(crate) quota_disk_bytes: u64,
 }
 
-const _: () = assert!(size_of::<Usage>() <= 64);
+const _: () = assert!(size_of::<Usage>() <= 80);
 
 impl Usage {
     const UNLIMITED: Self = Self {
@@ -62,7 +65,14 @@ impl Usage {
         refusals_total: 0,
         objects: 0,
         quota_objects: u32::MAX,
+        disk_bytes: 0,
+        quota_disk_bytes: u64::MAX,
     };
+
+    /// Whether the tenant may have more on disks.
+    pub(crate) const fn has_disk_room(&self) -> bool {
+        self.disk_bytes < self.quota_disk_bytes
+    }
 
     /// Whether the tenant may have one more object of `bytes`, besides `held` bytes that are charged to it
     /// and belong to no object.
@@ -117,6 +127,7 @@ impl Objects {
         usage.quota_bytes = config.quota_bytes.unwrap_or(u64::MAX);
         usage.quota_objects = config.quota_objects.unwrap_or(u32::MAX);
         usage.guaranteed_bytes = config.guaranteed_bytes;
+        usage.quota_disk_bytes = config.quota_disk_bytes.unwrap_or(u64::MAX);
     }
 
     pub(crate) fn usage(&self, tenant: TenantNo) -> &Usage {
@@ -130,6 +141,15 @@ impl Objects {
     /// The usage of all tenants.
     pub(crate) fn usages(&self) -> &[Usage] {
         &self.usage
+    }
+
+    /// What tenants with a quota of disk bytes may still have on disks.
+    pub(crate) fn disk_rooms(&self) -> impl Iterator<Item = (TenantNo, u64)> + '_ {
+        let limited = |(no, usage): (usize, &Usage)| {
+            let room = usage.quota_disk_bytes.saturating_sub(usage.disk_bytes);
+            (usage.quota_disk_bytes != u64::MAX).then_some((TenantNo::new(no as u16), room))
+        };
+        self.usage.iter().enumerate().filter_map(limited)
     }
 
     /// Number of candidates and of softly pinned objects of a tenant.

@@ -4,8 +4,8 @@ use super::{Call, Keyed, Page, batch};
 use crate::codec;
 use crate::message::{
     ChangeRetention, ClearReplicas, Exists, ExistsLeased, Find, FindReplicas, Get, Lease, LeaseWanted, List,
-    ListPosition, PutEnd, PutRevoke, PutStart, PutWindow, Remove, RemoveMany, RemoveMode, ReturnLeases,
-    WhyKept, WriterState,
+    ListPosition, Prefetch, PutEnd, PutRevoke, PutStart, PutWindow, Remove, RemoveMany, RemoveMode,
+    ReturnLeases, WhyKept, WriterState,
 };
 use crate::session::Leases;
 use crate::{BatchOrder, ErrorCode, Master, Place, Session};
@@ -65,6 +65,15 @@ pub(super) fn exists_leased(master: &mut Master, call: Call<'_>) -> Result<(), E
     leasing(master, session, LeaseWanted::Lasting, |master, head, leases| {
         batch::<ExistsLeased>(master, tenant, request, head, |master, _, (), key| {
             master.exists_for(now, key.of(tenant), leases)
+        })
+    })
+}
+
+pub(super) fn prefetch(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, session, tenant, request, .. } = call;
+    leasing(master, session, LeaseWanted::Lasting, |master, head, leases| {
+        batch::<Prefetch>(master, tenant, request, head, |master, _, (), key| {
+            master.prefetch_for(now, key.of(tenant), leases)
         })
     })
 }

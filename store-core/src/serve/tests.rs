@@ -22,6 +22,7 @@ const EXPECTED: &[(Kind, &str, &str)] = &[
     (Kind::Get, ".t.t", ".t.t"),
     (Kind::Exists, ".t.t", ".t.t"),
     (Kind::ExistsLeased, ".t.t", ".t.t"),
+    (Kind::Prefetch, ".t.t", ".t.t"),
     (Kind::ChangeRetention, ".t.t", ".t.t"),
     (Kind::ReturnLeases, "0000", "0000"),
     (Kind::ReportSegments, ".t.t", ".t.t"),

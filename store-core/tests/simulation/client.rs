@@ -784,7 +784,7 @@ fn random_retention(rng: &mut Rng) -> Retention {
     let ttl_ms = one_in(rng, 8).then(|| 1 + rng.below(10_000) as u32);
     let group = one_in(rng, 6).then(|| rng.below(4));
     let soft_pin_ttl_ms = (pin == Pin::Soft && one_in(rng, 2)).then(|| 1 + rng.below(6_000) as u32);
-    Retention { pin, soft_pin_ttl_ms, ttl_ms, group }
+    Retention { pin, soft_pin_ttl_ms, ttl_ms, group, ..Retention::DEFAULT }
 }
 
 /// What an upsert takes over.

@@ -135,8 +135,13 @@ impl Core {
     /// Sets the limits of a tenant, and checks that exactly that has changed.
     fn set_tenant(&mut self, at: usize, promise: Promise) -> Result<(), Violation> {
         let Promise { quota_bytes, quota_objects, guaranteed_bytes, .. } = promise;
-        let setting =
-            TenantSetting { name: TENANTS[at], quota_bytes, quota_objects, guaranteed_bytes, secret: None };
+        let setting = TenantSetting {
+            name: TENANTS[at],
+            quota_bytes,
+            quota_objects,
+            guaranteed_bytes,
+            ..TenantSetting::default()
+        };
         let mut expected = self.accounts();
         let possible = guaranteed_bytes <= quota_bytes.unwrap_or(u64::MAX);
         if possible {

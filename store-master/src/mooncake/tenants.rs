@@ -27,7 +27,7 @@ struct Quota {
     has_explicit_policy: bool,
     /// What a change of the quota leaves as it is.
     #[serde(skip)]
-    kept: (Option<u32>, u64),
+    kept: (Option<u32>, Option<u64>, u64),
 }
 
 impl Quota {
@@ -42,7 +42,7 @@ impl Quota {
             admission_closed: charged_bytes >= quota,
             over_quota: charged_bytes > quota,
             has_explicit_policy: usage.quota_bytes.is_some(),
-            kept: (usage.quota_objects, usage.guaranteed_bytes),
+            kept: (usage.quota_objects, usage.quota_disk_bytes, usage.guaranteed_bytes),
         }
     }
 }
@@ -128,8 +128,16 @@ pub(super) async fn remove(
 /// Sets the quota, and leaves everything else as it is.
 async fn change(shared: &Shared, tenant: &str, quota_bytes: Option<u64>) -> Result<(), Refused> {
     let known = of(read_quotas(shared).await?, tenant);
-    let (quota_objects, guaranteed_bytes) = known.map_or((None, 0), |quota| quota.kept);
-    let setting = TenantSetting { name: tenant, quota_bytes, quota_objects, guaranteed_bytes, secret: None };
+    let (quota_objects, quota_disk_bytes, guaranteed_bytes) =
+        known.map_or((None, None, 0), |quota| quota.kept);
+    let setting = TenantSetting {
+        name: tenant,
+        quota_bytes,
+        quota_objects,
+        quota_disk_bytes,
+        guaranteed_bytes,
+        secret: None,
+    };
     Ok(shared.asker.ask::<TenantSet, _>(&setting, |(), _| ()).await?)
 }
 

@@ -92,6 +92,10 @@ impl Store for Any {
         either!(self, client => client.batch_exists(keys))
     }
 
+    fn batch_prefetch(&mut self, keys: &[&[u8]]) -> Result<Vec<store_core::message::Prefetched>, StoreError> {
+        either!(self, client => client.batch_prefetch(keys))
+    }
+
     fn batch_exists_leased(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
         either!(self, client => client.batch_exists_leased(keys))
     }

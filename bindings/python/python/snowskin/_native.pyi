@@ -82,6 +82,7 @@ class Store:
         group: str | int | None = None,
         ttl: float | None = None,
         overwrite: bool = False,
+        disk: Literal["auto", "never", "now"] = "auto",
         timeout: float | None = None,
     ) -> PutResult: ...
     def put_many(
@@ -93,6 +94,7 @@ class Store:
         group: str | int | None = None,
         ttl: float | None = None,
         overwrite: bool = False,
+        disk: Literal["auto", "never", "now"] = "auto",
         progress: _Progress = None,
         timeout: float | None = None,
     ) -> Results[bool]: ...
@@ -119,6 +121,7 @@ class Store:
         timeout: float | None = None,
     ) -> Results[int | None]: ...
     def get_prefix(self, keys: Iterable[_Key], *, timeout: float | None = None) -> Results[Lease]: ...
+    def prefetch(self, keys: Iterable[_Key], *, deadline: float = 1.0) -> list[bool]: ...
     def exists(self, key: _Key, *, timeout: float | None = None) -> bool: ...
     def exists_many(self, keys: Iterable[_Key], *, timeout: float | None = None) -> list[bool]: ...
     def remove(self, key: _Key, *, force: bool = False, timeout: float | None = None) -> bool: ...
@@ -162,6 +165,7 @@ class AsyncStore:
         group: str | int | None,
         ttl: float | None,
         overwrite: bool,
+        disk: str,
     ) -> asyncio.Future[PutResult]: ...
     def put_chunk(
         self,
@@ -171,7 +175,9 @@ class AsyncStore:
         group: str | int | None,
         ttl: float | None,
         overwrite: bool,
+        disk: str,
     ) -> asyncio.Future[tuple[list[bool], dict[int, SnowskinError]]]: ...
+    def prefetch(self, keys: Iterable[_Key]) -> asyncio.Future[list[bool | None]]: ...
     def exists_many(self, keys: Iterable[_Key]) -> asyncio.Future[list[bool]]: ...
     def remove_many(
         self, keys: Iterable[_Key], force: bool

@@ -137,10 +137,11 @@ class Store:
         group: str | int | None = None,
         ttl: float | None = None,
         overwrite: bool = False,
+        disk: str = "auto",
     ) -> PutResult:
         """Stores an object: a buffer, or a list or tuple of buffers, which stay exported until the operation
         is over."""
-        return await _finished(self._native.put(key, value, pin, replicas, group, ttl, overwrite))
+        return await _finished(self._native.put(key, value, pin, replicas, group, ttl, overwrite, disk))
 
     async def put_many(
         self,
@@ -151,12 +152,13 @@ class Store:
         group: str | int | None = None,
         ttl: float | None = None,
         overwrite: bool = False,
+        disk: str = "auto",
         progress: Callable[[int, int], object] | None = None,
     ) -> Results[bool]:
         """Stores many objects. One ``bool`` per item; ``progress(done, total)`` is called as items end."""
 
         def send(chunk: list[Any]) -> asyncio.Future[tuple[list[bool], dict[int, Any]]]:
-            return self._native.put_chunk(chunk, pin, replicas, group, ttl, overwrite)
+            return self._native.put_chunk(chunk, pin, replicas, group, ttl, overwrite, disk)
 
         return await _in_chunks(_pairs(items), send, progress)
 
@@ -189,6 +191,25 @@ class Store:
     async def get_prefix(self, keys: Iterable[Key]) -> Results[Lease]:
         """Reads the longest prefix of ``keys`` that is in the store."""
         return await _finished(self._native.get_prefix(_keys(keys)))
+
+    async def prefetch(self, keys: Iterable[Key], *, deadline: float = 1.0) -> list[bool]:
+        """Copies objects that are on disks alone into memory, and waits until they are there, for ``deadline``
+        seconds at most. One ``bool`` per key: whether it is in memory now, where it is leased for a while."""
+        asked = _keys(keys)
+        there = [False] * len(asked)
+        left = list(range(len(asked)))
+        loop = asyncio.get_running_loop()
+        end, pause = loop.time() + deadline, 0.001
+        while True:
+            found = await _finished(self._native.prefetch([asked[at] for at in left]))
+            for at, answer in zip(left, found):
+                there[at] = answer is True
+            left = [at for at, answer in zip(left, found) if answer is False]
+            time = end - loop.time()
+            if not left or time <= 0:
+                return there
+            await asyncio.sleep(min(pause, time))
+            pause = min(2 * pause, 0.02)
 
     async def exists(self, key: Key) -> bool:
         """Whether a get would find the object."""

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use store_client::PutOptions;
+use pyo3::types::{PyDict, PyList};
+use store_client::{Prefetched, PutOptions};
 
 use super::core::Core;
 use super::jobs::{Answer, Fetched, Wanted};
@@ -132,8 +132,9 @@ impl AsyncStore {
         group: Option<&Bound<'py, PyAny>>,
         ttl: Option<f64>,
         overwrite: bool,
+        disk: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let options = put_options(py, pin, replicas, group, ttl, overwrite)?;
+        let options = put_options(py, pin, replicas, group, ttl, overwrite, disk)?;
         self.put_given(py, results::given(key, value)?, options)
     }
 
@@ -148,11 +149,25 @@ impl AsyncStore {
         group: Option<&Bound<'py, PyAny>>,
         ttl: Option<f64>,
         overwrite: bool,
+        disk: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let options = put_options(py, pin, replicas, group, ttl, overwrite)?;
+        let options = put_options(py, pin, replicas, group, ttl, overwrite, disk)?;
         let answer = self.core.put(results::many_given(items)?, options);
         future(py, answer, |py, stored| {
             bools(py, stored.into_iter().map(|item| results::stored(py, item).map(|result| result.stored)))
+        })
+    }
+
+    /// One step of `prefetch`: for each key whether it is in memory, or ``None`` where it is nowhere.
+    fn prefetch<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let keys = results::keys_of(keys)?;
+        future(py, self.core.call(move |worker| worker.prefetch(&keys)), |py, found| {
+            let steps = found.into_iter().map(|found| match found {
+                Prefetched::Absent => None,
+                Prefetched::Coming => Some(false),
+                Prefetched::InMemory => Some(true),
+            });
+            Ok(PyList::new(py, steps.collect::<Vec<_>>())?.into_any().unbind())
         })
     }
 

@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use store_client::PutOptions;
+use store_client::{Prefetching, PutOptions};
 
 use super::core::Core;
 use super::jobs::{Answer, Fetched, Given, Key, Wanted};
@@ -14,7 +15,7 @@ use super::listing::{Listing, Query};
 use super::results::{self, Batch, ObjectInfo, PutResult};
 use super::settings::Settings;
 use crate::errors::Fault;
-use crate::options::{deadline, put_options};
+use crate::options::{deadline, limit_ms, put_options};
 use crate::{gil, keys, logging};
 
 /// Items of one job of a bulk operation: its progress, and what other operations wait for.
@@ -195,7 +196,9 @@ impl Store {
     /// number of copies wanted; at least one is made. Objects of one ``group`` (a name or a number) are
     /// evicted together. ``ttl`` removes the object after so many seconds. ``overwrite`` replaces an object
     /// that exists: gets find the old bytes until the new ones are stored, and also after that if the put
-    /// fails. Until then there has to be room for both.
+    /// fails. Until then there has to be room for both. ``disk`` says whether the object is copied to a disk
+    /// of a node that has it: ``"auto"`` (before it is evicted), ``"never"``, or ``"now"`` (as soon as it is
+    /// stored; the call does not wait for it).
     ///
     /// >>> store.put("pinned", bytearray(4096), pin="soft", group="prompt-7").stored
     /// True
@@ -203,7 +206,7 @@ impl Store {
     /// True
     /// >>> bytes(store.get("framed"))
     /// b'header\x00\x00'
-    #[pyo3(signature = (key, value, *, pin=None, replicas=1, group=None, ttl=None, overwrite=false, timeout=None))]
+    #[pyo3(signature = (key, value, *, pin=None, replicas=1, group=None, ttl=None, overwrite=false, disk="auto", timeout=None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put(
         &self,
@@ -215,9 +218,10 @@ impl Store {
         group: Option<&Bound<'_, PyAny>>,
         ttl: Option<f64>,
         overwrite: bool,
+        disk: &str,
         timeout: Option<f64>,
     ) -> PyResult<PutResult> {
-        let options = put_options(py, pin, replicas, group, ttl, overwrite)?;
+        let options = put_options(py, pin, replicas, group, ttl, overwrite, disk)?;
         let limit = Limit::new(py, timeout)?;
         self.put_one(py, results::given(key, value)?, options, limit)
     }
@@ -230,7 +234,7 @@ impl Store {
     /// >>> results = store.put_many({f"block/{i}": bytes([i]) * 100 for i in range(3)})
     /// >>> list(results), results.errors
     /// ([True, True, True], {})
-    #[pyo3(signature = (items, *, pin=None, replicas=1, group=None, ttl=None, overwrite=false, progress=None, timeout=None))]
+    #[pyo3(signature = (items, *, pin=None, replicas=1, group=None, ttl=None, overwrite=false, disk="auto", progress=None, timeout=None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put_many<'py>(
         &self,
@@ -241,10 +245,11 @@ impl Store {
         group: Option<&Bound<'py, PyAny>>,
         ttl: Option<f64>,
         overwrite: bool,
+        disk: &str,
         progress: Option<&Bound<'py, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let options = put_options(py, pin, replicas, group, ttl, overwrite)?;
+        let options = put_options(py, pin, replicas, group, ttl, overwrite, disk)?;
         let limit = Limit::new(py, timeout)?;
         let batch = Batch::new(py);
         let each = |stored| batch.push_bool(results::stored(py, stored).map(|result| result.stored));
@@ -356,6 +361,29 @@ impl Store {
         let keys = results::keys_of(keys)?;
         let fetched = Limit::new(py, timeout)?.wait(py, &prefix(&self.core, keys))?;
         prefix_results(py, fetched)?.finish()
+    }
+
+    /// Copies objects that are on disks alone into memory, and waits until they are there, for ``deadline``
+    /// seconds at most: the blocks of a prompt that will be read soon. The result has one ``bool`` per key:
+    /// whether it is in memory now, where it is leased for a while.
+    ///
+    /// >>> store.put("soon", b"x").stored
+    /// True
+    /// >>> store.prefetch(["soon", "nothing"], deadline=0.5)
+    /// [True, False]
+    #[pyo3(signature = (keys, *, deadline=1.0))]
+    fn prefetch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, deadline: f64) -> PyResult<Vec<bool>> {
+        let deadline = Duration::from_millis(limit_ms(py, "deadline", deadline)?.into());
+        let keys = results::keys_of(keys)?;
+        let mut waiting = Prefetching::new(keys.len(), deadline);
+        loop {
+            let asked: Vec<Key> = waiting.left().iter().map(|at| keys[*at].clone()).collect();
+            let answer = self.core.call(move |worker| worker.prefetch(&asked));
+            let Some(pause) = waiting.heard(&Limit::new(py, None)?.wait(py, &answer)?) else { break };
+            py.detach(|| thread::sleep(pause));
+            py.check_signals()?;
+        }
+        Ok(waiting.into_there())
     }
 
     /// Whether a get would find the object. Does not count as a use of it.

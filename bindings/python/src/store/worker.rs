@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use store_client::{Put, PutOptions, RemoveMode, Source, StoreError};
+use store_client::{Prefetched, Put, PutOptions, RemoveMode, Source, StoreError};
 use te_host::Spin;
 
 use super::backend::Backend;
@@ -107,6 +107,15 @@ impl Worker {
     pub(crate) fn exists(&mut self, keys: &[Key]) -> Result<Vec<bool>, Fault> {
         let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
         Ok(self.backend.store().batch_exists(&keys)?)
+    }
+
+    /// Where objects are; those that are on disks alone are promoted.
+    ///
+    /// # Errors
+    /// No answer from the master.
+    pub(crate) fn prefetch(&mut self, keys: &[Key]) -> Result<Vec<Prefetched>, Fault> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+        Ok(self.backend.store().batch_prefetch(&keys)?)
     }
 
     /// Removes objects.

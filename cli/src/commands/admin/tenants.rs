@@ -33,6 +33,9 @@ pub(crate) struct Args {
     /// Most objects.
     #[arg(long, value_name = "N", requires = "set")]
     quota_objects: Option<u32>,
+    /// Most bytes on disks, such as 2TiB.
+    #[arg(long, value_name = "SIZE", requires = "set")]
+    quota_disk: Option<ByteSize>,
     /// Bytes that puts of other tenants cannot evict.
     #[arg(long, value_name = "SIZE", requires = "set")]
     guaranteed: Option<ByteSize>,
@@ -67,6 +70,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             name,
             quota_bytes: args.quota.map(|size| size.0),
             quota_objects: args.quota_objects,
+            quota_disk_bytes: args.quota_disk.map(|size| size.0),
             guaranteed_bytes: args.guaranteed.map_or(0, |size| size.0),
             secret: secret.as_deref().map(|text| Key(text.trim_end().as_bytes())),
         };
@@ -110,6 +114,8 @@ fn render<'a>(usages: impl Iterator<Item = TenantUsage<'a>>) -> String {
         ("not yet free", Align::Right),
         ("quota", Align::Right),
         ("guaranteed", Align::Right),
+        ("on disks", Align::Right),
+        ("quota there", Align::Right),
         ("evicted", Align::Right),
         ("refused", Align::Right),
     ]);
@@ -122,6 +128,8 @@ fn render<'a>(usages: impl Iterator<Item = TenantUsage<'a>>) -> String {
             size(usage.held_bytes),
             usage.quota_bytes.map_or_else(|| "none".to_owned(), size),
             size(usage.guaranteed_bytes),
+            size(usage.disk_bytes),
+            usage.quota_disk_bytes.map_or_else(|| "none".to_owned(), size),
             thousands(usage.evictions_total),
             thousands(usage.refusals_total),
         ]);

@@ -426,6 +426,9 @@ impl NodeDisk {
 
     fn mounted(&mut self, disk: SegmentNo, service: DiskService, place: &Place) {
         let service = Arc::new(service);
+        if place.write_bytes_per_s_max > 0 && service.set_wear_limit(place.write_bytes_per_s_max).is_err() {
+            log::error!("{}: the limit on bytes written per second does not hold", self.path.display());
+        }
         place.sources.add(disk, Arc::clone(&service));
         (self.service, self.no) = (Some(service), Some(disk));
     }

@@ -160,6 +160,7 @@ impl Disks {
                     export: Export { engine: engine.incarnation(), region: staging.id().to_bits() },
                 },
                 sources,
+                write_bytes_per_s_max: config.disk_write_bytes_per_s_max,
             },
             orphans: Orphans::new(&config.shared.0, &config.shared_cluster, config.shared_adopt_ms),
             config: config.clone(),
@@ -223,6 +224,8 @@ struct Place {
     stage: String,
     staging: Staging,
     sources: Arc<Sources>,
+    /// Most bytes that are written to a disk per second; 0: no limit.
+    write_bytes_per_s_max: u64,
 }
 
 /// The node's own directory in a bucket, until it is open.

@@ -43,11 +43,7 @@ impl Objects {
             TtlChange::Never => self.change_ttl(now, index, None),
             TtlChange::After(ms) => self.change_ttl(now, index, Some(Duration::from_millis(ms.into()))),
         }
-        let plain = |kept: &Kept| kept.pin == Pin::None && kept.ttl.is_none() && kept.group.is_none();
-        if self.kept.get(&index).is_some_and(plain) {
-            self.kept.remove(&index);
-            self.entries[index].marks &= !Entry::KEPT;
-        }
+        self.forget_plain(index);
     }
 
     fn change_pin(&mut self, now: Instant, index: u32, pin: Pin, soft_ttl_ms: Option<u32>) {
