@@ -28,7 +28,9 @@ pub const QUICK_LEASE_MS: u32 = 250;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MasterConfig {
-    /// How long a reader may read what a get returned, ms. Default 5,000.
+    /// How long a reader may read what a get returned, ms. With other masters or a journal, a get that does
+    /// not ask for a lasting lease is answered before the lease is confirmed, and may read for 250 ms at
+    /// most. Default 5,000.
     pub lease_ttl_ms: u32,
     /// How much longer than promised a lease is kept, ms: covers drift, and a clock that is read once per
     /// loop. Default 100.

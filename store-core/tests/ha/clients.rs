@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use store_core::chunks::stored_len;
 use store_core::message::{
-    Commit, Existing, Get, LeaseWanted, NewObject, Operation, Pin, PutEnd, PutOptions, PutRequest, PutStart,
-    Removal, Remove, Replica, Retention,
+    Commit, DiskCopy, Existing, Get, LeaseWanted, NewObject, Operation, Pin, Prefetch, PutEnd, PutOptions,
+    PutRequest, PutStart, Removal, Remove, Replica, Retention,
 };
 use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo, bound};
 use te_core::Instant;
@@ -149,6 +149,9 @@ impl World {
         if request != Request::Get {
             self.settled.remove(&key);
         }
+        if self.has_disks && self.rng.below(8) == 0 {
+            self.prefetch(client, &key);
+        }
         let id = self.history.called(client, &key, request, self.now.as_nanos());
         let (len, nonce) = (1 + self.rng.below(3_000), 1 + self.rng.below(u64::from(u32::MAX)) as u32);
         let (sent, lineage) = (self.now, self.lineage);
@@ -172,11 +175,22 @@ impl World {
         Ok(())
     }
 
+    /// Asks for an object to be in memory. No client waits for the answer: it comes on a connection of its own.
+    fn prefetch(&mut self, client: usize, key: &[u8]) {
+        let (number, connection, member) = (self.number(), self.number(), self.clients[client].member);
+        let mut bytes = Vec::new();
+        Prefetch::encode_request(&mut bytes, number, &(), [Key(key)].into_iter()).unwrap();
+        self.report.prefetches += 1;
+        self.call(client, member, connection, bytes);
+    }
+
     fn put_options(&mut self) -> PutOptions {
         if self.has_disks {
             let replaces = self.rng.below(3) == 0;
             let existing = if replaces { Existing::REPLACE } else { Existing::Keep };
-            return PutOptions { existing, ..PutOptions::DEFAULT };
+            let disk = [DiskCopy::Auto, DiskCopy::Auto, DiskCopy::Now, DiskCopy::Never][self.rng.index(4)];
+            let retention = Retention { disk, ..Retention::DEFAULT };
+            return PutOptions { existing, retention, ..PutOptions::DEFAULT };
         }
         // Nothing is evicted: an object that is gone was removed, or lost.
         let retention = Retention { pin: Pin::Hard, ..Retention::DEFAULT };

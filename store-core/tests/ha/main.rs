@@ -125,6 +125,7 @@ fn no_acknowledged_change_is_lost_when_members_and_nodes_with_disks_die() {
         sum.forgotten,
         sum.promoted,
         sum.found,
+        sum.prefetches,
         sum.compared,
         sum.loaded,
     ];

@@ -86,6 +86,7 @@ pub(crate) struct Report {
     pub(crate) promoted: u64,
     pub(crate) node_crashes: u64,
     pub(crate) found: u64,
+    pub(crate) prefetches: u64,
 }
 
 impl Report {
@@ -98,6 +99,6 @@ impl Report {
         );
         add!(swaps, unknown_swaps, compared, snapshots, loaded, diverged, chunks_lost, behind);
         add!(switchovers, switched, disk_hits, demoted, adopted, reclaimed, forgotten, cleared);
-        add!(promoted, node_crashes, found);
+        add!(promoted, node_crashes, found, prefetches);
     }
 }
