@@ -78,9 +78,9 @@ pub trait Store {
     /// No answer from the master, or from the node on this machine.
     fn batch_exists_leased(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError>;
 
-    /// Where objects are. Those that are on disks alone are promoted: copied into memory, if there is room that
-    /// costs nothing. Those in memory are leased, as [`batch_exists_leased`](Self::batch_exists_leased) leases
-    /// them. Returns at once; [`prefetch`](Self::prefetch) waits.
+    /// Where objects are. Those that are on disks alone are promoted: copied into memory, if there is room
+    /// that costs nothing. Those in memory are leased, as [`batch_exists_leased`](Self::batch_exists_leased)
+    /// leases them. Returns at once; [`prefetch`](Self::prefetch) waits.
     ///
     /// # Errors
     /// No answer from the master, or from the node on this machine.
@@ -88,8 +88,8 @@ pub trait Store {
 
     /// Copies objects that are on disks alone into memory, and waits until they are there, for as long as
     /// `deadline` at most: the blocks of a request that will be read soon. The result of a key is whether a
-    /// get would find it in memory now; it is leased then, so that it stays for a while. What is not in memory
-    /// by then may come later.
+    /// get would find it in memory now; it is leased then, so that it stays for a while. What is not in
+    /// memory by then may come later.
     ///
     /// # Errors
     /// No answer from the master, or from the node on this machine.

@@ -244,16 +244,17 @@ fn a_node_writes_no_more_to_its_disk_than_its_limit() {
     eventually("the disk is ready", || node.disks().iter().any(|disk| disk.ready));
     let mut client = client_over(master.rpc_addr(), Fabrics::default());
     let written = |node: &Node| {
-        let counters = node.disks()[0].stats.counters.clone();
+        let counters = node.disks()[0].stats.counters;
         counters.object_bytes_total + counters.pad_bytes_total + counters.header_bytes_total
     };
     let (begun, before) = (Instant::now(), written(&node));
     let mut stored = 0;
+    // timing: the limit is on bytes per second.
     while begun.elapsed() < Duration::from_secs(4) {
         stored +=
             usize::from(client.put(&key(stored), &value(stored), &PutOptions::DEFAULT).unwrap_or(false));
     }
-    let took = begun.elapsed().as_secs_f64();
+    let took = begun.elapsed().as_secs_f64(); // timing: as above
     let bytes = (written(&node) - before) as f64;
     assert!(stored as u64 * OBJECT as u64 > 4 * LIMIT * 4, "{stored} puts did not wait for the disk");
     // A second's worth is saved up at the beginning, and a batch may exceed it.

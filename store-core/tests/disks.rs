@@ -774,33 +774,3 @@ fn readers_that_agree_take_a_damaged_copy_off_the_disk() {
     assert_eq!((store.get("key-1"), store.get("key-2"), store.get("key-3")), (None, None, Some(true)));
     assert_eq!(store.stats().disk_lost_total, 3);
 }
-
-#[test]
-fn tenants_keep_their_objects_apart_on_disks_too() {
-    let tenants = ["a", "b"].map(|name| TenantConfig { name: name.into(), ..TenantConfig::default() });
-    let config = MasterConfig {
-        multi_tenants: true,
-        tenants: tenants.to_vec(),
-        admin_secret: store_core::Secret::new(b"root"),
-        ..config()
-    };
-    let mut store = Store::with(config);
-    let proof = store.proof();
-    for (name, generation) in [("a", 5), ("b", 6)] {
-        let tenant = TenantTag::of(name);
-        let found =
-            FoundObject { tenant, key: Key(b"k"), generation, len: 5, crc32c: 0, locator: generation };
-        let answer = store.call::<AdoptObjects>(&mut Vec::new(), &proof, vec![found]).unwrap();
-        assert_eq!(answer, [Adoption::Adopted]);
-    }
-    let generation_of = |store: &mut Store, tenant: u16| {
-        let key = store_core::FullKey { tenant: tenant.into(), key: b"k" };
-        store.master.get(at(1), key).map(|object| object.generation)
-    };
-    assert_eq!((generation_of(&mut store, 1), generation_of(&mut store, 2)), (Ok(5), Ok(6)));
-    assert_eq!(store.master.remove_tenant("a"), Err(ErrorCode::TenantNotEmpty));
-    let key = store_core::FullKey { tenant: 1.into(), key: b"k" };
-    store.master.remove(at(1), key, RemoveMode::Force).unwrap();
-    assert_eq!(generation_of(&mut store, 2), Ok(6));
-    store.master.remove_tenant("a").unwrap();
-}

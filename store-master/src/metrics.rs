@@ -491,11 +491,9 @@ impl Snapshot {
                 usage.quota_objects
             }),
             ("tenant_disk_bytes", "Bytes of a tenant's objects on disks", |usage| Some(usage.disk_bytes)),
-            (
-                "tenant_quota_disk_bytes",
-                "Limit of a tenant's bytes on disks; absent without a limit",
-                |usage| usage.quota_disk_bytes,
-            ),
+            ("tenant_quota_disk_bytes", "Limit of these; absent without a limit", |usage| {
+                usage.quota_disk_bytes
+            }),
         ];
         for (name, help, value) in gauges {
             let family = Family::<TenantLabels, Gauge>::default();

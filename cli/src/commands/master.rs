@@ -38,8 +38,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     flags: FlagsOfMaster,
     /// File that lists the tenants: TOML with a `[[tenants]]` section per tenant, or JSON with an array.
-    /// Fields: name, quota_bytes, quota_objects, quota_disk_bytes, guaranteed_bytes, secret. Enables tenants: those of the file
-    /// and those of the settings.
+    /// Fields: name, quota_bytes, quota_objects, quota_disk_bytes, guaranteed_bytes, secret. Enables tenants:
+    /// those of the file and those of the settings.
     #[arg(long, value_name = "FILE")]
     tenants: Option<PathBuf>,
     /// Print the addresses as one line of JSON.

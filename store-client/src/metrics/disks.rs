@@ -91,13 +91,10 @@ pub(super) fn register(registry: &mut Registry, disks: &[DiskReport]) {
     }
     registry.register("disk_written_bytes", "Bytes written to the disk", written);
     registry.register("disk_errors", "Reads and writes that failed", errors);
-    let times = disks.iter().map(|disk| {
+    let times = disks.iter().flat_map(|disk| {
         let stats = &disk.stats;
-        (
-            path(disk),
-            disk.kind.name(),
-            [("read", stats.reads), ("write", stats.writes), ("sync", stats.syncs)],
-        )
+        let classes = [("read", stats.reads), ("write", stats.writes), ("sync", stats.syncs)];
+        classes.map(|(class, times)| (OfClass { path: path(disk), kind: disk.kind.name(), class }, times))
     });
     registry.register_collector(Box::new(AllTimes(times.collect())));
 }
@@ -106,26 +103,24 @@ fn path(disk: &DiskReport) -> String {
     disk.path.display().to_string()
 }
 
-/// How long the operations of each disk took: its path, its kind, and the times of each class.
+/// How long the operations of each disk took.
 #[derive(Debug)]
-struct AllTimes(Vec<(String, &'static str, [(&'static str, Times); 3])>);
+struct AllTimes(Vec<(OfClass, Times)>);
 
 impl Collector for AllTimes {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let help =
             "Time of a read, write or sync of a disk, its wait in the driver's queue included, seconds";
         let mut family = encoder.encode_descriptor("disk_io_seconds", help, None, MetricType::Histogram)?;
-        for (path, kind, classes) in &self.0 {
-            for (class, times) in classes {
-                let labels = OfClass { path: path.clone(), kind, class };
-                let buckets: Vec<(f64, u64)> = (0..CLASSES).map(|n| (bound(n), times.classes[n])).collect();
-                family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
-                    times.total.as_secs_f64(),
-                    times.count,
-                    &buckets,
-                    None,
-                )?;
-            }
+        for (labels, times) in &self.0 {
+            let buckets: Vec<(f64, u64)> = (0..CLASSES).map(|n| (bound(n), times.classes[n])).collect();
+            let sum_s = times.total.as_secs_f64();
+            family.encode_family(labels)?.encode_histogram::<NoLabelSet>(
+                sum_s,
+                times.count,
+                &buckets,
+                None,
+            )?;
         }
         Ok(())
     }

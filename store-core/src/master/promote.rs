@@ -73,8 +73,8 @@ impl Master {
         }
     }
 
-    /// Where an object is, which is leased if it is in memory. One that is on a disk alone is promoted as soon
-    /// as there is time and room.
+    /// Where an object is, which is leased if it is in memory. One that is on a disk alone is promoted as
+    /// soon as there is time and room.
     pub fn prefetch<'k>(&mut self, now: Instant, key: impl Into<FullKey<'k>>) -> Prefetched {
         self.find_or_promote(now, key.into()).map_or_else(|elsewhere| elsewhere, |_| Prefetched::InMemory)
     }

@@ -146,8 +146,8 @@ pub enum DiskCopy {
     Auto,
     /// Never: its eviction removes it.
     Never,
-    /// As soon as it is committed. The put does not wait for the copy; the object has a replica on a disk
-    /// when it is there.
+    /// As soon as it is committed, or like `Auto` if no disk takes objects then. The put does not wait for
+    /// the copy; the object has a replica on a disk when it is there.
     Now,
 }
 

@@ -2,7 +2,7 @@
 //! be in memory again.
 
 use store_core::message::*;
-use store_core::{MasterConfig, TenantConfig, bound};
+use store_core::{ErrorCode, Key, MasterConfig, TenantConfig, TenantTag, bound};
 
 use super::{CRC, LEN, ROOM, Store, at, config};
 
@@ -155,4 +155,34 @@ fn what_is_prefetched_is_copied_into_memory_if_there_is_room_and_is_there_then()
     // Without the node that has it, an object is nowhere.
     store.lose_node();
     assert_eq!(store.master.prefetch(at(store.now), &b"key-2"[..]), Prefetched::Absent);
+}
+
+#[test]
+fn tenants_keep_their_objects_apart_on_disks_too() {
+    let tenants = ["a", "b"].map(|name| TenantConfig { name: name.into(), ..TenantConfig::default() });
+    let config = MasterConfig {
+        multi_tenants: true,
+        tenants: tenants.to_vec(),
+        admin_secret: store_core::Secret::new(b"root"),
+        ..config()
+    };
+    let mut store = Store::with(config);
+    let proof = store.proof();
+    for (name, generation) in [("a", 5), ("b", 6)] {
+        let tenant = TenantTag::of(name);
+        let found =
+            FoundObject { tenant, key: Key(b"k"), generation, len: 5, crc32c: 0, locator: generation };
+        let answer = store.call::<AdoptObjects>(&mut Vec::new(), &proof, vec![found]).unwrap();
+        assert_eq!(answer, [Adoption::Adopted]);
+    }
+    let generation_of = |store: &mut Store, tenant: u16| {
+        let key = store_core::FullKey { tenant: tenant.into(), key: b"k" };
+        store.master.get(at(1), key).map(|object| object.generation)
+    };
+    assert_eq!((generation_of(&mut store, 1), generation_of(&mut store, 2)), (Ok(5), Ok(6)));
+    assert_eq!(store.master.remove_tenant("a"), Err(ErrorCode::TenantNotEmpty));
+    let key = store_core::FullKey { tenant: 1.into(), key: b"k" };
+    store.master.remove(at(1), key, RemoveMode::Force).unwrap();
+    assert_eq!(generation_of(&mut store, 2), Ok(6));
+    store.master.remove_tenant("a").unwrap();
 }

@@ -175,7 +175,8 @@ impl World {
         Ok(())
     }
 
-    /// Asks for an object to be in memory. No client waits for the answer: it comes on a connection of its own.
+    /// Asks for an object to be in memory. No client waits for the answer, which comes on a connection of its
+    /// own.
     fn prefetch(&mut self, client: usize, key: &[u8]) {
         let (number, connection, member) = (self.number(), self.number(), self.clients[client].member);
         let mut bytes = Vec::new();

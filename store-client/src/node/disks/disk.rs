@@ -1,6 +1,6 @@
 //! One disk of a node: its announcements, orders and events.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,6 +38,8 @@ const WRITING_BYTES_MAX: u64 = 256 << 20;
 const CLOSE: Duration = Duration::from_secs(5);
 /// Time between two tries to open a directory in a bucket.
 const RETRY: Duration = Duration::from_secs(3);
+/// How long a disk announces objects before the node's other disks have their turn.
+const ANNOUNCING: Duration = Duration::from_millis(50);
 /// Most reports in one request.
 const REPORTS_MAX: usize = 1_024;
 
@@ -88,7 +90,7 @@ pub(super) struct NodeDisk {
     /// Every object was announced by the disk.
     announced: bool,
     /// Objects to be announced to the master.
-    found: Vec<Adopted>,
+    found: VecDeque<Adopted>,
     /// Generations that are being written.
     writing: HashSet<u64>,
     /// Generations that are being forgotten.
@@ -146,7 +148,7 @@ impl NodeDisk {
             no: None,
             ready: false,
             announced: false,
-            found: Vec::new(),
+            found: VecDeque::new(),
             writing: HashSet::new(),
             forgetting: HashSet::new(),
             clearing: None,
@@ -313,7 +315,10 @@ impl NodeDisk {
         let node = NodeProof { node: mounted.node, key: mounted.key };
         let proof = DiskProof { node, disk: no };
         if !self.found.is_empty() {
-            self.announce(rpc, &proof)?;
+            let begun = Instant::now();
+            while !self.found.is_empty() && begun.elapsed() < ANNOUNCING {
+                self.announce(rpc, &proof)?;
+            }
             return Ok(true);
         }
         if self.announced && !self.ready {
@@ -436,7 +441,7 @@ impl NodeDisk {
     /// Announces objects that were found.
     fn announce(&mut self, rpc: &mut RpcConnection, proof: &DiskProof) -> Result<(), DisksError> {
         let count = self.found.len().min(REPORTS_MAX);
-        let found = self.found[..count].iter().map(|found| FoundObject {
+        let found = self.found.range(..count).map(|found| FoundObject {
             tenant: TenantTag(found.object.tenant),
             key: Key(&found.object.key),
             generation: found.object.generation,
