@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use store_core::message::*;
 use store_core::{
     ErrorCode, EvictionPolicy, Frame, Incarnation, Instant, Key, Master, MasterConfig, NodeId, SegmentNo,
-    Session, Stats, TenantConfig, TenantTag, bound,
+    Session, Stats, TenantTag, bound,
 };
 
 const LEN: u64 = 4_096;
