@@ -183,7 +183,7 @@ def test_an_operation_whose_loop_is_closed_harms_no_other(master: str, name: str
 
     async def leave() -> None:
         # Begun and never awaited: the loop is closed with the operation in flight.
-        store._native.put(f"{name}/left", b"x" * 100_000, None, 1, None, None, False)
+        store._native.put(f"{name}/left", b"x" * 100_000, None, 1, None, None, False, "auto")
 
     for _ in range(20):
         asyncio.run(leave())

@@ -193,8 +193,9 @@ class Store:
         return await _finished(self._native.get_prefix(_keys(keys)))
 
     async def prefetch(self, keys: Iterable[Key], *, deadline: float = 1.0) -> list[bool]:
-        """Copies objects that are on disks alone into memory, and waits until they are there, for ``deadline``
-        seconds at most. One ``bool`` per key: whether it is in memory now, where it is leased for a while."""
+        """Copies objects that are on disks alone into memory, and waits until they are there, for at most
+        ``deadline`` seconds. One ``bool`` per key: whether it is in memory now, where it is leased for a
+        while."""
         asked = _keys(keys)
         there = [False] * len(asked)
         left = list(range(len(asked)))
@@ -202,9 +203,9 @@ class Store:
         end, pause = loop.time() + deadline, 0.001
         while True:
             found = await _finished(self._native.prefetch([asked[at] for at in left]))
-            for at, answer in zip(left, found):
+            for at, answer in zip(left, found, strict=True):
                 there[at] = answer is True
-            left = [at for at, answer in zip(left, found) if answer is False]
+            left = [at for at, answer in zip(left, found, strict=True) if answer is False]
             time = end - loop.time()
             if not left or time <= 0:
                 return there
