@@ -108,7 +108,8 @@ fn value(text: &str, series: &str) -> f64 {
 #[test]
 fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
     // Limits that are not set have no series.
-    let limits = "[{name = \"default\", quota_bytes = 1048576, quota_objects = 100}]";
+    let limits =
+        "[{name = \"default\", quota_bytes = 1048576, quota_objects = 100, quota_disk_bytes = 1048576}]";
     let journal = tempfile::tempdir().unwrap();
     let journal = journal.path().to_str().unwrap();
     let cluster = Cluster::start(&["--store-tenants", limits, "--journal", journal]);

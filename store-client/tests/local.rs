@@ -26,7 +26,7 @@ use store_master::MasterHandle;
 const ONE: PutOptions = PutOptions::DEFAULT;
 const MIB: u64 = 1 << 20;
 /// The bytes of a hello: variant, version, tenant, and 4,096 bytes of arena.
-const HELLO: &[u8] = b"\x00\x02\x07default\x80\x20";
+const HELLO: &[u8] = b"\x00\x03\x07default\x80\x20";
 
 struct Store {
     server: LocalServer,

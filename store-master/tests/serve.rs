@@ -134,6 +134,7 @@ fn every_tenant_has_its_own_series_whatever_its_name_is() {
         name: hostile.into(),
         quota_bytes: Some(1 << 20),
         quota_objects: Some(9),
+        quota_disk_bytes: Some(1 << 30),
         guaranteed_bytes: 4096,
         ..TenantConfig::default()
     };
@@ -157,6 +158,8 @@ fn every_tenant_has_its_own_series_whatever_its_name_is() {
         ("guaranteed_bytes", Some(4096), Some(0)),
         ("quota_bytes", Some(1 << 20), None),
         ("quota_objects", Some(9), None),
+        ("disk_bytes", Some(0), Some(0)),
+        ("quota_disk_bytes", Some(1 << 30), None),
         ("evictions_total", Some(0), Some(0)),
         ("refusals_total", Some(0), Some(0)),
     ] {

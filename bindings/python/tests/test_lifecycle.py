@@ -208,7 +208,7 @@ def test_a_process_ends_cleanly_whatever_is_open(master: str) -> None:
             async_store = await snowskin.aio.Store.connect(sys.argv[1])
             keep.append(async_store)
             for number in range(100):
-                async_store._native.put(f"exit/{number}", b"x", None, 1, None, None, False)
+                async_store._native.put(f"exit/{number}", b"x", None, 1, None, None, False, "auto")
 
         asyncio.run(main())
         print("end")

@@ -64,11 +64,6 @@ pub(super) enum Request<'a> {
         #[serde(borrow)]
         keys: Vec<Key<'a>>,
     },
-    /// Promotes objects that are on disks alone.
-    Prefetch {
-        #[serde(borrow)]
-        keys: Vec<Key<'a>>,
-    },
     /// Changes how long objects are kept.
     Retain {
         change: RetentionChange,
@@ -82,6 +77,11 @@ pub(super) enum Request<'a> {
     },
     Settled {
         ranges: Vec<Span>,
+    },
+    /// Promotes objects that are on disks alone.
+    Prefetch {
+        #[serde(borrow)]
+        keys: Vec<Key<'a>>,
     },
 }
 
@@ -124,10 +124,10 @@ pub(super) enum Answer {
     Got(Vec<Got>),
     /// Answer to `Exists` and `Settled`.
     Whether(Vec<bool>),
-    /// Answer to `Prefetch`.
-    Prefetched(Vec<Prefetched>),
     /// The request failed as a whole.
     Failed(ErrorCode),
+    /// Answer to `Prefetch`.
+    Prefetched(Vec<Prefetched>),
 }
 
 /// Result of one key of a get.
