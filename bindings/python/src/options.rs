@@ -48,6 +48,10 @@ pub(crate) fn put_options(
         .ok_or_else(|| refused(py, format!("replicas is 1 to 255, not {replicas}")))?;
     let ttl_ms = ttl.map(|ttl| limit_ms(py, "ttl", ttl)).transpose()?;
     let group = group.map(group_number).transpose()?;
+    if disk == DiskCopy::Now && (pin != Pin::None || ttl_ms.is_some() || group.is_some()) {
+        let text = "disk=\"now\" is for objects without pin, ttl and group: others have no copy on a disk";
+        return Err(refused(py, text));
+    }
     let mut retention = Retention::DEFAULT;
     retention.pin = pin;
     retention.ttl_ms = ttl_ms;

@@ -243,6 +243,8 @@ def test_what_is_prefetched_is_in_memory_or_is_not(store: Store, name: str) -> N
     assert store.prefetch([]) == []
     with pytest.raises(ValueError, match='disk is "auto"'):
         store.put(name, b"x", disk="tape")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="without pin"):
+        store.put(name, b"x", disk="now", pin="hard")
     with pytest.raises(ValueError, match="deadline"):
         store.prefetch([name], deadline=-1)
 

@@ -70,8 +70,15 @@ pub(crate) struct Args {
     /// Evict the object together with all others of this group, or not at all; any name.
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
-    /// Whether it is copied to a disk of a node: before it is evicted, never, or as soon as it is stored.
-    #[arg(long, value_enum, default_value_t = DiskCopyArg::Auto, value_name = "WHEN")]
+    /// Whether it is copied to a disk of a node: before it is evicted, never, or as soon as it is stored. An
+    /// object with a pin, a time to live or a group has no copy.
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = DiskCopyArg::Auto,
+        value_name = "WHEN",
+        conflicts_with_all = ["soft_pin", "hard_pin", "ttl_ms", "group"]
+    )]
     disk_copy: DiskCopyArg,
     /// Replace an existing object under this key. It can be read until the new one is stored, and stays if
     /// that fails.

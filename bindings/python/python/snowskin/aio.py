@@ -207,7 +207,7 @@ class Store:
                 there[at] = answer is True
             left = [at for at, answer in zip(left, found, strict=True) if answer is False]
             time = end - loop.time()
-            if not left or time <= 0:
+            if not left or not time > 0:  # also if the deadline is no number
                 return there
             await asyncio.sleep(min(pause, time))
             pause = min(2 * pause, 0.02)
