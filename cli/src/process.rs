@@ -156,7 +156,8 @@ impl Child {
         }
     }
 
-    fn kill(&mut self) {
+    /// Kills the child, and waits for its end.
+    pub(crate) fn kill(&mut self) {
         if self.status.is_none() {
             let _ = self.process.kill();
             self.status = self.process.wait().ok();

@@ -208,6 +208,49 @@ fn blocks_that_no_longer_fit_into_memory_are_read_from_disks_whose_files_are_rem
 }
 
 #[test]
+fn a_node_that_is_restarted_in_the_middle_has_what_is_on_its_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    if !has_disks(dir.path()) {
+        return;
+    }
+    let run = |more: &[&str]| {
+        let args = ["replay", "--requests", "400", "--capacity-blocks", "400", "--lease-ms", "50"];
+        let disks = ["--disk-tokens", "2M", "--nodes", "1", "--json"];
+        let output =
+            snowskin(&[&args[..], &disks, more].concat()).env("TMPDIR", dir.path()).output().unwrap();
+        assert_exit(&output, 0);
+        let report = json(&output);
+        assert_eq!((&report["verify_failures"], &report["nodes_lost"]), (&0.into(), &0.into()), "{report}");
+        (report["second_half_hit_rate"].as_f64().unwrap(), report["blocks_hit"].as_u64().unwrap())
+    };
+    // The workload of 400 requests lasts for minutes: at this pace, for seconds.
+    let (undisturbed, hits) = run(&["--pace", "100"]);
+    let (restarted, fewer) = run(&["--pace", "100", "--restart-node"]);
+    assert!(fewer < hits, "{fewer} of {hits}: what was in memory is gone");
+    assert!(restarted > undisturbed / 2.0, "{restarted} after the restart, {undisturbed} without");
+}
+
+#[test]
+fn requests_arrive_as_their_timestamps_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("trace.jsonl");
+    std::fs::write(&file, TRACE).unwrap();
+    let elapsed = |more: &[&str]| {
+        let output = run(&[&["replay", "--trace", file.to_str().unwrap(), "--json"], more].concat());
+        assert_exit(&output, 0);
+        json(&output)["elapsed_s"].as_f64().unwrap()
+    };
+    assert!(elapsed(&["--pace", "0.5"]) >= 2.0, "the second request arrives after a second of the trace");
+    for pace in ["0", "-1", "nan", "1e9"] {
+        let output = run(&["replay", &format!("--pace={pace}")]);
+        assert_exit(&output, 2);
+        assert!(stderr(&output).contains("--pace: choose"), "{}", stderr(&output));
+    }
+    let output = run(&["replay", "--restart-node", "--simulate"]);
+    assert_exit(&output, 2);
+}
+
+#[test]
 fn disks_that_are_not_possible_are_refused_before_anything_starts() {
     let dir = tempfile::tempdir().unwrap();
     let named = |size: &str| format!("{}{size}", dir.path().display());

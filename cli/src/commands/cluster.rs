@@ -75,6 +75,8 @@ pub(crate) struct ClusterConfig {
 pub(crate) struct Cluster {
     master: Child,
     nodes: Vec<Child>,
+    /// How each node is started.
+    node_args: Vec<Vec<String>>,
     lost: Vec<bool>,
     address: String,
 }
@@ -100,7 +102,7 @@ impl Cluster {
         }
         let mut master = Child::start("the master", &args)?;
         let address = master.ready::<MasterReady>(READY_TIMEOUT)?.rpc;
-        let mut nodes = Vec::new();
+        let (mut nodes, mut node_args) = (Vec::new(), Vec::new());
         for index in 0..config.nodes {
             let mut args = config.global.to_args();
             args.extend(
@@ -116,13 +118,29 @@ impl Cluster {
                 args.extend(["--disk".to_owned(), path.display().to_string()]);
             }
             nodes.push(Child::start(format!("node-{index}"), &args)?);
+            node_args.push(args);
         }
         for node in &mut nodes {
             let ready = node.ready::<NodeReady>(READY_TIMEOUT)?;
             tracing::info!("{} lends {} B at {}", ready.name, ready.memory_bytes, ready.endpoint);
         }
         let lost = vec![false; nodes.len()];
-        Ok(Self { master, nodes, lost, address })
+        Ok(Self { master, nodes, node_args, lost, address })
+    }
+
+    /// Kills the first node and starts it anew, without waiting for it.
+    pub(crate) fn restart_first_node(&mut self) -> anyhow::Result<()> {
+        if let (Some(node), Some(args)) = (self.nodes.first_mut(), self.node_args.first()) {
+            node.kill();
+            *node = Child::start("node-0", args)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the first node lends its memory.
+    pub(crate) fn first_node_ready(&mut self) -> anyhow::Result<()> {
+        let ready = self.nodes.first_mut().map(|node| node.ready::<NodeReady>(READY_TIMEOUT));
+        ready.transpose().map(drop)
     }
 
     /// The address at which the master listens.

@@ -27,9 +27,13 @@ const AFTER_HELP: &str =
     copies objects to the disk before the master evicts them; puts wait while it is behind, so the rate of \
     demotion is that of the disk, unless this host is slower at puts. Then objects that are on the disk \
     alone are read once, in random order, --batch in one call, and every byte is verified against its \
-    checksum. The disk is read and written with direct I/O. Compare with `snowskin disk bench`, which measures the disk alone, and with fio --direct=1 on \
-    the same file system. A miss is an object that was evicted before it was copied, or that the disk did not \
-    deliver in time. FILE is removed at the end.
+    checksum. The disk is read and written with direct I/O. Compare with `snowskin disk bench`, which measures \
+    the disk alone, and with fio --direct=1 on the same file system. A miss is an object that was evicted \
+    before it was copied, or that the disk did not deliver in time.
+
+Then the node is killed and started anew. The recovery is the time from when it lends its memory again until \
+    the master knows all objects that are on the disk. The objects that are not back were not \
+    durable, because they were written in the last moment. FILE is removed at the end.
 
 Examples:
   snowskin bench tier --file /mnt/nvme0/bench.disk
@@ -77,6 +81,12 @@ struct Row {
     /// Reads that came from memory after all.
     memory_hits: u64,
     misses: u64,
+    /// Objects that the disk has brought back after the node was killed.
+    recovered: u64,
+    /// Objects that it has not.
+    unrecovered: u64,
+    /// How long that took, seconds.
+    recovery_s: f64,
 }
 
 /// Longest registered buffer, bytes.
@@ -85,7 +95,7 @@ const BUFFER_BYTES_MAX: u64 = 256 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(1);
 
-const COLUMNS: [(&str, Align); 9] = [
+const COLUMNS: [(&str, Align); 11] = [
     ("value", Align::Right),
     ("batch", Align::Right),
     ("demote GB/s", Align::Right),
@@ -95,6 +105,8 @@ const COLUMNS: [(&str, Align); 9] = [
     ("CPU s/GiB", Align::Right),
     ("from memory", Align::Right),
     ("misses", Align::Right),
+    ("recovered", Align::Right),
+    ("in s", Align::Right),
 ];
 
 pub(super) fn run(args: &Args, global: Global) -> Outcome {
@@ -123,7 +135,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     Ok(ended)
 }
 
-fn cells(row: &Row) -> [String; 9] {
+fn cells(row: &Row) -> [String; 11] {
     [
         ByteSize(row.value).to_string(),
         row.batch.to_string(),
@@ -134,6 +146,8 @@ fn cells(row: &Row) -> [String; 9] {
         figure(row.cpu_s_per_gib),
         thousands(row.memory_hits),
         thousands(row.misses),
+        thousands(row.recovered),
+        figure(row.recovery_s),
     ]
 }
 
@@ -210,6 +224,7 @@ fn measure(args: &Args, value: u64, global: Global, bar: &Bar, done: u64) -> any
         let demote_gb_s = bench.write(&mut cluster, bar)?;
         bar.set(done + 1);
         let row = bench.read(&mut cluster, demote_gb_s)?;
+        let row = bench.recover(&mut cluster, row)?;
         bar.set(done + 2);
         Ok(row)
     })();
@@ -353,6 +368,36 @@ impl Bench {
             reads,
             memory_hits: (now.hits - hits.hits).saturating_sub(disk_hits),
             misses,
+            recovered: 0,
+            unrecovered: 0,
+            recovery_s: 0.0,
         })
+    }
+
+    /// Kills the node, and measures how long its disk takes to bring the objects back.
+    fn recover(&mut self, cluster: &mut Cluster, row: Row) -> anyhow::Result<Row> {
+        let before = self.client.master().stats()?;
+        cluster.restart_first_node()?;
+        cluster.first_node_ready()?;
+        let began = Instant::now();
+        // Until the disk has announced everything, the master remembers it as away as well.
+        let after = loop {
+            let stats = self.client.master().stats()?;
+            if stats.disks > 0 && stats.disks_away == 0 {
+                break stats;
+            }
+            if let Some(exit) = sys::interrupted() {
+                return fail(Failure::silent(exit));
+            }
+            if began.elapsed() > PATIENCE {
+                let message = format!("the disk was not recovered within {} s", PATIENCE.as_secs());
+                return fail(Failure::failed(message).hint("run again with -v to see the log of the node"));
+            }
+            std::thread::sleep(PAUSE);
+        };
+        let recovery_s = rounded(began.elapsed().as_secs_f64());
+        let recovered = after.disk_objects;
+        let unrecovered = before.disk_objects.saturating_sub(recovered);
+        Ok(Row { recovered, unrecovered, recovery_s, ..row })
     }
 }

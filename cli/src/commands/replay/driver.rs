@@ -70,7 +70,13 @@ pub(super) struct Counters {
 impl Counters {
     /// Share of block references that were read correctly.
     pub(super) fn hit_rate(&self) -> f64 {
-        if self.block_refs == 0 { 0.0 } else { self.blocks_hit as f64 / self.block_refs as f64 }
+        self.hit_rate_since(&Self::default())
+    }
+
+    /// The same of the requests after those that `before` counts.
+    pub(super) fn hit_rate_since(&self, before: &Self) -> f64 {
+        let refs = self.block_refs - before.block_refs;
+        if refs == 0 { 0.0 } else { (self.blocks_hit - before.blocks_hit) as f64 / refs as f64 }
     }
 }
 

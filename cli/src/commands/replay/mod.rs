@@ -139,6 +139,12 @@ pub(crate) struct Args {
     /// [default: no limit].
     #[arg(long, requires = "simulate", requires = "disk_tokens", value_name = "N")]
     disk_writes_max: Option<f64>,
+    /// Requests arrive as their timestamps say, X times as fast [default: one after the other].
+    #[arg(long, conflicts_with = "simulate", value_name = "X")]
+    pace: Option<f64>,
+    /// Kill the first node after half of the requests, and start it anew. Its objects on a disk come back.
+    #[arg(long, conflicts_with_all = ["simulate", "compare"])]
+    restart_node: bool,
     /// Plot hit rate over capacity into this SVG file.
     #[arg(long, requires = "simulate", value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -163,6 +169,9 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
             ByteSize(BLOCK_BYTES_MAX)
         )));
     }
+    if args.pace.is_some_and(|pace| !(1e-3..=1e6).contains(&pace)) {
+        return fail(Failure::usage("--pace: choose 0.001 to 1,000,000 times the speed of the trace"));
+    }
     sys::catch_interrupts();
     let limit = args.requests.or(args.trace.is_none().then_some(REQUESTS_DEFAULT));
     let source = Source::new(args.trace.as_deref(), args.seed, limit)?;
@@ -183,6 +192,12 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         let _bar = Bar::spinner("reading the trace", global.quiet);
         source.survey(capacity.is_some())?
     };
+    if args.restart_node && survey.requests.is_none() {
+        return fail(
+            Failure::usage("--restart-node: the trace can be read only once, so its half is not known")
+                .hint("give a regular file"),
+        );
+    }
     let disks = disks_of(args, args.disk_tokens.first().copied(), survey.distinct_blocks)?;
     let setup = Setup { eviction: args.eviction, capacity, disks, keeps_disks: args.disk.is_some() };
     let (report, interrupted) = replay(args, &source, &survey, setup, global)?;
@@ -289,8 +304,19 @@ fn replay(
     let (cpu_before, started) = (cluster.cpu(), Instant::now());
     let mut looked = started;
     let mut interrupted = None;
+    let (middle, mut at_middle) = (survey.requests.map(|requests| requests / 2), None);
+    let mut arrivals = args.pace.map(Arrivals::new);
     for request in source.requests()? {
         let request = request?;
+        if Some(driver.counters().requests) == middle {
+            at_middle = Some(*driver.counters());
+            if args.restart_node {
+                cluster.restart_first_node()?;
+            }
+        }
+        if let Some(arrivals) = &mut arrivals {
+            arrivals.wait_for(request.timestamp);
+        }
         if let Err(error) = driver.request(&request.hash_ids) {
             // How the master ended explains more than the broken connection to it.
             std::thread::sleep(CHECK_INTERVAL);
@@ -321,6 +347,8 @@ fn replay(
     }
     let mut report = Report::new(driver.counters(), driver.latencies(), elapsed, cpu);
     let client = driver.store_mut().counters();
+    let second_half = at_middle.map(|before| rounded(driver.counters().hit_rate_since(&before)));
+    report.second_half_hit_rate = second_half;
     report.evicted = stats.evictions_total - stats_before.evictions_total;
     report.checksum_mismatches = client.checksum_mismatches;
     report.nodes = args.nodes;
@@ -338,6 +366,32 @@ fn replay(
     drop(driver);
     cluster.stop();
     Ok((report, interrupted))
+}
+
+/// When requests arrive.
+struct Arrivals {
+    speed: f64,
+    /// When the first request arrived, here and by its timestamp, milliseconds.
+    first: Option<(Instant, f64)>,
+}
+
+impl Arrivals {
+    const fn new(speed: f64) -> Self {
+        Self { speed, first: None }
+    }
+
+    /// Waits until a request arrives, unless Ctrl-C is pressed.
+    fn wait_for(&mut self, timestamp_ms: f64) {
+        let (began, first_ms) = *self.first.get_or_insert_with(|| (Instant::now(), timestamp_ms));
+        let after_s = (timestamp_ms - first_ms) / 1e3 / self.speed;
+        while sys::interrupted().is_none() {
+            let left = after_s - began.elapsed().as_secs_f64();
+            if left <= 0.0 {
+                break;
+            }
+            std::thread::sleep(CHECK_INTERVAL.min(Duration::from_secs_f64(left)));
+        }
+    }
 }
 
 /// As many blocks as the longest requests of the published traces have, because a request should not be

@@ -16,6 +16,9 @@ pub(super) struct Report {
     pub(super) block_refs: u64,
     pub(super) blocks_hit: u64,
     pub(super) hit_rate: f64,
+    /// The same of the second half of the requests, if their number was known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) second_half_hit_rate: Option<f64>,
     pub(super) blocks_put: u64,
     pub(super) evicted: u64,
     pub(super) verify_failures: u64,
@@ -146,6 +149,7 @@ impl Report {
             block_refs: counters.block_refs,
             blocks_hit: counters.blocks_hit,
             hit_rate: rounded(counters.hit_rate()),
+            second_half_hit_rate: None,
             blocks_put: counters.blocks_put,
             evicted: 0,
             verify_failures: counters.verify_failures,
@@ -194,6 +198,9 @@ impl Report {
         let disk = self.disk.as_ref();
         for [name, value, note] in disk.map(|disk| disk.hit_rows(self.hit_rate)).into_iter().flatten() {
             row(&name, value, note);
+        }
+        if let Some(rate) = self.second_half_hit_rate {
+            row("    second half", String::new(), format!("hit rate {rate:.4}"));
         }
         row("  put", thousands(self.blocks_put), String::new());
         row(

@@ -161,11 +161,7 @@ impl NodeDisk {
     /// Whether an error says that the directory of packs belongs to another node, or that the directory of a
     /// node that is gone cannot be used.
     pub(super) fn is_lost(&self, error: &DisksError) -> bool {
-        let taken = matches!(
-            error,
-            DisksError::Rpc(RpcError::Refused(ErrorCode::SegmentAlreadyExists))
-                | DisksError::Disk(DiskError::Owned { .. })
-        );
+        let taken = error.is_taken() || matches!(error, DisksError::Disk(DiskError::Owned { .. }));
         self.kind == DiskKind::Shared && (taken || self.adopted && matches!(error, DisksError::Disk(_)))
     }
 

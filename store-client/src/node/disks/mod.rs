@@ -319,16 +319,16 @@ impl Run {
             match disk.work(rpc, &mounted, &self.place) {
                 Ok(busy) => pause = if busy { pause.min(BUSY) } else { pause },
                 Err(error) if disk.is_lost(&error) => {
-                    // In a bucket, the master alone knows whether the node of a directory is gone.
-                    let expected = disk.adopted && packs::is_bucket(disk.path());
+                    // The master alone decides whether the node of a directory is gone.
+                    let expected = disk.adopted && error.is_taken();
                     let level = if expected { log::Level::Debug } else { log::Level::Warn };
                     log::log!(level, "node {}: {}: {error}", self.place.name, disk.path().display());
-                    lost = Some(index);
+                    lost = Some((index, error.is_taken()));
                 }
                 Err(error) => return Err(error),
             }
         }
-        lost.into_iter().for_each(|index| self.let_go(index));
+        lost.into_iter().for_each(|(index, taken)| self.let_go(index, taken));
         Ok(pause)
     }
 
@@ -359,11 +359,13 @@ impl Run {
 
     /// A directory of packs belongs to another node, or cannot be used. The node makes another one of its own
     /// if it was that.
-    fn let_go(&mut self, index: usize) {
+    fn let_go(&mut self, index: usize, taken: bool) {
         let mut disk = self.disks.remove(index);
-        self.retry_at = Instant::now() + RETRY;
+        if !disk.adopted {
+            self.retry_at = Instant::now() + RETRY;
+        }
         disk.close(&self.place);
-        self.orphans.refused(disk.path().to_owned());
+        self.orphans.refused(disk.path().to_owned(), taken);
         let config = self.config.shared.0.iter().find(|config| disk.path().starts_with(&config.path));
         if let Some(config) = config.filter(|_| !disk.adopted) {
             if packs::is_bucket(disk.path()) {
@@ -406,6 +408,13 @@ impl Run {
 enum DisksError {
     Rpc(RpcError),
     Disk(crate::disk::DiskError),
+}
+
+impl DisksError {
+    /// The master says that another node has the disk.
+    const fn is_taken(&self) -> bool {
+        matches!(self, Self::Rpc(RpcError::Refused(ErrorCode::SegmentAlreadyExists)))
+    }
 }
 
 impl From<RpcError> for DisksError {

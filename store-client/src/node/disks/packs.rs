@@ -20,8 +20,10 @@ use crate::disk::{
 
 /// How often directories of nodes that are gone are looked for.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long a directory that the master did not grant is left alone.
-const REFUSED: Duration = Duration::from_secs(10);
+/// How long a directory that cannot be used is left alone.
+const UNUSABLE: Duration = Duration::from_secs(10);
+/// The same for one that the master did not grant: its node is gone, and soon the master knows that, too.
+const REFUSED: Duration = Duration::from_secs(1);
 /// The same for buckets, in which only the master knows whose node is gone, and each look is a request.
 const LOOK_IN_BUCKETS: Duration = Duration::from_secs(5);
 const REFUSED_IN_BUCKETS: Duration = Duration::from_secs(60);
@@ -244,7 +246,7 @@ impl Orphans {
                 Ok(disk) => taken.push(disk),
                 Err(error) => {
                     log::info!("a directory of packs is not taken over: {error}");
-                    self.refused(path);
+                    self.leave(path, UNUSABLE);
                 }
             }
         }
@@ -279,16 +281,20 @@ impl Orphans {
                 Ok(disk) => taken.push(disk),
                 Err(error) => {
                     log::info!("a directory of packs is not taken over: {error}");
-                    self.refused(path);
+                    self.leave(path, UNUSABLE);
                 }
             }
         }
         taken
     }
 
-    /// Another node has it, or it cannot be used.
-    pub(super) fn refused(&mut self, path: PathBuf) {
-        let pause = if is_bucket(&path) { REFUSED_IN_BUCKETS } else { REFUSED };
+    /// Another node has it; `by_master`: as far as the master knows. Or it cannot be used.
+    pub(super) fn refused(&mut self, path: PathBuf, by_master: bool) {
+        self.leave(path, if by_master { REFUSED } else { UNUSABLE });
+    }
+
+    fn leave(&mut self, path: PathBuf, pause: Duration) {
+        let pause = if is_bucket(&path) { REFUSED_IN_BUCKETS } else { pause };
         self.not_before.insert(path, Instant::now() + pause);
     }
 }
