@@ -30,8 +30,8 @@ pub trait Over {
 ///
 /// let mut queue = After::new();
 /// queue.hold(Now, "a slice");
-/// assert_eq!(queue.next(), Some(("a slice", Ok(()))));
-/// assert_eq!(queue.next(), None);
+/// assert_eq!(queue.next_ready(), Some(("a slice", Ok(()))));
+/// assert_eq!(queue.next_ready(), None);
 /// ```
 #[derive(Debug)]
 pub struct After<E, T> {
@@ -72,7 +72,7 @@ impl<E: Over, T> After<E, T> {
 
     /// The item that has been held longest of those whose event is over, and the event's error if the work
     /// before it failed. Each event is asked once at most; none blocks.
-    pub fn next(&mut self) -> Option<(T, Result<(), Error>)> {
+    pub fn next_ready(&mut self) -> Option<(T, Result<(), Error>)> {
         for at in 0..self.held.len() {
             let result = match self.held[at].0.is_over() {
                 Ok(false) => continue,
@@ -118,12 +118,12 @@ mod tests {
         let (first, second) = (event(Ok(false)), event(Ok(false)));
         queue.hold(Rc::clone(&first), 1);
         queue.hold(Rc::clone(&second), 2);
-        assert_eq!((queue.next(), queue.len()), (None, 2));
+        assert_eq!((queue.next_ready(), queue.len()), (None, 2));
         second.set(Ok(true));
-        assert_eq!((queue.next(), queue.next()), (Some((2, Ok(()))), None));
+        assert_eq!((queue.next_ready(), queue.next_ready()), (Some((2, Ok(()))), None));
         let failed = ErrorKind::Rail.into();
         first.set(Err(failed));
-        assert_eq!((queue.next(), queue.is_empty()), (Some((1, Err(failed))), true));
+        assert_eq!((queue.next_ready(), queue.is_empty()), (Some((1, Err(failed))), true));
     }
 
     #[test]
@@ -131,6 +131,6 @@ mod tests {
         let mut queue = After::new();
         [1, 2, 3].into_iter().for_each(|item| queue.hold(event(Ok(true)), item));
         assert_eq!((queue.cancel(|item| *item == 2), queue.cancel(|item| *item == 2)), (Some(2), None));
-        assert_eq!((queue.next(), queue.next(), queue.next()), (Some((1, Ok(()))), Some((3, Ok(()))), None));
+        assert_eq!((queue.next_ready(), queue.next_ready(), queue.next_ready()), (Some((1, Ok(()))), Some((3, Ok(()))), None));
     }
 }

@@ -255,7 +255,7 @@ impl Gpu {
     fn find(&self, span: MemSpan) -> Result<(Arc<Device>, Found), Error> {
         let Inner { api, config, loaded, registrations, .. } = &*self.inner;
         registrations.fetch_add(1, Ordering::Relaxed);
-        // Whoever allocated device memory has mapped the library.
+        // A caller that allocated device memory has mapped the library.
         if loaded.get().is_none() && !Driver::find_loaded(*api, library(*api, config)) {
             return Err(ErrorKind::NotFound.into());
         }

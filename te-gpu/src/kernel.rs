@@ -46,7 +46,7 @@ impl Shape {
 }
 
 /// Parameters, and which descriptor and part of it this warp begins with.
-/// r10: lane. r13: descriptor. r14: part. r15: descriptors to the next one.
+/// r10: channel. r13: descriptor. r14: part. r15: descriptors to the next one.
 macro_rules! head {
     ($name:literal) => {
         concat!(

@@ -310,7 +310,7 @@ mod tests {
             "to-device 4096: loop loop loop loop",
             "to-device 4097: loop loop loop",
             "to-device -1: loop loop loop",
-            "aside 4096: loop loop loop",
+            "sideways 4096: loop loop loop",
             "to-host 4096: loop loop warp",
             ":::",
         ] {

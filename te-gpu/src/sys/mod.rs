@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   stager.rs   slots, hops, plans; what is tried before a stager is used
-//!   lane.rs     a stream with its copies and marks       module.rs   the copy kernel in a context
+//!   channel.rs  a stream with its copies and marks    module.rs   the copy kernel in a context
 //!   ring.rs     page-locked memory                       pointer.rs  what the driver knows of an address
 //!   buffer.rs   allocations that can be shared           share.rs    dma-bufs, flushes
 //!   order.rs    callers' events and streams
@@ -18,8 +18,8 @@
 
 pub(crate) mod abi;
 pub(crate) mod buffer;
+pub(crate) mod channel;
 pub(crate) mod device;
-pub(crate) mod lane;
 pub(crate) mod load;
 pub(crate) mod module;
 pub(crate) mod order;

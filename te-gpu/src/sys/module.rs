@@ -9,10 +9,10 @@ use super::abi::{DevicePtr, Opaque};
 use super::device::{Device, twice};
 use crate::kernel::{COPY1, COPY16, PTX};
 
-/// Where one lane's ticket begins after another's: they do not share a cache line.
+/// Where one channel's ticket begins after another's: they do not share a cache line.
 pub(crate) const TICKET_BYTES: usize = 128;
 
-/// The entries of the kernel, and the tickets of two lanes.
+/// The entries of the kernel, and the tickets of two channels.
 pub(crate) struct Kernels {
     device: Arc<Device>,
     module: Opaque,

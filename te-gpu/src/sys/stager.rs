@@ -1,4 +1,4 @@
-//! The stager: slots of page-locked memory, and a lane for each direction.
+//! The stager: slots of page-locked memory, and a channel for each direction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use te_core::{Error, ErrorKind, MemSpan, Token};
 
 use super::abi::{Descriptor, DevicePtr};
 use super::device::Device;
-use super::lane::{Group, Lane, Layout};
+use super::channel::{Group, Channel, Layout};
 use super::module::{Kernels, TICKET_BYTES};
 use super::pointer;
 use super::ring::Pinned;
@@ -20,7 +20,7 @@ use crate::slots::Slots;
 
 /// Ranges of device memory that are remembered.
 const KNOWN_MAX: usize = 16;
-/// A cache line of two, so that the words of two lanes do not share one.
+/// A cache line of two, so that the words of two channels do not share one.
 const WORD_BYTES: usize = 128;
 /// How long the first mark may take.
 const TRIAL: Duration = Duration::from_millis(500);
@@ -82,7 +82,7 @@ impl Class {
 pub(crate) struct GpuStager {
     device: Arc<Device>,
     /// Dropped before the memory that they use.
-    lanes: [Lane; 2],
+    channels: [Channel; 2],
     kernels: Option<Kernels>,
     pinned: Pinned,
     slots: Slots,
@@ -92,11 +92,11 @@ pub(crate) struct GpuStager {
     plan: Plan,
     blocks_max: u32,
     drain: Duration,
-    /// Which lane is polled first.
+    /// Which channel is polled first.
     turn: usize,
 }
 
-const fn lane_of(direction: HopDirection) -> usize {
+const fn channel_of(direction: HopDirection) -> usize {
     match direction {
         HopDirection::ToDevice => 0,
         HopDirection::ToHost => 1,
@@ -121,20 +121,20 @@ impl GpuStager {
         let descriptors = words + 2 * WORD_BYTES;
         let bytes = descriptors + 2 * hops_max * size_of::<Descriptor>();
         let pinned = Pinned::new(device, bytes)?;
-        let lane = |direction| {
-            let nth = lane_of(direction);
+        let channel = |direction| {
+            let nth = channel_of(direction);
             let layout = Layout {
                 word: words + nth * WORD_BYTES,
                 descriptors: descriptors + nth * hops_max * size_of::<Descriptor>(),
                 hops_max,
             };
-            Lane::new(device, direction, layout)
+            Channel::new(device, direction, layout)
         };
-        let lanes = [lane(HopDirection::ToDevice)?, lane(HopDirection::ToHost)?];
+        let channels = [channel(HopDirection::ToDevice)?, channel(HopDirection::ToHost)?];
         let as_of = registrations.load(Ordering::Relaxed);
         let mut stager = Self {
             device: Arc::clone(device),
-            lanes,
+            channels,
             kernels: None,
             pinned,
             slots: Slots::new(count),
@@ -163,28 +163,24 @@ impl GpuStager {
         self.plan
     }
 
-    pub(crate) fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-
     pub(crate) fn ring_bytes(&self) -> usize {
         self.slots.count() * self.slot_bytes as usize
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.lanes.iter().all(Lane::is_empty)
+        self.channels.iter().all(Channel::is_empty)
     }
 
     /// Words where the device can store them, events elsewhere.
     fn try_marks(&mut self) -> Result<(), Error> {
         let can_store = self.device.attribute(super::abi::DEVICE_STREAM_MEM_OPS_64) != Some(0)
             && self.device.driver.stream_write.is_some();
-        if can_store && self.try_copy(Path::Loop, 64) && self.lanes.iter().all(Lane::stores_words) {
+        if can_store && self.try_copy(Path::Loop, 64) && self.channels.iter().all(Channel::stores_words) {
             return Ok(());
         }
         log::info!("{}: completions are told by events", self.device.info.location);
-        for lane in &mut self.lanes {
-            lane.use_events()?;
+        for channel in &mut self.channels {
+            channel.use_events()?;
         }
         match self.wait(self.drain).is_ok() && self.try_copy(Path::Loop, 64) {
             true => Ok(()),
@@ -202,8 +198,8 @@ impl GpuStager {
                 return;
             }
         };
-        for (nth, lane) in self.lanes.iter_mut().enumerate() {
-            lane.set_ticket(kernels.tickets + (nth * TICKET_BYTES) as u64);
+        for (nth, channel) in self.channels.iter_mut().enumerate() {
+            channel.set_ticket(kernels.tickets + (nth * TICKET_BYTES) as u64);
         }
         self.kernels = Some(kernels);
         let copies = [4_096, 1, 15, 4_095, 2_049].into_iter().all(|len| self.try_copy(Path::Kernel, len));
@@ -211,7 +207,7 @@ impl GpuStager {
             self.plan = Plan::new(self.plan.table(), Offer { kernel: true, ..self.plan.offer() });
         } else {
             log::error!("{}: the copy kernel does not copy what it should", self.device.info.location);
-            // The module stays loaded until the lanes are empty.
+            // The module stays loaded until the channels are empty.
         }
     }
 
@@ -241,10 +237,10 @@ impl GpuStager {
             }
             let (here, there) = (self.pinned.by_device(skip), scratch.at + skip_there);
             let back = self.pinned.by_device(half + skip);
-            for (lane, to, from) in [(0, there, here), (1, back, there)] {
+            for (channel, to, from) in [(0, there, here), (1, back, there)] {
                 self.group.clear();
                 self.group.add(to, from, len, Token(0));
-                if self.launch(lane, path).is_err() || self.wait(TRIAL).is_err() {
+                if self.launch(channel, path).is_err() || self.wait(TRIAL).is_err() {
                     let _drained = self.wait(self.drain);
                     if !self.is_idle() {
                         scratch.abandon();
@@ -259,9 +255,9 @@ impl GpuStager {
         true
     }
 
-    fn launch(&mut self, lane: usize, path: Path) -> Result<(), Error> {
+    fn launch(&mut self, channel: usize, path: Path) -> Result<(), Error> {
         let with = (&self.pinned, self.kernels.as_ref());
-        self.lanes[lane].launch(&mut self.group, path, with, self.blocks_max)
+        self.channels[channel].launch(&mut self.group, path, with, self.blocks_max)
     }
 
     /// Waits until nothing runs. Not for the data path.
@@ -271,8 +267,8 @@ impl GpuStager {
     fn wait(&mut self, limit: Duration) -> Result<(), Error> {
         let mut out = [HopEnd { token: Token(0), result: Ok(()) }; 64];
         let (start, mut result, mut spins) = (Instant::now(), Ok(()), 0_u32);
-        while self.lanes.iter().any(|lane| !lane.is_empty()) {
-            let count = self.poll_lanes(&mut out);
+        while self.channels.iter().any(|channel| !channel.is_empty()) {
+            let count = self.poll_channels(&mut out);
             result = out[..count].iter().fold(result, |result, end| result.and(end.result));
             spins += 1;
             if count == 0 && spins > 1_000 {
@@ -296,7 +292,7 @@ impl GpuStager {
         let device = Arc::clone(&self.device);
         let _entered = device.enter().ok()?;
         let cells = (self.ring_bytes() / bytes as usize) as u32;
-        if cells == 0 || count as usize > self.lanes[0].room() {
+        if cells == 0 || count as usize > self.channels[0].room() {
             return None;
         }
         self.group.clear();
@@ -307,7 +303,7 @@ impl GpuStager {
             self.group.add(to, from, bytes as usize, Token(0));
         }
         let start = Instant::now();
-        self.launch(lane_of(direction), path).ok()?;
+        self.launch(channel_of(direction), path).ok()?;
         self.wait(self.drain).ok()?;
         Some(start.elapsed())
     }
@@ -330,16 +326,16 @@ impl GpuStager {
         }
     }
 
-    /// The hops that can be started now: how many, and of each lane.
+    /// The hops that can be started now: how many, and of each channel.
     fn admit(&mut self, hops: &[Hop]) -> Result<usize, Error> {
-        let mut room = [self.lanes[0].room(), self.lanes[1].room()];
+        let mut room = [self.channels[0].room(), self.channels[1].room()];
         for (nth, hop) in hops.iter().enumerate() {
             match self.check(hop) {
                 Ok(()) => {}
                 Err(error) if nth == 0 => return Err(error),
                 Err(_) => return Ok(nth),
             }
-            let room = &mut room[lane_of(hop.direction)];
+            let room = &mut room[channel_of(hop.direction)];
             if *room == 0 {
                 return Ok(nth);
             }
@@ -349,43 +345,43 @@ impl GpuStager {
     }
 
     /// Launches the hops of one direction and class.
-    fn launch_group(&mut self, hops: &[Hop], lane: usize, class: Class) {
-        let Self { group, pinned, lanes, slot_bytes, .. } = self;
-        let direction = lanes[lane].direction();
+    fn launch_group(&mut self, hops: &[Hop], channel: usize, class: Class) {
+        let Self { group, pinned, channels, slot_bytes, .. } = self;
+        let direction = channels[channel].direction();
         group.clear();
         for hop in hops.iter().filter(|hop| hop.direction == direction) {
             let offset = hop.slot as usize * *slot_bytes as usize + hop.offset as usize;
             let here = pinned.by_device(offset);
             let there = hop.device.as_ptr().addr() as DevicePtr;
             if Class::of(hop.device.len(), here, there) == class {
-                let (to, from) = if lane == 0 { (there, here) } else { (here, there) };
+                let (to, from) = if channel == 0 { (there, here) } else { (here, there) };
                 group.add(to, from, hop.device.len(), hop.token);
             }
         }
         if group.count() > 0 {
             let path = self.plan.choose(direction, self.group.count(), self.group.bytes());
             // The hops end with the error.
-            let _told_by_the_hops = self.launch(lane, path);
+            let _told_by_the_hops = self.launch(channel, path);
         }
     }
 
     #[inline]
-    fn poll_lanes(&mut self, out: &mut [HopEnd]) -> usize {
+    fn poll_channels(&mut self, out: &mut [HopEnd]) -> usize {
         if self.device.is_dead() {
             return self.poll_dead(out);
         }
         self.turn ^= 1;
         let (first, second) = (self.turn, self.turn ^ 1);
-        let ended = self.lanes[first].poll(&self.pinned, out);
-        ended + self.lanes[second].poll(&self.pinned, &mut out[ended..])
+        let ended = self.channels[first].poll(&self.pinned, out);
+        ended + self.channels[second].poll(&self.pinned, &mut out[ended..])
     }
 
     #[cold]
     fn poll_dead(&mut self, out: &mut [HopEnd]) -> usize {
         // What still runs may write to the slots.
         self.pinned.abandon();
-        let ended = self.lanes[0].poll_dead(out);
-        ended + self.lanes[1].poll_dead(&mut out[ended..])
+        let ended = self.channels[0].poll_dead(out);
+        ended + self.channels[1].poll_dead(&mut out[ended..])
     }
 }
 
@@ -421,22 +417,22 @@ unsafe impl Stager for GpuStager {
         if count > 0 {
             let device = Arc::clone(&self.device);
             let _entered = device.enter()?;
-            for lane in [0, 1] {
-                Class::ALL.into_iter().for_each(|class| self.launch_group(hops, lane, class));
+            for channel in [0, 1] {
+                Class::ALL.into_iter().for_each(|class| self.launch_group(hops, channel, class));
             }
         }
         Ok(count)
     }
 
     fn poll(&mut self, out: &mut [HopEnd]) -> usize {
-        self.poll_lanes(out)
+        self.poll_channels(out)
     }
 }
 
 impl Drop for GpuStager {
     fn drop(&mut self) {
         let drained = self.wait(self.drain);
-        let is_busy = self.lanes.iter().any(|lane| !lane.is_empty());
+        let is_busy = self.channels.iter().any(|channel| !channel.is_empty());
         if is_busy || self.device.is_dead() {
             self.device.quarantined.fetch_add(1, Ordering::Relaxed);
             log::error!(

@@ -70,7 +70,7 @@ impl Group {
     }
 }
 
-/// Where a lane has its parts in the page-locked memory of its stager.
+/// Where a channel has its parts in the page-locked memory of its stager.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub(crate) word: usize,
@@ -79,7 +79,7 @@ pub(crate) struct Layout {
     pub(crate) hops_max: usize,
 }
 
-pub(crate) struct Lane {
+pub(crate) struct Channel {
     device: Arc<Device>,
     direction: HopDirection,
     stream: Opaque,
@@ -97,10 +97,10 @@ pub(crate) struct Lane {
 }
 
 // SAFETY: streams and events are used by any thread, one at a time here.
-unsafe impl Send for Lane {}
+unsafe impl Send for Channel {}
 
-impl Lane {
-    /// A lane whose marks are words. The caller has entered the device.
+impl Channel {
+    /// A channel whose marks are words. The caller has entered the device.
     pub(crate) fn new(device: &Arc<Device>, direction: HopDirection, layout: Layout) -> Result<Self, Error> {
         let mut stream = ptr::null_mut();
         // SAFETY: writes one address. Priority 0 is the lowest.
@@ -343,7 +343,7 @@ impl Lane {
             Mark::Event(nth) => {
                 let event = self.events[nth as usize % LAUNCHES_MAX];
                 let Ok(_entered) = self.device.enter() else { return false };
-                // SAFETY: an event of this lane; the call returns at once.
+                // SAFETY: an event of this channel; the call returns at once.
                 self.is_over(unsafe { (self.device.driver.event_query)(event) })
             }
             Mark::Empty => self.is_stream_empty(),
@@ -352,7 +352,7 @@ impl Lane {
 
     fn is_stream_empty(&self) -> bool {
         let Ok(_entered) = self.device.enter() else { return false };
-        // SAFETY: a stream of this lane; the call returns at once.
+        // SAFETY: a stream of this channel; the call returns at once.
         self.is_over(unsafe { (self.device.driver.stream_query)(self.stream) })
     }
 
@@ -367,7 +367,7 @@ impl Lane {
         if self.idle_polls >= POLLS_UNTIL_DOUBT {
             self.idle_polls = 0;
             let Ok(_entered) = self.device.enter() else { return };
-            // SAFETY: a stream of this lane; the call returns at once.
+            // SAFETY: a stream of this channel; the call returns at once.
             let code = unsafe { (self.device.driver.stream_query)(self.stream) };
             if code != NOT_READY {
                 // A dead context is remembered in the device.
@@ -377,7 +377,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for Channel {
     /// The stager has waited for the hops, or has given the memory up.
     fn drop(&mut self) {
         let device = Arc::clone(&self.device);
