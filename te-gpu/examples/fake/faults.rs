@@ -37,6 +37,10 @@ const BLOCKING_CALLS: &[&str] = &[
 /// Functions that may be called before the driver was started.
 const EARLY: &[&str] = &["Init", "DriverGetVersion", "GetProcAddress_v2", "GetErrorName", "DrvGetErrorName"];
 
+/// Functions that work in a context that has ended, too.
+const AFTERWARDS: &[&str] =
+    &["CtxPushCurrent_v2", "CtxPopCurrent_v2", "DevicePrimaryCtxRelease_v2", "GetDevice", "SetDevice"];
+
 /// Counts a call.
 ///
 /// # Errors
@@ -63,7 +67,7 @@ pub(crate) fn enter(name: &str) -> Result<(), c_int> {
     drop(calls);
     let state = state();
     match state.is_initialized || EARLY.contains(&bare) {
-        true if state.sticky != 0 && !EARLY.contains(&bare) => Err(state.sticky),
+        true if state.sticky != 0 && !EARLY.contains(&bare) && !AFTERWARDS.contains(&bare) => Err(state.sticky),
         true => Ok(()),
         false => Err(NOT_INITIALIZED),
     }

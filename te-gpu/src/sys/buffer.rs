@@ -200,7 +200,7 @@ impl fmt::Debug for DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        let Ok(_entered) = self.device.enter() else { return };
+        let Ok(_entered) = self.device.enter_to_free() else { return };
         let driver = &self.device.driver;
         let code = match self.kind {
             // SAFETY: allocated in `new`, freed once.

@@ -381,7 +381,7 @@ impl Drop for Channel {
     /// The stager has waited for the hops, or has given the memory up.
     fn drop(&mut self) {
         let device = Arc::clone(&self.device);
-        let Ok(_entered) = device.enter() else { return };
+        let Ok(_entered) = device.enter_to_free() else { return };
         let driver = &device.driver;
         for event in self.events.drain(..) {
             // SAFETY: created by `use_events`, destroyed once.

@@ -162,6 +162,11 @@ impl Device {
         }
     }
 
+    /// The same, to give something back: what is not given back is lost, so it is tried twice.
+    pub(crate) fn enter_to_free(&self) -> Result<Entered<'_>, Error> {
+        self.enter().or_else(|_| self.enter())
+    }
+
     fn context(&self) -> Result<Opaque, Error> {
         if let Some(retained) = self.context.get() {
             return Ok(retained.0);

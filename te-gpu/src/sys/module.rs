@@ -58,7 +58,7 @@ impl Kernels {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
-        let Ok(_entered) = self.device.enter() else { return };
+        let Ok(_entered) = self.device.enter_to_free() else { return };
         let driver = &self.device.driver;
         if self.tickets != 0 {
             // SAFETY: allocated in `load`; no kernel runs any more.

@@ -93,7 +93,7 @@ impl Drop for Pinned {
         if self.is_abandoned {
             return;
         }
-        let Ok(_entered) = self.device.enter() else { return };
+        let Ok(_entered) = self.device.enter_to_free() else { return };
         // SAFETY: registered in `new`; nothing of the device uses it any more.
         let code = twice(|| unsafe { (self.device.driver.host_unregister)(self.span.as_ptr().cast()) });
         match code {

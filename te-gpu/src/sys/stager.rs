@@ -292,7 +292,7 @@ impl GpuStager {
         let device = Arc::clone(&self.device);
         let _entered = device.enter().ok()?;
         let cells = (self.ring_bytes() / bytes as usize) as u32;
-        if cells == 0 || count as usize > self.channels[0].room() {
+        if cells == 0 || count as usize > self.channels[channel_of(direction)].room() {
             return None;
         }
         self.group.clear();
@@ -303,8 +303,9 @@ impl GpuStager {
             self.group.add(to, from, bytes as usize, Token(0));
         }
         let start = Instant::now();
-        self.launch(channel_of(direction), path).ok()?;
-        self.wait(self.drain).ok()?;
+        // Copies that were started before an error run.
+        let launched = self.launch(channel_of(direction), path);
+        self.wait(self.drain).and(launched).ok()?;
         Some(start.elapsed())
     }
 
@@ -471,7 +472,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.device.enter() {
+        if let Ok(_entered) = self.device.enter_to_free() {
             // SAFETY: allocated in `new`; its owner has waited for its copies.
             super::device::twice(|| unsafe { (self.device.driver.mem_free)(self.at) });
         }

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test uses a part")]
 #![allow(unsafe_code, reason = "loads a library and calls its functions")]
 
+mod caller;
+
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 
