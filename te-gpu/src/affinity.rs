@@ -133,10 +133,14 @@ mod tests {
     #[test]
     fn drivers_are_found_by_their_files() {
         let root = tempfile::tempdir().unwrap();
-        assert!(!has_driver(root.path(), GpuVendor::Nvidia) && !is_peer_direct(root.path(), GpuVendor::Nvidia));
+        assert!(
+            !has_driver(root.path(), GpuVendor::Nvidia) && !is_peer_direct(root.path(), GpuVendor::Nvidia)
+        );
         fs::write(root.path().join("nvidiactl"), "").unwrap();
         fs::create_dir_all(root.path().join("module/nvidia_peermem")).unwrap();
         assert!(has_driver(root.path(), GpuVendor::Nvidia) && !has_driver(root.path(), GpuVendor::Amd));
-        assert!(is_peer_direct(root.path(), GpuVendor::Nvidia) && !is_peer_direct(root.path(), GpuVendor::Amd));
+        assert!(
+            is_peer_direct(root.path(), GpuVendor::Nvidia) && !is_peer_direct(root.path(), GpuVendor::Amd)
+        );
     }
 }

@@ -131,6 +131,9 @@ mod tests {
         let mut queue = After::new();
         [1, 2, 3].into_iter().for_each(|item| queue.hold(event(Ok(true)), item));
         assert_eq!((queue.cancel(|item| *item == 2), queue.cancel(|item| *item == 2)), (Some(2), None));
-        assert_eq!((queue.next_ready(), queue.next_ready(), queue.next_ready()), (Some((1, Ok(()))), Some((3, Ok(()))), None));
+        assert_eq!(
+            (queue.next_ready(), queue.next_ready(), queue.next_ready()),
+            (Some((1, Ok(()))), Some((3, Ok(()))), None)
+        );
     }
 }

@@ -122,8 +122,14 @@ mod tests {
     fn the_defaults_are_allowed_and_what_is_not_is_named() {
         assert_eq!(Config::default().validate(), Ok(()));
         for (config, expected) in [
-            (Config { slot_bytes: 100, ..Config::default() }, "slot_bytes is 100: set it to a value from 4096"),
-            (Config { ring_bytes: 4_096, ..Config::default() }, "ring_bytes is 4096: set it to a value from 262144"),
+            (
+                Config { slot_bytes: 100, ..Config::default() },
+                "slot_bytes is 100: set it to a value from 4096",
+            ),
+            (
+                Config { ring_bytes: 4_096, ..Config::default() },
+                "ring_bytes is 4096: set it to a value from 262144",
+            ),
             (Config { hops_max: 100, ..Config::default() }, "hops_max is 100: set it to a power of two"),
             (Config { blocks_max: 0, ..Config::default() }, "blocks_max is 0: set it"),
             (Config { paths: Some("up".to_owned()), ..Config::default() }, "setting paths: "),

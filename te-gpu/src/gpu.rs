@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path as FilePath;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use te_core::device::{Devices, Stager};
@@ -46,7 +46,7 @@ struct Inner {
 struct Entry {
     device: Arc<Device>,
     plan: OnceLock<Plan>,
-    gates: OnceLock<Result<Arc<GatePage>, Error>>,
+    gates: Mutex<Option<Arc<GatePage>>>,
 }
 
 /// One allocation of device memory, at one time. [`Gpu::recheck`] tells whether it is still there.
@@ -212,8 +212,12 @@ impl Gpu {
     /// are 1,024 gates; `System`.
     pub fn gate(&self, location: Location) -> Result<Gate, Error> {
         let entry = self.entry(location)?;
-        let page = entry.gates.get_or_init(|| GatePage::new(&entry.device).map(Arc::new));
-        Gate::new(page.clone()?)
+        let mut page = entry.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        let page = match &*page {
+            Some(page) => page,
+            None => page.insert(Arc::new(GatePage::new(&entry.device)?)),
+        };
+        Gate::new(Arc::clone(page))
     }
 
     /// Stagers whose slots are never used again, because hops did not end in time or the device failed.
@@ -245,7 +249,7 @@ impl Gpu {
             if let Err(reason) = &listed {
                 log::info!("{reason}");
             }
-            let entry = |device| Entry { device, plan: OnceLock::new(), gates: OnceLock::new() };
+            let entry = |device| Entry { device, plan: OnceLock::new(), gates: Mutex::new(None) };
             Ok(listed?.into_iter().map(entry).collect())
         });
         loaded.as_deref().map_err(Clone::clone)

@@ -45,7 +45,10 @@ mod tests {
     #[test]
     fn each_slot_is_taken_once_and_the_last_that_came_back_is_next() {
         let mut slots = Slots::new(3);
-        assert_eq!([slots.take(), slots.take(), slots.take(), slots.take()], [Some(0), Some(1), Some(2), None]);
+        assert_eq!(
+            [slots.take(), slots.take(), slots.take(), slots.take()],
+            [Some(0), Some(1), Some(2), None]
+        );
         slots.give_back(1);
         assert!(slots.is_taken(0) && !slots.is_taken(1) && !slots.is_taken(3));
         assert_eq!((slots.take(), slots.take()), (Some(1), None));

@@ -98,7 +98,9 @@ fn what_cannot_be_allocated_is_refused() {
     assert_eq!(kind(fake.location(), 0), Err(ErrorKind::InvalidArgument));
     assert_eq!(kind(fake.location(), usize::MAX), Err(ErrorKind::InvalidArgument));
     assert_eq!(kind(fake.location(), isize::MAX as usize), Err(ErrorKind::Full));
-    for location in [Location::Host, Location::Device(GpuVendor::Amd, 0), Location::Device(GpuVendor::Nvidia, 1)] {
+    for location in
+        [Location::Host, Location::Device(GpuVendor::Amd, 0), Location::Device(GpuVendor::Nvidia, 1)]
+    {
         assert_eq!(kind(location, 1), Err(ErrorKind::Unsupported));
         assert!(gpu.stager(location).is_err());
     }

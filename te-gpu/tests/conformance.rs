@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::Fake;
+use te_core::device::{Devices, Hop, HopEnd, Stager, StagingSlot};
 use te_core::testkit::{
     ByPointer, CountingAlloc, Harness, Hook, Pair, PeekPoke, Side, Verdict, cases, each_seed, run_case,
 };
-use te_core::device::{Devices, Hop, HopEnd, Stager, StagingSlot};
 use te_core::{Error, Instant, Location, MemSpan, MemoryKinds, Transport};
 use te_fabric::testkit::{Ends, EndsConfig, Fabric};
 use te_gpu::{Config as GpuConfig, Gpu};
@@ -276,10 +276,9 @@ fn small(config: GpuConfig) -> GpuConfig {
 #[test]
 fn after_a_fence_nothing_lands_on_or_from_a_device() {
     for ends in [(true, true), (true, false), (false, true)] {
-        for case in [
-            "after_a_fence_nothing_lands",
-            "after_a_fence_nothing_lands_that_a_stalled_target_held_back",
-        ] {
+        for case in
+            ["after_a_fence_nothing_lands", "after_a_fence_nothing_lands_that_a_stalled_target_held_back"]
+        {
             let mut gpus = Gpus { is_patient: true, ..Gpus::new(plain(), small, ends) };
             assert_eq!(run_case(case, &mut gpus), Verdict::Passed, "{case}");
         }

@@ -36,10 +36,8 @@ fn a_library_that_is_missing_is_a_reason() {
 
 #[test]
 fn a_driver_that_is_too_old_is_a_reason() {
-    for (fake, version, hint) in [
-        (Fake::cuda(), 11_080, "CUDA 12.0"),
-        (Fake::hip(), 50_700_000, "ROCm 6.0"),
-    ] {
+    for (fake, version, hint) in [(Fake::cuda(), 11_080, "CUDA 12.0"), (Fake::hip(), 50_700_000, "ROCm 6.0")]
+    {
         fake.set("version", version);
         let gpu = fake.gpu(fake.config());
         let found = gpu.devices().unwrap_err();
@@ -65,7 +63,10 @@ fn devices_that_are_hidden_are_a_reason_that_names_the_variable() {
     if std::env::var_os("TE_GPU_CHILD").is_some() {
         let fake = Fake::cuda();
         let text = reason(&fake.gpu(fake.config())).to_string();
-        assert!(text.contains("shows no device to this process: CUDA_VISIBLE_DEVICES is \"\", unset it"), "{text}");
+        assert!(
+            text.contains("shows no device to this process: CUDA_VISIBLE_DEVICES is \"\", unset it"),
+            "{text}"
+        );
         return;
     }
     let mut child = Command::new(std::env::current_exe().unwrap());
@@ -92,7 +93,10 @@ fn a_process_with_host_memory_alone_never_loads_the_driver() {
     assert_eq!(gpu.kinds(), MemoryKinds::CUDA, "the library was named");
     assert!(!gpu.is_peer_direct(Location::Device(GpuVendor::Nvidia, 0)));
     assert!(!gpu.is_loaded() && !is_mapped(&path));
-    drop(te_tcp::TcpTransport::with_devices(te_tcp::Config::default(), std::sync::Arc::new(gpu.clone())).unwrap());
+    drop(
+        te_tcp::TcpTransport::with_devices(te_tcp::Config::default(), std::sync::Arc::new(gpu.clone()))
+            .unwrap(),
+    );
     assert!(!gpu.is_loaded() && !is_mapped(&path));
     // The check is one that can fail.
     assert_eq!(gpu.devices().unwrap().len(), 1);

@@ -209,16 +209,19 @@ fn a_full_stager_starts_a_prefix_and_the_rest_later() {
 
 #[test]
 fn a_batch_that_fails_is_drained_before_its_hops_end_with_the_error() {
-    for (path, function) in
-        [(Path::Batch, "cuMemcpyBatchAsync_v2"), (Path::Kernel, "cuLaunchKernel"), (Path::Loop, "cuMemcpyHtoDAsync_v2")]
-    {
+    for (path, function) in [
+        (Path::Batch, "cuMemcpyBatchAsync_v2"),
+        (Path::Kernel, "cuLaunchKernel"),
+        (Path::Loop, "cuMemcpyHtoDAsync_v2"),
+    ] {
         let fake = Fake::cuda();
         let gpu = fake.gpu(only(&fake, path));
         let mut stager = gpu.stager(fake.location()).unwrap();
         let slots = take_all(&mut *stager);
         let memory = fake.allocate(16 * 4_096);
         let part = |nth: u64| memory.part(nth * 4_096, 4_096).unwrap();
-        let hops: Vec<Hop> = (0..16).map(|nth| hop(nth, slots[nth as usize].index, 0, part(nth), ToDevice)).collect();
+        let hops: Vec<Hop> =
+            (0..16).map(|nth| hop(nth, slots[nth as usize].index, 0, part(nth), ToDevice)).collect();
         fake.set("stalled", 1);
         let nth = if path == Path::Loop { 9 } else { 1 };
         fake.fail(function, nth, 1);

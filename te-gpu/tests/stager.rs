@@ -82,7 +82,9 @@ fn a_driver_of_hip_with_and_without_the_batch_call() {
 #[test]
 fn few_and_odd_slots() {
     let fake = Fake::cuda();
-    for (slot_bytes, ring_bytes, hops_max) in [(4_096, 4_096, 16), (5_001, 64 << 10, 16), (64 << 10, 1 << 20, 4_096)] {
+    for (slot_bytes, ring_bytes, hops_max) in
+        [(4_096, 4_096, 16), (5_001, 64 << 10, 16), (64 << 10, 1 << 20, 4_096)]
+    {
         conforms(&fake, Config { slot_bytes, ring_bytes, hops_max, ..fake.config() });
     }
 }

@@ -4,7 +4,9 @@ use std::ffi::{c_char, c_int, c_void};
 
 use crate::faults;
 use crate::memory::{self, Device};
-use crate::model::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_READY, NOT_SUPPORTED, state};
+use crate::model::{
+    INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_READY, NOT_SUPPORTED, state,
+};
 use crate::stream::{Stream, Work};
 use crate::vendor::{current, put};
 
@@ -115,7 +117,7 @@ exports! {
     "cuMemHostRegister_v2" | "hipHostRegister" fn host_register(at: usize, bytes: usize, flags: u32) {
         current()?;
         let mut state = state();
-        if at % memory::PAGE != 0 || bytes == 0 || flags != 3 || memory::is_pinned(&state, at as u64, 1) {
+        if !at.is_multiple_of(memory::PAGE) || bytes == 0 || flags != 3 || memory::is_pinned(&state, at as u64, 1) {
             return Err(INVALID_VALUE);
         }
         state.pinned.insert(at, bytes);
@@ -199,7 +201,7 @@ exports! {
         if state.attributes.get(&122) == Some(&0) {
             return Err(NOT_SUPPORTED);
         }
-        if flags != 0 || at % 8 != 0 || !memory::is_pinned(&state, at, 8) {
+        if flags != 0 || !at.is_multiple_of(8) || !memory::is_pinned(&state, at, 8) {
             return Err(INVALID_VALUE);
         }
         state.streams.get(&stream).ok_or(INVALID_HANDLE)?.push(Work::Store(at, value));
@@ -289,5 +291,7 @@ pub(crate) fn copies(
         return Err(INVALID_VALUE);
     }
     // SAFETY: `count` entries in each array, as the caller promised.
-    Ok((0..count).map(|at| unsafe { (to.add(at).read(), from.add(at).read(), sizes.add(at).read()) }).collect())
+    Ok((0..count)
+        .map(|at| unsafe { (to.add(at).read(), from.add(at).read(), sizes.add(at).read()) })
+        .collect())
 }

@@ -5,9 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::faults;
 use crate::memory::Device;
-use crate::model::{
-    INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, state,
-};
+use crate::model::{INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, state};
 use crate::stream::{Kernel, Work};
 
 thread_local! {
@@ -233,7 +231,7 @@ exports! {
 
     "cuStreamWaitValue64_v2" | "" fn stream_wait(stream: usize, at: u64, value: u64, flags: u32) {
         let state = state();
-        if flags != 0 || at % 8 != 0 || !crate::memory::is_pinned(&state, at, 8) {
+        if flags != 0 || !at.is_multiple_of(8) || !crate::memory::is_pinned(&state, at, 8) {
             return Err(INVALID_VALUE);
         }
         state.streams.get(&stream).ok_or(INVALID_HANDLE)?.push(Work::WaitUntil(at, value));

@@ -25,13 +25,41 @@ fn calls() -> MutexGuard<'static, BTreeMap<String, Calls>> {
 
 /// Functions that wait for the device or the kernel, or may.
 const BLOCKING_CALLS: &[&str] = &[
-    "MemAlloc_v2", "Malloc", "MemFree_v2", "Free", "MemHostRegister_v2", "HostRegister", "MemHostUnregister",
-    "HostUnregister", "ModuleLoadDataEx", "ModuleUnload", "StreamCreateWithPriority", "StreamDestroy_v2",
-    "StreamDestroy", "EventCreate", "EventCreateWithFlags", "EventDestroy_v2", "EventDestroy", "MemcpyHtoD_v2",
-    "MemcpyHtoD", "MemcpyDtoH_v2", "MemcpyDtoH", "MemCreate", "MemRelease", "MemAddressReserve",
-    "MemAddressFree", "MemMap", "MemUnmap", "MemSetAccess", "MemExportToShareableHandle",
-    "MemGetHandleForAddressRange", "FlushGPUDirectRDMAWrites", "IpcGetMemHandle", "DevicePrimaryCtxRetain",
-    "DevicePrimaryCtxRelease_v2", "Init",
+    "MemAlloc_v2",
+    "Malloc",
+    "MemFree_v2",
+    "Free",
+    "MemHostRegister_v2",
+    "HostRegister",
+    "MemHostUnregister",
+    "HostUnregister",
+    "ModuleLoadDataEx",
+    "ModuleUnload",
+    "StreamCreateWithPriority",
+    "StreamDestroy_v2",
+    "StreamDestroy",
+    "EventCreate",
+    "EventCreateWithFlags",
+    "EventDestroy_v2",
+    "EventDestroy",
+    "MemcpyHtoD_v2",
+    "MemcpyHtoD",
+    "MemcpyDtoH_v2",
+    "MemcpyDtoH",
+    "MemCreate",
+    "MemRelease",
+    "MemAddressReserve",
+    "MemAddressFree",
+    "MemMap",
+    "MemUnmap",
+    "MemSetAccess",
+    "MemExportToShareableHandle",
+    "MemGetHandleForAddressRange",
+    "FlushGPUDirectRDMAWrites",
+    "IpcGetMemHandle",
+    "DevicePrimaryCtxRetain",
+    "DevicePrimaryCtxRelease_v2",
+    "Init",
 ];
 
 /// Functions that may be called before the driver was started.
@@ -67,7 +95,9 @@ pub(crate) fn enter(name: &str) -> Result<(), c_int> {
     drop(calls);
     let state = state();
     match state.is_initialized || EARLY.contains(&bare) {
-        true if state.sticky != 0 && !EARLY.contains(&bare) && !AFTERWARDS.contains(&bare) => Err(state.sticky),
+        true if state.sticky != 0 && !EARLY.contains(&bare) && !AFTERWARDS.contains(&bare) => {
+            Err(state.sticky)
+        }
         true => Ok(()),
         false => Err(NOT_INITIALIZED),
     }

@@ -31,8 +31,7 @@ pub(crate) fn map(fd: &OwnedFd, bytes: usize, protection: c_int, at: Option<usiz
     let fixed = if at.is_some() { libc::MAP_FIXED } else { 0 };
     let hint = ptr::with_exposed_provenance_mut::<c_void>(at.unwrap_or(0));
     // SAFETY: a mapping at an address of the kernel's choice, or over a reservation of ours.
-    let start =
-        unsafe { libc::mmap(hint, bytes, protection, libc::MAP_SHARED | fixed, fd.as_raw_fd(), 0) };
+    let start = unsafe { libc::mmap(hint, bytes, protection, libc::MAP_SHARED | fixed, fd.as_raw_fd(), 0) };
     if start == libc::MAP_FAILED { Err(2) } else { Ok(start.expose_provenance()) }
 }
 

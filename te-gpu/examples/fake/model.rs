@@ -17,7 +17,6 @@ pub(crate) const INVALID_VALUE: c_int = 1;
 pub(crate) const NOT_INITIALIZED: c_int = 3;
 pub(crate) const NO_DEVICE: c_int = 100;
 pub(crate) const INVALID_DEVICE: c_int = 101;
-#[allow(dead_code, reason = "of CUDA alone")]
 pub(crate) const INVALID_CONTEXT: c_int = 201;
 pub(crate) const INVALID_HANDLE: c_int = 400;
 pub(crate) const NOT_FOUND: c_int = 500;

@@ -157,9 +157,10 @@ impl Stream {
             }
             Work::Kernel(kernel) => {
                 for nth in 0..kernel.count {
-                    let at = kernel.descriptors + u64::from(kernel.first.wrapping_add(nth) & kernel.mask) * 24;
+                    let at =
+                        kernel.descriptors + u64::from(kernel.first.wrapping_add(nth) & kernel.mask) * 24;
                     let (to, from, len) = (load(at), load(at + 8), load(at + 16) as u32 as usize);
-                    if kernel.is_16 && (to ^ from) % 16 != 0 {
+                    if kernel.is_16 && !(to ^ from).is_multiple_of(16) {
                         state.sticky = MISALIGNED_ADDRESS;
                         return;
                     }

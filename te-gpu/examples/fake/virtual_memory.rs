@@ -5,9 +5,7 @@ use std::os::fd::IntoRawFd;
 use std::sync::Arc;
 
 use crate::memory::{self, PAGE};
-use crate::model::{
-    INVALID_DEVICE, INVALID_VALUE, Mapping, NOT_PERMITTED, NOT_SUPPORTED, Physical, state,
-};
+use crate::model::{INVALID_DEVICE, INVALID_VALUE, Mapping, NOT_PERMITTED, NOT_SUPPORTED, Physical, state};
 use crate::vendor::put;
 
 /// What lengths of allocations are multiples of.
@@ -51,7 +49,7 @@ exports! {
             // As without an IMEX channel, whatever the attribute says.
             return Err(NOT_PERMITTED);
         }
-        if properties.kind != 1 || bytes == 0 || bytes % GRANULARITY != 0 {
+        if properties.kind != 1 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
             return Err(INVALID_VALUE);
         }
         if properties.location.1 < 0 || properties.location.1 >= state.devices {
@@ -81,7 +79,7 @@ exports! {
         _address: u64,
         _flags: u64,
     ) {
-        if bytes == 0 || bytes % PAGE != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(PAGE) {
             return Err(INVALID_VALUE);
         }
         let at = memory::reserve(bytes, 0)?;
@@ -175,7 +173,7 @@ exports! {
         let (base, mapping) = memory::find(&state, at).ok_or(INVALID_VALUE)?;
         let whole = mapping.bytes.next_multiple_of(PAGE);
         // The memfd begins with the mapping, and stands in for a dma-buf.
-        if at != base || bytes > whole || bytes % PAGE != 0 || kind != 1 || flags != 0 {
+        if at != base || bytes > whole || !bytes.is_multiple_of(PAGE) || kind != 1 || flags != 0 {
             return Err(INVALID_VALUE);
         }
         put(out, mapping.fd.try_clone().map_err(|_| INVALID_VALUE)?.into_raw_fd())

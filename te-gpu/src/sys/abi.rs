@@ -87,10 +87,8 @@ pub(crate) const DEVICE_COMPUTE_MAJOR: c_int = 75;
 pub(crate) const DEVICE_COMPUTE_MINOR: c_int = 76;
 pub(crate) const DEVICE_VMM: c_int = 102;
 pub(crate) const DEVICE_POSIX_FD: c_int = 103;
-pub(crate) const DEVICE_GPU_DIRECT_RDMA: c_int = 116;
 pub(crate) const DEVICE_WRITES_ORDERING: c_int = 118;
 pub(crate) const DEVICE_STREAM_MEM_OPS_64: c_int = 122;
-pub(crate) const DEVICE_DMA_BUF: c_int = 124;
 pub(crate) const DEVICE_FABRIC: c_int = 128;
 pub(crate) const DEVICE_HOST_NUMA_ID: c_int = 134;
 

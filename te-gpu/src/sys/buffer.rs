@@ -158,9 +158,7 @@ impl DeviceBuffer {
         let _entered = self.device.enter()?;
         let to = part.as_ptr().addr() as DevicePtr;
         // SAFETY: inside our own memory; the call returns when the bytes are there.
-        self.device.check(unsafe {
-            (self.device.driver.copy_in)(to, bytes.as_ptr().cast(), bytes.len())
-        })
+        self.device.check(unsafe { (self.device.driver.copy_in)(to, bytes.as_ptr().cast(), bytes.len()) })
     }
 
     /// Copies bytes of the memory out, and waits. For control paths; data goes by a stager.
@@ -172,9 +170,7 @@ impl DeviceBuffer {
         let _entered = self.device.enter()?;
         let from = part.as_ptr().addr() as DevicePtr;
         // SAFETY: inside our own memory; the call returns when the bytes are here.
-        self.device.check(unsafe {
-            (self.device.driver.copy_out)(out.as_mut_ptr().cast(), from, out.len())
-        })
+        self.device.check(unsafe { (self.device.driver.copy_out)(out.as_mut_ptr().cast(), from, out.len()) })
     }
 
     fn export(&self, wanted: u32, out: *mut std::ffi::c_void) -> Result<(), Error> {
@@ -239,12 +235,7 @@ enum Step {
 }
 
 /// Allocates, maps and makes accessible; returns address, handle and length.
-fn map(
-    device: &Device,
-    len: usize,
-    types: u32,
-    gpu_direct: bool,
-) -> Result<(DevicePtr, u64, usize), Error> {
+fn map(device: &Device, len: usize, types: u32, gpu_direct: bool) -> Result<(DevicePtr, u64, usize), Error> {
     let driver = &device.driver;
     let (Some(create), Some(reserve), Some(map), Some(access), Some(granularity)) =
         (driver.vmm_create, driver.vmm_reserve, driver.vmm_map, driver.vmm_access, driver.vmm_granularity)

@@ -12,8 +12,8 @@ use te_core::device::{HopDirection, HopEnd};
 use te_core::{Error, ErrorKind, Token};
 
 use super::abi::{
-    Api, CopyAttributes, Descriptor, DevicePtr, EVENT_DISABLE_TIMING, NOT_READY, Opaque, SUCCESS,
-    STREAM_NON_BLOCKING, SourceOrder,
+    Api, CopyAttributes, Descriptor, DevicePtr, EVENT_DISABLE_TIMING, NOT_READY, Opaque, STREAM_NON_BLOCKING,
+    SUCCESS, SourceOrder,
 };
 use super::device::{Device, twice};
 use super::module::Kernels;
@@ -167,9 +167,7 @@ impl Channel {
         let first = self.flight.next();
         group.tokens.iter().for_each(|token| self.flight.add(*token));
         let result = match (path, kernels) {
-            (Path::Kernel, Some(kernels)) => {
-                self.copy_by_kernel(group, first, pinned, kernels, blocks_max)
-            }
+            (Path::Kernel, Some(kernels)) => self.copy_by_kernel(group, first, pinned, kernels, blocks_max),
             (Path::Batch, _) => self.copy_by_batch(group),
             _ => self.copy_by_loop(group),
         };
@@ -276,9 +274,8 @@ impl Channel {
         // SAFETY: the parameters are those of the entry, and are read during the call. The kernel reads the
         // descriptors, whose places in the ring are not used again before their hops have ended, and copies
         // what they say: as in `copy_by_loop`.
-        let code = unsafe {
-            launch(function, shape.blocks, 1, 1, THREADS, 1, 1, 0, self.stream, parameters, none)
-        };
+        let code =
+            unsafe { launch(function, shape.blocks, 1, 1, THREADS, 1, 1, 0, self.stream, parameters, none) };
         self.device.check(code)
     }
 

@@ -214,7 +214,10 @@ impl Drop for Entered<'_> {
             Api::Hip => driver.device_set.map(|set| twice(|| unsafe { set(self.before) })),
         };
         if code.is_some_and(|code| code != SUCCESS) {
-            log::error!("{}: the caller's context could not be restored: {code:?}", self.device.info.location);
+            log::error!(
+                "{}: the caller's context could not be restored: {code:?}",
+                self.device.info.location
+            );
         }
     }
 }

@@ -264,8 +264,6 @@ driver! {
         module_unload: "cuModuleUnload" | "" (Opaque);
         launch: "cuLaunchKernel" | ""
             (Opaque, u32, u32, u32, u32, u32, u32, u32, Opaque, *mut *mut c_void, *mut *mut c_void);
-        address_range: "cuMemGetAddressRange_v2" | "hipMemGetAddressRange"
-            (*mut DevicePtr, *mut usize, DevicePtr);
         range_handle: "cuMemGetHandleForAddressRange" | "hipMemGetHandleForAddressRange"
             (*mut c_void, DevicePtr, usize, c_int, u64);
         ipc_get: "cuIpcGetMemHandle" | "hipIpcGetMemHandle" (*mut IpcHandle, DevicePtr);
@@ -475,7 +473,10 @@ mod tests {
             (NoGpu::OldDriver { vendor: amd, version: 5 }, "version 5: update the driver to ROCm 6.0"),
             (NoGpu::Refused { vendor, call: "cuInit", code: 3, name }, "3 (CUDA_ERROR_X): check that"),
             (NoGpu::NoDevice { vendor, visible: None }, "load its kernel module"),
-            (NoGpu::NoDevice { vendor: amd, visible: Some(String::new()) }, "HIP_VISIBLE_DEVICES is \"\", unset"),
+            (
+                NoGpu::NoDevice { vendor: amd, visible: Some(String::new()) },
+                "HIP_VISIBLE_DEVICES is \"\", unset",
+            ),
         ] {
             let text = reason.to_string();
             assert!(text.starts_with("no ") && text.contains(hint), "{text}");

@@ -24,8 +24,7 @@ pub(crate) fn dmabuf(device: &Device, found: &Found, at: DevicePtr) -> Result<(O
     let end = (found.mapping + found.mapping_bytes as u64).next_multiple_of(PAGE);
     let mut fd: c_int = -1;
     // SAFETY: the driver writes a file descriptor, which has the size of `fd`, and checks the range.
-    let code =
-        unsafe { export((&raw mut fd).cast(), from, (end - from) as usize, RANGE_HANDLE_DMA_BUF, 0) };
+    let code = unsafe { export((&raw mut fd).cast(), from, (end - from) as usize, RANGE_HANDLE_DMA_BUF, 0) };
     device.check(code)?;
     if fd < 0 {
         return Err(ErrorKind::System.into());

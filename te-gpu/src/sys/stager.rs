@@ -8,8 +8,8 @@ use te_core::device::{Hop, HopDirection, HopEnd, Stager, StagingSlot};
 use te_core::{Error, ErrorKind, MemSpan, Token};
 
 use super::abi::{Descriptor, DevicePtr};
+use super::channel::{Channel, Group, Layout};
 use super::device::Device;
-use super::channel::{Group, Channel, Layout};
 use super::module::{Kernels, TICKET_BYTES};
 use super::pointer;
 use super::ring::Pinned;

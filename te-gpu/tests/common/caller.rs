@@ -7,7 +7,7 @@ use te_core::MemSpan;
 use super::Fake;
 
 /// A stream and events of an application.
-pub struct Caller<'a> {
+pub(crate) struct Caller<'a> {
     fake: &'a Fake,
     stream: usize,
 }
@@ -44,7 +44,7 @@ impl Fake {
         assert_eq!(unsafe { init(0) }, 0);
     }
 
-    pub fn caller(&self) -> Caller<'_> {
+    pub(crate) fn caller(&self) -> Caller<'_> {
         self.start();
         let create: unsafe extern "C" fn(*mut usize, u32, c_int) -> c_int =
             self.call("cuStreamCreateWithPriority");
@@ -55,7 +55,7 @@ impl Fake {
     }
 
     /// An address range into which memory was mapped piece by piece.
-    pub fn map_chunks(&self, count: usize, bytes: usize) -> MemSpan {
+    pub(crate) fn map_chunks(&self, count: usize, bytes: usize) -> MemSpan {
         self.start();
         let create: unsafe extern "C" fn(*mut u64, usize, *const [u32; 8], u64) -> c_int =
             self.call("cuMemCreate");
@@ -78,12 +78,12 @@ impl Fake {
 }
 
 impl Caller<'_> {
-    pub fn stream(&self) -> usize {
+    pub(crate) fn stream(&self) -> usize {
         self.stream
     }
 
     /// Records a new event in the stream.
-    pub fn record(&self) -> usize {
+    pub(crate) fn record(&self) -> usize {
         let create: Out = self.fake.call("cuEventCreate");
         let record: Two = self.fake.call("cuEventRecord");
         let mut event = 0;
@@ -96,7 +96,7 @@ impl Caller<'_> {
     }
 
     /// The same, in streams that do nothing until `stalled` is 0 again.
-    pub fn record_behind_a_stall(&self) -> usize {
+    pub(crate) fn record_behind_a_stall(&self) -> usize {
         self.fake.set("stalled", 1);
         self.record()
     }

@@ -13,7 +13,7 @@ use te_core::{Error, GpuVendor, Location, MemSpan, Token};
 use te_gpu::{Config, Gpu};
 
 /// A loaded fake driver, and how it is told what to do.
-pub struct Fake {
+pub(crate) struct Fake {
     directory: tempfile::TempDir,
     vendor: GpuVendor,
     handle: *mut c_void,
@@ -25,24 +25,27 @@ unsafe impl Send for Fake {}
 unsafe impl Sync for Fake {}
 
 /// A copy of the library of this vendor, which is not loaded.
-pub fn copy_of(vendor: GpuVendor) -> (tempfile::TempDir, PathBuf) {
+pub(crate) fn copy_of(vendor: GpuVendor) -> (tempfile::TempDir, PathBuf) {
     let name = if vendor == GpuVendor::Amd { "libhip.so" } else { "libcuda.so" };
     let tests = std::env::current_exe().unwrap();
     let built = tests.parent().unwrap().parent().unwrap().join("examples").join(name);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(name);
     std::fs::copy(&built, &path).unwrap_or_else(|error| {
-        panic!("{} was not built ({error}): run `cargo test -p te-gpu`, or build the examples", built.display())
+        panic!(
+            "{} was not built ({error}): run `cargo test -p te-gpu`, or build the examples",
+            built.display()
+        )
     });
     (directory, path)
 }
 
 impl Fake {
-    pub fn cuda() -> Self {
+    pub(crate) fn cuda() -> Self {
         Self::load(GpuVendor::Nvidia)
     }
 
-    pub fn hip() -> Self {
+    pub(crate) fn hip() -> Self {
         Self::load(GpuVendor::Amd)
     }
 
@@ -55,22 +58,22 @@ impl Fake {
         Self { directory, vendor, handle }
     }
 
-    pub fn vendor(&self) -> GpuVendor {
+    pub(crate) fn vendor(&self) -> GpuVendor {
         self.vendor
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         let name = if self.vendor == GpuVendor::Amd { "libhip.so" } else { "libcuda.so" };
         self.directory.path().join(name)
     }
 
     /// Settings for tests: small, and without measurements.
-    pub fn config(&self) -> Config {
+    pub(crate) fn config(&self) -> Config {
         config_of(self.vendor, &self.path())
     }
 
     /// The devices with these settings.
-    pub fn gpu(&self, config: Config) -> Gpu {
+    pub(crate) fn gpu(&self, config: Config) -> Gpu {
         match self.vendor {
             GpuVendor::Amd => Gpu::hip(config).unwrap(),
             _ => Gpu::cuda(config).unwrap(),
@@ -78,7 +81,7 @@ impl Fake {
     }
 
     /// The location of the only device.
-    pub fn location(&self) -> Location {
+    pub(crate) fn location(&self) -> Location {
         Location::Device(self.vendor, 0)
     }
 
@@ -90,7 +93,7 @@ impl Fake {
         symbol
     }
 
-    pub fn set(&self, name: &str, value: i64) -> &Self {
+    pub(crate) fn set(&self, name: &str, value: i64) -> &Self {
         let text = CString::new(name).unwrap();
         // SAFETY: the signature is that of `control.rs`.
         let set = unsafe {
@@ -103,7 +106,7 @@ impl Fake {
         self
     }
 
-    pub fn fail(&self, name: &str, nth: u64, code: i32) -> &Self {
+    pub(crate) fn fail(&self, name: &str, nth: u64, code: i32) -> &Self {
         let text = CString::new(name).unwrap();
         // SAFETY: the signature is that of `control.rs`.
         let fail = unsafe {
@@ -116,7 +119,7 @@ impl Fake {
         self
     }
 
-    pub fn calls(&self, name: &str) -> u64 {
+    pub(crate) fn calls(&self, name: &str) -> u64 {
         let text = CString::new(name).unwrap();
         // SAFETY: the signature is that of `control.rs`.
         let calls = unsafe {
@@ -129,7 +132,7 @@ impl Fake {
     }
 
     /// The functions that were called.
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         // SAFETY: the signature is that of `control.rs`.
         let name = unsafe {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn(usize, *mut u8) -> usize>(
@@ -147,39 +150,38 @@ impl Fake {
 
     fn number(&self, name: &str) -> u64 {
         // SAFETY: the signature is that of `control.rs`.
-        let get = unsafe {
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u64>(self.find(name))
-        };
+        let get =
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u64>(self.find(name)) };
         // SAFETY: no arguments.
         unsafe { get() }
     }
 
     /// Calls that may have waited.
-    pub fn blocking(&self) -> u64 {
+    pub(crate) fn blocking(&self) -> u64 {
         self.number("fake_blocking")
     }
 
     /// The thread's current context.
-    pub fn context(&self) -> u64 {
+    pub(crate) fn context(&self) -> u64 {
         self.number("fake_context")
     }
 
     /// Objects that were not given back.
-    pub fn live(&self) -> u64 {
+    pub(crate) fn live(&self) -> u64 {
         self.number("fake_live")
     }
 
     /// Memory that a caller allocated; at `location`.
-    pub fn allocate_at(&self, ordinal: i32, bytes: usize, location: Location) -> MemSpan {
+    pub(crate) fn allocate_at(&self, ordinal: i32, bytes: usize, location: Location) -> MemSpan {
         let base = self.allocate_raw(ordinal, bytes, false);
         MemSpan::new(std::ptr::with_exposed_provenance_mut(base), bytes).at(location)
     }
 
-    pub fn allocate(&self, bytes: usize) -> MemSpan {
+    pub(crate) fn allocate(&self, bytes: usize) -> MemSpan {
         self.allocate_at(0, bytes, self.location())
     }
 
-    pub fn allocate_raw(&self, ordinal: i32, bytes: usize, is_managed: bool) -> usize {
+    pub(crate) fn allocate_raw(&self, ordinal: i32, bytes: usize, is_managed: bool) -> usize {
         // SAFETY: the signature is that of `control.rs`.
         let allocate = unsafe {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int, usize, c_int) -> u64>(
@@ -192,7 +194,7 @@ impl Fake {
         base as usize
     }
 
-    pub fn free(&self, span: MemSpan) {
+    pub(crate) fn free(&self, span: MemSpan) {
         // SAFETY: the signature is that of `control.rs`.
         let free = unsafe {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64) -> c_int>(self.find("fake_free"))
@@ -201,20 +203,20 @@ impl Fake {
         assert_eq!(unsafe { free(span.as_ptr().addr() as u64) }, 0);
     }
 
-    pub fn bytes(&self, span: MemSpan) -> Vec<u8> {
+    pub(crate) fn bytes(&self, span: MemSpan) -> Vec<u8> {
         let mut bytes = vec![0; span.len()];
         // SAFETY: memory of the fake driver.
         unsafe { self.peek(span, &mut bytes) };
         bytes
     }
 
-    pub fn fill(&self, span: MemSpan, bytes: &[u8]) {
+    pub(crate) fn fill(&self, span: MemSpan, bytes: &[u8]) {
         // SAFETY: memory of the fake driver.
         unsafe { self.poke(span, bytes) };
     }
 }
 
-pub fn config_of(vendor: GpuVendor, path: &Path) -> Config {
+pub(crate) fn config_of(vendor: GpuVendor, path: &Path) -> Config {
     let path = Some(path.to_owned());
     let (cuda_library, hip_library) = if vendor == GpuVendor::Amd { (None, path) } else { (path, None) };
     Config {
@@ -263,10 +265,10 @@ impl PeekPoke for Fake {
     }
 }
 
-pub const NO_END: HopEnd = HopEnd { token: Token(u64::MAX), result: Ok(()) };
+pub(crate) const NO_END: HopEnd = HopEnd { token: Token(u64::MAX), result: Ok(()) };
 
 /// Polls until `count` hops have ended.
-pub fn ends(stager: &mut dyn Stager, count: usize) -> Vec<HopEnd> {
+pub(crate) fn ends(stager: &mut dyn Stager, count: usize) -> Vec<HopEnd> {
     let (mut ended, mut out) = (Vec::new(), [NO_END; 16]);
     // timing: hops run in threads of the fake driver; nothing else says when they end
     let start = std::time::Instant::now();
@@ -283,7 +285,7 @@ pub fn ends(stager: &mut dyn Stager, count: usize) -> Vec<HopEnd> {
 }
 
 /// Starts all hops and waits for them, in any number of calls.
-pub fn run(stager: &mut dyn Stager, hops: &[Hop]) -> Vec<HopEnd> {
+pub(crate) fn run(stager: &mut dyn Stager, hops: &[Hop]) -> Vec<HopEnd> {
     let (mut begun, mut ended) = (0, Vec::new());
     while begun < hops.len() {
         begun += stager.start(&hops[begun..]).unwrap();
@@ -296,10 +298,10 @@ pub fn run(stager: &mut dyn Stager, hops: &[Hop]) -> Vec<HopEnd> {
     ended
 }
 
-pub fn hop(token: u64, slot: u32, offset: u32, device: MemSpan, direction: HopDirection) -> Hop {
+pub(crate) fn hop(token: u64, slot: u32, offset: u32, device: MemSpan, direction: HopDirection) -> Hop {
     Hop { token: Token(token), slot, offset, device, direction }
 }
 
-pub fn all_are_ok(ends: &[HopEnd]) -> Result<(), Error> {
+pub(crate) fn all_are_ok(ends: &[HopEnd]) -> Result<(), Error> {
     ends.iter().try_for_each(|end| end.result)
 }
