@@ -1,0 +1,132 @@
+//! Counts calls, and makes calls fail.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::model::{NOT_INITIALIZED, state};
+
+#[derive(Default)]
+struct Calls {
+    count: u64,
+    /// The call that fails, counted down, and its code.
+    fails: Option<(u64, c_int)>,
+    /// All calls fail with this.
+    always: Option<c_int>,
+}
+
+static CALLS: Mutex<BTreeMap<String, Calls>> = Mutex::new(BTreeMap::new());
+static BLOCKING: AtomicU64 = AtomicU64::new(0);
+
+fn calls() -> MutexGuard<'static, BTreeMap<String, Calls>> {
+    CALLS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Functions that wait for the device or the kernel, or may.
+const BLOCKING_CALLS: &[&str] = &[
+    "MemAlloc_v2",
+    "Malloc",
+    "MemFree_v2",
+    "Free",
+    "MemHostRegister_v2",
+    "HostRegister",
+    "MemHostUnregister",
+    "HostUnregister",
+    "ModuleLoadDataEx",
+    "ModuleUnload",
+    "StreamCreateWithPriority",
+    "StreamDestroy_v2",
+    "StreamDestroy",
+    "EventCreate",
+    "EventCreateWithFlags",
+    "EventDestroy_v2",
+    "EventDestroy",
+    "MemcpyHtoD_v2",
+    "MemcpyHtoD",
+    "MemcpyDtoH_v2",
+    "MemcpyDtoH",
+    "MemCreate",
+    "MemRelease",
+    "MemAddressReserve",
+    "MemAddressFree",
+    "MemMap",
+    "MemUnmap",
+    "MemSetAccess",
+    "MemExportToShareableHandle",
+    "MemGetHandleForAddressRange",
+    "FlushGPUDirectRDMAWrites",
+    "IpcGetMemHandle",
+    "DevicePrimaryCtxRetain",
+    "DevicePrimaryCtxRelease_v2",
+    "Init",
+];
+
+/// Functions that may be called before the driver was started.
+const EARLY: &[&str] = &["Init", "DriverGetVersion", "GetProcAddress_v2", "GetErrorName", "DrvGetErrorName"];
+
+/// Functions that work in a context that has ended, too.
+const AFTERWARDS: &[&str] =
+    &["CtxPushCurrent_v2", "CtxPopCurrent_v2", "DevicePrimaryCtxRelease_v2", "GetDevice", "SetDevice"];
+
+/// Counts a call.
+///
+/// # Errors
+/// What the call fails with.
+pub(crate) fn enter(name: &str) -> Result<(), c_int> {
+    let bare = name.trim_start_matches("cu").trim_start_matches("hip");
+    if BLOCKING_CALLS.contains(&bare) {
+        may_block();
+    }
+    let mut calls = calls();
+    let entry = calls.entry(name.to_owned()).or_default();
+    entry.count += 1;
+    if let Some(code) = entry.always {
+        return Err(code);
+    }
+    if let Some((left, code)) = &mut entry.fails {
+        *left -= 1;
+        if *left == 0 {
+            let code = *code;
+            entry.fails = None;
+            return Err(code);
+        }
+    }
+    drop(calls);
+    let state = state();
+    match state.is_initialized || EARLY.contains(&bare) {
+        true if state.sticky != 0 && !EARLY.contains(&bare) && !AFTERWARDS.contains(&bare) => {
+            Err(state.sticky)
+        }
+        true => Ok(()),
+        false => Err(NOT_INITIALIZED),
+    }
+}
+
+/// A call may wait.
+pub(crate) fn may_block() {
+    BLOCKING.fetch_add(1, Ordering::SeqCst);
+}
+
+pub(crate) fn blocking() -> u64 {
+    BLOCKING.load(Ordering::SeqCst)
+}
+
+pub(crate) fn fail(name: &str, nth: u64, code: c_int) {
+    let mut calls = calls();
+    let entry = calls.entry(name.to_owned()).or_default();
+    (entry.fails, entry.always) = match nth {
+        0 => (None, (code != 0).then_some(code)),
+        _ => (Some((nth, code)), None),
+    };
+}
+
+/// How often a function was called, and whether its failure is still to come.
+pub(crate) fn count(name: &str) -> u64 {
+    calls().get(name).map_or(0, |calls| calls.count)
+}
+
+/// The name of the function at this place of all that were called.
+pub(crate) fn name(nth: usize) -> Option<String> {
+    calls().iter().filter(|(_, calls)| calls.count > 0).nth(nth).map(|(name, _)| name.clone())
+}

@@ -1,0 +1,158 @@
+//! Device memory: memfds, mapped twice. The address that callers have is mapped without any right, so a CPU
+//! that touches it faults.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::model::{INVALID_VALUE, Mapping, State};
+
+pub(crate) const PAGE: usize = 4_096;
+
+/// A new memfd of this length.
+pub(crate) fn memory(bytes: usize) -> Result<Arc<OwnedFd>, c_int> {
+    // SAFETY: a C string; makes a file descriptor.
+    let fd = unsafe { libc::memfd_create(c"fake-device".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(2);
+    }
+    // SAFETY: the descriptor was just made.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: a descriptor of ours.
+    match unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } {
+        0 => Ok(Arc::new(fd)),
+        _ => Err(2),
+    }
+}
+
+/// Maps a memfd; `at`: where, replacing what is there.
+pub(crate) fn map(fd: &OwnedFd, bytes: usize, protection: c_int, at: Option<usize>) -> Result<usize, c_int> {
+    let fixed = if at.is_some() { libc::MAP_FIXED } else { 0 };
+    let hint = ptr::with_exposed_provenance_mut::<c_void>(at.unwrap_or(0));
+    // SAFETY: a mapping at an address of the kernel's choice, or over a reservation of ours.
+    let start = unsafe { libc::mmap(hint, bytes, protection, libc::MAP_SHARED | fixed, fd.as_raw_fd(), 0) };
+    if start == libc::MAP_FAILED { Err(2) } else { Ok(start.expose_provenance()) }
+}
+
+/// Address space without memory, where `hint` says if that is free.
+pub(crate) fn reserve(bytes: usize, hint: usize) -> Result<usize, c_int> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let hint = ptr::with_exposed_provenance_mut::<c_void>(hint);
+    // SAFETY: a new mapping.
+    let start = unsafe { libc::mmap(hint, bytes, libc::PROT_NONE, flags, -1, 0) };
+    if start == libc::MAP_FAILED { Err(2) } else { Ok(start.expose_provenance()) }
+}
+
+pub(crate) fn unmap(at: usize, bytes: usize) {
+    // SAFETY: a mapping of ours.
+    unsafe { libc::munmap(ptr::with_exposed_provenance_mut(at), bytes) };
+}
+
+/// Allocates as `cuMemAlloc` does.
+pub(crate) fn allocate(state: &mut State, device: c_int, len: usize, is_managed: bool) -> Result<u64, c_int> {
+    if len == 0 || len > 1 << 40 {
+        return Err(if len == 0 { INVALID_VALUE } else { 2 });
+    }
+    let whole = len.next_multiple_of(PAGE);
+    let fd = memory(whole)?;
+    // A page behind it belongs to nothing.
+    let hint = state.freed.take().filter(|(_, bytes)| *bytes == whole).map_or(0, |(at, _)| at);
+    let at = reserve(whole + PAGE, hint)?;
+    map(&fd, whole, libc::PROT_NONE, Some(at))?;
+    let own = map(&fd, whole, libc::PROT_READ | libc::PROT_WRITE, None)?;
+    let (buffer_id, block_id) = (state.id(), state.id());
+    let mapping = Mapping {
+        bytes: len,
+        own,
+        fd,
+        device,
+        range: (at as u64, len),
+        is_legacy: true,
+        is_managed,
+        handle_types: 0,
+        gpu_direct: true,
+        buffer_id,
+        block_id,
+    };
+    state.mappings.insert(at as u64, mapping);
+    Ok(at as u64)
+}
+
+/// Frees as `cuMemFree` does.
+pub(crate) fn free(state: &mut State, at: u64) -> Result<(), c_int> {
+    if !state.mappings.get(&at).is_some_and(|mapping| mapping.is_legacy) {
+        return Err(INVALID_VALUE);
+    }
+    let Some(mapping) = state.mappings.remove(&at) else { return Err(INVALID_VALUE) };
+    let whole = mapping.bytes.next_multiple_of(PAGE);
+    unmap(mapping.own, whole);
+    unmap(at as usize, whole + PAGE);
+    state.freed = Some((at as usize, whole));
+    Ok(())
+}
+
+/// The mapping that has this address.
+pub(crate) fn find(state: &State, at: u64) -> Option<(u64, &Mapping)> {
+    let (base, mapping) = state.mappings.range(..=at).next_back()?;
+    (at - base < mapping.bytes as u64).then_some((*base, mapping))
+}
+
+/// Where the fake has the byte at this address, and how many follow it there.
+fn place(state: &State, at: u64) -> (usize, usize) {
+    match find(state, at) {
+        Some((base, mapping)) => {
+            let offset = (at - base) as usize;
+            (mapping.own + offset, mapping.bytes - offset)
+        }
+        // Host memory, by its address.
+        None => (at as usize, usize::MAX),
+    }
+}
+
+/// Copies between memory of any kind. False: device memory ends before the copy does.
+pub(crate) fn copy(state: &State, to: u64, from: u64, len: usize, device: Device) -> bool {
+    let ends = match device {
+        Device::To => [Some(to), None],
+        Device::From => [Some(from), None],
+        Device::Any => [None, None],
+    };
+    for at in ends.into_iter().flatten() {
+        let mut done = 0;
+        while done < len {
+            let Some((base, mapping)) = find(state, at + done as u64) else { return false };
+            done = (base + mapping.bytes as u64 - at) as usize;
+        }
+    }
+    let mut done = 0;
+    while done < len {
+        let (to, room) = place(state, to + done as u64);
+        let (from, there) = place(state, from + done as u64);
+        let part = (len - done).min(room).min(there);
+        // SAFETY: both places are mapped memory: of the fake, or of the host, as the caller of the driver's
+        // function promised. They may overlap.
+        unsafe {
+            ptr::copy(
+                ptr::with_exposed_provenance::<u8>(from),
+                ptr::with_exposed_provenance_mut::<u8>(to),
+                part,
+            );
+        }
+        done += part;
+    }
+    true
+}
+
+/// Which end of a copy has to be device memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Device {
+    To,
+    From,
+    Any,
+}
+
+/// Whether these bytes of host memory are page-locked.
+pub(crate) fn is_pinned(state: &State, at: u64, len: usize) -> bool {
+    let before = state.pinned.range(..=at as usize).next_back();
+    before.is_some_and(|(base, bytes)| at as usize + len <= base + bytes)
+}

@@ -1,0 +1,274 @@
+//! A device: what it is, and its primary context, which calls enter and leave.
+//!
+//! The context is the *primary* one, which the CUDA runtime (and so PyTorch) uses as well: device memory of
+//! one context is not memory of another. It is retained when it is first needed and released with the
+//! [`Device`]. A thread's current context is the caller's: each group of calls enters the context and
+//! restores what was there.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use te_core::topology::PciAddress;
+use te_core::{Error, ErrorKind, Location};
+
+use super::abi::{Api, Opaque, SUCCESS, is_sticky};
+use super::abi::{DEINITIALIZED, NOT_PERMITTED, NOT_SUPPORTED, OUT_OF_MEMORY};
+use super::load::{Driver, NoGpu};
+use crate::affinity::{numa_node, number};
+
+/// What is known about a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// The location of its memory, with its number among the vendor's devices in PCI order.
+    pub location: Location,
+    /// The number that the driver gives it in this process.
+    pub ordinal: u16,
+    /// Its PCI address, where the driver reports one.
+    pub pci: Option<PciAddress>,
+    /// The NUMA node that it is next to.
+    pub numa_node: Option<u16>,
+    /// Its identity, the same in every process and container; zeroes where the driver reports none.
+    pub uuid: [u8; 16],
+    /// Compute capability of a CUDA device: major and minor.
+    pub compute: Option<(u16, u16)>,
+}
+
+/// A device and its context, shared by all that use them.
+pub(crate) struct Device {
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) info: DeviceInfo,
+    /// The primary context, once it was retained. HIP has none: `Retained(null)`.
+    context: OnceLock<Retained>,
+    retaining: Mutex<()>,
+    /// The context does nothing any more.
+    dead: AtomicBool,
+    /// Stagers whose memory could not be taken back, because hops did not end.
+    pub(crate) quarantined: AtomicU64,
+}
+
+struct Retained(Opaque);
+
+// SAFETY: a context is used by any thread; the driver locks it.
+unsafe impl Send for Retained {}
+// SAFETY: as above.
+unsafe impl Sync for Retained {}
+
+impl Device {
+    /// Lists the devices that the driver shows.
+    pub(crate) fn list(
+        driver: Driver,
+        count: c_int,
+        sysfs: &std::path::Path,
+    ) -> Result<Vec<Arc<Self>>, NoGpu> {
+        let vendor = driver.api.vendor();
+        let driver = Arc::new(driver);
+        let count = u16::try_from(count).unwrap_or(0).min(te_core::topology::GPUS_MAX as u16);
+        let mut found = Vec::new();
+        for ordinal in 0..count {
+            let mut handle = 0;
+            // SAFETY: writes one number.
+            let code = unsafe { (driver.device_get)(&raw mut handle, ordinal.into()) };
+            if code != SUCCESS {
+                let name = driver.name_of(code);
+                return Err(NoGpu::Refused { vendor, call: "cuDeviceGet", code, name });
+            }
+            found.push((ordinal, pci_address(&driver, ordinal.into())));
+        }
+        let numbers = number(sysfs, vendor, &found.iter().map(|(_, pci)| *pci).collect::<Vec<_>>());
+        let mut devices = Vec::new();
+        for ((ordinal, pci), index) in found.into_iter().zip(numbers) {
+            let attribute = |attribute| attribute_of(&driver, attribute, ordinal.into());
+            let near = pci.and_then(|pci| numa_node(sysfs, pci));
+            let by_driver =
+                || attribute(super::abi::DEVICE_HOST_NUMA_ID).and_then(|node| u16::try_from(node).ok());
+            let major = attribute(super::abi::DEVICE_COMPUTE_MAJOR);
+            let minor = attribute(super::abi::DEVICE_COMPUTE_MINOR);
+            let compute = major.zip(minor).map(|(major, minor)| (major as u16, minor as u16));
+            let info = DeviceInfo {
+                location: Location::Device(vendor, index),
+                ordinal,
+                pci,
+                numa_node: near.or_else(by_driver),
+                uuid: uuid(&driver, ordinal.into()),
+                compute,
+            };
+            devices.push(Arc::new(Self {
+                driver: Arc::clone(&driver),
+                info,
+                context: OnceLock::new(),
+                retaining: Mutex::new(()),
+                dead: AtomicBool::new(false),
+                quarantined: AtomicU64::new(0),
+            }));
+        }
+        Ok(devices)
+    }
+
+    pub(crate) fn ordinal(&self) -> c_int {
+        self.info.ordinal.into()
+    }
+
+    /// An attribute of a CUDA device; `None`: the driver does not report it.
+    pub(crate) fn attribute(&self, attribute: c_int) -> Option<c_int> {
+        attribute_of(&self.driver, attribute, self.ordinal())
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Relaxed)
+    }
+
+    /// Translates the driver's answer, and remembers an error from which the context does not recover.
+    #[inline]
+    pub(crate) fn check(&self, code: c_int) -> Result<(), Error> {
+        if code == SUCCESS { Ok(()) } else { Err(self.failed(code)) }
+    }
+
+    #[cold]
+    fn failed(&self, code: c_int) -> Error {
+        if is_sticky(code) && !self.dead.swap(true, Ordering::Relaxed) {
+            // Logging may allocate; it happens once per device.
+            log::error!(
+                "{}: the context failed with {code}; transfers of its memory end with this error until the process restarts",
+                self.info.location
+            );
+        }
+        error_of(code)
+    }
+
+    /// Makes the context current for this thread until the value is dropped.
+    pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
+        let context = self.context()?;
+        match self.driver.api {
+            Api::Cuda => {
+                let push = self.driver.context_push.ok_or(ErrorKind::Unsupported)?;
+                // SAFETY: a context that stays retained as long as the device.
+                self.check(unsafe { push(context) })?;
+                Ok(Entered { device: self, before: 0 })
+            }
+            Api::Hip => {
+                let (Some(current), Some(set)) = (self.driver.device_current, self.driver.device_set) else {
+                    return Err(ErrorKind::Unsupported.into());
+                };
+                let mut before = 0;
+                // SAFETY: writes one number.
+                self.check(unsafe { current(&raw mut before) })?;
+                // SAFETY: no memory is involved.
+                self.check(unsafe { set(self.ordinal()) })?;
+                Ok(Entered { device: self, before })
+            }
+        }
+    }
+
+    /// The same, to give something back: what is not given back is lost, so it is tried twice.
+    pub(crate) fn enter_to_free(&self) -> Result<Entered<'_>, Error> {
+        self.enter().or_else(|_| self.enter())
+    }
+
+    fn context(&self) -> Result<Opaque, Error> {
+        if let Some(retained) = self.context.get() {
+            return Ok(retained.0);
+        }
+        let _one = self.retaining.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(retained) = self.context.get() {
+            return Ok(retained.0);
+        }
+        let mut context = ptr::null_mut();
+        if self.driver.api == Api::Cuda {
+            let retain = self.driver.context_retain.ok_or(ErrorKind::Unsupported)?;
+            // SAFETY: writes one address.
+            self.check(unsafe { retain(&raw mut context, self.ordinal()) })?;
+        }
+        Ok(self.context.get_or_init(|| Retained(context)).0)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if let (Some(_), Some(release)) = (self.context.get(), self.driver.context_release) {
+            // SAFETY: retained once by `context`; everything that uses it holds an `Arc` of the device.
+            twice(|| unsafe { release(self.ordinal()) });
+        }
+    }
+}
+
+/// The device's context is current for this thread.
+pub(crate) struct Entered<'a> {
+    device: &'a Device,
+    /// HIP: the device that was current before.
+    before: c_int,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let driver = &self.device.driver;
+        let code = match driver.api {
+            Api::Cuda => driver.context_pop.map(|pop| {
+                let mut popped = ptr::null_mut();
+                // SAFETY: pops what `enter` pushed.
+                twice(|| unsafe { pop(&raw mut popped) })
+            }),
+            // SAFETY: no memory is involved.
+            Api::Hip => driver.device_set.map(|set| twice(|| unsafe { set(self.before) })),
+        };
+        if code.is_some_and(|code| code != SUCCESS) {
+            log::error!(
+                "{}: the caller's context could not be restored: {code:?}",
+                self.device.info.location
+            );
+        }
+    }
+}
+
+/// Calls a function that gives something back, again if it fails: what is not given back is lost for the
+/// life of the process.
+pub(crate) fn twice(mut call: impl FnMut() -> c_int) -> c_int {
+    match call() {
+        SUCCESS => SUCCESS,
+        _ => call(),
+    }
+}
+
+/// What the driver's number means here.
+pub(crate) fn error_of(code: c_int) -> Error {
+    let kind = match code {
+        OUT_OF_MEMORY => ErrorKind::Full,
+        NOT_PERMITTED | NOT_SUPPORTED => ErrorKind::Unsupported,
+        DEINITIALIZED => ErrorKind::Rail,
+        code if is_sticky(code) => ErrorKind::Rail,
+        _ => ErrorKind::System,
+    };
+    Error::with_code(kind, code)
+}
+
+fn attribute_of(driver: &Driver, attribute: c_int, ordinal: c_int) -> Option<c_int> {
+    let get = driver.device_attribute?;
+    let mut value = 0;
+    // SAFETY: writes one number.
+    (unsafe { get(&raw mut value, attribute, ordinal) } == SUCCESS).then_some(value)
+}
+
+fn pci_address(driver: &Driver, ordinal: c_int) -> Option<PciAddress> {
+    let mut text = [0_u8; 32];
+    // SAFETY: the driver writes a C string of at most that many bytes.
+    let code = unsafe { (driver.device_pci)(text.as_mut_ptr().cast(), text.len() as c_int, ordinal) };
+    if code != SUCCESS {
+        return None;
+    }
+    let text = std::ffi::CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
+    // Drivers write eight or four digits of the domain, and capital letters.
+    text.to_ascii_lowercase().trim().parse().ok()
+}
+
+fn uuid(driver: &Driver, ordinal: c_int) -> [u8; 16] {
+    let mut uuid = [0; 16];
+    if let Some(get) = driver.device_uuid {
+        // SAFETY: writes 16 bytes.
+        if unsafe { get(&raw mut uuid, ordinal) } != SUCCESS {
+            return [0; 16];
+        }
+    }
+    uuid
+}

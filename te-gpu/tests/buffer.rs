@@ -1,0 +1,178 @@
+//! Memory that the crate allocates, and what orders transfers with callers' work.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(unsafe_code, reason = "uses events and streams of a caller")]
+
+mod common;
+
+use std::os::unix::fs::FileExt;
+
+use common::Fake;
+use te_core::device::Devices;
+use te_core::{ErrorKind, GpuVendor, Location};
+use te_gpu::{After, DeviceBuffer, Over};
+
+fn round_trip(fake: &Fake, buffer: &DeviceBuffer) {
+    let bytes: Vec<u8> = (0..buffer.span().len()).map(|at| at as u8).collect();
+    buffer.write(0, &bytes).unwrap();
+    assert!(fake.bytes(buffer.span()) == bytes);
+    let mut out = vec![0; 100];
+    buffer.read(50, &mut out).unwrap();
+    assert!(out == bytes[50..150]);
+    let past = buffer.span().len() as u64 - 99;
+    assert_eq!(buffer.read(past, &mut out).map_err(|error| error.kind), Err(ErrorKind::OutOfRange));
+    assert_eq!(buffer.write(past, &out).map_err(|error| error.kind), Err(ErrorKind::OutOfRange));
+    assert_eq!(fake.context(), 0);
+}
+
+#[test]
+fn a_buffer_has_every_type_of_handle_that_the_device_has() {
+    for fake in [Fake::cuda(), Fake::hip()] {
+        let gpu = fake.gpu(fake.config());
+        let buffer = gpu.allocate(fake.location(), 5_000).unwrap();
+        let types = buffer.handle_types();
+        assert!(types.posix_fd && !types.fabric && !types.legacy_ipc, "{types:?}");
+        if fake.vendor() == GpuVendor::Nvidia {
+            // The device says that it has fabric handles, and refuses to make one.
+            assert_eq!(buffer.refused().map(|error| error.code), Some(800));
+        }
+        assert_eq!((buffer.span().len(), buffer.shared_bytes()), (5_000, 2 << 20));
+        round_trip(&fake, &buffer);
+        let file = std::fs::File::from(buffer.export_fd().unwrap());
+        let mut bytes = [0; 3];
+        file.read_exact_at(&mut bytes, 10).unwrap();
+        assert_eq!(bytes, [10, 11, 12]);
+        for refused in [buffer.export_fabric().map(|_| ()), buffer.export_ipc().map(|_| ())] {
+            assert_eq!(refused.map_err(|error| error.kind), Err(ErrorKind::Unsupported));
+        }
+        assert_eq!(gpu.locate(buffer.span().as_ptr(), 5_000), Some(fake.location()));
+        assert!(gpu.examine(buffer.span()).unwrap().is_posix_fd);
+        drop((buffer, gpu));
+        assert_eq!(fake.live(), 0);
+    }
+}
+
+#[test]
+fn without_virtual_memory_management_a_buffer_is_plain_memory() {
+    let fake = Fake::cuda();
+    fake.set("virtual_memory", 0);
+    let gpu = fake.gpu(fake.config());
+    let buffer = gpu.allocate(fake.location(), 5_000).unwrap();
+    assert!(buffer.handle_types().legacy_ipc && buffer.refused().is_none());
+    assert_eq!(fake.calls("cuMemCreate"), 0);
+    round_trip(&fake, &buffer);
+    assert!(buffer.export_ipc().unwrap()[8..16] == (buffer.span().as_ptr().addr() as u64).to_le_bytes());
+    assert_eq!(buffer.export_fd().map(|_| ()).map_err(|error| error.kind), Err(ErrorKind::Unsupported));
+    drop((buffer, gpu));
+    assert_eq!(fake.live(), 0);
+}
+
+#[test]
+fn each_step_of_an_allocation_that_fails_is_undone() {
+    // The first attempt asks for fabric handles, and does not come beyond `cuMemCreate`.
+    for (step, first) in [
+        ("cuMemGetAllocationGranularity", 2),
+        ("cuMemCreate", 2),
+        ("cuMemAddressReserve", 800),
+        ("cuMemMap", 800),
+        ("cuMemSetAccess", 800),
+    ] {
+        let fake = Fake::cuda();
+        let gpu = fake.gpu(fake.config());
+        fake.fail(step, 0, 2);
+        let buffer = gpu.allocate(fake.location(), 5_000).unwrap();
+        assert!(buffer.handle_types().legacy_ipc, "{step}: memory of the older kind is left");
+        assert_eq!(buffer.refused().map(|error| error.code), Some(first), "{step}");
+        fake.fail("cuMemAlloc_v2", 0, 2);
+        let refused = gpu.allocate(fake.location(), 5_000).map(|_| ()).unwrap_err();
+        assert_eq!((refused.kind, refused.code), (ErrorKind::Full, 2), "{step}");
+        drop((buffer, gpu));
+        assert_eq!(fake.live(), 0, "{step}");
+    }
+}
+
+#[test]
+fn what_cannot_be_allocated_is_refused() {
+    let fake = Fake::cuda();
+    let gpu = fake.gpu(fake.config());
+    let kind = |location, bytes| gpu.allocate(location, bytes).map(|_| ()).map_err(|error| error.kind);
+    assert_eq!(kind(fake.location(), 0), Err(ErrorKind::InvalidArgument));
+    assert_eq!(kind(fake.location(), usize::MAX), Err(ErrorKind::InvalidArgument));
+    assert_eq!(kind(fake.location(), isize::MAX as usize), Err(ErrorKind::Full));
+    for location in
+        [Location::Host, Location::Device(GpuVendor::Amd, 0), Location::Device(GpuVendor::Nvidia, 1)]
+    {
+        assert_eq!(kind(location, 1), Err(ErrorKind::Unsupported));
+        assert!(gpu.stager(location).is_err());
+    }
+}
+
+#[test]
+fn work_after_an_event_of_the_caller_waits_for_it() {
+    let fake = Fake::cuda();
+    let gpu = fake.gpu(fake.config());
+    let caller = fake.caller();
+    let event = caller.record_behind_a_stall();
+    // SAFETY: the event lives until the end of the test.
+    let event = unsafe { gpu.event(fake.location(), event) }.unwrap();
+    let mut queue = After::new();
+    queue.hold(event, 5);
+    assert_eq!(queue.next_ready(), None);
+    fake.set("stalled", 0);
+    // timing: the fake driver's stream goes on in its own thread
+    let start = std::time::Instant::now();
+    let ready = loop {
+        if let Some(ready) = queue.next_ready() {
+            break ready;
+        }
+        // timing: only a hang takes as long
+        assert!(start.elapsed().as_secs() < 30);
+        std::thread::yield_now();
+    };
+    assert_eq!(ready, (5, Ok(())));
+    // SAFETY: a number that is no event: the driver refuses it.
+    let nothing = unsafe { gpu.event(fake.location(), 12) }.unwrap();
+    assert!(nothing.is_over().is_err());
+    assert_eq!(fake.context(), 0);
+}
+
+#[test]
+fn a_stream_of_the_caller_goes_on_when_its_gate_opens() {
+    let fake = Fake::cuda();
+    let gpu = fake.gpu(fake.config());
+    let caller = fake.caller();
+    for drops in [false, true] {
+        let mut gate = gpu.gate(fake.location()).unwrap();
+        // SAFETY: a stream of the device, which is idle before the devices are dropped.
+        unsafe { gate.hold(caller.stream()) }.unwrap();
+        let event = caller.record();
+        // SAFETY: the event lives until the end of the test.
+        let event = unsafe { gpu.event(fake.location(), event) }.unwrap();
+        // timing: nothing is to happen in this time
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        assert_eq!(event.is_over(), Ok(false));
+        if drops {
+            drop(gate);
+        } else {
+            gate.open();
+        }
+        while event.is_over() == Ok(false) {
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(fake.context(), 0);
+}
+
+#[test]
+fn gates_run_out_and_come_back() {
+    let fake = Fake::cuda();
+    let gpu = fake.gpu(fake.config());
+    let gates: Vec<_> = (0..1_024).map(|_| gpu.gate(fake.location()).unwrap()).collect();
+    assert_eq!(gpu.gate(fake.location()).map(|_| ()).map_err(|error| error.kind), Err(ErrorKind::Full));
+    drop(gates);
+    assert!(gpu.gate(fake.location()).is_ok());
+    drop(gpu);
+    assert_eq!(fake.live(), 0);
+    let hip = Fake::hip();
+    let refused = hip.gpu(hip.config()).gate(hip.location()).map(|_| ());
+    assert_eq!(refused.map_err(|error| error.kind), Err(ErrorKind::Unsupported));
+}

@@ -1,0 +1,362 @@
+//! Runs the contract's conformance suite over TCP with memory of a fake driver at the initiator, at the
+//! target and at both ends. A CPU that touches the memory faults.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::Fake;
+use te_core::device::{Devices, Hop, HopEnd, Stager, StagingSlot};
+use te_core::testkit::{
+    ByPointer, CountingAlloc, Harness, Hook, Pair, PeekPoke, Side, Verdict, cases, each_seed, run_case,
+};
+use te_core::{Error, Instant, Location, MemSpan, MemoryKinds, Transport};
+use te_fabric::testkit::{Ends, EndsConfig, Fabric};
+use te_gpu::{Config as GpuConfig, Gpu};
+use te_tcp::{Config, TcpTransport};
+
+#[global_allocator]
+static ALLOCATOR: CountingAlloc<std::alloc::System> = CountingAlloc::new(std::alloc::System);
+
+/// The drivers at both ends, where there are any.
+#[derive(Clone)]
+struct Memories {
+    initiator: Option<Arc<Fake>>,
+    target: Option<Arc<Fake>>,
+}
+
+impl Memories {
+    fn of(&self, span: MemSpan) -> Option<&Fake> {
+        let ends = [&self.initiator, &self.target].into_iter().flatten();
+        ends.map(|fake| &**fake).find(|fake| fake.location() == span.location())
+    }
+}
+
+#[allow(unsafe_code, reason = "the suite's promise about the span is passed on")]
+impl PeekPoke for Memories {
+    unsafe fn peek(&self, span: MemSpan, out: &mut [u8]) {
+        match self.of(span) {
+            // SAFETY: the caller gives the same promise.
+            Some(fake) => unsafe { fake.peek(span, out) },
+            // SAFETY: as above.
+            None => unsafe { ByPointer.peek(span, out) },
+        }
+    }
+
+    unsafe fn poke(&self, span: MemSpan, bytes: &[u8]) {
+        match self.of(span) {
+            // SAFETY: the caller gives the same promise.
+            Some(fake) => unsafe { fake.poke(span, bytes) },
+            // SAFETY: as above.
+            None => unsafe { ByPointer.poke(span, bytes) },
+        }
+    }
+}
+
+/// Opens pairs of transports on this machine, with devices of two vendors.
+struct Gpus {
+    config: Config,
+    /// Changes the small settings of the tests.
+    staging: fn(GpuConfig) -> GpuConfig,
+    memories: Memories,
+    seed: Cell<i64>,
+    /// Whether a poll of a stager waits until a hop has ended.
+    is_patient: bool,
+}
+
+impl Gpus {
+    fn new(config: Config, staging: fn(GpuConfig) -> GpuConfig, ends: (bool, bool)) -> Self {
+        let initiator = ends.0.then(|| Arc::new(Fake::cuda()));
+        let target = ends.1.then(|| Arc::new(Fake::hip()));
+        let memories = Memories { initiator, target };
+        Self { config, staging, memories, seed: Cell::new(1), is_patient: false }
+    }
+}
+
+fn open(
+    config: Config,
+    fake: Option<&Fake>,
+    (staging, is_patient): (fn(GpuConfig) -> GpuConfig, bool),
+) -> TcpTransport {
+    match fake {
+        Some(fake) => {
+            let gpu = fake.gpu(staging(fake.config()));
+            let devices: Arc<dyn Devices> = if is_patient { Arc::new(Patient(gpu)) } else { Arc::new(gpu) };
+            TcpTransport::with_devices(config, devices).unwrap()
+        }
+        None => TcpTransport::new(config).unwrap(),
+    }
+}
+
+impl Harness for Gpus {
+    fn pair(&mut self) -> Box<dyn Pair + '_> {
+        self.seed.set(self.seed.get() + 1);
+        let Memories { initiator, target } = &self.memories;
+        for fake in [initiator, target].into_iter().flatten() {
+            fake.set("seed", self.seed.get());
+        }
+        let here = open(self.config.clone(), initiator.as_deref(), (self.staging, self.is_patient));
+        let there = open(self.config.clone(), target.as_deref(), (self.staging, self.is_patient));
+        let config = Config { bind: there.local_address(), ..self.config.clone() };
+        let restart = Restart { config, fake: target.clone(), staging: self.staging };
+        let limits = EndsConfig { patience: Duration::from_secs(30), late_max: Duration::from_millis(30) };
+        Box::new(OnDevices { ends: Ends::new(here, there, restart, limits), memories: self.memories.clone() })
+    }
+}
+
+struct Restart {
+    config: Config,
+    fake: Option<Arc<Fake>>,
+    staging: fn(GpuConfig) -> GpuConfig,
+}
+
+impl Fabric for Restart {
+    type Transport = TcpTransport;
+
+    fn reopen(&mut self) -> TcpTransport {
+        open(self.config.clone(), self.fake.as_deref(), (self.staging, false))
+    }
+
+    fn identity(transport: &TcpTransport) -> u64 {
+        transport.identity()
+    }
+
+    fn cut(transport: &mut TcpTransport) {
+        transport.close_connections();
+    }
+}
+
+/// A pair whose memory is on the devices.
+struct OnDevices {
+    ends: Ends<Restart>,
+    memories: Memories,
+}
+
+impl Pair for OnDevices {
+    fn initiator(&mut self) -> &mut dyn Transport {
+        self.ends.initiator()
+    }
+
+    fn target(&mut self) -> &mut dyn Transport {
+        self.ends.target()
+    }
+
+    fn tick(&mut self) -> Instant {
+        self.ends.tick()
+    }
+
+    fn patience(&self) -> Duration {
+        self.ends.patience()
+    }
+
+    fn late_max(&self) -> Duration {
+        self.ends.late_max()
+    }
+
+    fn allocate(&mut self, side: Side, bytes: usize) -> Option<MemSpan> {
+        let fake = match side {
+            Side::Initiator => &self.memories.initiator,
+            Side::Target => &self.memories.target,
+        };
+        fake.as_ref().map(|fake| fake.allocate(bytes))
+    }
+
+    fn peek_poke(&self) -> Rc<dyn PeekPoke> {
+        Rc::new(self.memories.clone())
+    }
+
+    fn address_bytes(&self, export: &[u8]) -> Range<usize> {
+        self.ends.address_bytes(export)
+    }
+
+    fn key_bytes(&self, export: &[u8]) -> Option<Range<usize>> {
+        self.ends.key_bytes(export)
+    }
+
+    fn initiator_identity(&self) -> Option<u64> {
+        self.ends.initiator_identity()
+    }
+
+    fn kill_target(&mut self) -> Hook {
+        self.ends.kill_target()
+    }
+
+    fn restart_target(&mut self) -> Hook {
+        self.ends.restart_target()
+    }
+
+    fn stall_target(&mut self, stalled: bool) -> Hook {
+        self.ends.stall_target(stalled)
+    }
+
+    fn cut(&mut self) -> Hook {
+        self.ends.cut()
+    }
+}
+
+fn plain() -> Config {
+    Config {
+        peer_silence_ms_max: 2_000,
+        connect_ms_max: 2_000,
+        slice_bytes_max: 1 << 20,
+        ..Config::default()
+    }
+}
+
+/// Devices whose stagers have ended a hop by the next poll, as if hops took no time.
+struct Patient(Gpu);
+
+impl Devices for Patient {
+    fn locate(&self, ptr: *mut u8, len: usize) -> Option<Location> {
+        self.0.locate(ptr, len)
+    }
+
+    fn kinds(&self) -> MemoryKinds {
+        self.0.kinds()
+    }
+
+    fn stager(&self, location: Location) -> Result<Box<dyn Stager>, Error> {
+        Ok(Box::new(PatientStager { inner: self.0.stager(location)?, running: 0 }))
+    }
+}
+
+struct PatientStager {
+    inner: Box<dyn Stager>,
+    running: usize,
+}
+
+#[allow(unsafe_code, reason = "forwards a stager")]
+// SAFETY: everything is forwarded unchanged to a stager that keeps the promise.
+unsafe impl Stager for PatientStager {
+    fn slot_bytes(&self) -> u32 {
+        self.inner.slot_bytes()
+    }
+
+    fn take(&mut self) -> Option<StagingSlot> {
+        self.inner.take()
+    }
+
+    fn give_back(&mut self, slot: StagingSlot) {
+        self.inner.give_back(slot);
+    }
+
+    fn start(&mut self, hops: &[Hop]) -> Result<usize, Error> {
+        let started = self.inner.start(hops)?;
+        self.running += started;
+        Ok(started)
+    }
+
+    fn poll(&mut self, out: &mut [HopEnd]) -> usize {
+        let mut ended = self.inner.poll(out);
+        while ended == 0 && self.running > 0 {
+            std::thread::yield_now();
+            ended = self.inner.poll(out);
+        }
+        self.running -= ended;
+        ended
+    }
+}
+
+/// So few slots that nearly every piece waits for one, and a length that divides nothing.
+fn tiny(config: GpuConfig) -> GpuConfig {
+    GpuConfig { slot_bytes: 5_001, ring_bytes: 2 * 5_001, hops_max: 16, ..config }
+}
+
+fn small(config: GpuConfig) -> GpuConfig {
+    config
+}
+
+/// The two cases that need a WRITE whose bytes have left when it is cancelled: they poll the initiator a few
+/// times, in which a hop has to end. The modules below may skip them.
+#[test]
+fn after_a_fence_nothing_lands_on_or_from_a_device() {
+    for ends in [(true, true), (true, false), (false, true)] {
+        for case in
+            ["after_a_fence_nothing_lands", "after_a_fence_nothing_lands_that_a_stalled_target_held_back"]
+        {
+            let mut gpus = Gpus { is_patient: true, ..Gpus::new(plain(), small, ends) };
+            assert_eq!(run_case(case, &mut gpus), Verdict::Passed, "{case}");
+        }
+    }
+}
+
+macro_rules! on_devices {
+    ($name:ident, $config:expr, $staging:expr, $ends:expr, skips $skips:tt) => {
+        mod $name {
+            use super::*;
+
+            te_core::conformance_tests!(Gpus::new($config, $staging, $ends), skips $skips, may_skip [
+                after_a_fence_nothing_lands,
+                after_a_fence_nothing_lands_that_a_stalled_target_held_back,
+            ]);
+        }
+    };
+}
+
+on_devices!(both_ends, plain(), small, (true, true), skips [
+    a_slice_off_the_granule_is_refused_before_a_byte_moves,
+    a_caller_driven_transport_releases_memory_in_the_next_poll,
+    what_a_peer_writes_shows_through_a_volatile_span,
+    a_peer_reads_what_was_written_through_a_volatile_span,
+]);
+
+on_devices!(few_small_slots, Config { connections: 3, checksum: true, ..plain() }, tiny, (true, true), skips [
+    a_slice_off_the_granule_is_refused_before_a_byte_moves,
+    a_caller_driven_transport_releases_memory_in_the_next_poll,
+    what_a_peer_writes_shows_through_a_volatile_span,
+    a_peer_reads_what_was_written_through_a_volatile_span,
+]);
+
+on_devices!(at_the_initiator, plain(), small, (true, false), skips [
+    a_slice_off_the_granule_is_refused_before_a_byte_moves,
+    a_caller_driven_transport_releases_memory_in_the_next_poll,
+]);
+
+on_devices!(at_the_target, plain(), tiny, (false, true), skips [
+    a_slice_off_the_granule_is_refused_before_a_byte_moves,
+    what_a_peer_writes_shows_through_a_volatile_span,
+    a_peer_reads_what_was_written_through_a_volatile_span,
+]);
+
+/// Cases in which bytes move, over many seeds of the driver's delays.
+const MOVING: [&str; 8] = [
+    "a_write_puts_the_bytes_there_at_odd_offsets_and_lengths",
+    "a_read_brings_the_bytes_at_odd_offsets_and_lengths",
+    "a_finished_read_never_writes_again",
+    "a_cancelled_read_never_writes_again",
+    "the_source_of_a_finished_write_is_free_for_reuse",
+    "outcomes_are_honest_under_cancels",
+    "after_a_fence_nothing_lands",
+    "submit_and_poll_do_not_allocate",
+];
+
+fn seeds(ends: (bool, bool)) {
+    assert!(MOVING.iter().all(|name| cases().iter().any(|case| case.name == *name)));
+    let mut gpus = Gpus::new(plain(), small, ends);
+    for seed in each_seed(0..200) {
+        gpus.seed.set(seed as i64 * 16);
+        let name = MOVING[seed as usize % MOVING.len()];
+        gpus.is_patient = name == "after_a_fence_nothing_lands";
+        assert_eq!(run_case(name, &mut gpus), Verdict::Passed, "{name}");
+    }
+}
+
+#[test]
+fn many_seeds_at_both_ends() {
+    seeds((true, true));
+}
+
+#[test]
+fn many_seeds_at_the_initiator() {
+    seeds((true, false));
+}
+
+#[test]
+fn many_seeds_at_the_target() {
+    seeds((false, true));
+}
