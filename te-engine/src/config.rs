@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use te_core::Secret;
 
 use crate::error::StartError;
+#[cfg(not(any(feature = "cuda", feature = "hip")))]
+use crate::fabrics::not_built::te_gpu;
 #[cfg(not(feature = "rdma"))]
 use crate::fabrics::not_built::te_rdma;
 #[cfg(not(feature = "tcp"))]
@@ -69,6 +71,9 @@ pub struct Config {
     pub control: ControlConfig,
     /// Where segment names are looked up, and this engine's name there.
     pub metadata: MetadataConfig,
+    /// Memory of GPUs.
+    #[cfg_attr(not(any(feature = "cuda", feature = "hip")), serde(skip_serializing))]
+    pub gpu: te_gpu::Config,
     /// Shared memory between processes of one host.
     pub shm: te_host::ShmConfig,
     /// The RDMA fabric.
@@ -151,6 +156,8 @@ impl Config {
                 return Err(StartError::Setting { fabric: entry.name, source });
             }
         }
+        #[cfg(any(feature = "cuda", feature = "hip"))]
+        self.gpu.validate().map_err(crate::gpu::refused)?;
         if let Some(lacking) = self.fabrics.named().find(|entry| !entry.is_built()) {
             let source = Box::new(UnknownFabric::NotBuilt(lacking.name));
             return Err(StartError::Fabric { name: lacking.name, source });
@@ -220,6 +227,7 @@ impl Default for Config {
             cluster_secret: Secret::default(),
             control: ControlConfig::default(),
             metadata: MetadataConfig::default(),
+            gpu: te_gpu::Config::default(),
             shm: te_host::ShmConfig::default(),
             rdma: te_rdma::Config::default(),
             tcp: te_tcp::Config::default(),

@@ -46,6 +46,8 @@ pub enum StartError {
     },
     /// The configured topology file is not a valid priority matrix.
     Topology(MatrixFileError),
+    /// A setting of the memory of GPUs is out of its limits.
+    Gpu(Box<dyn StdError + Send + Sync>),
     /// The system refused a thread, a file descriptor or random bytes.
     System(io::Error),
 }
@@ -331,6 +333,7 @@ impl fmt::Display for StartError {
                 write!(f, "fabric {name} did not start: {source}: repair it, or leave it out of `fabrics`")
             }
             Self::Topology(source) => write!(f, "{source}: repair it, or set `topology` to \"auto\""),
+            Self::Gpu(source) => write!(f, "gpu: {source}"),
             Self::System(source) => write!(f, "the system refused: {source}"),
         }
     }

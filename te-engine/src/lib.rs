@@ -102,6 +102,7 @@ mod error;
 mod fabrics;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod gpu;
 mod handle;
 pub mod metadata;
 mod notifier;

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use te_fabric::ConfigError;
 
 use crate::plan::PathTable;
 
 /// The settings of GPUs' memory. `Config::default()` suits most hosts.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// The CUDA driver's library. Default: `libcuda.so.1`, where the dynamic linker and hosts of containers

@@ -34,6 +34,7 @@ use crate::control::{Inbox, Server};
 use crate::descriptor::Published;
 use crate::error::{ExpelError, Forked, StartError, TransferError};
 use crate::fabrics::FabricEntry;
+use crate::gpu::GpuMemory;
 use crate::metadata::{Keeper, KeeperState, Metadata};
 use crate::request::{BatchReport, Expulsion, SegmentHandle, TransferRequest};
 use crate::tiers::Tiers;
@@ -70,6 +71,7 @@ pub struct Engine {
     /// Device and port of each rail, for reports.
     devices: Vec<String>,
     affinity: Affinity,
+    gpus: GpuMemory,
     regions: Regions,
     segments: Segments,
     batches: BatchTable,
@@ -185,7 +187,7 @@ impl Engine {
         config.validate_beside(fabrics)?;
         let no_randomness = |error: Error| StartError::System(std::io::Error::from_raw_os_error(error.code));
         let identity = keys::identity().map_err(no_randomness)?;
-        let Parts { rails, devices, affinity, published, inbox, server } =
+        let Parts { rails, devices, affinity, gpus, published, inbox, server } =
             rails::open(&config, identity, fabrics)?;
         let Naming { metadata, keeper, registration } =
             Naming::start(&config, metadata, &published.name, published.incarnation)?;
@@ -203,6 +205,7 @@ impl Engine {
             rails: Own::new(rails),
             devices,
             affinity,
+            gpus,
             regions: Regions::new(config.regions_max),
             segments: Segments::new(config.remote_regions_max),
             batches: BatchTable::new(config.batches_max as usize, config.requests_per_batch_max as usize),

@@ -14,6 +14,7 @@ use crate::control::{Inbox, Server};
 use crate::descriptor::{EXPORT_BYTES_MAX, Published};
 use crate::error::StartError;
 use crate::fabrics::{Cause, FabricContext, FabricEntry, Rail, Tier, UnknownFabric, Wanted, fabrics};
+use crate::gpu::GpuMemory;
 use crate::tiers::Tiers;
 
 /// The parts of an engine that are opened at its start.
@@ -23,6 +24,7 @@ pub(super) struct Parts {
     pub(super) devices: Vec<String>,
     /// Which devices are near which memory.
     pub(super) affinity: Affinity,
+    pub(super) gpus: GpuMemory,
     pub(super) published: Arc<Published>,
     pub(super) inbox: Arc<Inbox>,
     pub(super) server: Server,
@@ -34,7 +36,9 @@ pub(super) fn open(config: &Config, identity: u64, given: &[FabricEntry<'_>]) ->
     let listen = |source| StartError::Listen { addr: config.listen, source };
     let listener = TcpListener::bind(config.listen).map_err(listen)?;
     let addr = listener.local_addr().map_err(listen)?;
-    let mut opened = open_fabrics(&FabricContext { config, control: addr, identity }, given)?;
+    let gpus = GpuMemory::open(config)?;
+    let context = FabricContext { config, control: addr, identity, gpus: &gpus };
+    let mut opened = open_fabrics(&context, given)?;
     // A mask of rails and a descriptor have limits. The farthest rails beyond them are left out.
     let mut export_bytes = 1;
     let fits = |(_, rail): &&(Tier, Rail)| {
@@ -64,7 +68,7 @@ pub(super) fn open(config: &Config, identity: u64, given: &[FabricEntry<'_>]) ->
         inbox.clone(),
     )
     .map_err(listen)?;
-    Ok(Parts { rails, devices, affinity, published, inbox, server })
+    Ok(Parts { rails, devices, affinity, gpus, published, inbox, server })
 }
 
 /// Reads the topology. A configured file is always validated; the host is not read if there is at most one

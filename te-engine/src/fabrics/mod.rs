@@ -7,7 +7,7 @@
 //! [`Engine::start_with_fabrics`](crate::Engine::start_with_fabrics).
 
 mod host;
-#[cfg(not(all(feature = "rdma", feature = "tcp")))]
+#[cfg(not(all(feature = "rdma", feature = "tcp", any(feature = "cuda", feature = "hip"))))]
 pub(crate) mod not_built;
 #[cfg(feature = "rdma")]
 mod rdma;
@@ -20,12 +20,15 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::string::String;
+use std::sync::Arc;
 use std::vec::Vec;
 
 use te_core::Transport;
+use te_core::device::Devices;
 use te_fabric::ConfigError;
 
 use crate::config::Config;
+use crate::gpu::GpuMemory;
 pub(crate) use set::Wanted;
 pub use set::{Fabrics, UnknownFabric};
 
@@ -167,6 +170,8 @@ pub struct FabricContext<'a> {
     pub control: SocketAddr,
     /// The identity of the engine as an initiator, on every fabric; never 0.
     pub identity: u64,
+    /// The GPUs whose memory the engine registers.
+    pub(crate) gpus: &'a GpuMemory,
 }
 
 /// One rail of a fabric.
@@ -220,6 +225,13 @@ impl fmt::Debug for FabricEntry<'_> {
 }
 
 impl FabricContext<'_> {
+    /// The GPUs whose memory the engine registers, for a fabric that stages it. `None`: this build knows none
+    /// (features `cuda` and `hip`).
+    #[must_use]
+    pub fn devices(&self) -> Option<Arc<dyn Devices>> {
+        self.gpus.devices()
+    }
+
     /// The address that exports carry if the configuration names a host to advertise. Looks up the name of
     /// that host.
     #[must_use]

@@ -9,7 +9,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// A module that stands for the crate of a fabric, with the type of its settings.
 macro_rules! not_built {
     ($fabric:literal, $crate_name:ident) => {
-        #[cfg(not(feature = $fabric))]
+        not_built!($fabric, $crate_name, not(feature = $fabric));
+    };
+    ($fabric:literal, $crate_name:ident, $lacks:meta) => {
+        #[cfg($lacks)]
         pub(crate) mod $crate_name {
             use super::*;
 
@@ -38,3 +41,4 @@ macro_rules! not_built {
 
 not_built!("rdma", te_rdma);
 not_built!("tcp", te_tcp);
+not_built!("cuda", te_gpu, not(any(feature = "cuda", feature = "hip")));

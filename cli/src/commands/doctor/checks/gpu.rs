@@ -10,6 +10,11 @@ use crate::size::ByteSize;
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "gpu driver", why: "Without it no program can use the GPU.", judge: driver },
     Check {
+        name: "gpu library",
+        why: "Through it device memory is found, shared, and copied to host memory for fabrics that need that.",
+        judge: library,
+    },
+    Check {
         name: "gpudirect",
         why: "Without it a NIC cannot reach the GPU's memory, and every byte is copied through host memory.",
         judge: gpudirect,
@@ -73,6 +78,27 @@ fn driver(facts: &Facts) -> Judgement {
     }
     let version = facts.nvidia.as_deref().and_then(nvidia_release);
     ok(version.map_or_else(|| "loaded".to_owned(), |release| format!("NVIDIA {release}")))
+}
+
+/// Devices that this build reaches. Those of a vendor whose GPUs are not there are not missed.
+fn library(facts: &Facts) -> Judgement {
+    let gpus = gpus(facts);
+    let Some(reached) = &facts.gpus else { return skip("not known from the files of another machine") };
+    let found: Vec<&String> =
+        reached.iter().filter_map(|(_, devices)| devices.as_ref().ok()).flatten().collect();
+    let missed = |vendor: &str| gpus.iter().any(|gpu| gpu.is_nvidia() == (vendor == "CUDA"));
+    let failed = reached.iter().find_map(|(vendor, devices)| {
+        devices.as_ref().err().filter(|_| missed(vendor)).map(|why| format!("{vendor}: {why}"))
+    });
+    match failed {
+        Some(why) => warn(why, "install the driver's library, or leave device memory out of transfers"),
+        None if !found.is_empty() => ok(list(found)),
+        None if reached.is_empty() && !gpus.is_empty() => warn(
+            "this build reaches no device memory",
+            ("build with the feature of the GPUs' vendor", "cargo build --release --features cuda,hip"),
+        ),
+        None => skip(NO_GPU),
+    }
 }
 
 /// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release …` → `550.54.15`.

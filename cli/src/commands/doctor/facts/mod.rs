@@ -1,5 +1,6 @@
 //! The facts about this machine. They contain no judgement: `checks` has that.
 
+pub(super) mod gpu;
 pub(super) mod pci;
 pub(super) mod ports;
 pub(super) mod rdma;
@@ -103,6 +104,8 @@ pub(super) struct Facts {
     pub(super) topology: Option<Found>,
     /// First line of the NVIDIA driver's version file.
     pub(super) nvidia: Option<String>,
+    /// GPUs that this build reaches; `None` for the files of another machine.
+    pub(super) gpus: Option<Vec<gpu::Reached>>,
     /// Loaded kernel modules.
     pub(super) modules: Vec<String>,
 }
@@ -197,6 +200,7 @@ pub(super) fn gather(source: &Source, asked: &Asked<'_>) -> Facts {
         pci: pci::gather(source),
         topology: read_sysfs(&source.at("sys")).ok(),
         nvidia: source.line("proc/driver/nvidia/version"),
+        gpus: is_running.then(gpu::gather),
         modules: source
             .text("proc/modules")
             .map(|text| text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect())

@@ -1,0 +1,115 @@
+//! [`GpuMemory`]: the GPUs whose memory an engine registers.
+
+use std::fmt;
+use std::sync::Arc;
+
+use te_core::device::Devices;
+use te_core::{Location, MemSpan};
+
+use crate::config::Config;
+use crate::error::StartError;
+
+/// The devices of each vendor that this build knows. Nothing is loaded before the process has memory of one.
+#[derive(Clone, Default)]
+pub(crate) struct GpuMemory(Option<Arc<dyn Devices>>);
+
+impl GpuMemory {
+    /// The devices that this build knows.
+    ///
+    /// # Errors
+    /// A setting of [`Config::gpu`] is out of its limits.
+    #[cfg(any(feature = "cuda", feature = "hip"))]
+    pub(crate) fn open(config: &Config) -> Result<Self, StartError> {
+        let made: [Option<Arc<dyn Devices>>; 2] = [
+            #[cfg(feature = "cuda")]
+            Some(Arc::new(te_gpu::Gpu::cuda(config.gpu.clone()).map_err(refused)?)),
+            #[cfg(not(feature = "cuda"))]
+            None,
+            #[cfg(feature = "hip")]
+            Some(Arc::new(te_gpu::Gpu::hip(config.gpu.clone()).map_err(refused)?)),
+            #[cfg(not(feature = "hip"))]
+            None,
+        ];
+        Ok(Self(match made {
+            [Some(first), Some(second)] => Some(Arc::new(both::Both { first, second })),
+            [one, other] => one.or(other),
+        }))
+    }
+
+    /// No devices: this build knows none.
+    #[cfg(not(any(feature = "cuda", feature = "hip")))]
+    pub(crate) fn open(config: &Config) -> Result<Self, StartError> {
+        let _ = config;
+        Ok(Self::default())
+    }
+
+    /// For a fabric that stages memory of devices.
+    pub(crate) fn devices(&self) -> Option<Arc<dyn Devices>> {
+        self.0.clone()
+    }
+
+    /// The span, at the device on which it is. What the caller has said about it counts.
+    pub(crate) fn located(&self, span: MemSpan) -> MemSpan {
+        match (&self.0, span.location()) {
+            (Some(devices), Location::Host) => {
+                devices.locate(span.as_ptr(), span.len()).map_or(span, |location| span.at(location))
+            }
+            _ => span,
+        }
+    }
+}
+
+impl fmt::Debug for GpuMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("GpuMemory").field(&self.0.as_ref().map(|devices| devices.kinds())).finish()
+    }
+}
+
+#[cfg(any(feature = "cuda", feature = "hip"))]
+pub(crate) fn refused(error: te_gpu::SettingError) -> StartError {
+    StartError::Gpu(std::boxed::Box::new(error))
+}
+
+#[cfg(any(feature = "cuda", feature = "hip"))]
+mod both {
+    use std::boxed::Box;
+    use std::os::fd::OwnedFd;
+    use std::sync::Arc;
+
+    use te_core::device::{Devices, Stager};
+    use te_core::{Error, Location, MemSpan, MemoryKinds};
+
+    /// The devices of two vendors.
+    pub(super) struct Both {
+        pub(super) first: Arc<dyn Devices>,
+        pub(super) second: Arc<dyn Devices>,
+    }
+
+    impl Both {
+        fn of(&self, location: Location) -> &Arc<dyn Devices> {
+            if self.first.kinds().contains(location.kind()) { &self.first } else { &self.second }
+        }
+    }
+
+    impl Devices for Both {
+        fn locate(&self, ptr: *mut u8, len: usize) -> Option<Location> {
+            self.first.locate(ptr, len).or_else(|| self.second.locate(ptr, len))
+        }
+
+        fn kinds(&self) -> MemoryKinds {
+            self.first.kinds() | self.second.kinds()
+        }
+
+        fn dmabuf(&self, span: MemSpan) -> Result<(OwnedFd, u64), Error> {
+            self.of(span.location()).dmabuf(span)
+        }
+
+        fn is_peer_direct(&self, location: Location) -> bool {
+            self.of(location).is_peer_direct(location)
+        }
+
+        fn stager(&self, location: Location) -> Result<Box<dyn Stager>, Error> {
+            self.of(location).stager(location)
+        }
+    }
+}

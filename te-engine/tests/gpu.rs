@@ -1,0 +1,113 @@
+//! Memory of a GPU in an engine's transfers, with the fake driver of te-gpu. No GPU is behind it.
+#![cfg(feature = "cuda")]
+#![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
+
+mod common;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use common::{EVERYTHING, bytes, pattern, request};
+use te_core::{Access, ErrorKind, MemSpan, Op, Status};
+use te_engine::{Config, Fabrics, RegisterError, StartError, TransferEngine};
+use te_gpu::{DeviceBuffer, Gpu};
+
+const LEN: usize = 1 << 20;
+
+/// The fake driver, which `cargo test --workspace` builds as an example of te-gpu.
+fn fake_driver() -> Option<PathBuf> {
+    let tests = std::env::current_exe().unwrap();
+    let path = tests.parent().unwrap().parent().unwrap().join("examples/libcuda.so");
+    if !path.exists() {
+        println!("not run: {} was not built: cargo build -p te-gpu --examples", path.display());
+    }
+    path.exists().then_some(path)
+}
+
+fn settings(library: PathBuf) -> te_gpu::Config {
+    let mut settings = te_gpu::Config::default();
+    (settings.cuda_library, settings.calibrate_ms_max) = (Some(library), 0);
+    settings
+}
+
+fn engine(library: PathBuf, fabrics: &str) -> Result<TransferEngine, StartError> {
+    let fabrics: Fabrics = fabrics.parse().unwrap();
+    TransferEngine::start(Config { fabrics, gpu: settings(library), ..Config::default() })
+}
+
+/// A device with its driver loaded, as in a process whose framework has used it.
+fn device(library: PathBuf) -> (Gpu, te_core::Location) {
+    let gpu = Gpu::cuda(settings(library)).unwrap();
+    let location = gpu.devices().unwrap()[0].location;
+    (gpu, location)
+}
+
+fn host_span(buffer: &DeviceBuffer) -> MemSpan {
+    // As a caller gives it that knows nothing but an address.
+    MemSpan::new(buffer.span().as_ptr(), buffer.span().len())
+}
+
+#[test]
+#[cfg(feature = "tcp")]
+#[allow(unsafe_code, reason = "the test keeps the buffers until they are unregistered")]
+fn device_memory_is_found_by_its_address_and_moves_over_tcp_at_both_ends() {
+    let Some(library) = fake_driver() else { return };
+    let (gpu, location) = device(library.clone());
+    let (ours, theirs) = (engine(library.clone(), "tcp").unwrap(), engine(library, "tcp").unwrap());
+    let (from, into) = (gpu.allocate(location, LEN).unwrap(), gpu.allocate(location, LEN).unwrap());
+    let host = theirs.alloc_shared(LEN, EVERYTHING).unwrap();
+    // SAFETY: the buffers are dropped after the engines have unregistered them.
+    let (source, there) = unsafe {
+        let source = ours.register(host_span(&from), Access::LOCAL).unwrap();
+        (source, theirs.register(host_span(&into), EVERYTHING).unwrap())
+    };
+    let content = pattern(7, LEN);
+    from.write(0, &content).unwrap();
+
+    let segment = ours.open_segment(theirs.name()).unwrap();
+    let transfer = |op, address: u64| {
+        let requests = [request(op, (source, 0), segment, address, LEN as u64)];
+        let batch = ours.submit(&requests, None).unwrap();
+        let report = batch.wait(Some(Duration::from_secs(20))).unwrap();
+        assert_eq!(report.status, Status::Completed, "{report:?}");
+    };
+    // Device to host.
+    transfer(Op::Write, host.addr());
+    assert_eq!(bytes(&host), content);
+    // Device to device.
+    let device_address = into.span().as_ptr().addr() as u64;
+    transfer(Op::Write, device_address);
+    let mut read = vec![0; LEN];
+    into.read(0, &mut read).unwrap();
+    assert_eq!(read, content);
+    // And back into the first buffer, which has something else meanwhile.
+    from.write(0, &vec![0xff; LEN]).unwrap();
+    transfer(Op::Read, device_address);
+    from.read(0, &mut read).unwrap();
+    assert_eq!(read, content);
+    ours.unregister(source).unwrap();
+    theirs.unregister(there).unwrap();
+}
+
+#[test]
+#[allow(unsafe_code, reason = "the registration is refused")]
+fn fabrics_without_a_way_to_a_device_refuse_its_memory() {
+    let Some(library) = fake_driver() else { return };
+    let (gpu, location) = device(library.clone());
+    let engine = engine(library, "shm").unwrap();
+    let buffer = gpu.allocate(location, LEN).unwrap();
+    // SAFETY: nothing is registered.
+    let refused = unsafe { engine.register(host_span(&buffer), EVERYTHING) };
+    assert!(
+        matches!(refused, Err(RegisterError::Rails(error)) if error.kind == ErrorKind::Unsupported),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn a_setting_that_is_out_of_its_limits_is_named() {
+    let mut config = Config::default();
+    config.gpu.slot_bytes = 1;
+    let error = TransferEngine::start(config).map(drop).unwrap_err();
+    assert!(error.to_string().contains("gpu: setting slot_bytes is 1"), "{error}");
+}
