@@ -65,15 +65,25 @@ pub fn write_line<L: Lines>(
     lines: &mut L,
     coherence: Coherence,
     at: u64,
+    line: LineBytes,
+) -> Result<(), Fault> {
+    let written = store_line(lines, coherence, at, line);
+    lines.fence(Fence::All);
+    written
+}
+
+/// Writes a line after everything that was [put](crate::lines::put) before; every host can see it soon.
+fn store_line<L: Lines>(
+    lines: &mut L,
+    coherence: Coherence,
+    at: u64,
     mut line: LineBytes,
 ) -> Result<(), Fault> {
     let line = Local::of(&mut line);
-    let written = match coherence {
+    match coherence {
         Coherence::Flush => lines.nt_store(at, line),
         Coherence::Hardware => lines.store(at, line),
-    };
-    lines.fence(Fence::All);
-    written
+    }
 }
 
 /// Reads a line that another host may have written. `dropped`: the caller has dropped it from the cache, and
@@ -146,7 +156,10 @@ pub fn leave<L: Lines>(
     block: &Superblock,
     guest: Guest,
 ) -> Result<(), Fault> {
-    write_line(lines, coherence, block.use_at(guest.slot), Use::NONE)
+    let left = store_line(lines, coherence, block.use_at(guest.slot), Use::NONE);
+    // The peer does not wait until owners can see it: whoever looks too early looks again.
+    lines.fence(Fence::Stores);
+    left
 }
 
 /// Checks what an export states against what the owner has written: the row of the region, and who owns the

@@ -10,7 +10,7 @@ unsafe extern "C" {
     // Labels in `copy.rs`, of which only the addresses are used.
     static te_cxl_copies_begin: u8;
     static te_cxl_copies_end: u8;
-    static te_cxl_copy_avx: u8;
+    static te_cxl_copies_avx: u8;
     static te_cxl_fixup: u8;
     static te_cxl_fixup_avx: u8;
 }
@@ -95,7 +95,7 @@ unsafe fn fix(info: *mut siginfo_t, context: *mut ucontext_t) -> bool {
         if at < begin || at >= end {
             return false;
         }
-        let fixup = match at >= (&raw const te_cxl_copy_avx).addr() {
+        let fixup = match at >= (&raw const te_cxl_copies_avx).addr() {
             true => (&raw const te_cxl_fixup_avx).addr(),
             false => (&raw const te_cxl_fixup).addr(),
         };
