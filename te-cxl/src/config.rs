@@ -48,12 +48,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self {
-            coherence: Coherence::Flush,
-            peer_silence_ms_max: 5_000,
-            inflight_max: 4_096,
-            identity: 0,
-        }
+        Self { coherence: Coherence::Flush, peer_silence_ms_max: 5_000, inflight_max: 4_096, identity: 0 }
     }
 }
 

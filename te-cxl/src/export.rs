@@ -119,9 +119,8 @@ impl Export {
             1 => Coherence::Hardware,
             _ => return Err(invalid),
         };
-        let rights = Access::from_bits(raw.rights).filter(|rights| {
-            rights.is_remote() && REMOTE.contains(*rights)
-        });
+        let rights =
+            Access::from_bits(raw.rights).filter(|rights| rights.is_remote() && REMOTE.contains(*rights));
         let export = Self {
             coherence,
             rights: rights.ok_or(invalid)?,

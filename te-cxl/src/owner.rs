@@ -75,8 +75,9 @@ impl Owner {
         let taken = |row: &u32| self.rows.values().filter(of_pool).any(|granted| granted.export.row == *row);
         let row = (0..ROWS_MAX).find(|row| !taken(row)).ok_or(ErrorKind::Full)?;
         let number = crate::random().map(u64::from_ne_bytes);
-        let number = number
-            .map_err(|error| Error::with_code(ErrorKind::System, error.raw_os_error().unwrap_or(libc::EIO)))?;
+        let number = number.map_err(|error| {
+            Error::with_code(ErrorKind::System, error.raw_os_error().unwrap_or(libc::EIO))
+        })?;
         let export = Export {
             coherence: pool.coherence(),
             rights: access.intersection(REMOTE),
@@ -117,14 +118,15 @@ impl Owner {
         identity: u64,
         now: Instant,
     ) -> bool {
-        !self.expelled.contains(&identity) && self.records(pools, identity).any(|(slot, beat)| {
-            let mut seen = self.seen.borrow_mut();
-            let (last, since) = seen.entry((identity, slot)).or_insert((beat, now));
-            if *last != beat {
-                (*last, *since) = (beat, now);
-            }
-            now < *since + self.silence
-        })
+        !self.expelled.contains(&identity)
+            && self.records(pools, identity).any(|(slot, beat)| {
+                let mut seen = self.seen.borrow_mut();
+                let (last, since) = seen.entry((identity, slot)).or_insert((beat, now));
+                if *last != beat {
+                    (*last, *since) = (beat, now);
+                }
+                now < *since + self.silence
+            })
     }
 
     /// The pages of a peer with this identity, and their signs of life.

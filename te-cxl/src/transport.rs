@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, ExpelMode, Features, Instant, Location, MemSpan,
-    Memory, MemoryKinds, Op, Outcome, RegionId, RemoteRegionId, Slice, Token, Transport,
+    Memory, MemoryKinds, Op, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 use te_fabric::{OpenError, Region, Regions, RemoteRegion, RemoteRegions};
 
@@ -126,7 +126,8 @@ impl CxlTransport {
             return Err(OpenError::System { what: "use the pool", source: std::io::Error::other(source) });
         }
         while config.identity == 0 {
-            config.identity = crate::random().map(u64::from_ne_bytes).map_err(OpenError::step("get random numbers"))?;
+            config.identity =
+                crate::random().map(u64::from_ne_bytes).map_err(OpenError::step("get random numbers"))?;
         }
         let mut mounted = Vec::with_capacity(mounts.len());
         for Mount { pool, seat } in mounts {
@@ -559,6 +560,8 @@ const _: () = assert!(LINE == 64, "slices of a pool in mode `flush` are multiple
 
 #[cfg(test)]
 mod tests {
+    use te_core::Outcome;
+
     use super::*;
 
     #[test]

@@ -137,8 +137,9 @@ impl Schedule {
 
     fn write(&mut self, host: usize, at: u64, len: usize, byte: u8) -> Result<(), Fault> {
         let mutant = self.mutant;
-        let written = Process::new(host, |steps| write(&mut Host { steps, mutant }, at, &mut vec![byte; len]))
-            .finish(&mut self.model);
+        let written =
+            Process::new(host, |steps| write(&mut Host { steps, mutant }, at, &mut vec![byte; len]))
+                .finish(&mut self.model);
         self.model.publish(host);
         written
     }

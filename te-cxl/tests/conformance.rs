@@ -63,8 +63,9 @@ impl Harness for CxlHarness {
     }
 
     fn skip(&self, case: &str) -> Option<&'static str> {
-        (case == "when_the_target_dies_every_slice_ends_once")
-            .then_some("the memory of a pool stays reachable when its owner dies, until the master gives it away")
+        (case == "when_the_target_dies_every_slice_ends_once").then_some(
+            "the memory of a pool stays reachable when its owner dies, until the master gives it away",
+        )
     }
 }
 
@@ -115,7 +116,6 @@ impl CxlPair {
         self.pools.push(pool);
         self.target = Some(boxed(transport, self.multi));
     }
-
 }
 
 impl Pair for CxlPair {

@@ -194,7 +194,10 @@ fn memory_that_the_hardware_reports_as_damaged_is_corrupt_and_is_remembered() {
     assert_eq!((end.result.unwrap_err().kind, end.outcome), (ErrorKind::Corrupt, Outcome::NotApplied));
     assert_eq!(ends.peer_pool.bad_granules(), [2 * MIB]);
     // From now on without touching it.
-    assert_eq!(run(&mut ends.peer, slice(2, Op::Write, MIB, 4096)).result.unwrap_err().kind, ErrorKind::Corrupt);
+    assert_eq!(
+        run(&mut ends.peer, slice(2, Op::Write, MIB, 4096)).result.unwrap_err().kind,
+        ErrorKind::Corrupt
+    );
     // The neighbouring granule is not affected.
     assert_eq!(run(&mut ends.peer, slice(3, Op::Read, 2 * MIB, LEN)).result, Ok(()));
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::{Ends, KEY, MIB, PoolFile, REGION, REMOTE, export, leaked, peek, poke, register, run, slice};
 use te_core::{
-    Access, Completion, ErrorKind, ExpelMode, Instant, Memory, Op, Outcome, RegionId, RegionOffset, RemoteOffset,
-    RemoteRegionId, Slice, Token, Transport,
+    Access, Completion, ErrorKind, ExpelMode, Instant, Memory, Op, Outcome, RegionId, RegionOffset,
+    RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 use te_cxl::Coherence::{self, Flush, Hardware};
 use te_cxl::{Claim, Config, CxlTransport, Export, Mount, PoolError, Seat};
@@ -53,7 +53,11 @@ fn what_the_pool_does_not_confirm_is_not_attached() {
         assert_eq!(refused(&|export| export.incarnation ^= 1), Some(ErrorKind::Stale), "other owner");
         assert_eq!(refused(&|export| export.number ^= 1), Some(ErrorKind::Stale), "other region");
         assert_eq!(refused(&|export| export.row += 1), Some(ErrorKind::Stale), "other row");
-        assert_eq!(refused(&|export| export.base += 64), Some(ErrorKind::InvalidArgument), "beyond its extents");
+        assert_eq!(
+            refused(&|export| export.base += 64),
+            Some(ErrorKind::InvalidArgument),
+            "beyond its extents"
+        );
         let shorter = |export: &mut Export| {
             export.base += 64;
             export.len -= 64;
@@ -94,9 +98,11 @@ fn a_range_outside_of_the_region_is_refused_before_a_byte_moves() {
 
 #[test]
 fn extents_that_another_owner_was_given_are_out_of_reach() {
-    for (coherence, incarnation, kind) in
-        [(Flush, 8, ErrorKind::PeerRestarted), (Hardware, 8, ErrorKind::PeerRestarted), (Flush, 7, ErrorKind::Stale)]
-    {
+    for (coherence, incarnation, kind) in [
+        (Flush, 8, ErrorKind::PeerRestarted),
+        (Hardware, 8, ErrorKind::PeerRestarted),
+        (Flush, 7, ErrorKind::Stale),
+    ] {
         let mut ends = Ends::new(coherence);
         let old = export(&ends.owner, REGION);
         // The master gives the second extent alone to another process.
@@ -261,7 +267,11 @@ fn an_owner_expels_so_many_identities_and_each_is_refused() {
         assert_eq!(ends.owner.expel(identity, ExpelMode::Force), Ok(true), "again");
     }
     assert_eq!(ends.owner.expel(113, ExpelMode::Force).unwrap_err().kind, ErrorKind::Full);
-    assert_eq!(run(&mut ends.peer, slice(1, Op::Write, 0, 64)).result, Ok(()), "another one is not disturbed");
+    assert_eq!(
+        run(&mut ends.peer, slice(1, Op::Write, 0, 64)).result,
+        Ok(()),
+        "another one is not disturbed"
+    );
     let blob = export(&ends.owner, REGION);
     for identity in [1, 7, 8, 112] {
         let (_, mut peer) = ends.file.transport(Flush, 4, identity);

@@ -16,7 +16,6 @@ use sha2::{Digest, Sha256};
 use te_core::MemSpan;
 
 pub use error::PoolError;
-pub(crate) use error::Uuid;
 pub use format::PAGE;
 
 use self::bad::BadGranules;
@@ -118,8 +117,8 @@ impl Pool {
     }
 
     fn format_file(opened: &Opened, options: FormatOptions) -> Result<Superblock, PoolError> {
-        let uuid = crate::random()
-            .map_err(|source| PoolError::System { what: "get random numbers", source })?;
+        let uuid =
+            crate::random().map_err(|source| PoolError::System { what: "get random numbers", source })?;
         let block = Superblock::of(uuid, opened.size, options.extent_bytes, options.peers)?;
         let map = opened.map(Access::ReadWrite)?;
         let mut lines = NativeLines::new(&map);
@@ -288,7 +287,8 @@ impl Pool {
     /// `NoSuch` when they were not claimed so. `Memory`.
     pub fn release(&self, first: u32, count: u32, epoch: u64) -> Result<(), PoolError> {
         let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = claims.iter().position(|held| (held.first, held.count, held.epoch) == (first, count, epoch));
+        let held =
+            claims.iter().position(|held| (held.first, held.count, held.epoch) == (first, count, epoch));
         let Some(index) = held else {
             return Err(PoolError::NoSuch { what: "claim", number: u64::from(first), count: 0 });
         };
@@ -416,14 +416,8 @@ fn write_page(
     extent: u32,
     owner: Option<OwnerRecord>,
 ) -> Result<(), PoolError> {
-    let free = OwnerRecord {
-        uuid: block.uuid,
-        extent,
-        owned: false,
-        incarnation: 0,
-        epoch: 0,
-        key_hash: [0; 16],
-    };
+    let free =
+        OwnerRecord { uuid: block.uuid, extent, owned: false, incarnation: 0, epoch: 0, key_hash: [0; 16] };
     let mut lines = NativeLines::new(map);
     let mut write = |at, line: LineBytes| write_line(&mut lines, writing(), at, line);
     write(block.owner_at(extent), owner.unwrap_or(free).write())?;

@@ -79,10 +79,6 @@ impl Pinned {
         Self(span)
     }
 
-    pub(crate) const fn addr(self) -> MemSpan {
-        self.0
-    }
-
     /// The part of `len` bytes from `offset` on.
     ///
     /// # Errors
