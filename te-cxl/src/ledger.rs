@@ -157,7 +157,7 @@ pub fn leave<L: Lines>(
     guest: Guest,
 ) -> Result<(), Fault> {
     let left = store_line(lines, coherence, block.use_at(guest.slot), Use::NONE);
-    // The peer does not wait until owners can see it: whoever looks too early looks again.
+    // The peer does not wait until owners can see it: an owner that looks too early looks again.
     lines.fence(Fence::Stores);
     left
 }
@@ -303,6 +303,19 @@ pub fn revoke<L: Lines>(
     number: u64,
 ) -> Result<bool, Fault> {
     write_line(lines, coherence, block.row_at(extent, row), Row::FREE.write())?;
+    is_unused(lines, coherence, block, number)
+}
+
+/// Whether no peer uses the region with this number.
+///
+/// # Errors
+/// As [`Lines::load`].
+pub fn is_unused<L: Lines>(
+    lines: &mut L,
+    coherence: Coherence,
+    block: &Superblock,
+    number: u64,
+) -> Result<bool, Fault> {
     let names = |_, used: Option<Use>| used.is_none_or(|used| used.number == number);
     Ok(first_user(lines, coherence, block, names)?.is_none())
 }

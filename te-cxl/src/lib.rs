@@ -39,10 +39,10 @@
 //!
 //! # Who decides what
 //!
-//! The pool decides nothing and holds no lock: hosts have no atomic operations on it. The master gives extents
-//! to owners ([`Claim`]) and one page each to peers ([`Seat`]), in epochs that grow. Both are written down in
-//! the pool ([`Pool::claim`]), each line by one host alone, and what an export states is compared with them
-//! before a byte moves ([`ledger`]).
+//! The pool decides nothing and holds no lock: hosts have no atomic operations on it. The master gives
+//! extents to owners ([`Claim`]) and one page each to peers ([`Seat`]), in epochs that grow. Both are written
+//! down in the pool ([`Pool::claim`]), each line by one host alone, and what an export states is compared
+//! with them before a byte moves ([`ledger`]).
 //!
 //! A slice ends within one call of `poll`. A peer writes into its own page what it uses while it copies; an
 //! owner that takes a region back looks there. So `deregister` is `Busy` while a peer is in the middle of a
@@ -52,9 +52,9 @@
 //!
 //! # Limits
 //!
-//! * **L6 rests on trust.** A pool has no keys: a process that may open the device can write all of it. Honest
-//!   code is held to exports, rights and extents; keys are compared by the peer, and the pool holds their
-//!   hashes. [`Pool::open_to_read`] maps the extents so that this process cannot write them.
+//! * **L6 rests on trust.** A pool has no keys: a process that may open the device can write all of it.
+//!   Honest code is held to exports, rights and extents; keys are compared by the peer, and the pool holds
+//!   their hashes. [`Pool::open_to_read`] maps the extents so that this process cannot write them.
 //! * Linux. Slices of up to 2 MiB, 4,096 in flight; one call of `poll` copies about 1 MiB. 65,536 regions,
 //!   of which 47 can begin in one extent, and 65,536 remote regions. Extents of 2 MiB or a multiple; up to
 //!   1,024 peers of one pool.

@@ -113,7 +113,7 @@ pub fn put<L: Lines>(lines: &mut L, coherence: Coherence, at: u64, from: Local<'
     put
 }
 
-/// Reads bytes that another host has [put](put) before this call.
+/// Reads bytes that another host has [put] before this call.
 ///
 /// # Errors
 /// As [`Lines::load`].

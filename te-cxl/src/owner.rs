@@ -8,9 +8,9 @@ use std::time::Duration;
 use te_core::{Access, Error, ErrorKind, Instant};
 
 use crate::export::Export;
-use crate::ledger::{first_user, peer, revoke, write_line};
-use crate::pool::Pool;
+use crate::ledger::{first_user, is_unused, peer, revoke, write_line};
 use crate::pool::format::{EXPELLED_MAX, EXPELLED_PER_LINE, ROWS_MAX, Row, write_expelled};
+use crate::pool::{Pool, PoolError};
 
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -47,6 +47,15 @@ impl Granted {
         let at = self.pool.superblock().row_at(self.export.first, self.export.row);
         Ok(write_line(&mut self.pool.lines(), self.pool.coherence(), at, row.write())?)
     }
+
+    /// Whether the page of the region's first extent is still this owner's to write.
+    fn is_ours(&self) -> Result<bool, Error> {
+        let Export { first, incarnation, epoch, .. } = self.export;
+        self.pool.is_still(first, incarnation, epoch).map_err(|error| match error {
+            PoolError::Memory(error) => error,
+            other => other.kind().into(),
+        })
+    }
 }
 
 impl Owner {
@@ -57,7 +66,8 @@ impl Owner {
     /// Offers a range of a pool to peers. `None`: this process has not claimed its extents.
     ///
     /// # Errors
-    /// `InvalidArgument` for a range off the granule. `Full` when as many regions begin in its first extent
+    /// `InvalidArgument` for a range off the granule. `Stale` when the master has given the first extent to
+    /// another owner since. `Full` when as many regions begin in its first extent
     /// as can. The errors of the pool's memory.
     pub(crate) fn grant(
         &mut self,
@@ -93,6 +103,9 @@ impl Owner {
             number,
         };
         let granted = Granted { pool: pool.clone(), export };
+        if !granted.is_ours()? {
+            return Err(ErrorKind::Stale.into());
+        }
         self.write_expelled(&granted)?;
         granted.write_row(&granted.row(self.expelled.len()))?;
         self.rows.insert(number, granted.clone());
@@ -102,8 +115,13 @@ impl Owner {
     /// Revokes a region. Returns whether no peer uses it, nor will.
     pub(crate) fn revoke(&self, granted: &Granted) -> Result<bool, Error> {
         let Granted { pool, export } = granted;
+        let (lines, block) = (&mut pool.lines(), pool.superblock());
+        if !granted.is_ours()? {
+            // The next owner's records refuse every peer; those that were inside before may still be.
+            return Ok(is_unused(lines, pool.coherence(), block, export.number)?);
+        }
         let at = (export.first, export.row);
-        Ok(revoke(&mut pool.lines(), pool.coherence(), pool.superblock(), at, export.number)?)
+        Ok(revoke(lines, pool.coherence(), block, at, export.number)?)
     }
 
     /// Forgets a region that no peer uses any more: its row can be used again.
@@ -155,6 +173,9 @@ impl Owner {
             }
             self.expelled.push(identity);
             for granted in self.rows.values() {
+                if !granted.is_ours()? {
+                    continue;
+                }
                 self.write_expelled(granted)?;
                 granted.write_row(&granted.row(self.expelled.len()))?;
             }

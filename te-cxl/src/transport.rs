@@ -122,8 +122,8 @@ impl CxlTransport {
     pub fn new(mut config: Config, mounts: Vec<Mount>) -> Result<Self, OpenError> {
         config.validate().map_err(OpenError::Config)?;
         if mounts.iter().any(|mount| mount.pool.coherence() != config.coherence) {
-            let source = PoolError::Setting { what: "coherence of the pool", value: 0 };
-            return Err(OpenError::System { what: "use the pool", source: std::io::Error::other(source) });
+            let source = std::io::Error::other(PoolError::OtherCoherence);
+            return Err(OpenError::System { what: "use the pool", source });
         }
         while config.identity == 0 {
             config.identity =

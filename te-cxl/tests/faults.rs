@@ -119,11 +119,15 @@ fn a_foreign_sigbus_still_ends_the_process() {
     let _ends = Ends::new(Flush);
     let trap = trap();
     for _ in 0..3 {
-        // SAFETY: the load ends the child, which is what is tested.
-        let ended = in_a_child(|| drop(unsafe { trap.read_volatile() }));
+        let ended = in_a_child(|| {
+            // SAFETY: the load ends the child, which is what is tested.
+            let _ = unsafe { trap.read_volatile() };
+        });
         assert!(matches!(ended, WaitStatus::Signaled(_, Signal::SIGBUS, _)), "a fault elsewhere: {ended:?}");
         // The handler of std, which was there before, lets the first one pass and takes itself away.
-        let ended = in_a_child(|| drop((raise(Signal::SIGBUS), raise(Signal::SIGBUS))));
+        let ended = in_a_child(|| {
+            let _ = (raise(Signal::SIGBUS), raise(Signal::SIGBUS));
+        });
         assert!(matches!(ended, WaitStatus::Signaled(_, Signal::SIGBUS, _)), "a signal: {ended:?}");
     }
 }

@@ -158,7 +158,7 @@ fn an_extent_is_claimed_by_the_latest_epoch_alone() {
         assert!(matches!(refused, Err(PoolError::NoSuch { .. })), "{first}+{count}: {refused:?}");
     }
     second.release(0, 2, 6).unwrap();
-    assert!(matches!(second.release(0, 2, 6), Err(PoolError::NoSuch { .. })));
+    assert!(matches!(second.release(0, 2, 6), Err(PoolError::NotClaimed { .. })));
     assert!(matches!(first.claim(claim(6, 3)), Err(PoolError::Stale { .. })), "an epoch is given once");
     first.claim(claim(7, 3)).unwrap();
 }
@@ -177,6 +177,35 @@ fn a_released_extent_is_out_of_reach() {
     register(&mut ends.owner, id, ends.there, Access::all());
     assert_eq!(ends.owner.export(id, &mut [0; 256]).unwrap_err().kind, ErrorKind::Unsupported);
     ends.owner.deregister(id).unwrap();
+}
+
+#[test]
+fn an_owner_that_has_lost_its_extents_does_not_write_their_pages() {
+    let mut ends = Ends::new(Flush);
+    let old_epoch = Export::parse(&export(&ends.owner, REGION)).unwrap().epoch;
+    let (pool, mut next) = ends.file.transport(Flush, 2, 0x3333);
+    let there = pool.claim(ends.file.claim(0, 2, 8)).unwrap();
+    register(&mut next, REGION, there, Access::all());
+    ends.peer.attach(OTHER, &export(&next, REGION)).unwrap();
+    let write = |offset| Slice { remote: RemoteOffset::new(OTHER, offset), ..slice(1, Op::Write, 0, 64) };
+    // The next owner's region has the same row. What the old owner does there has no effect.
+    assert_eq!(ends.owner.expel(ends.peer.identity(), ExpelMode::Force), Ok(true));
+    assert_eq!(run(&mut ends.peer, write(0)).result, Ok(()));
+    assert_eq!(ends.owner.deregister(REGION), Ok(()));
+    assert_eq!(run(&mut ends.peer, write(64)).result, Ok(()));
+    let released = ends.owner_pool.release(0, 2, old_epoch);
+    assert!(matches!(released, Err(PoolError::Stale { .. })), "{released:?}");
+    assert_eq!(run(&mut ends.peer, write(128)).result, Ok(()));
+}
+
+#[test]
+fn an_extent_that_was_given_away_is_not_exported_again() {
+    let mut ends = Ends::new(Flush);
+    ends.file.open(Flush).claim(ends.file.claim(0, 2, 8)).unwrap();
+    #[allow(unsafe_code, reason = "a test's own memory")]
+    // SAFETY: it is refused, and the pool stays mapped in any case.
+    let again = unsafe { ends.owner.register(RegionId::new(4, 1), ends.there, Access::all()) };
+    assert_eq!(again.unwrap_err().kind, ErrorKind::Stale);
 }
 
 #[test]

@@ -48,6 +48,19 @@ pub enum PoolError {
         /// Its value.
         value: u64,
     },
+    /// A transport and its pool see other hosts' writes in different ways.
+    OtherCoherence,
+    /// A span of memory does not lie in the pool.
+    Outside,
+    /// The extents were not claimed, or not as one range, or in another epoch.
+    NotClaimed {
+        /// The first extent.
+        first: u32,
+        /// The number of extents.
+        count: u32,
+        /// The epoch that was given.
+        epoch: u64,
+    },
     /// This processor cannot do what the mode `flush` needs.
     NoFlush,
     /// There is no extent, or no peer, with this number.
@@ -96,7 +109,9 @@ impl PoolError {
         match self {
             Self::Stale { .. } => ErrorKind::Stale,
             Self::InUse { .. } => ErrorKind::Busy,
-            Self::NoSuch { .. } | Self::Setting { .. } => ErrorKind::InvalidArgument,
+            Self::NotClaimed { .. } => ErrorKind::NotFound,
+            Self::Outside => ErrorKind::OutOfRange,
+            Self::NoSuch { .. } | Self::Setting { .. } | Self::OtherCoherence => ErrorKind::InvalidArgument,
             Self::NoFlush => ErrorKind::Unsupported,
             Self::Memory(error) => error.kind,
             Self::System { .. } => ErrorKind::System,
@@ -163,6 +178,15 @@ impl fmt::Display for PoolError {
             Self::Setting { what, value } => {
                 write!(f, "{what} is {value}: set it to a multiple of {EXTENT_BYTES_MIN}")
             }
+            Self::OtherCoherence => {
+                f.write_str("the pool was opened for another coherence: use that of the transport's settings")
+            }
+            Self::Outside => f.write_str("the memory does not lie in this mapping of the pool"),
+            Self::NotClaimed { first, count, epoch } => write!(
+                f,
+                "extents {first} to {} were not claimed together in epoch {epoch}: name a whole claim",
+                u64::from(*first) + u64::from(*count).saturating_sub(1)
+            ),
             Self::NoFlush => f.write_str(
                 "coherence `flush` needs an x86_64 processor with CLFLUSH and cache lines of 64 bytes: set it to \
                  `hardware` if the hardware keeps the caches coherent",

@@ -253,8 +253,7 @@ impl Pool {
         let mine = self.owner_of(claim.first, &claim);
         let mut fresh = Vec::new();
         for extent in claim.first..claim.first + claim.count {
-            let found = OwnerRecord::parse(&fetch_line(&mut self.lines(), self.block.owner_at(extent))?).ok();
-            let found = found.filter(|owner| owner.uuid == self.block.uuid && owner.extent == extent);
+            let found = self.owner(extent)?;
             let again = OwnerRecord { extent, ..mine };
             match found {
                 // An earlier call has written it, and had to wait for a peer.
@@ -284,20 +283,44 @@ impl Pool {
     /// before.
     ///
     /// # Errors
-    /// `NoSuch` when they were not claimed so. `Memory`.
+    /// `NotClaimed`, `Memory`. `Stale` when the master has given one away since: it stays as it is.
     pub fn release(&self, first: u32, count: u32, epoch: u64) -> Result<(), PoolError> {
         let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
         let held =
             claims.iter().position(|held| (held.first, held.count, held.epoch) == (first, count, epoch));
         let Some(index) = held else {
-            return Err(PoolError::NoSuch { what: "claim", number: u64::from(first), count: 0 });
+            return Err(PoolError::NotClaimed { first, count, epoch });
         };
         let claim = claims.remove(index);
+        let mut lost = Ok(());
         for extent in first..first + count {
-            let record = OwnerRecord { owned: false, ..self.owner_of(extent, &claim) };
-            write_page(&self.map, &self.block, extent, Some(record))?;
+            let mine = self.owner_of(extent, &claim);
+            match self.owner(extent)? {
+                Some(found) if found == mine => {
+                    let free = OwnerRecord { owned: false, ..mine };
+                    write_page(&self.map, &self.block, extent, Some(free))?;
+                }
+                found => {
+                    let found = found.map_or(0, |found| found.epoch);
+                    lost = Err(PoolError::Stale { number: extent, found, given: epoch });
+                }
+            }
         }
-        Ok(())
+        lost
+    }
+
+    /// The record of an extent's owner, if it can be understood.
+    fn owner(&self, extent: u32) -> Result<Option<OwnerRecord>, PoolError> {
+        let line = fetch_line(&mut self.lines(), self.block.owner_at(extent))?;
+        let found = OwnerRecord::parse(&line).ok();
+        Ok(found.filter(|owner| owner.uuid == self.block.uuid && owner.extent == extent))
+    }
+
+    /// Whether an extent is still that of the owner who has claimed it in this epoch: another one may have
+    /// been given it since, and writes its page.
+    pub(crate) fn is_still(&self, extent: u32, incarnation: u64, epoch: u64) -> Result<bool, PoolError> {
+        let found = self.owner(extent)?;
+        Ok(found.is_some_and(|owner| owner.owned && owner.incarnation == incarnation && owner.epoch == epoch))
     }
 
     /// The memory of extents, for who has claimed them.
@@ -327,7 +350,7 @@ impl Pool {
     /// CPU or with a device: before it announces them.
     ///
     /// # Errors
-    /// `NoSuch` for a span outside the pool, `Memory`.
+    /// `Outside`, `Memory`.
     pub fn write_back(&self, span: MemSpan) -> Result<(), PoolError> {
         self.drop_cached(span)
     }
@@ -342,11 +365,7 @@ impl Pool {
     }
 
     fn drop_cached(&self, span: MemSpan) -> Result<(), PoolError> {
-        let at = self.map.find(span).ok_or(PoolError::NoSuch {
-            what: "byte at the address",
-            number: span.as_ptr().addr() as u64,
-            count: self.block.size,
-        })?;
+        let at = self.map.find(span).ok_or(PoolError::Outside)?;
         match self.coherence {
             Coherence::Flush => Ok(drop_stale(&mut self.lines(), at, span.len() as u64)?),
             Coherence::Hardware => Ok(()),

@@ -90,6 +90,8 @@ impl Lines for NativeLines<'_> {
         let from = self.map.range(at, to.len() as u64)?;
         // SAFETY: the range lies in the mapping; `to` is writable over its length. `copy` allows overlap.
         unsafe { std::ptr::copy(from, to.as_ptr(), to.len()) };
+        // What the caller stores next is seen after these loads.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         Ok(())
     }
 
