@@ -8,11 +8,12 @@ mod common;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{Ends, MIB, PoolFile, REGION, REMOTE, leaked, peek, poke, run, slice};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
-use nix::sys::wait::{WaitStatus, waitpid};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, raise, sigaction};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork, ftruncate};
 use te_core::{Completion, ErrorKind, Instant, Op, Outcome, Token, Transport};
 use te_cxl::Coherence::{Flush, Hardware};
+use te_fabric::testkit::eventually;
 
 const LEN: u32 = 1 << 20;
 
@@ -95,7 +96,20 @@ fn private_memory_that_fails_is_not_blamed_on_the_pool() {
 fn in_a_child(body: impl FnOnce()) -> WaitStatus {
     // SAFETY: the child allocates nothing that another thread may have locked, and ends without unwinding.
     match unsafe { fork() }.unwrap() {
-        ForkResult::Parent { child } => waitpid(child, None).unwrap(),
+        ForkResult::Parent { child } => {
+            let mut ended = WaitStatus::StillAlive;
+            let has_ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                eventually("the child has ended", || {
+                    ended = waitpid(child, Some(WaitPidFlag::WNOHANG)).unwrap();
+                    ended != WaitStatus::StillAlive
+                });
+            }));
+            if has_ended.is_err() {
+                kill(child, Signal::SIGKILL).unwrap();
+                ended = waitpid(child, None).unwrap();
+            }
+            ended
+        }
         ForkResult::Child => {
             body();
             // SAFETY: ends the process without running what belongs to its parent.
