@@ -3,7 +3,8 @@
 //! A slice is copied completely within one call of `poll`, or not at all, unless the memory fails in the
 //! middle of a WRITE: then its outcome is unknown, and nothing of it lands later all the same.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,9 +16,9 @@ use te_fabric::{OpenError, Region, Regions, RemoteRegion, RemoteRegions};
 
 use crate::config::{Coherence, Config};
 use crate::export::Export;
-use crate::ledger::{Grant, Guest, check, enter, leave};
+use crate::ledger::{Grant, Guest, check, enter, leave, peer};
 use crate::lines::{Cause, Fault, LINE, drop_stale, get, put};
-use crate::owner::{Granted, Owner};
+use crate::owner::Owned;
 use crate::pool::{Pool, PoolError, Seat, key_hash};
 use crate::sys::Pinned;
 
@@ -51,7 +52,10 @@ pub struct CxlTransport {
     config: Config,
     identity: u64,
     mounts: Vec<Mounted>,
-    owner: Owner,
+    /// The identities that were expelled.
+    expelled: BTreeSet<u64>,
+    /// The last sign of life of each peer that was asked for, and when it was first seen.
+    seen: RefCell<BTreeMap<(u64, u32), (u64, Instant)>>,
     regions: Regions<Held>,
     remote_regions: RemoteRegions<Link>,
     /// The number of remote regions.
@@ -79,7 +83,8 @@ struct Held {
     memory: Pinned,
     /// The pool in which the memory lies, and where.
     place: Option<(Arc<Pool>, u64)>,
-    granted: Option<Granted>,
+    /// How peers reach it.
+    export: Option<Export>,
 }
 
 /// How a remote region is reached.
@@ -138,11 +143,11 @@ impl CxlTransport {
             })?;
             mounted.push(Mounted { pool, guest });
         }
-        let silence = Duration::from_millis(u64::from(config.peer_silence_ms_max));
         Ok(Self {
             identity: config.identity,
             mounts: mounted,
-            owner: Owner::new(silence),
+            expelled: BTreeSet::new(),
+            seen: RefCell::default(),
             regions: Regions::new(ROWS_MAX),
             remote_regions: RemoteRegions::new(ROWS_MAX),
             attached: 0,
@@ -286,6 +291,16 @@ impl CxlTransport {
         }
     }
 
+    /// The pages of a peer with this identity, and their signs of life.
+    fn beats(&self, identity: u64) -> impl Iterator<Item = (u32, u64)> {
+        self.mounts.iter().flat_map(move |Mounted { pool, .. }| {
+            (0..pool.superblock().peers).filter_map(move |slot| {
+                let record = peer(&mut pool.lines(), pool.superblock(), slot).ok()??;
+                (record.present && record.identity == identity).then_some((slot, record.beat))
+            })
+        })
+    }
+
     /// Renews the sign of life, while owners may wait for it.
     fn renew(&mut self) {
         if self.attached == 0 || self.now < self.next_beat {
@@ -305,9 +320,9 @@ impl CxlTransport {
     fn take_back(&mut self, id: RegionId) -> Result<bool, Error> {
         let Some(region) = self.regions.get_mut(id.index) else { return Ok(true) };
         region.closing = true;
-        match &region.ext.granted {
-            None => Ok(true),
-            Some(granted) => self.owner.revoke(granted),
+        match &region.ext {
+            Held { place: Some((pool, _)), export: Some(export), .. } => Owned::revoke(pool, export),
+            _ => Ok(true),
         }
     }
 }
@@ -330,16 +345,16 @@ impl Memory for CxlTransport {
         }
         self.regions.vacant(id.index)?;
         let found = self.mounts.iter().find_map(|mount| Some((mount.pool.clone(), mount.pool.find(span)?)));
-        let granted = match &found {
+        let export = match &found {
             Some((pool, at)) if access.is_remote() => {
-                self.owner.grant(pool, *at, span.len() as u64, access)?
+                pool.owned().grant(pool, *at, span.len() as u64, access)?
             }
             _ => None,
         };
         // SAFETY: the caller's promise lasts until `deregister` returns `Ok`, after which nothing holds the
         // value; slices pin the region while they use it.
         let memory = unsafe { Pinned::new(span) };
-        let held = Held { memory, place: found, granted };
+        let held = Held { memory, place: found, export };
         self.regions.insert(id.index, Region::new(id, span.len() as u64, span.location(), access, 0, held))
     }
 
@@ -350,10 +365,11 @@ impl Memory for CxlTransport {
         if !self.take_back(id)? {
             return Err(ErrorKind::Busy.into());
         }
-        if let Some(Held { granted: Some(granted), .. }) =
-            self.regions.remove(id.index).map(|region| region.ext)
+        let region = self.regions.remove(id.index);
+        if let Some(Held { place: Some((pool, _)), export: Some(export), .. }) =
+            region.map(|region| region.ext)
         {
-            self.owner.forget(&granted);
+            pool.owned().forget(&export);
         }
         Ok(())
     }
@@ -363,8 +379,8 @@ impl Memory for CxlTransport {
         if !region.access.is_remote() || region.closing {
             return Err(ErrorKind::AccessDenied.into());
         }
-        let granted = region.ext.granted.as_ref().ok_or(ErrorKind::Unsupported)?;
-        granted.export().write(out).ok_or_else(|| ErrorKind::OutOfRange.into())
+        let export = region.ext.export.as_ref().ok_or(ErrorKind::Unsupported)?;
+        export.write(out).ok_or_else(|| ErrorKind::OutOfRange.into())
     }
 
     fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
@@ -517,7 +533,18 @@ impl Transport for CxlTransport {
     }
 
     fn is_connected(&self, peer: u64) -> bool {
-        peer != 0 && self.owner.is_connected(self.mounts.iter().map(|mount| &*mount.pool), peer, self.now)
+        if peer == 0 || self.expelled.contains(&peer) {
+            return false;
+        }
+        let silence = Duration::from_millis(u64::from(self.config.peer_silence_ms_max));
+        self.beats(peer).any(|(slot, beat)| {
+            let mut seen = self.seen.borrow_mut();
+            let (last, since) = seen.entry((peer, slot)).or_insert((beat, self.now));
+            if *last != beat {
+                (*last, *since) = (beat, self.now);
+            }
+            self.now < *since + silence
+        })
     }
 
     fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
@@ -527,7 +554,15 @@ impl Transport for CxlTransport {
         if mode == ExpelMode::SpareConnected && self.is_connected(peer) {
             return Err(ErrorKind::Busy.into());
         }
-        self.owner.expel(peer, self.mounts.iter().map(|mount| &*mount.pool))
+        if self.mounts.iter().any(|mount| !mount.pool.owned().has_room_for(peer)) {
+            return Err(ErrorKind::Full.into());
+        }
+        self.expelled.insert(peer);
+        let mut all_out = true;
+        for Mounted { pool, .. } in &self.mounts {
+            all_out &= pool.owned().expel(pool, peer)?;
+        }
+        Ok(all_out)
     }
 }
 

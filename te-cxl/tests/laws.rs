@@ -199,6 +199,32 @@ fn an_owner_that_has_lost_its_extents_does_not_write_their_pages() {
 }
 
 #[test]
+fn transports_of_one_process_share_its_extents() {
+    let mut ends = Ends::new(Flush);
+    let mount = Mount { pool: ends.owner_pool.clone(), seat: None };
+    let mut second = CxlTransport::new(Config::default(), vec![mount]).unwrap();
+    let part = ends.there.part(MIB, 4096).unwrap();
+    register(&mut second, REGION, part, Access::all());
+    ends.peer.attach(OTHER, &export(&second, REGION)).unwrap();
+    let beside = |token| Slice { remote: RemoteOffset::new(OTHER, 0), ..slice(token, Op::Write, 0, 64) };
+    assert_eq!(run(&mut ends.peer, beside(1)).result, Ok(()));
+    assert_eq!(run(&mut ends.peer, slice(2, Op::Write, 0, 64)).result, Ok(()));
+    // Each expels another peer; both hold for the regions of both.
+    let identity = ends.peer.identity();
+    assert_eq!(ends.owner.expel(999, ExpelMode::Force), Ok(true));
+    assert_eq!(second.expel(identity, ExpelMode::Force), Ok(true));
+    for slice in [beside(3), slice(4, Op::Write, 0, 64)] {
+        assert_eq!(run(&mut ends.peer, slice).result.unwrap_err().kind, ErrorKind::Expelled);
+    }
+    let (_, mut other) = ends.file.transport(Flush, 6, 999);
+    for blob in [export(&second, REGION), export(&ends.owner, REGION)] {
+        assert_eq!(other.attach(REMOTE, &blob).unwrap_err().kind, ErrorKind::Expelled);
+    }
+    assert_eq!(second.deregister(REGION), Ok(()));
+    assert_eq!(run(&mut ends.peer, beside(5)).result.unwrap_err().kind, ErrorKind::Stale);
+}
+
+#[test]
 fn an_extent_that_was_given_away_is_not_exported_again() {
     let mut ends = Ends::new(Flush);
     ends.file.open(Flush).claim(ends.file.claim(0, 2, 8)).unwrap();

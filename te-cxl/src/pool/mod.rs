@@ -10,7 +10,7 @@ pub mod format;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
 use te_core::MemSpan;
@@ -22,8 +22,10 @@ use self::bad::BadGranules;
 use self::format::{EXPELLED_LINES, EXPELLED_PER_LINE, LineBytes, OwnerRecord, PeerRecord, ROWS_MAX, Row};
 use self::format::{Superblock, Use, write_expelled};
 use crate::Coherence;
+use crate::export::Export;
 use crate::ledger::{Guest, fetch_line, first_user, peer, write_line};
 use crate::lines::{LINE, drop_stale};
+use crate::owner::Owned;
 use crate::sys::{Access, Map, NativeLines, Opened, can_flush};
 
 /// How to make a pool.
@@ -94,7 +96,7 @@ pub struct Pool {
     block: Superblock,
     coherence: Coherence,
     writable: bool,
-    claims: Mutex<Vec<Claim>>,
+    owned: Mutex<Owned>,
     bad: BadGranules,
 }
 
@@ -213,7 +215,7 @@ impl Pool {
             map.protect_from(block.front_bytes())?;
         }
         let bad = BadGranules::new(block.size);
-        Ok(Arc::new(Self { map, block, coherence, writable, claims: Mutex::default(), bad }))
+        Ok(Arc::new(Self { map, block, coherence, writable, owned: Mutex::default(), bad }))
     }
 
     /// The superblock.
@@ -235,7 +237,8 @@ impl Pool {
     }
 
     /// Takes possession of extents that the master has given to this process: writes who owns them. Exports
-    /// of earlier owners are refused from then on.
+    /// of earlier owners are refused from then on. A process claims an extent by one mapping of the pool, which
+    /// its transports share.
     ///
     /// # Errors
     /// `NoSuch` for extents that there are not. `Stale` when the master has given one away in this epoch or a
@@ -247,7 +250,7 @@ impl Pool {
         if claim.count == 0 || end > extents {
             return Err(PoolError::NoSuch { what: "extent", number: end.max(1) - 1, count: extents });
         }
-        if self.claim_of(claim.first, claim.count) == Some(claim) {
+        if self.owned().claim_of(claim.first, claim.count) == Some(claim) {
             return self.span(claim.first, claim.count).ok_or(PoolError::Layout);
         }
         let mine = self.owner_of(claim.first, &claim);
@@ -273,7 +276,8 @@ impl Pool {
         if let Some(peer) = first_user(&mut self.lines(), self.coherence, &self.block, touches)? {
             return Err(PoolError::InUse { peer });
         }
-        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut owned = self.owned();
+        let claims = &mut owned.claims;
         claims.retain(|held| !overlap(held, claim.first, claim.count));
         claims.push(claim);
         self.span(claim.first, claim.count).ok_or(PoolError::Layout)
@@ -285,7 +289,8 @@ impl Pool {
     /// # Errors
     /// `NotClaimed`, `Memory`. `Stale` when the master has given one away since: it stays as it is.
     pub fn release(&self, first: u32, count: u32, epoch: u64) -> Result<(), PoolError> {
-        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut owned = self.owned();
+        let claims = &mut owned.claims;
         let held =
             claims.iter().position(|held| (held.first, held.count, held.epoch) == (first, count, epoch));
         let Some(index) = held else {
@@ -316,11 +321,16 @@ impl Pool {
         Ok(found.filter(|owner| owner.uuid == self.block.uuid && owner.extent == extent))
     }
 
-    /// Whether an extent is still that of the owner who has claimed it in this epoch: another one may have
-    /// been given it since, and writes its page.
-    pub(crate) fn is_still(&self, extent: u32, incarnation: u64, epoch: u64) -> Result<bool, PoolError> {
-        let found = self.owner(extent)?;
-        Ok(found.is_some_and(|owner| owner.owned && owner.incarnation == incarnation && owner.epoch == epoch))
+    /// Whether the first extent of a region is still this owner's: another one may have been given it since,
+    /// and writes its page.
+    pub(crate) fn is_still_owned(&self, export: &Export) -> Result<bool, te_core::Error> {
+        let found = self.owner(export.first).map_err(|error| match error {
+            PoolError::Memory(error) => error,
+            other => other.kind().into(),
+        })?;
+        Ok(found.is_some_and(|owner| {
+            owner.owned && owner.incarnation == export.incarnation && owner.epoch == export.epoch
+        }))
     }
 
     /// The memory of extents, for who has claimed them.
@@ -389,14 +399,9 @@ impl Pool {
         self.map.find(span)
     }
 
-    /// The claim in which a range lies.
-    pub(crate) fn claim_of(&self, first: u32, count: u32) -> Option<Claim> {
-        let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
-        let inside = |held: &&Claim| {
-            held.first <= first
-                && u64::from(first) + u64::from(count) <= u64::from(held.first) + u64::from(held.count)
-        };
-        claims.iter().find(inside).copied()
+    /// What this process owns here. Not locked while a slice is carried out.
+    pub(crate) fn owned(&self) -> MutexGuard<'_, Owned> {
+        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a peer's page, and states that it uses nothing.

@@ -35,7 +35,7 @@ pub(crate) struct Opened {
 impl Opened {
     pub(crate) fn open(path: &Path, access: Access) -> Result<Self, PoolError> {
         let rights = if access == Access::ReadWrite { OFlag::O_RDWR } else { OFlag::O_RDONLY };
-        let fd = open(path, rights | OFlag::O_CLOEXEC, Mode::empty())
+        let fd = open(path, rights | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK, Mode::empty())
             .map_err(|errno| PoolError::system("open the pool", errno))?;
         Self::of(fd)
     }
