@@ -237,8 +237,8 @@ impl Pool {
     }
 
     /// Takes possession of extents that the master has given to this process: writes who owns them. Exports
-    /// of earlier owners are refused from then on. A process claims an extent by one mapping of the pool, which
-    /// its transports share.
+    /// of earlier owners are refused from then on. A process claims an extent by one mapping of the pool,
+    /// which its transports share.
     ///
     /// # Errors
     /// `NoSuch` for extents that there are not. `Stale` when the master has given one away in this epoch or a
