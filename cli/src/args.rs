@@ -121,6 +121,8 @@ pub(crate) enum Command {
     Admin(admin::Args),
     Replay(replay::Args),
     Bench(bench::Args),
+    #[cfg(feature = "cxl")]
+    Cxl(crate::commands::cxl::Args),
     Disk(disk::Args),
     Topology(topology::Args),
     Doctor(doctor::Args),

@@ -5,6 +5,8 @@ pub(crate) mod bench;
 pub(crate) mod cluster;
 pub(crate) mod completions;
 pub(crate) mod config;
+#[cfg(feature = "cxl")]
+pub(crate) mod cxl;
 pub(crate) mod disk;
 pub(crate) mod doctor;
 pub(crate) mod gateway;
@@ -58,6 +60,8 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Admin(args) => admin::run(args),
         Command::Replay(args) => replay::run(args, global),
         Command::Bench(args) => bench::run(args, global),
+        #[cfg(feature = "cxl")]
+        Command::Cxl(args) => cxl::run(args),
         Command::Disk(args) => disk::run(args, global),
         Command::Topology(args) => topology::run(args),
         Command::Doctor(args) => doctor::run(args, global),

@@ -1,6 +1,6 @@
 //! The conformance suite: one set of cases that checks the laws of [`Transport`] for every fabric, route and
-//! decorator. And what other tests share: seeds, random numbers, patterns, fake devices, a transport that
-//! moves nothing.
+//! decorator. And what other tests share: seeds, random numbers, patterns, fake devices, caches that are not
+//! coherent ([`coldcache`]), a transport that moves nothing.
 //!
 //! A fabric's crate implements [`Harness`] once and gets one test per case:
 //!
@@ -30,6 +30,7 @@
 
 mod buffer;
 mod cases;
+pub mod coldcache;
 mod counting;
 pub mod failover;
 #[cfg(feature = "std")]

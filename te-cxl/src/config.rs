@@ -1,0 +1,66 @@
+//! The settings of one transport, their defaults and their ranges.
+
+use serde::{Deserialize, Serialize};
+use te_fabric::config::{ConfigError, check_ranges};
+
+/// How the hosts that map a pool see each other's writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Coherence {
+    /// The caches of different hosts do not know of each other: writers store past the cache, and readers
+    /// drop what their cache holds before they read. Offsets and lengths are multiples of 64 bytes.
+    #[default]
+    Flush,
+    /// The hardware keeps the caches coherent: one host maps the pool, or the devices do it (CXL 3,
+    /// back-invalidation). The operator states that; it cannot be detected.
+    Hardware,
+}
+
+impl Coherence {
+    /// The granule of offsets and lengths, in bytes.
+    #[must_use]
+    pub const fn granule_bytes(self) -> u32 {
+        match self {
+            Self::Flush => crate::lines::LINE as u32,
+            Self::Hardware => 1,
+        }
+    }
+}
+
+/// How a [`CxlTransport`](crate::CxlTransport) bounds itself. Every field has a default.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// How the hosts see each other's writes: `flush`, or `hardware` where the hardware keeps their caches
+    /// coherent. All hosts that map a pool use the same. Default flush.
+    pub coherence: Coherence,
+    /// A peer that has not renewed its sign of life for this long does not count as connected, ms; 200 to
+    /// 3,600,000. A peer renews it every 100 ms while it is polled and has attached a region. Default 5,000.
+    pub peer_silence_ms_max: u32,
+    /// Upper limit of slices that are accepted and not yet completed, 1 to 1,048,576. Default 4,096.
+    #[serde(skip)]
+    pub inflight_max: u32,
+    /// How peers identify this process, and expel it: the same for all transports of one engine. Default 0: a
+    /// random one.
+    #[serde(skip)]
+    pub identity: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { coherence: Coherence::Flush, peer_silence_ms_max: 5_000, inflight_max: 4_096, identity: 0 }
+    }
+}
+
+impl Config {
+    /// Checks every field against its limits.
+    ///
+    /// # Errors
+    /// The first field that is out of its limits, with the limits.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        check_ranges([
+            ("peer_silence_ms_max", u64::from(self.peer_silence_ms_max), 200, 3_600_000),
+            ("inflight_max", u64::from(self.inflight_max), 1, 1 << 20),
+        ])
+    }
+}

@@ -1,0 +1,477 @@
+//! A pool: a device or a file that several hosts map, cut into extents that the master gives to owners.
+//!
+//! The pool itself decides nothing. Who owns an extent, and which page a peer writes, is decided outside; the
+//! calls here write that down where the other hosts see it, and refuse what the master has decided otherwise
+//! since.
+
+mod bad;
+mod error;
+pub mod format;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sha2::{Digest, Sha256};
+use te_core::MemSpan;
+
+pub use error::PoolError;
+pub use format::PAGE;
+
+use self::bad::BadGranules;
+use self::format::{EXPELLED_LINES, EXPELLED_PER_LINE, LineBytes, OwnerRecord, PeerRecord, ROWS_MAX, Row};
+use self::format::{Superblock, Use, write_expelled};
+use crate::Coherence;
+use crate::export::Export;
+use crate::ledger::{Guest, fetch_line, first_user, peer, write_line};
+use crate::lines::{LINE, drop_stale};
+use crate::owner::Owned;
+use crate::sys::{Access, Map, NativeLines, Opened, can_flush};
+
+/// How to make a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormatOptions {
+    /// The bytes of an extent: a multiple of 2 MiB. Default 2 MiB.
+    pub extent_bytes: u64,
+    /// The number of processes that can use the pool at a time, 1 to 1,024. Default 64.
+    pub peers: u32,
+    /// Overwrite a pool that is there already. Default off.
+    pub force: bool,
+}
+
+impl Default for FormatOptions {
+    fn default() -> Self {
+        Self { extent_bytes: format::EXTENT_BYTES_MIN, peers: 64, force: false }
+    }
+}
+
+/// Extents that the master has given to an owner.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// The first extent.
+    pub first: u32,
+    /// The number of extents.
+    pub count: u32,
+    /// The incarnation of the owner.
+    pub incarnation: u64,
+    /// The epoch in which they were given. The master gives each extent in a higher one than before.
+    pub epoch: u64,
+    /// The key that exports of the owner carry.
+    pub key: [u8; 16],
+}
+
+/// Without the key.
+impl std::fmt::Debug for Claim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { first, count, incarnation, epoch, key: _ } = self;
+        write!(f, "Claim {{ extents {first}+{count}, incarnation {incarnation:x}, epoch {epoch} }}")
+    }
+}
+
+/// The page of a pool that the master has given to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// The number of the page.
+    pub slot: u32,
+    /// The epoch in which it was given. The master gives each page in a higher one than before, and only when
+    /// the process that had it cannot write the pool any more.
+    pub epoch: u64,
+}
+
+/// What is on a device or in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspection {
+    /// The superblock.
+    pub superblock: Superblock,
+    /// The record of each extent's owner; `None` for one that cannot be understood.
+    pub owners: Vec<Option<OwnerRecord>>,
+    /// The record of each peer; `None` for a page that no peer has used, or that cannot be understood.
+    pub peers: Vec<Option<PeerRecord>>,
+}
+
+/// A pool that is mapped here. Transports share it.
+#[derive(Debug)]
+pub struct Pool {
+    map: Map,
+    block: Superblock,
+    coherence: Coherence,
+    writable: bool,
+    owned: Mutex<Owned>,
+    bad: BadGranules,
+}
+
+impl Pool {
+    /// Makes a pool of a devdax device or a file, whose contents are lost. The file has its size already.
+    ///
+    /// # Errors
+    /// `NotMappable`, `TooSmall`, `Setting`, `System`. `Formatted` when there is a pool that may not be
+    /// overwritten.
+    pub fn format(path: &Path, options: FormatOptions) -> Result<Superblock, PoolError> {
+        Self::format_file(&Opened::open(path, Access::ReadWrite)?, options)
+    }
+
+    /// As [`format`](Self::format), for a descriptor that can be read and written.
+    ///
+    /// # Errors
+    /// As [`format`](Self::format).
+    pub fn format_fd(fd: OwnedFd, options: FormatOptions) -> Result<Superblock, PoolError> {
+        Self::format_file(&Opened::of(fd)?, options)
+    }
+
+    fn format_file(opened: &Opened, options: FormatOptions) -> Result<Superblock, PoolError> {
+        let uuid =
+            crate::random().map_err(|source| PoolError::System { what: "get random numbers", source })?;
+        let block = Superblock::of(uuid, opened.size, options.extent_bytes, options.peers)?;
+        let map = opened.map(Access::ReadWrite)?;
+        let mut lines = NativeLines::new(&map);
+        let before = Superblock::parse(&fetch_line(&mut lines, 0)?, opened.size);
+        if let (Ok(Superblock { uuid, .. }), false) = (before, options.force) {
+            return Err(PoolError::Formatted { uuid });
+        }
+        // No host finds a pool before it is complete.
+        let coherence = writing();
+        write_line(&mut lines, coherence, 0, [0; LINE as usize])?;
+        for extent in 0..block.extents {
+            write_page(&map, &block, extent, None)?;
+        }
+        for slot in 0..block.peers {
+            write_line(&mut lines, coherence, block.peer_at(slot), [0; LINE as usize])?;
+            write_line(&mut lines, coherence, block.use_at(slot), Use::NONE)?;
+        }
+        write_line(&mut lines, coherence, 0, block.write())?;
+        Ok(block)
+    }
+
+    /// Reads what is on a device or in a file, and changes nothing.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn inspect(path: &Path) -> Result<Inspection, PoolError> {
+        let opened = Opened::open(path, Access::ReadOnly)?;
+        let (map, superblock) = mapped(&opened, Access::ReadOnly)?;
+        let mut lines = NativeLines::new(&map);
+        let mut owners = Vec::new();
+        for extent in 0..superblock.extents {
+            let record = OwnerRecord::parse(&fetch_line(&mut lines, superblock.owner_at(extent))?).ok();
+            owners.push(record.filter(|owner| owner.uuid == superblock.uuid && owner.extent == extent));
+        }
+        let mut peers = Vec::new();
+        for slot in 0..superblock.peers {
+            peers.push(peer(&mut lines, &superblock, slot)?);
+        }
+        Ok(Inspection { superblock, owners, peers })
+    }
+
+    /// Maps the pool on a devdax device or in a file. `wanted`: the pool that it has to be.
+    ///
+    /// # Errors
+    /// `NotMappable`, `NotAPool`, `Version`, `Crc`, `Layout`, `TooSmall`, `Foreign`. `NoFlush` on a processor
+    /// that cannot do what `coherence` needs. `System`.
+    pub fn open(path: &Path, coherence: Coherence, wanted: Option<[u8; 16]>) -> Result<Arc<Self>, PoolError> {
+        Self::open_file(&Opened::open(path, Access::ReadWrite)?, coherence, wanted, true)
+    }
+
+    /// As [`open`](Self::open), for a descriptor that can be read and written.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_fd(
+        fd: OwnedFd,
+        coherence: Coherence,
+        wanted: Option<[u8; 16]>,
+    ) -> Result<Arc<Self>, PoolError> {
+        Self::open_file(&Opened::of(fd)?, coherence, wanted, true)
+    }
+
+    /// As [`open`](Self::open); the extents can only be read here. The pages of the pool that say who uses
+    /// what are written all the same.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_to_read(
+        path: &Path,
+        coherence: Coherence,
+        wanted: Option<[u8; 16]>,
+    ) -> Result<Arc<Self>, PoolError> {
+        Self::open_file(&Opened::open(path, Access::ReadWrite)?, coherence, wanted, false)
+    }
+
+    fn open_file(
+        opened: &Opened,
+        coherence: Coherence,
+        wanted: Option<[u8; 16]>,
+        writable: bool,
+    ) -> Result<Arc<Self>, PoolError> {
+        if coherence == Coherence::Flush && !can_flush() {
+            return Err(PoolError::NoFlush);
+        }
+        let (map, block) = mapped(opened, Access::ReadWrite)?;
+        if let Some(wanted) = wanted
+            && wanted != block.uuid
+        {
+            return Err(PoolError::Foreign { found: block.uuid, wanted });
+        }
+        if !writable {
+            map.protect_from(block.front_bytes())?;
+        }
+        let bad = BadGranules::new(block.size);
+        Ok(Arc::new(Self { map, block, coherence, writable, owned: Mutex::default(), bad }))
+    }
+
+    /// The superblock.
+    #[must_use]
+    pub const fn superblock(&self) -> &Superblock {
+        &self.block
+    }
+
+    /// How the hosts see each other's writes.
+    #[must_use]
+    pub const fn coherence(&self) -> Coherence {
+        self.coherence
+    }
+
+    /// Whether the extents can be written here.
+    #[must_use]
+    pub const fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Takes possession of extents that the master has given to this process: writes who owns them. Exports
+    /// of earlier owners are refused from then on. A process claims an extent by one mapping of the pool,
+    /// which its transports share.
+    ///
+    /// # Errors
+    /// `NoSuch` for extents that there are not. `Stale` when the master has given one away in this epoch or a
+    /// later one. `InUse` while a peer uses a region of an earlier owner: that peer may still write. Nothing
+    /// but the records has then changed, and the call can be repeated. `Memory`.
+    pub fn claim(&self, claim: Claim) -> Result<MemSpan, PoolError> {
+        let end = u64::from(claim.first) + u64::from(claim.count);
+        let extents = u64::from(self.block.extents);
+        if claim.count == 0 || end > extents {
+            return Err(PoolError::NoSuch { what: "extent", number: end.max(1) - 1, count: extents });
+        }
+        if self.owned().claim_of(claim.first, claim.count) == Some(claim) {
+            return self.span(claim.first, claim.count).ok_or(PoolError::Layout);
+        }
+        let mine = self.owner_of(claim.first, &claim);
+        let mut fresh = Vec::new();
+        for extent in claim.first..claim.first + claim.count {
+            let found = self.owner(extent)?;
+            let again = OwnerRecord { extent, ..mine };
+            match found {
+                // An earlier call has written it, and had to wait for a peer.
+                Some(found) if found == again => {}
+                Some(found) if found.epoch >= claim.epoch => {
+                    let (found, given) = (found.epoch, claim.epoch);
+                    return Err(PoolError::Stale { number: extent, found, given });
+                }
+                _ => fresh.push(again),
+            }
+        }
+        // First the records, so that no peer of an earlier owner begins to use them; then those that did.
+        for record in fresh {
+            write_page(&self.map, &self.block, record.extent, Some(record))?;
+        }
+        let touches = |_, used: Option<Use>| used.is_none_or(|used| used.touches(claim.first, claim.count));
+        if let Some(peer) = first_user(&mut self.lines(), self.coherence, &self.block, touches)? {
+            return Err(PoolError::InUse { peer });
+        }
+        let mut owned = self.owned();
+        let claims = &mut owned.claims;
+        claims.retain(|held| !overlap(held, claim.first, claim.count));
+        claims.push(claim);
+        self.span(claim.first, claim.count).ok_or(PoolError::Layout)
+    }
+
+    /// Gives extents back that were [claimed](Self::claim) in this epoch. Their regions were deregistered
+    /// before.
+    ///
+    /// # Errors
+    /// `NotClaimed`, `Memory`. `Stale` when the master has given one away since: it stays as it is.
+    pub fn release(&self, first: u32, count: u32, epoch: u64) -> Result<(), PoolError> {
+        let mut owned = self.owned();
+        let claims = &mut owned.claims;
+        let held =
+            claims.iter().position(|held| (held.first, held.count, held.epoch) == (first, count, epoch));
+        let Some(index) = held else {
+            return Err(PoolError::NotClaimed { first, count, epoch });
+        };
+        let claim = claims.remove(index);
+        let mut lost = Ok(());
+        for extent in first..first + count {
+            let mine = self.owner_of(extent, &claim);
+            match self.owner(extent)? {
+                Some(found) if found == mine => {
+                    let free = OwnerRecord { owned: false, ..mine };
+                    write_page(&self.map, &self.block, extent, Some(free))?;
+                }
+                found => {
+                    let found = found.map_or(0, |found| found.epoch);
+                    lost = Err(PoolError::Stale { number: extent, found, given: epoch });
+                }
+            }
+        }
+        lost
+    }
+
+    /// The record of an extent's owner, if it can be understood.
+    fn owner(&self, extent: u32) -> Result<Option<OwnerRecord>, PoolError> {
+        let line = fetch_line(&mut self.lines(), self.block.owner_at(extent))?;
+        let found = OwnerRecord::parse(&line).ok();
+        Ok(found.filter(|owner| owner.uuid == self.block.uuid && owner.extent == extent))
+    }
+
+    /// Whether the first extent of a region is still this owner's: another one may have been given it since,
+    /// and writes its page.
+    pub(crate) fn is_still_owned(&self, export: &Export) -> Result<bool, te_core::Error> {
+        let found = self.owner(export.first).map_err(|error| match error {
+            PoolError::Memory(error) => error,
+            other => other.kind().into(),
+        })?;
+        Ok(found.is_some_and(|owner| {
+            owner.owned && owner.incarnation == export.incarnation && owner.epoch == export.epoch
+        }))
+    }
+
+    /// The memory of extents, for who has claimed them.
+    fn span(&self, first: u32, count: u32) -> Option<MemSpan> {
+        self.map.span(self.block.extent_at(first), u64::from(count) * self.block.extent_bytes)
+    }
+
+    fn owner_of(&self, extent: u32, claim: &Claim) -> OwnerRecord {
+        OwnerRecord {
+            uuid: self.block.uuid,
+            extent,
+            owned: true,
+            incarnation: claim.incarnation,
+            epoch: claim.epoch,
+            key_hash: key_hash(&claim.key),
+        }
+    }
+
+    /// The offsets of the granules of 2 MiB in which the hardware has reported damaged memory, in bytes. The
+    /// master must not give them away again.
+    #[must_use]
+    pub fn bad_granules(&self) -> Vec<u64> {
+        self.bad.all()
+    }
+
+    /// Makes bytes visible to the other hosts that this host has written into the pool by itself, with the
+    /// CPU or with a device: before it announces them.
+    ///
+    /// # Errors
+    /// `Outside`, `Memory`.
+    pub fn write_back(&self, span: MemSpan) -> Result<(), PoolError> {
+        self.drop_cached(span)
+    }
+
+    /// Drops what this host's caches hold of a span, so that the CPU reads what other hosts have written:
+    /// after it was announced.
+    ///
+    /// # Errors
+    /// As [`write_back`](Self::write_back).
+    pub fn refresh(&self, span: MemSpan) -> Result<(), PoolError> {
+        self.drop_cached(span)
+    }
+
+    fn drop_cached(&self, span: MemSpan) -> Result<(), PoolError> {
+        let at = self.map.find(span).ok_or(PoolError::Outside)?;
+        match self.coherence {
+            Coherence::Flush => Ok(drop_stale(&mut self.lines(), at, span.len() as u64)?),
+            Coherence::Hardware => Ok(()),
+        }
+    }
+
+    pub(crate) const fn lines(&self) -> NativeLines<'_> {
+        NativeLines::new(&self.map)
+    }
+
+    pub(crate) fn mark_bad(&self, at: u64) {
+        self.bad.mark(at);
+    }
+
+    pub(crate) fn is_bad(&self, at: u64, len: u64) -> bool {
+        self.bad.any(at, len)
+    }
+
+    /// Where a span lies in the pool, in bytes.
+    pub(crate) fn find(&self, span: MemSpan) -> Option<u64> {
+        self.map.find(span)
+    }
+
+    /// What this process owns here. Not locked while a slice is carried out.
+    pub(crate) fn owned(&self) -> MutexGuard<'_, Owned> {
+        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a peer's page, and states that it uses nothing.
+    pub(crate) fn sit(&self, seat: Seat, identity: u64) -> Result<Guest, PoolError> {
+        if seat.slot >= self.block.peers {
+            let (number, count) = (u64::from(seat.slot), u64::from(self.block.peers));
+            return Err(PoolError::NoSuch { what: "peer", number, count });
+        }
+        let found = peer(&mut self.lines(), &self.block, seat.slot)?;
+        if let Some(found) = found.filter(|found| found.epoch >= seat.epoch) {
+            return Err(PoolError::Stale { number: seat.slot, found: found.epoch, given: seat.epoch });
+        }
+        let guest = Guest { slot: seat.slot, identity };
+        write_line(&mut self.lines(), self.coherence, self.block.use_at(seat.slot), Use::NONE)?;
+        self.tell(guest, seat.epoch, true, 0)?;
+        Ok(guest)
+    }
+
+    /// Writes the record of a peer.
+    pub(crate) fn tell(&self, guest: Guest, epoch: u64, present: bool, beat: u64) -> Result<(), PoolError> {
+        let Guest { slot, identity } = guest;
+        let record = PeerRecord { uuid: self.block.uuid, slot, present, identity, epoch, beat };
+        Ok(write_line(&mut self.lines(), self.coherence, self.block.peer_at(slot), record.write())?)
+    }
+}
+
+/// How lines are written where it is not known how the pool will be used.
+fn writing() -> Coherence {
+    if can_flush() { Coherence::Flush } else { Coherence::Hardware }
+}
+
+/// Writes the whole page of an extent: its owner, no regions, no expelled identities.
+fn write_page(
+    map: &Map,
+    block: &Superblock,
+    extent: u32,
+    owner: Option<OwnerRecord>,
+) -> Result<(), PoolError> {
+    let free =
+        OwnerRecord { uuid: block.uuid, extent, owned: false, incarnation: 0, epoch: 0, key_hash: [0; 16] };
+    let mut lines = NativeLines::new(map);
+    let mut write = |at, line: LineBytes| write_line(&mut lines, writing(), at, line);
+    write(block.owner_at(extent), owner.unwrap_or(free).write())?;
+    for row in 0..ROWS_MAX {
+        write(block.row_at(extent, row), Row::FREE.write())?;
+    }
+    for line in 0..EXPELLED_LINES {
+        write(block.expelled_at(extent, line), write_expelled([0; EXPELLED_PER_LINE]))?;
+    }
+    Ok(())
+}
+
+fn mapped(opened: &Opened, access: Access) -> Result<(Map, Superblock), PoolError> {
+    if opened.size < PAGE {
+        return Err(PoolError::TooSmall { bytes: opened.size, needed: PAGE });
+    }
+    let map = opened.map(access)?;
+    let line = fetch_line(&mut NativeLines::new(&map), 0)?;
+    let block = Superblock::parse(&line, opened.size)?;
+    Ok((map, block))
+}
+
+fn overlap(held: &Claim, first: u32, count: u32) -> bool {
+    Use { number: 0, first: held.first, count: held.count }.touches(first, count)
+}
+
+/// What the pool holds of a key.
+pub(crate) fn key_hash(key: &[u8; 16]) -> [u8; 16] {
+    let whole = Sha256::digest(key);
+    let mut hash = [0; 16];
+    hash.copy_from_slice(&whole[..16]);
+    hash
+}
