@@ -13,7 +13,7 @@ use crate::size::ByteSize;
 
 /// The sources of the structs: a crate's name as it is written in types, and the file. A struct that is
 /// nested in one of these and lives in another file needs a line here; a test fails when it is missing.
-const SOURCES: [(&str, &str); 8] = [
+const SOURCES: [(&str, &str); 9] = [
     ("cli", include_str!("mod.rs")),
     ("store_master", include_str!("../../../store-master/src/config.rs")),
     (
@@ -34,6 +34,7 @@ const SOURCES: [(&str, &str); 8] = [
         ),
     ),
     ("te_engine", include_str!("../../../te-engine/src/config.rs")),
+    ("te_gpu", include_str!("../../../te-gpu/src/config.rs")),
     ("te_host", include_str!("../../../te-host/src/shm/mod.rs")),
     ("te_rdma", include_str!("../../../te-rdma/src/config.rs")),
     ("te_tcp", include_str!("../../../te-tcp/src/config.rs")),

@@ -239,6 +239,44 @@ fn acs(facts: &Facts) -> Judgement {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::doctor::checks::Verdict;
+
+    #[test]
+    fn a_library_is_missed_where_there_is_a_gpu_of_its_vendor() {
+        let facts = |vendor: Option<u32>, gpus| Facts {
+            pci: vendor.into_iter().map(|vendor| Function { vendor, class: 0x03_02_00, ..nothing() }).collect(),
+            gpus,
+            ..Facts::default()
+        };
+        let cuda = |found| Some(vec![("CUDA", found)]);
+        let (nvidia, amd) = (Some(0x10de), Some(0x1002));
+        let found = || Ok(vec!["cuda:0 at 0000:17:00.0".to_owned()]);
+        for (facts, verdict, said) in [
+            (facts(None, None), Verdict::Skip, "another machine"),
+            (facts(None, cuda(Err("no library".into()))), Verdict::Skip, NO_GPU),
+            (facts(amd, cuda(Err("no library".into()))), Verdict::Skip, NO_GPU),
+            (facts(nvidia, cuda(Err("no library".into()))), Verdict::Warn, "CUDA: no library"),
+            (facts(nvidia, cuda(found())), Verdict::Ok, "cuda:0 at 0000:17:00.0"),
+            (facts(nvidia, Some(Vec::new())), Verdict::Warn, "reaches no device memory"),
+        ] {
+            let judged = library(&facts);
+            assert!(judged.verdict == verdict && judged.found.contains(said), "{said}: {}", judged.found);
+        }
+    }
+
+    fn nothing() -> Function {
+        Function {
+            address: "0000:17:00.0".into(),
+            vendor: 0,
+            device: 0,
+            class: 0,
+            node: None,
+            path: Vec::new(),
+            link: None,
+            window: None,
+            acs: None,
+        }
+    }
 
     #[test]
     fn releases_of_the_driver_are_found_in_its_description() {
