@@ -10,12 +10,18 @@ use crate::output::counted;
 use crate::size::ByteSize;
 use crate::{Outcome, output};
 
-const AFTER_FORMAT: &str = "A devdax device has its size. A file has to have its size before: `truncate -s 16GiB FILE`. A pool that is \
-    there is not touched without --force.
+const AFTER_FORMAT: &str =
+    "A devdax device has its size. A file has to have its size before: `truncate -s 16GiB FILE`. A pool that \
+    is there is not touched without --force.
 
 Examples:
   snowskin cxl format /dev/dax0.0
-  snowskin cxl format /dev/dax0.0 --extent 1GiB --peers 128
+  snowskin cxl format /dev/dax0.0 --extent 1GiB --peers 128";
+
+const AFTER_INSPECT: &str = "Nothing is changed, and the pool may be in use.
+
+Examples:
+  snowskin cxl inspect /dev/dax0.0
   snowskin cxl inspect /dev/dax0.0 --json";
 
 /// Make and inspect pools of CXL memory that several hosts map
@@ -57,7 +63,7 @@ struct FormatArgs {
 
 /// Show what is in a pool: its extents with their owners, and its peers
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = format!("{AFTER_INSPECT}\n\n{EXIT_CODES}"))]
 struct InspectArgs {
     /// The devdax device, or the file.
     #[arg(value_name = "PATH")]
