@@ -6,14 +6,14 @@
 //! fabric, and moves nothing between hosts.
 //!
 //! ```text
-//!     locate, dmabuf, allocate, plan, gate                 take, start, poll, give_back
+//!     locate, dmabuf, allocate, plan, probe                take, start, poll, give_back
 //!                  │                                                   │
 //!   ┌──────────────▼───────────────┐   makes   ┌───────────────────────▼───────────────────────┐
 //!   │ gpu        devices, blocks   ├──────────►│ sys/stager   slots, and which hops go together │
 //!   │ affinity   numbers, nodes    │           │    │                                           │
 //!   │ calibrate  measures paths    │           │ slots     which are taken                      │
-//!   │ after      work held back    │           │ plan      loop, batch or kernel                │
-//!   │ config     settings          │           │ kernel    text and shape of the copy kernel    │
+//!   │ probe      tries everything  │           │ plan      loop, batch or kernel                │
+//!   │ after      work held back    │           │ kernel    text and shape of the copy kernel    │
 //!   └──────────────┬───────────────┘           │ flight    hops in a stream, in order           │
 //!                  │                           └───────────────────────┬───────────────────────┘
 //!                  ▼                                                   ▼
@@ -109,12 +109,14 @@ mod flight;
 mod gpu;
 mod kernel;
 pub mod plan;
+mod probe;
 mod slots;
 mod sys;
 
 pub use after::{After, Over};
 pub use config::{Config, SettingError};
 pub use gpu::{Block, DmaBuf, Gpu};
+pub use probe::Probe;
 pub use sys::buffer::{DeviceBuffer, HandleTypes};
 pub use sys::device::DeviceInfo;
 pub use sys::load::NoGpu;

@@ -176,3 +176,24 @@ fn gates_run_out_and_come_back() {
     let refused = hip.gpu(hip.config()).gate(hip.location()).map(|_| ());
     assert_eq!(refused.map_err(|error| error.kind), Err(ErrorKind::Unsupported));
 }
+
+#[test]
+fn a_probe_reports_what_works_and_why_the_rest_does_not() {
+    let fake = Fake::cuda();
+    let gpu = fake.gpu(fake.config());
+    let probe = gpu.probe(fake.location()).unwrap();
+    assert_eq!((probe.stager, probe.posix_fd, probe.dmabuf), (Ok(()), Ok(()), Ok(())));
+    assert!(probe.words && probe.batch && probe.kernel && !probe.is_peer_direct);
+    assert_eq!(probe.fabric.map_err(|error| error.code), Err(800));
+    assert!(probe.to_string().contains("shared by fabric handle: no: "), "{probe}");
+    let old = Fake::cuda();
+    old.set("version", 12_020).set("stream_writes", 0).set("dma_bufs", 0).set("virtual_memory", 0);
+    old.fail("cuModuleLoadDataEx", 0, 218);
+    let gpu = old.gpu(old.config());
+    let probe = gpu.probe(old.location()).unwrap();
+    assert!(!probe.words && !probe.batch && !probe.kernel && probe.posix_fd.is_err());
+    assert_eq!(probe.dmabuf.map_err(|error| error.kind), Err(ErrorKind::Unsupported));
+    assert!(gpu.probe(Location::Host).is_err());
+    drop(gpu);
+    assert_eq!(old.live(), 0);
+}

@@ -341,3 +341,30 @@ fn the_cpu_cannot_touch_memory_of_the_fake_device() {
     let line = maps.lines().find(|line| line.starts_with(&format!("{:x}-", memory.as_ptr().addr())));
     assert!(line.unwrap().contains(" ---s "), "{line:?}");
 }
+
+#[test]
+#[allow(unsafe_code, reason = "forks")]
+fn a_fork_that_drops_a_stager_calls_nothing_and_touches_nothing() {
+    let fake = Fake::cuda();
+    let gpu = fake.gpu(only(&fake, Path::Loop));
+    let mut stager = gpu.stager(fake.location()).unwrap();
+    let gate = gpu.gate(fake.location()).unwrap();
+    let slots = take_all(&mut *stager);
+    let mixed = Mixed::new(&fake, &mut Rng::new(8), &slots);
+    fake.set("stalled", 1);
+    let begun = stager.start(&mixed.hops).unwrap();
+    // SAFETY: the child drops values of ours, which call nothing and touch no memory that it lacks, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop((stager, gate, gpu));
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child; writes one number.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0, "the child was ended by a signal, or failed");
+    fake.set("stalled", 0);
+    all_are_ok(&ends(&mut *stager, begun)).unwrap();
+    mixed.check(&fake, &slots);
+}

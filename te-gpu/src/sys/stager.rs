@@ -167,6 +167,11 @@ impl GpuStager {
         self.slots.count() * self.slot_bytes as usize
     }
 
+    /// Whether the device stores words behind launches, so that polls need no call.
+    pub(crate) fn stores_words(&self) -> bool {
+        self.channels.iter().all(Channel::stores_words)
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.channels.iter().all(Channel::is_empty)
     }
@@ -410,6 +415,9 @@ unsafe impl Stager for GpuStager {
     }
 
     fn start(&mut self, hops: &[Hop]) -> Result<usize, Error> {
+        if hops.is_empty() {
+            return Ok(0);
+        }
         if self.device.is_dead() {
             return Err(ErrorKind::Rail.into());
         }
@@ -432,6 +440,9 @@ unsafe impl Stager for GpuStager {
 
 impl Drop for GpuStager {
     fn drop(&mut self) {
+        if self.device.is_forked() {
+            return;
+        }
         let drained = self.wait(self.drain);
         let is_busy = self.channels.iter().any(|channel| !channel.is_empty());
         if is_busy || self.device.is_dead() {
