@@ -368,3 +368,38 @@ fn a_fork_that_drops_a_stager_calls_nothing_and_touches_nothing() {
     all_are_ok(&ends(&mut *stager, begun)).unwrap();
     mixed.check(&fake, &slots);
 }
+
+#[test]
+fn what_is_not_memory_of_the_device_is_refused() {
+    let fake = Fake::cuda();
+    fake.set("devices", 2);
+    let gpu = fake.gpu(fake.config());
+    let here = te_core::Location::Device(fake.vendor(), 0);
+    let mut stager = gpu.stager(here).unwrap();
+    let slot = stager.take().unwrap();
+    // The driver shows device 1 first.
+    let (own, other) = (fake.allocate_at(1, 4_096, here), fake.allocate_at(0, 4_096, here));
+    let mut host = [0_u8; 64];
+    let past = MemSpan::new(own.as_ptr().wrapping_add(4_000), 97).at(here);
+    for (what, span) in [
+        ("host memory that is said to be the device's", MemSpan::new(host.as_mut_ptr(), 64).at(here)),
+        ("a slot", MemSpan::new(slot.span.as_ptr(), 64).at(here)),
+        ("memory of another device", other.part(0, 64).unwrap()),
+        ("memory of the device that is said to be the host's", MemSpan::new(own.as_ptr(), 64)),
+        ("memory past the end of an allocation", past),
+        ("an address that nothing has", MemSpan::new(std::ptr::without_provenance_mut(64), 64).at(here)),
+        (
+            "the end of all addresses",
+            MemSpan::new(std::ptr::without_provenance_mut(usize::MAX - 7), 64).at(here),
+        ),
+    ] {
+        for direction in [ToDevice, ToHost] {
+            let refused = stager.start(&[hop(1, slot.index, 0, span, direction)]);
+            assert_eq!(kind(refused), Err(ErrorKind::InvalidArgument), "{what}");
+            // Behind a good one, it is refused later.
+            let good = hop(2, slot.index, 0, own.part(0, 64).unwrap(), direction);
+            assert_eq!(stager.start(&[good, hop(3, slot.index, 64, span, direction)]), Ok(1), "{what}");
+            ends(&mut *stager, 1);
+        }
+    }
+}
