@@ -60,7 +60,7 @@ pub struct Block {
     pub bytes: usize,
     /// Whether the older IPC interface can share it. It shares whole allocations.
     pub is_legacy_ipc: bool,
-    /// Whether it can be exported as a file descriptor.
+    /// Whether it can be exported as a file descriptor. HIP does not say: false.
     pub is_posix_fd: bool,
     /// Whether it can be exported by a fabric handle.
     pub is_fabric: bool,

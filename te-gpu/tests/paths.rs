@@ -329,6 +329,7 @@ fn paths_are_measured_in_the_time_that_is_set_and_printed() {
     drop(set.stager(fake.location()).unwrap());
     let table = set.plan(fake.location()).unwrap().table();
     assert!(table.to_string().lines().all(|line| line.ends_with("batch batch batch")));
+    assert!(!set.plan(fake.location()).unwrap().offer().kernel, "a path that is not wanted is not tried");
     drop((gpu, set));
     assert_eq!(fake.live(), 0);
 }

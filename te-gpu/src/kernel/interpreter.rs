@@ -13,13 +13,16 @@ pub(super) struct Memory {
     pub(super) bytes: Vec<u8>,
     /// Bytes that the kernel may read.
     pub(super) readable: Vec<bool>,
+    /// All bytes after each store to this address.
+    pub(super) watched: u64,
+    pub(super) seen: Vec<Vec<u8>>,
 }
 
 pub(super) const BASE: u64 = 0x10_0000;
 
 impl Memory {
-    pub(super) fn new(bytes: usize) -> Self {
-        Self { bytes: vec![0; bytes], readable: vec![false; bytes] }
+    pub(super) fn new(bytes: usize, watched: u64) -> Self {
+        Self { bytes: vec![0; bytes], readable: vec![false; bytes], watched, seen: Vec::new() }
     }
 
     fn place(&self, at: u64, len: usize) -> usize {
@@ -40,6 +43,9 @@ impl Memory {
     fn store(&mut self, at: u64, len: usize, value: u64) {
         let place = self.place(at, len);
         self.bytes[place..place + len].copy_from_slice(&value.to_le_bytes()[..len]);
+        if at == self.watched {
+            self.seen.push(self.bytes.clone());
+        }
     }
 }
 

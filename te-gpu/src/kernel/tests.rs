@@ -30,7 +30,7 @@ fn copies(rng: &mut Rng, count: usize, bytes_max: usize, is_aligned: bool) -> Co
 
 /// Runs a launch and compares all of the memory. `word`: whether the kernel publishes its end.
 fn launch(entry: &str, copies: &Copies, (shape, threads): (Shape, u32), rng: &mut Rng, word: bool) {
-    let mut memory = Memory::new(BYTES);
+    let mut memory = Memory::new(BYTES, WORD);
     rng.fill(&mut memory.bytes[DATA..]);
     let first = rng.index(1_000);
     memory.readable[(TICKET - BASE) as usize..][..4].fill(true);
@@ -63,6 +63,8 @@ fn launch(entry: &str, copies: &Copies, (shape, threads): (Shape, u32), rng: &mu
     Entry::parse(PTX, entry).run(&mut memory, &values, (shape.blocks, threads), rng);
     let wrong = memory.bytes.iter().zip(&expected).position(|(found, expected)| found != expected);
     assert_eq!(wrong, None, "{entry}, {shape:?}, {copies:?}");
+    // The end is told once, when everything is in place and the ticket is 0 again.
+    assert!(memory.seen == if word { vec![expected] } else { Vec::new() }, "{entry}, {shape:?}: the word");
 }
 
 #[test]

@@ -147,8 +147,12 @@ impl GpuStager {
             turn: 0,
         };
         stager.try_marks()?;
-        stager.try_kernel();
-        stager.try_batch();
+        if stager.plan.table().uses(Path::Kernel) {
+            stager.try_kernel();
+        }
+        if stager.plan.table().uses(Path::Batch) {
+            stager.try_batch();
+        }
         match stager.is_idle() {
             true => Ok(stager),
             false => Err(ErrorKind::TimedOut.into()),
