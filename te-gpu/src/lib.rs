@@ -66,6 +66,8 @@
 //! When a context fails (a fault of any kernel of the process, an uncorrectable memory error), everything
 //! that runs ends as `Rail`, and the device is not used again until the process restarts. The slots of its
 //! stagers stay mapped, because copies may still write to them; [`Gpu::stagers_quarantined`] counts these.
+//! Slots that are taken later are in other memory, and their hops are refused, so a transfer that waited for
+//! a slot ends as well.
 //!
 //! # Limits
 //!
