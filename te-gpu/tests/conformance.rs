@@ -79,6 +79,7 @@ struct Gpus {
     is_patient: bool,
     /// Whether there are two rails.
     is_multi: bool,
+    limits: EndsConfig,
 }
 
 impl Gpus {
@@ -86,7 +87,15 @@ impl Gpus {
         let initiator = ends.0.then(|| Arc::new(Fake::cuda()));
         let target = ends.1.then(|| Arc::new(Fake::hip()));
         let memories = Memories { initiator, target };
-        Self { config, staging, memories, seed: Cell::new(1), is_patient: false, is_multi: false }
+        Self {
+            config,
+            staging,
+            memories,
+            seed: Cell::new(1),
+            is_patient: false,
+            is_multi: false,
+            limits: LIMITS,
+        }
     }
 }
 
@@ -125,7 +134,7 @@ impl Harness for Gpus {
         let there = open(self.config.clone(), target.as_deref(), (self.staging, self.is_patient));
         let (config, binds) = (self.config.clone(), [there.local_address(); 2]);
         let restart = Restart { config, binds, fake: target.clone(), staging: self.staging };
-        Box::new(Ends::new(here, there, restart, LIMITS).with_memory(Rc::new(self.memories.clone())))
+        Box::new(Ends::new(here, there, restart, self.limits).with_memory(Rc::new(self.memories.clone())))
     }
 }
 
@@ -354,7 +363,8 @@ const MOVING: [&str; 8] = [
 
 fn seeds(ends: (bool, bool)) {
     assert!(MOVING.iter().all(|name| cases().iter().any(|case| case.name == *name)));
-    let mut gpus = Gpus::new(plain(), small, ends);
+    let limits = EndsConfig { late_max: Duration::from_millis(3), ..LIMITS };
+    let mut gpus = Gpus { limits, ..Gpus::new(plain(), small, ends) };
     for seed in each_seed(0..200) {
         gpus.seed.set(seed as i64 * 16);
         let name = MOVING[seed as usize % MOVING.len()];

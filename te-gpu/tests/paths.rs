@@ -270,8 +270,8 @@ fn when_the_context_dies_every_hop_ends_once_and_its_memory_is_never_used_again(
         let mut tokens: Vec<u64> = ended.iter().map(|end| end.token.0).collect();
         tokens.sort_unstable();
         assert!(tokens.iter().enumerate().all(|(nth, token)| nth as u64 == *token), "each once");
-        // The device may still write to the slots. Later ones are elsewhere, so that callers go on to `start`,
-        // which fails.
+        // The device may still write to the slots. Later ones are elsewhere: callers go on to `start`, which
+        // fails.
         let before: Vec<usize> = slots.iter().map(|slot| slot.span.as_ptr().addr()).collect();
         slots.into_iter().for_each(|slot| stager.give_back(slot));
         let after = take_all(&mut *stager);

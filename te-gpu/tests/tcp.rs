@@ -78,7 +78,7 @@ fn slices(round: u64) -> Vec<Slice> {
     (0..SLICES).map(slice).collect()
 }
 
-/// Submits a round, waits for its ends, and checks the bytes of those that were applied; returns their number.
+/// Submits a round, waits for its ends, and checks the bytes of those that were applied; returns how many.
 fn round(a: &mut Gpu, b: &mut Gpu, nth: u64) -> usize {
     a.fake.fill(a.span, &[nth as u8 | 0x40; BYTES]);
     b.fake.fill(b.span, &[nth as u8 | 0x80; BYTES]);
