@@ -29,8 +29,8 @@ pub struct Config {
     /// Time in which the first stager of a device measures its copy paths, ms; 0 to 10,000, and with 0 it
     /// does not measure. Default 20.
     pub calibrate_ms_max: u32,
-    /// Which copy path is used, instead of the one that was measured: a table as `Plan::table` prints it.
-    /// Default: measured.
+    /// Which copy path is used, instead of the one that was measured: a table as `Plan::table` prints it. A
+    /// path that the table does not have is not tried either. Default: measured.
     pub paths: Option<String>,
     /// A stager that is dropped waits this long for its hops, ms; 1 to 60,000. Memory of hops that have not
     /// ended by then is never used again. Default 1,000.

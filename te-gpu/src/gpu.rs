@@ -19,8 +19,8 @@ use crate::sys::device::Device;
 use crate::sys::load::Driver;
 use crate::sys::order::GatePage;
 use crate::sys::pointer::{self, Found};
+use crate::sys::share;
 use crate::sys::stager::{GpuStager, Scratch};
-use crate::sys::{share, stager};
 use crate::{DeviceBuffer, DeviceInfo, Gate, NoGpu};
 
 /// The devices of one vendor, as this process sees them. Clones share everything.
@@ -60,7 +60,7 @@ pub struct Block {
     pub bytes: usize,
     /// Whether the older IPC interface can share it. It shares whole allocations.
     pub is_legacy_ipc: bool,
-    /// Whether it can be exported as a file descriptor.
+    /// Whether it can be exported as a file descriptor. HIP does not say: false.
     pub is_posix_fd: bool,
     /// Whether it can be exported by a fabric handle.
     pub is_fabric: bool,
@@ -255,6 +255,18 @@ impl Gpu {
         loaded.as_deref().map_err(Clone::clone)
     }
 
+    pub(crate) fn open_stager(&self, location: Location) -> Result<GpuStager, Error> {
+        let entry = self.entry(location)?;
+        let registrations = Arc::clone(&self.inner.registrations);
+        let mut stager = GpuStager::new(&entry.device, &self.inner.config, registrations)?;
+        let plan = self.plan_with(entry, &mut stager);
+        if !stager.is_idle() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stager.set_plan(plan);
+        Ok(stager)
+    }
+
     /// The device of a span.
     fn find(&self, span: MemSpan) -> Result<(Arc<Device>, Found), Error> {
         let Inner { api, config, loaded, registrations, .. } = &*self.inner;
@@ -315,15 +327,7 @@ impl Devices for Gpu {
     }
 
     fn stager(&self, location: Location) -> Result<Box<dyn Stager>, Error> {
-        let entry = self.entry(location)?;
-        let registrations = Arc::clone(&self.inner.registrations);
-        let mut stager = stager::GpuStager::new(&entry.device, &self.inner.config, registrations)?;
-        let plan = self.plan_with(entry, &mut stager);
-        if !stager.is_idle() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        stager.set_plan(plan);
-        Ok(Box::new(stager))
+        Ok(Box::new(self.open_stager(location)?))
     }
 }
 

@@ -223,3 +223,8 @@ TILE:
     tail!(),
     "\0"
 );
+
+#[cfg(test)]
+mod interpreter;
+#[cfg(test)]
+mod tests;

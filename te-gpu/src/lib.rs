@@ -6,14 +6,14 @@
 //! fabric, and moves nothing between hosts.
 //!
 //! ```text
-//!     locate, dmabuf, allocate, plan, gate                 take, start, poll, give_back
+//!     locate, dmabuf, allocate, plan, probe                take, start, poll, give_back
 //!                  │                                                   │
 //!   ┌──────────────▼───────────────┐   makes   ┌───────────────────────▼───────────────────────┐
 //!   │ gpu        devices, blocks   ├──────────►│ sys/stager   slots, and which hops go together │
 //!   │ affinity   numbers, nodes    │           │    │                                           │
 //!   │ calibrate  measures paths    │           │ slots     which are taken                      │
-//!   │ after      work held back    │           │ plan      loop, batch or kernel                │
-//!   │ config     settings          │           │ kernel    text and shape of the copy kernel    │
+//!   │ probe      tries everything  │           │ plan      loop, batch or kernel                │
+//!   │ after      work held back    │           │ kernel    text and shape of the copy kernel    │
 //!   └──────────────┬───────────────┘           │ flight    hops in a stream, in order           │
 //!                  │                           └───────────────────────┬───────────────────────┘
 //!                  ▼                                                   ▼
@@ -66,6 +66,8 @@
 //! When a context fails (a fault of any kernel of the process, an uncorrectable memory error), everything
 //! that runs ends as `Rail`, and the device is not used again until the process restarts. The slots of its
 //! stagers stay mapped, because copies may still write to them; [`Gpu::stagers_quarantined`] counts these.
+//! Slots that are taken later are in other memory, and their hops are refused, so a transfer that waited for
+//! a slot ends as well.
 //!
 //! # Limits
 //!
@@ -109,12 +111,14 @@ mod flight;
 mod gpu;
 mod kernel;
 pub mod plan;
+mod probe;
 mod slots;
 mod sys;
 
 pub use after::{After, Over};
 pub use config::{Config, SettingError};
 pub use gpu::{Block, DmaBuf, Gpu};
+pub use probe::Probe;
 pub use sys::buffer::{DeviceBuffer, HandleTypes};
 pub use sys::device::DeviceInfo;
 pub use sys::load::NoGpu;

@@ -93,6 +93,12 @@ impl PathTable {
         self.0[at(direction)][size.min(SIZES.len() - 1)][count.min(COUNTS.len() - 1)]
     }
 
+    /// Whether a cell has this path.
+    #[must_use]
+    pub fn uses(&self, path: Path) -> bool {
+        self.0.iter().flatten().flatten().any(|cell| *cell == path)
+    }
+
     /// Replaces the path in a cell; the indexes are those of [`cell`](Self::cell).
     pub fn set(&mut self, direction: HopDirection, size: usize, count: usize, path: Path) {
         self.0[at(direction)][size.min(SIZES.len() - 1)][count.min(COUNTS.len() - 1)] = path;
@@ -298,6 +304,17 @@ mod tests {
         assert_eq!(text.parse(), Ok(table));
         assert_eq!(text.replace('\n', "; ").parse(), Ok(table));
         assert_eq!("".parse(), Ok(PathTable::default()));
+        assert!(table.uses(Path::Loop) && !PathTable::default().uses(Path::Loop));
+    }
+
+    proptest::proptest! {
+        /// No text breaks the parser, and what it accepts is printed as text that it reads in the same way.
+        #[test]
+        fn any_text_is_a_table_or_refused(text in "(to-(device|host) ?(4096|65536|9)?:?( ?(loop|batch|kernel|x)){0,4}[;\n]?|.){0,6}") {
+            if let Ok(table) = text.parse::<PathTable>() {
+                proptest::prop_assert_eq!(table.to_string().parse(), Ok(table));
+            }
+        }
     }
 
     #[test]

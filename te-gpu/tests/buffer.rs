@@ -6,10 +6,10 @@ mod common;
 
 use std::os::unix::fs::FileExt;
 
-use common::Fake;
-use te_core::device::Devices;
+use common::{Fake, ends, hop};
+use te_core::device::{Devices, HopDirection};
 use te_core::{ErrorKind, GpuVendor, Location};
-use te_gpu::{After, DeviceBuffer, Over};
+use te_gpu::{After, Config, DeviceBuffer, Over};
 
 fn round_trip(fake: &Fake, buffer: &DeviceBuffer) {
     let bytes: Vec<u8> = (0..buffer.span().len()).map(|at| at as u8).collect();
@@ -45,7 +45,9 @@ fn a_buffer_has_every_type_of_handle_that_the_device_has() {
             assert_eq!(refused.map_err(|error| error.kind), Err(ErrorKind::Unsupported));
         }
         assert_eq!(gpu.locate(buffer.span().as_ptr(), 5_000), Some(fake.location()));
-        assert!(gpu.examine(buffer.span()).unwrap().is_posix_fd);
+        // HIP does not say of an address how it can be shared.
+        let is_posix_fd = gpu.examine(buffer.span()).unwrap().is_posix_fd;
+        assert_eq!(is_posix_fd, fake.vendor() == GpuVendor::Nvidia);
         drop((buffer, gpu));
         assert_eq!(fake.live(), 0);
     }
@@ -175,4 +177,84 @@ fn gates_run_out_and_come_back() {
     let hip = Fake::hip();
     let refused = hip.gpu(hip.config()).gate(hip.location()).map(|_| ());
     assert_eq!(refused.map_err(|error| error.kind), Err(ErrorKind::Unsupported));
+}
+
+#[test]
+fn a_probe_reports_what_works_and_why_the_rest_does_not() {
+    let fake = Fake::cuda();
+    let gpu = fake.gpu(fake.config());
+    let probe = gpu.probe(fake.location()).unwrap();
+    assert_eq!((probe.stager, probe.posix_fd, probe.dmabuf), (Ok(()), Ok(()), Ok(())));
+    assert!(probe.words && probe.batch && probe.kernel && !probe.is_peer_direct);
+    assert_eq!(probe.fabric.map_err(|error| error.code), Err(800));
+    assert!(probe.to_string().contains("shared by fabric handle: no: "), "{probe}");
+    let old = Fake::cuda();
+    old.set("version", 12_020).set("stream_writes", 0).set("dma_bufs", 0).set("virtual_memory", 0);
+    old.fail("cuModuleLoadDataEx", 0, 218);
+    let gpu = old.gpu(old.config());
+    let probe = gpu.probe(old.location()).unwrap();
+    assert!(!probe.words && !probe.batch && !probe.kernel && probe.posix_fd.is_err());
+    assert_eq!(probe.dmabuf.map_err(|error| error.kind), Err(ErrorKind::Unsupported));
+    assert!(gpu.probe(Location::Host).is_err());
+    drop(gpu);
+    assert_eq!(old.live(), 0);
+}
+
+/// Uses everything, and looks after each call at what the thread has as its current context or device.
+fn keeps_current(fake: &Fake, before: u64) {
+    let check = |what: &str| assert_eq!(fake.context(), before, "after {what}");
+    let gpu = fake.gpu(Config { calibrate_ms_max: 1, ..fake.config() });
+    for location in [0, 1].map(|index| Location::Device(fake.vendor(), index)) {
+        let buffer = gpu.allocate(location, 64 << 10).unwrap();
+        check("allocate");
+        buffer.write(0, &[1; 64]).unwrap();
+        buffer.read(0, &mut [0; 64]).unwrap();
+        check("read and write");
+        drop(buffer.export_fd());
+        check("export_fd");
+        assert_eq!(gpu.locate(buffer.span().as_ptr(), 1), Some(location));
+        check("locate");
+        drop(gpu.dmabuf(buffer.span()).unwrap());
+        check("dmabuf");
+        let _not_on_hip = gpu.flush_writes(location);
+        check("flush_writes");
+        drop(gpu.gate(location));
+        check("gate");
+        gpu.probe(location).unwrap();
+        check("probe");
+        let mut stager = gpu.stager(location).unwrap();
+        check("stager");
+        let slot = stager.take().unwrap();
+        for direction in [HopDirection::ToDevice, HopDirection::ToHost] {
+            let part = |nth: u64| buffer.span().part(nth * 100, 50).unwrap();
+            let hops: Vec<_> =
+                (0..8).map(|nth| hop(nth, slot.index, nth as u32 * 64, part(nth), direction)).collect();
+            assert_eq!(stager.start(&hops), Ok(8));
+            check("start");
+            ends(&mut *stager, 8);
+            check("poll");
+        }
+        drop(stager);
+        check("the drop of a stager");
+        drop(buffer);
+        check("the drop of a buffer");
+    }
+    drop(gpu);
+    check("the drop of the devices");
+}
+
+#[test]
+fn the_context_of_the_calling_thread_is_the_same_after_every_call() {
+    for words in [1, 0] {
+        let fake = Fake::cuda();
+        fake.set("devices", 2).set("stream_writes", words);
+        keeps_current(&fake, 0);
+        fake.within(|| keeps_current(&fake, 1));
+        let hip = Fake::hip();
+        hip.set("devices", 2).set("stream_writes", words);
+        for device in [0, 1] {
+            hip.set_current(device);
+            keeps_current(&hip, device as u64);
+        }
+    }
 }

@@ -5,7 +5,7 @@
 mod common;
 
 use std::cell::Cell;
-use std::ops::Range;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use std::time::Duration;
 use common::Fake;
 use te_core::device::{Devices, Hop, HopEnd, Stager, StagingSlot};
 use te_core::testkit::{
-    ByPointer, CountingAlloc, Harness, Hook, Pair, PeekPoke, Side, Verdict, cases, each_seed, run_case,
+    ByPointer, CountingAlloc, Harness, Pair, PeekPoke, Side, Verdict, cases, each_seed, run_case,
 };
-use te_core::{Error, Instant, Location, MemSpan, MemoryKinds, Transport};
-use te_fabric::testkit::{Ends, EndsConfig, Fabric};
+use te_core::{Error, HealthConfig, HealthRoute, Location, MemSpan, MemoryKinds, MultiTransport};
+use te_fabric::testkit::{Ends, EndsConfig, EndsMemory, Fabric};
 use te_gpu::{Config as GpuConfig, Gpu};
 use te_tcp::{Config, TcpTransport};
 
@@ -58,6 +58,16 @@ impl PeekPoke for Memories {
     }
 }
 
+impl EndsMemory for Memories {
+    fn allocate(&self, side: Side, bytes: usize) -> Option<MemSpan> {
+        let fake = match side {
+            Side::Initiator => &self.initiator,
+            Side::Target => &self.target,
+        };
+        fake.as_ref().map(|fake| fake.allocate(bytes))
+    }
+}
+
 /// Opens pairs of transports on this machine, with devices of two vendors.
 struct Gpus {
     config: Config,
@@ -67,6 +77,9 @@ struct Gpus {
     seed: Cell<i64>,
     /// Whether a poll of a stager waits until a hop has ended.
     is_patient: bool,
+    /// Whether there are two rails.
+    is_multi: bool,
+    limits: EndsConfig,
 }
 
 impl Gpus {
@@ -74,7 +87,15 @@ impl Gpus {
         let initiator = ends.0.then(|| Arc::new(Fake::cuda()));
         let target = ends.1.then(|| Arc::new(Fake::hip()));
         let memories = Memories { initiator, target };
-        Self { config, staging, memories, seed: Cell::new(1), is_patient: false }
+        Self {
+            config,
+            staging,
+            memories,
+            seed: Cell::new(1),
+            is_patient: false,
+            is_multi: false,
+            limits: LIMITS,
+        }
     }
 }
 
@@ -94,23 +115,33 @@ fn open(
 }
 
 impl Harness for Gpus {
+    fn skip(&self, case: &str) -> Option<&'static str> {
+        // Forged exports of several rails are checked by another case.
+        let of_one_rail = self.is_multi && case == "a_wrong_key_opens_nothing";
+        of_one_rail.then_some("an export over several rails has a key for each")
+    }
+
     fn pair(&mut self) -> Box<dyn Pair + '_> {
         self.seed.set(self.seed.get() + 1);
         let Memories { initiator, target } = &self.memories;
         for fake in [initiator, target].into_iter().flatten() {
             fake.set("seed", self.seed.get());
         }
+        if self.is_multi {
+            return Box::new(Rails::pair(self).with_memory(Rc::new(self.memories.clone())));
+        }
         let here = open(self.config.clone(), initiator.as_deref(), (self.staging, self.is_patient));
         let there = open(self.config.clone(), target.as_deref(), (self.staging, self.is_patient));
-        let config = Config { bind: there.local_address(), ..self.config.clone() };
-        let restart = Restart { config, fake: target.clone(), staging: self.staging };
-        let limits = EndsConfig { patience: Duration::from_secs(30), late_max: Duration::from_millis(30) };
-        Box::new(OnDevices { ends: Ends::new(here, there, restart, limits), memories: self.memories.clone() })
+        let (config, binds) = (self.config.clone(), [there.local_address(); 2]);
+        let restart = Restart { config, binds, fake: target.clone(), staging: self.staging };
+        Box::new(Ends::new(here, there, restart, self.limits).with_memory(Rc::new(self.memories.clone())))
     }
 }
 
 struct Restart {
     config: Config,
+    /// Where the rails of the target listen.
+    binds: [SocketAddr; 2],
     fake: Option<Arc<Fake>>,
     staging: fn(GpuConfig) -> GpuConfig,
 }
@@ -119,7 +150,8 @@ impl Fabric for Restart {
     type Transport = TcpTransport;
 
     fn reopen(&mut self) -> TcpTransport {
-        open(self.config.clone(), self.fake.as_deref(), (self.staging, false))
+        let config = Config { bind: self.binds[0], ..self.config.clone() };
+        open(config, self.fake.as_deref(), (self.staging, false))
     }
 
     fn identity(transport: &TcpTransport) -> u64 {
@@ -131,73 +163,50 @@ impl Fabric for Restart {
     }
 }
 
-/// A pair whose memory is on the devices.
-struct OnDevices {
-    ends: Ends<Restart>,
-    memories: Memories,
-}
+/// Two rails between the same ends.
+struct Rails(Restart);
 
-impl Pair for OnDevices {
-    fn initiator(&mut self) -> &mut dyn Transport {
-        self.ends.initiator()
+type Multi = MultiTransport<TcpTransport, HealthRoute>;
+
+impl Rails {
+    fn open(configs: [Config; 2], fake: Option<&Fake>, staging: fn(GpuConfig) -> GpuConfig) -> Multi {
+        let rails = configs.map(|config| open(config, fake, (staging, false)));
+        MultiTransport::new(rails, HealthRoute::new(&[100, 100], HealthConfig::default()), 300).unwrap()
     }
 
-    fn target(&mut self) -> &mut dyn Transport {
-        self.ends.target()
-    }
-
-    fn tick(&mut self) -> Instant {
-        self.ends.tick()
-    }
-
-    fn patience(&self) -> Duration {
-        self.ends.patience()
-    }
-
-    fn late_max(&self) -> Duration {
-        self.ends.late_max()
-    }
-
-    fn allocate(&mut self, side: Side, bytes: usize) -> Option<MemSpan> {
-        let fake = match side {
-            Side::Initiator => &self.memories.initiator,
-            Side::Target => &self.memories.target,
-        };
-        fake.as_ref().map(|fake| fake.allocate(bytes))
-    }
-
-    fn peek_poke(&self) -> Rc<dyn PeekPoke> {
-        Rc::new(self.memories.clone())
-    }
-
-    fn address_bytes(&self, export: &[u8]) -> Range<usize> {
-        self.ends.address_bytes(export)
-    }
-
-    fn key_bytes(&self, export: &[u8]) -> Option<Range<usize>> {
-        self.ends.key_bytes(export)
-    }
-
-    fn initiator_identity(&self) -> Option<u64> {
-        self.ends.initiator_identity()
-    }
-
-    fn kill_target(&mut self) -> Hook {
-        self.ends.kill_target()
-    }
-
-    fn restart_target(&mut self) -> Hook {
-        self.ends.restart_target()
-    }
-
-    fn stall_target(&mut self, stalled: bool) -> Hook {
-        self.ends.stall_target(stalled)
-    }
-
-    fn cut(&mut self) -> Hook {
-        self.ends.cut()
+    fn pair(gpus: &Gpus) -> Ends<Self> {
+        let Memories { initiator, target } = &gpus.memories;
+        // Rails of one end have one identity.
+        let of = |identity| [0, 1].map(|_| Config { identity, ..gpus.config.clone() });
+        let here = Self::open(of(1), initiator.as_deref(), gpus.staging);
+        let there = Self::open(of(2), target.as_deref(), gpus.staging);
+        let binds = [0, 1].map(|rail: usize| there.rails()[rail].local_address());
+        let config = gpus.config.clone();
+        let restart = Restart { config, binds, fake: target.clone(), staging: gpus.staging };
+        Ends::new(here, there, Self(restart), LIMITS)
     }
 }
+
+impl Fabric for Rails {
+    type Transport = Multi;
+
+    fn reopen(&mut self) -> Multi {
+        let Restart { config, binds, fake, staging } = &self.0;
+        let configs = binds.map(|bind| Config { bind, identity: 2, ..config.clone() });
+        Self::open(configs, fake.as_deref(), *staging)
+    }
+
+    fn identity(transport: &Multi) -> u64 {
+        transport.rails()[0].identity()
+    }
+
+    fn cut(transport: &mut Multi) {
+        transport.rails_mut().iter_mut().for_each(TcpTransport::close_connections);
+    }
+}
+
+const LIMITS: EndsConfig =
+    EndsConfig { patience: Duration::from_secs(30), late_max: Duration::from_millis(30) };
 
 fn plain() -> Config {
     Config {
@@ -298,6 +307,23 @@ macro_rules! on_devices {
     };
 }
 
+fn two_rails() -> Gpus {
+    Gpus { is_multi: true, ..Gpus::new(plain(), small, (true, true)) }
+}
+
+mod over_two_rails {
+    te_core::conformance_tests!(super::two_rails(), skips [
+        a_slice_off_the_granule_is_refused_before_a_byte_moves,
+        a_caller_driven_transport_releases_memory_in_the_next_poll,
+        what_a_peer_writes_shows_through_a_volatile_span,
+        a_peer_reads_what_was_written_through_a_volatile_span,
+        a_wrong_key_opens_nothing,
+    ], may_skip [
+        after_a_fence_nothing_lands,
+        after_a_fence_nothing_lands_that_a_stalled_target_held_back,
+    ]);
+}
+
 on_devices!(both_ends, plain(), small, (true, true), skips [
     a_slice_off_the_granule_is_refused_before_a_byte_moves,
     a_caller_driven_transport_releases_memory_in_the_next_poll,
@@ -337,7 +363,8 @@ const MOVING: [&str; 8] = [
 
 fn seeds(ends: (bool, bool)) {
     assert!(MOVING.iter().all(|name| cases().iter().any(|case| case.name == *name)));
-    let mut gpus = Gpus::new(plain(), small, ends);
+    let limits = EndsConfig { late_max: Duration::from_millis(3), ..LIMITS };
+    let mut gpus = Gpus { limits, ..Gpus::new(plain(), small, ends) };
     for seed in each_seed(0..200) {
         gpus.seed.set(seed as i64 * 16);
         let name = MOVING[seed as usize % MOVING.len()];

@@ -148,3 +148,24 @@ fn the_context_dies_at_any_call() {
         }
     }
 }
+
+/// Pages of this process's address space.
+fn pages() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    text.split(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn pages_that_cannot_be_registered_are_unmapped() {
+    for function in ["cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2"] {
+        let fake = Fake::cuda();
+        let gpu = fake.gpu(fake.config());
+        fake.fail(function, 0, 1);
+        let before = pages();
+        // Each maps 2 MiB at least. Other tests of this process map some, too.
+        (0..1_000).for_each(|_| assert!(gpu.stager(fake.location()).is_err()));
+        let mib = pages().saturating_sub(before) * 4 / 1_024;
+        assert!(mib < 1_000, "{mib} MiB more are mapped after {function} failed 1,000 times");
+        assert_eq!((fake.context(), gpu.stagers_quarantined()), (0, 0));
+    }
+}

@@ -35,6 +35,15 @@ fn a_library_that_is_missing_is_a_reason() {
 }
 
 #[test]
+fn a_file_that_is_no_library_is_a_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("libcuda.so");
+    std::fs::write(&path, "no library").unwrap();
+    let text = reason(&Gpu::cuda(config_of(GpuVendor::Nvidia, &path)).unwrap()).to_string();
+    assert!(text.contains("too short") || text.contains("ELF"), "{text}");
+}
+
+#[test]
 fn a_driver_that_is_too_old_is_a_reason() {
     for (fake, version, hint) in [(Fake::cuda(), 11_080, "CUDA 12.0"), (Fake::hip(), 50_700_000, "ROCm 6.0")]
     {

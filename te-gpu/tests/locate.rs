@@ -77,6 +77,18 @@ fn memory_is_located_within_one_allocation() {
 }
 
 #[test]
+fn a_driver_that_knows_fewer_attributes_locates_memory_as_well() {
+    let fake = Fake::cuda();
+    fake.set("few_attributes", 1);
+    let gpu = here(&fake);
+    let span = fake.allocate(10_000);
+    assert_eq!(gpu.locate(span.as_ptr(), span.len()), Some(fake.location()));
+    assert_eq!(gpu.locate(span.as_ptr(), span.len() + 1), None);
+    let block = gpu.examine(span).unwrap();
+    assert_eq!((block.base, block.bytes), (span.as_ptr().addr(), 10_000));
+}
+
+#[test]
 fn managed_memory_counts_as_host_memory() {
     let fake = Fake::cuda();
     let gpu = here(&fake);

@@ -270,8 +270,16 @@ fn when_the_context_dies_every_hop_ends_once_and_its_memory_is_never_used_again(
         let mut tokens: Vec<u64> = ended.iter().map(|end| end.token.0).collect();
         tokens.sort_unstable();
         assert!(tokens.iter().enumerate().all(|(nth, token)| nth as u64 == *token), "each once");
+        // The device may still write to the slots. Later ones are elsewhere: callers go on to `start`, which
+        // fails.
+        let before: Vec<usize> = slots.iter().map(|slot| slot.span.as_ptr().addr()).collect();
         slots.into_iter().for_each(|slot| stager.give_back(slot));
-        assert!(stager.take().is_none(), "the device may still write to the slots");
+        let after = take_all(&mut *stager);
+        assert_eq!(after.len(), before.len());
+        for slot in &after {
+            assert!(!before.contains(&slot.span.as_ptr().addr()));
+            fake.fill(slot.span, &vec![1; slot.span.len()]);
+        }
         assert_eq!(kind(stager.start(&mixed.hops[..1])), Err(ErrorKind::Rail));
         drop(stager);
         assert_eq!(gpu.stagers_quarantined(), 1);
@@ -329,6 +337,7 @@ fn paths_are_measured_in_the_time_that_is_set_and_printed() {
     drop(set.stager(fake.location()).unwrap());
     let table = set.plan(fake.location()).unwrap().table();
     assert!(table.to_string().lines().all(|line| line.ends_with("batch batch batch")));
+    assert!(!set.plan(fake.location()).unwrap().offer().kernel, "a path that is not wanted is not tried");
     drop((gpu, set));
     assert_eq!(fake.live(), 0);
 }
@@ -340,4 +349,66 @@ fn the_cpu_cannot_touch_memory_of_the_fake_device() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.starts_with(&format!("{:x}-", memory.as_ptr().addr())));
     assert!(line.unwrap().contains(" ---s "), "{line:?}");
+}
+
+#[test]
+#[allow(unsafe_code, reason = "forks")]
+fn a_fork_that_drops_a_stager_calls_nothing_and_touches_nothing() {
+    let fake = Fake::cuda();
+    let gpu = fake.gpu(only(&fake, Path::Loop));
+    let mut stager = gpu.stager(fake.location()).unwrap();
+    let gate = gpu.gate(fake.location()).unwrap();
+    let slots = take_all(&mut *stager);
+    let mixed = Mixed::new(&fake, &mut Rng::new(8), &slots);
+    fake.set("stalled", 1);
+    let begun = stager.start(&mixed.hops).unwrap();
+    // SAFETY: the child drops values of ours, which call nothing and touch no memory that it lacks, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop((stager, gate, gpu));
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child; writes one number.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0, "the child was ended by a signal, or failed");
+    fake.set("stalled", 0);
+    all_are_ok(&ends(&mut *stager, begun)).unwrap();
+    mixed.check(&fake, &slots);
+}
+
+#[test]
+fn what_is_not_memory_of_the_device_is_refused() {
+    let fake = Fake::cuda();
+    fake.set("devices", 2);
+    let gpu = fake.gpu(fake.config());
+    let here = te_core::Location::Device(fake.vendor(), 0);
+    let mut stager = gpu.stager(here).unwrap();
+    let slot = stager.take().unwrap();
+    // The driver shows device 1 first.
+    let (own, other) = (fake.allocate_at(1, 4_096, here), fake.allocate_at(0, 4_096, here));
+    let mut host = [0_u8; 64];
+    let past = MemSpan::new(own.as_ptr().wrapping_add(4_000), 97).at(here);
+    for (what, span) in [
+        ("host memory that is said to be the device's", MemSpan::new(host.as_mut_ptr(), 64).at(here)),
+        ("a slot", MemSpan::new(slot.span.as_ptr(), 64).at(here)),
+        ("memory of another device", other.part(0, 64).unwrap()),
+        ("memory of the device that is said to be the host's", MemSpan::new(own.as_ptr(), 64)),
+        ("memory past the end of an allocation", past),
+        ("an address that nothing has", MemSpan::new(std::ptr::without_provenance_mut(64), 64).at(here)),
+        (
+            "the end of all addresses",
+            MemSpan::new(std::ptr::without_provenance_mut(usize::MAX - 7), 64).at(here),
+        ),
+    ] {
+        for direction in [ToDevice, ToHost] {
+            let refused = stager.start(&[hop(1, slot.index, 0, span, direction)]);
+            assert_eq!(kind(refused), Err(ErrorKind::InvalidArgument), "{what}");
+            // Behind a good one, it is refused later.
+            let good = hop(2, slot.index, 0, own.part(0, 64).unwrap(), direction);
+            assert_eq!(stager.start(&[good, hop(3, slot.index, 64, span, direction)]), Ok(1), "{what}");
+            ends(&mut *stager, 1);
+        }
+    }
 }

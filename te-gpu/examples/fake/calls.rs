@@ -77,6 +77,9 @@ exports! {
         for nth in 0..count as usize {
             // SAFETY: `count` entries in each array, as the caller promised.
             let (name, place) = unsafe { (names.add(nth).read(), places.add(nth).read()) };
+            if (18..=20).contains(&name) && (!crate::IS_CUDA || state.has_few_attributes) {
+                return Err(INVALID_VALUE);
+            }
             let value = match (name, &found) {
                 (2, Some((_, mapping))) => if mapping.is_managed { 4 } else { 2 },
                 (2, None) => u64::from(pinned),
@@ -92,7 +95,6 @@ exports! {
                 (18, Some((_, mapping))) => mapping.bytes as u64,
                 (19, Some((base, _))) => *base,
                 (20, Some((_, mapping))) => mapping.block_id,
-                (18..=20, _) if !crate::IS_CUDA => return Err(INVALID_VALUE),
                 _ => 0,
             };
             // SAFETY: a place of the attribute's size.

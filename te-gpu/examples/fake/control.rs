@@ -22,6 +22,7 @@ pub(crate) unsafe extern "C" fn fake_set(name: *const c_char, value: i64) -> c_i
         b"seed" => state.seed = value as u64,
         b"delay_us_max" => state.delay_us_max = value as u64,
         b"stalled" => state.is_stalled = value != 0,
+        b"few_attributes" => state.has_few_attributes = value != 0,
         b"sticky" => state.sticky = value as c_int,
         b"stream_writes" => _ = state.attributes.insert(122, value as c_int),
         b"dma_bufs" => _ = state.attributes.insert(124, value as c_int),

@@ -60,6 +60,8 @@ pub(crate) struct State {
     pub(crate) delay_us_max: u64,
     pub(crate) is_initialized: bool,
     pub(crate) is_stalled: bool,
+    /// Attributes of mappings are not known, and refused.
+    pub(crate) has_few_attributes: bool,
     /// The error that ended the contexts.
     pub(crate) sticky: c_int,
     pub(crate) attributes: HashMap<c_int, c_int>,
@@ -115,6 +117,7 @@ pub(crate) fn state() -> Locked {
         delay_us_max: 60,
         is_initialized: false,
         is_stalled: false,
+        has_few_attributes: false,
         sticky: 0,
         attributes: HashMap::new(),
         mappings: BTreeMap::new(),

@@ -48,6 +48,7 @@ pub(crate) type Opaque = *mut c_void;
 pub(crate) type DevicePtr = u64;
 
 pub(crate) const SUCCESS: c_int = 0;
+pub(crate) const INVALID_VALUE: c_int = 1;
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 pub(crate) const DEINITIALIZED: c_int = 4;
 pub(crate) const NO_DEVICE: c_int = 100;

@@ -45,6 +45,8 @@ pub(crate) struct Device {
     retaining: Mutex<()>,
     /// The context does nothing any more.
     dead: AtomicBool,
+    /// The process that it belongs to. A fork inherits the value, and no context.
+    process: u32,
     /// Stagers whose memory could not be taken back, because hops did not end.
     pub(crate) quarantined: AtomicU64,
 }
@@ -101,6 +103,7 @@ impl Device {
                 context: OnceLock::new(),
                 retaining: Mutex::new(()),
                 dead: AtomicBool::new(false),
+                process: std::process::id(),
                 quarantined: AtomicU64::new(0),
             }));
         }
@@ -118,6 +121,12 @@ impl Device {
 
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Relaxed)
+    }
+
+    /// Whether this process is a fork of the one that the device belongs to: nothing may be called, and
+    /// page-locked memory is not mapped.
+    pub(crate) fn is_forked(&self) -> bool {
+        std::process::id() != self.process
     }
 
     /// Translates the driver's answer, and remembers an error from which the context does not recover.
@@ -164,6 +173,9 @@ impl Device {
 
     /// The same, to give something back: what is not given back is lost, so it is tried twice.
     pub(crate) fn enter_to_free(&self) -> Result<Entered<'_>, Error> {
+        if self.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         self.enter().or_else(|_| self.enter())
     }
 
@@ -187,7 +199,8 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if let (Some(_), Some(release)) = (self.context.get(), self.driver.context_release) {
+        let (context, release) = (self.context.get(), self.driver.context_release);
+        if let (Some(_), Some(release), false) = (context, release, self.is_forked()) {
             // SAFETY: retained once by `context`; everything that uses it holds an `Arc` of the device.
             twice(|| unsafe { release(self.ordinal()) });
         }

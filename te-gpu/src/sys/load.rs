@@ -23,7 +23,7 @@ pub enum NoGpu {
     NoLibrary {
         /// Whose library.
         vendor: GpuVendor,
-        /// Where it was looked for, and the dynamic linker's message about the last place.
+        /// The dynamic linker's message.
         why: String,
     },
     /// The library lacks this function, which is required.
@@ -410,21 +410,23 @@ fn open(api: Api, library: Option<&Path>, flags: c_int) -> Result<*mut c_void, S
     let mut why = String::new();
     for place in places(api, library) {
         let Ok(name) = CString::new(place.as_os_str().as_bytes()) else {
-            why = "the path has a zero byte".to_owned();
-            continue;
+            return Err("its path has a zero byte".to_owned());
         };
         // SAFETY: a C string; the library's constructors may run at any time.
         let handle = unsafe { libc::dlopen(name.as_ptr(), flags) };
         if !handle.is_null() {
             return Ok(handle);
         }
-        // SAFETY: no argument; the text is copied before this thread calls the linker again.
-        let text = unsafe { libc::dlerror() };
-        why = match text.is_null() {
-            true => format!("{}: not loaded", place.display()),
-            // SAFETY: `dlerror` returns a C string that is valid until the next call.
-            false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
-        };
+        // The first message is the linker's search, a later one says more where there is a file.
+        if why.is_empty() || place.is_file() {
+            // SAFETY: no argument; the text is copied before this thread calls the linker again.
+            let text = unsafe { libc::dlerror() };
+            why = match text.is_null() {
+                true => format!("{}: not loaded", place.display()),
+                // SAFETY: `dlerror` returns a C string that is valid until the next call.
+                false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
+            };
+        }
     }
     Err(why)
 }

@@ -120,6 +120,9 @@ impl fmt::Debug for Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
+        if self.page.device.is_forked() {
+            return;
+        }
         self.open();
         self.page.lock().push((self.word, self.next));
     }

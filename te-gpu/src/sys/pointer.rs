@@ -6,10 +6,10 @@ use std::sync::Arc;
 use te_core::{Error, ErrorKind};
 
 use super::abi::{
-    Api, DevicePtr, MEMORY_TYPE_DEVICE, POINTER_ALLOWED_HANDLE_TYPES, POINTER_BUFFER_ID,
+    Api, DevicePtr, INVALID_VALUE, MEMORY_TYPE_DEVICE, POINTER_ALLOWED_HANDLE_TYPES, POINTER_BUFFER_ID,
     POINTER_DEVICE_ORDINAL, POINTER_IS_GPU_DIRECT_RDMA_CAPABLE, POINTER_IS_LEGACY_IPC_CAPABLE,
     POINTER_IS_MANAGED, POINTER_MAPPING_BASE, POINTER_MAPPING_SIZE, POINTER_MEMORY_BLOCK_ID,
-    POINTER_MEMORY_TYPE, POINTER_RANGE_SIZE, POINTER_RANGE_START,
+    POINTER_MEMORY_TYPE, POINTER_RANGE_SIZE, POINTER_RANGE_START, SUCCESS,
 };
 use super::device::{Device, error_of};
 use super::load::Driver;
@@ -50,27 +50,36 @@ pub(crate) fn find(driver: &Driver, at: DevicePtr) -> Result<Option<Found>, Erro
     let (mut kind, mut managed, mut ordinal, mut legacy) = (0_u32, 0_u32, -1_i32, 0_i32);
     let (mut start, mut bytes, mut handle_types, mut gpu_direct) = (0_u64, 0_usize, 0_u32, 0_i32);
     let (mut buffer, mut mapping_bytes, mut mapping, mut block) = (0_u64, 0_usize, 0_u64, 0_u64);
+    // Those of both interfaces come first, then those of every CUDA driver.
     let asked: [(c_int, *mut c_void); 12] = [
         (POINTER_MEMORY_TYPE, (&raw mut kind).cast()),
         (POINTER_IS_MANAGED, (&raw mut managed).cast()),
         (POINTER_DEVICE_ORDINAL, (&raw mut ordinal).cast()),
-        (POINTER_IS_LEGACY_IPC_CAPABLE, (&raw mut legacy).cast()),
         (POINTER_RANGE_START, (&raw mut start).cast()),
         (POINTER_RANGE_SIZE, (&raw mut bytes).cast()),
+        (POINTER_BUFFER_ID, (&raw mut buffer).cast()),
+        (POINTER_IS_LEGACY_IPC_CAPABLE, (&raw mut legacy).cast()),
         (POINTER_ALLOWED_HANDLE_TYPES, (&raw mut handle_types).cast()),
         (POINTER_IS_GPU_DIRECT_RDMA_CAPABLE, (&raw mut gpu_direct).cast()),
-        (POINTER_BUFFER_ID, (&raw mut buffer).cast()),
         (POINTER_MAPPING_SIZE, (&raw mut mapping_bytes).cast()),
         (POINTER_MAPPING_BASE, (&raw mut mapping).cast()),
         (POINTER_MEMORY_BLOCK_ID, (&raw mut block).cast()),
     ];
-    // HIP has the first nine.
-    let count = if driver.api == Api::Cuda { asked.len() } else { 9 };
     let (names, places) = (asked.map(|(name, _)| name), asked.map(|(_, place)| place));
-    // SAFETY: as many names as places, each of which has the size of its attribute; the address is not
-    // accessed.
-    let code = unsafe { (driver.pointer_attributes)(count as u32, names.as_ptr(), places.as_ptr(), at) };
-    if code != super::abi::SUCCESS {
+    let ask = |count: u32| {
+        // SAFETY: as many names as places, each of which has the size of its attribute; the address is not
+        // accessed.
+        unsafe { (driver.pointer_attributes)(count, names.as_ptr(), places.as_ptr(), at) }
+    };
+    let code = match driver.api {
+        Api::Hip => ask(6),
+        Api::Cuda => match ask(12) {
+            // A driver that does not know one of the attributes refuses all.
+            INVALID_VALUE => ask(9),
+            code => code,
+        },
+    };
+    if code != SUCCESS {
         return Err(error_of(code));
     }
     let Ok(ordinal) = u16::try_from(ordinal) else { return Ok(None) };

@@ -104,19 +104,43 @@ impl Drop for Pinned {
     }
 }
 
-/// Fresh zeroed pages, aligned to huge ones, if possible on this node.
-fn map(bytes: usize, node: Option<u16>) -> Result<MemSpan, Error> {
-    let whole = bytes + HUGE_PAGE;
+/// Address space for slots of a stager whose device has failed. It takes no memory until a slot is used.
+pub(crate) struct Spare(MemSpan);
+
+impl Spare {
+    pub(crate) fn new(bytes: usize) -> Result<Self, Error> {
+        fresh(bytes).map(Self)
+    }
+
+    pub(crate) fn span(&self) -> MemSpan {
+        self.0
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        unmap(self.0);
+    }
+}
+
+/// New zeroed pages, which take no memory until they are touched.
+fn fresh(bytes: usize) -> Result<MemSpan, Error> {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping at an address of the kernel's choice, which touches no other memory.
-    let start = unsafe { libc::mmap(ptr::null_mut(), whole, protection, flags, -1, 0) };
+    let start = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
     if start == libc::MAP_FAILED {
         let code = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
         return Err(Error::with_code(ErrorKind::Full, code));
     }
+    Ok(MemSpan::new(start.cast(), bytes))
+}
+
+/// Fresh zeroed pages, aligned to huge ones, if possible on this node.
+fn map(bytes: usize, node: Option<u16>) -> Result<MemSpan, Error> {
+    let start = fresh(bytes + HUGE_PAGE)?.as_ptr();
     let skip = start.addr().next_multiple_of(HUGE_PAGE) - start.addr();
-    let from = start.cast::<u8>().wrapping_add(skip);
-    for (part, len) in [(start.cast(), skip), (from.wrapping_add(bytes), HUGE_PAGE - skip)] {
+    let from = start.wrapping_add(skip);
+    for (part, len) in [(start, skip), (from.wrapping_add(bytes), HUGE_PAGE - skip)] {
         if len > 0 {
             unmap(MemSpan::new(part, len));
         }

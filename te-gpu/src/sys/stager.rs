@@ -12,7 +12,7 @@ use super::channel::{Channel, Group, Layout};
 use super::device::Device;
 use super::module::{Kernels, TICKET_BYTES};
 use super::pointer;
-use super::ring::Pinned;
+use super::ring::{Pinned, Spare};
 use crate::config::Config;
 use crate::flight::LAUNCHES_PER_START;
 use crate::plan::{LARGE_BYTES, Offer, Path, Plan};
@@ -85,6 +85,8 @@ pub(crate) struct GpuStager {
     channels: [Channel; 2],
     kernels: Option<Kernels>,
     pinned: Pinned,
+    /// Where the slots are once the device has failed: copies may still write to `pinned`.
+    spare: Spare,
     slots: Slots,
     slot_bytes: u32,
     known: Known,
@@ -137,6 +139,7 @@ impl GpuStager {
             channels,
             kernels: None,
             pinned,
+            spare: Spare::new(ring_bytes)?,
             slots: Slots::new(count),
             slot_bytes: config.slot_bytes,
             known: Known { ranges: [(0, 0); KNOWN_MAX], next: 0, registrations, as_of },
@@ -147,8 +150,12 @@ impl GpuStager {
             turn: 0,
         };
         stager.try_marks()?;
-        stager.try_kernel();
-        stager.try_batch();
+        if stager.plan.table().uses(Path::Kernel) {
+            stager.try_kernel();
+        }
+        if stager.plan.table().uses(Path::Batch) {
+            stager.try_batch();
+        }
         match stager.is_idle() {
             true => Ok(stager),
             false => Err(ErrorKind::TimedOut.into()),
@@ -165,6 +172,11 @@ impl GpuStager {
 
     pub(crate) fn ring_bytes(&self) -> usize {
         self.slots.count() * self.slot_bytes as usize
+    }
+
+    /// Whether the device stores words behind launches, so that polls need no call.
+    pub(crate) fn stores_words(&self) -> bool {
+        self.channels.iter().all(Channel::stores_words)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -389,19 +401,19 @@ impl GpuStager {
 // SAFETY: the slots are parts of page-locked memory that stays mapped as long as the stager, or for ever when
 // the device died; they do not overlap, `take` hands out each once, and no reference to their bytes is made.
 // `check` limits each hop to its slot and to memory of this device. A hop ends when the mark behind its copy
-// has passed, or when the context is dead; in that case no slot is handed out again. `drop` waits for hops.
+// has passed, or when the context is dead; from then on `take` returns other memory, and no hop is started.
+// `drop` waits for hops.
 unsafe impl Stager for GpuStager {
     fn slot_bytes(&self) -> u32 {
         self.slot_bytes
     }
 
     fn take(&mut self) -> Option<StagingSlot> {
-        if self.device.is_dead() {
-            return None;
-        }
         let index = self.slots.take()?;
         let at = u64::from(index) * u64::from(self.slot_bytes);
-        let span: MemSpan = self.pinned.span().part(at, self.slot_bytes.into()).ok()?;
+        // Callers that wait for a slot get one, and learn from `start` that the device has failed.
+        let all = if self.device.is_dead() { self.spare.span() } else { self.pinned.span() };
+        let span: MemSpan = all.part(at, self.slot_bytes.into()).ok()?;
         Some(StagingSlot { index, span })
     }
 
@@ -410,6 +422,9 @@ unsafe impl Stager for GpuStager {
     }
 
     fn start(&mut self, hops: &[Hop]) -> Result<usize, Error> {
+        if hops.is_empty() {
+            return Ok(0);
+        }
         if self.device.is_dead() {
             return Err(ErrorKind::Rail.into());
         }
@@ -432,6 +447,9 @@ unsafe impl Stager for GpuStager {
 
 impl Drop for GpuStager {
     fn drop(&mut self) {
+        if self.device.is_forked() {
+            return;
+        }
         let drained = self.wait(self.drain);
         let is_busy = self.channels.iter().any(|channel| !channel.is_empty());
         if is_busy || self.device.is_dead() {

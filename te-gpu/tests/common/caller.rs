@@ -23,7 +23,9 @@ impl Fake {
         unsafe { std::mem::transmute_copy(&symbol) }
     }
 
-    fn within<R>(&self, run: impl FnOnce() -> R) -> R {
+    /// Runs something while the context of device 0 is current for this thread.
+    pub(crate) fn within<R>(&self, run: impl FnOnce() -> R) -> R {
+        self.start();
         let retain: unsafe extern "C" fn(*mut usize, c_int) -> c_int = self.call("cuDevicePrimaryCtxRetain");
         let release: unsafe extern "C" fn(c_int) -> c_int = self.call("cuDevicePrimaryCtxRelease_v2");
         let push: unsafe extern "C" fn(usize) -> c_int = self.call("cuCtxPushCurrent_v2");
@@ -36,6 +38,14 @@ impl Fake {
             assert_eq!(pop(&raw mut context) | release(0), 0);
             result
         }
+    }
+
+    /// Makes a device current for this thread, as an application on HIP does.
+    pub(crate) fn set_current(&self, device: i32) {
+        let init: unsafe extern "C" fn(u32) -> c_int = self.call("hipInit");
+        let set: unsafe extern "C" fn(c_int) -> c_int = self.call("hipSetDevice");
+        // SAFETY: as above.
+        assert_eq!(unsafe { init(0) | set(device) }, 0);
     }
 
     fn start(&self) {
@@ -95,7 +105,7 @@ impl Caller<'_> {
         event
     }
 
-    /// The same, in streams that do nothing until `stalled` is 0 again.
+    /// Records a new event, in streams that do nothing until `stalled` is 0 again.
     pub(crate) fn record_behind_a_stall(&self) -> usize {
         self.fake.set("stalled", 1);
         self.record()
