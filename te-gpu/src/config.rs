@@ -24,6 +24,9 @@ pub struct Config {
     /// Hops that one stager carries out at a time in one direction, a power of two from 16 to 65,536. Default
     /// 4,096.
     pub hops_max: u32,
+    /// Whether the copy kernel may be used. It has not run on a device so far, and a fault of a kernel ends all
+    /// work of the process on that device. Default off.
+    pub kernel: bool,
     /// Thread blocks of the copy kernel, 1 to 64. More take more of the device from computing. Default 8.
     pub blocks_max: u32,
     /// Time in which the first stager of a device measures its copy paths, ms; 0 to 10,000, and with 0 it
@@ -51,6 +54,7 @@ impl Default for Config {
             slot_bytes: 256 << 10,
             ring_bytes: 16 << 20,
             hops_max: 4_096,
+            kernel: false,
             blocks_max: 8,
             calibrate_ms_max: 20,
             paths: None,

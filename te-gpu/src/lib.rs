@@ -34,7 +34,8 @@
 //! page-locked memory. So a poll is one load per direction, without a call of the driver.
 //!
 //! **Three paths** copy: a copy-engine call per hop, one call for all of them, or a small kernel, whose PTX
-//! text the driver compiles. Which is the fastest depends on direction, size, number and machine; the first
+//! text the driver compiles. The kernel is off unless [`Config::kernel`] is set, because it has not run on a
+//! device so far. Which is the fastest depends on direction, size, number and machine; the first
 //! stager of a device measures it ([`Config::calibrate_ms_max`]), and [`Gpu::plan`] prints it.
 //!
 //! **Contexts.** Device memory belongs to the primary context, which the CUDA runtime uses, too. Calls enter
@@ -47,7 +48,7 @@
 //! | driver | 12.0 (release 525) and later | ROCm 6.0 and later |
 //! | [`Devices::locate`](te_core::device::Devices::locate) | yes; managed memory counts as host memory | yes |
 //! | stager | yes | yes |
-//! | copy paths | loop; batch from 12.8 on; kernel from compute capability 7.0 on | loop; batch where the library has it |
+//! | copy paths | loop; batch from 12.8 on; kernel from compute capability 7.0 on, where it is allowed | loop; batch where the library has it |
 //! | marks | words in page-locked memory; events where streams cannot store words | the same |
 //! | dma-buf | where the driver exports it; one per mapping with [`Gpu::dmabufs`] | where the library exports it |
 //! | [`DeviceBuffer`] | with file descriptors and fabric handles, as far as the device has them | with file descriptors |

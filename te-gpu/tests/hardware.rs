@@ -85,7 +85,11 @@ fn every_path_brings_every_byte(make: fn(Config) -> Gpu) -> Result<(), Failed> {
         let lines = ["to-device", "to-host"].into_iter().flat_map(|direction| {
             [4_096, 16_384, 65_536, 262_144].map(|bytes| format!("{direction} {bytes}: {path} {path} {path}"))
         });
-        let gpu = make(Config { paths: Some(lines.collect::<Vec<_>>().join(";")), ..Config::default() });
+        let gpu = make(Config {
+            paths: Some(lines.collect::<Vec<_>>().join(";")),
+            kernel: true,
+            ..Config::default()
+        });
         let (location, buffers) = (first(&gpu), Buffers::default());
         let mut stager = gpu.stager(location).unwrap();
         let offer = gpu.plan(location).unwrap().offer();
@@ -142,7 +146,7 @@ fn main() -> ExitCode {
     let cuda: fn(Config) -> Gpu = |config| Gpu::cuda(config).unwrap();
     let hip: fn(Config) -> Gpu = |config| Gpu::hip(config).unwrap();
     for (name, make) in [("cuda", cuda), ("hip", hip)] {
-        let gpu = make(Config::default());
+        let gpu = make(Config { kernel: true, ..Config::default() });
         let reason = gpu.devices().err();
         let mut add = |test: &str, run: Box<dyn FnOnce() -> Result<(), Failed> + Send>| {
             let title = match &reason {

@@ -113,12 +113,10 @@ struct Peer {
 pub(crate) fn run(args: &Args) -> Outcome {
     let (shown, json) = match &args.what {
         What::Format(args) => {
-            let options = FormatOptions {
-                extent_bytes: args.extent.bytes(),
-                peers: args.peers,
-                force: args.force,
-            };
-            let superblock = Pool::format(&args.path, options).map_err(|error| failure(&args.path, &error))?;
+            let options =
+                FormatOptions { extent_bytes: args.extent.bytes(), peers: args.peers, force: args.force };
+            let superblock =
+                Pool::format(&args.path, options).map_err(|error| failure(&args.path, &error))?;
             (Shown::of(&args.path, &superblock), args.json)
         }
         What::Inspect(args) => {
@@ -138,7 +136,9 @@ fn failure(path: &Path, error: &PoolError) -> Failure {
     let failure = Failure::failed(format!("{}: {error}", path.display()));
     match error {
         PoolError::Setting { .. } => Failure::usage(format!("{}: {error}", path.display())),
-        PoolError::Formatted { .. } => failure.hint("--force overwrites it: then what hosts have there is lost"),
+        PoolError::Formatted { .. } => {
+            failure.hint("--force overwrites it: then what hosts have there is lost")
+        }
         PoolError::NotAPool => failure.hint("`snowskin cxl format` makes one"),
         _ => failure,
     }

@@ -150,7 +150,7 @@ impl GpuStager {
             turn: 0,
         };
         stager.try_marks()?;
-        if stager.plan.table().uses(Path::Kernel) {
+        if config.kernel && stager.plan.table().uses(Path::Kernel) {
             stager.try_kernel();
         }
         if stager.plan.table().uses(Path::Batch) {

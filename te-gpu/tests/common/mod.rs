@@ -225,6 +225,7 @@ pub(crate) fn config_of(vendor: GpuVendor, path: &Path) -> Config {
         slot_bytes: 16 << 10,
         ring_bytes: 128 << 10,
         hops_max: 64,
+        kernel: true,
         calibrate_ms_max: 0,
         sysfs: PathBuf::from("/nonexistent"),
         ..Config::default()

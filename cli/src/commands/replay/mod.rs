@@ -29,7 +29,7 @@ use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 use disks::{DiskDir, DiskFiles, Pace, Shape};
-use driver::Driver;
+use driver::{Counters, Driver};
 use report::{OnDisk, Report};
 use simulate::{Tier, Tokens};
 use source::{Source, Survey};
@@ -302,41 +302,8 @@ fn replay(
     let mut pace = setup.disks.map(|_| Pace::new(driver.store_mut(), args.nodes, pool)).transpose()?;
     let stats_before = driver.store_mut().stats()?;
     let (cpu_before, started) = (cluster.cpu(), Instant::now());
-    let mut looked = started;
-    let mut interrupted = None;
-    let (middle, mut at_middle) = (survey.requests.map(|requests| requests / 2), None);
-    let mut arrivals = args.pace.map(Arrivals::new);
-    for request in source.requests()? {
-        let request = request?;
-        if Some(driver.counters().requests) == middle {
-            at_middle = Some(*driver.counters());
-            if args.restart_node {
-                cluster.restart_first_node()?;
-            }
-        }
-        if let Some(arrivals) = &mut arrivals {
-            arrivals.wait_for(request.timestamp);
-        }
-        if let Err(error) = driver.request(&request.hash_ids) {
-            // How the master ended explains more than the broken connection to it.
-            std::thread::sleep(CHECK_INTERVAL);
-            cluster.check_children(&bar)?;
-            return Err(error);
-        }
-        if let Some(pace) = &mut pace {
-            pace.keep(driver.store_mut())?;
-        }
-        if looked.elapsed() >= CHECK_INTERVAL {
-            looked = Instant::now();
-            cluster.check_children(&bar)?;
-            bar.set(driver.counters().requests);
-            bar.message(format!("hit rate {:.3}", driver.counters().hit_rate()));
-        }
-        interrupted = sys::interrupted();
-        if interrupted.is_some() {
-            break;
-        }
-    }
+    let (interrupted, at_middle) =
+        each_request(args, source, survey, &mut driver, &mut pace, &mut cluster, &bar)?;
     let elapsed = started.elapsed();
     cluster.check_children(&bar)?;
     let cpu = cluster.cpu().since(cpu_before);
@@ -366,6 +333,54 @@ fn replay(
     drop(driver);
     cluster.stop();
     Ok((report, interrupted))
+}
+
+/// Replays the requests one after the other. Returns whether it was interrupted, and the counts in the middle.
+fn each_request(
+    args: &Args,
+    source: &Source,
+    survey: &Survey,
+    driver: &mut Driver<store::ClusterStore>,
+    pace: &mut Option<Pace>,
+    cluster: &mut Cluster,
+    bar: &Bar,
+) -> anyhow::Result<(Option<Exit>, Option<Counters>)> {
+    let mut looked = Instant::now();
+    let mut interrupted = None;
+    let (middle, mut at_middle) = (survey.requests.map(|requests| requests / 2), None);
+    let mut arrivals = args.pace.map(Arrivals::new);
+    for request in source.requests()? {
+        let request = request?;
+        if Some(driver.counters().requests) == middle {
+            at_middle = Some(*driver.counters());
+            if args.restart_node {
+                cluster.restart_first_node()?;
+            }
+        }
+        if let Some(arrivals) = &mut arrivals {
+            arrivals.wait_for(request.timestamp);
+        }
+        if let Err(error) = driver.request(&request.hash_ids) {
+            // How the master ended explains more than the broken connection to it.
+            std::thread::sleep(CHECK_INTERVAL);
+            cluster.check_children(bar)?;
+            return Err(error);
+        }
+        if let Some(pace) = pace {
+            pace.keep(driver.store_mut())?;
+        }
+        if looked.elapsed() >= CHECK_INTERVAL {
+            looked = Instant::now();
+            cluster.check_children(bar)?;
+            bar.set(driver.counters().requests);
+            bar.message(format!("hit rate {:.3}", driver.counters().hit_rate()));
+        }
+        interrupted = sys::interrupted();
+        if interrupted.is_some() {
+            break;
+        }
+    }
+    Ok((interrupted, at_middle))
 }
 
 /// When requests arrive.

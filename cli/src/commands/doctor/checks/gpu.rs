@@ -244,7 +244,10 @@ mod tests {
     #[test]
     fn a_library_is_missed_where_there_is_a_gpu_of_its_vendor() {
         let facts = |vendor: Option<u32>, gpus| Facts {
-            pci: vendor.into_iter().map(|vendor| Function { vendor, class: 0x03_02_00, ..nothing() }).collect(),
+            pci: vendor
+                .into_iter()
+                .map(|vendor| Function { vendor, class: 0x03_02_00, ..nothing() })
+                .collect(),
             gpus,
             ..Facts::default()
         };
