@@ -320,6 +320,19 @@ pub fn is_unused<L: Lines>(
     Ok(first_user(lines, coherence, block, names)?.is_none())
 }
 
+/// The identity that holds a peer's page; `None` when none ever did.
+///
+/// # Errors
+/// `Stale` when the record cannot be understood: it is damaged. As [`Lines::load`].
+pub fn holder<L: Lines>(lines: &mut L, block: &Superblock, slot: u32) -> Result<Option<u64>, Error> {
+    let at = block.peer_at(slot);
+    if fetch_line(lines, at)? == [0; LINE as usize] {
+        return Ok(None);
+    }
+    // The peer renews it now and then.
+    Ok(Some(read_whole(lines, at, PeerRecord::parse)?.identity))
+}
+
 /// The record of a peer, if it can be understood.
 ///
 /// # Errors
