@@ -333,11 +333,18 @@ pub fn holder<L: Lines>(lines: &mut L, block: &Superblock, slot: u32) -> Result<
     Ok(Some(read_whole(lines, at, PeerRecord::parse)?.identity))
 }
 
-/// The record of a peer, if it can be understood.
+/// The record of a peer; `None` for a page that none has used, and for a damaged one.
 ///
 /// # Errors
 /// As [`Lines::load`].
-pub fn peer<L: Lines>(lines: &mut L, block: &Superblock, slot: u32) -> Result<Option<PeerRecord>, Fault> {
-    let line = fetch_line(lines, block.peer_at(slot))?;
-    Ok(PeerRecord::parse(&line).ok().filter(|peer| peer.uuid == block.uuid && peer.slot == slot))
+pub fn peer<L: Lines>(lines: &mut L, block: &Superblock, slot: u32) -> Result<Option<PeerRecord>, Error> {
+    let at = block.peer_at(slot);
+    if fetch_line(lines, at)? == [0; LINE as usize] {
+        return Ok(None);
+    }
+    match read_whole(lines, at, PeerRecord::parse) {
+        Ok(record) => Ok(Some(record).filter(|peer| peer.uuid == block.uuid && peer.slot == slot)),
+        Err(error) if error.kind == ErrorKind::Stale => Ok(None),
+        Err(error) => Err(error),
+    }
 }
