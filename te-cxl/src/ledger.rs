@@ -19,6 +19,7 @@ use te_core::{Access, Error, ErrorKind};
 
 use crate::Coherence;
 use crate::lines::{Fault, Fence, LINE, Lines, Local};
+use crate::pool::format::{EXPELLED_LINES, ROWS_MAX, write_expelled};
 use crate::pool::format::{
     EXPELLED_PER_LINE, LineBytes, LineError, OwnerRecord, PeerRecord, Row, Superblock, Use, parse_expelled,
 };
@@ -245,7 +246,7 @@ fn is_expelled<L: Lines>(
     count: u32,
     identity: u64,
 ) -> Result<bool, Error> {
-    let whole = count.div_ceil(EXPELLED_PER_LINE as u32).min(crate::pool::format::EXPELLED_LINES);
+    let whole = count.div_ceil(EXPELLED_PER_LINE as u32).min(EXPELLED_LINES);
     for line in 0..whole {
         let at = block.expelled_at(extent, line);
         if coherence == Coherence::Flush {
@@ -318,6 +319,48 @@ pub fn is_unused<L: Lines>(
 ) -> Result<bool, Fault> {
     let names = |_, used: Option<Use>| used.is_none_or(|used| used.number == number);
     Ok(first_user(lines, coherence, block, names)?.is_none())
+}
+
+/// Writes the whole page of an extent: its owner, no regions, no expelled identities.
+///
+/// # Errors
+/// As [`Lines::nt_store`].
+pub fn write_page<L: Lines>(
+    lines: &mut L,
+    coherence: Coherence,
+    block: &Superblock,
+    owner: &OwnerRecord,
+) -> Result<(), Fault> {
+    let extent = owner.extent;
+    write_line(lines, coherence, block.owner_at(extent), owner.write())?;
+    for row in 0..ROWS_MAX {
+        write_line(lines, coherence, block.row_at(extent, row), Row::FREE.write())?;
+    }
+    for line in 0..EXPELLED_LINES {
+        let none = write_expelled([0; EXPELLED_PER_LINE]);
+        write_line(lines, coherence, block.expelled_at(extent, line), none)?;
+    }
+    Ok(())
+}
+
+/// An owner takes possession of extents: first it writes the pages that are not yet its own, so that no peer
+/// of an earlier owner begins to use them; then it looks for a peer that did. Returns that peer; the owner
+/// calls it again until there is none.
+///
+/// # Errors
+/// As [`Lines::nt_store`].
+pub fn take<L: Lines>(
+    lines: &mut L,
+    coherence: Coherence,
+    block: &Superblock,
+    fresh: &[OwnerRecord],
+    (first, count): (u32, u32),
+) -> Result<Option<u32>, Fault> {
+    for owner in fresh {
+        write_page(lines, coherence, block, owner)?;
+    }
+    let touches = |_, used: Option<Use>| used.is_none_or(|used| used.touches(first, count));
+    first_user(lines, coherence, block, touches)
 }
 
 /// The identity that holds a peer's page; `None` when none ever did.
