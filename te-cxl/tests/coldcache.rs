@@ -28,6 +28,8 @@ enum Mutant {
     NoFullFence,
     /// Where everything is to be ordered, only stores are.
     StoreFenceOnly,
+    /// A new owner looks for peers first, and writes its records then.
+    LookFirst,
 }
 
 const WITHIN: u64 = 10_000;
@@ -229,12 +231,15 @@ fn half_lines(mut run: Schedule) -> Wrong {
 }
 
 fn interleave<A, B>(rng: &mut Rng, model: &mut ColdCache, a: &mut Process<'_, A>, b: &mut Process<'_, B>) {
-    // Uneven odds: also schedules in which one is stopped for long.
+    // Uneven odds, and many steps in a row: also schedules in which one is stopped for long.
     let odds = 1 + rng.below(15);
     while a.result().is_none() || b.result().is_none() {
-        let ended = if rng.below(16) < odds { a.step(model) } else { b.step(model) };
-        if ended && rng.below(4) == 0 {
-            let _ = (a.step(model), b.step(model));
+        let first = rng.below(16) < odds;
+        for _ in 0..1 << rng.below(9) {
+            let ended = if first { a.step(model) } else { b.step(model) };
+            if ended {
+                break;
+            }
         }
     }
 }
@@ -251,6 +256,10 @@ fn claim_and_write(run: Schedule) -> Wrong {
     taken_from_a_peer(run, ErrorKind::PeerRestarted, |host, attempt, _| {
         let next = OwnerRecord { incarnation: 6, epoch: 2, key_hash: [4; 16], ..OWNER };
         let fresh: &[OwnerRecord] = if attempt == 0 { &[next] } else { &[] };
+        if host.mutant == Mutant::LookFirst {
+            let user = take(host, Flush, &BLOCK, &[], (0, 1)).unwrap();
+            return take(host, Flush, &BLOCK, fresh, (9, 0)).unwrap().or(user).is_none();
+        }
         take(host, Flush, &BLOCK, fresh, (0, 1)).unwrap().is_none()
     })
 }
@@ -375,6 +384,11 @@ fn a_handshake_without_full_fences_is_found() {
         let found = |case| found(mutant, &[case]);
         println!("{mutant:?}: publish {}, claim {}, revoke {}", found(0), found(CLAIM), found(REVOKE));
     }
+}
+
+#[test]
+fn an_owner_that_looks_before_it_writes_is_found() {
+    println!("claim {}", found(Mutant::LookFirst, &[CLAIM]));
 }
 
 #[test]
