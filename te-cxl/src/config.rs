@@ -64,3 +64,21 @@ impl Config {
         ])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::de::value::{Error, MapDeserializer};
+
+    use super::*;
+
+    #[test]
+    fn settings_are_read_by_their_names() {
+        let read = |name: &'static str, value: &'static str| {
+            Config::deserialize(MapDeserializer::<_, Error>::new([(name, value)].into_iter()))
+        };
+        let hardware = Config { coherence: Coherence::Hardware, ..Config::default() };
+        assert_eq!(read("coherence", "hardware"), Ok(hardware));
+        assert_eq!(read("coherence", "flush"), Ok(Config::default()));
+        assert!(read("coherence", "none").is_err() && read("identity", "1").is_err());
+    }
+}

@@ -19,6 +19,7 @@ use te_core::{Access, Error, ErrorKind};
 
 use crate::Coherence;
 use crate::lines::{Fault, Fence, LINE, Lines, Local};
+use crate::pool::format::{EXPELLED_LINES, ROWS_MAX, write_expelled};
 use crate::pool::format::{
     EXPELLED_PER_LINE, LineBytes, LineError, OwnerRecord, PeerRecord, Row, Superblock, Use, parse_expelled,
 };
@@ -245,7 +246,7 @@ fn is_expelled<L: Lines>(
     count: u32,
     identity: u64,
 ) -> Result<bool, Error> {
-    let whole = count.div_ceil(EXPELLED_PER_LINE as u32).min(crate::pool::format::EXPELLED_LINES);
+    let whole = count.div_ceil(EXPELLED_PER_LINE as u32).min(EXPELLED_LINES);
     for line in 0..whole {
         let at = block.expelled_at(extent, line);
         if coherence == Coherence::Flush {
@@ -320,11 +321,73 @@ pub fn is_unused<L: Lines>(
     Ok(first_user(lines, coherence, block, names)?.is_none())
 }
 
-/// The record of a peer, if it can be understood.
+/// Writes the whole page of an extent: its owner, no regions, no expelled identities.
+///
+/// # Errors
+/// As [`Lines::nt_store`].
+pub fn write_page<L: Lines>(
+    lines: &mut L,
+    coherence: Coherence,
+    block: &Superblock,
+    owner: &OwnerRecord,
+) -> Result<(), Fault> {
+    let extent = owner.extent;
+    write_line(lines, coherence, block.owner_at(extent), owner.write())?;
+    for row in 0..ROWS_MAX {
+        write_line(lines, coherence, block.row_at(extent, row), Row::FREE.write())?;
+    }
+    for line in 0..EXPELLED_LINES {
+        let none = write_expelled([0; EXPELLED_PER_LINE]);
+        write_line(lines, coherence, block.expelled_at(extent, line), none)?;
+    }
+    Ok(())
+}
+
+/// An owner takes possession of extents: first it writes the pages that are not yet its own, so that no peer
+/// of an earlier owner begins to use them; then it looks for a peer that did. Returns that peer; the owner
+/// calls it again until there is none.
+///
+/// # Errors
+/// As [`Lines::nt_store`].
+pub fn take<L: Lines>(
+    lines: &mut L,
+    coherence: Coherence,
+    block: &Superblock,
+    fresh: &[OwnerRecord],
+    (first, count): (u32, u32),
+) -> Result<Option<u32>, Fault> {
+    for owner in fresh {
+        write_page(lines, coherence, block, owner)?;
+    }
+    let touches = |_, used: Option<Use>| used.is_none_or(|used| used.touches(first, count));
+    first_user(lines, coherence, block, touches)
+}
+
+/// The identity that holds a peer's page; `None` when none ever did.
+///
+/// # Errors
+/// `Stale` when the record cannot be understood: it is damaged. As [`Lines::load`].
+pub fn holder<L: Lines>(lines: &mut L, block: &Superblock, slot: u32) -> Result<Option<u64>, Error> {
+    let at = block.peer_at(slot);
+    if fetch_line(lines, at)? == [0; LINE as usize] {
+        return Ok(None);
+    }
+    // The peer renews it now and then.
+    Ok(Some(read_whole(lines, at, PeerRecord::parse)?.identity))
+}
+
+/// The record of a peer; `None` for a page that none has used, and for a damaged one.
 ///
 /// # Errors
 /// As [`Lines::load`].
-pub fn peer<L: Lines>(lines: &mut L, block: &Superblock, slot: u32) -> Result<Option<PeerRecord>, Fault> {
-    let line = fetch_line(lines, block.peer_at(slot))?;
-    Ok(PeerRecord::parse(&line).ok().filter(|peer| peer.uuid == block.uuid && peer.slot == slot))
+pub fn peer<L: Lines>(lines: &mut L, block: &Superblock, slot: u32) -> Result<Option<PeerRecord>, Error> {
+    let at = block.peer_at(slot);
+    if fetch_line(lines, at)? == [0; LINE as usize] {
+        return Ok(None);
+    }
+    match read_whole(lines, at, PeerRecord::parse) {
+        Ok(record) => Ok(Some(record).filter(|peer| peer.uuid == block.uuid && peer.slot == slot)),
+        Err(error) if error.kind == ErrorKind::Stale => Ok(None),
+        Err(error) => Err(error),
+    }
 }

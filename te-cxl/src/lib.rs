@@ -33,7 +33,7 @@
 //! | one-sided READ and WRITE | yes | yes |
 //! | exports | memory of extents that this process has claimed | the same |
 //! | fences | end at once, because nothing is ever late | the same |
-//! | expulsion | up to 112 identities per transport | the same |
+//! | expulsion | up to 112 identities that hold a page of the pool | the same |
 //! | checksums | CRC-32C, computed after the copy | the same |
 //! | memory that fails (SIGBUS) | ends the slice: `Corrupt`, `Rail` | the same on x86_64 |
 //!

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use te_core::{Access, Error, ErrorKind};
 
 use crate::export::Export;
-use crate::ledger::{first_user, is_unused, peer, revoke, write_line};
+use crate::ledger::{first_user, holder, is_unused, peer, revoke, write_line};
 use crate::pool::format::{EXPELLED_MAX, EXPELLED_PER_LINE, ROWS_MAX, Row, Use, write_expelled};
 use crate::pool::{Claim, Pool};
 
@@ -99,15 +99,31 @@ impl Owned {
         self.rows.remove(&export.number);
     }
 
-    /// Whether one more identity can be expelled.
-    pub(crate) fn has_room_for(&self, identity: u64) -> bool {
-        self.expelled.len() < EXPELLED_MAX || self.expelled.contains(&identity)
+    /// Where in the list an identity is, or can be put. When the list is full, that is the place of one which
+    /// holds no page of the pool: it cannot use the pool before the master gives it a page again. Others keep
+    /// their places, because a peer may be reading the list.
+    pub(crate) fn place_of(&self, pool: &Pool, identity: u64) -> Result<usize, Error> {
+        if let Some(at) = self.expelled.iter().position(|expelled| *expelled == identity) {
+            return Ok(at);
+        }
+        if self.expelled.len() < EXPELLED_MAX {
+            return Ok(self.expelled.len());
+        }
+        let block = pool.superblock();
+        let mut holders = BTreeSet::new();
+        for slot in 0..block.peers {
+            holders.extend(holder(&mut pool.lines(), block, slot)?);
+        }
+        let gone = self.expelled.iter().position(|expelled| !holders.contains(expelled));
+        gone.ok_or_else(|| ErrorKind::Full.into())
     }
 
     /// Refuses an identity from now on. Returns whether none of its operations can land any more.
     pub(crate) fn expel(&mut self, pool: &Pool, identity: u64) -> Result<bool, Error> {
-        if !self.expelled.contains(&identity) {
-            self.expelled.push(identity);
+        let at = self.place_of(pool, identity)?;
+        match self.expelled.get_mut(at) {
+            Some(expelled) => *expelled = identity,
+            None => self.expelled.push(identity),
         }
         for export in self.rows.values() {
             if pool.is_still_owned(export)? {

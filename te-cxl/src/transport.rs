@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, ExpelMode, Features, Instant, Location, MemSpan,
-    Memory, MemoryKinds, Op, RegionId, RemoteRegionId, Slice, Token, Transport,
+    Access, Capabilities, Completion, EXPELLED_MAX, Error, ErrorKind, ExpelMode, Features, Instant, Location,
+    MemSpan, Memory, MemoryKinds, Op, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 use te_fabric::{OpenError, Region, Regions, RemoteRegion, RemoteRegions};
 
@@ -30,6 +30,8 @@ const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
 const POLL_BYTES_MAX: u64 = 1 << 20;
 /// Regions, and remote regions.
 const ROWS_MAX: u32 = 1 << 16;
+/// From this number on, peers that were silent for too long are forgotten.
+const SEEN_MAX: usize = 1024;
 /// How often a peer renews its sign of life.
 const BEAT: Duration = Duration::from_millis(100);
 
@@ -539,6 +541,9 @@ impl Transport for CxlTransport {
         let silence = Duration::from_millis(u64::from(self.config.peer_silence_ms_max));
         self.beats(peer).any(|(slot, beat)| {
             let mut seen = self.seen.borrow_mut();
+            if seen.len() >= SEEN_MAX {
+                seen.retain(|_, (_, since)| self.now < *since + silence);
+            }
             let (last, since) = seen.entry((peer, slot)).or_insert((beat, self.now));
             if *last != beat {
                 (*last, *since) = (beat, self.now);
@@ -554,7 +559,10 @@ impl Transport for CxlTransport {
         if mode == ExpelMode::SpareConnected && self.is_connected(peer) {
             return Err(ErrorKind::Busy.into());
         }
-        if self.mounts.iter().any(|mount| !mount.pool.owned().has_room_for(peer)) {
+        for Mounted { pool, .. } in &self.mounts {
+            pool.owned().place_of(pool, peer)?;
+        }
+        if self.expelled.len() >= EXPELLED_MAX && !self.expelled.contains(&peer) {
             return Err(ErrorKind::Full.into());
         }
         self.expelled.insert(peer);
@@ -598,6 +606,13 @@ mod tests {
     use te_core::Outcome;
 
     use super::*;
+
+    #[test]
+    fn a_transport_can_go_to_another_thread() {
+        fn goes<T: Send>() {}
+        goes::<CxlTransport>();
+        goes::<Mount>();
+    }
 
     #[test]
     fn a_write_whose_memory_fails_is_unknown_and_a_read_is_not_applied() {

@@ -1,5 +1,5 @@
 //! The copies and the ledger on a model of hosts whose caches are not coherent
-//! ([`te_core::testkit::coldcache`]), by seed. Each seed is one schedule of one of four cases.
+//! ([`te_core::testkit::coldcache`]), by seed. Each seed is one schedule of one of five cases.
 //!
 //! The default is 20,000 schedules; `SNOWSKIN_SEEDS=1000000 cargo test --release -p te-cxl --test coldcache`
 //! runs a million. Versions of the code that are broken on purpose have to be found within 10,000.
@@ -9,7 +9,7 @@ use te_core::testkit::coldcache::{ColdCache, Order, Process, Steps};
 use te_core::testkit::{Rng, on_all_cores};
 use te_core::{Access, ErrorKind};
 use te_cxl::Coherence::Flush;
-use te_cxl::ledger::{Grant, Guest, enter, leave, revoke, write_line};
+use te_cxl::ledger::{Grant, Guest, enter, leave, revoke, take, write_line};
 use te_cxl::lines::{Cause, Fault, Fence, LINE, Lines, Local, get, put};
 use te_cxl::pool::format::{OwnerRecord, Row, Superblock};
 
@@ -28,9 +28,14 @@ enum Mutant {
     NoFullFence,
     /// Where everything is to be ordered, only stores are.
     StoreFenceOnly,
+    /// A new owner looks for peers first, and writes its records then.
+    LookFirst,
 }
 
 const WITHIN: u64 = 10_000;
+const CASES: u64 = 5;
+const CLAIM: u64 = 3;
+const REVOKE: u64 = 4;
 
 /// The pool as one host of the model sees it. Offsets are those of the pool; the model has the first pages,
 /// and the beginning of the first extent.
@@ -45,8 +50,8 @@ const BLOCK: Superblock =
 const DATA: u64 = 2 << 20;
 const DATA_LINES: u64 = 4;
 const DATA_BYTES: usize = (DATA_LINES * LINE) as usize;
-/// Owner and row of extent 0; the peers' lines; the data.
-const MODEL_BYTES: usize = DATA_BYTES + 4 * LINE as usize;
+/// Owner and row of extent 0; the peers' lines; the rest of the extent's page, in one line; the data.
+const MODEL_BYTES: usize = DATA_BYTES + 5 * LINE as usize;
 
 fn place(at: u64) -> usize {
     let line = match at - at % LINE {
@@ -54,7 +59,8 @@ fn place(at: u64) -> usize {
         4160 => 1,
         8256 => 2,
         12_352 => 3,
-        data => 4 + (data - DATA) / LINE,
+        rest if rest < 8192 => 4,
+        data => 5 + (data - DATA) / LINE,
     };
     (line * LINE + at % LINE) as usize
 }
@@ -225,22 +231,53 @@ fn half_lines(mut run: Schedule) -> Wrong {
 }
 
 fn interleave<A, B>(rng: &mut Rng, model: &mut ColdCache, a: &mut Process<'_, A>, b: &mut Process<'_, B>) {
-    // Uneven odds: also schedules in which one is stopped for long.
+    // Uneven odds, and many steps in a row: also schedules in which one is stopped for long.
     let odds = 1 + rng.below(15);
     while a.result().is_none() || b.result().is_none() {
-        let ended = if rng.below(16) < odds { a.step(model) } else { b.step(model) };
-        if ended && rng.below(4) == 0 {
-            let _ = (a.step(model), b.step(model));
+        let first = rng.below(16) < odds;
+        for _ in 0..1 << rng.below(9) {
+            let ended = if first { a.step(model) } else { b.step(model) };
+            if ended {
+                break;
+            }
         }
     }
 }
 
 /// An owner takes a region back while a peer begins to write it.
-fn revoke_and_write(mut run: Schedule) -> Wrong {
+fn revoke_and_write(run: Schedule) -> Wrong {
+    taken_from_a_peer(run, ErrorKind::Stale, |host, _, number| {
+        revoke(host, Flush, &BLOCK, (0, 0), number).unwrap()
+    })
+}
+
+/// The master gives an extent to another owner while a peer begins to write a region of the former one.
+fn claim_and_write(run: Schedule) -> Wrong {
+    taken_from_a_peer(run, ErrorKind::PeerRestarted, |host, attempt, _| {
+        let next = OwnerRecord { incarnation: 6, epoch: 2, key_hash: [4; 16], ..OWNER };
+        let fresh: &[OwnerRecord] = if attempt == 0 { &[next] } else { &[] };
+        if host.mutant == Mutant::LookFirst {
+            let user = take(host, Flush, &BLOCK, &[], (0, 1)).unwrap();
+            return take(host, Flush, &BLOCK, fresh, (9, 0)).unwrap().or(user).is_none();
+        }
+        take(host, Flush, &BLOCK, fresh, (0, 1)).unwrap().is_none()
+    })
+}
+
+const OWNER: OwnerRecord =
+    OwnerRecord { uuid: BLOCK.uuid, extent: 0, owned: true, incarnation: 5, epoch: 1, key_hash: [3; 16] };
+
+/// Host 0 takes the memory of a region and writes it, while host 1 begins to write it. `take` returns whether
+/// it may; it is given the number of the attempt, and the number of the region.
+fn taken_from_a_peer(
+    mut run: Schedule,
+    refusal: ErrorKind,
+    take: impl Fn(&mut Host<'_, '_>, u32, u64) -> bool,
+) -> Wrong {
     let mutant = run.mutant;
     let (base, len) = (DATA, DATA_BYTES as u64);
-    let (rights, number, incarnation, epoch, key_hash) = (Access::REMOTE_WRITE, 99, 5, 1, [3; 16]);
-    let owner = OwnerRecord { uuid: BLOCK.uuid, extent: 0, owned: true, incarnation, epoch, key_hash };
+    let (rights, number) = (Access::REMOTE_WRITE, 99);
+    let OwnerRecord { incarnation, epoch, key_hash, .. } = OWNER;
     let row = Row { granted: true, rights, number, base, len, expelled: 0 };
     let (first, count) = (0, 1);
     let grant = Grant { first, count, row: 0, number, base, len, rights, incarnation, epoch, key_hash };
@@ -248,7 +285,7 @@ fn revoke_and_write(mut run: Schedule) -> Wrong {
     // The real code prepares: what it does later is under test.
     Process::new(0, |steps| {
         let mut host = Host { steps, mutant: Mutant::None };
-        write_line(&mut host, Flush, 4096, owner.write()).unwrap();
+        write_line(&mut host, Flush, 4096, OWNER.write()).unwrap();
         write_line(&mut host, Flush, 4160, row.write()).unwrap();
     })
     .finish(&mut run.model);
@@ -263,8 +300,8 @@ fn revoke_and_write(mut run: Schedule) -> Wrong {
     });
     let mut taker = Process::new(0, |steps| {
         let mut host = Host { steps, mutant };
-        for _ in 0..3 {
-            if revoke(&mut host, Flush, &BLOCK, (0, 0), number).unwrap() {
+        for attempt in 0..3 {
+            if take(&mut host, attempt, number) {
                 // From here on the range has other bytes.
                 write(&mut host, base, &mut [2; DATA_BYTES]).unwrap();
                 return true;
@@ -277,7 +314,8 @@ fn revoke_and_write(mut run: Schedule) -> Wrong {
     drop((peer, taker));
     run.model.publish(0);
     run.model.publish(1);
-    if entered.is_err_and(|error| error.kind != ErrorKind::Stale) {
+    // A page that is only half written refuses a peer as stale.
+    if entered.is_err_and(|error| error.kind != refusal && error.kind != ErrorKind::Stale) {
         return Some("a peer was refused for a wrong reason");
     }
     let expected = match (taken, entered.is_ok()) {
@@ -285,8 +323,8 @@ fn revoke_and_write(mut run: Schedule) -> Wrong {
         (false, true) => 1,
         (false, false) => 0,
     };
-    let again = Process::new(0, |steps| revoke(&mut Host { steps, mutant }, Flush, &BLOCK, (0, 0), number));
-    if again.finish(&mut run.model) != Ok(true) {
+    let again = Process::new(0, |steps| take(&mut Host { steps, mutant }, 3, number));
+    if !again.finish(&mut run.model) {
         return Some("an owner waits for a peer that has left");
     }
     if run.read(2, DATA, DATA_BYTES) != [expected; DATA_BYTES] {
@@ -298,10 +336,11 @@ fn revoke_and_write(mut run: Schedule) -> Wrong {
 
 fn schedule(seed: u64, mutant: Mutant) -> Wrong {
     let run = Schedule::new(seed, mutant);
-    match seed % 4 {
+    match seed % CASES {
         0 => publish_and_read(run),
         1 => reuse(run),
         2 => half_lines(run),
+        3 => claim_and_write(run),
         _ => revoke_and_write(run),
     }
 }
@@ -317,14 +356,15 @@ fn the_real_code_survives_every_schedule() {
 
 /// The first schedule that finds a mutant, among those of `cases`.
 fn found(mutant: Mutant, cases: &[u64]) -> u64 {
-    let mut of_cases = (0..WITHIN).filter(|seed| cases.contains(&(seed % 4)));
+    let mut of_cases = (0..WITHIN).filter(|seed| cases.contains(&(seed % CASES)));
     let found = of_cases.find(|seed| schedule(*seed, mutant).is_some());
     found.unwrap_or_else(|| panic!("{mutant:?} survives {WITHIN} schedules of the cases {cases:?}"))
 }
 
 #[test]
 fn a_reader_that_does_not_flush_is_found() {
-    println!("publish {}, revoke {}", found(Mutant::NoReaderFlush, &[0]), found(Mutant::NoReaderFlush, &[3]));
+    let found = |case| found(Mutant::NoReaderFlush, &[case]);
+    println!("publish {}, claim {}, revoke {}", found(0), found(CLAIM), found(REVOKE));
 }
 
 #[test]
@@ -341,8 +381,14 @@ fn a_writer_with_cached_edges_is_found() {
 #[test]
 fn a_handshake_without_full_fences_is_found() {
     for mutant in [Mutant::NoFullFence, Mutant::StoreFenceOnly] {
-        println!("{mutant:?}: publish {}, revoke {}", found(mutant, &[0]), found(mutant, &[3]));
+        let found = |case| found(mutant, &[case]);
+        println!("{mutant:?}: publish {}, claim {}, revoke {}", found(0), found(CLAIM), found(REVOKE));
     }
+}
+
+#[test]
+fn an_owner_that_looks_before_it_writes_is_found() {
+    println!("claim {}", found(Mutant::LookFirst, &[CLAIM]));
 }
 
 #[test]

@@ -120,6 +120,12 @@ impl PoolError {
     }
 }
 
+impl From<te_core::Error> for PoolError {
+    fn from(error: te_core::Error) -> Self {
+        Self::Memory(error)
+    }
+}
+
 impl From<crate::lines::Fault> for PoolError {
     fn from(fault: crate::lines::Fault) -> Self {
         Self::Memory(fault.into())

@@ -19,11 +19,10 @@ pub use error::PoolError;
 pub use format::PAGE;
 
 use self::bad::BadGranules;
-use self::format::{EXPELLED_LINES, EXPELLED_PER_LINE, LineBytes, OwnerRecord, PeerRecord, ROWS_MAX, Row};
-use self::format::{Superblock, Use, write_expelled};
+use self::format::{OwnerRecord, PeerRecord, Superblock, Use};
 use crate::Coherence;
 use crate::export::Export;
-use crate::ledger::{Guest, fetch_line, first_user, peer, write_line};
+use crate::ledger::{Guest, fetch_line, peer, take, write_line, write_page};
 use crate::lines::{LINE, drop_stale};
 use crate::owner::Owned;
 use crate::sys::{Access, Map, NativeLines, Opened, can_flush};
@@ -132,7 +131,9 @@ impl Pool {
         let coherence = writing();
         write_line(&mut lines, coherence, 0, [0; LINE as usize])?;
         for extent in 0..block.extents {
-            write_page(&map, &block, extent, None)?;
+            let free =
+                OwnerRecord { uuid, extent, owned: false, incarnation: 0, epoch: 0, key_hash: [0; 16] };
+            write_page(&mut lines, coherence, &block, &free)?;
         }
         for slot in 0..block.peers {
             write_line(&mut lines, coherence, block.peer_at(slot), [0; LINE as usize])?;
@@ -268,12 +269,8 @@ impl Pool {
                 _ => fresh.push(again),
             }
         }
-        // First the records, so that no peer of an earlier owner begins to use them; then those that did.
-        for record in fresh {
-            write_page(&self.map, &self.block, record.extent, Some(record))?;
-        }
-        let touches = |_, used: Option<Use>| used.is_none_or(|used| used.touches(claim.first, claim.count));
-        if let Some(peer) = first_user(&mut self.lines(), self.coherence, &self.block, touches)? {
+        let extents = (claim.first, claim.count);
+        if let Some(peer) = take(&mut self.lines(), self.coherence, &self.block, &fresh, extents)? {
             return Err(PoolError::InUse { peer });
         }
         let mut owned = self.owned();
@@ -303,7 +300,7 @@ impl Pool {
             match self.owner(extent)? {
                 Some(found) if found == mine => {
                     let free = OwnerRecord { owned: false, ..mine };
-                    write_page(&self.map, &self.block, extent, Some(free))?;
+                    write_page(&mut self.lines(), self.coherence, &self.block, &free)?;
                 }
                 found => {
                     let found = found.map_or(0, |found| found.epoch);
@@ -431,27 +428,6 @@ impl Pool {
 /// How lines are written where it is not known how the pool will be used.
 fn writing() -> Coherence {
     if can_flush() { Coherence::Flush } else { Coherence::Hardware }
-}
-
-/// Writes the whole page of an extent: its owner, no regions, no expelled identities.
-fn write_page(
-    map: &Map,
-    block: &Superblock,
-    extent: u32,
-    owner: Option<OwnerRecord>,
-) -> Result<(), PoolError> {
-    let free =
-        OwnerRecord { uuid: block.uuid, extent, owned: false, incarnation: 0, epoch: 0, key_hash: [0; 16] };
-    let mut lines = NativeLines::new(map);
-    let mut write = |at, line: LineBytes| write_line(&mut lines, writing(), at, line);
-    write(block.owner_at(extent), owner.unwrap_or(free).write())?;
-    for row in 0..ROWS_MAX {
-        write(block.row_at(extent, row), Row::FREE.write())?;
-    }
-    for line in 0..EXPELLED_LINES {
-        write(block.expelled_at(extent, line), write_expelled([0; EXPELLED_PER_LINE]))?;
-    }
-    Ok(())
 }
 
 fn mapped(opened: &Opened, access: Access) -> Result<(Map, Superblock), PoolError> {

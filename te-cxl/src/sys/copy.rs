@@ -247,4 +247,64 @@ mod x86_64 {
             }
         }
     }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[repr(align(64))]
+        struct Aligned([u8; 1024]);
+
+        type Routine = unsafe extern "sysv64" fn(*mut u8, *const u8, usize) -> Ended;
+
+        /// Copies `len` bytes between these offsets, and checks that no others change.
+        fn check(copy: Routine, from_at: usize, to_at: usize, len: usize) {
+            let mut from = Aligned([0; 1024]);
+            (0..).zip(&mut from.0).for_each(|(at, byte): (usize, _)| *byte = (at % 251) as u8);
+            let mut to = Aligned([0xEE; 1024]);
+            let mut expected = to.0;
+            expected[to_at..to_at + len].copy_from_slice(&from.0[from_at..from_at + len]);
+            // SAFETY: both ranges lie in their arrays.
+            let ended = unsafe { copy(to.0.as_mut_ptr().add(to_at), from.0.as_ptr().add(from_at), len) };
+            assert_eq!((ended.left, ended.cause), (0, 0));
+            assert_eq!(to.0, expected, "{len} bytes from {from_at} to {to_at}");
+        }
+
+        #[test]
+        fn every_routine_copies_what_it_is_told_and_nothing_else() {
+            let mut routines: Vec<Routine> = vec![te_cxl_copy];
+            if found() & AVX != 0 {
+                routines.push(te_cxl_copy_avx);
+            }
+            for copy in routines {
+                for len in (0..300).chain([511, 512, 640, 700]) {
+                    for (from_at, to_at) in [(0, 0), (1, 0), (0, 3), (17, 31)] {
+                        check(copy, from_at, to_at, len);
+                    }
+                }
+            }
+            for len in (0..=640).step_by(64) {
+                for (from_at, to_at) in [(0, 0), (1, 64), (63, 128)] {
+                    check(te_cxl_nt_copy, from_at, to_at, len);
+                }
+            }
+        }
+
+        #[test]
+        fn a_flush_changes_no_byte() {
+            let mut flushes = vec![te_cxl_flush_plain as unsafe extern "sysv64" fn(_, _, _) -> _];
+            if found() & FLUSH_OPT != 0 {
+                flushes.push(te_cxl_flush_opt);
+            }
+            for flush in flushes {
+                for len in [0, 64, 1024] {
+                    let mut bytes = Aligned([7; 1024]);
+                    // SAFETY: the lines lie in the array.
+                    let ended = unsafe { flush(bytes.0.as_mut_ptr(), 0, len) };
+                    assert_eq!((ended.left, ended.cause, bytes.0), (0, 0, [7; 1024]));
+                }
+            }
+            assert!(can_flush() || found() & FLUSH == 0);
+        }
+    }
 }
