@@ -49,13 +49,15 @@ impl GpuMemory {
     }
 
     /// The span, at the device on which it is. What the caller has said about it counts.
+    ///
+    /// A span that only begins or ends in memory of a device is said to be there as well: then fabrics refuse
+    /// it, while the CPU would fail on it as host memory.
     pub(crate) fn located(&self, span: MemSpan) -> MemSpan {
-        match (&self.0, span.location()) {
-            (Some(devices), Location::Host) => {
-                devices.locate(span.as_ptr(), span.len()).map_or(span, |location| span.at(location))
-            }
-            _ => span,
-        }
+        let (Some(devices), Location::Host) = (&self.0, span.location()) else { return span };
+        let last = span.as_ptr().wrapping_add(span.len().saturating_sub(1));
+        let found = devices.locate(span.as_ptr(), span.len());
+        let found = found.or_else(|| devices.locate(span.as_ptr(), 1)).or_else(|| devices.locate(last, 1));
+        found.map_or(span, |location| span.at(location))
     }
 }
 

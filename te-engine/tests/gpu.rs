@@ -105,6 +105,23 @@ fn fabrics_without_a_way_to_a_device_refuse_its_memory() {
 }
 
 #[test]
+#[cfg(feature = "tcp")]
+#[allow(unsafe_code, reason = "the registrations are refused")]
+fn a_span_that_leaves_device_memory_is_refused_and_not_taken_for_host_memory() {
+    let Some(library) = fake_driver() else { return };
+    let (gpu, location) = device(library.clone());
+    let engine = engine(library, "tcp,shm").unwrap();
+    let buffer = gpu.allocate(location, LEN).unwrap();
+    let ptr = buffer.span().as_ptr();
+    let beyond = buffer.shared_bytes().max(LEN) + 1;
+    for span in [MemSpan::new(ptr, beyond), MemSpan::new(ptr.wrapping_sub(1), LEN)] {
+        // SAFETY: nothing is registered.
+        let refused = unsafe { engine.register(span, EVERYTHING) };
+        assert!(matches!(refused, Err(RegisterError::Rails(_))), "{refused:?}");
+    }
+}
+
+#[test]
 fn a_setting_that_is_out_of_its_limits_is_named() {
     let mut config = Config::default();
     config.gpu.slot_bytes = 1;

@@ -130,8 +130,9 @@ impl Engine {
         owned: bool,
         memory: Option<Arc<SharedMemory>>,
     ) -> Result<Option<RegionDescriptor>, RegisterError> {
-        // The memory of a buffer that the engine owns is host memory.
-        let span = if owned { span } else { self.gpus.located(span) };
+        // Buffers and memory that the engine keeps are host memory.
+        let is_known = owned || memory.is_some();
+        let span = if is_known { span } else { self.gpus.located(span) };
         let registered = self.regions.check(span).and_then(|()| {
             // SAFETY: the caller's promise lasts until `unregister` returned `Ok`, which it does only after
             // `deregister`.
