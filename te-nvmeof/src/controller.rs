@@ -34,7 +34,8 @@ pub(crate) enum Admin {
     Reset(u32),
     /// Abort of an abandoned command; what comes of it does not matter.
     Abort,
-    /// The superblock of an adopted range, by the index of the remote region.
+    /// A client's reservation key, and the superblock of an adopted range, by the index of the remote region.
+    Register(u32),
     Superblock(u32),
     /// A step of the owner of an adopted range, by the index of its region.
     Owner(u32),
@@ -164,7 +165,8 @@ pub(crate) fn superblock_sqe(cid: u16, nsid: u32, lba: u64, len: u32, block: u32
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expected {
     pub(crate) nguid: [u8; 16],
-    pub(crate) first_lba: u64,
+    /// Where the range begins in the namespace, in bytes.
+    pub(crate) first: u64,
     pub(crate) bytes: u64,
     /// The range is the whole namespace.
     pub(crate) whole: bool,
@@ -190,8 +192,7 @@ impl Expected {
         if namespace.metadata_bytes > 0 || block > self.granule || !self.granule.is_multiple_of(block) {
             return Err(ErrorKind::Unsupported.into());
         }
-        let blocks = self.bytes / u64::from(block);
-        let end = self.first_lba.checked_add(blocks).ok_or(ErrorKind::Stale)?;
+        let end = self.first.checked_add(self.bytes).ok_or(ErrorKind::Stale)? / u64::from(block);
         if end > namespace.blocks || self.whole && end != namespace.blocks {
             return Err(ErrorKind::Stale.into());
         }
@@ -241,7 +242,7 @@ mod tests {
     #[test]
     fn a_namespace_that_does_not_agree_with_the_export_is_refused() {
         let expected =
-            Expected { nguid: [7; 16], first_lba: 8, bytes: 8 * 512, whole: false, granule: 4096 };
+            Expected { nguid: [7; 16], first: 8 * 512, bytes: 8 * 512, whole: false, granule: 4096 };
         let mut data = NOTHING;
         write_identity([7; 16], &mut data);
         assert_eq!(expected.check_identity(&data), Ok(()));
@@ -256,7 +257,7 @@ mod tests {
         assert_eq!(check(expected, 16, 512, 8), Err(ErrorKind::Unsupported), "metadata");
         assert_eq!(check(expected, 16, 8192, 0), Err(ErrorKind::Unsupported), "blocks above the granule");
         assert_eq!(check(Expected { whole: true, ..expected }, 17, 512, 0), Err(ErrorKind::Stale));
-        let huge = Expected { first_lba: u64::MAX, ..expected };
+        let huge = Expected { first: u64::MAX, ..expected };
         assert_eq!(check(huge, u64::MAX, 512, 0), Err(ErrorKind::Stale));
     }
 }

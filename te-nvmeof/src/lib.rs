@@ -18,6 +18,7 @@ mod sys;
 mod target;
 mod transport;
 
+pub use namespace::Namespace;
 pub use config::{Config, DEPTH_MAX, QUEUES_MAX};
 pub use stats::Stats;
 pub use te_fabric::{ConfigError, OpenError};

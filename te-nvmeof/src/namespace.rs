@@ -9,10 +9,29 @@ const MAGIC: [u8; 8] = *b"snowskin";
 /// The version of its layout.
 const VERSION: u32 = 1;
 
+/// RESCAP: the namespace has Exclusive Access – Registrants Only.
+pub(crate) const RESERVES_REGISTRANTS: u8 = 1 << 4;
+
+/// A namespace of another target, as its owner describes it to
+/// [`adopt`](crate::NvmeofTransport::adopt).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// Where the target listens, one to four addresses.
+    pub addresses: Vec<core::net::IpAddr>,
+    /// The port, 4420 by custom.
+    pub port: u16,
+    /// The subsystem.
+    pub nqn: String,
+    /// The namespace's number.
+    pub nsid: u32,
+    /// Its NGUID, or its UUID where it has no NGUID; never zero.
+    pub nguid: [u8; 16],
+}
+
 /// The first granule of an adopted range: proof that the range is what its owner made of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct Superblock {
+pub(crate) struct Superblock {
     magic: [u8; 8],
     version: U32,
     epoch: U32,
@@ -30,11 +49,11 @@ pub struct Superblock {
 
 impl Superblock {
     /// Length, in bytes.
-    pub const BYTES: usize = size_of::<Self>();
+    pub(crate) const BYTES: usize = size_of::<Self>();
 
     /// The superblock of a range.
     #[must_use]
-    pub fn new(nguid: [u8; 16], incarnation: u64, epoch: u32, first_lba: u64, bytes: u64) -> Self {
+    pub(crate) fn new(nguid: [u8; 16], incarnation: u64, epoch: u32, first_lba: u64, bytes: u64) -> Self {
         let mut made = Self {
             magic: MAGIC,
             version: U32::new(VERSION),
@@ -52,7 +71,7 @@ impl Superblock {
 
     /// Whether the first granule of a range is this superblock.
     #[must_use]
-    pub fn is_in(&self, granule: &[u8]) -> bool {
+    pub(crate) fn is_in(&self, granule: &[u8]) -> bool {
         granule.get(..Self::BYTES) == Some(self.as_bytes())
     }
 

@@ -81,7 +81,7 @@ impl Command {
     /// The error that ends the connection: a request for data that the command does not have, or more
     /// requests than one at a time.
     pub(crate) fn asked(&mut self, ttag: u16, offset: u32, len: u32) -> Result<(), Fatal> {
-        if !matches!(self.purpose, Purpose::Write) {
+        if matches!(self.purpose, Purpose::Read) {
             return Err(Fatal::Field(8));
         }
         if self.wanted.is_some() {

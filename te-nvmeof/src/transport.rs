@@ -7,7 +7,6 @@ use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, MemSpan,
     Memory, MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
-use te_fabric::export::EXPORT_BYTES_MAX;
 use te_fabric::net::{Listener, error_of, random_u64};
 use te_fabric::operation::accept_prefix;
 use te_fabric::timers::Earliest;
@@ -15,7 +14,8 @@ use te_fabric::{Epoll, Export, LocalEnd, OpenError, Timers};
 
 use crate::config::Config;
 use crate::context::{Context, Region, RegionExt, Regions, Watched};
-use crate::export::{EXPORT_FORMAT, Place, target_nqn};
+use crate::export::{AdoptedExport, EXPORT_BYTES_MAX, EXPORT_FORMAT, Place, nguid, target_nqn};
+use crate::namespace::Namespace;
 use crate::initiator::Initiator;
 use crate::stats::Stats;
 use crate::sys::{Buffers, Pinned};
@@ -119,6 +119,79 @@ impl NvmeofTransport {
         self.initiator.slices_in_flight()
     }
 
+    /// Adopts a range of a namespace of another target as region `id`, which peers can then attach and reach
+    /// without this process. `range` is in bytes, in multiples of [`Config::granule_bytes`]; its first
+    /// granule is overwritten with a superblock, and the region is what follows. No two owners may adopt
+    /// overlapping ranges. `epoch` tells the caller's uses of the range apart.
+    ///
+    /// Where the target has reservations, this node takes Exclusive Access – Registrants Only, and
+    /// [`expel`](Transport::expel) fences a client by Preempt and Abort. The region can be exported once the
+    /// adoption has ended, in later polls; until then exporting it is `Busy`, and when it failed, the error.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a namespace or a range that cannot be, or without remote rights; `Busy` when the
+    /// index is in use; `Full`.
+    pub fn adopt(
+        &mut self,
+        id: RegionId,
+        namespace: &Namespace,
+        range: core::ops::Range<u64>,
+        access: Access,
+        epoch: u32,
+    ) -> Result<(), Error> {
+        let remote = access.intersection(Access::REMOTE_READ | Access::REMOTE_WRITE);
+        let export = AdoptedExport {
+            nqn: namespace.nqn.clone(),
+            addresses: namespace.addresses.clone(),
+            port: namespace.port,
+            access: remote,
+            nsid: namespace.nsid,
+            nguid: namespace.nguid,
+            incarnation: self.end.incarnation,
+            epoch,
+            first: range.start,
+            bytes: range.end.saturating_sub(range.start),
+            granule: self.config.granule_bytes,
+            reserved: false,
+        };
+        if !export.is_valid() || remote.is_empty() {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        let bytes = export.bytes - u64::from(export.granule);
+        let ext = RegionExt { memory: None, peers: 0, nsid: 0 };
+        self.regions.vacant(id.index)?;
+        let (initiator, _, mut cx) = self.split();
+        initiator.adopt(id.index, export, &mut cx)?;
+        self.regions.insert(id.index, Region::new(id, bytes, te_core::Location::Host, remote, 0, ext))
+    }
+
+    /// The namespace as which a region of this transport is served, as other hosts see it: with
+    /// [`Config::open_to_hosts`], any host can use it.
+    ///
+    /// # Errors
+    /// `AccessDenied` for a region without remote rights; `NotFound`, `Stale`.
+    pub fn namespace(&self, id: RegionId) -> Result<Namespace, Error> {
+        let region = self.regions.find(id)?;
+        match region.ext.nsid {
+            0 => Err(ErrorKind::AccessDenied.into()),
+            nsid => Ok(Namespace {
+                addresses: te_fabric::net::advertised(self.config.advertise, self.end.address.ip()),
+                port: self.end.address.port(),
+                nqn: self.nqn(),
+                nsid,
+                nguid: nguid(self.end.incarnation, nsid, id.generation),
+            }),
+        }
+    }
+
+    fn attach_adopted(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
+        let export = AdoptedExport::parse(blob).ok_or(ErrorKind::InvalidArgument)?;
+        if export.granule != self.config.granule_bytes {
+            return Err(ErrorKind::Unreachable.into());
+        }
+        self.initiator.attach(id, &export.contact(), export.place(), Some(export.superblock()))
+    }
+
     /// The parts, and the context that they borrow.
     fn split(&mut self) -> (&mut Initiator, &mut Target, Context<'_>) {
         let Self { epoll, initiator, target, regions, timers, buffers, stats, config, .. } = self;
@@ -209,7 +282,7 @@ impl Memory for NvmeofTransport {
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
         let region = self.regions.find(id)?;
-        let (nsid, closing) = (region.ext.nsid, region.closing);
+        let (nsid, closing, adopted) = (region.ext.nsid, region.closing, region.ext.memory.is_none());
         if region.pins > 0 {
             return Err(ErrorKind::Busy.into());
         }
@@ -231,11 +304,19 @@ impl Memory for NvmeofTransport {
         if nsid != 0 {
             self.target.unserve(nsid);
         }
+        if adopted {
+            let (initiator, _, mut cx) = self.split();
+            initiator.disown(id.index, &mut cx);
+        }
         self.regions.remove(id.index).map(|_| ()).ok_or_else(|| ErrorKind::NotFound.into())
     }
 
     fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
         let region = self.regions.find(id)?;
+        if region.ext.memory.is_none() {
+            let export = self.initiator.export_adopted(id.index)?;
+            return export.write(out).ok_or_else(|| ErrorKind::OutOfRange.into());
+        }
         let granule = u64::from(self.config.granule_bytes);
         if region.access.is_remote() && region.len < granule {
             return Err(ErrorKind::InvalidArgument.into());
@@ -254,6 +335,9 @@ impl Memory for NvmeofTransport {
     }
 
     fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
+        if AdoptedExport::is_meant(blob) {
+            return self.attach_adopted(id, blob);
+        }
         let export =
             Export::parse(EXPORT_FORMAT, blob).map_err(|_| Error::new(ErrorKind::InvalidArgument))?;
         let place = Place::of_ours(&export);
@@ -339,8 +423,9 @@ impl Transport for NvmeofTransport {
     }
 
     fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
-        let (_, target, mut cx) = self.split();
-        target.expel(peer, mode, &mut cx)
+        let (initiator, target, mut cx) = self.split();
+        let here = target.expel(peer, mode, &mut cx)?;
+        Ok(initiator.preempt(peer, &mut cx)? && here)
     }
 }
 

@@ -7,7 +7,8 @@ use te_fabric::timers::Earliest;
 use te_fabric::{Interest, net};
 use zerocopy::IntoBytes;
 
-use super::peer::{Association, Check, Phase, QueueConnection};
+use super::owner::{keys, register_client};
+use super::peer::{Association, Check, Checking, Phase, QueueConnection};
 use super::slices::PieceEnd;
 use super::{Answer, Initiator};
 use crate::command::{CONTROLLER_ANY, Sqe, Status, connect_data};
@@ -217,7 +218,17 @@ impl Initiator {
                 self.reset_answered(index, number, answer, cx);
                 Ok(())
             }
-            Admin::Owner(_) => Ok(()),
+            Admin::Register(remote) => {
+                match error {
+                    Some(error) => self.checked(index, remote, Err(error), cx),
+                    None => self.after_register(index, remote, cx),
+                }
+                Ok(())
+            }
+            Admin::Owner(region) => {
+                self.owner_answered(region, answer, cx);
+                Ok(())
+            }
             _ if error.is_some() => Err(self.refusal(index, answer.status)),
             what => self.next_step(index, what, answer.result, cx),
         }
@@ -296,7 +307,7 @@ impl Initiator {
             return;
         };
         let Some(remote) = peer.checks.pop_front() else { return };
-        association.checking = Some(remote);
+        association.checking = Some(Checking::Remote(remote));
         let first = if peer.ours { Admin::Key(remote) } else { Admin::Descriptors(remote) };
         self.send_check(index, first, cx);
     }
@@ -321,7 +332,7 @@ impl Initiator {
         let of = self.remotes.get(remote)?;
         Some(Expected {
             nguid: of.ext.place.nguid,
-            first_lba: of.ext.place.first_lba,
+            first: of.ext.place.first,
             bytes: of.len,
             whole: of.ext.place.ours,
             granule: cx.config.granule_bytes,
@@ -346,12 +357,29 @@ impl Initiator {
                 if let Some(of) = self.remotes.get_mut(remote) {
                     of.ext.block = block;
                 }
-                if self.remotes.get(remote).is_some_and(|of| of.ext.superblock.is_some()) {
-                    self.read_superblock(index, remote, block, cx);
-                } else {
-                    self.checked(index, remote, Ok(()), cx);
-                }
+                self.after_blocks(index, remote, cx);
             }
+        }
+    }
+
+    /// The namespace is the right one: a client of a reserved namespace registers its key, once.
+    fn after_blocks(&mut self, index: u32, remote: u32, cx: &mut Context<'_>) {
+        let Some(of) = self.remotes.get(remote) else { return };
+        let Some(peer) = self.peers.get_mut(index) else { return };
+        let (nsid, own) = (of.ext.place.nsid, self.identity);
+        if of.ext.place.reserved && !peer.registered.contains(&nsid) {
+            peer.registered.push(nsid);
+            self.send_io(index, Admin::Register(remote), &keys(0, own), register_client(nsid), cx);
+        } else {
+            self.after_register(index, remote, cx);
+        }
+    }
+
+    fn after_register(&mut self, index: u32, remote: u32, cx: &mut Context<'_>) {
+        let Some(of) = self.remotes.get(remote) else { return };
+        match of.ext.superblock {
+            Some(_) => self.read_superblock(index, remote, of.ext.block, cx),
+            None => self.checked(index, remote, Ok(()), cx),
         }
     }
 
@@ -360,11 +388,11 @@ impl Initiator {
         let len = block.max(4_096);
         let of = self.peers.get(index).and_then(|peer| peer.association.as_ref());
         let queue = of.and_then(|association| association.queues.get(1).copied());
-        let place = self.remotes.get(remote).map(|of| (of.ext.place.nsid, of.ext.place.first_lba));
-        let (Some(at), Some((nsid, first_lba))) = (queue, place) else { return };
+        let place = self.remotes.get(remote).map(|of| (of.ext.place.nsid, of.ext.place.first));
+        let (Some(at), Some((nsid, first))) = (queue, place) else { return };
         // The superblock's granule lies before the range.
-        let lba = first_lba.checked_sub(u64::from(cx.config.granule_bytes / block));
-        let (Some(lba), true) = (lba, len <= SUPERBLOCK_BYTES_MAX) else {
+        let before = first.checked_sub(u64::from(cx.config.granule_bytes)).filter(|_| len <= SUPERBLOCK_BYTES_MAX);
+        let Some(lba) = before.map(|before| before / u64::from(block)) else {
             return self.checked(index, remote, Err(ErrorKind::Unsupported.into()), cx);
         };
         let Some(queue) = self.queues.get_mut(at) else { return };

@@ -7,6 +7,7 @@
 //! ```
 
 mod association;
+mod owner;
 mod peer;
 mod receive;
 mod slices;
@@ -14,11 +15,11 @@ mod slices;
 use std::collections::VecDeque;
 
 use te_core::{Completion, Error, ErrorKind, Instant, Op, RemoteRegionId, Slice, Token};
-use te_fabric::peer::{Contact, FenceCount};
+use te_fabric::peer::FenceCount;
 use te_fabric::timers::Earliest;
 use te_fabric::{Export, Queue, RemoteRegion, Slab, Table};
 
-use self::peer::{Check, Ext, Fence, Operation, Operations, Peer, QueueConnection, RemoteExt, RemoteRegions};
+use self::peer::{Check, Checking, Ext, Fence, Operation, Operations, Peer, QueueConnection, RemoteExt, RemoteRegions};
 use crate::command::Status;
 use crate::config::Config;
 use crate::context::Context;
@@ -44,6 +45,8 @@ pub(crate) struct Initiator {
     remotes: RemoteRegions,
     peers: Table<Peer>,
     queues: Slab<QueueConnection, u32>,
+    /// Ranges that this node owns, by the index of their region.
+    owned: owner::Adopted,
     fences: FenceCount,
     /// The clock of fences: it grows with each fence.
     clock: u64,
@@ -64,6 +67,7 @@ impl Initiator {
             remotes: RemoteRegions::new(config.remote_regions_max),
             peers: Table::new(config.remote_regions_max.saturating_mul(2)),
             queues: Slab::new(),
+            owned: owner::Adopted::new(config.regions_max),
             fences: FenceCount::new(config.fences_max),
             clock: 1,
             associations: 0,
@@ -104,17 +108,18 @@ impl Initiator {
         superblock: Option<crate::namespace::Superblock>,
     ) -> Result<(), Error> {
         self.remotes.vacant(id.index)?;
-        let same = |peer: &Peer| peer.nqn == place.nqn && peer.ours == place.ours;
-        let found = self.peers.iter().find(|(_, peer)| same(peer)).map(|(index, _)| index);
-        let index = match found {
-            Some(index) => index,
-            None => self.peers.add(Peer::new(&place, Contact::new(export)))?,
-        };
+        let index = self.peer_of(&place, export)?;
         if let Some(peer) = self.peers.get_mut(index) {
             peer.contact.learn(export, peer.association.is_some());
             peer.regions += 1;
         }
-        let ext = RemoteExt { place, check: Check::Open, block: 0, waiting: Queue::new(), superblock };
+        let ext = RemoteExt {
+            place,
+            check: Check::Open,
+            block: 0,
+            waiting: Queue::new(),
+            superblock,
+        };
         self.remotes.insert(id.index, RemoteRegion::new(id, index, export, ext))
     }
 
@@ -123,7 +128,7 @@ impl Initiator {
         if let Some(peer) = self.peers.get_mut(remote.peer) {
             peer.regions -= 1;
             peer.checks.retain(|of| *of != id.index);
-            if let Some(association) = peer.association.as_mut().filter(|of| of.checking == Some(id.index)) {
+            if let Some(association) = peer.association.as_mut().filter(|of| of.checking == Some(Checking::Remote(id.index))) {
                 association.checking = None;
             }
         }
@@ -137,6 +142,7 @@ impl Initiator {
             peer.regions == 0
                 && peer.fences.is_empty()
                 && peer.doubts.is_empty()
+                && peer.registered.is_empty()
                 && peer.association.is_none()
         };
         if self.peers.get(index).is_some_and(unused) {
@@ -278,6 +284,7 @@ impl Initiator {
         let Some(peer) = self.peers.get(index) else { return };
         if peer.up().is_some() {
             self.begin_resets(index, cx);
+            self.begin_owner(index, cx);
             self.begin_check(index, cx);
             self.issue(index, cx);
         } else if peer.association.is_none() && self.is_wanted(index) {
@@ -291,7 +298,7 @@ impl Initiator {
         let waits =
             self.remotes.iter().any(|(_, remote)| remote.peer == index && !remote.ext.waiting.is_empty());
         let resets = peer.doubts.to_reset().is_some();
-        waits || resets || !peer.pending.is_empty() || !peer.fences.is_empty()
+        waits || resets || self.has_owner_work(index) || !peer.pending.is_empty() || !peer.fences.is_empty()
     }
 
     /// Completes the fences that are proved.

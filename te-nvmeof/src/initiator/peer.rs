@@ -27,6 +27,13 @@ pub(super) enum Check {
     Bad(u64, Error),
 }
 
+/// Which data the association collects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Checking {
+    Remote(u32),
+    Owner(u32),
+}
+
 /// What this fabric keeps with a remote region.
 #[derive(Debug)]
 pub(super) struct RemoteExt {
@@ -79,6 +86,8 @@ pub(super) struct Peer {
     pub(super) fences: Vec<Fence>,
     pub(super) doubts: Doubts,
     pub(super) association: Option<Association>,
+    /// Namespaces with which our key was registered: once, for a client that was fenced must not come back.
+    pub(super) registered: Vec<u32>,
     /// It is in the list of peers with work.
     pub(super) listed: bool,
 }
@@ -95,6 +104,7 @@ impl Peer {
             fences: Vec::new(),
             doubts: Doubts::default(),
             association: None,
+            registered: Vec::new(),
             listed: false,
         }
     }
@@ -127,8 +137,8 @@ pub(super) struct Association {
     pub(super) in_capsule_bytes: u32,
     /// Data of the last command whose data is collected.
     pub(super) collected: Box<[u8; IDENTIFY_BYTES]>,
-    /// The remote region that is being checked.
-    pub(super) checking: Option<u32>,
+    /// What is being checked.
+    pub(super) checking: Option<Checking>,
     /// A reset is on its way.
     pub(super) resetting: bool,
 }

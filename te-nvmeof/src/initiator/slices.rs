@@ -5,7 +5,7 @@ use te_fabric::RemoteBytes;
 
 use super::Initiator;
 use super::peer::{Association, Phase, QueueConnection};
-use crate::command::{Place, Sqe, io};
+use crate::command::{Place, Sqe, Status, io};
 use crate::context::Context;
 use crate::controller::Admin;
 use crate::pdu::{self, FLAG_LAST, Kind};
@@ -89,7 +89,7 @@ impl Initiator {
             return false;
         };
         let offset = operation.remote_offset + u64::from(operation.issued);
-        let lba = remote.ext.place.first_lba + offset / u64::from(block);
+        let lba = (remote.ext.place.first + offset) / u64::from(block);
         let opcode = if operation.op == Op::Read { io::READ } else { io::WRITE };
         let sqe = Sqe::blocks(opcode, cid, remote.ext.place.nsid, lba, len / block);
         let agreed = queue.stream.agreed;
@@ -157,7 +157,16 @@ impl Initiator {
         operation.open -= 1;
         match end {
             PieceEnd::Done => operation.ext.touched = true,
-            PieceEnd::Refused(error) => operation.error = operation.error.or(Some(error)),
+            PieceEnd::Refused(error) => {
+                let place = self.remotes.get(operation.remote_region).map(|remote| &remote.ext.place);
+                let conflict = error.code == i32::from(Status::RESERVATION_CONFLICT.0);
+                // Our key was registered: the owner has preempted it.
+                let error = match place.is_some_and(|place| place.reserved) && conflict {
+                    true => Error::with_code(ErrorKind::Expelled, error.code),
+                    false => error,
+                };
+                operation.error = operation.error.or(Some(error));
+            }
             PieceEnd::Failed(error) => {
                 operation.ext.touched = true;
                 operation.error = operation.error.or(Some(error));

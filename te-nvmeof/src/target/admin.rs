@@ -23,6 +23,8 @@ const EVENTS_MAX: u8 = 4;
 const CAP: u64 = (DEPTH_MAX as u64 - 1) | 1 << 16 | 10 << 24 | 1 << 37;
 /// VS: 2.1.
 const VS: u64 = 0x0002_0100;
+/// Data within a command that every I/O queue takes.
+const IN_CAPSULE_BYTES_MIN: u32 = 256;
 /// The types of reservations: all but those that persist through a power loss.
 const RESERVATIONS: u8 = 0x7e;
 /// IATTR and IPO of a refused Connect: a wrong subsystem, host, or controller in the data.
@@ -449,7 +451,8 @@ fn identity(of: &Controller, cx: &Context<'_>) -> Identity {
     Identity {
         id: of.id,
         transfer_bytes_max: Some(cx.config.transfer_bytes_max),
-        in_capsule_bytes: cx.config.in_capsule_bytes_max / 16 * 16,
+        // The keys of reservations always fit.
+        in_capsule_bytes: (cx.config.in_capsule_bytes_max / 16 * 16).max(IN_CAPSULE_BYTES_MIN),
         instance: of.instance,
         instance_random: of.instance_random,
         resets_max: 4,

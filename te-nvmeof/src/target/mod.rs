@@ -40,8 +40,6 @@ const UNSENT_BYTES_MAX: u64 = 4 << 20;
 const CONNECT_MS: u32 = 5_000;
 /// Time that a connection has to close after its last PDU, ms.
 const ENDING_MS: u32 = 1_000;
-/// The longest data of a PDU that is not a WRITE's.
-const ADMIN_DATA_BYTES_MAX: u32 = 8 << 10;
 
 /// Why a connection is closed.
 #[derive(Debug)]

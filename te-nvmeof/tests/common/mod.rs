@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub(crate) mod played;
+
 pub(crate) use te_fabric::testkit::*;
 use te_nvmeof::{Config, NvmeofTransport};
 
