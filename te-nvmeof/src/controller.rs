@@ -61,7 +61,7 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    /// Takes in the response to a command of the way up; `data` is what was collected.
+    /// Takes in the response to a step towards the I/O queues; `data` is what was collected.
     ///
     /// # Errors
     /// The association has failed.
@@ -120,8 +120,7 @@ pub(crate) fn sqe_of(what: Admin, cid: u16, queues: u16) -> Sqe {
         Admin::Identify => identify(0, cns::CONTROLLER),
         Admin::Queues => {
             let number = u32::from(queues.saturating_sub(1));
-            Sqe::new(admin::SET_FEATURES, cid, 0)
-                .with_dwords(&[FEATURE_QUEUES.into(), number | number << 16])
+            Sqe::new(admin::SET_FEATURES, cid, 0).with_dwords(&[FEATURE_QUEUES.into(), number | number << 16])
         }
         // The others get their namespace or their arguments from the caller.
         Admin::Descriptors(_) => identify(0, cns::DESCRIPTORS),

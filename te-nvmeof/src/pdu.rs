@@ -344,19 +344,14 @@ pub(crate) const LEN_AT: u32 = 16;
 /// The offset of DATAO and R2TO.
 pub(crate) const OFFSET_AT: u32 = 12;
 
-/// Parses the PDU at the beginning of `bytes`, which `from` has sent, up to its data. `Frame` counts the bytes
-/// up to the data; a TermReq is counted whole.
+/// Parses the PDU at the beginning of `bytes`, which `from` has sent, up to its data. `Frame` counts the
+/// bytes up to the data; a TermReq is counted whole.
 ///
 /// Data longer than `data_bytes_max` is refused.
 ///
 /// # Errors
 /// The error to report in a TermReq.
-pub fn parse(
-    bytes: &[u8],
-    from: End,
-    agreed: Agreed,
-    data_bytes_max: u32,
-) -> Result<Step<Pdu>, Fatal> {
+pub fn parse(bytes: &[u8], from: End, agreed: Agreed, data_bytes_max: u32) -> Result<Step<Pdu>, Fatal> {
     let Ok((common, _)) = Common::read_from_prefix(bytes) else { return Ok(Step::Need(COMMON_BYTES)) };
     let kind = Kind::of(common.kind).filter(|kind| kind.is_from(from)).ok_or(Fatal::Field(TYPE_AT))?;
     let header = kind.header_bytes();
@@ -431,8 +426,7 @@ fn pdu_of(kind: Kind, bytes: &[u8], data: Data) -> Result<Pdu, Fatal> {
     if transfer.len.get() != data.len {
         return Err(Fatal::Field(LEN_AT));
     }
-    let (last, success) =
-        (transfer.common.flags & FLAG_LAST != 0, transfer.common.flags & FLAG_SUCCESS != 0);
+    let (last, success) = (transfer.common.flags & FLAG_LAST != 0, transfer.common.flags & FLAG_SUCCESS != 0);
     if success && !last {
         return Err(Fatal::Field(FLAGS_AT));
     }

@@ -44,17 +44,7 @@ pub(crate) struct Command {
 
 impl Command {
     pub(crate) const fn new(purpose: Purpose, slot: u32, memory: Option<Pinned>, len: u32) -> Self {
-        Self {
-            purpose,
-            slot,
-            memory,
-            len,
-            moved: 0,
-            wanted: None,
-            live: true,
-            stamp: 0,
-            error: None,
-        }
+        Self { purpose, slot, memory, len, moved: 0, wanted: None, live: true, stamp: 0, error: None }
     }
 
     /// Where the data of a C2HData PDU belongs, and whether it is the last.
@@ -99,13 +89,16 @@ impl Command {
     }
 }
 
+/// Bytes that are kept, and where they begin in their command's data.
+type Kept = (u32, Box<[u8]>);
+
 /// The commands of one queue, by their identifiers: an index, and a generation that changes with each use.
 #[derive(Debug)]
 pub(crate) struct Commands {
     slots: Box<[Option<Command>]>,
     generations: Box<[u16]>,
     /// What is left to send of abandoned WRITEs, and where it begins in the command's data.
-    copies: Box<[Option<(u32, Box<[u8]>)>]>,
+    copies: Box<[Option<Kept>]>,
     free: Vec<u16>,
     bits: u32,
 }
@@ -263,6 +256,9 @@ mod tests {
         let (index, _) = all.insert(write(8)).expect("room");
         all.keep_copy(index, 4, Box::new([5, 6, 7, 8]));
         assert_eq!(all.copy(index, 5, 2), Some(&[6, 7][..]));
-        assert_eq!((all.copy(index, 3, 1), all.copy(index, 5, 4), all.copy(index, 5, u32::MAX)), (None, None, None));
+        assert_eq!(
+            (all.copy(index, 3, 1), all.copy(index, 5, 4), all.copy(index, 5, u32::MAX)),
+            (None, None, None)
+        );
     }
 }

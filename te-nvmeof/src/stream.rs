@@ -207,11 +207,7 @@ impl Stream {
 
     /// Receives once. Returns the bytes, and whether the socket had no more. The end of the stream is the
     /// error `UnexpectedEof`.
-    pub(crate) fn receive(
-        &mut self,
-        buffers: &mut Buffers,
-        stats: &mut Stats,
-    ) -> io::Result<(usize, bool)> {
+    pub(crate) fn receive(&mut self, buffers: &mut Buffers, stats: &mut Stats) -> io::Result<(usize, bool)> {
         if self.head > 0 && self.tail > BUFFER_BYTES / 2 {
             self.buffer.copy_within(self.head..self.tail, 0);
             (self.head, self.tail) = (0, self.tail - self.head);
@@ -307,8 +303,8 @@ impl Stream {
         }
     }
 
-    /// Offers what waits to the socket, and calls `sent` for each payload that was sent whole. Returns whether
-    /// something was sent.
+    /// Offers what waits to the socket, and calls `sent` for each payload that was sent whole. Returns
+    /// whether something was sent.
     pub(crate) fn flush(
         &mut self,
         buffers: &mut Buffers,

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, MemSpan,
-    Memory, MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
+    MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 use te_fabric::net::{Listener, error_of, random_u64};
 use te_fabric::operation::accept_prefix;
@@ -15,8 +15,8 @@ use te_fabric::{Epoll, Export, LocalEnd, OpenError, Timers};
 use crate::config::Config;
 use crate::context::{Context, Region, RegionExt, Regions, Watched};
 use crate::export::{AdoptedExport, EXPORT_BYTES_MAX, EXPORT_FORMAT, Place, nguid, target_nqn};
-use crate::namespace::Namespace;
 use crate::initiator::Initiator;
+use crate::namespace::Namespace;
 use crate::stats::Stats;
 use crate::sys::{Buffers, Pinned};
 use crate::target::Target;
@@ -262,9 +262,15 @@ impl fmt::Debug for NvmeofTransport {
     }
 }
 
-impl Memory for NvmeofTransport {
-    #[allow(unsafe_code, reason = "the one place where a caller's promise about memory enters the crate")]
-    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+/// What [`Memory`](te_core::Memory) does; the promise about memory enters the crate in `sys`.
+impl NvmeofTransport {
+    pub(crate) fn register_memory(
+        &mut self,
+        id: RegionId,
+        span: MemSpan,
+        access: Access,
+        memory: Pinned,
+    ) -> Result<(), Error> {
         span.require(MemoryKinds::HOST)?;
         if span.is_empty() || span.as_ptr().is_null() || access.is_empty() {
             return Err(ErrorKind::InvalidArgument.into());
@@ -272,15 +278,12 @@ impl Memory for NvmeofTransport {
         self.regions.vacant(id.index)?;
         let key = if access.is_remote() { random_u64().map_err(|error| error_of(&error))? } else { 0 };
         let nsid = if access.is_remote() { self.target.serve(id.index)? } else { 0 };
-        // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it
-        // does only when no operation, own or a host's, holds the memory or a part of it.
-        let memory = unsafe { Pinned::new(span) };
         let ext = RegionExt { memory: Some(memory), peers: 0, nsid };
         let region = Region::new(id, span.len() as u64, span.location(), access, key, ext);
         self.regions.insert(id.index, region)
     }
 
-    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+    pub(crate) fn deregister_memory(&mut self, id: RegionId) -> Result<(), Error> {
         let region = self.regions.find(id)?;
         let (nsid, closing, adopted) = (region.ext.nsid, region.closing, region.ext.memory.is_none());
         if region.pins > 0 {
@@ -311,7 +314,7 @@ impl Memory for NvmeofTransport {
         self.regions.remove(id.index).map(|_| ()).ok_or_else(|| ErrorKind::NotFound.into())
     }
 
-    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+    pub(crate) fn export_memory(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
         let region = self.regions.find(id)?;
         if region.ext.memory.is_none() {
             let export = self.initiator.export_adopted(id.index)?;
@@ -334,7 +337,7 @@ impl Memory for NvmeofTransport {
         self.end.export(RegionId::new(region.ext.nsid, id.generation), &served, out)
     }
 
-    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
+    pub(crate) fn attach_remote(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         if AdoptedExport::is_meant(blob) {
             return self.attach_adopted(id, blob);
         }
@@ -344,7 +347,7 @@ impl Memory for NvmeofTransport {
         self.initiator.attach(id, &export, place, None)
     }
 
-    fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
+    pub(crate) fn detach_remote(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         let (initiator, _, mut cx) = self.split();
         initiator.detach(id, &mut cx)
     }

@@ -7,7 +7,6 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 use common::{Node, REGION, eventually, finish, pair, write};
-use te_core::Transport;
 use te_nvmeof::Config;
 use te_nvmeof::command::{
     CC_ENABLED, CONTROLLER_ANY, Cqe, Place, Sqe, Status, admin, connect_data, io, property,
@@ -237,9 +236,8 @@ fn reads_and_writes_out_of_range_are_refused_and_the_queue_lives() {
     let (_admin, mut queue) = Raw::queues(&mut target);
     let blocks = BYTES as u64 / u64::from(BLOCK);
     let before = target.memory.get(0, BYTES);
-    let read_sqe = |nsid, lba, count, len| {
-        Sqe::blocks(io::READ, 7, nsid, lba, count).with_data(Place::Transport(len))
-    };
+    let read_sqe =
+        |nsid, lba, count, len| Sqe::blocks(io::READ, 7, nsid, lba, count).with_data(Place::Transport(len));
     for (sqe, status) in [
         (read_sqe(1, blocks, 1, BLOCK), Status::LBA_OUT_OF_RANGE),
         (read_sqe(1, u64::MAX, 1, BLOCK), Status::LBA_OUT_OF_RANGE),
@@ -312,8 +310,7 @@ fn a_host_that_dies_in_the_middle_of_data_releases_the_region() {
     let (_admin, mut queue) = Raw::queues(&mut target);
     let tag = asked(&mut queue, &mut target, 5);
     assert_eq!(target.transport.region_pins(REGION), Ok((0, 1)));
-    let head =
-        pdu::transfer(Kind::H2cData, pdu::FLAG_LAST, 5, tag, (0, 2 * BLOCK), queue.agreed);
+    let head = pdu::transfer(Kind::H2cData, pdu::FLAG_LAST, 5, tag, (0, 2 * BLOCK), queue.agreed);
     queue.send(&mut target, &[head.bytes(), &[7; 100]]);
     drop(queue);
     eventually("the region is free", || {

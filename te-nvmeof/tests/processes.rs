@@ -59,8 +59,7 @@ fn what_is_written_in_another_process_is_read_back() {
     for config in common::configs() {
         let (_process, mut a) = start(config.clone());
         a.memory.paint(7);
-        let slices: Vec<Slice> =
-            (0..64).map(|i| write(i, i * 65_536, (63 - i) * 65_536, 65_536)).collect();
+        let slices: Vec<Slice> = (0..64).map(|i| write(i, i * 65_536, (63 - i) * 65_536, 65_536)).collect();
         a.submit(&slices);
         drive(&mut [&mut a], |a| a.done.len() == slices.len());
         assert!(a.done.iter().all(|end| end.result.is_ok()), "{config:?}");
@@ -113,8 +112,8 @@ fn every_slice_ends_once_when_the_target_is_killed() {
     }
 }
 
-/// SIGSTOP in the middle of WRITEs, a loss of the connection, SIGCONT: the fence ends `Applied` only after the
-/// target runs again and has reset the old controller.
+/// SIGSTOP in the middle of WRITEs, a loss of the connection, SIGCONT: the fence ends `Applied` only after
+/// the target runs again and has reset the old controller.
 #[test]
 fn a_stopped_target_proves_nothing_until_it_runs_again() {
     let config = Config { peer_silence_ms_max: 300, connect_ms_max: 300, ..Config::default() };

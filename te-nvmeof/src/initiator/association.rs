@@ -125,8 +125,7 @@ impl Initiator {
         cx: &Context<'_>,
     ) -> Result<(), Error> {
         let (header_digest, data_digest) = (answer.digests & 1 != 0, answer.digests & 2 != 0);
-        let unasked =
-            header_digest && !cx.config.header_digest || data_digest && !cx.config.data_digest;
+        let unasked = header_digest && !cx.config.header_digest || data_digest && !cx.config.data_digest;
         let limit = answer.limit.get();
         if unasked || limit < 4_096 {
             return Err(ErrorKind::Protocol.into());
@@ -160,7 +159,9 @@ impl Initiator {
         cx: &mut Context<'_>,
     ) {
         let association = self.peers.get(index).and_then(|peer| peer.association.as_ref());
-        let Some(at) = association.and_then(|association| association.queues.first().copied()) else { return };
+        let Some(at) = association.and_then(|association| association.queues.first().copied()) else {
+            return;
+        };
         let Some(queue) = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(1)) else { return };
         let command = Command::new(Purpose::Admin(what), 0, None, 0);
         let Some((_, cid)) = queue.commands.insert(command) else { return };
@@ -259,8 +260,7 @@ impl Initiator {
                 let identity = association.life.identity;
                 let limit = identity.transfer_bytes_max.unwrap_or(u32::MAX);
                 association.transfer_bytes = limit.min(cx.config.transfer_bytes_max);
-                association.in_capsule_bytes =
-                    identity.in_capsule_bytes.min(cx.config.in_capsule_bytes_max);
+                association.in_capsule_bytes = identity.in_capsule_bytes.min(cx.config.in_capsule_bytes_max);
                 association.connecting = count;
                 if association.transfer_bytes < cx.config.granule_bytes {
                     return Err(ErrorKind::Protocol.into());
@@ -341,7 +341,9 @@ impl Initiator {
 
     fn check_answered(&mut self, index: u32, remote: u32, answer: Answer, cx: &mut Context<'_>) {
         let Some(expected) = self.expected(remote, cx) else { return };
-        let Some(association) = self.peers.get(index).and_then(|peer| peer.association.as_ref()) else { return };
+        let Some(association) = self.peers.get(index).and_then(|peer| peer.association.as_ref()) else {
+            return;
+        };
         if let Some(error) = answer.status.error() {
             return self.checked(index, remote, Err(error), cx);
         }
@@ -391,7 +393,8 @@ impl Initiator {
         let place = self.remotes.get(remote).map(|of| (of.ext.place.nsid, of.ext.place.first));
         let (Some(at), Some((nsid, first))) = (queue, place) else { return };
         // The superblock's granule lies before the range.
-        let before = first.checked_sub(u64::from(cx.config.granule_bytes)).filter(|_| len <= SUPERBLOCK_BYTES_MAX);
+        let before =
+            first.checked_sub(u64::from(cx.config.granule_bytes)).filter(|_| len <= SUPERBLOCK_BYTES_MAX);
         let Some(lba) = before.map(|before| before / u64::from(block)) else {
             return self.checked(index, remote, Err(ErrorKind::Unsupported.into()), cx);
         };
@@ -540,7 +543,8 @@ impl Initiator {
     fn fail_waiting(&mut self, index: u32, error: Error, cx: &mut Context<'_>) {
         for at in 0..self.remotes.bound() {
             let of_peer = |remote: &&te_fabric::RemoteRegion<super::RemoteExt>| remote.peer == index;
-            while let Some(slot) = self.remotes.get(at).filter(of_peer).and_then(|of| of.ext.waiting.first()) {
+            while let Some(slot) = self.remotes.get(at).filter(of_peer).and_then(|of| of.ext.waiting.first())
+            {
                 self.fail(slot, error, cx);
             }
         }

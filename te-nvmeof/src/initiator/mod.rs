@@ -19,7 +19,9 @@ use te_fabric::peer::FenceCount;
 use te_fabric::timers::Earliest;
 use te_fabric::{Export, Queue, RemoteRegion, Slab, Table};
 
-use self::peer::{Check, Checking, Ext, Fence, Operation, Operations, Peer, QueueConnection, RemoteExt, RemoteRegions};
+use self::peer::{
+    Check, Checking, Ext, Fence, Operation, Operations, Peer, QueueConnection, RemoteExt, RemoteRegions,
+};
 use crate::command::Status;
 use crate::config::Config;
 use crate::context::Context;
@@ -113,13 +115,7 @@ impl Initiator {
             peer.contact.learn(export, peer.association.is_some());
             peer.regions += 1;
         }
-        let ext = RemoteExt {
-            place,
-            check: Check::Open,
-            block: 0,
-            waiting: Queue::new(),
-            superblock,
-        };
+        let ext = RemoteExt { place, check: Check::Open, block: 0, waiting: Queue::new(), superblock };
         self.remotes.insert(id.index, RemoteRegion::new(id, index, export, ext))
     }
 
@@ -128,7 +124,9 @@ impl Initiator {
         if let Some(peer) = self.peers.get_mut(remote.peer) {
             peer.regions -= 1;
             peer.checks.retain(|of| *of != id.index);
-            if let Some(association) = peer.association.as_mut().filter(|of| of.checking == Some(Checking::Remote(id.index))) {
+            if let Some(association) =
+                peer.association.as_mut().filter(|of| of.checking == Some(Checking::Remote(id.index)))
+            {
                 association.checking = None;
             }
         }
@@ -228,7 +226,8 @@ impl Initiator {
     }
 
     pub(crate) fn cancel(&mut self, token: Token, cx: &mut Context<'_>) -> Result<(), Error> {
-        let slot = self.operations.position(|operation| operation.token == token).ok_or(ErrorKind::NotFound)?;
+        let slot =
+            self.operations.position(|operation| operation.token == token).ok_or(ErrorKind::NotFound)?;
         self.abandon(slot, cx);
         cx.timers.wake();
         Ok(())
@@ -396,8 +395,8 @@ impl Initiator {
 /// The oldest abandoned WRITE of a peer's association that has no response.
 fn oldest_abandoned(peer: &Peer, queues: &Slab<QueueConnection, u32>) -> Option<u64> {
     let of = peer.association.as_ref()?.queues.iter().filter_map(|queue| queues.get(*queue));
-    let abandoned = of.flat_map(|queue| queue.commands.iter()).filter(|(_, command)| {
-        !command.live && matches!(command.purpose, crate::queue::Purpose::Write)
-    });
+    let abandoned = of
+        .flat_map(|queue| queue.commands.iter())
+        .filter(|(_, command)| !command.live && matches!(command.purpose, crate::queue::Purpose::Write));
     abandoned.map(|(_, command)| command.stamp).min()
 }

@@ -186,9 +186,9 @@ impl Initiator {
         match step {
             Step::Identity | Step::Blocks => {
                 let association = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut());
-                let Some(association) = association.filter(|of| {
-                    of.checking.is_none() || of.checking == Some(Checking::Owner(region))
-                }) else {
+                let Some(association) = association
+                    .filter(|of| of.checking.is_none() || of.checking == Some(Checking::Owner(region)))
+                else {
                     return;
                 };
                 association.checking = Some(Checking::Owner(region));
@@ -202,7 +202,13 @@ impl Initiator {
             }
             Step::Register => {
                 let data = keys(0, own);
-                self.send_io(index, what, &data, reservation(io::RESERVATION_REGISTER, nsid, REPLACE_ANY), cx);
+                self.send_io(
+                    index,
+                    what,
+                    &data,
+                    reservation(io::RESERVATION_REGISTER, nsid, REPLACE_ANY),
+                    cx,
+                );
             }
             Step::Acquire => {
                 let data = keys(own, 0);
@@ -238,14 +244,17 @@ impl Initiator {
         sqe: impl FnOnce(u16) -> Sqe,
         cx: &mut Context<'_>,
     ) {
-        let Some(association) = self.peers.get(index).and_then(|peer| peer.association.as_ref()) else { return };
+        let Some(association) = self.peers.get(index).and_then(|peer| peer.association.as_ref()) else {
+            return;
+        };
         let in_capsule = association.life.identity.in_capsule_bytes;
         let Some(at) = association.queues.get(1).copied() else {
             return;
         };
         let Some(queue) = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(2)) else { return };
         let len = data.len() as u32;
-        let Some((command, cid)) = queue.commands.insert(Command::new(Purpose::Admin(what), 0, None, len)) else {
+        let Some((command, cid)) = queue.commands.insert(Command::new(Purpose::Admin(what), 0, None, len))
+        else {
             return;
         };
         let agreed = queue.stream.agreed;
@@ -266,7 +275,9 @@ impl Initiator {
     /// A step has its response.
     pub(super) fn owner_answered(&mut self, region: u32, answer: Answer, cx: &mut Context<'_>) {
         let index = answer.peer;
-        let Some(association) = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut()) else { return };
+        let Some(association) = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut()) else {
+            return;
+        };
         let Some(owned) = self.owned.get_mut(region).filter(|owned| owned.peer == index) else { return };
         owned.sent = None;
         let error = answer.status.error();
@@ -291,8 +302,8 @@ impl Initiator {
                     Ok(block) => {
                         owned.block = block;
                         let types = Identified::parse(&association.collected).map_or(0, |of| of.reservations);
-                        owned.export.reserved = types & RESERVES_REGISTRANTS != 0
-                            && association.life.identity.reservations;
+                        owned.export.reserved =
+                            types & RESERVES_REGISTRANTS != 0 && association.life.identity.reservations;
                         if owned.export.reserved { Step::Register } else { Step::Mark }
                     }
                 },

@@ -38,7 +38,8 @@ impl Initiator {
                 break;
             }
         }
-        let Some(queues) = self.peers.get(index).and_then(|peer| peer.association.as_ref()).map(|of| of.queues.len())
+        let Some(queues) =
+            self.peers.get(index).and_then(|peer| peer.association.as_ref()).map(|of| of.queues.len())
         else {
             return;
         };
@@ -77,7 +78,8 @@ impl Initiator {
         (transfer_bytes, in_capsule_bytes): (u32, u32),
         cx: &mut Context<'_>,
     ) -> bool {
-        let (Some(operation), Some(queue)) = (self.operations.get_mut(slot), self.queues.get_mut(queue)) else {
+        let (Some(operation), Some(queue)) = (self.operations.get_mut(slot), self.queues.get_mut(queue))
+        else {
             return false;
         };
         let Some(remote) = self.remotes.get(operation.remote_region) else { return false };
@@ -272,7 +274,8 @@ impl Initiator {
     /// Asks the target to abort a command. It may refuse.
     fn send_abort(&mut self, index: u32, qid: u16, cid: u16, cx: &mut Context<'_>) {
         let sqe = |own: u16| {
-            Sqe::new(crate::command::admin::ABORT, own, 0).with_dwords(&[u32::from(qid) | u32::from(cid) << 16])
+            Sqe::new(crate::command::admin::ABORT, own, 0)
+                .with_dwords(&[u32::from(qid) | u32::from(cid) << 16])
         };
         self.send_admin(index, Admin::Abort, sqe, cx);
     }

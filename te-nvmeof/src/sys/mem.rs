@@ -12,8 +12,8 @@ pub(crate) struct Pinned(MemSpan);
 
 impl Pinned {
     /// # Safety
-    /// The promise of [`te_core::Memory::register`] holds for `span`, which is host memory, and the value, its
-    /// copies and its parts are not used once `deregister` has returned `Ok`.
+    /// The promise of [`te_core::Memory::register`] holds for `span`, which is host memory, and the value,
+    /// its copies and its parts are not used once `deregister` has returned `Ok`.
     pub(crate) const unsafe fn new(span: MemSpan) -> Self {
         Self(span)
     }

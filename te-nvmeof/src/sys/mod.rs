@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "system calls and raw memory live here and nowhere else in the crate")]
 
 mod mem;
+mod register;
 mod socket;
 
 pub(crate) use mem::Pinned;

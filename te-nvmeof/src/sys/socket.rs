@@ -151,8 +151,7 @@ impl Socket {
         message.msg_iovlen = buffers.used as _;
         // SAFETY: the pieces are registered memory that its counts keep mapped, or borrowed bytes; all
         // outlive the call.
-        let result =
-            unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        let result = unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         check_len(result).map(|bytes| (bytes, offered))
     }
 }

@@ -64,10 +64,8 @@ impl Target {
                 connection.fetched();
                 let id = self.controllers.get(controller).map_or(0, |controller| controller.id);
                 let sqhd = if connection.no_flow_control { NO_FLOW_CONTROL } else { connection.sqhd };
-                let head = pdu::response(
-                    Cqe::new(cid, Status::SUCCESS, sqhd, id.into()),
-                    connection.stream.agreed,
-                );
+                let head =
+                    pdu::response(Cqe::new(cid, Status::SUCCESS, sqhd, id.into()), connection.stream.agreed);
                 connection.stream.push(head.bytes());
                 cx.stats.served += 1;
                 Ok(true)

@@ -253,18 +253,10 @@ impl Target {
     }
 
     /// Preempt and abort: the WRITEs of these hosts to the namespace take no further byte.
-    fn abort_writes(
-        &mut self,
-        current: &mut Connection,
-        nsid: u32,
-        hosts: &[HostId],
-        cx: &mut Context<'_>,
-    ) {
+    fn abort_writes(&mut self, current: &mut Connection, nsid: u32, hosts: &[HostId], cx: &mut Context<'_>) {
         let mut abort = |connection: &mut Connection| {
             for tag in 0..connection.transfers.len() as u16 {
-                discard(connection, tag, cx, |transfer| {
-                    (transfer.nsid == nsid).then_some(Status::PREEMPTED)
-                });
+                discard(connection, tag, cx, |transfer| (transfer.nsid == nsid).then_some(Status::PREEMPTED));
             }
         };
         for index in 0..self.controllers.bound() {
@@ -330,7 +322,12 @@ pub(super) fn transfer_data(
 }
 
 /// Takes in the end of data.
-pub(super) fn data_arrived(connection: &mut Connection, payload: Payload, intact: bool, cx: &mut Context<'_>) {
+pub(super) fn data_arrived(
+    connection: &mut Connection,
+    payload: Payload,
+    intact: bool,
+    cx: &mut Context<'_>,
+) {
     let Some(transfer) = connection.transfer(payload.user) else { return };
     transfer.received += payload.len;
     if !intact && transfer.status == Status::SUCCESS {

@@ -215,9 +215,7 @@ impl Target {
         let tuned = socket
             .set_nodelay()
             .and_then(|()| set_liveness(&socket, cx.config.peer_silence_ms_max))
-            .and_then(|()| {
-                set_buffers(&socket, cx.config.send_buffer_bytes, cx.config.receive_buffer_bytes)
-            });
+            .and_then(|()| set_buffers(&socket, cx.config.send_buffer_bytes, cx.config.receive_buffer_bytes));
         if tuned.is_err() {
             return;
         }
@@ -364,12 +362,7 @@ impl Target {
     }
 
     /// Takes in one PDU, or the end of data; returns whether there was one.
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        index: u32,
-        cx: &mut Context<'_>,
-    ) -> Result<bool, Stop> {
+    fn step(&mut self, connection: &mut Connection, index: u32, cx: &mut Context<'_>) -> Result<bool, Stop> {
         if connection.phase == Phase::Ending {
             let all = connection.stream.unparsed().len();
             connection.stream.take(all);
@@ -438,7 +431,8 @@ impl Target {
         }
         next.note(self.listener.paused_until());
         for index in 0..self.connections.bound() {
-            let Some(deadline) = self.connections.get(index).and_then(|connection| connection.deadline) else {
+            let Some(deadline) = self.connections.get(index).and_then(|connection| connection.deadline)
+            else {
                 continue;
             };
             if now >= deadline {

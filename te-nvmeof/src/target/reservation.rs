@@ -109,8 +109,7 @@ impl Reservation {
         let victim = keys.second.get();
         let holder_key = self.holder.and_then(|holder| self.key_of(&holder));
         let all_registrants = matches!(self.kind, 5 | 6);
-        let takes_over =
-            self.kind != 0 && (holder_key == Some(victim) || (all_registrants && victim == 0));
+        let takes_over = self.kind != 0 && (holder_key == Some(victim) || (all_registrants && victim == 0));
         let is_victim = |registrant: &Registrant| {
             registrant.host != host && (registrant.key == victim || (all_registrants && victim == 0))
         };

@@ -144,7 +144,13 @@ impl Played {
             stream.set_nonblocking(true).unwrap();
             stream.set_nodelay(true).unwrap();
             let agreed = Agreed::default();
-            self.connections.push(Connection { stream, bytes: Vec::new(), opened: false, agreed, ended: false });
+            self.connections.push(Connection {
+                stream,
+                bytes: Vec::new(),
+                opened: false,
+                agreed,
+                ended: false,
+            });
         }
         for at in 0..self.connections.len() {
             self.receive(at);
@@ -223,8 +229,7 @@ impl Played {
             Pdu::IcReq(request) => {
                 let digests = (request.digests & 1 != 0, request.digests & 2 != 0);
                 connection.opened = true;
-                connection.agreed =
-                    Agreed { header_digest: digests.0, data_digest: digests.1, alignment: 0 };
+                connection.agreed = Agreed { header_digest: digests.0, data_digest: digests.1, alignment: 0 };
                 let answer = pdu::initialize(Kind::IcResp, 0, digests, 8_192);
                 self.send(at, &[answer.as_bytes()]);
             }
