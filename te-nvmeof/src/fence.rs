@@ -36,6 +36,13 @@ pub(crate) struct Doubt {
     until: Option<Instant>,
 }
 
+impl Doubt {
+    /// When time alone is a proof: not while the target offers a better one.
+    const fn quiet(&self) -> Option<Instant> {
+        if self.resets { None } else { self.until }
+    }
+}
+
 /// When time alone proves that a target has ended a controller, of which nothing was sent after `last_sent`.
 ///
 /// The target's timer may have been started anew by the last command, and is checked once per KATO; with
@@ -119,13 +126,13 @@ impl Doubts {
     /// Clears what time has proved; returns how many.
     pub(crate) fn pass(&mut self, now: Instant) -> usize {
         let before = self.list.len();
-        self.list.retain(|doubt| doubt.until.is_none_or(|until| now < until));
+        self.list.retain(|doubt| doubt.quiet().is_none_or(|until| now < until));
         before - self.list.len()
     }
 
     /// When time proves something next.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.list.iter().filter_map(|doubt| doubt.until).min()
+        self.list.iter().filter_map(Doubt::quiet).min()
     }
 
     /// Whether time will prove something.
@@ -196,6 +203,10 @@ mod tests {
         assert!(all.to_reset().is_none() && all.may_pass());
         assert_eq!((all.next(), all.pass(at(499)), all.pass(at(500))), (Some(at(500)), 0, 1));
         assert!(!all.block(u64::MAX));
+        all.add(1, &target(4), 0, Some(at(500)));
+        assert!(!all.may_pass() && all.pass(at(501)) == 0, "a reset is the better proof");
+        let doubt = all.to_reset().expect("offered");
+        assert!(!all.reset(doubt.number, false) && all.pass(at(501)) == 1, "until it is refused");
         (0..DOUBTS_MAX).for_each(|_| all.add(1, &target(0), 0, None));
         assert!(all.is_full());
     }

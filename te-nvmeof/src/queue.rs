@@ -34,6 +34,8 @@ pub(crate) struct Command {
     /// Of a READ: bytes that have arrived. Of a WRITE: bytes that were handed to the socket.
     pub(crate) moved: u32,
     pub(crate) wanted: Option<Wanted>,
+    /// The target has asked for data of it.
+    pub(crate) was_asked: bool,
     /// Its operation has not ended. One that was abandoned keeps its identifier until its response.
     pub(crate) live: bool,
     /// When it was abandoned, on the clock of fences.
@@ -44,7 +46,18 @@ pub(crate) struct Command {
 
 impl Command {
     pub(crate) const fn new(purpose: Purpose, slot: u32, memory: Option<Pinned>, len: u32) -> Self {
-        Self { purpose, slot, memory, len, moved: 0, wanted: None, live: true, stamp: 0, error: None }
+        Self {
+            purpose,
+            slot,
+            memory,
+            len,
+            moved: 0,
+            wanted: None,
+            was_asked: false,
+            live: true,
+            stamp: 0,
+            error: None,
+        }
     }
 
     /// Where the data of a C2HData PDU belongs, and whether it is the last.
@@ -84,7 +97,7 @@ impl Command {
         if len == 0 || end > self.len {
             return Err(Fatal::OutOfRange(pdu::LEN_AT));
         }
-        self.wanted = Some(Wanted { ttag, end });
+        (self.wanted, self.was_asked) = (Some(Wanted { ttag, end }), true);
         Ok(())
     }
 }

@@ -8,8 +8,10 @@ use crate::pdu::{Agreed, DIGEST_BYTES, Data};
 use crate::stats::Stats;
 use crate::sys::{Buffers, IOV_MAX, Incoming, Outgoing, Pinned, Socket};
 
-/// Size of the buffer for heads and for data of admin commands, bytes.
-const BUFFER_BYTES: usize = 32 << 10;
+/// Size of the buffer of a queue that carries admin commands alone, bytes.
+pub(crate) const BUFFER_BYTES: usize = 32 << 10;
+/// The same where small data comes in numbers: one system call takes that much of it.
+pub(crate) const DATA_BUFFER_BYTES: usize = 128 << 10;
 /// Heads and payloads that may wait on one connection.
 const ITEMS_MAX: usize = 1_024;
 /// Bytes of heads that may wait on one connection.
@@ -114,11 +116,11 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(socket: Socket) -> Self {
+    pub(crate) fn new(socket: Socket, buffer_bytes: usize) -> Self {
         Self {
             socket,
             agreed: Agreed::default(),
-            buffer: vec![0; BUFFER_BYTES].into(),
+            buffer: vec![0; buffer_bytes].into(),
             head: 0,
             tail: 0,
             payload: None,
@@ -208,7 +210,7 @@ impl Stream {
     /// Receives once. Returns the bytes, and whether the socket had no more. The end of the stream is the
     /// error `UnexpectedEof`.
     pub(crate) fn receive(&mut self, buffers: &mut Buffers, stats: &mut Stats) -> io::Result<(usize, bool)> {
-        if self.head > 0 && self.tail > BUFFER_BYTES / 2 {
+        if self.head > 0 && self.tail > self.buffer.len() / 2 {
             self.buffer.copy_within(self.head..self.tail, 0);
             (self.head, self.tail) = (0, self.tail - self.head);
         }

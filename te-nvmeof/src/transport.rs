@@ -21,6 +21,8 @@ use crate::stats::Stats;
 use crate::sys::{Buffers, Pinned};
 use crate::target::Target;
 
+/// Twice the time between two polls from which on the target was away, ms.
+const ABSENCE_MS: u32 = 200;
 /// Events that one call of the poller reports.
 const EVENTS_MAX: usize = 128;
 
@@ -386,8 +388,9 @@ impl Transport for NvmeofTransport {
         if self.timers.absence(now, self.config.peer_silence_ms_max).is_some() {
             self.initiator.forgive(now);
         }
-        if self.timers.absence(now, 200).is_some() {
-            self.target.forgive(now);
+        if let Some(away) = self.timers.absence(now, ABSENCE_MS) {
+            let (_, target, mut cx) = self.split();
+            target.returned(now, away, &mut cx);
         }
         self.timers.begin(now);
         self.feed();

@@ -230,3 +230,17 @@ fn statuses_of_a_target_are_told_apart() {
         assert_eq!((kind(&end), end.outcome), (expected, outcome), "{status:?}");
     }
 }
+
+/// A status that says that no byte was taken, although the target has asked for the data: it is not believed.
+#[test]
+fn a_refusal_after_the_data_was_asked_for_proves_nothing() {
+    let (mut client, mut played) = connected(Config::default());
+    client.submit(&[write(2, 0, 0, BLOCK)]);
+    played.drive(&mut client, "the command arrives", |played, _| !played.held.is_empty());
+    let held = played.held[0].clone();
+    played.ask(held.connection, held.cid(), 7, (0, BLOCK));
+    played.drive(&mut client, "its data", |played, _| !played.data.is_empty());
+    played.respond(held.connection, held.cid(), Status::LBA_OUT_OF_RANGE, 0);
+    played.drive(&mut client, "the WRITE ends", |_, client| client.ended(2).is_some());
+    assert_eq!(client.ended(2).unwrap().outcome, Outcome::Unknown);
+}

@@ -200,6 +200,25 @@ fn bytes_in_the_sockets_of_a_stopped_target_do_not_land_after_the_fence() {
     }
 }
 
+/// Another host counts on the keep-alive timeout alone (F4). A target of ours that was stopped for longer has
+/// to end the controller before it reads what lies in its sockets.
+#[test]
+fn a_target_that_was_stopped_for_longer_than_the_timeout_reads_nothing_of_before() {
+    let (mut a, mut b) = common::pair(&Config::default(), BYTES);
+    a.submit(&[write(1, 0, 0, 4_096)]);
+    assert!(finish(&mut [&mut a, &mut b], 1).result.is_ok());
+    b.memory.set(0, &vec![0x99; BYTES]);
+    a.memory.set(0, &vec![0x77; BYTES]);
+    a.submit(&[write(2, 0, 0, 4_096)]);
+    a.poll();
+    skip(Duration::from_secs(6));
+    for _ in 0..20 {
+        b.poll();
+    }
+    assert!(b.memory.get(0, BYTES).iter().all(|byte| *byte == 0x99), "it was sent before the timeout");
+    assert_eq!(b.transport.stats().expired, 1);
+}
+
 #[test]
 fn a_target_that_never_answers_is_given_up_and_its_fences_end() {
     let mut played = Played::new();

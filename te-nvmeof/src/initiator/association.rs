@@ -19,7 +19,7 @@ use crate::fence::quiet_at;
 use crate::identify::IDENTIFY_BYTES;
 use crate::pdu::{self, Agreed, Kind};
 use crate::queue::{Command, Commands, Purpose};
-use crate::stream::Stream;
+use crate::stream::{BUFFER_BYTES, DATA_BUFFER_BYTES, Stream};
 use crate::sys::Socket;
 
 /// Commands in flight on an admin queue.
@@ -84,7 +84,7 @@ impl Initiator {
             self.queues.release(at);
             return Err(failed(error));
         }
-        let mut stream = Stream::new(socket);
+        let mut stream = Stream::new(socket, if qid == 0 { BUFFER_BYTES } else { DATA_BUFFER_BYTES });
         stream.blocked = true;
         let queue = QueueConnection {
             peer: index,

@@ -339,7 +339,7 @@ impl Initiator {
         let end = match (status.error(), command.error) {
             (None, None) => PieceEnd::Done,
             (None, Some(error)) => PieceEnd::Failed(error),
-            (Some(error), _) if status.is_before_data() => PieceEnd::Refused(error),
+            (Some(error), _) if status.is_before_data() && !command.was_asked => PieceEnd::Refused(error),
             (Some(error), _) => PieceEnd::Failed(error),
         };
         self.end_piece(command.slot, end, cx);

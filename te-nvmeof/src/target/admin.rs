@@ -349,20 +349,22 @@ impl Target {
         Ok(part)
     }
 
-    fn discovery_log(&self, _cx: &Context<'_>) -> Vec<u8> {
-        let mut page = vec![0; 2 * DISCOVERY_ENTRY_BYTES];
+    fn discovery_log(&self, cx: &Context<'_>) -> Vec<u8> {
+        let mut page = vec![0; DISCOVERY_ENTRY_BYTES];
         page[0] = 1;
-        let Ok(address) = self.listener.local_address() else { return page };
-        page[8] = 1;
-        let entry = DiscoveryEntry {
-            transport: 3,
-            kind: 2,
-            address: address.ip().to_string(),
-            port: address.port().to_string(),
-            nqn: self.nqn.clone(),
-        };
-        if let Ok(to) = <&mut [u8; DISCOVERY_ENTRY_BYTES]>::try_from(&mut page[DISCOVERY_ENTRY_BYTES..]) {
-            entry.write(to);
+        let Ok(bound) = self.listener.local_address() else { return page };
+        for address in te_fabric::net::advertised(cx.config.advertise, bound.ip()) {
+            let entry = DiscoveryEntry {
+                transport: 3,
+                kind: 2,
+                address: address.to_string(),
+                port: bound.port().to_string(),
+                nqn: self.nqn.clone(),
+            };
+            let mut bytes = [0; DISCOVERY_ENTRY_BYTES];
+            entry.write(&mut bytes);
+            page.extend_from_slice(&bytes);
+            page[8] += 1;
         }
         page
     }

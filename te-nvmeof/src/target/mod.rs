@@ -27,7 +27,7 @@ use self::reservation::Reservation;
 use crate::command::{Cqe, Sqe, Status};
 use crate::context::{Context, Watched, peer_ends};
 use crate::pdu::{self, Agreed, Data, End, Fatal, Kind, Pdu, Step};
-use crate::stream::{Payload, Source, Stream};
+use crate::stream::{DATA_BUFFER_BYTES, Payload, Source, Stream};
 use crate::sys::Socket;
 
 /// Connections that one poll accepts.
@@ -226,7 +226,7 @@ impl Target {
         }
         let deadline = cx.after_ms(CONNECT_MS);
         cx.timers.changed();
-        self.connections.put(index, Connection::new(Stream::new(socket), deadline));
+        self.connections.put(index, Connection::new(Stream::new(socket, DATA_BUFFER_BYTES), deadline));
         cx.stats.accepted += 1;
         self.drive_index(index, true, cx);
     }
@@ -458,11 +458,17 @@ impl Target {
         next.get()
     }
 
-    /// While this process did not poll, hosts could not be heard: their silence does not count.
-    pub(crate) fn forgive(&mut self, now: Instant) {
+    /// This process did not poll for `away`. Hosts could not be heard, so their silence does not count; but a
+    /// controller whose timeout has passed meanwhile has ended, before anything that its host sent is read:
+    /// the host may rely on that.
+    pub(crate) fn returned(&mut self, now: Instant, away: core::time::Duration, cx: &mut Context<'_>) {
         for index in 0..self.controllers.bound() {
-            if let Some(controller) = self.controllers.get_mut(index) {
-                controller.last_seen = now;
+            let Some(controller) = self.controllers.get_mut(index) else { continue };
+            let timeout = core::time::Duration::from_millis(controller.keep_alive_ms.into());
+            controller.last_seen = now;
+            if !timeout.is_zero() && away >= timeout {
+                cx.stats.expired += 1;
+                self.close_controller(index, cx);
             }
         }
     }
