@@ -210,4 +210,46 @@ mod tests {
         (0..DOUBTS_MAX).for_each(|_| all.add(1, &target(0), 0, None));
         assert!(all.is_full());
     }
+
+    /// A fence is proved exactly when each older loss was excluded: by a reset that was done, or by time where
+    /// no reset is on offer. The model keeps, for each loss, when its bytes can land last.
+    #[test]
+    fn fences_agree_with_a_model_of_late_writes() {
+        use te_core::testkit::Rng;
+        for seed in 0..500 {
+            let mut rng = Rng::new(seed);
+            let mut all = Doubts::default();
+            // (stamp, offers resets, lands until), and whether a reset has ended it.
+            let mut losses: Vec<(u64, bool, Option<Instant>, bool)> = Vec::new();
+            let (mut clock, mut now) = (0, 0);
+            for _ in 0..60 {
+                match rng.below(4) {
+                    0 => {
+                        let (resets, timed) = (rng.below(2) == 0, rng.below(3) > 0);
+                        let until = timed.then(|| at(now + 100));
+                        all.add(losses.len() as u16, &target(u8::from(resets)), clock, until);
+                        losses.push((clock, resets, until, false));
+                    }
+                    1 => {
+                        let Some(doubt) = all.to_reset() else { continue };
+                        let proved = rng.below(2) == 0;
+                        all.reset(doubt.number, proved);
+                        let loss = &mut losses[usize::from(doubt.id)];
+                        (loss.1, loss.3) = (false, proved);
+                    }
+                    2 => {
+                        now += rng.below(80);
+                        all.pass(at(now));
+                    }
+                    _ => clock += 1,
+                }
+                all.pass(at(now));
+                let may_land = losses.iter().any(|(stamp, resets, until, ended)| {
+                    let quiet = !resets && until.is_some_and(|until| at(now) >= until);
+                    *stamp < clock && !ended && !quiet
+                });
+                assert_eq!(all.block(clock), may_land, "seed {seed}");
+            }
+        }
+    }
 }
