@@ -211,8 +211,8 @@ mod tests {
         assert!(all.is_full());
     }
 
-    /// A fence is proved exactly when each older loss was excluded: by a reset that was done, or by time where
-    /// no reset is on offer. The model keeps, for each loss, when its bytes can land last.
+    /// A fence is proved exactly when each older loss was excluded: by a reset that was done, or by time
+    /// where no reset is on offer. The model keeps, for each loss, when its bytes can land last.
     #[test]
     fn fences_agree_with_a_model_of_late_writes() {
         use te_core::testkit::Rng;

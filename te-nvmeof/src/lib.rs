@@ -87,9 +87,9 @@
 //! There is no TLS, no DH-HMAC-CHAP, no RDMA, no metadata or protection information, no zoned namespaces, no
 //! ANA; a namespace with metadata is `Unsupported`. Memory of devices is not moved. A region whose length is
 //! not a multiple of the granule is served without its last bytes. An owner whose reservation is held by
-//! another host cannot adopt the range (`AccessDenied`). The target has at most 16 I/O queues per controller
-//! with 1,024 entries each; a connection needs about 250 KiB. With data digests, a READ of
-//! bytes that another peer writes at the same time can end `Corrupt`. Every table has a limit; see [`Config`].
+//! another host cannot adopt the range (`AccessDenied`). With data digests, a READ of bytes that another peer
+//! writes at the same time can end `Corrupt`. The target has at most 16 I/O queues per controller with 1,024
+//! entries each; a connection needs about 250 KiB. Every table has a limit; see [`Config`].
 //!
 //! No figure compares this crate with the kernel's initiator or target, or with SPDK.
 //!
