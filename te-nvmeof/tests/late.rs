@@ -7,6 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::played::{BLOCK, Played};
+use common::proxy::Proxy;
 use common::{Node, REGION, REMOTE, drive, finish, kind, skip, write};
 use te_core::{Access, ErrorKind, Memory, Outcome, RegionId, Token, Transport};
 use te_nvmeof::command::Status;
@@ -259,4 +260,67 @@ fn keep_alives_are_sent_while_nothing_else_is() {
     a.submit(&[write(3, 0, 0, 4_096)]);
     assert!(finish(&mut [&mut a, &mut b], 3).result.is_ok());
     assert_eq!(stats(&a.transport), 2, "it has connected again");
+}
+
+/// The bytes of a WRITE are still in the network when the association has failed and the fence has ended. They
+/// arrive at the target afterwards.
+#[test]
+fn bytes_that_the_network_held_back_do_not_land_after_the_fence() {
+    for (round, config) in common::configs().into_iter().enumerate() {
+        let mut b = common::node(config.clone(), BYTES);
+        let mut a = common::node(config.clone(), BYTES);
+        let mut network = Proxy::new(&b);
+        a.transport.attach(REMOTE, &network.export(&b)).unwrap();
+        let mut drive = |a: &mut Node, b: &mut Node, network: &mut Proxy, what: &str, token: u64| {
+            common::eventually(what, || {
+                a.poll();
+                network.poll();
+                b.poll();
+                a.ended(token).is_some()
+            });
+        };
+        a.submit(&[write(1, 0, 0, 4_096)]);
+        drive(&mut a, &mut b, &mut network, "the first WRITE", 1);
+        a.memory.set(0, &vec![0x77; BYTES]);
+        let len = config.in_capsule_bytes_max.max(4_096);
+        if config.in_capsule_bytes_max > 0 {
+            network.hold();
+            a.submit(&[write(2, 0, 0, len)]);
+            a.poll();
+        } else {
+            // Here the data follows an R2T: the network holds it once the R2T is there.
+            a.submit(&[write(2, 0, 0, len)]);
+            for _ in 0..8 {
+                a.poll();
+                network.poll();
+                b.poll();
+                network.hold();
+            }
+            network.release();
+            network.hold();
+        }
+        common::eventually("the bytes are in the network", || {
+            a.poll();
+            network.poll();
+            b.poll();
+            network.held() > 0 || a.ended(2).is_some()
+        });
+        assert!(a.ended(2).is_none(), "{config:?}");
+        a.transport.close_connections();
+        a.poll();
+        assert_eq!(a.ended(2).unwrap().outcome, Outcome::Unknown);
+        a.transport.fence(Token(FENCE), REMOTE).unwrap();
+        drive(&mut a, &mut b, &mut network, "the fence", FENCE);
+        assert_eq!(a.ended(FENCE).unwrap().result, Ok(()));
+        b.memory.set(0, &vec![0x99; BYTES]);
+        network.release();
+        for _ in 0..200 {
+            network.poll();
+            b.poll();
+            a.poll();
+            std::thread::yield_now();
+        }
+        let landed = b.memory.get(0, BYTES).iter().any(|byte| *byte != 0x99);
+        assert!(!landed, "L5: bytes have landed after the fence, round {round}");
+    }
 }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod played;
+pub(crate) mod proxy;
 
 pub(crate) use te_fabric::testkit::*;
 use te_nvmeof::{Config, NvmeofTransport};
