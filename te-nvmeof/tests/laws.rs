@@ -14,8 +14,8 @@ const LEN: u32 = 4 << 20;
 
 fn tight(detached_bytes_max: u32) -> Config {
     Config {
-        send_buffer_bytes: Some(16_384),
-        receive_buffer_bytes: Some(16_384),
+        send_buffer_bytes: Some(32_768),
+        receive_buffer_bytes: Some(65_536),
         detached_bytes_max,
         ..Config::default()
     }
@@ -41,7 +41,7 @@ fn a_cancelled_write_does_not_read_its_source_again() {
             assert_eq!(kind(&a.ended(2).expect("a cancel ends in the next poll")), ErrorKind::Canceled);
             assert_eq!(a.transport.deregister(REGION), Ok(()), "nothing uses the memory any more");
             a.memory.set(0, &vec![0x33; BYTES]);
-            linger(&mut [&mut a, &mut b], Duration::from_millis(20));
+            linger(&mut [&mut a, &mut b], Duration::from_millis(60));
             let there = b.memory.get(4_096, LEN as usize - 4_096);
             let odd = there.iter().find(|byte| **byte != 0 && **byte != 0x22);
             assert_eq!(odd, None, "L2: bytes were read after the WRITE had ended");

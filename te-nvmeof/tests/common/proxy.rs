@@ -18,6 +18,8 @@ struct Link {
     up: Vec<u8>,
     down: Vec<u8>,
     holds: bool,
+    /// It was held once: its end at the target stays open, as if the network had lost the host's end.
+    lost: bool,
 }
 
 pub(crate) struct Proxy {
@@ -44,7 +46,7 @@ impl Proxy {
 
     /// Holds what the host sends from now on, on the connections that there are.
     pub(crate) fn hold(&mut self) {
-        self.links.iter_mut().for_each(|link| link.holds = true);
+        self.links.iter_mut().for_each(|link| (link.holds, link.lost) = (true, true));
     }
 
     /// Delivers what is held.
@@ -70,6 +72,7 @@ impl Proxy {
                 up: Vec::new(),
                 down: Vec::new(),
                 holds: false,
+                lost: false,
             };
             self.links.push(link);
         }
@@ -80,7 +83,7 @@ impl Proxy {
             if !link.holds {
                 send(&mut link.target, &mut link.up);
                 // The end of the host's stream travels behind its bytes.
-                if link.host.is_none() && link.up.is_empty() {
+                if link.host.is_none() && link.up.is_empty() && !link.lost {
                     link.target = None;
                 }
             }
