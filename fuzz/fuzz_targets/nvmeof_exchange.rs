@@ -6,7 +6,8 @@ use std::net::{TcpListener, TcpStream};
 
 use libfuzzer_sys::fuzz_target;
 use te_core::{
-    Access, Completion, Instant, Memory, Op, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
+    Access, Completion, Instant, Memory, Op, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token,
+    Transport,
 };
 use te_fabric::testkit::{Node, REGION};
 use te_fabric::{Export, ExportFormat};
