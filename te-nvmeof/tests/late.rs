@@ -262,8 +262,8 @@ fn keep_alives_are_sent_while_nothing_else_is() {
     assert_eq!(stats(&a.transport), 2, "it has connected again");
 }
 
-/// The bytes of a WRITE are still in the network when the association has failed and the fence has ended. They
-/// arrive at the target afterwards.
+/// The bytes of a WRITE are still in the network when the association has failed and the fence has ended.
+/// They arrive at the target afterwards.
 #[test]
 fn bytes_that_the_network_held_back_do_not_land_after_the_fence() {
     for (round, config) in common::configs().into_iter().enumerate() {
@@ -271,7 +271,7 @@ fn bytes_that_the_network_held_back_do_not_land_after_the_fence() {
         let mut a = common::node(config.clone(), BYTES);
         let mut network = Proxy::new(&b);
         a.transport.attach(REMOTE, &network.export(&b)).unwrap();
-        let mut drive = |a: &mut Node, b: &mut Node, network: &mut Proxy, what: &str, token: u64| {
+        let drive = |a: &mut Node, b: &mut Node, network: &mut Proxy, what: &str, token: u64| {
             common::eventually(what, || {
                 a.poll();
                 network.poll();
