@@ -54,6 +54,15 @@ fn signal(process: &Process, signal: Signal) {
     kill(Pid::from_raw(process.0.id() as i32), signal).unwrap();
 }
 
+/// Whether all threads of the process are stopped: the signal is sent before that.
+fn is_stopped(process: &Process) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.0.id())).unwrap();
+    tasks.flatten().all(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    })
+}
+
 #[test]
 fn what_is_written_in_another_process_is_read_back() {
     for config in common::configs() {
@@ -122,6 +131,7 @@ fn a_stopped_target_proves_nothing_until_it_runs_again() {
     a.submit(&[write(1, 0, 0, 4_096)]);
     assert!(finish(&mut [&mut a], 1).result.is_ok());
     signal(&process, Signal::SIGSTOP);
+    eventually("the target has stopped", || is_stopped(&process));
     a.submit(&[write(2, 0, 0, 16_384), write(3, 0, 1 << 20, 4 << 20)]);
     drive(&mut [&mut a], |a| a.ended(2).is_some() && a.ended(3).is_some());
     assert_eq!(a.ended(2).unwrap().outcome, Outcome::Unknown);
