@@ -100,3 +100,21 @@ fn a_region_is_withdrawn_in_the_middle_of_data() {
         assert!(finish(&mut [&mut a, &mut b], 5).result.is_ok());
     }
 }
+
+/// More data than a target queues at a time: commands that wait in its buffer are taken once there is room.
+#[test]
+fn more_reads_than_are_queued_at_once_all_end() {
+    for queues in [1, 2] {
+        let config = Config { queues, ..Config::default() };
+        let (mut a, mut b) = common::pair(&config, 32 << 20);
+        b.memory.paint(5);
+        for round in 0..4_u64 {
+            let slices: Vec<_> =
+                (0..32).map(|at| read(round * 32 + at + 1, at << 20, at << 20, 1 << 20)).collect();
+            a.submit(&slices);
+            drive(&mut [&mut a, &mut b], |a| a.done.len() == slices.len());
+            assert!(a.done.drain(..).all(|end| end.result.is_ok()));
+        }
+        assert!(a.memory.get(0, 32 << 20) == common::pattern(5, 0, 32 << 20));
+    }
+}

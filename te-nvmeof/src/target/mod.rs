@@ -337,8 +337,10 @@ impl Target {
         let mut more = readable;
         loop {
             while self.step(connection, index, cx)? {}
+            let stuffed = is_stuffed(connection);
             flush(connection, cx)?;
-            if is_stuffed(connection) && !connection.stream.blocked {
+            // Commands that were left in the buffer because of that are taken now: no event comes for them.
+            if stuffed && !is_stuffed(connection) {
                 continue;
             }
             if !more || is_stuffed(connection) {
