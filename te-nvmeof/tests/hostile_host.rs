@@ -386,3 +386,29 @@ fn silent_connections_and_too_many_of_them_make_no_difference() {
     });
     honest_works(&mut honest, &mut target, 3);
 }
+
+/// More data than a target queues at a time, from a host that sends nothing else: the commands that wait in
+/// the target's buffer are taken once there is room.
+#[test]
+fn reads_beyond_what_is_queued_at_once_are_all_served() {
+    let (mut honest, mut target) = open();
+    let (_admin, mut queue) = Raw::queues(&mut target);
+    let heads: Vec<u8> = (10..60)
+        .flat_map(|cid| {
+            let blocks = BYTES as u32 / BLOCK;
+            let sqe = Sqe::blocks(io::READ, cid, 1, 0, blocks).with_data(Place::Transport(BYTES as u32));
+            pdu::command(sqe, 0, queue.agreed).bytes().to_vec()
+        })
+        .collect();
+    queue.send(&mut target, &[&heads]);
+    // The host empties its socket between two polls of the target, so that the target can send all it has.
+    let (mut arrived, mut more) = (0, vec![0; 1 << 20]);
+    eventually("all data", || {
+        while let Ok(count @ 1..) = queue.stream.read(&mut more) {
+            arrived += count;
+        }
+        target.poll();
+        arrived == 50 * (BYTES + 24)
+    });
+    honest_works(&mut honest, &mut target, 1);
+}

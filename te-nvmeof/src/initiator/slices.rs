@@ -15,6 +15,9 @@ use crate::stream::Source;
 /// Unsent bytes of a queue above which it gets no further command.
 const UNSENT_BYTES_MAX: u64 = 4 << 20;
 
+/// Bytes of commands in flight above which a queue gets no further one: more only falls out of the caches.
+const IN_FLIGHT_BYTES_MAX: u64 = 2 << 20;
+
 /// How a piece of a slice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PieceEnd {
@@ -61,7 +64,8 @@ impl Initiator {
             let has_room = queue.phase == Phase::Up
                 && queue.commands.has_room()
                 && queue.stream.has_room(2)
-                && queue.stream.queued() < UNSENT_BYTES_MAX;
+                && queue.stream.queued() < UNSENT_BYTES_MAX
+                && queue.bytes_in_flight < IN_FLIGHT_BYTES_MAX;
             if has_room && best.is_none_or(|(_, bytes)| queue.bytes_in_flight < bytes) {
                 best = Some((*index, queue.bytes_in_flight));
             }
