@@ -8,11 +8,12 @@ use benches::{Pair, slices};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use te_core::{Op, Transport};
 use te_host::{LocalConfig, LocalTransport};
+use te_nvmeof::NvmeofTransport;
 use te_tcp::{Config, TcpTransport};
 
 const KIB: u32 = 1 << 10;
 /// Slices per batch, and bytes per slice.
-const SHAPES: [(u32, u32); 3] = [(1, 4 * KIB), (128, 4 * KIB), (4, 1024 * KIB)];
+const SHAPES: [(u32, u32); 4] = [(1, 4 * KIB), (128, 4 * KIB), (4, 1024 * KIB), (16, 1024 * KIB)];
 
 fn rounds<T: Transport>(criterion: &mut Criterion, name: &str, mut pair: Pair<T>) {
     let mut group = criterion.benchmark_group(name);
@@ -40,10 +41,23 @@ fn tcp(criterion: &mut Criterion) {
     }
 }
 
+fn nvmeof(criterion: &mut Criterion) {
+    for digests in [false, true] {
+        let config = te_nvmeof::Config {
+            header_digest: digests,
+            data_digest: digests,
+            ..te_nvmeof::Config::default()
+        };
+        let open = || NvmeofTransport::new(config.clone()).expect("loopback");
+        let name = if digests { "nvmeof with digests" } else { "nvmeof" };
+        rounds(criterion, name, Pair::new(open(), open(), bytes()));
+    }
+}
+
 fn local(criterion: &mut Criterion) {
     let open = || LocalTransport::new(LocalConfig::default()).expect("randomness");
     rounds(criterion, "local", Pair::new(open(), open(), bytes()));
 }
 
-criterion_group!(benches, tcp, local);
+criterion_group!(benches, tcp, nvmeof, local);
 criterion_main!(benches);

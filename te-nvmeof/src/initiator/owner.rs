@@ -1,0 +1,355 @@
+//! Ranges of namespaces of other targets, of which this node is the owner: checked, reserved, marked with a
+//! superblock, exported. And the fence against a client (F2): Preempt and Abort.
+//!
+//! ```text
+//!   adopt ─▶ identity ─▶ blocks ─▶ register key ─▶ acquire ─▶ superblock ─▶ exported
+//!                           └─────── without reservations ───────┘              │ expel
+//!                                                                          preempt and abort
+//! ```
+
+use te_core::{Error, ErrorKind};
+use te_fabric::peer::Contact;
+use te_fabric::{Export, Table};
+use zerocopy::IntoBytes;
+
+use super::peer::{Checking, Peer};
+use super::{Answer, Initiator};
+use crate::command::{Place as DataPlace, Sqe, Status, io};
+use crate::context::Context;
+use crate::controller::{self, Admin, Expected};
+use crate::export::{AdoptedExport, Place};
+use crate::identify::Namespace as Identified;
+use crate::namespace::{RESERVES_REGISTRANTS, Superblock};
+use crate::pdu;
+use crate::queue::{Command, Purpose};
+
+/// Exclusive Access – Registrants Only.
+const EXCLUSIVE_REGISTRANTS: u32 = 4 << 8;
+/// Reservation Register: replace the key, whichever it was.
+const REPLACE_ANY: u32 = 2 | 1 << 3;
+/// Reservation Acquire: preempt and abort.
+const PREEMPT_AND_ABORT: u32 = 2;
+/// Clients that one range can be fenced from at a time.
+const PREEMPTS_MAX: usize = 1_024;
+
+/// How far an adoption is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Identity,
+    Blocks,
+    Register,
+    Acquire,
+    Mark,
+    Done,
+    Failed(Error),
+}
+
+/// A client that is fenced, or is to be.
+#[derive(Clone, Copy, Debug)]
+struct Preempt {
+    identity: u64,
+    done: bool,
+}
+
+/// An adopted range.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    peer: u32,
+    export: AdoptedExport,
+    step: Step,
+    /// The association on which the current step was sent.
+    sent: Option<u64>,
+    block: u32,
+    preempts: Vec<Preempt>,
+}
+
+pub(crate) type Adopted = Table<Owned>;
+
+impl Initiator {
+    /// Adopts a range as region `region`.
+    pub(crate) fn adopt(
+        &mut self,
+        region: u32,
+        export: AdoptedExport,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
+        self.owned.vacant(region)?;
+        let place = export.place();
+        let contact = export.contact();
+        let peer = self.peer_of(&place, &contact)?;
+        let step = Step::Identity;
+        let owned = Owned { peer, export, step, sent: None, block: 0, preempts: Vec::new() };
+        self.owned.insert(region, owned)?;
+        if let Some(of) = self.peers.get_mut(peer) {
+            of.regions += 1;
+        }
+        self.list(peer);
+        cx.timers.wake();
+        Ok(())
+    }
+
+    /// Gives an adopted range up. Its reservation and its superblock stay.
+    pub(crate) fn disown(&mut self, region: u32, cx: &mut Context<'_>) {
+        let Some(owned) = self.owned.remove(region) else { return };
+        if let Some(peer) = self.peers.get_mut(owned.peer) {
+            peer.regions -= 1;
+            if let Some(association) = &mut peer.association
+                && association.checking == Some(Checking::Owner(region))
+            {
+                association.checking = None;
+            }
+        }
+        self.drop_if_unused(owned.peer, cx);
+    }
+
+    /// The export of an adopted range.
+    ///
+    /// # Errors
+    /// `Busy` while it is being adopted; why that has failed; `NotFound`.
+    pub(crate) fn export_adopted(&self, region: u32) -> Result<&AdoptedExport, Error> {
+        let owned = self.owned.get(region).ok_or(ErrorKind::NotFound)?;
+        match owned.step {
+            Step::Done => Ok(&owned.export),
+            Step::Failed(error) => Err(error),
+            _ => Err(ErrorKind::Busy.into()),
+        }
+    }
+
+    /// Fences a client from all adopted ranges. True once all targets have confirmed it.
+    ///
+    /// # Errors
+    /// `Unsupported` when a range has no reservation: nothing proves then that the client is fenced.
+    pub(crate) fn preempt(&mut self, identity: u64, cx: &mut Context<'_>) -> Result<bool, Error> {
+        let mut all = true;
+        for region in 0..self.owned.bound() {
+            let Some(owned) = self.owned.get_mut(region).filter(|owned| owned.step == Step::Done) else {
+                continue;
+            };
+            if !owned.export.reserved {
+                return Err(ErrorKind::Unsupported.into());
+            }
+            let known = owned.preempts.iter().find(|preempt| preempt.identity == identity).copied();
+            match known {
+                Some(preempt) => all &= preempt.done,
+                None if owned.preempts.len() >= PREEMPTS_MAX => return Err(ErrorKind::Full.into()),
+                None => {
+                    owned.preempts.push(Preempt { identity, done: false });
+                    all = false;
+                }
+            }
+            let peer = owned.peer;
+            if !all {
+                self.list(peer);
+                cx.timers.wake();
+            }
+        }
+        Ok(all)
+    }
+
+    /// The peer of a place, which is made when there is none.
+    pub(super) fn peer_of(&mut self, place: &Place, export: &Export) -> Result<u32, Error> {
+        let same = |peer: &Peer| peer.nqn == place.nqn && peer.ours == place.ours;
+        let found = self.peers.iter().find(|(_, peer)| same(peer)).map(|(index, _)| index);
+        match found {
+            Some(index) => Ok(index),
+            None => self.peers.add(Peer::new(place, Contact::new(export))),
+        }
+    }
+
+    /// Whether a range of this peer has a step to do.
+    pub(super) fn has_owner_work(&self, index: u32) -> bool {
+        self.owned.iter().any(|(_, owned)| {
+            owned.peer == index
+                && match owned.step {
+                    Step::Done => owned.preempts.iter().any(|preempt| !preempt.done),
+                    Step::Failed(_) => false,
+                    _ => true,
+                }
+        })
+    }
+
+    /// Sends the next step of each range of this peer.
+    pub(super) fn begin_owner(&mut self, index: u32, cx: &mut Context<'_>) {
+        for region in 0..self.owned.bound() {
+            let Some(number) = self.peers.get(index).and_then(Peer::up) else { return };
+            let Some(owned) = self.owned.get(region).filter(|owned| owned.peer == index) else { continue };
+            if owned.sent != Some(number) {
+                self.send_owner(index, region, number, cx);
+            }
+        }
+    }
+
+    fn send_owner(&mut self, index: u32, region: u32, number: u64, cx: &mut Context<'_>) {
+        let Some(owned) = self.owned.get(region) else { return };
+        let (nsid, step, own) = (owned.export.nsid, owned.step, self.identity);
+        let what = Admin::Owner(region);
+        match step {
+            Step::Identity | Step::Blocks => {
+                let association = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut());
+                let Some(association) = association
+                    .filter(|of| of.checking.is_none() || of.checking == Some(Checking::Owner(region)))
+                else {
+                    return;
+                };
+                association.checking = Some(Checking::Owner(region));
+                let like = if step == Step::Identity { Admin::Descriptors(0) } else { Admin::Namespace(0) };
+                let sqe = |cid| {
+                    let mut sqe = controller::sqe_of(like, cid, 0);
+                    sqe.nsid.set(nsid);
+                    sqe
+                };
+                self.send_admin(index, what, sqe, cx);
+            }
+            Step::Register => {
+                let data = keys(0, own);
+                self.send_io(
+                    index,
+                    what,
+                    &data,
+                    reservation(io::RESERVATION_REGISTER, nsid, REPLACE_ANY),
+                    cx,
+                );
+            }
+            Step::Acquire => {
+                let data = keys(own, 0);
+                let action = EXCLUSIVE_REGISTRANTS;
+                self.send_io(index, what, &data, reservation(io::RESERVATION_ACQUIRE, nsid, action), cx);
+            }
+            Step::Mark => {
+                let block = owned.block.max(512);
+                let mut data = vec![0; block.max(4_096) as usize];
+                data[..Superblock::BYTES].copy_from_slice(owned.export.superblock().as_bytes());
+                let (lba, blocks) = (owned.export.first / u64::from(block), data.len() as u32 / block);
+                let sqe = move |cid| Sqe::blocks(io::WRITE, cid, nsid, lba, blocks);
+                self.send_io(index, what, &data, sqe, cx);
+            }
+            Step::Done => {
+                let Some(next) = owned.preempts.iter().find(|preempt| !preempt.done) else { return };
+                let (data, action) = (keys(own, next.identity), EXCLUSIVE_REGISTRANTS | PREEMPT_AND_ABORT);
+                self.send_io(index, what, &data, reservation(io::RESERVATION_ACQUIRE, nsid, action), cx);
+            }
+            Step::Failed(_) => return,
+        }
+        if let Some(owned) = self.owned.get_mut(region) {
+            owned.sent = Some(number);
+        }
+    }
+
+    /// Sends a command with data on an I/O queue; the data is copied.
+    pub(super) fn send_io(
+        &mut self,
+        index: u32,
+        what: Admin,
+        data: &[u8],
+        sqe: impl FnOnce(u16) -> Sqe,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(association) = self.peers.get(index).and_then(|peer| peer.association.as_ref()) else {
+            return;
+        };
+        let in_capsule = association.life.identity.in_capsule_bytes;
+        let Some(at) = association.queues.get(1).copied() else {
+            return;
+        };
+        let Some(queue) = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(2)) else { return };
+        let len = data.len() as u32;
+        let Some((command, cid)) = queue.commands.insert(Command::new(Purpose::Admin(what), 0, None, len))
+        else {
+            return;
+        };
+        let agreed = queue.stream.agreed;
+        if len <= in_capsule {
+            let sqe = sqe(cid).with_data(DataPlace::InCapsule(len));
+            queue.stream.push(pdu::command(sqe, len, agreed).bytes());
+            queue.stream.push_bytes(data);
+        } else {
+            let sqe = sqe(cid).with_data(DataPlace::Transport(len));
+            queue.commands.keep_copy(command, 0, data.into());
+            queue.stream.push(pdu::command(sqe, 0, agreed).bytes());
+        }
+        if let Err(error) = self.flush_index(at, cx) {
+            self.fail_association(index, error, cx);
+        }
+    }
+
+    /// A step has its response.
+    pub(super) fn owner_answered(&mut self, region: u32, answer: Answer, cx: &mut Context<'_>) {
+        let index = answer.peer;
+        let Some(association) = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut()) else {
+            return;
+        };
+        let Some(owned) = self.owned.get_mut(region).filter(|owned| owned.peer == index) else { return };
+        owned.sent = None;
+        let error = answer.status.error();
+        if owned.step == Step::Done {
+            // No registrant has this key: it has no commands that are carried out.
+            let gone = matches!(answer.status, Status::SUCCESS | Status::RESERVATION_CONFLICT);
+            if let Some(next) = owned.preempts.iter_mut().find(|preempt| !preempt.done) {
+                next.done = gone;
+            }
+            // Another status is tried again by the next association.
+            owned.sent = (!gone).then_some(answer.number);
+        } else if let Some(error) = error {
+            owned.step = Step::Failed(error);
+        } else {
+            owned.step = match owned.step {
+                Step::Identity => {
+                    let same = owned.expected(cx).check_identity(&association.collected);
+                    same.map_or_else(Step::Failed, |()| Step::Blocks)
+                }
+                Step::Blocks => match owned.expected(cx).check_blocks(&association.collected) {
+                    Err(error) => Step::Failed(error),
+                    Ok(block) => {
+                        owned.block = block;
+                        let types = Identified::parse(&association.collected).map_or(0, |of| of.reservations);
+                        owned.export.reserved =
+                            types & RESERVES_REGISTRANTS != 0 && association.life.identity.reservations;
+                        if owned.export.reserved { Step::Register } else { Step::Mark }
+                    }
+                },
+                Step::Register => Step::Acquire,
+                Step::Acquire => Step::Mark,
+                Step::Mark => Step::Done,
+                done => done,
+            };
+        }
+        if !matches!(owned.step, Step::Blocks) && association.checking == Some(Checking::Owner(region)) {
+            association.checking = None;
+        }
+        if let Step::Failed(error) = owned.step {
+            log::warn!("a range of namespace {} could not be adopted: {error}", owned.export.nsid);
+        }
+        cx.timers.wake();
+        self.list(index);
+    }
+}
+
+impl Owned {
+    fn expected(&self, cx: &Context<'_>) -> Expected {
+        Expected {
+            nguid: self.export.nguid,
+            first: self.export.first,
+            bytes: self.export.bytes,
+            whole: false,
+            granule: cx.config.granule_bytes,
+        }
+    }
+}
+
+/// The data of a reservation command.
+pub(super) fn keys(current: u64, second: u64) -> [u8; 16] {
+    let mut data = [0; 16];
+    data[..8].copy_from_slice(&current.to_le_bytes());
+    data[8..].copy_from_slice(&second.to_le_bytes());
+    data
+}
+
+/// A reservation command.
+pub(super) fn reservation(opcode: u8, nsid: u32, action: u32) -> impl FnOnce(u16) -> Sqe {
+    move |cid| Sqe::new(opcode, cid, nsid).with_dwords(&[action])
+}
+
+/// Registers a client's key.
+pub(super) fn register_client(nsid: u32) -> impl FnOnce(u16) -> Sqe {
+    reservation(io::RESERVATION_REGISTER, nsid, REPLACE_ANY)
+}

@@ -1,0 +1,151 @@
+//! A namespace of a target that knows nothing of owners and clients: an owner adopts a range of it, clients
+//! use the range directly, and the owner fences a client. The target here is ours, open to any host; it is
+//! used like one of another vendor, without keys and incarnations.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::{ALL, Node, REGION, REMOTE, drive, finish, kind, read, write};
+use te_core::{Access, ErrorKind, ExpelMode, Memory, RegionId, RemoteRegionId, Transport};
+use te_nvmeof::{Config, Namespace};
+
+const BYTES: usize = 1 << 20;
+const GRANULE: u64 = 4_096;
+const ADOPTED: RegionId = RegionId::new(7, 1);
+
+/// The box of disks, the owner of its range, and a client.
+struct Cast {
+    target: Node,
+    owner: Node,
+    client: Node,
+    namespace: Namespace,
+}
+
+fn cast(config: &Config) -> Cast {
+    let target = common::node(Config { open_to_hosts: true, ..config.clone() }, BYTES);
+    let namespace = target.transport.namespace(REGION).unwrap();
+    let (owner, client) = (common::node(config.clone(), BYTES), common::node(config.clone(), BYTES));
+    Cast { target, owner, client, namespace }
+}
+
+fn adopt(cast: &mut Cast, range: core::ops::Range<u64>) -> Result<Vec<u8>, ErrorKind> {
+    let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    cast.owner.transport.adopt(ADOPTED, &cast.namespace, range, access, 1).map_err(|error| error.kind)?;
+    let mut blob = vec![0; 1_024];
+    let mut end = Err(ErrorKind::Busy);
+    drive(&mut [&mut cast.owner, &mut cast.target], |owner| {
+        end = owner.transport.export(ADOPTED, &mut blob).map_err(|error| error.kind);
+        end != Err(ErrorKind::Busy)
+    });
+    blob.truncate(end?);
+    Ok(blob)
+}
+
+#[test]
+fn a_client_uses_an_adopted_range_past_its_owner() {
+    for config in common::configs() {
+        let mut cast = cast(&config);
+        let blob = adopt(&mut cast, 8 * GRANULE..64 * GRANULE).unwrap();
+        cast.client.transport.attach(REMOTE, &blob).unwrap();
+        cast.client.memory.paint(3);
+        cast.client.submit(&[write(1, 0, GRANULE, 8 * GRANULE as u32)]);
+        let end = finish(&mut [&mut cast.client, &mut cast.target], 1);
+        assert_eq!(end.result, Ok(()), "{config:?}");
+        // The superblock and one granule lie before.
+        let there = cast.target.memory.get(10 * GRANULE, 8 * GRANULE as usize);
+        assert!(there == common::pattern(3, 0, 8 * GRANULE as usize));
+        cast.client.submit(&[read(2, 1 << 19, GRANULE, 8 * GRANULE as u32)]);
+        assert!(finish(&mut [&mut cast.client, &mut cast.target], 2).result.is_ok());
+        assert!(cast.client.memory.get(1 << 19, 8 * GRANULE as usize) == there);
+        let end = write(3, 0, 55 * GRANULE, GRANULE as u32);
+        let refused = cast.client.transport.submit(&[end]).map_err(|error| error.kind);
+        assert_eq!(refused, Err(ErrorKind::OutOfRange), "the range has 55 granules");
+    }
+}
+
+#[test]
+fn a_namespace_that_is_not_the_one_of_the_export_is_stale() {
+    let mut cast = cast(&Config::default());
+    let blob = adopt(&mut cast, 0..16 * GRANULE).unwrap();
+    cast.client.transport.attach(REMOTE, &blob).unwrap();
+    // Another owner has formatted the range meanwhile.
+    cast.target.memory.set(0, &[0; 64]);
+    let before = cast.target.memory.get(0, BYTES);
+    cast.client.memory.paint(9);
+    cast.client.submit(&[write(1, 0, 0, GRANULE as u32)]);
+    let end = finish(&mut [&mut cast.client, &mut cast.target], 1);
+    assert_eq!(kind(&end), ErrorKind::Stale);
+    assert!(cast.target.memory.get(0, BYTES) == before, "no byte was written");
+}
+
+#[test]
+fn what_is_not_there_is_not_adopted() {
+    let mut first = cast(&Config::default());
+    first.namespace.nguid = [1; 16];
+    assert_eq!(adopt(&mut first, 0..16 * GRANULE), Err(ErrorKind::Stale), "another identity");
+    let mut second = cast(&Config::default());
+    assert_eq!(adopt(&mut second, 0..(BYTES as u64 + GRANULE)), Err(ErrorKind::Stale), "beyond its end");
+    let mut third = cast(&Config::default());
+    third.namespace.nsid = 99;
+    assert_eq!(adopt(&mut third, 0..16 * GRANULE), Err(ErrorKind::NotFound));
+    let mut fourth = cast(&Config::default());
+    for range in [0..GRANULE, 1..16 * GRANULE, 0..5_000, 16 * GRANULE..16 * GRANULE] {
+        assert_eq!(adopt(&mut fourth, range), Err(ErrorKind::InvalidArgument));
+    }
+}
+
+#[test]
+fn an_owner_fences_a_client_by_preempt_and_abort() {
+    let mut cast = cast(&Config::default());
+    let blob = adopt(&mut cast, 0..64 * GRANULE).unwrap();
+    let mut other = common::node(Config::default(), BYTES);
+    for client in [&mut cast.client, &mut other] {
+        client.transport.attach(REMOTE, &blob).unwrap();
+        client.memory.paint(1);
+        client.submit(&[write(1, 0, 0, GRANULE as u32)]);
+        assert!(finish(&mut [client, &mut cast.target], 1).result.is_ok());
+    }
+    // A WRITE of many commands is on its way, and the client is not polled while it is fenced.
+    let long = 40 * GRANULE as u32;
+    cast.client.submit(&[write(2, 0, 0, long)]);
+    cast.client.poll();
+    cast.target.poll();
+    let victim = cast.client.transport.identity();
+    drive(&mut [&mut cast.owner, &mut cast.target], |owner| {
+        owner.transport.expel(victim, ExpelMode::Force).unwrap()
+    });
+    cast.target.memory.set(GRANULE, &vec![0xEE; 63 * GRANULE as usize]);
+    let end = finish(&mut [&mut cast.client, &mut cast.target], 2);
+    assert!(end.result.is_err(), "its WRITE was aborted or refused");
+    cast.client.submit(&[write(3, 0, 0, GRANULE as u32)]);
+    let end = finish(&mut [&mut cast.client, &mut cast.target], 3);
+    assert_eq!(kind(&end), ErrorKind::Expelled);
+    assert!(cast.target.memory.get(GRANULE, 63 * GRANULE as usize).iter().all(|byte| *byte == 0xEE));
+    // It does not come back by attaching once more.
+    let again = RemoteRegionId::new(5, 1);
+    cast.client.transport.attach(again, &blob).unwrap();
+    let slice =
+        te_core::Slice { remote: te_core::RemoteOffset::new(again, 0), ..write(4, 0, 0, GRANULE as u32) };
+    cast.client.submit(&[slice]);
+    let end = finish(&mut [&mut cast.client, &mut cast.target], 4);
+    assert!(matches!(kind(&end), ErrorKind::Expelled | ErrorKind::AccessDenied), "{end:?}");
+    // The others are not disturbed.
+    other.submit(&[write(5, 0, 0, GRANULE as u32)]);
+    assert!(finish(&mut [&mut other, &mut cast.target], 5).result.is_ok());
+    assert_eq!(cast.owner.transport.expel(victim, ExpelMode::Force), Ok(true));
+}
+
+#[test]
+fn a_host_without_a_key_gets_nothing_from_a_target_that_is_not_open() {
+    let target = common::node(Config::default(), BYTES);
+    let namespace = target.transport.namespace(REGION).unwrap();
+    let mut cast = Cast { target, namespace, ..cast(&Config::default()) };
+    assert_eq!(adopt(&mut cast, 0..16 * GRANULE), Err(ErrorKind::NotFound), "it does not even exist");
+    let private = RegionId::new(3, 1);
+    let memory = common::Block::new(BYTES);
+    // SAFETY: the block outlives the transport of this test, and is not looked at.
+    unsafe { cast.target.transport.register(private, memory.span(), Access::LOCAL) }.unwrap();
+    let refused = cast.target.transport.namespace(private).map_err(|error| error.kind);
+    assert_eq!(refused, Err(ErrorKind::AccessDenied));
+    assert!(cast.target.transport.deregister(private).is_ok() && ALL.is_remote());
+}
