@@ -55,7 +55,7 @@ fn what_is_no_pool_is_refused_with_the_reason() {
     for (arguments, code, said) in [
         (&["inspect", "/no/such/device"][..], 1, "No such file"),
         (&["inspect", &path("zeros")], 1, "`snowskin cxl format` makes one"),
-        (&["inspect", "/dev/null"], 1, "devdax"),
+        (&["inspect", "/dev/null"], 1, "neither a DAX device nor a file"),
         (&["format", &path("short")], 1, "bytes"),
         (&["format", &path("zeros"), "--extent", "1MiB"], 2, "extent"),
         (&["format", &path("zeros"), "--peers", "0"], 2, "peers"),

@@ -28,7 +28,7 @@ fn verdicts(report: &Value) -> BTreeMap<String, String> {
 }
 
 /// Checks that need a running machine; `firewall` is never checked.
-const NOT_IN_FILES: [&str; 10] = [
+const NOT_IN_FILES: [&str; 11] = [
     "/dev/shm",
     "memfd",
     "io_uring",
@@ -39,6 +39,7 @@ const NOT_IN_FILES: [&str; 10] = [
     "sync",
     "disk space",
     "arbiter",
+    "gpu library",
 ];
 /// The findings on the fabrics of the registry, which leave their needs to other checks.
 const FABRICS: [&str; 4] = ["local", "shm", "rdma", "tcp"];
