@@ -335,7 +335,8 @@ fn replay(
     Ok((report, interrupted))
 }
 
-/// Replays the requests one after the other. Returns whether it was interrupted, and the counts in the middle.
+/// Replays the requests one after the other. Returns whether it was interrupted, and the counts when half of
+/// them were replayed.
 fn each_request(
     args: &Args,
     source: &Source,
