@@ -24,8 +24,8 @@ pub struct Config {
     /// Hops that one stager carries out at a time in one direction, a power of two from 16 to 65,536. Default
     /// 4,096.
     pub hops_max: u32,
-    /// Whether the copy kernel may be used. It has not run on a device so far, and a fault of a kernel ends all
-    /// work of the process on that device. Default off.
+    /// Whether the copy kernel may be used. It has not run on a device so far, and a fault of a kernel ends
+    /// all work of the process on that device. Default off.
     pub kernel: bool,
     /// Thread blocks of the copy kernel, 1 to 64. More take more of the device from computing. Default 8.
     pub blocks_max: u32,
