@@ -152,7 +152,7 @@ pub(crate) fn enter(name: &str) -> Result<(), c_int> {
 /// The code that a call returns.
 pub(crate) fn leave(name: &str, result: Result<(), c_int>) -> c_int {
     let bare = name.trim_start_matches("cu").trim_start_matches("hip");
-    if result.is_err() && GIVING_BACK.contains(&bare) {
+    if result.is_err() && (GIVING_BACK.contains(&bare) || bare == "CtxPopCurrent_v2") {
         WRONG.fetch_add(1, Ordering::SeqCst);
     }
     let late = LATE.replace(0);

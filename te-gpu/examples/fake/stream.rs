@@ -160,8 +160,14 @@ impl Stream {
                     let at =
                         kernel.descriptors + u64::from(kernel.first.wrapping_add(nth) & kernel.mask) * 24;
                     let (to, from, len) = (load(at), load(at + 8), load(at + 16) as u32 as usize);
-                    let host = |at: u64| if at >= memory::BY_DEVICE { at - memory::BY_DEVICE } else { at };
-                    let (to, from) = (host(to), host(from));
+                    let place = |at: u64| match memory::find(&state, at) {
+                        Some(_) => Some(at),
+                        None => at.checked_sub(memory::BY_DEVICE),
+                    };
+                    let (Some(to), Some(from)) = (place(to), place(from)) else {
+                        state.sticky = ILLEGAL_ADDRESS;
+                        return;
+                    };
                     if kernel.is_16 && !(to ^ from).is_multiple_of(16) {
                         state.sticky = MISALIGNED_ADDRESS;
                         return;

@@ -229,3 +229,20 @@ const _: () = {
     assert!(size_of::<CopyAttributes>() == 24);
     assert!(size_of::<Descriptor>() == 24);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_end_a_context_are_told_from_those_that_pass() {
+        for code in [4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999] {
+            assert!(is_sticky(code), "{code}");
+        }
+        // A device that is not available may be later; a full server of MPS takes other clients.
+        for code in [SUCCESS, 1, 2, 3, 46, 100, 201, 400, NOT_READY, 701, 704, 720, 800, 801, 809, 900, 1_000]
+        {
+            assert!(!is_sticky(code), "{code}");
+        }
+    }
+}
