@@ -8,9 +8,12 @@ use std::collections::VecDeque;
 use te_core::device::HopEnd;
 use te_core::{Error, ErrorKind, Token};
 
-/// Launches in flight at a time. The driver's own queue has about 1,024 entries, and a call blocks when it is
-/// full.
+/// Launches in flight at a time.
 pub(crate) const LAUNCHES_MAX: usize = 64;
+
+/// Entries of the driver's queue that are in flight at a time. The queue has about 1,024, and a call blocks
+/// when it is full.
+pub(crate) const ENTRIES_MAX: usize = 512;
 
 /// The most launches that one call of `start` makes in a stream.
 pub(crate) const LAUNCHES_PER_START: usize = 3;
@@ -31,6 +34,8 @@ struct Launch {
     mark: Mark,
     /// Hops that have not been reported.
     hops: u32,
+    /// What it takes of the driver's queue.
+    entries: u32,
     result: Result<(), Error>,
 }
 
@@ -40,6 +45,8 @@ pub(crate) struct Flight {
     tokens: VecDeque<Token>,
     launches: VecDeque<Launch>,
     hops_max: usize,
+    /// Entries of all launches.
+    entries: usize,
     /// Hops of this stream so far: the next one's index.
     next: u64,
 }
@@ -50,16 +57,19 @@ impl Flight {
             tokens: VecDeque::with_capacity(hops_max),
             launches: VecDeque::with_capacity(LAUNCHES_MAX),
             hops_max,
+            entries: 0,
             next: 0,
         }
     }
 
-    /// Hops that can be added; 0 while there is no room for the launches of one call.
+    /// Hops that can be added; 0 while there is no room for the launches of one call. Each may take an entry
+    /// of the driver's queue, and each launch one for its mark: how they are copied is chosen later.
     pub(crate) fn room(&self) -> usize {
-        match self.launches.len() + LAUNCHES_PER_START > LAUNCHES_MAX {
-            true => 0,
-            false => self.hops_max - self.tokens.len(),
+        if self.launches.len() + LAUNCHES_PER_START > LAUNCHES_MAX {
+            return 0;
         }
+        let entries = ENTRIES_MAX.saturating_sub(self.entries + LAUNCHES_PER_START);
+        entries.min(self.hops_max - self.tokens.len())
     }
 
     /// The index of the next hop, counted from the first of the stream.
@@ -78,10 +88,11 @@ impl Flight {
         self.next += 1;
     }
 
-    /// Ends a launch of the last `hops` hops.
-    pub(crate) fn close(&mut self, hops: u32, mark: Mark, result: Result<(), Error>) {
+    /// Ends a launch of the last `hops` hops, which takes so many entries of the driver's queue.
+    pub(crate) fn close(&mut self, hops: u32, entries: u32, mark: Mark, result: Result<(), Error>) {
         debug_assert!(self.launches.len() < LAUNCHES_MAX, "room() was asked");
-        self.launches.push_back(Launch { mark, hops, result });
+        self.entries += entries as usize;
+        self.launches.push_back(Launch { mark, hops, entries, result });
     }
 
     /// The mark of the oldest launch.
@@ -98,6 +109,7 @@ impl Flight {
         }
         launch.hops -= count as u32;
         if launch.hops == 0 {
+            self.entries -= launch.entries as usize;
             self.launches.pop_front();
         }
         count
@@ -128,15 +140,29 @@ mod tests {
 
     #[test]
     fn there_is_no_room_without_room_for_the_launches_of_a_call() {
-        let mut flight = Flight::new(1_000);
+        let mut flight = Flight::new(300);
         for launch in 0..(LAUNCHES_MAX - LAUNCHES_PER_START + 1) as u64 {
-            assert_eq!(flight.room(), 1_000 - launch as usize);
+            assert_eq!(flight.room(), 300 - launch as usize);
             flight.add(Token(launch));
-            flight.close(1, Mark::Word(launch), Ok(()));
+            flight.close(1, 2, Mark::Word(launch), Ok(()));
         }
         assert_eq!(flight.room(), 0);
         assert_eq!(flight.end_front(&mut [NO_END; 4]), 1);
-        assert_eq!(flight.room(), 1_000 - LAUNCHES_MAX + LAUNCHES_PER_START);
+        assert_eq!(flight.room(), 300 - LAUNCHES_MAX + LAUNCHES_PER_START);
+    }
+
+    #[test]
+    fn the_entries_of_the_drivers_queue_are_bounded() {
+        let mut flight = Flight::new(4_096);
+        assert_eq!(flight.room(), 509);
+        for (hops, entries, room) in [(300, 301, 208), (200, 2, 206), (206, 207, 0)] {
+            (0..hops).for_each(|token| flight.add(Token(token)));
+            flight.close(hops as u32, entries, Mark::Empty, Ok(()));
+            assert_eq!(flight.room(), room);
+        }
+        let mut out = [NO_END; 299];
+        assert_eq!((flight.end_front(&mut out), flight.room()), (299, 0), "the launch has not ended");
+        assert_eq!((flight.end_front(&mut out), flight.room()), (1, 300));
     }
 
     #[test]
@@ -145,7 +171,7 @@ mod tests {
         let own = Err(ErrorKind::System.into());
         for (token, result) in [(1, Ok(())), (2, own)] {
             flight.add(Token(token));
-            flight.close(1, Mark::Empty, result);
+            flight.close(1, 2, Mark::Empty, result);
         }
         let mut out = [NO_END; 1];
         assert_eq!((flight.end_dead(&mut out), out[0].result), (1, Err(ErrorKind::Rail.into())));
@@ -173,7 +199,7 @@ mod tests {
                     expected.push(HopEnd { token: Token(begun), result });
                     begun += 1;
                 }
-                flight.close(hops, Mark::Word(begun), result);
+                flight.close(hops, hops + 1, Mark::Word(begun), result);
             }
             while !flight.is_empty() {
                 let count = flight.end_front(&mut out);

@@ -26,8 +26,8 @@ use crate::{DeviceBuffer, DeviceInfo, Gate, NoGpu};
 /// The devices of one vendor, as this process sees them. Clones share everything.
 ///
 /// The driver is loaded and started at the first need: for a stager, an allocation, the list of devices, or
-/// when an address is asked for in a process that has mapped the driver's library already. A process that
-/// only moves host memory never loads it.
+/// when an address is asked for in a process that has mapped the driver's library and started the driver. A
+/// process that only moves host memory never loads it.
 #[derive(Clone)]
 pub struct Gpu {
     inner: Arc<Inner>,
@@ -38,7 +38,8 @@ struct Inner {
     config: Config,
     kinds: MemoryKinds,
     loaded: OnceLock<Result<Vec<Entry>, NoGpu>>,
-    /// Counts questions about addresses, which come with each registration.
+    /// Counts questions about addresses that were not answered by "host memory": they come with each
+    /// registration of device memory.
     registrations: Arc<AtomicU64>,
 }
 
@@ -270,14 +271,18 @@ impl Gpu {
     /// The device of a span.
     fn find(&self, span: MemSpan) -> Result<(Arc<Device>, Found), Error> {
         let Inner { api, config, loaded, registrations, .. } = &*self.inner;
-        registrations.fetch_add(1, Ordering::Relaxed);
-        // A caller that allocated device memory has mapped the library.
-        if loaded.get().is_none() && !Driver::find_loaded(*api, library(*api, config)) {
+        // A caller that allocated device memory has mapped the library and started the driver.
+        if loaded.get().is_none() && !Driver::find_started(*api, library(*api, config)) {
             return Err(ErrorKind::NotFound.into());
         }
         let entries = self.entries().map_err(|_| ErrorKind::NotFound)?;
         let devices: Vec<Arc<Device>> = entries.iter().map(|entry| Arc::clone(&entry.device)).collect();
-        pointer::device_of(&devices, address(span), span.len())
+        let found = pointer::device_of(&devices, address(span), span.len());
+        // What stagers remember is of no interest to registrations of host memory.
+        if !matches!(&found, Err(error) if error.kind == ErrorKind::NotFound) {
+            registrations.fetch_add(1, Ordering::Relaxed);
+        }
+        found
     }
 
     /// The plan of a device: set, or measured with this stager by the first call.

@@ -25,7 +25,7 @@
 //!
 //! All unsafe code is in `sys`. Nothing is linked: the driver's library is loaded when it is first needed,
 //! and a process that only has host memory never loads it, because memory of a device cannot exist in a
-//! process that has not mapped the library.
+//! process that has not mapped the library and started the driver.
 //!
 //! **A hop** is one copy between a slot and device memory. A stager has a stream of its own for each
 //! direction, in which there is nothing but its copies, so a hop waits for nothing else. The hops of one call
@@ -39,7 +39,8 @@
 //! stager of a device measures it ([`Config::calibrate_ms_max`]), and [`Gpu::plan`] prints it.
 //!
 //! **Contexts.** Device memory belongs to the primary context, which the CUDA runtime uses, too. Calls enter
-//! it and restore what the calling thread had.
+//! it and restore what the calling thread had: its context, and how its calls act on captures of streams.
+//! Memory of another context is copied, but not by the kernel.
 //!
 //! # Capabilities
 //!
@@ -59,14 +60,16 @@
 //!
 //! L1 and L2: each hop ends once, after the mark behind its copy. A launch that fails is drained first, and
 //! then all of its hops end with the error. L3: a hop cannot be cancelled; it ends by itself. L4: `start` and
-//! `poll` make no call that waits, allocate nothing and read no clock. At most 64 launches are in a stream,
-//! because a driver's queue has about 1,024 entries and a call waits while it is full. L6: a stager checks
-//! that each hop lies in memory of its device, and asks the driver about an allocation again whenever memory
-//! was registered anywhere. L7: device memory is never a `&[u8]`.
+//! `poll` make no call that waits, allocate nothing and read no clock. At most 64 launches, with at most 512
+//! entries of the driver's queue, are in a stream, because the queue has about 1,024 entries and a call waits
+//! while it is full. L6: a stager checks that each hop lies in memory of its device, and asks the driver
+//! about an allocation again whenever device memory was registered anywhere. L7: device memory is never a
+//! `&[u8]`.
 //!
-//! When a context fails (a fault of any kernel of the process, an uncorrectable memory error), everything
-//! that runs ends as `Rail`, and the device is not used again until the process restarts. The slots of its
-//! stagers stay mapped, because copies may still write to them; [`Gpu::stagers_quarantined`] counts these.
+//! When a context fails (a fault of any kernel of the process, an uncorrectable memory error), or the driver
+//! answers with the same unknown error eight times in a row while hops do not end, everything that runs ends
+//! as `Rail`, and the device is not used again until the process restarts. The slots of its stagers stay
+//! mapped, because copies may still write to them; [`Gpu::stagers_quarantined`] counts these.
 //! Slots that are taken later are in other memory, and their hops are refused, so a transfer that waited for
 //! a slot ends as well.
 //!

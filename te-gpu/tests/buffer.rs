@@ -200,9 +200,26 @@ fn a_probe_reports_what_works_and_why_the_rest_does_not() {
     assert_eq!(old.live(), 0);
 }
 
+#[test]
+fn a_capture_of_the_callers_is_not_disturbed() {
+    for fake in [Fake::cuda(), Fake::hip()] {
+        fake.set("stream_writes", 0);
+        let gpu = fake.gpu(fake.config());
+        // Every call that a capture forbids fails.
+        fake.set("capturing", 1);
+        let memory = fake.allocate(4_096);
+        let mut stager = gpu.stager(fake.location()).unwrap();
+        let slot = stager.take().unwrap();
+        let one = hop(1, slot.index, 0, memory, HopDirection::ToDevice);
+        assert_eq!(stager.start(&[one]), Ok(1));
+        assert!(ends(&mut *stager, 1)[0].result.is_ok());
+        assert_eq!(fake.capture_mode(), 0);
+    }
+}
+
 /// Uses everything, and looks after each call at what the thread has as its current context or device.
 fn keeps_current(fake: &Fake, before: u64) {
-    let check = |what: &str| assert_eq!(fake.context(), before, "after {what}");
+    let check = |what: &str| assert_eq!((fake.context(), fake.capture_mode()), (before, 0), "after {what}");
     let gpu = fake.gpu(Config { calibrate_ms_max: 1, ..fake.config() });
     for location in [0, 1].map(|index| Location::Device(fake.vendor(), index)) {
         let buffer = gpu.allocate(location, 64 << 10).unwrap();

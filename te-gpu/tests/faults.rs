@@ -1,4 +1,5 @@
-//! Every function of the driver fails once, at every place: nothing is lost, hangs or ends twice.
+//! Every function of the driver fails once, at every place: nothing is lost, hangs or ends twice. Those that
+//! give something back have worked when they fail, as a driver that reports failures of earlier work does.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -29,7 +30,8 @@ fn everything(fake: &Fake, gpu: &Gpu, memory: MemSpan) -> usize {
         did(true);
         worked += hops(&mut *stager, memory);
     }
-    assert_eq!(fake.context(), 0, "the caller's context");
+    assert_eq!((fake.context(), fake.capture_mode()), (0, 0), "what the caller's thread has");
+    assert_eq!(fake.wrong(), 0, "what was given back is not given back again");
     worked
 }
 
@@ -105,7 +107,10 @@ fn each_function_fails(make: fn() -> Fake, words: bool, codes: &[i32]) -> usize 
                 }
                 drop(gpu);
                 fake.free(memory);
-                assert_eq!(fake.live(), 0, "after {name} failed at call {nth} with {code}");
+                // A range whose mapping may still be there is not freed.
+                let lost = u64::from(name.ends_with("MemUnmap"));
+                assert_eq!(fake.live(), lost, "after {name} failed at call {nth} with {code}");
+                assert_eq!(fake.wrong(), 0, "after {name} failed at call {nth} with {code}");
                 tried += 1;
             }
         }
@@ -115,7 +120,7 @@ fn each_function_fails(make: fn() -> Fake, words: bool, codes: &[i32]) -> usize 
 
 #[test]
 fn with_completion_words() {
-    assert!(each_function_fails(Fake::cuda, true, &[1, 999]) > 100);
+    assert!(each_function_fails(Fake::cuda, true, &[1, 304]) > 100);
 }
 
 #[test]
@@ -125,7 +130,7 @@ fn with_events() {
 
 #[test]
 fn with_hip() {
-    assert!(each_function_fails(Fake::hip, true, &[1]) > 50);
+    assert!(each_function_fails(Fake::hip, true, &[1, 304]) > 50);
 }
 
 /// The context dies at any call. Memory that the device may still use is kept on purpose, so only what

@@ -116,6 +116,9 @@ fn a_process_with_host_memory_alone_never_loads_the_driver() {
 fn memory_of_a_driver_that_the_caller_loaded_is_found() {
     let fake = Fake::cuda();
     let gpu = fake.gpu(fake.config());
+    // The library is mapped, but nothing has started the driver.
+    assert_eq!(gpu.locate(std::ptr::without_provenance_mut(1 << 40), 1), None);
+    assert_eq!((gpu.is_loaded(), fake.calls("cuInit")), (false, 0));
     let span = fake.allocate(4_096);
     assert!(!gpu.is_loaded());
     assert_eq!(gpu.locate(span.as_ptr(), span.len()), Some(fake.location()));

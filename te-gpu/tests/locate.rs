@@ -77,6 +77,18 @@ fn memory_is_located_within_one_allocation() {
 }
 
 #[test]
+fn an_allocation_of_more_than_4_gib_has_its_length() {
+    for fake in [Fake::cuda(), Fake::hip()] {
+        let gpu = here(&fake);
+        let bytes = (5 << 30) + 100;
+        let span = fake.allocate(bytes);
+        assert_eq!(gpu.locate(span.as_ptr(), bytes), Some(fake.location()));
+        assert_eq!(gpu.locate(span.as_ptr(), bytes + 1), None);
+        assert_eq!(gpu.examine(span).unwrap().bytes, bytes);
+    }
+}
+
+#[test]
 fn a_driver_that_knows_fewer_attributes_locates_memory_as_well() {
     let fake = Fake::cuda();
     fake.set("few_attributes", 1);

@@ -155,7 +155,12 @@ fn start_and_poll_never_block_or_allocate_and_a_poll_makes_no_call() {
                 gpu.locate(mixed.memory.as_ptr(), 1).unwrap();
                 stager.start(&mixed.hops[..1]).unwrap();
                 assert_eq!(fake.calls("cuPointerGetAttributes"), looked_up + 2);
-                ends(&mut *stager, 2);
+                // Registrations of host memory change nothing.
+                let mut host = 0_u64;
+                assert_eq!(gpu.locate((&raw mut host).cast(), 8), None);
+                stager.start(&mixed.hops[..1]).unwrap();
+                assert_eq!(fake.calls("cuPointerGetAttributes"), looked_up + 3);
+                ends(&mut *stager, 3);
             }
         }
         assert_eq!((fake.blocking() - blocking, allocated), (0, 0), "{path}");
@@ -205,6 +210,75 @@ fn a_full_stager_starts_a_prefix_and_the_rest_later() {
     assert_eq!(stager.start(&[Hop { slot: slot.index, ..hops[0] }]), Ok(1));
     assert_eq!(fake.blocking(), blocked);
     ends(&mut *stager, 1);
+}
+
+#[test]
+fn the_drivers_queue_never_fills() {
+    for path in Path::ALL {
+        let fake = Fake::cuda();
+        let gpu = fake.gpu(Config { hops_max: 4_096, ..only(&fake, path) });
+        let mut stager = gpu.stager(fake.location()).unwrap();
+        let slot = stager.take().unwrap();
+        let memory = fake.allocate(4_096);
+        let one = |nth: u64| hop(nth, slot.index, nth as u32, memory.part(nth, 1).unwrap(), ToDevice);
+        let hops: Vec<Hop> = (0..4_096).map(one).collect();
+        fake.set("stalled", 1);
+        let (mut begun, blocking) = (0, fake.blocking());
+        loop {
+            match stager.start(&hops[begun..]).unwrap() {
+                0 => break,
+                count => begun += count,
+            }
+        }
+        assert_eq!(fake.blocking(), blocking, "{path}: calls that may wait, with {begun} hops");
+        assert!(begun >= 500, "{path}: {begun}");
+        fake.set("stalled", 0);
+        all_are_ok(&ends(&mut *stager, begun)).unwrap();
+        all_are_ok(&run(&mut *stager, &hops[begun..])).unwrap();
+    }
+}
+
+#[test]
+fn an_unknown_error_that_does_not_end_ends_the_hops() {
+    for function in ["cuStreamQuery", "cuCtxPushCurrent_v2"] {
+        let fake = Fake::cuda();
+        let gpu = fake.gpu(only(&fake, Path::Loop));
+        let mut stager = gpu.stager(fake.location()).unwrap();
+        let slots = take_all(&mut *stager);
+        let mixed = Mixed::new(&fake, &mut Rng::new(11), &slots);
+        fake.set("stalled", 1);
+        let begun = stager.start(&mixed.hops).unwrap();
+        fake.fail(function, 0, 12_345);
+        let mut out = [NO_END; 256];
+        // Once in 16,384 polls the driver is asked; the eighth time it is the same.
+        let ended = (0..9 << 14).map(|_| stager.poll(&mut out)).find(|count| *count > 0);
+        assert_eq!(ended, Some(begun), "{function}");
+        assert!(
+            out[..begun].iter().all(|end| end.result.map_err(|error| error.kind) == Err(ErrorKind::Rail))
+        );
+        fake.fail(function, 0, 0).set("stalled", 0);
+    }
+}
+
+#[test]
+fn memory_of_another_context_is_not_copied_by_the_kernel() {
+    let fake = Fake::cuda();
+    let gpu = fake.gpu(only(&fake, Path::Kernel));
+    let mut stager = gpu.stager(fake.location()).unwrap();
+    let slots = take_all(&mut *stager);
+    fake.set("foreign", 1);
+    let foreign = Mixed::new(&fake, &mut Rng::new(12), &slots);
+    fake.set("foreign", 0);
+    let launches = fake.calls("cuLaunchKernel");
+    all_are_ok(&run(&mut *stager, &foreign.hops)).unwrap();
+    foreign.check(&fake, &slots);
+    // What is remembered of the memory says so as well.
+    all_are_ok(&run(&mut *stager, &foreign.hops)).unwrap();
+    assert_eq!(fake.calls("cuLaunchKernel"), launches);
+    let own = Mixed::new(&fake, &mut Rng::new(13), &slots);
+    all_are_ok(&run(&mut *stager, &own.hops)).unwrap();
+    own.check(&fake, &slots);
+    assert!(fake.calls("cuLaunchKernel") > launches);
 }
 
 #[test]
@@ -357,7 +431,7 @@ fn a_fork_that_drops_a_stager_calls_nothing_and_touches_nothing() {
     let fake = Fake::cuda();
     let gpu = fake.gpu(only(&fake, Path::Loop));
     let mut stager = gpu.stager(fake.location()).unwrap();
-    let gate = gpu.gate(fake.location()).unwrap();
+    let mut gate = gpu.gate(fake.location()).unwrap();
     let slots = take_all(&mut *stager);
     let mixed = Mixed::new(&fake, &mut Rng::new(8), &slots);
     fake.set("stalled", 1);
@@ -365,6 +439,7 @@ fn a_fork_that_drops_a_stager_calls_nothing_and_touches_nothing() {
     // SAFETY: the child drops values of ours, which call nothing and touch no memory that it lacks, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
+        gate.open();
         drop((stager, gate, gpu));
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(0) };

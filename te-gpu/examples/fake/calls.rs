@@ -1,5 +1,6 @@
 //! The functions that both drivers have.
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::faults;
@@ -9,6 +10,11 @@ use crate::model::{
 };
 use crate::stream::{Stream, Work};
 use crate::vendor::{current, put};
+
+thread_local! {
+    /// How the thread's calls act on captures: 0, globally; 2, not at all.
+    pub(crate) static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
+}
 
 /// What hides devices.
 const VISIBLE: &str = if crate::IS_CUDA { "CUDA_VISIBLE_DEVICES" } else { "HIP_VISIBLE_DEVICES" };
@@ -81,6 +87,9 @@ exports! {
                 return Err(INVALID_VALUE);
             }
             let value = match (name, &found) {
+                (1, Some((_, mapping))) if !mapping.is_legacy => 0,
+                (1, Some((_, mapping))) if mapping.is_foreign => 0xF0E1,
+                (1, Some((_, mapping))) => crate::vendor::context_number(mapping.device),
                 (2, Some((_, mapping))) => if mapping.is_managed { 4 } else { 2 },
                 (2, None) => u64::from(pinned),
                 (7, Some((_, mapping))) => mapping.buffer_id,
@@ -92,7 +101,8 @@ exports! {
                 (12, Some((_, mapping))) => mapping.range.1 as u64,
                 (14, Some((_, mapping))) => mapping.handle_types.into(),
                 (15, Some((_, mapping))) => mapping.gpu_direct.into(),
-                (18, Some((_, mapping))) => mapping.bytes as u64,
+                // Whole pages, which other allocations may share.
+                (18, Some((_, mapping))) => mapping.bytes.next_multiple_of(memory::PAGE) as u64,
                 (19, Some((base, _))) => *base,
                 (20, Some((_, mapping))) => mapping.block_id,
                 _ => 0,
@@ -100,7 +110,9 @@ exports! {
             // SAFETY: a place of the attribute's size.
             unsafe {
                 match name {
-                    7 | 11 | 12 | 18..=20 => place.cast::<u64>().write(value),
+                    // ROCm writes 32 bits.
+                    12 if !crate::IS_CUDA => place.cast::<u32>().write(value as u32),
+                    1 | 7 | 11 | 12 | 18..=20 => place.cast::<u64>().write(value),
                     _ => place.cast::<u32>().write(value as u32),
                 }
             }
@@ -137,9 +149,17 @@ exports! {
         _flags: u32,
     ) {
         match memory::is_pinned(&state(), at as u64, 1) {
-            true => put(out, at as u64),
+            true => put(out, at as u64 + memory::BY_DEVICE),
             false => Err(INVALID_VALUE),
         }
+    }
+
+    "cuThreadExchangeStreamCaptureMode" | "hipThreadExchangeStreamCaptureMode" fn capture_mode(
+        mode: *mut c_int,
+    ) {
+        // SAFETY: a number of the caller.
+        let new = unsafe { mode.read() };
+        put(mode, CAPTURE_MODE.replace(new))
     }
 
     "cuMemAlloc_v2" | "hipMalloc" fn mem_alloc(out: *mut u64, bytes: usize) {
@@ -203,7 +223,8 @@ exports! {
         if state.attributes.get(&122) == Some(&0) {
             return Err(NOT_SUPPORTED);
         }
-        if flags != 0 || !at.is_multiple_of(8) || !memory::is_pinned(&state, at, 8) {
+        let by_host = at.wrapping_sub(memory::BY_DEVICE);
+        if flags != 0 || !at.is_multiple_of(8) || !memory::is_pinned(&state, by_host, 8) {
             return Err(INVALID_VALUE);
         }
         state.streams.get(&stream).ok_or(INVALID_HANDLE)?.push(Work::Store(at, value));
@@ -259,11 +280,21 @@ exports! {
 
     "cuMemcpyHtoD_v2" | "hipMemcpyHtoD" fn copy_in(to: u64, from: u64, len: usize) {
         current()?;
-        if memory::copy(&state(), to, from, len, Device::To) { Ok(()) } else { Err(INVALID_VALUE) }
+        let mut state = state();
+        let inside = |at: u64| memory::find(&state, at).is_some();
+        if len == 0 || !inside(to) || !inside(to + len as u64 - 1) {
+            return Err(INVALID_VALUE);
+        }
+        // The bytes are read now, and arrive when something waits for them.
+        // SAFETY: `len` bytes of the caller.
+        let bytes = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(from as usize), len) };
+        state.pending.push((to, bytes.to_vec()));
+        Ok(())
     }
 
     "cuMemcpyDtoH_v2" | "hipMemcpyDtoH" fn copy_out(to: u64, from: u64, len: usize) {
         current()?;
+        memory::settle(&mut state());
         if memory::copy(&state(), to, from, len, Device::From) { Ok(()) } else { Err(INVALID_VALUE) }
     }
 }
@@ -275,6 +306,9 @@ fn copy(copy: (u64, u64, usize), host: u64, device: Device, stream: usize) -> Re
     let stream = state.streams.get(&stream).ok_or(INVALID_HANDLE)?;
     let there = if matches!(device, Device::To) { copy.0 } else { copy.1 };
     if memory::find(&state, there).is_none() || stream.device != here {
+        return Err(INVALID_VALUE);
+    }
+    if host >= memory::BY_DEVICE {
         return Err(INVALID_VALUE);
     }
     if !memory::is_pinned(&state, host, copy.2) {

@@ -23,6 +23,8 @@ pub(crate) unsafe extern "C" fn fake_set(name: *const c_char, value: i64) -> c_i
         b"delay_us_max" => state.delay_us_max = value as u64,
         b"stalled" => state.is_stalled = value != 0,
         b"few_attributes" => state.has_few_attributes = value != 0,
+        b"capturing" => state.is_capturing = value != 0,
+        b"foreign" => state.is_foreign = value != 0,
         b"sticky" => state.sticky = value as c_int,
         b"stream_writes" => _ = state.attributes.insert(122, value as c_int),
         b"dma_bufs" => _ = state.attributes.insert(124, value as c_int),
@@ -78,6 +80,18 @@ pub(crate) extern "C" fn fake_blocking() -> u64 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fake_context() -> u64 {
     crate::vendor::context_depth()
+}
+
+/// Calls that gave back what was not there.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_wrong() -> u64 {
+    faults::wrong()
+}
+
+/// How the thread's calls act on captures.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_capture_mode() -> u64 {
+    crate::calls::CAPTURE_MODE.get() as u64
 }
 
 /// Objects that were made and not given back; prints them.

@@ -15,7 +15,7 @@ macro_rules! exports {
                 return code;
             }
             let run = move || -> Result<(), std::ffi::c_int> { $body };
-            run().err().unwrap_or(0)
+            crate::faults::leave($cuda, run())
         }
     )*};
 }

@@ -31,6 +31,10 @@ fn context_of(device: c_int) -> *mut c_void {
     std::ptr::without_provenance_mut(CONTEXT + device as usize)
 }
 
+pub(crate) fn context_number(device: c_int) -> u64 {
+    context_of(device).addr() as u64
+}
+
 /// Writes a value where the caller wants it.
 pub(crate) fn put<T>(out: *mut T, value: T) -> Result<(), c_int> {
     if out.is_null() {
@@ -231,7 +235,8 @@ exports! {
 
     "cuStreamWaitValue64_v2" | "" fn stream_wait(stream: usize, at: u64, value: u64, flags: u32) {
         let state = state();
-        if flags != 0 || !at.is_multiple_of(8) || !crate::memory::is_pinned(&state, at, 8) {
+        let by_host = at.wrapping_sub(crate::memory::BY_DEVICE);
+        if flags != 0 || !at.is_multiple_of(8) || !crate::memory::is_pinned(&state, by_host, 8) {
             return Err(INVALID_VALUE);
         }
         state.streams.get(&stream).ok_or(INVALID_HANDLE)?.push(Work::WaitUntil(at, value));
@@ -262,6 +267,9 @@ fn batch(copies: Copies, (attributes, count): (*const c_int, usize), stream: usi
     let pinned = |(to, from, len): &(u64, u64, usize)| {
         crate::memory::is_pinned(&state, if to_device { *from } else { *to }, *len)
     };
+    if copies.iter().any(|(to, from, _)| (*to).max(*from) >= crate::memory::BY_DEVICE) {
+        return Err(INVALID_VALUE);
+    }
     if !copies.iter().all(pinned) {
         faults::may_block();
     }

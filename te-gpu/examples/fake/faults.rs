@@ -1,11 +1,12 @@
 //! Counts calls, and makes calls fail.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::model::{NOT_INITIALIZED, state};
+use crate::model::{CAPTURE_UNSUPPORTED, NOT_INITIALIZED, state};
 
 #[derive(Default)]
 struct Calls {
@@ -18,6 +19,12 @@ struct Calls {
 
 static CALLS: Mutex<BTreeMap<String, Calls>> = Mutex::new(BTreeMap::new());
 static BLOCKING: AtomicU64 = AtomicU64::new(0);
+static WRONG: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The call that runs works, and returns this error of earlier work.
+    static LATE: Cell<c_int> = const { Cell::new(0) };
+}
 
 fn calls() -> MutexGuard<'static, BTreeMap<String, Calls>> {
     CALLS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -62,12 +69,44 @@ const BLOCKING_CALLS: &[&str] = &[
     "Init",
 ];
 
+/// Functions that give something back: when they fail on request, they have worked.
+const GIVING_BACK: &[&str] = &[
+    "MemFree_v2",
+    "Free",
+    "MemHostUnregister",
+    "HostUnregister",
+    "ModuleUnload",
+    "StreamDestroy_v2",
+    "StreamDestroy",
+    "EventDestroy_v2",
+    "EventDestroy",
+    "MemRelease",
+    "MemAddressFree",
+    "MemUnmap",
+    "DevicePrimaryCtxRelease_v2",
+];
+
+/// Functions that have worked when they fail on request with this code.
+const SOMETIMES: &[&str] = &["CtxPushCurrent_v2", "CtxPopCurrent_v2", "SetDevice"];
+const LATE_CODE: c_int = 304;
+
+/// Functions that a capture forbids to threads whose mode is not relaxed.
+const UNSAFE_IN_CAPTURES: &[&str] =
+    &["MemAlloc_v2", "Malloc", "MemHostRegister_v2", "HostRegister", "StreamQuery", "EventQuery"];
+
 /// Functions that may be called before the driver was started.
 const EARLY: &[&str] = &["Init", "DriverGetVersion", "GetProcAddress_v2", "GetErrorName", "DrvGetErrorName"];
 
 /// Functions that work in a context that has ended, too.
-const AFTERWARDS: &[&str] =
-    &["CtxPushCurrent_v2", "CtxPopCurrent_v2", "DevicePrimaryCtxRelease_v2", "GetDevice", "SetDevice"];
+const AFTERWARDS: &[&str] = &[
+    "CtxPushCurrent_v2",
+    "CtxPopCurrent_v2",
+    "CtxGetCurrent",
+    "ThreadExchangeStreamCaptureMode",
+    "DevicePrimaryCtxRelease_v2",
+    "GetDevice",
+    "SetDevice",
+];
 
 /// Counts a call.
 ///
@@ -89,11 +128,18 @@ pub(crate) fn enter(name: &str) -> Result<(), c_int> {
         if *left == 0 {
             let code = *code;
             entry.fails = None;
+            if GIVING_BACK.contains(&bare) || (code == LATE_CODE && SOMETIMES.contains(&bare)) {
+                LATE.set(code);
+                return Ok(());
+            }
             return Err(code);
         }
     }
     drop(calls);
     let state = state();
+    if state.is_capturing && UNSAFE_IN_CAPTURES.contains(&bare) && crate::calls::CAPTURE_MODE.get() != 2 {
+        return Err(CAPTURE_UNSUPPORTED);
+    }
     match state.is_initialized || EARLY.contains(&bare) {
         true if state.sticky != 0 && !EARLY.contains(&bare) && !AFTERWARDS.contains(&bare) => {
             Err(state.sticky)
@@ -101,6 +147,21 @@ pub(crate) fn enter(name: &str) -> Result<(), c_int> {
         true => Ok(()),
         false => Err(NOT_INITIALIZED),
     }
+}
+
+/// The code that a call returns.
+pub(crate) fn leave(name: &str, result: Result<(), c_int>) -> c_int {
+    let bare = name.trim_start_matches("cu").trim_start_matches("hip");
+    if result.is_err() && (GIVING_BACK.contains(&bare) || bare == "CtxPopCurrent_v2") {
+        WRONG.fetch_add(1, Ordering::SeqCst);
+    }
+    let late = LATE.replace(0);
+    result.err().unwrap_or(late)
+}
+
+/// Calls that gave back what was not there.
+pub(crate) fn wrong() -> u64 {
+    WRONG.load(Ordering::SeqCst)
 }
 
 /// A call may wait.

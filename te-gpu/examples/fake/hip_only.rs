@@ -22,6 +22,10 @@ pub(crate) fn context_depth() -> u64 {
     DEVICE.get() as u64
 }
 
+pub(crate) fn context_number(_device: c_int) -> u64 {
+    0
+}
+
 /// Writes a value where the caller wants it.
 pub(crate) fn put<T>(out: *mut T, value: T) -> Result<(), c_int> {
     if out.is_null() {
@@ -62,6 +66,9 @@ exports! {
         }
         put(failed, usize::MAX)?;
         let copies = crate::calls::copies((to, from, sizes, count))?;
+        if copies.iter().any(|(to, from, _)| (*to).max(*from) >= crate::memory::BY_DEVICE) {
+            return Err(INVALID_VALUE);
+        }
         let state = state();
         let to_device = copies.iter().all(|copy| crate::memory::find(&state, copy.0).is_some());
         let end = if to_device { Device::To } else { Device::From };

@@ -10,6 +10,10 @@ use crate::model::{INVALID_VALUE, Mapping, State};
 
 pub(crate) const PAGE: usize = 4_096;
 
+/// The device's address of page-locked memory is that of the host and this. Copies take the host's alone,
+/// words and the kernel the device's alone.
+pub(crate) const BY_DEVICE: u64 = 1 << 60;
+
 /// A new memfd of this length.
 pub(crate) fn memory(bytes: usize) -> Result<Arc<OwnedFd>, c_int> {
     // SAFETY: a C string; makes a file descriptor.
@@ -70,6 +74,7 @@ pub(crate) fn allocate(state: &mut State, device: c_int, len: usize, is_managed:
         range: (at as u64, len),
         is_legacy: true,
         is_managed,
+        is_foreign: state.is_foreign,
         handle_types: 0,
         gpu_direct: true,
         buffer_id,
@@ -141,6 +146,13 @@ pub(crate) fn copy(state: &State, to: u64, from: u64, len: usize, device: Device
         done += part;
     }
     true
+}
+
+/// What synchronous copies have left to do is done.
+pub(crate) fn settle(state: &mut State) {
+    for (to, bytes) in std::mem::take(&mut state.pending) {
+        copy(state, to, bytes.as_ptr().expose_provenance() as u64, bytes.len(), Device::To);
+    }
 }
 
 /// Which end of a copy has to be device memory.

@@ -25,6 +25,7 @@ pub(crate) const ILLEGAL_ADDRESS: c_int = 700;
 pub(crate) const MISALIGNED_ADDRESS: c_int = 716;
 pub(crate) const NOT_PERMITTED: c_int = 800;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
+pub(crate) const CAPTURE_UNSUPPORTED: c_int = 900;
 
 /// Memory of a device, mapped at one address.
 pub(crate) struct Mapping {
@@ -37,6 +38,7 @@ pub(crate) struct Mapping {
     pub(crate) range: (u64, usize),
     pub(crate) is_legacy: bool,
     pub(crate) is_managed: bool,
+    pub(crate) is_foreign: bool,
     pub(crate) handle_types: u32,
     pub(crate) gpu_direct: bool,
     pub(crate) buffer_id: u64,
@@ -62,6 +64,12 @@ pub(crate) struct State {
     pub(crate) is_stalled: bool,
     /// Attributes of mappings are not known, and refused.
     pub(crate) has_few_attributes: bool,
+    /// A stream of the application captures.
+    pub(crate) is_capturing: bool,
+    /// Whether memory that is allocated now is of another context than the primary one.
+    pub(crate) is_foreign: bool,
+    /// Bytes of synchronous copies that have not arrived.
+    pub(crate) pending: Vec<(u64, Vec<u8>)>,
     /// The error that ended the contexts.
     pub(crate) sticky: c_int,
     pub(crate) attributes: HashMap<c_int, c_int>,
@@ -118,6 +126,9 @@ pub(crate) fn state() -> Locked {
         is_initialized: false,
         is_stalled: false,
         has_few_attributes: false,
+        is_capturing: false,
+        is_foreign: false,
+        pending: Vec::new(),
         sticky: 0,
         attributes: HashMap::new(),
         mappings: BTreeMap::new(),

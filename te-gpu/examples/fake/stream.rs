@@ -45,8 +45,8 @@ pub(crate) struct Stream {
     random: AtomicU64,
 }
 
-/// Entries that the driver's queue holds before a call waits.
-const ENTRIES_MAX: usize = 1_024;
+/// Entries that the driver's queue holds before a call may wait.
+const ENTRIES_MAX: usize = 1_000;
 
 impl Stream {
     pub(crate) fn start(device: c_int, seed: u64) -> Arc<Self> {
@@ -160,6 +160,14 @@ impl Stream {
                     let at =
                         kernel.descriptors + u64::from(kernel.first.wrapping_add(nth) & kernel.mask) * 24;
                     let (to, from, len) = (load(at), load(at + 8), load(at + 16) as u32 as usize);
+                    let place = |at: u64| match memory::find(&state, at) {
+                        Some(_) => Some(at),
+                        None => at.checked_sub(memory::BY_DEVICE),
+                    };
+                    let (Some(to), Some(from)) = (place(to), place(from)) else {
+                        state.sticky = ILLEGAL_ADDRESS;
+                        return;
+                    };
                     if kernel.is_16 && !(to ^ from).is_multiple_of(16) {
                         state.sticky = MISALIGNED_ADDRESS;
                         return;
@@ -181,8 +189,9 @@ impl Stream {
 }
 
 fn word<'a>(at: u64) -> &'a AtomicU64 {
-    // SAFETY: a word of page-locked memory, which the caller of the driver's function keeps.
-    unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(at as usize) }
+    // SAFETY: a word of page-locked memory by its address on the device, which the caller of the driver's
+    // function keeps.
+    unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>((at - memory::BY_DEVICE) as usize) }
 }
 
 fn store(at: u64, value: u64) {

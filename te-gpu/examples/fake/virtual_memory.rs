@@ -115,6 +115,7 @@ exports! {
             range,
             is_legacy: false,
             is_managed: false,
+            is_foreign: false,
             handle_types: physical.handle_types,
             gpu_direct: physical.gpu_direct,
             buffer_id: handle + (1 << 40),

@@ -50,6 +50,7 @@ pub(crate) type DevicePtr = u64;
 pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const INVALID_VALUE: c_int = 1;
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
+pub(crate) const NOT_INITIALIZED: c_int = 3;
 pub(crate) const DEINITIALIZED: c_int = 4;
 pub(crate) const NO_DEVICE: c_int = 100;
 pub(crate) const NOT_READY: c_int = 600;
@@ -57,12 +58,18 @@ pub(crate) const NOT_PERMITTED: c_int = 800;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
 
 /// Errors after which a context does nothing any more: uncorrectable memory errors, faults of a kernel, a
-/// device that is gone.
+/// device that is gone, a server of MPS that ended its client (810). A device that is not available (46) may
+/// be later.
 pub(crate) const fn is_sticky(code: c_int) -> bool {
-    matches!(code, DEINITIALIZED | 46 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719)
+    matches!(
+        code,
+        DEINITIALIZED | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 911 | 999
+    )
 }
 
 // Attributes of pointers.
+/// CUDA alone.
+pub(crate) const POINTER_CONTEXT: c_int = 1;
 pub(crate) const POINTER_MEMORY_TYPE: c_int = 2;
 pub(crate) const POINTER_SYNC_MEMOPS: c_int = 6;
 pub(crate) const POINTER_BUFFER_ID: c_int = 7;
@@ -100,6 +107,8 @@ pub(crate) const HOST_REGISTER_PORTABLE: u32 = 1;
 pub(crate) const HOST_REGISTER_DEVICEMAP: u32 = 2;
 pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
 pub(crate) const EVENT_DISABLE_TIMING: u32 = 2;
+/// Calls of this thread do not disturb a capture of another stream.
+pub(crate) const CAPTURE_RELAXED: c_int = 2;
 /// A stream waits until the word is this value or a later one.
 pub(crate) const WAIT_VALUE_GEQ: u32 = 0;
 
@@ -220,3 +229,20 @@ const _: () = {
     assert!(size_of::<CopyAttributes>() == 24);
     assert!(size_of::<Descriptor>() == 24);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_end_a_context_are_told_from_those_that_pass() {
+        for code in [4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999] {
+            assert!(is_sticky(code), "{code}");
+        }
+        // A device that is not available may be later; a full server of MPS takes other clients.
+        for code in [SUCCESS, 1, 2, 3, 46, 100, 201, 400, NOT_READY, 701, 704, 720, 800, 801, 809, 900, 1_000]
+        {
+            assert!(!is_sticky(code), "{code}");
+        }
+    }
+}

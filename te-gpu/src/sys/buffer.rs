@@ -12,7 +12,7 @@ use super::abi::{
     AccessDesc, AllocationProp, Api, DEVICE_FABRIC, DEVICE_POSIX_FD, DEVICE_VMM, DevicePtr,
     GRANULARITY_MINIMUM, HANDLE_FABRIC, HANDLE_POSIX_FD, SUCCESS,
 };
-use super::device::{Device, twice};
+use super::device::Device;
 use super::share;
 
 /// Ways in which other processes can map the memory of a [`DeviceBuffer`].
@@ -157,8 +157,7 @@ impl DeviceBuffer {
         let part = self.span().part(offset, bytes.len() as u64)?;
         let _entered = self.device.enter()?;
         let to = part.as_ptr().addr() as DevicePtr;
-        // SAFETY: inside our own memory; the call returns when the bytes are there.
-        self.device.check(unsafe { (self.device.driver.copy_in)(to, bytes.as_ptr().cast(), bytes.len()) })
+        copy_in(&self.device, to, bytes)
     }
 
     /// Copies bytes of the memory out, and waits. For control paths; data goes by a stager.
@@ -198,15 +197,27 @@ impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         let Ok(_entered) = self.device.enter_to_free() else { return };
         let driver = &self.device.driver;
-        let code = match self.kind {
-            // SAFETY: allocated in `new`, freed once.
-            Kind::Legacy => twice(|| unsafe { (driver.mem_free)(self.at) }),
-            Kind::Mapped { handle, bytes, .. } => undo(driver, self.at, bytes, handle, Step::Mapped),
-        };
-        if code != SUCCESS {
-            log::error!("{}: memory could not be freed: {code}", self.device.info.location);
+        match self.kind {
+            Kind::Legacy => {
+                // SAFETY: allocated in `new`, freed once.
+                self.device.gave_back("memory", unsafe { (driver.mem_free)(self.at) });
+            }
+            Kind::Mapped { handle, bytes, .. } => undo(&self.device, self.at, bytes, handle, Step::Mapped),
         }
     }
+}
+
+/// Copies to device memory, and returns when the bytes are there. The caller has entered the device, and `to`
+/// is its memory, which nothing else uses.
+pub(crate) fn copy_in(device: &Device, to: DevicePtr, bytes: &[u8]) -> Result<(), Error> {
+    let Some(last) = bytes.len().checked_sub(1) else { return Ok(()) };
+    // SAFETY: device memory of that length.
+    device.check(unsafe { (device.driver.copy_in)(to, bytes.as_ptr().cast(), bytes.len()) })?;
+    // The call may return when the driver has read the bytes, before they are there, and streams of ours do
+    // not wait for it. What reads the last one does.
+    let mut byte = 0_u8;
+    // SAFETY: one byte of the same memory.
+    device.check(unsafe { (device.driver.copy_out)((&raw mut byte).cast(), to + last as u64, 1) })
 }
 
 /// Handle types and GPUDirect RDMA, from the most to the least. The attributes are hints: what they do not
@@ -251,7 +262,7 @@ fn map(device: &Device, len: usize, types: u32, gpu_direct: bool) -> Result<(Dev
     // SAFETY: reads the properties, writes one number.
     device.check(unsafe { create(&raw mut handle, bytes, &raw const prop, 0) })?;
     let failed = |code, at, step| {
-        undo(driver, at, bytes, handle, step);
+        undo(device, at, bytes, handle, step);
         device.check(code).err().unwrap_or(ErrorKind::System.into())
     };
     // SAFETY: writes one address.
@@ -273,22 +284,22 @@ fn map(device: &Device, len: usize, types: u32, gpu_direct: bool) -> Result<(Dev
     Ok((at, handle, bytes))
 }
 
-/// Undoes what was done up to `step`; returns the last error.
-fn undo(driver: &super::load::Driver, at: DevicePtr, bytes: usize, handle: u64, step: Step) -> c_int {
+/// Undoes what was done up to `step`.
+fn undo(device: &Device, at: DevicePtr, bytes: usize, handle: u64, step: Step) {
+    let driver = &device.driver;
     let (Some(unmap), Some(free), Some(release)) = (driver.vmm_unmap, driver.vmm_free, driver.vmm_release)
     else {
-        return super::abi::NOT_SUPPORTED;
+        return;
     };
-    let mut last = SUCCESS;
+    let mut is_free = true;
     if step >= Step::Mapped {
         // SAFETY: mapped by `map`, and no registration covers it any more.
-        last = twice(|| unsafe { unmap(at, bytes) });
+        is_free = device.gave_back("a mapping", unsafe { unmap(at, bytes) });
     }
-    if step >= Step::Reserved && last == SUCCESS {
+    if step >= Step::Reserved && is_free {
         // SAFETY: reserved by `map`; nothing is mapped there.
-        last = twice(|| unsafe { free(at, bytes) });
+        device.gave_back("an address range", unsafe { free(at, bytes) });
     }
     // SAFETY: created by `map`, released once.
-    let released = twice(|| unsafe { release(handle) });
-    if last == SUCCESS { released } else { last }
+    device.gave_back("memory", unsafe { release(handle) });
 }

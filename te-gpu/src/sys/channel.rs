@@ -15,7 +15,7 @@ use super::abi::{
     Api, CopyAttributes, Descriptor, DevicePtr, EVENT_DISABLE_TIMING, NOT_READY, Opaque, STREAM_NON_BLOCKING,
     SUCCESS, SourceOrder,
 };
-use super::device::{Device, twice};
+use super::device::Device;
 use super::module::Kernels;
 use super::ring::{Pinned, seen};
 use crate::flight::{Flight, LAUNCHES_MAX, Mark};
@@ -25,6 +25,9 @@ use crate::plan::Path;
 /// Polls without progress after which the driver is asked whether the context still works. Nothing else would
 /// notice that it does not, because a dead context stores no words.
 const POLLS_UNTIL_DOUBT: u32 = 1 << 14;
+
+/// The same unknown answer in a row after which the context counts as dead: hops always end.
+const DOUBTS_MAX: u32 = 8;
 
 /// A group of copies in arrays, as the batch call wants them.
 pub(crate) struct Group {
@@ -92,6 +95,8 @@ pub(crate) struct Channel {
     seen: u64,
     flight: Flight,
     idle_polls: u32,
+    /// The driver's last unknown answer, and how often it came in a row.
+    doubts: (c_int, u32),
     /// Where the blocks of a kernel count themselves, in device memory; 0: there is no kernel.
     ticket: DevicePtr,
 }
@@ -116,6 +121,7 @@ impl Channel {
             seen: 0,
             flight: Flight::new(layout.hops_max),
             idle_polls: 0,
+            doubts: (SUCCESS, 0),
             ticket: 0,
         })
     }
@@ -166,10 +172,15 @@ impl Channel {
         let count = group.count();
         let first = self.flight.next();
         group.tokens.iter().for_each(|token| self.flight.add(*token));
-        let result = match (path, kernels) {
-            (Path::Kernel, Some(kernels)) => self.copy_by_kernel(group, first, pinned, kernels, blocks_max),
-            (Path::Batch, _) => self.copy_by_batch(group),
-            _ => self.copy_by_loop(group),
+        let driver = &self.device.driver;
+        let has_batch = driver.batch_13.is_some() || driver.batch_12.is_some();
+        // Entries of the driver's queue: the calls, and the mark.
+        let (result, entries) = match (path, kernels) {
+            (Path::Kernel, Some(kernels)) => {
+                (self.copy_by_kernel(group, first, pinned, kernels, blocks_max), 2)
+            }
+            (Path::Batch, _) if has_batch => (self.copy_by_batch(group), 2),
+            _ => (self.copy_by_loop(group), count + 1),
         };
         // A kernel stores the word itself.
         let is_marked = path == Path::Kernel && kernels.is_some() && self.events.is_empty();
@@ -180,7 +191,7 @@ impl Channel {
             }
             false => self.mark(pinned),
         };
-        self.flight.close(count, mark, result);
+        self.flight.close(count, entries, mark, result);
         result
     }
 
@@ -231,7 +242,7 @@ impl Channel {
                 };
                 batch(to, from, sizes, count, attributes, first, of_call, &raw mut failed, self.stream)
             } else {
-                return self.copy_by_loop(group);
+                return Err(ErrorKind::Unsupported.into());
             }
         };
         self.device.check(code)
@@ -249,7 +260,11 @@ impl Channel {
         let mask = self.layout.hops_max as u64 - 1;
         for (nth, ((to, from), len)) in group.to.iter().zip(&group.from).zip(&group.sizes).enumerate() {
             let at = ((first + nth as u64) & mask) as usize * size_of::<Descriptor>();
-            let descriptor = Descriptor { to: *to, from: *from, len: *len as u32, flags: 0 };
+            let (to, from) = match self.direction {
+                HopDirection::ToDevice => (*to, pinned.to_device(*from)),
+                HopDirection::ToHost => (pinned.to_device(*to), *from),
+            };
+            let descriptor = Descriptor { to, from, len: *len as u32, flags: 0 };
             pinned.put(self.layout.descriptors + at, descriptor);
         }
         let shape = Shape::of(group.count(), group.bytes, blocks_max);
@@ -315,7 +330,7 @@ impl Channel {
             ended += self.flight.end_front(&mut out[ended..]);
         }
         if ended > 0 || self.flight.is_empty() {
-            self.idle_polls = 0;
+            (self.idle_polls, self.doubts.1) = (0, 0);
         } else {
             self.doubt();
         }
@@ -363,12 +378,20 @@ impl Channel {
         self.idle_polls += 1;
         if self.idle_polls >= POLLS_UNTIL_DOUBT {
             self.idle_polls = 0;
-            let Ok(_entered) = self.device.enter() else { return };
-            // SAFETY: a stream of this channel; the call returns at once.
-            let code = unsafe { (self.device.driver.stream_query)(self.stream) };
-            if code != NOT_READY {
-                // A dead context is remembered in the device.
-                let _ended_or_dead = self.device.check(code);
+            let code = match self.device.enter() {
+                // SAFETY: a stream of this channel; the call returns at once.
+                Ok(_entered) => unsafe { (self.device.driver.stream_query)(self.stream) },
+                Err(error) => error.code,
+            };
+            if code == NOT_READY || self.device.check(code).is_ok() {
+                self.doubts = (SUCCESS, 0);
+                return;
+            }
+            // A dead context is remembered in the device.
+            let before = if self.doubts.0 == code { self.doubts.1 } else { 0 };
+            self.doubts = (code, before + 1);
+            if self.doubts.1 >= DOUBTS_MAX {
+                self.device.died(code);
             }
         }
     }
@@ -382,9 +405,9 @@ impl Drop for Channel {
         let driver = &device.driver;
         for event in self.events.drain(..) {
             // SAFETY: created by `use_events`, destroyed once.
-            twice(|| unsafe { (driver.event_destroy)(event) });
+            device.gave_back("an event", unsafe { (driver.event_destroy)(event) });
         }
         // SAFETY: created by `new`, destroyed once. What still runs in it goes on.
-        twice(|| unsafe { (driver.stream_destroy)(self.stream) });
+        device.gave_back("a stream", unsafe { (driver.stream_destroy)(self.stream) });
     }
 }

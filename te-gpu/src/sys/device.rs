@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use te_core::topology::PciAddress;
 use te_core::{Error, ErrorKind, Location};
 
-use super::abi::{Api, Opaque, SUCCESS, is_sticky};
+use super::abi::{Api, CAPTURE_RELAXED, Opaque, SUCCESS, is_sticky};
 use super::abi::{DEINITIALIZED, NOT_PERMITTED, NOT_SUPPORTED, OUT_OF_MEMORY};
 use super::load::{Driver, NoGpu};
 use crate::affinity::{numa_node, number};
@@ -137,41 +137,127 @@ impl Device {
 
     #[cold]
     fn failed(&self, code: c_int) -> Error {
-        if is_sticky(code) && !self.dead.swap(true, Ordering::Relaxed) {
+        if is_sticky(code) {
+            self.died(code);
+        }
+        error_of(code)
+    }
+
+    /// The context does nothing any more.
+    #[cold]
+    pub(crate) fn died(&self, code: c_int) {
+        if !self.dead.swap(true, Ordering::Relaxed) {
             // Logging may allocate; it happens once per device.
             log::error!(
                 "{}: the context failed with {code}; transfers of its memory end with this error until the process restarts",
                 self.info.location
             );
         }
-        error_of(code)
     }
 
-    /// Makes the context current for this thread until the value is dropped.
+    /// Whether something was given back by a call that returned `code`. It is called once: a driver may
+    /// report earlier failures of other work in any call, though the call itself worked. What was not given
+    /// back is lost for the life of the process.
+    pub(crate) fn gave_back(&self, what: &str, code: c_int) -> bool {
+        if code != SUCCESS {
+            log::error!("{}: {what} may be lost: giving it back failed with {code}", self.info.location);
+            let _remembers_death = self.check(code);
+        }
+        code == SUCCESS
+    }
+
+    /// Whether a context is ours, or none.
+    pub(crate) fn is_own_context(&self, context: usize) -> bool {
+        context == 0 || self.context.get().is_some_and(|retained| retained.0.addr() == context)
+    }
+
+    /// Makes the context current for this thread until the value is dropped. Captures of the caller's streams
+    /// are not disturbed by calls in between.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
         let context = self.context()?;
-        match self.driver.api {
-            Api::Cuda => {
-                let push = self.driver.context_push.ok_or(ErrorKind::Unsupported)?;
-                // SAFETY: a context that stays retained as long as the device.
-                self.check(unsafe { push(context) })?;
-                Ok(Entered { device: self, before: 0 })
+        let leaves = match self.driver.api {
+            Api::Cuda => self.push(context)?,
+            Api::Hip => self.select()?,
+        };
+        let mut capture_mode = CAPTURE_RELAXED;
+        let exchanged = self.driver.capture_mode.map(|exchange| {
+            // SAFETY: reads and writes one number.
+            unsafe { exchange(&raw mut capture_mode) }
+        });
+        Ok(Entered {
+            device: self,
+            leaves,
+            capture_mode: (exchanged == Some(SUCCESS)).then_some(capture_mode),
+        })
+    }
+
+    /// CUDA: the context that is current for this thread.
+    fn current_context(&self) -> Result<Opaque, Error> {
+        let get = self.driver.context_current.ok_or(ErrorKind::Unsupported)?;
+        let mut current = ptr::null_mut();
+        // SAFETY: writes one address.
+        self.check(unsafe { get(&raw mut current) })?;
+        Ok(current)
+    }
+
+    fn push(&self, context: Opaque) -> Result<Leaves, Error> {
+        let push = self.driver.context_push.ok_or(ErrorKind::Unsupported)?;
+        if self.current_context()? == context {
+            return Ok(Leaves::Nothing);
+        }
+        // SAFETY: a context that stays retained as long as the device.
+        let code = unsafe { push(context) };
+        // The error may be one of earlier work.
+        if code != SUCCESS && self.current_context() != Ok(context) {
+            return Err(self.failed(code));
+        }
+        Ok(Leaves::Context(context))
+    }
+
+    fn select(&self) -> Result<Leaves, Error> {
+        let (Some(current), Some(set)) = (self.driver.device_current, self.driver.device_set) else {
+            return Err(ErrorKind::Unsupported.into());
+        };
+        let mut before = 0;
+        // SAFETY: writes one number.
+        self.check(unsafe { current(&raw mut before) })?;
+        // SAFETY: no memory is involved.
+        let code = unsafe { set(self.ordinal()) };
+        if code != SUCCESS {
+            // It may have worked.
+            self.leave(Leaves::Device(before));
+            return Err(self.failed(code));
+        }
+        Ok(Leaves::Device(before))
+    }
+
+    /// Restores what was current before.
+    fn leave(&self, leaves: Leaves) {
+        let is_restored = match leaves {
+            Leaves::Nothing => true,
+            Leaves::Context(context) => {
+                let mut popped = ptr::null_mut();
+                // SAFETY: pops what `push` pushed.
+                let mut pop = || self.driver.context_pop.map(|pop| unsafe { pop(&raw mut popped) });
+                // The context was not current before: while it is, it was not popped.
+                pop() == Some(SUCCESS)
+                    || self.current_context().is_ok_and(|now| now != context)
+                    || (self.current_context() == Ok(context) && pop() == Some(SUCCESS))
             }
-            Api::Hip => {
-                let (Some(current), Some(set)) = (self.driver.device_current, self.driver.device_set) else {
-                    return Err(ErrorKind::Unsupported.into());
-                };
-                let mut before = 0;
-                // SAFETY: writes one number.
-                self.check(unsafe { current(&raw mut before) })?;
+            Leaves::Device(before) => {
                 // SAFETY: no memory is involved.
-                self.check(unsafe { set(self.ordinal()) })?;
-                Ok(Entered { device: self, before })
+                let set = || self.driver.device_set.map(|set| unsafe { set(before) });
+                // It does no harm to set the same device again.
+                set() == Some(SUCCESS) || set() == Some(SUCCESS)
             }
+        };
+        if !is_restored {
+            log::error!("{}: the caller's context could not be restored", self.info.location);
         }
     }
 
-    /// The same, to give something back: what is not given back is lost, so it is tried twice.
+    /// The same, to give something back: what is not given back is lost, so it is tried twice. An attempt
+    /// that failed has changed nothing.
     pub(crate) fn enter_to_free(&self) -> Result<Entered<'_>, Error> {
         if self.is_forked() {
             return Err(ErrorKind::Forked.into());
@@ -202,45 +288,44 @@ impl Drop for Device {
         let (context, release) = (self.context.get(), self.driver.context_release);
         if let (Some(_), Some(release), false) = (context, release, self.is_forked()) {
             // SAFETY: retained once by `context`; everything that uses it holds an `Arc` of the device.
-            twice(|| unsafe { release(self.ordinal()) });
+            self.gave_back("the context", unsafe { release(self.ordinal()) });
         }
     }
+}
+
+/// What was current before.
+#[derive(Clone, Copy)]
+enum Leaves {
+    /// The same.
+    Nothing,
+    /// CUDA: another context, below this one.
+    Context(Opaque),
+    /// HIP: this device.
+    Device(c_int),
 }
 
 /// The device's context is current for this thread.
 pub(crate) struct Entered<'a> {
     device: &'a Device,
-    /// HIP: the device that was current before.
-    before: c_int,
+    leaves: Leaves,
+    /// How the thread's calls act on captures otherwise, where the driver can tell.
+    capture_mode: Option<c_int>,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        let driver = &self.device.driver;
-        let code = match driver.api {
-            Api::Cuda => driver.context_pop.map(|pop| {
-                let mut popped = ptr::null_mut();
-                // SAFETY: pops what `enter` pushed.
-                twice(|| unsafe { pop(&raw mut popped) })
-            }),
-            // SAFETY: no memory is involved.
-            Api::Hip => driver.device_set.map(|set| twice(|| unsafe { set(self.before) })),
-        };
-        if code.is_some_and(|code| code != SUCCESS) {
-            log::error!(
-                "{}: the caller's context could not be restored: {code:?}",
-                self.device.info.location
-            );
+        if let (Some(mode), Some(exchange)) = (self.capture_mode, self.device.driver.capture_mode) {
+            let restore = || {
+                let mut mode = mode;
+                // SAFETY: reads and writes one number.
+                unsafe { exchange(&raw mut mode) }
+            };
+            // It does no harm to set the same mode again.
+            if restore() != SUCCESS && restore() != SUCCESS {
+                log::error!("{}: the capture mode could not be restored", self.device.info.location);
+            }
         }
-    }
-}
-
-/// Calls a function that gives something back, again if it fails: what is not given back is lost for the
-/// life of the process.
-pub(crate) fn twice(mut call: impl FnMut() -> c_int) -> c_int {
-    match call() {
-        SUCCESS => SUCCESS,
-        _ => call(),
+        self.device.leave(self.leaves);
     }
 }
 

@@ -1,8 +1,9 @@
 //! The driver's library, found at run time: a table of its functions, or one reason why there is no GPU.
 //!
 //! Nothing is linked, and the library is never closed: it starts threads and keeps pointers into itself.
-//! A process that has not mapped the library cannot own device memory. So [`Driver::find_loaded`] asks the
-//! dynamic linker whether it is mapped, and a process that only has host memory never maps it.
+//! A process that has not mapped the library, or not started the driver, cannot own device memory. So
+//! [`Driver::find_started`] asks the dynamic linker and the driver whether it has, and a process that only
+//! has host memory never maps the library and never starts the driver.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -12,7 +13,8 @@ use std::path::{Path, PathBuf};
 use te_core::GpuVendor;
 
 use super::abi::{
-    AccessDesc, AllocationProp, Api, CopyAttributes, DevicePtr, IpcHandle, NO_DEVICE, Opaque, SUCCESS, Uuid,
+    AccessDesc, AllocationProp, Api, CopyAttributes, DevicePtr, IpcHandle, NO_DEVICE, NOT_INITIALIZED,
+    Opaque, SUCCESS, Uuid,
 };
 
 /// Why no GPU can be used on this host. It is no failure of the program: host memory works.
@@ -228,6 +230,8 @@ driver! {
         host_unregister: "cuMemHostUnregister" | "hipHostUnregister" (*mut c_void);
         host_device_pointer: "cuMemHostGetDevicePointer_v2" | "hipHostGetDevicePointer"
             (*mut DevicePtr, *mut c_void, u32);
+        address_range: "cuMemGetAddressRange_v2" | "hipMemGetAddressRange"
+            (*mut DevicePtr, *mut usize, DevicePtr);
         mem_alloc: "cuMemAlloc_v2" | "hipMalloc" (*mut DevicePtr, usize);
         mem_free: "cuMemFree_v2" | "hipFree" (DevicePtr);
         stream_create: "cuStreamCreateWithPriority" | "hipStreamCreateWithPriority" (*mut Opaque, u32, c_int);
@@ -253,6 +257,8 @@ driver! {
         context_release: "cuDevicePrimaryCtxRelease_v2" | "" (c_int);
         context_push: "cuCtxPushCurrent_v2" | "" (Opaque);
         context_pop: "cuCtxPopCurrent_v2" | "" (*mut Opaque);
+        context_current: "cuCtxGetCurrent" | "" (*mut Opaque);
+        capture_mode: "cuThreadExchangeStreamCaptureMode" | "hipThreadExchangeStreamCaptureMode" (*mut c_int);
         device_current: "" | "hipGetDevice" (*mut c_int);
         device_set: "" | "hipSetDevice" (c_int);
         pointer_set: "cuPointerSetAttribute" | "hipPointerSetAttribute" (*const c_void, c_int, DevicePtr);
@@ -292,17 +298,30 @@ impl Driver {
     /// Loads the library, starts the driver and returns it with the number of its devices. `library`: the
     /// only place to look.
     pub(crate) fn load(api: Api, library: Option<&Path>) -> Result<(Self, i32), NoGpu> {
-        let handle = open(api, library, libc::RTLD_NOW | libc::RTLD_LOCAL)
-            .map_err(|why| NoGpu::NoLibrary { vendor: api.vendor(), why })?;
+        let handle =
+            open_once(&places(api, library)).map_err(|why| NoGpu::NoLibrary { vendor: api.vendor(), why })?;
         // SAFETY: `handle` came from `dlopen` and is never closed.
         let mut driver = unsafe { Self::fill(handle, api) }?;
         let devices = driver.start()?;
         Ok((driver, devices))
     }
 
-    /// Whether this process has mapped the library.
-    pub(crate) fn find_loaded(api: Api, library: Option<&Path>) -> bool {
-        open(api, library, libc::RTLD_NOW | libc::RTLD_NOLOAD).is_ok()
+    /// Whether this process has mapped the library and, as far as the library tells it, started the driver.
+    /// Elsewhere there is no device memory. It starts nothing.
+    pub(crate) fn find_started(api: Api, library: Option<&Path>) -> bool {
+        let Ok(handle) = open(&places(api, library), MAPPED) else { return false };
+        if api == Api::Hip {
+            return true;
+        }
+        // SAFETY: `handle` came from `dlopen`.
+        let symbol = unsafe { find(handle, "cuDeviceGetCount\0") };
+        // SAFETY: a function of this name has this signature; null becomes `None`.
+        let count = unsafe {
+            std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn(*mut c_int) -> c_int>>(symbol)
+        };
+        let mut devices = 0;
+        // SAFETY: writes one number. It may be called before the driver was started, and says so.
+        count.is_none_or(|count| unsafe { count(&raw mut devices) } != NOT_INITIALIZED)
     }
 
     fn start(&mut self) -> Result<i32, NoGpu> {
@@ -406,9 +425,18 @@ fn places(api: Api, library: Option<&Path>) -> Vec<PathBuf> {
     names.iter().map(PathBuf::from).collect()
 }
 
-fn open(api: Api, library: Option<&Path>, flags: c_int) -> Result<*mut c_void, String> {
+/// Finds a library only if the process has mapped it.
+const MAPPED: c_int = libc::RTLD_NOW | libc::RTLD_NOLOAD;
+
+/// The library that the process has mapped already, whichever of the places it is, before any other: two
+/// copies of a driver's library in one process do not know each other's memory.
+fn open_once(places: &[PathBuf]) -> Result<*mut c_void, String> {
+    open(places, MAPPED).or_else(|_| open(places, libc::RTLD_NOW | libc::RTLD_LOCAL))
+}
+
+fn open(places: &[PathBuf], flags: c_int) -> Result<*mut c_void, String> {
     let mut why = String::new();
-    for place in places(api, library) {
+    for place in places {
         let Ok(name) = CString::new(place.as_os_str().as_bytes()) else {
             return Err("its path has a zero byte".to_owned());
         };
@@ -455,6 +483,16 @@ mod tests {
             let loaded = Driver::load(api, Some(Path::new("libc.so.6"))).map(|_| ());
             assert_eq!(loaded, Err(NoGpu::OldLibrary { vendor: api.vendor(), function }));
         }
+    }
+
+    #[test]
+    fn a_library_that_is_mapped_goes_before_one_that_is_not() {
+        // A library of every host with the C library, which nothing maps, and the C library.
+        let places = ["libanl.so.1", "libc.so.6"].map(PathBuf::from);
+        let mapped = open(&places[1..], MAPPED);
+        assert!(mapped.is_ok());
+        assert_eq!(open_once(&places), mapped);
+        assert_eq!(open(&places, MAPPED), mapped, "the other library is not mapped");
     }
 
     #[test]

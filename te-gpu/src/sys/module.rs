@@ -6,7 +6,8 @@ use std::sync::Arc;
 use te_core::{Error, ErrorKind};
 
 use super::abi::{DevicePtr, Opaque};
-use super::device::{Device, twice};
+use super::buffer::copy_in;
+use super::device::Device;
 use crate::kernel::{COPY1, COPY16, PTX};
 
 /// Where one channel's ticket begins after another's: they do not share a cache line.
@@ -42,8 +43,7 @@ impl Kernels {
         // SAFETY: writes one address.
         device.check(unsafe { (driver.mem_alloc)(&raw mut kernels.tickets, 2 * TICKET_BYTES) })?;
         let zeroes = [0_u8; 2 * TICKET_BYTES];
-        // SAFETY: device memory of that length; the call returns when the bytes are there.
-        device.check(unsafe { (driver.copy_in)(kernels.tickets, zeroes.as_ptr().cast(), zeroes.len()) })?;
+        copy_in(device, kernels.tickets, &zeroes)?;
         Ok(kernels)
     }
 
@@ -62,11 +62,11 @@ impl Drop for Kernels {
         let driver = &self.device.driver;
         if self.tickets != 0 {
             // SAFETY: allocated in `load`; no kernel runs any more.
-            twice(|| unsafe { (driver.mem_free)(self.tickets) });
+            self.device.gave_back("memory", unsafe { (driver.mem_free)(self.tickets) });
         }
         if let Some(unload) = driver.module_unload {
             // SAFETY: loaded in `load`; no kernel runs any more.
-            twice(|| unsafe { unload(self.module) });
+            self.device.gave_back("a module", unsafe { unload(self.module) });
         }
     }
 }

@@ -107,6 +107,10 @@ impl Gate {
 
     /// The transfer is complete, or has failed: streams that were held go on. Never blocks.
     pub fn open(&mut self) {
+        // A fork has no streams that wait, and the page is not mapped there.
+        if self.page.device.is_forked() {
+            return;
+        }
         self.page.pinned.word(self.word).store(self.next, Ordering::Release);
         self.next += 1;
     }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use te_core::{Error, ErrorKind};
 
 use super::abi::{
-    Api, DevicePtr, INVALID_VALUE, MEMORY_TYPE_DEVICE, POINTER_ALLOWED_HANDLE_TYPES, POINTER_BUFFER_ID,
-    POINTER_DEVICE_ORDINAL, POINTER_IS_GPU_DIRECT_RDMA_CAPABLE, POINTER_IS_LEGACY_IPC_CAPABLE,
-    POINTER_IS_MANAGED, POINTER_MAPPING_BASE, POINTER_MAPPING_SIZE, POINTER_MEMORY_BLOCK_ID,
-    POINTER_MEMORY_TYPE, POINTER_RANGE_SIZE, POINTER_RANGE_START, SUCCESS,
+    Api, DevicePtr, INVALID_VALUE, MEMORY_TYPE_DEVICE, Opaque, POINTER_ALLOWED_HANDLE_TYPES,
+    POINTER_BUFFER_ID, POINTER_CONTEXT, POINTER_DEVICE_ORDINAL, POINTER_IS_GPU_DIRECT_RDMA_CAPABLE,
+    POINTER_IS_LEGACY_IPC_CAPABLE, POINTER_IS_MANAGED, POINTER_MAPPING_BASE, POINTER_MAPPING_SIZE,
+    POINTER_MEMORY_BLOCK_ID, POINTER_MEMORY_TYPE, POINTER_RANGE_SIZE, POINTER_RANGE_START, SUCCESS,
 };
 use super::device::{Device, error_of};
 use super::load::Driver;
@@ -24,9 +24,14 @@ pub(crate) struct Found {
     /// The allocation, or the reserved range that the mapping lies in.
     pub(crate) start: DevicePtr,
     pub(crate) bytes: usize,
-    /// The mapping that has the address; the allocation where the driver does not tell them apart.
+    /// The part of the allocation that the mapping of the address has; the allocation where the driver does
+    /// not tell them apart.
     pub(crate) mapping: DevicePtr,
     pub(crate) mapping_bytes: usize,
+    /// The whole mapping, which several small allocations may share.
+    pub(crate) whole: (DevicePtr, usize),
+    /// The context that it was allocated in; 0: it belongs to none, or the driver does not tell.
+    pub(crate) context: usize,
     /// Whether it is memory of `cuMemAlloc`.
     pub(crate) is_legacy: bool,
     pub(crate) handle_types: u32,
@@ -50,14 +55,17 @@ pub(crate) fn find(driver: &Driver, at: DevicePtr) -> Result<Option<Found>, Erro
     let (mut kind, mut managed, mut ordinal, mut legacy) = (0_u32, 0_u32, -1_i32, 0_i32);
     let (mut start, mut bytes, mut handle_types, mut gpu_direct) = (0_u64, 0_usize, 0_u32, 0_i32);
     let (mut buffer, mut mapping_bytes, mut mapping, mut block) = (0_u64, 0_usize, 0_u64, 0_u64);
-    // Those of both interfaces come first, then those of every CUDA driver.
-    let asked: [(c_int, *mut c_void); 12] = [
+    let mut context: Opaque = std::ptr::null_mut();
+    // Those of both interfaces come first, then those of every CUDA driver. HIP has the attribute of the
+    // size, but writes 32 bits of it.
+    let asked: [(c_int, *mut c_void); 13] = [
         (POINTER_MEMORY_TYPE, (&raw mut kind).cast()),
         (POINTER_IS_MANAGED, (&raw mut managed).cast()),
         (POINTER_DEVICE_ORDINAL, (&raw mut ordinal).cast()),
+        (POINTER_BUFFER_ID, (&raw mut buffer).cast()),
         (POINTER_RANGE_START, (&raw mut start).cast()),
         (POINTER_RANGE_SIZE, (&raw mut bytes).cast()),
-        (POINTER_BUFFER_ID, (&raw mut buffer).cast()),
+        (POINTER_CONTEXT, (&raw mut context).cast()),
         (POINTER_IS_LEGACY_IPC_CAPABLE, (&raw mut legacy).cast()),
         (POINTER_ALLOWED_HANDLE_TYPES, (&raw mut handle_types).cast()),
         (POINTER_IS_GPU_DIRECT_RDMA_CAPABLE, (&raw mut gpu_direct).cast()),
@@ -72,10 +80,10 @@ pub(crate) fn find(driver: &Driver, at: DevicePtr) -> Result<Option<Found>, Erro
         unsafe { (driver.pointer_attributes)(count, names.as_ptr(), places.as_ptr(), at) }
     };
     let code = match driver.api {
-        Api::Hip => ask(6),
-        Api::Cuda => match ask(12) {
+        Api::Hip => ask(4),
+        Api::Cuda => match ask(13) {
             // A driver that does not know one of the attributes refuses all.
-            INVALID_VALUE => ask(9),
+            INVALID_VALUE => ask(10),
             code => code,
         },
     };
@@ -83,18 +91,34 @@ pub(crate) fn find(driver: &Driver, at: DevicePtr) -> Result<Option<Found>, Erro
         return Err(error_of(code));
     }
     let Ok(ordinal) = u16::try_from(ordinal) else { return Ok(None) };
-    if kind != MEMORY_TYPE_DEVICE || managed != 0 || bytes == 0 {
+    if kind != MEMORY_TYPE_DEVICE || managed != 0 {
+        return Ok(None);
+    }
+    if driver.api == Api::Hip {
+        // SAFETY: writes two numbers; the address is not accessed.
+        let code = unsafe { (driver.address_range)(&raw mut start, &raw mut bytes, at) };
+        if code != SUCCESS {
+            return Err(error_of(code));
+        }
+    }
+    if bytes == 0 {
         return Ok(None);
     }
     if mapping_bytes == 0 {
         (mapping, mapping_bytes) = (start, bytes);
     }
+    let whole = (mapping, mapping_bytes);
+    let end = mapping.saturating_add(mapping_bytes as u64).min(start.saturating_add(bytes as u64));
+    mapping = mapping.max(start);
+    let Some(mapping_bytes) = end.checked_sub(mapping) else { return Ok(None) };
     Ok(Some(Found {
         ordinal,
         start,
         bytes,
         mapping,
-        mapping_bytes,
+        mapping_bytes: mapping_bytes as usize,
+        whole,
+        context: context.addr(),
         // HIP does not report it, and its IPC takes the base of any allocation.
         is_legacy: legacy != 0 || driver.api == Api::Hip,
         handle_types,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use te_core::{Error, ErrorKind, MemSpan};
 
 use super::abi::{DevicePtr, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
-use super::device::{Device, twice};
+use super::device::Device;
 
 const HUGE_PAGE: usize = 2 << 20;
 /// `MPOL_PREFERRED` of mbind(2).
@@ -50,6 +50,16 @@ impl Pinned {
 
     pub(crate) fn span(&self) -> MemSpan {
         self.span
+    }
+
+    /// The host's address of the byte at `offset`.
+    pub(crate) fn by_host(&self, offset: usize) -> DevicePtr {
+        self.span.as_ptr().expose_provenance() as u64 + offset as u64
+    }
+
+    /// The device's address of the byte that has this address on the host.
+    pub(crate) fn to_device(&self, by_host: DevicePtr) -> DevicePtr {
+        by_host - self.by_host(0) + self.by_device
     }
 
     /// The address that the device has for the byte at `offset`.
@@ -95,11 +105,10 @@ impl Drop for Pinned {
         }
         let Ok(_entered) = self.device.enter_to_free() else { return };
         // SAFETY: registered in `new`; nothing of the device uses it any more.
-        let code = twice(|| unsafe { (self.device.driver.host_unregister)(self.span.as_ptr().cast()) });
-        match code {
-            super::abi::SUCCESS => unmap(self.span),
-            // The driver may still have it: the pages stay.
-            code => log::error!("{}: page-locked memory is lost: {code}", self.device.info.location),
+        let code = unsafe { (self.device.driver.host_unregister)(self.span.as_ptr().cast()) };
+        // After an error the driver may still have it: the pages stay.
+        if self.device.gave_back("page-locked memory", code) {
+            unmap(self.span);
         }
     }
 }

@@ -12,16 +12,21 @@ use super::abi::{
 use super::device::Device;
 use super::pointer::Found;
 
-/// What drivers want dma-bufs to begin and end at.
-const PAGE: u64 = 4_096;
+/// What drivers want dma-bufs to begin and end at: pages of the host.
+fn page() -> u64 {
+    // SAFETY: reads a constant of the system.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).ok().filter(|bytes| *bytes > 0).unwrap_or(4_096)
+}
 
 /// A dma-buf over the whole pages of the mapping, and where `at` is in it.
 pub(crate) fn dmabuf(device: &Device, found: &Found, at: DevicePtr) -> Result<(OwnedFd, u64), Error> {
     let export = device.driver.range_handle.ok_or(ErrorKind::Unsupported)?;
     let _entered = device.enter()?;
     sync_memops(device, at);
-    let from = found.mapping / PAGE * PAGE;
-    let end = (found.mapping + found.mapping_bytes as u64).next_multiple_of(PAGE);
+    let (mapping, bytes) = found.whole;
+    let from = mapping / page() * page();
+    let end = (mapping + bytes as u64).next_multiple_of(page());
     let mut fd: c_int = -1;
     // SAFETY: the driver writes a file descriptor, which has the size of `fd`, and checks the range.
     let code = unsafe { export((&raw mut fd).cast(), from, (end - from) as usize, RANGE_HANDLE_DMA_BUF, 0) };

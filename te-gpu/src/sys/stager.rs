@@ -14,7 +14,7 @@ use super::module::{Kernels, TICKET_BYTES};
 use super::pointer;
 use super::ring::{Pinned, Spare};
 use crate::config::Config;
-use crate::flight::LAUNCHES_PER_START;
+use crate::flight::{ENTRIES_MAX, LAUNCHES_PER_START};
 use crate::plan::{LARGE_BYTES, Offer, Path, Plan};
 use crate::slots::Slots;
 
@@ -29,6 +29,8 @@ const TRIAL: Duration = Duration::from_millis(500);
 /// after memory was registered anywhere in the process.
 struct Known {
     ranges: [(DevicePtr, DevicePtr); KNOWN_MAX],
+    /// Whether each is memory of another context: the kernel does not copy it.
+    foreign: [bool; KNOWN_MAX],
     next: usize,
     /// Counts registrations: memory can only be freed, and something else come to its address, when a region
     /// was deregistered and another one registered.
@@ -37,23 +39,27 @@ struct Known {
 }
 
 impl Known {
-    fn has(&mut self, device: &Device, at: DevicePtr, len: usize) -> bool {
+    /// Whether these bytes are memory of the device, and then whether they are of another context.
+    fn find(&mut self, device: &Device, at: DevicePtr, len: usize) -> Option<bool> {
         let now = self.registrations.load(Ordering::Relaxed);
         if self.as_of != now {
             (self.as_of, self.ranges) = (now, [(0, 0); KNOWN_MAX]);
         }
-        let Some(end) = at.checked_add(len as u64) else { return false };
-        if self.ranges.iter().any(|(from, to)| *from <= at && end <= *to) {
-            return true;
+        let end = at.checked_add(len as u64)?;
+        if let Some(nth) = self.ranges.iter().position(|(from, to)| *from <= at && end <= *to) {
+            return Some(self.foreign[nth]);
         }
-        let mut all_here = true;
+        let (mut all_here, mut any_foreign) = (true, false);
         let walked = pointer::walk(&device.driver, at, len, |found| {
             all_here &= found.ordinal == device.info.ordinal;
             let range = (found.mapping, found.mapping + found.mapping_bytes as u64);
+            let is_foreign = !device.is_own_context(found.context);
+            any_foreign |= is_foreign;
+            self.foreign[self.next] = is_foreign;
             self.ranges[self.next] = if all_here { range } else { (0, 0) };
             self.next = (self.next + 1) % KNOWN_MAX;
         });
-        walked.is_ok() && all_here
+        (walked.is_ok() && all_here).then_some(any_foreign)
     }
 }
 
@@ -90,6 +96,8 @@ pub(crate) struct GpuStager {
     slots: Slots,
     slot_bytes: u32,
     known: Known,
+    /// Whether any hop of this call of `start` has memory of another context.
+    any_foreign: bool,
     group: Group,
     plan: Plan,
     blocks_max: u32,
@@ -142,7 +150,14 @@ impl GpuStager {
             spare: Spare::new(ring_bytes)?,
             slots: Slots::new(count),
             slot_bytes: config.slot_bytes,
-            known: Known { ranges: [(0, 0); KNOWN_MAX], next: 0, registrations, as_of },
+            known: Known {
+                ranges: [(0, 0); KNOWN_MAX],
+                foreign: [false; KNOWN_MAX],
+                next: 0,
+                registrations,
+                as_of,
+            },
+            any_foreign: false,
             group: Group::new(hops_max),
             plan: Plan::new(config.table().ok().flatten().unwrap_or_default(), Offer::default()),
             blocks_max: config.blocks_max,
@@ -247,8 +262,8 @@ impl GpuStager {
                 self.pinned.put(skip + at, pattern(at));
                 self.pinned.put(half + skip + at, 0_u8);
             }
-            let (here, there) = (self.pinned.by_device(skip), scratch.at + skip_there);
-            let back = self.pinned.by_device(half + skip);
+            let (here, there) = (self.pinned.by_host(skip), scratch.at + skip_there);
+            let back = self.pinned.by_host(half + skip);
             for (channel, to, from) in [(0, there, here), (1, back, there)] {
                 self.group.clear();
                 self.group.add(to, from, len, Token(0));
@@ -303,6 +318,8 @@ impl GpuStager {
     ) -> Option<Duration> {
         let device = Arc::clone(&self.device);
         let _entered = device.enter().ok()?;
+        // No call starts more.
+        let count = count.min((ENTRIES_MAX - LAUNCHES_PER_START) as u32);
         let cells = (self.ring_bytes() / bytes as usize) as u32;
         if cells == 0 || count as usize > self.channels[channel_of(direction)].room() {
             return None;
@@ -310,7 +327,7 @@ impl GpuStager {
         self.group.clear();
         for nth in 0..count {
             let at = (nth % cells) as usize * bytes as usize;
-            let (here, there) = (self.pinned.by_device(at), scratch.at + at as u64);
+            let (here, there) = (self.pinned.by_host(at), scratch.at + at as u64);
             let (to, from) = if direction == HopDirection::ToDevice { (there, here) } else { (here, there) };
             self.group.add(to, from, bytes as usize, Token(0));
         }
@@ -333,14 +350,15 @@ impl GpuStager {
             return Err(ErrorKind::OutOfRange.into());
         }
         let at = hop.device.as_ptr().addr() as DevicePtr;
-        match self.known.has(&self.device, at, hop.device.len()) {
-            true => Ok(()),
-            false => Err(ErrorKind::InvalidArgument.into()),
-        }
+        let is_foreign =
+            self.known.find(&self.device, at, hop.device.len()).ok_or(ErrorKind::InvalidArgument)?;
+        self.any_foreign |= is_foreign;
+        Ok(())
     }
 
     /// The hops that can be started now: how many, and of each channel.
     fn admit(&mut self, hops: &[Hop]) -> Result<usize, Error> {
+        self.any_foreign = false;
         let mut room = [self.channels[0].room(), self.channels[1].room()];
         for (nth, hop) in hops.iter().enumerate() {
             match self.check(hop) {
@@ -364,7 +382,7 @@ impl GpuStager {
         group.clear();
         for hop in hops.iter().filter(|hop| hop.direction == direction) {
             let offset = hop.slot as usize * *slot_bytes as usize + hop.offset as usize;
-            let here = pinned.by_device(offset);
+            let here = pinned.by_host(offset);
             let there = hop.device.as_ptr().addr() as DevicePtr;
             if Class::of(hop.device.len(), here, there) == class {
                 let (to, from) = if channel == 0 { (there, here) } else { (here, there) };
@@ -372,7 +390,13 @@ impl GpuStager {
             }
         }
         if group.count() > 0 {
-            let path = self.plan.choose(direction, self.group.count(), self.group.bytes());
+            let offer = self.plan.offer();
+            // A fault in memory of another context would be a fault of ours.
+            let plan = match self.any_foreign {
+                true => Plan::new(self.plan.table(), Offer { kernel: false, ..offer }),
+                false => self.plan,
+            };
+            let path = plan.choose(direction, self.group.count(), self.group.bytes());
             // The hops end with the error.
             let _told_by_the_hops = self.launch(channel, path);
         }
@@ -492,7 +516,7 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         if let Ok(_entered) = self.device.enter_to_free() {
             // SAFETY: allocated in `new`; its owner has waited for its copies.
-            super::device::twice(|| unsafe { (self.device.driver.mem_free)(self.at) });
+            self.device.gave_back("memory", unsafe { (self.device.driver.mem_free)(self.at) });
         }
     }
 }

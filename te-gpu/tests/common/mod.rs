@@ -166,6 +166,16 @@ impl Fake {
         self.number("fake_context")
     }
 
+    /// Calls that gave back what was not there.
+    pub(crate) fn wrong(&self) -> u64 {
+        self.number("fake_wrong")
+    }
+
+    /// How the thread's calls act on captures: 0, globally.
+    pub(crate) fn capture_mode(&self) -> u64 {
+        self.number("fake_capture_mode")
+    }
+
     /// Objects that were not given back.
     pub(crate) fn live(&self) -> u64 {
         self.number("fake_live")
