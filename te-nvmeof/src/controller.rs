@@ -34,8 +34,9 @@ pub(crate) enum Admin {
     Reset(u32),
     /// Abort of an abandoned command; what comes of it does not matter.
     Abort,
-    /// A client's reservation key, and the superblock of an adopted range, by the index of the remote region.
-    Register(u32),
+    /// A client's reservation key, by the index of the remote region, and whether it replaces another.
+    Register(u32, bool),
+    /// The superblock of an adopted range, by the index of the remote region.
     Superblock(u32),
     /// A step of the owner of an adopted range, by the index of its region.
     Owner(u32),

@@ -11,7 +11,7 @@ use super::owner::{keys, register_client};
 use super::peer::{Association, Check, Checking, Phase, QueueConnection};
 use super::slices::PieceEnd;
 use super::{Answer, Initiator};
-use crate::command::{CONTROLLER_ANY, Sqe, Status, connect_data};
+use crate::command::{AT_SUBSYSTEM, CONTROLLER_ANY, Sqe, Status, connect_data};
 use crate::context::{Context, Watched};
 use crate::controller::{self, Admin, Expected, Life, Next};
 use crate::export::{host_id, host_nqn};
@@ -189,7 +189,7 @@ impl Initiator {
         let error = answer.status.error();
         match answer.what {
             Admin::Connect if answer.qid > 0 => match error {
-                Some(_) => Err(self.refusal(index, answer.status)),
+                Some(_) => Err(self.refusal(&answer)),
                 None => {
                     self.queue_is_up(index, cx);
                     Ok(())
@@ -219,8 +219,12 @@ impl Initiator {
                 self.reset_answered(index, number, answer, cx);
                 Ok(())
             }
-            Admin::Register(remote) => {
+            Admin::Register(remote, replaced) => {
                 match error {
+                    // Another key of ours is registered.
+                    Some(_) if !replaced && answer.status == Status::RESERVATION_CONFLICT => {
+                        self.register(index, remote, true, cx);
+                    }
                     Some(error) => self.checked(index, remote, Err(error), cx),
                     None => self.after_register(index, remote, cx),
                 }
@@ -230,16 +234,19 @@ impl Initiator {
                 self.owner_answered(region, answer, cx);
                 Ok(())
             }
-            _ if error.is_some() => Err(self.refusal(index, answer.status)),
+            _ if error.is_some() => Err(self.refusal(&answer)),
             what => self.next_step(index, what, answer.result, cx),
         }
     }
 
     /// The error of an association that the target refused.
-    fn refusal(&self, index: u32, status: Status) -> Error {
-        let ours = self.peers.get(index).is_some_and(|peer| peer.ours);
+    fn refusal(&self, answer: &Answer) -> Error {
+        let (status, ours) = (answer.status, self.peers.get(answer.peer).is_some_and(|peer| peer.ours));
+        // Only a target that does not know the subsystem is another incarnation. Any other parameter may be
+        // wrong while the old one lives.
+        let other = answer.what == Admin::Connect && answer.qid == 0 && answer.result == AT_SUBSYSTEM;
         let kind = match status {
-            Status::CONNECT_PARAMETERS if ours => ErrorKind::PeerRestarted,
+            Status::CONNECT_PARAMETERS if ours && other => ErrorKind::PeerRestarted,
             Status::CONNECT_HOST if ours => ErrorKind::Expelled,
             _ => ErrorKind::PeerDead,
         };
@@ -368,13 +375,19 @@ impl Initiator {
     fn after_blocks(&mut self, index: u32, remote: u32, cx: &mut Context<'_>) {
         let Some(of) = self.remotes.get(remote) else { return };
         let Some(peer) = self.peers.get_mut(index) else { return };
-        let (nsid, own) = (of.ext.place.nsid, self.identity);
+        let nsid = of.ext.place.nsid;
         if of.ext.place.reserved && !peer.registered.contains(&nsid) {
             peer.registered.push(nsid);
-            self.send_io(index, Admin::Register(remote), &keys(0, own), register_client(nsid), cx);
+            self.register(index, remote, false, cx);
         } else {
             self.after_register(index, remote, cx);
         }
+    }
+
+    fn register(&mut self, index: u32, remote: u32, replace: bool, cx: &mut Context<'_>) {
+        let Some(nsid) = self.remotes.get(remote).map(|of| of.ext.place.nsid) else { return };
+        let (what, data) = (Admin::Register(remote, replace), keys(0, self.identity));
+        self.send_io(index, what, &data, register_client(nsid, replace), cx);
     }
 
     fn after_register(&mut self, index: u32, remote: u32, cx: &mut Context<'_>) {
@@ -387,7 +400,7 @@ impl Initiator {
 
     /// Reads the first granule of an adopted range, on an I/O queue.
     fn read_superblock(&mut self, index: u32, remote: u32, block: u32, cx: &mut Context<'_>) {
-        let len = block.max(4_096);
+        let len = block;
         let of = self.peers.get(index).and_then(|peer| peer.association.as_ref());
         let queue = of.and_then(|association| association.queues.get(1).copied());
         let place = self.remotes.get(remote).map(|of| (of.ext.place.nsid, of.ext.place.first));
@@ -570,6 +583,10 @@ impl Initiator {
                 self.fail_association(index, ErrorKind::PeerDead.into(), cx);
             } else {
                 next.note(Some(association.deadline));
+                let admin = association.queues.first().and_then(|at| self.queues.get(*at));
+                if admin.is_some_and(|queue| queue.phase == Phase::Up) {
+                    self.keep_alive(index, next, cx);
+                }
             }
             return;
         }
@@ -582,7 +599,14 @@ impl Initiator {
         if owes {
             next.note(Some(association.last_heard + silence));
         }
-        if now >= association.keep_alive_at {
+        self.keep_alive(index, next, cx);
+    }
+
+    /// Sends Keep Alive when it is due.
+    fn keep_alive(&mut self, index: u32, next: &mut Earliest, cx: &mut Context<'_>) {
+        let association = self.peers.get(index).and_then(|peer| peer.association.as_ref());
+        let Some(association) = association else { return };
+        if cx.now() >= association.keep_alive_at {
             let again = cx.after_ms(cx.config.keep_alive_ms / 3);
             if let Some(association) = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut()) {
                 association.keep_alive_at = again;

@@ -58,8 +58,20 @@ pub(crate) struct Played {
     pub(crate) keep_alives: usize,
     /// The last TermReq.
     pub(crate) term: Option<pdu::Fatal>,
+    /// How Connect is answered, by the queue's number; `None` accepts.
+    pub(crate) refuses: fn(u32) -> Option<(Status, u64)>,
+    /// Connect of I/O queues gets no answer.
+    pub(crate) stalls: bool,
+    /// Aborts get no answer.
+    pub(crate) keeps_aborts: bool,
+    /// Namespaces have reservations: answers a command, by its opcode, its dword 10 and its keys.
+    pub(crate) reserve: Option<Reserve>,
+    /// What Reservation Report says.
+    pub(crate) report: Vec<u8>,
     controllers: u16,
 }
+
+pub(crate) type Reserve = Box<dyn FnMut(u8, u32, &[u8]) -> Option<Status>>;
 
 impl Played {
     pub(crate) fn new() -> Self {
@@ -82,6 +94,11 @@ impl Played {
             resets: Vec::new(),
             keep_alives: 0,
             term: None,
+            refuses: |_| None,
+            stalls: false,
+            keeps_aborts: false,
+            reserve: None,
+            report: vec![0; 4_096],
             controllers: 0,
         }
     }
@@ -245,7 +262,14 @@ impl Played {
         let cid = sqe.cid.get();
         match (sqe.opcode, sqe.fabrics_type()) {
             (admin::FABRICS, fabrics::CONNECT) => {
-                if sqe.dword(10) >> 16 == 0 {
+                let qid = sqe.dword(10) >> 16;
+                if let Some((status, result)) = (self.refuses)(qid) {
+                    return self.respond(at, cid, status, result);
+                }
+                if qid > 0 && self.stalls {
+                    return;
+                }
+                if qid == 0 {
                     self.controllers += 1;
                 }
                 self.respond(at, cid, Status::SUCCESS, self.controllers.into());
@@ -260,12 +284,24 @@ impl Played {
                 self.keep_alives += 1;
                 self.respond(at, cid, Status::SUCCESS, 0);
             }
+            (admin::ABORT, _) if self.keeps_aborts => {}
             (admin::ABORT, _) => self.respond(at, cid, Status::SUCCESS, 1),
             (admin::IDENTIFY, _) => self.identify(at, &sqe),
             (admin::CROSS_CONTROLLER_RESET, _) => {
                 self.resets.push((sqe.dword(10) as u16, sqe.qword(12)));
                 let (status, result) = self.reset_answer;
                 self.respond(at, cid, status, result);
+            }
+            (io::RESERVATION_REPORT, _) => {
+                let report = self.report.clone();
+                self.send_data(at, cid, 0, &report, FLAG_LAST);
+                self.respond(at, cid, Status::SUCCESS, 0);
+            }
+            (io::RESERVATION_REGISTER | io::RESERVATION_ACQUIRE, _) if self.reserve.is_some() => {
+                let answer = self.reserve.as_mut().and_then(|of| of(sqe.opcode, sqe.dword(10), &data));
+                if let Some(status) = answer {
+                    self.respond(at, cid, status, 0);
+                }
             }
             (io::READ, _) if !self.holds => {
                 let (from, len) = range(&sqe);
@@ -287,13 +323,15 @@ impl Played {
         match sqe.dword(10) as u8 {
             cns::CONTROLLER => {
                 let random = 1_000 + u64::from(self.controllers);
-                let identity = Controller { instance_random: random, ..self.identity };
+                let reservations = self.reserve.is_some();
+                let identity = Controller { instance_random: random, reservations, ..self.identity };
                 identity.write("nqn.2014-08.org.example:played", &mut bytes);
             }
             cns::DESCRIPTORS => identify::write_identity(Self::nguid(), &mut bytes),
             _ => identify::Namespace {
                 blocks: self.memory.len() as u64 / u64::from(BLOCK),
                 block_bytes: BLOCK,
+                reservations: if self.reserve.is_some() { 0x7e } else { 0 },
                 ..identify::Namespace::default()
             }
             .write(&mut bytes),

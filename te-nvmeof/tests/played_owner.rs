@@ -1,0 +1,130 @@
+//! Owners and clients of a range of a played target, which answers reservations as targets of other vendors
+//! do.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use common::played::{BLOCK, Played};
+use common::{Node, REMOTE, write};
+use te_core::{Access, ErrorKind, ExpelMode, Memory, RegionId, Transport};
+use te_nvmeof::Config;
+use te_nvmeof::command::{Status, io};
+
+const BYTES: usize = 1 << 20;
+const ADOPTED: RegionId = RegionId::new(7, 1);
+const ACCESS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+/// The keys that a played target has registered, and the actions that it has carried out or refused.
+#[derive(Default)]
+struct Keys {
+    registered: Vec<u64>,
+    actions: Vec<&'static str>,
+}
+
+/// Reservations as the target of the Linux kernel has them: a key is replaced only where there is one.
+fn reserving(played: &mut Played) -> Rc<RefCell<Keys>> {
+    let keys = Rc::new(RefCell::new(Keys::default()));
+    let of = Rc::clone(&keys);
+    played.reserve = Some(Box::new(move |opcode, dword, data| {
+        let key = |at: usize| u64::from_le_bytes(data[at..at + 8].try_into().unwrap());
+        let mut of = of.borrow_mut();
+        let (current, second) = (key(0), key(8));
+        let (action, fine) = match (opcode, dword & 7) {
+            (io::RESERVATION_REGISTER, 0) => {
+                if !of.registered.contains(&second) {
+                    of.registered.push(second);
+                }
+                ("register", true)
+            }
+            (io::RESERVATION_REGISTER, _) => ("replace", of.registered.contains(&second)),
+            (_, 0) => ("acquire", of.registered.contains(&current)),
+            _ => {
+                let fine = of.registered.contains(&current) && of.registered.contains(&second);
+                of.registered.retain(|key| !fine || *key != second);
+                ("preempt", fine)
+            }
+        };
+        of.actions.push(action);
+        Some(if fine { Status::SUCCESS } else { Status::RESERVATION_CONFLICT })
+    }));
+    keys
+}
+
+fn adopted(played: &mut Played, owner: &mut Node) -> Result<Vec<u8>, ErrorKind> {
+    let whole = 0..32 * u64::from(BLOCK);
+    owner.transport.adopt(ADOPTED, &played.namespace(), whole, ACCESS, 1).unwrap();
+    let mut blob = vec![0; 1_024];
+    let mut end = Err(ErrorKind::Busy);
+    played.drive(owner, "the range is adopted", |_, owner| {
+        end = owner.transport.export(ADOPTED, &mut blob).map_err(|error| error.kind);
+        end != Err(ErrorKind::Busy)
+    });
+    blob.truncate(end?);
+    Ok(blob)
+}
+
+fn expelled(played: &mut Played, owner: &mut Node, victim: u64) -> Result<bool, ErrorKind> {
+    let mut end = Ok(false);
+    played.drive(owner, "the client is fenced, or not", |_, owner| {
+        end = owner.transport.expel(victim, ExpelMode::Force).map_err(|error| error.kind);
+        end != Ok(false)
+    });
+    end
+}
+
+#[test]
+fn a_target_that_replaces_no_key_that_is_not_there_is_used() {
+    let mut played = Played::new();
+    let keys = reserving(&mut played);
+    let mut owner = common::node(Config::default(), BYTES);
+    let blob = adopted(&mut played, &mut owner).unwrap();
+    assert_eq!(keys.borrow().actions, ["register", "acquire"]);
+    let mut client = common::node(Config::default(), BYTES);
+    client.transport.attach(REMOTE, &blob).unwrap();
+    client.submit(&[write(1, 0, 0, BLOCK)]);
+    played.drive(&mut client, "the WRITE", |_, client| client.ended(1).is_some());
+    assert_eq!(client.ended(1).unwrap().result, Ok(()));
+    assert_eq!(keys.borrow().registered, [owner.transport.identity(), client.transport.identity()]);
+}
+
+/// The key of a former life of the same host is replaced.
+#[test]
+fn a_key_of_before_is_replaced() {
+    let mut played = Played::new();
+    let actions = Rc::new(RefCell::new(Vec::new()));
+    let of = Rc::clone(&actions);
+    played.reserve = Some(Box::new(move |opcode, dword, _| {
+        of.borrow_mut().push((opcode, dword));
+        let refused = (opcode, dword & 7) == (io::RESERVATION_REGISTER, 0);
+        Some(if refused { Status::RESERVATION_CONFLICT } else { Status::SUCCESS })
+    }));
+    let mut owner = common::node(Config::default(), BYTES);
+    let blob = adopted(&mut played, &mut owner).unwrap();
+    let mut client = common::node(Config::default(), BYTES);
+    client.transport.attach(REMOTE, &blob).unwrap();
+    client.submit(&[write(1, 0, 0, BLOCK)]);
+    played.drive(&mut client, "the WRITE", |_, client| client.ended(1).is_some());
+    assert_eq!(client.ended(1).unwrap().result, Ok(()));
+    let register = io::RESERVATION_REGISTER;
+    let expected =
+        [(register, 0), (register, 10), (io::RESERVATION_ACQUIRE, 4 << 8), (register, 0), (register, 10)];
+    assert_eq!(*actions.borrow(), expected);
+}
+
+/// The target has restarted and has forgotten all keys: a conflict then is about the owner.
+#[test]
+fn an_owner_that_the_target_has_forgotten_registers_before_it_preempts() {
+    let mut played = Played::new();
+    let keys = reserving(&mut played);
+    let mut owner = common::node(Config::default(), BYTES);
+    adopted(&mut played, &mut owner).unwrap();
+    let (own, victim) = (owner.transport.identity(), 77);
+    *keys.borrow_mut() = Keys { registered: vec![victim], actions: Vec::new() };
+    assert_eq!(expelled(&mut played, &mut owner, victim), Ok(true));
+    assert_eq!(keys.borrow().actions, ["preempt", "register", "acquire", "preempt"]);
+    assert_eq!(keys.borrow().registered, [own], "the client has no key any more");
+    assert_eq!(expelled(&mut played, &mut owner, 78), Err(ErrorKind::Unsupported), "never registered");
+}
