@@ -138,6 +138,11 @@ impl Commands {
         !self.free.is_empty()
     }
 
+    /// Commands that there still is room for.
+    pub(crate) fn room(&self) -> usize {
+        self.free.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.free.len() == self.slots.len()
     }

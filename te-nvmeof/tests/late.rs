@@ -371,3 +371,42 @@ fn keep_alives_are_sent_before_the_queues_are_up() {
     client.submit(&[write(1, 0, 0, BLOCK)]);
     played.drive(&mut client, "two keep-alives", |played, _| played.keep_alives >= 2);
 }
+
+/// After a quiet time, a target is not blamed for having said nothing before a command was sent.
+#[test]
+fn silence_counts_from_the_command_that_is_owed() {
+    let mut played = Played::new();
+    let config = Config { peer_silence_ms_max: 1_000, keep_alive_ms: 9_000, ..Config::default() };
+    let mut client = client(config, &mut played, 0, true);
+    client.submit(&[write(1, 0, 0, BLOCK)]);
+    played.drive(&mut client, "the first WRITE", |_, client| client.ended(1).is_some());
+    for _ in 0..9 {
+        skip(Duration::from_millis(320));
+        for _ in 0..20 {
+            client.poll();
+            played.poll();
+        }
+    }
+    client.submit(&[write(2, 0, 0, BLOCK)]);
+    client.poll();
+    skip(Duration::from_millis(250));
+    client.poll();
+    client.poll();
+    played.drive(&mut client, "the second WRITE", |_, client| client.ended(2).is_some());
+    assert_eq!(client.ended(2).unwrap().result, Ok(()));
+    assert_eq!(client.transport.stats().associations_lost, 0);
+    assert!(played.keep_alives >= 2, "a quiet target is asked whether it lives");
+}
+
+/// A target that is polled rarely still notices that a host is silent.
+#[test]
+fn a_target_that_parks_ends_the_controller_of_a_silent_host() {
+    let (mut a, mut b) = common::pair(&Config { keep_alive_ms: 1_000, ..Config::default() }, BYTES);
+    a.submit(&[write(1, 0, 0, 4_096)]);
+    assert!(finish(&mut [&mut a, &mut b], 1).result.is_ok());
+    for _ in 0..10 {
+        skip(Duration::from_millis(150));
+        b.poll();
+    }
+    assert_eq!(b.transport.stats().expired, 1);
+}

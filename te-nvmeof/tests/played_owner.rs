@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use common::played::{BLOCK, Played};
-use common::{Node, REMOTE, write};
+use common::{Node, REMOTE, read, write};
 use te_core::{Access, ErrorKind, ExpelMode, Memory, RegionId, Transport};
 use te_nvmeof::Config;
 use te_nvmeof::command::{Status, io};
@@ -127,4 +127,43 @@ fn an_owner_that_the_target_has_forgotten_registers_before_it_preempts() {
     assert_eq!(keys.borrow().actions, ["preempt", "register", "acquire", "preempt"]);
     assert_eq!(keys.borrow().registered, [own], "the client has no key any more");
     assert_eq!(expelled(&mut played, &mut owner, 78), Err(ErrorKind::Unsupported), "never registered");
+}
+
+/// The check of a region finds its I/O queue full: it goes on once there is room.
+#[test]
+fn a_full_queue_delays_a_check() {
+    let mut played = Played::new();
+    let config = Config { queues: 1, queue_depth: 4, ..Config::default() };
+    let mut owner = common::node(config.clone(), BYTES);
+    let blob = adopted(&mut played, &mut owner).unwrap();
+    let mut client = common::node(config, BYTES);
+    let first = te_core::RemoteRegionId::new(5, 1);
+    client.transport.attach(first, &blob).unwrap();
+    let of = |slice| te_core::Slice { remote: te_core::RemoteOffset::new(first, 0), ..slice };
+    client.submit(&[of(read(1, 0, 0, BLOCK))]);
+    played.drive(&mut client, "the first READ", |_, client| client.ended(1).is_some());
+    // The queue of the adopted range's subsystem is full of another region of it.
+    let second = te_core::RemoteRegionId::new(6, 1);
+    client.transport.attach(second, &blob).unwrap();
+    played.holds = true;
+    for token in 10..14 {
+        client.submit(&[of(read(token, 0, 0, BLOCK))]);
+    }
+    played.drive(&mut client, "the READs arrive", |played, _| played.held.len() == 4);
+    let late = te_core::Slice { remote: te_core::RemoteOffset::new(second, 0), ..read(20, 0, 0, BLOCK) };
+    client.submit(&[late]);
+    for _ in 0..50 {
+        client.poll();
+        played.poll();
+        // timing: a check that fails has time to do so
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert!(client.ended(20).is_none(), "{:?}", client.ended(20));
+    played.holds = false;
+    for held in std::mem::take(&mut played.held) {
+        played.send_data(held.connection, held.cid(), 0, &[0; BLOCK as usize], te_nvmeof::pdu::FLAG_LAST);
+        played.respond(held.connection, held.cid(), Status::SUCCESS, 0);
+    }
+    played.drive(&mut client, "the READ", |_, client| client.ended(20).is_some());
+    assert_eq!(client.ended(20).unwrap().result, Ok(()));
 }

@@ -48,7 +48,7 @@ impl Initiator {
             life: Life::default(),
             deadline: cx.after_ms(cx.config.connect_ms_max),
             last_heard: now,
-            keep_alive_at: cx.after_ms(cx.config.keep_alive_ms / 3),
+            keep_alive_at: cx.after_ms(keep_alive_pause_ms(cx)),
             transfer_bytes: cx.config.transfer_bytes_max,
             in_capsule_bytes: 0,
             collected: Box::new([0; IDENTIFY_BYTES]),
@@ -150,25 +150,43 @@ impl Initiator {
         Ok(())
     }
 
-    /// Sends a command on the admin queue. Does nothing when the queue is full.
+    /// Sends a command on the admin queue. False when the queue is full: the peer is worked on again later.
     pub(super) fn send_admin(
         &mut self,
         index: u32,
         what: Admin,
         sqe: impl FnOnce(u16) -> Sqe,
         cx: &mut Context<'_>,
-    ) {
+    ) -> bool {
+        self.begins_to_owe(index, cx);
         let association = self.peers.get(index).and_then(|peer| peer.association.as_ref());
         let Some(at) = association.and_then(|association| association.queues.first().copied()) else {
-            return;
+            return false;
         };
-        let Some(queue) = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(1)) else { return };
         let command = Command::new(Purpose::Admin(what), 0, None, 0);
-        let Some((_, cid)) = queue.commands.insert(command) else { return };
+        let queue = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(1));
+        let Some((queue, (_, cid))) =
+            queue.and_then(|queue| queue.commands.insert(command).map(|names| (queue, names)))
+        else {
+            self.starve(index);
+            return false;
+        };
         let head = pdu::command(sqe(cid), 0, queue.stream.agreed);
         queue.stream.push(head.bytes());
         if let Err(error) = self.flush_index(at, cx) {
             self.fail_association(index, error, cx);
+        }
+        true
+    }
+
+    /// A command is about to be sent: where no other has no response, the target's silence counts from now.
+    pub(super) fn begins_to_owe(&mut self, index: u32, cx: &mut Context<'_>) {
+        let association = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut());
+        let Some(association) = association else { return };
+        let mut queues = association.queues.iter().filter_map(|at| self.queues.get(*at));
+        if queues.all(|queue| queue.commands.is_empty()) {
+            association.last_heard = cx.now();
+            cx.timers.changed();
         }
     }
 
@@ -262,7 +280,9 @@ impl Initiator {
             peer.contact.welcomed(association.address);
         }
         match next {
-            Next::Send(step) => self.send_admin(index, step, |cid| controller::sqe_of(step, cid, queues), cx),
+            Next::Send(step) => {
+                self.send_admin(index, step, |cid| controller::sqe_of(step, cid, queues), cx);
+            }
             Next::Open(count) => {
                 let identity = association.life.identity;
                 let limit = identity.transfer_bytes_max.unwrap_or(u32::MAX);
@@ -332,7 +352,19 @@ impl Initiator {
                 sqe
             }
         };
-        self.send_admin(index, step, sqe, cx);
+        if !self.send_admin(index, step, sqe, cx) {
+            self.check_later(index, at);
+        }
+    }
+
+    /// A step of a check could not be sent: the check begins anew once there is room.
+    fn check_later(&mut self, index: u32, remote: u32) {
+        self.starve(index);
+        let Some(peer) = self.peers.get_mut(index) else { return };
+        if let Some(association) = &mut peer.association {
+            association.checking = None;
+        }
+        peer.checks.push_front(remote);
     }
 
     fn expected(&self, remote: u32, cx: &Context<'_>) -> Option<Expected> {
@@ -387,7 +419,9 @@ impl Initiator {
     fn register(&mut self, index: u32, remote: u32, replace: bool, cx: &mut Context<'_>) {
         let Some(nsid) = self.remotes.get(remote).map(|of| of.ext.place.nsid) else { return };
         let (what, data) = (Admin::Register(remote, replace), keys(0, self.identity));
-        self.send_io(index, what, &data, register_client(nsid, replace), cx);
+        if !self.send_io(index, what, &data, register_client(nsid, replace), cx) {
+            self.check_later(index, remote);
+        }
     }
 
     fn after_register(&mut self, index: u32, remote: u32, cx: &mut Context<'_>) {
@@ -411,10 +445,13 @@ impl Initiator {
         let Some(lba) = before.map(|before| before / u64::from(block)) else {
             return self.checked(index, remote, Err(ErrorKind::Unsupported.into()), cx);
         };
-        let Some(queue) = self.queues.get_mut(at) else { return };
+        self.begins_to_owe(index, cx);
         let command = Command::new(Purpose::Admin(Admin::Superblock(remote)), 0, None, 0);
-        let Some((_, cid)) = queue.commands.insert(command) else {
-            return self.checked(index, remote, Err(ErrorKind::Full.into()), cx);
+        let queue = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(1));
+        let Some((queue, (_, cid))) =
+            queue.and_then(|queue| queue.commands.insert(command).map(|names| (queue, names)))
+        else {
+            return self.check_later(index, remote);
         };
         let sqe = controller::superblock_sqe(cid, nsid, lba, len, block);
         queue.stream.push(pdu::command(sqe, 0, queue.stream.agreed).bytes());
@@ -461,14 +498,16 @@ impl Initiator {
     /// Sends the next reset, if none is under way.
     pub(super) fn begin_resets(&mut self, index: u32, cx: &mut Context<'_>) {
         let Some(peer) = self.peers.get_mut(index) else { return };
-        let Some(association) = peer.association.as_mut().filter(|of| of.up && !of.resetting) else { return };
+        let Some(association) = peer.association.as_ref().filter(|of| of.up && !of.resetting) else { return };
         if association.life.identity.resets_max == 0 {
             return;
         }
         let Some(doubt) = peer.doubts.to_reset() else { return };
-        association.resetting = true;
         let sqe = |cid| controller::reset_sqe(cid, doubt.id, doubt.instance, doubt.random);
-        self.send_admin(index, Admin::Reset(doubt.number), sqe, cx);
+        let sent = self.send_admin(index, Admin::Reset(doubt.number), sqe, cx);
+        if let Some(association) = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut()) {
+            association.resetting = sent;
+        }
     }
 
     fn reset_answered(&mut self, index: u32, number: u32, answer: Answer, cx: &mut Context<'_>) {
@@ -607,7 +646,7 @@ impl Initiator {
         let association = self.peers.get(index).and_then(|peer| peer.association.as_ref());
         let Some(association) = association else { return };
         if cx.now() >= association.keep_alive_at {
-            let again = cx.after_ms(cx.config.keep_alive_ms / 3);
+            let again = cx.after_ms(keep_alive_pause_ms(cx));
             if let Some(association) = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut()) {
                 association.keep_alive_at = again;
             }
@@ -617,4 +656,9 @@ impl Initiator {
             next.note(Some(association.keep_alive_at));
         }
     }
+}
+
+/// The time between two Keep Alives: the target has to hear us, and we have to hear the target.
+fn keep_alive_pause_ms(cx: &Context<'_>) -> u32 {
+    (cx.config.keep_alive_ms.min(cx.config.peer_silence_ms_max) / 3).max(1)
 }

@@ -218,6 +218,13 @@ impl Initiator {
         }
     }
 
+    /// Works on a peer again after the next response: a queue was full.
+    fn starve(&mut self, index: u32) {
+        if let Some(peer) = self.peers.get_mut(index) {
+            peer.starved = true;
+        }
+    }
+
     fn list(&mut self, index: u32) {
         if let Some(peer) = self.peers.get_mut(index).filter(|peer| !peer.listed) {
             peer.listed = true;
@@ -280,7 +287,8 @@ impl Initiator {
 
     fn work(&mut self, index: u32, cx: &mut Context<'_>) {
         self.settle_fences(index, cx);
-        let Some(peer) = self.peers.get(index) else { return };
+        let Some(peer) = self.peers.get_mut(index) else { return };
+        peer.starved = false;
         if peer.up().is_some() {
             self.begin_resets(index, cx);
             self.begin_owner(index, cx);

@@ -209,7 +209,7 @@ impl Initiator {
         let Some(owned) = self.owned.get(region) else { return };
         let (nsid, step, own) = (owned.export.nsid, owned.step_on(number), self.identity);
         let what = Admin::Owner(region);
-        match step {
+        let sent = match step {
             Step::Identity | Step::Blocks => {
                 let association = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut());
                 let Some(association) = association
@@ -224,16 +224,21 @@ impl Initiator {
                     sqe.nsid.set(nsid);
                     sqe
                 };
-                self.send_admin(index, what, sqe, cx);
+                let sent = self.send_admin(index, what, sqe, cx);
+                let association = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut());
+                if let Some(association) = association.filter(|_| !sent) {
+                    association.checking = None;
+                }
+                sent
             }
             Step::Register | Step::Replace => {
                 let sqe = register_client(nsid, step == Step::Replace);
-                self.send_io(index, what, &keys(0, own), sqe, cx);
+                self.send_io(index, what, &keys(0, own), sqe, cx)
             }
             Step::Acquire => {
                 let data = keys(own, 0);
                 let action = EXCLUSIVE_REGISTRANTS;
-                self.send_io(index, what, &data, reservation(io::RESERVATION_ACQUIRE, nsid, action), cx);
+                self.send_io(index, what, &data, reservation(io::RESERVATION_ACQUIRE, nsid, action), cx)
             }
             Step::Mark => {
                 let block = owned.block.max(512);
@@ -241,21 +246,22 @@ impl Initiator {
                 data[..Superblock::BYTES].copy_from_slice(owned.export.superblock().as_bytes());
                 let (lba, blocks) = (owned.export.first / u64::from(block), data.len() as u32 / block);
                 let sqe = move |cid| Sqe::blocks(io::WRITE, cid, nsid, lba, blocks);
-                self.send_io(index, what, &data, sqe, cx);
+                self.send_io(index, what, &data, sqe, cx)
             }
             Step::Done => {
                 let Some(next) = owned.to_preempt() else { return };
                 let (data, action) = (keys(own, next.identity), EXCLUSIVE_REGISTRANTS | PREEMPT_AND_ABORT);
-                self.send_io(index, what, &data, reservation(io::RESERVATION_ACQUIRE, nsid, action), cx);
+                self.send_io(index, what, &data, reservation(io::RESERVATION_ACQUIRE, nsid, action), cx)
             }
             Step::Failed(_) => return,
-        }
-        if let Some(owned) = self.owned.get_mut(region) {
+        };
+        if let Some(owned) = self.owned.get_mut(region).filter(|_| sent) {
             owned.sent = Some(number);
         }
     }
 
-    /// Sends a command with data on an I/O queue; the data is copied.
+    /// Sends a command with data on an I/O queue; the data is copied. False when the queue is full: the peer is
+    /// worked on again later.
     pub(super) fn send_io(
         &mut self,
         index: u32,
@@ -263,19 +269,23 @@ impl Initiator {
         data: &[u8],
         sqe: impl FnOnce(u16) -> Sqe,
         cx: &mut Context<'_>,
-    ) {
+    ) -> bool {
+        self.begins_to_owe(index, cx);
         let Some(association) = self.peers.get(index).and_then(|peer| peer.association.as_ref()) else {
-            return;
+            return false;
         };
         let in_capsule = association.life.identity.in_capsule_bytes;
         let Some(at) = association.queues.get(1).copied() else {
-            return;
+            return false;
         };
-        let Some(queue) = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(2)) else { return };
         let len = data.len() as u32;
-        let Some((command, cid)) = queue.commands.insert(Command::new(Purpose::Admin(what), 0, None, len))
+        let new = Command::new(Purpose::Admin(what), 0, None, len);
+        let queue = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(2));
+        let Some((queue, (command, cid))) =
+            queue.and_then(|queue| queue.commands.insert(new).map(|names| (queue, names)))
         else {
-            return;
+            self.starve(index);
+            return false;
         };
         let agreed = queue.stream.agreed;
         if len <= in_capsule {
@@ -290,6 +300,7 @@ impl Initiator {
         if let Err(error) = self.flush_index(at, cx) {
             self.fail_association(index, error, cx);
         }
+        true
     }
 
     /// A step has its response.

@@ -90,6 +90,8 @@ pub(super) struct Peer {
     pub(super) registered: Vec<u32>,
     /// It is in the list of peers with work.
     pub(super) listed: bool,
+    /// A command of the association waits for room in its queue: the peer has work after the next response.
+    pub(super) starved: bool,
 }
 
 impl Peer {
@@ -106,6 +108,7 @@ impl Peer {
             association: None,
             registered: Vec::new(),
             listed: false,
+            starved: false,
         }
     }
 

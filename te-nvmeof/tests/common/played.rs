@@ -60,6 +60,12 @@ pub(crate) struct Played {
     pub(crate) term: Option<pdu::Fatal>,
     /// How Connect is answered, by the queue's number; `None` accepts.
     pub(crate) refuses: fn(u32) -> Option<(Status, u64)>,
+    /// WRITEs are answered with this status before their data has arrived.
+    pub(crate) refuses_early: Option<Status>,
+    /// The command that was refused in this manner.
+    pub(crate) refused: Vec<(usize, u16)>,
+    /// Bytes that one poll receives on one connection.
+    pub(crate) receive_bytes_max: usize,
     /// Connect of I/O queues gets no answer.
     pub(crate) stalls: bool,
     /// Aborts get no answer.
@@ -76,6 +82,11 @@ pub(crate) type Reserve = Box<dyn FnMut(u8, u32, &[u8]) -> Option<Status>>;
 impl Played {
     pub(crate) fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        Self::on(listener)
+    }
+
+    pub(crate) fn on(listener: TcpListener) -> Self {
         listener.set_nonblocking(true).unwrap();
         Self {
             listener,
@@ -95,6 +106,9 @@ impl Played {
             keep_alives: 0,
             term: None,
             refuses: |_| None,
+            refuses_early: None,
+            refused: Vec::new(),
+            receive_bytes_max: usize::MAX,
             stalls: false,
             keeps_aborts: false,
             reserve: None,
@@ -211,13 +225,18 @@ impl Played {
     fn receive(&mut self, at: usize) {
         let connection = &mut self.connections[at];
         let mut more = [0; 65_536];
-        loop {
-            match connection.stream.read(&mut more) {
+        let mut left = self.receive_bytes_max;
+        while left > 0 {
+            let len = more.len().min(left);
+            match connection.stream.read(&mut more[..len]) {
                 Ok(0) => {
                     connection.ended = true;
                     return;
                 }
-                Ok(count) => connection.bytes.extend_from_slice(&more[..count]),
+                Ok(count) => {
+                    connection.bytes.extend_from_slice(&more[..count]);
+                    left -= count;
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(_) => {
                     connection.ended = true;
@@ -238,6 +257,13 @@ impl Played {
         };
         let whole = used + data.len as usize + if data.digest { 4 } else { 0 };
         if connection.bytes.len() < whole {
+            if let (Pdu::Command(sqe, _), Some(status)) = (pdu, self.refuses_early)
+                && sqe.opcode == io::WRITE
+                && !self.refused.contains(&(at, sqe.cid.get()))
+            {
+                self.refused.push((at, sqe.cid.get()));
+                self.respond(at, sqe.cid.get(), status, 0);
+            }
             return false;
         }
         let bytes: Vec<u8> = connection.bytes.drain(..whole).collect();
@@ -309,6 +335,7 @@ impl Played {
                 self.send_data(at, cid, 0, &data, FLAG_LAST);
                 self.respond(at, cid, Status::SUCCESS, 0);
             }
+            (io::WRITE, _) if self.refused.contains(&(at, cid)) => {}
             (io::WRITE, _) if !self.holds && matches!(sqe.place(), Some(Place::InCapsule(_))) => {
                 let (from, len) = range(&sqe);
                 self.memory[from..from + len].copy_from_slice(&data);
