@@ -194,3 +194,16 @@ fn the_superblock_stays_within_its_granule() {
     assert!(cast.target.memory.get(512, first - 512).iter().all(|byte| *byte == 0xEE));
     assert!(!blob.is_empty());
 }
+
+/// Pieces of a slice are whole blocks, whatever the limit of a transfer is.
+#[test]
+fn pieces_are_whole_blocks() {
+    let config = Config { granule_bytes: 8_192, transfer_bytes_max: 12_288, ..Config::default() };
+    let (mut a, mut b) = common::pair(&config, BYTES);
+    a.memory.paint(4);
+    b.memory.set(0, &vec![0xEE; BYTES]);
+    a.submit(&[write(1, 0, 8_192, 65_536)]);
+    assert_eq!(finish(&mut [&mut a, &mut b], 1).result, Ok(()));
+    assert!(b.memory.get(8_192, 65_536) == common::pattern(4, 0, 65_536));
+    assert!(b.memory.get(8_192 + 65_536, 65_536).iter().all(|byte| *byte == 0xEE));
+}

@@ -307,4 +307,5 @@ fn aborts_do_not_fill_the_admin_queue() {
     client.submit(&[slice]);
     played.drive(&mut client, "another region is checked", |_, client| client.ended(60).is_some());
     assert_eq!(client.ended(60).unwrap().result, Ok(()));
+    assert_eq!(client.transport.stats().associations_lost, 0);
 }

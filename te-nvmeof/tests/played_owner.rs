@@ -167,3 +167,119 @@ fn a_full_queue_delays_a_check() {
     played.drive(&mut client, "the READ", |_, client| client.ended(20).is_some());
     assert_eq!(client.ended(20).unwrap().result, Ok(()));
 }
+
+/// A report of a reservation with this generation and these hosts, whose keys are their identities.
+fn report(generation: u32, hosts: &[u64]) -> Vec<u8> {
+    let mut report = vec![0; 4_096];
+    report[..4].copy_from_slice(&generation.to_le_bytes());
+    report[5] = hosts.len() as u8;
+    for (entry, host) in report[64..].chunks_exact_mut(64).zip(hosts) {
+        entry[8..16].copy_from_slice(&host.to_le_bytes());
+        entry[16..24].copy_from_slice(&host.to_le_bytes());
+        entry[24..32].copy_from_slice(b"snowskin");
+    }
+    report
+}
+
+/// The response to Register is lost with its association. Where Register was not carried out, it is sent again;
+/// where it was, it is not; and where the client may have been fenced since, the client stays away.
+#[test]
+fn a_lost_registration_is_looked_up() {
+    // Hosts that are registered afterwards, the generation afterwards, and what comes of it.
+    for (is_there, generation, registers, end) in
+        [(false, 4, 2, Ok(())), (true, 5, 1, Ok(())), (false, 6, 1, Err(ErrorKind::Expelled))]
+    {
+        let mut played = Played::new();
+        let keys = reserving(&mut played);
+        let mut owner = common::node(Config::default(), BYTES);
+        let blob = adopted(&mut played, &mut owner).unwrap();
+        let inner = played.reserve.take();
+        let answers = Rc::new(RefCell::new(false));
+        let (of, log) = (Rc::clone(&answers), Rc::clone(&keys));
+        let mut inner = inner.unwrap();
+        played.reserve = Some(Box::new(move |opcode, dword, data| {
+            if *of.borrow() {
+                return inner(opcode, dword, data);
+            }
+            log.borrow_mut().actions.push("register");
+            None
+        }));
+        keys.borrow_mut().actions.clear();
+        let mut client = common::node(Config::default(), BYTES);
+        let own = client.transport.identity();
+        played.report = report(4, &[]);
+        client.transport.attach(REMOTE, &blob).unwrap();
+        client.submit(&[write(1, 0, 0, BLOCK)]);
+        played.drive(&mut client, "Register arrives", |_, _| !keys.borrow().actions.is_empty());
+        *answers.borrow_mut() = true;
+        let hosts = [1, own];
+        played.report = report(generation, if is_there { &hosts } else { &[] });
+        played.cut();
+        played.drive(&mut client, "the WRITE ends", |_, client| client.ended(1).is_some());
+        let result = client.ended(1).unwrap().result.map_err(|error| error.kind);
+        assert_eq!((result, keys.borrow().actions.len()), (end, registers), "generation {generation}");
+    }
+}
+
+/// The answer to a check of a region that was detached meanwhile says nothing about its successor.
+#[test]
+fn an_answer_to_a_former_region_is_not_taken_for_its_successor() {
+    let mut played = Played::new();
+    let mut owner = common::node(Config::default(), BYTES);
+    let blob = adopted(&mut played, &mut owner).unwrap();
+    let mut client = common::node(Config::default(), BYTES);
+    client.transport.attach(REMOTE, &blob).unwrap();
+    played.holds = true;
+    client.submit(&[read(1, 0, 0, BLOCK)]);
+    played.drive(&mut client, "the READ of the superblock", |played, _| !played.held.is_empty());
+    client.transport.cancel(te_core::Token(1)).unwrap();
+    client.poll();
+    client.transport.detach(REMOTE).unwrap();
+    // Another range, whose owner has another epoch: its superblock is not there.
+    owner.transport.deregister(ADOPTED).unwrap();
+    played.holds = false;
+    owner.transport.adopt(ADOPTED, &played.namespace(), 0..32 * u64::from(BLOCK), ACCESS, 2).unwrap();
+    let mut other = vec![0; 1_024];
+    let mut len = 0;
+    let former = played.memory[..BLOCK as usize].to_vec();
+    let held = std::mem::take(&mut played.held);
+    played.drive(&mut owner, "the range is adopted", |_, owner| {
+        len = owner.transport.export(ADOPTED, &mut other).unwrap_or(0);
+        len > 0
+    });
+    let successor = te_core::RemoteRegionId::new(REMOTE.index, REMOTE.generation + 1);
+    client.transport.attach(successor, &other[..len]).unwrap();
+    let slice = te_core::Slice { remote: te_core::RemoteOffset::new(successor, 0), ..read(2, 0, 0, BLOCK) };
+    client.submit(&[slice]);
+    for _ in 0..20 {
+        client.poll();
+        played.poll();
+    }
+    let superblock = &held[0];
+    played.send_data(superblock.connection, superblock.cid(), 0, &former, te_nvmeof::pdu::FLAG_LAST);
+    played.respond(superblock.connection, superblock.cid(), Status::SUCCESS, 0);
+    played.drive(&mut client, "the READ", |_, client| client.ended(2).is_some());
+    assert_eq!(client.ended(2).unwrap().result, Ok(()), "the former superblock is not the successor's");
+}
+
+/// The WRITE of a superblock was lost with its association: it may land until the controller is gone, and no
+/// other superblock is written before.
+#[test]
+fn a_lost_superblock_is_in_doubt() {
+    let mut played = Played::new();
+    (played.identity.resets_max, played.identity.instance) = (4, 1);
+    let mut owner = common::node(Config::default(), BYTES);
+    let whole = 0..32 * u64::from(BLOCK);
+    owner.transport.adopt(ADOPTED, &played.namespace(), whole, ACCESS, 1).unwrap();
+    played.holds = true;
+    played.drive(&mut owner, "the superblock arrives", |played, _| !played.held.is_empty());
+    played.cut();
+    played.drive(&mut owner, "the next superblock arrives", |played, _| !played.held.is_empty());
+    assert_eq!(played.resets, [(1, 1_001)]);
+    let held = played.held[0].clone();
+    played.respond(held.connection, held.cid(), Status::SUCCESS, 0);
+    let mut blob = vec![0; 1_024];
+    played.drive(&mut owner, "the range is adopted", |_, owner| {
+        owner.transport.export(ADOPTED, &mut blob).is_ok()
+    });
+}

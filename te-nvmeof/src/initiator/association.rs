@@ -13,7 +13,7 @@ use super::slices::PieceEnd;
 use super::{Answer, Initiator};
 use crate::command::{AT_SUBSYSTEM, CONTROLLER_ANY, Sqe, Status, connect_data};
 use crate::context::{Context, Watched};
-use crate::controller::{self, Admin, Expected, Life, Next};
+use crate::controller::{self, Admin, Expected, Life, Next, reported};
 use crate::export::{host_id, host_nqn};
 use crate::fence::quiet_at;
 use crate::identify::IDENTIFY_BYTES;
@@ -163,7 +163,7 @@ impl Initiator {
         let Some(at) = association.and_then(|association| association.queues.first().copied()) else {
             return false;
         };
-        let command = Command::new(Purpose::Admin(what), 0, None, 0);
+        let command = Command::of_association(what, self.sequence_of(what), 0);
         let queue = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(1));
         let Some((queue, (_, cid))) =
             queue.and_then(|queue| queue.commands.insert(command).map(|names| (queue, names)))
@@ -204,6 +204,17 @@ impl Initiator {
 
     fn answered(&mut self, answer: Answer, cx: &mut Context<'_>) -> Result<(), Error> {
         let index = answer.peer;
+        if self.sequence_of(answer.what) != answer.sequence {
+            // Its region was given up; another one may have its index.
+            let association = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut());
+            let orphan = Some(Checking::Orphan(answer.sequence));
+            if let Some(association) = association.filter(|of| of.checking == orphan) {
+                association.checking = None;
+                self.list(index);
+                cx.timers.wake();
+            }
+            return Ok(());
+        }
         let error = answer.status.error();
         match answer.what {
             Admin::Connect if answer.qid > 0 => match error {
@@ -237,7 +248,12 @@ impl Initiator {
                 self.reset_answered(index, number, answer, cx);
                 Ok(())
             }
+            Admin::Report(remote) => {
+                self.report_answered(index, remote, error, cx);
+                Ok(())
+            }
             Admin::Register(remote, replaced) => {
+                self.register_answered(index, remote, error.is_none());
                 match error {
                     // Another key of ours is registered.
                     Some(_) if !replaced && answer.status == Status::RESERVATION_CONFLICT => {
@@ -248,12 +264,27 @@ impl Initiator {
                 }
                 Ok(())
             }
-            Admin::Owner(region) => {
+            Admin::Owner(region) | Admin::Mark(region) => {
                 self.owner_answered(region, answer, cx);
                 Ok(())
             }
             _ if error.is_some() => Err(self.refusal(&answer)),
             what => self.next_step(index, what, answer.result, cx),
+        }
+    }
+
+    /// The number of the region that a command is about; 0 for none. It is that of no region once the region
+    /// was given up.
+    pub(super) fn sequence_of(&self, what: Admin) -> u64 {
+        match what {
+            Admin::Key(remote)
+            | Admin::Descriptors(remote)
+            | Admin::Namespace(remote)
+            | Admin::Register(remote, _)
+            | Admin::Report(remote)
+            | Admin::Superblock(remote) => self.remotes.get(remote).map_or(u64::MAX, |of| of.ext.sequence),
+            Admin::Owner(region) | Admin::Mark(region) => self.sequence_of_owned(region),
+            _ => 0,
         }
     }
 
@@ -286,7 +317,9 @@ impl Initiator {
             Next::Open(count) => {
                 let identity = association.life.identity;
                 let limit = identity.transfer_bytes_max.unwrap_or(u32::MAX);
-                association.transfer_bytes = limit.min(cx.config.transfer_bytes_max);
+                // A piece is of whole blocks, and these are not larger than a granule.
+                let granule = cx.config.granule_bytes;
+                association.transfer_bytes = limit.min(cx.config.transfer_bytes_max) / granule * granule;
                 association.in_capsule_bytes = identity.in_capsule_bytes.min(cx.config.in_capsule_bytes_max);
                 association.connecting = count;
                 if association.transfer_bytes < cx.config.granule_bytes {
@@ -408,11 +441,49 @@ impl Initiator {
         let Some(of) = self.remotes.get(remote) else { return };
         let Some(peer) = self.peers.get_mut(index) else { return };
         let nsid = of.ext.place.nsid;
-        if of.ext.place.reserved && !peer.registered.contains(&nsid) {
+        if !of.ext.place.reserved || peer.registered.contains(&nsid) {
+            return self.after_register(index, remote, cx);
+        }
+        if !self.send_collecting(index, Admin::Report(remote), |cid| controller::report_sqe(cid, nsid), cx) {
+            self.check_later(index, remote);
+        }
+    }
+
+    /// What is registered with a namespace before the client registers. Where a Register of before has no
+    /// response, it was carried out, or was not; and where it was, the owner may have fenced this client since,
+    /// which then must not register again.
+    fn report_answered(&mut self, index: u32, remote: u32, error: Option<Error>, cx: &mut Context<'_>) {
+        let Some(nsid) = self.remotes.get(remote).map(|of| of.ext.place.nsid) else { return };
+        let host = host_id(self.identity);
+        let Some(peer) = self.peers.get_mut(index) else { return };
+        let Some(association) = &peer.association else { return };
+        let (generation, key) = match error {
+            None => reported(&association.collected, &host),
+            Some(_) => (0, None),
+        };
+        let generation = error.is_none().then_some(generation);
+        if key == Some(self.identity) {
+            self.register_answered(index, remote, true);
+            return self.after_register(index, remote, cx);
+        }
+        match peer.registering.iter().find(|(of, _)| *of == nsid) {
+            Some((_, before)) if generation.is_none() || *before != generation => {
+                let error = error.unwrap_or(ErrorKind::Expelled.into());
+                return self.checked(index, remote, Err(error), cx);
+            }
+            Some(_) => {}
+            None => peer.registering.push((nsid, generation)),
+        }
+        self.register(index, remote, false, cx);
+    }
+
+    /// Register has its response, or its effect was found.
+    fn register_answered(&mut self, index: u32, remote: u32, done: bool) {
+        let Some(nsid) = self.remotes.get(remote).map(|of| of.ext.place.nsid) else { return };
+        let Some(peer) = self.peers.get_mut(index) else { return };
+        peer.registering.retain(|(of, _)| *of != nsid);
+        if done {
             peer.registered.push(nsid);
-            self.register(index, remote, false, cx);
-        } else {
-            self.after_register(index, remote, cx);
         }
     }
 
@@ -420,6 +491,9 @@ impl Initiator {
         let Some(nsid) = self.remotes.get(remote).map(|of| of.ext.place.nsid) else { return };
         let (what, data) = (Admin::Register(remote, replace), keys(0, self.identity));
         if !self.send_io(index, what, &data, register_client(nsid, replace), cx) {
+            if let Some(peer) = self.peers.get_mut(index) {
+                peer.registering.retain(|(of, _)| *of != nsid);
+            }
             self.check_later(index, remote);
         }
     }
@@ -435,29 +509,45 @@ impl Initiator {
     /// Reads the first granule of an adopted range, on an I/O queue.
     fn read_superblock(&mut self, index: u32, remote: u32, block: u32, cx: &mut Context<'_>) {
         let len = block;
-        let of = self.peers.get(index).and_then(|peer| peer.association.as_ref());
-        let queue = of.and_then(|association| association.queues.get(1).copied());
         let place = self.remotes.get(remote).map(|of| (of.ext.place.nsid, of.ext.place.first));
-        let (Some(at), Some((nsid, first))) = (queue, place) else { return };
+        let Some((nsid, first)) = place else { return };
         // The superblock's granule lies before the range.
         let before =
             first.checked_sub(u64::from(cx.config.granule_bytes)).filter(|_| len <= SUPERBLOCK_BYTES_MAX);
         let Some(lba) = before.map(|before| before / u64::from(block)) else {
             return self.checked(index, remote, Err(ErrorKind::Unsupported.into()), cx);
         };
+        let sqe = |cid| controller::superblock_sqe(cid, nsid, lba, len, block);
+        if !self.send_collecting(index, Admin::Superblock(remote), sqe, cx) {
+            self.check_later(index, remote);
+        }
+    }
+
+    /// Sends a command whose data is collected on an I/O queue. False when the queue is full: the peer is worked
+    /// on again later.
+    fn send_collecting(
+        &mut self,
+        index: u32,
+        what: Admin,
+        sqe: impl FnOnce(u16) -> Sqe,
+        cx: &mut Context<'_>,
+    ) -> bool {
         self.begins_to_owe(index, cx);
-        let command = Command::new(Purpose::Admin(Admin::Superblock(remote)), 0, None, 0);
+        let of = self.peers.get(index).and_then(|peer| peer.association.as_ref());
+        let Some(at) = of.and_then(|association| association.queues.get(1).copied()) else { return false };
+        let command = Command::of_association(what, self.sequence_of(what), 0);
         let queue = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(1));
         let Some((queue, (_, cid))) =
             queue.and_then(|queue| queue.commands.insert(command).map(|names| (queue, names)))
         else {
-            return self.check_later(index, remote);
+            self.starve(index);
+            return false;
         };
-        let sqe = controller::superblock_sqe(cid, nsid, lba, len, block);
-        queue.stream.push(pdu::command(sqe, 0, queue.stream.agreed).bytes());
+        queue.stream.push(pdu::command(sqe(cid), 0, queue.stream.agreed).bytes());
         if let Err(error) = self.flush_index(at, cx) {
             self.fail_association(index, error, cx);
         }
+        true
     }
 
     fn has_superblock(&self, index: u32, remote: u32) -> Result<(), Error> {
@@ -542,7 +632,7 @@ impl Initiator {
             self.queues.release(*at);
             reset_on_close(&queue.stream.socket);
             for (_, command) in queue.commands.iter() {
-                let is_write = matches!(command.purpose, Purpose::Write);
+                let is_write = matches!(command.purpose, Purpose::Write | Purpose::Admin(Admin::Mark(_)));
                 if is_write {
                     let stamp = if command.live { self.clock } else { command.stamp };
                     oldest = Some(oldest.map_or(stamp, |oldest: u64| oldest.min(stamp)));

@@ -21,7 +21,7 @@ use crate::export::{AdoptedExport, Place};
 use crate::identify::Namespace as Identified;
 use crate::namespace::{RESERVES_REGISTRANTS, Superblock};
 use crate::pdu;
-use crate::queue::{Command, Purpose};
+use crate::queue::Command;
 
 /// Exclusive Access – Registrants Only.
 const EXCLUSIVE_REGISTRANTS: u32 = 4 << 8;
@@ -70,6 +70,8 @@ enum Proof {
 #[derive(Debug)]
 pub(crate) struct Owned {
     peer: u32,
+    /// Tells it apart from others that had its index before.
+    sequence: u64,
     export: AdoptedExport,
     step: Step,
     /// The association on which the current step was sent.
@@ -96,7 +98,10 @@ impl Initiator {
         let contact = export.contact();
         let peer = self.peer_of(&place, &contact)?;
         let step = Step::Identity;
-        let owned = Owned { peer, export, step, sent: None, block: 0, preempts: Vec::new(), renewal: None };
+        self.sequences += 1;
+        let sequence = self.sequences;
+        let owned =
+            Owned { peer, sequence, export, step, sent: None, block: 0, preempts: Vec::new(), renewal: None };
         self.owned.insert(region, owned)?;
         if let Some(of) = self.peers.get_mut(peer) {
             of.regions += 1;
@@ -114,7 +119,7 @@ impl Initiator {
             if let Some(association) = &mut peer.association
                 && association.checking == Some(Checking::Owner(region))
             {
-                association.checking = None;
+                association.checking = Some(Checking::Orphan(owned.sequence));
             }
         }
         self.drop_if_unused(owned.peer, cx);
@@ -240,13 +245,17 @@ impl Initiator {
                 let action = EXCLUSIVE_REGISTRANTS;
                 self.send_io(index, what, &data, reservation(io::RESERVATION_ACQUIRE, nsid, action), cx)
             }
+            Step::Mark if self.peers.get(index).is_some_and(|peer| !peer.doubts.is_empty()) => {
+                // A lost write, of the superblock of before perhaps, could land on top of this one.
+                return self.marks_later(index, region);
+            }
             Step::Mark => {
                 let block = owned.block.max(512);
                 let mut data = vec![0; block as usize];
                 data[..Superblock::BYTES].copy_from_slice(owned.export.superblock().as_bytes());
                 let (lba, blocks) = (owned.export.first / u64::from(block), data.len() as u32 / block);
                 let sqe = move |cid| Sqe::blocks(io::WRITE, cid, nsid, lba, blocks);
-                self.send_io(index, what, &data, sqe, cx)
+                self.send_io(index, Admin::Mark(region), &data, sqe, cx)
             }
             Step::Done => {
                 let Some(next) = owned.to_preempt() else { return };
@@ -258,6 +267,22 @@ impl Initiator {
         if let Some(owned) = self.owned.get_mut(region).filter(|_| sent) {
             owned.sent = Some(number);
         }
+    }
+
+    /// A superblock waits until nothing else may land. Where nothing can prove that, the adoption has failed.
+    fn marks_later(&mut self, index: u32, region: u32) {
+        let Some(peer) = self.peers.get(index) else { return };
+        if peer.doubts.to_reset().is_some() || peer.doubts.may_pass() {
+            return;
+        }
+        if let Some(owned) = self.owned.get_mut(region) {
+            owned.step = Step::Failed(ErrorKind::Unsupported.into());
+        }
+    }
+
+    /// The number of an adopted range.
+    pub(super) fn sequence_of_owned(&self, region: u32) -> u64 {
+        self.owned.get(region).map_or(u64::MAX, |owned| owned.sequence)
     }
 
     /// Sends a command with data on an I/O queue; the data is copied. False when the queue is full: the peer is
@@ -279,7 +304,7 @@ impl Initiator {
             return false;
         };
         let len = data.len() as u32;
-        let new = Command::new(Purpose::Admin(what), 0, None, len);
+        let new = Command::of_association(what, self.sequence_of(what), len);
         let queue = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(2));
         let Some((queue, (command, cid))) =
             queue.and_then(|queue| queue.commands.insert(new).map(|names| (queue, names)))

@@ -311,6 +311,7 @@ impl Initiator {
                 what,
                 status: cqe.status(),
                 result: cqe.result.get(),
+                sequence: command.stamp,
                 qid: queue.qid,
             });
         }
