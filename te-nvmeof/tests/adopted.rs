@@ -199,7 +199,9 @@ fn the_superblock_stays_within_its_granule() {
 #[test]
 fn pieces_are_whole_blocks() {
     let config = Config { granule_bytes: 8_192, transfer_bytes_max: 12_288, ..Config::default() };
-    let (mut a, mut b) = common::pair(&config, BYTES);
+    let mut b = common::node(Config { granule_bytes: 8_192, ..Config::default() }, BYTES);
+    let mut a = common::node(config, BYTES);
+    a.attach(&b);
     a.memory.paint(4);
     b.memory.set(0, &vec![0xEE; BYTES]);
     a.submit(&[write(1, 0, 8_192, 65_536)]);

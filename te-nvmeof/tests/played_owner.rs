@@ -251,9 +251,9 @@ fn an_answer_to_a_former_region_is_not_taken_for_its_successor() {
     client.transport.attach(successor, &other[..len]).unwrap();
     let slice = te_core::Slice { remote: te_core::RemoteOffset::new(successor, 0), ..read(2, 0, 0, BLOCK) };
     client.submit(&[slice]);
-    for _ in 0..20 {
+    // The target answers the former check before it sees the next one.
+    for _ in 0..3 {
         client.poll();
-        played.poll();
     }
     let superblock = &held[0];
     played.send_data(superblock.connection, superblock.cid(), 0, &former, te_nvmeof::pdu::FLAG_LAST);
