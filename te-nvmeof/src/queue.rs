@@ -38,8 +38,8 @@ pub(crate) struct Command {
     pub(crate) was_asked: bool,
     /// Its operation has not ended. One that was abandoned keeps its identifier until its response.
     pub(crate) live: bool,
-    /// When it was abandoned, on the clock of fences. Of a command of the association: the number of the region
-    /// that it is about.
+    /// When it was abandoned, on the clock of fences. Of a command of the association: the number of the
+    /// region that it is about.
     pub(crate) stamp: u64,
     /// Its data was damaged on its route.
     pub(crate) error: Option<Error>,

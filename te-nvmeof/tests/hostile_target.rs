@@ -245,8 +245,8 @@ fn a_refusal_after_the_data_was_asked_for_proves_nothing() {
     assert_eq!(client.ended(2).unwrap().outcome, Outcome::Unknown);
 }
 
-/// A refusal that comes while the data of its WRITE is still being sent: the rest is sent from a copy, and the
-/// association goes on.
+/// A refusal that comes while the data of its WRITE is still being sent: the rest is sent from a copy, and
+/// the association goes on.
 #[test]
 fn a_write_that_is_refused_before_its_data_was_sent_ends_alone() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -181,8 +181,8 @@ fn report(generation: u32, hosts: &[u64]) -> Vec<u8> {
     report
 }
 
-/// The response to Register is lost with its association. Where Register was not carried out, it is sent again;
-/// where it was, it is not; and where the client may have been fenced since, the client stays away.
+/// The response to Register is lost with its association. Where Register was not carried out, it is sent
+/// again; where it was, it is not; and where the client may have been fenced since, the client stays away.
 #[test]
 fn a_lost_registration_is_looked_up() {
     // Hosts that are registered afterwards, the generation afterwards, and what comes of it.
@@ -282,4 +282,33 @@ fn a_lost_superblock_is_in_doubt() {
     played.drive(&mut owner, "the range is adopted", |_, owner| {
         owner.transport.export(ADOPTED, &mut blob).is_ok()
     });
+}
+
+/// A preempt finds its queue full: it is sent once there is room.
+#[test]
+fn a_full_queue_delays_a_preempt() {
+    let mut played = Played::new();
+    let keys = reserving(&mut played);
+    let config = Config { queues: 1, queue_depth: 4, ..Config::default() };
+    let mut owner = common::node(config, BYTES);
+    let blob = adopted(&mut played, &mut owner).unwrap();
+    keys.borrow_mut().registered.push(77);
+    owner.transport.attach(REMOTE, &blob).unwrap();
+    owner.submit(&[read(1, 0, 0, BLOCK)]);
+    played.drive(&mut owner, "the first READ", |_, owner| owner.ended(1).is_some());
+    played.holds = true;
+    let reads: Vec<_> = (10..14).map(|token| read(token, 0, 0, BLOCK)).collect();
+    owner.submit(&reads);
+    played.drive(&mut owner, "the READs arrive", |played, _| played.held.len() == 4);
+    assert_eq!(owner.transport.expel(77, ExpelMode::Force), Ok(false));
+    for _ in 0..20 {
+        owner.poll();
+        played.poll();
+    }
+    assert!(!keys.borrow().actions.contains(&"preempt"));
+    for held in std::mem::take(&mut played.held) {
+        played.send_data(held.connection, held.cid(), 0, &[0; BLOCK as usize], te_nvmeof::pdu::FLAG_LAST);
+        played.respond(held.connection, held.cid(), Status::SUCCESS, 0);
+    }
+    assert_eq!(expelled(&mut played, &mut owner, 77), Ok(true));
 }

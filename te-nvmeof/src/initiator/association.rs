@@ -450,8 +450,9 @@ impl Initiator {
     }
 
     /// What is registered with a namespace before the client registers. Where a Register of before has no
-    /// response, it was carried out, or was not; and where it was, the owner may have fenced this client since,
-    /// which then must not register again.
+    /// response, it was carried out, or was not; and where it was, the owner may have fenced this client
+    /// since, which then must not register again. The generation, which grows with each change, tells them
+    /// apart.
     fn report_answered(&mut self, index: u32, remote: u32, error: Option<Error>, cx: &mut Context<'_>) {
         let Some(nsid) = self.remotes.get(remote).map(|of| of.ext.place.nsid) else { return };
         let host = host_id(self.identity);
@@ -523,8 +524,8 @@ impl Initiator {
         }
     }
 
-    /// Sends a command whose data is collected on an I/O queue. False when the queue is full: the peer is worked
-    /// on again later.
+    /// Sends a command whose data is collected on an I/O queue. False when the queue is full: the peer is
+    /// worked on again later.
     fn send_collecting(
         &mut self,
         index: u32,

@@ -285,8 +285,8 @@ impl Initiator {
         self.owned.get(region).map_or(u64::MAX, |owned| owned.sequence)
     }
 
-    /// Sends a command with data on an I/O queue; the data is copied. False when the queue is full: the peer is
-    /// worked on again later.
+    /// Sends a command with data on an I/O queue; the data is copied. False when the queue is full: the peer
+    /// is worked on again later.
     pub(super) fn send_io(
         &mut self,
         index: u32,

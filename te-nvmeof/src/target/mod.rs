@@ -460,9 +460,9 @@ impl Target {
         next.get()
     }
 
-    /// This process did not poll for `away`. A controller whose timeout has passed meanwhile has ended, before
-    /// anything that its host sent is read: the host may rely on that. What the others' hosts have sent is read
-    /// before their silence is looked at.
+    /// This process did not poll for `away`. A controller whose timeout has passed meanwhile has ended,
+    /// before anything that its host sent is read: the host may rely on that. What the others' hosts have
+    /// sent is read before their silence is looked at.
     pub(crate) fn returned(&mut self, away: core::time::Duration, cx: &mut Context<'_>) {
         for index in 0..self.controllers.bound() {
             let Some(controller) = self.controllers.get(index) else { continue };
