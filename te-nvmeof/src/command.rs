@@ -87,6 +87,8 @@ pub const NO_FLOW_CONTROL: u16 = 0xffff;
 pub const CONTROLLER_ANY: u16 = 0xffff;
 /// The NQN of the discovery service (4.5).
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+/// IATTR and IPO of a refused Connect: the subsystem in the data is not there.
+pub const AT_SUBSYSTEM: u64 = 1 << 16 | 256;
 /// Dword 0 of the response to Cross-Controller Reset: the impacted controller has been reset.
 pub const RESET_AT_ONCE: u32 = 1;
 

@@ -54,7 +54,8 @@ pub struct Config {
     /// 3,600,000. Default 5,000.
     pub peer_silence_ms_max: u32,
     /// The keep-alive timeout (KATO) that the initiator requests, ms; 100 to 3,600,000. A target ends a
-    /// controller that is silent for longer. Keep Alive is sent every third part of it. Default 5,000.
+    /// controller that is silent for longer. Keep Alive is sent every third part of it, or of
+    /// `peer_silence_ms_max` when that is shorter. Default 5,000.
     pub keep_alive_ms: u32,
     /// How long a target may still carry out commands after it has ended a controller, ms, where the target
     /// does not state it (CQT = 0); up to 3,600,000. It is used by the fence by time alone, for targets that

@@ -34,11 +34,16 @@ pub(crate) enum Admin {
     Reset(u32),
     /// Abort of an abandoned command; what comes of it does not matter.
     Abort,
-    /// A client's reservation key, and the superblock of an adopted range, by the index of the remote region.
-    Register(u32),
+    /// A client's reservation key, by the index of the remote region, and whether it replaces another.
+    Register(u32, bool),
+    /// What is registered with the namespace of an adopted range, by the index of the remote region.
+    Report(u32),
+    /// The superblock of an adopted range, by the index of the remote region.
     Superblock(u32),
     /// A step of the owner of an adopted range, by the index of its region.
     Owner(u32),
+    /// The same, of the step that writes the superblock.
+    Mark(u32),
 }
 
 /// What to do after a response.
@@ -160,6 +165,25 @@ pub(crate) fn superblock_sqe(cid: u16, nsid: u32, lba: u64, len: u32, block: u32
     Sqe::blocks(io::READ, cid, nsid, lba, len / block.max(1)).with_data(Place::Transport(len))
 }
 
+/// Bytes of a report of a reservation: the registrants beyond are not seen.
+const REPORT_BYTES: u32 = IDENTIFY_BYTES as u32;
+
+/// Report of a reservation, with long host identifiers.
+pub(crate) fn report_sqe(cid: u16, nsid: u32) -> Sqe {
+    Sqe::new(io::RESERVATION_REPORT, cid, nsid)
+        .with_dwords(&[REPORT_BYTES / 4 - 1, 1])
+        .with_data(Place::Transport(REPORT_BYTES))
+}
+
+/// The generation of a reported reservation, and the key of a host.
+pub(crate) fn reported(data: &[u8; IDENTIFY_BYTES], host: &[u8; 16]) -> (u32, Option<u64>) {
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    let registrants = number(&data[5..7]) as usize;
+    let mut entries = data[64..].chunks_exact(64).take(registrants);
+    let own = entries.find(|entry| entry[16..32] == *host);
+    (number(&data[..4]) as u32, own.map(|entry| number(&entry[8..16])))
+}
+
 /// What a remote region has to be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expected {
@@ -229,6 +253,22 @@ mod tests {
         assert_eq!(polls, Some(POLLS_MAX));
         let refused = life.answered(Admin::Connect, 1 << 17, &NOTHING, 1);
         assert_eq!(refused.map_err(|error| error.kind), Err(ErrorKind::AccessDenied));
+    }
+
+    #[test]
+    fn a_report_tells_the_key_of_a_host() {
+        let mut data = NOTHING;
+        data[..4].copy_from_slice(&0x0102_0304_u32.to_le_bytes());
+        assert_eq!(reported(&data, &[0; 16]), (0x0102_0304, None), "no registrants");
+        data[5] = 2;
+        data[128 + 8..128 + 16].copy_from_slice(&0xfedc_ba98_u64.to_le_bytes());
+        data[128 + 16..128 + 32].copy_from_slice(&[9; 16]);
+        assert_eq!(reported(&data, &[9; 16]).1, Some(0xfedc_ba98));
+        assert_eq!(reported(&data, &[8; 16]).1, None);
+        data[5..7].copy_from_slice(&[0xff; 2]);
+        assert_eq!(reported(&data, &[8; 16]).1, None, "more than there is");
+        data[5..7].copy_from_slice(&[1, 0]);
+        assert_eq!(reported(&data, &[9; 16]).1, None, "behind the last");
     }
 
     #[test]

@@ -81,7 +81,10 @@
 //! What L6 cannot promise: a target of another vendor knows no keys and no ranges. There, processes of ours
 //! keep to the ranges that owners hand out, because our code checks them; other hosts are kept out only by
 //! what the target's administrator set (host NQNs). A client that was preempted is refused by the target, but
-//! a process that does not run our code could register its key again. Among hosts that reach our own target,
+//! a process that does not run our code could register its key again. A client whose key is not registered
+//! is not fenced, since it may register later: [`expel`](te_core::Transport::expel) is `Unsupported` then,
+//! also where the response to an earlier Preempt was lost. A client whose Register has no response, and whose
+//! reservation has changed since, counts as `Expelled`. Among hosts that reach our own target,
 //! one may claim the host identifier of another.
 //!
 //! There is no TLS, no DH-HMAC-CHAP, no RDMA, no metadata or protection information, no zoned namespaces, no

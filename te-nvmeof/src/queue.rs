@@ -38,7 +38,8 @@ pub(crate) struct Command {
     pub(crate) was_asked: bool,
     /// Its operation has not ended. One that was abandoned keeps its identifier until its response.
     pub(crate) live: bool,
-    /// When it was abandoned, on the clock of fences.
+    /// When it was abandoned, on the clock of fences. Of a command of the association: the number of the
+    /// region that it is about.
     pub(crate) stamp: u64,
     /// Its data was damaged on its route.
     pub(crate) error: Option<Error>,
@@ -58,6 +59,13 @@ impl Command {
             stamp: 0,
             error: None,
         }
+    }
+
+    /// A command of the association, about the region with this number.
+    pub(crate) const fn of_association(what: Admin, sequence: u64, len: u32) -> Self {
+        let mut command = Self::new(Purpose::Admin(what), 0, None, len);
+        command.stamp = sequence;
+        command
     }
 
     /// Where the data of a C2HData PDU belongs, and whether it is the last.
@@ -136,6 +144,11 @@ impl Commands {
 
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty()
+    }
+
+    /// Commands that there still is room for.
+    pub(crate) fn room(&self) -> usize {
+        self.free.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

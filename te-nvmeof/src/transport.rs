@@ -390,7 +390,7 @@ impl Transport for NvmeofTransport {
         }
         if let Some(away) = self.timers.absence(now, ABSENCE_MS) {
             let (_, target, mut cx) = self.split();
-            target.returned(now, away, &mut cx);
+            target.returned(away, &mut cx);
         }
         self.timers.begin(now);
         self.feed();

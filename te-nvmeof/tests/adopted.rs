@@ -149,3 +149,63 @@ fn a_host_without_a_key_gets_nothing_from_a_target_that_is_not_open() {
     assert_eq!(refused, Err(ErrorKind::AccessDenied));
     assert!(cast.target.transport.deregister(private).is_ok() && ALL.is_remote());
 }
+
+/// A client that never registered may register later: that it has no key proves nothing.
+#[test]
+fn a_client_without_a_registration_is_not_reported_as_fenced() {
+    let mut cast = cast(&Config::default());
+    let blob = adopt(&mut cast, 0..64 * GRANULE).unwrap();
+    cast.client.transport.attach(REMOTE, &blob).unwrap();
+    let victim = cast.client.transport.identity();
+    let mut end = Ok(false);
+    drive(&mut [&mut cast.owner, &mut cast.target], |owner| {
+        end = owner.transport.expel(victim, ExpelMode::Force).map_err(|error| error.kind);
+        end != Ok(false)
+    });
+    assert_eq!(end, Err(ErrorKind::Unsupported));
+    cast.client.submit(&[write(1, 0, 0, GRANULE as u32)]);
+    assert!(finish(&mut [&mut cast.client, &mut cast.target], 1).result.is_ok(), "it was never fenced");
+    // Now it is registered, and can be fenced.
+    drive(&mut [&mut cast.owner, &mut cast.target], |owner| {
+        owner.transport.expel(victim, ExpelMode::Force).unwrap()
+    });
+    cast.client.submit(&[write(2, 0, 0, GRANULE as u32)]);
+    assert_eq!(kind(&finish(&mut [&mut cast.client, &mut cast.target], 2)), ErrorKind::Expelled);
+}
+
+/// Blocks of 512 bytes: no byte outside of the first granule changes, or has to be there.
+#[test]
+fn the_superblock_stays_within_its_granule() {
+    let config = Config { granule_bytes: 512, ..Config::default() };
+    let mut cast = cast(&config);
+    cast.target.memory.set(0, &vec![0xEE; BYTES]);
+    let end = BYTES as u64;
+    let blob = adopt(&mut cast, end - 1_024..end).unwrap();
+    let first = BYTES - 1_024;
+    assert!(cast.target.memory.get(0, first).iter().all(|byte| *byte == 0xEE));
+    assert!(cast.target.memory.get(end - 512, 512).iter().all(|byte| *byte == 0xEE));
+    cast.client.transport.attach(REMOTE, &blob).unwrap();
+    cast.client.submit(&[read(1, 0, 0, 512)]);
+    assert_eq!(finish(&mut [&mut cast.client, &mut cast.target], 1).result, Ok(()));
+    let blob = {
+        cast.owner.transport.deregister(ADOPTED).unwrap();
+        adopt(&mut cast, 0..4_096).unwrap()
+    };
+    assert!(cast.target.memory.get(512, first - 512).iter().all(|byte| *byte == 0xEE));
+    assert!(!blob.is_empty());
+}
+
+/// Pieces of a slice are whole blocks, whatever the limit of a transfer is.
+#[test]
+fn pieces_are_whole_blocks() {
+    let config = Config { granule_bytes: 8_192, transfer_bytes_max: 12_288, ..Config::default() };
+    let mut b = common::node(Config { granule_bytes: 8_192, ..Config::default() }, BYTES);
+    let mut a = common::node(config, BYTES);
+    a.attach(&b);
+    a.memory.paint(4);
+    b.memory.set(0, &vec![0xEE; BYTES]);
+    a.submit(&[write(1, 0, 8_192, 65_536)]);
+    assert_eq!(finish(&mut [&mut a, &mut b], 1).result, Ok(()));
+    assert!(b.memory.get(8_192, 65_536) == common::pattern(4, 0, 65_536));
+    assert!(b.memory.get(8_192 + 65_536, 65_536).iter().all(|byte| *byte == 0xEE));
+}

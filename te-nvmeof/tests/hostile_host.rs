@@ -129,6 +129,33 @@ impl Raw {
     }
 }
 
+/// The host may send from its memory until the response: that of a refused WRITE comes after its data.
+#[test]
+fn a_refused_write_is_answered_after_its_data() {
+    let (mut honest, mut target) = open();
+    honest_works(&mut honest, &mut target, 1);
+    let (_admin, mut queue) = Raw::queues(&mut target);
+    let bytes = vec![0x55; BLOCK as usize];
+    let wrong = Sqe::blocks(io::WRITE, 8, 1, 0, 1).with_data(Place::InCapsule(BLOCK / 2));
+    for (sqe, status) in [
+        (write_sqe(7, 1 << 40, 1, Place::InCapsule(BLOCK)), Status::LBA_OUT_OF_RANGE),
+        (wrong, Status::SGL_TYPE),
+    ] {
+        let head = pdu::command(sqe, BLOCK, queue.agreed);
+        queue.send(&mut target, &[head.bytes(), &bytes[..1_000]]);
+        for _ in 0..100 {
+            target.poll();
+        }
+        let mut early = [0; 64];
+        let read = queue.stream.read(&mut early).map_err(|error| error.kind());
+        assert_eq!(read, Err(std::io::ErrorKind::WouldBlock), "{status:?}");
+        queue.send(&mut target, &[&bytes[1_000..]]);
+        let cqe = queue.response(&mut target);
+        assert_eq!((cqe.status(), cqe.cid.get()), (status, sqe.cid.get()));
+    }
+    honest_works(&mut honest, &mut target, 2);
+}
+
 fn open() -> (Node, Node) {
     pair(&Config { open_to_hosts: true, ..Config::default() }, BYTES)
 }

@@ -244,3 +244,68 @@ fn a_refusal_after_the_data_was_asked_for_proves_nothing() {
     played.drive(&mut client, "the WRITE ends", |_, client| client.ended(2).is_some());
     assert_eq!(client.ended(2).unwrap().outcome, Outcome::Unknown);
 }
+
+/// A refusal that comes while the data of its WRITE is still being sent: the rest is sent from a copy, and
+/// the association goes on.
+#[test]
+fn a_write_that_is_refused_before_its_data_was_sent_ends_alone() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    te_fabric::net::set_buffers(&listener, None, Some(4_096)).unwrap();
+    let mut played = Played::on(listener);
+    played.identity.in_capsule_bytes = 65_536;
+    let config = Config {
+        in_capsule_bytes_max: 65_536,
+        send_buffer_bytes: Some(4_096),
+        queues: 1,
+        peer_silence_ms_max: 60_000,
+        ..Config::default()
+    };
+    let mut client = common::node(config, BYTES);
+    client.transport.attach(REMOTE, &played.export()).unwrap();
+    client.submit(&[read(1, 0, 0, BLOCK)]);
+    played.drive(&mut client, "the first READ", |_, client| client.ended(1).is_some());
+    (played.refuses_early, played.receive_bytes_max) = (Some(Status::WRITE_PROTECTED), 1_000);
+    client.memory.paint(5);
+    client.submit(&[write(2, 0, 0, 16 * BLOCK)]);
+    let mut polls = 0;
+    while client.ended(2).is_none() {
+        client.poll();
+        if polls % 100 == 0 {
+            played.poll();
+        }
+        polls += 1;
+        assert!(polls < 2_000_000, "the refusal arrives");
+    }
+    let end = client.ended(2).unwrap();
+    assert_eq!((kind(&end), end.outcome), (ErrorKind::AccessDenied, Outcome::NotApplied));
+    assert_eq!((played.refused.len(), client.transport.stats().associations_lost), (1, 0));
+    // The copy is sent, and the queue works on.
+    client.memory.set(0, &vec![CANARY; BYTES]);
+    (played.refuses_early, played.receive_bytes_max) = (None, usize::MAX);
+    client.submit(&[write(3, 0, 0, BLOCK)]);
+    played.drive(&mut client, "the next WRITE", |_, client| client.ended(3).is_some());
+    assert_eq!(client.ended(3).unwrap().result, Ok(()));
+    assert_eq!(client.transport.stats().associations_lost, 0);
+}
+
+/// A target that answers no Abort: the admin queue keeps room for what has to be sent.
+#[test]
+fn aborts_do_not_fill_the_admin_queue() {
+    let (mut client, mut played) = connected(Config::default());
+    played.keeps_aborts = true;
+    let writes: Vec<_> = (0..40_u64).map(|at| write(10 + at, at * u64::from(BLOCK), 0, BLOCK)).collect();
+    client.submit(&writes);
+    played.drive(&mut client, "the WRITEs arrive", |played, _| played.held.len() == 40);
+    for token in 10..50 {
+        client.transport.cancel(Token(token)).unwrap();
+    }
+    played.drive(&mut client, "they end", |_, client| (10..50).all(|token| client.ended(token).is_some()));
+    played.holds = false;
+    let other = te_core::RemoteRegionId::new(5, 1);
+    client.transport.attach(other, &played.export()).unwrap();
+    let slice = te_core::Slice { remote: te_core::RemoteOffset::new(other, 0), ..read(60, 0, 0, BLOCK) };
+    client.submit(&[slice]);
+    played.drive(&mut client, "another region is checked", |_, client| client.ended(60).is_some());
+    assert_eq!(client.ended(60).unwrap().result, Ok(()));
+    assert_eq!(client.transport.stats().associations_lost, 0);
+}

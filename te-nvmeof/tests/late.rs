@@ -324,3 +324,89 @@ fn bytes_that_the_network_held_back_do_not_land_after_the_fence() {
         assert!(!landed, "L5: bytes have landed after the fence, round {round}");
     }
 }
+
+/// Only a target that does not know the subsystem has restarted. Another refusal proves nothing.
+#[test]
+fn a_connect_that_is_refused_is_not_a_restart() {
+    const SUBSYSTEM: u64 = 1 << 16 | 256;
+    type Refuses = fn(u32) -> Option<(Status, u64)>;
+    let cases: [(Refuses, bool); 4] = [
+        (|_| Some((Status::CONNECT_PARAMETERS, 42)), false),
+        (|_| Some((Status::CONNECT_PARAMETERS, 0)), false),
+        (|qid| (qid > 0).then_some((Status::CONNECT_PARAMETERS, SUBSYSTEM)), false),
+        (|_| Some((Status::CONNECT_PARAMETERS, SUBSYSTEM)), true),
+    ];
+    for (case, (refuses, proves)) in cases.into_iter().enumerate() {
+        let mut played = Played::new();
+        let config = Config { fence_ms_max: 1_000, ..Config::default() };
+        let mut client = client(config, &mut played, 0, true);
+        played.refuses = |_| None;
+        lose_a_write_to(&mut client, &mut played, refuses);
+        played.drive(&mut client, "the fence", |_, client| client.ended(FENCE).is_some());
+        let applied = client.ended(FENCE).unwrap().outcome == Outcome::Applied;
+        assert_eq!(applied, proves, "case {case}");
+    }
+}
+
+/// As [`lose_a_write`], to a target that refuses connections from the loss on.
+fn lose_a_write_to(client: &mut Node, played: &mut Played, refuses: fn(u32) -> Option<(Status, u64)>) {
+    client.submit(&[write(1, 0, 0, BLOCK)]);
+    played.drive(client, "the first WRITE", |_, client| client.ended(1).is_some());
+    played.holds = true;
+    client.submit(&[write(2, 0, 0, BLOCK)]);
+    played.drive(client, "the WRITE arrives", |played, _| !played.held.is_empty());
+    played.refuses = refuses;
+    played.cut();
+    played.drive(client, "the WRITE ends", |_, client| client.ended(2).is_some());
+    client.transport.fence(Token(FENCE), REMOTE).unwrap();
+}
+
+/// An association that takes long to come up is kept alive meanwhile.
+#[test]
+fn keep_alives_are_sent_before_the_queues_are_up() {
+    let mut played = Played::new();
+    played.stalls = true;
+    let config = Config { keep_alive_ms: 300, connect_ms_max: 60_000, ..Config::default() };
+    let mut client = client(config, &mut played, 0, true);
+    client.submit(&[write(1, 0, 0, BLOCK)]);
+    played.drive(&mut client, "two keep-alives", |played, _| played.keep_alives >= 2);
+}
+
+/// After a quiet time, a target is not blamed for having said nothing before a command was sent.
+#[test]
+fn silence_counts_from_the_command_that_is_owed() {
+    let mut played = Played::new();
+    let config = Config { peer_silence_ms_max: 1_000, keep_alive_ms: 9_000, ..Config::default() };
+    let mut client = client(config, &mut played, 0, true);
+    client.submit(&[write(1, 0, 0, BLOCK)]);
+    played.drive(&mut client, "the first WRITE", |_, client| client.ended(1).is_some());
+    for _ in 0..9 {
+        skip(Duration::from_millis(320));
+        for _ in 0..20 {
+            client.poll();
+            played.poll();
+        }
+    }
+    client.submit(&[write(2, 0, 0, BLOCK)]);
+    client.poll();
+    skip(Duration::from_millis(250));
+    client.poll();
+    client.poll();
+    played.drive(&mut client, "the second WRITE", |_, client| client.ended(2).is_some());
+    assert_eq!(client.ended(2).unwrap().result, Ok(()));
+    assert_eq!(client.transport.stats().associations_lost, 0);
+    assert!(played.keep_alives >= 2, "a quiet target is asked whether it lives");
+}
+
+/// A target that is polled rarely still notices that a host is silent.
+#[test]
+fn a_target_that_parks_ends_the_controller_of_a_silent_host() {
+    let (mut a, mut b) = common::pair(&Config { keep_alive_ms: 1_000, ..Config::default() }, BYTES);
+    a.submit(&[write(1, 0, 0, 4_096)]);
+    assert!(finish(&mut [&mut a, &mut b], 1).result.is_ok());
+    for _ in 0..10 {
+        skip(Duration::from_millis(150));
+        b.poll();
+    }
+    assert_eq!(b.transport.stats().expired, 1);
+}

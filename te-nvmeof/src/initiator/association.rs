@@ -11,9 +11,9 @@ use super::owner::{keys, register_client};
 use super::peer::{Association, Check, Checking, Phase, QueueConnection};
 use super::slices::PieceEnd;
 use super::{Answer, Initiator};
-use crate::command::{CONTROLLER_ANY, Sqe, Status, connect_data};
+use crate::command::{AT_SUBSYSTEM, CONTROLLER_ANY, Sqe, Status, connect_data};
 use crate::context::{Context, Watched};
-use crate::controller::{self, Admin, Expected, Life, Next};
+use crate::controller::{self, Admin, Expected, Life, Next, reported};
 use crate::export::{host_id, host_nqn};
 use crate::fence::quiet_at;
 use crate::identify::IDENTIFY_BYTES;
@@ -48,7 +48,7 @@ impl Initiator {
             life: Life::default(),
             deadline: cx.after_ms(cx.config.connect_ms_max),
             last_heard: now,
-            keep_alive_at: cx.after_ms(cx.config.keep_alive_ms / 3),
+            keep_alive_at: cx.after_ms(keep_alive_pause_ms(cx)),
             transfer_bytes: cx.config.transfer_bytes_max,
             in_capsule_bytes: 0,
             collected: Box::new([0; IDENTIFY_BYTES]),
@@ -150,25 +150,43 @@ impl Initiator {
         Ok(())
     }
 
-    /// Sends a command on the admin queue. Does nothing when the queue is full.
+    /// Sends a command on the admin queue. False when the queue is full: the peer is worked on again later.
     pub(super) fn send_admin(
         &mut self,
         index: u32,
         what: Admin,
         sqe: impl FnOnce(u16) -> Sqe,
         cx: &mut Context<'_>,
-    ) {
+    ) -> bool {
+        self.begins_to_owe(index, cx);
         let association = self.peers.get(index).and_then(|peer| peer.association.as_ref());
         let Some(at) = association.and_then(|association| association.queues.first().copied()) else {
-            return;
+            return false;
         };
-        let Some(queue) = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(1)) else { return };
-        let command = Command::new(Purpose::Admin(what), 0, None, 0);
-        let Some((_, cid)) = queue.commands.insert(command) else { return };
+        let command = Command::of_association(what, self.sequence_of(what), 0);
+        let queue = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(1));
+        let Some((queue, (_, cid))) =
+            queue.and_then(|queue| queue.commands.insert(command).map(|names| (queue, names)))
+        else {
+            self.starve(index);
+            return false;
+        };
         let head = pdu::command(sqe(cid), 0, queue.stream.agreed);
         queue.stream.push(head.bytes());
         if let Err(error) = self.flush_index(at, cx) {
             self.fail_association(index, error, cx);
+        }
+        true
+    }
+
+    /// A command is about to be sent: where no other has no response, the target's silence counts from now.
+    pub(super) fn begins_to_owe(&mut self, index: u32, cx: &mut Context<'_>) {
+        let association = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut());
+        let Some(association) = association else { return };
+        let mut queues = association.queues.iter().filter_map(|at| self.queues.get(*at));
+        if queues.all(|queue| queue.commands.is_empty()) {
+            association.last_heard = cx.now();
+            cx.timers.changed();
         }
     }
 
@@ -186,10 +204,21 @@ impl Initiator {
 
     fn answered(&mut self, answer: Answer, cx: &mut Context<'_>) -> Result<(), Error> {
         let index = answer.peer;
+        if self.sequence_of(answer.what) != answer.sequence {
+            // Its region was given up; another one may have its index.
+            let association = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut());
+            let orphan = Some(Checking::Orphan(answer.sequence));
+            if let Some(association) = association.filter(|of| of.checking == orphan) {
+                association.checking = None;
+                self.list(index);
+                cx.timers.wake();
+            }
+            return Ok(());
+        }
         let error = answer.status.error();
         match answer.what {
             Admin::Connect if answer.qid > 0 => match error {
-                Some(_) => Err(self.refusal(index, answer.status)),
+                Some(_) => Err(self.refusal(&answer)),
                 None => {
                     self.queue_is_up(index, cx);
                     Ok(())
@@ -219,27 +248,54 @@ impl Initiator {
                 self.reset_answered(index, number, answer, cx);
                 Ok(())
             }
-            Admin::Register(remote) => {
+            Admin::Report(remote) => {
+                self.report_answered(index, remote, error, cx);
+                Ok(())
+            }
+            Admin::Register(remote, replaced) => {
+                self.register_answered(index, remote, error.is_none());
                 match error {
+                    // Another key of ours is registered.
+                    Some(_) if !replaced && answer.status == Status::RESERVATION_CONFLICT => {
+                        self.register(index, remote, true, cx);
+                    }
                     Some(error) => self.checked(index, remote, Err(error), cx),
                     None => self.after_register(index, remote, cx),
                 }
                 Ok(())
             }
-            Admin::Owner(region) => {
+            Admin::Owner(region) | Admin::Mark(region) => {
                 self.owner_answered(region, answer, cx);
                 Ok(())
             }
-            _ if error.is_some() => Err(self.refusal(index, answer.status)),
+            _ if error.is_some() => Err(self.refusal(&answer)),
             what => self.next_step(index, what, answer.result, cx),
         }
     }
 
+    /// The number of the region that a command is about; 0 for none. It is that of no region once the region
+    /// was given up.
+    pub(super) fn sequence_of(&self, what: Admin) -> u64 {
+        match what {
+            Admin::Key(remote)
+            | Admin::Descriptors(remote)
+            | Admin::Namespace(remote)
+            | Admin::Register(remote, _)
+            | Admin::Report(remote)
+            | Admin::Superblock(remote) => self.remotes.get(remote).map_or(u64::MAX, |of| of.ext.sequence),
+            Admin::Owner(region) | Admin::Mark(region) => self.sequence_of_owned(region),
+            _ => 0,
+        }
+    }
+
     /// The error of an association that the target refused.
-    fn refusal(&self, index: u32, status: Status) -> Error {
-        let ours = self.peers.get(index).is_some_and(|peer| peer.ours);
+    fn refusal(&self, answer: &Answer) -> Error {
+        let (status, ours) = (answer.status, self.peers.get(answer.peer).is_some_and(|peer| peer.ours));
+        // Only a target that does not know the subsystem is another incarnation. Any other parameter may be
+        // wrong while the old one lives.
+        let other = answer.what == Admin::Connect && answer.qid == 0 && answer.result == AT_SUBSYSTEM;
         let kind = match status {
-            Status::CONNECT_PARAMETERS if ours => ErrorKind::PeerRestarted,
+            Status::CONNECT_PARAMETERS if ours && other => ErrorKind::PeerRestarted,
             Status::CONNECT_HOST if ours => ErrorKind::Expelled,
             _ => ErrorKind::PeerDead,
         };
@@ -255,11 +311,15 @@ impl Initiator {
             peer.contact.welcomed(association.address);
         }
         match next {
-            Next::Send(step) => self.send_admin(index, step, |cid| controller::sqe_of(step, cid, queues), cx),
+            Next::Send(step) => {
+                self.send_admin(index, step, |cid| controller::sqe_of(step, cid, queues), cx);
+            }
             Next::Open(count) => {
                 let identity = association.life.identity;
                 let limit = identity.transfer_bytes_max.unwrap_or(u32::MAX);
-                association.transfer_bytes = limit.min(cx.config.transfer_bytes_max);
+                // A piece is of whole blocks, and these are not larger than a granule.
+                let granule = cx.config.granule_bytes;
+                association.transfer_bytes = limit.min(cx.config.transfer_bytes_max) / granule * granule;
                 association.in_capsule_bytes = identity.in_capsule_bytes.min(cx.config.in_capsule_bytes_max);
                 association.connecting = count;
                 if association.transfer_bytes < cx.config.granule_bytes {
@@ -325,7 +385,19 @@ impl Initiator {
                 sqe
             }
         };
-        self.send_admin(index, step, sqe, cx);
+        if !self.send_admin(index, step, sqe, cx) {
+            self.check_later(index, at);
+        }
+    }
+
+    /// A step of a check could not be sent: the check begins anew once there is room.
+    fn check_later(&mut self, index: u32, remote: u32) {
+        self.starve(index);
+        let Some(peer) = self.peers.get_mut(index) else { return };
+        if let Some(association) = &mut peer.association {
+            association.checking = None;
+        }
+        peer.checks.push_front(remote);
     }
 
     fn expected(&self, remote: u32, cx: &Context<'_>) -> Option<Expected> {
@@ -368,12 +440,62 @@ impl Initiator {
     fn after_blocks(&mut self, index: u32, remote: u32, cx: &mut Context<'_>) {
         let Some(of) = self.remotes.get(remote) else { return };
         let Some(peer) = self.peers.get_mut(index) else { return };
-        let (nsid, own) = (of.ext.place.nsid, self.identity);
-        if of.ext.place.reserved && !peer.registered.contains(&nsid) {
+        let nsid = of.ext.place.nsid;
+        if !of.ext.place.reserved || peer.registered.contains(&nsid) {
+            return self.after_register(index, remote, cx);
+        }
+        if !self.send_collecting(index, Admin::Report(remote), |cid| controller::report_sqe(cid, nsid), cx) {
+            self.check_later(index, remote);
+        }
+    }
+
+    /// What is registered with a namespace before the client registers. Where a Register of before has no
+    /// response, it was carried out, or was not; and where it was, the owner may have fenced this client
+    /// since, which then must not register again. The generation, which grows with each change, tells them
+    /// apart.
+    fn report_answered(&mut self, index: u32, remote: u32, error: Option<Error>, cx: &mut Context<'_>) {
+        let Some(nsid) = self.remotes.get(remote).map(|of| of.ext.place.nsid) else { return };
+        let host = host_id(self.identity);
+        let Some(peer) = self.peers.get_mut(index) else { return };
+        let Some(association) = &peer.association else { return };
+        let (generation, key) = match error {
+            None => reported(&association.collected, &host),
+            Some(_) => (0, None),
+        };
+        let generation = error.is_none().then_some(generation);
+        if key == Some(self.identity) {
+            self.register_answered(index, remote, true);
+            return self.after_register(index, remote, cx);
+        }
+        match peer.registering.iter().find(|(of, _)| *of == nsid) {
+            Some((_, before)) if generation.is_none() || *before != generation => {
+                let error = error.unwrap_or(ErrorKind::Expelled.into());
+                return self.checked(index, remote, Err(error), cx);
+            }
+            Some(_) => {}
+            None => peer.registering.push((nsid, generation)),
+        }
+        self.register(index, remote, false, cx);
+    }
+
+    /// Register has its response, or its effect was found.
+    fn register_answered(&mut self, index: u32, remote: u32, done: bool) {
+        let Some(nsid) = self.remotes.get(remote).map(|of| of.ext.place.nsid) else { return };
+        let Some(peer) = self.peers.get_mut(index) else { return };
+        peer.registering.retain(|(of, _)| *of != nsid);
+        if done {
             peer.registered.push(nsid);
-            self.send_io(index, Admin::Register(remote), &keys(0, own), register_client(nsid), cx);
-        } else {
-            self.after_register(index, remote, cx);
+        }
+    }
+
+    fn register(&mut self, index: u32, remote: u32, replace: bool, cx: &mut Context<'_>) {
+        let Some(nsid) = self.remotes.get(remote).map(|of| of.ext.place.nsid) else { return };
+        let (what, data) = (Admin::Register(remote, replace), keys(0, self.identity));
+        if !self.send_io(index, what, &data, register_client(nsid, replace), cx) {
+            if let Some(peer) = self.peers.get_mut(index) {
+                peer.registering.retain(|(of, _)| *of != nsid);
+            }
+            self.check_later(index, remote);
         }
     }
 
@@ -387,27 +509,46 @@ impl Initiator {
 
     /// Reads the first granule of an adopted range, on an I/O queue.
     fn read_superblock(&mut self, index: u32, remote: u32, block: u32, cx: &mut Context<'_>) {
-        let len = block.max(4_096);
-        let of = self.peers.get(index).and_then(|peer| peer.association.as_ref());
-        let queue = of.and_then(|association| association.queues.get(1).copied());
+        let len = block;
         let place = self.remotes.get(remote).map(|of| (of.ext.place.nsid, of.ext.place.first));
-        let (Some(at), Some((nsid, first))) = (queue, place) else { return };
+        let Some((nsid, first)) = place else { return };
         // The superblock's granule lies before the range.
         let before =
             first.checked_sub(u64::from(cx.config.granule_bytes)).filter(|_| len <= SUPERBLOCK_BYTES_MAX);
         let Some(lba) = before.map(|before| before / u64::from(block)) else {
             return self.checked(index, remote, Err(ErrorKind::Unsupported.into()), cx);
         };
-        let Some(queue) = self.queues.get_mut(at) else { return };
-        let command = Command::new(Purpose::Admin(Admin::Superblock(remote)), 0, None, 0);
-        let Some((_, cid)) = queue.commands.insert(command) else {
-            return self.checked(index, remote, Err(ErrorKind::Full.into()), cx);
+        let sqe = |cid| controller::superblock_sqe(cid, nsid, lba, len, block);
+        if !self.send_collecting(index, Admin::Superblock(remote), sqe, cx) {
+            self.check_later(index, remote);
+        }
+    }
+
+    /// Sends a command whose data is collected on an I/O queue. False when the queue is full: the peer is
+    /// worked on again later.
+    fn send_collecting(
+        &mut self,
+        index: u32,
+        what: Admin,
+        sqe: impl FnOnce(u16) -> Sqe,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        self.begins_to_owe(index, cx);
+        let of = self.peers.get(index).and_then(|peer| peer.association.as_ref());
+        let Some(at) = of.and_then(|association| association.queues.get(1).copied()) else { return false };
+        let command = Command::of_association(what, self.sequence_of(what), 0);
+        let queue = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(1));
+        let Some((queue, (_, cid))) =
+            queue.and_then(|queue| queue.commands.insert(command).map(|names| (queue, names)))
+        else {
+            self.starve(index);
+            return false;
         };
-        let sqe = controller::superblock_sqe(cid, nsid, lba, len, block);
-        queue.stream.push(pdu::command(sqe, 0, queue.stream.agreed).bytes());
+        queue.stream.push(pdu::command(sqe(cid), 0, queue.stream.agreed).bytes());
         if let Err(error) = self.flush_index(at, cx) {
             self.fail_association(index, error, cx);
         }
+        true
     }
 
     fn has_superblock(&self, index: u32, remote: u32) -> Result<(), Error> {
@@ -448,14 +589,16 @@ impl Initiator {
     /// Sends the next reset, if none is under way.
     pub(super) fn begin_resets(&mut self, index: u32, cx: &mut Context<'_>) {
         let Some(peer) = self.peers.get_mut(index) else { return };
-        let Some(association) = peer.association.as_mut().filter(|of| of.up && !of.resetting) else { return };
+        let Some(association) = peer.association.as_ref().filter(|of| of.up && !of.resetting) else { return };
         if association.life.identity.resets_max == 0 {
             return;
         }
         let Some(doubt) = peer.doubts.to_reset() else { return };
-        association.resetting = true;
         let sqe = |cid| controller::reset_sqe(cid, doubt.id, doubt.instance, doubt.random);
-        self.send_admin(index, Admin::Reset(doubt.number), sqe, cx);
+        let sent = self.send_admin(index, Admin::Reset(doubt.number), sqe, cx);
+        if let Some(association) = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut()) {
+            association.resetting = sent;
+        }
     }
 
     fn reset_answered(&mut self, index: u32, number: u32, answer: Answer, cx: &mut Context<'_>) {
@@ -490,7 +633,7 @@ impl Initiator {
             self.queues.release(*at);
             reset_on_close(&queue.stream.socket);
             for (_, command) in queue.commands.iter() {
-                let is_write = matches!(command.purpose, Purpose::Write);
+                let is_write = matches!(command.purpose, Purpose::Write | Purpose::Admin(Admin::Mark(_)));
                 if is_write {
                     let stamp = if command.live { self.clock } else { command.stamp };
                     oldest = Some(oldest.map_or(stamp, |oldest: u64| oldest.min(stamp)));
@@ -570,6 +713,10 @@ impl Initiator {
                 self.fail_association(index, ErrorKind::PeerDead.into(), cx);
             } else {
                 next.note(Some(association.deadline));
+                let admin = association.queues.first().and_then(|at| self.queues.get(*at));
+                if admin.is_some_and(|queue| queue.phase == Phase::Up) {
+                    self.keep_alive(index, next, cx);
+                }
             }
             return;
         }
@@ -582,8 +729,15 @@ impl Initiator {
         if owes {
             next.note(Some(association.last_heard + silence));
         }
-        if now >= association.keep_alive_at {
-            let again = cx.after_ms(cx.config.keep_alive_ms / 3);
+        self.keep_alive(index, next, cx);
+    }
+
+    /// Sends Keep Alive when it is due.
+    fn keep_alive(&mut self, index: u32, next: &mut Earliest, cx: &mut Context<'_>) {
+        let association = self.peers.get(index).and_then(|peer| peer.association.as_ref());
+        let Some(association) = association else { return };
+        if cx.now() >= association.keep_alive_at {
+            let again = cx.after_ms(keep_alive_pause_ms(cx));
             if let Some(association) = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut()) {
                 association.keep_alive_at = again;
             }
@@ -593,4 +747,9 @@ impl Initiator {
             next.note(Some(association.keep_alive_at));
         }
     }
+}
+
+/// The time between two Keep Alives: the target has to hear us, and we have to hear the target.
+fn keep_alive_pause_ms(cx: &Context<'_>) -> u32 {
+    (cx.config.keep_alive_ms.min(cx.config.peer_silence_ms_max) / 3).max(1)
 }

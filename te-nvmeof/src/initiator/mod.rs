@@ -36,6 +36,8 @@ struct Answer {
     what: Admin,
     status: Status,
     result: u64,
+    /// Which use of its index the region is that the command was about.
+    sequence: u64,
     /// The queue that it came from.
     qid: u16,
 }
@@ -54,6 +56,8 @@ pub(crate) struct Initiator {
     clock: u64,
     /// The number of the last association.
     associations: u64,
+    /// The number of the last region that was attached or adopted.
+    sequences: u64,
     /// Answers that were received and not acted upon.
     answers: VecDeque<Answer>,
     /// Peers with work, and the list of those that are being worked on.
@@ -73,6 +77,7 @@ impl Initiator {
             fences: FenceCount::new(config.fences_max),
             clock: 1,
             associations: 0,
+            sequences: 0,
             answers: VecDeque::with_capacity(64),
             listed: Vec::with_capacity(64),
             working: Vec::with_capacity(64),
@@ -115,7 +120,9 @@ impl Initiator {
             peer.contact.learn(export, peer.association.is_some());
             peer.regions += 1;
         }
-        let ext = RemoteExt { place, check: Check::Open, block: 0, waiting: Queue::new(), superblock };
+        self.sequences += 1;
+        let (check, waiting, sequence) = (Check::Open, Queue::new(), self.sequences);
+        let ext = RemoteExt { place, check, block: 0, waiting, superblock, sequence };
         self.remotes.insert(id.index, RemoteRegion::new(id, index, export, ext))
     }
 
@@ -127,7 +134,7 @@ impl Initiator {
             if let Some(association) =
                 peer.association.as_mut().filter(|of| of.checking == Some(Checking::Remote(id.index)))
             {
-                association.checking = None;
+                association.checking = Some(Checking::Orphan(remote.ext.sequence));
             }
         }
         self.drop_if_unused(remote.peer, cx);
@@ -141,6 +148,7 @@ impl Initiator {
                 && peer.fences.is_empty()
                 && peer.doubts.is_empty()
                 && peer.registered.is_empty()
+                && peer.registering.is_empty()
                 && peer.association.is_none()
         };
         if self.peers.get(index).is_some_and(unused) {
@@ -218,6 +226,13 @@ impl Initiator {
         }
     }
 
+    /// Works on a peer again after the next response: a queue was full.
+    fn starve(&mut self, index: u32) {
+        if let Some(peer) = self.peers.get_mut(index) {
+            peer.starved = true;
+        }
+    }
+
     fn list(&mut self, index: u32) {
         if let Some(peer) = self.peers.get_mut(index).filter(|peer| !peer.listed) {
             peer.listed = true;
@@ -280,7 +295,8 @@ impl Initiator {
 
     fn work(&mut self, index: u32, cx: &mut Context<'_>) {
         self.settle_fences(index, cx);
-        let Some(peer) = self.peers.get(index) else { return };
+        let Some(peer) = self.peers.get_mut(index) else { return };
+        peer.starved = false;
         if peer.up().is_some() {
             self.begin_resets(index, cx);
             self.begin_owner(index, cx);
@@ -354,6 +370,7 @@ impl Initiator {
         let passed = peer.doubts.pass(now);
         cx.stats.fenced_by_time += passed as u64;
         if passed > 0 {
+            self.list(index);
             self.settle_fences(index, cx);
         }
         self.fail_fences(index, ErrorKind::TimedOut.into(), |fence| now >= fence.deadline);

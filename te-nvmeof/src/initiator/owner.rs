@@ -21,11 +21,13 @@ use crate::export::{AdoptedExport, Place};
 use crate::identify::Namespace as Identified;
 use crate::namespace::{RESERVES_REGISTRANTS, Superblock};
 use crate::pdu;
-use crate::queue::{Command, Purpose};
+use crate::queue::Command;
 
 /// Exclusive Access – Registrants Only.
 const EXCLUSIVE_REGISTRANTS: u32 = 4 << 8;
-/// Reservation Register: replace the key, whichever it was.
+/// Reservation Register: a new registrant; it changes nothing where the same key is registered.
+const REGISTER: u32 = 0;
+/// Reservation Register: replace the key, whichever it was. Some targets refuse it for a host without a key.
 const REPLACE_ANY: u32 = 2 | 1 << 3;
 /// Reservation Acquire: preempt and abort.
 const PREEMPT_AND_ABORT: u32 = 2;
@@ -38,6 +40,8 @@ pub(crate) enum Step {
     Identity,
     Blocks,
     Register,
+    /// Another key of ours is registered, that of a former life: it is replaced.
+    Replace,
     Acquire,
     Mark,
     Done,
@@ -48,19 +52,35 @@ pub(crate) enum Step {
 #[derive(Clone, Copy, Debug)]
 struct Preempt {
     identity: u64,
-    done: bool,
+    proof: Proof,
+}
+
+/// What is known about a client that is to be fenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Proof {
+    /// Nothing yet.
+    Open,
+    /// Its registration was removed, and its commands were aborted.
+    Fenced,
+    /// It was not registered. It may register later, so nothing is proved.
+    Unregistered,
 }
 
 /// An adopted range.
 #[derive(Debug)]
 pub(crate) struct Owned {
     peer: u32,
+    /// Tells it apart from others that had its index before.
+    sequence: u64,
     export: AdoptedExport,
     step: Step,
     /// The association on which the current step was sent.
     sent: Option<u64>,
     block: u32,
     preempts: Vec<Preempt>,
+    /// After a refused preempt: the association on which our own key and the reservation are renewed, and how
+    /// far that is. The target may have restarted without them.
+    renewal: Option<(u64, Step)>,
 }
 
 pub(crate) type Adopted = Table<Owned>;
@@ -78,7 +98,10 @@ impl Initiator {
         let contact = export.contact();
         let peer = self.peer_of(&place, &contact)?;
         let step = Step::Identity;
-        let owned = Owned { peer, export, step, sent: None, block: 0, preempts: Vec::new() };
+        self.sequences += 1;
+        let sequence = self.sequences;
+        let owned =
+            Owned { peer, sequence, export, step, sent: None, block: 0, preempts: Vec::new(), renewal: None };
         self.owned.insert(region, owned)?;
         if let Some(of) = self.peers.get_mut(peer) {
             of.regions += 1;
@@ -96,7 +119,7 @@ impl Initiator {
             if let Some(association) = &mut peer.association
                 && association.checking == Some(Checking::Owner(region))
             {
-                association.checking = None;
+                association.checking = Some(Checking::Orphan(owned.sequence));
             }
         }
         self.drop_if_unused(owned.peer, cx);
@@ -118,22 +141,30 @@ impl Initiator {
     /// Fences a client from all adopted ranges. True once all targets have confirmed it.
     ///
     /// # Errors
-    /// `Unsupported` when a range has no reservation: nothing proves then that the client is fenced.
+    /// `Unsupported` when a range has no reservation, or when the client is not registered there: nothing
+    /// proves then that it is fenced. `Full` with too many clients.
     pub(crate) fn preempt(&mut self, identity: u64, cx: &mut Context<'_>) -> Result<bool, Error> {
-        let mut all = true;
+        let (mut all, mut unproved) = (true, false);
         for region in 0..self.owned.bound() {
             let Some(owned) = self.owned.get_mut(region).filter(|owned| owned.step == Step::Done) else {
                 continue;
             };
             if !owned.export.reserved {
-                return Err(ErrorKind::Unsupported.into());
+                unproved = true;
+                continue;
             }
-            let known = owned.preempts.iter().find(|preempt| preempt.identity == identity).copied();
-            match known {
-                Some(preempt) => all &= preempt.done,
+            let known = owned.preempts.iter().position(|preempt| preempt.identity == identity);
+            match known.map(|at| (at, owned.preempts[at].proof)) {
+                Some((_, Proof::Fenced)) => {}
+                Some((_, Proof::Open)) => all = false,
+                // The next call asks the target once more.
+                Some((at, Proof::Unregistered)) => {
+                    owned.preempts.remove(at);
+                    unproved = true;
+                }
                 None if owned.preempts.len() >= PREEMPTS_MAX => return Err(ErrorKind::Full.into()),
                 None => {
-                    owned.preempts.push(Preempt { identity, done: false });
+                    owned.preempts.push(Preempt { identity, proof: Proof::Open });
                     all = false;
                 }
             }
@@ -143,7 +174,7 @@ impl Initiator {
                 cx.timers.wake();
             }
         }
-        Ok(all)
+        if unproved { Err(ErrorKind::Unsupported.into()) } else { Ok(all) }
     }
 
     /// The peer of a place, which is made when there is none.
@@ -161,7 +192,7 @@ impl Initiator {
         self.owned.iter().any(|(_, owned)| {
             owned.peer == index
                 && match owned.step {
-                    Step::Done => owned.preempts.iter().any(|preempt| !preempt.done),
+                    Step::Done => owned.to_preempt().is_some(),
                     Step::Failed(_) => false,
                     _ => true,
                 }
@@ -181,9 +212,9 @@ impl Initiator {
 
     fn send_owner(&mut self, index: u32, region: u32, number: u64, cx: &mut Context<'_>) {
         let Some(owned) = self.owned.get(region) else { return };
-        let (nsid, step, own) = (owned.export.nsid, owned.step, self.identity);
+        let (nsid, step, own) = (owned.export.nsid, owned.step_on(number), self.identity);
         let what = Admin::Owner(region);
-        match step {
+        let sent = match step {
             Step::Identity | Step::Blocks => {
                 let association = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut());
                 let Some(association) = association
@@ -198,44 +229,64 @@ impl Initiator {
                     sqe.nsid.set(nsid);
                     sqe
                 };
-                self.send_admin(index, what, sqe, cx);
+                let sent = self.send_admin(index, what, sqe, cx);
+                let association = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut());
+                if let Some(association) = association.filter(|_| !sent) {
+                    association.checking = None;
+                }
+                sent
             }
-            Step::Register => {
-                let data = keys(0, own);
-                self.send_io(
-                    index,
-                    what,
-                    &data,
-                    reservation(io::RESERVATION_REGISTER, nsid, REPLACE_ANY),
-                    cx,
-                );
+            Step::Register | Step::Replace => {
+                let sqe = register_client(nsid, step == Step::Replace);
+                self.send_io(index, what, &keys(0, own), sqe, cx)
             }
             Step::Acquire => {
                 let data = keys(own, 0);
                 let action = EXCLUSIVE_REGISTRANTS;
-                self.send_io(index, what, &data, reservation(io::RESERVATION_ACQUIRE, nsid, action), cx);
+                self.send_io(index, what, &data, reservation(io::RESERVATION_ACQUIRE, nsid, action), cx)
+            }
+            Step::Mark if self.peers.get(index).is_some_and(|peer| !peer.doubts.is_empty()) => {
+                // A lost write, of the superblock of before perhaps, could land on top of this one.
+                return self.marks_later(index, region);
             }
             Step::Mark => {
                 let block = owned.block.max(512);
-                let mut data = vec![0; block.max(4_096) as usize];
+                let mut data = vec![0; block as usize];
                 data[..Superblock::BYTES].copy_from_slice(owned.export.superblock().as_bytes());
                 let (lba, blocks) = (owned.export.first / u64::from(block), data.len() as u32 / block);
                 let sqe = move |cid| Sqe::blocks(io::WRITE, cid, nsid, lba, blocks);
-                self.send_io(index, what, &data, sqe, cx);
+                self.send_io(index, Admin::Mark(region), &data, sqe, cx)
             }
             Step::Done => {
-                let Some(next) = owned.preempts.iter().find(|preempt| !preempt.done) else { return };
+                let Some(next) = owned.to_preempt() else { return };
                 let (data, action) = (keys(own, next.identity), EXCLUSIVE_REGISTRANTS | PREEMPT_AND_ABORT);
-                self.send_io(index, what, &data, reservation(io::RESERVATION_ACQUIRE, nsid, action), cx);
+                self.send_io(index, what, &data, reservation(io::RESERVATION_ACQUIRE, nsid, action), cx)
             }
             Step::Failed(_) => return,
-        }
-        if let Some(owned) = self.owned.get_mut(region) {
+        };
+        if let Some(owned) = self.owned.get_mut(region).filter(|_| sent) {
             owned.sent = Some(number);
         }
     }
 
-    /// Sends a command with data on an I/O queue; the data is copied.
+    /// A superblock waits until nothing else may land. Where nothing can prove that, the adoption has failed.
+    fn marks_later(&mut self, index: u32, region: u32) {
+        let Some(peer) = self.peers.get(index) else { return };
+        if peer.doubts.to_reset().is_some() || peer.doubts.may_pass() {
+            return;
+        }
+        if let Some(owned) = self.owned.get_mut(region) {
+            owned.step = Step::Failed(ErrorKind::Unsupported.into());
+        }
+    }
+
+    /// The number of an adopted range.
+    pub(super) fn sequence_of_owned(&self, region: u32) -> u64 {
+        self.owned.get(region).map_or(u64::MAX, |owned| owned.sequence)
+    }
+
+    /// Sends a command with data on an I/O queue; the data is copied. False when the queue is full: the peer
+    /// is worked on again later.
     pub(super) fn send_io(
         &mut self,
         index: u32,
@@ -243,19 +294,23 @@ impl Initiator {
         data: &[u8],
         sqe: impl FnOnce(u16) -> Sqe,
         cx: &mut Context<'_>,
-    ) {
+    ) -> bool {
+        self.begins_to_owe(index, cx);
         let Some(association) = self.peers.get(index).and_then(|peer| peer.association.as_ref()) else {
-            return;
+            return false;
         };
         let in_capsule = association.life.identity.in_capsule_bytes;
         let Some(at) = association.queues.get(1).copied() else {
-            return;
+            return false;
         };
-        let Some(queue) = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(2)) else { return };
         let len = data.len() as u32;
-        let Some((command, cid)) = queue.commands.insert(Command::new(Purpose::Admin(what), 0, None, len))
+        let new = Command::of_association(what, self.sequence_of(what), len);
+        let queue = self.queues.get_mut(at).filter(|queue| queue.stream.has_room(2));
+        let Some((queue, (command, cid))) =
+            queue.and_then(|queue| queue.commands.insert(new).map(|names| (queue, names)))
         else {
-            return;
+            self.starve(index);
+            return false;
         };
         let agreed = queue.stream.agreed;
         if len <= in_capsule {
@@ -270,6 +325,7 @@ impl Initiator {
         if let Err(error) = self.flush_index(at, cx) {
             self.fail_association(index, error, cx);
         }
+        true
     }
 
     /// A step has its response.
@@ -282,13 +338,9 @@ impl Initiator {
         owned.sent = None;
         let error = answer.status.error();
         if owned.step == Step::Done {
-            // No registrant has this key: it has no commands that are carried out.
-            let gone = matches!(answer.status, Status::SUCCESS | Status::RESERVATION_CONFLICT);
-            if let Some(next) = owned.preempts.iter_mut().find(|preempt| !preempt.done) {
-                next.done = gone;
-            }
-            // Another status is tried again by the next association.
-            owned.sent = (!gone).then_some(answer.number);
+            owned.preempt_answered(answer.status, answer.number);
+        } else if owned.step == Step::Register && answer.status == Status::RESERVATION_CONFLICT {
+            owned.step = Step::Replace;
         } else if let Some(error) = error {
             owned.step = Step::Failed(error);
         } else {
@@ -307,7 +359,7 @@ impl Initiator {
                         if owned.export.reserved { Step::Register } else { Step::Mark }
                     }
                 },
-                Step::Register => Step::Acquire,
+                Step::Register | Step::Replace => Step::Acquire,
                 Step::Acquire => Step::Mark,
                 Step::Mark => Step::Done,
                 done => done,
@@ -325,6 +377,47 @@ impl Initiator {
 }
 
 impl Owned {
+    /// The next client to fence.
+    fn to_preempt(&self) -> Option<Preempt> {
+        self.preempts.iter().find(|preempt| preempt.proof == Proof::Open).copied()
+    }
+
+    /// What is to be sent on an association: once the range is adopted, preempts and what they need.
+    fn step_on(&self, number: u64) -> Step {
+        match self.renewal {
+            Some((of, step)) if of == number && self.step == Step::Done => step,
+            _ => self.step,
+        }
+    }
+
+    /// The response to a preempt, or to a step of the renewal. A conflict means that a key is not registered:
+    /// it may be our own, so that is renewed first; then it is the client's, which proves nothing.
+    fn preempt_answered(&mut self, status: Status, number: u64) {
+        let proof = match (self.step_on(number), status) {
+            (Step::Done, Status::SUCCESS) => Proof::Fenced,
+            (Step::Done, Status::RESERVATION_CONFLICT) if self.renewal == Some((number, Step::Done)) => {
+                Proof::Unregistered
+            }
+            (step, status) => {
+                let next = match (step, status) {
+                    (Step::Done, Status::RESERVATION_CONFLICT) => Some(Step::Register),
+                    (Step::Register, Status::RESERVATION_CONFLICT) => Some(Step::Replace),
+                    (Step::Register | Step::Replace, Status::SUCCESS) => Some(Step::Acquire),
+                    (Step::Acquire, Status::SUCCESS) => Some(Step::Done),
+                    _ => None,
+                };
+                match next {
+                    Some(next) => self.renewal = Some((number, next)),
+                    // Another status is tried again by the next association.
+                    None => self.sent = Some(number),
+                }
+                return;
+            }
+        };
+        let next = self.preempts.iter_mut().find(|preempt| preempt.proof == Proof::Open);
+        next.into_iter().for_each(|preempt| preempt.proof = proof);
+    }
+
     fn expected(&self, cx: &Context<'_>) -> Expected {
         Expected {
             nguid: self.export.nguid,
@@ -349,7 +442,7 @@ pub(super) fn reservation(opcode: u8, nsid: u32, action: u32) -> impl FnOnce(u16
     move |cid| Sqe::new(opcode, cid, nsid).with_dwords(&[action])
 }
 
-/// Registers a client's key.
-pub(super) fn register_client(nsid: u32) -> impl FnOnce(u16) -> Sqe {
-    reservation(io::RESERVATION_REGISTER, nsid, REPLACE_ANY)
+/// Registers a key, or replaces the one that is registered.
+pub(super) fn register_client(nsid: u32, replace: bool) -> impl FnOnce(u16) -> Sqe {
+    reservation(io::RESERVATION_REGISTER, nsid, if replace { REPLACE_ANY } else { REGISTER })
 }

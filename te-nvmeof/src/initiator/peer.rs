@@ -32,6 +32,8 @@ pub(super) enum Check {
 pub(super) enum Checking {
     Remote(u32),
     Owner(u32),
+    /// That of a command whose region, with this number, was given up: none other before its answer.
+    Orphan(u64),
 }
 
 /// What this fabric keeps with a remote region.
@@ -45,6 +47,8 @@ pub(super) struct RemoteExt {
     pub(super) waiting: Queue,
     /// What the superblock has to say, where there is one.
     pub(super) superblock: Option<crate::namespace::Superblock>,
+    /// Tells it apart from others that had its index before.
+    pub(super) sequence: u64,
 }
 
 pub(super) type RemoteRegions = te_fabric::RemoteRegions<RemoteExt>;
@@ -88,8 +92,13 @@ pub(super) struct Peer {
     pub(super) association: Option<Association>,
     /// Namespaces with which our key was registered: once, for a client that was fenced must not come back.
     pub(super) registered: Vec<u32>,
+    /// Namespaces to which Register was sent and has no response, with the generation of their reservation
+    /// before.
+    pub(super) registering: Vec<(u32, Option<u32>)>,
     /// It is in the list of peers with work.
     pub(super) listed: bool,
+    /// A command of the association waits for room in its queue: the peer has work after the next response.
+    pub(super) starved: bool,
 }
 
 impl Peer {
@@ -105,7 +114,9 @@ impl Peer {
             doubts: Doubts::default(),
             association: None,
             registered: Vec::new(),
+            registering: Vec::new(),
             listed: false,
+            starved: false,
         }
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use te_core::{Error, ErrorKind};
 use te_fabric::{Interest, net};
 
-use super::peer::{Phase, QueueConnection};
+use super::peer::{Peer, Phase, QueueConnection};
 use super::slices::PieceEnd;
 use super::{Answer, Initiator};
 use crate::command::{Cqe, NO_FLOW_CONTROL, Status};
@@ -75,7 +75,8 @@ impl Initiator {
             self.fail_association(index, error, cx);
         }
         self.act(cx);
-        if self.peers.get(index).is_some_and(|peer| !peer.pending.is_empty() || !peer.fences.is_empty()) {
+        let has_work = |peer: &Peer| !peer.pending.is_empty() || !peer.fences.is_empty() || peer.starved;
+        if self.peers.get(index).is_some_and(has_work) {
             self.list(index);
         }
     }
@@ -310,6 +311,7 @@ impl Initiator {
                 what,
                 status: cqe.status(),
                 result: cqe.result.get(),
+                sequence: command.stamp,
                 qid: queue.qid,
             });
         }
@@ -328,8 +330,12 @@ impl Initiator {
         let complete = command.moved == command.len && command.wanted.is_none();
         // No socket may send from the memory of a slice that has ended.
         let unsent = !queue.stream.is_sent() && queue.stream.unsent(Source::Command(at)) > 0;
-        if status == Status::SUCCESS && !complete || command.wanted.is_some() || unsent {
+        if status == Status::SUCCESS && (!complete || unsent) || command.wanted.is_some() {
             return Err(Fatal::Sequence.into());
+        }
+        if unsent {
+            // It was refused before its data was there. The target discards what it gets of that.
+            queue.stream.detach(Source::Command(at));
         }
         let Some(command) = queue.commands.remove(at) else { return Ok(()) };
         queue.bytes_in_flight = queue.bytes_in_flight.saturating_sub(command.len.into());

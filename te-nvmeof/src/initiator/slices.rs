@@ -18,6 +18,9 @@ const UNSENT_BYTES_MAX: u64 = 4 << 20;
 /// Bytes of commands in flight above which a queue gets no further one: more only falls out of the caches.
 const IN_FLIGHT_BYTES_MAX: u64 = 2 << 20;
 
+/// Commands of an admin queue for which aborts leave room.
+const ABORTS_LEAVE: usize = 8;
+
 /// How a piece of a slice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PieceEnd {
@@ -31,6 +34,9 @@ pub(super) enum PieceEnd {
 impl Initiator {
     /// Makes commands of the slices that are pending, as far as there is room, and sends them.
     pub(super) fn issue(&mut self, index: u32, cx: &mut Context<'_>) {
+        if self.peers.get(index).is_some_and(|peer| !peer.pending.is_empty()) {
+            self.begins_to_owe(index, cx);
+        }
         while let Some(slot) = self.peers.get(index).and_then(|peer| peer.pending.first()) {
             let Some(association) = self.peers.get(index).and_then(|peer| peer.association.as_ref()) else {
                 return;
@@ -275,8 +281,13 @@ impl Initiator {
         self.list(index);
     }
 
-    /// Asks the target to abort a command. It may refuse.
+    /// Asks the target to abort a command. It may refuse. Not when the rest of the admin queue may be needed.
     fn send_abort(&mut self, index: u32, qid: u16, cid: u16, cx: &mut Context<'_>) {
+        let association = self.peers.get(index).and_then(|peer| peer.association.as_ref());
+        let admin = association.and_then(|of| of.queues.first()).and_then(|at| self.queues.get(*at));
+        if admin.is_none_or(|queue| queue.commands.room() <= ABORTS_LEAVE) {
+            return;
+        }
         let sqe = |own: u16| {
             Sqe::new(crate::command::admin::ABORT, own, 0)
                 .with_dwords(&[u32::from(qid) | u32::from(cid) << 16])

@@ -6,9 +6,9 @@ use zerocopy::FromBytes;
 use super::connection::{Connection, Controller, Phase};
 use super::{Parsed, Stop, Target, identity_of, respond, respond_with, skip};
 use crate::command::{
-    CC_ENABLE, CC_SHUTDOWN, CONNECT_NO_FLOW_CONTROL, CONTROLLER_ANY, CSTS_READY, CSTS_SHUT_DOWN, ConnectData,
-    Cqe, DISCOVERY_NQN, FEATURE_EVENTS, FEATURE_KEEP_ALIVE, FEATURE_QUEUES, LOG_DISCOVERY, NO_FLOW_CONTROL,
-    RESET_AT_ONCE, Sqe, Status, admin, fabrics, nqn_of, property,
+    AT_SUBSYSTEM, CC_ENABLE, CC_SHUTDOWN, CONNECT_NO_FLOW_CONTROL, CONTROLLER_ANY, CSTS_READY,
+    CSTS_SHUT_DOWN, ConnectData, Cqe, DISCOVERY_NQN, FEATURE_EVENTS, FEATURE_KEEP_ALIVE, FEATURE_QUEUES,
+    LOG_DISCOVERY, NO_FLOW_CONTROL, RESET_AT_ONCE, Sqe, Status, admin, fabrics, nqn_of, property,
 };
 use crate::config::{DEPTH_MAX, QUEUES_MAX};
 use crate::context::Context;
@@ -27,8 +27,7 @@ const VS: u64 = 0x0002_0100;
 const IN_CAPSULE_BYTES_MIN: u32 = 256;
 /// The types of reservations: all but those that persist through a power loss.
 const RESERVATIONS: u8 = 0x7e;
-/// IATTR and IPO of a refused Connect: a wrong subsystem, host, or controller in the data.
-const AT_SUBSYSTEM: u64 = 1 << 16 | 256;
+/// IATTR and IPO of a refused Connect: a wrong host, or controller in the data.
 const AT_HOST: u64 = 1 << 16;
 const AT_CONTROLLER: u64 = 1 << 16 | 16;
 

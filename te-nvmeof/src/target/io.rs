@@ -155,19 +155,11 @@ impl Target {
                 (len, false)
             }
             Some(Place::Transport(len)) if data.len == 0 => (len, true),
-            _ => {
-                skip(connection, parsed);
-                respond(connection, cid, Status::SGL_TYPE, 0, cx);
-                return Ok(());
-            }
+            _ => return refuse_write(connection, parsed, Status::SGL_TYPE, cx),
         };
         let Range { region, memory } = match self.range(controller, &sqe, len, true, cx) {
             Ok(range) => range,
-            Err(status) => {
-                skip(connection, parsed);
-                respond(connection, cid, status, 0, cx);
-                return Ok(());
-            }
+            Err(status) => return refuse_write(connection, parsed, status, cx),
         };
         let transfer = Transfer {
             cid,
@@ -294,6 +286,28 @@ impl Target {
         bytes.resize(wanted as usize, 0);
         respond_with(connection, sqe, &bytes, cx);
     }
+}
+
+/// Refuses a WRITE. The response to one with its data in the capsule follows that data, which is discarded:
+/// the host may still be sending it from the memory that the response gives back.
+fn refuse_write(
+    connection: &mut Connection,
+    parsed: Parsed,
+    status: Status,
+    cx: &mut Context<'_>,
+) -> Result<(), Stop> {
+    let (sqe, data, used) = parsed;
+    connection.stream.take(used);
+    if data.len == 0 {
+        respond(connection, sqe.cid.get(), status, 0, cx);
+        return Ok(());
+    }
+    let (cid, nsid, len) = (sqe.cid.get(), sqe.nsid.get(), data.len);
+    let refused =
+        Transfer { cid, nsid, region: 0, memory: None, len, received: 0, status, by_transfer: false };
+    let tag = connection.begin(refused).ok_or(Fatal::Limit)?;
+    connection.stream.announce(Payload::new(None, data, tag));
+    Ok(())
 }
 
 /// Where the data of an H2CData PDU goes.

@@ -460,14 +460,13 @@ impl Target {
         next.get()
     }
 
-    /// This process did not poll for `away`. Hosts could not be heard, so their silence does not count; but a
-    /// controller whose timeout has passed meanwhile has ended, before anything that its host sent is read:
-    /// the host may rely on that.
-    pub(crate) fn returned(&mut self, now: Instant, away: core::time::Duration, cx: &mut Context<'_>) {
+    /// This process did not poll for `away`. A controller whose timeout has passed meanwhile has ended,
+    /// before anything that its host sent is read: the host may rely on that. What the others' hosts have
+    /// sent is read before their silence is looked at.
+    pub(crate) fn returned(&mut self, away: core::time::Duration, cx: &mut Context<'_>) {
         for index in 0..self.controllers.bound() {
-            let Some(controller) = self.controllers.get_mut(index) else { continue };
+            let Some(controller) = self.controllers.get(index) else { continue };
             let timeout = core::time::Duration::from_millis(controller.keep_alive_ms.into());
-            controller.last_seen = now;
             if !timeout.is_zero() && away >= timeout {
                 cx.stats.expired += 1;
                 self.close_controller(index, cx);

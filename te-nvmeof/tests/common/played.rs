@@ -58,12 +58,35 @@ pub(crate) struct Played {
     pub(crate) keep_alives: usize,
     /// The last TermReq.
     pub(crate) term: Option<pdu::Fatal>,
+    /// How Connect is answered, by the queue's number; `None` accepts.
+    pub(crate) refuses: fn(u32) -> Option<(Status, u64)>,
+    /// WRITEs are answered with this status before their data has arrived.
+    pub(crate) refuses_early: Option<Status>,
+    /// The command that was refused in this manner.
+    pub(crate) refused: Vec<(usize, u16)>,
+    /// Bytes that one poll receives on one connection.
+    pub(crate) receive_bytes_max: usize,
+    /// Connect of I/O queues gets no answer.
+    pub(crate) stalls: bool,
+    /// Aborts get no answer.
+    pub(crate) keeps_aborts: bool,
+    /// Namespaces have reservations: answers a command, by its opcode, its dword 10 and its keys.
+    pub(crate) reserve: Option<Reserve>,
+    /// What Reservation Report says.
+    pub(crate) report: Vec<u8>,
     controllers: u16,
 }
+
+pub(crate) type Reserve = Box<dyn FnMut(u8, u32, &[u8]) -> Option<Status>>;
 
 impl Played {
     pub(crate) fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        Self::on(listener)
+    }
+
+    pub(crate) fn on(listener: TcpListener) -> Self {
         listener.set_nonblocking(true).unwrap();
         Self {
             listener,
@@ -82,6 +105,14 @@ impl Played {
             resets: Vec::new(),
             keep_alives: 0,
             term: None,
+            refuses: |_| None,
+            refuses_early: None,
+            refused: Vec::new(),
+            receive_bytes_max: usize::MAX,
+            stalls: false,
+            keeps_aborts: false,
+            reserve: None,
+            report: vec![0; 4_096],
             controllers: 0,
         }
     }
@@ -194,13 +225,18 @@ impl Played {
     fn receive(&mut self, at: usize) {
         let connection = &mut self.connections[at];
         let mut more = [0; 65_536];
-        loop {
-            match connection.stream.read(&mut more) {
+        let mut left = self.receive_bytes_max;
+        while left > 0 {
+            let len = more.len().min(left);
+            match connection.stream.read(&mut more[..len]) {
                 Ok(0) => {
                     connection.ended = true;
                     return;
                 }
-                Ok(count) => connection.bytes.extend_from_slice(&more[..count]),
+                Ok(count) => {
+                    connection.bytes.extend_from_slice(&more[..count]);
+                    left -= count;
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(_) => {
                     connection.ended = true;
@@ -221,6 +257,13 @@ impl Played {
         };
         let whole = used + data.len as usize + if data.digest { 4 } else { 0 };
         if connection.bytes.len() < whole {
+            if let (Pdu::Command(sqe, _), Some(status)) = (pdu, self.refuses_early)
+                && sqe.opcode == io::WRITE
+                && !self.refused.contains(&(at, sqe.cid.get()))
+            {
+                self.refused.push((at, sqe.cid.get()));
+                self.respond(at, sqe.cid.get(), status, 0);
+            }
             return false;
         }
         let bytes: Vec<u8> = connection.bytes.drain(..whole).collect();
@@ -245,7 +288,14 @@ impl Played {
         let cid = sqe.cid.get();
         match (sqe.opcode, sqe.fabrics_type()) {
             (admin::FABRICS, fabrics::CONNECT) => {
-                if sqe.dword(10) >> 16 == 0 {
+                let qid = sqe.dword(10) >> 16;
+                if let Some((status, result)) = (self.refuses)(qid) {
+                    return self.respond(at, cid, status, result);
+                }
+                if qid > 0 && self.stalls {
+                    return;
+                }
+                if qid == 0 {
                     self.controllers += 1;
                 }
                 self.respond(at, cid, Status::SUCCESS, self.controllers.into());
@@ -260,6 +310,7 @@ impl Played {
                 self.keep_alives += 1;
                 self.respond(at, cid, Status::SUCCESS, 0);
             }
+            (admin::ABORT, _) if self.keeps_aborts => {}
             (admin::ABORT, _) => self.respond(at, cid, Status::SUCCESS, 1),
             (admin::IDENTIFY, _) => self.identify(at, &sqe),
             (admin::CROSS_CONTROLLER_RESET, _) => {
@@ -267,12 +318,24 @@ impl Played {
                 let (status, result) = self.reset_answer;
                 self.respond(at, cid, status, result);
             }
+            (io::RESERVATION_REPORT, _) => {
+                let report = self.report.clone();
+                self.send_data(at, cid, 0, &report, FLAG_LAST);
+                self.respond(at, cid, Status::SUCCESS, 0);
+            }
+            (io::RESERVATION_REGISTER | io::RESERVATION_ACQUIRE, _) if self.reserve.is_some() => {
+                let answer = self.reserve.as_mut().and_then(|of| of(sqe.opcode, sqe.dword(10), &data));
+                if let Some(status) = answer {
+                    self.respond(at, cid, status, 0);
+                }
+            }
             (io::READ, _) if !self.holds => {
                 let (from, len) = range(&sqe);
                 let data = self.memory[from..from + len].to_vec();
                 self.send_data(at, cid, 0, &data, FLAG_LAST);
                 self.respond(at, cid, Status::SUCCESS, 0);
             }
+            (io::WRITE, _) if self.refused.contains(&(at, cid)) => {}
             (io::WRITE, _) if !self.holds && matches!(sqe.place(), Some(Place::InCapsule(_))) => {
                 let (from, len) = range(&sqe);
                 self.memory[from..from + len].copy_from_slice(&data);
@@ -287,13 +350,15 @@ impl Played {
         match sqe.dword(10) as u8 {
             cns::CONTROLLER => {
                 let random = 1_000 + u64::from(self.controllers);
-                let identity = Controller { instance_random: random, ..self.identity };
+                let reservations = self.reserve.is_some();
+                let identity = Controller { instance_random: random, reservations, ..self.identity };
                 identity.write("nqn.2014-08.org.example:played", &mut bytes);
             }
             cns::DESCRIPTORS => identify::write_identity(Self::nguid(), &mut bytes),
             _ => identify::Namespace {
                 blocks: self.memory.len() as u64 / u64::from(BLOCK),
                 block_bytes: BLOCK,
+                reservations: if self.reserve.is_some() { 0x7e } else { 0 },
                 ..identify::Namespace::default()
             }
             .write(&mut bytes),
