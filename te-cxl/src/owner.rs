@@ -19,6 +19,8 @@ pub(crate) struct Owned {
     pub(crate) claims: Vec<Claim>,
     /// The regions that are exported, by their numbers.
     rows: BTreeMap<u64, Export>,
+    /// Those of them that were revoked: their rows grant nothing any more, and are not used again yet.
+    closing: BTreeSet<u64>,
     expelled: Vec<u64>,
 }
 
@@ -83,9 +85,11 @@ impl Owned {
         Ok(Some(export))
     }
 
-    /// Revokes a region. Returns whether no peer uses it, nor will.
-    pub(crate) fn revoke(pool: &Pool, export: &Export) -> Result<bool, Error> {
+    /// Revokes a region. Returns whether no peer uses it, nor will. From the first call on no other call
+    /// writes its row as granted, until it is [forgotten](Self::forget).
+    pub(crate) fn revoke(&mut self, pool: &Pool, export: &Export) -> Result<bool, Error> {
         let (lines, block) = (&mut pool.lines(), pool.superblock());
+        self.closing.insert(export.number);
         if !pool.is_still_owned(export)? {
             // The next owner's records refuse every peer; those that were inside before may still be.
             return Ok(is_unused(lines, pool.coherence(), block, export.number)?);
@@ -97,6 +101,7 @@ impl Owned {
     /// Forgets a region that no peer uses any more: its row can be used again.
     pub(crate) fn forget(&mut self, export: &Export) {
         self.rows.remove(&export.number);
+        self.closing.remove(&export.number);
     }
 
     /// Where in the list an identity is, or can be put. When the list is full, that is the place of one which
@@ -125,7 +130,7 @@ impl Owned {
             Some(expelled) => *expelled = identity,
             None => self.expelled.push(identity),
         }
-        for export in self.rows.values() {
+        for export in self.rows.values().filter(|export| !self.closing.contains(&export.number)) {
             if pool.is_still_owned(export)? {
                 self.write(pool, export)?;
             }

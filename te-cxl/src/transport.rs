@@ -18,7 +18,6 @@ use crate::config::{Coherence, Config};
 use crate::export::Export;
 use crate::ledger::{Grant, Guest, check, enter, leave, peer};
 use crate::lines::{Cause, Fault, LINE, drop_stale, get, put};
-use crate::owner::Owned;
 use crate::pool::{Pool, PoolError, Seat, key_hash};
 use crate::sys::Pinned;
 
@@ -322,9 +321,17 @@ impl CxlTransport {
     fn take_back(&mut self, id: RegionId) -> Result<bool, Error> {
         let Some(region) = self.regions.get_mut(id.index) else { return Ok(true) };
         region.closing = true;
-        match &region.ext {
-            Held { place: Some((pool, _)), export: Some(export), .. } => Owned::revoke(pool, export),
-            _ => Ok(true),
+        let Held { place: Some((pool, _)), export: Some(export), .. } = &region.ext else { return Ok(true) };
+        // In a child after a fork the lock may be held for ever: there, this fails.
+        pool.is_still_owned(export)?;
+        pool.owned().revoke(pool, export)
+    }
+
+    /// Gives a region up that no peer uses any more.
+    fn forget(&mut self, id: RegionId) {
+        let region = self.regions.remove(id.index).map(|region| region.ext);
+        if let Some(Held { place: Some((pool, _)), export: Some(export), .. }) = region {
+            pool.owned().forget(&export);
         }
     }
 }
@@ -367,12 +374,7 @@ impl Memory for CxlTransport {
         if !self.take_back(id)? {
             return Err(ErrorKind::Busy.into());
         }
-        let region = self.regions.remove(id.index);
-        if let Some(Held { place: Some((pool, _)), export: Some(export), .. }) =
-            region.map(|region| region.ext)
-        {
-            pool.owned().forget(&export);
-        }
+        self.forget(id);
         Ok(())
     }
 
@@ -583,12 +585,21 @@ impl Drop for CxlTransport {
             self.regions.iter().map(|(index, region)| RegionId::new(index, region.generation)).collect();
         for id in ids {
             // Where the pool is gone, or belongs to the parent of this process, there is nothing to wait for.
-            while matches!(self.take_back(id), Ok(false)) {
-                if start.elapsed().as_secs() >= 1 {
-                    log::error!("cxl: a peer is still inside region {id} after 1 s; its memory may change");
-                    break;
+            loop {
+                match self.take_back(id) {
+                    Ok(true) => self.forget(id),
+                    Ok(false) if start.elapsed().as_secs() < 1 => {
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    Ok(false) => {
+                        log::error!(
+                            "cxl: a peer is still inside region {id} after 1 s; its memory may change"
+                        );
+                    }
+                    Err(_) => {}
                 }
-                std::thread::yield_now();
+                break;
             }
         }
         for Mounted { pool, guest } in &self.mounts {

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use common::{Ends, KEY, MIB, PoolFile, REGION, REMOTE, export, leaked, peek, poke, register, run, slice};
@@ -12,7 +13,8 @@ use te_core::{
     RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 use te_cxl::Coherence::{self, Flush, Hardware};
-use te_cxl::{Claim, Config, CxlTransport, Export, Mount, PoolError, Seat};
+use te_cxl::pool::format::{OwnerRecord, Use};
+use te_cxl::{Claim, Config, CxlTransport, Export, Mount, Pool, PoolError, Seat};
 
 const OTHER: RemoteRegionId = RemoteRegionId::new(1, 1);
 const WRITTEN: u8 = 0x11;
@@ -222,6 +224,84 @@ fn transports_of_one_process_share_its_extents() {
     }
     assert_eq!(second.deregister(REGION), Ok(()));
     assert_eq!(run(&mut ends.peer, beside(5)).result.unwrap_err().kind, ErrorKind::Stale);
+}
+
+/// Another transport over the pool of the owner.
+fn beside(ends: &Ends) -> CxlTransport {
+    let mount = Mount { pool: ends.owner_pool.clone(), seat: None };
+    CxlTransport::new(Config::default(), vec![mount]).unwrap()
+}
+
+/// Where a line of an extent's page is, and where the line is in which a peer says what it uses.
+fn extent_line(extent: u64, line: u64) -> u64 {
+    4096 * (1 + extent) + 64 * line
+}
+
+fn use_line(ends: &Ends, slot: u64) -> u64 {
+    4096 * (1 + u64::from(ends.owner_pool.superblock().extents) + slot) + 64
+}
+
+/// Writes a line as another host would.
+fn write_line(ends: &Ends, at: u64, line: [u8; 64]) {
+    std::fs::File::from(ends.file.fd.try_clone().unwrap()).write_all_at(&line, at).unwrap();
+}
+
+#[test]
+fn an_expulsion_does_not_offer_again_what_was_revoked() {
+    let mut ends = Ends::new(Flush);
+    let mut second = beside(&ends);
+    let none = CxlTransport::new(Config::default(), Vec::new()).unwrap();
+    drop(std::mem::replace(&mut ends.owner, none));
+    let refused = |ends: &mut Ends| run(&mut ends.peer, slice(1, Op::Write, 0, 64)).result.unwrap_err().kind;
+    assert_eq!(refused(&mut ends), ErrorKind::Stale);
+    assert_eq!(second.expel(999, ExpelMode::Force), Ok(true));
+    assert_eq!(refused(&mut ends), ErrorKind::Stale, "the owner of the region is gone");
+    // What it has forgotten takes no room: each of these has the same row.
+    for round in 0..100 {
+        let mut third = beside(&ends);
+        register(&mut third, RegionId::new(0, round), ends.there, Access::all());
+    }
+    untouched(&ends);
+}
+
+#[test]
+fn an_expulsion_does_not_offer_again_what_is_being_revoked() {
+    let mut ends = Ends::new(Flush);
+    let mut second = beside(&ends);
+    let blob = export(&ends.owner, REGION);
+    let number = Export::parse(&blob).unwrap().number;
+    // A peer is in the middle of a copy.
+    let at = use_line(&ends, 5);
+    write_line(&ends, at, Use { number, first: 0, count: 2 }.write());
+    assert_eq!(ends.owner.deregister(REGION).unwrap_err().kind, ErrorKind::Busy);
+    assert_eq!(second.expel(999, ExpelMode::Force), Ok(false), "that peer may be the one");
+    assert_eq!(attach_kind(&mut ends, &blob), Some(ErrorKind::Stale));
+    // Its row is not used for another region meanwhile.
+    register(&mut second, REGION, ends.there, Access::all());
+    assert_eq!(Export::parse(&export(&second, REGION)).unwrap().row, 1);
+    write_line(&ends, at, Use::NONE);
+    assert_eq!(ends.owner.deregister(REGION), Ok(()));
+    second.deregister(REGION).unwrap();
+    untouched(&ends);
+}
+
+#[test]
+fn a_slice_is_refused_when_the_page_with_the_row_has_another_owner() {
+    let mut ends = Ends::new(Flush);
+    assert_eq!(run(&mut ends.peer, slice(1, Op::Write, 2 * MIB, 64)).result, Ok(()));
+    // The next owner has written its record into the page of the first extent, and not yet the rows.
+    let mine = Pool::inspect(&path_of(&ends)).unwrap().owners[0].unwrap();
+    let next = OwnerRecord { incarnation: 8, epoch: mine.epoch + 1, ..mine };
+    write_line(&ends, extent_line(0, 0), next.write());
+    // The slices touch the second extent alone.
+    for op in [Op::Read, Op::Write] {
+        let end = run(&mut ends.peer, slice(2, op, 2 * MIB, 64));
+        assert_eq!(end.result.unwrap_err().kind, ErrorKind::PeerRestarted, "{op:?}");
+    }
+}
+
+fn path_of(ends: &Ends) -> std::path::PathBuf {
+    format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ends.file.fd)).into()
 }
 
 #[test]
