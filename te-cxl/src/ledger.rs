@@ -164,7 +164,7 @@ pub fn leave<L: Lines>(
 }
 
 /// Checks what an export states against what the owner has written: the row of the region, and who owns the
-/// extents that will be touched.
+/// extents that will be touched, and the first one, in whose page the row is.
 ///
 /// # Errors
 /// `Stale`: another owner, an older or newer epoch, or the region is revoked. `PeerRestarted`: the extents
@@ -178,7 +178,9 @@ pub fn check<L: Lines>(
     (first, count): (u32, u32),
 ) -> Result<(), Error> {
     let row_at = block.row_at(grant.first, grant.row);
-    let extents = first..first.saturating_add(count);
+    let touched = first..first.saturating_add(count);
+    let beside = (!touched.contains(&grant.first)).then_some(grant.first);
+    let extents = beside.into_iter().chain(touched);
     if coherence == Coherence::Flush {
         lines.flush(row_at, LINE)?;
         for extent in extents.clone() {
