@@ -19,7 +19,7 @@ use te_core::{Access, Error, ErrorKind};
 
 use crate::Coherence;
 use crate::lines::{Fault, Fence, LINE, Lines, Local};
-use crate::pool::format::{EXPELLED_LINES, ROWS_MAX, write_expelled};
+use crate::pool::format::{EXPELLED_LINES, Expelled, ROWS_MAX, write_expelled};
 use crate::pool::format::{
     EXPELLED_PER_LINE, LineBytes, LineError, OwnerRecord, PeerRecord, Row, Superblock, Use, parse_expelled,
 };
@@ -164,7 +164,8 @@ pub fn leave<L: Lines>(
 }
 
 /// Checks what an export states against what the owner has written: the row of the region, and who owns the
-/// extents that will be touched, and the first one, in whose page the row is.
+/// extents that will be touched, and the first one, in whose page the row is. Lines that were written in
+/// another epoch confirm nothing.
 ///
 /// # Errors
 /// `Stale`: another owner, an older or newer epoch, or the region is revoked. `PeerRestarted`: the extents
@@ -193,13 +194,14 @@ pub fn check<L: Lines>(
         check_owner(OwnerRecord::parse(&record).ok(), block, extent, grant)?;
     }
     let row = read_whole(lines, row_at, Row::parse)?;
-    if !row.granted || row.number != grant.number {
+    // A row of another epoch was written by a process that had lost the page, or did not have it yet.
+    if !row.granted || row.number != grant.number || row.epoch != grant.epoch {
         return Err(refusal(Revoked::Region));
     }
     if (row.base, row.len, row.rights) != (grant.base, grant.len, grant.rights) {
         return Err(ErrorKind::AccessDenied.into());
     }
-    if row.expelled > 0 && is_expelled(lines, coherence, block, grant.first, row.expelled, guest.identity)? {
+    if row.expelled > 0 && is_expelled(lines, coherence, block, grant, row.expelled, guest.identity)? {
         return Err(refusal(Revoked::Peer));
     }
     Ok(())
@@ -244,18 +246,23 @@ fn is_expelled<L: Lines>(
     lines: &mut L,
     coherence: Coherence,
     block: &Superblock,
-    extent: u32,
+    grant: &Grant,
     count: u32,
     identity: u64,
 ) -> Result<bool, Error> {
     let whole = count.div_ceil(EXPELLED_PER_LINE as u32).min(EXPELLED_LINES);
     for line in 0..whole {
-        let at = block.expelled_at(extent, line);
+        let at = block.expelled_at(grant.first, line);
         if coherence == Coherence::Flush {
             lines.flush(at, LINE)?;
             lines.fence(Fence::All);
         }
-        if read_whole(lines, at, parse_expelled)?.contains(&identity) {
+        let expelled = read_whole(lines, at, parse_expelled)?;
+        if expelled.epoch != grant.epoch as u32 {
+            // Another owner's list does not say whom this one has expelled.
+            return Err(ErrorKind::Stale.into());
+        }
+        if expelled.identities.contains(&identity) {
             return Ok(true);
         }
     }
@@ -339,8 +346,8 @@ pub fn write_page<L: Lines>(
         write_line(lines, coherence, block.row_at(extent, row), Row::FREE.write())?;
     }
     for line in 0..EXPELLED_LINES {
-        let none = write_expelled([0; EXPELLED_PER_LINE]);
-        write_line(lines, coherence, block.expelled_at(extent, line), none)?;
+        let none = Expelled { identities: [0; EXPELLED_PER_LINE], epoch: owner.epoch as u32 };
+        write_line(lines, coherence, block.expelled_at(extent, line), write_expelled(none))?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use te_core::{Access, Error, ErrorKind};
 
 use crate::export::Export;
 use crate::ledger::{first_user, holder, is_unused, peer, revoke, write_line};
-use crate::pool::format::{EXPELLED_MAX, EXPELLED_PER_LINE, ROWS_MAX, Row, Use, write_expelled};
+use crate::pool::format::{EXPELLED_MAX, EXPELLED_PER_LINE, Expelled, ROWS_MAX, Row, Use, write_expelled};
 use crate::pool::{Claim, Pool};
 
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -35,8 +35,8 @@ impl Owned {
     }
 
     fn row_of(&self, export: &Export) -> Row {
-        let Export { rights, number, base, len, .. } = *export;
-        Row { granted: true, rights, number, base, len, expelled: self.expelled.len() as u32 }
+        let Export { rights, number, base, len, epoch, .. } = *export;
+        Row { granted: true, rights, number, base, len, expelled: self.expelled.len() as u32, epoch }
     }
 
     /// Offers a range of the pool to peers. `None`: this process has not claimed its extents.
@@ -148,14 +148,10 @@ impl Owned {
     fn write(&self, pool: &Pool, export: &Export) -> Result<(), Error> {
         let (lines, block, coherence) = (&mut pool.lines(), pool.superblock(), pool.coherence());
         for (line, identities) in self.expelled.chunks(EXPELLED_PER_LINE).enumerate() {
-            let mut whole = [0; EXPELLED_PER_LINE];
-            whole[..identities.len()].copy_from_slice(identities);
-            write_line(
-                lines,
-                coherence,
-                block.expelled_at(export.first, line as u32),
-                write_expelled(whole),
-            )?;
+            let mut whole = Expelled { identities: [0; EXPELLED_PER_LINE], epoch: export.epoch as u32 };
+            whole.identities[..identities.len()].copy_from_slice(identities);
+            let at = block.expelled_at(export.first, line as u32);
+            write_line(lines, coherence, at, write_expelled(whole))?;
         }
         let at = block.row_at(export.first, export.row);
         Ok(write_line(lines, coherence, at, self.row_of(export).write())?)

@@ -278,7 +278,7 @@ fn taken_from_a_peer(
     let (base, len) = (DATA, DATA_BYTES as u64);
     let (rights, number) = (Access::REMOTE_WRITE, 99);
     let OwnerRecord { incarnation, epoch, key_hash, .. } = OWNER;
-    let row = Row { granted: true, rights, number, base, len, expelled: 0 };
+    let row = Row { granted: true, rights, number, base, len, expelled: 0, epoch };
     let (first, count) = (0, 1);
     let grant = Grant { first, count, row: 0, number, base, len, rights, incarnation, epoch, key_hash };
     let guest = Guest { slot: 1, identity: 8 };

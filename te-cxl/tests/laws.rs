@@ -13,7 +13,7 @@ use te_core::{
     RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 use te_cxl::Coherence::{self, Flush, Hardware};
-use te_cxl::pool::format::{OwnerRecord, Use};
+use te_cxl::pool::format::{Expelled, OwnerRecord, Row, Use, write_expelled};
 use te_cxl::{Claim, Config, CxlTransport, Export, Mount, Pool, PoolError, Seat};
 
 const OTHER: RemoteRegionId = RemoteRegionId::new(1, 1);
@@ -297,6 +297,43 @@ fn a_slice_is_refused_when_the_page_with_the_row_has_another_owner() {
     for op in [Op::Read, Op::Write] {
         let end = run(&mut ends.peer, slice(2, op, 2 * MIB, 64));
         assert_eq!(end.result.unwrap_err().kind, ErrorKind::PeerRestarted, "{op:?}");
+    }
+}
+
+#[test]
+fn lines_that_were_written_in_another_epoch_confirm_nothing() {
+    let mut ends = Ends::new(Flush);
+    assert_eq!(ends.owner.expel(999, ExpelMode::Force), Ok(true));
+    let Export { rights, number, base, len, epoch, row, .. } =
+        Export::parse(&export(&ends.owner, REGION)).unwrap();
+    let (row_at, list_at) = (extent_line(0, 1 + u64::from(row)), extent_line(0, 48));
+    let ours = Row { granted: true, rights, number, base, len, expelled: 1, epoch };
+    let list = Expelled { identities: [999, 0, 0, 0, 0, 0, 0], epoch: epoch as u32 };
+    let mut result = |row: Row, list: Expelled| {
+        write_line(&ends, list_at, write_expelled(list));
+        write_line(&ends, row_at, row.write());
+        run(&mut ends.peer, slice(1, Op::Write, 0, 64)).result.map_err(|error| error.kind)
+    };
+    assert_eq!(result(ours, list), Ok(()));
+    for other in [epoch - 1, epoch + 1] {
+        assert_eq!(result(Row { epoch: other, ..ours }, list), Err(ErrorKind::Stale), "{other}: the row");
+        let list = Expelled { epoch: other as u32, ..list };
+        assert_eq!(result(ours, list), Err(ErrorKind::Stale), "{other}: the list");
+    }
+    assert_eq!(result(ours, list), Ok(()));
+}
+
+#[test]
+fn a_claim_that_is_repeated_is_compared_with_the_records() {
+    for mode in [Flush, Hardware] {
+        let file = PoolFile::new(16 * MIB, 4);
+        let pool = file.open(mode);
+        let claim = file.claim(0, 2, 7);
+        pool.claim(claim).unwrap();
+        pool.claim(claim).unwrap();
+        file.open(mode).claim(file.claim(1, 1, 8)).unwrap();
+        let refused = pool.claim(claim);
+        assert!(matches!(refused, Err(PoolError::Stale { number: 1, found: 2, given: 1 })), "{refused:?}");
     }
 }
 

@@ -53,7 +53,8 @@ pub struct Claim {
     pub count: u32,
     /// The incarnation of the owner.
     pub incarnation: u64,
-    /// The epoch in which they were given. The master gives each extent in a higher one than before.
+    /// The epoch in which they were given. The master gives each extent in a higher one than before, and only
+    /// when the process that had it cannot write the pool any more.
     pub epoch: u64,
     /// The key that exports of the owner carry.
     pub key: [u8; 16],
@@ -252,6 +253,7 @@ impl Pool {
             return Err(PoolError::NoSuch { what: "extent", number: end.max(1) - 1, count: extents });
         }
         if self.owned().claim_of(claim.first, claim.count) == Some(claim) {
+            self.confirm(&claim)?;
             return self.span(claim.first, claim.count).ok_or(PoolError::Layout);
         }
         let mine = self.owner_of(claim.first, &claim);
@@ -273,6 +275,7 @@ impl Pool {
         if let Some(peer) = take(&mut self.lines(), self.coherence, &self.block, &fresh, extents)? {
             return Err(PoolError::InUse { peer });
         }
+        self.confirm(&claim)?;
         let mut owned = self.owned();
         let claims = &mut owned.claims;
         claims.retain(|held| !overlap(held, claim.first, claim.count));
@@ -309,6 +312,18 @@ impl Pool {
             }
         }
         lost
+    }
+
+    /// Checks that the records of all extents of a claim say what it says.
+    fn confirm(&self, claim: &Claim) -> Result<(), PoolError> {
+        for extent in claim.first..claim.first + claim.count {
+            let found = self.owner(extent)?;
+            if found != Some(self.owner_of(extent, claim)) {
+                let found = found.map_or(0, |found| found.epoch);
+                return Err(PoolError::Stale { number: extent, found, given: claim.epoch });
+            }
+        }
+        Ok(())
     }
 
     /// The record of an extent's owner, if it can be understood.
