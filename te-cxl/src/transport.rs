@@ -17,7 +17,7 @@ use te_fabric::{OpenError, Region, Regions, RemoteRegion, RemoteRegions};
 use crate::config::{Coherence, Config};
 use crate::export::Export;
 use crate::ledger::{Grant, Guest, check, enter, leave, peer};
-use crate::lines::{Cause, Fault, LINE, drop_stale, get, put};
+use crate::lines::{Cause, Fault, LINE, Side, get, get_between, put, put_between};
 use crate::pool::{Pool, PoolError, Seat, key_hash};
 use crate::sys::Pinned;
 
@@ -178,7 +178,13 @@ impl CxlTransport {
         if !slice.len.is_multiple_of(granule) || !slice.remote.offset.is_multiple_of(u64::from(granule)) {
             return Err(ErrorKind::InvalidArgument.into());
         }
-        self.regions.check_local(slice)?;
+        let local = self.regions.check_local(slice)?;
+        if let Some((_, base)) = &local.ext.place
+            && !(base + slice.local.offset).is_multiple_of(u64::from(granule))
+        {
+            // The rest of the line may be another process's.
+            return Err(ErrorKind::InvalidArgument.into());
+        }
         let remote = self.remote_regions.check_remote(slice)?;
         if slice.op == Op::Write && !self.mounts[remote.ext.mount].pool.is_writable() {
             return Err(ErrorKind::AccessDenied.into());
@@ -223,19 +229,19 @@ impl CxlTransport {
         let place = place.map(|(pool, base)| (pool, base + slice.local.offset));
         let (lines, coherence) = (&mut pool.lines(), self.config.coherence);
         // Where our own memory is in a pool as well, its lines must not stay in our cache, nor be stale.
-        let refresh = || match place {
-            Some((pool, at)) if coherence == Coherence::Flush => drop_stale(&mut pool.lines(), at, len),
-            _ => Ok(()),
-        };
-        let copied = match slice.op {
-            Op::Read => get(lines, coherence, at, local).and_then(|()| refresh()),
-            Op::Write => refresh().and_then(|()| put(lines, coherence, at, local)),
+        let own = place.filter(|_| coherence == Coherence::Flush);
+        let copied = match (slice.op, own) {
+            (Op::Read, Some((own, own_at))) => get_between(lines, at, local, (&mut own.lines(), own_at)),
+            (Op::Write, Some((own, own_at))) => put_between(lines, at, local, (&mut own.lines(), own_at)),
+            (Op::Read, None) => get(lines, coherence, at, local).map_err(|fault| (Side::Remote, fault)),
+            (Op::Write, None) => put(lines, coherence, at, local).map_err(|fault| (Side::Remote, fault)),
         };
         match copied {
             Ok(()) => Ok(self.checksums.then(|| local.crc32c())),
-            Err(fault) => {
+            Err((side, fault)) => {
                 if let Cause::Poison { at } = fault.cause {
-                    pool.mark_bad(at);
+                    let own = own.map(|(own, _)| own).filter(|_| side == Side::Own);
+                    own.unwrap_or(pool).mark_bad(at);
                     log::error!("cxl: damaged memory at offset {at:#x} of the pool");
                 }
                 Err(failed(slice.op, fault))

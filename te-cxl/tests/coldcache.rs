@@ -73,6 +73,10 @@ impl Lines for Host<'_, '_> {
         Ok(())
     }
 
+    fn load_past(&mut self, _: u64, _: Local<'_>) -> Result<(), Fault> {
+        unimplemented!("the model has one pool: no case copies between two")
+    }
+
     fn store(&mut self, at: u64, from: Local<'_>) -> Result<(), Fault> {
         let mut bytes = vec![0; from.len()];
         from.read(&mut bytes).unwrap();

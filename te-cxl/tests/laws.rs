@@ -537,6 +537,32 @@ fn memory_of_the_pool_can_be_the_local_side() {
 }
 
 #[test]
+fn a_local_side_in_a_pool_has_whole_lines_where_caches_are_not_coherent() {
+    for coherence in [Flush, Hardware] {
+        let mut ends = Ends::new(coherence);
+        let span = ends.peer_pool.claim(ends.file.claim(3, 1, 9)).unwrap();
+        let (id, off) = (RegionId::new(6, 1), RegionId::new(7, 1));
+        register(&mut ends.peer, id, span, Access::LOCAL);
+        register(&mut ends.peer, off, span.part(32, 8192).unwrap(), Access::LOCAL);
+        for (op, region, offset, is_whole) in [
+            (Op::Read, id, 1, false),
+            (Op::Read, id, 4096 + 32, false),
+            (Op::Write, id, 8, false),
+            (Op::Read, off, 0, false),
+            (Op::Read, off, 32, true),
+            (Op::Read, id, 64, true),
+        ] {
+            let local = Slice { local: RegionOffset::new(region, offset), ..slice(1, op, 0, 4096) };
+            if is_whole || coherence == Hardware {
+                assert_eq!(run(&mut ends.peer, local).result, Ok(()), "{op:?} {offset}");
+            } else {
+                assert_eq!(ends.peer.submit(&[local]).unwrap_err().kind, ErrorKind::InvalidArgument);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_checksum_is_reported_when_it_is_wanted() {
     for coherence in [Flush, Hardware] {
         let mut ends = Ends::new(coherence);
