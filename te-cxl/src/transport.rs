@@ -55,8 +55,9 @@ pub struct CxlTransport {
     mounts: Vec<Mounted>,
     /// The identities that were expelled.
     expelled: BTreeSet<u64>,
-    /// The last sign of life of each peer that was asked for, and when it was first seen.
-    seen: RefCell<BTreeMap<(u64, u32), (u64, Instant)>>,
+    /// The last sign of life of each peer that was asked for, and when it was first seen: by identity, mount
+    /// and page.
+    seen: RefCell<BTreeMap<(u64, usize, u32), (u64, Instant)>>,
     regions: Regions<Held>,
     remote_regions: RemoteRegions<Link>,
     /// The number of remote regions.
@@ -298,12 +299,12 @@ impl CxlTransport {
         }
     }
 
-    /// The pages of a peer with this identity, and their signs of life.
-    fn beats(&self, identity: u64) -> impl Iterator<Item = (u32, u64)> {
-        self.mounts.iter().flat_map(move |Mounted { pool, .. }| {
+    /// The pages of a peer with this identity, by mount and number, and their signs of life.
+    fn beats(&self, identity: u64) -> impl Iterator<Item = ((usize, u32), u64)> {
+        self.mounts.iter().enumerate().flat_map(move |(mount, Mounted { pool, .. })| {
             (0..pool.superblock().peers).filter_map(move |slot| {
                 let record = peer(&mut pool.lines(), pool.superblock(), slot).ok()??;
-                (record.present && record.identity == identity).then_some((slot, record.beat))
+                (record.present && record.identity == identity).then_some(((mount, slot), record.beat))
             })
         })
     }
@@ -317,8 +318,8 @@ impl CxlTransport {
         self.beat += 1;
         for Mounted { pool, guest } in &self.mounts {
             if let Some((guest, epoch)) = guest {
-                // When the pool is gone, slices tell.
-                let _ = pool.tell(*guest, *epoch, true, self.beat);
+                // When the pool is gone, slices tell. When the page is another peer's, it stays as it is.
+                let _ = pool.tell_again(*guest, *epoch, true, self.beat);
             }
         }
     }
@@ -547,12 +548,12 @@ impl Transport for CxlTransport {
             return false;
         }
         let silence = Duration::from_millis(u64::from(self.config.peer_silence_ms_max));
-        self.beats(peer).any(|(slot, beat)| {
+        self.beats(peer).any(|((mount, slot), beat)| {
             let mut seen = self.seen.borrow_mut();
             if seen.len() >= SEEN_MAX {
                 seen.retain(|_, (_, since)| self.now < *since + silence);
             }
-            let (last, since) = seen.entry((peer, slot)).or_insert((beat, self.now));
+            let (last, since) = seen.entry((peer, mount, slot)).or_insert((beat, self.now));
             if *last != beat {
                 (*last, *since) = (beat, self.now);
             }
@@ -568,17 +569,22 @@ impl Transport for CxlTransport {
             return Err(ErrorKind::Busy.into());
         }
         for Mounted { pool, .. } in &self.mounts {
-            pool.owned().place_of(pool, peer)?;
+            match pool.owned().place_of(pool, peer) {
+                Err(error) if error.kind == ErrorKind::Full => return Err(error),
+                // A pool that is gone does not keep the peer in the others.
+                _ => {}
+            }
         }
         if self.expelled.len() >= EXPELLED_MAX && !self.expelled.contains(&peer) {
             return Err(ErrorKind::Full.into());
         }
         self.expelled.insert(peer);
-        let mut all_out = true;
+        let mut all_out = Ok(true);
         for Mounted { pool, .. } in &self.mounts {
-            all_out &= pool.owned().expel(pool, peer)?;
+            let out = pool.owned().expel(pool, peer);
+            all_out = all_out.and_then(|all_out| Ok(all_out & out?));
         }
-        Ok(all_out)
+        all_out
     }
 }
 
@@ -610,7 +616,7 @@ impl Drop for CxlTransport {
         }
         for Mounted { pool, guest } in &self.mounts {
             if let Some((guest, epoch)) = guest {
-                let _ = pool.tell(*guest, *epoch, false, self.beat);
+                let _ = pool.tell_again(*guest, *epoch, false, self.beat);
             }
         }
     }
