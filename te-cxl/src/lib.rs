@@ -62,8 +62,9 @@
 //!   [`Pool::write_back`], and what other hosts wrote is read after [`Pool::refresh`]. The transport does
 //!   both for its own slices.
 //! * Other processors than x86_64 have the mode `hardware` alone, and memory that fails ends the process.
-//! * The handler of SIGBUS is installed when the first pool is mapped. A handler that is installed later
-//!   replaces it, unless it passes on what is not its own.
+//! * The handler of SIGBUS is installed whenever a pool is mapped and it is not there, and again when a handler
+//!   that it passes a signal on to has taken it away. A handler that is installed after that replaces it,
+//!   unless it passes on what is not its own.
 //!
 //! # Example
 //!
