@@ -58,10 +58,11 @@ pub struct Guest {
     pub identity: u64,
 }
 
-/// Writes a line, and waits until every host can see it.
+/// Writes a line, and waits until every host can see it: where caches are not coherent, it is read back from
+/// the memory, because a store that has left the processor may still be on its way to the device.
 ///
 /// # Errors
-/// As [`Lines::nt_store`].
+/// As [`Lines::nt_store`] and [`Lines::load`].
 pub fn write_line<L: Lines>(
     lines: &mut L,
     coherence: Coherence,
@@ -70,7 +71,11 @@ pub fn write_line<L: Lines>(
 ) -> Result<(), Fault> {
     let written = store_line(lines, coherence, at, line);
     lines.fence(Fence::All);
-    written
+    written?;
+    if coherence == Coherence::Flush {
+        fetch_line(lines, at)?;
+    }
+    Ok(())
 }
 
 /// Writes a line after everything that was [put](crate::lines::put) before; every host can see it soon.
@@ -342,12 +347,21 @@ pub fn write_page<L: Lines>(
 ) -> Result<(), Fault> {
     let extent = owner.extent;
     write_line(lines, coherence, block.owner_at(extent), owner.write())?;
-    for row in 0..ROWS_MAX {
-        write_line(lines, coherence, block.row_at(extent, row), Row::FREE.write())?;
+    let none = Expelled { identities: [0; EXPELLED_PER_LINE], epoch: owner.epoch as u32 };
+    let rows = || (0..ROWS_MAX).map(|row| block.row_at(extent, row));
+    let lists = || (0..EXPELLED_LINES).map(|line| block.expelled_at(extent, line));
+    for at in rows() {
+        store_line(lines, coherence, at, Row::FREE.write())?;
     }
-    for line in 0..EXPELLED_LINES {
-        let none = Expelled { identities: [0; EXPELLED_PER_LINE], epoch: owner.epoch as u32 };
-        write_line(lines, coherence, block.expelled_at(extent, line), write_expelled(none))?;
+    for at in lists() {
+        store_line(lines, coherence, at, write_expelled(none))?;
+    }
+    lines.fence(Fence::All);
+    if coherence == Coherence::Flush {
+        // As in `write_line`, for all of them at once.
+        rows().chain(lists()).try_for_each(|at| lines.flush(at, LINE))?;
+        lines.fence(Fence::All);
+        rows().chain(lists()).try_for_each(|at| read_line(lines, at).map(drop))?;
     }
     Ok(())
 }

@@ -219,7 +219,7 @@ impl CxlTransport {
         written
     }
 
-    /// Copies the bytes of a slice; returns their checksum when it is wanted.
+    /// Copies the bytes of a slice; returns their checksum when it is wanted and could be computed.
     fn carry_out(&mut self, slice: &Slice) -> Result<Option<u32>, Failed> {
         let (mount, at) = self.enter(slice).map_err(Failed::Before)?;
         let pool = &self.mounts[mount].pool;
@@ -238,7 +238,7 @@ impl CxlTransport {
             (Op::Write, None) => put(lines, coherence, at, local).map_err(|fault| (Side::Remote, fault)),
         };
         match copied {
-            Ok(()) => Ok(self.checksums.then(|| local.crc32c())),
+            Ok(()) => Ok(if self.checksums { local.crc32c() } else { None }),
             Err((side, fault)) => {
                 if let Cause::Poison { at } = fault.cause {
                     let own = own.map(|(own, _)| own).filter(|_| side == Side::Own);

@@ -235,6 +235,17 @@ fn half_lines(mut run: Schedule) -> Wrong {
 }
 
 fn interleave<A, B>(rng: &mut Rng, model: &mut ColdCache, a: &mut Process<'_, A>, b: &mut Process<'_, B>) {
+    if rng.below(4) == 0 {
+        // The first is stopped once, at some place, for as long as the second runs.
+        let (begun, done) = (rng.below(16), rng.below(32));
+        (0..begun).for_each(|_| {
+            b.step(model);
+        });
+        (0..done).for_each(|_| {
+            a.step(model);
+        });
+        while !b.step(model) {}
+    }
     // Uneven odds, and many steps in a row: also schedules in which one is stopped for long.
     let odds = 1 + rng.below(15);
     while a.result().is_none() || b.result().is_none() {

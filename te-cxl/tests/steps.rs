@@ -4,7 +4,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use te_cxl::Coherence::{Flush, Hardware};
+use te_cxl::ledger::{write_line, write_page};
 use te_cxl::lines::{Cause, Fault, Fence, LINE, Lines, Local, Side, get_between, put_between};
+use te_cxl::pool::format::{OwnerRecord, Superblock};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -96,4 +99,36 @@ fn a_write_from_a_pool_drops_stale_lines_and_names_the_side_that_failed() {
         let wrote = to.steps.borrow().contains(&('r', Step::NtStore));
         assert_eq!(wrote, own.is_none(), "nothing is written after a fault of our own pool");
     }
+}
+
+#[test]
+fn a_line_of_the_ledger_is_read_back_where_caches_are_not_coherent() {
+    for (coherence, expected) in
+        [(Flush, &[Step::NtStore, ALL, Step::Flush, ALL, Step::Load][..]), (Hardware, &[Step::Store, ALL])]
+    {
+        let [mut pool, _] = pools(None, None);
+        write_line(&mut pool, coherence, 64, [1; LINE as usize]).unwrap();
+        let steps: Vec<Step> = pool.steps.borrow().iter().map(|(_, step)| *step).collect();
+        assert_eq!(steps, expected);
+    }
+    // A line that may not have arrived was not written.
+    let [mut pool, _] = pools(Some(Step::Load), None);
+    assert_eq!(write_line(&mut pool, Flush, 64, [1; LINE as usize]), Err(POISON));
+}
+
+#[test]
+fn a_page_is_read_back_line_by_line() {
+    let block = Superblock { uuid: [7; 16], size: 4 << 20, extent_bytes: 2 << 20, extents: 1, peers: 2 };
+    let owner =
+        OwnerRecord { extent: 0, owned: true, incarnation: 1, epoch: 1, uuid: [7; 16], key_hash: [0; 16] };
+    let [mut pool, _] = pools(None, None);
+    write_page(&mut pool, Flush, &block, &owner).unwrap();
+    let steps: Vec<Step> = pool.steps.borrow().iter().map(|(_, step)| *step).collect();
+    let count = |of| steps.iter().filter(|step| **step == of).count();
+    assert_eq!([Step::NtStore, Step::Flush, Step::Load].map(count), [64, 64, 64]);
+    // The record of the owner first: from then on no peer of the former owner begins.
+    assert_eq!(steps[..6], [Step::NtStore, ALL, Step::Flush, ALL, Step::Load, Step::NtStore]);
+    let stored = steps.iter().rposition(|step| *step == Step::NtStore).unwrap();
+    assert_eq!(steps[stored + 1..stored + 3], [ALL, Step::Flush]);
+    assert_eq!(steps[steps.len() - 64], ALL, "before the first line is read back");
 }
