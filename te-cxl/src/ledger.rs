@@ -264,7 +264,7 @@ fn is_expelled<L: Lines>(
         }
         let expelled = read_whole(lines, at, parse_expelled)?;
         if expelled.epoch != grant.epoch as u32 {
-            // Another owner's list does not say whom this one has expelled.
+            // Another owner's list does not tell which peers this one has expelled.
             return Err(ErrorKind::Stale.into());
         }
         if expelled.identities.contains(&identity) {

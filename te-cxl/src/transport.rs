@@ -55,9 +55,8 @@ pub struct CxlTransport {
     mounts: Vec<Mounted>,
     /// The identities that were expelled.
     expelled: BTreeSet<u64>,
-    /// The last sign of life of each peer that was asked for, and when it was first seen: by identity, mount
-    /// and page.
-    seen: RefCell<BTreeMap<(u64, usize, u32), (u64, Instant)>>,
+    /// The last sign of life of each peer that was asked for, and when it was first seen.
+    seen: RefCell<BTreeMap<Seen, (u64, Instant)>>,
     regions: Regions<Held>,
     remote_regions: RemoteRegions<Link>,
     /// The number of remote regions.
@@ -72,6 +71,9 @@ pub struct CxlTransport {
     next_beat: Instant,
     beat: u64,
 }
+
+/// The identity of a peer, the mount, and the number of its page.
+type Seen = (u64, usize, u32);
 
 #[derive(Debug)]
 struct Mounted {

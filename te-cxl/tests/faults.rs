@@ -152,8 +152,8 @@ extern "C" fn foreign(_: libc::c_int) {
     HANDLED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Runs a test of this file in a process of its own, because the handler belongs to the whole process. Returns
-/// whether this is that process.
+/// Runs a test of this file in a process of its own, because the handler belongs to the whole process.
+/// Returns whether this is that process.
 fn in_its_own_process(test: &str) -> bool {
     if std::env::var_os("TE_CXL_CHAIN").is_some() {
         return true;

@@ -1,4 +1,4 @@
-//! The operations on a pool that a call consists of, in their order: what one host alone cannot see otherwise.
+//! The operations on a pool that a call consists of, in their order: one host alone cannot see their effect.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use std::cell::RefCell;

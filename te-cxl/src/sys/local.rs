@@ -90,16 +90,16 @@ impl Pinned {
 }
 
 impl Local<'_> {
-    /// CRC-32C of the bytes; `None` when their memory failed. They are copied to a small buffer first, because
-    /// a peer may be writing them and the checksum code needs a reference.
+    /// CRC-32C of the bytes; `None` when their memory failed. They are copied to a small buffer first,
+    /// because a peer may be writing them and the checksum code needs a reference.
     pub(crate) fn crc32c(self) -> Option<u32> {
         let mut piece = [0; 8 << 10];
         let (mut crc, mut done) = (0, 0);
         while done < self.len {
             let len = (self.len - done).min(piece.len());
             let from = self.ptr.wrapping_add(done);
-            // SAFETY: `done + len` stays inside bytes that are readable for `'a`, or fail with SIGBUS, which the
-            // handler catches where they lie in a pool (`Map::new` has installed it); `piece` is ours.
+            // SAFETY: `done + len` stays inside bytes that are readable for `'a`, or fail with SIGBUS, which
+            // the handler catches where they lie in a pool (`Map::new` has installed it); `piece` is ours.
             #[cfg(target_arch = "x86_64")]
             if unsafe { super::copy::copy(piece.as_mut_ptr(), from, len) }.cause != 0 {
                 return None;

@@ -47,8 +47,8 @@ pub(super) fn install() -> std::io::Result<()> {
     if install_now() { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Installs the handler where it is not, and keeps the one that is there for what is not ours. Returns whether
-/// that worked. A signal handler may call it once the handler was installed.
+/// Installs the handler where it is not, and keeps the one that is there for what is not ours. Returns
+/// whether that worked. A signal handler may call it once the handler was installed.
 fn install_now() -> bool {
     let mut found = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: `found` is writable; no new handler is given.
@@ -86,8 +86,8 @@ extern "C" fn on_bus(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
     let is_over = unsafe { pass_on(next, signal, info, context) };
     PASSING_ON.set(again);
     if !is_over {
-        // The handler of std takes itself away when a signal is none of its own. It has done so with ours; the
-        // system's own handler is the next one from then on.
+        // The handler of std takes itself away when a signal is none of its own, and ours with it. From then
+        // on the system's own handler is the next one.
         install_now();
     }
 }
