@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use common::{Ends, MIB, PoolFile, REGION, REMOTE, export, run, slice};
 use nix::unistd::ftruncate;
 use te_core::{ErrorKind, ExpelMode, Instant, Memory, Op, Transport};
 use te_cxl::Coherence::{Flush, Hardware};
-use te_cxl::pool::format::PeerRecord;
+use te_cxl::pool::format::{OwnerRecord, PeerRecord};
 use te_cxl::{Claim, Config, CxlTransport, Mount, Pool, PoolError, Seat};
 
 fn at(ms: u64) -> Instant {
@@ -116,4 +117,29 @@ fn a_page_that_was_taken_again_by_the_same_process_counts_as_another() {
     let _second = open(2);
     drop(first);
     assert!(record(&file, 0).present && record(&file, 0).epoch == 2);
+}
+
+#[test]
+fn a_claim_that_is_overtaken_while_it_is_written_down_is_refused() {
+    let file = PoolFile::new(140 * MIB, 1);
+    let (slow, fast) = (file.open(Flush), file.open(Flush));
+    let bytes = std::fs::File::from(file.fd.try_clone().unwrap());
+    // Whether the second claim comes in the middle of the first one depends on the scheduler.
+    let is_refused = (0..100).any(|_| {
+        let (first, second) = (file.claim(0, 60, 7), file.claim(0, 1, 8));
+        let overtaken = std::thread::scope(|scope| {
+            let overtakes = scope.spawn(|| {
+                let mut line = [0; 64];
+                while OwnerRecord::parse(&line).map(|owner| owner.epoch) != Ok(first.epoch) {
+                    bytes.read_exact_at(&mut line, 4096).unwrap();
+                }
+                fast.claim(second).unwrap();
+            });
+            let claimed = slow.claim(first);
+            overtakes.join().unwrap();
+            claimed
+        });
+        matches!(overtaken, Err(PoolError::Stale { number: 0, found, .. }) if found == second.epoch)
+    });
+    assert!(is_refused, "a hundred claims did not see that they were overtaken");
 }
