@@ -19,7 +19,7 @@ use te_core::{Access, Error, ErrorKind};
 
 use crate::Coherence;
 use crate::lines::{Fault, Fence, LINE, Lines, Local};
-use crate::pool::format::{EXPELLED_LINES, ROWS_MAX, write_expelled};
+use crate::pool::format::{EXPELLED_LINES, Expelled, ROWS_MAX, write_expelled};
 use crate::pool::format::{
     EXPELLED_PER_LINE, LineBytes, LineError, OwnerRecord, PeerRecord, Row, Superblock, Use, parse_expelled,
 };
@@ -58,10 +58,11 @@ pub struct Guest {
     pub identity: u64,
 }
 
-/// Writes a line, and waits until every host can see it.
+/// Writes a line, and waits until every host can see it: where caches are not coherent, it is read back from
+/// the memory, because a store that has left the processor may still be on its way to the device.
 ///
 /// # Errors
-/// As [`Lines::nt_store`].
+/// As [`Lines::nt_store`] and [`Lines::load`].
 pub fn write_line<L: Lines>(
     lines: &mut L,
     coherence: Coherence,
@@ -70,7 +71,11 @@ pub fn write_line<L: Lines>(
 ) -> Result<(), Fault> {
     let written = store_line(lines, coherence, at, line);
     lines.fence(Fence::All);
-    written
+    written?;
+    if coherence == Coherence::Flush {
+        fetch_line(lines, at)?;
+    }
+    Ok(())
 }
 
 /// Writes a line after everything that was [put](crate::lines::put) before; every host can see it soon.
@@ -164,7 +169,8 @@ pub fn leave<L: Lines>(
 }
 
 /// Checks what an export states against what the owner has written: the row of the region, and who owns the
-/// extents that will be touched.
+/// extents that will be touched, and the first one, in whose page the row is. Lines that were written in
+/// another epoch confirm nothing.
 ///
 /// # Errors
 /// `Stale`: another owner, an older or newer epoch, or the region is revoked. `PeerRestarted`: the extents
@@ -178,7 +184,9 @@ pub fn check<L: Lines>(
     (first, count): (u32, u32),
 ) -> Result<(), Error> {
     let row_at = block.row_at(grant.first, grant.row);
-    let extents = first..first.saturating_add(count);
+    let touched = first..first.saturating_add(count);
+    let beside = (!touched.contains(&grant.first)).then_some(grant.first);
+    let extents = beside.into_iter().chain(touched);
     if coherence == Coherence::Flush {
         lines.flush(row_at, LINE)?;
         for extent in extents.clone() {
@@ -191,13 +199,14 @@ pub fn check<L: Lines>(
         check_owner(OwnerRecord::parse(&record).ok(), block, extent, grant)?;
     }
     let row = read_whole(lines, row_at, Row::parse)?;
-    if !row.granted || row.number != grant.number {
+    // A row of another epoch was written by a process that had lost the page, or did not have it yet.
+    if !row.granted || row.number != grant.number || row.epoch != grant.epoch {
         return Err(refusal(Revoked::Region));
     }
     if (row.base, row.len, row.rights) != (grant.base, grant.len, grant.rights) {
         return Err(ErrorKind::AccessDenied.into());
     }
-    if row.expelled > 0 && is_expelled(lines, coherence, block, grant.first, row.expelled, guest.identity)? {
+    if row.expelled > 0 && is_expelled(lines, coherence, block, grant, row.expelled, guest.identity)? {
         return Err(refusal(Revoked::Peer));
     }
     Ok(())
@@ -242,18 +251,23 @@ fn is_expelled<L: Lines>(
     lines: &mut L,
     coherence: Coherence,
     block: &Superblock,
-    extent: u32,
+    grant: &Grant,
     count: u32,
     identity: u64,
 ) -> Result<bool, Error> {
     let whole = count.div_ceil(EXPELLED_PER_LINE as u32).min(EXPELLED_LINES);
     for line in 0..whole {
-        let at = block.expelled_at(extent, line);
+        let at = block.expelled_at(grant.first, line);
         if coherence == Coherence::Flush {
             lines.flush(at, LINE)?;
             lines.fence(Fence::All);
         }
-        if read_whole(lines, at, parse_expelled)?.contains(&identity) {
+        let expelled = read_whole(lines, at, parse_expelled)?;
+        if expelled.epoch != grant.epoch as u32 {
+            // Another owner's list does not tell which peers this one has expelled.
+            return Err(ErrorKind::Stale.into());
+        }
+        if expelled.identities.contains(&identity) {
             return Ok(true);
         }
     }
@@ -333,12 +347,21 @@ pub fn write_page<L: Lines>(
 ) -> Result<(), Fault> {
     let extent = owner.extent;
     write_line(lines, coherence, block.owner_at(extent), owner.write())?;
-    for row in 0..ROWS_MAX {
-        write_line(lines, coherence, block.row_at(extent, row), Row::FREE.write())?;
+    let none = Expelled { identities: [0; EXPELLED_PER_LINE], epoch: owner.epoch as u32 };
+    let rows = || (0..ROWS_MAX).map(|row| block.row_at(extent, row));
+    let lists = || (0..EXPELLED_LINES).map(|line| block.expelled_at(extent, line));
+    for at in rows() {
+        store_line(lines, coherence, at, Row::FREE.write())?;
     }
-    for line in 0..EXPELLED_LINES {
-        let none = write_expelled([0; EXPELLED_PER_LINE]);
-        write_line(lines, coherence, block.expelled_at(extent, line), none)?;
+    for at in lists() {
+        store_line(lines, coherence, at, write_expelled(none))?;
+    }
+    lines.fence(Fence::All);
+    if coherence == Coherence::Flush {
+        // As in `write_line`, for all of them at once.
+        rows().chain(lists()).try_for_each(|at| lines.flush(at, LINE))?;
+        lines.fence(Fence::All);
+        rows().chain(lists()).try_for_each(|at| read_line(lines, at).map(drop))?;
     }
     Ok(())
 }

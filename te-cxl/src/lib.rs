@@ -61,9 +61,14 @@
 //! * In mode `flush`, bytes that this host writes into the pool by itself reach other hosts with
 //!   [`Pool::write_back`], and what other hosts wrote is read after [`Pool::refresh`]. The transport does
 //!   both for its own slices.
+//! * In mode `flush`, the handshake of owners and peers assumes that a store past the cache is seen by the
+//!   loads of every other host once its host has fenced (`mfence`), dropped the line from its cache and read
+//!   it back. Writes to a CXL device are posted: no document of the processor promises when another host sees
+//!   them. The read takes the same way, and the device answers it after the write.
 //! * Other processors than x86_64 have the mode `hardware` alone, and memory that fails ends the process.
-//! * The handler of SIGBUS is installed when the first pool is mapped. A handler that is installed later
-//!   replaces it, unless it passes on what is not its own.
+//! * The handler of SIGBUS is installed whenever a pool is mapped and it is not there, and again when a
+//!   handler that it passes a signal on to has taken it away. A handler that is installed after that replaces
+//!   it, unless it passes on what is not its own.
 //!
 //! # Example
 //!

@@ -20,6 +20,13 @@ pub trait Lines {
     /// The memory failed, or the range does not lie in the pool.
     fn load(&mut self, at: u64, to: Local<'_>) -> Result<(), Fault>;
 
+    /// As [`load`](Self::load), into whole lines of memory that lies in a pool as well: they are stored past
+    /// the cache, and are in memory after the next [`fence`](Self::fence).
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); `Range` when `to` is not made of whole lines.
+    fn load_past(&mut self, at: u64, to: Local<'_>) -> Result<(), Fault>;
+
     /// Writes bytes of the pool into the cache, from which they reach the memory at an unknown time.
     ///
     /// # Errors
@@ -122,6 +129,48 @@ pub fn get<L: Lines>(lines: &mut L, coherence: Coherence, at: u64, to: Local<'_>
         drop_stale(lines, at, to.len() as u64)?;
     }
     lines.load(at, to)
+}
+
+/// Which memory of a copy failed, where both ends lie in pools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The region of the other process.
+    Remote,
+    /// The registered memory of this process.
+    Own,
+}
+
+/// As [`get`], into memory of a pool without hardware coherence: `own` is where it lies. No line of it stays
+/// in the cache, also when the copy fails.
+///
+/// # Errors
+/// As [`Lines::load_past`] and [`Lines::flush`], with the side whose pool the fault names.
+pub fn get_between<L: Lines, M: Lines>(
+    lines: &mut L,
+    at: u64,
+    to: Local<'_>,
+    (own, own_at): (&mut M, u64),
+) -> Result<(), (Side, Fault)> {
+    let len = to.len() as u64;
+    let copied = drop_stale(lines, at, len).and_then(|()| lines.load_past(at, to));
+    // This also waits for the stores.
+    let dropped = drop_stale(own, own_at, len);
+    copied.map_err(|fault| (Side::Remote, fault))?;
+    dropped.map_err(|fault| (Side::Own, fault))
+}
+
+/// As [`put`], from memory of a pool without hardware coherence: `own` is where it lies.
+///
+/// # Errors
+/// As [`put`] and [`Lines::flush`], with the side whose pool the fault names.
+pub fn put_between<L: Lines, M: Lines>(
+    lines: &mut L,
+    at: u64,
+    from: Local<'_>,
+    (own, own_at): (&mut M, u64),
+) -> Result<(), (Side, Fault)> {
+    drop_stale(own, own_at, from.len() as u64).map_err(|fault| (Side::Own, fault))?;
+    put(lines, Coherence::Flush, at, from).map_err(|fault| (Side::Remote, fault))
 }
 
 /// Drops what the cache holds of a range, so that later loads read the memory. Dirty lines are written back.

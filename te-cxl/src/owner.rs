@@ -7,7 +7,7 @@ use te_core::{Access, Error, ErrorKind};
 
 use crate::export::Export;
 use crate::ledger::{first_user, holder, is_unused, peer, revoke, write_line};
-use crate::pool::format::{EXPELLED_MAX, EXPELLED_PER_LINE, ROWS_MAX, Row, Use, write_expelled};
+use crate::pool::format::{EXPELLED_MAX, EXPELLED_PER_LINE, Expelled, ROWS_MAX, Row, Use, write_expelled};
 use crate::pool::{Claim, Pool};
 
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -19,6 +19,8 @@ pub(crate) struct Owned {
     pub(crate) claims: Vec<Claim>,
     /// The regions that are exported, by their numbers.
     rows: BTreeMap<u64, Export>,
+    /// Those of them that were revoked: their rows grant nothing any more, and are not used again yet.
+    closing: BTreeSet<u64>,
     expelled: Vec<u64>,
 }
 
@@ -33,8 +35,8 @@ impl Owned {
     }
 
     fn row_of(&self, export: &Export) -> Row {
-        let Export { rights, number, base, len, .. } = *export;
-        Row { granted: true, rights, number, base, len, expelled: self.expelled.len() as u32 }
+        let Export { rights, number, base, len, epoch, .. } = *export;
+        Row { granted: true, rights, number, base, len, expelled: self.expelled.len() as u32, epoch }
     }
 
     /// Offers a range of the pool to peers. `None`: this process has not claimed its extents.
@@ -83,9 +85,11 @@ impl Owned {
         Ok(Some(export))
     }
 
-    /// Revokes a region. Returns whether no peer uses it, nor will.
-    pub(crate) fn revoke(pool: &Pool, export: &Export) -> Result<bool, Error> {
+    /// Revokes a region. Returns whether no peer uses it, nor will. From the first call on no other call
+    /// writes its row as granted, until it is [forgotten](Self::forget).
+    pub(crate) fn revoke(&mut self, pool: &Pool, export: &Export) -> Result<bool, Error> {
         let (lines, block) = (&mut pool.lines(), pool.superblock());
+        self.closing.insert(export.number);
         if !pool.is_still_owned(export)? {
             // The next owner's records refuse every peer; those that were inside before may still be.
             return Ok(is_unused(lines, pool.coherence(), block, export.number)?);
@@ -97,6 +101,7 @@ impl Owned {
     /// Forgets a region that no peer uses any more: its row can be used again.
     pub(crate) fn forget(&mut self, export: &Export) {
         self.rows.remove(&export.number);
+        self.closing.remove(&export.number);
     }
 
     /// Where in the list an identity is, or can be put. When the list is full, that is the place of one which
@@ -125,7 +130,7 @@ impl Owned {
             Some(expelled) => *expelled = identity,
             None => self.expelled.push(identity),
         }
-        for export in self.rows.values() {
+        for export in self.rows.values().filter(|export| !self.closing.contains(&export.number)) {
             if pool.is_still_owned(export)? {
                 self.write(pool, export)?;
             }
@@ -143,14 +148,10 @@ impl Owned {
     fn write(&self, pool: &Pool, export: &Export) -> Result<(), Error> {
         let (lines, block, coherence) = (&mut pool.lines(), pool.superblock(), pool.coherence());
         for (line, identities) in self.expelled.chunks(EXPELLED_PER_LINE).enumerate() {
-            let mut whole = [0; EXPELLED_PER_LINE];
-            whole[..identities.len()].copy_from_slice(identities);
-            write_line(
-                lines,
-                coherence,
-                block.expelled_at(export.first, line as u32),
-                write_expelled(whole),
-            )?;
+            let mut whole = Expelled { identities: [0; EXPELLED_PER_LINE], epoch: export.epoch as u32 };
+            whole.identities[..identities.len()].copy_from_slice(identities);
+            let at = block.expelled_at(export.first, line as u32);
+            write_line(lines, coherence, at, write_expelled(whole))?;
         }
         let at = block.row_at(export.first, export.row);
         Ok(write_line(lines, coherence, at, self.row_of(export).write())?)

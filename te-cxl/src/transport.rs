@@ -17,8 +17,7 @@ use te_fabric::{OpenError, Region, Regions, RemoteRegion, RemoteRegions};
 use crate::config::{Coherence, Config};
 use crate::export::Export;
 use crate::ledger::{Grant, Guest, check, enter, leave, peer};
-use crate::lines::{Cause, Fault, LINE, drop_stale, get, put};
-use crate::owner::Owned;
+use crate::lines::{Cause, Fault, LINE, Side, get, get_between, put, put_between};
 use crate::pool::{Pool, PoolError, Seat, key_hash};
 use crate::sys::Pinned;
 
@@ -57,7 +56,7 @@ pub struct CxlTransport {
     /// The identities that were expelled.
     expelled: BTreeSet<u64>,
     /// The last sign of life of each peer that was asked for, and when it was first seen.
-    seen: RefCell<BTreeMap<(u64, u32), (u64, Instant)>>,
+    seen: RefCell<BTreeMap<Seen, (u64, Instant)>>,
     regions: Regions<Held>,
     remote_regions: RemoteRegions<Link>,
     /// The number of remote regions.
@@ -72,6 +71,9 @@ pub struct CxlTransport {
     next_beat: Instant,
     beat: u64,
 }
+
+/// The identity of a peer, the mount, and the number of its page.
+type Seen = (u64, usize, u32);
 
 #[derive(Debug)]
 struct Mounted {
@@ -179,7 +181,13 @@ impl CxlTransport {
         if !slice.len.is_multiple_of(granule) || !slice.remote.offset.is_multiple_of(u64::from(granule)) {
             return Err(ErrorKind::InvalidArgument.into());
         }
-        self.regions.check_local(slice)?;
+        let local = self.regions.check_local(slice)?;
+        if let Some((_, base)) = &local.ext.place
+            && !(base + slice.local.offset).is_multiple_of(u64::from(granule))
+        {
+            // The rest of the line may be another process's.
+            return Err(ErrorKind::InvalidArgument.into());
+        }
         let remote = self.remote_regions.check_remote(slice)?;
         if slice.op == Op::Write && !self.mounts[remote.ext.mount].pool.is_writable() {
             return Err(ErrorKind::AccessDenied.into());
@@ -213,7 +221,7 @@ impl CxlTransport {
         written
     }
 
-    /// Copies the bytes of a slice; returns their checksum when it is wanted.
+    /// Copies the bytes of a slice; returns their checksum when it is wanted and could be computed.
     fn carry_out(&mut self, slice: &Slice) -> Result<Option<u32>, Failed> {
         let (mount, at) = self.enter(slice).map_err(Failed::Before)?;
         let pool = &self.mounts[mount].pool;
@@ -224,19 +232,19 @@ impl CxlTransport {
         let place = place.map(|(pool, base)| (pool, base + slice.local.offset));
         let (lines, coherence) = (&mut pool.lines(), self.config.coherence);
         // Where our own memory is in a pool as well, its lines must not stay in our cache, nor be stale.
-        let refresh = || match place {
-            Some((pool, at)) if coherence == Coherence::Flush => drop_stale(&mut pool.lines(), at, len),
-            _ => Ok(()),
-        };
-        let copied = match slice.op {
-            Op::Read => get(lines, coherence, at, local).and_then(|()| refresh()),
-            Op::Write => refresh().and_then(|()| put(lines, coherence, at, local)),
+        let own = place.filter(|_| coherence == Coherence::Flush);
+        let copied = match (slice.op, own) {
+            (Op::Read, Some((own, own_at))) => get_between(lines, at, local, (&mut own.lines(), own_at)),
+            (Op::Write, Some((own, own_at))) => put_between(lines, at, local, (&mut own.lines(), own_at)),
+            (Op::Read, None) => get(lines, coherence, at, local).map_err(|fault| (Side::Remote, fault)),
+            (Op::Write, None) => put(lines, coherence, at, local).map_err(|fault| (Side::Remote, fault)),
         };
         match copied {
-            Ok(()) => Ok(self.checksums.then(|| local.crc32c())),
-            Err(fault) => {
+            Ok(()) => Ok(if self.checksums { local.crc32c() } else { None }),
+            Err((side, fault)) => {
                 if let Cause::Poison { at } = fault.cause {
-                    pool.mark_bad(at);
+                    let own = own.map(|(own, _)| own).filter(|_| side == Side::Own);
+                    own.unwrap_or(pool).mark_bad(at);
                     log::error!("cxl: damaged memory at offset {at:#x} of the pool");
                 }
                 Err(failed(slice.op, fault))
@@ -293,12 +301,12 @@ impl CxlTransport {
         }
     }
 
-    /// The pages of a peer with this identity, and their signs of life.
-    fn beats(&self, identity: u64) -> impl Iterator<Item = (u32, u64)> {
-        self.mounts.iter().flat_map(move |Mounted { pool, .. }| {
+    /// The pages of a peer with this identity, by mount and number, and their signs of life.
+    fn beats(&self, identity: u64) -> impl Iterator<Item = ((usize, u32), u64)> {
+        self.mounts.iter().enumerate().flat_map(move |(mount, Mounted { pool, .. })| {
             (0..pool.superblock().peers).filter_map(move |slot| {
                 let record = peer(&mut pool.lines(), pool.superblock(), slot).ok()??;
-                (record.present && record.identity == identity).then_some((slot, record.beat))
+                (record.present && record.identity == identity).then_some(((mount, slot), record.beat))
             })
         })
     }
@@ -312,8 +320,8 @@ impl CxlTransport {
         self.beat += 1;
         for Mounted { pool, guest } in &self.mounts {
             if let Some((guest, epoch)) = guest {
-                // When the pool is gone, slices tell.
-                let _ = pool.tell(*guest, *epoch, true, self.beat);
+                // When the pool is gone, slices tell. When the page is another peer's, it stays as it is.
+                let _ = pool.tell_again(*guest, *epoch, true, self.beat);
             }
         }
     }
@@ -322,9 +330,17 @@ impl CxlTransport {
     fn take_back(&mut self, id: RegionId) -> Result<bool, Error> {
         let Some(region) = self.regions.get_mut(id.index) else { return Ok(true) };
         region.closing = true;
-        match &region.ext {
-            Held { place: Some((pool, _)), export: Some(export), .. } => Owned::revoke(pool, export),
-            _ => Ok(true),
+        let Held { place: Some((pool, _)), export: Some(export), .. } = &region.ext else { return Ok(true) };
+        // In a child after a fork the lock may be held for ever: there, this fails.
+        pool.is_still_owned(export)?;
+        pool.owned().revoke(pool, export)
+    }
+
+    /// Gives a region up that no peer uses any more.
+    fn forget(&mut self, id: RegionId) {
+        let region = self.regions.remove(id.index).map(|region| region.ext);
+        if let Some(Held { place: Some((pool, _)), export: Some(export), .. }) = region {
+            pool.owned().forget(&export);
         }
     }
 }
@@ -367,12 +383,7 @@ impl Memory for CxlTransport {
         if !self.take_back(id)? {
             return Err(ErrorKind::Busy.into());
         }
-        let region = self.regions.remove(id.index);
-        if let Some(Held { place: Some((pool, _)), export: Some(export), .. }) =
-            region.map(|region| region.ext)
-        {
-            pool.owned().forget(&export);
-        }
+        self.forget(id);
         Ok(())
     }
 
@@ -539,12 +550,12 @@ impl Transport for CxlTransport {
             return false;
         }
         let silence = Duration::from_millis(u64::from(self.config.peer_silence_ms_max));
-        self.beats(peer).any(|(slot, beat)| {
+        self.beats(peer).any(|((mount, slot), beat)| {
             let mut seen = self.seen.borrow_mut();
             if seen.len() >= SEEN_MAX {
                 seen.retain(|_, (_, since)| self.now < *since + silence);
             }
-            let (last, since) = seen.entry((peer, slot)).or_insert((beat, self.now));
+            let (last, since) = seen.entry((peer, mount, slot)).or_insert((beat, self.now));
             if *last != beat {
                 (*last, *since) = (beat, self.now);
             }
@@ -560,17 +571,22 @@ impl Transport for CxlTransport {
             return Err(ErrorKind::Busy.into());
         }
         for Mounted { pool, .. } in &self.mounts {
-            pool.owned().place_of(pool, peer)?;
+            match pool.owned().place_of(pool, peer) {
+                Err(error) if error.kind == ErrorKind::Full => return Err(error),
+                // A pool that is gone does not keep the peer in the others.
+                _ => {}
+            }
         }
         if self.expelled.len() >= EXPELLED_MAX && !self.expelled.contains(&peer) {
             return Err(ErrorKind::Full.into());
         }
         self.expelled.insert(peer);
-        let mut all_out = true;
+        let mut all_out = Ok(true);
         for Mounted { pool, .. } in &self.mounts {
-            all_out &= pool.owned().expel(pool, peer)?;
+            let out = pool.owned().expel(pool, peer);
+            all_out = all_out.and_then(|all_out| Ok(all_out & out?));
         }
-        Ok(all_out)
+        all_out
     }
 }
 
@@ -583,17 +599,26 @@ impl Drop for CxlTransport {
             self.regions.iter().map(|(index, region)| RegionId::new(index, region.generation)).collect();
         for id in ids {
             // Where the pool is gone, or belongs to the parent of this process, there is nothing to wait for.
-            while matches!(self.take_back(id), Ok(false)) {
-                if start.elapsed().as_secs() >= 1 {
-                    log::error!("cxl: a peer is still inside region {id} after 1 s; its memory may change");
-                    break;
+            loop {
+                match self.take_back(id) {
+                    Ok(true) => self.forget(id),
+                    Ok(false) if start.elapsed().as_secs() < 1 => {
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    Ok(false) => {
+                        log::error!(
+                            "cxl: a peer is still inside region {id} after 1 s; its memory may change"
+                        );
+                    }
+                    Err(_) => {}
                 }
-                std::thread::yield_now();
+                break;
             }
         }
         for Mounted { pool, guest } in &self.mounts {
             if let Some((guest, epoch)) = guest {
-                let _ = pool.tell(*guest, *epoch, false, self.beat);
+                let _ = pool.tell_again(*guest, *epoch, false, self.beat);
             }
         }
     }

@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use common::{Ends, MIB, PoolFile, REGION, REMOTE, leaked, peek, poke, run, slice};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, raise, sigaction};
@@ -152,17 +152,109 @@ extern "C" fn foreign(_: libc::c_int) {
     HANDLED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Runs in a process of its own: the handler of a process is installed once.
+/// Runs a test of this file in a process of its own, because the handler belongs to the whole process.
+/// Returns whether this is that process.
+fn in_its_own_process(test: &str) -> bool {
+    if std::env::var_os("TE_CXL_CHAIN").is_some() {
+        return true;
+    }
+    let command = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture"])
+        .env("TE_CXL_CHAIN", "1")
+        .output()
+        .unwrap();
+    assert!(command.status.success(), "{:?} {}", command.status, String::from_utf8_lossy(&command.stderr));
+    false
+}
+
+/// Cuts a pool and reads it.
+fn read_what_was_cut(ends: &mut Ends) -> ErrorKind {
+    ftruncate(&ends.file.fd, (2 * MIB) as i64).unwrap();
+    run(&mut ends.peer, slice(1, Op::Read, 0, 4096)).result.unwrap_err().kind
+}
+
+#[test]
+fn copies_are_still_protected_after_the_handler_of_std_has_taken_itself_away() {
+    if !in_its_own_process("copies_are_still_protected_after_the_handler_of_std_has_taken_itself_away") {
+        return;
+    }
+    let mut ends = Ends::new(Flush);
+    raise(Signal::SIGBUS).unwrap();
+    assert_eq!(read_what_was_cut(&mut ends), ErrorKind::Rail);
+}
+
+#[test]
+fn a_report_of_damage_elsewhere_is_no_failed_access() {
+    if !in_its_own_process("a_report_of_damage_elsewhere_is_no_failed_access") {
+        return;
+    }
+    let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+    // SAFETY: no handler.
+    unsafe { sigaction(Signal::SIGBUS, &ignore) }.unwrap();
+    let mut ends = Ends::new(Flush);
+    const BUS_MCEERR_AO: i32 = 5;
+    // SAFETY: zeroes are a valid `siginfo_t`; the thread sends it to itself.
+    let sent = unsafe {
+        let mut info = std::mem::zeroed::<libc::siginfo_t>();
+        (info.si_signo, info.si_code) = (libc::SIGBUS, BUS_MCEERR_AO);
+        let (process, thread) = (libc::getpid(), libc::gettid());
+        libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, libc::SIGBUS, &raw const info)
+    };
+    assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
+    assert_eq!(read_what_was_cut(&mut ends), ErrorKind::Rail);
+}
+
+extern "C" fn replaces(_: libc::c_int) {
+    // SAFETY: ends the process: it has got a fault of a copy.
+    unsafe { libc::_exit(9) }
+}
+
+#[test]
+fn a_pool_that_is_mapped_later_is_protected_again() {
+    if !in_its_own_process("a_pool_that_is_mapped_later_is_protected_again") {
+        return;
+    }
+    let _first = Ends::new(Flush);
+    let action = SigAction::new(SigHandler::Handler(replaces), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler ends the process.
+    unsafe { sigaction(Signal::SIGBUS, &action) }.unwrap();
+    let mut second = Ends::new(Flush);
+    assert_eq!(read_what_was_cut(&mut second), ErrorKind::Rail);
+}
+
+static OURS: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn passes_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    HANDLED.fetch_add(1, Ordering::SeqCst);
+    type WithInfo = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+    // SAFETY: the handler that was there when this one was installed.
+    let ours = unsafe { std::mem::transmute::<usize, WithInfo>(OURS.load(Ordering::SeqCst)) };
+    ours(signal, info, context);
+}
+
+#[test]
+fn two_handlers_that_pass_on_to_each_other_come_to_an_end() {
+    if !in_its_own_process("two_handlers_that_pass_on_to_each_other_come_to_an_end") {
+        return;
+    }
+    let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+    let theirs = SigAction::new(SigHandler::SigAction(passes_on), SaFlags::SA_SIGINFO, SigSet::empty());
+    // SAFETY: the first one is no handler.
+    unsafe { sigaction(Signal::SIGBUS, &ignore) }.unwrap();
+    let _first = Ends::new(Flush);
+    // SAFETY: the handler passes on what it gets.
+    let before = unsafe { sigaction(Signal::SIGBUS, &theirs) }.unwrap();
+    let SigHandler::SigAction(ours) = before.handler() else { panic!("not ours: {before:?}") };
+    OURS.store(ours as usize, Ordering::SeqCst);
+    let mut second = Ends::new(Flush);
+    raise(Signal::SIGBUS).unwrap();
+    assert_eq!(HANDLED.load(Ordering::SeqCst), 1, "ignored, as it was before all of them");
+    assert_eq!(read_what_was_cut(&mut second), ErrorKind::Rail);
+}
+
 #[test]
 fn a_handler_that_was_there_before_still_gets_what_is_not_ours() {
-    if std::env::var_os("TE_CXL_CHAIN").is_none() {
-        let test = "a_handler_that_was_there_before_still_gets_what_is_not_ours";
-        let command = std::process::Command::new(std::env::current_exe().unwrap())
-            .args([test, "--exact", "--nocapture"])
-            .env("TE_CXL_CHAIN", "1")
-            .output()
-            .unwrap();
-        assert!(command.status.success(), "{}", String::from_utf8_lossy(&command.stderr));
+    if !in_its_own_process("a_handler_that_was_there_before_still_gets_what_is_not_ours") {
         return;
     }
     let action = SigAction::new(SigHandler::Handler(foreign), SaFlags::empty(), SigSet::empty());

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use common::{Ends, KEY, MIB, PoolFile, REGION, REMOTE, export, leaked, peek, poke, register, run, slice};
@@ -12,7 +13,8 @@ use te_core::{
     RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 use te_cxl::Coherence::{self, Flush, Hardware};
-use te_cxl::{Claim, Config, CxlTransport, Export, Mount, PoolError, Seat};
+use te_cxl::pool::format::{Expelled, OwnerRecord, Row, Use, write_expelled};
+use te_cxl::{Claim, Config, CxlTransport, Export, Mount, Pool, PoolError, Seat};
 
 const OTHER: RemoteRegionId = RemoteRegionId::new(1, 1);
 const WRITTEN: u8 = 0x11;
@@ -224,6 +226,121 @@ fn transports_of_one_process_share_its_extents() {
     assert_eq!(run(&mut ends.peer, beside(5)).result.unwrap_err().kind, ErrorKind::Stale);
 }
 
+/// Another transport over the pool of the owner.
+fn beside(ends: &Ends) -> CxlTransport {
+    let mount = Mount { pool: ends.owner_pool.clone(), seat: None };
+    CxlTransport::new(Config::default(), vec![mount]).unwrap()
+}
+
+/// Where a line of an extent's page is, and where the line is in which a peer says what it uses.
+fn extent_line(extent: u64, line: u64) -> u64 {
+    4096 * (1 + extent) + 64 * line
+}
+
+fn use_line(ends: &Ends, slot: u64) -> u64 {
+    4096 * (1 + u64::from(ends.owner_pool.superblock().extents) + slot) + 64
+}
+
+/// Writes a line as another host would.
+fn write_line(ends: &Ends, at: u64, line: [u8; 64]) {
+    std::fs::File::from(ends.file.fd.try_clone().unwrap()).write_all_at(&line, at).unwrap();
+}
+
+#[test]
+fn an_expulsion_does_not_offer_again_what_was_revoked() {
+    let mut ends = Ends::new(Flush);
+    let mut second = beside(&ends);
+    let none = CxlTransport::new(Config::default(), Vec::new()).unwrap();
+    drop(std::mem::replace(&mut ends.owner, none));
+    let refused = |ends: &mut Ends| run(&mut ends.peer, slice(1, Op::Write, 0, 64)).result.unwrap_err().kind;
+    assert_eq!(refused(&mut ends), ErrorKind::Stale);
+    assert_eq!(second.expel(999, ExpelMode::Force), Ok(true));
+    assert_eq!(refused(&mut ends), ErrorKind::Stale, "the owner of the region is gone");
+    // What it has forgotten takes no room: each of these has the same row.
+    for round in 0..100 {
+        let mut third = beside(&ends);
+        register(&mut third, RegionId::new(0, round), ends.there, Access::all());
+    }
+    untouched(&ends);
+}
+
+#[test]
+fn an_expulsion_does_not_offer_again_what_is_being_revoked() {
+    let mut ends = Ends::new(Flush);
+    let mut second = beside(&ends);
+    let blob = export(&ends.owner, REGION);
+    let number = Export::parse(&blob).unwrap().number;
+    // A peer is in the middle of a copy.
+    let at = use_line(&ends, 5);
+    write_line(&ends, at, Use { number, first: 0, count: 2 }.write());
+    assert_eq!(ends.owner.deregister(REGION).unwrap_err().kind, ErrorKind::Busy);
+    assert_eq!(second.expel(999, ExpelMode::Force), Ok(false), "that peer may be the one");
+    assert_eq!(attach_kind(&mut ends, &blob), Some(ErrorKind::Stale));
+    // Its row is not used for another region meanwhile.
+    register(&mut second, REGION, ends.there, Access::all());
+    assert_eq!(Export::parse(&export(&second, REGION)).unwrap().row, 1);
+    write_line(&ends, at, Use::NONE);
+    assert_eq!(ends.owner.deregister(REGION), Ok(()));
+    second.deregister(REGION).unwrap();
+    untouched(&ends);
+}
+
+#[test]
+fn a_slice_is_refused_when_the_page_with_the_row_has_another_owner() {
+    let mut ends = Ends::new(Flush);
+    assert_eq!(run(&mut ends.peer, slice(1, Op::Write, 2 * MIB, 64)).result, Ok(()));
+    // The next owner has written its record into the page of the first extent, and not yet the rows.
+    let mine = Pool::inspect(&path_of(&ends)).unwrap().owners[0].unwrap();
+    let next = OwnerRecord { incarnation: 8, epoch: mine.epoch + 1, ..mine };
+    write_line(&ends, extent_line(0, 0), next.write());
+    // The slices touch the second extent alone.
+    for op in [Op::Read, Op::Write] {
+        let end = run(&mut ends.peer, slice(2, op, 2 * MIB, 64));
+        assert_eq!(end.result.unwrap_err().kind, ErrorKind::PeerRestarted, "{op:?}");
+    }
+}
+
+#[test]
+fn lines_that_were_written_in_another_epoch_confirm_nothing() {
+    let mut ends = Ends::new(Flush);
+    assert_eq!(ends.owner.expel(999, ExpelMode::Force), Ok(true));
+    let Export { rights, number, base, len, epoch, row, .. } =
+        Export::parse(&export(&ends.owner, REGION)).unwrap();
+    let (row_at, list_at) = (extent_line(0, 1 + u64::from(row)), extent_line(0, 48));
+    let ours = Row { granted: true, rights, number, base, len, expelled: 1, epoch };
+    let list = Expelled { identities: [999, 0, 0, 0, 0, 0, 0], epoch: epoch as u32 };
+    let mut result = |row: Row, list: Expelled| {
+        write_line(&ends, list_at, write_expelled(list));
+        write_line(&ends, row_at, row.write());
+        run(&mut ends.peer, slice(1, Op::Write, 0, 64)).result.map_err(|error| error.kind)
+    };
+    assert_eq!(result(ours, list), Ok(()));
+    for other in [epoch - 1, epoch + 1] {
+        assert_eq!(result(Row { epoch: other, ..ours }, list), Err(ErrorKind::Stale), "{other}: the row");
+        let list = Expelled { epoch: other as u32, ..list };
+        assert_eq!(result(ours, list), Err(ErrorKind::Stale), "{other}: the list");
+    }
+    assert_eq!(result(ours, list), Ok(()));
+}
+
+#[test]
+fn a_claim_that_is_repeated_is_compared_with_the_records() {
+    for mode in [Flush, Hardware] {
+        let file = PoolFile::new(16 * MIB, 4);
+        let pool = file.open(mode);
+        let claim = file.claim(0, 2, 7);
+        pool.claim(claim).unwrap();
+        pool.claim(claim).unwrap();
+        file.open(mode).claim(file.claim(1, 1, 8)).unwrap();
+        let refused = pool.claim(claim);
+        assert!(matches!(refused, Err(PoolError::Stale { number: 1, found: 2, given: 1 })), "{refused:?}");
+    }
+}
+
+fn path_of(ends: &Ends) -> std::path::PathBuf {
+    format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ends.file.fd)).into()
+}
+
 #[test]
 fn an_extent_that_was_given_away_is_not_exported_again() {
     let mut ends = Ends::new(Flush);
@@ -417,6 +534,32 @@ fn memory_of_the_pool_can_be_the_local_side() {
     assert_eq!(run(&mut ends.peer, local(Op::Write, 0)).result, Ok(()));
     assert_eq!(run(&mut ends.peer, local(Op::Read, 8192)).result, Ok(()));
     assert_eq!(peek(span, 8192, 4096), [0x77; 4096]);
+}
+
+#[test]
+fn a_local_side_in_a_pool_has_whole_lines_where_caches_are_not_coherent() {
+    for coherence in [Flush, Hardware] {
+        let mut ends = Ends::new(coherence);
+        let span = ends.peer_pool.claim(ends.file.claim(3, 1, 9)).unwrap();
+        let (id, off) = (RegionId::new(6, 1), RegionId::new(7, 1));
+        register(&mut ends.peer, id, span, Access::LOCAL);
+        register(&mut ends.peer, off, span.part(32, 8192).unwrap(), Access::LOCAL);
+        for (op, region, offset, is_whole) in [
+            (Op::Read, id, 1, false),
+            (Op::Read, id, 4096 + 32, false),
+            (Op::Write, id, 8, false),
+            (Op::Read, off, 0, false),
+            (Op::Read, off, 32, true),
+            (Op::Read, id, 64, true),
+        ] {
+            let local = Slice { local: RegionOffset::new(region, offset), ..slice(1, op, 0, 4096) };
+            if is_whole || coherence == Hardware {
+                assert_eq!(run(&mut ends.peer, local).result, Ok(()), "{op:?} {offset}");
+            } else {
+                assert_eq!(ends.peer.submit(&[local]).unwrap_err().kind, ErrorKind::InvalidArgument);
+            }
+        }
+    }
 }
 
 #[test]

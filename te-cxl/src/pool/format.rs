@@ -154,6 +154,8 @@ pub struct Row {
     pub len: u64,
     /// The number of identities that the owner has expelled.
     pub expelled: u32,
+    /// The epoch of the owner that has written it.
+    pub epoch: u64,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -166,8 +168,18 @@ struct RawRow {
     len: U64,
     expelled: U32,
     rights: u8,
-    reserved: [u8; 23],
+    reserved: [u8; 15],
+    epoch: U64,
     crc: U32,
+}
+
+/// Identities that an owner has expelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expelled {
+    /// The identities; 0 where there is none.
+    pub identities: [u64; EXPELLED_PER_LINE],
+    /// The lower half of the epoch of the owner that has written the line, which has no room for all of it.
+    pub epoch: u32,
 }
 
 /// What a peer is using: the region, and the extents that it lies in.
@@ -196,7 +208,7 @@ struct RawUse {
 #[repr(C)]
 struct RawExpelled {
     identities: [U64; EXPELLED_PER_LINE],
-    reserved: [u8; 4],
+    epoch: U32,
     crc: U32,
 }
 
@@ -440,7 +452,7 @@ impl PeerRecord {
 impl Row {
     /// A row that grants nothing.
     pub const FREE: Self =
-        Self { granted: false, rights: Access::empty(), number: 0, base: 0, len: 0, expelled: 0 };
+        Self { granted: false, rights: Access::empty(), number: 0, base: 0, len: 0, expelled: 0, epoch: 0 };
 
     /// Parses the row of a region.
     ///
@@ -459,6 +471,7 @@ impl Row {
             base: raw.base.get(),
             len: raw.len.get(),
             expelled: raw.expelled.get(),
+            epoch: raw.epoch.get(),
         })
     }
 
@@ -473,7 +486,8 @@ impl Row {
             len: U64::new(self.len),
             expelled: U32::new(self.expelled),
             rights: self.rights.bits(),
-            reserved: [0; 23],
+            reserved: [0; 15],
+            epoch: U64::new(self.epoch),
             crc: U32::ZERO,
         })
     }
@@ -524,16 +538,16 @@ impl Use {
 ///
 /// # Errors
 /// [`LineError`].
-pub fn parse_expelled(line: &LineBytes) -> Result<[u64; EXPELLED_PER_LINE], LineError> {
+pub fn parse_expelled(line: &LineBytes) -> Result<Expelled, LineError> {
     let raw: RawExpelled = opened(line)?;
-    are_zero(&raw.reserved)?;
-    Ok(raw.identities.map(U64::get))
+    Ok(Expelled { identities: raw.identities.map(U64::get), epoch: raw.epoch.get() })
 }
 
 /// The line of expelled identities.
 #[must_use]
-pub fn write_expelled(identities: [u64; EXPELLED_PER_LINE]) -> LineBytes {
-    sealed(&RawExpelled { identities: identities.map(U64::new), reserved: [0; 4], crc: U32::ZERO })
+pub fn write_expelled(expelled: Expelled) -> LineBytes {
+    let Expelled { identities, epoch } = expelled;
+    sealed(&RawExpelled { identities: identities.map(U64::new), epoch: U32::new(epoch), crc: U32::ZERO })
 }
 
 #[cfg(test)]
@@ -631,9 +645,9 @@ mod tests {
         ) {
             let owner = OwnerRecord { uuid, extent: number, owned: state, incarnation: a, epoch: b, key_hash: hash };
             let peer = PeerRecord { uuid, slot: number, present: state, identity: a, epoch: b, beat: c };
-            let row = Row { granted: state, rights: Access::REMOTE_READ, number: a, base: b, len: c, expelled: number };
+            let row = Row { granted: state, rights: Access::REMOTE_READ, number: a, base: b, len: c, expelled: number, epoch: c };
             let used = Use { number: a, first: number, count: number };
-            let expelled = [a, b, c, 0, 0, 0, a];
+            let expelled = Expelled { identities: [a, b, c, 0, 0, 0, a], epoch: number };
             prop_assert_eq!(OwnerRecord::parse(&owner.write()), Ok(owner));
             prop_assert_eq!(PeerRecord::parse(&peer.write()), Ok(peer));
             prop_assert_eq!(Row::parse(&row.write()), Ok(row));

@@ -53,7 +53,8 @@ pub struct Claim {
     pub count: u32,
     /// The incarnation of the owner.
     pub incarnation: u64,
-    /// The epoch in which they were given. The master gives each extent in a higher one than before.
+    /// The epoch in which they were given. The master gives each extent in a higher one than before, and only
+    /// when the process that had it cannot write the pool any more.
     pub epoch: u64,
     /// The key that exports of the owner carry.
     pub key: [u8; 16],
@@ -241,6 +242,8 @@ impl Pool {
     /// of earlier owners are refused from then on. A process claims an extent by one mapping of the pool,
     /// which its transports share.
     ///
+    /// Where caches are not coherent, it drops all lines of the extents from the cache, which touches each.
+    ///
     /// # Errors
     /// `NoSuch` for extents that there are not. `Stale` when the master has given one away in this epoch or a
     /// later one. `InUse` while a peer uses a region of an earlier owner: that peer may still write. Nothing
@@ -252,6 +255,7 @@ impl Pool {
             return Err(PoolError::NoSuch { what: "extent", number: end.max(1) - 1, count: extents });
         }
         if self.owned().claim_of(claim.first, claim.count) == Some(claim) {
+            self.confirm(&claim)?;
             return self.span(claim.first, claim.count).ok_or(PoolError::Layout);
         }
         let mine = self.owner_of(claim.first, &claim);
@@ -273,6 +277,8 @@ impl Pool {
         if let Some(peer) = take(&mut self.lines(), self.coherence, &self.block, &fresh, extents)? {
             return Err(PoolError::InUse { peer });
         }
+        self.confirm(&claim)?;
+        self.drop_extents(claim.first, claim.count)?;
         let mut owned = self.owned();
         let claims = &mut owned.claims;
         claims.retain(|held| !overlap(held, claim.first, claim.count));
@@ -281,25 +287,25 @@ impl Pool {
     }
 
     /// Gives extents back that were [claimed](Self::claim) in this epoch. Their regions were deregistered
-    /// before.
+    /// before. Where caches are not coherent, it first drops all lines of the extents from the cache, so that
+    /// none of them lands later.
     ///
     /// # Errors
-    /// `NotClaimed`, `Memory`. `Stale` when the master has given one away since: it stays as it is.
+    /// `NotClaimed`. `Memory`: some extents may be given back, and the call can be repeated. `Stale` when the
+    /// master has given one away since: it stays as it is.
     pub fn release(&self, first: u32, count: u32, epoch: u64) -> Result<(), PoolError> {
+        let is_it = |held: &Claim| (held.first, held.count, held.epoch) == (first, count, epoch);
+        let claim = self.owned().claims.iter().copied().find(is_it);
+        let claim = claim.ok_or(PoolError::NotClaimed { first, count, epoch })?;
+        self.drop_extents(first, count)?;
         let mut owned = self.owned();
-        let claims = &mut owned.claims;
-        let held =
-            claims.iter().position(|held| (held.first, held.count, held.epoch) == (first, count, epoch));
-        let Some(index) = held else {
-            return Err(PoolError::NotClaimed { first, count, epoch });
-        };
-        let claim = claims.remove(index);
         let mut lost = Ok(());
         for extent in first..first + count {
             let mine = self.owner_of(extent, &claim);
+            let free = OwnerRecord { owned: false, ..mine };
             match self.owner(extent)? {
-                Some(found) if found == mine => {
-                    let free = OwnerRecord { owned: false, ..mine };
+                // An earlier call has written it, maybe without the rest of the page.
+                Some(found) if found == mine || found == free => {
                     write_page(&mut self.lines(), self.coherence, &self.block, &free)?;
                 }
                 found => {
@@ -308,7 +314,29 @@ impl Pool {
                 }
             }
         }
+        owned.claims.retain(|held| !is_it(held));
         lost
+    }
+
+    /// Drops the lines of extents from the cache, where that is needed.
+    fn drop_extents(&self, first: u32, count: u32) -> Result<(), PoolError> {
+        let (at, len) = (self.block.extent_at(first), u64::from(count) * self.block.extent_bytes);
+        match self.coherence {
+            Coherence::Flush => Ok(drop_stale(&mut self.lines(), at, len)?),
+            Coherence::Hardware => Ok(()),
+        }
+    }
+
+    /// Checks that the records of all extents of a claim say what it says.
+    fn confirm(&self, claim: &Claim) -> Result<(), PoolError> {
+        for extent in claim.first..claim.first + claim.count {
+            let found = self.owner(extent)?;
+            if found != Some(self.owner_of(extent, claim)) {
+                let found = found.map_or(0, |found| found.epoch);
+                return Err(PoolError::Stale { number: extent, found, given: claim.epoch });
+            }
+        }
+        Ok(())
     }
 
     /// The record of an extent's owner, if it can be understood.
@@ -417,8 +445,29 @@ impl Pool {
         Ok(guest)
     }
 
+    /// As [`tell`](Self::tell), while the page is still this peer's: another one may have been given it since,
+    /// and writes it.
+    pub(crate) fn tell_again(
+        &self,
+        guest: Guest,
+        epoch: u64,
+        present: bool,
+        beat: u64,
+    ) -> Result<(), PoolError> {
+        let found = peer(&mut self.lines(), &self.block, guest.slot)?;
+        match found {
+            Some(found) if (found.epoch, found.identity) == (epoch, guest.identity) => {
+                self.tell(guest, epoch, present, beat)
+            }
+            found => {
+                let found = found.map_or(0, |found| found.epoch);
+                Err(PoolError::Stale { number: guest.slot, found, given: epoch })
+            }
+        }
+    }
+
     /// Writes the record of a peer.
-    pub(crate) fn tell(&self, guest: Guest, epoch: u64, present: bool, beat: u64) -> Result<(), PoolError> {
+    fn tell(&self, guest: Guest, epoch: u64, present: bool, beat: u64) -> Result<(), PoolError> {
         let Guest { slot, identity } = guest;
         let record = PeerRecord { uuid: self.block.uuid, slot, present, identity, epoch, beat };
         Ok(write_line(&mut self.lines(), self.coherence, self.block.peer_at(slot), record.write())?)

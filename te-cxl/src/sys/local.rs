@@ -90,18 +90,55 @@ impl Pinned {
 }
 
 impl Local<'_> {
-    /// CRC-32C of the bytes. They are copied to a small buffer first, because a peer may be writing them and
-    /// the checksum code needs a reference.
-    pub(crate) fn crc32c(self) -> u32 {
+    /// CRC-32C of the bytes; `None` when their memory failed. They are copied to a small buffer first,
+    /// because a peer may be writing them and the checksum code needs a reference.
+    pub(crate) fn crc32c(self) -> Option<u32> {
         let mut piece = [0; 8 << 10];
         let (mut crc, mut done) = (0, 0);
         while done < self.len {
             let len = (self.len - done).min(piece.len());
-            // SAFETY: `done + len` stays inside bytes that are readable for `'a`; `piece` is ours.
-            unsafe { copy_bytes(self.ptr.wrapping_add(done), piece.as_mut_ptr(), len) };
+            let from = self.ptr.wrapping_add(done);
+            // SAFETY: `done + len` stays inside bytes that are readable for `'a`, or fail with SIGBUS, which
+            // the handler catches where they lie in a pool (`Map::new` has installed it); `piece` is ours.
+            #[cfg(target_arch = "x86_64")]
+            if unsafe { super::copy::copy(piece.as_mut_ptr(), from, len) }.cause != 0 {
+                return None;
+            }
+            // SAFETY: as above, but for the handler.
+            #[cfg(not(target_arch = "x86_64"))]
+            unsafe {
+                copy_bytes(from, piece.as_mut_ptr(), len);
+            }
             crc = crc32c::crc32c_append(crc, &piece[..len]);
             done += len;
         }
-        crc
+        Some(crc)
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use nix::unistd::ftruncate;
+
+    use super::super::{Access, Opened};
+    use super::*;
+
+    #[test]
+    fn memory_that_fails_has_no_checksum() {
+        const BYTES: usize = 64 << 10;
+        let fd = memfd_create("local", MFdFlags::MFD_CLOEXEC).expect("a memory file");
+        ftruncate(&fd, BYTES as i64).expect("room");
+        let opened = Opened::of(fd.try_clone().expect("a descriptor")).expect("a file");
+        let map = opened.map(Access::ReadWrite).expect("a mapping");
+        let span = map.span(0, BYTES as u64).expect("the whole mapping");
+        // SAFETY: the mapping outlives the value.
+        let memory = unsafe { Pinned::new(span) };
+        let crc = || memory.part(0, BYTES as u64).expect("the whole").crc32c();
+        assert_eq!(crc(), Some(crc32c::crc32c(&[0; BYTES])));
+        for bytes in [BYTES as i64 / 2, 0] {
+            ftruncate(&fd, bytes).expect("a shorter file");
+            assert_eq!(crc(), None, "{bytes} bytes are there");
+        }
     }
 }

@@ -50,6 +50,16 @@ impl Lines for NativeLines<'_> {
         self.ended(to.len(), unsafe { super::copy::copy(to.as_ptr(), from, to.len()) })
     }
 
+    fn load_past(&mut self, at: u64, to: Local<'_>) -> Result<(), Fault> {
+        let from = self.map.range(at, to.len() as u64)?;
+        let is_whole = |number: u64| number.is_multiple_of(LINE);
+        if !is_whole(to.as_ptr().addr() as u64) || !is_whole(to.len() as u64) {
+            return Err(Fault::RANGE);
+        }
+        // SAFETY: as in `load`; `to` is made of whole lines.
+        self.ended(to.len(), unsafe { super::copy::nt_copy(to.as_ptr(), from, to.len()) })
+    }
+
     fn store(&mut self, at: u64, from: Local<'_>) -> Result<(), Fault> {
         let to = self.map.range(at, from.len() as u64)?;
         // SAFETY: as in `load`, in the other direction.
@@ -93,6 +103,10 @@ impl Lines for NativeLines<'_> {
         // What the caller stores next is seen after these loads.
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         Ok(())
+    }
+
+    fn load_past(&mut self, at: u64, to: Local<'_>) -> Result<(), Fault> {
+        self.load(at, to)
     }
 
     fn store(&mut self, at: u64, from: Local<'_>) -> Result<(), Fault> {
