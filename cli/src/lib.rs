@@ -8,6 +8,7 @@
 //!                      ├─ replay ──▶ cluster ──▶ process   a master and N nodes as children
 //!                      ├─ bench transfer|store|master|target
 //!                      ├─ disk                        format, inspect, verify, bench of a disk
+//!                      ├─ cxl                         format, inspect of a CXL pool
 //!                      ├─ topology                    sysfs ──▶ picture, JSON, dot
 //!                      ├─ doctor                      facts ──▶ checks ──▶ verdicts
 //!                      └─ health · completions · man  for scripts, shells and readers

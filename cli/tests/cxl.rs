@@ -47,6 +47,27 @@ fn extents_and_peers_are_shown_with_their_epochs() {
 }
 
 #[test]
+fn a_damaged_record_is_counted_and_numbers_of_64_bits_are_text() {
+    use std::os::unix::fs::FileExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(64 << 20).unwrap();
+    te_cxl::Pool::format(&path, te_cxl::FormatOptions::default()).unwrap();
+    let pool = te_cxl::Pool::open(&path, te_cxl::Coherence::Hardware, None).unwrap();
+    pool.claim(te_cxl::Claim { first: 0, count: 1, incarnation: u64::MAX, epoch: 1, key: [1; 16] }).unwrap();
+    // The page of extent 1 follows that of extent 0, which follows the superblock's.
+    file.write_all_at(&[0xff; 64], 2 * te_cxl::pool::PAGE).unwrap();
+    let shown = json(&run(&["cxl", "inspect", path.to_str().unwrap(), "--json"]));
+    assert_eq!(
+        (&shown["damaged"], &shown["owners"][0]["incarnation"]),
+        (&1.into(), &"ffffffffffffffff".into())
+    );
+    let text = stdout(&run(&["cxl", "inspect", path.to_str().unwrap()]));
+    assert!(text.contains("1 owner record cannot be understood"), "{text}");
+}
+
+#[test]
 fn what_is_no_pool_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();

@@ -372,8 +372,8 @@ proptest! {
             let key = format!("{index}");
             let options = PutOptions { replicas, placement: wish, ..PutOptions::DEFAULT };
             let result = master.put_start(now, key.as_bytes(), len, &options);
-            // Segments that may be used and certainly have room. Slots of slabs, which are shorter than 24 KiB
-            // here, serve objects of their own length only.
+            // Segments that may be used and certainly have room. Slots of slabs, which are shorter than 24
+            // KiB here, serve objects of their own length only.
             let certain = (len + len / 16 + 64).max(if slab { 24 * KIB } else { 0 });
             let has_room = |no: &&SegmentNo| before[*no] >= certain && !excluded.contains(*no);
             let open: Vec<SegmentNo> = before.keys().filter(has_room).copied().collect();

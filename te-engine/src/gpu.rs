@@ -54,10 +54,16 @@ impl GpuMemory {
     /// it, while the CPU would fail on it as host memory.
     pub(crate) fn located(&self, span: MemSpan) -> MemSpan {
         let (Some(devices), Location::Host) = (&self.0, span.location()) else { return span };
-        let last = span.as_ptr().wrapping_add(span.len().saturating_sub(1));
-        let found = devices.locate(span.as_ptr(), span.len());
-        let found = found.or_else(|| devices.locate(span.as_ptr(), 1)).or_else(|| devices.locate(last, 1));
-        found.map_or(span, |location| span.at(location))
+        // On a host without GPUs, registering plain memory for one operation asks no dynamic linker.
+        if devices.kinds().is_empty() {
+            return span;
+        }
+        let (first, len) = (span.as_ptr(), span.len());
+        let last = first.wrapping_add(len.saturating_sub(1));
+        let Some(at_an_end) = devices.locate(first, 1).or_else(|| devices.locate(last, 1)) else {
+            return span;
+        };
+        span.at(devices.locate(first, len).unwrap_or(at_an_end))
     }
 }
 

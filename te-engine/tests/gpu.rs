@@ -15,13 +15,11 @@ use te_gpu::{DeviceBuffer, Gpu};
 const LEN: usize = 1 << 20;
 
 /// The fake driver, which `cargo test --workspace` builds as an example of te-gpu.
-fn fake_driver() -> Option<PathBuf> {
+fn fake_driver() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let path = tests.parent().unwrap().parent().unwrap().join("examples/libcuda.so");
-    if !path.exists() {
-        println!("not run: {} was not built: cargo build -p te-gpu --examples", path.display());
-    }
-    path.exists().then_some(path)
+    assert!(path.exists(), "{} was not built: run `cargo build -p te-gpu --examples`", path.display());
+    path
 }
 
 fn settings(library: PathBuf) -> te_gpu::Config {
@@ -51,7 +49,7 @@ fn host_span(buffer: &DeviceBuffer) -> MemSpan {
 #[cfg(feature = "tcp")]
 #[allow(unsafe_code, reason = "the test keeps the buffers until they are unregistered")]
 fn device_memory_is_found_by_its_address_and_moves_over_tcp_at_both_ends() {
-    let Some(library) = fake_driver() else { return };
+    let library = fake_driver();
     let (gpu, location) = device(library.clone());
     let (ours, theirs) = (engine(library.clone(), "tcp").unwrap(), engine(library, "tcp").unwrap());
     let (from, into) = (gpu.allocate(location, LEN).unwrap(), gpu.allocate(location, LEN).unwrap());
@@ -92,7 +90,7 @@ fn device_memory_is_found_by_its_address_and_moves_over_tcp_at_both_ends() {
 #[test]
 #[allow(unsafe_code, reason = "the registration is refused")]
 fn fabrics_without_a_way_to_a_device_refuse_its_memory() {
-    let Some(library) = fake_driver() else { return };
+    let library = fake_driver();
     let (gpu, location) = device(library.clone());
     let engine = engine(library, "shm").unwrap();
     let buffer = gpu.allocate(location, LEN).unwrap();
@@ -108,7 +106,7 @@ fn fabrics_without_a_way_to_a_device_refuse_its_memory() {
 #[cfg(feature = "tcp")]
 #[allow(unsafe_code, reason = "the registrations are refused")]
 fn a_span_that_leaves_device_memory_is_refused_and_not_taken_for_host_memory() {
-    let Some(library) = fake_driver() else { return };
+    let library = fake_driver();
     let (gpu, location) = device(library.clone());
     let engine = engine(library, "tcp,shm").unwrap();
     let buffer = gpu.allocate(location, LEN).unwrap();

@@ -229,9 +229,10 @@ impl From<StartError> for Fault {
     fn from(error: StartError) -> Self {
         let message = error.to_string();
         match error {
-            StartError::Config { .. } | StartError::Setting { .. } | StartError::Topology(_) => {
-                Self::argument(message)
-            }
+            StartError::Config { .. }
+            | StartError::Setting { .. }
+            | StartError::Topology(_)
+            | StartError::Gpu(_) => Self::argument(message),
             StartError::Listen { .. } => Self::new(Kind::Other, "listen_failed", message),
             StartError::Fabric { .. } => Self::new(Kind::Other, "rail_failed", message),
             _ => Self::new(Kind::Other, "system", message),

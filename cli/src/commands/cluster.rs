@@ -128,7 +128,7 @@ impl Cluster {
         Ok(Self { master, nodes, node_args, lost, address })
     }
 
-    /// Kills the first node and starts it anew, without waiting for it.
+    /// Kills the first node and starts it again, without waiting for it.
     pub(crate) fn restart_first_node(&mut self) -> anyhow::Result<()> {
         if let (Some(node), Some(args)) = (self.nodes.first_mut(), self.node_args.first()) {
             node.kill();

@@ -98,7 +98,8 @@ struct Owner {
     first: u32,
     count: u32,
     owned: bool,
-    incarnation: u64,
+    /// In hexadecimal, because JSON has no integers of 64 bits.
+    incarnation: String,
     epoch: u64,
 }
 
@@ -106,7 +107,8 @@ struct Owner {
 struct Peer {
     slot: u32,
     present: bool,
-    identity: u64,
+    /// In hexadecimal.
+    identity: String,
     epoch: u64,
 }
 
@@ -144,6 +146,10 @@ fn failure(path: &Path, error: &PoolError) -> Failure {
     }
 }
 
+fn hex(number: u64) -> String {
+    format!("{number:016x}")
+}
+
 impl Shown {
     fn of(path: &Path, superblock: &te_cxl::pool::format::Superblock) -> Self {
         Self {
@@ -164,8 +170,8 @@ impl Shown {
         for record in found.owners.iter().flatten() {
             let same = |owner: &&mut Owner| {
                 owner.first + owner.count == record.extent
-                    && (owner.owned, owner.incarnation, owner.epoch)
-                        == (record.owned, record.incarnation, record.epoch)
+                    && (owner.owned, owner.epoch) == (record.owned, record.epoch)
+                    && owner.incarnation == hex(record.incarnation)
             };
             match owners.last_mut().filter(same) {
                 Some(owner) => owner.count += 1,
@@ -173,7 +179,7 @@ impl Shown {
                     first: record.extent,
                     count: 1,
                     owned: record.owned,
-                    incarnation: record.incarnation,
+                    incarnation: hex(record.incarnation),
                     epoch: record.epoch,
                 }),
             }
@@ -184,7 +190,7 @@ impl Shown {
         let peers = peers.map(|peer| Peer {
             slot: peer.slot,
             present: peer.present,
-            identity: peer.identity,
+            identity: hex(peer.identity),
             epoch: peer.epoch,
         });
         Self {
@@ -208,14 +214,14 @@ impl Shown {
         for Owner { first, count, owned, incarnation, epoch } in self.owners.iter().flatten() {
             let last = first + count - 1;
             let what = if *owned { "owner" } else { "free; the last owner was" };
-            text += &format!("  extents {first} to {last}: {what} {incarnation:016x}, epoch {epoch}\n");
+            text += &format!("  extents {first} to {last}: {what} {incarnation}, epoch {epoch}\n");
         }
         for Peer { slot, present, identity, epoch } in self.peers.iter().flatten() {
             let what = if *present { "peer" } else { "left:" };
-            text += &format!("  page {slot}: {what} {identity:016x}, epoch {epoch}\n");
+            text += &format!("  page {slot}: {what} {identity}, epoch {epoch}\n");
         }
         if let Some(damaged) = self.damaged.filter(|damaged| *damaged > 0) {
-            text += &format!("  {} cannot be understood\n", counted(damaged.into(), "record of owners"));
+            text += &format!("  {} cannot be understood\n", counted(damaged.into(), "owner record"));
         }
         text
     }

@@ -252,9 +252,10 @@ impl From<ClientsError> for Fault {
 impl From<StartError> for Fault {
     fn from(error: StartError) -> Self {
         let code = match error {
-            StartError::Config { .. } | StartError::Setting { .. } | StartError::Listen { .. } => {
-                Code::InvalidArgument
-            }
+            StartError::Config { .. }
+            | StartError::Setting { .. }
+            | StartError::Gpu(_)
+            | StartError::Listen { .. } => Code::InvalidArgument,
             StartError::Fabric { .. } => Code::Unsupported,
             _ => Code::Internal,
         };

@@ -31,9 +31,9 @@ const AFTER_HELP: &str =
     the disk alone, and with fio --direct=1 on the same file system. A miss is an object that was evicted \
     before it was copied, or that the disk did not deliver in time.
 
-Then the node is killed and started anew. The recovery is the time from when it lends its memory again until \
-    the master knows all objects that are on the disk. The objects that are not back were not \
-    durable, because they were written in the last moment. FILE is removed at the end.
+Then the node is killed and started again. The recovery is the time from when it lends its memory again until \
+    the master knows all objects that are on the disk. Objects that were written just before the kill \
+    may not be durable, and are not recovered. FILE is removed at the end.
 
 Examples:
   snowskin bench tier --file /mnt/nvme0/bench.disk

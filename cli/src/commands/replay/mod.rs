@@ -142,7 +142,7 @@ pub(crate) struct Args {
     /// Requests arrive as their timestamps say, X times as fast [default: one after the other].
     #[arg(long, conflicts_with = "simulate", value_name = "X")]
     pace: Option<f64>,
-    /// Kill the first node after half of the requests, and start it anew. Its objects on a disk come back.
+    /// Kill the first node after half of the requests, and start it again. Its objects on a disk come back.
     #[arg(long, conflicts_with_all = ["simulate", "compare"])]
     restart_node: bool,
     /// Plot hit rate over capacity into this SVG file.

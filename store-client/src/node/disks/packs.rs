@@ -288,7 +288,8 @@ impl Orphans {
         taken
     }
 
-    /// Another node has it; `by_master`: as far as the master knows. Or it cannot be used.
+    /// Leaves a directory alone for a while. `by_master`: the master says that another node has it. Otherwise
+    /// it cannot be used.
     pub(super) fn refused(&mut self, path: PathBuf, by_master: bool) {
         self.leave(path, if by_master { REFUSED } else { UNUSABLE });
     }

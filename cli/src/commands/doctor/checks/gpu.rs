@@ -86,18 +86,20 @@ fn library(facts: &Facts) -> Judgement {
     let Some(reached) = &facts.gpus else { return skip("not known from the files of another machine") };
     let found: Vec<&String> =
         reached.iter().filter_map(|(_, devices)| devices.as_ref().ok()).flatten().collect();
-    let missed = |vendor: &str| gpus.iter().any(|gpu| gpu.is_nvidia() == (vendor == "CUDA"));
+    let is_of = |vendor: &str, gpu: &Function| gpu.is_nvidia() == (vendor == "CUDA");
     let failed = reached.iter().find_map(|(vendor, devices)| {
-        devices.as_ref().err().filter(|_| missed(vendor)).map(|why| format!("{vendor}: {why}"))
+        let is_missed = gpus.iter().any(|gpu| is_of(vendor, gpu));
+        devices.as_ref().err().filter(|_| is_missed).map(|why| format!("{vendor}: {why}"))
     });
-    match failed {
-        Some(why) => warn(why, "install the driver's library, or leave device memory out of transfers"),
-        None if !found.is_empty() => ok(list(found)),
-        None if reached.is_empty() && !gpus.is_empty() => warn(
-            "this build reaches no device memory",
-            ("build with the feature of the GPUs' vendor", "cargo build --release --features cuda,hip"),
+    let lacking = gpus.iter().find(|gpu| !reached.iter().any(|(vendor, _)| is_of(vendor, gpu)));
+    match (failed, lacking) {
+        (Some(why), _) => warn(why, "install the driver's library, or leave device memory out of transfers"),
+        (None, Some(gpu)) => warn(
+            format!("this build reaches no memory of the GPU at {}", gpu.address),
+            ("build with the feature of its vendor", "cargo build --release --features cuda,hip"),
         ),
-        None => skip(NO_GPU),
+        (None, None) if found.is_empty() => skip(NO_GPU),
+        (None, None) => ok(list(found)),
     }
 }
 
@@ -257,10 +259,14 @@ mod tests {
         for (facts, verdict, said) in [
             (facts(None, None), Verdict::Skip, "another machine"),
             (facts(None, cuda(Err("no library".into()))), Verdict::Skip, NO_GPU),
-            (facts(amd, cuda(Err("no library".into()))), Verdict::Skip, NO_GPU),
+            (
+                facts(amd, cuda(Err("no library".into()))),
+                Verdict::Warn,
+                "no memory of the GPU at 0000:17:00.0",
+            ),
             (facts(nvidia, cuda(Err("no library".into()))), Verdict::Warn, "CUDA: no library"),
             (facts(nvidia, cuda(found())), Verdict::Ok, "cuda:0 at 0000:17:00.0"),
-            (facts(nvidia, Some(Vec::new())), Verdict::Warn, "reaches no device memory"),
+            (facts(nvidia, Some(Vec::new())), Verdict::Warn, "no memory of the GPU at 0000:17:00.0"),
         ] {
             let judged = library(&facts);
             assert!(judged.verdict == verdict && judged.found.contains(said), "{said}: {}", judged.found);
