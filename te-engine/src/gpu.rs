@@ -43,7 +43,7 @@ impl GpuMemory {
         Ok(Self::default())
     }
 
-    /// For a fabric that stages memory of devices.
+    /// For what stages memory of devices: a fabric, or a caller of the engine.
     pub(crate) fn devices(&self) -> Option<Arc<dyn Devices>> {
         self.0.clone()
     }
@@ -84,8 +84,8 @@ mod both {
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
 
-    use te_core::device::{Devices, Stager};
-    use te_core::{Error, Location, MemSpan, MemoryKinds};
+    use te_core::device::{Allocation, Devices, Stager};
+    use te_core::{Error, ErrorKind, Location, MemSpan, MemoryKinds};
 
     /// The devices of two vendors.
     pub(super) struct Both {
@@ -102,6 +102,13 @@ mod both {
     impl Devices for Both {
         fn locate(&self, ptr: *mut u8, len: usize) -> Option<Location> {
             self.first.locate(ptr, len).or_else(|| self.second.locate(ptr, len))
+        }
+
+        fn allocation(&self, span: MemSpan) -> Result<Allocation, Error> {
+            match self.first.allocation(span) {
+                Err(error) if error.kind == ErrorKind::NotFound => self.second.allocation(span),
+                found => found,
+            }
         }
 
         fn kinds(&self) -> MemoryKinds {
