@@ -71,6 +71,8 @@ fn large_node(master: SocketAddr, fabrics: Fabrics) -> Node {
 #[test]
 fn objects_come_from_and_go_into_device_memory_over_every_fabric() {
     let fake = Fake::cuda();
+    // Copies end late, so that what is told too early is seen.
+    fake.set("delay_us_max", 200);
     for fabrics in FABRICS {
         let master = master();
         let _node = large_node(master.rpc_addr(), fabrics);
@@ -310,8 +312,6 @@ fn a_corrupted_replica_is_skipped_for_a_good_one() {
     let counters = client.counters();
     assert!(counters.checksum_mismatches > 0);
     assert_eq!((counters.replica_failovers, counters.misses), (counters.checksum_mismatches, 0));
-    // The other replica, too.
-    drop(a);
 }
 
 #[test]
@@ -378,26 +378,24 @@ fn after_a_deadline_nothing_is_written_into_device_memory() {
     assert!(client.put(b"k", range(region, 0, value.len()), &ONE).unwrap());
     let sink = range(region, 10 << 20, value.len());
     assert_eq!(client.get_with(Get::new(b"k", sink)).unwrap(), Some(8 << 20));
-    for _ in 0..3 {
-        node.signal("STOP");
-        let read = client.get_with(Get::new(b"k", sink));
-        assert!(matches!(read, Ok(None) | Err(_)), "{read:?}");
-        let mark = vec![0x5a; value.len()];
-        fake.fill(at(span, 10 << 20, value.len()), &mark);
-        // And a put, whose node may still receive what was sent; from the device nothing is read any more.
-        assert!(client.put(b"l", range(region, 0, value.len()), &ONE).is_err());
-        assert_eq!(client.unregister(region).map_err(|error| error.code()), Ok(()), "no copy is under way");
-        fake.fill(at(span, 0, value.len()), &mark);
-        node.signal("CONT");
-        // timing: time in which a late write would come
-        std::thread::sleep(Duration::from_millis(300));
-        assert!(fake.bytes(at(span, 10 << 20, value.len())) == mark, "written late");
-        let again = register(&mut client, span);
-        assert_eq!(again == region, false, "another id");
-        client.unregister(again).unwrap();
-        fake.fill(at(span, 0, value.len()), &value);
-        break;
-    }
+    node.signal("STOP");
+    let read = client.get_with(Get::new(b"k", sink));
+    assert!(matches!(read, Ok(None) | Err(_)), "{read:?}");
+    let mark = vec![0x5a; value.len()];
+    fake.fill(at(span, 10 << 20, value.len()), &mark);
+    // And a put, whose node may still receive what was sent; from the device nothing is read any more.
+    assert!(client.put(b"l", range(region, 0, value.len()), &ONE).is_err());
+    client.unregister(region).expect("no copy is under way");
+    node.signal("CONT");
+    // timing: time in which a late write would come
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(fake.bytes(at(span, 10 << 20, value.len())) == mark, "written late");
+    // The client goes on, with the same memory under another id.
+    let again = register(&mut client, span);
+    assert_ne!(again, region);
+    let sink = range(again, 10 << 20, value.len());
+    eventually("the node answers again", || matches!(client.get_with(Get::new(b"k", sink)), Ok(Some(_))));
+    assert!(fake.bytes(at(span, 10 << 20, value.len())) == value);
 }
 
 #[test]
