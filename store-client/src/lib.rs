@@ -29,6 +29,9 @@
 //! requests that concern the master alone: which objects exist and where, tasks, drains. [`RpcConnection`] is
 //! the bare connection, for tools and load generators.
 //!
+//! Memory of a GPU is a source and a destination like other registered memory ([`Client::register`]). The CPU
+//! never touches it: its bytes pass through slots of page-locked host memory, where they are summed.
+//!
 //! ```
 //! use store_client::{BufferRange, Client, ClientConfig, Get, Node, NodeConfig, Put, PutOptions, Store as _};
 //! use store_master::{Config, MasterServer};

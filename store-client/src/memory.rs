@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use te_core::device::{Allocation, Devices};
 use te_core::{ErrorKind, MemSpan, RegionId};
-use te_engine::{RegisterError, SharedRegion};
+use te_engine::SharedRegion;
 
 use crate::checksum::Checksum;
 use crate::error::{DeviceError, StoreError};
@@ -64,6 +65,8 @@ impl BufferRange {
 /// Set in the index of regions of device memory, whose ids the client gives out: the engine does not know
 /// them, and its own indexes are below `regions_max`.
 const DEVICE: u32 = 1 << 31;
+/// The next number of such an id.
+static DEVICE_IDS: AtomicU64 = AtomicU64::new(1);
 
 /// Whether the region is memory of a device, by its id alone.
 pub(crate) const fn is_device(region: RegionId) -> bool {
@@ -112,8 +115,6 @@ pub(crate) enum Held {
 #[derive(Default)]
 pub(crate) struct Memory {
     regions: HashMap<RegionId, Held>,
-    /// Number of ids of device memory that were given out.
-    device_ids: u64,
 }
 
 impl Memory {
@@ -121,35 +122,19 @@ impl Memory {
         self.regions.insert(region, held);
     }
 
-    /// Adds memory of a device, under a new id.
-    ///
-    /// # Errors
-    /// `Overlap` with device memory that is registered.
-    pub(crate) fn insert_device(&mut self, memory: OnDevice) -> Result<RegionId, RegisterError> {
-        let start = memory.span.as_ptr().addr();
-        let overlaps = |span: MemSpan| {
-            let other = span.as_ptr().addr();
-            start < other.saturating_add(span.len()) && other < start.saturating_add(memory.span.len())
-        };
-        let registered = self.regions.values().filter_map(|held| match held {
-            Held::Device(device) => Some(device.span),
-            Held::Shared(_) | Held::Raw(_) => None,
-        });
-        if let Some(span) = registered.into_iter().find(|span| overlaps(*span)) {
-            let (addr, len) = (span.as_ptr().addr() as u64, span.len() as u64);
-            return Err(RegisterError::Overlap { addr, len });
-        }
-        self.device_ids += 1;
-        let (low, high) = (self.device_ids as u32, (self.device_ids >> 31) as u32);
-        let region = RegionId::new(DEVICE | low, high);
+    /// Adds memory of a device, under an id that no client of this process has given out. Its regions may
+    /// overlap: a fabric never addresses them.
+    pub(crate) fn insert_device(&mut self, memory: OnDevice) -> RegionId {
+        let number = DEVICE_IDS.fetch_add(1, Ordering::Relaxed);
+        let region = RegionId::new(DEVICE | number as u32, (number >> 31) as u32);
         self.insert(region, Held::Device(memory));
-        Ok(region)
+        region
     }
 
     /// The memory of a device that is registered under this id.
     pub(crate) fn device(&self, region: RegionId) -> Option<&OnDevice> {
-        match self.regions.get(&region) {
-            Some(Held::Device(device)) if is_device(region) => Some(device),
+        match is_device(region).then(|| self.regions.get(&region)).flatten() {
+            Some(Held::Device(device)) => Some(device),
             _ => None,
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use te_core::device::Devices;
-use te_core::{Location, MemSpan};
+use te_core::{Location, MemSpan, MemoryKinds};
 
 use crate::config::Config;
 use crate::error::StartError;
@@ -48,17 +48,23 @@ impl GpuMemory {
         self.0.clone()
     }
 
-    /// The span, at the device on which it is. What the caller has said about it counts.
+    /// The span, at the device on which it is. The kind of memory that the caller has named counts; of which
+    /// device it is, the driver knows better, where it knows the memory.
     ///
     /// A span that only begins or ends in memory of a device is said to be there as well: then fabrics refuse
     /// it, while the CPU would fail on it as host memory.
     pub(crate) fn located(&self, span: MemSpan) -> MemSpan {
-        let (Some(devices), Location::Host) = (&self.0, span.location()) else { return span };
+        let Some(devices) = &self.0 else { return span };
+        let (said, (first, len)) = (span.location(), (span.as_ptr(), span.len()));
+        if said != Location::Host {
+            let asks = said.kind() != MemoryKinds::HOST;
+            let found = asks.then(|| devices.locate(first, len)).flatten();
+            return span.at(found.filter(|found| found.kind() == said.kind()).unwrap_or(said));
+        }
         // On a host without GPUs, registering plain memory for one operation asks no dynamic linker.
         if devices.kinds().is_empty() {
             return span;
         }
-        let (first, len) = (span.as_ptr(), span.len());
         let last = first.wrapping_add(len.saturating_sub(1));
         let Some(at_an_end) = devices.locate(first, 1).or_else(|| devices.locate(last, 1)) else {
             return span;
@@ -71,6 +77,15 @@ impl fmt::Debug for GpuMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("GpuMemory").field(&self.0.as_ref().map(|devices| devices.kinds())).finish()
     }
+}
+
+/// The devices that this build knows, for a caller without an engine. `None`: it knows none. Nothing is loaded
+/// before the process has memory of one.
+///
+/// # Errors
+/// A setting of [`Config::gpu`] is out of its limits.
+pub fn devices(config: &Config) -> Result<Option<Arc<dyn Devices>>, StartError> {
+    Ok(GpuMemory::open(config)?.devices())
 }
 
 #[cfg(any(feature = "cuda", feature = "hip"))]

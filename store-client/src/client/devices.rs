@@ -35,7 +35,7 @@ impl Client {
         })?;
         let stager = self.mover.open_stager(&mut self.engine, &devices, allocation.location)?;
         let span = span.at(allocation.location);
-        Ok(self.memory.insert_device(OnDevice { span, allocation, devices, stager })?)
+        Ok(self.memory.insert_device(OnDevice { span, allocation, devices, stager }))
     }
 
     pub(super) fn unregister_device(&mut self, region: RegionId) -> Result<(), StoreError> {

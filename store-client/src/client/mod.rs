@@ -18,11 +18,13 @@ mod store;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::ops::AddAssign;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use store_core::client::{GetOp, PutOp};
 use store_core::message::ReportSegments;
 use store_core::{ErrorCode, Trace};
+use te_core::device::Devices;
 use te_core::{Access, MemSpan, MemoryKinds, Op, RegionId};
 use te_engine::{RegisterError, SharedRegion};
 use te_host::Spin;
@@ -505,7 +507,7 @@ impl Client {
                 self.memory.check_device(range.region)?;
                 checked = Some(range.region);
             }
-            held |= self.mover.is_quarantined(range);
+            held |= self.mover.is_quarantined(range, &self.memory);
         }
         if held { Err(StoreError::Held) } else { Ok(()) }
     }
@@ -523,6 +525,12 @@ impl Client {
         Ok(region)
     }
 
+    /// The devices whose memory this client can register; `None`: this build knows none.
+    #[must_use]
+    pub fn devices(&self) -> Option<Arc<dyn Devices>> {
+        self.engine.devices()
+    }
+
     /// Whether nodes have cut off this client's engine. A caller that holds memory of the engine has to
     /// connect a new client.
     pub(crate) fn is_expelled(&self) -> bool {
@@ -532,7 +540,7 @@ impl Client {
     /// Whether a fabric may still write a part of the range for an operation that is over.
     pub(crate) fn is_held(&mut self, range: BufferRange) -> bool {
         self.settle();
-        self.mover.is_quarantined(range)
+        self.mover.is_quarantined(range, &self.memory)
     }
 
     /// A random number that names a put, not 0. A forked child has the same hash keys as its parent, but an

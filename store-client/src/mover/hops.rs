@@ -331,9 +331,13 @@ impl Hops {
         }
     }
 
-    /// Whether a hop that was given up may still read or write a part of the range.
-    pub(super) fn covers(&self, range: BufferRange) -> bool {
-        self.orphans > 0 && self.under_way.iter().flatten().any(|hop| hop.is_orphan && hop.range.overlaps(range))
+    /// Whether a hop that was given up may still read or write a part of the device memory.
+    pub(super) fn covers(&self, span: MemSpan) -> bool {
+        let start = span.as_ptr().addr() as u64;
+        let overlaps = |hop: &UnderWay| {
+            hop.addr < start.saturating_add(span.len() as u64) && start < hop.addr.saturating_add(hop.range.len)
+        };
+        self.orphans > 0 && self.under_way.iter().flatten().any(|hop| hop.is_orphan && overlaps(hop))
     }
 
     /// How many hops under way touch the region.

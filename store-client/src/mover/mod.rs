@@ -445,8 +445,11 @@ impl Mover {
     }
 
     /// Whether a fabric or a device may still write a part of the range, for an operation that is over.
-    pub(crate) fn is_quarantined(&self, range: BufferRange) -> bool {
-        self.quarantine.covers(range) || self.hops.covers(range)
+    pub(crate) fn is_quarantined(&self, range: BufferRange, memory: &Memory) -> bool {
+        match memory.device_span(range) {
+            Some(span) => self.hops.covers(span),
+            None => self.quarantine.covers(range),
+        }
     }
 
     /// Whether a read of the item was given up that a fabric may still carry out, into the caller's memory.
