@@ -9,6 +9,11 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
+#[cfg(any(feature = "cuda", feature = "hip"))]
+use te_core::{Access, MemSpan, RegionId};
+#[cfg(any(feature = "cuda", feature = "hip"))]
+use te_engine::{Engine, RegisterError, TransferEngine};
+
 use crate::exit::Exit;
 
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
@@ -303,6 +308,29 @@ pub(crate) fn library_has(library: &CStr, symbol: &CStr) -> Result<bool, String>
         }
         Ok(!libc::dlsym(handle, symbol.as_ptr()).is_null())
     }
+}
+
+/// Registers memory of a GPU, whose owner drops it after the engine or unregisters it before.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+pub(crate) fn register(
+    engine: &mut Engine,
+    span: MemSpan,
+    access: Access,
+) -> Result<RegionId, RegisterError> {
+    // SAFETY: the CPU has no references to memory of a GPU. `bench::memory::Buffer` keeps it longer than the
+    // registration lasts.
+    unsafe { engine.register(span, access) }
+}
+
+/// As [`register`], for an engine that serves by itself.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+pub(crate) fn register_with(
+    engine: &TransferEngine,
+    span: MemSpan,
+    access: Access,
+) -> Result<RegionId, RegisterError> {
+    // SAFETY: as in `register`.
+    unsafe { engine.register(span, access) }
 }
 
 #[cfg(test)]

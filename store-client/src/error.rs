@@ -5,9 +5,11 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use store_core::chunks::CHUNK_BYTES;
 use store_core::ha::Reign;
 use store_core::wire::VERSION;
 use store_core::{ErrorCode, Trace, WireError};
+use te_core::Location;
 use te_engine::{RegisterError, StartError};
 
 use crate::disk::DiskError;
@@ -114,6 +116,8 @@ pub enum StoreError {
     Local(Arc<LocalError>),
     /// Memory could not be registered or allocated.
     Memory(RegisterError),
+    /// Memory of a device cannot be used.
+    DeviceMemory(DeviceError),
     /// The object, or the requested part, is longer than its sink.
     TooLong {
         /// Bytes that fit the sink.
@@ -181,6 +185,54 @@ pub enum StoreError {
     /// Nodes cut this client off, because it made no progress for longer than they tolerate. The space that
     /// it was writing may have been given to others.
     Expelled,
+}
+
+/// Why memory of a device was not registered, or its bytes were not moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// This build knows no such devices, or the process has no driver for them.
+    Unknown {
+        /// Where the memory is said to be.
+        location: Location,
+    },
+    /// The bytes do not lie in one allocation of device memory.
+    OutOfRange {
+        /// Address of the first byte.
+        addr: u64,
+        /// Number of bytes.
+        len: u64,
+    },
+    /// The memory was freed, or freed and allocated again, since it was registered.
+    Stale {
+        /// Where the memory was.
+        location: Location,
+        /// Address of the first byte.
+        addr: u64,
+    },
+    /// The destinations of the parts of one object are memory of several devices.
+    SeveralDevices,
+    /// The slots through which device memory is copied hold no checksum chunk.
+    ShortSlots {
+        /// Length of a slot, bytes.
+        slot_bytes: u32,
+    },
+    /// The client of a node on this machine was given memory of a device.
+    NoEngine,
+    /// The device has no memory or no way for staging.
+    NoStager {
+        /// The device.
+        location: Location,
+        /// The driver's reason.
+        error: te_core::Error,
+    },
+    /// Bytes could not be copied from or to the device.
+    Failed {
+        /// The device.
+        location: Location,
+        /// The driver's reason.
+        error: te_core::Error,
+    },
 }
 
 /// Why a client or a node did not start.
@@ -303,8 +355,10 @@ impl StoreError {
             Self::Refused(code) => *code,
             Self::Rpc(error) => error.code(),
             Self::Local(error) => error.code(),
+            Self::DeviceMemory(DeviceError::Failed { .. }) => ErrorCode::TransferFail,
             Self::TooLong { .. } | Self::ArenaFull { .. } => ErrorCode::BufferOverflow,
             Self::Memory(_)
+            | Self::DeviceMemory(_)
             | Self::BeyondEnd { .. }
             | Self::BadRange { .. }
             | Self::TooManyParts { .. }
@@ -402,6 +456,7 @@ impl fmt::Display for StoreError {
             Self::Rpc(error) => error.fmt(f),
             Self::Local(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
+            Self::DeviceMemory(error) => error.fmt(f),
             Self::TooLong { room } => write!(
                 f,
                 "the object or the requested part is longer than the {room} bytes of its destination: look up the \
@@ -458,6 +513,57 @@ impl fmt::Display for StoreError {
     }
 }
 
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown { location } => write!(
+                f,
+                "memory of {location} cannot be used: this build knows no such devices (features `cuda` and `hip`), or \
+                 there is no driver for them: use such a build on a host with the device, or copy to host memory"
+            ),
+            Self::OutOfRange { addr, len } => write!(
+                f,
+                "{len} bytes at {addr:#x} do not lie in one allocation of device memory: check address and length"
+            ),
+            Self::Stale { location, addr } => write!(
+                f,
+                "the memory of {location} at {addr:#x} was freed after it was registered: keep registered memory, \
+                 or unregister it before it is freed"
+            ),
+            Self::SeveralDevices => f.write_str(
+                "parts of one object go to memory of several devices: read them with one item for each device",
+            ),
+            Self::ShortSlots { slot_bytes } => write!(
+                f,
+                "slots of {slot_bytes} bytes hold no checksum chunk of {CHUNK_BYTES} bytes: set `gpu.slot_bytes` of \
+                 the engine to {CHUNK_BYTES} at least"
+            ),
+            Self::NoEngine => f.write_str(
+                "the client of a node on this machine moves host memory alone: connect a client of the cluster for \
+                 device memory, or copy to host memory",
+            ),
+            Self::NoStager { location, error } => write!(
+                f,
+                "no copies from and to {location} are possible: {error}: see `snowskin doctor`"
+            ),
+            Self::Failed { location, error } => write!(
+                f,
+                "bytes were not copied between host memory and {location}: {error}: check the device, and restart \
+                 the process if its context has failed"
+            ),
+        }
+    }
+}
+
+impl StdError for DeviceError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::NoStager { error, .. } | Self::Failed { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}
+
 impl StdError for StoreError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
@@ -465,6 +571,7 @@ impl StdError for StoreError {
             Self::Rpc(error) => Some(&**error),
             Self::Local(error) => Some(&**error),
             Self::Memory(error) => Some(error),
+            Self::DeviceMemory(error) => Some(error),
             _ => None,
         }
     }

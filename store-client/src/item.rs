@@ -15,7 +15,8 @@ pub const PARTS_MAX: usize = 1024;
 /// Where the bytes of an object to put come from.
 ///
 /// Plain memory (`Bytes`, `Slices`) works with every client. A client moves its own registered memory without
-/// a copy, and refuses memory of another client with [`StoreError::ForeignMemory`].
+/// a copy, memory of a GPU through page-locked host memory ([`Client::register`](crate::Client::register)), and
+/// refuses memory of another client with [`StoreError::ForeignMemory`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Source<'a> {

@@ -29,6 +29,9 @@
 //! requests that concern the master alone: which objects exist and where, tasks, drains. [`RpcConnection`] is
 //! the bare connection, for tools and load generators.
 //!
+//! Memory of a GPU is a source and a destination like other registered memory ([`Client::register`]). The CPU
+//! never touches it: its bytes pass through slots of page-locked host memory, where they are summed.
+//!
 //! ```
 //! use store_client::{BufferRange, Client, ClientConfig, Get, Node, NodeConfig, Put, PutOptions, Store as _};
 //! use store_master::{Config, MasterServer};
@@ -96,7 +99,7 @@ mod sys;
 pub use async_client::{AsyncClient, BlockingClient, OwnedSource, Pending, QUEUE_JOBS_MAX, SharedPart};
 pub use client::{Client, Counters, PutRange};
 pub use config::{ClientConfig, DiskList, NodeConfig, NodeDiskConfig, UnknownDisk};
-pub use error::{ConnectError, RpcError, StoreError};
+pub use error::{ConnectError, DeviceError, RpcError, StoreError};
 pub use item::{Get, PARTS_MAX, Put, Sink, Source, Tally};
 pub use local::{LocalBuffer, LocalClient, LocalRange, LocalServer};
 pub use master::{

@@ -1,11 +1,15 @@
 //! Registered memory of a client: the table of regions, and copies and checksums of ranges.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use te_core::{MemSpan, RegionId};
+use te_core::device::{Allocation, Devices};
+use te_core::{ErrorKind, MemSpan, RegionId};
 use te_engine::SharedRegion;
 
 use crate::checksum::Checksum;
+use crate::error::{DeviceError, StoreError};
 use crate::sys;
 
 /// A range of registered memory.
@@ -58,6 +62,44 @@ impl BufferRange {
     }
 }
 
+/// Set in the index of regions of device memory, whose ids the client gives out: the engine does not know
+/// them, and its own indexes are below `regions_max`.
+const DEVICE: u32 = 1 << 31;
+/// The next number of such an id.
+static DEVICE_IDS: AtomicU64 = AtomicU64::new(1);
+
+/// Whether the region is memory of a device, by its id alone.
+pub(crate) const fn is_device(region: RegionId) -> bool {
+    region.index & DEVICE != 0
+}
+
+/// Memory of a device, kept alive by the contract of [`Client::register`](crate::Client::register). The CPU
+/// never touches it: its bytes are copied by a stager ([`crate::mover`]).
+#[derive(Clone)]
+pub(crate) struct OnDevice {
+    /// With its location.
+    pub(crate) span: MemSpan,
+    /// What the driver said when it was registered.
+    pub(crate) allocation: Allocation,
+    pub(crate) devices: Arc<dyn Devices>,
+    /// Number of the stager.
+    pub(crate) stager: usize,
+}
+
+impl OnDevice {
+    /// Checks that the memory is still the allocation that was registered.
+    fn check(&self) -> Result<(), DeviceError> {
+        let Allocation { location, .. } = self.allocation;
+        match self.devices.allocation(self.span) {
+            Ok(now) if now == self.allocation => Ok(()),
+            Err(error) if error.kind == ErrorKind::System || error.kind == ErrorKind::Rail => {
+                Err(DeviceError::Failed { location, error })
+            }
+            _ => Err(DeviceError::Stale { location, addr: self.span.as_ptr().addr() as u64 }),
+        }
+    }
+}
+
 /// The memory of a region.
 #[derive(Clone)]
 pub(crate) enum Held {
@@ -65,6 +107,8 @@ pub(crate) enum Held {
     Shared(SharedRegion),
     /// Memory of the caller, kept alive by the contract of [`Client::register`](crate::Client::register).
     Raw(MemSpan),
+    /// Memory of a device.
+    Device(OnDevice),
 }
 
 /// The regions that a caller may name.
@@ -76,6 +120,36 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn insert(&mut self, region: RegionId, held: Held) {
         self.regions.insert(region, held);
+    }
+
+    /// Adds memory of a device, under an id that no client of this process has given out. Its regions may
+    /// overlap: a fabric never addresses them.
+    pub(crate) fn insert_device(&mut self, memory: OnDevice) -> RegionId {
+        let number = DEVICE_IDS.fetch_add(1, Ordering::Relaxed);
+        let region = RegionId::new(DEVICE | number as u32, (number >> 31) as u32);
+        self.insert(region, Held::Device(memory));
+        region
+    }
+
+    /// The memory of a device that is registered under this id.
+    pub(crate) fn device(&self, region: RegionId) -> Option<&OnDevice> {
+        match is_device(region).then(|| self.regions.get(&region)).flatten() {
+            Some(Held::Device(device)) => Some(device),
+            _ => None,
+        }
+    }
+
+    /// A range of device memory.
+    pub(crate) fn device_span(&self, range: BufferRange) -> Option<MemSpan> {
+        self.device(range.region)?.span.part(range.offset, range.len).ok()
+    }
+
+    /// Checks that memory of a device is still there; other memory is.
+    ///
+    /// # Errors
+    /// `DeviceMemory`.
+    pub(crate) fn check_device(&self, region: RegionId) -> Result<(), StoreError> {
+        self.device(region).map_or(Ok(()), |device| device.check().map_err(StoreError::DeviceMemory))
     }
 
     pub(crate) fn remove(&mut self, region: RegionId) -> Option<Held> {
@@ -116,6 +190,7 @@ impl Held {
         match self {
             Self::Shared(shared) => shared.span(),
             Self::Raw(span) => *span,
+            Self::Device(device) => device.span,
         }
     }
 }

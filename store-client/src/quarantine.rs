@@ -9,6 +9,7 @@ use te_core::BatchHandle;
 use crate::bounce::Piece;
 use crate::engine::{self, Engine};
 use crate::memory::BufferRange;
+use crate::mover::SlotPiece;
 
 #[derive(Default)]
 pub(crate) struct Quarantine {
@@ -16,30 +17,31 @@ pub(crate) struct Quarantine {
     total: u64,
 }
 
-/// The memory that one batch may still touch.
 struct Held {
     batch: BatchHandle,
+    memory: Pieces,
+}
+
+/// The memory that one batch may still touch.
+#[derive(Default)]
+pub(crate) struct Pieces {
     /// Pieces of the bounce buffer.
-    bounced: Vec<Piece>,
+    pub(crate) bounced: Vec<Piece>,
+    /// Pieces of the slots through which device memory is copied.
+    pub(crate) in_slots: Vec<SlotPiece>,
     /// Ranges of callers that are read into.
-    ranges: Vec<BufferRange>,
+    pub(crate) ranges: Vec<BufferRange>,
 }
 
 impl Quarantine {
     /// Adds the memory of a batch. The batch is kept, because its state shows when it has drained.
-    pub(crate) fn hold(
-        &mut self,
-        batch: BatchHandle,
-        bounced: Vec<Piece>,
-        ranges: Vec<BufferRange>,
-        pieces: u64,
-    ) {
+    pub(crate) fn hold(&mut self, batch: BatchHandle, memory: Pieces, pieces: u64) {
         self.total += pieces;
-        self.held.push(Held { batch, bounced, ranges });
+        self.held.push(Held { batch, memory });
     }
 
-    /// Releases everything that has drained; `give_back` receives the pieces of the bounce buffer.
-    pub(crate) fn settle(&mut self, engine: &mut Engine, mut give_back: impl FnMut(Piece)) {
+    /// Releases everything that has drained; `give_back` receives the pieces.
+    pub(crate) fn settle(&mut self, engine: &mut Engine, mut give_back: impl FnMut(&Pieces)) {
         if self.held.is_empty() {
             return;
         }
@@ -49,7 +51,7 @@ impl Quarantine {
                 return true;
             }
             engine::free(engine, held.batch);
-            held.bounced.drain(..).for_each(&mut give_back);
+            give_back(&held.memory);
             false
         });
     }
@@ -61,12 +63,17 @@ impl Quarantine {
 
     /// Whether a fabric may still write a part of the range.
     pub(crate) fn covers(&self, range: BufferRange) -> bool {
-        self.held.iter().flat_map(|held| &held.ranges).any(|held| held.overlaps(range))
+        self.held.iter().flat_map(|held| &held.memory.ranges).any(|held| held.overlaps(range))
     }
 
     /// The pieces of the bounce buffer that are held here.
     pub(crate) fn bounced(&self) -> impl Iterator<Item = Piece> {
-        self.held.iter().flat_map(|held| &held.bounced).copied()
+        self.held.iter().flat_map(|held| &held.memory.bounced).copied()
+    }
+
+    /// The pieces of slots that are held here.
+    pub(crate) fn in_slots(&self) -> impl Iterator<Item = SlotPiece> {
+        self.held.iter().flat_map(|held| &held.memory.in_slots).copied()
     }
 
     /// Number of pieces that were ever added.

@@ -33,11 +33,41 @@ use alloc::boxed::Box;
 
 use crate::{Error, Location, MemSpan, MemoryKinds, Token};
 
+/// One allocation of device memory, at one time. Two values that are equal are the same allocation: memory that
+/// is freed and allocated again at the same address has another number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Where it is.
+    pub location: Location,
+    /// The address of its first byte.
+    pub base: usize,
+    /// Its length, in bytes.
+    pub bytes: usize,
+    /// Numbers that the driver gives to no other allocation of this process; zeros when it has none.
+    pub id: [u64; 2],
+}
+
 /// The devices of one vendor or driver, and their memory. Control path: calls may block and allocate.
 pub trait Devices: Send + Sync {
     /// The location of the `len` bytes at `ptr`. `None` when they do not lie in one allocation of one device:
     /// they are host memory, or not mapped.
     fn locate(&self, ptr: *mut u8, len: usize) -> Option<Location>;
+
+    /// The allocation that the span lies in; the first one for memory that was mapped piece by piece. A caller
+    /// that keeps the answer finds out later whether the memory was freed meanwhile. The default knows no
+    /// allocations: the answer is the span itself.
+    ///
+    /// # Errors
+    /// `NotFound` when it is not memory of these devices, `OutOfRange` when it leaves its allocation,
+    /// `System`.
+    fn allocation(&self, span: MemSpan) -> Result<Allocation, Error> {
+        let (first, bytes) = (span.as_ptr(), span.len());
+        match self.locate(first, bytes) {
+            Some(location) => Ok(Allocation { location, base: first.addr(), bytes, id: [0; 2] }),
+            None if self.locate(first, 1).is_some() => Err(crate::ErrorKind::OutOfRange.into()),
+            None => Err(crate::ErrorKind::NotFound.into()),
+        }
+    }
 
     /// The kinds of memory that these devices have. Constant. [`stager`](Self::stager) makes stagers for
     /// them, and a fabric that registers device memory itself needs a dma-buf or a peer-direct driver.

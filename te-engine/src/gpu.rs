@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use te_core::device::Devices;
-use te_core::{Location, MemSpan};
+use te_core::{Location, MemSpan, MemoryKinds};
 
 use crate::config::Config;
 use crate::error::StartError;
@@ -43,22 +43,28 @@ impl GpuMemory {
         Ok(Self::default())
     }
 
-    /// For a fabric that stages memory of devices.
+    /// For what stages memory of devices: a fabric, or a caller of the engine.
     pub(crate) fn devices(&self) -> Option<Arc<dyn Devices>> {
         self.0.clone()
     }
 
-    /// The span, at the device on which it is. What the caller has said about it counts.
+    /// The span, at the device on which it is. The kind of memory that the caller has named counts; of which
+    /// device it is, the driver knows better, where it knows the memory.
     ///
     /// A span that only begins or ends in memory of a device is said to be there as well: then fabrics refuse
     /// it, while the CPU would fail on it as host memory.
     pub(crate) fn located(&self, span: MemSpan) -> MemSpan {
-        let (Some(devices), Location::Host) = (&self.0, span.location()) else { return span };
+        let Some(devices) = &self.0 else { return span };
+        let (said, (first, len)) = (span.location(), (span.as_ptr(), span.len()));
+        if said != Location::Host {
+            let asks = said.kind() != MemoryKinds::HOST;
+            let found = asks.then(|| devices.locate(first, len)).flatten();
+            return span.at(found.filter(|found| found.kind() == said.kind()).unwrap_or(said));
+        }
         // On a host without GPUs, registering plain memory for one operation asks no dynamic linker.
         if devices.kinds().is_empty() {
             return span;
         }
-        let (first, len) = (span.as_ptr(), span.len());
         let last = first.wrapping_add(len.saturating_sub(1));
         let Some(at_an_end) = devices.locate(first, 1).or_else(|| devices.locate(last, 1)) else {
             return span;
@@ -73,6 +79,15 @@ impl fmt::Debug for GpuMemory {
     }
 }
 
+/// The devices that this build knows, for a caller without an engine. `None`: it knows none. Nothing is loaded
+/// before the process has memory of one.
+///
+/// # Errors
+/// A setting of [`Config::gpu`] is out of its limits.
+pub fn devices(config: &Config) -> Result<Option<Arc<dyn Devices>>, StartError> {
+    Ok(GpuMemory::open(config)?.devices())
+}
+
 #[cfg(any(feature = "cuda", feature = "hip"))]
 pub(crate) fn refused(error: te_gpu::SettingError) -> StartError {
     StartError::Gpu(std::boxed::Box::new(error))
@@ -84,8 +99,8 @@ mod both {
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
 
-    use te_core::device::{Devices, Stager};
-    use te_core::{Error, Location, MemSpan, MemoryKinds};
+    use te_core::device::{Allocation, Devices, Stager};
+    use te_core::{Error, ErrorKind, Location, MemSpan, MemoryKinds};
 
     /// The devices of two vendors.
     pub(super) struct Both {
@@ -102,6 +117,13 @@ mod both {
     impl Devices for Both {
         fn locate(&self, ptr: *mut u8, len: usize) -> Option<Location> {
             self.first.locate(ptr, len).or_else(|| self.second.locate(ptr, len))
+        }
+
+        fn allocation(&self, span: MemSpan) -> Result<Allocation, Error> {
+            match self.first.allocation(span) {
+                Err(error) if error.kind == ErrorKind::NotFound => self.second.allocation(span),
+                found => found,
+            }
         }
 
         fn kinds(&self) -> MemoryKinds {

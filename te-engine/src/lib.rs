@@ -130,6 +130,7 @@ pub use error::{
 pub use fabrics::{
     Cause, Fabric, FabricContext, FabricEntry, Fabrics, HostNeed, Rail, Tier, UnknownFabric, fabrics,
 };
+pub use gpu::devices;
 pub use handle::TransferEngine;
 pub use metadata::{
     Directory, Located, Metadata, MetadataError, MetadataSource, PeerToPeer, Registration, SourceError,

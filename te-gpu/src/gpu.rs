@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use te_core::device::{Devices, Stager};
+use te_core::device::{Allocation, Devices, Stager};
 use te_core::{Error, ErrorKind, Location, MemSpan, MemoryKinds};
 
 use crate::affinity;
@@ -310,6 +310,11 @@ impl Gpu {
 impl Devices for Gpu {
     fn locate(&self, ptr: *mut u8, len: usize) -> Option<Location> {
         Some(self.find(MemSpan::new(ptr, len)).ok()?.0.info.location)
+    }
+
+    fn allocation(&self, span: MemSpan) -> Result<Allocation, Error> {
+        let Block { location, base, bytes, ids: (buffer, block), .. } = self.examine(span)?;
+        Ok(Allocation { location, base, bytes, id: [buffer, block] })
     }
 
     fn kinds(&self) -> MemoryKinds {

@@ -164,7 +164,8 @@ snowskin_code snowskin_store_remove(snowskin_store *store, const void *key, size
                                     snowskin_error **error);
 
 /* Registers memory, so that objects are moved from and into it without a copy. It stays mapped until it is
- * unregistered, or the store is closed. */
+ * unregistered, or the store is closed. Here and where bytes are put or read, the address may be that of memory of
+ * a GPU, which has to be ready: no work of a stream uses it meanwhile. */
 snowskin_code snowskin_store_register(snowskin_store *store, void *memory, size_t length,
                                       snowskin_error **error);
 /* Ends the registration of the memory that begins there. Waits for calls that use it, at most 5 s. After success

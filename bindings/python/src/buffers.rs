@@ -8,7 +8,12 @@
 //! | Object | Taken through |
 //! |---|---|
 //! | `bytes`, `bytearray`, `memoryview`, `array`, `mmap`, NumPy arrays, ctypes, leases | the buffer protocol |
-//! | torch and JAX tensors, others with `__dlpack__` | DLPack, if they are in host memory |
+//! | torch and JAX tensors, others with `__dlpack__` | DLPack |
+//! | arrays of a CUDA device without DLPack | `__cuda_array_interface__` |
+//!
+//! Memory of a GPU is taken by what moves it through slots of host memory ([`Readable::anywhere`],
+//! [`Writable::anywhere`]), and refused elsewhere. It has to be ready: what writes it has ended, and nothing
+//! is enqueued that uses it before the operation has ended.
 //!
 //! Python code that changes the bytes while an operation reads them makes that operation store a mixture of
 //! old and new bytes; readers of the object then see a checksum that does not match, and a miss. It cannot
@@ -22,7 +27,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
+use te_core::{GpuVendor, Location, MemSpan};
+
 use crate::attendant;
+use crate::cuda_array;
 use crate::dlpack::{self, Imported};
 use crate::errors::Fault;
 
@@ -30,6 +38,8 @@ use crate::errors::Fault;
 pub(crate) enum Export {
     Buffer(View),
     Tensor(Imported),
+    /// An array of a device, which its object keeps.
+    Array(Py<PyAny>),
 }
 
 impl Export {
@@ -38,6 +48,7 @@ impl Export {
         match self {
             Self::Buffer(view) => view.release(),
             Self::Tensor(tensor) => tensor.release(py),
+            Self::Array(object) => drop(object.into_bound(py)),
         }
     }
 }
@@ -87,10 +98,20 @@ impl View {
 struct Lent {
     addr: usize,
     len: usize,
+    /// Of which vendor's GPU it is, and the producer's number of that GPU; `None`: host memory.
+    device: Option<Location>,
     export: ManuallyDrop<Export>,
 }
 
 impl Lent {
+    fn span(&self) -> MemSpan {
+        MemSpan::new(self.addr as *mut u8, self.len).at(self.device.unwrap_or_default())
+    }
+
+    fn on_device(&self) -> Option<MemSpan> {
+        self.device.map(|_| self.span())
+    }
+
     /// Ends the export with the GIL.
     fn release(self, py: Python<'_>) {
         let mut this = ManuallyDrop::new(self);
@@ -120,7 +141,25 @@ impl Readable {
     /// `TypeError`: the object has neither the buffer protocol nor `__dlpack__`. An invalid argument: the
     /// bytes are not contiguous, or not in host memory.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        borrow(object, false).map(Self)
+        borrow(object, false, false).map(Self)
+    }
+
+    /// As [`of`](Self::of), for memory that may be that of a GPU.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub(crate) fn anywhere(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        borrow(object, false, true).map(Self)
+    }
+
+    /// The memory, if it is that of a GPU.
+    pub(crate) fn on_device(&self) -> Option<MemSpan> {
+        self.0.on_device()
+    }
+
+    /// The memory, with its location.
+    pub(crate) fn span(&self) -> MemSpan {
+        self.0.span()
     }
 
     /// Address of the first byte.
@@ -133,10 +172,10 @@ impl Readable {
         self.0.len
     }
 
-    /// The bytes, for the client, which copies, sums and sends them. Python code may change them meanwhile;
+    /// The bytes, for the client, which copies, sums and sends them; none of memory of a GPU. Python code may change them meanwhile;
     /// no decision of the client depends on their values.
     pub(crate) fn bytes(&self) -> &[u8] {
-        if self.0.len == 0 {
+        if self.0.len == 0 || self.0.device.is_some() {
             return &[];
         }
         // SAFETY: the export keeps `len` bytes at `addr` mapped for as long as `self` lives. Every value of a
@@ -156,7 +195,25 @@ impl Writable {
     /// # Errors
     /// As [`Readable::of`]; an invalid argument: the object is read-only.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        borrow(object, true).map(Self)
+        borrow(object, true, false).map(Self)
+    }
+
+    /// As [`of`](Self::of), for memory that may be that of a GPU.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub(crate) fn anywhere(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        borrow(object, true, true).map(Self)
+    }
+
+    /// The memory, if it is that of a GPU.
+    pub(crate) fn on_device(&self) -> Option<MemSpan> {
+        self.0.on_device()
+    }
+
+    /// The memory, with its location.
+    pub(crate) fn span(&self) -> MemSpan {
+        self.0.span()
     }
 
     /// Address of the first byte.
@@ -169,13 +226,13 @@ impl Writable {
         self.0.len
     }
 
-    /// The bytes.
+    /// The bytes; none of memory of a GPU.
     ///
     /// # Safety
     /// No other native code has a reference to a part of them (`overlap::Occupied` sees to it for the gets of
     /// a batch). What Python code does with them meanwhile is as for [`Readable::bytes`].
     pub(crate) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
-        if self.0.len == 0 {
+        if self.0.len == 0 || self.0.device.is_some() {
             return &mut [];
         }
         // SAFETY: as in `bytes`; the export is writable.
@@ -188,7 +245,7 @@ impl Writable {
     }
 }
 
-fn borrow(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Lent> {
+fn borrow(object: &Bound<'_, PyAny>, writable: bool, on_device: bool) -> PyResult<Lent> {
     let py = object.py();
     if object.is_instance_of::<PyString>() {
         return Err(PyTypeError::new_err("a value is bytes, not str: encode it first"));
@@ -196,9 +253,16 @@ fn borrow(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Lent> {
     let view = match View::get(object) {
         Ok(view) => view,
         Err(_) if object.hasattr("__dlpack__")? => {
-            let tensor = dlpack::import(object, writable)?;
-            let (addr, len) = (tensor.addr(), tensor.len());
-            return Ok(Lent { addr, len, export: ManuallyDrop::new(Export::Tensor(tensor)) });
+            let tensor = dlpack::import(object, writable, on_device)?;
+            let (addr, len, device) = (tensor.addr(), tensor.len(), tensor.device());
+            return Ok(Lent { addr, len, device, export: ManuallyDrop::new(Export::Tensor(tensor)) });
+        }
+        Err(_) if on_device && object.hasattr(cuda_array::NAME)? => {
+            let (addr, len) = cuda_array::describe(object, writable)?;
+            // The number of the device is not part of the interface; the driver knows it.
+            let device = Some(Location::Device(GpuVendor::Nvidia, 0));
+            let export = Export::Array(object.clone().unbind());
+            return Ok(Lent { addr, len, device, export: ManuallyDrop::new(export) });
         }
         Err(error) => {
             let kind = object.get_type().name()?;
@@ -218,7 +282,7 @@ fn borrow(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Lent> {
         format!("{} is read-only: pass a writable buffer, such as a bytearray or a NumPy array", kind()?)
     } else {
         let (addr, len) = (view.0.buf as usize, view.0.len.max(0) as usize);
-        return Ok(Lent { addr, len, export: ManuallyDrop::new(Export::Buffer(view)) });
+        return Ok(Lent { addr, len, device: None, export: ManuallyDrop::new(Export::Buffer(view)) });
     };
     view.release();
     Err(Fault::argument(refusal).into_err(py))

@@ -1,8 +1,8 @@
 //! DLPack: tensors of other libraries in, views of leases out.
 //!
 //! The structures are those of `dlpack.h` 1.0, and the exchange is that of the Python array API: `__dlpack__`
-//! returns a capsule `dltensor`, or `dltensor_versioned` when both sides know version 1. Only host memory is
-//! exchanged.
+//! returns a capsule `dltensor`, or `dltensor_versioned` when both sides know version 1. Memory of GPUs is taken
+//! in by those callers that can use it, and never given out.
 //!
 //! ```text
 //!   import:  capsule ──▶ Imported { tensor }    renames the capsule, and calls the tensor's deleter at the end
@@ -19,6 +19,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
+use te_core::{GpuVendor, Location};
+
 use crate::errors::Fault;
 
 const PLAIN: &CStr = c"dltensor";
@@ -29,6 +31,9 @@ const VERSIONED_USED: &CStr = c"used_dltensor_versioned";
 const NDIM_MAX: i32 = 64;
 /// `kDLCPU`.
 pub(crate) const CPU: i32 = 1;
+/// `kDLCUDA`, and `kDLROCM`.
+const CUDA: i32 = 2;
+const ROCM: i32 = 10;
 /// `kDLCUDAHost`: page-locked host memory.
 const CUDA_HOST: i32 = 3;
 /// `kDLROCMHost`, likewise.
@@ -95,6 +100,8 @@ struct ManagedVersioned {
 pub(crate) struct Imported {
     addr: usize,
     len: usize,
+    /// Of which vendor's GPU the memory is, and the producer's number of that GPU.
+    device: Option<Location>,
     owner: Owner,
 }
 
@@ -117,6 +124,10 @@ impl Imported {
         self.len
     }
 
+    pub(crate) const fn device(&self) -> Option<Location> {
+        self.device
+    }
+
     /// Calls the tensor's deleter.
     pub(crate) fn release(self, _: Python<'_>) {
         match self.owner {
@@ -136,15 +147,22 @@ impl Imported {
     }
 }
 
-/// Takes a tensor out of an object with `__dlpack__`.
+/// Takes a tensor out of an object with `__dlpack__`. With `on_device`, it may be in memory of a GPU; the
+/// producer is then told not to synchronise (stream -1), because the memory has to be ready.
 ///
 /// # Errors
-/// An invalid argument: the tensor is not in host memory, not contiguous, or read-only where it is to be
+/// An invalid argument: the tensor is in memory that the caller cannot use, not contiguous, or read-only where it is to be
 /// written; what `__dlpack__` raised.
-pub(crate) fn import(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Imported> {
+pub(crate) fn import(object: &Bound<'_, PyAny>, writable: bool, on_device: bool) -> PyResult<Imported> {
     let py = object.py();
     let (device, number): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-    if ![CPU, CUDA_HOST, ROCM_HOST].contains(&device) {
+    let vendor = match device {
+        CUDA => Some(GpuVendor::Nvidia),
+        ROCM => Some(GpuVendor::Amd),
+        _ => None,
+    };
+    let location = vendor.map(|vendor| Location::Device(vendor, u16::try_from(number).unwrap_or(u16::MAX)));
+    if ![CPU, CUDA_HOST, ROCM_HOST].contains(&device) && !(on_device && location.is_some()) {
         let text = format!(
             "the tensor is on a device (DLPack device {device}, number {number}): copy it to host memory first"
         );
@@ -152,14 +170,23 @@ pub(crate) fn import(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Impo
     }
     let options = PyDict::new(py);
     options.set_item("max_version", (1, 0))?;
+    if location.is_some() {
+        options.set_item("stream", -1)?;
+    }
     let capsule = match object.call_method("__dlpack__", (), Some(&options)) {
         // It knows no versions.
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0("__dlpack__")?,
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            options.del_item("max_version")?;
+            object.call_method("__dlpack__", (), Some(&options))?
+        }
         capsule => capsule?,
     };
     let capsule = capsule.cast_into::<PyCapsule>()?;
     let (taken, read_only) = take(&capsule)?;
+    // What the tensor itself says counts: the CPU must not touch it.
+    let on = |imported: &Imported| imported.device.map(Location::kind) == location.map(Location::kind);
     let (imported, why) = match taken {
+        Ok(imported) if !on(&imported) => (imported, "its device is not what __dlpack_device__ says".to_owned()),
         Ok(imported) if writable && read_only => {
             (imported, "it is read-only: pass a writable one".to_owned())
         }
@@ -184,7 +211,7 @@ fn take(capsule: &Bound<'_, PyCapsule>) -> PyResult<(Taken, bool)> {
         if major != 1 {
             // Only the deleter is where it is in every version.
             let why = format!("it has version {major} of DLPack, not 1");
-            return Ok((Err((Imported { addr: 0, len: 0, owner }, why)), false));
+            return Ok((Err((Imported { addr: 0, len: 0, device: None, owner }, why)), false));
         }
         // SAFETY: version 1 has this layout.
         let tensor = unsafe { &managed.as_ref().tensor };
@@ -210,7 +237,14 @@ fn rename(capsule: &Bound<'_, PyCapsule>, name: &'static CStr) -> PyResult<()> {
 
 /// Address and length of a tensor's bytes, or why they cannot be used.
 fn describe(tensor: &Tensor, owner: Owner) -> Taken {
-    let empty = |owner| Imported { addr: 0, len: 0, owner };
+    let empty = |owner| Imported { addr: 0, len: 0, device: None, owner };
+    let number = u16::try_from(tensor.device.id).unwrap_or(u16::MAX);
+    let device = match tensor.device.kind {
+        CPU | CUDA_HOST | ROCM_HOST => None,
+        CUDA => Some(Location::Device(GpuVendor::Nvidia, number)),
+        ROCM => Some(Location::Device(GpuVendor::Amd, number)),
+        other => return Err((empty(owner), format!("it is on DLPack device {other}"))),
+    };
     if !(0..=NDIM_MAX).contains(&tensor.ndim) {
         return Err((empty(owner), format!("it has {} dimensions", tensor.ndim)));
     }
@@ -240,7 +274,7 @@ fn describe(tensor: &Tensor, owner: Owner) -> Taken {
     }
     let offset = usize::try_from(tensor.byte_offset).ok();
     match offset.and_then(|offset| (tensor.data as usize).checked_add(offset)) {
-        Some(addr) if len == 0 || !tensor.data.is_null() => Ok(Imported { addr, len, owner }),
+        Some(addr) if len == 0 || !tensor.data.is_null() => Ok(Imported { addr, len, device, owner }),
         _ => Err((empty(owner), "it has no memory".into())),
     }
 }

@@ -46,6 +46,7 @@
 mod aio;
 mod attendant;
 mod buffers;
+mod cuda_array;
 mod dlpack;
 mod engine;
 mod errors;

@@ -53,6 +53,7 @@ impl Client {
     /// Checks that an item can be read with this client.
     pub(super) fn check_get(&self, item: &Get<'_>) -> Result<(), StoreError> {
         item.check()?;
+        self.check_one_device(item)?;
         match &item.sink {
             Sink::Region(range) => self.check_ranges([*range]),
             Sink::Regions(ranges) => self.check_ranges(ranges.iter().copied()),
@@ -158,7 +159,7 @@ impl Client {
             Err(ErrorCode::LeaseExpired) => self.counters.lease_misses += 1,
             Err(ErrorCode::TransferFail | ErrorCode::SegmentNotFound) => self.counters.transfer_misses += 1,
             Err(ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady | ErrorCode::ChecksumMismatch) => {}
-            Err(_) if self.mover.is_spoiled(index) => {}
+            Err(_) if self.mover.is_spoiled(index) || self.mover.device_error(index).is_some() => {}
             Err(code) => return Err(self.refused(item, code)),
         }
         self.counters.misses += 1;
@@ -166,7 +167,8 @@ impl Client {
             // A miss would allow the caller to use the memory again.
             return Err(StoreError::Held);
         }
-        Ok(None)
+        // A miss would say that the object is not there.
+        self.mover.device_error(index).map_or(Ok(None), Err)
     }
 
     /// The error for a refused item, with the values that explain it.

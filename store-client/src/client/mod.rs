@@ -5,6 +5,7 @@
 //! first, `lending.rs` registers plain memory for the duration of an operation, and `store.rs` implements
 //! [`Store`](crate::Store).
 
+mod devices;
 mod get;
 mod lending;
 mod open_puts;
@@ -17,12 +18,14 @@ mod store;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::ops::AddAssign;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use store_core::client::{GetOp, PutOp};
 use store_core::message::ReportSegments;
 use store_core::{ErrorCode, Trace};
-use te_core::{Access, MemSpan, Op, RegionId};
+use te_core::device::Devices;
+use te_core::{Access, MemSpan, MemoryKinds, Op, RegionId};
 use te_engine::{RegisterError, SharedRegion};
 use te_host::Spin;
 use te_host::fork::Mark;
@@ -32,7 +35,7 @@ use crate::config::ClientConfig;
 use crate::engine::{self, Engine};
 use crate::error::{ConnectError, RpcError, StoreError};
 use crate::master::MasterClient;
-use crate::memory::{BufferRange, Held, Memory};
+use crate::memory::{self, BufferRange, Held, Memory};
 use crate::metrics::{self, ClientMetrics, OperationTimes};
 use crate::mover::{Buffers, Mover};
 use crate::rpc::RpcConnection;
@@ -214,8 +217,15 @@ impl Client {
 
     /// Registers the caller's memory, from and into which gets and puts move bytes without a copy.
     ///
+    /// Memory of a GPU is found by its address (features `cuda` and `hip`), or its span says where it is
+    /// ([`MemSpan::at`]). Its bytes pass through page-locked host memory, where their checksum is computed, over
+    /// every fabric; no fabric has to know the device, and registering asks the driver once, so memory may be
+    /// registered for a single operation as well. The memory has to be ready: work of the caller's streams that
+    /// writes it has ended before a put, and a get has written it when it returns.
+    ///
     /// # Errors
-    /// [`StoreError::Memory`] when the memory overlaps a registered region, or a fabric refuses it.
+    /// [`StoreError::Memory`] when the memory overlaps a registered region, or a fabric refuses it;
+    /// [`StoreError::DeviceMemory`].
     ///
     /// # Safety
     /// Until [`unregister`](Self::unregister) has returned `Ok` for the region, or the client has been
@@ -226,6 +236,10 @@ impl Client {
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     pub unsafe fn register(&mut self, span: MemSpan) -> Result<RegionId, StoreError> {
         self.check_process()?;
+        let span = self.engine.located(span);
+        if span.require(MemoryKinds::HOST).is_err() {
+            return self.register_device(span);
+        }
         // SAFETY: the caller promises what the engine requires.
         let region = unsafe { self.engine.register(span, Access::LOCAL)? };
         self.memory.insert(region, Held::Raw(span));
@@ -239,6 +253,9 @@ impl Client {
     /// region.
     pub fn unregister(&mut self, region: RegionId) -> Result<(), StoreError> {
         self.check_process()?;
+        if memory::is_device(region) {
+            return self.unregister_device(region);
+        }
         self.engine.unregister(region)?;
         self.memory.remove(region);
         Ok(())
@@ -459,31 +476,38 @@ impl Client {
         log::warn!(
             "nodes cut this client off, because it made no progress for longer than they tolerate: it continues with a new engine"
         );
+        // The old engine ends before the old mover, whose slots are registered with it.
+        self.engine = engine;
         self.mover = mover;
         // They were those of the writer that the nodes have cut off.
         self.puts.clear();
         self.segments = segments(&self.config);
         self.staging = Staging::new(&self.config);
-        self.engine = engine;
         self.rpc_connects = 0;
         self.note_connection();
         Ok(())
     }
 
-    /// Checks that these ranges lie inside registered memory and that no fabric may still write them.
+    /// Checks that these ranges lie inside registered memory, that memory of devices was not freed, and that no
+    /// fabric may still write them.
     ///
     /// # Errors
-    /// `Unregistered`, `Held`.
+    /// `Unregistered`, `DeviceMemory`, `Held`.
     pub(crate) fn check_ranges(
         &self,
         ranges: impl IntoIterator<Item = BufferRange>,
     ) -> Result<(), StoreError> {
-        let mut held = false;
+        let (mut held, mut checked) = (false, None);
         for range in ranges {
             if !self.memory.contains(range) {
                 return Err(StoreError::Unregistered { offset: range.offset, len: range.len });
             }
-            held |= self.mover.is_quarantined(range);
+            // Asks the driver once for ranges of one region.
+            if memory::is_device(range.region) && checked != Some(range.region) {
+                self.memory.check_device(range.region)?;
+                checked = Some(range.region);
+            }
+            held |= self.mover.is_quarantined(range, &self.memory);
         }
         if held { Err(StoreError::Held) } else { Ok(()) }
     }
@@ -501,6 +525,12 @@ impl Client {
         Ok(region)
     }
 
+    /// The devices whose memory this client can register; `None`: this build knows none.
+    #[must_use]
+    pub fn devices(&self) -> Option<Arc<dyn Devices>> {
+        self.engine.devices()
+    }
+
     /// Whether nodes have cut off this client's engine. A caller that holds memory of the engine has to
     /// connect a new client.
     pub(crate) fn is_expelled(&self) -> bool {
@@ -510,7 +540,7 @@ impl Client {
     /// Whether a fabric may still write a part of the range for an operation that is over.
     pub(crate) fn is_held(&mut self, range: BufferRange) -> bool {
         self.settle();
-        self.mover.is_quarantined(range)
+        self.mover.is_quarantined(range, &self.memory)
     }
 
     /// A random number that names a put, not 0. A forked child has the same hash keys as its parent, but an

@@ -152,7 +152,7 @@ impl Client {
                 }
                 failed => {
                     let code = failed.and_then(Result::err).unwrap_or(ErrorCode::InternalError);
-                    results[first + at] = Err(code.into());
+                    results[first + at] = Err(self.mover.device_error(item).unwrap_or(code.into()));
                 }
             }
         }

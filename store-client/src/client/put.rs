@@ -65,7 +65,10 @@ impl Client {
                 Ok(true)
             }
             Err(ErrorCode::ObjectAlreadyExists) => Ok(false),
-            Err(code) => Err(self.put_failed(code)),
+            Err(code) => {
+                let error = self.put_failed(code);
+                Err(self.mover.device_error(index).unwrap_or(error))
+            }
         }
     }
 

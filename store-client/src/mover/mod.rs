@@ -4,7 +4,8 @@
 //! ```text
 //!   Transfer ─▶ job ─▶ pieces of at most 256 KiB ─▶ flights (one engine batch each) ─▶ in order ─▶ TransferEnd
 //!                        │ registered memory, and plain memory that is registered for the operation: directly
-//!                        └ other plain memory, trailers, edges of parts: through the bounce buffer
+//!                        │ other plain memory, trailers, edges of parts: through the bounce buffer
+//!                        └ memory of devices: through slots (`hops.rs`, `lifts.rs`)
 //! ```
 //!
 //! A put that is moved directly is cut at the borders of its checksum chunks of 64 KiB, so that a rail that
@@ -19,7 +20,9 @@
 //! under way.
 
 mod buffers;
+mod hops;
 mod land;
+mod lifts;
 mod parts;
 mod sums;
 
@@ -29,7 +32,7 @@ use std::time::{Duration, Instant};
 use store_core::SegmentNo;
 use store_core::chunks::{CHUNK_BYTES, stored_len};
 use store_core::client::{Transfer, TransferEnd};
-use te_core::{BatchHandle, RegionId, Status};
+use te_core::{BatchHandle, Status};
 use te_core::{ErrorKind, Op, Outcome};
 use te_engine::{LocalAddr, SegmentHandle, TransferError, TransferRequest};
 use te_host::Spin;
@@ -39,11 +42,15 @@ use crate::checksum::Checksum;
 use crate::config::REQUESTS_PER_BATCH_MIN;
 use crate::disk::AlignedBuffer;
 use crate::engine::{self, Engine};
-use crate::memory::{BufferRange, Memory};
-use crate::quarantine::Quarantine;
+use crate::memory::{self, BufferRange, Memory};
+use crate::quarantine::{Pieces, Quarantine};
+use crate::sys;
 use buffers::Cursor;
 pub(crate) use buffers::{Buffers, RangeWrite};
+use hops::Hops;
+pub(crate) use hops::SlotPiece;
 use land::land;
+use lifts::Lifts;
 use parts::{Next, Parts};
 use sums::ItemSum;
 pub(crate) use sums::PartSum;
@@ -63,12 +70,16 @@ const FLIGHTS_MAX: usize = 64;
 /// How long the mover sends before it returns to its caller. A rail that copies synchronously would otherwise
 /// move everything in one call, past the lease or the put's window, which only the caller checks.
 const TURN: Duration = Duration::from_millis(1);
+/// How long a sleep is while a hop is under way.
+const HOP_NAP: Duration = Duration::from_micros(50);
 /// The longest sleep: it bounds the delay if an event is lost.
 const PARK_MAX: Duration = Duration::from_millis(100);
 
 /// Moves the bytes of one operation at a time.
 pub(crate) struct Mover {
     bounce: Bounce,
+    hops: Hops,
+    lifts: Lifts,
     spin: Spin,
     jobs: Vec<Job>,
     /// Jobs with bytes that are not sent yet, in the order of their start.
@@ -111,6 +122,10 @@ struct Job {
     base: u64,
     sent: u64,
     in_flight: u32,
+    /// Pieces among them whose bytes come from a device and are not sent yet.
+    lifting: u32,
+    /// Hops to a device that are under way.
+    hops: u32,
     cursor: Cursor,
     /// State of a read of parts; `None`: the whole object is moved.
     parts: Option<Box<Parts>>,
@@ -150,6 +165,8 @@ struct Flying {
 enum Place {
     Bounced(Piece),
     Straight(BufferRange),
+    /// A slot, for memory of a device: this range, or the parts of a read.
+    InSlot(SlotPiece, Option<BufferRange>),
 }
 
 /// Result of cutting the next piece of a job.
@@ -157,7 +174,8 @@ enum Cut {
     Piece(Flying),
     /// The bounce buffer has no room.
     NoRoom,
-    /// The piece is the trailer, which is not known before the pieces before it are checksummed.
+    /// The pieces before it are to be checksummed first: it is the trailer, or they come from a device and it
+    /// does not.
     Later,
     /// The request is invalid, and stays so.
     Never,
@@ -167,6 +185,8 @@ impl Mover {
     pub(crate) fn new(bounce: Bounce, spin: Spin) -> Self {
         Self {
             bounce,
+            hops: Hops::default(),
+            lifts: Lifts::default(),
             spin,
             jobs: Vec::new(),
             pending: VecDeque::new(),
@@ -201,6 +221,7 @@ impl Mover {
         self.lent.resize(items, None);
         self.spoiled.clear();
         self.unfenceable.clear();
+        self.lifts.begin();
     }
 
     /// Begins an operation that writes ranges, which begin at these offsets of their objects.
@@ -241,6 +262,8 @@ impl Mover {
         }
         // A piece that was cut but never belonged to a flight is freed as well.
         self.bounce.reclaim(self.quarantine.bounced());
+        self.lifts.begin();
+        self.hops.abandon(self.quarantine.in_slots());
     }
 
     /// Accepts a transfer. Without a handle it ends at once. Returns whether it is not the first transfer of
@@ -293,6 +316,8 @@ impl Mover {
                     base: base.unwrap_or(0),
                     sent: 0,
                     in_flight: 0,
+                    lifting: 0,
+                    hops: 0,
                     cursor: Cursor::default(),
                     parts,
                     checksum: Checksum::default(),
@@ -347,21 +372,22 @@ impl Mover {
                 break;
             }
         }
-        if stuck && self.flights.is_empty() && !self.pending.is_empty() {
+        if stuck && self.is_idle() && self.lifts.is_empty() && !self.pending.is_empty() {
             self.give_up();
         }
         engine.poll();
         busy |= self.reap_ended(engine, memory, buffers);
+        busy |= self.reap_hops();
         busy || !self.ended.is_empty()
     }
 
     /// Waits until there may be progress, at most until `deadline`; it spins first, then sleeps.
     pub(crate) fn wait(&mut self, engine: &mut Engine, deadline: Instant) {
-        if self.flights.is_empty() {
+        if self.is_idle() {
             return;
         }
         loop {
-            if engine.poll() > 0 {
+            if (engine.poll() > 0) | self.hops.poll() {
                 return self.spin.reset();
             }
             let now = Instant::now();
@@ -369,6 +395,10 @@ impl Mover {
                 return self.spin.reset();
             }
             if !self.spin.again() {
+                if !self.hops.is_idle() {
+                    // Nothing announces the end of a hop, and the engine sleeps for whole milliseconds.
+                    return std::thread::sleep(HOP_NAP);
+                }
                 return engine.park(Some((deadline - now).min(PARK_MAX)));
             }
         }
@@ -376,7 +406,7 @@ impl Mover {
 
     /// Whether nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
-        self.flights.is_empty()
+        self.flights.is_empty() && self.hops.is_idle()
     }
 
     /// The next transfer that has ended, and how.
@@ -406,7 +436,7 @@ impl Mover {
 
     /// Number of pieces that were put in quarantine since the client started.
     pub(crate) const fn quarantined_total(&self) -> u64 {
-        self.quarantine.total()
+        self.quarantine.total() + self.hops.orphans_total()
     }
 
     /// Whether a transfer of an operation that is over may still be under way.
@@ -414,9 +444,12 @@ impl Mover {
         !self.quarantine.is_empty()
     }
 
-    /// Whether a fabric may still write a part of the range, for an operation that is over.
-    pub(crate) fn is_quarantined(&self, range: BufferRange) -> bool {
-        self.quarantine.covers(range)
+    /// Whether a fabric or a device may still write a part of the range, for an operation that is over.
+    pub(crate) fn is_quarantined(&self, range: BufferRange, memory: &Memory) -> bool {
+        match memory.device_span(range) {
+            Some(span) => self.hops.covers(span),
+            None => self.quarantine.covers(range),
+        }
     }
 
     /// Whether a read of the item was given up that a fabric may still carry out, into the caller's memory.
@@ -426,8 +459,12 @@ impl Mover {
 
     /// Releases quarantined memory that has drained.
     pub(crate) fn settle(&mut self, engine: &mut Engine) {
-        let bounce = &mut self.bounce;
-        self.quarantine.settle(engine, |piece| bounce.give(piece));
+        let (bounce, hops) = (&mut self.bounce, &mut self.hops);
+        self.quarantine.settle(engine, |pieces| {
+            pieces.bounced.iter().for_each(|piece| bounce.give(*piece));
+            pieces.in_slots.iter().for_each(|piece| hops.release(*piece));
+        });
+        self.hops.poll();
     }
 
     /// Whether a fence of the segment would be sufficient. It covers writes that have ended; a write in
@@ -445,7 +482,7 @@ impl Mover {
     ) -> bool {
         let mut pieces = self.spare.pop().unwrap_or_default();
         self.requests.clear();
-        let (mut bytes, mut passed) = (0, 0);
+        let (mut bytes, mut passed, mut lifted) = (self.send_lifted(&mut pieces), 0, false);
         while let Some(&index) = self.pending.get(passed)
             && pieces.len() < FLIGHT_PIECES_MAX
             && bytes < FLIGHT_BYTES_MAX
@@ -455,7 +492,7 @@ impl Mover {
                 self.pending.remove(passed);
                 continue;
             }
-            let piece = match self.cut(index, buffers) {
+            let piece = match self.cut(index, memory, buffers) {
                 Cut::Piece(piece) => piece,
                 Cut::NoRoom => break,
                 Cut::Later => {
@@ -473,20 +510,19 @@ impl Mover {
                 continue;
             }
             let job = &mut self.jobs[index];
-            let Some(handle) = job.handle else { continue };
-            let local = match piece.place {
-                Place::Straight(range) => (range.region, range.offset),
-                Place::Bounced(at) => (self.bounce.region().id(), at.offset),
-            };
-            self.requests.push(request(job, handle, piece, local));
             job.sent += piece.len;
             job.in_flight += 1;
+            if self.lift(&piece, memory) {
+                lifted = true;
+                continue;
+            }
+            self.request(&piece);
             bytes += piece.len;
             pieces.push(piece);
         }
         if pieces.is_empty() {
             self.spare.push(pieces);
-            return false;
+            return lifted;
         }
         match engine.submit(&self.requests, Some(timeout)) {
             Ok(batch) => {
@@ -496,6 +532,24 @@ impl Mover {
             }
             Err(error) => self.not_sent(pieces, &error),
         }
+    }
+
+    /// Adds the request of a piece to the next batch.
+    fn request(&mut self, piece: &Flying) {
+        let job = &self.jobs[piece.job];
+        let Some(segment) = job.handle else { return };
+        let (region, offset) = match piece.place {
+            Place::Straight(range) => (range.region, range.offset),
+            Place::Bounced(at) => (self.bounce.region().id(), at.offset),
+            Place::InSlot(at, _) => self.hops.local(at),
+        };
+        self.requests.push(TransferRequest {
+            op: job.transfer.op,
+            local: LocalAddr::Region(region, offset),
+            segment,
+            remote_addr: job.transfer.addr + piece.offset,
+            len: piece.len,
+        });
     }
 
     /// Moves a piece of an object that is in memory of this process.
@@ -511,8 +565,12 @@ impl Mover {
                 // match.
                 let _ = self.bounce.region().write(at.offset, bytes);
             }
+            Place::InSlot(at, _) => {
+                let (slot, offset) = self.hops.memory(at);
+                sys::copy_span(image.span(), piece.offset, slot, offset, piece.len);
+            }
         }
-        land(job, piece, None, &self.bounce, memory, buffers);
+        land(job, piece, None, &self.bounce, &mut self.hops, memory, buffers);
         job.image = Some(image);
         job.sent += piece.len;
         if job.sent == job.total {
@@ -536,30 +594,23 @@ impl Mover {
     }
 
     /// Cuts the next piece of a job.
-    fn cut(&mut self, index: usize, buffers: &Buffers<'_, '_>) -> Cut {
+    fn cut(&mut self, index: usize, memory: &Memory, buffers: &Buffers<'_, '_>) -> Cut {
         let job = &mut self.jobs[index];
-        let (transfer, at, base) = (job.transfer, job.sent, job.base);
+        let (transfer, at) = (job.transfer, job.sent);
         let item = transfer.item as usize;
-        let straight = |offset, place: BufferRange| {
-            let most = match transfer.op {
-                Op::Read => PIECE_BYTES,
-                // At most to the end of a chunk, so that a rail that computes checksums returns that of the
-                // chunk.
-                Op::Write => CHUNK_BYTES - (base + offset) % CHUNK_BYTES,
-            };
-            let len = place.len.min(most);
-            let place = Place::Straight(BufferRange { len, ..place });
-            Cut::Piece(Flying { job: index, at, offset, len, place })
-        };
         if let Some(parts) = &job.parts {
-            return match parts.next(&transfer, at) {
-                Some(Next::Straight { offset, place }) => straight(offset, place),
-                Some(Next::Bounced { offset, len, chunks }) => {
+            return match (parts.next(&transfer, at), parts.device()) {
+                (Some(Next::Straight { offset, place }), _) => self.cut_straight(index, offset, place, memory),
+                (Some(Next::Bounced { offset, len, chunks: true }), Some(region)) => {
+                    let most = PIECE_BYTES.min(self.hops.slot_bytes(memory, region)) / CHUNK_BYTES * CHUNK_BYTES;
+                    self.cut_in_slot(index, offset, len.min(most), (region, None), memory)
+                }
+                (Some(Next::Bounced { offset, len, chunks }), _) => {
                     let most = self.bounce.piece_bytes_max().min(PIECE_BYTES);
                     let most = if chunks { most / CHUNK_BYTES * CHUNK_BYTES } else { most };
                     self.cut_bounced(index, at, offset, len.min(most))
                 }
-                None => Cut::Never,
+                (None, _) => Cut::Never,
             };
         }
         let stored_left = job.total - at;
@@ -571,7 +622,8 @@ impl Mover {
                 Some((part, skip)) => {
                     let range = ranges[part];
                     let len = (range.len - skip).min(transfer.len - at);
-                    straight(at, BufferRange { offset: range.offset + skip, len, ..range })
+                    let range = BufferRange { offset: range.offset + skip, len, ..range };
+                    self.cut_straight(index, at, range, memory)
                 }
                 None => Cut::Never,
             };
@@ -589,6 +641,26 @@ impl Mover {
             self.fill(index, at, *len, *piece, buffers);
         }
         cut
+    }
+
+    /// Cuts a piece that is moved directly from or into registered memory, or through a slot if that is memory
+    /// of a device.
+    fn cut_straight(&mut self, index: usize, offset: u64, place: BufferRange, memory: &Memory) -> Cut {
+        let Job { transfer, sent: at, base, lifting, .. } = self.jobs[index];
+        let most = match transfer.op {
+            Op::Read => PIECE_BYTES,
+            // At most to the end of a chunk, so that a rail that computes checksums returns that of the chunk.
+            Op::Write => CHUNK_BYTES - (base + offset) % CHUNK_BYTES,
+        };
+        let len = place.len.min(most);
+        if memory::is_device(place.region) {
+            return self.cut_in_slot(index, offset, len, (place.region, Some(place)), memory);
+        }
+        if lifting > 0 {
+            return Cut::Later;
+        }
+        let place = Place::Straight(BufferRange { len, ..place });
+        Cut::Piece(Flying { job: index, at, offset, len, place })
     }
 
     /// Cuts a piece that passes through the bounce buffer.
@@ -639,7 +711,11 @@ impl Mover {
         let mut unpolled = 0;
         for (index, piece) in pieces.iter().enumerate() {
             let transfer = &self.jobs[piece.job].transfer;
-            let (Op::Write, Place::Straight(range)) = (transfer.op, piece.place) else { continue };
+            let in_slot = match (transfer.op, piece.place) {
+                (Op::Write, Place::Straight(_)) => None,
+                (Op::Write, Place::InSlot(at, _)) => Some(self.hops.memory(at)),
+                _ => continue,
+            };
             if index == 0 || unpolled >= PIECE_BYTES {
                 // Some rails send only in `poll`, and no more than fits a socket buffer.
                 engine.poll();
@@ -656,7 +732,14 @@ impl Mover {
                 {
                     self.summed_bytes += count;
                 }
-                memory.checksum(BufferRange { offset: range.offset + from, len: count, ..range }, sum);
+                match (in_slot, piece.place) {
+                    (Some((slot, offset)), _) => sum.update_span(slot, offset + from, count),
+                    (None, Place::Straight(range)) => {
+                        let offset = range.offset + from;
+                        memory.checksum(BufferRange { offset, len: count, ..range }, sum);
+                    }
+                    (None, _) => {}
+                }
             });
         }
     }
@@ -669,6 +752,9 @@ impl Mover {
             TransferError::Full if !self.flights.is_empty() => {
                 // From back to front, so that each job returns to its former state.
                 for piece in pieces.drain(..).rev() {
+                    if self.lifts.give_back(&piece, &mut self.jobs[piece.job]) {
+                        continue;
+                    }
                     self.give_back(piece);
                     let job = &mut self.jobs[piece.job];
                     job.in_flight -= 1;
@@ -692,6 +778,10 @@ impl Mover {
         log::debug!("the engine refused a transfer: {error}");
         let culprit = culprit.and_then(|index| pieces.get(index)).map(|piece| piece.job);
         for piece in pieces.drain(..).rev() {
+            let is_culprit = culprit.is_none_or(|culprit| culprit == piece.job);
+            if !is_culprit && self.lifts.give_back(&piece, &mut self.jobs[piece.job]) {
+                continue;
+            }
             self.give_back(piece);
             let job = &mut self.jobs[piece.job];
             job.in_flight -= 1;
@@ -729,7 +819,7 @@ impl Mover {
         {
             let job = &mut self.jobs[piece.job];
             if job.transfer.op == Op::Read && job.outcome == Outcome::Applied {
-                land(job, &piece, status.crc32c, &self.bounce, memory, buffers);
+                land(job, &piece, status.crc32c, &self.bounce, &mut self.hops, memory, buffers);
             }
             flight.landed += 1;
         }
@@ -759,7 +849,7 @@ impl Mover {
                 let late = index >= flight.landed;
                 if late && job.transfer.op == Op::Read && job.outcome == Outcome::Applied {
                     let crc32c = status.and_then(|status| status.crc32c);
-                    land(job, &piece, crc32c, &self.bounce, memory, buffers);
+                    land(job, &piece, crc32c, &self.bounce, &mut self.hops, memory, buffers);
                 }
             } else {
                 worsen(&mut job.outcome, Outcome::NotApplied);
@@ -788,34 +878,37 @@ impl Mover {
 
     /// Records the memory of a flight that the engine gave up but the fabric may still carry out.
     fn quarantine(&mut self, flight: &Flight) {
-        let (mut bounced, mut ranges) = (Vec::new(), Vec::new());
+        let mut held = Pieces::default();
         for piece in &flight.pieces {
             let transfer = &self.jobs[piece.job].transfer;
             match (transfer.op, piece.place) {
                 (Op::Read, Place::Straight(range)) => {
-                    ranges.push(range);
+                    held.ranges.push(range);
                     self.spoiled.push(transfer.item as usize);
                 }
-                (_, Place::Bounced(piece)) => bounced.push(piece),
+                (_, Place::Bounced(piece)) => held.bounced.push(piece),
+                (_, Place::InSlot(piece, _)) => held.in_slots.push(piece),
                 (Op::Write, Place::Straight(_)) => {}
             }
             if transfer.op == Op::Write {
                 self.unfenceable.push(transfer.segment);
             }
         }
-        self.quarantine.hold(flight.batch, bounced, ranges, flight.pieces.len() as u64);
+        self.quarantine.hold(flight.batch, held, flight.pieces.len() as u64);
     }
 
     fn give_back(&mut self, piece: Flying) {
-        if let Place::Bounced(piece) = piece.place {
-            self.bounce.give(piece);
+        match piece.place {
+            Place::Bounced(piece) => self.bounce.give(piece),
+            Place::InSlot(piece, _) => self.hops.release(piece),
+            Place::Straight(_) => {}
         }
     }
 
     fn end_if_over(&mut self, index: usize) {
         let job = &mut self.jobs[index];
         let all_sent = job.sent == job.total || job.outcome != Outcome::Applied;
-        if job.in_flight == 0 && all_sent && !job.over {
+        if job.in_flight == 0 && job.hops == 0 && all_sent && !job.over {
             job.over = true;
             let checksum = job.checksum.finish();
             let damaged = job.parts.as_ref().is_some_and(|parts| parts.is_damaged());
@@ -829,21 +922,6 @@ impl Mover {
         for index in 0..self.jobs.len() {
             self.end_if_over(index);
         }
-    }
-}
-
-fn request(
-    job: &Job,
-    segment: SegmentHandle,
-    piece: Flying,
-    (region, offset): (RegionId, u64),
-) -> TransferRequest {
-    TransferRequest {
-        op: job.transfer.op,
-        local: LocalAddr::Region(region, offset),
-        segment,
-        remote_addr: job.transfer.addr + piece.offset,
-        len: piece.len,
     }
 }
 

@@ -6,11 +6,14 @@ use std::ops::Range;
 use store_core::chunks::{self, Cover, trailer_len};
 use store_core::client::Transfer;
 
+use te_core::{MemSpan, RegionId};
+
+use super::land::Landing;
 use super::{Buffers, Flying, Place};
-use crate::bounce::Bounce;
 use crate::checksum::Checksum;
 use crate::item::Sink;
-use crate::memory::{BufferRange, Memory};
+use crate::memory::{BufferRange, is_device};
+use crate::sys;
 
 /// The state of one read of parts. The trailer is read first, then the chunks in increasing order.
 pub(super) struct Parts {
@@ -22,6 +25,10 @@ pub(super) struct Parts {
     /// Number of requested parts, from the first on, that end before the next chunk to land.
     passed: usize,
     damaged: bool,
+    /// A region of device memory that receives a part. Chunks then pass through its slots.
+    device: Option<RegionId>,
+    /// Hops that were started since they were last [taken](Self::take_hops).
+    hops: u32,
 }
 
 struct Wanted {
@@ -67,13 +74,24 @@ impl Parts {
             (_, None) => return None,
         };
         wanted.sort_unstable_by_key(|wanted| wanted.part.start);
+        let mut places = wanted.iter().filter_map(|wanted| wanted.place);
+        let device = places.find_map(|place| is_device(place.region).then_some(place.region));
         let cover = Cover::new(len, wanted.iter().map(|wanted| wanted.part.clone()));
-        Some(Box::new(Self { cover, trailer: Vec::new(), wanted, passed: 0, damaged: false }))
+        Some(Box::new(Self { cover, trailer: Vec::new(), wanted, passed: 0, damaged: false, device, hops: 0 }))
     }
 
     /// Number of bytes to read.
     pub(super) fn total(&self, len: u64) -> u64 {
         trailer_len(len) + self.cover.bytes()
+    }
+
+    pub(super) const fn device(&self) -> Option<RegionId> {
+        self.device
+    }
+
+    /// Number of hops to devices that landing pieces have started since the last call.
+    pub(super) const fn take_hops(&mut self) -> u32 {
+        std::mem::replace(&mut self.hops, 0)
     }
 
     pub(super) const fn is_damaged(&self) -> bool {
@@ -105,23 +123,28 @@ impl Parts {
         transfer: &Transfer,
         piece: &Flying,
         crc32c: Option<u32>,
-        bounce: &Bounce,
-        memory: &Memory,
-        buffers: &mut Buffers<'_, '_>,
+        landing: &mut Landing<'_, '_, '_>,
     ) -> Option<u32> {
         let len = transfer.len;
         if let (Place::Bounced(at), true) = (piece.place, piece.offset >= len) {
             let start = self.trailer.len();
             self.trailer.resize(start + piece.len as usize, 0);
             // The piece lies inside the region, so this cannot fail. If it did, the checksum would not match.
-            let _ = bounce.region().read(at.offset, &mut self.trailer[start..]);
+            let _ = landing.bounce.region().read(at.offset, &mut self.trailer[start..]);
             return chunks::expected(&self.trailer, len, 0, len);
         }
+        // Where the bytes are, unless it is their destination.
+        let passed = match piece.place {
+            Place::Bounced(at) => Some((landing.bounce.region().span(), at.offset)),
+            Place::InSlot(at, _) => Some(landing.hops.memory(at)),
+            Place::Straight(_) => None,
+        };
         let sum = crc32c.unwrap_or_else(|| {
             let mut sum = Checksum::default();
-            match piece.place {
-                Place::Bounced(at) => sum.update_span(bounce.region().span(), at.offset, piece.len),
-                Place::Straight(range) => memory.checksum(range, &mut sum),
+            match (passed, piece.place) {
+                (Some((span, at)), _) => sum.update_span(span, at, piece.len),
+                (None, Place::Straight(range)) => landing.memory.checksum(range, &mut sum),
+                (None, _) => {}
             }
             sum.finish()
         });
@@ -129,22 +152,23 @@ impl Parts {
         let whole = (trailer_len(len) == 0).then_some(sum);
         if whole.is_none() && chunks::expected(&self.trailer, len, piece.offset, piece.len) != Some(sum) {
             self.damaged = true;
-        } else if let Place::Bounced(at) = piece.place {
-            self.scatter(transfer.item as usize, piece, at.offset, bounce, memory, buffers);
+        } else if let Place::InSlot(at, Some(range)) = piece.place {
+            self.hops += landing.hops.sink(piece.job, at, 0, range, landing.memory);
+        } else if let Some(from) = passed {
+            self.scatter(transfer.item as usize, piece, from, landing);
         }
         whole
     }
 
-    /// Copies the requested parts of a piece out of the bounce buffer.
+    /// Copies the requested parts of a piece out of the bounce buffer or slot.
     fn scatter(
         &mut self,
         item: usize,
         piece: &Flying,
-        at: u64,
-        bounce: &Bounce,
-        memory: &Memory,
-        buffers: &mut Buffers<'_, '_>,
+        (from, at): (MemSpan, u64),
+        landing: &mut Landing<'_, '_, '_>,
     ) {
+        let Landing { hops, memory, buffers, .. } = landing;
         let (start, end) = (piece.offset, piece.offset + piece.len);
         while self.wanted.get(self.passed).is_some_and(|wanted| wanted.part.end <= start) {
             self.passed += 1;
@@ -152,19 +176,21 @@ impl Parts {
         for Wanted { part, place } in
             self.wanted[self.passed..].iter().take_while(|wanted| wanted.part.start < end)
         {
-            let (from, to) = (part.start.max(start), part.end.min(end));
-            if from >= to {
+            let (first, last) = (part.start.max(start), part.end.min(end));
+            if first >= last {
                 continue;
             }
-            let (source, len, skip) = (at + (from - start), to - from, from - part.start);
-            match place {
-                Some(into) => {
+            let (source, len, skip) = (at + (first - start), last - first, first - part.start);
+            match (place, piece.place) {
+                (Some(into), Place::InSlot(slot, _)) if is_device(into.region) => {
                     let into = BufferRange { offset: into.offset + skip, len, ..*into };
-                    memory.copy_in(bounce.region().span(), source, into);
+                    self.hops += hops.sink(piece.job, slot, first - start, into, memory);
                 }
-                None => buffers.fill(item, part.end - part.start, skip, len, |skip, place| {
-                    // Cannot fail, as above.
-                    let _ = bounce.region().read(source + skip, place);
+                (Some(into), _) => {
+                    memory.copy_in(from, source, BufferRange { offset: into.offset + skip, len, ..*into });
+                }
+                (None, _) => buffers.fill(item, part.end - part.start, skip, len, |skip, place| {
+                    sys::read_span(from, source + skip, place);
                 }),
             }
         }

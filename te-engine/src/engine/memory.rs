@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::vec::Vec;
 
+use te_core::device::Devices;
 use te_core::{Access, ErrorKind, Features, Instant, Location, MemSpan, Memory, RegionId, Transport};
 use te_host::{AllocOptions, SharedMemory, node_of};
 
@@ -88,6 +89,19 @@ impl Engine {
     #[must_use]
     pub fn is_caller_driven(&self) -> bool {
         self.rails.capabilities().features.contains(Features::CALLER_DRIVEN)
+    }
+
+    /// The devices whose memory this build knows; `None`: it knows of none. For a caller that copies between
+    /// device memory and host memory itself.
+    #[must_use]
+    pub fn devices(&self) -> Option<Arc<dyn Devices>> {
+        self.gpus.devices()
+    }
+
+    /// The span, at the device on which its first or last byte is; host memory stays as it is.
+    #[must_use]
+    pub fn located(&self, span: MemSpan) -> MemSpan {
+        self.gpus.located(span)
     }
 
     /// Reserves an id for [`register_as`](Self::register_as).

@@ -267,6 +267,9 @@ unsafe fn put_items(
         spans.push(span_of(item.value.addr(), item.value_length, "value")?);
     }
     let mut worker = store.clients.lend()?;
+    // SAFETY: the caller's promise; the worker is returned before this call returns.
+    let lent = unsafe { worker.lend_devices(spans.iter().map(std::slice::from_ref)) };
+    lent.map_err(|error| fault(&mut worker, error))?;
     let places: Vec<Place> = spans.iter().map(|span| Place::of(&worker, &[*span])).collect();
     // SAFETY: the caller's promise.
     let slices: Vec<Vec<&[u8]>> = places.iter().map(|place| unsafe { place.slices() }).collect();
@@ -346,6 +349,9 @@ unsafe fn get_items(store: &Store, items: &[GetItem]) -> Result<Vec<Result<usize
         return Err(Fault::argument("buffers of two items overlap: give each item its own".to_owned()));
     }
     let mut worker = store.clients.lend()?;
+    // SAFETY: the caller's promise; the worker is returned before this call returns.
+    let lent = unsafe { worker.lend_devices(spans.iter().map(std::slice::from_ref)) };
+    lent.map_err(|error| fault(&mut worker, error))?;
     let places: Vec<Place> = spans.iter().map(|span| Place::of(&worker, &[*span])).collect();
     // SAFETY: the caller's promise.
     let mut slices: Vec<Vec<&mut [u8]>> = places.iter().map(|place| unsafe { place.slices_mut() }).collect();

@@ -1,10 +1,14 @@
 //! [`Any`]: a client of the cluster, or of the node on this machine.
 
+use std::sync::Arc;
+
 use store_client::local::{LocalClient, LocalConfig, LocalError};
 use store_client::{
     Client, ClientConfig, ConnectError, Get, Put, PutOptions, RemoveMode, RetentionChange, Store, StoreError,
     Tally,
 };
+
+use te_core::device::Devices;
 
 use super::ClientsError;
 use crate::codes::{StoreCode, store as code};
@@ -46,6 +50,15 @@ impl Any {
         match self {
             Self::Cluster(client) => Ok(client),
             Self::Local(_) => Err(code::NOT_SUPPORTED),
+        }
+    }
+
+    /// The devices whose memory callers may pass by its address; a client of the node on this machine refuses
+    /// it. `None`: this build knows none.
+    pub(super) fn devices(&self) -> Option<Arc<dyn Devices>> {
+        match self {
+            Self::Cluster(client) => client.devices(),
+            Self::Local(_) => te_engine::devices(&te_engine::Config::default()).ok().flatten(),
         }
     }
 

@@ -13,7 +13,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use store_client::local::{LocalConfig, LocalError};
-use store_client::{Client, ClientConfig, ConnectError, MemSpan, RegionId, StoreError};
+use store_client::{Client, ClientConfig, ConnectError, DeviceError, MemSpan, RegionId, StoreError};
+use te_core::device::Devices;
 use te_engine::RegisterError;
 
 pub use any::{Any, Origin};
@@ -31,6 +32,8 @@ pub struct Clients {
     origin: Origin,
     state: Mutex<State>,
     changed: Condvar,
+    /// The devices whose memory callers may pass by its address.
+    devices: Option<Arc<dyn Devices>>,
 }
 
 struct State {
@@ -73,6 +76,9 @@ pub struct Worker {
     registered: BTreeMap<u64, (Buffer, RegionId)>,
     /// Registrations that are to end, and that the engine still uses.
     leaving: Vec<(Buffer, RegionId)>,
+    /// Memory that is registered for one call, by first address.
+    lent: BTreeMap<u64, (Buffer, RegionId)>,
+    devices: Option<Arc<dyn Devices>>,
     version: u64,
     /// It was cut off from the nodes: it is replaced.
     is_lost: bool,
@@ -104,7 +110,8 @@ impl Clients {
     }
 
     fn with(origin: Origin, client: Any) -> Self {
-        let idle = vec![Worker::new(client)];
+        let devices = client.devices();
+        let idle = vec![Worker::new(client, devices.clone())];
         let state = State {
             idle,
             count: 1,
@@ -113,7 +120,7 @@ impl Clients {
             leaving: Vec::new(),
             version: 0,
         };
-        Self { origin, state: Mutex::new(state), changed: Condvar::new() }
+        Self { origin, state: Mutex::new(state), changed: Condvar::new(), devices }
     }
 
     /// A further client of the cluster, which the pool does not count. `None`: this pool has clients of the
@@ -137,7 +144,7 @@ impl Clients {
         if self.lock().is_closed {
             return Err(ClientsError::Closed);
         }
-        Ok(Worker::new(Any::connect(&self.origin)?))
+        Ok(Worker::new(Any::connect(&self.origin)?, self.devices.clone()))
     }
 
     /// Has a [dedicated](Self::dedicated) client register and unregister what has changed.
@@ -172,7 +179,7 @@ impl Clients {
         drop(state);
         // Other calls go on while this one connects.
         match Any::connect(&self.origin) {
-            Ok(client) => Ok(self.lent(self.lock(), Worker::new(client))),
+            Ok(client) => Ok(self.lent(self.lock(), Worker::new(client, self.devices.clone()))),
             Err(error) => {
                 self.lock().count -= 1;
                 self.changed.notify_all();
@@ -200,7 +207,9 @@ impl Clients {
     /// The buffer stays mapped until [`remove_buffer`](Self::remove_buffer) returned `Ok`, or the pool is gone.
     #[allow(unsafe_code, reason = "only the caller can promise that the memory stays mapped")]
     pub unsafe fn add_buffer(&self, addr: u64, len: u64) -> Result<(), ClientsError> {
-        if total(&[Span { addr, len }]).is_none_or(|len| len == 0) || !crate::sys::is_readable(addr, len) {
+        let span = Span { addr, len };
+        let is_memory = || self.is_device(span) || crate::sys::is_readable(addr, len);
+        if total(&[span]).is_none_or(|len| len == 0) || !is_memory() {
             return Err(ClientsError::NoMemory { addr, len });
         }
         let mut state = self.lock();
@@ -219,7 +228,9 @@ impl Clients {
         let Some(mut worker) = state.idle.pop() else { return Ok(()) };
         drop(state);
         worker.sync(&buffers, version);
-        let registered = worker.registered.contains_key(&addr) || matches!(worker.client, Any::Local(_));
+        // A client of the node on this machine copies host memory when it is used.
+        let is_copied = matches!(worker.client, Any::Local(_)) && !self.is_device(span);
+        let registered = worker.registered.contains_key(&addr) || is_copied;
         let mut state = self.lock();
         state.idle.push(worker);
         self.changed.notify_one();
@@ -287,6 +298,10 @@ impl Clients {
         }
     }
 
+    fn is_device(&self, span: Span) -> bool {
+        is_device(self.devices.as_ref(), span)
+    }
+
     /// How many bytes there are from an address to the end of the registered buffer in which it lies. `None`:
     /// it lies in none.
     pub fn room(&self, addr: u64) -> Option<u64> {
@@ -341,8 +356,76 @@ impl Clients {
 }
 
 impl Worker {
-    const fn new(client: Any) -> Self {
-        Self { client, registered: BTreeMap::new(), leaving: Vec::new(), version: 0, is_lost: false }
+    const fn new(client: Any, devices: Option<Arc<dyn Devices>>) -> Self {
+        Self {
+            client,
+            registered: BTreeMap::new(),
+            leaving: Vec::new(),
+            lent: BTreeMap::new(),
+            devices,
+            version: 0,
+            is_lost: false,
+        }
+    }
+
+    /// Registers, until [`end_lending`](Self::end_lending), the memory of those items that name memory of a
+    /// device which is not registered. The CPU cannot copy it, so all of such an item is registered.
+    ///
+    /// # Errors
+    /// The memory cannot be registered: it leaves its allocation, or this client moves host memory alone.
+    ///
+    /// # Safety
+    /// The memory stays mapped until the call of the caller returns, and nothing else accesses it.
+    #[allow(unsafe_code, reason = "only the caller can promise that the memory stays mapped")]
+    pub unsafe fn lend_devices<'s>(
+        &mut self,
+        items: impl IntoIterator<Item = &'s [Span]>,
+    ) -> Result<(), StoreError> {
+        if self.devices.as_ref().is_none_or(|devices| devices.kinds().is_empty()) {
+            return Ok(());
+        }
+        for item in items {
+            let spans: Vec<Span> =
+                raw::joined(item).into_iter().filter(|span| self.find(span.addr, span.len).is_none()).collect();
+            if !spans.iter().any(|span| is_device(self.devices.as_ref(), *span)) {
+                continue;
+            }
+            let Any::Cluster(client) = &mut self.client else {
+                return Err(StoreError::DeviceMemory(DeviceError::NoEngine));
+            };
+            for Span { addr, len } in spans {
+                // SAFETY: the caller's promise; the registration ends with the call, or the memory is held.
+                let region = unsafe { client.register(MemSpan::new(addr as *mut u8, len as usize)) }?;
+                self.lent.insert(addr, (Buffer { len, hold: Arc::new(()) }, region));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether one of the spans is memory of a device.
+    #[must_use]
+    pub fn names_device(&self, spans: &[Span]) -> bool {
+        spans.iter().any(|span| is_device(self.devices.as_ref(), *span))
+    }
+
+    /// Ends the registrations for one call. What a device that hangs may still access is tried again later.
+    pub fn end_lending(&mut self) {
+        if !self.lent.is_empty() {
+            self.leaving.extend(std::mem::take(&mut self.lent).into_values());
+            self.end_leaving();
+        }
+    }
+
+    fn end_leaving(&mut self) {
+        let Any::Cluster(client) = &mut self.client else { return };
+        // What the engine still uses is tried again.
+        self.leaving.retain(|(buffer, region)| match client.unregister(*region) {
+            Ok(()) | Err(StoreError::Memory(RegisterError::NotFound)) => false,
+            Err(error) => {
+                log::debug!("a buffer of {} bytes is still registered with a client: {error}", buffer.len);
+                true
+            }
+        });
     }
 
     /// Whether it has registered what is to be registered, and nothing else.
@@ -362,14 +445,8 @@ impl Worker {
             }
             stays
         });
-        // What the engine still uses is tried again.
-        self.leaving.retain(|(buffer, region)| match client.unregister(*region) {
-            Ok(()) | Err(StoreError::Memory(RegisterError::NotFound)) => false,
-            Err(error) => {
-                log::debug!("a buffer of {} bytes is still registered with a client: {error}", buffer.len);
-                true
-            }
-        });
+        self.end_leaving();
+        let Any::Cluster(client) = &mut self.client else { return };
         for (&addr, buffer) in buffers {
             if self.registered.contains_key(&addr) {
                 continue;
@@ -390,9 +467,12 @@ impl Worker {
 
     /// The region and the offset of a span that lies in one registered buffer.
     pub fn find(&self, addr: u64, len: u64) -> Option<(RegionId, u64)> {
-        let (&base, (buffer, region)) = self.registered.range(..=addr).next_back()?;
-        let offset = addr - base;
-        (offset.checked_add(len)? <= buffer.len).then_some((*region, offset))
+        let within = |buffers: &BTreeMap<u64, (Buffer, RegionId)>| {
+            let (&base, (buffer, region)) = buffers.range(..=addr).next_back()?;
+            let offset = addr - base;
+            (offset.checked_add(len)? <= buffer.len).then_some((*region, offset))
+        };
+        within(&self.registered).or_else(|| within(&self.lent))
     }
 
     /// Whether it was cut off from the nodes, and is not used again.
@@ -405,6 +485,13 @@ impl Worker {
     pub fn note(&mut self, error: &StoreError) {
         self.is_lost |= matches!(error, StoreError::Expelled);
     }
+}
+
+/// Whether the first or the last byte of a span is memory of a device.
+fn is_device(devices: Option<&Arc<dyn Devices>>, Span { addr, len }: Span) -> bool {
+    let Some(devices) = devices.filter(|devices| !devices.kinds().is_empty()) else { return false };
+    let last = addr.saturating_add(len.saturating_sub(1));
+    [addr, last].into_iter().any(|byte| devices.locate(byte as *mut u8, 1).is_some())
 }
 
 impl std::ops::Deref for Lent<'_> {
@@ -423,7 +510,8 @@ impl std::ops::DerefMut for Lent<'_> {
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        if let Some(worker) = self.worker.take() {
+        if let Some(mut worker) = self.worker.take() {
+            worker.end_lending();
             self.pool.give_back(worker);
         }
     }

@@ -119,7 +119,7 @@ impl Place {
 }
 
 /// The spans without empty ones; those that are adjacent in memory are one.
-fn joined(spans: &[Span]) -> Vec<Span> {
+pub(super) fn joined(spans: &[Span]) -> Vec<Span> {
     let mut joined: Vec<Span> = Vec::with_capacity(spans.len());
     for span in spans.iter().filter(|span| span.len > 0) {
         match joined.last_mut() {

@@ -436,6 +436,11 @@ impl Inner {
             Ok(worker) => worker,
             Err(code) => return all(code),
         };
+        // SAFETY: the caller's promise; the worker is returned before this call returns.
+        if let Err(error) = unsafe { worker.lend_devices(sinks.iter().map(Vec::as_slice)) } {
+            log::error!("get: {error}");
+            return all(code_of(&mut worker, &error));
+        }
         let places: Vec<Place> = sinks.iter().map(|sink| Place::of(&worker, sink)).collect();
         if let Some(at) = places.iter().position(|place| !place.fits()) {
             log::error!("get: the memory for key {at} has more than {} parts", store_client::PARTS_MAX);
@@ -473,6 +478,13 @@ impl Inner {
             Ok(worker) => worker,
             Err(code) => return vec![vec![code.into()]; wanted.len()],
         };
+        let spans = wanted.iter().map(|(_, ranges)| ranges.iter().flatten().map(|(_, span)| *span).collect());
+        let spans: Vec<Vec<Span>> = spans.collect();
+        // SAFETY: the caller's promise; the worker is returned before this call returns.
+        if let Err(error) = unsafe { worker.lend_devices(spans.iter().map(Vec::as_slice)) } {
+            log::error!("get_into_ranges: {error}");
+            return vec![vec![code_of(&mut worker, &error).into()]; wanted.len()];
+        }
         // A key whose memory is registered is read with all its ranges at once; otherwise each range is a
         // read of its own.
         let mut fragments: Vec<Vec<Fragment>> = Vec::with_capacity(wanted.len());
@@ -540,11 +552,17 @@ unsafe fn put_some(
     options: &PutOptions,
     results: &mut [StoreCode],
 ) {
+    // SAFETY: the caller's promise; the caller returns the worker before its own call returns.
+    if let Err(error) = unsafe { worker.lend_devices(items.iter().map(|&at| sources[at].as_slice())) } {
+        log::error!("put: {error}");
+        let code = code_of(worker, &error);
+        return items.iter().for_each(|&at| results[at] = code);
+    }
     let places: Vec<Place> = items.iter().map(|&at| Place::of(worker, &sources[at])).collect();
     // SAFETY: the caller's promise.
     let slices: Vec<Vec<&[u8]>> = places.iter().map(|place| unsafe { place.slices() }).collect();
-    // An object in more parts than a client takes is joined first.
-    let join = |at: usize, place: &Place| match place.fits() {
+    // An object in more parts than a client takes is joined first. Memory of a device cannot be, and is refused.
+    let join = |at: usize, place: &Place| match place.fits() || worker.names_device(&sources[at]) {
         true => Vec::new(),
         // SAFETY: the caller's promise; `total` has checked addresses and lengths.
         false => sources[at]

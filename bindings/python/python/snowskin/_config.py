@@ -72,6 +72,9 @@ class Config:
     """Longest wait for an answer of the master, seconds."""
     transfer_timeout: float = dataclasses.field(default=10.0, kw_only=True)
     """Longest time that moving the bytes of one operation may take, seconds."""
+    gpu_library: str | os.PathLike[str] | None = dataclasses.field(default=None, kw_only=True)
+    """The library of the GPU's driver. Default: ``libcuda.so.1`` or ``libamdhip64.so``, where the dynamic
+    linker has it."""
 
     def __post_init__(self) -> None:
         _native.check_config(self)

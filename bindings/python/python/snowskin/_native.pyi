@@ -71,6 +71,7 @@ class Store:
         connect_timeout: float = 2.0,
         call_timeout: float = 5.0,
         transfer_timeout: float = 10.0,
+        gpu_library: str | os.PathLike[str] | None = None,
     ) -> Store: ...
     def put(
         self,
@@ -287,6 +288,7 @@ class Engine:
         name: str | None = None,
         mooncake_bind: str | None = None,
         mooncake_peers: str | Sequence[str] | None = None,
+        gpu_library: str | os.PathLike[str] | None = None,
     ) -> Self: ...
     @property
     def name(self) -> str: ...

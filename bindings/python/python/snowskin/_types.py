@@ -24,8 +24,16 @@ class _Tensor(Protocol):
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
 
 
-#: Contiguous host memory: the buffer protocol, or ``__dlpack__``.
-Buffer: TypeAlias = _Exporter | _Tensor
+class _CudaArray(Protocol):
+    """An array in memory of a CUDA device, of a library without DLPack."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+
+#: Contiguous memory: the buffer protocol, ``__dlpack__``, or ``__cuda_array_interface__``. Memory of a GPU has
+#: to be ready when it is passed: what writes it has ended.
+Buffer: TypeAlias = _Exporter | _Tensor | _CudaArray
 #: What a put stores: a buffer, or several that are joined.
 Value: TypeAlias = Buffer | list[Buffer] | tuple[Buffer, ...]
 #: The name of an object.

@@ -103,6 +103,7 @@ class Store:
         connect_timeout: float = 2.0,
         call_timeout: float = 5.0,
         transfer_timeout: float = 10.0,
+        gpu_library: str | os.PathLike[str] | None = None,
     ) -> Connecting:
         """Opens a store: ``async with Store.connect(...) as store``, or ``store = await Store.connect(...)``.
         The arguments are those of :class:`snowskin.Config`. ``ValueError`` comes at once, before anything is
@@ -124,6 +125,7 @@ class Store:
                 connect_timeout=connect_timeout,
                 call_timeout=call_timeout,
                 transfer_timeout=transfer_timeout,
+                gpu_library=gpu_library,
             )
         )
 

@@ -13,6 +13,7 @@ mod peer;
 mod region;
 mod shared;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
@@ -93,8 +94,8 @@ impl Engine {
 impl Engine {
     #[new]
     #[pyo3(
-        signature = (*, listen="127.0.0.1:0", advertise=None, rails=None, cluster_secret=None, metadata="p2p", name=None, mooncake_bind=None, mooncake_peers=None),
-        text_signature = "(*, listen='127.0.0.1:0', advertise=None, rails='auto', cluster_secret=None, metadata='p2p', name=None, mooncake_bind=None, mooncake_peers=None)"
+        signature = (*, listen="127.0.0.1:0", advertise=None, rails=None, cluster_secret=None, metadata="p2p", name=None, mooncake_bind=None, mooncake_peers=None, gpu_library=None),
+        text_signature = "(*, listen='127.0.0.1:0', advertise=None, rails='auto', cluster_secret=None, metadata='p2p', name=None, mooncake_bind=None, mooncake_peers=None, gpu_library=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
@@ -107,9 +108,12 @@ impl Engine {
         name: Option<String>,
         mooncake_bind: Option<&str>,
         mooncake_peers: Option<&Bound<'_, PyAny>>,
+        gpu_library: Option<PathBuf>,
     ) -> PyResult<Self> {
         let mut config = Config { listen: address("listen", listen, py)?, ..Config::default() };
         config.advertise_host = advertise;
+        config.gpu.cuda_library.clone_from(&gpu_library);
+        config.gpu.hip_library = gpu_library;
         if let Some(named) = rails {
             config.fabrics = self::rails(named)?;
         }
@@ -143,8 +147,9 @@ impl Engine {
         self.mooncake_name.as_deref()
     }
 
-    /// Registers the memory of an object: anything with the buffer protocol, or with ``__dlpack__`` in host
-    /// memory. ``remote`` says what peers may do with it: ``None``, ``"read"``, ``"write"`` or
+    /// Registers the memory of an object: anything with the buffer protocol, ``__dlpack__`` or
+    /// ``__cuda_array_interface__``. Memory of a GPU moves over the fabrics that reach it, such as TCP, and has
+    /// to be ready when a transfer begins. ``remote`` says what peers may do with it: ``None``, ``"read"``, ``"write"`` or
     /// ``"readwrite"``.
     ///
     /// The object's memory stays exported until the registration has ended.

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
-use te_core::{Access, MemSpan, Op, RegionId};
+use te_core::{Access, MemSpan, MemoryKinds, Op, RegionId};
 use te_engine::SharedRegion;
 
 use super::batch::{Batch, Place};
@@ -148,6 +148,8 @@ pub(crate) struct Region {
     registration: Mutex<Option<Arc<Registration>>>,
     addr: u64,
     len: u64,
+    /// Whether it is memory of a GPU.
+    is_device: bool,
     /// The registered object; `None` for memory of the engine.
     object: Option<Py<PyAny>>,
 }
@@ -170,17 +172,18 @@ impl Region {
     /// Registers the memory of an object.
     pub(super) fn of(shared: &Arc<Shared>, object: &Bound<'_, PyAny>, remote: Access) -> PyResult<Self> {
         let py = object.py();
-        let (held, addr, len) = match Writable::of(object) {
+        let (held, span) = match Writable::anywhere(object) {
             Ok(memory) => {
-                let (addr, len) = (memory.addr(), memory.len());
-                (Held::Writable(memory), addr, len)
+                let span = memory.span();
+                (Held::Writable(memory), span)
             }
             Err(_) => {
-                let memory = Readable::of(object)?;
-                let (addr, len) = (memory.addr(), memory.len());
-                (Held::Readable(memory), addr, len)
+                let memory = Readable::anywhere(object)?;
+                let span = memory.span();
+                (Held::Readable(memory), span)
             }
         };
+        let len = span.len();
         let writable = matches!(held, Held::Writable(_));
         if !writable && remote.contains(Access::REMOTE_WRITE) {
             return Err(refused(py, "the object is read-only: peers cannot get the right to write it"));
@@ -191,7 +194,6 @@ impl Region {
         // The registration is made here, on the thread that registers: when Ctrl-C ends the wait, it is
         // dropped there, and ends as any other does.
         let register = move || {
-            let span = MemSpan::new(addr as *mut u8, len);
             // SAFETY: `held` keeps the memory mapped, and moves into the registration, which lets go of it
             // only after `unregister` returned `Ok` or the engine is gone. No reference to the bytes exists:
             // Python accesses them by address.
@@ -203,8 +205,9 @@ impl Region {
         Ok(Self {
             shared: Arc::clone(shared),
             registration: Mutex::new(Some(registration)),
-            addr: addr as u64,
+            addr: span.as_ptr().addr() as u64,
             len: len as u64,
+            is_device: span.location().kind() != MemoryKinds::HOST,
             object: Some(object.clone().unbind()),
         })
     }
@@ -214,7 +217,7 @@ impl Region {
         let (addr, len) = (region.addr(), region.len() as u64);
         let registration = Registration::new(shared, region.id(), len, true, Held::Own(region));
         let (shared, registration) = (Arc::clone(shared), Mutex::new(Some(registration)));
-        Self { shared, registration, addr, len, object: None }
+        Self { shared, registration, addr, len, is_device: false, object: None }
     }
 
     /// The registration.
@@ -324,6 +327,10 @@ impl Region {
         let registration = self.registration(py)?;
         if !(read || write) {
             return Err(refused(py, "export_mooncake needs read=True, write=True or both"));
+        }
+        if self.is_device {
+            let text = "memory of a GPU cannot be exported to engines of Mooncake: export host memory";
+            return Err(refused(py, text));
         }
         if write && !registration.is_writable() {
             return Err(refused(py, "the object is read-only: peers cannot get the right to write it"));

@@ -4,9 +4,12 @@
 use std::sync::Arc;
 
 use store_client::{
-    BufferRange, Client, ClientConfig, Counters, Get, LocalClient, Located, MasterClient, Put, PutOptions,
+    BufferRange, Client, ClientConfig, Counters, DeviceError, Get, LocalClient, Located, MasterClient, Put, PutOptions,
     RegionId, RpcConnection, Sink, Store, StoreError,
 };
+
+use te_core::MemSpan;
+use te_engine::RegisterError;
 
 use crate::errors::Fault;
 use crate::memory::Place;
@@ -116,6 +119,49 @@ impl Backend {
             (Self::Local(_), Place::Arena(buffer)) => Some(Sink::Local(buffer.all())),
             _ => None,
         }
+    }
+
+    /// Registers memory of a GPU for one operation.
+    ///
+    /// # Errors
+    /// This client moves host memory alone, or knows no such memory.
+    ///
+    /// # Safety
+    /// The memory stays mapped until [`unregister`](Self::unregister) has returned true for the region.
+    pub(crate) unsafe fn register(&mut self, span: MemSpan) -> Result<RegionId, StoreError> {
+        match self {
+            // SAFETY: the caller's promise; the CPU has no references to memory of a GPU.
+            Self::Engine(engine) => unsafe { engine.client.register(span) },
+            Self::Local(_) => Err(StoreError::DeviceMemory(DeviceError::NoEngine)),
+        }
+    }
+
+    /// Ends a registration. Returns whether it has ended; otherwise a device that hangs may still touch the
+    /// memory.
+    pub(crate) fn unregister(&mut self, region: RegionId) -> bool {
+        match self {
+            // A region of an engine that was replaced is gone.
+            Self::Engine(engine) => !matches!(
+                engine.client.unregister(region),
+                Err(StoreError::Memory(RegisterError::Busy { .. }))
+            ),
+            Self::Local(_) => true,
+        }
+    }
+
+    /// A copy of bytes in memory of the pool, which is registered.
+    ///
+    /// # Errors
+    /// As [`place`](Self::place).
+    pub(crate) fn registered_copy(&mut self, bytes: &[u8]) -> Result<(Place, BufferRange), Fault> {
+        let place = self.place(bytes.len() as u64)?;
+        if let (Place::Block(block), Some(Sink::Region(range))) = (&place, self.sink(&place)) {
+            // SAFETY: the block has room for the bytes, and belongs to this call alone.
+            unsafe { te_core::copy_bytes(bytes.as_ptr(), block.addr() as *mut u8, bytes.len()) };
+            let len = bytes.len() as u64;
+            return Ok((place, BufferRange { len, ..range }));
+        }
+        Err(StoreError::DeviceMemory(DeviceError::NoEngine).into())
     }
 
     /// Stores objects. Each item has its own result.

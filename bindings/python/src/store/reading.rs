@@ -6,11 +6,12 @@
 //! request, and they are tried again with that much room. In a cache whose blocks have one length, this
 //! happens once.
 
-use store_client::{Get, Sink, StoreError};
+use store_client::{BufferRange, Get, RegionId, Sink, StoreError};
 
 use super::backend::Backend;
 use super::jobs::{Fetched, Value, Wanted};
-use super::worker::Worker;
+use super::worker::{Kept, Worker};
+use crate::buffers::Writable;
 use crate::errors::Fault;
 use crate::guess::Guess;
 use crate::memory::{Memory, Place};
@@ -29,6 +30,8 @@ pub(super) struct Reading<'w> {
 /// One get.
 struct Flight {
     wanted: Wanted,
+    /// The registration of a destination in memory of a GPU.
+    region: Option<RegionId>,
     place: Option<Place>,
     /// Room that is known to be enough, bytes.
     room: Option<u64>,
@@ -51,12 +54,31 @@ fn place(backend: &mut Backend, room: Option<u64>, guess: u64) -> Result<Place, 
 }
 
 impl<'w> Reading<'w> {
+    #[allow(unsafe_code, reason = "registers memory that Python lends")]
     pub(super) fn new(worker: &'w mut Worker, items: Vec<Wanted>) -> Self {
+        let backend = &mut worker.backend;
         let flight = |wanted: Wanted| {
             let room = wanted.part.and_then(|(_, len)| len);
-            Flight { wanted, place: None, room, end: None }
+            let span = wanted.into.as_ref().and_then(Writable::on_device).filter(|span| !span.is_empty());
+            // SAFETY: the item keeps the memory, and `take_back` keeps it on if the registration does not
+            // end.
+            let (region, end) = match span.map(|span| unsafe { backend.register(span) }).transpose() {
+                Ok(region) => (region, None),
+                Err(error) => (None, Some(Err(Fault::from(error).of_key(&wanted.key)))),
+            };
+            Flight { wanted, region, place: None, room, end }
         };
-        Self { worker, flights: items.into_iter().map(flight).collect() }
+        Self { flights: items.into_iter().map(flight).collect(), worker }
+    }
+
+    /// Ends the registration of a destination. Memory that a device may still write stays with the worker.
+    fn take_back(worker: &mut Worker, flight: &mut Flight) {
+        if let Some(region) = flight.region.take()
+            && !worker.backend.unregister(region)
+            && let Some(into) = flight.wanted.into.take()
+        {
+            worker.held.push((region, Kept::Written(into)));
+        }
     }
 
     pub(super) fn run(mut self) -> Vec<Fetched> {
@@ -96,6 +118,7 @@ impl<'w> Reading<'w> {
                 self.worker.guess.saw(shortest, longest);
             }
         }
+        self.flights.iter_mut().for_each(|flight| Self::take_back(self.worker, flight));
         let fetched = |flight: Flight| Fetched {
             key: flight.wanted.key,
             result: flight.end.unwrap_or(Ok(None)),
@@ -139,8 +162,12 @@ impl<'w> Reading<'w> {
             if chosen.next_if_eq(&at).is_none() {
                 continue;
             }
-            let Flight { wanted: Wanted { key, part, into }, place, .. } = flight;
+            let Flight { wanted: Wanted { key, part, into }, region, place, .. } = flight;
+            let on_device = region.zip(into.as_ref()).map(|(region, into)| {
+                Sink::Region(BufferRange { region, offset: 0, len: into.len() as u64 })
+            });
             let sink = match (into, place) {
+                _ if on_device.is_some() => on_device,
                 // SAFETY: `choose` has checked that no other get of this batch writes a part of it.
                 (Some(into), _) => Some(Sink::Bytes(unsafe { into.bytes_mut() })),
                 (None, Some(place)) => backend.sink(place),

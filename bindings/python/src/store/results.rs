@@ -119,9 +119,9 @@ pub(crate) fn given(key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResul
     let py = key.py();
     let key = keys::from_python(key)?;
     let parts = if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
-        value.try_iter()?.map(|part| Readable::of(&part?)).collect::<PyResult<Vec<_>>>()?
+        value.try_iter()?.map(|part| Readable::anywhere(&part?)).collect::<PyResult<Vec<_>>>()?
     } else {
-        vec![Readable::of(value)?]
+        vec![Readable::anywhere(value)?]
     };
     let refusal = if parts.len() > PARTS_MAX {
         format!("a value has at most {PARTS_MAX} parts, not {}", parts.len())
@@ -152,7 +152,7 @@ pub(crate) fn wanted_into(
     part: Option<(u64, Option<u64>)>,
 ) -> PyResult<Wanted> {
     let key = keys::from_python(key)?;
-    Ok(Wanted { key, part, into: Some(Writable::of(buffer)?) })
+    Ok(Wanted { key, part, into: Some(Writable::anywhere(buffer)?) })
 }
 
 /// Gets into callers' buffers: a mapping of keys to buffers, or pairs.

@@ -38,6 +38,7 @@ pub(crate) struct Arguments<'py> {
     connect_timeout: f64,
     call_timeout: f64,
     transfer_timeout: f64,
+    gpu_library: Option<PathBuf>,
 }
 
 /// What to open.
@@ -166,6 +167,9 @@ fn engine(config: &mut te_engine::Config, given: &Arguments<'_>) -> PyResult<()>
     config.fabrics = rails(&given.rails)?;
     config.listen = address("listen", &given.listen, given.rails.py())?;
     config.advertise_host.clone_from(&given.advertise);
+    // One of the two is used: that of the memory.
+    config.gpu.cuda_library.clone_from(&given.gpu_library);
+    config.gpu.hip_library.clone_from(&given.gpu_library);
     Ok(())
 }
 

@@ -167,7 +167,7 @@ impl Store {
     #[staticmethod]
     #[pyo3(
         signature = (*arguments, **options),
-        text_signature = "(master=None, *, memory=None, rails='auto', local=None, tenant='default', secret=None, cluster_secret=None, admin_secret=None, listen='127.0.0.1:0', advertise=None, node_name=None, pool='1GiB', connect_timeout=2.0, call_timeout=5.0, transfer_timeout=10.0)"
+        text_signature = "(master=None, *, memory=None, rails='auto', local=None, tenant='default', secret=None, cluster_secret=None, admin_secret=None, listen='127.0.0.1:0', advertise=None, node_name=None, pool='1GiB', connect_timeout=2.0, call_timeout=5.0, transfer_timeout=10.0, gpu_library=None)"
     )]
     fn connect(
         py: Python<'_>,

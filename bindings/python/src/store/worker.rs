@@ -17,15 +17,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use store_client::{Prefetched, Put, PutOptions, RemoveMode, Source, StoreError};
+use store_client::{BufferRange, Prefetched, Put, PutOptions, RegionId, RemoveMode, Source, StoreError};
 use te_host::Spin;
 
 use super::backend::Backend;
 use super::jobs::{Call, Fetched, Given, Job, Key, Queue, Reply, Stored, Wanted};
 use super::reading::Reading;
-use crate::buffers::Readable;
+use crate::buffers::{Readable, Writable};
 use crate::errors::Fault;
 use crate::guess::Guess;
+use crate::memory::Place;
 use crate::pool::Block;
 
 /// How long the thread spins for a job before it sleeps.
@@ -40,6 +41,24 @@ pub(crate) struct Worker {
     pub(super) guess: Guess,
     /// Memory that a transfer that was given up may still write, and until when it is not used.
     parked: VecDeque<(Instant, Block)>,
+    /// Memory of GPUs that a device that hangs may still touch. Its objects are kept until it does not.
+    pub(super) held: Vec<(RegionId, Kept)>,
+}
+
+/// What keeps memory of a GPU in place.
+pub(super) enum Kept {
+    Read(#[expect(dead_code, reason = "kept for its drop")] Readable),
+    Written(#[expect(dead_code, reason = "kept for its drop")] Writable),
+}
+
+/// The memory of one put that has parts in memory of a GPU.
+#[derive(Default)]
+struct OnDevice {
+    ranges: Vec<BufferRange>,
+    /// The registrations of its parts, by their numbers.
+    regions: Vec<(usize, RegionId)>,
+    /// Copies of its other parts.
+    copies: Vec<Place>,
 }
 
 /// Items of a job, and where their results go.
@@ -72,7 +91,7 @@ impl Drop for Worker {
 
 impl Worker {
     pub(super) const fn new(backend: Backend, queue: Arc<Queue>) -> Self {
-        Self { backend, queue, guess: Guess::new(), parked: VecDeque::new() }
+        Self { backend, queue, guess: Guess::new(), parked: VecDeque::new(), held: Vec::new() }
     }
 
     pub(super) fn run(mut self) {
@@ -180,15 +199,30 @@ impl Worker {
     /// Stores objects. The results are in the order of the items.
     pub(crate) fn put(&mut self, items: Vec<Given>, options: &PutOptions) -> Vec<Stored> {
         let slices: Vec<Vec<&[u8]>> = items.iter().map(slices_of).collect();
-        let sources = slices.iter().map(|parts| match parts[..] {
+        let on_device: Vec<_> = items.iter().map(|item| self.on_device(item)).collect();
+        let sources = slices.iter().zip(&on_device).map(|(parts, on_device)| match (on_device, &parts[..]) {
+            (Some(Ok(memory)), _) => Some(Source::Regions(&memory.ranges)),
+            (Some(Err(_)), _) => None,
             // A value in one piece may be moved directly from where it is.
-            [only] => Source::Bytes(only),
-            _ => Source::Slices(parts),
+            (None, [only]) => Some(Source::Bytes(only)),
+            (None, _) => Some(Source::Slices(parts)),
         });
-        let mut puts: Vec<Put<'_>> =
-            items.iter().zip(sources).map(|(item, source)| Put::new(&*item.key, source)).collect();
+        let mut puts: Vec<Put<'_>> = items
+            .iter()
+            .zip(sources)
+            .filter_map(|(item, source)| Some(Put::new(&*item.key, source?)))
+            .collect();
         self.backend.put(&mut puts, options);
-        let results: Vec<_> = puts.into_iter().map(Put::into_result).collect();
+        let mut moved = puts.into_iter().map(Put::into_result);
+        let refused = |memory: &Option<Result<OnDevice, StoreError>>| match memory {
+            Some(Err(error)) => Some(Err(error.clone())),
+            _ => None,
+        };
+        let results: Vec<_> = on_device
+            .iter()
+            .map(|memory| refused(memory).or_else(|| moved.next()).unwrap_or(Err(StoreError::Stopped)))
+            .collect();
+        drop(moved);
         drop(slices);
         if results.iter().any(|result| matches!(result, Err(StoreError::Expelled))) {
             self.backend.revive();
@@ -197,7 +231,56 @@ impl Worker {
             result: result.map_err(|error| Fault::from(error).of_key(&item.key)),
             parts: item.parts,
         };
+        let items: Vec<Given> =
+            items.into_iter().zip(on_device).map(|(item, memory)| self.take_back(item, memory)).collect();
         items.into_iter().zip(results).map(stored).collect()
+    }
+
+    /// Registers the parts of an item that are memory of GPUs, and copies its other parts to registered
+    /// memory. `None`: it has no such part.
+    #[allow(unsafe_code, reason = "registers memory that Python lends")]
+    fn on_device(&mut self, item: &Given) -> Option<Result<OnDevice, StoreError>> {
+        item.parts.iter().find_map(Readable::on_device)?;
+        let mut memory = OnDevice::default();
+        let mut failed = None;
+        for (at, part) in item.parts.iter().enumerate().filter(|(_, part)| part.len() > 0) {
+            let len = part.len() as u64;
+            // SAFETY: the item keeps the memory, and `take_back` keeps it on if the registration does not
+            // end.
+            let registered = part.on_device().map(|span| unsafe { self.backend.register(span) });
+            match registered {
+                Some(Ok(region)) => {
+                    memory.regions.push((at, region));
+                    memory.ranges.push(BufferRange { region, offset: 0, len });
+                }
+                Some(Err(error)) => failed = Some(error),
+                None => match self.backend.registered_copy(part.bytes()) {
+                    Ok((copy, range)) => {
+                        memory.copies.push(copy);
+                        memory.ranges.push(range);
+                    }
+                    Err(_) => failed = Some(StoreError::Held),
+                },
+            }
+            if failed.is_some() {
+                break;
+            }
+        }
+        let Some(error) = failed else { return Some(Ok(memory)) };
+        // Nothing has been moved.
+        memory.regions.iter().for_each(|(_, region)| _ = self.backend.unregister(*region));
+        Some(Err(error))
+    }
+
+    /// Ends the registrations of an item. Parts that a device may still touch stay here.
+    fn take_back(&mut self, mut item: Given, memory: Option<Result<OnDevice, StoreError>>) -> Given {
+        let Some(Ok(memory)) = memory else { return item };
+        for (at, region) in memory.regions.into_iter().rev() {
+            if !self.backend.unregister(region) {
+                self.held.push((region, Kept::Read(item.parts.remove(at))));
+            }
+        }
+        item
     }
 
     /// Keeps memory from being used for a while: a transfer may still write it.
@@ -206,6 +289,8 @@ impl Worker {
     }
 
     fn unpark(&mut self) {
+        let backend = &mut self.backend;
+        self.held.retain(|(region, _)| !backend.unregister(*region));
         while self.parked.front().is_some_and(|(until, _)| Instant::now() >= *until) {
             self.parked.pop_front();
         }

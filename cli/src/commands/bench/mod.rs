@@ -3,6 +3,7 @@
 mod allocator;
 mod local;
 mod master;
+mod memory;
 mod store;
 mod target;
 mod tier;

@@ -312,7 +312,7 @@ impl Bench {
         let batch = if args.op.iter().any(|op| op.is_batch()) { u64::from(args.batch) } else { FILL_BATCH };
         let bytes = value.saturating_mul(batch).min(BUFFER_BYTES_MAX).max(value).max(TOUCH_BYTES);
         let buffer = client.alloc(usize::try_from(bytes)?)?;
-        super::target::touch(&buffer)?;
+        super::memory::touch(&buffer)?;
         let options = PutOptions { replicas: args.replicas, ..PutOptions::default() };
         // Keys of another run must not collide with those of this one.
         let next = mix(std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)) >> 8;

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use te_core::Access;
 use te_engine::{Config, Fabrics, Registration, TransferEngine};
 
+use super::memory::{Buffer, GpuArgs, Place};
 use crate::commands::FabricParser;
 use crate::commands::master::{announce, wait_for_signal};
 use crate::commands::metadata::MetadataArg;
@@ -39,6 +39,11 @@ pub(super) struct Args {
     /// Size of the exported memory.
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     memory: ByteSize,
+    /// Where the exported memory is: host, cuda:N or hip:N.
+    #[arg(long, default_value_t, value_name = "PLACE")]
+    place: Place,
+    #[command(flatten)]
+    gpu: GpuArgs,
     /// Fabrics over which the memory is exported.
     #[arg(long, default_value_t, value_parser = FabricParser, value_name = "FABRIC")]
     fabric: Fabrics,
@@ -83,28 +88,20 @@ pub(super) fn run(args: &Args) -> Outcome {
     }
     #[cfg(feature = "rdma")]
     config.rdma.devices.clone_from(&args.device);
+    args.gpu.apply(&mut config);
     config.metadata = args.metadata.config_of(args.segment.as_deref())?;
     let wait = Duration::from_millis(config.metadata.timeout_ms.into()) * 2;
     let engine = TransferEngine::start(config)?;
     if let Registration::Failed(error) = engine.wait_registered(wait) {
         return fail(Failure::failed(format!("--segment: {error}")));
     }
-    let region = engine.alloc_shared(usize::try_from(args.memory.bytes())?, Access::all())?;
-    touch(&region)?;
+    let buffer = Buffer::served(&engine, args.place, &args.gpu, usize::try_from(args.memory.bytes())?)?;
     let endpoint = engine.name().to_owned();
     let ready = TargetReady { ready: "target".to_owned(), endpoint, memory_bytes: args.memory.bytes() };
-    announce(args.json, &ready, || format!("target ready at {}: exports {}\n", ready.endpoint, args.memory));
+    announce(args.json, &ready, || {
+        format!("target ready at {}: exports {} of {}\n", ready.endpoint, args.memory, args.place)
+    });
     wait_for_signal();
-    engine.unregister(region.id())?;
+    engine.unregister(buffer.id())?;
     Ok(Exit::Ok)
-}
-
-/// Touches all pages, so that the kernel allocates them now and not during a measurement.
-pub(super) fn touch(region: &te_engine::SharedRegion) -> anyhow::Result<()> {
-    const PAGE: usize = 4096;
-    let page = [1; PAGE];
-    for offset in (0..region.len()).step_by(PAGE) {
-        region.write(offset as u64, &page[..PAGE.min(region.len() - offset)])?;
-    }
-    Ok(())
 }

@@ -248,7 +248,7 @@ impl Bench {
     fn new(mut client: Client, args: &Args, value: u64) -> anyhow::Result<Self> {
         let batch = u64::from(args.batch);
         let buffer = client.alloc(usize::try_from(value * batch)?)?;
-        super::target::touch(&buffer)?;
+        super::memory::touch(&buffer)?;
         let first = mix(std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)) >> 8;
         let count = (args.size.bytes() / 4 * 3 / value).max(batch);
         let started = Instant::now();

@@ -6,14 +6,16 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, Command, ValueEnum};
 use serde::{Serialize, Serializer};
 use te_core::{Access, Op, Status};
-use te_engine::{Config, Engine, FabricEntry, Fabrics, LocalAddr, SharedRegion, Tier, TransferRequest};
+use te_engine::{Config, Engine, FabricEntry, Fabrics, LocalAddr, Tier, TransferRequest};
 
 use super::cpu_s_per_gib;
-use super::target::{TargetReady, touch};
+use super::memory::{self, Buffer, GpuArgs, GpuDriver, Place};
+use super::target::TargetReady;
 use crate::commands::fabric_values;
 use crate::commands::metadata::MetadataArg;
 use crate::content::{Content, mix};
@@ -76,6 +78,14 @@ pub(super) struct Args {
     /// Longest buffer on either side.
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     window: ByteSize,
+    /// Where the memory of this process is: host, cuda:N or hip:N.
+    #[arg(long, default_value_t, value_name = "PLACE")]
+    memory: Place,
+    /// Where the memory of the target is that this starts. Default: as --memory.
+    #[arg(long, value_name = "PLACE", conflicts_with = "target")]
+    target_memory: Option<Place>,
+    #[command(flatten)]
+    gpu: GpuArgs,
     /// Spread batches over this much of the target's memory, at random, so that what is read is not in the
     /// CPU's cache. Default: every batch uses the same places.
     #[arg(long, value_name = "SIZE")]
@@ -189,6 +199,11 @@ struct Row {
     cpu_s_per_gib: f64,
     batches: u64,
     verified: bool,
+    /// Where the memory of this process is, and that of the target, as it says.
+    memory: String,
+    target_memory: String,
+    /// The driver of the GPU that has one of them.
+    gpu: Option<GpuDriver>,
 }
 
 /// One combination of parameters.
@@ -274,13 +289,20 @@ fn check(args: &Args) -> anyhow::Result<()> {
     if !(4096..=1 << 30).contains(&args.slice.bytes()) {
         return fail(Failure::usage(format!("--slice {} must be from 4KiB to 1GiB", args.slice)));
     }
+    let is_device = args.memory.is_device() || args.target_memory.is_some_and(Place::is_device);
+    if is_device && args.fabric.contains(&Via::Memcpy) {
+        return fail(Failure::usage("memcpy copies host memory alone: choose other fabrics, or --memory host"));
+    }
     if args.working_set.is_some() && args.fabric.contains(&Via::Memcpy) {
         return fail(Failure::usage("--working-set does not apply to memcpy: choose other fabrics"));
     }
     let threads = u64::from(args.threads.iter().copied().max().unwrap_or(1));
     let largest = largest_window(args);
     let there = args.working_set.map_or(0, |size| size.bytes()).max(largest);
-    let needed = largest.saturating_add(there).saturating_mul(threads);
+    let on_host = |place: Place, bytes| if place.is_device() { 0 } else { bytes };
+    let needed = on_host(args.memory, largest)
+        .saturating_add(on_host(target_place(args), there))
+        .saturating_mul(threads);
     if let Some(available) = crate::commands::available_memory()
         && needed > available / 10 * 9
     {
@@ -303,14 +325,27 @@ fn check(args: &Args) -> anyhow::Result<()> {
 fn check_fabrics(args: &Args) -> anyhow::Result<()> {
     for via in &args.fabric {
         let Via::Engine(fabrics) = *via else { continue };
-        if let Err(error) = Engine::start(config(args, fabrics)?) {
-            return fail(
-                Failure::failed(format!("--fabric {via}: {error}"))
-                    .hint("`snowskin doctor` reports what is missing"),
-            );
+        let mut engine = match Engine::start(config(args, fabrics)?) {
+            Ok(engine) => engine,
+            Err(error) => {
+                return fail(
+                    Failure::failed(format!("--fabric {via}: {error}"))
+                        .hint("`snowskin doctor` reports what is missing"),
+                );
+            }
+        };
+        for place in [args.memory, target_place(args)].into_iter().filter(|place| place.is_device()) {
+            let tried = Buffer::new(&mut engine, place, &args.gpu, 1, Access::all());
+            let buffer = tried.with_context(|| format!("--fabric {via}"))?;
+            engine.unregister(buffer.id())?;
         }
     }
     Ok(())
+}
+
+/// Where the memory of the target is that is started for the measurement.
+fn target_place(args: &Args) -> Place {
+    if args.target.is_some() { Place::HOST } else { args.target_memory.unwrap_or(args.memory) }
 }
 
 /// Size of one thread's buffer for the largest combination, bytes.
@@ -353,7 +388,7 @@ enum Target {
     /// A process that was started elsewhere, by its endpoint.
     Remote(String),
     /// An engine in this process, which keeps its memory until it is dropped.
-    Here(Box<Engine>),
+    Here(Box<(Engine, Buffer)>),
     /// None: plain copies.
     None,
 }
@@ -364,9 +399,9 @@ impl Target {
             (Via::Memcpy, _) => Self::None,
             (Via::LOCAL, _) => {
                 let mut engine = Engine::start(config(args, Fabrics::LOCAL)?)?;
-                let region = engine.alloc_shared(usize::try_from(bytes)?, Access::all())?;
-                touch(&region)?;
-                Self::Here(Box::new(engine))
+                let bytes = usize::try_from(bytes)?;
+                let buffer = Buffer::new(&mut engine, target_place(args), &args.gpu, bytes, Access::all())?;
+                Self::Here(Box::new((engine, buffer)))
             }
             (_, Some(target)) => Self::Remote(target.clone()),
             (via, None) => {
@@ -374,6 +409,8 @@ impl Target {
                 child_args.extend(["bench", "target", "--json"].map(str::to_owned));
                 child_args.extend(["--fabric".to_owned(), via.to_string()]);
                 child_args.extend(["--memory".to_owned(), bytes.to_string()]);
+                child_args.extend(["--place".to_owned(), target_place(args).to_string()]);
+                child_args.extend(args.gpu.to_args());
                 child_args.extend(["--spin-us".to_owned(), args.spin_us.to_string()]);
                 if !args.device.is_empty() {
                     child_args.extend(["--device".to_owned(), args.device.join(",")]);
@@ -393,7 +430,7 @@ impl Target {
         match self {
             Self::Child(_, ready) => Some(&ready.endpoint),
             Self::Remote(endpoint) => Some(endpoint),
-            Self::Here(engine) => Some(engine.name()),
+            Self::Here(here) => Some(here.0.name()),
             Self::None => None,
         }
     }
@@ -407,6 +444,7 @@ fn config(args: &Args, fabrics: Fabrics) -> Result<Config, Failure> {
     let mut config = Config { fabrics, metadata: args.metadata.config()?, ..Config::default() };
     config.slice_bytes = u32::try_from(args.slice.bytes()).unwrap_or(u32::MAX);
     config.spin_us = args.spin_us;
+    args.gpu.apply(&mut config);
     #[cfg(feature = "tcp")]
     {
         config.tcp.connections = args.connections;
@@ -443,9 +481,13 @@ fn measure(args: &Args, combination: Combination, global: Global) -> anyhow::Res
         (after.0 - before.0, after.1.saturating_sub(before.1), results)
     });
     let mut latency = Histogram::new();
+    let mut there = Place::HOST;
     for result in results {
         match result? {
-            Ok(theirs) => latency.merge(&theirs),
+            Ok((theirs, place)) => {
+                latency.merge(&theirs);
+                there = place;
+            }
             Err(error) => {
                 // The target's last lines on stderr explain more than the failed transfer.
                 if let Target::Child(child, _) = &mut target
@@ -473,7 +515,16 @@ fn measure(args: &Args, combination: Combination, global: Global) -> anyhow::Res
         cpu_s_per_gib: rounded(cpu_s_per_gib(cpu, bytes)),
         batches: latency.count(),
         verified: args.verify,
+        memory: args.memory.to_string(),
+        target_memory: there.to_string(),
+        gpu: driver_of(args, there)?,
     })
+}
+
+/// The driver of the GPU whose memory is measured, if there is one and this process uses it.
+fn driver_of(args: &Args, there: Place) -> Result<Option<GpuDriver>, Failure> {
+    let ours = memory::driver(&args.gpu, args.memory)?;
+    if ours.is_some() || args.target.is_some() { Ok(ours) } else { memory::driver(&args.gpu, there) }
 }
 
 /// Runs one thread. It reaches both barriers even after an error, because the other threads wait there.
@@ -484,7 +535,7 @@ fn one_thread(
     offset: u64,
     duration: Duration,
     barrier: &Barrier,
-) -> anyhow::Result<Histogram> {
+) -> anyhow::Result<(Histogram, Place)> {
     let mut worker: anyhow::Result<Box<dyn Worker>> = match endpoint {
         Some(endpoint) => {
             Transfers::new(args, combination, endpoint, offset).map(|worker| Box::new(worker) as _)
@@ -499,8 +550,8 @@ fn one_thread(
         (_, warm) => warm.map(|()| Histogram::new()),
     };
     barrier.wait();
-    worker?;
-    ran
+    let place = worker?.target();
+    ran.map(|latency| (latency, place))
 }
 
 fn run_for(worker: &mut dyn Worker, duration: Duration) -> anyhow::Result<Histogram> {
@@ -514,13 +565,16 @@ fn run_for(worker: &mut dyn Worker, duration: Duration) -> anyhow::Result<Histog
 
 /// Moves one batch and returns the time that it took.
 trait Worker {
+    /// Where the memory of the target is.
+    fn target(&self) -> Place;
     fn batch(&mut self) -> anyhow::Result<Duration>;
 }
 
 /// Batches through an engine.
 struct Transfers {
     engine: Engine,
-    local: SharedRegion,
+    /// Dropped after the engine.
+    local: Buffer,
     requests: Vec<TransferRequest>,
     /// The same places in the other direction, to prepare and to verify.
     reverse: Vec<TransferRequest>,
@@ -532,6 +586,7 @@ struct Transfers {
     block: u64,
     direction: Direction,
     verify: Option<Verify>,
+    target: Place,
 }
 
 /// State for verification.
@@ -550,8 +605,8 @@ impl Transfers {
         };
         let mut engine = Engine::start(config(args, fabrics)?)?;
         let places = places(args, &combination);
-        let local = engine.alloc_shared(usize::try_from(places * block)?, Access::LOCAL)?;
-        touch(&local)?;
+        let bytes = usize::try_from(places * block)?;
+        let local = Buffer::new(&mut engine, args.memory, &args.gpu, bytes, Access::LOCAL)?;
         let segment = engine.open_segment(endpoint)?;
         let regions = engine.segment_regions(segment)?;
         let sets = sets(args, &combination);
@@ -579,8 +634,21 @@ impl Transfers {
             round: 0,
             block: vec![0; block as usize],
         });
-        let (set, random) = (0, offset);
-        Ok(Self { engine, local, requests, reverse, places, sets, set, random, block, direction: op, verify })
+        let (set, random, target) = (0, offset, Place::of(region.location));
+        Ok(Self {
+            engine,
+            local,
+            requests,
+            reverse,
+            places,
+            sets,
+            set,
+            random,
+            block,
+            direction: op,
+            verify,
+            target,
+        })
     }
 
     /// Switches to another part of the target's memory.
@@ -639,6 +707,10 @@ impl Transfers {
 }
 
 impl Worker for Transfers {
+    fn target(&self) -> Place {
+        self.target
+    }
+
     fn batch(&mut self) -> anyhow::Result<Duration> {
         self.turn();
         // Before a read, the contents are written; after a write, they are read back.
@@ -684,6 +756,10 @@ impl Copies {
 }
 
 impl Worker for Copies {
+    fn target(&self) -> Place {
+        Place::HOST
+    }
+
     fn batch(&mut self) -> anyhow::Result<Duration> {
         let started = Instant::now();
         let pairs = self.to.chunks_exact_mut(self.block).zip(self.from.chunks_exact(self.block));
