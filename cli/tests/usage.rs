@@ -271,7 +271,11 @@ fn help_lists_the_fabrics_and_shows_sizes_with_units() {
     let help =
         |command: &str| stdout(&run(&[command, "-h"])).split_whitespace().collect::<Vec<_>>().join(" ");
     for command in ["node", "put", "get", "gateway"] {
-        assert!(help(command).contains("some of local,shm,rdma,tcp"), "{command}: {}", help(command));
+        assert!(
+            help(command).contains("some of local,shm,cxl,rdma,tcp,nvmeof"),
+            "{command}: {}",
+            help(command)
+        );
     }
     assert!(help("node").contains("[default: 1GiB]"), "{}", help("node"));
     assert!(!help("node").contains("1073741824"));

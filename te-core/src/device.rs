@@ -47,6 +47,18 @@ pub struct Allocation {
     pub id: [u64; 2],
 }
 
+/// A part of device memory as a dma-buf.
+#[cfg(all(feature = "std", unix))]
+#[derive(Debug)]
+pub struct DmaBuf {
+    /// The file descriptor, which the caller owns.
+    pub fd: std::os::fd::OwnedFd,
+    /// Where the part begins in the dma-buf, in bytes.
+    pub offset: u64,
+    /// The part.
+    pub span: MemSpan,
+}
+
 /// The devices of one vendor or driver, and their memory. Control path: calls may block and allocate.
 pub trait Devices: Send + Sync {
     /// The location of the `len` bytes at `ptr`. `None` when they do not lie in one allocation of one device:
@@ -83,6 +95,16 @@ pub trait Devices: Send + Sync {
     fn dmabuf(&self, span: MemSpan) -> Result<(std::os::fd::OwnedFd, u64), Error> {
         let _ = span;
         Err(Error::new(crate::ErrorKind::Unsupported))
+    }
+
+    /// The span as dma-bufs, in the order of addresses: one for most memory, one per mapping for memory that was
+    /// mapped piece by piece.
+    ///
+    /// # Errors
+    /// As [`dmabuf`](Self::dmabuf).
+    #[cfg(all(feature = "std", unix))]
+    fn dmabufs(&self, span: MemSpan) -> Result<alloc::vec::Vec<DmaBuf>, Error> {
+        self.dmabuf(span).map(|(fd, offset)| alloc::vec![DmaBuf { fd, offset, span }])
     }
 
     /// Whether a NIC can register memory at `location` by its address alone, without a dma-buf

@@ -98,8 +98,9 @@ mod both {
     use std::boxed::Box;
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
+    use std::vec::Vec;
 
-    use te_core::device::{Allocation, Devices, Stager};
+    use te_core::device::{Allocation, Devices, DmaBuf, Stager};
     use te_core::{Error, ErrorKind, Location, MemSpan, MemoryKinds};
 
     /// The devices of two vendors.
@@ -132,6 +133,10 @@ mod both {
 
         fn dmabuf(&self, span: MemSpan) -> Result<(OwnedFd, u64), Error> {
             self.of(span.location()).dmabuf(span)
+        }
+
+        fn dmabufs(&self, span: MemSpan) -> Result<Vec<DmaBuf>, Error> {
+            self.of(span.location()).dmabufs(span)
         }
 
         fn is_peer_direct(&self, location: Location) -> bool {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use te_core::device::{Allocation, Devices, Stager};
+use te_core::device::{Allocation, Devices, DmaBuf, Stager};
 use te_core::{Error, ErrorKind, Location, MemSpan, MemoryKinds};
 
 use crate::affinity;
@@ -68,17 +68,6 @@ pub struct Block {
     /// Whether the driver says that NICs can reach it.
     pub is_gpu_direct: bool,
     ids: (u64, u64),
-}
-
-/// A part of device memory as a dma-buf.
-#[derive(Debug)]
-pub struct DmaBuf {
-    /// The file descriptor.
-    pub fd: OwnedFd,
-    /// Where the part begins in the dma-buf, bytes.
-    pub offset: u64,
-    /// The part.
-    pub span: MemSpan,
 }
 
 impl Gpu {
@@ -329,6 +318,10 @@ impl Devices for Gpu {
             return Err(ErrorKind::Unsupported.into());
         }
         share::dmabuf(&device, &found, at)
+    }
+
+    fn dmabufs(&self, span: MemSpan) -> Result<Vec<DmaBuf>, Error> {
+        Self::dmabufs(self, span)
     }
 
     fn is_peer_direct(&self, location: Location) -> bool {

@@ -121,9 +121,10 @@ mod sys;
 
 pub use after::{After, Over};
 pub use config::{Config, SettingError};
-pub use gpu::{Block, DmaBuf, Gpu};
+pub use gpu::{Block, Gpu};
 pub use probe::Probe;
 pub use sys::buffer::{DeviceBuffer, HandleTypes};
 pub use sys::device::DeviceInfo;
 pub use sys::load::NoGpu;
 pub use sys::order::{ForeignEvent, Gate};
+pub use te_core::device::DmaBuf;

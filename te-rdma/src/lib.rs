@@ -56,8 +56,8 @@
 //! take them.
 //!
 //! **Memory of GPUs.** With [`RdmaTransport::with_devices`] a region may be memory of a GPU, which the NIC
-//! reads and writes without a copy. [`Devices::dmabuf`](te_core::device::Devices::dmabuf) gives the file
-//! descriptor by which it is registered. Such bytes are never carried inside a work request, because the CPU
+//! reads and writes without a copy. [`Devices::dmabufs`](te_core::device::Devices::dmabufs) gives the file
+//! descriptors by which it is registered, one per mapping. Such bytes are never carried inside a work request, because the CPU
 //! cannot read them. A NIC that cannot reach the memory refuses the region as `Unsupported`.
 //!
 //! # Capabilities

@@ -2,9 +2,9 @@
 //! them.
 
 use std::collections::{HashSet, VecDeque};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 
-use te_core::device::Devices;
+use te_core::device::{Devices, DmaBuf};
 use te_core::{Access, Error, ErrorKind, GpuVendor, Location, MemSpan, MemoryKinds, RegionId, Slice};
 use te_fabric::net::random_u64;
 
@@ -13,6 +13,8 @@ use crate::sys::registration;
 use crate::sys::verbs::{DeviceFeatures, DeviceInfo, MrAccess, Registration, Verbs};
 use crate::wire::Chunking;
 
+/// log2 of the length of a page of the host, bytes: what a NIC translates.
+const PAGE_SHIFT: u32 = 12;
 /// How often a region is registered again to avoid a key that peers may remember.
 const KEY_ATTEMPTS_MAX: usize = 8;
 
@@ -22,7 +24,7 @@ pub(crate) struct RegionExt {
     pub(crate) chunking: Chunking,
     /// The registration of each chunk, in the order of addresses.
     pub(crate) chunks: Vec<Registration>,
-    /// How the NIC reaches the memory. A dma-buf's descriptor is closed when the region is dropped.
+    /// How the NIC reaches the memory. Descriptors of dma-bufs are closed when the region is dropped.
     pub(crate) backing: Backing,
     /// Some peer has received its remote keys.
     pub(crate) shown: bool,
@@ -38,13 +40,9 @@ pub(crate) enum Backing {
     Host,
     /// Memory of a GPU, by its address: a kernel module translates (`nvidia_peermem`, `amdgpu`).
     PeerDirect,
-    /// Memory of a GPU, by its dma-buf.
-    Dmabuf {
-        /// Kept open while the region is registered.
-        fd: OwnedFd,
-        /// Offset of the region's first byte in the dma-buf, bytes.
-        offset: u64,
-    },
+    /// Memory of a GPU, by its dma-bufs, in the order of addresses. They are kept open while the region is
+    /// registered.
+    Dmabufs(Vec<DmaBuf>),
 }
 
 impl Backing {
@@ -52,7 +50,7 @@ impl Backing {
     ///
     /// # Errors
     /// `Unsupported`: the NIC cannot reach it. `InvalidArgument`: the span is not in one allocation of the
-    /// device that it names. Those of [`Devices::dmabuf`].
+    /// device that it names. Those of [`Devices::dmabufs`].
     pub(crate) fn of(
         span: MemSpan,
         devices: Option<&dyn Devices>,
@@ -66,8 +64,8 @@ impl Backing {
             return Err(ErrorKind::InvalidArgument.into());
         }
         if features.contains(DeviceFeatures::DMABUF) {
-            match devices.dmabuf(span) {
-                Ok((fd, offset)) => return Ok(Self::Dmabuf { fd, offset }),
+            match devices.dmabufs(span) {
+                Ok(parts) => return Ok(Self::Dmabufs(parts)),
                 // The NIC may still reach the memory by its address.
                 Err(error) if error.kind == ErrorKind::Unsupported => {}
                 Err(error) => return Err(error),
@@ -77,6 +75,21 @@ impl Backing {
             true => Ok(Self::PeerDirect),
             false => Err(ErrorKind::Unsupported.into()),
         }
+    }
+
+    /// How the region is divided: no chunk lies in two dma-bufs.
+    ///
+    /// # Errors
+    /// `Unsupported`: dma-bufs meet in the middle of a page. `Full`: more than [`CHUNKS_MAX`] chunks.
+    pub(crate) fn divided(&self, chunking: Chunking) -> Result<Chunking, Error> {
+        let Self::Dmabufs(parts) = self else { return Ok(chunking) };
+        let starts = parts.iter().skip(1).map(|part| part.span.as_ptr().addr().trailing_zeros());
+        let shift = starts.fold(chunking.shift, u32::min);
+        if shift < PAGE_SHIFT {
+            return Err(ErrorKind::Unsupported.into());
+        }
+        let finer = Chunking { shift, ..chunking };
+        if finer.count() > u64::from(CHUNKS_MAX) { Err(ErrorKind::Full.into()) } else { Ok(finer) }
     }
 
     /// Whether the CPU can read the memory, so that its bytes can be carried in a work request.
@@ -261,21 +274,30 @@ pub(crate) fn chunking(address: u64, len: u64, access: Access, config: &Config) 
     Ok(chunking)
 }
 
-/// Registers the chunks of a region by its dma-buf, all or none. `offset` is that of the region's first byte
-/// in the dma-buf.
+/// Registers the chunks of a region by its dma-bufs, all or none. Each chunk lies in one of them
+/// ([`Backing::divided`]).
 ///
 /// # Errors
-/// The provider's; nothing is registered then.
-pub(crate) fn register_dmabuf<V: Verbs>(
+/// `OutOfRange`: the dma-bufs leave a gap. The provider's. Nothing is registered then.
+pub(crate) fn register_dmabufs<V: Verbs>(
     verbs: &V,
-    (fd, offset): (&OwnedFd, u64),
+    parts: &[DmaBuf],
     access: MrAccess,
     chunking: Chunking,
 ) -> Result<Vec<Registration>, Error> {
     let mut chunks = Vec::new();
     for index in 0..chunking.count() {
         let (at, bytes) = chunking.chunk(index);
-        match verbs.register_dmabuf(fd.as_fd(), offset + at, bytes, chunking.base + at, access) {
+        let address = chunking.base + at;
+        let part = parts.iter().find_map(|part| {
+            let inside = address.checked_sub(part.span.as_ptr().addr() as u64)?;
+            part.span.contains(inside, bytes).then(|| (part.fd.as_fd(), part.offset + inside))
+        });
+        let registered = match part {
+            Some((fd, offset)) => verbs.register_dmabuf(fd, offset, bytes, address, access),
+            None => Err(ErrorKind::OutOfRange.into()),
+        };
+        match registered {
             Ok(registration) => chunks.push(registration),
             Err(error) => {
                 undo(verbs, chunks);

@@ -75,7 +75,7 @@ impl<V: Verbs> RdmaTransport<V> {
 
     /// As [`new`](Self::new), and moves memory of `devices` as well, straight between the NIC and the GPU.
     ///
-    /// A region there is registered by its dma-buf ([`Devices::dmabuf`]) where the NIC takes dma-bufs
+    /// A region there is registered by its dma-bufs ([`Devices::dmabufs`]) where the NIC takes dma-bufs
     /// ([`DeviceFeatures::DMABUF`](crate::verbs::DeviceFeatures::DMABUF)), else by its address where
     /// [`Devices::is_peer_direct`] allows it, else it is refused as `Unsupported`. No stager is made.
     ///
@@ -199,9 +199,10 @@ impl<V: Verbs> fmt::Debug for RdmaTransport<V> {
 }
 
 impl<V: Verbs> Memory for RdmaTransport<V> {
-    /// Memory of a GPU is registered by its dma-buf or its address, see
-    /// [`with_devices`](RdmaTransport::with_devices). The dma-buf's file descriptor stays open until the
-    /// region is deregistered.
+    /// Memory of a GPU is registered by its dma-bufs or its address, see
+    /// [`with_devices`](RdmaTransport::with_devices). The file descriptors of dma-bufs stay open until the
+    /// region is deregistered. Memory that was mapped piece by piece has a dma-buf per mapping; chunks then
+    /// are short enough that each lies in one of them.
     ///
     /// Refusals by the driver are returned as `System` with its `errno`: `ENOMEM` when the limit of locked
     /// memory is reached or the NIC has no room, `EAGAIN` when the driver is busy. They are not tried again
@@ -219,10 +220,9 @@ impl<V: Verbs> Memory for RdmaTransport<V> {
         let chunking = memory::chunking(span.as_ptr() as u64, span.len() as u64, access, config)?;
         let (verbs, mr_access) = (self.io.verbs(), memory::mr_access(access, config));
         let backing = Backing::of(span, self.devices.as_deref(), verbs.info().features)?;
+        let chunking = backing.divided(chunking)?;
         let register = |backing: &Backing| match backing {
-            Backing::Dmabuf { fd, offset } => {
-                memory::register_dmabuf(verbs, (fd, *offset), mr_access, chunking)
-            }
+            Backing::Dmabufs(parts) => memory::register_dmabufs(verbs, parts, mr_access, chunking),
             // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it
             // does only when the NIC has released every chunk.
             Backing::Host | Backing::PeerDirect => unsafe {

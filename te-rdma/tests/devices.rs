@@ -120,6 +120,47 @@ fn a_region_that_begins_inside_an_allocation_is_registered_in_chunks() {
 }
 
 #[test]
+fn memory_that_was_mapped_piece_by_piece_has_a_dmabuf_per_mapping_and_no_chunk_in_two() {
+    let mut net = Net::new(1);
+    let there = ExportingDevices::new(THERE);
+    add(&mut net, nic(), &config(), Arc::new(ExportingDevices::new(HERE)));
+    add(&mut net, nic(), &config(), Arc::new(there.clone()));
+    let before = net.fabric.mr_count(net.ports[1]);
+    // Mappings meet at 32 KiB and 40 KiB: chunks of 8 KiB, the first and the last of which are shorter.
+    let span = there.allocate_in_pieces(&[32 << 10, 8 << 10, 24 << 10]).part(5_000, 55_000).unwrap();
+    register(&mut net, 1, span, ALL).unwrap();
+    assert_eq!(net.fabric.mr_count(net.ports[1]) - before, 8);
+    for piece in [0, 28_000, 36_000] {
+        assert_eq!(there.descriptors(span.part(piece, 1).unwrap()), 1, "at {piece}");
+    }
+    net.attach(0, REMOTE, 1, ON_DEVICE);
+    net.nodes[0].memory.paint(9);
+    net.transfer(&[write(1, 0, 0, 55_000)]);
+    assert!(peek(&there, span, 0, 55_000) == pattern(9, 0, 55_000));
+    net.nodes[0].memory.set(0, &[0; BYTES]);
+    net.transfer(&[read(2, 0, 1, 54_000)]);
+    assert!(net.nodes[0].memory.get(0, 54_000) == pattern(9, 1, 54_000));
+    net.nodes[1].transport.deregister(ON_DEVICE).unwrap();
+    for piece in [0, 28_000, 36_000] {
+        assert_eq!(there.descriptors(span.part(piece, 1).unwrap()), 0, "at {piece}");
+    }
+}
+
+#[test]
+fn mappings_in_too_many_chunks_are_refused_and_closed() {
+    let mut net = Net::new(1);
+    let there = ExportingDevices::new(THERE);
+    let nic = DeviceConfig { mr_count_max: 2 * CHUNKS_MAX, ..nic() };
+    add(&mut net, nic, &config(), Arc::new(there.clone()));
+    let before = net.fabric.mr_count(net.ports[0]);
+    // They meet at a page, so that every page would be a chunk.
+    let span = there.allocate_in_pieces(&[4_096, (CHUNKS_MAX as usize) * 4_096]);
+    assert_eq!(register(&mut net, 0, span, ALL), Err(ErrorKind::Full));
+    assert_eq!((net.fabric.mr_count(net.ports[0]), there.descriptors(span.part(0, 1).unwrap())), (before, 0));
+    assert_eq!(register(&mut net, 0, span.part(0, 3 * 4_096).unwrap(), ALL), Ok(()));
+}
+
+#[test]
 fn memory_of_a_device_is_never_read_by_the_cpu() {
     let (mut net, here) = pair_with_devices_here();
     let span = here.allocate(4_096);

@@ -186,7 +186,9 @@ pub(crate) fn import(object: &Bound<'_, PyAny>, writable: bool, on_device: bool)
     // What the tensor itself says counts: the CPU must not touch it.
     let on = |imported: &Imported| imported.device.map(Location::kind) == location.map(Location::kind);
     let (imported, why) = match taken {
-        Ok(imported) if !on(&imported) => (imported, "its device is not what __dlpack_device__ says".to_owned()),
+        Ok(imported) if !on(&imported) => {
+            (imported, "its device is not what __dlpack_device__ says".to_owned())
+        }
         Ok(imported) if writable && read_only => {
             (imported, "it is read-only: pass a writable one".to_owned())
         }

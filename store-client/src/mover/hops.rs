@@ -335,7 +335,8 @@ impl Hops {
     pub(super) fn covers(&self, span: MemSpan) -> bool {
         let start = span.as_ptr().addr() as u64;
         let overlaps = |hop: &UnderWay| {
-            hop.addr < start.saturating_add(span.len() as u64) && start < hop.addr.saturating_add(hop.range.len)
+            hop.addr < start.saturating_add(span.len() as u64)
+                && start < hop.addr.saturating_add(hop.range.len)
         };
         self.orphans > 0 && self.under_way.iter().flatten().any(|hop| hop.is_orphan && overlaps(hop))
     }

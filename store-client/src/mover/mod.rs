@@ -600,9 +600,12 @@ impl Mover {
         let item = transfer.item as usize;
         if let Some(parts) = &job.parts {
             return match (parts.next(&transfer, at), parts.device()) {
-                (Some(Next::Straight { offset, place }), _) => self.cut_straight(index, offset, place, memory),
+                (Some(Next::Straight { offset, place }), _) => {
+                    self.cut_straight(index, offset, place, memory)
+                }
                 (Some(Next::Bounced { offset, len, chunks: true }), Some(region)) => {
-                    let most = PIECE_BYTES.min(self.hops.slot_bytes(memory, region)) / CHUNK_BYTES * CHUNK_BYTES;
+                    let most =
+                        PIECE_BYTES.min(self.hops.slot_bytes(memory, region)) / CHUNK_BYTES * CHUNK_BYTES;
                     self.cut_in_slot(index, offset, len.min(most), (region, None), memory)
                 }
                 (Some(Next::Bounced { offset, len, chunks }), _) => {

@@ -37,7 +37,7 @@ impl Fabric for Rdma {
             let device = format!("{}:{}", port.name, port.port);
             // Each rail listens on another port.
             let listen = if settings.port == 0 { 0 } else { settings.port.saturating_add(nth) };
-            match RdmaTransport::open(te_rdma::Config {
+            let config = te_rdma::Config {
                 devices: vec![device.clone()],
                 port: listen,
                 bind: SocketAddr::new(context.control.ip(), 0),
@@ -45,7 +45,12 @@ impl Fabric for Rdma {
                 inflight_max: context.config.inflight_slices_max.min(1 << 20),
                 identity: context.identity,
                 ..settings.clone()
-            }) {
+            };
+            let opened = match context.devices() {
+                Some(devices) => RdmaTransport::open_with_devices(config, devices),
+                None => RdmaTransport::open(config),
+            };
+            match opened {
                 Ok(transport) => rails.push(Rail { device, transport: Box::new(transport) }),
                 Err(why) if named => return Err(why.into()),
                 Err(why) => {

@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use te_core::device::{Devices, Stager};
+use te_core::device::{Devices, DmaBuf, Stager};
 use te_core::testkit::PeekPoke;
 use te_core::{Error, ErrorKind, Location, MemSpan, MemoryKinds};
 
@@ -54,6 +54,21 @@ impl ExportingDevices {
         MemSpan::new(std::ptr::without_provenance_mut(base), bytes).at(self.location)
     }
 
+    /// As [`allocate`](Self::allocate), of several mappings at successive addresses, each with a dma-buf of its
+    /// own. Their lengths are multiples of a page.
+    pub(crate) fn allocate_in_pieces(&self, lengths: &[usize]) -> MemSpan {
+        let pieces: Vec<MemSpan> = lengths.iter().map(|length| self.allocate(*length)).collect();
+        let mut allocations = self.lock();
+        let first = allocations.len() - pieces.len();
+        let mut at = allocations[first].0.next_multiple_of(1 << 21);
+        let base = at;
+        for (allocation, length) in allocations[first..].iter_mut().zip(lengths) {
+            allocation.0 = at;
+            at += length;
+        }
+        MemSpan::new(std::ptr::without_provenance_mut(base), at - base).at(self.location)
+    }
+
     /// From now on `dmabuf` is `Unsupported`, or it works again.
     pub(crate) fn refuse_dmabufs(&self, refuse: bool) {
         self.state.refuses.store(refuse, Ordering::Relaxed);
@@ -92,9 +107,23 @@ fn find(allocations: &[(usize, usize, File)], span: MemSpan) -> Option<(&File, u
     allocations.iter().find(within).map(|(base, _, file)| (file, (address - base) as u64))
 }
 
+/// The parts of a span, one per mapping.
+fn parts(allocations: &[(usize, usize, File)], span: MemSpan) -> Option<Vec<(&File, u64, MemSpan)>> {
+    let (mut done, mut parts) = (0, Vec::new());
+    while done < span.len() {
+        let address = span.as_ptr().addr() + done;
+        let (base, whole, file) =
+            allocations.iter().find(|(base, whole, _)| (*base..*base + *whole).contains(&address))?;
+        let len = (base + whole - address).min(span.len() - done);
+        parts.push((file, (address - base) as u64, span.part(done as u64, len as u64).ok()?));
+        done += len;
+    }
+    Some(parts)
+}
+
 impl Devices for ExportingDevices {
     fn locate(&self, ptr: *mut u8, len: usize) -> Option<Location> {
-        find(&self.lock(), MemSpan::new(ptr, len)).map(|_| self.location)
+        parts(&self.lock(), MemSpan::new(ptr, len)).map(|_| self.location)
     }
 
     fn kinds(&self) -> MemoryKinds {
@@ -110,6 +139,18 @@ impl Devices for ExportingDevices {
         Ok((file.try_clone().map_err(|_| ErrorKind::System)?.into(), offset))
     }
 
+    fn dmabufs(&self, span: MemSpan) -> Result<Vec<DmaBuf>, Error> {
+        if self.state.refuses.load(Ordering::Relaxed) {
+            return Err(ErrorKind::Unsupported.into());
+        }
+        let allocations = self.lock();
+        let parts = parts(&allocations, span).ok_or(ErrorKind::NotFound)?;
+        let part = |(file, offset, span): (&File, u64, MemSpan)| {
+            Ok(DmaBuf { fd: file.try_clone().map_err(|_| ErrorKind::System)?.into(), offset, span })
+        };
+        parts.into_iter().map(part).collect()
+    }
+
     fn stager(&self, _location: Location) -> Result<Box<dyn Stager>, Error> {
         panic!("a NIC that reaches the memory needs no stager")
     }
@@ -117,10 +158,22 @@ impl Devices for ExportingDevices {
 
 impl PeekPoke for ExportingDevices {
     unsafe fn peek(&self, span: MemSpan, out: &mut [u8]) {
-        self.with(span, |file, offset| file.read_exact_at(out, offset).unwrap());
+        let allocations = self.lock();
+        let mut out = out;
+        for (file, offset, part) in parts(&allocations, span).expect("memory of these devices") {
+            let (here, rest) = out.split_at_mut(part.len());
+            file.read_exact_at(here, offset).unwrap();
+            out = rest;
+        }
     }
 
     unsafe fn poke(&self, span: MemSpan, bytes: &[u8]) {
-        self.with(span, |file, offset| file.write_all_at(bytes, offset).unwrap());
+        let allocations = self.lock();
+        let mut bytes = bytes;
+        for (file, offset, part) in parts(&allocations, span).expect("memory of these devices") {
+            let (here, rest) = bytes.split_at(part.len());
+            file.write_all_at(here, offset).unwrap();
+            bytes = rest;
+        }
     }
 }

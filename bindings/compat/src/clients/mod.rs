@@ -385,8 +385,10 @@ impl Worker {
             return Ok(());
         }
         for item in items {
-            let spans: Vec<Span> =
-                raw::joined(item).into_iter().filter(|span| self.find(span.addr, span.len).is_none()).collect();
+            let spans: Vec<Span> = raw::joined(item)
+                .into_iter()
+                .filter(|span| self.find(span.addr, span.len).is_none())
+                .collect();
             if !spans.iter().any(|span| is_device(self.devices.as_ref(), *span)) {
                 continue;
             }
