@@ -36,7 +36,10 @@ fn bytes_of_a_gpu_are_verified_at_either_end_and_the_driver_is_named() {
         let rows = json(&output);
         assert_eq!(rows.as_array().unwrap().len(), 4, "{rows}");
         for row in rows.as_array().unwrap() {
-            assert_eq!((&row["memory"], &row["target_memory"]), (&here.into(), &there.unwrap_or(here).into()));
+            assert_eq!(
+                (&row["memory"], &row["target_memory"]),
+                (&here.into(), &there.unwrap_or(here).into())
+            );
             assert_eq!(row["gpu"]["library"], *library, "{row}");
             assert!(row["gpu"]["version"].as_i64().unwrap() > 0, "{row}");
             assert!(row["verified"] == true && row["gb_s"].as_f64().unwrap() > 0.0, "{row}");

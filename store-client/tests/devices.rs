@@ -418,6 +418,7 @@ fn memory_that_a_hanging_device_may_still_write_is_held_until_it_has() {
     assert_eq!(put.code(), ErrorCode::TransferFail);
     let held = client.get_with(Get::new(b"k", into)).unwrap_err();
     assert!(matches!(held, StoreError::Held), "{held}");
+    // timing: as above
     assert!(start.elapsed() < limit, "{:?}", start.elapsed());
     let again = client.get_with(Get::new(b"k", into)).unwrap_err();
     assert!(matches!(again, StoreError::Held), "{again}");
@@ -495,10 +496,8 @@ fn memory_that_cannot_be_used_is_refused_before_a_byte_moves() {
     // Parts on two devices.
     let elsewhere = fake.allocate_at(1, 100_000, Location::Device(GpuVendor::Nvidia, 1));
     let other = register(&mut client, elsewhere);
-    let both = [Fragment { offset: 0, into: range(region, 0, 9) }, Fragment {
-        offset: 9,
-        into: range(other, 0, 9),
-    }];
+    let both =
+        [Fragment { offset: 0, into: range(region, 0, 9) }, Fragment { offset: 9, into: range(other, 0, 9) }];
     let (error, _) = device(client.get_with(Get::new(b"k", &both)).unwrap_err());
     assert_eq!(error, DeviceError::SeveralDevices);
     // A whole object may go to both.

@@ -50,7 +50,8 @@ fn addresses_of_a_device_are_registered_for_a_call_or_ahead() {
     let value = pattern(1, 300_000);
     fake.fill(device.part(5, 300_000).unwrap(), &value);
     let mut host = vec![0_u8; 300_000];
-    let host_span = |bytes: &mut [u8]| Span { addr: bytes.as_mut_ptr().addr() as u64, len: bytes.len() as u64 };
+    let host_span =
+        |bytes: &mut [u8]| Span { addr: bytes.as_mut_ptr().addr() as u64, len: bytes.len() as u64 };
     {
         let mut worker = clients.lend().unwrap();
         // From the device to the host, and back to the device, in a part of each kind.

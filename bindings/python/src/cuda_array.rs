@@ -20,8 +20,7 @@ pub(crate) fn describe(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<(u
     let py = object.py();
     let refuse = |why: String| Fault::argument(format!("the array cannot be used: {why}")).into_err(py);
     let interface = object.getattr(NAME)?;
-    let interface =
-        interface.cast::<PyDict>().map_err(|_| refuse(format!("its {NAME} is no dictionary")))?;
+    let interface = interface.cast::<PyDict>().map_err(|_| refuse(format!("its {NAME} is no dictionary")))?;
     let entry = |name: &str| {
         let entry = interface.get_item(name)?;
         entry.ok_or_else(|| refuse(format!("its {NAME} has no entry `{name}`")))

@@ -19,6 +19,7 @@ use store_core::chunks::CHUNK_BYTES;
 use te_core::device::{Devices, Hop, HopDirection, HopEnd, Stager, StagingSlot};
 use te_core::{Error, Location, MemSpan, RegionId, Token};
 use te_engine::RegisterError;
+use te_host::fork::Own;
 
 use crate::engine::Engine;
 use crate::error::{DeviceError, StoreError};
@@ -76,7 +77,8 @@ pub(super) struct Hops {
 /// A stager, all of whose slots are taken.
 struct Slots {
     location: Location,
-    stager: Box<dyn Stager>,
+    /// Its driver does not work in a forked child.
+    stager: Own<Box<dyn Stager>>,
     slot_bytes: u32,
     slots: Vec<Slot>,
     /// The slot that is being filled.
@@ -136,6 +138,7 @@ impl Hops {
         if slots.is_empty() {
             return Err(none(te_core::ErrorKind::Full.into()));
         }
+        let stager = Own::new(stager);
         self.stagers.push(Slots { location, stager, slot_bytes, slots, current: 0, queue: Vec::new() });
         Ok(self.stagers.len() - 1)
     }
@@ -335,7 +338,8 @@ impl Hops {
     pub(super) fn covers(&self, span: MemSpan) -> bool {
         let start = span.as_ptr().addr() as u64;
         let overlaps = |hop: &UnderWay| {
-            hop.addr < start.saturating_add(span.len() as u64) && start < hop.addr.saturating_add(hop.range.len)
+            hop.addr < start.saturating_add(span.len() as u64)
+                && start < hop.addr.saturating_add(hop.range.len)
         };
         self.orphans > 0 && self.under_way.iter().flatten().any(|hop| hop.is_orphan && overlaps(hop))
     }

@@ -27,7 +27,9 @@ pub(super) fn land(
     buffers: &mut Buffers<'_, '_>,
 ) {
     if let Some(parts) = &mut job.parts {
-        if let Some(whole) = parts.land(&job.transfer, piece, crc32c, &mut Landing { bounce, hops, memory, buffers }) {
+        if let Some(whole) =
+            parts.land(&job.transfer, piece, crc32c, &mut Landing { bounce, hops, memory, buffers })
+        {
             job.checksum = Checksum::of(whole);
         }
         job.hops += parts.take_hops();

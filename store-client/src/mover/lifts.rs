@@ -95,7 +95,9 @@ impl Mover {
     /// Starts the hop of a piece whose bytes come from a device. Returns whether they do.
     pub(super) fn lift(&mut self, piece: &Flying, memory: &Memory) -> bool {
         let job = &mut self.jobs[piece.job];
-        let (Op::Write, Place::InSlot(at, Some(range))) = (job.transfer.op, piece.place) else { return false };
+        let (Op::Write, Place::InSlot(at, Some(range))) = (job.transfer.op, piece.place) else {
+            return false;
+        };
         job.lifting += 1;
         self.lifts.number += 1;
         let number = self.lifts.number;

@@ -600,9 +600,12 @@ impl Mover {
         let item = transfer.item as usize;
         if let Some(parts) = &job.parts {
             return match (parts.next(&transfer, at), parts.device()) {
-                (Some(Next::Straight { offset, place }), _) => self.cut_straight(index, offset, place, memory),
+                (Some(Next::Straight { offset, place }), _) => {
+                    self.cut_straight(index, offset, place, memory)
+                }
                 (Some(Next::Bounced { offset, len, chunks: true }), Some(region)) => {
-                    let most = PIECE_BYTES.min(self.hops.slot_bytes(memory, region)) / CHUNK_BYTES * CHUNK_BYTES;
+                    let most =
+                        PIECE_BYTES.min(self.hops.slot_bytes(memory, region)) / CHUNK_BYTES * CHUNK_BYTES;
                     self.cut_in_slot(index, offset, len.min(most), (region, None), memory)
                 }
                 (Some(Next::Bounced { offset, len, chunks }), _) => {
@@ -643,13 +646,14 @@ impl Mover {
         cut
     }
 
-    /// Cuts a piece that is moved directly from or into registered memory, or through a slot if that is memory
-    /// of a device.
+    /// Cuts a piece that is moved directly from or into registered memory, or through a slot if that is
+    /// memory of a device.
     fn cut_straight(&mut self, index: usize, offset: u64, place: BufferRange, memory: &Memory) -> Cut {
         let Job { transfer, sent: at, base, lifting, .. } = self.jobs[index];
         let most = match transfer.op {
             Op::Read => PIECE_BYTES,
-            // At most to the end of a chunk, so that a rail that computes checksums returns that of the chunk.
+            // At most to the end of a chunk, so that a rail that computes checksums returns that of the
+            // chunk.
             Op::Write => CHUNK_BYTES - (base + offset) % CHUNK_BYTES,
         };
         let len = place.len.min(most);

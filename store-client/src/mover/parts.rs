@@ -77,7 +77,15 @@ impl Parts {
         let mut places = wanted.iter().filter_map(|wanted| wanted.place);
         let device = places.find_map(|place| is_device(place.region).then_some(place.region));
         let cover = Cover::new(len, wanted.iter().map(|wanted| wanted.part.clone()));
-        Some(Box::new(Self { cover, trailer: Vec::new(), wanted, passed: 0, damaged: false, device, hops: 0 }))
+        Some(Box::new(Self {
+            cover,
+            trailer: Vec::new(),
+            wanted,
+            passed: 0,
+            damaged: false,
+            device,
+            hops: 0,
+        }))
     }
 
     /// Number of bytes to read.

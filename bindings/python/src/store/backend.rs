@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use store_client::{
-    BufferRange, Client, ClientConfig, Counters, DeviceError, Get, LocalClient, Located, MasterClient, Put, PutOptions,
-    RegionId, RpcConnection, Sink, Store, StoreError,
+    BufferRange, Client, ClientConfig, Counters, DeviceError, Get, LocalClient, Located, MasterClient, Put,
+    PutOptions, RegionId, RpcConnection, Sink, Store, StoreError,
 };
 
 use te_core::MemSpan;

@@ -240,8 +240,9 @@ impl Buffer {
         match register(buffer.span()) {
             Ok(region) => Ok(Self::Device(region, buffer)),
             Err(error) => fail(
-                Failure::failed(format!("memory of {place} is not moved over these fabrics: {error}"))
-                    .hint("fabric tcp moves it through host memory, and rdma where the driver exports dma-bufs"),
+                Failure::failed(format!("memory of {place} is not moved over these fabrics: {error}")).hint(
+                    "fabric tcp moves it through host memory, and rdma where the driver exports dma-bufs",
+                ),
             ),
         }
     }

@@ -291,7 +291,9 @@ fn check(args: &Args) -> anyhow::Result<()> {
     }
     let is_device = args.memory.is_device() || args.target_memory.is_some_and(Place::is_device);
     if is_device && args.fabric.contains(&Via::Memcpy) {
-        return fail(Failure::usage("memcpy copies host memory alone: choose other fabrics, or --memory host"));
+        return fail(Failure::usage(
+            "memcpy copies host memory alone: choose other fabrics, or --memory host",
+        ));
     }
     if args.working_set.is_some() && args.fabric.contains(&Via::Memcpy) {
         return fail(Failure::usage("--working-set does not apply to memcpy: choose other fabrics"));
