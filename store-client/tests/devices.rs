@@ -418,6 +418,7 @@ fn memory_that_a_hanging_device_may_still_write_is_held_until_it_has() {
     assert_eq!(put.code(), ErrorCode::TransferFail);
     let held = client.get_with(Get::new(b"k", into)).unwrap_err();
     assert!(matches!(held, StoreError::Held), "{held}");
+    // timing: as above
     assert!(start.elapsed() < limit, "{:?}", start.elapsed());
     let again = client.get_with(Get::new(b"k", into)).unwrap_err();
     assert!(matches!(again, StoreError::Held), "{again}");

@@ -33,8 +33,8 @@ use alloc::boxed::Box;
 
 use crate::{Error, Location, MemSpan, MemoryKinds, Token};
 
-/// One allocation of device memory, at one time. Two values that are equal are the same allocation: memory that
-/// is freed and allocated again at the same address has another number.
+/// One allocation of device memory, at one time. Two values that are equal are the same allocation: memory
+/// that is freed and allocated again at the same address has another number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// Where it is.
@@ -65,9 +65,9 @@ pub trait Devices: Send + Sync {
     /// they are host memory, or not mapped.
     fn locate(&self, ptr: *mut u8, len: usize) -> Option<Location>;
 
-    /// The allocation that the span lies in; the first one for memory that was mapped piece by piece. A caller
-    /// that keeps the answer finds out later whether the memory was freed meanwhile. The default knows no
-    /// allocations: the answer is the span itself.
+    /// The allocation that the span lies in; the first one for memory that was mapped piece by piece. A
+    /// caller that keeps the answer finds out later whether the memory was freed meanwhile. The default knows
+    /// no allocations: the answer is the span itself.
     ///
     /// # Errors
     /// `NotFound` when it is not memory of these devices, `OutOfRange` when it leaves its allocation,

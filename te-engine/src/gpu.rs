@@ -79,8 +79,8 @@ impl fmt::Debug for GpuMemory {
     }
 }
 
-/// The devices that this build knows, for a caller without an engine. `None`: it knows none. Nothing is loaded
-/// before the process has memory of one.
+/// The devices that this build knows, for a caller without an engine. `None`: it knows none. Nothing is
+/// loaded before the process has memory of one.
 ///
 /// # Errors
 /// A setting of [`Config::gpu`] is out of its limits.

@@ -172,8 +172,8 @@ impl Readable {
         self.0.len
     }
 
-    /// The bytes, for the client, which copies, sums and sends them; none of memory of a GPU. Python code may change them meanwhile;
-    /// no decision of the client depends on their values.
+    /// The bytes, for the client, which copies, sums and sends them; none of memory of a GPU. Python code may
+    /// change them meanwhile; no decision of the client depends on their values.
     pub(crate) fn bytes(&self) -> &[u8] {
         if self.0.len == 0 || self.0.device.is_some() {
             return &[];
@@ -190,18 +190,10 @@ impl Readable {
 }
 
 impl Writable {
-    /// As [`Readable::of`], for memory that may be written.
+    /// As [`Readable::anywhere`], for memory that may be written.
     ///
     /// # Errors
     /// As [`Readable::of`]; an invalid argument: the object is read-only.
-    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        borrow(object, true, false).map(Self)
-    }
-
-    /// As [`of`](Self::of), for memory that may be that of a GPU.
-    ///
-    /// # Errors
-    /// As [`of`](Self::of).
     pub(crate) fn anywhere(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         borrow(object, true, true).map(Self)
     }

@@ -1,8 +1,8 @@
 //! DLPack: tensors of other libraries in, views of leases out.
 //!
 //! The structures are those of `dlpack.h` 1.0, and the exchange is that of the Python array API: `__dlpack__`
-//! returns a capsule `dltensor`, or `dltensor_versioned` when both sides know version 1. Memory of GPUs is taken
-//! in by those callers that can use it, and never given out.
+//! returns a capsule `dltensor`, or `dltensor_versioned` when both sides know version 1. Memory of GPUs is
+//! taken in by those callers that can use it, and never given out.
 //!
 //! ```text
 //!   import:  capsule ──▶ Imported { tensor }    renames the capsule, and calls the tensor's deleter at the end
@@ -151,8 +151,8 @@ impl Imported {
 /// producer is then told not to synchronise (stream -1), because the memory has to be ready.
 ///
 /// # Errors
-/// An invalid argument: the tensor is in memory that the caller cannot use, not contiguous, or read-only where it is to be
-/// written; what `__dlpack__` raised.
+/// An invalid argument: the tensor is in memory that the caller cannot use, not contiguous, or read-only
+/// where it is to be written; what `__dlpack__` raised.
 pub(crate) fn import(object: &Bound<'_, PyAny>, writable: bool, on_device: bool) -> PyResult<Imported> {
     let py = object.py();
     let (device, number): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;

@@ -218,10 +218,10 @@ impl Client {
     /// Registers the caller's memory, from and into which gets and puts move bytes without a copy.
     ///
     /// Memory of a GPU is found by its address (features `cuda` and `hip`), or its span says where it is
-    /// ([`MemSpan::at`]). Its bytes pass through page-locked host memory, where their checksum is computed, over
-    /// every fabric; no fabric has to know the device, and registering asks the driver once, so memory may be
-    /// registered for a single operation as well. The memory has to be ready: work of the caller's streams that
-    /// writes it has ended before a put, and a get has written it when it returns.
+    /// ([`MemSpan::at`]). Its bytes pass through page-locked host memory, where their checksum is computed,
+    /// over every fabric; no fabric has to know the device, and registering asks the driver once, so memory
+    /// may be registered for a single operation as well. The memory has to be ready: work of the caller's
+    /// streams that writes it has ended before a put, and a get has written it when it returns.
     ///
     /// # Errors
     /// [`StoreError::Memory`] when the memory overlaps a registered region, or a fabric refuses it;
@@ -488,8 +488,8 @@ impl Client {
         Ok(())
     }
 
-    /// Checks that these ranges lie inside registered memory, that memory of devices was not freed, and that no
-    /// fabric may still write them.
+    /// Checks that these ranges lie inside registered memory, that memory of devices was not freed, and that
+    /// no fabric may still write them.
     ///
     /// # Errors
     /// `Unregistered`, `DeviceMemory`, `Held`.

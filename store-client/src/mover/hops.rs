@@ -19,6 +19,7 @@ use store_core::chunks::CHUNK_BYTES;
 use te_core::device::{Devices, Hop, HopDirection, HopEnd, Stager, StagingSlot};
 use te_core::{Error, Location, MemSpan, RegionId, Token};
 use te_engine::RegisterError;
+use te_host::fork::Own;
 
 use crate::engine::Engine;
 use crate::error::{DeviceError, StoreError};
@@ -76,7 +77,8 @@ pub(super) struct Hops {
 /// A stager, all of whose slots are taken.
 struct Slots {
     location: Location,
-    stager: Box<dyn Stager>,
+    /// Its driver does not work in a forked child.
+    stager: Own<Box<dyn Stager>>,
     slot_bytes: u32,
     slots: Vec<Slot>,
     /// The slot that is being filled.
@@ -136,6 +138,7 @@ impl Hops {
         if slots.is_empty() {
             return Err(none(te_core::ErrorKind::Full.into()));
         }
+        let stager = Own::new(stager);
         self.stagers.push(Slots { location, stager, slot_bytes, slots, current: 0, queue: Vec::new() });
         Ok(self.stagers.len() - 1)
     }

@@ -646,13 +646,14 @@ impl Mover {
         cut
     }
 
-    /// Cuts a piece that is moved directly from or into registered memory, or through a slot if that is memory
-    /// of a device.
+    /// Cuts a piece that is moved directly from or into registered memory, or through a slot if that is
+    /// memory of a device.
     fn cut_straight(&mut self, index: usize, offset: u64, place: BufferRange, memory: &Memory) -> Cut {
         let Job { transfer, sent: at, base, lifting, .. } = self.jobs[index];
         let most = match transfer.op {
             Op::Read => PIECE_BYTES,
-            // At most to the end of a chunk, so that a rail that computes checksums returns that of the chunk.
+            // At most to the end of a chunk, so that a rail that computes checksums returns that of the
+            // chunk.
             Op::Write => CHUNK_BYTES - (base + offset) % CHUNK_BYTES,
         };
         let len = place.len.min(most);

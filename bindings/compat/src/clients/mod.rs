@@ -439,7 +439,9 @@ impl Worker {
     /// its own memory, and so does everything of a client of the node on this machine.
     fn sync(&mut self, buffers: &BTreeMap<u64, Buffer>, version: u64) {
         self.version = version;
-        let Any::Cluster(client) = &mut self.client else { return };
+        if matches!(self.client, Any::Local(_)) {
+            return;
+        }
         self.registered.retain(|addr, (buffer, region)| {
             let stays = buffers.get(addr).is_some_and(|wanted| wanted.is(buffer));
             if !stays {

@@ -561,7 +561,8 @@ unsafe fn put_some(
     let places: Vec<Place> = items.iter().map(|&at| Place::of(worker, &sources[at])).collect();
     // SAFETY: the caller's promise.
     let slices: Vec<Vec<&[u8]>> = places.iter().map(|place| unsafe { place.slices() }).collect();
-    // An object in more parts than a client takes is joined first. Memory of a device cannot be, and is refused.
+    // An object in more parts than a client takes is joined first. Memory of a device cannot be, and is
+    // refused.
     let join = |at: usize, place: &Place| match place.fits() || worker.names_device(&sources[at]) {
         true => Vec::new(),
         // SAFETY: the caller's promise; `total` has checked addresses and lengths.

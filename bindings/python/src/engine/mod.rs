@@ -148,9 +148,9 @@ impl Engine {
     }
 
     /// Registers the memory of an object: anything with the buffer protocol, ``__dlpack__`` or
-    /// ``__cuda_array_interface__``. Memory of a GPU moves over the fabrics that reach it, such as TCP, and has
-    /// to be ready when a transfer begins. ``remote`` says what peers may do with it: ``None``, ``"read"``, ``"write"`` or
-    /// ``"readwrite"``.
+    /// ``__cuda_array_interface__``. Memory of a GPU moves over the fabrics that reach it, such as TCP, and
+    /// has to be ready when a transfer begins. ``remote`` says what peers may do with it: ``None``,
+    /// ``"read"``, ``"write"`` or ``"readwrite"``.
     ///
     /// The object's memory stays exported until the registration has ended.
     #[pyo3(signature = (buffer, *, remote=None))]
