@@ -9,10 +9,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
-#[cfg(any(feature = "cuda", feature = "hip"))]
 use te_core::{Access, MemSpan, RegionId};
 #[cfg(any(feature = "cuda", feature = "hip"))]
-use te_engine::{Engine, RegisterError, TransferEngine};
+use te_engine::Engine;
+use te_engine::{RegisterError, TransferEngine};
 
 use crate::exit::Exit;
 
@@ -322,8 +322,8 @@ pub(crate) fn register(
     unsafe { engine.register(span, access) }
 }
 
-/// As [`register`], for an engine that serves by itself.
-#[cfg(any(feature = "cuda", feature = "hip"))]
+/// As [`register`], for an engine that serves by itself; also of a CXL pool, which stays mapped while the engine
+/// has it.
 pub(crate) fn register_with(
     engine: &TransferEngine,
     span: MemSpan,

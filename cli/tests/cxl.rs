@@ -114,3 +114,41 @@ fn the_doctor_examines_a_pool_and_says_how_to_make_one() {
     );
     assert_eq!(finding(&report, "cxl")["verdict"], "ok");
 }
+
+#[test]
+fn transfers_through_a_pool_and_over_nvme_are_measured_and_every_byte_is_compared() {
+    let measure = |more: &[&str]| {
+        let args = ["bench", "transfer", "--block", "4KiB,1MiB", "--batch", "4", "--duration", "0.05"];
+        let output = run(&[&args[..], &["--verify", "--json"], more].concat());
+        assert_exit(&output, 0);
+        json(&output).as_array().unwrap().clone()
+    };
+    for more in [&["--fabric", "cxl"][..], &["--fabric", "cxl", "--coherent", "--threads", "2"]] {
+        let rows = measure(more);
+        assert_eq!(rows.len(), 4, "two sizes in both directions");
+        assert!(rows.iter().all(|row| row["fabric"] == "cxl" && row["gb_s"].as_f64().unwrap() > 0.0));
+    }
+    #[cfg(feature = "nvmeof")]
+    assert!(measure(&["--fabric", "nvmeof"]).iter().all(|row| row["fabric"] == "nvmeof"));
+
+    // In a pool of the user, in extents that are free.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    std::fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
+    te_cxl::Pool::format(&path, te_cxl::FormatOptions::default()).unwrap();
+    let pool = te_cxl::Pool::open(&path, te_cxl::Coherence::Flush, None).unwrap();
+    pool.claim(te_cxl::Claim { first: 0, count: 3, incarnation: 0xab, epoch: 9, key: [1; 16] }).unwrap();
+    let path = path.to_str().unwrap();
+    assert_eq!(measure(&["--fabric", "cxl", "--pool", path]).len(), 4);
+    let owners = json(&run(&["cxl", "inspect", path, "--json"]))["owners"].clone();
+    let owned: Vec<_> = owners.as_array().unwrap().iter().filter(|owner| owner["owned"] == true).collect();
+    assert_eq!(owned.len(), 1, "those of the benchmark are given back: {owners}");
+    pool.claim(te_cxl::Claim { first: 3, count: 20, incarnation: 0xab, epoch: u64::MAX, key: [1; 16] })
+        .unwrap();
+    let full = run(&["bench", "transfer", "--fabric", "cxl", "--pool", path, "--duration", "0.05"]);
+    assert_exit(&full, 1);
+    assert!(stderr(&full).contains("extents of 2MiB that are free"), "{}", stderr(&full));
+    let wrong = run(&["bench", "transfer", "--fabric", "cxl", "--block", "100B", "--duration", "0.05"]);
+    assert_exit(&wrong, 1);
+    assert!(stderr(&wrong).contains("granule"), "{}", stderr(&wrong));
+}

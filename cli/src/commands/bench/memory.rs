@@ -7,6 +7,7 @@ use std::str::FromStr;
 use te_core::{Access, Location, MemoryKinds, RegionId};
 use te_engine::{Config, Engine, SharedRegion, TransferEngine};
 
+use super::pool::{self, Claimed};
 use crate::exit::Failure;
 use crate::{fail, sys};
 
@@ -188,6 +189,8 @@ pub(super) enum Buffer {
     /// Memory of a GPU.
     #[cfg(any(feature = "cuda", feature = "hip"))]
     Device(RegionId, te_gpu::DeviceBuffer),
+    /// Memory of a CXL pool, of a target.
+    Pool(RegionId, Claimed),
 }
 
 impl Buffer {
@@ -223,6 +226,10 @@ impl Buffer {
         let access = Access::all();
         if place.is_device() {
             return Self::on_device(place, gpu, bytes, |span| sys::register_with(engine, span, access));
+        }
+        if let Some(claimed) = pool::claim(engine, bytes)? {
+            let region = sys::register_with(engine, claimed.span, access)?;
+            return Ok(Self::Pool(region, claimed));
         }
         let region = engine.alloc_shared(bytes, access)?;
         touch(&region)?;
@@ -263,6 +270,14 @@ impl Buffer {
             Self::Host(region) => region.id(),
             #[cfg(any(feature = "cuda", feature = "hip"))]
             Self::Device(region, _) => *region,
+            Self::Pool(region, _) => *region,
+        }
+    }
+
+    /// Gives back what is not freed by dropping it, when the region is unregistered.
+    pub(super) fn release(&self) {
+        if let Self::Pool(_, claimed) = self {
+            claimed.release();
         }
     }
 
@@ -275,6 +290,7 @@ impl Buffer {
             Self::Host(region) => region.write(offset, bytes)?,
             #[cfg(any(feature = "cuda", feature = "hip"))]
             Self::Device(_, buffer) => buffer.write(offset, bytes)?,
+            Self::Pool(..) => anyhow::bail!("only peers write the target's memory in a pool"),
         }
         Ok(())
     }
@@ -288,6 +304,7 @@ impl Buffer {
             Self::Host(region) => region.read(offset, bytes)?,
             #[cfg(any(feature = "cuda", feature = "hip"))]
             Self::Device(_, buffer) => buffer.read(offset, bytes)?,
+            Self::Pool(..) => anyhow::bail!("only peers read the target's memory in a pool"),
         }
         Ok(())
     }

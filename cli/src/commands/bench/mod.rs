@@ -1,9 +1,11 @@
 //! `snowskin bench`: reproducible measurements.
 
 mod allocator;
+mod copies;
 mod local;
 mod master;
 mod memory;
+mod pool;
 mod store;
 mod target;
 mod tier;

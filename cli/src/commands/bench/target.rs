@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use te_engine::{Config, Fabrics, Registration, TransferEngine};
 
 use super::memory::{Buffer, GpuArgs, Place};
+use super::pool::PoolArgs;
 use crate::commands::FabricParser;
 use crate::commands::master::{announce, wait_for_signal};
 use crate::commands::metadata::MetadataArg;
@@ -16,7 +17,9 @@ use crate::{Outcome, fail, sys};
 
 const AFTER_HELP: &str = "Examples:
   snowskin bench target --listen 10.0.0.7:7400                         on one machine,
-  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp          on the other";
+  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp          on the other
+  snowskin bench target --listen 10.0.0.7:7400 --fabric nvmeof         serves its memory as a namespace
+  snowskin bench target --listen 10.0.0.7:7400 --fabric cxl --pool /dev/dax0.0";
 
 /// Run the other end of `bench transfer` on another machine
 ///
@@ -44,6 +47,8 @@ pub(super) struct Args {
     place: Place,
     #[command(flatten)]
     gpu: GpuArgs,
+    #[command(flatten)]
+    pool: PoolArgs,
     /// Fabrics over which the memory is exported.
     #[arg(long, default_value_t, value_parser = FabricParser, value_name = "FABRIC")]
     fabric: Fabrics,
@@ -89,6 +94,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     #[cfg(feature = "rdma")]
     config.rdma.devices.clone_from(&args.device);
     args.gpu.apply(&mut config);
+    args.pool.apply(&mut config);
     config.metadata = args.metadata.config_of(args.segment.as_deref())?;
     let wait = Duration::from_millis(config.metadata.timeout_ms.into()) * 2;
     let engine = TransferEngine::start(config)?;
@@ -103,5 +109,6 @@ pub(super) fn run(args: &Args) -> Outcome {
     });
     wait_for_signal();
     engine.unregister(buffer.id())?;
+    buffer.release();
     Ok(Exit::Ok)
 }

@@ -13,8 +13,10 @@ use serde::{Serialize, Serializer};
 use te_core::{Access, Op, Status};
 use te_engine::{Config, Engine, FabricEntry, Fabrics, LocalAddr, Tier, TransferRequest};
 
+use super::copies::Copies;
 use super::cpu_s_per_gib;
 use super::memory::{self, Buffer, GpuArgs, GpuDriver, Place};
+use super::pool::{PoolArgs, take_page};
 use super::target::TargetReady;
 use crate::commands::fabric_values;
 use crate::commands::metadata::MetadataArg;
@@ -42,13 +44,14 @@ Examples:
   snowskin bench transfer --fabric tcp --verify --duration 1
   snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --connections 4
   snowskin bench transfer --target 10.0.0.7:7400 --fabric rdma --device mlx5_0,mlx5_1 --block 1MiB
+  snowskin bench transfer --fabric cxl,nvmeof,tcp --block 1MiB --batch 16
   snowskin bench transfer --target prefill/3 --metadata http://10.0.0.5:9003/metadata";
 
 /// Measure transfers between two processes, over each fabric
 ///
 /// Starts the other process itself, or uses a `bench target` elsewhere. Prints one row per combination of
 /// fabric, direction, block size, batch size and number of threads.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
     /// Fabrics to measure.
@@ -86,6 +89,12 @@ pub(super) struct Args {
     target_memory: Option<Place>,
     #[command(flatten)]
     gpu: GpuArgs,
+    #[command(flatten)]
+    pool: PoolArgs,
+    /// First page of the pool that this process takes, one per thread. Processes that use a pool at the same
+    /// time take different ones.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    page: u32,
     /// Spread batches over this much of the target's memory, at random, so that what is read is not in the
     /// CPU's cache. Default: every batch uses the same places.
     #[arg(long, value_name = "SIZE")]
@@ -171,7 +180,9 @@ impl TypedValueParser for ViaParser {
 
 /// Fabrics that connect two processes on any host, the slowest first.
 fn default_fabrics() -> Vec<&'static str> {
-    let has = |entry: &&FabricEntry<'_>| entry.is_built() && !matches!(entry.tier, Tier::Local | Tier::Rdma);
+    let has = |entry: &&FabricEntry<'_>| {
+        entry.is_built() && entry.auto && !matches!(entry.tier, Tier::Local | Tier::Rdma)
+    };
     te_engine::fabrics().iter().filter(has).map(|entry| entry.name).rev().collect()
 }
 
@@ -223,8 +234,14 @@ const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) fn run(args: &Args, global: Global) -> Outcome {
     check(args)?;
-    check_fabrics(args)?;
     sys::catch_interrupts();
+    let uses_pool =
+        |via: &Via| matches!(via, Via::Engine(fabrics) if fabrics.named().any(|one| one.name == "cxl"));
+    let threads = u64::from(args.threads.iter().copied().max().unwrap_or(1));
+    let there = args.working_set.map_or(0, |size| size.bytes()).max(largest_window(args)) * threads;
+    let (pool, _temporary) = args.pool.or_temporary(there, args.fabric.iter().any(uses_pool))?;
+    let args = &Args { pool, ..args.clone() };
+    check_fabrics(args)?;
     let mut combinations = Vec::new();
     for &via in &args.fabric {
         for &op in &args.op {
@@ -413,6 +430,7 @@ impl Target {
                 child_args.extend(["--memory".to_owned(), bytes.to_string()]);
                 child_args.extend(["--place".to_owned(), target_place(args).to_string()]);
                 child_args.extend(args.gpu.to_args());
+                child_args.extend(args.pool.to_args());
                 child_args.extend(["--spin-us".to_owned(), args.spin_us.to_string()]);
                 if !args.device.is_empty() {
                     child_args.extend(["--device".to_owned(), args.device.join(",")]);
@@ -447,6 +465,7 @@ fn config(args: &Args, fabrics: Fabrics) -> Result<Config, Failure> {
     config.slice_bytes = u32::try_from(args.slice.bytes()).unwrap_or(u32::MAX);
     config.spin_us = args.spin_us;
     args.gpu.apply(&mut config);
+    args.pool.apply(&mut config);
     #[cfg(feature = "tcp")]
     {
         config.tcp.connections = args.connections;
@@ -466,10 +485,11 @@ fn measure(args: &Args, combination: Combination, global: Global) -> anyhow::Res
     let barrier = Barrier::new(threads as usize + 1);
     let duration = Duration::from_secs_f64(args.duration);
     let (elapsed, cpu, results) = thread::scope(|scope| {
-        let running: Vec<_> = (0..u64::from(threads))
+        let running: Vec<_> = (0..threads)
             .map(|index| {
                 let (barrier, endpoint) = (&barrier, endpoint.as_deref());
-                scope.spawn(move || one_thread(args, combination, endpoint, index * each, duration, barrier))
+                let place = (index, u64::from(index) * each);
+                scope.spawn(move || one_thread(args, combination, endpoint, place, duration, barrier))
             })
             .collect();
         barrier.wait();
@@ -534,15 +554,18 @@ fn one_thread(
     args: &Args,
     combination: Combination,
     endpoint: Option<&str>,
-    offset: u64,
+    place: (u32, u64),
     duration: Duration,
     barrier: &Barrier,
 ) -> anyhow::Result<(Histogram, Place)> {
     let mut worker: anyhow::Result<Box<dyn Worker>> = match endpoint {
         Some(endpoint) => {
-            Transfers::new(args, combination, endpoint, offset).map(|worker| Box::new(worker) as _)
+            Transfers::new(args, combination, endpoint, place).map(|worker| Box::new(worker) as _)
         }
-        None => Copies::new(args, combination).map(|worker| Box::new(worker) as _),
+        None => {
+            let (places, batch) = (places(args, &combination), combination.batch);
+            Copies::new(places, combination.block, batch).map(|worker| Box::new(worker) as _)
+        }
     };
     let warm =
         worker.as_mut().map_or(Ok(()), |worker| run_for(&mut **worker, WARM_UP.min(duration)).map(drop));
@@ -566,9 +589,10 @@ fn run_for(worker: &mut dyn Worker, duration: Duration) -> anyhow::Result<Histog
 }
 
 /// Moves one batch and returns the time that it took.
-trait Worker {
+pub(super) trait Worker {
     /// Where the memory of the target is.
     fn target(&self) -> Place;
+    /// Moves one batch.
     fn batch(&mut self) -> anyhow::Result<Duration>;
 }
 
@@ -599,7 +623,12 @@ struct Verify {
 }
 
 impl Transfers {
-    fn new(args: &Args, combination: Combination, endpoint: &str, offset: u64) -> anyhow::Result<Self> {
+    fn new(
+        args: &Args,
+        combination: Combination,
+        endpoint: &str,
+        (thread, offset): (u32, u64),
+    ) -> anyhow::Result<Self> {
         let Combination { block, batch, op, .. } = combination;
         let fabrics = match combination.via {
             Via::Engine(fabrics) => fabrics,
@@ -609,6 +638,7 @@ impl Transfers {
         let places = places(args, &combination);
         let bytes = usize::try_from(places * block)?;
         let local = Buffer::new(&mut engine, args.memory, &args.gpu, bytes, Access::LOCAL)?;
+        take_page(&engine, args.page.saturating_add(thread));
         let segment = engine.open_segment(endpoint)?;
         let regions = engine.segment_regions(segment)?;
         let sets = sets(args, &combination);
@@ -739,45 +769,4 @@ fn move_batch(engine: &mut Engine, requests: &[TransferRequest]) -> anyhow::Resu
     engine.free(batch)?;
     anyhow::ensure!(report.status == Status::Completed, "a batch ended {:?}", report.status);
     Ok(())
-}
-
-/// Batches without an engine.
-struct Copies {
-    from: Vec<u8>,
-    to: Vec<u8>,
-    block: usize,
-    batch: usize,
-}
-
-impl Copies {
-    fn new(args: &Args, combination: Combination) -> anyhow::Result<Self> {
-        let bytes = usize::try_from(places(args, &combination) * combination.block)?;
-        let block = usize::try_from(combination.block)?;
-        Ok(Self { from: vec![1; bytes], to: vec![2; bytes], block, batch: combination.batch as usize })
-    }
-}
-
-impl Worker for Copies {
-    fn target(&self) -> Place {
-        Place::HOST
-    }
-
-    fn batch(&mut self) -> anyhow::Result<Duration> {
-        let started = Instant::now();
-        let pairs = self.to.chunks_exact_mut(self.block).zip(self.from.chunks_exact(self.block));
-        let places = pairs.len();
-        let mut left = self.batch;
-        for (to, from) in pairs {
-            to.copy_from_slice(from);
-            left -= 1;
-        }
-        // With fewer places than blocks, places are used again.
-        while left > 0 {
-            let at = left % places * self.block;
-            self.to[at..at + self.block].copy_from_slice(&self.from[at..at + self.block]);
-            left -= 1;
-        }
-        std::hint::black_box(&mut self.to);
-        Ok(started.elapsed())
-    }
 }
