@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path as FilePath;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use te_core::device::{Devices, Stager};
@@ -21,7 +21,12 @@ use crate::sys::order::GatePage;
 use crate::sys::pointer::{self, Found};
 use crate::sys::share;
 use crate::sys::stager::{GpuStager, Scratch};
-use crate::{DeviceBuffer, DeviceInfo, Gate, NoGpu};
+use crate::{
+    CopyQueue, DeviceBuffer, DeviceInfo, Gate, HostPin, Imported, NoGpu, NotShared, Place, SharedPart,
+};
+
+/// Mappings of a span that is shared; a span of more is refused.
+pub(crate) const PARTS_MAX: usize = 4_096;
 
 /// The devices of one vendor, as this process sees them. Clones share everything.
 ///
@@ -41,6 +46,8 @@ struct Inner {
     /// Counts questions about addresses that were not answered by "host memory": they come with each
     /// registration of device memory.
     registrations: Arc<AtomicU64>,
+    /// Host memory that is page-locked for devices.
+    pins: Mutex<Vec<Weak<HostPin>>>,
 }
 
 /// A device, and what is found out about it once.
@@ -67,6 +74,8 @@ pub struct Block {
     pub is_fabric: bool,
     /// Whether the driver says that NICs can reach it.
     pub is_gpu_direct: bool,
+    /// Whether it belongs to the context that this crate uses, or to none: kernels of that context reach it.
+    pub is_own_context: bool,
     ids: (u64, u64),
 }
 
@@ -106,8 +115,8 @@ impl Gpu {
         let vendor = api.vendor();
         let is_there = library(api, &config).is_some() || affinity::has_driver(&config.dev, vendor);
         let kinds = if is_there { vendor.kind() } else { MemoryKinds::empty() };
-        let (loaded, registrations) = (OnceLock::new(), Arc::default());
-        Ok(Self { inner: Arc::new(Inner { api, config, kinds, loaded, registrations }) })
+        let (loaded, registrations, pins) = (OnceLock::new(), Arc::default(), Mutex::default());
+        Ok(Self { inner: Arc::new(Inner { api, config, kinds, loaded, registrations, pins }) })
     }
 
     /// What the devices are. Loads the driver.
@@ -181,6 +190,103 @@ impl Gpu {
             done += len;
         }
         Ok(parts)
+    }
+
+    /// Handles by which another process maps the span: one for most memory, one per mapping for memory that
+    /// was mapped piece by piece.
+    ///
+    /// # Errors
+    /// The reason why it cannot be shared.
+    pub fn share(&self, span: MemSpan) -> Result<Vec<SharedPart>, NotShared> {
+        let (device, _) = self.find(span).map_err(NotShared::NotDeviceMemory)?;
+        let (at, mut mappings) = (address(span), Vec::new());
+        pointer::walk(&device.driver, at, span.len(), |found| mappings.push(found))
+            .map_err(NotShared::NotDeviceMemory)?;
+        if mappings.len() > PARTS_MAX {
+            return Err(NotShared::TooManyParts { max: PARTS_MAX });
+        }
+        let (mut from, mut left, mut parts) = (at, span.len() as u64, Vec::with_capacity(mappings.len()));
+        for found in mappings {
+            let len = (found.mapping + found.mapping_bytes as u64 - from).min(left);
+            parts.push(share::part(&device, &found, from, len)?);
+            (from, left) = (from + len, left - len);
+        }
+        Ok(parts)
+    }
+
+    /// Maps memory of another process so that the device at `location` can copy to and from it, and only from
+    /// it unless it is `writable`. The parts are those that the other process got from
+    /// [`share`](Self::share).
+    ///
+    /// # Errors
+    /// `InvalidArgument` for parts that do not fit together, `OutOfRange` for an allocation that is shorter
+    /// than they say, `Unsupported`, `System`.
+    pub fn import(
+        &self,
+        location: Location,
+        parts: &[SharedPart],
+        writable: bool,
+    ) -> Result<Imported, Error> {
+        Imported::new(&self.device(location)?, parts, writable)
+    }
+
+    /// Whether the device at `from` can reach memory of the device at `to`.
+    #[must_use]
+    pub fn reaches(&self, from: Location, to: Location) -> bool {
+        let (Ok(here), Ok(there)) = (self.device(from), self.device(to)) else { return false };
+        from == to || here.can_access(&there)
+    }
+
+    /// A queue of copies that the device at `location` carries out.
+    ///
+    /// # Errors
+    /// `Unsupported` when there is no such device, or for HIP; `System`.
+    pub fn copy_queue(&self, location: Location) -> Result<CopyQueue, Error> {
+        CopyQueue::new(&self.device(location)?, &self.inner.config)
+    }
+
+    /// Where a byte of device memory of this process is, for [`CopyQueue`].
+    #[must_use]
+    pub fn place(&self, span: MemSpan) -> Place {
+        Place { at: address(span), by_kernel: address(span) }
+    }
+
+    /// Page-locks the pages of host memory, so that devices copy it by themselves. Spans of
+    /// the same pages share the lock. It takes time in proportion to the length.
+    ///
+    /// # Errors
+    /// `Unsupported` when there is no such device, or another part of the process has locked a part of the
+    /// pages; `System`.
+    ///
+    /// # Safety
+    /// The span stays mapped until the last value for it is dropped; it is mapped writable if it is to be
+    /// `writable`.
+    #[allow(unsafe_code, reason = "passes the promise on")]
+    pub unsafe fn pin(
+        &self,
+        location: Location,
+        span: MemSpan,
+        writable: bool,
+    ) -> Result<Arc<HostPin>, Error> {
+        let mut pins = self.inner.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        pins.retain(|pin| pin.strong_count() > 0);
+        // Pages of another span, which may be unmapped earlier, are not relied on.
+        let known = pins.iter().filter_map(Weak::upgrade).find(|pin| pin.is_of(span, writable));
+        if let Some(pin) = known {
+            return Ok(pin);
+        }
+        // SAFETY: the caller's promise.
+        let pin = Arc::new(unsafe { HostPin::new(&self.device(location)?, span, writable)? });
+        pins.push(Arc::downgrade(&pin));
+        Ok(pin)
+    }
+
+    /// A number that tells drivers apart within one process: memory of one is not memory of another. Loads
+    /// the driver; 0 when there is none.
+    #[must_use]
+    pub fn driver_id(&self) -> u64 {
+        let Ok([entry, ..]) = self.entries() else { return 0 };
+        entry.device.driver.init as usize as u64
     }
 
     /// After a NIC wrote to memory of the device: makes the bytes visible to work that is submitted from now
@@ -364,6 +470,7 @@ fn block(device: &Device, found: &Found) -> Block {
         is_posix_fd: found.handle_types & HANDLE_POSIX_FD != 0,
         is_fabric: found.handle_types & HANDLE_FABRIC != 0,
         is_gpu_direct: found.gpu_direct,
+        is_own_context: device.is_own_context(found.context),
         ids: found.ids,
     }
 }

@@ -55,6 +55,7 @@
 //! | [`DeviceBuffer`] | with file descriptors and fabric handles, as far as the device has them | with file descriptors |
 //! | [`Gate`] | yes | no |
 //! | [`Gpu::flush_writes`] | where the device needs it | no |
+//! | [`Gpu::share`], [`Gpu::import`], [`CopyQueue`], [`HostPin`] | yes | no |
 //!
 //! # Laws
 //!
@@ -124,6 +125,11 @@ pub use config::{Config, SettingError};
 pub use gpu::{Block, DmaBuf, Gpu};
 pub use probe::Probe;
 pub use sys::buffer::{DeviceBuffer, HandleTypes};
+pub use sys::channel::Place;
 pub use sys::device::DeviceInfo;
+pub use sys::import::Imported;
 pub use sys::load::NoGpu;
 pub use sys::order::{ForeignEvent, Gate};
+pub use sys::pin::HostPin;
+pub use sys::queue::{Copy, CopyQueue};
+pub use sys::share::{Handle, NotShared, SharedPart};

@@ -20,6 +20,7 @@ struct Calls {
 static CALLS: Mutex<BTreeMap<String, Calls>> = Mutex::new(BTreeMap::new());
 static BLOCKING: AtomicU64 = AtomicU64::new(0);
 static WRONG: AtomicU64 = AtomicU64::new(0);
+static FREED_WHILE_OPEN: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     /// The call that runs works, and returns this error of earlier work.
@@ -64,6 +65,11 @@ const BLOCKING_CALLS: &[&str] = &[
     "MemGetHandleForAddressRange",
     "FlushGPUDirectRDMAWrites",
     "IpcGetMemHandle",
+    "IpcOpenMemHandle_v2",
+    "IpcCloseMemHandle",
+    "MemImportFromShareableHandle",
+    "MemRetainAllocationHandle",
+    "DeviceCanAccessPeer",
     "DevicePrimaryCtxRetain",
     "DevicePrimaryCtxRelease_v2",
     "Init",
@@ -83,6 +89,7 @@ const GIVING_BACK: &[&str] = &[
     "MemRelease",
     "MemAddressFree",
     "MemUnmap",
+    "IpcCloseMemHandle",
     "DevicePrimaryCtxRelease_v2",
 ];
 
@@ -162,6 +169,15 @@ pub(crate) fn leave(name: &str, result: Result<(), c_int>) -> c_int {
 /// Calls that gave back what was not there.
 pub(crate) fn wrong() -> u64 {
     WRONG.load(Ordering::SeqCst)
+}
+
+/// Memory was freed while another process had it open.
+pub(crate) fn freed_while_open() {
+    FREED_WHILE_OPEN.fetch_add(1, Ordering::SeqCst);
+}
+
+pub(crate) fn freed_while_open_so_far() -> u64 {
+    FREED_WHILE_OPEN.load(Ordering::SeqCst)
 }
 
 /// A call may wait.
