@@ -164,7 +164,8 @@ impl Gpu {
     /// `System`.
     pub fn recheck(&self, block: &Block) -> Result<(), Error> {
         let base = std::ptr::without_provenance_mut(block.base);
-        match self.examine(MemSpan::new(base, 1)) {
+        let now = self.look(MemSpan::new(base, 1)).map(|(device, found)| self::block(&device, &found));
+        match now {
             Ok(now) if now.ids == block.ids && now.base == block.base && now.bytes == block.bytes => Ok(()),
             Ok(_) => Err(ErrorKind::Stale.into()),
             Err(error) => Err(error),
@@ -374,21 +375,33 @@ impl Gpu {
         Ok(stager)
     }
 
-    /// The device of a span.
+    /// Counts the questions about device memory that come with registrations. While it stays the same, no
+    /// memory that was examined before it was read can have been replaced by other registered memory.
+    #[must_use]
+    pub fn registrations(&self) -> u64 {
+        self.inner.registrations.load(Ordering::Relaxed)
+    }
+
+    /// The device of a span that is about to be registered.
     fn find(&self, span: MemSpan) -> Result<(Arc<Device>, Found), Error> {
-        let Inner { api, config, loaded, registrations, .. } = &*self.inner;
+        let found = self.look(span);
+        // What stagers remember is of no interest to registrations of host memory.
+        if !matches!(&found, Err(error) if error.kind == ErrorKind::NotFound) {
+            self.inner.registrations.fetch_add(1, Ordering::Relaxed);
+        }
+        found
+    }
+
+    /// The device of a span.
+    fn look(&self, span: MemSpan) -> Result<(Arc<Device>, Found), Error> {
+        let Inner { api, config, loaded, .. } = &*self.inner;
         // A caller that allocated device memory has mapped the library and started the driver.
         if loaded.get().is_none() && !Driver::find_started(*api, library(*api, config)) {
             return Err(ErrorKind::NotFound.into());
         }
         let entries = self.entries().map_err(|_| ErrorKind::NotFound)?;
         let devices: Vec<Arc<Device>> = entries.iter().map(|entry| Arc::clone(&entry.device)).collect();
-        let found = pointer::device_of(&devices, address(span), span.len());
-        // What stagers remember is of no interest to registrations of host memory.
-        if !matches!(&found, Err(error) if error.kind == ErrorKind::NotFound) {
-            registrations.fetch_add(1, Ordering::Relaxed);
-        }
-        found
+        pointer::device_of(&devices, address(span), span.len())
     }
 
     /// The plan of a device: set, or measured with this stager by the first call.

@@ -125,9 +125,9 @@ impl<L: Rows> Owner<L> {
     }
 
     /// The same owner, for memory that must not be freed while a peer has it mapped, even if it never uses it
-    /// again: [`unshare`](Self::unshare) and [`expel`](Self::expel) return true only once each peer has
-    /// [released](Message::Release) what it was granted, or has [ended](Self::ended). Peers are told of every
-    /// revocation, by messages that must not be lost.
+    /// again: [`unshare`](Self::unshare) returns true only once each peer has [released](Message::Release) what
+    /// it was granted, or has [ended](Self::ended), and a peer that is [expelled](Self::expel) or disconnected
+    /// stays until then. Peers are told of every revocation, by messages that must not be lost.
     #[must_use]
     pub const fn until_released(mut self) -> Self {
         self.until_released = true;
@@ -328,10 +328,11 @@ impl<L: Rows> Owner<L> {
                 self.effects.push_back(OwnerEffect::Send { peer: peer as u32, message });
             }
         };
-        if !holder.revoke(how, |_| true, announce) || (self.until_released && holder.has(|_| true)) {
+        let quiet = holder.revoke(how, |_| true, announce);
+        if !quiet || (self.until_released && holder.has(|_| true)) {
             holder.parting = Some((how, why));
             self.unsettled = true;
-            return false;
+            return quiet;
         }
         let peer_no = peer as u32;
         if why.kind == ErrorKind::Expelled {

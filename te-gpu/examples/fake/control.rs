@@ -78,6 +78,12 @@ pub(crate) extern "C" fn fake_blocking() -> u64 {
     faults::blocking()
 }
 
+/// Calls of this thread that may have waited, so far.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_blocking_here() -> u64 {
+    faults::blocking_here()
+}
+
 /// What the thread has as its current context or device, as a number.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fake_context() -> u64 {

@@ -25,6 +25,8 @@ static FREED_WHILE_OPEN: AtomicU64 = AtomicU64::new(0);
 thread_local! {
     /// The call that runs works, and returns this error of earlier work.
     static LATE: Cell<c_int> = const { Cell::new(0) };
+    /// Calls of this thread that may have waited.
+    static BLOCKING_HERE: Cell<u64> = const { Cell::new(0) };
 }
 
 fn calls() -> MutexGuard<'static, BTreeMap<String, Calls>> {
@@ -183,6 +185,11 @@ pub(crate) fn freed_while_open_so_far() -> u64 {
 /// A call may wait.
 pub(crate) fn may_block() {
     BLOCKING.fetch_add(1, Ordering::SeqCst);
+    BLOCKING_HERE.set(BLOCKING_HERE.get() + 1);
+}
+
+pub(crate) fn blocking_here() -> u64 {
+    BLOCKING_HERE.get()
 }
 
 pub(crate) fn blocking() -> u64 {

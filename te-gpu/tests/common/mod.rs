@@ -161,6 +161,16 @@ impl Fake {
         self.number("fake_blocking")
     }
 
+    /// Calls of this thread that may have waited.
+    pub(crate) fn blocking_here(&self) -> u64 {
+        self.number("fake_blocking_here")
+    }
+
+    /// Memory that was freed while another process had it open.
+    pub(crate) fn freed_while_open(&self) -> u64 {
+        self.number("fake_freed_while_open")
+    }
+
     /// The thread's current context.
     pub(crate) fn context(&self) -> u64 {
         self.number("fake_context")
