@@ -16,7 +16,10 @@ use std::time::Duration;
 
 use common::{INITIATOR, MIB, TARGET};
 use fakes::Fake;
-use te_core::testkit::{ByPointer, CountingAlloc, Harness, Hook, Pair, PeekPoke, Side, WallClock};
+use te_core::testkit::{
+    ByPointer, CountingAlloc, Harness, Hook, Pair, PeekPoke, Side, Verdict, WallClock, cases, each_seed,
+    run_case,
+};
 use te_core::{
     Access, Capabilities, Completion, Error, EventSource, ExpelMode, HealthConfig, HealthRoute, Instant,
     MemSpan, Memory, MultiTransport, RegionId, RemoteRegionId, Slice, Token, Transport,
