@@ -34,8 +34,11 @@ pub(crate) struct Own {
     pub(crate) kernel: bool,
 }
 
-/// What this process exports, by the listener and the region.
-static OWN: PerProcess<Mutex<BTreeMap<([u8; 16], u64), Own>>> = PerProcess::new();
+/// Regions by the listener of their transport and their id.
+type Exported = BTreeMap<([u8; 16], u64), Own>;
+
+/// What this process exports.
+static OWN: PerProcess<Mutex<Exported>> = PerProcess::new();
 
 impl Own {
     pub(crate) fn find(socket: [u8; 16], region: RegionId, driver: u64) -> Option<Self> {
