@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path as FilePath;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use te_core::device::{Devices, Stager};
@@ -252,34 +252,9 @@ impl Gpu {
         Place { at: address(span), by_kernel: address(span) }
     }
 
-    /// Page-locks the pages of host memory, so that devices copy it by themselves. Spans of
-    /// the same pages share the lock. It takes time in proportion to the length.
-    ///
-    /// # Errors
-    /// `Unsupported` when there is no such device, or another part of the process has locked a part of the
-    /// pages; `System`.
-    ///
-    /// # Safety
-    /// The span stays mapped until the last value for it is dropped; it is mapped writable if it is to be
-    /// `writable`.
-    #[allow(unsafe_code, reason = "passes the promise on")]
-    pub unsafe fn pin(
-        &self,
-        location: Location,
-        span: MemSpan,
-        writable: bool,
-    ) -> Result<Arc<HostPin>, Error> {
-        let mut pins = self.inner.pins.lock().unwrap_or_else(PoisonError::into_inner);
-        pins.retain(|pin| pin.strong_count() > 0);
-        // Pages of another span, which may be unmapped earlier, are not relied on.
-        let known = pins.iter().filter_map(Weak::upgrade).find(|pin| pin.is_of(span, writable));
-        if let Some(pin) = known {
-            return Ok(pin);
-        }
-        // SAFETY: the caller's promise.
-        let pin = Arc::new(unsafe { HostPin::new(&self.device(location)?, span, writable)? });
-        pins.push(Arc::downgrade(&pin));
-        Ok(pin)
+    /// The locks of host memory that are known.
+    pub(crate) fn pins(&self) -> MutexGuard<'_, Vec<Weak<HostPin>>> {
+        self.inner.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A number that tells drivers apart within one process: memory of one is not memory of another. Loads

@@ -1,5 +1,5 @@
-//! Memory that one process shares and another one maps: two copies of the fake driver do not know each other's
-//! memory. Copies between memory of all kinds.
+//! Memory that one process shares and another one maps: two copies of the fake driver do not know each
+//! other's memory. Copies between memory of all kinds.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(unsafe_code, reason = "starts copies between memory under test")]
 

@@ -1,4 +1,4 @@
-//! One end of a side channel: frames that wait for room in the socket, and the events of sockets.
+//! One end of a control connection: frames that wait for room in the socket, and the events of sockets.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use te_core::grant::Message;
 use te_core::{Error, ErrorKind};
 use te_fabric::{Epoll, Interest};
-use te_host::side_channel::SeqSocket;
+use te_host::control::SeqSocket;
 
 use crate::wire::{FRAME_BYTES_MAX, Frame};
 

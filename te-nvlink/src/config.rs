@@ -9,18 +9,18 @@ use te_fabric::config::{ConfigError, check_ranges};
 pub struct Config {
     /// Processes that may map memory of this process at the same time; 1 to 65,536. Default 1,024.
     pub peers_max: u32,
-    /// Whether processes of users who are neither this process's user nor root may map memory. An IPC handle of
-    /// memory of cudaMalloc opens the whole allocation, with what else is in it. Default false.
+    /// Whether processes of users who are neither this process's user nor root may map memory. An IPC
+    /// handle of memory of cudaMalloc opens the whole allocation, with what else is in it. Default false.
     pub other_users: bool,
-    /// A process that has connected and was granted nothing for this long is disconnected, ms; 1 to 3,600,000.
-    /// Any process of the host can connect, and a peer requests a region at once. Default 2,000.
+    /// A process that has connected and was granted nothing for this long is disconnected, ms; 1 to
+    /// 3,600,000. Any process of the host can connect, and a peer requests a region at once. Default 2,000.
     pub idle_ms_max: u32,
     /// How long copies wait for an owner to grant a region, ms; 1 to 3,600,000. After that they fail with
     /// `Unreachable`, so that other fabrics take over, until the owner answers. Default 2,000.
     pub grant_ms_max: u32,
-    /// When a peer whose process cannot be seen (it is in another PID namespace) closes its connection without
-    /// having closed its mappings, its copies count as ended after this long, ms; 100 to 3,600,000. The end of
-    /// other processes is seen. Default 1,000.
+    /// When a peer whose process cannot be seen (it is in another PID namespace) closes its connection
+    /// without having closed its mappings, its copies count as ended after this long, ms; 100 to 3,600,000.
+    /// The end of other processes is seen. Default 1,000.
     pub quarantine_ms: u32,
     /// Upper limit of slices that are accepted and not yet completed, 1 to 1,048,576. Default 4,096.
     #[serde(skip)]

@@ -1,5 +1,5 @@
 //! The export: what leads a peer to a region. Handles of the memory are not in it: who shows the key over the
-//! side channel gets them.
+//! control connection gets them.
 //!
 //! 83 bytes: `version u8 = 1 | boot id 16 | GPU UUID 16, or zeroes for host memory | socket 16 | region u64 |
 //! key 16 | len u64 | rights u8 | reserved u8 = 0`.

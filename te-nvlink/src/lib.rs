@@ -1,10 +1,10 @@
 //! The fabric from GPU to GPU, and between GPUs and shared host memory, of one host's processes (CUDA).
 //!
-//! A peer opens the memory of an owner by handles of the driver, and a device of the peer copies by itself: over
-//! NVLink, over PCIe, or within one GPU. Neither the owner nor any CPU touches a byte.
+//! A peer opens the memory of an owner by handles of the driver, and a device of the peer copies by itself:
+//! over NVLink, over PCIe, or within one GPU. Neither the owner nor any CPU touches a byte.
 //!
 //! ```text
-//!       submit                    poll                      side channel: abstract SOCK_SEQPACKET
+//!       submit                    poll                      control connection: abstract SOCK_SEQPACKET
 //!         │                        ▲                                    │ Hello, Ask{region, key}
 //!  ┌──────▼────────────────────────┴──────┐                             │ parts with handles, Grant
 //!  │ transport   NvlinkTransport: slices  │   ┌─────────────────────────▼──────────────────────────┐
@@ -20,18 +20,20 @@
 //!                                             └────────────────────────────────────────────────────┘
 //! ```
 //!
-//! **A grant.** An export contains no handle. A peer shows the key of the export over the side channel, and the
-//! owner answers with the handles of the region: POSIX file descriptors and memory files travel as descriptors,
-//! other handles in the frames ([`wire`]). The messages are those of [`te_core::grant`].
+//! **A grant.** An export contains no handle. A peer shows the key of the export over the control
+//! connection, and the owner answers with the handles of the region: POSIX file descriptors and memory
+//! files travel as descriptors, other handles in the frames ([`wire`]). The messages are those of
+//! [`te_core::grant`].
 //!
-//! **A slice** waits until its region is granted and mapped. Then its peer marks the row of the grant as in use,
-//! starts the copy, and clears the mark when the device says that the copies are over. A revoked row takes no
-//! further copy. `poll` sees the end of a copy by one load from page-locked memory.
+//! **A slice** waits until its region is granted and mapped. Then its peer marks the row of the grant as in
+//! use, starts the copy, and clears the mark when the device says that the copies are over. A revoked row
+//! takes no further copy. `poll` sees the end of a copy by one load from page-locked memory.
 //!
-//! **Taking memory back.** `deregister` returns `Ok` only when every peer has closed its mapping and said so,
-//! because the CUDA manual leaves it undefined what happens when memory is freed that another process has open.
-//! A peer that has died is known by its process (a pidfd), not by its connection: a process that dies closes its
-//! descriptors one after the other, and its work on the device may end after the connection.
+//! **Taking memory back.** `deregister` returns `Ok` only when every peer has closed its mapping and said
+//! so, because the CUDA manual leaves it undefined what happens when memory is freed that another process
+//! has open. A peer that has died is known by its process (a pidfd), not by its connection: a process that
+//! dies closes its descriptors one after the other, and its work on the device may end after the
+//! connection.
 //!
 //! | | |
 //! |---|---|
@@ -40,7 +42,7 @@
 //! | sides of a slice | at least one is memory of a device; two sides of host memory are `Unreachable` |
 //! | one-sided READ and WRITE | yes; slices of up to 64 MiB |
 //! | the owner has to poll | to grant a region, and to take it back; not for copies |
-//! | read-only grants | enforced by the device for memory by virtual memory management, by the kernel for memory files |
+//! | read-only grants | mapped for reading alone, but memory of `cudaMalloc`; enforced by the kernel for memory files |
 //! | fences | end at once, because a slice ends after its last byte has arrived |
 //! | expulsion | yes |
 //! | checksums | no |
@@ -48,27 +50,27 @@
 //!
 //! # Limits
 //!
-//! * **What L6 cannot promise.** An IPC handle of memory of `cudaMalloc` opens the whole allocation, with the
-//!   other tensors in it, and for writing. So only processes of the same user and of root are admitted
-//!   ([`Config::other_users`]); memory by virtual memory management has neither weakness.
-//! * A peer that holds the key and runs other code can keep its mapping. It then keeps the region busy, and its
-//!   owner must not free the memory.
+//! * **What L6 cannot promise.** Handles open whole allocations. An IPC handle opens all of what `cudaMalloc`
+//!   returned, with the other tensors in it, and for writing; a descriptor opens whole mappings. A peer that has
+//!   a key and runs other code can use all of that, and can keep it: it then keeps the region busy, and its owner
+//!   must not free the memory. So only processes of the same user and of root are admitted
+//!   ([`Config::other_users`]). A memory file is granted read-only as the region is, and the kernel enforces it.
 //! * A process that is stopped (SIGSTOP), or does not poll, keeps what it has mapped: `deregister` is `Busy`
 //!   until it goes on or dies. Of a process in a PID namespace that is not visible here, the end of the
 //!   connection and [`Config::quarantine_ms`] count as its end.
-//! * Other hosts of an NVLink domain are not reached: there is no side channel to them. Within the host, memory
-//!   whose only handle is a fabric handle is shared by it, where the process has an IMEX channel;
-//!   [`NvlinkTransport::not_exported`] says why memory is not exported.
-//! * A remote region is mapped for one device, which does all copies from and to it: the one that has the memory,
-//!   if this process has registered memory of it, or else a registered one that reaches it. Local memory of a
-//!   further device is copied by that device, over PCIe where it has no direct way.
+//! * Other hosts of an NVLink domain are not reached: there is no control connection to them. Within the
+//!   host, memory whose only handle is a fabric handle is shared by it, where the process has an IMEX
+//!   channel; [`NvlinkTransport::not_exported`] says why memory is not exported.
+//! * A remote region is mapped for one device, which does all copies from and to it: the one that has the
+//!   memory, if this process has registered memory of it, or else a registered one that reaches it. Local
+//!   memory of a further device is copied by that device, over PCIe where it has no direct way.
 //! * The copy kernel is used where `te_gpu::Config::kernel` allows it; it is off by default.
-//! * Device memory that is freed while it is registered is noticed when a peer asks for it, and on the local side
-//!   after the next registration, but not in between.
+//! * Device memory that is freed while it is registered is noticed when a peer asks for it, and on the
+//!   local side after the next registration, but not in between.
 //! * When a device fails, slices end as `Rail`, and their regions stay in use until the process ends
 //!   ([`NvlinkTransport::quarantined`]). Regions of up to 4,096 mappings; 65,536 regions and remote regions.
-//! * No figure of this crate has been measured on a device: its tests use a fake driver. `tests/hardware.rs` runs
-//!   on the GPUs of a host, and prints figures beside their bounds.
+//! * No figure of this crate has been measured on a device: its tests use a fake driver.
+//!   `tests/hardware.rs` runs on the GPUs of a host, and prints figures beside their bounds.
 //!
 //! # Example
 //!

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use te_core::{Access, Error, ErrorKind, Location, RegionId};
 use te_gpu::{Gpu, Handle, HostPin, Imported, Place, SharedPart};
 use te_host::Protection;
+use te_host::control::Mapping;
 use te_host::fork::PerProcess;
-use te_host::side_channel::Mapping;
 
 use crate::sys::{Lasting, pin};
 use crate::wire::{Means, Part};

@@ -8,8 +8,8 @@ use te_core::grant::{self, Message, Offer, OwnerEffect, OwnerLimits};
 use te_core::{Error, ErrorKind, Instant, RegionId};
 use te_fabric::{Epoll, Interest};
 use te_gpu::{Block, Gpu};
+use te_host::control::{Ledger, Process, SeqSocket};
 use te_host::own_uid;
-use te_host::side_channel::{Ledger, Process, SeqSocket};
 
 use crate::channel::{Channel, Received, Tag, system};
 use crate::config::Config;
@@ -207,7 +207,7 @@ impl Owner {
         }
     }
 
-    /// Memory that was freed while it was registered, and perhaps allocated again, is granted to nobody.
+    /// Memory that was freed while it was registered, and perhaps allocated again, is granted to no peer.
     fn look_at_memory(&mut self, gpu: &Gpu, region: RegionId) {
         let shared = self.shared.get_mut(region.index as usize).and_then(Option::as_mut);
         let Some(Shared { id, block: Some(block), .. }) = shared.filter(|shared| shared.id == region) else {

@@ -1,8 +1,8 @@
 //! The peer's side: owners whose memory is mapped here, and how it is used and given back.
 //!
 //! Copies run by themselves, and mappings are opened and closed by another thread. So three things happen
-//! later than in [`te_core::grant`]: a grant is *mapped* when the thread says so; a mapping that is dropped is
-//! closed when the last copy has ended; and its `Release` is sent, once, when it is closed.
+//! later than in [`te_core::grant`]: a grant is *mapped* when the thread says so; a mapping that is dropped
+//! is closed when the last copy has ended; and its `Release` is sent, once, when it is closed.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use te_core::grant::{self, LinkState, Message, PeerEffect, Revoked, Want};
 use te_core::{Error, ErrorKind, Instant, Location, RegionId};
 use te_fabric::Epoll;
 use te_gpu::{Gpu, Place};
-use te_host::side_channel::{Ledger, SeqSocket, socket_name};
+use te_host::control::{Ledger, SeqSocket, socket_name};
 
 use crate::channel::{Channel, Received, Tag};
 use crate::memory::{Memory, Opening, Own};
@@ -237,7 +237,7 @@ impl Peers {
             Message::Grant { row, .. } => {
                 self.settle(epoll, worker, Some(Came::Row(row)));
                 if let Some(Some(host)) = self.hosts.get_mut(at as usize) {
-                    // Those of a grant that nobody wants any more.
+                    // Those of a grant that no link wants any more.
                     host.parts.clear();
                 }
             }
@@ -292,7 +292,7 @@ impl Peers {
         self.sweep(worker);
     }
 
-    /// Hands mappings that nobody uses any more to the worker, which closes them.
+    /// Hands mappings that no link uses any more to the worker, which closes them.
     pub(crate) fn sweep(&mut self, worker: &Worker) {
         {
             let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);

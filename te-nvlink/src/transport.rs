@@ -15,8 +15,8 @@ use te_fabric::{
     Epoll, OpenError, Operation, Operations, Queue, Region, Regions, RemoteBytes, RemoteRegion, RemoteRegions,
 };
 use te_gpu::{Block, Copy, CopyQueue, Gpu, Handle, HostPin, NotShared, Place};
+use te_host::control::{boot_id, socket_name};
 use te_host::fork::Mark;
-use te_host::side_channel::{boot_id, socket_name};
 use te_host::{Protection, SharedMemory, keys};
 
 use crate::channel::{Tag, system};
@@ -68,7 +68,7 @@ pub struct NvlinkTransport {
     /// Slices whose copies were not started.
     waiting: Queue,
     /// One for each device that copies.
-    lanes: Vec<Lane>,
+    queues: Vec<DeviceQueue>,
     /// Slices whose copies run.
     running: u32,
     fences: u32,
@@ -80,7 +80,7 @@ pub struct NvlinkTransport {
 }
 
 /// A device's queue, and the copies that it gets next.
-struct Lane {
+struct DeviceQueue {
     queue: CopyQueue,
     next: Vec<Copy>,
     room: usize,
@@ -124,8 +124,8 @@ struct Ext {
     import: Option<u32>,
 }
 
-/// Why a region with remote rights cannot be exported over this fabric. Its memory can still be the local side
-/// of slices.
+/// Why a region with remote rights cannot be exported over this fabric. Its memory can still be the local
+/// side of slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotExported {
@@ -195,7 +195,7 @@ impl NvlinkTransport {
             remote_regions: RemoteRegions::new(ROWS_MAX),
             operations: Operations::new(config.inflight_max, FENCES_MAX),
             waiting: Queue::new(),
-            lanes: Vec::new(),
+            queues: Vec::new(),
             running: 0,
             fences: 0,
             is_full: false,
@@ -220,8 +220,8 @@ impl NvlinkTransport {
         Ok(self.regions.find(id)?.ext.exported.err())
     }
 
-    /// Slices whose copies may never have ended, because their device failed. Their regions, and the memory of
-    /// their owners, stay in use until the process ends.
+    /// Slices whose copies may never have ended, because their device failed. Their regions, and the memory
+    /// of their owners, stay in use until the process ends.
     #[must_use]
     pub const fn quarantined(&self) -> u64 {
         self.quarantined
@@ -291,12 +291,16 @@ impl NvlinkTransport {
         if self.waiting.is_empty() {
             return;
         }
-        for lane in &mut self.lanes {
-            lane.next.clear();
-            lane.room = lane.queue.room().min(COPIES_MAX);
+        for device in &mut self.queues {
+            device.next.clear();
+            device.room = device.queue.room().min(COPIES_MAX);
         }
         let mut next = self.waiting.first();
         while let Some(slot) = next {
+            if self.queues.iter().all(|device| device.next.len() >= device.room) {
+                self.is_full = true;
+                break;
+            }
             next = self.operations.after(slot);
             match self.prepare(slot) {
                 Ok(true) => self.operations.unlink(&mut self.waiting, slot),
@@ -304,16 +308,16 @@ impl NvlinkTransport {
                 Err(error) => self.end_waiting(slot, error),
             }
         }
-        for at in 0..self.lanes.len() {
-            let lane = &mut self.lanes[at];
-            if lane.next.is_empty() {
+        for at in 0..self.queues.len() {
+            let device = &mut self.queues[at];
+            if device.next.is_empty() {
                 continue;
             }
-            let started = start(&mut lane.queue, &lane.next);
+            let started = start(&mut device.queue, &device.next);
             let count = started.unwrap_or(0);
             self.running += count as u32;
-            for nth in count..self.lanes[at].next.len() {
-                let slot = self.lanes[at].next[nth].token.0 as u32;
+            for nth in count..self.queues[at].next.len() {
+                let slot = self.queues[at].next[nth].token.0 as u32;
                 let import = self.operations.get_mut(slot).and_then(|operation| operation.ext.import.take());
                 if let Some(import) = import {
                     self.peers.leave(import);
@@ -332,9 +336,9 @@ impl NvlinkTransport {
         let Some(operation) = self.operations.get(slot).copied() else { return Ok(false) };
         let Some(target) = self.peers.target(operation.peer)? else { return Ok(false) };
         let Some((here, kernel)) = self.local_place(operation.region, &target)? else { return Ok(false) };
-        let lane = self.lanes.iter_mut().find(|lane| lane.queue.location() == target.via);
-        let lane = lane.ok_or(ErrorKind::Unreachable)?;
-        if lane.next.len() >= lane.room {
+        let device = self.queues.iter_mut().find(|device| device.queue.location() == target.via);
+        let device = device.ok_or(ErrorKind::Unreachable)?;
+        if device.next.len() >= device.room {
             self.is_full = true;
             return Ok(false);
         }
@@ -343,7 +347,7 @@ impl NvlinkTransport {
         let there = target.place.plus(operation.remote_offset);
         let (to, from) = if operation.op == Op::Write { (there, here) } else { (here, there) };
         let kernel = kernel && target.kernel;
-        lane.next.push(Copy { token: Token(slot.into()), to, from, len: operation.len, kernel });
+        device.next.push(Copy { token: Token(slot.into()), to, from, len: operation.len, kernel });
         if let Some(operation) = self.operations.get_mut(slot) {
             operation.ext.import = Some(target.import);
         }
@@ -378,10 +382,10 @@ impl NvlinkTransport {
             return;
         }
         let mut out = [HopEnd { token: Token(0), result: Ok(()) }; 64];
-        for at in 0..self.lanes.len() {
+        for at in 0..self.queues.len() {
             loop {
-                let count = self.lanes[at].queue.poll(&mut out);
-                let is_dead = self.lanes[at].queue.is_dead();
+                let count = self.queues[at].queue.poll(&mut out);
+                let is_dead = self.queues[at].queue.is_dead();
                 for end in &out[..count] {
                     self.copied(end, is_dead);
                 }
@@ -399,7 +403,7 @@ impl NvlinkTransport {
             return;
         };
         if is_dead {
-            // Nobody knows what a failed device still does: both sides of the slice stay in use.
+            // What a failed device still does is not known: both sides of the slice stay in use.
             self.quarantined += 1;
             let Some(mut operation) = self.operations.remove(slot) else { return };
             operation.error = Some(end.result.err().unwrap_or(ErrorKind::Rail.into()));
@@ -413,6 +417,9 @@ impl NvlinkTransport {
 
     /// Handles what has arrived on the sockets, and what the worker has done.
     fn events(&mut self) {
+        if self.mark.is_forked() {
+            return;
+        }
         let count = self.epoll.ready().unwrap_or(0);
         for at in 0..count {
             match Tag::from_bits(self.epoll.event(at).token) {
@@ -444,10 +451,10 @@ impl NvlinkTransport {
     }
 
     /// The queue of a device; makes it at the first need.
-    fn need_lane(&mut self, device: Location) -> Result<(), Error> {
-        if self.lanes.iter().all(|lane| lane.queue.location() != device) {
+    fn need_queue(&mut self, device: Location) -> Result<(), Error> {
+        if self.queues.iter().all(|known| known.queue.location() != device) {
             let queue = self.gpu.copy_queue(device)?;
-            self.lanes.push(Lane { queue, next: Vec::with_capacity(COPIES_MAX), room: 0 });
+            self.queues.push(DeviceQueue { queue, next: Vec::with_capacity(COPIES_MAX), room: 0 });
         }
         Ok(())
     }
@@ -455,7 +462,7 @@ impl NvlinkTransport {
     /// The device that copies to and from memory at `home`: that device, if this process has memory of it or
     /// of none that reaches it.
     fn via(&self, home: Option<Location>) -> Option<Location> {
-        let mut local = self.lanes.iter().map(|lane| lane.queue.location());
+        let mut local = self.queues.iter().map(|device| device.queue.location());
         match home {
             None => local.next().or_else(|| self.gpu.devices().ok()?.first().map(|device| device.location)),
             Some(home) if local.clone().any(|device| device == home) => Some(home),
@@ -546,7 +553,7 @@ impl Memory for NvlinkTransport {
         self.regions.vacant(id.index)?;
         let device = self.examine(span)?;
         if let Some(device) = &device {
-            self.need_lane(device.block.location)?;
+            self.need_queue(device.block.location)?;
         }
         let mut local = Local { span, device, pin: Pinning::Not, key: [0; 16], exported: Ok(()) };
         self.share(id, &mut local, access)?;
@@ -554,6 +561,9 @@ impl Memory for NvlinkTransport {
     }
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         let region = self.regions.find(id)?;
         if region.pins > 0 {
             return Err(ErrorKind::Busy.into());
@@ -605,7 +615,7 @@ impl Memory for NvlinkTransport {
         }
         self.remote_regions.vacant(id.index)?;
         let Export { boot, gpu, socket, region, key, len, access } = Export::parse(blob)?;
-        // Fabric handles would reach further; there is no side channel to other hosts.
+        // Fabric handles would reach further; there is no control connection to other hosts.
         if boot != self.boot {
             return Err(ErrorKind::Unreachable.into());
         }
@@ -615,7 +625,7 @@ impl Memory for NvlinkTransport {
         // A device that this process does not see cannot be opened here.
         let home = home.map(|home| home.ok_or(ErrorKind::Unreachable)).transpose()?;
         let via = self.via(home).ok_or(ErrorKind::Unreachable)?;
-        self.need_lane(via).map_err(|error| Error::with_code(ErrorKind::Unreachable, error.code))?;
+        self.need_queue(via).map_err(|error| Error::with_code(ErrorKind::Unreachable, error.code))?;
         let worker = match &mut self.worker {
             Some(worker) => worker,
             none => none.insert(Worker::start(&self.gpu, &self.epoll)?),
@@ -639,6 +649,9 @@ impl Memory for NvlinkTransport {
     }
 
     fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         let remote = self.remote_regions.detach(id)?;
         if let Some(worker) = &self.worker {
             self.peers.detach(&self.epoll, worker, remote.ext.link);
@@ -733,6 +746,9 @@ impl Transport for NvlinkTransport {
     fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
         if peer == 0 {
             return Err(ErrorKind::InvalidArgument.into());
+        }
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
         }
         if mode == ExpelMode::SpareConnected && self.is_connected(peer) {
             return Err(ErrorKind::Busy.into());

@@ -1,4 +1,4 @@
-//! The frames of the side channel: one per message of a `SOCK_SEQPACKET` socket. All integers are
+//! The frames of the control connection: one per message of a `SOCK_SEQPACKET` socket. All integers are
 //! little-endian.
 //!
 //! | first byte | frame | from | with a file descriptor |
@@ -6,7 +6,8 @@
 //! | 0 | a message of [`te_core::grant`] | both | `Welcome`: the ledger |
 //! | 1 | `part`: kind u8, bytes u64, offset u64, len u64, handle 64 | owner, before its `Grant` | kinds 1 and 4 |
 //!
-//! The parts of a grant come before it, in their order, so that a peer has all handles when the grant arrives.
+//! The parts of a grant come before it, in their order, so that a peer has all handles when the grant
+//! arrives.
 
 use te_core::grant::{MESSAGE_BYTES_MAX, Message};
 use te_core::{Error, ErrorKind};

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use te_core::{Error, ErrorKind, Location};
 use te_fabric::{Epoll, Interest};
 use te_gpu::{Gpu, HostPin};
+use te_host::fork::Mark;
 
 use crate::channel::{Tag, system};
 use crate::memory::{Memory, Opening};
@@ -47,6 +48,7 @@ pub(crate) struct Worker {
     done: Receiver<Done>,
     wakes: UnixStream,
     thread: Option<JoinHandle<()>>,
+    mark: Mark,
 }
 
 impl Worker {
@@ -68,7 +70,7 @@ impl Worker {
             }
         };
         let thread = Some(thread.spawn(run).map_err(system)?);
-        Ok(Self { jobs: Some(jobs), done, wakes, thread })
+        Ok(Self { jobs: Some(jobs), done, wakes, thread, mark: Mark::new() })
     }
 
     pub(crate) fn send(&self, job: Job) {
@@ -90,7 +92,11 @@ impl Worker {
     pub(crate) fn finish(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            let _panicked = thread.join();
+            // A child after a fork does not have the thread.
+            match self.mark.is_forked() {
+                true => std::mem::forget(thread),
+                false => _ = thread.join(),
+            }
         }
     }
 }

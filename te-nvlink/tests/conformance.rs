@@ -1,7 +1,7 @@
-//! Runs the contract's conformance suite on the transport over fake drivers: between memory of devices by every
-//! kind of handle, and between devices and the host, both ways. Two copies of the fake driver in one process do
-//! not know each other's memory, so each stands for a process of its own. No call of `submit` or `poll` may make
-//! a call of the driver that can wait.
+//! Runs the contract's conformance suite on the transport over fake drivers: between memory of devices by
+//! every kind of handle, and between devices and the host, both ways. Two copies of the fake driver in one
+//! process do not know each other's memory, so each stands for a process of its own. No call of `submit` or
+//! `poll` may make a call of the driver that can wait.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;

@@ -1,8 +1,8 @@
-//! The fabric on the GPUs of this machine, between two processes. Where there is none the tests are reported as
-//! ignored, with the reason. `SNOWSKIN_CUDA_LIBRARY` names another library than the driver's.
+//! The fabric on the GPUs of this machine, between two processes. Where there is none the tests are
+//! reported as ignored, with the reason. `SNOWSKIN_CUDA_LIBRARY` names another library than the driver's.
 //!
-//! Figures are printed beside the bounds that the design gives for an H200. They are not checked: a machine may
-//! have another GPU.
+//! Figures are printed beside the bounds that the design gives for an H200. They are not checked: a machine
+//! may have another GPU.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(unsafe_code, reason = "calls the driver, and registers memory under test")]
 
@@ -176,6 +176,7 @@ fn attached(local: &str, remote: &str) -> (Other, NvlinkTransport, MemSpan, Cuda
     let start = Clock::now();
     transport.attach(REMOTE, &export).unwrap();
     run(&mut transport, Op::Write, 1, 4_096);
+    // timing: as above
     (other, transport, span, cuda, start.elapsed())
 }
 
@@ -231,6 +232,7 @@ fn best(tries: u32, mut run: impl FnMut()) -> f64 {
         // timing: a figure
         let start = Clock::now();
         run();
+        // timing: as above
         start.elapsed().as_secs_f64()
     };
     (0..tries).map(one).fold(f64::INFINITY, f64::min)

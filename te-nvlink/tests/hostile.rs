@@ -1,5 +1,5 @@
-//! Peers and owners that send what they must not: bytes that are no frame, handles that do not fit, memory that
-//! is shorter than they say. Whoever sends it is disconnected; others are not disturbed.
+//! Peers and owners that send what they must not: bytes that are no frame, handles that do not fit, memory
+//! that is shorter than they say. A peer that sends it is disconnected; others are not disturbed.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod common;
@@ -14,7 +14,7 @@ use common::{
 use fakes::Fake;
 use te_core::grant::{Message, PROTOCOL};
 use te_core::{Access, ErrorKind, Memory, Op, RegionId, Token, Transport};
-use te_host::side_channel::{Ledger, SeqSocket, boot_id, socket_name};
+use te_host::control::{Ledger, SeqSocket, boot_id, socket_name};
 use te_nvlink::wire::{FRAME_BYTES_MAX, Frame, Means, Part};
 use te_nvlink::{Config, Export};
 
@@ -130,6 +130,7 @@ fn a_peer_that_closes_its_connection_and_lives_keeps_what_it_has_mapped() {
     // The process of the peer, which is this one, lives. Its connection says nothing about its copies.
     // timing: longer than the time after which a process that cannot be seen counts as dead
     let start = std::time::Instant::now();
+    // timing: as above
     while start.elapsed().as_millis() < 400 {
         poll(&mut owner);
         assert_eq!(owner.deregister(REGION).unwrap_err().kind, ErrorKind::Busy);
@@ -271,16 +272,16 @@ fn a_process_of_another_user_is_refused_unless_that_is_allowed() {
         let Export { socket, .. } = Export::parse(&export(&owner, REGION)).unwrap();
         // The credentials of a thread are those of what it connects.
         let connects = std::thread::spawn(move || {
-            become_nobody();
+            become_another_user();
             let socket = SeqSocket::connect(&socket_name(&socket)).unwrap();
             socket.send(&message(HELLO), None).unwrap();
             socket
         });
-        let stranger = connects.join().unwrap();
+        let foreign = connects.join().unwrap();
         let mut answer = None;
-        until("the stranger has an answer", || {
+        until("the foreign has an answer", || {
             poll(&mut owner);
-            answer = received(&stranger);
+            answer = received(&foreign);
             answer.is_some()
         });
         assert_eq!(answer.unwrap().is_empty(), expected, "other_users = {other_users}");
@@ -288,7 +289,7 @@ fn a_process_of_another_user_is_refused_unless_that_is_allowed() {
 }
 
 #[allow(unsafe_code, reason = "changes the user of one thread")]
-fn become_nobody() {
+fn become_another_user() {
     // SAFETY: changes the credentials of this thread alone, which ends soon.
     let code = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65_534, -1) };
     assert_eq!(code, 0);

@@ -132,10 +132,10 @@ fn a_slice_that_runs_keeps_its_own_region_and_the_remote_one() {
 }
 
 #[test]
-fn memory_that_was_freed_while_it_was_registered_is_granted_to_nobody() {
+fn memory_that_was_freed_while_it_was_registered_is_granted_to_no_peer() {
     let mut two = Two::new();
     let again = RemoteRegionId::new(1, 1);
-    // Nobody may do that; what can be noticed is.
+    // No caller may do that; what can be noticed is.
     two.initiator.detach(REMOTE).unwrap();
     until("the mapping is closed", || {
         two.poll();
@@ -269,4 +269,76 @@ fn a_setting_that_is_out_of_its_limits_is_named() {
     poll(&mut idle);
     idle.deregister(REGION).unwrap();
     assert_eq!(fake.calls("cuInit"), before);
+}
+
+#[test]
+fn a_child_after_a_fork_does_not_use_its_parents_transport() {
+    let mut two = Two::new();
+    te_fabric::testkit::in_a_child("fork", || {
+        let submitted = two.initiator.submit(&[slice(1, Op::Write, 0, 0, 4_096)]).map_err(|error| error.kind);
+        let deregistered = two.owner.deregister(REGION).map_err(|error| error.kind);
+        let detached = two.initiator.detach(REMOTE).map_err(|error| error.kind);
+        let forked = Err(ErrorKind::Forked);
+        if (submitted, deregistered, detached) != (Err(ErrorKind::Forked), forked, forked) {
+            return Err(format!("{submitted:?} {deregistered:?} {detached:?}"));
+        }
+        // SAFETY: read once; the process ends without running the parent's drop.
+        #[allow(unsafe_code, reason = "drops what the parent keeps")]
+        unsafe {
+            drop(std::ptr::read(&raw const two.initiator));
+            drop(std::ptr::read(&raw const two.owner));
+        }
+        Ok(())
+    });
+    assert_eq!(two.run(Op::Write), Ok(()));
+}
+
+#[test]
+fn memory_of_another_device_is_reached_with_and_without_a_direct_way() {
+    for direct in [1, 0] {
+        let fakes = [Fake::cuda(), Fake::cuda()];
+        fakes.iter().for_each(|fake| _ = fake.set("devices", 2).set("peer_access", direct));
+        let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
+        let vendor = fakes[0].vendor();
+        let [one, two] = [0, 1].map(|index| te_core::Location::Device(vendor, index));
+        // The first device of the driver is the second on the bus.
+        let (ours, theirs) = (fakes[0].allocate_at(1, BYTES, one), fakes[1].allocate_at(0, BYTES, two));
+        register(&mut here, REGION, ours, Access::LOCAL);
+        register(&mut there, REGION, theirs, Access::all());
+        here.attach(REMOTE, &export(&there, REGION)).unwrap();
+        fakes[0].fill(ours, &bytes(1, BYTES));
+        let write = slice(1, Op::Write, 0, 0, BYTES as u32);
+        assert_eq!(run(&mut here, Some(&mut there), &[write]), [Ok(())], "direct: {direct}");
+        assert!(fakes[1].bytes(theirs) == bytes(1, BYTES));
+        fakes[1].fill(theirs, &bytes(2, BYTES));
+        let read = slice(1, Op::Read, 0, 0, BYTES as u32);
+        assert_eq!(run(&mut here, Some(&mut there), &[read]), [Ok(())], "direct: {direct}");
+        assert!(fakes[0].bytes(ours) == bytes(2, BYTES));
+    }
+}
+
+#[test]
+fn a_span_that_is_not_what_it_says_is_refused_and_leaves_no_trace() {
+    let fake = Fake::cuda();
+    let mut here = transport(&fake, INITIATOR);
+    let memory = fake.allocate(BYTES);
+    let elsewhere = memory.at(te_core::Location::Device(fake.vendor(), 1));
+    let mut heap = [0_u8; 64];
+    let heap = MemSpan::new(heap.as_mut_ptr(), 64).at(fake.location());
+    let long = MemSpan::new(memory.as_ptr(), BYTES + 1).at(fake.location());
+    let empty = memory.part(0, 0).unwrap();
+    for (span, kind) in [
+        (elsewhere, ErrorKind::InvalidArgument),
+        (heap, ErrorKind::InvalidArgument),
+        (long, ErrorKind::OutOfRange),
+        (empty, ErrorKind::InvalidArgument),
+        (memory.at(te_core::Location::Device(te_core::GpuVendor::Amd, 0)), ErrorKind::Unsupported),
+    ] {
+        #[allow(unsafe_code, reason = "registers memory under test")]
+        // SAFETY: it is refused before it is used.
+        let refused = unsafe { here.register(REGION, span, Access::all()) };
+        assert_eq!(refused.unwrap_err().kind, kind, "{span:?}");
+    }
+    register(&mut here, REGION, memory, Access::all());
+    assert_eq!(here.deregister(REGION), Ok(()));
 }

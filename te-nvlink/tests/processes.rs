@@ -1,5 +1,6 @@
-//! Owners and initiators in different processes: this test binary, started once more, each with a fake driver of
-//! its own. Memory at odd places, in chunks, freed and allocated again; processes that are stopped or killed.
+//! Owners and initiators in different processes: this test binary, started once more, each with a fake
+//! driver of its own. Memory at odd places, in chunks, freed and allocated again; processes that are
+//! stopped or killed.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod common;
@@ -18,9 +19,12 @@ use fakes::Fake;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use te_core::grant::{Message, PROTOCOL};
 use te_core::{Access, ErrorKind, MemSpan, Memory, Op, RegionId, RemoteRegionId, Transport};
 use te_fabric::testkit::{Process, bytes_of, hex};
+use te_host::control::{SeqSocket, socket_name};
 use te_nvlink::NvlinkTransport;
+use te_nvlink::wire::{FRAME_BYTES_MAX, Frame};
 
 /// What the other process is to be.
 const ROLE: &str = "SNOWSKIN_TEST_NVLINK";
@@ -115,6 +119,16 @@ fn owner(fake: &Fake, kind: &str) {
                 fill(fake, span, &bytes(seed, BYTES));
                 say(&format!("again {} {}", fake.freed_while_open(), hex(&export(&transport, again))));
             }
+            "deregister" => {
+                // timing: how long it takes is what the test is about
+                let start = std::time::Instant::now();
+                until("the region is deregistered", || {
+                    poll(&mut transport);
+                    transport.deregister(REGION).is_ok()
+                });
+                // timing: as above
+                say(&format!("deregistered {}", start.elapsed().as_millis()));
+            }
             _ => return,
         }
     }
@@ -173,7 +187,11 @@ struct Other {
 
 impl Other {
     fn start(role: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::by(&mut Command::new(std::env::current_exe().unwrap()), role)
+    }
+
+    fn by(command: &mut Command, role: &str) -> Self {
+        let mut child = command
             .args(["other_process", "--exact", "--nocapture"])
             .env(ROLE, role)
             .stdin(Stdio::piped())
@@ -296,7 +314,7 @@ fn memory_that_was_freed_and_allocated_at_the_same_address_is_stale_and_was_clos
         poll(&mut here);
         fake.calls("cuIpcCloseMemHandle") > 0
     });
-    // Its release is on the way, too.
+    // Its release is in transit, too.
     for _ in 0..1_000 {
         poll(&mut here);
     }
@@ -429,4 +447,32 @@ fn every_slice_ends_when_the_owner_is_killed() {
         drop(here);
         assert_eq!(fake.wrong(), 0, "{kind}");
     }
+}
+
+/// An owner in a PID namespace of its own does not see the process of its peer.
+#[test]
+fn a_peer_that_cannot_be_seen_counts_as_dead_some_time_after_its_connection_has_ended() {
+    if te_host::own_uid() != 0 {
+        println!("skipped: only root can make a PID namespace");
+        return;
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().unwrap());
+    let mut other = Other::by(&mut command, "owner legacy");
+    let good = te_nvlink::Export::parse(&bytes_of(&other.line("export"))).unwrap();
+    let peer = SeqSocket::connect(&socket_name(&good.socket)).unwrap();
+    let ask = Message::Ask { request: 1, region: REGION, key: good.key };
+    for message in [Message::Hello { protocol: PROTOCOL, identity: 9 }, ask] {
+        let mut bytes = [0; FRAME_BYTES_MAX];
+        let len = Frame::Grant(message).encode(&mut bytes);
+        peer.send(&bytes[..len], None).unwrap();
+    }
+    let mut bytes = [0; 128];
+    until(
+        "the region is granted",
+        || matches!(peer.recv(&mut bytes), Ok(Some((2.., _))) if bytes[..2] == [0, 4]),
+    );
+    drop(peer);
+    let waited: u64 = other.ask("deregister 0", "deregistered").parse().unwrap();
+    assert!((900..20_000).contains(&waited), "{waited} ms, and quarantine_ms is 1,000");
 }

@@ -91,8 +91,8 @@ impl Row {
 }
 
 impl Row {
-    /// For the peer: why the grant is revoked; `None` while it is not. A peer that is inside already asks this
-    /// before it starts another copy.
+    /// For the peer: why the grant is revoked; `None` while it is not. A peer that is inside already asks
+    /// this before it starts another copy.
     #[inline]
     #[must_use]
     pub fn revoked(&self) -> Option<Revoked> {

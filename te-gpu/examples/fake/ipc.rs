@@ -1,5 +1,6 @@
-//! The older interface by which a process opens an allocation of another one. A handle names the memfd of the
-//! allocation by its process and descriptor. The last page of the memfd lists the processes that have it open.
+//! The older interface by which a process opens an allocation of another one. A handle names the memfd of
+//! the allocation by its process and descriptor. The last page of the memfd lists the processes that have
+//! it open.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -30,8 +30,8 @@ enum Kind {
 }
 
 impl Imported {
-    /// Maps the parts for this device. Memory by virtual memory management is mapped read-only unless it is to
-    /// be `writable`; the older IPC cannot be.
+    /// Maps the parts for this device. Memory by virtual memory management is mapped read-only unless it is
+    /// to be `writable`; the older IPC cannot be.
     pub(crate) fn new(device: &Arc<Device>, parts: &[SharedPart], writable: bool) -> Result<Self, Error> {
         let (first, len) = check(parts)?;
         let _entered = device.enter()?;

@@ -1,8 +1,8 @@
 //! Host memory of a caller that devices copy by themselves.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use te_core::{Error, ErrorKind, MemSpan};
+use te_core::{Error, ErrorKind, Location, MemSpan};
 
 use super::abi::{
     DevicePtr, HOST_MEMORY_ALREADY_REGISTERED, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE,
@@ -10,6 +10,7 @@ use super::abi::{
 };
 use super::channel::Place;
 use super::device::Device;
+use crate::Gpu;
 
 const PAGE: usize = 4_096;
 
@@ -23,6 +24,37 @@ pub struct HostPin {
     by_device: DevicePtr,
     /// Whether this value registered it. Otherwise the application had done so, and keeps it.
     is_own: bool,
+}
+
+impl Gpu {
+    /// Page-locks the pages of host memory, so that devices copy it by themselves. Spans of
+    /// the same pages share the lock. It takes time in proportion to the length.
+    ///
+    /// # Errors
+    /// `Unsupported` when there is no such device, or another part of the process has locked a part of the
+    /// pages; `System`.
+    ///
+    /// # Safety
+    /// The span stays mapped until the last value for it is dropped; it is mapped writable if it is to be
+    /// `writable`.
+    pub unsafe fn pin(
+        &self,
+        location: Location,
+        span: MemSpan,
+        writable: bool,
+    ) -> Result<Arc<HostPin>, Error> {
+        let mut pins = self.pins();
+        pins.retain(|pin| pin.strong_count() > 0);
+        // Pages of another span, which may be unmapped earlier, are not relied on.
+        let known = pins.iter().filter_map(Weak::upgrade).find(|pin| pin.is_of(span, writable));
+        if let Some(pin) = known {
+            return Ok(pin);
+        }
+        // SAFETY: the caller's promise.
+        let pin = Arc::new(unsafe { HostPin::new(&self.device(location)?, span, writable)? });
+        pins.push(Arc::downgrade(&pin));
+        Ok(pin)
+    }
 }
 
 impl HostPin {

@@ -1,8 +1,8 @@
 //! All unsafe code of this crate: two calls of te-gpu whose promises come from elsewhere.
 //!
-//! Memory that callers registered stays as it is until `deregister` returned `Ok`, which it does not while a
-//! slice uses the region, or its pages are being locked. Memory of peers stays mapped as long as the value for
-//! it, which is dropped only while no copy uses it.
+//! Memory that callers registered stays as it is until `deregister` returned `Ok`, which it does not while
+//! a slice uses the region, or its pages are being locked. Memory of peers stays mapped as long as the
+//! value for it, which is dropped only while no copy uses it.
 #![allow(unsafe_code, reason = "passes promises on to te-gpu; they are in this module's header")]
 
 use std::sync::Arc;

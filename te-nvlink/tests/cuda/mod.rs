@@ -17,12 +17,20 @@ pub(crate) fn gpu() -> Gpu {
     Gpu::cuda(Config { cuda_library: library(), kernel, ..Config::default() }).unwrap()
 }
 
+type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
+type CopyIn = unsafe extern "C" fn(u64, *const c_void, usize) -> c_int;
+type CopyOut = unsafe extern "C" fn(*mut c_void, u64, usize) -> c_int;
+type Push = unsafe extern "C" fn(*mut c_void) -> c_int;
+type Pop = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
+type Init = unsafe extern "C" fn(u32) -> c_int;
+type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
+
 pub(crate) struct Cuda {
-    alloc: unsafe extern "C" fn(*mut u64, usize) -> c_int,
-    copy_in: unsafe extern "C" fn(u64, *const c_void, usize) -> c_int,
-    copy_out: unsafe extern "C" fn(*mut c_void, u64, usize) -> c_int,
-    push: unsafe extern "C" fn(*mut c_void) -> c_int,
-    pop: unsafe extern "C" fn(*mut *mut c_void) -> c_int,
+    alloc: Alloc,
+    copy_in: CopyIn,
+    copy_out: CopyOut,
+    push: Push,
+    pop: Pop,
     context: *mut c_void,
 }
 
@@ -42,17 +50,16 @@ impl Cuda {
         };
         // SAFETY: functions of the driver with the signatures of its header.
         unsafe {
-            let init: unsafe extern "C" fn(u32) -> c_int = std::mem::transmute(find("cuInit"));
-            let retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int =
-                std::mem::transmute(find("cuDevicePrimaryCtxRetain"));
+            let init = std::mem::transmute::<*mut c_void, Init>(find("cuInit"));
+            let retain = std::mem::transmute::<*mut c_void, Retain>(find("cuDevicePrimaryCtxRetain"));
             let mut context = std::ptr::null_mut();
             assert_eq!(init(0) | retain(&raw mut context, 0), 0);
             Self {
-                alloc: std::mem::transmute(find("cuMemAlloc_v2")),
-                copy_in: std::mem::transmute(find("cuMemcpyHtoD_v2")),
-                copy_out: std::mem::transmute(find("cuMemcpyDtoH_v2")),
-                push: std::mem::transmute(find("cuCtxPushCurrent_v2")),
-                pop: std::mem::transmute(find("cuCtxPopCurrent_v2")),
+                alloc: std::mem::transmute::<*mut c_void, Alloc>(find("cuMemAlloc_v2")),
+                copy_in: std::mem::transmute::<*mut c_void, CopyIn>(find("cuMemcpyHtoD_v2")),
+                copy_out: std::mem::transmute::<*mut c_void, CopyOut>(find("cuMemcpyDtoH_v2")),
+                push: std::mem::transmute::<*mut c_void, Push>(find("cuCtxPushCurrent_v2")),
+                pop: std::mem::transmute::<*mut c_void, Pop>(find("cuCtxPopCurrent_v2")),
                 context,
             }
         }

@@ -3,7 +3,7 @@
 //! the end of a process, and the names that exports contain.
 //!
 //! ```
-//! use te_host::side_channel::{boot_id, socket_name};
+//! use te_host::control::{boot_id, socket_name};
 //!
 //! assert_eq!(boot_id()?, boot_id()?);
 //! assert!(socket_name(&[0xA5; 16]).ends_with(b"a5a5a5a5"));
