@@ -9,8 +9,9 @@ use te_fabric::config::{ConfigError, check_ranges};
 pub struct Config {
     /// Processes that may map memory of this process at the same time; 1 to 65,536. Default 1,024.
     pub peers_max: u32,
-    /// Whether processes of users who are neither this process's user nor root may map memory. An IPC
-    /// handle of memory of cudaMalloc opens the whole allocation, with what else is in it. Default false.
+    /// Whether memory is shared with processes of users who are neither this process's user nor root, and
+    /// theirs is mapped. An IPC handle of memory of cudaMalloc opens the whole allocation, with what else
+    /// is in it. Default false.
     pub other_users: bool,
     /// A process that has connected and was granted nothing for this long is disconnected, ms; 1 to
     /// 3,600,000. Any process of the host can connect, and a peer requests a region at once. Default 2,000.

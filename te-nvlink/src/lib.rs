@@ -50,11 +50,12 @@
 //!
 //! # Limits
 //!
-//! * **What L6 cannot promise.** Handles open whole allocations. An IPC handle opens all of what `cudaMalloc`
-//!   returned, with the other tensors in it, and for writing; a descriptor opens whole mappings. A peer that has
-//!   a key and runs other code can use all of that, and can keep it: it then keeps the region busy, and its owner
-//!   must not free the memory. So only processes of the same user and of root are admitted
-//!   ([`Config::other_users`]). A memory file is granted read-only as the region is, and the kernel enforces it.
+//! * **What L6 cannot promise.** Handles open whole allocations. An IPC handle opens all of what
+//!   `cudaMalloc` returned, with the other tensors in it, and for writing; a descriptor opens whole
+//!   mappings. A peer that has a key and runs other code can use all of that, and can keep it: it then
+//!   keeps the region busy, and its owner must not free the memory. So only processes of the same user and
+//!   of root are admitted ([`Config::other_users`]). A memory file is granted read-only as the region is,
+//!   and the kernel enforces it.
 //! * A process that is stopped (SIGSTOP), or does not poll, keeps what it has mapped: `deregister` is `Busy`
 //!   until it goes on or dies. Of a process in a PID namespace that is not visible here, the end of the
 //!   connection and [`Config::quarantine_ms`] count as its end.

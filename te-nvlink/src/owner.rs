@@ -167,7 +167,7 @@ impl Owner {
 
     fn admit(&mut self, epoll: &Epoll, socket: SeqSocket) -> Result<(), Error> {
         let (uid, process) = socket.peer().map_err(system)?;
-        if !may_map(uid, own_uid(), self.other_users) {
+        if !may_share(uid, own_uid(), self.other_users) {
             log::warn!("nvlink: refused a peer of user {uid}; see the setting other_users");
             return Err(ErrorKind::AccessDenied.into());
         }
@@ -332,8 +332,8 @@ impl Holder {
     }
 }
 
-/// Whether a peer of this user may map memory of a process of user `own`.
-const fn may_map(uid: u32, own: u32, other_users: bool) -> bool {
+/// Whether a process of user `own` shares memory with one of user `uid`, and maps that one's.
+pub(crate) const fn may_share(uid: u32, own: u32, other_users: bool) -> bool {
     uid == own || uid == 0 || other_users
 }
 
@@ -342,8 +342,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_this_user_and_root_may_map_memory_unless_others_are_allowed() {
-        assert!(may_map(1_000, 1_000, false) && may_map(0, 1_000, false) && may_map(1_001, 1_000, true));
-        assert!(!may_map(1_001, 1_000, false) && !may_map(1_000, 0, false));
+    fn only_this_user_and_root_may_share_memory_unless_others_are_allowed() {
+        assert!(
+            may_share(1_000, 1_000, false) && may_share(0, 1_000, false) && may_share(1_001, 1_000, true)
+        );
+        assert!(!may_share(1_001, 1_000, false) && !may_share(1_000, 0, false));
     }
 }

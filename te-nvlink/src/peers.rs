@@ -14,9 +14,12 @@ use te_core::{Error, ErrorKind, Instant, Location, RegionId};
 use te_fabric::Epoll;
 use te_gpu::{Gpu, Place};
 use te_host::control::{Ledger, SeqSocket, socket_name};
+use te_host::own_uid;
 
 use crate::channel::{Channel, Received, Tag};
+use crate::config::Config;
 use crate::memory::{Memory, Opening, Own};
+use crate::owner::may_share;
 use crate::wire::{Frame, Part};
 use crate::worker::{Done, Job, Worker};
 
@@ -38,6 +41,7 @@ pub(crate) struct Peers {
     /// Imports that are closed when their last copy has ended.
     leaving: Vec<u32>,
     driver: u64,
+    other_users: bool,
 }
 
 /// A connection to an owner.
@@ -97,9 +101,10 @@ pub(crate) struct Target {
 }
 
 impl Peers {
-    pub(crate) fn new(identity: u64, grant_max: Duration) -> Self {
+    pub(crate) fn new(identity: u64, config: &Config) -> Self {
         Self {
-            half: grant::Peer::new(identity, grant_max),
+            half: grant::Peer::new(identity, Duration::from_millis(config.grant_ms_max.into())),
+            other_users: config.other_users,
             owners: Vec::new(),
             hosts: Vec::new(),
             links: Vec::new(),
@@ -365,6 +370,11 @@ impl Peers {
         }
         let unreachable = |errno: Errno| Error::with_code(ErrorKind::Unreachable, errno as i32);
         let socket = SeqSocket::connect(&socket_name(&name)).map_err(unreachable)?;
+        let (uid, _) = socket.peer().map_err(unreachable)?;
+        if !may_share(uid, own_uid(), self.other_users) {
+            log::warn!("nvlink: memory of user {uid} is not mapped; see the setting other_users");
+            return Err(unreachable(Errno::EACCES));
+        }
         let at = self.hosts.iter().position(Option::is_none).unwrap_or(self.hosts.len());
         let channel = Channel::new(epoll, socket, Tag::Host(at as u32))?;
         let owner = self.half.connected()?;

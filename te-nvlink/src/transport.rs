@@ -74,6 +74,8 @@ pub struct NvlinkTransport {
     fences: u32,
     /// Whether a slice waits that can be started when a queue has room.
     is_full: bool,
+    /// Whether a slice waits that the next poll ends.
+    has_failed: bool,
     quarantined: u64,
     activity: u64,
     now: Instant,
@@ -189,7 +191,7 @@ impl NvlinkTransport {
             socket: keys::random().map_err(random)?,
             epoll: Epoll::new(EVENTS_MAX).map_err(OpenError::step("create an epoll instance"))?,
             owner: Owner::new(&config),
-            peers: Peers::new(identity, Duration::from_millis(config.grant_ms_max.into())),
+            peers: Peers::new(identity, &config),
             worker: None,
             regions: Regions::new(ROWS_MAX),
             remote_regions: RemoteRegions::new(ROWS_MAX),
@@ -199,6 +201,7 @@ impl NvlinkTransport {
             running: 0,
             fences: 0,
             is_full: false,
+            has_failed: false,
             quarantined: 0,
             activity: 0,
             now: Instant::ZERO,
@@ -285,9 +288,10 @@ impl NvlinkTransport {
         self.end(slot, Some(error), RemoteBytes::Untouched);
     }
 
-    /// Starts the copies of slices whose memory is there.
-    fn pump(&mut self) {
-        self.is_full = false;
+    /// Starts the copies of slices whose memory is there. Slices that cannot be carried out end in `poll`
+    /// alone, after it has learned why: an owner that ends revokes its memory first.
+    fn pump(&mut self, is_poll: bool) {
+        (self.is_full, self.has_failed) = (false, false);
         if self.waiting.is_empty() {
             return;
         }
@@ -305,7 +309,8 @@ impl NvlinkTransport {
             match self.prepare(slot) {
                 Ok(true) => self.operations.unlink(&mut self.waiting, slot),
                 Ok(false) => {}
-                Err(error) => self.end_waiting(slot, error),
+                Err(error) if is_poll => self.end_waiting(slot, error),
+                Err(_) => self.has_failed = true,
             }
         }
         for at in 0..self.queues.len() {
@@ -676,7 +681,7 @@ impl Transport for NvlinkTransport {
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
         let room = self.operations.room();
         let accepted = accept_prefix(batch, room, |slice| self.accept(slice))?;
-        self.pump();
+        self.pump(false);
         Ok(accepted)
     }
 
@@ -691,7 +696,7 @@ impl Transport for NvlinkTransport {
         if let Some(worker) = &self.worker {
             self.peers.poll(&self.epoll, worker, now);
         }
-        self.pump();
+        self.pump(true);
         let count = self.operations.fetch(out);
         if !self.operations.has_completions() {
             self.fences = 0;
@@ -700,7 +705,7 @@ impl Transport for NvlinkTransport {
     }
 
     fn poll_at(&self) -> Option<Instant> {
-        if self.running > 0 || self.is_full || self.operations.has_completions() {
+        if self.running > 0 || self.is_full || self.has_failed || self.operations.has_completions() {
             return Some(self.now);
         }
         self.owner.poll_at(self.now).into_iter().chain(self.peers.poll_at()).min()

@@ -224,6 +224,22 @@ fn when_a_device_fails_slices_end_and_their_memory_stays_in_use() {
 }
 
 #[test]
+fn an_owner_that_ends_is_known_before_a_slice_is_judged() {
+    let Two { mut initiator, owner, fakes, .. } = Two::new();
+    // It revokes its memory, and waits for this process, which does not poll.
+    drop(owner);
+    assert_eq!(initiator.submit(&[slice(1, Op::Write, 0, 0, 4_096)]), Ok(1), "a revoked row ends no submit");
+    let mut ended = Vec::new();
+    until("it ends", || {
+        ended.extend(poll(&mut initiator));
+        !ended.is_empty()
+    });
+    assert_eq!(ended[0].result.unwrap_err().kind, ErrorKind::PeerDead);
+    drop(initiator);
+    assert_eq!(fakes[0].wrong(), 0);
+}
+
+#[test]
 fn a_key_that_is_wrong_opens_nothing() {
     let mut two = Two::new();
     let good = Export::parse(&export(&two.owner, REGION)).unwrap();
@@ -341,4 +357,26 @@ fn a_span_that_is_not_what_it_says_is_refused_and_leaves_no_trace() {
     }
     register(&mut here, REGION, memory, Access::all());
     assert_eq!(here.deregister(REGION), Ok(()));
+}
+
+#[test]
+fn shared_memory_that_is_granted_for_reading_is_mapped_for_reading() {
+    let fakes = [Fake::cuda(), Fake::cuda()];
+    let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
+    // The kernel refuses every writable mapping of it.
+    let memory = te_host::SharedMemory::new(BYTES, te_host::AllocOptions::default()).unwrap();
+    memory.view().write(0, &bytes(3, BYTES)).unwrap();
+    let ours = fakes[0].allocate(BYTES);
+    register(&mut here, REGION, ours, Access::LOCAL);
+    register(&mut there, REGION, memory.span(), Access::REMOTE_READ);
+    here.attach(REMOTE, &export(&there, REGION)).unwrap();
+    let read = slice(1, Op::Read, 0, 0, BYTES as u32);
+    assert_eq!(run(&mut here, Some(&mut there), &[read]), [Ok(())]);
+    assert!(fakes[0].bytes(ours) == bytes(3, BYTES));
+    let refused = here.submit(&[slice(1, Op::Write, 0, 0, 4_096)]).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::AccessDenied);
+    assert_eq!(fakes[0].calls("cuMemHostRegister_v2"), 3, "the queue's page, and two ways for the memory");
+    let both = RegionId::new(1, 1);
+    register(&mut there, both, memory.span(), Access::all());
+    assert_eq!(there.not_exported(both), Ok(Some(NotExported::NotWritable)));
 }

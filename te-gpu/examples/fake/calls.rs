@@ -139,6 +139,9 @@ exports! {
         if before.is_some_and(|(base, (len, _))| base + len > at) {
             return Err(ALREADY_REGISTERED);
         }
+        if flags & 8 == 0 && !memory::is_mapped_writable(at) {
+            return Err(INVALID_VALUE);
+        }
         state.pinned.insert(at, (bytes, flags & 8 != 0));
         Ok(())
     }

@@ -220,6 +220,17 @@ pub(crate) fn is_pinned(state: &State, at: u64, len: usize) -> bool {
     before.is_some_and(|(base, (bytes, _))| at as usize + len <= base + bytes)
 }
 
+/// Whether the process may write a page, by its own mapping.
+pub(crate) fn is_mapped_writable(at: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().any(|line| {
+        let Some((range, rest)) = line.split_once(' ') else { return false };
+        let bound = |text: &str| usize::from_str_radix(text, 16).unwrap_or(0);
+        let (from, to) = range.split_once('-').map_or((0, 0), |(from, to)| (bound(from), bound(to)));
+        (from..to).contains(&at) && rest.as_bytes().get(1) == Some(&b'w')
+    })
+}
+
 /// Whether page-locked memory at this address was registered for reading alone.
 fn is_read_only(state: &State, at: u64) -> bool {
     let before = state.pinned.range(..=at as usize).next_back();

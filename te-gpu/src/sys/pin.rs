@@ -6,7 +6,7 @@ use te_core::{Error, ErrorKind, Location, MemSpan};
 
 use super::abi::{
     DevicePtr, HOST_MEMORY_ALREADY_REGISTERED, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE,
-    HOST_REGISTER_READ_ONLY, MEMORY_TYPE_HOST, POINTER_MEMORY_TYPE, SUCCESS,
+    HOST_REGISTER_READ_ONLY, INVALID_VALUE, MEMORY_TYPE_HOST, POINTER_MEMORY_TYPE, SUCCESS,
 };
 use super::channel::Place;
 use super::device::Device;
@@ -66,11 +66,15 @@ impl HostPin {
         let at = span.as_ptr().expose_provenance();
         let (start, len) = pages_of(span)?;
         let _entered = device.enter()?;
-        let read_only = if writable { 0 } else { HOST_REGISTER_READ_ONLY };
-        let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP | read_only;
+        let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP;
         let pages = std::ptr::with_exposed_provenance_mut(start);
         // SAFETY: mapped memory, which the caller keeps until the value is dropped.
-        let code = unsafe { (device.driver.host_register)(pages, len, flags) };
+        let register = |flags| unsafe { (device.driver.host_register)(pages, len, flags) };
+        let mut code = register(flags);
+        if code == INVALID_VALUE && !writable {
+            // It is mapped without the right to write. Not every device has the other way.
+            code = register(flags | HOST_REGISTER_READ_ONLY);
+        }
         let is_own = code != HOST_MEMORY_ALREADY_REGISTERED;
         if is_own {
             device.check(code)?;
