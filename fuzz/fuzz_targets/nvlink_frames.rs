@@ -1,5 +1,5 @@
-//! What a peer gives to `te-nvlink`: exports, and the frames of control connections. What parses is written as
-//! the same bytes, but for grants, whose rights have one spelling.
+//! What a peer gives to `te-nvlink`: exports, and the frames of control connections. What parses is written
+//! as the same bytes, but for grants, whose rights have one spelling.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -125,6 +125,7 @@ mod channel;
 mod config;
 mod export;
 mod memory;
+mod not_exported;
 mod owner;
 mod peers;
 mod sys;
@@ -134,5 +135,6 @@ mod worker;
 
 pub use config::Config;
 pub use export::Export;
+pub use not_exported::NotExported;
 pub use te_fabric::OpenError;
-pub use transport::{NotExported, NvlinkTransport};
+pub use transport::NvlinkTransport;

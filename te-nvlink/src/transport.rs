@@ -23,6 +23,7 @@ use crate::channel::{Tag, system};
 use crate::config::Config;
 use crate::export::Export;
 use crate::memory::{Own, is_written};
+use crate::not_exported::NotExported;
 use crate::owner::{Owner, Shared};
 use crate::peers::{Peers, Target};
 use crate::sys::{Lasting, start};
@@ -125,48 +126,6 @@ struct Ext {
     /// The mapping that its copy uses, while it runs.
     import: Option<u32>,
 }
-
-/// Why a region with remote rights cannot be exported over this fabric. Its memory can still be the local
-/// side of slices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum NotExported {
-    /// It has no remote rights.
-    Private,
-    /// The driver shares it with no other process.
-    Device(NotShared),
-    /// It is host memory that is not in a memory file.
-    NotSharedMemory,
-    /// It is shared memory that peers may not write, with the right to write.
-    NotWritable,
-}
-
-impl NotExported {
-    const fn error(&self) -> Error {
-        match self {
-            Self::Private => Error::new(ErrorKind::AccessDenied),
-            Self::Device(why) => why.error(),
-            Self::NotSharedMemory | Self::NotWritable => Error::new(ErrorKind::Unsupported),
-        }
-    }
-}
-
-impl fmt::Display for NotExported {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Private => f.write_str("the region has no remote rights: register it with REMOTE_READ or REMOTE_WRITE"),
-            Self::Device(why) => why.fmt(f),
-            Self::NotSharedMemory => {
-                f.write_str("host memory that is not in a memory file: allocate it with SharedMemory")
-            }
-            Self::NotWritable => f.write_str(
-                "peers may not write this shared memory: allocate it with peers_may_write, or register it for reading",
-            ),
-        }
-    }
-}
-
-impl std::error::Error for NotExported {}
 
 impl NvlinkTransport {
     /// A transport without regions over the devices of `gpu`. The driver is loaded when device memory is
