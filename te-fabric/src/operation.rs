@@ -176,6 +176,14 @@ impl<X: Copy> Operations<X> {
         self.len() == 0
     }
 
+    /// The slot behind `slot` in its queue.
+    #[inline]
+    #[must_use]
+    pub fn after(&self, slot: u32) -> Option<u32> {
+        let next = self.slots.get(slot as usize)?.next;
+        (next != NONE).then_some(next)
+    }
+
     /// The operation in `slot`.
     #[inline]
     #[must_use]

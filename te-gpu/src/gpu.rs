@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path as FilePath;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use te_core::device::{Allocation, Devices, DmaBuf, Stager};
@@ -21,7 +21,12 @@ use crate::sys::order::GatePage;
 use crate::sys::pointer::{self, Found};
 use crate::sys::share;
 use crate::sys::stager::{GpuStager, Scratch};
-use crate::{DeviceBuffer, DeviceInfo, Gate, NoGpu};
+use crate::{
+    CopyQueue, DeviceBuffer, DeviceInfo, Gate, HostPin, Imported, NoGpu, NotShared, Place, SharedPart,
+};
+
+/// Mappings of a span that is shared; a span of more is refused.
+pub(crate) const PARTS_MAX: usize = 4_096;
 
 /// The devices of one vendor, as this process sees them. Clones share everything.
 ///
@@ -41,6 +46,8 @@ struct Inner {
     /// Counts questions about addresses that were not answered by "host memory": they come with each
     /// registration of device memory.
     registrations: Arc<AtomicU64>,
+    /// Host memory that is page-locked for devices.
+    pins: Mutex<Vec<Weak<HostPin>>>,
 }
 
 /// A device, and what is found out about it once.
@@ -67,6 +74,8 @@ pub struct Block {
     pub is_fabric: bool,
     /// Whether the driver says that NICs can reach it.
     pub is_gpu_direct: bool,
+    /// Whether it belongs to the context that this crate uses, or to none: kernels of that context reach it.
+    pub is_own_context: bool,
     ids: (u64, u64),
 }
 
@@ -95,8 +104,8 @@ impl Gpu {
         let vendor = api.vendor();
         let is_there = library(api, &config).is_some() || affinity::has_driver(&config.dev, vendor);
         let kinds = if is_there { vendor.kind() } else { MemoryKinds::empty() };
-        let (loaded, registrations) = (OnceLock::new(), Arc::default());
-        Ok(Self { inner: Arc::new(Inner { api, config, kinds, loaded, registrations }) })
+        let (loaded, registrations, pins) = (OnceLock::new(), Arc::default(), Mutex::default());
+        Ok(Self { inner: Arc::new(Inner { api, config, kinds, loaded, registrations, pins }) })
     }
 
     /// What the devices are. Loads the driver.
@@ -144,7 +153,8 @@ impl Gpu {
     /// `System`.
     pub fn recheck(&self, block: &Block) -> Result<(), Error> {
         let base = std::ptr::without_provenance_mut(block.base);
-        match self.examine(MemSpan::new(base, 1)) {
+        let now = self.look(MemSpan::new(base, 1)).map(|(device, found)| self::block(&device, &found));
+        match now {
             Ok(now) if now.ids == block.ids && now.base == block.base && now.bytes == block.bytes => Ok(()),
             Ok(_) => Err(ErrorKind::Stale.into()),
             Err(error) => Err(error),
@@ -170,6 +180,78 @@ impl Gpu {
             done += len;
         }
         Ok(parts)
+    }
+
+    /// Handles by which another process maps the span: one for most memory, one per mapping for memory that
+    /// was mapped piece by piece.
+    ///
+    /// # Errors
+    /// The reason why it cannot be shared.
+    pub fn share(&self, span: MemSpan) -> Result<Vec<SharedPart>, NotShared> {
+        let (device, _) = self.find(span).map_err(NotShared::NotDeviceMemory)?;
+        let (at, mut mappings) = (address(span), Vec::new());
+        pointer::walk(&device.driver, at, span.len(), |found| mappings.push(found))
+            .map_err(NotShared::NotDeviceMemory)?;
+        if mappings.len() > PARTS_MAX {
+            return Err(NotShared::TooManyParts { max: PARTS_MAX });
+        }
+        let (mut from, mut left, mut parts) = (at, span.len() as u64, Vec::with_capacity(mappings.len()));
+        for found in mappings {
+            let len = (found.mapping + found.mapping_bytes as u64 - from).min(left);
+            parts.push(share::part(&device, &found, from, len)?);
+            (from, left) = (from + len, left - len);
+        }
+        Ok(parts)
+    }
+
+    /// Maps memory of another process so that the device at `location` can copy to and from it, and only from
+    /// it unless it is `writable`. The parts are those that the other process got from
+    /// [`share`](Self::share).
+    ///
+    /// # Errors
+    /// `InvalidArgument` for parts that do not fit together, `OutOfRange` for an allocation that is shorter
+    /// than they say, `Unsupported`, `System`.
+    pub fn import(
+        &self,
+        location: Location,
+        parts: &[SharedPart],
+        writable: bool,
+    ) -> Result<Imported, Error> {
+        Imported::new(&self.device(location)?, parts, writable)
+    }
+
+    /// Whether the device at `from` can reach memory of the device at `to`.
+    #[must_use]
+    pub fn reaches(&self, from: Location, to: Location) -> bool {
+        let (Ok(here), Ok(there)) = (self.device(from), self.device(to)) else { return false };
+        from == to || here.can_access(&there)
+    }
+
+    /// A queue of copies that the device at `location` carries out.
+    ///
+    /// # Errors
+    /// `Unsupported` when there is no such device, or for HIP; `System`.
+    pub fn copy_queue(&self, location: Location) -> Result<CopyQueue, Error> {
+        CopyQueue::new(&self.device(location)?, &self.inner.config)
+    }
+
+    /// Where a byte of device memory of this process is, for [`CopyQueue`].
+    #[must_use]
+    pub fn place(&self, span: MemSpan) -> Place {
+        Place { at: address(span), by_kernel: address(span) }
+    }
+
+    /// The locks of host memory that are known.
+    pub(crate) fn pins(&self) -> MutexGuard<'_, Vec<Weak<HostPin>>> {
+        self.inner.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A number that tells drivers apart within one process: memory of one is not memory of another. Loads
+    /// the driver; 0 when there is none.
+    #[must_use]
+    pub fn driver_id(&self) -> u64 {
+        let Ok([entry, ..]) = self.entries() else { return 0 };
+        entry.device.driver.init as usize as u64
     }
 
     /// After a NIC wrote to memory of the device: makes the bytes visible to work that is submitted from now
@@ -257,21 +339,33 @@ impl Gpu {
         Ok(stager)
     }
 
-    /// The device of a span.
+    /// Counts the questions about device memory that come with registrations. While it stays the same, no
+    /// memory that was examined before it was read can have been replaced by other registered memory.
+    #[must_use]
+    pub fn registrations(&self) -> u64 {
+        self.inner.registrations.load(Ordering::Relaxed)
+    }
+
+    /// The device of a span that is about to be registered.
     fn find(&self, span: MemSpan) -> Result<(Arc<Device>, Found), Error> {
-        let Inner { api, config, loaded, registrations, .. } = &*self.inner;
+        let found = self.look(span);
+        // What stagers remember is of no interest to registrations of host memory.
+        if !matches!(&found, Err(error) if error.kind == ErrorKind::NotFound) {
+            self.inner.registrations.fetch_add(1, Ordering::Relaxed);
+        }
+        found
+    }
+
+    /// The device of a span.
+    fn look(&self, span: MemSpan) -> Result<(Arc<Device>, Found), Error> {
+        let Inner { api, config, loaded, .. } = &*self.inner;
         // A caller that allocated device memory has mapped the library and started the driver.
         if loaded.get().is_none() && !Driver::find_started(*api, library(*api, config)) {
             return Err(ErrorKind::NotFound.into());
         }
         let entries = self.entries().map_err(|_| ErrorKind::NotFound)?;
         let devices: Vec<Arc<Device>> = entries.iter().map(|entry| Arc::clone(&entry.device)).collect();
-        let found = pointer::device_of(&devices, address(span), span.len());
-        // What stagers remember is of no interest to registrations of host memory.
-        if !matches!(&found, Err(error) if error.kind == ErrorKind::NotFound) {
-            registrations.fetch_add(1, Ordering::Relaxed);
-        }
-        found
+        pointer::device_of(&devices, address(span), span.len())
     }
 
     /// The plan of a device: set, or measured with this stager by the first call.
@@ -362,6 +456,7 @@ fn block(device: &Device, found: &Found) -> Block {
         is_posix_fd: found.handle_types & HANDLE_POSIX_FD != 0,
         is_fabric: found.handle_types & HANDLE_FABRIC != 0,
         is_gpu_direct: found.gpu_direct,
+        is_own_context: device.is_own_context(found.context),
         ids: found.ids,
     }
 }

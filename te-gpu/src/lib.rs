@@ -38,6 +38,11 @@
 //! device so far. Which is the fastest depends on direction, size, number and machine; the first
 //! stager of a device measures it ([`Config::calibrate_ms_max`]), and [`Gpu::plan`] prints it.
 //!
+//! **Other processes.** [`Gpu::share`] makes handles of any device memory, for each mapping the best that
+//! it has, and [`Gpu::import`] maps what another process shared. A [`CopyQueue`] copies between such
+//! memory, that of this process, and host memory that [`Gpu::pin`] has page-locked, in a stream of its own
+//! with the same marks. The fabric over it is `te-nvlink`.
+//!
 //! **Contexts.** Device memory belongs to the primary context, which the CUDA runtime uses, too. Calls enter
 //! it and restore what the calling thread had: its context, and how its calls act on captures of streams.
 //! Memory of another context is copied, but not by the kernel.
@@ -55,6 +60,7 @@
 //! | [`DeviceBuffer`] | with file descriptors and fabric handles, as far as the device has them | with file descriptors |
 //! | [`Gate`] | yes | no |
 //! | [`Gpu::flush_writes`] | where the device needs it | no |
+//! | [`Gpu::share`], [`Gpu::import`], [`CopyQueue`], [`HostPin`] | yes | no |
 //!
 //! # Laws
 //!
@@ -78,7 +84,7 @@
 //! What L6 cannot promise here: the driver's number of an allocation tells that memory was freed and
 //! allocated again ([`Gpu::recheck`]), but only when it is asked. A caller that frees memory that is still
 //! registered breaks the promise of registration, and copies may then go to what was allocated in its place.
-//! An IPC handle of the older kind ([`DeviceBuffer::export_ipc`]) shares a whole allocation.
+//! An IPC handle of the older kind ([`DeviceBuffer::export_ipc`], [`Gpu::share`]) shares a whole allocation.
 //!
 //! Both interfaces are tested with a fake driver alone (`examples/fake`), which has no GPU behind it and is
 //! not fast: no figure of this crate has been measured on a device. The fake's dma-bufs are memfds, and it
@@ -124,7 +130,12 @@ pub use config::{Config, SettingError};
 pub use gpu::{Block, Gpu};
 pub use probe::Probe;
 pub use sys::buffer::{DeviceBuffer, HandleTypes};
+pub use sys::channel::Place;
 pub use sys::device::DeviceInfo;
+pub use sys::import::Imported;
 pub use sys::load::NoGpu;
 pub use sys::order::{ForeignEvent, Gate};
+pub use sys::pin::HostPin;
+pub use sys::queue::{Copy, CopyQueue};
+pub use sys::share::{Handle, NotShared, SharedPart};
 pub use te_core::device::DmaBuf;

@@ -17,6 +17,7 @@
 //!         sockets that carry file descriptors
 //!
 //!   fork  what a child does not inherit      lend  memory for a process without an engine
+//!   control  sockets, ledgers and mappings for other fabrics whose memory is granted
 //!   topology  sysfs, hwloc, files            Spin, park  waiting
 //! ```
 //!
@@ -83,6 +84,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod control;
 mod copier;
 pub mod fork;
 pub mod keys;
@@ -90,6 +92,7 @@ mod lend;
 mod local;
 mod reach;
 mod shm;
+
 mod spin;
 mod sys;
 pub mod topology;

@@ -31,6 +31,8 @@
 //! * A row is not granted again before its holder has released it: what a peer knows about a row never
 //!   applies to another grant.
 //! * A peer unmaps memory before it reports that.
+//! * Of an owner whose memory must not even be mapped when it is freed ([`Owner::until_released`]), the first
+//!   point holds for the release alone.
 //! * A region is granted only for its key, and nothing is granted to a peer that is expelled or being
 //!   disconnected.
 //! * A peer that sends an invalid message is disconnected like one that is expelled, but may connect again.

@@ -74,6 +74,8 @@ pub enum OwnerEffect {
 #[derive(Debug)]
 pub struct Owner<L> {
     limits: OwnerLimits,
+    /// Whether a grant lasts until its holder has released it, and not only until it is out.
+    until_released: bool,
     /// The regions, by index.
     offers: Vec<Option<(u32, Offer)>>,
     peers: Vec<Option<Holder<L>>>,
@@ -113,12 +115,30 @@ impl<L: Rows> Owner<L> {
     pub const fn new(limits: OwnerLimits) -> Self {
         Self {
             limits,
+            until_released: false,
             offers: Vec::new(),
             peers: Vec::new(),
             expelled: BTreeSet::new(),
             unsettled: false,
             effects: VecDeque::new(),
         }
+    }
+
+    /// The same owner, for memory that must not be freed while a peer has it mapped, even if it never uses it
+    /// again: [`unshare`](Self::unshare) returns true only once each peer has [released](Message::Release) what
+    /// it was granted, or has [ended](Self::ended), and a peer that is [expelled](Self::expel) or disconnected
+    /// stays until then. Peers are told of every revocation, by messages that must not be lost.
+    #[must_use]
+    pub const fn until_released(mut self) -> Self {
+        self.until_released = true;
+        self
+    }
+
+    /// Whether a peer has grants that it has not released.
+    #[must_use]
+    pub fn holds(&self, peer: u32) -> bool {
+        let holder = self.peers.get(peer as usize).and_then(Option::as_ref);
+        holder.is_some_and(|holder| holder.grants.iter().any(Option::is_some))
     }
 
     /// The next effect, to be carried out now.
@@ -151,7 +171,9 @@ impl<L: Rows> Owner<L> {
                 let message = Message::Revoked { row };
                 self.effects.push_back(OwnerEffect::Send { peer: index as u32, message });
             };
-            all_out &= holder.revoke(Revoked::Region, |grant| grant.region == id, announce);
+            let of = |grant: &Grant| grant.region == id;
+            all_out &=
+                holder.revoke(Revoked::Region, of, announce) && !(self.until_released && holder.has(of));
         }
         all_out
     }
@@ -159,9 +181,8 @@ impl<L: Rows> Owner<L> {
     /// The peers that were asked to stop and may still use memory. For one that has died, the caller calls
     /// [`ended`](Self::ended).
     pub fn waited_for(&self) -> impl Iterator<Item = u32> {
-        let waits =
-            |holder: &Holder<L>| holder.grants.iter().flatten().any(|grant| grant.revoked && !grant.quiet);
-        self.numbers(waits)
+        let waits = |grant: &Grant| grant.revoked && (self.until_released || !grant.quiet);
+        self.numbers(move |holder| holder.has(waits))
     }
 
     /// The connections of a peer that was not expelled.
@@ -301,10 +322,17 @@ impl<L: Rows> Owner<L> {
             Some(parting @ (Revoked::Peer, _)) => parting,
             _ => (how, why),
         };
-        if !holder.revoke(how, |_| true, |_| ()) {
+        let announce = |row| {
+            if self.until_released {
+                let message = Message::Revoked { row };
+                self.effects.push_back(OwnerEffect::Send { peer: peer as u32, message });
+            }
+        };
+        let quiet = holder.revoke(how, |_| true, announce);
+        if !quiet || (self.until_released && holder.has(|_| true)) {
             holder.parting = Some((how, why));
             self.unsettled = true;
-            return false;
+            return quiet;
         }
         let peer_no = peer as u32;
         if why.kind == ErrorKind::Expelled {
@@ -369,6 +397,10 @@ impl<L: Rows> Holder<L> {
             }
         }
         all_out
+    }
+
+    fn has(&self, grant: impl Fn(&Grant) -> bool) -> bool {
+        self.grants.iter().flatten().any(grant)
     }
 
     /// Grants a region under a free row.

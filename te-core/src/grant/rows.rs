@@ -90,6 +90,35 @@ impl Row {
     }
 }
 
+impl Row {
+    /// For the peer: why the grant is revoked; `None` while it is not. A peer that is inside already asks
+    /// this before it starts another copy.
+    #[inline]
+    #[must_use]
+    pub fn revoked(&self) -> Option<Revoked> {
+        match self.revoked.load(Ordering::SeqCst) {
+            0 => None,
+            why if why == Revoked::Peer as u32 => Some(Revoked::Peer),
+            _ => Some(Revoked::Region),
+        }
+    }
+
+    /// For the peer: ends a use whose [`Inside`] was [kept](Inside::keep).
+    #[inline]
+    pub fn leave(&self) {
+        drop(Inside(self));
+    }
+}
+
+impl Inside<'_> {
+    /// Keeps the use beyond the life of the value: a device copies, and says later that it is done. The peer
+    /// ends it by [`Row::leave`]; a peer that dies before is still inside.
+    #[inline]
+    pub fn keep(self) {
+        core::mem::forget(self);
+    }
+}
+
 impl Default for Row {
     fn default() -> Self {
         Self::new()
@@ -133,5 +162,16 @@ mod tests {
         row.reset();
         assert!(row.enter().is_ok());
         assert_eq!(size_of::<Row>(), 64, "the layout that both ends use");
+    }
+
+    #[test]
+    fn a_use_that_is_kept_lasts_until_the_peer_leaves() {
+        let row = Row::new();
+        row.enter().expect("granted").keep();
+        assert_eq!((row.revoked(), row.revoke(Revoked::Region)), (None, false));
+        assert_eq!(row.revoked(), Some(Revoked::Region));
+        row.leave();
+        assert!(row.revoke(Revoked::Peer));
+        assert_eq!(row.revoked(), Some(Revoked::Peer));
     }
 }

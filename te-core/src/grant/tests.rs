@@ -123,6 +123,60 @@ fn a_peer_that_uses_a_region_is_waited_for_until_it_is_out_or_gone() {
 }
 
 #[test]
+fn memory_that_is_granted_until_it_is_released_is_not_free_before() {
+    let mut owner = owner().until_released();
+    let (peer, rows) = welcome(&mut owner, 7);
+    assert!(!owner.holds(peer) && owner.unshare(RegionId::new(0, 1)));
+    owner.received(peer, ASK);
+    effects(&mut owner);
+    assert!(owner.holds(peer));
+    let inside = rows[0].enter().unwrap();
+    assert!(!owner.unshare(REGION));
+    let told = OwnerEffect::Send { peer, message: Message::Revoked { row: 0 } };
+    assert_eq!(effects(&mut owner), [told], "it is reported once");
+    drop(inside);
+    assert!(!owner.unshare(REGION), "it is out, and has it mapped");
+    assert!(owner.waited_for().eq([peer]) && effects(&mut owner).is_empty());
+    owner.received(peer, Message::Release { row: 0 });
+    assert!(owner.unshare(REGION) && !owner.holds(peer));
+    // The death of a peer releases as well.
+    owner.share(REGION, OFFER);
+    owner.received(peer, ASK);
+    assert!(!owner.unshare(REGION));
+    owner.ended(peer);
+    assert!(owner.unshare(REGION));
+}
+
+#[test]
+fn a_peer_that_is_expelled_or_disconnected_stays_until_it_has_released_its_memory() {
+    for expelled in [true, false] {
+        let mut owner = owner().until_released();
+        let (peer, rows) = welcome(&mut owner, 7);
+        owner.received(peer, ASK);
+        effects(&mut owner);
+        let inside = rows[0].enter().unwrap();
+        if expelled {
+            assert_eq!(owner.expel(7), Ok(false));
+        } else {
+            owner.disconnect(peer, Error::new(ErrorKind::Protocol));
+        }
+        let told = OwnerEffect::Send { peer, message: Message::Revoked { row: 0 } };
+        assert_eq!(effects(&mut owner), [told]);
+        drop(inside);
+        if expelled {
+            assert_eq!(owner.expel(7), Ok(true), "nothing of it can land");
+        }
+        owner.poll(at(1));
+        assert!(effects(&mut owner).is_empty() && !owner.unshare(REGION) && owner.waited_for().eq([peer]));
+        owner.received(peer, Message::Release { row: 0 });
+        owner.poll(at(2));
+        let why = if expelled { ErrorKind::Expelled } else { ErrorKind::Protocol };
+        assert_eq!(effects(&mut owner).last(), Some(&closed(peer, why)));
+        assert!(owner.unshare(REGION));
+    }
+}
+
+#[test]
 fn an_expelled_peer_is_gone_once_it_is_out_and_is_refused_when_it_comes_back() {
     let mut owner = owner();
     let (peer, rows) = welcome(&mut owner, 7);

@@ -6,7 +6,8 @@ use std::ffi::{c_char, c_int, c_void};
 use crate::faults;
 use crate::memory::{self, Device};
 use crate::model::{
-    INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_READY, NOT_SUPPORTED, state,
+    ALREADY_REGISTERED, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_READY, NOT_SUPPORTED,
+    state,
 };
 use crate::stream::{Stream, Work};
 use crate::vendor::{current, put};
@@ -96,7 +97,7 @@ exports! {
                 (8, Some((_, mapping))) => u64::from(mapping.is_managed),
                 (9, Some((_, mapping))) => mapping.device as u64,
                 (9, None) => if pinned { 0 } else { u64::from(u32::MAX - 1) },
-                (10, Some((_, mapping))) => u64::from(mapping.is_legacy && crate::IS_CUDA),
+                (10, Some((_, mapping))) => u64::from(mapping.is_legacy && !mapping.is_private && crate::IS_CUDA),
                 (11, Some((_, mapping))) => mapping.range.0,
                 (12, Some((_, mapping))) => mapping.range.1 as u64,
                 (14, Some((_, mapping))) => mapping.handle_types.into(),
@@ -131,10 +132,17 @@ exports! {
     "cuMemHostRegister_v2" | "hipHostRegister" fn host_register(at: usize, bytes: usize, flags: u32) {
         current()?;
         let mut state = state();
-        if !at.is_multiple_of(memory::PAGE) || bytes == 0 || flags != 3 || memory::is_pinned(&state, at as u64, 1) {
+        if !at.is_multiple_of(memory::PAGE) || bytes == 0 || flags & !8 != 3 {
             return Err(INVALID_VALUE);
         }
-        state.pinned.insert(at, bytes);
+        let before = state.pinned.range(..at + bytes).next_back();
+        if before.is_some_and(|(base, (len, _))| base + len > at) {
+            return Err(ALREADY_REGISTERED);
+        }
+        if flags & 8 == 0 && !memory::is_mapped_writable(at) {
+            return Err(INVALID_VALUE);
+        }
+        state.pinned.insert(at, (bytes, flags & 8 != 0));
         Ok(())
     }
 

@@ -25,6 +25,8 @@ pub(crate) unsafe extern "C" fn fake_set(name: *const c_char, value: i64) -> c_i
         b"few_attributes" => state.has_few_attributes = value != 0,
         b"capturing" => state.is_capturing = value != 0,
         b"foreign" => state.is_foreign = value != 0,
+        b"private" => state.is_private = value != 0,
+        b"peer_access" => _ = state.attributes.insert(crate::model::PEER_ACCESS, value as c_int),
         b"sticky" => state.sticky = value as c_int,
         b"stream_writes" => _ = state.attributes.insert(122, value as c_int),
         b"dma_bufs" => _ = state.attributes.insert(124, value as c_int),
@@ -76,6 +78,12 @@ pub(crate) extern "C" fn fake_blocking() -> u64 {
     faults::blocking()
 }
 
+/// Calls of this thread that may have waited, so far.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_blocking_here() -> u64 {
+    faults::blocking_here()
+}
+
 /// What the thread has as its current context or device, as a number.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fake_context() -> u64 {
@@ -86,6 +94,12 @@ pub(crate) extern "C" fn fake_context() -> u64 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fake_wrong() -> u64 {
     faults::wrong()
+}
+
+/// Memory that was freed while another process had it open.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_freed_while_open() -> u64 {
+    faults::freed_while_open_so_far()
 }
 
 /// How the thread's calls act on captures.

@@ -24,6 +24,7 @@ mod calls;
 mod control;
 mod cuda_only;
 mod faults;
+mod ipc;
 mod memory;
 mod model;
 mod stream;

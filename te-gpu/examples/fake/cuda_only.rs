@@ -243,9 +243,54 @@ exports! {
         Ok(())
     }
 
+    "cuIpcOpenMemHandle_v2" | "" fn ipc_open(out: *mut u64, handle: IpcHandle, flags: u32) {
+        let device = current()?;
+        if flags != 1 {
+            return Err(INVALID_VALUE);
+        }
+        put(out, crate::ipc::open(&mut state(), device, &handle.0)?)
+    }
+
+    "cuIpcCloseMemHandle" | "" fn ipc_close(at: u64) {
+        current()?;
+        crate::ipc::close(&mut state(), at)
+    }
+
+    "cuDeviceCanAccessPeer" | "" fn can_access_peer(out: *mut c_int, _from: c_int, _to: c_int) {
+        put(out, state().attributes.get(&crate::model::PEER_ACCESS).copied().unwrap_or(1))
+    }
+
+    "cuMemcpyAsync" | "" fn copy_any(to: u64, from: u64, len: usize, stream: usize) {
+        let here = current()?;
+        let state = state();
+        let stream = state.streams.get(&stream).filter(|stream| stream.device == here).ok_or(INVALID_HANDLE)?;
+        check_ends(&state, (to, from, len))?;
+        stream.push(Work::Copies(vec![(to, from, len)], Device::Both));
+        Ok(())
+    }
+
     "cuFlushGPUDirectRDMAWrites" | "" fn flush_writes(_target: c_int, _scope: c_int) {
         current().map(|_| ())
     }
+}
+
+/// `CUipcMemHandle`.
+#[repr(C)]
+pub(crate) struct IpcHandle([u8; 64]);
+
+/// At least one end is memory of a device; the other is such memory, or memory of the host by its address.
+fn check_ends(state: &crate::model::State, (to, from, len): (u64, u64, usize)) -> Result<(), c_int> {
+    let is_device = |at: u64| crate::memory::find(state, at).is_some();
+    if len == 0 || to.max(from) >= crate::memory::BY_DEVICE || !(is_device(to) || is_device(from)) {
+        return Err(INVALID_VALUE);
+    }
+    for at in [to, from] {
+        if !is_device(at) && !crate::memory::is_pinned(state, at, len) {
+            // The driver stages it, or waits.
+            faults::may_block();
+        }
+    }
+    Ok(())
 }
 
 type Copies = (*const u64, *const u64, *const usize, usize);
@@ -260,6 +305,17 @@ fn batch(copies: Copies, (attributes, count): (*const c_int, usize), stream: usi
     let copies = crate::calls::copies(copies)?;
     let state = state();
     let to_device = copies.iter().all(|copy| crate::memory::find(&state, copy.0).is_some());
+    let from_device = copies.iter().any(|copy| crate::memory::find(&state, copy.1).is_some());
+    let is_mixed = copies.iter().any(|copy| crate::memory::find(&state, copy.0).is_some()) != to_device;
+    if (to_device && from_device) || is_mixed {
+        // Reading a device in any order would bring wrong bytes.
+        if order != 1 {
+            return Err(INVALID_VALUE);
+        }
+        copies.iter().try_for_each(|copy| check_ends(&state, *copy))?;
+        state.streams.get(&stream).ok_or(INVALID_HANDLE)?.push(Work::Copies(copies, Device::Both));
+        return Ok(());
+    }
     // Reading a device before earlier work of the stream would bring wrong bytes.
     if order == 3 && !to_device {
         return Err(INVALID_VALUE);

@@ -20,10 +20,13 @@ struct Calls {
 static CALLS: Mutex<BTreeMap<String, Calls>> = Mutex::new(BTreeMap::new());
 static BLOCKING: AtomicU64 = AtomicU64::new(0);
 static WRONG: AtomicU64 = AtomicU64::new(0);
+static FREED_WHILE_OPEN: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     /// The call that runs works, and returns this error of earlier work.
     static LATE: Cell<c_int> = const { Cell::new(0) };
+    /// Calls of this thread that may have waited.
+    static BLOCKING_HERE: Cell<u64> = const { Cell::new(0) };
 }
 
 fn calls() -> MutexGuard<'static, BTreeMap<String, Calls>> {
@@ -64,6 +67,11 @@ const BLOCKING_CALLS: &[&str] = &[
     "MemGetHandleForAddressRange",
     "FlushGPUDirectRDMAWrites",
     "IpcGetMemHandle",
+    "IpcOpenMemHandle_v2",
+    "IpcCloseMemHandle",
+    "MemImportFromShareableHandle",
+    "MemRetainAllocationHandle",
+    "DeviceCanAccessPeer",
     "DevicePrimaryCtxRetain",
     "DevicePrimaryCtxRelease_v2",
     "Init",
@@ -83,6 +91,7 @@ const GIVING_BACK: &[&str] = &[
     "MemRelease",
     "MemAddressFree",
     "MemUnmap",
+    "IpcCloseMemHandle",
     "DevicePrimaryCtxRelease_v2",
 ];
 
@@ -164,9 +173,23 @@ pub(crate) fn wrong() -> u64 {
     WRONG.load(Ordering::SeqCst)
 }
 
+/// Memory was freed while another process had it open.
+pub(crate) fn freed_while_open() {
+    FREED_WHILE_OPEN.fetch_add(1, Ordering::SeqCst);
+}
+
+pub(crate) fn freed_while_open_so_far() -> u64 {
+    FREED_WHILE_OPEN.load(Ordering::SeqCst)
+}
+
 /// A call may wait.
 pub(crate) fn may_block() {
     BLOCKING.fetch_add(1, Ordering::SeqCst);
+    BLOCKING_HERE.set(BLOCKING_HERE.get() + 1);
+}
+
+pub(crate) fn blocking_here() -> u64 {
+    BLOCKING_HERE.get()
 }
 
 pub(crate) fn blocking() -> u64 {

@@ -25,6 +25,7 @@ mod calls;
 mod control;
 mod faults;
 mod hip_only;
+mod ipc;
 mod memory;
 mod model;
 mod stream;

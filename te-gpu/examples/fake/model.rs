@@ -22,10 +22,14 @@ pub(crate) const INVALID_HANDLE: c_int = 400;
 pub(crate) const NOT_FOUND: c_int = 500;
 pub(crate) const NOT_READY: c_int = 600;
 pub(crate) const ILLEGAL_ADDRESS: c_int = 700;
+pub(crate) const ALREADY_REGISTERED: c_int = 712;
 pub(crate) const MISALIGNED_ADDRESS: c_int = 716;
 pub(crate) const NOT_PERMITTED: c_int = 800;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
 pub(crate) const CAPTURE_UNSUPPORTED: c_int = 900;
+
+/// Not one of the driver's attributes: whether devices reach each other's memory.
+pub(crate) const PEER_ACCESS: c_int = -1;
 
 /// Memory of a device, mapped at one address.
 pub(crate) struct Mapping {
@@ -39,10 +43,26 @@ pub(crate) struct Mapping {
     pub(crate) is_legacy: bool,
     pub(crate) is_managed: bool,
     pub(crate) is_foreign: bool,
+    /// No other process can open it.
+    pub(crate) is_private: bool,
     pub(crate) handle_types: u32,
     pub(crate) gpu_direct: bool,
     pub(crate) buffer_id: u64,
     pub(crate) block_id: u64,
+    pub(crate) origin: Origin,
+    /// The process, address and number of opened memory.
+    pub(crate) remote: (u32, u64, u64),
+    /// Whether devices may write it.
+    pub(crate) is_writable: bool,
+}
+
+/// Where memory came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// This process allocated it, or mapped it by virtual memory management.
+    Own,
+    /// Another process allocated it, and this one has opened it so often.
+    Opened(u32),
 }
 
 /// Memory of `cuMemCreate`.
@@ -53,6 +73,8 @@ pub(crate) struct Physical {
     pub(crate) handle_types: u32,
     pub(crate) gpu_direct: bool,
     pub(crate) block_id: u64,
+    /// Handles that were not released.
+    pub(crate) handles: u32,
 }
 
 pub(crate) struct State {
@@ -68,6 +90,8 @@ pub(crate) struct State {
     pub(crate) is_capturing: bool,
     /// Whether memory that is allocated now is of another context than the primary one.
     pub(crate) is_foreign: bool,
+    /// Allocations of `cuMemAlloc` cannot be shared, as those of pools.
+    pub(crate) is_private: bool,
     /// Bytes of synchronous copies that have not arrived.
     pub(crate) pending: Vec<(u64, Vec<u8>)>,
     /// The error that ended the contexts.
@@ -76,7 +100,8 @@ pub(crate) struct State {
     pub(crate) mappings: BTreeMap<u64, Mapping>,
     pub(crate) reservations: BTreeMap<u64, usize>,
     pub(crate) physical: BTreeMap<u64, Physical>,
-    pub(crate) pinned: BTreeMap<usize, usize>,
+    /// The length, and whether devices may only read.
+    pub(crate) pinned: BTreeMap<usize, (usize, bool)>,
     pub(crate) streams: HashMap<usize, Arc<Stream>>,
     /// Each event: whether it was recorded, and what has to be done before it is over.
     pub(crate) events: HashMap<usize, Option<(Arc<Stream>, u64)>>,
@@ -101,7 +126,7 @@ impl State {
         [
             ("mappings", self.mappings.len()),
             ("reservations", self.reservations.len()),
-            ("handles", self.physical.len()),
+            ("handles", self.physical.values().map(|physical| physical.handles as usize).sum()),
             ("pinned ranges", self.pinned.len()),
             ("streams", self.streams.len()),
             ("events", self.events.len()),
@@ -128,6 +153,7 @@ pub(crate) fn state() -> Locked {
         has_few_attributes: false,
         is_capturing: false,
         is_foreign: false,
+        is_private: false,
         pending: Vec::new(),
         sticky: 0,
         attributes: HashMap::new(),

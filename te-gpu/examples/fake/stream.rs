@@ -174,7 +174,8 @@ impl Stream {
                     }
                     // One end is device memory.
                     let known = memory::find(&state, to).or(memory::find(&state, from)).is_some();
-                    if !known || !memory::copy(&state, to, from, len, Device::Any) {
+                    let device = if known { Device::Both } else { Device::Any };
+                    if !known || !memory::copy(&state, to, from, len, device) {
                         state.sticky = ILLEGAL_ADDRESS;
                         return;
                     }

@@ -1,11 +1,13 @@
 //! Virtual memory management, and handles for other processes and NICs.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::IntoRawFd;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::memory::{self, PAGE};
-use crate::model::{INVALID_DEVICE, INVALID_VALUE, Mapping, NOT_PERMITTED, NOT_SUPPORTED, Physical, state};
+use crate::model::{
+    INVALID_DEVICE, INVALID_VALUE, Mapping, NOT_PERMITTED, NOT_SUPPORTED, Origin, Physical, state,
+};
 use crate::vendor::put;
 
 /// What lengths of allocations are multiples of.
@@ -63,13 +65,18 @@ exports! {
             handle_types: properties.handle_types,
             gpu_direct: properties.gpu_direct != 0,
             block_id,
+            handles: 1,
         };
         state.physical.insert(block_id, physical);
         put(out, block_id)
     }
 
     "cuMemRelease" | "hipMemRelease" fn release(handle: u64) {
-        state().physical.remove(&handle).map(|_| ()).ok_or(INVALID_VALUE)
+        let mut state = state();
+        let physical = state.physical.get_mut(&handle).filter(|physical| physical.handles > 0);
+        physical.ok_or(INVALID_VALUE)?.handles -= 1;
+        memory::forget_unused(&mut state, handle);
+        Ok(())
     }
 
     "cuMemAddressReserve" | "hipMemAddressReserve" fn address_reserve(
@@ -116,10 +123,15 @@ exports! {
             is_legacy: false,
             is_managed: false,
             is_foreign: false,
+            is_private: false,
             handle_types: physical.handle_types,
             gpu_direct: physical.gpu_direct,
             buffer_id: handle + (1 << 40),
             block_id: physical.block_id,
+            origin: Origin::Own,
+remote: (0, 0, 0),
+            // Nothing may access it before `cuMemSetAccess`.
+            is_writable: true,
         };
         state.mappings.insert(at, mapping);
         Ok(())
@@ -132,18 +144,69 @@ exports! {
         }
         let Some(mapping) = state.mappings.remove(&at) else { return Err(INVALID_VALUE) };
         memory::unmap(mapping.own, bytes);
+        memory::forget_unused(&mut state, mapping.block_id);
         // The address stays reserved.
         memory::map(&mapping.fd, bytes, libc::PROT_NONE, Some(at as usize)).map(|_| ())
     }
 
     "cuMemSetAccess" | "hipMemSetAccess" fn set_access(
         at: u64,
-        _bytes: usize,
-        _rights: *const c_void,
+        bytes: usize,
+        rights: *const [c_int; 3],
         count: usize,
     ) {
-        let is_there = state().mappings.contains_key(&at);
-        if is_there && count == 1 { Ok(()) } else { Err(INVALID_VALUE) }
+        // SAFETY: one description of the caller: the kind and number of a location, and the rights.
+        let rights = unsafe { rights.read() };
+        let mut state = state();
+        let mut end = at;
+        for (base, mapping) in state.mappings.range_mut(at..at + bytes as u64) {
+            if *base != end {
+                return Err(INVALID_VALUE);
+            }
+            mapping.is_writable = rights[2] == 3;
+            end = base + mapping.bytes as u64;
+        }
+        if end == at + bytes as u64 && count == 1 && rights[0] == 1 { Ok(()) } else { Err(INVALID_VALUE) }
+    }
+
+    "cuMemRetainAllocationHandle" | "hipMemRetainAllocationHandle" fn retain(out: *mut u64, at: u64) {
+        let mut state = state();
+        let (_, mapping) = memory::find(&state, at).filter(|(_, mapping)| !mapping.is_legacy).ok_or(INVALID_VALUE)?;
+        let handle = mapping.block_id;
+        state.physical.get_mut(&handle).ok_or(INVALID_VALUE)?.handles += 1;
+        put(out, handle)
+    }
+
+    "cuMemImportFromShareableHandle" | "hipMemImportFromShareableHandle" fn import(
+        out: *mut u64,
+        from: usize,
+        kind: u32,
+    ) {
+        if kind != POSIX_FD {
+            // As without an IMEX channel.
+            return Err(NOT_PERMITTED);
+        }
+        // SAFETY: makes a descriptor, or fails.
+        let fd = unsafe { libc::fcntl(from as c_int, libc::F_DUPFD_CLOEXEC, 3) };
+        if fd < 0 {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the descriptor was just made.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let bytes = crate::ipc::length(&fd).filter(|bytes| *bytes > 0).ok_or(INVALID_VALUE)?;
+        let mut state = state();
+        let block_id = state.id();
+        let physical = Physical {
+            bytes,
+            fd: Arc::new(fd),
+            device: 0,
+            handle_types: POSIX_FD,
+            gpu_direct: true,
+            block_id,
+            handles: 1,
+        };
+        state.physical.insert(block_id, physical);
+        put(out, block_id)
     }
 
     "cuMemExportToShareableHandle" | "hipMemExportToShareableHandle" fn export(
@@ -182,15 +245,10 @@ exports! {
 
     "cuIpcGetMemHandle" | "hipIpcGetMemHandle" fn ipc_get(out: *mut [u8; 64], at: u64) {
         let state = state();
-        let (base, mapping) = memory::find(&state, at).ok_or(INVALID_VALUE)?;
-        if !mapping.is_legacy {
+        let (_, mapping) = memory::find(&state, at).ok_or(INVALID_VALUE)?;
+        if !mapping.is_legacy || mapping.is_private || mapping.origin != Origin::Own {
             return Err(INVALID_VALUE);
         }
-        // A handle is one of the whole allocation.
-        let mut handle = [0; 64];
-        handle[..4].copy_from_slice(&std::process::id().to_le_bytes());
-        handle[8..16].copy_from_slice(&base.to_le_bytes());
-        handle[16..24].copy_from_slice(&mapping.buffer_id.to_le_bytes());
-        put(out, handle)
+        put(out, crate::ipc::handle(mapping))
     }
 }

@@ -54,6 +54,7 @@ pub(crate) const NOT_INITIALIZED: c_int = 3;
 pub(crate) const DEINITIALIZED: c_int = 4;
 pub(crate) const NO_DEVICE: c_int = 100;
 pub(crate) const NOT_READY: c_int = 600;
+pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: c_int = 712;
 pub(crate) const NOT_PERMITTED: c_int = 800;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
 
@@ -87,6 +88,8 @@ pub(crate) const POINTER_MAPPING_BASE: c_int = 19;
 /// CUDA alone.
 pub(crate) const POINTER_MEMORY_BLOCK_ID: c_int = 20;
 
+/// The memory type of page-locked host memory.
+pub(crate) const MEMORY_TYPE_HOST: u32 = 1;
 /// The memory type of device memory.
 pub(crate) const MEMORY_TYPE_DEVICE: u32 = 2;
 
@@ -105,6 +108,8 @@ pub(crate) const WRITES_ORDERED_FOR_OWNER: c_int = 100;
 
 pub(crate) const HOST_REGISTER_PORTABLE: u32 = 1;
 pub(crate) const HOST_REGISTER_DEVICEMAP: u32 = 2;
+/// The device only reads the memory, which may be mapped without the right to write.
+pub(crate) const HOST_REGISTER_READ_ONLY: u32 = 8;
 pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
 pub(crate) const EVENT_DISABLE_TIMING: u32 = 2;
 /// Calls of this thread do not disturb a capture of another stream.
@@ -120,9 +125,12 @@ pub(crate) const HANDLE_POSIX_FD: u32 = 1;
 pub(crate) const HANDLE_FABRIC: u32 = 8;
 
 pub(crate) const RANGE_HANDLE_DMA_BUF: c_int = 1;
+/// The context may reach memory of other devices that it opens.
+pub(crate) const IPC_LAZY_PEER_ACCESS: u32 = 1;
 
 const LOCATION_DEVICE: c_int = 1;
 const ALLOCATION_PINNED: c_int = 1;
+const ACCESS_READ: c_int = 1;
 const ACCESS_READ_WRITE: c_int = 3;
 pub(crate) const GRANULARITY_MINIMUM: c_int = 0;
 
@@ -175,6 +183,10 @@ impl AccessDesc {
     pub(crate) const fn read_write(ordinal: c_int) -> Self {
         let location = MemLocation { kind: LOCATION_DEVICE, id: ordinal };
         Self { location, flags: ACCESS_READ_WRITE }
+    }
+
+    pub(crate) const fn read(ordinal: c_int) -> Self {
+        Self { flags: ACCESS_READ, ..Self::read_write(ordinal) }
     }
 }
 

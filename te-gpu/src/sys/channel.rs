@@ -1,4 +1,5 @@
-//! One direction of a stager: a stream, what runs in it, and the calls that put copies into it.
+//! One direction of a stager, or a queue of copies between any memory: a stream, what runs in it, and the
+//! calls that put copies into it.
 //!
 //! Every launch has a mark behind its copies. The usual one is the *completion word*: the device stores the
 //! sequence number of the launch to page-locked memory, after the copies. So a poll is one load, without a
@@ -35,6 +36,8 @@ pub(crate) struct Group {
     from: Vec<DevicePtr>,
     sizes: Vec<usize>,
     tokens: Vec<Token>,
+    /// The addresses of destination and source that a kernel uses, where they are not made from the others.
+    by_kernel: Vec<(DevicePtr, DevicePtr)>,
     bytes: u64,
     /// All copies have the same address modulo 16 at both ends.
     pub(crate) is_aligned: bool,
@@ -44,7 +47,13 @@ impl Group {
     pub(crate) fn new(hops_max: usize) -> Self {
         let words = || Vec::with_capacity(hops_max);
         let (sizes, tokens) = (Vec::with_capacity(hops_max), Vec::with_capacity(hops_max));
-        Self { to: words(), from: words(), sizes, tokens, bytes: 0, is_aligned: true }
+        let by_kernel = Vec::new();
+        Self { to: words(), from: words(), sizes, tokens, by_kernel, bytes: 0, is_aligned: true }
+    }
+
+    /// A group of copies between any memory, whose places say what address a kernel uses.
+    pub(crate) fn of_places(hops_max: usize) -> Self {
+        Self { by_kernel: Vec::with_capacity(hops_max), ..Self::new(hops_max) }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -52,6 +61,7 @@ impl Group {
         self.from.clear();
         self.sizes.clear();
         self.tokens.clear();
+        self.by_kernel.clear();
         (self.bytes, self.is_aligned) = (0, true);
     }
 
@@ -64,6 +74,11 @@ impl Group {
         self.is_aligned &= (to ^ from).is_multiple_of(16);
     }
 
+    pub(crate) fn add_places(&mut self, to: Place, from: Place, len: usize, token: Token) {
+        self.add(to.at, from.at, len, token);
+        self.by_kernel.push((to.by_kernel, from.by_kernel));
+    }
+
     pub(crate) fn count(&self) -> u32 {
         self.tokens.len() as u32
     }
@@ -71,6 +86,33 @@ impl Group {
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
+}
+
+/// One end of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The address for the copy engines.
+    pub(crate) at: DevicePtr,
+    /// The address for a kernel.
+    pub(crate) by_kernel: DevicePtr,
+}
+
+impl Place {
+    /// The place `offset` bytes behind this one.
+    #[inline]
+    #[must_use]
+    pub const fn plus(self, offset: u64) -> Self {
+        Self { at: self.at.wrapping_add(offset), by_kernel: self.by_kernel.wrapping_add(offset) }
+    }
+}
+
+/// What a channel copies between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Slots of a stager and device memory.
+    Staged(HopDirection),
+    /// Device memory of any device, and page-locked host memory.
+    Any,
 }
 
 /// Where a channel has its parts in the page-locked memory of its stager.
@@ -84,7 +126,7 @@ pub(crate) struct Layout {
 
 pub(crate) struct Channel {
     device: Arc<Device>,
-    direction: HopDirection,
+    way: Way,
     stream: Opaque,
     /// Empty while marks are words.
     events: Vec<Opaque>,
@@ -106,13 +148,13 @@ unsafe impl Send for Channel {}
 
 impl Channel {
     /// A channel whose marks are words. The caller has entered the device.
-    pub(crate) fn new(device: &Arc<Device>, direction: HopDirection, layout: Layout) -> Result<Self, Error> {
+    pub(crate) fn new(device: &Arc<Device>, way: Way, layout: Layout) -> Result<Self, Error> {
         let mut stream = ptr::null_mut();
         // SAFETY: writes one address. Priority 0 is the lowest.
         device.check(unsafe { (device.driver.stream_create)(&raw mut stream, STREAM_NON_BLOCKING, 0) })?;
         Ok(Self {
             device: Arc::clone(device),
-            direction,
+            way,
             stream,
             events: Vec::new(),
             next_event: 0,
@@ -156,10 +198,6 @@ impl Channel {
         self.flight.is_empty()
     }
 
-    pub(crate) fn direction(&self) -> HopDirection {
-        self.direction
-    }
-
     /// Puts a group of copies into the stream, and a mark behind it. Each hop of the group ends later, with
     /// the error if there was one: copies that were put into the stream before the error may still run.
     pub(crate) fn launch(
@@ -199,14 +237,19 @@ impl Channel {
         for ((to, from), len) in group.to.iter().zip(&group.from).zip(&group.sizes) {
             let driver = &self.device.driver;
             // SAFETY: one end is a slot of the stager's page-locked memory, the other memory of the device,
-            // both of `len` bytes; the stager keeps both apart from other uses until the hop has ended.
+            // both of `len` bytes; the stager keeps both apart from other uses until the hop has ended. For
+            // other copies, the caller of `CopyQueue::start` has promised as much.
             let code = unsafe {
-                match self.direction {
-                    HopDirection::ToDevice => {
+                match self.way {
+                    Way::Any => match driver.copy_any {
+                        Some(copy) => copy(*to, *from, *len, self.stream),
+                        None => super::abi::NOT_SUPPORTED,
+                    },
+                    Way::Staged(HopDirection::ToDevice) => {
                         let from = ptr::with_exposed_provenance(*from as usize);
                         (driver.copy_to_device)(*to, from, *len, self.stream)
                     }
-                    HopDirection::ToHost => {
+                    Way::Staged(HopDirection::ToHost) => {
                         let to = ptr::with_exposed_provenance_mut(*to as usize);
                         (driver.copy_to_host)(to, *from, *len, self.stream)
                     }
@@ -219,11 +262,11 @@ impl Channel {
 
     fn copy_by_batch(&self, group: &mut Group) -> Result<(), Error> {
         let driver = &self.device.driver;
-        let mut attributes = CopyAttributes::new(match self.direction {
+        let mut attributes = CopyAttributes::new(match self.way {
             // Slots are filled before the hop is started, so the source may be read at once.
-            HopDirection::ToDevice => SourceOrder::Any,
+            Way::Staged(HopDirection::ToDevice) => SourceOrder::Any,
             // Device memory may be written by earlier work: it is read in the order of the stream.
-            HopDirection::ToHost => SourceOrder::Stream,
+            Way::Staged(HopDirection::ToHost) | Way::Any => SourceOrder::Stream,
         });
         let (count, mut first, mut failed) = (group.to.len(), 0, 0);
         let (to, from) = (group.to.as_mut_ptr(), group.from.as_mut_ptr());
@@ -260,9 +303,11 @@ impl Channel {
         let mask = self.layout.hops_max as u64 - 1;
         for (nth, ((to, from), len)) in group.to.iter().zip(&group.from).zip(&group.sizes).enumerate() {
             let at = ((first + nth as u64) & mask) as usize * size_of::<Descriptor>();
-            let (to, from) = match self.direction {
-                HopDirection::ToDevice => (*to, pinned.to_device(*from)),
-                HopDirection::ToHost => (pinned.to_device(*to), *from),
+            let (to, from) = match (self.way, group.by_kernel.get(nth)) {
+                (Way::Staged(HopDirection::ToDevice), _) => (*to, pinned.to_device(*from)),
+                (Way::Staged(HopDirection::ToHost), _) => (pinned.to_device(*to), *from),
+                (Way::Any, Some((to, from))) => (*to, *from),
+                (Way::Any, None) => return Err(ErrorKind::Unsupported.into()),
             };
             let descriptor = Descriptor { to, from, len: *len as u32, flags: 0 };
             pinned.put(self.layout.descriptors + at, descriptor);

@@ -119,6 +119,14 @@ impl Device {
         attribute_of(&self.driver, attribute, self.ordinal())
     }
 
+    /// Whether this device can reach memory of another one.
+    pub(crate) fn can_access(&self, other: &Self) -> bool {
+        let Some(ask) = self.driver.can_access_peer else { return false };
+        let mut can = 0;
+        // SAFETY: writes one number.
+        self.check(unsafe { ask(&raw mut can, self.ordinal(), other.ordinal()) }).is_ok() && can != 0
+    }
+
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Relaxed)
     }

@@ -286,6 +286,12 @@ driver! {
             (*mut usize, *const AllocationProp, c_int);
         vmm_export: "cuMemExportToShareableHandle" | "hipMemExportToShareableHandle"
             (*mut c_void, u64, u32, u64);
+        ipc_open: "cuIpcOpenMemHandle_v2" | "" (*mut DevicePtr, IpcHandle, u32);
+        ipc_close: "cuIpcCloseMemHandle" | "" (DevicePtr);
+        vmm_import: "cuMemImportFromShareableHandle" | "" (*mut u64, *mut c_void, u32);
+        vmm_retain: "cuMemRetainAllocationHandle" | "" (*mut u64, *mut c_void);
+        can_access_peer: "cuDeviceCanAccessPeer" | "" (*mut c_int, c_int, c_int);
+        copy_any: "cuMemcpyAsync" | "" (DevicePtr, DevicePtr, usize, Opaque);
         hip_batch: "" | "hipMemcpyBatchAsync"
             (
                 *mut DevicePtr, *mut DevicePtr, *mut usize, usize, *mut CopyAttributes, *mut usize, usize,

@@ -5,7 +5,8 @@
 //!   channel.rs  a stream with its copies and marks    module.rs   the copy kernel in a context
 //!   ring.rs     page-locked memory                       pointer.rs  what the driver knows of an address
 //!   buffer.rs   allocations that can be shared           share.rs    dma-bufs, flushes
-//!   order.rs    callers' events and streams
+//!   order.rs    callers' events and streams              import.rs   memory of other processes
+//!   queue.rs    copies between any memory                pin.rs      host memory of callers
 //!
 //!   device.rs   a device, its context, errors
 //!   load.rs     table of functions, or why there is none       abi.rs  structures and numbers
@@ -20,10 +21,13 @@ pub(crate) mod abi;
 pub(crate) mod buffer;
 pub(crate) mod channel;
 pub(crate) mod device;
+pub(crate) mod import;
 pub(crate) mod load;
 pub(crate) mod module;
 pub(crate) mod order;
+pub(crate) mod pin;
 pub(crate) mod pointer;
+pub(crate) mod queue;
 pub(crate) mod ring;
 pub(crate) mod share;
 pub(crate) mod stager;

@@ -1,4 +1,4 @@
-//! Device memory for NICs: dma-bufs, and ordering after a peer's writes.
+//! Device memory for NICs and for other processes: dma-bufs, ordering after a peer's writes, and handles.
 
 use std::ffi::c_int;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -6,8 +6,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use te_core::{Error, ErrorKind};
 
 use super::abi::{
-    DEVICE_WRITES_ORDERING, DevicePtr, FLUSH_TARGET_CURRENT_CTX, FLUSH_TO_OWNER, IpcHandle,
-    POINTER_SYNC_MEMOPS, RANGE_HANDLE_DMA_BUF, WRITES_ORDERED_FOR_OWNER,
+    DEVICE_WRITES_ORDERING, DevicePtr, FLUSH_TARGET_CURRENT_CTX, FLUSH_TO_OWNER, HANDLE_FABRIC,
+    HANDLE_POSIX_FD, IpcHandle, POINTER_SYNC_MEMOPS, RANGE_HANDLE_DMA_BUF, WRITES_ORDERED_FOR_OWNER,
 };
 use super::device::Device;
 use super::pointer::Found;
@@ -71,4 +71,144 @@ pub(crate) fn ipc_handle(device: &Device, base: DevicePtr) -> Result<[u8; 64], E
     // SAFETY: writes 64 bytes; the address is looked up.
     device.check(unsafe { get(&raw mut handle, base) })?;
     Ok(handle.0)
+}
+
+/// A handle by which another process maps memory.
+#[derive(Debug)]
+pub enum Handle {
+    /// A file descriptor of memory that was mapped by virtual memory management.
+    Fd(OwnedFd),
+    /// A fabric handle of such memory.
+    Fabric([u8; 64]),
+    /// An IPC handle of the older interface. It shares the whole allocation.
+    Ipc([u8; 64]),
+}
+
+/// A part of a span, and how another process maps it.
+#[derive(Debug)]
+pub struct SharedPart {
+    /// The handle.
+    pub handle: Handle,
+    /// The length of the memory that the handle is of, bytes.
+    pub bytes: u64,
+    /// Where the part begins in that memory, bytes.
+    pub offset: u64,
+    /// The length of the part, bytes.
+    pub len: u64,
+}
+
+/// Why memory cannot be shared with other processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotShared {
+    /// It is not memory of a device, or the span leaves its allocation.
+    NotDeviceMemory(Error),
+    /// The memory at this address was allocated without any handle.
+    NoHandle {
+        /// The address.
+        at: usize,
+    },
+    /// The driver refused the handle.
+    Refused {
+        /// The kind of handle: `POSIX file descriptor`, `IPC` or `fabric`.
+        handle: &'static str,
+        /// Its error.
+        error: Error,
+    },
+    /// The memory consists of more mappings than a span may have here.
+    TooManyParts {
+        /// The most that are allowed.
+        max: usize,
+    },
+}
+
+impl NotShared {
+    /// The error that stands for it: `Unsupported`, or the one that led to it.
+    #[must_use]
+    pub const fn error(&self) -> Error {
+        match self {
+            Self::NotDeviceMemory(error) => *error,
+            Self::NoHandle { .. } | Self::TooManyParts { .. } => Error::new(ErrorKind::Unsupported),
+            Self::Refused { error, .. } => Error::with_code(ErrorKind::Unsupported, error.code),
+        }
+    }
+}
+
+impl std::fmt::Display for NotShared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotDeviceMemory(error) => write!(f, "no allocation of device memory covers it: {error}"),
+            Self::NoHandle { at } => write!(
+                f,
+                "the memory at {at:#x} was allocated without a shareable handle, as pools of cudaMallocAsync do: allocate \
+                 it with cudaMalloc, or with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"
+            ),
+            Self::Refused { handle: "fabric", error } if error.code == super::abi::NOT_PERMITTED => write!(
+                f,
+                "its only handle is a fabric handle, and the driver refused it with 800: this process has no IMEX \
+                 channel; pass /dev/nvidia-caps-imex-channels/channel0 into the container"
+            ),
+            Self::Refused { handle, error } => {
+                write!(f, "the driver refused the {handle} handle with {} ({error})", error.code)
+            }
+            Self::TooManyParts { max } => {
+                write!(f, "it consists of more than {max} mappings: register parts of it")
+            }
+        }
+    }
+}
+
+impl std::error::Error for NotShared {}
+
+/// The best handle of the part of the mapping from `at` on: a file descriptor where the memory has one, then
+/// the older IPC, then a fabric handle.
+pub(crate) fn part(device: &Device, found: &Found, at: DevicePtr, len: u64) -> Result<SharedPart, NotShared> {
+    let _entered = device.enter().map_err(NotShared::NotDeviceMemory)?;
+    let refused = |handle| move |error| NotShared::Refused { handle, error };
+    let (base, bytes) = found.whole;
+    let (offset, bytes) = (at - base, bytes as u64);
+    if found.handle_types & HANDLE_POSIX_FD != 0 {
+        let mut fd: c_int = -1;
+        export(device, at, HANDLE_POSIX_FD, (&raw mut fd).cast())
+            .map_err(refused("POSIX file descriptor"))?;
+        if fd < 0 {
+            return Err(refused("POSIX file descriptor")(ErrorKind::System.into()));
+        }
+        // SAFETY: the driver made the descriptor for this call, and nothing else has it.
+        let handle = Handle::Fd(unsafe { OwnedFd::from_raw_fd(fd) });
+        return Ok(SharedPart { handle, bytes, offset, len });
+    }
+    if found.is_legacy {
+        // Handles mean whole allocations, from their base on, and a span may begin anywhere in one.
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: writes two numbers; the address is not accessed.
+        let code = unsafe { (device.driver.address_range)(&raw mut base, &raw mut bytes, at) };
+        device.check(code).map_err(refused("IPC"))?;
+        let handle = Handle::Ipc(ipc_handle(device, base).map_err(refused("IPC"))?);
+        return Ok(SharedPart { handle, bytes: bytes as u64, offset: at - base, len });
+    }
+    if found.handle_types & HANDLE_FABRIC != 0 {
+        let mut handle = [0; 64];
+        export(device, at, HANDLE_FABRIC, handle.as_mut_ptr().cast()).map_err(refused("fabric"))?;
+        return Ok(SharedPart { handle: Handle::Fabric(handle), bytes, offset, len });
+    }
+    Err(NotShared::NoHandle { at: at as usize })
+}
+
+/// Writes the handle of an allocation that anyone in this process made. `out` has the size of the type.
+fn export(device: &Device, at: DevicePtr, kind: u32, out: *mut std::ffi::c_void) -> Result<(), Error> {
+    let driver = &device.driver;
+    let (Some(retain), Some(export), Some(release)) =
+        (driver.vmm_retain, driver.vmm_export, driver.vmm_release)
+    else {
+        return Err(ErrorKind::Unsupported.into());
+    };
+    let mut allocation = 0;
+    // SAFETY: writes one number; the address is looked up.
+    device.check(unsafe { retain(&raw mut allocation, std::ptr::without_provenance_mut(at as usize)) })?;
+    // SAFETY: a handle that was just retained; `out` has the size of the type that is wanted.
+    let code = unsafe { export(out, allocation, kind, 0) };
+    // SAFETY: retained above, released once.
+    device.gave_back("a handle", unsafe { release(allocation) });
+    device.check(code)
 }

@@ -8,7 +8,7 @@ use te_core::device::{Hop, HopDirection, HopEnd, Stager, StagingSlot};
 use te_core::{Error, ErrorKind, MemSpan, Token};
 
 use super::abi::{Descriptor, DevicePtr};
-use super::channel::{Channel, Group, Layout};
+use super::channel::{Channel, Group, Layout, Way};
 use super::device::Device;
 use super::module::{Kernels, TICKET_BYTES};
 use super::pointer;
@@ -65,7 +65,7 @@ impl Known {
 
 /// Hops of one class are launched together.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
+pub(crate) enum Class {
     /// Both ends have the same address modulo 16.
     Small,
     SmallUnaligned,
@@ -73,9 +73,9 @@ enum Class {
 }
 
 impl Class {
-    const ALL: [Self; LAUNCHES_PER_START] = [Self::Small, Self::SmallUnaligned, Self::Large];
+    pub(crate) const ALL: [Self; LAUNCHES_PER_START] = [Self::Small, Self::SmallUnaligned, Self::Large];
 
-    const fn of(len: usize, here: DevicePtr, there: DevicePtr) -> Self {
+    pub(crate) const fn of(len: usize, here: DevicePtr, there: DevicePtr) -> Self {
         match len >= LARGE_BYTES as usize {
             true => Self::Large,
             false if (here ^ there).is_multiple_of(16) => Self::Small,
@@ -138,7 +138,7 @@ impl GpuStager {
                 descriptors: descriptors + nth * hops_max * size_of::<Descriptor>(),
                 hops_max,
             };
-            Channel::new(device, direction, layout)
+            Channel::new(device, Way::Staged(direction), layout)
         };
         let channels = [channel(HopDirection::ToDevice)?, channel(HopDirection::ToHost)?];
         let as_of = registrations.load(Ordering::Relaxed);
@@ -377,8 +377,8 @@ impl GpuStager {
 
     /// Launches the hops of one direction and class.
     fn launch_group(&mut self, hops: &[Hop], channel: usize, class: Class) {
-        let Self { group, pinned, channels, slot_bytes, .. } = self;
-        let direction = channels[channel].direction();
+        let Self { group, pinned, slot_bytes, .. } = self;
+        let direction = if channel == 0 { HopDirection::ToDevice } else { HopDirection::ToHost };
         group.clear();
         for hop in hops.iter().filter(|hop| hop.direction == direction) {
             let offset = hop.slot as usize * *slot_bytes as usize + hop.offset as usize;
@@ -506,6 +506,10 @@ impl Scratch {
 }
 
 impl Scratch {
+    pub(crate) const fn at(&self) -> DevicePtr {
+        self.at
+    }
+
     /// The memory is never freed: copies may still use it.
     pub(crate) fn abandon(self) {
         std::mem::forget(self);

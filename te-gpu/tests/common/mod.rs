@@ -161,6 +161,19 @@ impl Fake {
         self.number("fake_blocking")
     }
 
+    /// Counts calls of the calling thread that may have waited, without an allocation.
+    pub(crate) fn blocking_here(&self) -> unsafe extern "C" fn() -> u64 {
+        // SAFETY: the signature is that of `control.rs`.
+        unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u64>(self.find("fake_blocking_here"))
+        }
+    }
+
+    /// Memory that was freed while another process had it open.
+    pub(crate) fn freed_while_open(&self) -> u64 {
+        self.number("fake_freed_while_open")
+    }
+
     /// The thread's current context.
     pub(crate) fn context(&self) -> u64 {
         self.number("fake_context")

@@ -309,7 +309,10 @@ impl Reach for Shm {
 }
 
 /// The boot id of this machine: shared memory does not reach beyond one boot of one machine.
-fn boot_id() -> io::Result<[u8; 16]> {
+///
+/// # Errors
+/// The system's error.
+pub fn boot_id() -> io::Result<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
     let mut id = [0; 16];
@@ -323,7 +326,8 @@ fn boot_id() -> io::Result<[u8; 16]> {
 }
 
 /// The abstract name of a listener. It is printable, because `ss -x` shows it.
-fn socket_name(socket: &[u8; 16]) -> [u8; 41] {
+#[must_use]
+pub fn socket_name(socket: &[u8; 16]) -> [u8; 41] {
     let mut name = *b"snowskin-00000000000000000000000000000000";
     for (pair, byte) in name[9..].chunks_exact_mut(2).zip(socket) {
         let digit = |nibble: u8| if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 };

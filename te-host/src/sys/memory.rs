@@ -147,7 +147,7 @@ impl Drop for SharedMemory {
 
 /// A peer's memory, mapped here.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub struct Mapping {
     map: Map,
     /// Offset of the region in the mapping, bytes.
     delta: usize,
@@ -160,12 +160,7 @@ impl Mapping {
     ///
     /// # Errors
     /// `EINVAL` when the file is shorter, or could shrink; otherwise the system's errno.
-    pub(crate) fn new(
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        len: u64,
-        protection: Protection,
-    ) -> Result<Self, Errno> {
+    pub fn new(fd: BorrowedFd<'_>, offset: u64, len: u64, protection: Protection) -> Result<Self, Errno> {
         check(fd, offset.checked_add(len).ok_or(Errno::EINVAL)?)?;
         let delta = offset % PAGE;
         let map_len = usize::try_from(len + delta).map_err(|_| Errno::EINVAL)?;
@@ -176,7 +171,8 @@ impl Mapping {
     }
 
     /// The address and length of the mapped region.
-    pub(crate) fn span(&self) -> MemSpan {
+    #[must_use]
+    pub fn span(&self) -> MemSpan {
         // `new` mapped that many bytes, so the length fits an address.
         MemSpan::new(self.map.ptr.as_ptr().wrapping_add(self.delta), self.len as usize)
     }
@@ -200,7 +196,7 @@ impl Mapping {
 
 /// Pages that owner and peer both map, with a [`Row`] for each grant.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub struct Ledger {
     map: Map,
 }
 
@@ -214,13 +210,19 @@ impl Ledger {
     const BYTES: usize = ROWS_MAX as usize * size_of::<Row>();
 
     /// A new ledger, and the file descriptor for the peer.
-    pub(crate) fn create() -> Result<(Self, OwnedFd), Errno> {
+    ///
+    /// # Errors
+    /// The system's errno.
+    pub fn create() -> Result<(Self, OwnedFd), Errno> {
         let (fd, map) = create(Self::BYTES, true)?;
         Ok((Self { map }, fd))
     }
 
     /// Maps the ledger that an owner sent.
-    pub(crate) fn open(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
+    ///
+    /// # Errors
+    /// `EINVAL` when the file is shorter, or could shrink; otherwise the system's errno.
+    pub fn open(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
         check(fd, Self::BYTES as u64)?;
         Ok(Self { map: Map::new(fd, 0, Self::BYTES, Protection::ReadWrite)? })
     }
@@ -234,7 +236,9 @@ impl Ledger {
         Ok(Lease { _inside: inside, mapping })
     }
 
-    fn row(&self, row: u32) -> Option<&Row> {
+    /// A row of the ledger.
+    #[must_use]
+    pub fn row(&self, row: u32) -> Option<&Row> {
         // SAFETY: the index lies in the mapping, which lives as long as `self`, is page-aligned and sealed
         // against shrinking; any bits are a valid `Row`, and both sides access them only as its atomics.
         (row < ROWS_MAX).then(|| unsafe { &*self.map.ptr.as_ptr().cast::<Row>().add(row as usize) })

@@ -21,7 +21,7 @@ struct Control([u8; CONTROL_BYTES]);
 /// A process whose end can be noticed. For a process in a namespace that is not visible here, or on a kernel
 /// before 5.3, nothing is known: it counts as running for ever.
 #[derive(Debug)]
-pub(crate) struct Process(Option<OwnedFd>);
+pub struct Process(Option<OwnedFd>);
 
 impl Process {
     fn open(pid: libc::pid_t) -> Self {
@@ -34,8 +34,15 @@ impl Process {
         Self(RawFd::try_from(fd).ok().filter(|&fd| fd >= 0).map(wrap_fd))
     }
 
+    /// Whether the end of the process can be noticed.
+    #[must_use]
+    pub const fn is_known(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Whether the whole process has ended: its memory is gone.
-    pub(crate) fn has_ended(&self) -> bool {
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
         let Some(fd) = &self.0 else { return false };
         let mut polled = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
         poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
@@ -44,11 +51,14 @@ impl Process {
 
 /// A non-blocking `SOCK_SEQPACKET` socket, listening or connected.
 #[derive(Debug)]
-pub(crate) struct SeqSocket(OwnedFd);
+pub struct SeqSocket(OwnedFd);
 
 impl SeqSocket {
     /// Listens under an abstract name.
-    pub(crate) fn listen(name: &[u8]) -> Result<Self, Errno> {
+    ///
+    /// # Errors
+    /// The system's errno.
+    pub fn listen(name: &[u8]) -> Result<Self, Errno> {
         let this = Self::new()?;
         bind(this.0.as_raw_fd(), &UnixAddr::new_abstract(name)?)?;
         listen(&this.0, Backlog::new(64)?)?;
@@ -56,14 +66,20 @@ impl SeqSocket {
     }
 
     /// Connects to an abstract name, without waiting.
-    pub(crate) fn connect(name: &[u8]) -> Result<Self, Errno> {
+    ///
+    /// # Errors
+    /// The system's errno.
+    pub fn connect(name: &[u8]) -> Result<Self, Errno> {
         let this = Self::new()?;
         connect(this.0.as_raw_fd(), &UnixAddr::new_abstract(name)?)?;
         Ok(this)
     }
 
     /// The next connection, if one waits.
-    pub(crate) fn accept(&self) -> Result<Option<Self>, Errno> {
+    ///
+    /// # Errors
+    /// The system's errno.
+    pub fn accept(&self) -> Result<Option<Self>, Errno> {
         match accept4(self.0.as_raw_fd(), SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC) {
             Ok(fd) => Ok(Some(Self(wrap_fd(fd)))),
             Err(Errno::EAGAIN | Errno::ECONNABORTED | Errno::EINTR) => Ok(None),
@@ -72,19 +88,28 @@ impl SeqSocket {
     }
 
     /// The user id that the peer had when it connected, and its process.
-    pub(crate) fn peer(&self) -> Result<(u32, Process), Errno> {
+    ///
+    /// # Errors
+    /// The system's errno.
+    pub fn peer(&self) -> Result<(u32, Process), Errno> {
         let peer = getsockopt(&self.0, PeerCredentials)?;
         Ok((peer.uid(), Process::open(peer.pid())))
     }
 
     /// Sends one message, completely or not at all.
-    pub(crate) fn send(&self, message: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    ///
+    /// # Errors
+    /// The system's errno.
+    pub fn send(&self, message: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         send_with_fd(self.0.as_fd(), message, fd).map(drop)
     }
 
     /// The next message, if one waits: its length (0: the peer has closed the socket) and the file descriptor
     /// that came with it.
-    pub(crate) fn recv(&self, out: &mut [u8]) -> Result<Option<(usize, Option<OwnedFd>)>, Errno> {
+    ///
+    /// # Errors
+    /// The system's errno.
+    pub fn recv(&self, out: &mut [u8]) -> Result<Option<(usize, Option<OwnedFd>)>, Errno> {
         match recv_with_fd(self.0.as_fd(), out) {
             Ok(received) => Ok(Some(received)),
             Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),

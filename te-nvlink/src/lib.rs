@@ -1,0 +1,140 @@
+//! The fabric from GPU to GPU, and between GPUs and shared host memory, of one host's processes (CUDA).
+//!
+//! A peer opens the memory of an owner by handles of the driver, and a device of the peer copies by itself:
+//! over NVLink, over PCIe, or within one GPU. Neither the owner nor any CPU touches a byte.
+//!
+//! ```text
+//!       submit                    poll                      control connection: abstract SOCK_SEQPACKET
+//!         │                        ▲                                    │ Hello, Ask{region, key}
+//!  ┌──────▼────────────────────────┴──────┐                             │ parts with handles, Grant
+//!  │ transport   NvlinkTransport: slices  │   ┌─────────────────────────▼──────────────────────────┐
+//!  │             that wait, copies that   ├───┤ owner    who may map what, who has died            │
+//!  │             run, regions             │   │ peers    what is mapped here, rows, releases       │
+//!  └──────┬───────────────────────────────┘   │ channel  frames that wait for room                 │
+//!         │ start, poll                       │ wire     the frames; export: what leads to a region│
+//!  ┌──────▼───────────────────────────────┐   └─────────────────────────┬──────────────────────────┘
+//!  │ te_gpu::CopyQueue: a stream of each  │                             │ calls that may wait
+//!  │ device that copies, with its marks   │   ┌─────────────────────────▼──────────────────────────┐
+//!  └──────────────────────────────────────┘   │ worker   a thread: opens, closes, locks pages      │
+//!                                             │ memory   what was opened                           │
+//!                                             └────────────────────────────────────────────────────┘
+//! ```
+//!
+//! **A grant.** An export contains no handle. A peer shows the key of the export over the control
+//! connection, and the owner answers with the handles of the region: POSIX file descriptors and memory
+//! files travel as descriptors, other handles in the frames ([`wire`]). The messages are those of
+//! [`te_core::grant`].
+//!
+//! **A slice** waits until its region is granted and mapped. Then its peer marks the row of the grant as in
+//! use, starts the copy, and clears the mark when the device says that the copies are over. A revoked row
+//! takes no further copy. `poll` sees the end of a copy by one load from page-locked memory.
+//!
+//! **Taking memory back.** `deregister` returns `Ok` only when every peer has closed its mapping and said
+//! so, because the CUDA manual leaves it undefined what happens when memory is freed that another process
+//! has open. A peer that has died is known by its process (a pidfd), not by its connection: a process that
+//! dies closes its descriptors one after the other, and its work on the device may end after the
+//! connection.
+//!
+//! | | |
+//! |---|---|
+//! | memory of devices | of `cudaMalloc`, by IPC handles; by virtual memory management, by descriptors or fabric handles |
+//! | memory of the host | local: any, page-locked at the first slice; exported: [`SharedMemory`](te_host::SharedMemory) |
+//! | sides of a slice | at least one is memory of a device; two sides of host memory are `Unreachable` |
+//! | one-sided READ and WRITE | yes; slices of up to 64 MiB |
+//! | the owner has to poll | to grant a region, and to take it back; not for copies |
+//! | read-only grants | mapped for reading alone, but memory of `cudaMalloc`; enforced by the kernel for memory files |
+//! | fences | end at once, because a slice ends after its last byte has arrived |
+//! | expulsion | yes |
+//! | checksums | no |
+//! | other hosts | no |
+//!
+//! # Limits
+//!
+//! * **What L6 cannot promise.** Handles open whole allocations. An IPC handle opens all of what
+//!   `cudaMalloc` returned, with the other tensors in it, and for writing; a descriptor opens whole
+//!   mappings. A peer that has a key and runs other code can use all of that, and can keep it: it then
+//!   keeps the region busy, and its owner must not free the memory. So only processes of the same user and
+//!   of root are admitted ([`Config::other_users`]). A memory file is granted read-only as the region is,
+//!   and the kernel enforces it.
+//! * A process that is stopped (SIGSTOP), or does not poll, keeps what it has mapped: `deregister` is `Busy`
+//!   until it goes on or dies. Of a process in a PID namespace that is not visible here, the end of the
+//!   connection and [`Config::quarantine_ms`] count as its end.
+//! * Other hosts of an NVLink domain are not reached: there is no control connection to them. Within the
+//!   host, memory whose only handle is a fabric handle is shared by it, where the process has an IMEX
+//!   channel; [`NvlinkTransport::not_exported`] says why memory is not exported.
+//! * A remote region is mapped for one device, which does all copies from and to it: the one that has the
+//!   memory, if this process has registered memory of it, or else a registered one that reaches it. Local
+//!   memory of a further device is copied by that device, over PCIe where it has no direct way.
+//! * The copy kernel is used where `te_gpu::Config::kernel` allows it; it is off by default.
+//! * Device memory that is freed while it is registered is noticed when a peer asks for it, and on the
+//!   local side after the next registration, but not in between.
+//! * When a device fails, slices end as `Rail`, and their regions stay in use until the process ends
+//!   ([`NvlinkTransport::quarantined`]). Regions of up to 4,096 mappings; 65,536 regions and remote regions.
+//! * No figure of this crate has been measured on a device: its tests use a fake driver.
+//!   `tests/hardware.rs` runs on the GPUs of a host, and prints figures beside their bounds.
+//!
+//! # Example
+//!
+//! Two transports of one process; usually they are in two.
+//!
+//! ```
+//! use te_core::*;
+//! use te_gpu::Gpu;
+//! use te_nvlink::{Config, NvlinkTransport};
+//!
+//! let gpu = Gpu::cuda(te_gpu::Config::default())?;
+//! let device = match gpu.devices() {
+//!     Ok(devices) => devices[0].location,
+//!     Err(reason) => {
+//!         println!("{reason}");
+//!         return Ok(());
+//!     }
+//! };
+//! let (here, there) = (gpu.allocate(device, 4096)?, gpu.allocate(device, 4096)?);
+//! here.write(0, b"kv cache")?;
+//! let mut peer = NvlinkTransport::new(Config::default(), gpu.clone())?;
+//! let mut owner = NvlinkTransport::new(Config::default(), gpu.clone())?;
+//! let (region, remote_region) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
+//! // SAFETY: both live until they are deregistered, below.
+//! unsafe {
+//!     peer.register(region, here.span(), Access::LOCAL)?;
+//!     owner.register(region, there.span(), Access::REMOTE_WRITE)?;
+//! }
+//! let mut export = [0; 128];
+//! let len = owner.export(region, &mut export)?;
+//! peer.attach(remote_region, &export[..len])?;
+//!
+//! let (local, remote) = (RegionOffset::new(region, 0), RemoteOffset::new(remote_region, 100));
+//! peer.submit(&[Slice { token: Token(1), local, remote, len: 8, op: Op::Write }])?;
+//! let mut ended = [Completion::applied(Token(0))];
+//! while peer.poll(Instant::ZERO, &mut ended) == 0 {
+//!     owner.poll(Instant::ZERO, &mut []);
+//! }
+//! assert_eq!(ended[0], Completion::applied(Token(1)));
+//! peer.detach(remote_region)?;
+//! peer.deregister(region)?;
+//! // The peer closes its mapping while it polls.
+//! while owner.deregister(region).is_err() {
+//!     peer.poll(Instant::ZERO, &mut []);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)]
+
+mod channel;
+mod config;
+mod export;
+mod memory;
+mod not_exported;
+mod owner;
+mod peers;
+mod sys;
+mod transport;
+pub mod wire;
+mod worker;
+
+pub use config::Config;
+pub use export::Export;
+pub use not_exported::NotExported;
+pub use te_fabric::OpenError;
+pub use transport::NvlinkTransport;

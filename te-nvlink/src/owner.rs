@@ -1,0 +1,351 @@
+//! The owner's side: the regions that peers may map, and the peers that do.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use te_core::grant::{self, Message, Offer, OwnerEffect, OwnerLimits};
+use te_core::{Error, ErrorKind, Instant, RegionId};
+use te_fabric::{Epoll, Interest};
+use te_gpu::{Block, Gpu};
+use te_host::control::{Ledger, Process, SeqSocket};
+use te_host::own_uid;
+
+use crate::channel::{Channel, Received, Tag, system};
+use crate::config::Config;
+use crate::wire::{Frame, Part};
+
+/// Time for which no connection is accepted after accepting one has failed.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Frames of one peer handled before the others get a turn.
+const FRAMES_MAX: usize = 64;
+/// How often the process of a peer whose connection has ended is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+
+pub(crate) struct Owner {
+    listener: Option<SeqSocket>,
+    half: grant::Owner<Ledger>,
+    /// The exported regions, by region index.
+    shared: Vec<Option<Shared>>,
+    /// The peers, by their number in `half`.
+    holders: Vec<Option<Holder>>,
+    other_users: bool,
+    quarantine: Duration,
+    /// Peers whose connection has ended and that may still copy.
+    gone: usize,
+    /// Accepting is paused, because no descriptor is left for another peer.
+    paused: bool,
+    /// The end of the pause; set by the first `poll` after its begin.
+    paused_until: Option<Instant>,
+    now: Instant,
+}
+
+/// The memory of a region that peers may map, by its handles.
+pub(crate) struct Shared {
+    pub(crate) id: RegionId,
+    pub(crate) parts: Vec<(Part, Option<Arc<OwnedFd>>)>,
+    /// The allocation of device memory.
+    pub(crate) block: Option<Block>,
+}
+
+/// A peer that maps memory of this process, or may.
+struct Holder {
+    /// `None`: its connection has ended, at `since` or before the next poll.
+    channel: Option<Channel>,
+    since: Option<Instant>,
+    uid: u32,
+    process: Process,
+    /// The file of its ledger, until it is sent.
+    ledger: Option<OwnedFd>,
+}
+
+impl Owner {
+    pub(crate) fn new(config: &Config) -> Self {
+        let milliseconds = |ms: u32| Duration::from_millis(ms.into());
+        let limits = OwnerLimits { peers_max: config.peers_max, idle_max: milliseconds(config.idle_ms_max) };
+        Self {
+            listener: None,
+            half: grant::Owner::new(limits).until_released(),
+            shared: Vec::new(),
+            holders: Vec::new(),
+            other_users: config.other_users,
+            quarantine: milliseconds(config.quarantine_ms),
+            gone: 0,
+            paused: false,
+            paused_until: None,
+            now: Instant::ZERO,
+        }
+    }
+
+    /// Starts listening, unless it does already.
+    pub(crate) fn listen(&mut self, epoll: &Epoll, name: &[u8]) -> Result<(), Error> {
+        if self.listener.is_none() {
+            let listener = SeqSocket::listen(name).map_err(system)?;
+            epoll.add(&listener, Tag::Listener.to_bits(), Interest::READ).map_err(system)?;
+            self.listener = Some(listener);
+        }
+        Ok(())
+    }
+
+    /// Lets peers map a region.
+    pub(crate) fn share(&mut self, offer: Offer, shared: Shared) {
+        let (id, index) = (shared.id, shared.id.index as usize);
+        if self.shared.len() <= index {
+            self.shared.resize_with(index + 1, || None);
+        }
+        self.shared[index] = Some(shared);
+        self.half.share(id, offer);
+    }
+
+    /// Revokes what was granted of a region. Returns true when no peer has it mapped any more.
+    pub(crate) fn unshare(&mut self, epoll: &Epoll, id: RegionId) -> bool {
+        if let Some(slot) = self.shared.get_mut(id.index as usize)
+            && slot.as_ref().is_some_and(|shared| shared.id == id)
+        {
+            *slot = None;
+        }
+        let mut out = self.half.unshare(id);
+        if !out && self.remove_dead() {
+            out = self.half.unshare(id);
+        }
+        self.settle(epoll);
+        out
+    }
+
+    /// Whether a process with this identity is connected.
+    pub(crate) fn is_connected(&self, peer: u64) -> bool {
+        let is = |holder: &Holder| holder.channel.is_some() && !holder.process.has_ended();
+        self.half.connections(peer).any(|at| self.holders[at as usize].as_ref().is_some_and(is))
+    }
+
+    /// Revokes what was granted to a peer, and refuses it from now on. Returns true when it copies nothing
+    /// any more.
+    pub(crate) fn expel(&mut self, epoll: &Epoll, peer: u64) -> Result<bool, Error> {
+        let mut gone = self.half.expel(peer)?;
+        if !gone && self.remove_dead() {
+            gone = self.half.expel(peer)?;
+        }
+        self.settle(epoll);
+        Ok(gone)
+    }
+
+    /// Removes peers that hold memory and whose process has ended: the end of their copies. Returns whether
+    /// there was one.
+    fn remove_dead(&mut self) -> bool {
+        let has_ended =
+            |at: &u32| self.holders[*at as usize].as_ref().is_none_or(|of| of.process.has_ended());
+        let dead: Vec<u32> = self.half.waited_for().filter(has_ended).collect();
+        dead.iter().for_each(|&at| self.remove(at));
+        !dead.is_empty()
+    }
+
+    /// The peer can no longer touch anything.
+    fn remove(&mut self, at: u32) {
+        self.half.ended(at);
+        if self.holders[at as usize].take().is_some_and(|holder| holder.channel.is_none()) {
+            self.gone -= 1;
+        }
+    }
+
+    pub(crate) fn accept(&mut self, epoll: &Epoll) {
+        for _ in 0..FRAMES_MAX {
+            let Some(listener) = &self.listener else { return };
+            let socket = match listener.accept() {
+                Ok(Some(socket)) => socket,
+                Ok(None) => return,
+                Err(errno) => {
+                    log::warn!("nvlink: cannot accept a peer: {errno}; trying again in 100 ms");
+                    self.paused = epoll.modify(listener, Tag::Listener.to_bits(), Interest::NONE).is_ok();
+                    return;
+                }
+            };
+            if let Err(error) = self.admit(epoll, socket) {
+                log::warn!("nvlink: refused a peer: {error}");
+            }
+        }
+    }
+
+    fn admit(&mut self, epoll: &Epoll, socket: SeqSocket) -> Result<(), Error> {
+        let (uid, process) = socket.peer().map_err(system)?;
+        if !may_share(uid, own_uid(), self.other_users) {
+            log::warn!("nvlink: refused a peer of user {uid}; see the setting other_users");
+            return Err(ErrorKind::AccessDenied.into());
+        }
+        let at = self.half.connected()?;
+        let channel = Channel::new(epoll, socket, Tag::Holder(at)).inspect_err(|_| self.half.ended(at))?;
+        if self.holders.len() <= at as usize {
+            self.holders.resize_with(at as usize + 1, || None);
+        }
+        let holder = Holder { channel: Some(channel), since: None, uid, process, ledger: None };
+        self.holders[at as usize] = Some(holder);
+        Ok(())
+    }
+
+    /// Handles the frames of a peer until there are no more, or until its socket has no room for an answer.
+    pub(crate) fn receive(&mut self, epoll: &Epoll, gpu: &Gpu, at: u32) {
+        for _ in 0..FRAMES_MAX {
+            let holder = self.holders.get_mut(at as usize).and_then(Option::as_mut);
+            let Some(channel) = holder.and_then(|holder| holder.channel.as_mut()) else { return };
+            channel.flush(epoll);
+            if channel.is_blocked() {
+                return;
+            }
+            match channel.receive() {
+                Received::Nothing => return,
+                Received::End => return self.lost(at),
+                Received::Invalid(error) => self.half.disconnect(at, error),
+                Received::Frame(Frame::Grant(message), _) => {
+                    if let Message::Ask { region, .. } = message {
+                        self.look_at_memory(gpu, region);
+                    }
+                    self.half.received(at, message);
+                }
+                // A peer sends no handles.
+                Received::Frame(Frame::Part(_), _) => self.half.disconnect(at, ErrorKind::Protocol.into()),
+            }
+            self.settle(epoll);
+        }
+    }
+
+    /// Memory that was freed while it was registered, and perhaps allocated again, is granted to no peer.
+    fn look_at_memory(&mut self, gpu: &Gpu, region: RegionId) {
+        let shared = self.shared.get_mut(region.index as usize).and_then(Option::as_mut);
+        let Some(Shared { id, block: Some(block), .. }) = shared.filter(|shared| shared.id == region) else {
+            return;
+        };
+        if let Err(error) = gpu.recheck(block) {
+            log::error!("nvlink: region {id} is exported, but its memory was freed: {error}");
+            let _in_use = self.half.unshare(region);
+        }
+    }
+
+    /// A connection has ended. That alone does not say that copies have: the descriptors of a process that
+    /// dies are closed one after the other.
+    fn lost(&mut self, at: u32) {
+        let Some(Some(holder)) = self.holders.get_mut(at as usize) else { return };
+        if !self.half.holds(at) || holder.process.has_ended() {
+            self.remove(at);
+            return;
+        }
+        holder.channel = None;
+        holder.since = None;
+        self.gone += 1;
+    }
+
+    /// Disconnects peers that have shown no key in time, learns that peers have died, and accepts again after
+    /// a pause.
+    pub(crate) fn poll(&mut self, epoll: &Epoll, now: Instant) {
+        self.now = now;
+        if let (true, Some(listener)) = (self.paused, &self.listener)
+            && now >= *self.paused_until.get_or_insert(now + PAUSE)
+        {
+            self.paused = epoll.modify(listener, Tag::Listener.to_bits(), Interest::READ).is_err();
+            self.paused_until = None;
+        }
+        if self.gone > 0 {
+            self.look_at_gone(now);
+        }
+        self.half.poll(now);
+        self.settle(epoll);
+    }
+
+    #[cold]
+    fn look_at_gone(&mut self, now: Instant) {
+        for at in 0..self.holders.len() {
+            let Some(holder) = self.holders[at].as_mut().filter(|holder| holder.channel.is_none()) else {
+                continue;
+            };
+            let since = *holder.since.get_or_insert(now);
+            let has_ended = match holder.process.is_known() {
+                true => holder.process.has_ended(),
+                false => now >= since + self.quarantine,
+            };
+            if has_ended {
+                self.remove(at as u32);
+            }
+        }
+    }
+
+    /// When `poll` has something to do; `now` when it has something at once.
+    pub(crate) fn poll_at(&self, now: Instant) -> Option<Instant> {
+        let pause = self.paused.then(|| self.paused_until.unwrap_or(now));
+        let look = (self.gone > 0).then(|| self.now + LOOK);
+        self.half.poll_at(now).into_iter().chain(pause).chain(look).min()
+    }
+
+    /// Carries out the effects that `half` has queued.
+    fn settle(&mut self, epoll: &Epoll) {
+        while let Some(effect) = self.half.effect() {
+            let (OwnerEffect::MakeRows { peer }
+            | OwnerEffect::Send { peer, .. }
+            | OwnerEffect::Grant { peer, .. }
+            | OwnerEffect::Close { peer, .. }) = effect;
+            let Some(Some(holder)) = self.holders.get_mut(peer as usize) else { continue };
+            match effect {
+                OwnerEffect::MakeRows { .. } => match Ledger::create() {
+                    Ok((ledger, fd)) => {
+                        holder.ledger = Some(fd);
+                        self.half.welcomed(peer, ledger);
+                    }
+                    Err(errno) => self.half.disconnect(peer, system(errno)),
+                },
+                OwnerEffect::Send { message, .. } => {
+                    let ledger = (message == Message::Welcome).then(|| holder.ledger.take().map(Arc::new));
+                    holder.send(epoll, Frame::Grant(message), ledger.flatten());
+                }
+                OwnerEffect::Grant { region, message, .. } => {
+                    let shared = self.shared.get(region.index as usize).and_then(Option::as_ref);
+                    match shared.filter(|shared| shared.id == region) {
+                        Some(shared) => {
+                            for (part, fd) in &shared.parts {
+                                holder.send(epoll, Frame::Part(*part), fd.clone());
+                            }
+                            holder.send(epoll, Frame::Grant(message), None);
+                        }
+                        None => self.half.withdraw(peer, message),
+                    }
+                }
+                OwnerEffect::Close { why, .. } => {
+                    let uid = holder.uid;
+                    match why.kind {
+                        ErrorKind::TimedOut => log::warn!(
+                            "nvlink: disconnected a peer of user {uid}: it was granted nothing in time"
+                        ),
+                        ErrorKind::Expelled => log::warn!("nvlink: expelled a peer of user {uid}"),
+                        _ => log::warn!("nvlink: disconnected a peer of user {uid}: {why}"),
+                    }
+                    if self.holders[peer as usize].take().is_some_and(|holder| holder.channel.is_none()) {
+                        self.gone -= 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Holder {
+    fn send(&mut self, epoll: &Epoll, frame: Frame, fd: Option<Arc<OwnedFd>>) {
+        if let Some(channel) = &mut self.channel {
+            channel.push(frame, fd);
+            channel.flush(epoll);
+        }
+    }
+}
+
+/// Whether a process of user `own` shares memory with one of user `uid`, and maps that one's.
+pub(crate) const fn may_share(uid: u32, own: u32, other_users: bool) -> bool {
+    uid == own || uid == 0 || other_users
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_user_and_root_may_share_memory_unless_others_are_allowed() {
+        assert!(
+            may_share(1_000, 1_000, false) && may_share(0, 1_000, false) && may_share(1_001, 1_000, true)
+        );
+        assert!(!may_share(1_001, 1_000, false) && !may_share(1_000, 0, false));
+    }
+}
