@@ -16,7 +16,8 @@ use crate::{Outcome, fail, sys};
 
 const AFTER_HELP: &str = "Examples:
   snowskin bench target --listen 10.0.0.7:7400                         on one machine,
-  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp          on the other";
+  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp          on the other
+  snowskin bench target --place cuda:0 --fabric tcp                    with memory of a GPU";
 
 /// Run the other end of `bench transfer` on another machine
 ///
