@@ -9,9 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
-#[cfg(any(feature = "cuda", feature = "hip"))]
 use te_core::{Access, MemSpan, RegionId};
-#[cfg(any(feature = "cuda", feature = "hip"))]
 use te_engine::{Engine, RegisterError, TransferEngine};
 
 use crate::exit::Exit;
@@ -311,7 +309,6 @@ pub(crate) fn library_has(library: &CStr, symbol: &CStr) -> Result<bool, String>
 }
 
 /// Registers memory of a GPU, whose owner drops it after the engine or unregisters it before.
-#[cfg(any(feature = "cuda", feature = "hip"))]
 pub(crate) fn register(
     engine: &mut Engine,
     span: MemSpan,
@@ -323,7 +320,6 @@ pub(crate) fn register(
 }
 
 /// As [`register`], for an engine that serves by itself.
-#[cfg(any(feature = "cuda", feature = "hip"))]
 pub(crate) fn register_with(
     engine: &TransferEngine,
     span: MemSpan,
