@@ -10,9 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use te_core::{Access, MemSpan, RegionId};
-#[cfg(any(feature = "cuda", feature = "hip"))]
-use te_engine::Engine;
-use te_engine::{RegisterError, TransferEngine};
+use te_engine::{Engine, RegisterError, TransferEngine};
 
 use crate::exit::Exit;
 
@@ -311,7 +309,6 @@ pub(crate) fn library_has(library: &CStr, symbol: &CStr) -> Result<bool, String>
 }
 
 /// Registers memory of a GPU, whose owner drops it after the engine or unregisters it before.
-#[cfg(any(feature = "cuda", feature = "hip"))]
 pub(crate) fn register(
     engine: &mut Engine,
     span: MemSpan,

@@ -1,5 +1,6 @@
 //! Benchmarks of memory of GPUs, with the fake drivers of te-gpu. No GPU is behind them.
 #![cfg(all(feature = "cuda", feature = "hip", feature = "tcp"))]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 

@@ -162,7 +162,8 @@ pub(crate) fn import(object: &Bound<'_, PyAny>, writable: bool, on_device: bool)
         _ => None,
     };
     let location = vendor.map(|vendor| Location::Device(vendor, u16::try_from(number).unwrap_or(u16::MAX)));
-    if ![CPU, CUDA_HOST, ROCM_HOST].contains(&device) && !(on_device && location.is_some()) {
+    let is_host = [CPU, CUDA_HOST, ROCM_HOST].contains(&device);
+    if !is_host && (!on_device || location.is_none()) {
         let text = format!(
             "the tensor is on a device (DLPack device {device}, number {number}): copy it to host memory first"
         );

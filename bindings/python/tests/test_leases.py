@@ -103,7 +103,7 @@ def test_a_tensor_is_put_through_dlpack(store: Store, name: str) -> None:
     assert references() is None, "the tensor was released"
     for refused, message in [
         (Tensor(array[:, ::2]), "strides"),
-        (Tensor(array, device=2), "on a device"),
+        (Tensor(array, device=4), "on a device"),
     ]:
         with pytest.raises(InvalidArgument, match=message):
             store.put(f"{name}/refused", refused)

@@ -584,7 +584,7 @@ impl Mover {
     /// quarantine.
     fn give_up(&mut self) {
         log::warn!(
-            "transfers of plain memory fail: all of the bounce buffer is in quarantine: connect a new client, and check \
+            "transfers fail: all of the bounce buffer, or all slots of a device, are in quarantine: connect a new client, and check \
      the fabrics' health"
         );
         while let Some(index) = self.pending.pop_front() {

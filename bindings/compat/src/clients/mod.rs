@@ -228,6 +228,8 @@ impl Clients {
         let Some(mut worker) = state.idle.pop() else { return Ok(()) };
         drop(state);
         worker.sync(&buffers, version);
+        // The removal below waits for every clone but its own.
+        drop(buffers);
         // A client of the node on this machine copies host memory when it is used.
         let is_copied = matches!(worker.client, Any::Local(_)) && !self.is_device(span);
         let registered = worker.registered.contains_key(&addr) || is_copied;

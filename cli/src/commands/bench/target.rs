@@ -18,6 +18,7 @@ use crate::{Outcome, fail, sys};
 const AFTER_HELP: &str = "Examples:
   snowskin bench target --listen 10.0.0.7:7400                         on one machine,
   snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp          on the other
+  snowskin bench target --place cuda:0 --fabric tcp                    with memory of a GPU
   snowskin bench target --listen 10.0.0.7:7400 --fabric nvmeof         serves its memory as a namespace
   snowskin bench target --listen 10.0.0.7:7400 --fabric cxl --pool /dev/dax0.0";
 

@@ -42,6 +42,7 @@ Examples:
   snowskin bench transfer --fabric memcpy,shm,tcp --block 1MiB --batch 1
   snowskin bench transfer --fabric tcp --op read --block 4KiB --batch 1 --duration 5 --json
   snowskin bench transfer --fabric tcp --verify --duration 1
+  snowskin bench transfer --fabric tcp --memory cuda:0 --target-memory host --verify
   snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --connections 4
   snowskin bench transfer --target 10.0.0.7:7400 --fabric rdma --device mlx5_0,mlx5_1 --block 1MiB
   snowskin bench transfer --fabric cxl,nvmeof,tcp --block 1MiB --batch 16
