@@ -272,7 +272,7 @@ fn help_lists_the_fabrics_and_shows_sizes_with_units() {
         |command: &str| stdout(&run(&[command, "-h"])).split_whitespace().collect::<Vec<_>>().join(" ");
     for command in ["node", "put", "get", "gateway"] {
         assert!(
-            help(command).contains("some of local,shm,cxl,rdma,tcp,nvmeof"),
+            help(command).contains("some of local,shm,nvlink,cxl,rdma,tcp,nvmeof"),
             "{command}: {}",
             help(command)
         );

@@ -13,6 +13,8 @@ use crate::error::StartError;
 use crate::fabrics::not_built::te_cxl;
 #[cfg(not(any(feature = "cuda", feature = "hip")))]
 use crate::fabrics::not_built::te_gpu;
+#[cfg(not(feature = "nvlink"))]
+use crate::fabrics::not_built::te_nvlink;
 #[cfg(not(feature = "nvmeof"))]
 use crate::fabrics::not_built::te_nvmeof;
 #[cfg(not(feature = "rdma"))]
@@ -34,7 +36,8 @@ pub struct Config {
     /// `listen`; required when that is `0.0.0.0` or `[::]`.
     pub advertise_host: Option<String>,
     /// The fabrics to use. A fabric that is named here, or whose own settings name a port or a device, must
-    /// start; `auto` adds every other fabric that starts, without CXL pools and NVMe over TCP.
+    /// start; `auto` adds every other fabric that starts, without those
+    /// that have to be named: nvlink, cxl, nvmeof.
     pub fabrics: Fabrics,
     /// The source of the distances between NICs and memory. Matters on hosts with several RDMA NICs.
     pub topology: TopologySource,
@@ -81,6 +84,9 @@ pub struct Config {
     /// Memory of GPUs.
     #[cfg_attr(not(any(feature = "cuda", feature = "hip")), serde(skip_serializing))]
     pub gpu: te_gpu::Config,
+    /// The fabric between GPUs of one host.
+    #[cfg_attr(not(feature = "nvlink"), serde(skip_serializing))]
+    pub nvlink: te_nvlink::Config,
     /// The NVMe over TCP fabric.
     #[cfg_attr(not(feature = "nvmeof"), serde(skip_serializing))]
     pub nvmeof: te_nvmeof::Config,
@@ -239,6 +245,7 @@ impl Default for Config {
             metadata: MetadataConfig::default(),
             cxl: te_cxl::Config::default(),
             gpu: te_gpu::Config::default(),
+            nvlink: te_nvlink::Config::default(),
             nvmeof: te_nvmeof::Config::default(),
             shm: te_host::ShmConfig::default(),
             rdma: te_rdma::Config::default(),

@@ -11,7 +11,11 @@ use crate::error::StartError;
 
 /// The devices of each vendor that this build knows. Nothing is loaded before the process has memory of one.
 #[derive(Clone, Default)]
-pub(crate) struct GpuMemory(Option<Arc<dyn Devices>>);
+pub(crate) struct GpuMemory {
+    all: Option<Arc<dyn Devices>>,
+    #[cfg(feature = "cuda")]
+    cuda: Option<te_gpu::Gpu>,
+}
 
 impl GpuMemory {
     /// The devices that this build knows.
@@ -20,9 +24,11 @@ impl GpuMemory {
     /// A setting of [`Config::gpu`] is out of its limits.
     #[cfg(any(feature = "cuda", feature = "hip"))]
     pub(crate) fn open(config: &Config) -> Result<Self, StartError> {
+        #[cfg(feature = "cuda")]
+        let cuda = te_gpu::Gpu::cuda(config.gpu.clone()).map_err(refused)?;
         let made: [Option<Arc<dyn Devices>>; 2] = [
             #[cfg(feature = "cuda")]
-            Some(Arc::new(te_gpu::Gpu::cuda(config.gpu.clone()).map_err(refused)?)),
+            Some(Arc::new(cuda.clone())),
             #[cfg(not(feature = "cuda"))]
             None,
             #[cfg(feature = "hip")]
@@ -30,10 +36,14 @@ impl GpuMemory {
             #[cfg(not(feature = "hip"))]
             None,
         ];
-        Ok(Self(match made {
-            [Some(first), Some(second)] => Some(Arc::new(both::Both { first, second })),
-            [one, other] => one.or(other),
-        }))
+        Ok(Self {
+            all: match made {
+                [Some(first), Some(second)] => Some(Arc::new(both::Both { first, second })),
+                [one, other] => one.or(other),
+            },
+            #[cfg(feature = "cuda")]
+            cuda: Some(cuda),
+        })
     }
 
     /// No devices: this build knows none.
@@ -45,7 +55,13 @@ impl GpuMemory {
 
     /// For what stages memory of devices: a fabric, or a caller of the engine.
     pub(crate) fn devices(&self) -> Option<Arc<dyn Devices>> {
-        self.0.clone()
+        self.all.clone()
+    }
+
+    /// The devices of NVIDIA, for the fabric that shares their memory.
+    #[cfg(feature = "nvlink")]
+    pub(crate) fn cuda(&self) -> Option<te_gpu::Gpu> {
+        self.cuda.clone()
     }
 
     /// The span, at the device on which it is. The kind of memory that the caller has named counts; of which
@@ -54,7 +70,7 @@ impl GpuMemory {
     /// A span that only begins or ends in memory of a device is said to be there as well: then fabrics refuse
     /// it, while the CPU would fail on it as host memory.
     pub(crate) fn located(&self, span: MemSpan) -> MemSpan {
-        let Some(devices) = &self.0 else { return span };
+        let Some(devices) = &self.all else { return span };
         let (said, (first, len)) = (span.location(), (span.as_ptr(), span.len()));
         if said != Location::Host {
             let asks = said.kind() != MemoryKinds::HOST;
@@ -75,7 +91,7 @@ impl GpuMemory {
 
 impl fmt::Debug for GpuMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("GpuMemory").field(&self.0.as_ref().map(|devices| devices.kinds())).finish()
+        f.debug_tuple("GpuMemory").field(&self.all.as_ref().map(|devices| devices.kinds())).finish()
     }
 }
 

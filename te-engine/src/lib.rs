@@ -12,10 +12,10 @@
 //!      batches: requests ► slices, six statuses, deadlines┤
 //!                                                         ▼
 //!                         MultiTransport under a route: the nearest rail that reaches the segment
-//!                     │             │            │            │           │         │
-//!                   local          shm          cxl      rdma × ports    tcp     nvmeof
-//!                same process   same host   shared pool    elsewhere  elsewhere elsewhere
-//!                   memcpy    memfd + memcpy   te-cxl       te-rdma    te-tcp   te-nvmeof
+//!               │           │            │           │           │          │         │
+//!             local        shm        nvlink        cxl    rdma × ports   tcp     nvmeof
+//!          same process same host   same host   shared pool  elsewhere elsewhere elsewhere
+//!             memcpy   memfd, memcpy te-nvlink     te-cxl     te-rdma   te-tcp   te-nvmeof
 //!
 //!   control port (one thread): descriptor, notify, probe      ◄── open_segment, notify, probe of peers
 //! ```
@@ -48,7 +48,7 @@
 //! * **Fork.** In a child process every call returns `Forked`, and nothing of the parent is touched: see
 //!   [`te_host::fork`].
 //!
-//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `cxl`, `nvmeof`, `cuda` and
+//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `nvlink`, `cxl`, `nvmeof`, `cuda` and
 //! `hip` (memory of GPUs; their drivers' libraries are loaded at run time), `uring` (io_uring for TCP).
 //! `local` and `shm` are always built. A [`Transfer`] is a `Future` for any runtime. [`fabrics`](fn@fabrics)
 //! lists the fabrics, [`Fabrics`] chooses among them, and

@@ -23,6 +23,7 @@ fn a_fabric_is_built_by_the_feature_of_its_name() {
     assert_eq!(built("rdma"), cfg!(feature = "rdma"));
     assert_eq!(built("tcp"), cfg!(feature = "tcp"));
     assert_eq!(built("cxl"), cfg!(feature = "cxl"));
+    assert_eq!(built("nvlink"), cfg!(feature = "nvlink"));
     assert_eq!(built("nvmeof"), cfg!(feature = "nvmeof"));
 }
 

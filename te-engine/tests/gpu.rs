@@ -126,3 +126,51 @@ fn a_setting_that_is_out_of_its_limits_is_named() {
     let error = TransferEngine::start(config).map(drop).unwrap_err();
     assert!(error.to_string().contains("gpu: setting slot_bytes is 1"), "{error}");
 }
+
+/// Through the handles of the driver, without a byte in host memory.
+#[cfg(feature = "nvlink")]
+#[test]
+#[allow(unsafe_code, reason = "the test keeps the buffers until they are unregistered")]
+fn device_memory_of_another_engine_is_reached_without_a_network() {
+    let library = fake_driver();
+    let (gpu, location) = device(library.clone());
+    let named = "nvlink,shm,tcp";
+    let (ours, theirs) = (engine(library.clone(), named).unwrap(), engine(library, named).unwrap());
+    let (from, into) = (gpu.allocate(location, LEN).unwrap(), gpu.allocate(location, LEN).unwrap());
+    let host = theirs.alloc_shared(LEN, EVERYTHING).unwrap();
+    let own_host = ours.alloc_shared(LEN, Access::LOCAL).unwrap();
+    // SAFETY: the buffers are dropped after the engines have unregistered them.
+    let (source, there) = unsafe {
+        let source = ours.register(host_span(&from), Access::LOCAL).unwrap();
+        (source, theirs.register(host_span(&into), EVERYTHING).unwrap())
+    };
+    let content = pattern(7, LEN);
+    from.write(0, &content).unwrap();
+    let segment = ours.open_segment(theirs.name()).unwrap();
+    let moved = |fabric: &str| {
+        let stats = ours.stats();
+        stats.rails.iter().filter(|rail| rail.name == fabric).map(|rail| rail.bytes).sum::<u64>()
+    };
+    let transfer = |op, local, address: u64| {
+        let requests = [request(op, (local, 0), segment, address, LEN as u64)];
+        let report = ours.submit(&requests, None).unwrap().wait(Some(Duration::from_secs(20))).unwrap();
+        assert_eq!(report.status, Status::Completed, "{report:?}");
+    };
+    let device_address = into.span().as_ptr().addr() as u64;
+    transfer(Op::Write, source, device_address);
+    assert_eq!((moved("nvlink"), moved("tcp")), (LEN as u64, 0), "device to device");
+    let mut read = vec![0; LEN];
+    into.read(0, &mut read).unwrap();
+    assert_eq!(read, content);
+    transfer(Op::Write, source, host.addr());
+    assert_eq!((moved("nvlink"), bytes(&host) == content), (2 * LEN as u64, true), "device to host");
+    transfer(Op::Read, own_host.id(), device_address);
+    assert_eq!((moved("nvlink"), bytes(&own_host) == content), (3 * LEN as u64, true), "host from device");
+    // What is host memory at both ends goes by shared memory.
+    transfer(Op::Write, own_host.id(), host.addr());
+    assert_eq!((moved("nvlink"), moved("shm"), moved("tcp")), (3 * LEN as u64, LEN as u64, 0));
+
+    ours.close_segment(segment).unwrap();
+    ours.unregister(source).unwrap();
+    theirs.unregister(there).unwrap();
+}

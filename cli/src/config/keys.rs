@@ -13,7 +13,7 @@ use crate::size::ByteSize;
 
 /// The sources of the structs: a crate's name as it is written in types, and the file. A struct that is
 /// nested in one of these and lives in another file needs a line here; a test fails when it is missing.
-const SOURCES: [(&str, &str); 11] = [
+const SOURCES: [(&str, &str); 12] = [
     ("cli", include_str!("mod.rs")),
     ("store_master", include_str!("../../../store-master/src/config.rs")),
     (
@@ -37,6 +37,7 @@ const SOURCES: [(&str, &str); 11] = [
     ("te_cxl", include_str!("../../../te-cxl/src/config.rs")),
     ("te_gpu", include_str!("../../../te-gpu/src/config.rs")),
     ("te_host", include_str!("../../../te-host/src/shm/mod.rs")),
+    ("te_nvlink", include_str!("../../../te-nvlink/src/config.rs")),
     ("te_nvmeof", include_str!("../../../te-nvmeof/src/config.rs")),
     ("te_rdma", include_str!("../../../te-rdma/src/config.rs")),
     ("te_tcp", include_str!("../../../te-tcp/src/config.rs")),

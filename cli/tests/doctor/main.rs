@@ -43,9 +43,9 @@ const NOT_IN_FILES: [&str; 12] = [
     "cxl pools",
 ];
 /// The findings on the fabrics of the registry, which leave their needs to other checks.
-const FABRICS: [&str; 6] = ["local", "shm", "cxl", "rdma", "tcp", "nvmeof"];
+const FABRICS: [&str; 7] = ["local", "shm", "nvlink", "cxl", "rdma", "tcp", "nvmeof"];
 /// Those that `auto` leaves out.
-const NOT_IN_AUTO: [&str; 2] = ["cxl", "nvmeof"];
+const NOT_IN_AUTO: [&str; 3] = ["nvlink", "cxl", "nvmeof"];
 /// A check that does not apply to a host with Ethernet only.
 const INFINIBAND_ONLY: &str = "rdma partitions";
 

@@ -11,12 +11,15 @@ mod cxl;
 mod host;
 #[cfg(not(all(
     feature = "cxl",
+    feature = "nvlink",
     feature = "nvmeof",
     feature = "rdma",
     feature = "tcp",
     any(feature = "cuda", feature = "hip")
 )))]
 pub(crate) mod not_built;
+#[cfg(feature = "nvlink")]
+mod nvlink;
 #[cfg(feature = "nvmeof")]
 mod nvmeof;
 #[cfg(feature = "rdma")]
@@ -60,6 +63,17 @@ const TABLE: &[FabricEntry<'static>] = &[
         needs: &[HostNeed::SharedMemory],
         auto: true,
         fabric: Some(&host::Shm),
+    },
+    FabricEntry {
+        name: "nvlink",
+        tier: Tier::Nvlink,
+        about: "Memory of GPUs between processes of one host (CUDA)",
+        needs: &[HostNeed::NvidiaGpu],
+        auto: false,
+        #[cfg(feature = "nvlink")]
+        fabric: Some(&nvlink::Nvlink),
+        #[cfg(not(feature = "nvlink"))]
+        fabric: None,
     },
     FabricEntry {
         name: "cxl",
@@ -152,6 +166,8 @@ pub enum HostNeed {
     DeviceClass(&'static str),
     /// A limit of locked memory (`RLIMIT_MEMLOCK`) that covers the regions to be registered.
     LockedMemory,
+    /// An NVIDIA GPU, and the library of its driver.
+    NvidiaGpu,
     /// Devices or files that the setting `cxl.pools` names, and a pool on each.
     Pools,
 }
@@ -166,14 +182,17 @@ pub enum Tier {
     Local = 0,
     /// Memory that processes of one host share.
     Shm = 1,
+    /// Memory of GPUs that processes of one host share. It is after `Shm`, which moves what is host memory at
+    /// both ends; that this fabric refuses.
+    Nvlink = 2,
     /// Memory that hosts share, such as a CXL pool.
-    Cxl = 2,
+    Cxl = 3,
     /// A network whose devices move the bytes.
-    Rdma = 3,
+    Rdma = 4,
     /// A network for which the CPUs of the hosts move the bytes.
-    Tcp = 4,
+    Tcp = 5,
     /// Storage over a network.
-    NvmeOf = 5,
+    NvmeOf = 6,
 }
 
 /// What opens a fabric. The settings of a fabric are part of the engine's [`Config`], or of the value that

@@ -40,6 +40,7 @@ macro_rules! not_built {
 }
 
 not_built!("cxl", te_cxl);
+not_built!("nvlink", te_nvlink);
 not_built!("nvmeof", te_nvmeof);
 not_built!("rdma", te_rdma);
 not_built!("tcp", te_tcp);

@@ -56,6 +56,8 @@ impl Fabrics {
     pub const RDMA: Self = Self::known("rdma");
     /// Only TCP.
     pub const TCP: Self = Self::known("tcp");
+    /// Only memory of GPUs between processes of a host.
+    pub const NVLINK: Self = Self::known("nvlink");
     /// Only CXL pools.
     pub const CXL: Self = Self::known("cxl");
     /// Only NVMe over TCP.

@@ -51,6 +51,9 @@ fn is_unmet(need: &HostNeed, facts: &Facts) -> bool {
         HostNeed::Network => matches!(facts.loopback, Some(Err(_))),
         HostNeed::SharedMemory => matches!(facts.memfd, Some(Err(_))),
         HostNeed::LockedMemory => memory::memlock(facts).verdict == Verdict::Fail,
+        HostNeed::NvidiaGpu => {
+            !facts.gpus.iter().flatten().any(|(vendor, found)| *vendor == "CUDA" && found.is_ok())
+        }
         HostNeed::Pools => {
             facts.cxl.pools.is_empty() || facts.cxl.pools.iter().any(|(_, pool)| pool.is_err())
         }
@@ -67,6 +70,7 @@ fn check_of(need: &HostNeed) -> Option<&'static str> {
         HostNeed::Library("libibverbs.so.1") => Some("libibverbs"),
         HostNeed::DeviceClass("infiniband") => Some("rdma devices"),
         HostNeed::Pools => Some("cxl pools"),
+        HostNeed::NvidiaGpu => Some("gpu library"),
         _ => None,
     }
 }
