@@ -3,7 +3,7 @@
 
 use crate::sys::DevDax;
 use crate::tests::conformance;
-use crate::{agent, content, engines, remote_target};
+use crate::{agent, content, engines, nvmeof, remote_target};
 use anyhow::{Context as _, Result, bail, ensure};
 use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::TcpListener;
@@ -24,6 +24,10 @@ pub(crate) fn run(name: &str, args: &[&str]) -> Result<()> {
         ("conformance-target", [device, port, address, management]) => {
             conformance_target(device, port.parse()?, address, management)
         }
+        ("nvmeof", ["serve", address, bytes]) => nvmeof::serve(address, bytes.parse()?),
+        ("nvmeof", ["write-read", address, port, nqn, nsid]) => nvmeof::write_read(address, port, nqn, nsid),
+        ("nvmeof", ["load", export]) => nvmeof::stoppable(export),
+        ("nvmeof", ["disk", device]) => nvmeof::disk(device),
         ("cxl", ["write", path, seed, bytes]) => {
             let mut dax = DevDax::open(Path::new(path), bytes.parse()?)?;
             dax.write(&pattern(seed.parse()?, bytes.parse()?));
@@ -79,7 +83,11 @@ fn answer(region: &SharedRegion, line: &str) -> Result<String> {
     }
 }
 
-fn print_line(line: &str) -> Result<()> {
+/// Prints a line at once.
+///
+/// # Errors
+/// When stdout is closed.
+pub(crate) fn print_line(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}")?;
     Ok(out.flush()?)

@@ -24,11 +24,11 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
         transfers::TESTS,
         faults::TESTS,
         suites::TESTS,
-        nvmeof::TESTS,
         cxl::TESTS,
     ]
     .into_iter()
     .flatten()
+    .chain(nvmeof::tests())
 }
 
 /// Runs a program of this machine to its end; returns its stdout.
