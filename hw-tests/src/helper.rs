@@ -3,7 +3,7 @@
 
 use crate::sys::DevDax;
 use crate::tests::conformance;
-use crate::{agent, content, engines, nvmeof, remote_target};
+use crate::{agent, content, cxl, engines, nvmeof, remote_target};
 use anyhow::{Context as _, Result, bail, ensure};
 use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::TcpListener;
@@ -28,7 +28,10 @@ pub(crate) fn run(name: &str, args: &[&str]) -> Result<()> {
         ("nvmeof", ["write-read", address, port, nqn, nsid]) => nvmeof::write_read(address, port, nqn, nsid),
         ("nvmeof", ["load", export]) => nvmeof::stoppable(export),
         ("nvmeof", ["disk", device]) => nvmeof::disk(device),
-        ("cxl", ["write", path, seed, bytes]) => {
+        ("cxl", ["own", path]) => cxl::own(path),
+        ("cxl", ["write", path, slot, epoch, export, len]) => cxl::write(path, slot, epoch, export, len),
+        ("cxl", ["poison", path, extent, epoch, at]) => cxl::poison(path, extent, epoch, at),
+        ("cxl", ["paint", path, seed, bytes]) => {
             let mut dax = DevDax::open(Path::new(path), bytes.parse()?)?;
             dax.write(&pattern(seed.parse()?, bytes.parse()?));
             Ok(())

@@ -32,6 +32,7 @@
 
 mod agent;
 mod content;
+mod cxl;
 mod engines;
 mod facts;
 mod helper;

@@ -47,6 +47,10 @@ fn trial(test: &'static Test, host: &Arc<Host>) -> Trial {
         // The harness has printed the name without a line end: the empty line flushes it, and separates it
         // from the output of the test.
         println!();
-        (test.run)(&host).map(|()| Completion::Completed).map_err(|error| Failed::from(format!("{error:#}")))
+        // Printed at once as well: the harness prints it after the last test, and the run may be cut before.
+        (test.run)(&host).map(|()| Completion::Completed).map_err(|error| {
+            println!("    {error:#}");
+            Failed::from(format!("{error:#}"))
+        })
     })
 }

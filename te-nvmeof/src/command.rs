@@ -299,14 +299,13 @@ pub fn connect_data(host_id: [u8; 16], controller: u16, subsystem: &str, host: &
 /// The length of the longest NQN (4.5), in bytes.
 pub const NQN_BYTES_MAX: usize = 223;
 
-/// The text of an NQN that is padded with zeros; `None` when it is not one.
+/// The text of an NQN that is padded with zeros; `None` when it is none: empty, too long, or not printable.
+/// Names that do not begin with `nqn.` are taken as well: the kernel's target has subsystems of any name.
 #[must_use]
 pub fn nqn_of(padded: &[u8]) -> Option<&str> {
     let len = padded.iter().position(|byte| *byte == 0).unwrap_or(padded.len());
     let text = core::str::from_utf8(&padded[..len]).ok()?;
-    let valid = (1..=NQN_BYTES_MAX).contains(&len)
-        && text.starts_with("nqn.")
-        && text.bytes().all(|byte| byte.is_ascii_graphic());
+    let valid = (1..=NQN_BYTES_MAX).contains(&len) && text.bytes().all(|byte| byte.is_ascii_graphic());
     valid.then_some(text)
 }
 

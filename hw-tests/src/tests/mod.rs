@@ -2,6 +2,7 @@
 
 pub(crate) mod conformance;
 mod cxl;
+mod dax;
 mod devices;
 mod faults;
 mod numa;
@@ -25,6 +26,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
         faults::TESTS,
         suites::TESTS,
         cxl::TESTS,
+        dax::TESTS,
     ]
     .into_iter()
     .flatten()

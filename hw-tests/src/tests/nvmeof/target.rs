@@ -87,6 +87,7 @@ fn fio(device: &str, options: &[&str]) -> Command {
     let mut command = Command::new("fio");
     command.args(["--name=v", "--direct=1", "--verify=crc32c", "--verify_fatal=1", "--ioengine=libaio"]);
     command.args(["--bsrange=4k-256k", "--iodepth=16", "--minimal", "--randrepeat=0"]);
+    command.arg("--verify_state_save=0");
     command.arg(format!("--size={FIO_BYTES}")).arg(format!("--filename={device}")).args(options);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
