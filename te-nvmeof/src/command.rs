@@ -348,6 +348,8 @@ impl Status {
     pub const SGL_TYPE: Self = Self(0x011);
     pub const HOST_ID_INCONSISTENT: Self = Self(0x018);
     pub const PREEMPTED: Self = Self(0x01b);
+    /// The kernel's target answers so while a namespace is disabled.
+    pub const INTERNAL_PATH: Self = Self(0x300);
     pub const WRITE_PROTECTED: Self = Self(0x020);
     pub const TRANSIENT_TRANSPORT: Self = Self(0x022);
     pub const LBA_OUT_OF_RANGE: Self = Self(0x080);
@@ -391,7 +393,8 @@ impl Status {
             Self::WRITE_PROTECTED | Self::ACCESS_DENIED | Self::RESERVATION_CONFLICT => Kind::AccessDenied,
             Self::TRANSIENT_TRANSPORT => Kind::Corrupt,
             Self::OTHER_INCARNATION => Kind::PeerRestarted,
-            Self::ABORTED | Self::PREEMPTED => Kind::Rail,
+            // The kernel's target answers with INTERNAL when its device has failed.
+            Self::ABORTED | Self::PREEMPTED | Self::INTERNAL => Kind::Rail,
             Self::CONNECT_HOST => Kind::AccessDenied,
             Self::CONNECT_BUSY => Kind::PeerDead,
             Self(number) if number >> 8 == 2 => Kind::Rail,

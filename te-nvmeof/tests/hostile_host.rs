@@ -9,7 +9,8 @@ use std::net::{Shutdown, TcpStream};
 use common::{Node, REGION, eventually, finish, pair, write};
 use te_nvmeof::Config;
 use te_nvmeof::command::{
-    CC_ENABLED, CC_SHUTDOWN, CONTROLLER_ANY, CSTS_SHUT_DOWN, Cqe, Place, Sqe, Status, admin, connect_data, io, property,
+    CC_ENABLED, CC_SHUTDOWN, CONTROLLER_ANY, CSTS_SHUT_DOWN, Cqe, Place, Sqe, Status, admin, connect_data,
+    io, property,
 };
 use te_nvmeof::pdu::{self, Agreed, Data, End, Fatal, Kind, Pdu, Step};
 use zerocopy::IntoBytes;

@@ -6,8 +6,8 @@ use crate::sys;
 use anyhow::{Context as _, Result, bail};
 use std::io::BufRead as _;
 use std::path::Path;
-use te_core::{Op, RegionId};
 use te_core::testkit::pattern;
+use te_core::{Op, RegionId};
 use te_cxl::Seat;
 use te_fabric::testkit::{bytes_of, hex};
 

@@ -101,7 +101,10 @@ fn damaged_page(host: &Host) -> Result<()> {
         ensure!(ended.outcome == wanted, "{op:?} of a damaged page: {:?}", ended.outcome);
     }
     guest.expect(2, neighbour, 0, MIB).context("a neighbour")?;
-    println!("    {}a damaged page of a tmpfs: Corrupt, its neighbours are whole, the process lives", host.label());
+    println!(
+        "    {}a damaged page of a tmpfs: Corrupt, its neighbours are whole, the process lives",
+        host.label()
+    );
     Ok(())
 }
 

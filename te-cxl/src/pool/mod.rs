@@ -4,7 +4,7 @@
 //! calls here write that down where the other hosts see it, and refuse what the master has decided otherwise
 //! since.
 
-mod bad;
+pub(crate) mod bad;
 mod error;
 pub mod format;
 
@@ -18,7 +18,6 @@ use te_core::MemSpan;
 pub use error::PoolError;
 pub use format::PAGE;
 
-use self::bad::BadGranules;
 use self::format::{OwnerRecord, PeerRecord, Superblock, Use};
 use crate::Coherence;
 use crate::export::Export;
@@ -97,7 +96,6 @@ pub struct Pool {
     coherence: Coherence,
     writable: bool,
     owned: Mutex<Owned>,
-    bad: BadGranules,
 }
 
 impl Pool {
@@ -216,8 +214,7 @@ impl Pool {
         if !writable {
             map.protect_from(block.front_bytes())?;
         }
-        let bad = BadGranules::new(block.size);
-        Ok(Arc::new(Self { map, block, coherence, writable, owned: Mutex::default(), bad }))
+        Ok(Arc::new(Self { map, block, coherence, writable, owned: Mutex::default() }))
     }
 
     /// The superblock.
@@ -378,7 +375,7 @@ impl Pool {
     /// master must not give them away again.
     #[must_use]
     pub fn bad_granules(&self) -> Vec<u64> {
-        self.bad.all()
+        self.map.bad().all()
     }
 
     /// Makes bytes visible to the other hosts that this host has written into the pool by itself, with the
@@ -412,11 +409,11 @@ impl Pool {
     }
 
     pub(crate) fn mark_bad(&self, at: u64) {
-        self.bad.mark(at);
+        self.map.bad().mark(at);
     }
 
     pub(crate) fn is_bad(&self, at: u64, len: u64) -> bool {
-        self.bad.any(at, len)
+        self.map.bad().any(at, len)
     }
 
     /// Where a span lies in the pool, in bytes.

@@ -276,13 +276,7 @@ impl Target {
     /// Ends a connection that was taken out. Its controller ends with it, unless the host has closed the
     /// connection of an I/O queue: the kernel's host does that first, and then shuts the controller down by a
     /// command on its admin queue.
-    fn end_connection(
-        &mut self,
-        index: u32,
-        mut connection: Connection,
-        how: Ending,
-        cx: &mut Context<'_>,
-    ) {
+    fn end_connection(&mut self, index: u32, mut connection: Connection, how: Ending, cx: &mut Context<'_>) {
         let controller = match connection.phase {
             Phase::Queue(controller) => Some(controller),
             _ => None,

@@ -64,17 +64,12 @@ pub(super) const TESTS: &[Test] = &[
         needs: NEEDS,
         run: |host| {
             let unlink = || on_peer(host, &format!("rm {NVMET}/ports/1/subsystems/lab"));
-            let link = || {
-                on_peer(host, &format!("ln -s {NVMET}/subsystems/lab {NVMET}/ports/1/subsystems/lab"))
-            };
+            let link =
+                || on_peer(host, &format!("ln -s {NVMET}/subsystems/lab {NVMET}/ports/1/subsystems/lab"));
             recovers(host, "the port was unlinked for 3 s", Duration::from_secs(3), unlink, link)
         },
     },
-    Test {
-        name: "our_nvme_initiator_works_again_after_its_process_was_stopped",
-        needs: NEEDS,
-        run: stopped,
-    },
+    Test { name: "our_nvme_initiator_works_again_after_its_process_was_stopped", needs: NEEDS, run: stopped },
     Test {
         name: "an_nvme_range_beyond_the_namespace_is_stale_until_the_namespace_has_grown",
         needs: NEEDS,
@@ -156,8 +151,7 @@ impl Load {
         let namespace = find(address, &nqn, 1)?;
         let mut initiator = Initiator::open(config(), (2 * SLOTS * u64::from(LEN)) as usize)?;
         initiator.adopt(&namespace, 0..RANGE)?;
-        let idle =
-            Slot { state: State::Idle(Instant::now()), seed: 0, verified: None, doubtful: false };
+        let idle = Slot { state: State::Idle(Instant::now()), seed: 0, verified: None, doubtful: false };
         let slots = vec![idle; SLOTS as usize];
         Ok(Self { initiator, slots, tokens: HashMap::new(), rounds: 0, failures: HashMap::new(), fences: 0 })
     }
@@ -209,7 +203,10 @@ impl Load {
             (State::Writing, None) => self.begin(at, State::Reading),
             (State::Reading, None) => {
                 let local = (2 * at as u64 + 1) * u64::from(LEN);
-                crate::nvmeof::same(&self.initiator.node.memory.get(local, LEN as usize), self.slots[at].seed)?;
+                crate::nvmeof::same(
+                    &self.initiator.node.memory.get(local, LEN as usize),
+                    self.slots[at].seed,
+                )?;
                 self.rounds += 1;
                 self.slots[at].verified = Some(Instant::now());
                 self.begin(at, State::Writing);

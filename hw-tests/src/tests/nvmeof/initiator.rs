@@ -20,11 +20,7 @@ pub(super) const TESTS: &[Test] = &[
         needs: &[Need::Nvmeof, Need::Program("nvme")],
         run: each_others_bytes,
     },
-    Test {
-        name: "our_nvme_discovery_finds_the_kernels_subsystem",
-        needs: &[Need::Nvmeof],
-        run: discovered,
-    },
+    Test { name: "our_nvme_discovery_finds_the_kernels_subsystem", needs: &[Need::Nvmeof], run: discovered },
 ];
 
 const KIB: u32 = 1 << 10;

@@ -92,11 +92,7 @@ fn disabled_and_late(host: &Host) -> Result<()> {
         disk.holds(OLD, AT, LEN)?,
         "no byte landed after CSTS.RDY = 0: this kernel's target tells the truth, and `fence.rs` says otherwise"
     );
-    println!(
-        "    {}CSTS.RDY was 0 after {} ms; the write landed after that",
-        host.label(),
-        took.as_millis()
-    );
+    println!("    {}CSTS.RDY was 0 after {} ms; the write landed after that", host.label(), took.as_millis());
     Ok(())
 }
 
@@ -244,4 +240,3 @@ fn proceed(trial: &mut Trial, disk: &mut Disk) -> Result<()> {
     }
     Ok(())
 }
-

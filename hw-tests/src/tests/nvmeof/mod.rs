@@ -67,8 +67,7 @@ impl Connection {
         let words =
             ["nvme", "connect", "-t", transport, "-a", address, "-s", port, "-n", nqn, "--hostnqn", HOST_NQN];
         run(&[&words[..], options].concat())?;
-        let mut connection =
-            Self { nqn: nqn.to_owned(), device: PathBuf::new(), controller: PathBuf::new() };
+        let mut connection = Self { nqn: nqn.to_owned(), device: PathBuf::new(), controller: PathBuf::new() };
         (connection.controller, connection.device) = namespace(nqn, transport)?;
         Ok(connection)
     }

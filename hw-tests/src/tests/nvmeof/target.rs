@@ -24,16 +24,8 @@ pub(super) const TESTS: &[Test] = &[
         needs: NEEDS,
         run: each_others_bytes,
     },
-    Test {
-        name: "the_kernels_nvme_discovery_finds_our_subsystem",
-        needs: NEEDS,
-        run: discovered,
-    },
-    Test {
-        name: "the_kernels_nvme_host_goes_on_after_resets",
-        needs: NEEDS,
-        run: goes_on_after_resets,
-    },
+    Test { name: "the_kernels_nvme_discovery_finds_our_subsystem", needs: NEEDS, run: discovered },
+    Test { name: "the_kernels_nvme_host_goes_on_after_resets", needs: NEEDS, run: goes_on_after_resets },
     Test {
         name: "the_kernels_nvme_host_goes_on_after_our_target_was_stopped",
         needs: NEEDS,
@@ -65,7 +57,9 @@ impl Ours {
         let mut process = host.peer()?.start(&["self", "helper", "nvmeof", "serve", &listen, &bytes])?;
         let ready = process.receive()?;
         let words: Vec<&str> = ready.split_whitespace().collect();
-        let ["ready", nqn, export, pid] = words[..] else { bail!("the target printed `{ready}` at its start") };
+        let ["ready", nqn, export, pid] = words[..] else {
+            bail!("the target printed `{ready}` at its start")
+        };
         let (nqn, export, pid) = (nqn.to_owned(), bytes_of(export), pid.to_owned());
         Ok(Self { process, address, nqn, export, pid })
     }
