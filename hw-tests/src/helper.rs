@@ -30,7 +30,7 @@ pub(crate) fn run(name: &str, args: &[&str]) -> Result<()> {
         ("nvmeof", ["disk", device]) => nvmeof::disk(device),
         ("cxl", ["own", path]) => cxl::own(path),
         ("cxl", ["write", path, slot, epoch, export, len]) => cxl::write(path, slot, epoch, export, len),
-        ("cxl", ["poison", path, extent, epoch, at]) => cxl::poison(path, extent, epoch, at),
+        ("cxl", ["poison", path, at]) => cxl::poison(path, at),
         ("cxl", ["paint", path, seed, bytes]) => {
             let mut dax = DevDax::open(Path::new(path), bytes.parse()?)?;
             dax.write(&pattern(seed.parse()?, bytes.parse()?));

@@ -34,6 +34,8 @@ pub(crate) enum Need {
     Netadmin,
     /// An installed program.
     Program(&'static str),
+    /// Time: `HW_TESTS_LONG=1`.
+    Long,
     /// Test programs of other crates, in `HW_TESTS_SUITES`.
     Suites,
     /// The lab with one of these profiles: the test checks the devices of the profile.
@@ -57,6 +59,7 @@ pub(crate) struct Host {
     /// `HW_TESTS_LAB`.
     pub(crate) lab: Option<String>,
     may_break_links: bool,
+    may_take_long: bool,
 }
 
 /// The address of an NVMe-over-Fabrics target.
@@ -109,6 +112,7 @@ impl Host {
             suites: list("HW_TESTS_SUITES").into_iter().map(PathBuf::from).collect(),
             lab: variable("HW_TESTS_LAB"),
             may_break_links: variable("HW_TESTS_FAULTS").is_some_and(|value| value == "1"),
+            may_take_long: variable("HW_TESTS_LONG").is_some_and(|value| value == "1"),
         })
     }
 
@@ -122,6 +126,11 @@ impl Host {
     /// Whether the devices are those of a profile of the lab: no hardware.
     pub(crate) const fn emulated(&self) -> bool {
         self.lab.is_some()
+    }
+
+    /// Whether tests that take minutes run in full.
+    pub(crate) const fn may_take_long(&self) -> bool {
+        self.may_take_long
     }
 
     /// Printed before every result that was not measured on hardware.
@@ -175,6 +184,7 @@ impl Host {
                 "HW_TESTS_FAULTS is not 1, or CAP_NET_ADMIN is missing",
             ),
             Need::Program(name) => unless(in_path(name), "it is not installed"),
+            Need::Long => unless(self.may_take_long, "HW_TESTS_LONG is not 1"),
             Need::Suites => unless(!self.suites.is_empty(), "HW_TESTS_SUITES names no test program"),
             Need::Lab(profiles) => {
                 let inside = self.lab.as_ref().is_some_and(|lab| profiles.contains(&lab.as_str()));
@@ -220,6 +230,7 @@ impl fmt::Display for Need {
             Self::Peer => f.write_str("peer"),
             Self::Netadmin => f.write_str("netadmin"),
             Self::Program(name) => write!(f, "program {name}"),
+            Self::Long => f.write_str("long"),
             Self::Suites => f.write_str("suites"),
             Self::Lab(profiles) => write!(f, "lab {}", profiles.join(" or ")),
         }
@@ -258,6 +269,7 @@ mod unit {
             suites: Vec::new(),
             lab: None,
             may_break_links: false,
+            may_take_long: false,
         }
     }
 

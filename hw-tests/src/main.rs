@@ -23,6 +23,7 @@
 //! | `HW_TESTS_PEER` | `host:port` of the agent on the second machine |
 //! | `HW_TESTS_TOKEN` | The secret of an agent and its callers; an agent runs any program for a caller that knows it |
 //! | `HW_TESTS_FAULTS` | `1`: tests may take links of this machine and the peer down |
+//! | `HW_TESTS_LONG` | `1`: tests that take long run as well, and others in full |
 //! | `HW_TESTS_NVMEOF` | Targets whose contents may be overwritten, `TRANSPORT ADDRESS PORT NQN`, separated by `;` |
 //! | `HW_TESTS_NVMEOF_LATE` | Namespace of the first target whose writes are late, its device at the peer, and the delay: `NSID DEVICE MILLISECONDS` |
 //! | `HW_TESTS_DAX` | A device-DAX node whose contents may be lost |

@@ -205,7 +205,7 @@ fn a_report_of_damage_elsewhere_is_no_failed_access() {
 }
 
 /// The kernel's report that the page at `addr` is damaged, which it sends to each process that has mapped the
-/// page of a devdax device.
+/// page (with `vm.memory_failure_early_kill`).
 fn report(addr: *mut u8) {
     const BUS_MCEERR_AO: i32 = 5;
     // SAFETY: zeroes are a valid `siginfo_t`; the address of a SIGBUS follows three numbers and their padding.

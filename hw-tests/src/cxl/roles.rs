@@ -74,13 +74,16 @@ pub(crate) fn write(path: &str, slot: &str, epoch: &str, blob: &str, len: &str) 
     Ok(())
 }
 
-/// Has the kernel treat a page of the pool as damaged: that of byte `at` of the pool.
+/// Has the kernel treat a page of a device as damaged: that of byte `at`. The kernel sends SIGBUS to all
+/// processes that have mapped it, this one first.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub(crate) fn poison(path: &str, extent: &str, epoch: &str, at: &str) -> Result<()> {
-    let mut owner = Owner::open(Path::new(path))?;
-    let memory = owner.claim(extent.parse()?, epoch.parse()?)?;
-    sys::poison(memory.part(at.parse()?, 4_096)?)?;
-    print_line("poisoned")
+pub(crate) fn poison(path: &str, at: &str) -> Result<()> {
+    const PAGE: usize = 4_096;
+    let at: usize = at.parse()?;
+    let device = sys::DevDax::open(Path::new(path), at + PAGE)?;
+    let page = device.span().part(at as u64, PAGE as u64)?;
+    print_line("poisoning")?;
+    sys::poison(page)
 }

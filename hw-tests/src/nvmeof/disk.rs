@@ -1,41 +1,72 @@
-//! `helper nvmeof disk`: reads and writes the device behind a namespace, past the target.
+//! Block devices past the page cache, which does not notice what a target or another host writes. And
+//! `helper nvmeof disk`: the device behind a namespace.
 
+use super::same;
 use crate::helper::print_line;
-use anyhow::{Context as _, Result, bail};
-use std::fs::{self, File};
-use std::io::BufRead as _;
-use std::os::unix::fs::FileExt as _;
+use anyhow::{Context as _, Result, bail, ensure};
+use std::io::{BufRead as _, Write as _};
+use std::process::{Command, Stdio};
 use te_core::testkit::pattern;
 
-/// Answers `fill SEED OFFSET LEN` with `ok`, and `check SEED OFFSET LEN` with `ok` or `differs OFFSET`. It
+/// Reads `len` bytes of a block device, a multiple of 4,096.
+///
+/// # Errors
+/// When dd fails.
+pub(crate) fn read_direct(device: &str, offset: u64, len: usize) -> Result<Vec<u8>> {
+    let output = dd(len)
+        .args([&format!("if={device}"), &format!("skip={offset}"), "iflag=direct,skip_bytes"])
+        .output()
+        .context("cannot start dd")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && output.stdout.len() == len, "reading {device}: {errors}");
+    Ok(output.stdout)
+}
+
+/// Writes bytes to a block device, a multiple of 4,096.
+///
+/// # Errors
+/// When dd fails.
+pub(crate) fn write_direct(device: &str, offset: u64, bytes: &[u8]) -> Result<()> {
+    let mut child = dd(bytes.len())
+        .args([&format!("of={device}"), &format!("seek={offset}"), "iflag=fullblock"])
+        .args(["oflag=direct,seek_bytes", "conv=notrunc"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start dd")?;
+    let written = child.stdin.take().context("no stdin")?.write_all(bytes);
+    let output = child.wait_with_output()?;
+    ensure!(output.status.success(), "writing {device}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(written?)
+}
+
+fn dd(len: usize) -> Command {
+    // The largest block of which `len` is a multiple, up to 1 MiB.
+    let block = (1 << len.trailing_zeros()).min(1 << 20);
+    let mut dd = Command::new("dd");
+    dd.args([&format!("bs={block}"), &format!("count={}", len / block), "status=none"]);
+    dd
+}
+
+/// Answers `fill SEED OFFSET LEN` with `ok`, and `check SEED OFFSET LEN` with `ok` or with what differs. It
 /// prints `ready`.
 ///
 /// # Errors
 /// When the device cannot be read or written, or with a malformed command.
 pub(crate) fn disk(device: &str) -> Result<()> {
-    let file = File::options().read(true).write(true).open(device);
-    let file = file.with_context(|| format!("cannot open {device}"))?;
     print_line("ready")?;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
         let [command, seed, offset, len] = words[..] else { bail!("`{line}` is not a command") };
         let (seed, offset, len): (u64, u64, usize) = (seed.parse()?, offset.parse()?, len.parse()?);
-        let expected = pattern(seed, len);
-        // What the target has written goes past the page cache of this device.
-        fs::write("/proc/sys/vm/drop_caches", "1").context("cannot drop the page cache")?;
         if command == "fill" {
-            file.write_all_at(&expected, offset)?;
-            file.sync_all()?;
+            write_direct(device, offset, &pattern(seed, len))?;
             print_line("ok")?;
-            continue;
+        } else {
+            let compared = same(&read_direct(device, offset, len)?, seed);
+            print_line(&compared.map_or_else(|error| error.to_string(), |()| "ok".to_owned()))?;
         }
-        let mut found = vec![0; len];
-        file.read_exact_at(&mut found, offset)?;
-        print_line(&match found.iter().zip(&expected).position(|(a, b)| a != b) {
-            None => "ok".to_owned(),
-            Some(at) => format!("differs {}", offset + at as u64),
-        })?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ mod raw;
 mod serve;
 mod write_read;
 
-pub(crate) use disk::disk;
+pub(crate) use disk::{disk, read_direct, write_direct};
 pub(crate) use raw::RawHost;
 pub(crate) use serve::serve;
 pub(crate) use write_read::{stoppable, write_read};

@@ -1,5 +1,6 @@
-//! Reports of damaged memory that come as a signal of their own (SIGBUS with `BUS_MCEERR_AO`): the kernel sends
-//! one to each process that has mapped a damaged page of a devdax device, whatever it does at that time.
+//! Reports of damaged memory that come as a signal of their own (SIGBUS with `BUS_MCEERR_AO`): with
+//! `vm.memory_failure_early_kill`, the kernel sends one to each process that has mapped a damaged page,
+//! whatever it does at that time.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};

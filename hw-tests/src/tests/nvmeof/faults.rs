@@ -17,6 +17,8 @@ use te_fabric::testkit::hex;
 
 const NEEDS: &[Need] = &[Need::Nvmeof, Need::Peer, Need::Netadmin, Need::Lab(&["nvmeof"])];
 
+const LONG: &[Need] = &[Need::Long, Need::Nvmeof, Need::Peer, Need::Netadmin, Need::Lab(&["nvmeof"])];
+
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "our_nvme_initiator_works_again_after_the_link_was_down",
@@ -61,7 +63,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "our_nvme_initiator_works_again_after_the_port_was_unlinked",
-        needs: NEEDS,
+        needs: LONG,
         run: |host| {
             let unlink = || on_peer(host, &format!("rm {NVMET}/ports/1/subsystems/lab"));
             let link =

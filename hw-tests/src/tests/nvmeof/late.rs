@@ -20,6 +20,9 @@ use te_nvmeof::{Config, Namespace};
 
 const NEEDS: &[Need] = &[Need::Nvmeof, Need::Late, Need::Peer, Need::Netadmin, Need::Lab(&["nvmeof"])];
 
+const LONG: &[Need] =
+    &[Need::Long, Need::Nvmeof, Need::Late, Need::Peer, Need::Netadmin, Need::Lab(&["nvmeof"])];
+
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "the_kernels_nvme_target_writes_after_it_has_reported_that_its_controller_is_disabled",
@@ -33,7 +36,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "nothing_lands_on_an_nvme_namespace_after_our_fence_when_the_link_goes_down",
-        needs: NEEDS,
+        needs: LONG,
         run: |host| fenced(host, true),
     },
 ];

@@ -14,11 +14,11 @@ mod target;
 
 use super::run;
 use crate::host::{Host, Need, NvmeofTarget};
+use crate::nvmeof::{read_direct, same, write_direct};
 use crate::runner::Test;
 use anyhow::{Context as _, Result, ensure};
-use std::fs::{self, File};
+use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use te_core::testkit::pattern;
@@ -88,19 +88,14 @@ impl Drop for Connection {
 
 /// Writes the pattern of `seed` to a block device.
 fn write_all(device: &Path, seed: u64, bytes: usize, offset: u64) -> Result<()> {
-    let file = File::options().read(true).write(true).open(device)?;
-    file.write_all_at(&pattern(seed, bytes), offset).context("the kernel's write")?;
-    file.sync_all().context("the kernel's write")
+    let device = device.display().to_string();
+    write_direct(&device, offset, &pattern(seed, bytes)).context("the kernel's write")
 }
 
-/// Reads a block device and compares with the pattern of `seed`.
+/// Reads a block device, and compares with the pattern of `seed`.
 fn expect_all(device: &Path, seed: u64, bytes: usize, offset: u64) -> Result<()> {
-    let file = File::open(device)?;
-    // The bytes shall come from the target, not from this machine's page cache.
-    fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop the page cache")?;
-    let mut back = vec![0; bytes];
-    file.read_exact_at(&mut back, offset).context("the kernel's read")?;
-    crate::nvmeof::same(&back, seed).context("the bytes that the kernel's host reads")
+    let found = read_direct(&device.display().to_string(), offset, bytes).context("the kernel's read")?;
+    same(&found, seed).context("the bytes that the kernel's host reads")
 }
 
 /// The controller of the subsystem, and the block device of its namespace 1.

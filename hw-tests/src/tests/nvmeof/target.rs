@@ -7,17 +7,27 @@ use crate::remote::Process;
 use crate::runner::Test;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use te_fabric::testkit::bytes_of;
 use te_nvmeof::Config;
 
 const NEEDS: &[Need] = &[Need::Nvmeof, Need::Peer, Need::Program("nvme"), Need::Program("fio")];
 
+const LONG: &[Need] = &[Need::Long, Need::Nvmeof, Need::Peer, Need::Program("nvme"), Need::Program("fio")];
+
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "the_kernels_nvme_host_verifies_every_byte_of_our_target",
         needs: NEEDS,
-        run: verified_by_fio,
+        run: |host| verified_by_fio(host, &[]),
+    },
+    Test {
+        name: "the_kernels_nvme_host_verifies_every_byte_of_our_target_with_digests_and_one_short_queue",
+        needs: LONG,
+        run: |host| {
+            verified_by_fio(host, &["--hdr-digest", "--data-digest"])?;
+            verified_by_fio(host, &["--nr-io-queues=1", "--queue-size=16"])
+        },
     },
     Test {
         name: "our_nvme_initiator_and_the_kernels_read_each_others_bytes_on_our_target",
@@ -28,7 +38,7 @@ pub(super) const TESTS: &[Test] = &[
     Test { name: "the_kernels_nvme_host_goes_on_after_resets", needs: NEEDS, run: goes_on_after_resets },
     Test {
         name: "the_kernels_nvme_host_goes_on_after_our_target_was_stopped",
-        needs: NEEDS,
+        needs: LONG,
         run: goes_on_after_a_stop,
     },
 ];
@@ -109,34 +119,28 @@ fn complaints(before: &[String]) -> Result<Vec<String>> {
     Ok(kernel_log()?.iter().filter(is_new).filter(bad).cloned().collect())
 }
 
-fn verified_by_fio(host: &Host) -> Result<()> {
-    for options in [&[][..], &["--hdr-digest", "--data-digest"], &["--nr-io-queues=1", "--queue-size=16"]] {
-        let before = kernel_log()?;
-        let began = Instant::now();
-        let mut ours = Ours::start(host)?;
-        let kernels = ours.connect(options)?;
-        let device = kernels.device.display().to_string();
-        succeeded(fio(&device, &["--rw=randrw"]).spawn().context("fio")?)?;
-        write_all(&kernels.device, 5, 4 * MIB, 0)?;
-        expect_all(&kernels.device, 5, 4 * MIB, 0)?;
-        kernels.close()?;
-        ours.check(5, 0, 4 * MIB)?;
-        let found = complaints(&before)?;
-        ensure!(found.is_empty(), "the kernel complains: {found:#?}");
-        let stats = ours.process.request("stats")?;
-        ensure!(
-            stats.contains(" corrupt: 0,") && stats.contains(" protocol_errors: 0 "),
-            "our target counts {stats}"
-        );
-        println!(
-            "    {}fio verified {FIO_BYTES} of our target, options {options:?}, no complaint of the kernel, \
-             {:.1} s",
-            host.label(),
-            began.elapsed().as_secs_f64()
-        );
-        ours.process.kill()?;
-    }
-    Ok(())
+fn verified_by_fio(host: &Host, options: &[&str]) -> Result<()> {
+    let before = kernel_log()?;
+    let mut ours = Ours::start(host)?;
+    let kernels = ours.connect(options)?;
+    let device = kernels.device.display().to_string();
+    succeeded(fio(&device, &["--rw=randrw"]).spawn().context("fio")?)?;
+    write_all(&kernels.device, 5, 4 * MIB, 0)?;
+    expect_all(&kernels.device, 5, 4 * MIB, 0)?;
+    kernels.close()?;
+    ours.check(5, 0, 4 * MIB)?;
+    let found = complaints(&before)?;
+    ensure!(found.is_empty(), "the kernel complains: {found:#?}");
+    let stats = ours.process.request("stats")?;
+    ensure!(
+        stats.contains(" corrupt: 0,") && stats.contains(" protocol_errors: 0 "),
+        "our target counts {stats}"
+    );
+    println!(
+        "    {}fio verified {FIO_BYTES} of our target, options {options:?}, no complaint of the kernel",
+        host.label()
+    );
+    ours.process.kill()
 }
 
 fn each_others_bytes(host: &Host) -> Result<()> {
