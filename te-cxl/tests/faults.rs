@@ -208,7 +208,7 @@ fn a_report_of_damage_elsewhere_is_no_failed_access() {
 /// page (with `vm.memory_failure_early_kill`).
 fn report(addr: *mut u8) {
     const BUS_MCEERR_AO: i32 = 5;
-    // SAFETY: zeroes are a valid `siginfo_t`; the address of a SIGBUS follows three numbers and their padding.
+    // SAFETY: zeroes are a valid `siginfo_t`; the address of a SIGBUS follows three numbers and padding.
     let sent = unsafe {
         let mut info = std::mem::zeroed::<libc::siginfo_t>();
         (info.si_signo, info.si_code) = (libc::SIGBUS, BUS_MCEERR_AO);

@@ -75,7 +75,8 @@ fn expelled(played: &mut Played, owner: &mut Node, victim: u64) -> Result<bool, 
     end
 }
 
-/// The kernel's target answers with a path-related status while a namespace is disabled. The association stays.
+/// The kernel's target answers with a path-related status while a namespace is disabled. The association
+/// stays.
 #[test]
 fn a_namespace_that_was_disabled_during_its_check_is_used_once_it_is_back() {
     for status in [Status::INTERNAL_PATH, Status::INVALID_NAMESPACE] {

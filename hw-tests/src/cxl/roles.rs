@@ -12,8 +12,8 @@ use te_cxl::Seat;
 use te_fabric::testkit::{bytes_of, hex};
 
 /// An owner. It prints `ready` and answers `claim EXTENT EPOCH`, `export OFFSET LEN` (with
-/// `export NUMBER HEX`), `deregister NUMBER`, `fill SEED OFFSET LEN` and `check SEED OFFSET LEN`: with `ok`, or
-/// with what is wrong.
+/// `export NUMBER HEX`), `deregister NUMBER`, `fill SEED OFFSET LEN` and `check SEED OFFSET LEN`: with `ok`,
+/// or with what is wrong.
 ///
 /// # Errors
 /// When the pool cannot be opened, or with a malformed command.

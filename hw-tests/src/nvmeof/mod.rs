@@ -36,6 +36,11 @@ pub(crate) fn config() -> Config {
     }
 }
 
+/// Settings for a test that does something else for seconds, in which nothing polls the transport.
+pub(crate) fn patient() -> Config {
+    Config { peer_silence_ms_max: 20_000, keep_alive_ms: 30_000, ..config() }
+}
+
 /// The namespace `nsid` of the subsystem `nqn` at `address`, with the identity that the target states.
 ///
 /// # Errors

@@ -45,7 +45,8 @@ pub(crate) fn poke(pool: &Pool, span: MemSpan, bytes: &[u8]) -> Result<()> {
     Ok(pool.write_back(span)?)
 }
 
-/// Has the kernel treat the page at the beginning of `span`, in a pool, as damaged (`madvise(2)`, `MADV_HWPOISON`).
+/// Has the kernel treat the page at the beginning of `span`, in a pool, as damaged (`madvise(2)`,
+/// `MADV_HWPOISON`).
 ///
 /// # Errors
 /// The system's: it takes CAP_SYS_ADMIN and a kernel with memory failure.

@@ -214,7 +214,7 @@ fn one_loses(host: &Host) -> Result<()> {
         let holds_here = first_here && here.claim(EXTENT, epoch_here).is_ok();
         let holds_there = first_there && other.0.request(&claim)? == "ok";
         ensure!(!(holds_here && holds_there), "round {round}: both owners have the extent");
-        ensure!(holds_here || holds_there, "round {round}: nobody has the extent");
+        ensure!(holds_here || holds_there, "round {round}: neither owner has the extent");
         won[0] += u32::from(holds_here);
         won[1] += u32::from(holds_there);
         // The one that has lost exports nothing.

@@ -72,7 +72,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // It is in memory, and nobody else knows its name.
+        // It is in memory, and only this test knows its name.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -108,9 +108,9 @@ fn damaged_page(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// With `vm.memory_failure_early_kill`, the kernel sends SIGBUS to each process that has mapped a damaged page,
-/// whether it touches the page or not: more than one such signal is survived, and the memory is not used any
-/// more.
+/// With `vm.memory_failure_early_kill`, the kernel sends SIGBUS to each process that has mapped a damaged
+/// page, whether it touches the page or not: more than one such signal is survived, and the memory is not
+/// used any more.
 fn damaged_devdax(host: &Host) -> Result<()> {
     const EXTENTS: u32 = 3;
     let path = dax(host)?;

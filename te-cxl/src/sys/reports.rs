@@ -65,7 +65,7 @@ pub(super) fn report(addr: usize) -> bool {
         let offset = addr.wrapping_sub(watched.start.load(Ordering::SeqCst));
         if !bad.is_null() && offset < watched.len.load(Ordering::SeqCst) {
             // SAFETY: the entry was there after `LOOKING` was increased, so `Watch::drop` waits for this call
-            // before its owner frees what the pointer names; a shared reference is all that anybody has.
+            // before its owner frees what the pointer names; all references to that are shared.
             unsafe { &*bad }.mark(offset as u64);
             found = true;
         }

@@ -1,5 +1,5 @@
-//! The process's handler of SIGBUS. It acts on faults inside the copy routines, and on the kernel's reports that
-//! memory of a pool is damaged; every other signal goes to the handler that was there before.
+//! The process's handler of SIGBUS. It acts on faults inside the copy routines, and on the kernel's reports
+//! that memory of a pool is damaged; every other signal goes to the handler that was there before.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;

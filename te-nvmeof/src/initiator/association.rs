@@ -750,9 +750,9 @@ impl Initiator {
     }
 }
 
-/// Whether the error of a check may be gone the next time, on the same association: the kernel's target answers
-/// with a path-related status while a namespace is disabled, and a target of another vendor may get a
-/// namespace later.
+/// Whether the error of a check may be gone the next time, on the same association: the kernel's target
+/// answers with a path-related status while a namespace is disabled, and a target of another vendor may get
+/// a namespace later.
 fn passes(kind: ErrorKind, ours: bool) -> bool {
     matches!(kind, ErrorKind::PeerDead | ErrorKind::Rail) || kind == ErrorKind::NotFound && !ours
 }

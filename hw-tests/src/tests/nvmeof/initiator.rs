@@ -2,7 +2,7 @@
 
 use super::{Connection, expect_all, kernels_target, write_all};
 use crate::host::{Host, Need};
-use crate::nvmeof::{Initiator, config, find};
+use crate::nvmeof::{Initiator, config, find, patient};
 use crate::runner::Test;
 use anyhow::{Context as _, Result, ensure};
 use std::net::SocketAddr;
@@ -107,7 +107,7 @@ fn many_at_a_time(initiator: &mut Initiator, in_capsule: u32) -> Result<()> {
 fn each_others_bytes(host: &Host) -> Result<()> {
     let (address, nqn) = kernels_target(host)?;
     let namespace = find(address, &nqn, 1)?;
-    let mut initiator = Initiator::open(config(), MIB as usize)?;
+    let mut initiator = Initiator::open(patient(), MIB as usize)?;
     initiator.adopt(&namespace, 0..RANGE)?;
     let (ip, port) = (address.ip().to_string(), address.port().to_string());
     let kernels = Connection::open("tcp", &ip, &port, &nqn, &[])?;

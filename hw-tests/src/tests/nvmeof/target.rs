@@ -2,7 +2,7 @@
 
 use super::{Connection, HOST_NQN, expect_all, kernels_target, run, write_all};
 use crate::host::{Host, Need};
-use crate::nvmeof::{Initiator, config};
+use crate::nvmeof::{Initiator, patient};
 use crate::remote::Process;
 use crate::runner::Test;
 use anyhow::{Context as _, Result, bail, ensure};
@@ -145,7 +145,7 @@ fn verified_by_fio(host: &Host, options: &[&str]) -> Result<()> {
 
 fn each_others_bytes(host: &Host) -> Result<()> {
     let mut ours = Ours::start(host)?;
-    let mut initiator = Initiator::open(Config { queues: 4, ..config() }, MIB)?;
+    let mut initiator = Initiator::open(Config { queues: 4, ..patient() }, MIB)?;
     initiator.attach(&ours.export)?;
     let kernels = ours.connect(&[])?;
     for round in 0..4_u64 {
@@ -177,11 +177,11 @@ fn discovered(host: &Host) -> Result<()> {
 }
 
 fn goes_on_after_resets(host: &Host) -> Result<()> {
-    const RESETS: u32 = 4;
+    const RESETS: u32 = 3;
     let ours = Ours::start(host)?;
     let kernels = ours.connect(&[])?;
     let device = kernels.device.display().to_string();
-    let mut child = fio(&device, &["--rw=randwrite", "--time_based", "--runtime=14"]).spawn()?;
+    let mut child = fio(&device, &["--rw=randwrite", "--time_based", "--runtime=10"]).spawn()?;
     for _ in 0..RESETS {
         std::thread::sleep(Duration::from_secs(2));
         run(&["nvme", "reset", &kernels.controller.display().to_string()])?;
