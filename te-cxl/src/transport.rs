@@ -240,11 +240,6 @@ impl CxlTransport {
             (Op::Write, None) => put(lines, coherence, at, local).map_err(|fault| (Side::Remote, fault)),
         };
         match copied {
-            // A report came while it was copied: what was read may be anything.
-            Ok(()) if pool.is_bad(at, len) => {
-                let fault = Fault { cause: Cause::Poison { at }, done: len };
-                Err(failed(slice.op, fault))
-            }
             Ok(()) => Ok(if self.checksums { local.crc32c() } else { None }),
             Err((side, fault)) => {
                 if let Cause::Poison { at } = fault.cause {

@@ -105,9 +105,12 @@ struct Trial {
     /// Where its data is on the disk.
     at: u64,
     write: u64,
+    submitted: Instant,
+    /// How long after that it was cut.
+    cut_after: Duration,
     fence: Option<(u64, Instant)>,
-    /// Whether the data was on the disk when the connection was cut, and when the fence had ended.
-    landed: (bool, bool),
+    /// Whether the data was on the disk when the fence had ended.
+    landed: bool,
     fenced_after: Option<Duration>,
 }
 
@@ -120,7 +123,7 @@ fn fenced(host: &Host, by_link: bool) -> Result<()> {
     let base = if by_link { TRIALS * RANGE } else { 0 };
     let mut trials = begin(&namespace, base, delay)?;
     let link = super::faults::Link::to(address.ip())?;
-    cut(&mut trials, by_link.then_some(&link), &mut disk)?;
+    cut(&mut trials, by_link.then_some(&link))?;
     // Each fence ends by itself; what is on the disk is replaced at once.
     let give_up = Instant::now() + PATIENCE;
     let mut back = Instant::now() + Duration::from_secs(4);
@@ -142,7 +145,8 @@ fn fenced(host: &Host, by_link: bool) -> Result<()> {
     for trial in &trials {
         wrong += u32::from(!disk.holds(NEW, trial.at, LATE)?);
     }
-    let between = trials.iter().filter(|trial| trial.landed == (false, true)).count();
+    // The device holds a write back for the whole delay, so what was cut before was not on the disk then.
+    let between = trials.iter().filter(|trial| trial.landed && trial.cut_after < delay).count();
     let fences = trials.iter().filter_map(|trial| trial.fenced_after);
     let by_time: u64 = trials.iter().map(|trial| trial.initiator.node.transport.stats().fenced_by_time).sum();
     println!(
@@ -171,8 +175,10 @@ fn begin(namespace: &Namespace, base: u64, delay: Duration) -> Result<Vec<Trial>
             initiator,
             at,
             write: 0,
+            submitted: Instant::now(),
+            cut_after: Duration::ZERO,
             fence: None,
-            landed: (false, false),
+            landed: false,
             fenced_after: None,
         });
     }
@@ -194,12 +200,13 @@ fn begin(namespace: &Namespace, base: u64, delay: Duration) -> Result<Vec<Trial>
         // What the late write would replace.
         trial.initiator.node.memory.set(0, &pattern(OLD, LATE as usize));
         trial.write = trial.initiator.begin(Op::Write, 0, 0, LATE)?;
+        trial.submitted = Instant::now();
     }
     Ok(trials)
 }
 
 /// Cuts each connection at another time of its write, or the link that all share.
-fn cut(trials: &mut [Trial], link: Option<&super::faults::Link>, disk: &mut Disk) -> Result<()> {
+fn cut(trials: &mut [Trial], link: Option<&super::faults::Link>) -> Result<()> {
     let began = Instant::now();
     let mut next = 0;
     while next < trials.len() {
@@ -207,24 +214,23 @@ fn cut(trials: &mut [Trial], link: Option<&super::faults::Link>, disk: &mut Disk
             trial.initiator.linger(Duration::from_millis(1));
         }
         if let Some(link) = link {
-            if began.elapsed() > Duration::from_millis(400) {
+            if began.elapsed() > Duration::from_millis(1_000) {
                 link.set(false)?;
+                trials.iter_mut().for_each(|trial| trial.cut_after = trial.submitted.elapsed());
                 next = trials.len();
             }
         } else if began.elapsed() > Duration::from_millis(150 * next as u64) {
             trials[next].initiator.node.transport.close_connections();
+            trials[next].cut_after = trials[next].submitted.elapsed();
             next += 1;
         }
-    }
-    for trial in trials {
-        trial.landed.0 = disk.holds(OLD, trial.at, LATE)?;
     }
     Ok(())
 }
 
 /// Fences a write that has ended; replaces its bytes once the fence has ended.
 fn proceed(trial: &mut Trial, disk: &mut Disk) -> Result<()> {
-    let Trial { initiator, at, write, fence, landed, fenced_after } = trial;
+    let Trial { initiator, at, write, fence, landed, fenced_after, .. } = trial;
     match fence {
         None => {
             let Some(ended) = initiator.node.ended(*write) else { return Ok(()) };
@@ -236,7 +242,7 @@ fn proceed(trial: &mut Trial, disk: &mut Disk) -> Result<()> {
             let Some(ended) = initiator.node.ended(*token) else { return Ok(()) };
             ended.result.context("the fence")?;
             *fenced_after = Some(since.elapsed());
-            landed.1 = disk.holds(OLD, *at, LATE)?;
+            *landed = disk.holds(OLD, *at, LATE)?;
             disk.fill(NEW, *at, LATE)?;
         }
         Some(_) => {}
