@@ -47,7 +47,7 @@ const TRIALS: u64 = 10;
 const RANGE: u64 = 2 << 20;
 const GRANULE: u64 = 4_096;
 /// Bytes of the write that is late.
-const LATE: u32 = 1 << 20;
+const LATE: u32 = 256 << 10;
 const OLD: u64 = 1;
 const NEW: u64 = 100_000;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -165,9 +165,12 @@ fn fenced(host: &Host, by_link: bool) -> Result<()> {
 fn begin(namespace: &Namespace, base: u64, delay: Duration) -> Result<Vec<Trial>> {
     let quiesce_ms = delay.as_millis() as u32 + 1_000;
     let config = Config { queues: 1, quiesce_ms, ..config() };
+    // All are submitted at once: each of them is cut before the delay is over.
+    let content = pattern(OLD, LATE as usize);
     let mut trials = Vec::new();
     for number in 0..TRIALS {
         let mut initiator = Initiator::open(config.clone(), LATE as usize)?;
+        initiator.node.memory.set(0, &content);
         let first = base + number * RANGE;
         initiator.begin_adoption(namespace, first..first + RANGE)?;
         let at = first + GRANULE;
@@ -197,8 +200,6 @@ fn begin(namespace: &Namespace, base: u64, delay: Duration) -> Result<Vec<Trial>
         waiting = left;
     }
     for trial in &mut trials {
-        // What the late write would replace.
-        trial.initiator.node.memory.set(0, &pattern(OLD, LATE as usize));
         trial.write = trial.initiator.begin(Op::Write, 0, 0, LATE)?;
         trial.submitted = Instant::now();
     }
