@@ -109,6 +109,8 @@ struct Trial {
     /// How long after that it was cut.
     cut_after: Duration,
     fence: Option<(u64, Instant)>,
+    /// The write had its response before the cut: nothing is late.
+    carried_out: bool,
     /// Whether the data was on the disk when the fence had ended.
     landed: bool,
     fenced_after: Option<Duration>,
@@ -147,16 +149,18 @@ fn fenced(host: &Host, by_link: bool) -> Result<()> {
     }
     // The device holds a write back for the whole delay, so what was cut before was not on the disk then.
     let between = trials.iter().filter(|trial| trial.landed && trial.cut_after < delay).count();
+    let in_time = trials.iter().filter(|trial| !trial.carried_out).count() as u64;
     let fences = trials.iter().filter_map(|trial| trial.fenced_after);
     let by_time: u64 = trials.iter().map(|trial| trial.initiator.node.transport.stats().fenced_by_time).sum();
     println!(
-        "    {}{TRIALS} writes whose {}: {between} landed between the cut and the end of the fence, {wrong} after \
-         it; {by_time} fences by time, the longest {:.1} s",
+        "    {}{TRIALS} writes, {in_time} of them in flight when their {}: {between} landed between that and the \
+         end of the fence, {wrong} after it; {by_time} fences by time, the longest {:.1} s",
         host.label(),
         if by_link { "link went down" } else { "connection was cut" },
         fences.max().unwrap_or_default().as_secs_f64()
     );
     ensure!(wrong == 0, "{wrong} of {TRIALS} writes landed after their fence");
+    ensure!(in_time * 2 >= TRIALS, "only {in_time} of {TRIALS} writes were cut in time: the machine is busy");
     ensure!(between > 0, "no write was late: the test proves nothing");
     Ok(())
 }
@@ -181,6 +185,7 @@ fn begin(namespace: &Namespace, base: u64, delay: Duration) -> Result<Vec<Trial>
             submitted: Instant::now(),
             cut_after: Duration::ZERO,
             fence: None,
+            carried_out: false,
             landed: false,
             fenced_after: None,
         });
@@ -220,7 +225,7 @@ fn cut(trials: &mut [Trial], link: Option<&super::faults::Link>) -> Result<()> {
                 trials.iter_mut().for_each(|trial| trial.cut_after = trial.submitted.elapsed());
                 next = trials.len();
             }
-        } else if began.elapsed() > Duration::from_millis(150 * next as u64) {
+        } else if began.elapsed() > Duration::from_millis(100 * next as u64) {
             trials[next].initiator.node.transport.close_connections();
             trials[next].cut_after = trials[next].submitted.elapsed();
             next += 1;
@@ -231,11 +236,18 @@ fn cut(trials: &mut [Trial], link: Option<&super::faults::Link>) -> Result<()> {
 
 /// Fences a write that has ended; replaces its bytes once the fence has ended.
 fn proceed(trial: &mut Trial, disk: &mut Disk) -> Result<()> {
-    let Trial { initiator, at, write, fence, landed, fenced_after, .. } = trial;
+    let Trial { initiator, at, write, fence, carried_out, landed, fenced_after, .. } = trial;
     match fence {
+        None if *carried_out => {}
         None => {
             let Some(ended) = initiator.node.ended(*write) else { return Ok(()) };
-            let error = ended.result.err().context("the write was carried out before the cut")?;
+            let Err(error) = ended.result else {
+                // On a busy machine, the cut may come after the delay.
+                disk.fill(NEW, *at, LATE)?;
+                *fenced_after = Some(Duration::ZERO);
+                *carried_out = true;
+                return Ok(());
+            };
             ensure!(ended.outcome == Outcome::Unknown, "the write ends {:?}: {error}", ended.outcome);
             *fence = Some((initiator.fence()?, Instant::now()));
         }
