@@ -1,6 +1,6 @@
 //! `helper nvmeof write-read` and `helper nvmeof load`: our initiator in a process of its own.
 
-use super::{Initiator, config, find};
+use super::{Initiator, config, find, patient};
 use crate::helper::print_line;
 use anyhow::{Context as _, Result, ensure};
 use std::io::BufRead as _;
@@ -20,7 +20,7 @@ const RANGE: u64 = 24 << 20;
 pub(crate) fn write_read(address: &str, port: &str, nqn: &str, nsid: &str) -> Result<()> {
     let address = SocketAddr::new(address.parse()?, port.parse()?);
     let namespace = find(address, nqn, nsid.parse()?)?;
-    let mut initiator = Initiator::open(Config { queues: 4, ..config() }, 16 << 20)?;
+    let mut initiator = Initiator::open(Config { queues: 4, ..patient() }, 16 << 20)?;
     initiator.adopt(&namespace, 0..RANGE)?;
     for (seed, len) in SIZES.into_iter().enumerate() {
         let began = Instant::now();

@@ -3,7 +3,7 @@
 
 use super::{kernels_target, run};
 use crate::host::{Host, Need};
-use crate::nvmeof::{Initiator, config, find};
+use crate::nvmeof::{Initiator, config, find, patient};
 use crate::runner::Test;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::collections::HashMap;
@@ -385,7 +385,7 @@ fn resized(host: &Host) -> Result<()> {
     };
     let beyond = HALF - RANGE / 2..HALF + RANGE / 2;
     let adopt = || -> Result<Initiator> {
-        let mut initiator = Initiator::open(config(), 1 << 20)?;
+        let mut initiator = Initiator::open(patient(), 1 << 20)?;
         initiator.adopt(&namespace, beyond.clone())?;
         Ok(initiator)
     };

@@ -2,7 +2,7 @@
 
 use super::{Connection, expect_all, kernels_target, write_all};
 use crate::host::{Host, Need};
-use crate::nvmeof::{Initiator, config, find, patient};
+use crate::nvmeof::{Initiator, find, patient};
 use crate::runner::Test;
 use anyhow::{Context as _, Result, ensure};
 use std::net::SocketAddr;
@@ -46,7 +46,7 @@ fn every_setting(host: &Host) -> Result<()> {
                 data_digest: digests,
                 queues,
                 in_capsule_bytes_max: if at == 0 { 16 * KIB } else { 64 * KIB },
-                ..config()
+                ..patient()
             };
             let long = if queues == 4 { &LONG[..] } else { &[] };
             let what = format!("{address}, digests {digests}, {queues} queues");
