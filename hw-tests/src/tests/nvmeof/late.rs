@@ -225,7 +225,10 @@ fn cut(trials: &mut [Trial], link: Option<&super::faults::Link>) -> Result<()> {
                 trials.iter_mut().for_each(|trial| trial.cut_after = trial.submitted.elapsed());
                 next = trials.len();
             }
-        } else if began.elapsed() > Duration::from_millis(100 * next as u64) {
+            continue;
+        }
+        // Several, when the round has taken long.
+        while next < trials.len() && began.elapsed() > Duration::from_millis(100 * next as u64) {
             trials[next].initiator.node.transport.close_connections();
             trials[next].cut_after = trials[next].submitted.elapsed();
             next += 1;
