@@ -228,7 +228,7 @@ fn cut(trials: &mut [Trial], link: Option<&super::faults::Link>) -> Result<()> {
             continue;
         }
         // Several, when the round has taken long.
-        while next < trials.len() && began.elapsed() > Duration::from_millis(100 * next as u64) {
+        while next < trials.len() && began.elapsed() > Duration::from_millis(100 * next as u64 + 200) {
             trials[next].initiator.node.transport.close_connections();
             trials[next].cut_after = trials[next].submitted.elapsed();
             next += 1;
