@@ -63,6 +63,7 @@ fn accept(listener: &TcpListener, token: &str) -> Result<()> {
 fn serve_connection(stream: TcpStream, token: &str) -> Result<()> {
     let mut requests = BufReader::new(stream.try_clone()?);
     let mut answers = stream;
+    answers.set_nodelay(true)?;
     let mut first = String::new();
     requests.by_ref().take(LINE_BYTES_MAX).read_line(&mut first)?;
     if first.is_empty() {
@@ -107,7 +108,9 @@ fn serve_connection(stream: TcpStream, token: &str) -> Result<()> {
     });
     for line in BufReader::new(stdout.context("the program's stdout is not a pipe")?).split(b'\n') {
         let line = line?;
-        if writeln!(answers, ">{}", String::from_utf8_lossy(&line)).is_err() {
+        // One segment: in several, each line would wait for an acknowledgement.
+        let line = format!(">{}\n", String::from_utf8_lossy(&line));
+        if answers.write_all(line.as_bytes()).is_err() {
             break;
         }
     }

@@ -3,7 +3,7 @@
 
 use crate::sys::DevDax;
 use crate::tests::conformance;
-use crate::{agent, content, engines, remote_target};
+use crate::{agent, content, cxl, engines, nvmeof, remote_target};
 use anyhow::{Context as _, Result, bail, ensure};
 use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::TcpListener;
@@ -24,7 +24,14 @@ pub(crate) fn run(name: &str, args: &[&str]) -> Result<()> {
         ("conformance-target", [device, port, address, management]) => {
             conformance_target(device, port.parse()?, address, management)
         }
-        ("cxl", ["write", path, seed, bytes]) => {
+        ("nvmeof", ["serve", address, bytes]) => nvmeof::serve(address, bytes.parse()?),
+        ("nvmeof", ["write-read", address, port, nqn, nsid]) => nvmeof::write_read(address, port, nqn, nsid),
+        ("nvmeof", ["load", export]) => nvmeof::stoppable(export),
+        ("nvmeof", ["disk", device]) => nvmeof::disk(device),
+        ("cxl", ["own", path]) => cxl::own(path),
+        ("cxl", ["write", path, slot, epoch, export, len]) => cxl::write(path, slot, epoch, export, len),
+        ("cxl", ["poison", path, at]) => cxl::poison(path, at),
+        ("cxl", ["paint", path, seed, bytes]) => {
             let mut dax = DevDax::open(Path::new(path), bytes.parse()?)?;
             dax.write(&pattern(seed.parse()?, bytes.parse()?));
             Ok(())
@@ -79,7 +86,11 @@ fn answer(region: &SharedRegion, line: &str) -> Result<String> {
     }
 }
 
-fn print_line(line: &str) -> Result<()> {
+/// Prints a line at once.
+///
+/// # Errors
+/// When stdout is closed.
+pub(crate) fn print_line(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}")?;
     Ok(out.flush()?)

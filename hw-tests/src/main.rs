@@ -23,18 +23,23 @@
 //! | `HW_TESTS_PEER` | `host:port` of the agent on the second machine |
 //! | `HW_TESTS_TOKEN` | The secret of an agent and its callers; an agent runs any program for a caller that knows it |
 //! | `HW_TESTS_FAULTS` | `1`: tests may take links of this machine and the peer down |
+//! | `HW_TESTS_LONG` | `1`: tests that take long run as well, and others in full |
 //! | `HW_TESTS_NVMEOF` | Targets whose contents may be overwritten, `TRANSPORT ADDRESS PORT NQN`, separated by `;` |
+//! | `HW_TESTS_NVMEOF_LATE` | Namespace of the first target whose writes are late, its device at the peer, and the delay: `NSID DEVICE MILLISECONDS` |
+//! | `HW_TESTS_DAX` | A device-DAX node whose contents may be lost |
 //! | `HW_TESTS_SUITES` | Test programs to run without arguments, separated by `;` |
 //! | `HW_TESTS_LAB` | The lab's profile, set by the lab: its devices are checked, and results are labelled as emulated |
 #![deny(unsafe_code)]
 
 mod agent;
 mod content;
+mod cxl;
 mod engines;
 mod facts;
 mod helper;
 mod host;
 mod load;
+mod nvmeof;
 mod remote;
 mod remote_target;
 mod runner;

@@ -83,6 +83,7 @@ impl Peer {
         let address = self.address.to_socket_addrs()?.next().context("HW_TESTS_PEER names no address")?;
         let mut stream =
             TcpStream::connect_timeout(&address, DIAL).context("the peer's agent cannot be reached")?;
+        stream.set_nodelay(true)?;
         let start =
             Start { token: self.token.clone(), argv: argv.iter().map(|word| (*word).to_owned()).collect() };
         writeln!(stream, "{}", serde_json::to_string(&start)?)?;
@@ -135,7 +136,10 @@ impl Process {
     /// # Errors
     /// When the connection to the agent is broken.
     pub(crate) fn send(&mut self, line: &str) -> Result<()> {
-        writeln!(self.stream, "<{line}").with_context(|| format!("`{}` on the peer is gone", self.name))
+        // One segment: in several, each line would wait for an acknowledgement.
+        self.stream
+            .write_all(format!("<{line}\n").as_bytes())
+            .with_context(|| format!("`{}` on the peer is gone", self.name))
     }
 
     /// The next line of the program's stdout.

@@ -6,6 +6,7 @@ use anyhow::Result;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A test and what it needs.
 pub(crate) struct Test {
@@ -47,6 +48,13 @@ fn trial(test: &'static Test, host: &Arc<Host>) -> Trial {
         // The harness has printed the name without a line end: the empty line flushes it, and separates it
         // from the output of the test.
         println!();
-        (test.run)(&host).map(|()| Completion::Completed).map_err(|error| Failed::from(format!("{error:#}")))
+        // Printed at once as well: the harness prints it after the last test, and the run may be cut before.
+        let began = Instant::now();
+        let result = (test.run)(&host);
+        println!("    took {:.1} s", began.elapsed().as_secs_f64());
+        result.map(|()| Completion::Completed).map_err(|error| {
+            println!("    {error:#}");
+            Failed::from(format!("{error:#}"))
+        })
     })
 }

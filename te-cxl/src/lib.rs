@@ -36,6 +36,7 @@
 //! | expulsion | up to 112 identities that hold a page of the pool | the same |
 //! | checksums | CRC-32C, computed after the copy | the same |
 //! | memory that fails (SIGBUS) | ends the slice: `Corrupt`, `Rail` | the same on x86_64 |
+//! | reports of damaged memory (SIGBUS of `vm.memory_failure_early_kill`) | noted: slices there are `Corrupt` | the same on x86_64 |
 //!
 //! # Who decides what
 //!
@@ -66,6 +67,7 @@
 //!   it back. Writes to a CXL device are posted: no document of the processor promises when another host sees
 //!   them. The read takes the same way, and the device answers it after the write.
 //! * Other processors than x86_64 have the mode `hardware` alone, and memory that fails ends the process.
+//! * Reports of damaged memory are noted for up to 64 mappings of pools in a process.
 //! * The handler of SIGBUS is installed whenever a pool is mapped and it is not there, and again when a
 //!   handler that it passes a signal on to has taken it away. A handler that is installed after that replaces
 //!   it, unless it passes on what is not its own.

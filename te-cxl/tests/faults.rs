@@ -204,6 +204,49 @@ fn a_report_of_damage_elsewhere_is_no_failed_access() {
     assert_eq!(read_what_was_cut(&mut ends), ErrorKind::Rail);
 }
 
+/// The kernel's report that the page at `addr` is damaged, which it sends to each process that has mapped the
+/// page (with `vm.memory_failure_early_kill`).
+fn report(addr: *mut u8) {
+    const BUS_MCEERR_AO: i32 = 5;
+    // SAFETY: zeroes are a valid `siginfo_t`; the address of a SIGBUS follows three numbers and padding.
+    let sent = unsafe {
+        let mut info = std::mem::zeroed::<libc::siginfo_t>();
+        (info.si_signo, info.si_code) = (libc::SIGBUS, BUS_MCEERR_AO);
+        (&raw mut info).cast::<*mut u8>().add(2).write(addr);
+        assert_eq!(info.si_addr(), addr.cast());
+        libc::syscall(
+            libc::SYS_rt_tgsigqueueinfo,
+            libc::getpid(),
+            libc::gettid(),
+            libc::SIGBUS,
+            &raw const info,
+        )
+    };
+    assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn a_report_of_damage_in_a_pool_is_survived_and_remembered() {
+    if !in_its_own_process("a_report_of_damage_in_a_pool_is_survived_and_remembered") {
+        return;
+    }
+    let mut ends = Ends::new(Flush);
+    // More than one: the handler of std takes itself away at the first signal that is none of its own.
+    for round in 0..3 {
+        report(ends.there.as_ptr().wrapping_add(4096 * round));
+    }
+    // The peer has a mapping of its own in this process; the kernel reports each.
+    assert_eq!(run(&mut ends.peer, slice(1, Op::Read, 0, 4096)).result, Ok(()), "not about this mapping");
+    assert_eq!((ends.owner_pool.bad_granules(), ends.peer_pool.bad_granules()), (vec![2 * MIB], vec![]));
+    let mapping = ends.peer_pool.claim(ends.file.claim(4, 1, 9)).unwrap();
+    report(mapping.as_ptr());
+    assert_eq!(ends.peer_pool.bad_granules().len(), 1);
+    // A report about memory that is no pool's goes to the handler that was there before.
+    let memory = leaked(4096, 0);
+    let elsewhere = in_a_child(|| (0..2).for_each(|_| report(memory.as_ptr())));
+    assert!(matches!(elsewhere, WaitStatus::Signaled(_, Signal::SIGBUS, _)), "{elsewhere:?}");
+}
+
 extern "C" fn replaces(_: libc::c_int) {
     // SAFETY: ends the process: it has got a fault of a copy.
     unsafe { libc::_exit(9) }

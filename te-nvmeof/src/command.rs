@@ -299,14 +299,13 @@ pub fn connect_data(host_id: [u8; 16], controller: u16, subsystem: &str, host: &
 /// The length of the longest NQN (4.5), in bytes.
 pub const NQN_BYTES_MAX: usize = 223;
 
-/// The text of an NQN that is padded with zeros; `None` when it is not one.
+/// The text of an NQN that is padded with zeros; `None` when it is none: empty, too long, or not printable.
+/// Names that do not begin with `nqn.` are taken as well: the kernel's target has subsystems of any name.
 #[must_use]
 pub fn nqn_of(padded: &[u8]) -> Option<&str> {
     let len = padded.iter().position(|byte| *byte == 0).unwrap_or(padded.len());
     let text = core::str::from_utf8(&padded[..len]).ok()?;
-    let valid = (1..=NQN_BYTES_MAX).contains(&len)
-        && text.starts_with("nqn.")
-        && text.bytes().all(|byte| byte.is_ascii_graphic());
+    let valid = (1..=NQN_BYTES_MAX).contains(&len) && text.bytes().all(|byte| byte.is_ascii_graphic());
     valid.then_some(text)
 }
 
@@ -349,6 +348,8 @@ impl Status {
     pub const SGL_TYPE: Self = Self(0x011);
     pub const HOST_ID_INCONSISTENT: Self = Self(0x018);
     pub const PREEMPTED: Self = Self(0x01b);
+    /// The kernel's target answers so while a namespace is disabled.
+    pub const INTERNAL_PATH: Self = Self(0x300);
     pub const WRITE_PROTECTED: Self = Self(0x020);
     pub const TRANSIENT_TRANSPORT: Self = Self(0x022);
     pub const LBA_OUT_OF_RANGE: Self = Self(0x080);
@@ -392,7 +393,8 @@ impl Status {
             Self::WRITE_PROTECTED | Self::ACCESS_DENIED | Self::RESERVATION_CONFLICT => Kind::AccessDenied,
             Self::TRANSIENT_TRANSPORT => Kind::Corrupt,
             Self::OTHER_INCARNATION => Kind::PeerRestarted,
-            Self::ABORTED | Self::PREEMPTED => Kind::Rail,
+            // The kernel's target answers with INTERNAL when its device has failed.
+            Self::ABORTED | Self::PREEMPTED | Self::INTERNAL => Kind::Rail,
             Self::CONNECT_HOST => Kind::AccessDenied,
             Self::CONNECT_BUSY => Kind::PeerDead,
             Self(number) if number >> 8 == 2 => Kind::Rail,

@@ -285,7 +285,7 @@ mod tests {
         let cases = [
             AdoptedExport { port: 0, ..good.clone() },
             AdoptedExport { addresses: vec![], ..good.clone() },
-            AdoptedExport { nqn: "iqn.2014".into(), ..good.clone() },
+            AdoptedExport { nqn: "two words".into(), ..good.clone() },
             AdoptedExport { nguid: [0; 16], ..good.clone() },
             AdoptedExport { nsid: u32::MAX, ..good.clone() },
             AdoptedExport { first: 5, ..good.clone() },

@@ -9,7 +9,8 @@ use std::net::{Shutdown, TcpStream};
 use common::{Node, REGION, eventually, finish, pair, write};
 use te_nvmeof::Config;
 use te_nvmeof::command::{
-    CC_ENABLED, CONTROLLER_ANY, Cqe, Place, Sqe, Status, admin, connect_data, io, property,
+    CC_ENABLED, CC_SHUTDOWN, CONTROLLER_ANY, CSTS_SHUT_DOWN, Cqe, Place, Sqe, Status, admin, connect_data,
+    io, property,
 };
 use te_nvmeof::pdu::{self, Agreed, Data, End, Fatal, Kind, Pdu, Step};
 use zerocopy::IntoBytes;
@@ -412,6 +413,29 @@ fn silent_connections_and_too_many_of_them_make_no_difference() {
         target.transport.connections() <= 3
     });
     honest_works(&mut honest, &mut target, 3);
+}
+
+/// The kernel's host disconnects and resets in this order: it closes its I/O queues, then it writes CC on the
+/// admin queue and waits for CSTS.
+#[test]
+fn a_controller_outlives_the_connections_of_its_io_queues() {
+    let (mut honest, mut target) = open();
+    let (mut admin, queue) = Raw::queues(&mut target);
+    let connections = target.transport.connections();
+    drop(queue);
+    eventually("the connection is gone", || {
+        target.poll();
+        target.transport.connections() < connections
+    });
+    let shut_down = Sqe::property_set(3, property::CC, CC_ENABLED | CC_SHUTDOWN);
+    assert_eq!(admin.command(&mut target, shut_down).status(), Status::SUCCESS);
+    let status = admin.command(&mut target, Sqe::property_get(4, property::CSTS));
+    assert_eq!(status.result.get() as u32, CSTS_SHUT_DOWN);
+    // The admin queue is the controller: with it, the other connections end.
+    let (admin, mut queue) = Raw::queues(&mut target);
+    drop(admin);
+    assert!(queue.next(&mut target).is_none(), "the I/O queue of a controller that is gone is closed");
+    honest_works(&mut honest, &mut target, 1);
 }
 
 /// More data than a target queues at a time, from a host that sends nothing else: the commands that wait in

@@ -216,7 +216,7 @@ fn statuses_of_a_target_are_told_apart() {
         (Status::WRITE_PROTECTED, ErrorKind::AccessDenied, Outcome::NotApplied),
         (Status::INVALID_NAMESPACE, ErrorKind::NotFound, Outcome::NotApplied),
         (Status(0x280), ErrorKind::Rail, Outcome::Unknown),
-        (Status::INTERNAL, ErrorKind::Protocol, Outcome::Unknown),
+        (Status::INTERNAL, ErrorKind::Rail, Outcome::Unknown),
         (Status(0x7ff), ErrorKind::Protocol, Outcome::Unknown),
         (Status(0x370), ErrorKind::PeerDead, Outcome::Unknown),
     ] {

@@ -172,7 +172,8 @@ fn commands_have_their_fields_where_the_specification_has_them() {
     assert_eq!((&bytes[..16], &bytes[16..18]), (&[7; 16][..], &[0xff, 0xff][..]));
     assert_eq!(nqn_of(&bytes[256..512]), Some("nqn.2014-08.org.example:a"));
     assert_eq!(nqn_of(&bytes[512..768]), Some("nqn.2014-08.org.example:b"));
-    for wrong in [&b""[..], b"nqn", b"nqn.2014\xff", b"nqn.a b", &[b'n'; 300]] {
+    assert_eq!(nqn_of(b"lab\0"), Some("lab"), "the kernel's target has subsystems of any name");
+    for wrong in [&b""[..], b"nqn.2014\xff", b"nqn.a b", &[b'n'; 300]] {
         assert_eq!(nqn_of(wrong), None);
     }
     let cqe = Cqe::new(5, Status::LBA_OUT_OF_RANGE, 3, 1);

@@ -75,6 +75,31 @@ fn expelled(played: &mut Played, owner: &mut Node, victim: u64) -> Result<bool, 
     end
 }
 
+/// The kernel's target answers with a path-related status while a namespace is disabled. The association
+/// stays.
+#[test]
+fn a_namespace_that_was_disabled_during_its_check_is_used_once_it_is_back() {
+    for status in [Status::INTERNAL_PATH, Status::INVALID_NAMESPACE] {
+        let mut played = Played::new();
+        let mut owner = common::node(Config::default(), BYTES);
+        let blob = adopted(&mut played, &mut owner).unwrap();
+        let mut client = common::node(Config::default(), BYTES);
+        client.transport.attach(REMOTE, &blob).unwrap();
+        played.without_namespace = Some(status);
+        for token in 1..4 {
+            client.submit(&[read(token, 0, 0, BLOCK)]);
+            played.drive(&mut client, "a slice fails", |_, client| client.ended(token).is_some());
+            assert!(client.ended(token).unwrap().result.is_err());
+        }
+        played.without_namespace = None;
+        client.submit(&[read(9, 0, 0, BLOCK)]);
+        played.drive(&mut client, "a slice is carried out", |_, client| client.ended(9).is_some());
+        assert_eq!(client.ended(9).unwrap().result, Ok(()), "{status:?}");
+        let stats = client.transport.stats();
+        assert_eq!((stats.associations, stats.associations_lost), (1, 0), "{status:?}");
+    }
+}
+
 #[test]
 fn a_target_that_replaces_no_key_that_is_not_there_is_used() {
     let mut played = Played::new();

@@ -210,7 +210,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
         step("bench-smoke", "each benchmark once", 600, commands(["cargo test --workspace --bench *"])),
         step("fuzz", "parsers of input from peers, files and users", 900, fuzzing(host, args)),
         step("miri", "undefined behaviour in te-core", 900, miri(host)),
-        step("lab", "the fabrics on emulated devices, faults included", 900, in_lab()),
+        step("lab", "the fabrics on emulated devices, faults included", 1500, in_lab()),
         step("python", "the Python wheels, installed into a clean environment and tested", 1500, python()),
         step("deny", "licences, advisories, sources", 120, deny(host)),
         step(
@@ -459,7 +459,7 @@ fn miri(host: &Host) -> Plan {
 
 fn in_lab() -> Plan {
     match lab::missing_packages().as_slice() {
-        [] => commands(["cargo xtask hw-test --lab --limit-s 840"]),
+        [] => commands(["cargo xtask hw-test --lab --profile rdma,nvmeof,cxl,dax --limit-s 840"]),
         missing => Plan::Skip(format!("`apt-get install --no-install-recommends {}`", missing.join(" "))),
     }
 }

@@ -11,16 +11,21 @@ use std::time::Duration;
 
 /// Test programs that run in the profiles of the lab. The whole workspace is selected for a crate with many
 /// dependencies: what `cargo test --workspace` has built is used then.
-const SUITES: [(&str, &str); 2] =
-    [("rdma", "-p te-rdma --test verbs_device"), ("disk", "--workspace --test block_devices")];
+const SUITES: [(&str, &str); 3] = [
+    ("rdma", "-p te-rdma --test verbs_device"),
+    ("dax", "-p te-cxl --test conformance"),
+    ("disk", "--workspace --test block_devices"),
+];
 /// The default filter of each profile. Profile `rdma` runs all tests.
 const FILTERS: [(&str, &str); 4] =
-    [("nvmeof", "namespace"), ("cxl", "cxl"), ("numa", "numa"), ("disk", "test_programs")];
+    [("nvmeof", "nvme"), ("cxl", "cxl"), ("numa", "numa"), ("disk", "test_programs")];
 /// The log of a disk's writes: the variable that names it, its name in the run's directory, and the time for
 /// reading it, seconds.
 const WRITE_LOG: &str = "SNOWSKIN_WRITE_LOG";
 const WRITE_LOG_FILE: &str = "write-log";
 const POWER_LOSS_S: u64 = 300;
+/// The device of profile `dax`.
+const DAX: &str = "/dev/dax0.0";
 /// Address of the agent in guest b, on the management network.
 const AGENT: &str = "10.77.9.2:7077";
 
@@ -113,7 +118,15 @@ fn in_profile(args: &Args, profile: &str, program: &Path, suites: &[PathBuf]) ->
     }
     match profile {
         "nvmeof" => {
-            settings.push("HW_TESTS_NVMEOF=tcp 10.77.0.2 4420 lab;rdma 10.77.1.2 4421 lab".to_owned())
+            let targets = "tcp 10.77.0.2 4420 lab;rdma 10.77.1.2 4421 lab;tcp 10.77.0.2 4422 lab";
+            settings.push(format!("HW_TESTS_NVMEOF={targets}"));
+            settings.push("HW_TESTS_NVMEOF_LATE=2 /dev/ram1 3000".to_owned());
+        }
+        "dax" => {
+            settings.push(format!("HW_TESTS_DAX={DAX}"));
+            // The suite makes pools of the device, one after the other.
+            settings.push(format!("SNOWSKIN_CXL_DEVICE={DAX}"));
+            settings.push("RUST_TEST_THREADS=1".to_owned());
         }
         "disk" => {
             settings.push("SNOWSKIN_BLOCK_DEVICES=/dev/ram0 /dev/ram1 /dev/ram2".to_owned());

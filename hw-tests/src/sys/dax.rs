@@ -7,6 +7,7 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::ptr::NonNull;
+use te_core::MemSpan;
 
 /// Device-DAX nodes are mapped in units of 2 MiB on x86-64.
 const UNIT: usize = 2 << 20;
@@ -44,6 +45,11 @@ impl DevDax {
             // long as `self`.
             unsafe { self.start.cast::<u64>().add(index).write_volatile(u64::from_ne_bytes(whole)) };
         }
+    }
+
+    /// Where the memory is mapped here.
+    pub(crate) fn span(&self) -> MemSpan {
+        MemSpan::new(self.start.as_ptr().cast(), self.mapped)
     }
 
     /// The first `len` bytes, or all if the memory is shorter.

@@ -83,6 +83,24 @@ impl Pages {
     pub(crate) fn span(&self) -> MemSpan {
         self.span
     }
+
+    /// Copies bytes to its beginning, as far as there is room.
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        // SAFETY: the memory lives as long as `self`, and no reference to it exists.
+        let view = unsafe { VolatileSpan::new(self.span) };
+        // Cannot fail: the length fits.
+        let _ = view.write(0, &bytes[..bytes.len().min(self.span.len())]);
+    }
+
+    /// Copies its first `len` bytes, or all of them.
+    pub(crate) fn read(&self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len.min(self.span.len())];
+        // SAFETY: as in `write`.
+        let view = unsafe { VolatileSpan::new(self.span) };
+        // Cannot fail: the length fits.
+        let _ = view.read(0, &mut bytes);
+        bytes
+    }
 }
 
 impl Drop for Pages {

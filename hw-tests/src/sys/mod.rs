@@ -5,7 +5,9 @@
 mod breakable;
 mod dax;
 mod mirror;
+mod pool;
 
 pub(crate) use breakable::Breakable;
 pub(crate) use dax::DevDax;
 pub(crate) use mirror::{Mirror, Pages};
+pub(crate) use pool::{peek, poison, poke, register_part};

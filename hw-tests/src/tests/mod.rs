@@ -2,6 +2,7 @@
 
 pub(crate) mod conformance;
 mod cxl;
+mod dax;
 mod devices;
 mod faults;
 mod numa;
@@ -24,11 +25,12 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
         transfers::TESTS,
         faults::TESTS,
         suites::TESTS,
-        nvmeof::TESTS,
         cxl::TESTS,
+        dax::TESTS,
     ]
     .into_iter()
     .flatten()
+    .chain(nvmeof::tests())
 }
 
 /// Runs a program of this machine to its end; returns its stdout.

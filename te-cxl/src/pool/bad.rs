@@ -7,19 +7,19 @@ const GRANULE: u64 = 2 << 20;
 
 /// A bit per granule.
 #[derive(Debug)]
-pub(super) struct BadGranules {
+pub(crate) struct BadGranules {
     words: Box<[AtomicU64]>,
     /// Whether any bit is set.
     any: AtomicU64,
 }
 
 impl BadGranules {
-    pub(super) fn new(bytes: u64) -> Self {
+    pub(crate) fn new(bytes: u64) -> Self {
         let words = bytes.div_ceil(GRANULE).div_ceil(64);
         Self { words: (0..words).map(|_| AtomicU64::new(0)).collect(), any: AtomicU64::new(0) }
     }
 
-    pub(super) fn mark(&self, at: u64) {
+    pub(crate) fn mark(&self, at: u64) {
         let granule = at / GRANULE;
         if let Some(word) = self.words.get((granule / 64) as usize) {
             word.fetch_or(1 << (granule % 64), Ordering::Relaxed);
@@ -33,14 +33,14 @@ impl BadGranules {
     }
 
     /// Whether a range touches a granule that was reported.
-    pub(super) fn any(&self, at: u64, len: u64) -> bool {
+    pub(crate) fn any(&self, at: u64, len: u64) -> bool {
         if self.any.load(Ordering::Relaxed) == 0 || len == 0 {
             return false;
         }
         (at / GRANULE..=(at + len - 1) / GRANULE).any(|granule| self.is_bad(granule))
     }
 
-    pub(super) fn all(&self) -> Vec<u64> {
+    pub(crate) fn all(&self) -> Vec<u64> {
         let granules = 0..self.words.len() as u64 * 64;
         granules.filter(|granule| self.is_bad(*granule)).map(|granule| granule * GRANULE).collect()
     }

@@ -4,7 +4,7 @@
 //! calls here write that down where the other hosts see it, and refuse what the master has decided otherwise
 //! since.
 
-mod bad;
+pub(crate) mod bad;
 mod error;
 pub mod format;
 
@@ -18,7 +18,6 @@ use te_core::{Location, MemSpan};
 pub use error::PoolError;
 pub use format::PAGE;
 
-use self::bad::BadGranules;
 use self::format::{OwnerRecord, PeerRecord, Superblock, Use};
 use crate::Coherence;
 use crate::export::Export;
@@ -99,7 +98,6 @@ pub struct Pool {
     owned: Mutex<Owned>,
     /// The page that the master has given to this process, for the transport that has none.
     seat: Mutex<Option<Seat>>,
-    bad: BadGranules,
 }
 
 impl Pool {
@@ -218,7 +216,6 @@ impl Pool {
         if !writable {
             map.protect_from(block.front_bytes())?;
         }
-        let bad = BadGranules::new(block.size);
         Ok(Arc::new(Self {
             map,
             block,
@@ -226,7 +223,6 @@ impl Pool {
             writable,
             owned: Mutex::default(),
             seat: Mutex::default(),
-            bad,
         }))
     }
 
@@ -415,7 +411,7 @@ impl Pool {
     /// master must not give them away again.
     #[must_use]
     pub fn bad_granules(&self) -> Vec<u64> {
-        self.bad.all()
+        self.map.bad().all()
     }
 
     /// Makes bytes visible to the other hosts that this host has written into the pool by itself, with the
@@ -449,11 +445,11 @@ impl Pool {
     }
 
     pub(crate) fn mark_bad(&self, at: u64) {
-        self.bad.mark(at);
+        self.map.bad().mark(at);
     }
 
     pub(crate) fn is_bad(&self, at: u64, len: u64) -> bool {
-        self.bad.any(at, len)
+        self.map.bad().any(at, len)
     }
 
     /// Where a span lies in the pool, in bytes.

@@ -14,6 +14,10 @@ use te_core::MemSpan;
 
 use crate::lines::{Cause, Fault};
 use crate::pool::PoolError;
+use crate::pool::bad::BadGranules;
+
+#[cfg(target_arch = "x86_64")]
+use super::reports::Watch;
 
 /// What a mapping may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +79,11 @@ pub(crate) struct Map {
     ptr: NonNull<u8>,
     len: NonZeroUsize,
     here: Here,
+    // Dropped before what it refers to.
+    #[cfg(target_arch = "x86_64")]
+    _watch: Option<Watch>,
+    /// What the hardware has reported as damaged. In a box: the handler of SIGBUS has its address.
+    bad: Box<BadGranules>,
 }
 
 // SAFETY: an address range; code that accesses it has to justify that.
@@ -97,11 +106,26 @@ impl Map {
         };
         // SAFETY: the kernel picks the address, so nothing that exists is replaced.
         let ptr = unsafe { mmap(None, len, rights, MapFlags::MAP_SHARED, &opened.fd, 0) }.map_err(step)?;
-        let map = Self { ptr: ptr.cast(), len, here };
+        let bad = Box::new(BadGranules::new(opened.size));
+        #[cfg(target_arch = "x86_64")]
+        let watch = Watch::new(ptr.as_ptr().addr(), len.get(), &bad);
+        let map = Self {
+            ptr: ptr.cast(),
+            len,
+            here,
+            #[cfg(target_arch = "x86_64")]
+            _watch: watch,
+            bad,
+        };
         // A child must not write as its parent does. Where the kernel refuses it, `range` still does.
         // SAFETY: a mapping of this process, whose bytes the advice does not change.
         let _ = unsafe { madvise(map.ptr.cast(), len.get(), MmapAdvise::MADV_DONTFORK) };
         Ok(map)
+    }
+
+    /// What the hardware has reported as damaged.
+    pub(crate) fn bad(&self) -> &BadGranules {
+        &self.bad
     }
 
     /// Makes everything from `from` on read-only for this process.

@@ -11,6 +11,8 @@ mod local;
 mod map;
 mod native;
 #[cfg(target_arch = "x86_64")]
+mod reports;
+#[cfg(target_arch = "x86_64")]
 mod signal;
 
 pub use local::Local;

@@ -1,11 +1,12 @@
-//! The process's handler of SIGBUS. It acts on faults inside the copy routines alone; every other signal goes
-//! to the handler that was there before.
+//! The process's handler of SIGBUS. It acts on faults inside the copy routines, and on the kernel's reports
+//! that memory of a pool is damaged; every other signal goes to the handler that was there before.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use super::reports;
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
 
 unsafe extern "C" {
@@ -122,13 +123,17 @@ unsafe fn pass_on(next: usize, signal: c_int, info: *mut siginfo_t, context: *mu
     false
 }
 
-/// Continues a copy routine at its fixup, when the signal is a fault of one.
+/// Continues a copy routine at its fixup, when the signal is a fault of one; takes a report about a pool.
 ///
 /// # Safety
 /// Both are what the kernel passed to the handler.
 unsafe fn fix(info: *mut siginfo_t, context: *mut ucontext_t) -> bool {
     // SAFETY: the caller's promise; of the labels only the addresses are taken.
     unsafe {
+        if (*info).si_code == BUS_MCEERR_AO {
+            // No instruction has failed: what the memory is used for ends when it is touched again.
+            return reports::report((*info).si_addr().addr());
+        }
         let code = (*info).si_code as usize;
         if code != BUS_MCEERR_AR && code != BUS_ADRERR {
             return false;

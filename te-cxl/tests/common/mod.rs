@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "no test uses all of it")]
 
 use std::cell::Cell;
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -24,10 +25,18 @@ pub(crate) struct PoolFile {
 }
 
 impl PoolFile {
+    /// With `SNOWSKIN_CXL_DEVICE`, the pool is on that device, which one test at a time can use.
     pub(crate) fn new(bytes: u64, peers: u32) -> Self {
-        let fd = memfd_create("pool", MFdFlags::MFD_CLOEXEC).unwrap();
-        ftruncate(&fd, bytes.try_into().unwrap()).unwrap();
-        let options = FormatOptions { peers, ..FormatOptions::default() };
+        let device = std::env::var_os("SNOWSKIN_CXL_DEVICE");
+        let fd = match &device {
+            Some(path) => File::options().read(true).write(true).open(path).unwrap().into(),
+            None => {
+                let fd = memfd_create("pool", MFdFlags::MFD_CLOEXEC).unwrap();
+                ftruncate(&fd, bytes.try_into().unwrap()).unwrap();
+                fd
+            }
+        };
+        let options = FormatOptions { peers, force: device.is_some(), ..FormatOptions::default() };
         Pool::format_fd(fd.try_clone().unwrap(), options).unwrap();
         Self { fd, epoch: Cell::new(0) }
     }

@@ -565,10 +565,11 @@ impl Initiator {
         let Some(peer) = self.peers.get_mut(index) else { return };
         let Some(association) = &mut peer.association else { return };
         association.checking = None;
-        let number = association.number;
+        let (number, ours) = (association.number, peer.ours);
         let Some(of) = self.remotes.get_mut(remote) else { return };
         of.ext.check = match result {
             Ok(()) => Check::Good(number),
+            Err(error) if passes(error.kind, ours) => Check::Open,
             Err(error) => Check::Bad(number, error),
         };
         while let Some(slot) = self.remotes.get(remote).and_then(|of| of.ext.waiting.first()) {
@@ -747,6 +748,13 @@ impl Initiator {
             next.note(Some(association.keep_alive_at));
         }
     }
+}
+
+/// Whether the error of a check may be gone the next time, on the same association: the kernel's target
+/// answers with a path-related status while a namespace is disabled, and a target of another vendor may get
+/// a namespace later.
+fn passes(kind: ErrorKind, ours: bool) -> bool {
+    matches!(kind, ErrorKind::PeerDead | ErrorKind::Rail) || kind == ErrorKind::NotFound && !ours
 }
 
 /// The time between two Keep Alives: the target has to hear us, and we have to hear the target.

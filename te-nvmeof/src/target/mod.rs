@@ -52,6 +52,17 @@ pub(super) enum Stop {
     Gone,
 }
 
+/// How a connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// After what is queued was sent.
+    Politely,
+    /// By the target.
+    AtOnce,
+    /// By the host, or its system.
+    Closed,
+}
+
 impl From<Fatal> for Stop {
     fn from(fatal: Fatal) -> Self {
         Self::Fatal(fatal)
@@ -248,34 +259,31 @@ impl Target {
                 let header = &connection.stream.unparsed()[..connection.stream.unparsed().len().min(128)];
                 let term = pdu::term_req(End::Controller, fatal, header);
                 connection.stream.push_detached(term.into());
-                Some(true)
+                Some(Ending::Politely)
             }
-            Err(Stop::Finish) => Some(true),
-            Err(Stop::Gone) => Some(false),
+            Err(Stop::Finish) => Some(Ending::Politely),
+            Err(Stop::Gone) => Some(Ending::Closed),
         };
         match stop {
             None => {
                 self.watch(&mut connection, index, cx);
                 self.connections.put(index, connection);
             }
-            Some(politely) => self.end_connection(index, connection, politely, cx),
+            Some(how) => self.end_connection(index, connection, how, cx),
         }
     }
 
-    /// Ends a connection that was taken out, and with it its controller.
-    fn end_connection(
-        &mut self,
-        index: u32,
-        mut connection: Connection,
-        politely: bool,
-        cx: &mut Context<'_>,
-    ) {
+    /// Ends a connection that was taken out. Its controller ends with it, unless the host has closed the
+    /// connection of an I/O queue: the kernel's host does that first, and then shuts the controller down by a
+    /// command on its admin queue.
+    fn end_connection(&mut self, index: u32, mut connection: Connection, how: Ending, cx: &mut Context<'_>) {
         let controller = match connection.phase {
             Phase::Queue(controller) => Some(controller),
             _ => None,
         };
+        let closed_by_host = how == Ending::Closed && connection.qid > 0;
         release(&mut connection, cx);
-        let sent = politely && connection.stream.flush(cx.buffers, cx.stats, |_| {}).is_ok();
+        let sent = how == Ending::Politely && connection.stream.flush(cx.buffers, cx.stats, |_| {}).is_ok();
         if sent {
             connection.phase = Phase::Ending;
             connection.deadline = Some(cx.after_ms(ENDING_MS));
@@ -289,14 +297,16 @@ impl Target {
             if let Some(controller) = self.controllers.get_mut(controller) {
                 controller.connections.retain(|of| *of != index);
             }
-            self.close_controller(controller, cx);
+            if !closed_by_host {
+                self.close_controller(controller, cx);
+            }
         }
     }
 
     /// Closes a connection, and the other connections of its controller.
     fn close_association(&mut self, index: u32, cx: &mut Context<'_>) {
         if let Some(connection) = self.connections.take(index) {
-            self.end_connection(index, connection, false, cx);
+            self.end_connection(index, connection, Ending::AtOnce, cx);
         }
     }
 
@@ -414,7 +424,7 @@ impl Target {
             }
             (_, Pdu::TermReq(fatal)) => {
                 log::debug!("a host ends its connection: {fatal}");
-                Err(Stop::Gone)
+                Err(Stop::Finish)
             }
             _ => Err(Fatal::Sequence.into()),
         }

@@ -74,6 +74,8 @@ pub(crate) struct Played {
     pub(crate) reserve: Option<Reserve>,
     /// What Reservation Report says.
     pub(crate) report: Vec<u8>,
+    /// Identify of a namespace is answered with this status.
+    pub(crate) without_namespace: Option<Status>,
     controllers: u16,
 }
 
@@ -113,6 +115,7 @@ impl Played {
             keeps_aborts: false,
             reserve: None,
             report: vec![0; 4_096],
+            without_namespace: None,
             controllers: 0,
         }
     }
@@ -347,6 +350,9 @@ impl Played {
 
     fn identify(&mut self, at: usize, sqe: &Sqe) {
         let mut bytes = [0; IDENTIFY_BYTES];
+        if let Some(status) = self.without_namespace.filter(|_| sqe.dword(10) as u8 != cns::CONTROLLER) {
+            return self.respond(at, sqe.cid.get(), status, 0);
+        }
         match sqe.dword(10) as u8 {
             cns::CONTROLLER => {
                 let random = 1_000 + u64::from(self.controllers);

@@ -63,34 +63,54 @@ setup_rails() {
     [ "$LAB_RAILS" -eq 0 ] || say "$LAB_RAILS rails up (emulated RDMA: soft-RoCE)"
 }
 
-# A RAM disk as an NVMe namespace, over TCP and RDMA on every rail of guest b.
+# Links the subsystem to a new port: number, transport, rail, service, and what data within commands it takes.
+add_port() {
+    mkdir "$nvmet/ports/$1"
+    echo ipv4 > "$nvmet/ports/$1/addr_adrfam"
+    echo "$2" > "$nvmet/ports/$1/addr_trtype"
+    echo "10.77.$3.$LAB_NUMBER" > "$nvmet/ports/$1/addr_traddr"
+    echo "$4" > "$nvmet/ports/$1/addr_trsvcid"
+    [ -z "$5" ] || echo "$5" > "$nvmet/ports/$1/param_inline_data_size"
+    ln -s "$subsystem" "$nvmet/ports/$1/subsystems/lab" || fail "nvmet does not listen: $2, rail $3, port $4"
+}
+
+# RAM disks as NVMe namespaces, over TCP and RDMA on every rail of guest b: 1 is plain, 2 carries writes out 3 s
+# late, 3 has half of its disk and can grow. Port 4422 of rail 0 takes 64 KiB of data within a command.
 setup_nvmeof() {
-    load nvme-tcp nvme-rdma
+    # nvmet panics when a host asks for digests and there is no crc32c: modules are not loaded on demand here.
+    load crc32c_generic nvme-tcp nvme-rdma
     [ "$LAB_GUEST" = b ] || return 0
-    load nvmet nvmet-tcp nvmet-rdma
-    modprobe -C /dev/null -d "$LAB_MODULES" -S "$LAB_KERNEL" brd rd_nr=1 rd_size=65536 || fail "module brd does not load"
+    load nvmet nvmet-tcp nvmet-rdma dm-mod dm-delay
+    modprobe -C /dev/null -d "$LAB_MODULES" -S "$LAB_KERNEL" brd rd_nr=3 rd_size=65536 || fail "module brd does not load"
+    make_mapping late "0 $(cat /sys/block/ram1/size) delay /dev/ram1 0 0 /dev/ram1 0 3000"
+    make_mapping growing "0 65536 linear /dev/ram2 0"
     mount -t configfs configfs /sys/kernel/config || fail "no configfs"
     nvmet=/sys/kernel/config/nvmet
     subsystem="$nvmet/subsystems/lab"
-    mkdir "$subsystem" "$subsystem/namespaces/1"
+    mkdir "$subsystem"
     echo 1 > "$subsystem/attr_allow_any_host"
-    echo /dev/ram0 > "$subsystem/namespaces/1/device_path"
-    echo 1 > "$subsystem/namespaces/1/enable"
+    number=1
+    for device in /dev/ram0 /dev/dm-0 /dev/dm-1; do
+        mkdir "$subsystem/namespaces/$number"
+        echo "$device" > "$subsystem/namespaces/$number/device_path"
+        echo 1 > "$subsystem/namespaces/$number/enable" || fail "nvmet does not take $device"
+        number=$((number + 1))
+    done
     port=1
     rail=0
     while [ "$rail" -lt "$LAB_RAILS" ]; do
-        for transport in tcp rdma; do
-            mkdir "$nvmet/ports/$port"
-            echo ipv4 > "$nvmet/ports/$port/addr_adrfam"
-            echo "$transport" > "$nvmet/ports/$port/addr_trtype"
-            echo "10.77.$rail.$LAB_NUMBER" > "$nvmet/ports/$port/addr_traddr"
-            if [ "$transport" = tcp ]; then echo 4420; else echo 4421; fi > "$nvmet/ports/$port/addr_trsvcid"
-            ln -s "$subsystem" "$nvmet/ports/$port/subsystems/lab" || fail "nvmet does not listen: $transport, rail $rail"
-            port=$((port + 1))
-        done
+        add_port "$port" tcp "$rail" 4420 ""
+        add_port "$((port + 1))" rdma "$rail" 4421 ""
+        port=$((port + 2))
         rail=$((rail + 1))
     done
-    say "NVMe over Fabrics target up (emulated: nvmet on a RAM disk)"
+    add_port "$port" tcp 0 4422 65536
+    say "NVMe over Fabrics target up (emulated: nvmet on RAM disks)"
+}
+
+# A device of device-mapper; there is no udev that would have to be waited for.
+make_mapping() {
+    DM_DISABLE_UDEV=1 dmsetup create "$1" --table "$2" || fail "no device $1"
 }
 
 # A CXL region over the emulated memory device, and a devdax namespace on it: /dev/dax*.
@@ -112,6 +132,20 @@ setup_cxl() {
     ls /dev/dax* > /dev/null 2>&1 || fail "no /dev/dax"
     touch "/run/lab/cxl-$LAB_GUEST-done"
     say "CXL memory up (emulated): $(ls /dev/dax*)"
+}
+
+# A part of the memory as devdax, at the speed of RAM: /dev/dax*.
+setup_dax() {
+    load libnvdimm nd_pmem dax_pmem device_dax nd_e820
+    tries=0
+    until [ -e /sys/bus/nd/devices/namespace0.0 ]; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 100 ] || fail "no namespace of persistent memory, only: $(echo /sys/bus/nd/devices/*)"
+        sleep 0.1
+    done
+    ndctl create-namespace -f -m devdax -e namespace0.0 > /run/lab/dax-$LAB_GUEST.log 2>&1 || fail "no devdax namespace: see dax-$LAB_GUEST.log"
+    ls /dev/dax* > /dev/null 2>&1 || fail "no /dev/dax"
+    say "devdax up: $(ls /dev/dax*), $(cat /sys/bus/dax/devices/dax*/size) bytes"
 }
 
 # RAM disks, of which device-mapper makes devices that record writes, fail and stall.

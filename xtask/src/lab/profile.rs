@@ -18,6 +18,8 @@ pub(super) struct Profile {
     pub(super) cxl: bool,
     /// Memory of a guest, MiB; two guests must fit a small machine.
     pub(super) memory_mib: u32,
+    /// Further words of the kernel's command line.
+    pub(super) kernel_line: &'static str,
 }
 
 /// NUMA nodes of a guest.
@@ -35,7 +37,7 @@ pub(super) enum Nodes {
 pub(super) const CXL_BYTES: u64 = 256 << 20;
 
 /// All profiles.
-pub(super) const PROFILES: [Profile; 5] = [
+pub(super) const PROFILES: [Profile; 6] = [
     Profile {
         name: "rdma",
         what: "two guests, two rails each (soft-RoCE on virtio-net), each rail on its own NUMA node",
@@ -45,16 +47,18 @@ pub(super) const PROFILES: [Profile; 5] = [
         setup: &[],
         cxl: false,
         memory_mib: 2048,
+        kernel_line: "",
     },
     Profile {
         name: "nvmeof",
-        what: "two guests; b exports a RAM disk as NVMe namespace over TCP (port 4420) and RDMA (4421), a connects",
+        what: "two guests; b exports RAM disks as NVMe namespaces over TCP (ports 4420, 4422) and RDMA (4421), a connects",
         guests: 2,
         rails: 2,
         nodes: Nodes::One,
         setup: &["nvmeof"],
         cxl: false,
         memory_mib: 1024,
+        kernel_line: "",
     },
     Profile {
         name: "cxl",
@@ -65,6 +69,18 @@ pub(super) const PROFILES: [Profile; 5] = [
         setup: &["cxl"],
         cxl: true,
         memory_mib: 1024,
+        kernel_line: "",
+    },
+    Profile {
+        name: "dax",
+        what: "one guest with 256 MiB of its memory as a devdax device, at the speed of RAM",
+        guests: 1,
+        rails: 0,
+        nodes: Nodes::One,
+        setup: &["dax"],
+        cxl: false,
+        memory_mib: 1536,
+        kernel_line: "memmap=256M!1G",
     },
     Profile {
         name: "numa",
@@ -75,6 +91,7 @@ pub(super) const PROFILES: [Profile; 5] = [
         setup: &[],
         cxl: false,
         memory_mib: 1536,
+        kernel_line: "",
     },
     Profile {
         name: "disk",
@@ -85,6 +102,7 @@ pub(super) const PROFILES: [Profile; 5] = [
         setup: &["disk"],
         cxl: false,
         memory_mib: 1536,
+        kernel_line: "",
     },
 ];
 

@@ -86,7 +86,7 @@ pub(super) fn command(profile: &Profile, kernel: &Kernel, guest: &Guest<'_>, wir
     // The last two: on a busy machine emulated timers are late, which must not cause a panic or a lockup
     // report.
     let quiet = "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic mitigations=off net.ifnames=0 no_timer_check nowatchdog";
-    words.push(format!("{quiet} lab.guest={}", guest.name));
+    words.push(format!("{quiet} lab.guest={} {}", guest.name, profile.kernel_line));
 
     let mut push = |line: &str| words.extend(line.split_whitespace().map(str::to_owned));
     push("-device virtio-serial-pci -device virtserialport,chardev=out,name=lab");

@@ -10,7 +10,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 14] = [
+const TOOLS: [Tool; 15] = [
     Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" },
     Tool { program: "busybox", package: "busybox-static" },
     Tool { program: "modprobe", package: "kmod" },
@@ -25,6 +25,7 @@ const TOOLS: [Tool; 14] = [
     Tool { program: "ndctl", package: "ndctl" },
     Tool { program: "daxctl", package: "daxctl" },
     Tool { program: "dmsetup", package: "dmsetup" },
+    Tool { program: "fio", package: "fio" },
 ];
 /// A package without a program: the libibverbs provider for soft-RoCE.
 const PROVIDERS: (&str, &str) = ("libibverbs/librxe-rdmav34.so", "ibverbs-providers");
