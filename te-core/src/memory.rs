@@ -52,6 +52,9 @@ bitflags::bitflags! {
         const HIP = 1 << 2;
         /// Memory of an Intel GPU.
         const XPU = 1 << 3;
+        /// Memory that several hosts map whose caches do not know of each other. The CPU can load and store
+        /// it, but other hosts see that only after steps that a transport for such memory knows.
+        const POOL = 1 << 4;
     }
 }
 
@@ -126,6 +129,8 @@ pub enum Location {
     Numa(u16),
     /// Memory of a GPU: the vendor, and the number of the GPU among the vendor's, in PCI order, from 0.
     Device(GpuVendor, u16),
+    /// Memory of a pool that hosts share without coherent caches ([`MemoryKinds::POOL`]).
+    Pool,
 }
 
 impl Location {
@@ -135,17 +140,19 @@ impl Location {
         match self {
             Self::Host | Self::Numa(_) => MemoryKinds::HOST,
             Self::Device(vendor, _) => vendor.kind(),
+            Self::Pool => MemoryKinds::POOL,
         }
     }
 }
 
-/// Writes `cpu:0`, `cuda:3` or `*`, which [`FromStr`](core::str::FromStr) parses.
+/// Writes `cpu:0`, `cuda:3`, `pool` or `*`, which [`FromStr`](core::str::FromStr) parses.
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host => f.write_str("*"),
             Self::Numa(node) => write!(f, "cpu:{node}"),
             Self::Device(vendor, index) => write!(f, "{}:{index}", vendor.prefix()),
+            Self::Pool => f.write_str("pool"),
         }
     }
 }
@@ -157,6 +164,9 @@ impl core::str::FromStr for Location {
         let wrong = || LocationError(text.chars().take(LocationError::CHARS_MAX).collect());
         if text == "*" {
             return Ok(Self::Host);
+        }
+        if text == "pool" {
+            return Ok(Self::Pool);
         }
         let (kind, number) = text.split_once(':').ok_or_else(wrong)?;
         // `parse` would accept "+1".
@@ -185,7 +195,7 @@ impl fmt::Display for LocationError {
         let Self(text) = self;
         write!(
             f,
-            "{text:?} is not a location: write cpu:0, cuda:0, hip:0 or xpu:0 with the number of the node or device, or * for all other memory"
+            "{text:?} is not a location: write cpu:0, cuda:0, hip:0 or xpu:0 with the number of the node or device, pool for a CXL pool whose hosts are not coherent, or * for all other memory"
         )
     }
 }

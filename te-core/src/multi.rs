@@ -60,6 +60,10 @@ pub struct MultiTransport<C, R> {
     fences: heapless::Vec<Fence, FENCES_MAX>,
     fence_generation: u32,
     features: Features,
+    /// The granule of each rail's remote offsets and lengths, in bytes, less 1.
+    granule_masks: heapless::Vec<u32, RAILS_MAX>,
+    /// The rails whose granule is more than one byte, as a mask.
+    granular: u32,
     /// Whether a region may lack a rail.
     missing: bool,
     /// See [`left_out`](Self::left_out).
@@ -130,6 +134,9 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         let promised = offered().fold(Features::CALLER_DRIVEN, Features::intersection);
         let offered = offered().fold(Features::empty(), Features::union);
         let features = (offered - Features::CALLER_DRIVEN) | promised;
+        let granule_masks: heapless::Vec<u32, RAILS_MAX> =
+            own.iter().map(|rail| rail.capabilities().granule_bytes.saturating_sub(1)).collect();
+        let granular = granule_masks.iter().rev().fold(0, |rails, mask| rails << 1 | u32::from(*mask != 0));
         let empty = Slice {
             token: Token(0),
             local: RegionOffset::new(RegionId::new(0, 0), 0),
@@ -152,6 +159,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             fences: heapless::Vec::new(),
             fence_generation: 0,
             features,
+            granule_masks,
+            granular,
             missing: false,
             left_out: None,
             now: Instant::ZERO,
@@ -227,12 +236,28 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         self.region(region).map_or(0, |region| region.rails) & self.reachable(remote_region)
     }
 
+    /// Those of `rails` whose granule the remote offset and the length are multiples of.
+    #[must_use]
+    pub fn on_granule(&self, rails: u32, offset: u64, len: u64) -> u32 {
+        if rails & self.granular == 0 {
+            return rails;
+        }
+        let off = |mask: u32| (offset | len) & u64::from(mask) != 0;
+        let off = self.granule_masks.iter().rev().fold(0, |rails, mask| rails << 1 | u32::from(off(*mask)));
+        rails & !off
+    }
+
     /// The rails that reach the slice's remote region, have registered its region, and may carry it.
     fn usable(&self, slice: &Slice) -> Result<u32, Error> {
         let mask =
             self.remote_region(slice.remote.region)?.reachable & self.region(slice.local.region)?.rails;
         let mask = mask & self.route.permitted(slice);
-        if mask == 0 { Err(Error::new(ErrorKind::Unreachable)) } else { Ok(mask) }
+        let on_granule = self.on_granule(mask, slice.remote.offset, u64::from(slice.len));
+        match (mask, on_granule) {
+            (0, _) => Err(Error::new(ErrorKind::Unreachable)),
+            (_, 0) => Err(Error::new(ErrorKind::InvalidArgument)),
+            _ => Ok(on_granule),
+        }
     }
 
     /// Stages slices from the front of `batch` that go to one rail. Returns their number, the rail, and the
@@ -256,12 +281,14 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             (whole / mask.count_ones() as usize).clamp(1, SPRAY_RUN_MAX)
         };
         let permitted = self.route.permitted(first);
+        let granule = u64::from(self.granule_masks[rail]);
         let mut bytes_ahead = self.route.bytes_in_flight(rail);
         let mut filled = 0;
         for (slice, staged) in batch.iter().take(burst).zip(self.run.iter_mut()) {
             if slice.local.region != first.local.region
                 || slice.remote.region != first.remote.region
                 || self.route.permitted(slice) != permitted
+                || (slice.remote.offset | u64::from(slice.len)) & granule != 0
             {
                 break;
             }
@@ -606,7 +633,8 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
             .with_export_bytes_max(1 + self.rails.iter().map(of_rail).sum::<u32>())
             // A region is registered with the rails that can touch it.
             .with_memory(each().map(|rail| rail.memory).fold(MemoryKinds::empty(), MemoryKinds::union))
-            // Any rail may get any slice. The granules are powers of two: the largest is a multiple of all.
+            // A slice goes to rails whose granule fits it. The granules are powers of two: multiples of the
+            // largest fit all of them.
             .with_granule_bytes(each().map(|rail| rail.granule_bytes).max().unwrap_or(1))
     }
 

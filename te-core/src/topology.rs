@@ -255,7 +255,7 @@ impl Topology {
                 }
                 gpu.numa_node
             }
-            Location::Host => None,
+            Location::Host | Location::Pool => None,
         };
         match (node, nic.numa_node) {
             (Some(a), Some(b)) if a == b => Distance::Node,

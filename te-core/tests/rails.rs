@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use te_core::sim::{LinkConfig, NodeId, SimConfig, SimNet, SimTransport};
 use te_core::{
-    Access, Completion, HealthConfig, HealthRoute, Instant, MemSpan, Memory, MultiTransport, Op, Outcome,
-    RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
+    Access, Completion, ErrorKind, HealthConfig, HealthRoute, Instant, MemSpan, Memory, MultiTransport, Op,
+    Outcome, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 
 const REGION: RegionId = RegionId::new(0, 1);
@@ -24,14 +24,19 @@ struct Rails {
 }
 
 fn rails(link: LinkConfig) -> Rails {
+    rails_with_granules(link, [1, 1])
+}
+
+fn rails_with_granules(link: LinkConfig, granules: [u32; 2]) -> Rails {
     // One name for both, as with two NICs of one fabric: each must find its own counterpart.
     let names = ["rail", "rail"];
-    let config = |name| {
+    let config = |name, granule_bytes| {
         let mut config = SimConfig::CALM;
-        (config.name, config.link) = (name, link);
+        (config.name, config.link, config.granule_bytes) = (name, link, granule_bytes);
         config
     };
-    let nets: Vec<SimNet> = names.iter().map(|name| SimNet::new(5, config(name))).collect();
+    let nets = names.iter().zip(granules).map(|(name, granule)| SimNet::new(5, config(name, granule)));
+    let nets: Vec<SimNet> = nets.collect();
     let multi = || {
         let route = HealthRoute::new(&[100, 100], HealthConfig::default());
         MultiTransport::new(nets.iter().map(SimNet::node), route, 256).expect("two rails")
@@ -96,6 +101,44 @@ fn both_rails_carry_their_share() {
     let ends = rails.run(Op::Read, 2000, |_, _| {});
     assert!(ends.iter().all(|end| end.result.is_ok()));
     assert!((0.3..0.7).contains(&rails.share(0)), "{}", rails.share(0));
+}
+
+#[test]
+fn a_slice_goes_to_a_rail_whose_granule_it_fits() {
+    let mut rails = rails_with_granules(LinkConfig::CALM, [512, 1]);
+    let slice = |token, offset, len| Slice {
+        token: Token(token),
+        local: RegionOffset::new(REGION, 3),
+        remote: RemoteOffset::new(REMOTE_REGION, offset),
+        len,
+        op: Op::Write,
+    };
+    // In one call, with slices for both rails next to each other.
+    let odd = [(1, 512), (0, 511), (511, 512), (512, 100)];
+    let all = (0..32).map(|i| slice(i, 1024 * i, 1024));
+    let all = all.chain(odd.iter().zip(32..).map(|(&(offset, len), i)| slice(i, offset, len)));
+    let all: Vec<Slice> =
+        all.flat_map(|slice| [slice, Slice { token: Token(slice.token.0 + 64), ..slice }]).collect();
+    let mut sent = 0;
+    let mut ended = 0;
+    let mut out = [Completion::applied(Token(0)); 32];
+    while ended < all.len() {
+        sent += rails.here.submit(&all[sent..]).expect("valid");
+        rails.now = rails.now + Duration::from_micros(100);
+        let count = rails.here.poll(rails.now, &mut out);
+        assert!(out[..count].iter().all(|end| end.result.is_ok()), "{:?}", &out[..count]);
+        ended += count;
+    }
+    assert!(rails.share(0) > 0.1, "the other rail takes slices, too: {}", rails.share(0));
+    for (offset, len) in odd {
+        assert_eq!(rails.here.on_granule(0b11, offset, u64::from(len)), 0b10);
+    }
+
+    // Where no rail takes it, nothing moves.
+    let mut rails = rails_with_granules(LinkConfig::CALM, [512, 4096]);
+    let error = rails.here.submit(&[slice(1, 512, 100)]).expect_err("off every granule");
+    assert_eq!(error.kind, ErrorKind::InvalidArgument);
+    assert_eq!(rails.here.submit(&[slice(1, 512, 512)]), Ok(1));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The settings of one transport, their defaults and their ranges.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use te_fabric::config::{ConfigError, check_ranges};
 
@@ -34,6 +36,9 @@ pub struct Config {
     /// How the hosts see each other's writes: `flush`, or `hardware` where the hardware keeps their caches
     /// coherent. All hosts that map a pool use the same. Default flush.
     pub coherence: Coherence,
+    /// The pools: paths of devdax devices, such as `/dev/dax0.0`, or of files that can be mapped shared. The
+    /// program that makes the transport opens them. Default none.
+    pub pools: Vec<PathBuf>,
     /// A peer that has not renewed its sign of life for this long does not count as connected, ms; 200 to
     /// 3,600,000. A peer renews it every 100 ms while it is polled and has attached a region. Default 5,000.
     pub peer_silence_ms_max: u32,
@@ -48,7 +53,13 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { coherence: Coherence::Flush, peer_silence_ms_max: 5_000, inflight_max: 4_096, identity: 0 }
+        Self {
+            coherence: Coherence::Flush,
+            pools: Vec::new(),
+            peer_silence_ms_max: 5_000,
+            inflight_max: 4_096,
+            identity: 0,
+        }
     }
 }
 

@@ -25,6 +25,8 @@ use crate::sys::Pinned;
 const SLICE_BYTES_MAX: u32 = 2 << 20;
 /// Size from which on longer slices are no faster, bytes.
 const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
+/// Memory that it touches: the host's, and that of pools whose hosts are not coherent.
+const KINDS: MemoryKinds = MemoryKinds::HOST.union(MemoryKinds::POOL);
 /// Bytes that one call of `poll` copies before it returns; the last slice may exceed it.
 const POLL_BYTES_MAX: u64 = 1 << 20;
 /// Regions, and remote regions.
@@ -79,6 +81,20 @@ type Seen = (u64, usize, u32);
 struct Mounted {
     pool: Arc<Pool>,
     guest: Option<(Guest, u64)>,
+}
+
+impl Mounted {
+    /// Takes a page, in place of the one that the transport had.
+    fn sit(&mut self, seat: Seat, identity: u64, beat: u64) -> Result<(), PoolError> {
+        let guest = self.pool.sit(seat, identity)?;
+        if let Some((before, epoch)) = self.guest.replace((guest, seat.epoch))
+            && before.slot != guest.slot
+        {
+            // When the page is another peer's by now, it stays as it is.
+            let _ = self.pool.tell_again(before, epoch, false, beat);
+        }
+        Ok(())
+    }
 }
 
 /// What is kept of a region beside its rights.
@@ -140,12 +156,14 @@ impl CxlTransport {
         }
         let mut mounted = Vec::with_capacity(mounts.len());
         for Mount { pool, seat } in mounts {
-            let guest = seat.map(|seat| pool.sit(seat, config.identity).map(|guest| (guest, seat.epoch)));
-            let guest = guest.transpose().map_err(|source| OpenError::System {
-                what: "take the peer's page of the pool",
-                source: std::io::Error::other(source),
-            })?;
-            mounted.push(Mounted { pool, guest });
+            let mut mount = Mounted { pool, guest: None };
+            if let Some(seat) = seat {
+                mount.sit(seat, config.identity, 0).map_err(|source| OpenError::System {
+                    what: "take the peer's page of the pool",
+                    source: std::io::Error::other(source),
+                })?;
+            }
+            mounted.push(mount);
         }
         Ok(Self {
             identity: config.identity,
@@ -357,12 +375,15 @@ fn failed(op: Op, fault: Fault) -> Failed {
 impl Memory for CxlTransport {
     #[allow(unsafe_code, reason = "the trait's method; its promise is passed to `Pinned`")]
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
-        span.require(MemoryKinds::HOST)?;
+        span.require(KINDS)?;
         if span.is_empty() {
             return Err(ErrorKind::InvalidArgument.into());
         }
         self.regions.vacant(id.index)?;
         let found = self.mounts.iter().find_map(|mount| Some((mount.pool.clone(), mount.pool.find(span)?)));
+        if found.is_none() && span.location() == Location::Pool {
+            return Err(ErrorKind::Unsupported.into());
+        }
         let export = match &found {
             Some((pool, at)) if access.is_remote() => {
                 pool.owned().grant(pool, *at, span.len() as u64, access)?
@@ -399,6 +420,14 @@ impl Memory for CxlTransport {
     fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         let export = Export::parse(blob)?;
         self.remote_regions.vacant(id.index)?;
+        let (identity, beat) = (self.identity, self.beat);
+        for mount in self.mounts.iter_mut().filter(|mount| mount.pool.superblock().uuid == export.uuid) {
+            if let Some(seat) = mount.pool.next_seat()
+                && let Err(why) = mount.sit(seat, identity, beat)
+            {
+                log::warn!("cxl: page {} of the pool could not be taken: {why}", seat.slot);
+            }
+        }
         let here = |mount: &Mounted| mount.pool.superblock().uuid == export.uuid && mount.guest.is_some();
         let mount = self.mounts.iter().position(here).ok_or(ErrorKind::Unreachable)?;
         if export.coherence != self.config.coherence {
@@ -463,6 +492,7 @@ impl Transport for CxlTransport {
             .with_slice_bytes(SLICE_BYTES_PREFERRED, SLICE_BYTES_MAX)
             .with_inflight_max(self.config.inflight_max)
             .with_export_bytes_max(Export::BYTES as u32)
+            .with_memory(KINDS)
             .with_granule_bytes(self.config.coherence.granule_bytes())
     }
 

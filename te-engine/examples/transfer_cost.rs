@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return serve(&fabric);
     }
     // Without RDMA, which not every host has.
-    for entry in fabrics().iter().filter(|entry| entry.is_built() && entry.name != "rdma") {
+    for entry in fabrics().iter().filter(|entry| entry.is_built() && entry.auto && entry.name != "rdma") {
         let (name, fabrics) = (entry.name, Fabrics::of(entry));
         let config = Config { fabrics, ..Config::default() };
         let (mut child, neighbour, segment_name) = if name == "local" {

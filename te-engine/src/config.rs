@@ -9,8 +9,12 @@ use serde::{Deserialize, Serialize};
 use te_core::Secret;
 
 use crate::error::StartError;
+#[cfg(not(feature = "cxl"))]
+use crate::fabrics::not_built::te_cxl;
 #[cfg(not(any(feature = "cuda", feature = "hip")))]
 use crate::fabrics::not_built::te_gpu;
+#[cfg(not(feature = "nvmeof"))]
+use crate::fabrics::not_built::te_nvmeof;
 #[cfg(not(feature = "rdma"))]
 use crate::fabrics::not_built::te_rdma;
 #[cfg(not(feature = "tcp"))]
@@ -30,7 +34,7 @@ pub struct Config {
     /// `listen`; required when that is `0.0.0.0` or `[::]`.
     pub advertise_host: Option<String>,
     /// The fabrics to use. A fabric that is named here, or whose own settings name a port or a device, must
-    /// start; `auto` adds every other fabric that starts.
+    /// start; `auto` adds every other fabric that starts, without CXL pools and NVMe over TCP.
     pub fabrics: Fabrics,
     /// The source of the distances between NICs and memory. Matters on hosts with several RDMA NICs.
     pub topology: TopologySource,
@@ -71,9 +75,15 @@ pub struct Config {
     pub control: ControlConfig,
     /// Where segment names are looked up, and this engine's name there.
     pub metadata: MetadataConfig,
+    /// The CXL fabric, and the pools that it maps.
+    #[cfg_attr(not(feature = "cxl"), serde(skip_serializing))]
+    pub cxl: te_cxl::Config,
     /// Memory of GPUs.
     #[cfg_attr(not(any(feature = "cuda", feature = "hip")), serde(skip_serializing))]
     pub gpu: te_gpu::Config,
+    /// The NVMe over TCP fabric.
+    #[cfg_attr(not(feature = "nvmeof"), serde(skip_serializing))]
+    pub nvmeof: te_nvmeof::Config,
     /// Shared memory between processes of one host.
     pub shm: te_host::ShmConfig,
     /// The RDMA fabric.
@@ -227,7 +237,9 @@ impl Default for Config {
             cluster_secret: Secret::default(),
             control: ControlConfig::default(),
             metadata: MetadataConfig::default(),
+            cxl: te_cxl::Config::default(),
             gpu: te_gpu::Config::default(),
+            nvmeof: te_nvmeof::Config::default(),
             shm: te_host::ShmConfig::default(),
             rdma: te_rdma::Config::default(),
             tcp: te_tcp::Config::default(),

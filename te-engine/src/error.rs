@@ -248,6 +248,10 @@ pub enum RequestProblem {
     /// No rail of the [fabric that the batch names](crate::SubmitOptions::fabric) has both the local region
     /// and the remote one.
     Fabric,
+    /// Its remote offset in the region, or its length, is not a multiple of the
+    /// [granule](te_core::Capabilities::granule_bytes) of any rail that reaches both regions: 64 bytes for CXL
+    /// pools whose hosts are not coherent, `nvmeof.granule_bytes` for NVMe over TCP.
+    Granule,
 }
 
 /// An error of one of several regions that were given together.
@@ -516,6 +520,10 @@ impl fmt::Display for RequestProblem {
             Self::Owned => "the local region is an owned buffer: use `read` and `write` with the buffer itself",
             Self::Fabric => {
                 "no rail of the named fabric reaches it: enable the fabric on both sides, or name none"
+            }
+            Self::Granule => {
+                "its remote offset or its length is no multiple of the granule of the fabric that reaches it \
+                 (CXL pools: 64 bytes; NVMe over TCP: nvmeof.granule_bytes): round both"
             }
         })
     }

@@ -78,6 +78,8 @@ impl TransferEngine {
         let engine = Engine::start_with_parts(config.clone(), metadata, fabrics)?;
         let (name, incarnation, identity) = (engine.name().into(), engine.incarnation(), engine.identity());
         let (peers, registration, inbox) = engine.parts();
+        #[cfg(feature = "cxl")]
+        let pools = engine.pools().to_vec();
         let link = Arc::new(Link::new(config.mailbox_commands_max as usize)?);
         let notifier = Notifier::default();
         let worker = Worker::new(engine, link.clone(), notifier.clone());
@@ -90,6 +92,8 @@ impl TransferEngine {
             name,
             incarnation,
             identity,
+            #[cfg(feature = "cxl")]
+            pools,
             peers: Own::new(peers),
             registration,
             inbox,
@@ -120,6 +124,13 @@ impl TransferEngine {
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.0.config
+    }
+
+    /// The CXL pools that the engine has opened. See [`Engine::pools`].
+    #[cfg(feature = "cxl")]
+    #[must_use]
+    pub fn pools(&self) -> &[Arc<te_cxl::Pool>] {
+        &self.0.pools
     }
 
     /// The state of this engine's name in the directory.
@@ -638,6 +649,8 @@ pub(crate) struct Inner {
     name: String,
     incarnation: u64,
     identity: u64,
+    #[cfg(feature = "cxl")]
+    pools: Vec<Arc<te_cxl::Pool>>,
     peers: Own<Peers>,
     registration: KeeperState,
     inbox: Arc<Inbox>,

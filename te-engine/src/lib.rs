@@ -12,10 +12,10 @@
 //!      batches: requests ► slices, six statuses, deadlines┤
 //!                                                         ▼
 //!                         MultiTransport under a route: the nearest rail that reaches the segment
-//!                            │             │             │           │
-//!                          local          shm        rdma × ports   tcp
-//!                       same process    same host     elsewhere   elsewhere
-//!                          memcpy     memfd + memcpy   te-rdma     te-tcp
+//!                     │             │            │            │           │         │
+//!                   local          shm          cxl      rdma × ports    tcp     nvmeof
+//!                same process   same host   shared pool    elsewhere  elsewhere elsewhere
+//!                   memcpy    memfd + memcpy   te-cxl       te-rdma    te-tcp   te-nvmeof
 //!
 //!   control port (one thread): descriptor, notify, probe      ◄── open_segment, notify, probe of peers
 //! ```
@@ -48,7 +48,8 @@
 //! * **Fork.** In a child process every call returns `Forked`, and nothing of the parent is touched: see
 //!   [`te_host::fork`].
 //!
-//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `uring` (io_uring for TCP).
+//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `cxl`, `nvmeof`, `cuda` and
+//! `hip` (memory of GPUs; their drivers' libraries are loaded at run time), `uring` (io_uring for TCP).
 //! `local` and `shm` are always built. A [`Transfer`] is a `Future` for any runtime. [`fabrics`](fn@fabrics)
 //! lists the fabrics, [`Fabrics`] chooses among them, and
 //! [`start_with_fabrics`](TransferEngine::start_with_fabrics) adds one that is not in this crate.
@@ -64,8 +65,9 @@
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let timeout = Some(Duration::from_secs(10));
-//!     // The fabrics that need no device.
-//!     let everywhere = te_engine::fabrics().iter().filter(|entry| entry.is_built() && entry.name != "rdma");
+//!     // The fabrics that need no device, and no multiples of a granule.
+//!     let everywhere = te_engine::fabrics().iter();
+//!     let everywhere = everywhere.filter(|entry| entry.is_built() && entry.auto && entry.name != "rdma");
 //!     for fabrics in everywhere.map(Fabrics::of) {
 //!         let config = Config { fabrics, ..Config::default() };
 //!         let (here, there) = (TransferEngine::start(config.clone())?, TransferEngine::start(config)?);
@@ -111,6 +113,7 @@ mod ordered;
 #[cfg(loom)]
 pub mod ordered;
 mod payload;
+mod pools;
 mod region;
 mod request;
 mod tiers;
@@ -137,5 +140,7 @@ pub use request::{
     BatchReport, Expulsion, Liveness, LocalAddr, Notification, RailStats, RemoteRegion, RequestStatus,
     SegmentHandle, Stats, SubmitOptions, TransferRequest,
 };
+#[cfg(feature = "cxl")]
+pub use te_cxl as cxl;
 pub use te_fabric::ConfigError;
 pub use transfer::Transfer;

@@ -22,6 +22,8 @@ fn a_fabric_is_built_by_the_feature_of_its_name() {
     assert!(built("local") && built("shm"));
     assert_eq!(built("rdma"), cfg!(feature = "rdma"));
     assert_eq!(built("tcp"), cfg!(feature = "tcp"));
+    assert_eq!(built("cxl"), cfg!(feature = "cxl"));
+    assert_eq!(built("nvmeof"), cfg!(feature = "nvmeof"));
 }
 
 #[test]
@@ -39,7 +41,7 @@ fn fabrics_are_read_as_they_are_written() {
 #[test]
 fn auto_uses_what_is_built_and_a_name_is_used_in_any_case() {
     for entry in fabrics() {
-        assert_eq!(Fabrics::AUTO.uses(entry), entry.is_built(), "{}", entry.name);
+        assert_eq!(Fabrics::AUTO.uses(entry), entry.is_built() && entry.auto, "{}", entry.name);
         assert!(Fabrics::of(entry).uses(entry) && !Fabrics::NONE.uses(entry), "{}", entry.name);
     }
     assert!(Fabrics::AUTO.and(Fabrics::SHM).is_auto() && !Fabrics::SHM.is_auto());

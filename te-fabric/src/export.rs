@@ -53,6 +53,7 @@ pub struct ExportFormat {
 /// | 0 | [`Location::Host`] | 0 |
 /// | 1 | [`Location::Numa`] | the NUMA node |
 /// | 2, 3, 4 | [`Location::Device`] of NVIDIA, AMD, Intel | the device |
+/// | 5 | [`Location::Pool`] | 0 |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
     /// The magic and the version of the fabric that wrote it.
@@ -175,6 +176,7 @@ const fn location_to_wire(location: Location) -> (u8, u16) {
         Location::Device(GpuVendor::Nvidia, device) => (2, device),
         Location::Device(GpuVendor::Amd, device) => (3, device),
         Location::Device(GpuVendor::Intel, device) => (4, device),
+        Location::Pool => (5, 0),
         _ => (u8::MAX, 0),
     }
 }
@@ -187,6 +189,7 @@ const fn location_from_wire(kind: u8, number: u16) -> Result<Location, FrameErro
         2 => Ok(Location::Device(GpuVendor::Nvidia, number)),
         3 => Ok(Location::Device(GpuVendor::Amd, number)),
         4 => Ok(Location::Device(GpuVendor::Intel, number)),
+        5 if number == 0 => Ok(Location::Pool),
         _ => Err(FrameError::Location(kind)),
     }
 }

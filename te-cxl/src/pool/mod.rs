@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
-use te_core::MemSpan;
+use te_core::{Location, MemSpan};
 
 pub use error::PoolError;
 pub use format::PAGE;
@@ -97,6 +97,8 @@ pub struct Pool {
     coherence: Coherence,
     writable: bool,
     owned: Mutex<Owned>,
+    /// The page that the master has given to this process, for the transport that has none.
+    seat: Mutex<Option<Seat>>,
     bad: BadGranules,
 }
 
@@ -217,7 +219,41 @@ impl Pool {
             map.protect_from(block.front_bytes())?;
         }
         let bad = BadGranules::new(block.size);
-        Ok(Arc::new(Self { map, block, coherence, writable, owned: Mutex::default(), bad }))
+        Ok(Arc::new(Self {
+            map,
+            block,
+            coherence,
+            writable,
+            owned: Mutex::default(),
+            seat: Mutex::default(),
+            bad,
+        }))
+    }
+
+    /// Says which peer's page the master has given to this process. A transport over this mapping of the pool
+    /// takes it when it attaches the next region, in place of the page that it had.
+    pub fn take_seat(&self, seat: Seat) {
+        *self.seat.lock().unwrap_or_else(PoisonError::into_inner) = Some(seat);
+    }
+
+    /// The page that was given last, unless a transport has taken it since.
+    #[must_use]
+    pub fn seat(&self) -> Option<Seat> {
+        *self.seat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the page that was given last.
+    pub(crate) fn next_seat(&self) -> Option<Seat> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The span, as memory that only a transport for pools may move: where the caches of the hosts are not
+    /// coherent, [`MemoryKinds::POOL`](te_core::MemoryKinds::POOL). A span of other memory comes back as it
+    /// is.
+    #[must_use]
+    pub fn located(&self, span: MemSpan) -> MemSpan {
+        let is_apart = self.coherence == Coherence::Flush && self.map.overlaps(span);
+        if is_apart { span.at(Location::Pool) } else { span }
     }
 
     /// The superblock.
@@ -360,7 +396,8 @@ impl Pool {
 
     /// The memory of extents, for who has claimed them.
     fn span(&self, first: u32, count: u32) -> Option<MemSpan> {
-        self.map.span(self.block.extent_at(first), u64::from(count) * self.block.extent_bytes)
+        let span = self.map.span(self.block.extent_at(first), u64::from(count) * self.block.extent_bytes)?;
+        Some(self.located(span))
     }
 
     fn owner_of(&self, extent: u32, claim: &Claim) -> OwnerRecord {

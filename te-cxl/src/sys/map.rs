@@ -141,6 +141,13 @@ impl Map {
         (at + span.len() as u64 <= self.len.get() as u64).then_some(at)
     }
 
+    /// Whether any byte of a span lies in the mapping.
+    pub(crate) fn overlaps(&self, span: MemSpan) -> bool {
+        let (ours, theirs) = (self.ptr.as_ptr().addr(), span.as_ptr().addr());
+        let (end, their_end) = (ours + self.len.get(), theirs.saturating_add(span.len()));
+        theirs < end && ours < their_end
+    }
+
     /// The address and length of a part, which lies inside.
     pub(crate) fn span(&self, at: u64, len: u64) -> Option<MemSpan> {
         MemSpan::new(self.ptr.as_ptr(), self.len.get()).part(at, len).ok()

@@ -132,7 +132,7 @@ impl Engine {
     ) -> Result<Option<RegionDescriptor>, RegisterError> {
         // Buffers and memory that the engine keeps are host memory.
         let is_known = owned || memory.is_some();
-        let span = if is_known { span } else { self.gpus.located(span) };
+        let span = if is_known { span } else { self.pools.located(self.gpus.located(span)) };
         let registered = self.regions.check(span).and_then(|()| {
             // SAFETY: the caller's promise lasts until `unregister` returned `Ok`, which it does only after
             // `deregister`.

@@ -36,6 +36,7 @@ use crate::error::{ExpelError, Forked, StartError, TransferError};
 use crate::fabrics::FabricEntry;
 use crate::gpu::GpuMemory;
 use crate::metadata::{Keeper, KeeperState, Metadata};
+use crate::pools::PoolMemory;
 use crate::request::{BatchReport, Expulsion, SegmentHandle, TransferRequest};
 use crate::tiers::Tiers;
 use control::Naming;
@@ -72,6 +73,7 @@ pub struct Engine {
     devices: Vec<String>,
     affinity: Affinity,
     gpus: GpuMemory,
+    pools: PoolMemory,
     regions: Regions,
     segments: Segments,
     batches: BatchTable,
@@ -187,7 +189,7 @@ impl Engine {
         config.validate_beside(fabrics)?;
         let no_randomness = |error: Error| StartError::System(std::io::Error::from_raw_os_error(error.code));
         let identity = keys::identity().map_err(no_randomness)?;
-        let Parts { rails, devices, affinity, gpus, published, inbox, server } =
+        let Parts { rails, devices, affinity, gpus, pools, published, inbox, server } =
             rails::open(&config, identity, fabrics)?;
         let Naming { metadata, keeper, registration } =
             Naming::start(&config, metadata, &published.name, published.incarnation)?;
@@ -206,6 +208,7 @@ impl Engine {
             devices,
             affinity,
             gpus,
+            pools,
             regions: Regions::new(config.regions_max),
             segments: Segments::new(config.remote_regions_max),
             batches: BatchTable::new(config.batches_max as usize, config.requests_per_batch_max as usize),
@@ -252,6 +255,16 @@ impl Engine {
     #[must_use]
     pub fn identity(&self) -> u64 {
         self.identity
+    }
+
+    /// The CXL pools that the engine has opened, as [`Config::cxl`] names them. Extents of them are
+    /// [claimed](te_cxl::Pool::claim), registered with [`register`](Self::register), and so become part of
+    /// this engine's segment. Regions of peers in a pool are reached once this process has
+    /// [a page](te_cxl::Pool::take_seat) of it.
+    #[cfg(feature = "cxl")]
+    #[must_use]
+    pub fn pools(&self) -> &[Arc<te_cxl::Pool>] {
+        self.pools.all()
     }
 
     /// The configuration that the engine was started with.

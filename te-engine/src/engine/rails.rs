@@ -15,6 +15,7 @@ use crate::descriptor::{EXPORT_BYTES_MAX, Published};
 use crate::error::StartError;
 use crate::fabrics::{Cause, FabricContext, FabricEntry, Rail, Tier, UnknownFabric, Wanted, fabrics};
 use crate::gpu::GpuMemory;
+use crate::pools::PoolMemory;
 use crate::tiers::Tiers;
 
 /// The parts of an engine that are opened at its start.
@@ -25,6 +26,7 @@ pub(super) struct Parts {
     /// Which devices are near which memory.
     pub(super) affinity: Affinity,
     pub(super) gpus: GpuMemory,
+    pub(super) pools: PoolMemory,
     pub(super) published: Arc<Published>,
     pub(super) inbox: Arc<Inbox>,
     pub(super) server: Server,
@@ -37,7 +39,8 @@ pub(super) fn open(config: &Config, identity: u64, given: &[FabricEntry<'_>]) ->
     let listener = TcpListener::bind(config.listen).map_err(listen)?;
     let addr = listener.local_addr().map_err(listen)?;
     let gpus = GpuMemory::open(config)?;
-    let context = FabricContext { config, control: addr, identity, gpus: &gpus };
+    let pools = PoolMemory::default();
+    let context = FabricContext { config, control: addr, identity, gpus: &gpus, pools: &pools };
     let mut opened = open_fabrics(&context, given)?;
     // A mask of rails and a descriptor have limits. The farthest rails beyond them are left out.
     let mut export_bytes = 1;
@@ -68,7 +71,7 @@ pub(super) fn open(config: &Config, identity: u64, given: &[FabricEntry<'_>]) ->
         inbox.clone(),
     )
     .map_err(listen)?;
-    Ok(Parts { rails, devices, affinity, gpus, published, inbox, server })
+    Ok(Parts { rails, devices, affinity, gpus, pools, published, inbox, server })
 }
 
 /// Reads the topology. A configured file is always validated; the host is not read if there is at most one
@@ -119,8 +122,9 @@ fn open_fabrics(
 
 /// A fabric of the registry must start if `fabrics` names it, or if its settings name a port or a device.
 fn wanted(config: &Config, entry: &FabricEntry<'_>) -> Wanted {
+    let is_auto = config.fabrics.is_auto();
     match (config.fabrics.wanted(entry), entry.fabric) {
-        (Wanted::Auto, Some(fabric)) if fabric.is_asked_for(config) => Wanted::Must,
+        (_, Some(fabric)) if is_auto && fabric.is_asked_for(config) => Wanted::Must,
         (wanted, _) => wanted,
     }
 }

@@ -29,9 +29,16 @@ impl Engine {
         let mut one_rail = true;
         for (index, request) in requests.iter().enumerate() {
             let core = self.resolve(index, request, owned)?;
-            let reach = self.rails.rails_between(core.local.region, core.remote.region) & rails;
-            if reach == 0 && rails != u32::MAX {
-                return Err(TransferError::Request { index, problem: RequestProblem::Fabric });
+            let all = self.rails.rails_between(core.local.region, core.remote.region) & rails;
+            let reach = self.rails.on_granule(all, core.remote.offset, core.len);
+            match (all, reach) {
+                (0, _) if rails != u32::MAX => {
+                    return Err(TransferError::Request { index, problem: RequestProblem::Fabric });
+                }
+                (1.., 0) => {
+                    return Err(TransferError::Request { index, problem: RequestProblem::Granule });
+                }
+                _ => {}
             }
             let rail = reach.trailing_zeros();
             one_rail &= *nearest.get_or_insert(rail) == rail;
@@ -86,7 +93,11 @@ impl Engine {
         let preferred = rail.and_then(|rail| self.rails.rails().get(rail as usize));
         let preferred = preferred.map_or(0, |rail| rail.capabilities().slice_bytes_preferred);
         // A tail of up to a quarter of a slice is moved with the last slice.
-        let longest = self.rails.capabilities().slice_bytes_max / 5 * 4;
-        Slicer::new(self.config.slice_bytes.max(preferred).min(longest))
+        let rails = self.rails.capabilities();
+        let longest = rails.slice_bytes_max / 5 * 4;
+        let bytes = self.config.slice_bytes.max(preferred).min(longest);
+        // Cuts of a request that fits the granule of a rail fit it, too.
+        let cut = bytes - bytes % rails.granule_bytes;
+        Slicer::new(if cut == 0 { bytes } else { cut })
     }
 }

@@ -6,9 +6,19 @@
 //! program that embeds the engine passes further lines to
 //! [`Engine::start_with_fabrics`](crate::Engine::start_with_fabrics).
 
+#[cfg(feature = "cxl")]
+mod cxl;
 mod host;
-#[cfg(not(all(feature = "rdma", feature = "tcp", any(feature = "cuda", feature = "hip"))))]
+#[cfg(not(all(
+    feature = "cxl",
+    feature = "nvmeof",
+    feature = "rdma",
+    feature = "tcp",
+    any(feature = "cuda", feature = "hip")
+)))]
 pub(crate) mod not_built;
+#[cfg(feature = "nvmeof")]
+mod nvmeof;
 #[cfg(feature = "rdma")]
 mod rdma;
 mod set;
@@ -29,6 +39,7 @@ use te_fabric::ConfigError;
 
 use crate::config::Config;
 use crate::gpu::GpuMemory;
+use crate::pools::PoolMemory;
 pub(crate) use set::Wanted;
 pub use set::{Fabrics, UnknownFabric};
 
@@ -39,6 +50,7 @@ const TABLE: &[FabricEntry<'static>] = &[
         tier: Tier::Local,
         about: "Copies within one process",
         needs: &[],
+        auto: true,
         fabric: Some(&host::Local),
     },
     FabricEntry {
@@ -46,7 +58,19 @@ const TABLE: &[FabricEntry<'static>] = &[
         tier: Tier::Shm,
         about: "Shared memory between processes of one host",
         needs: &[HostNeed::SharedMemory],
+        auto: true,
         fabric: Some(&host::Shm),
+    },
+    FabricEntry {
+        name: "cxl",
+        tier: Tier::Cxl,
+        about: "CXL pools, which several hosts map",
+        needs: &[HostNeed::Pools],
+        auto: false,
+        #[cfg(feature = "cxl")]
+        fabric: Some(&cxl::Cxl),
+        #[cfg(not(feature = "cxl"))]
+        fabric: None,
     },
     FabricEntry {
         name: "rdma",
@@ -58,6 +82,7 @@ const TABLE: &[FabricEntry<'static>] = &[
             HostNeed::LockedMemory,
             HostNeed::Network,
         ],
+        auto: true,
         #[cfg(feature = "rdma")]
         fabric: Some(&rdma::Rdma),
         #[cfg(not(feature = "rdma"))]
@@ -68,9 +93,21 @@ const TABLE: &[FabricEntry<'static>] = &[
         tier: Tier::Tcp,
         about: "TCP, even within one host",
         needs: &[HostNeed::Network],
+        auto: true,
         #[cfg(feature = "tcp")]
         fabric: Some(&tcp::Tcp),
         #[cfg(not(feature = "tcp"))]
+        fabric: None,
+    },
+    FabricEntry {
+        name: "nvmeof",
+        tier: Tier::NvmeOf,
+        about: "NVMe over TCP: regions are served as namespaces",
+        needs: &[HostNeed::Network],
+        auto: false,
+        #[cfg(feature = "nvmeof")]
+        fabric: Some(&nvmeof::NvmeOf),
+        #[cfg(not(feature = "nvmeof"))]
         fabric: None,
     },
 ];
@@ -94,6 +131,9 @@ pub struct FabricEntry<'a> {
     pub about: &'static str,
     /// What the fabric needs of the host at run time. Known for a fabric that this build lacks, too.
     pub needs: &'static [HostNeed],
+    /// Whether `auto` includes the fabric. If not, it is used when `fabrics` names it, or when its own settings
+    /// name a port or a device.
+    pub auto: bool,
     /// What opens the fabric. `None`: this build lacks it.
     pub fabric: Option<&'a dyn Fabric>,
 }
@@ -112,6 +152,8 @@ pub enum HostNeed {
     DeviceClass(&'static str),
     /// A limit of locked memory (`RLIMIT_MEMLOCK`) that covers the regions to be registered.
     LockedMemory,
+    /// Devices or files that the setting `cxl.pools` names, and a pool on each.
+    Pools,
 }
 
 /// The distance class of a fabric, the nearest first. Rails of the nearest tier that reaches a segment share
@@ -172,6 +214,8 @@ pub struct FabricContext<'a> {
     pub identity: u64,
     /// The GPUs whose memory the engine registers.
     pub(crate) gpus: &'a GpuMemory,
+    /// Where the CXL fabric puts the pools that it has opened.
+    pub(crate) pools: &'a PoolMemory,
 }
 
 /// One rail of a fabric.
@@ -205,7 +249,7 @@ impl<'a> FabricEntry<'a> {
     /// does.
     #[must_use]
     pub const fn new(name: &'static str, tier: Tier, about: &'static str, fabric: &'a dyn Fabric) -> Self {
-        Self { name, tier, about, needs: &[], fabric: Some(fabric) }
+        Self { name, tier, about, needs: &[], auto: true, fabric: Some(fabric) }
     }
 
     /// Whether this build has the fabric.

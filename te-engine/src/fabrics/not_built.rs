@@ -39,6 +39,8 @@ macro_rules! not_built {
     };
 }
 
+not_built!("cxl", te_cxl);
+not_built!("nvmeof", te_nvmeof);
 not_built!("rdma", te_rdma);
 not_built!("tcp", te_tcp);
 not_built!("cuda", te_gpu, not(any(feature = "cuda", feature = "hip")));

@@ -12,7 +12,8 @@ use super::{FabricEntry, TABLE, fabrics};
 /// The fabrics that an engine uses. As text: `auto`, or names from [`fabrics`] with commas between them.
 ///
 /// A fabric that is named must start: if it does not, or if this build lacks it, the engine does not start.
-/// `auto` means every fabric of this build, without those that do not start. `auto,tcp` means every fabric
+/// `auto` means every fabric of this build that is [`auto`](FabricEntry::auto), without those that do not
+/// start. `auto,tcp` means every fabric
 /// that starts, and TCP, which must.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -55,6 +56,10 @@ impl Fabrics {
     pub const RDMA: Self = Self::known("rdma");
     /// Only TCP.
     pub const TCP: Self = Self::known("tcp");
+    /// Only CXL pools.
+    pub const CXL: Self = Self::known("cxl");
+    /// Only NVMe over TCP.
+    pub const NVMEOF: Self = Self::known("nvmeof");
 
     /// The fabrics of both.
     #[must_use]
@@ -85,8 +90,8 @@ impl Fabrics {
         self.auto
     }
 
-    /// Whether an engine would try to open the fabric of this entry: it is named, or it is part of this build
-    /// and [`is_auto`](Self::is_auto) holds.
+    /// Whether an engine would try to open the fabric of this entry whatever its settings: it is named, or it
+    /// is part of this build and of `auto`, and [`is_auto`](Self::is_auto) holds.
     #[must_use]
     pub fn uses(self, entry: &FabricEntry<'_>) -> bool {
         self.wanted(entry) != Wanted::No
@@ -101,7 +106,7 @@ impl Fabrics {
     /// Whether to open the fabric of this entry, and whether it must start.
     pub(crate) fn wanted(self, entry: &FabricEntry<'_>) -> Wanted {
         match Self::of(entry).named & self.named {
-            0 if self.auto && entry.is_built() => Wanted::Auto,
+            0 if self.auto && entry.auto && entry.is_built() => Wanted::Auto,
             0 => Wanted::No,
             _ => Wanted::Must,
         }

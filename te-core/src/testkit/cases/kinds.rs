@@ -7,11 +7,12 @@ use super::super::Side;
 use super::super::rig::{Rig, Skip, broken};
 use crate::{Access, ErrorKind, GpuVendor, Location, MemSpan, RegionId, RemoteOffset, Slice};
 
-const LOCATIONS: [Location; 4] = [
+const LOCATIONS: [Location; 5] = [
     Location::Host,
     Location::Device(GpuVendor::Nvidia, 0),
     Location::Device(GpuVendor::Amd, 1),
     Location::Device(GpuVendor::Intel, 0),
+    Location::Pool,
 ];
 
 /// The last 4 MiB of the address space, which no process has mapped: a load or a store there faults.
