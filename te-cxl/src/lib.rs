@@ -124,7 +124,7 @@ mod transport;
 
 pub use config::{Coherence, Config};
 pub use export::Export;
-pub use pool::{Claim, FormatOptions, Inspection, Pool, PoolError, Seat};
+pub use pool::{Claim, FormatOptions, Inspection, Part, Pool, PoolError, Seat};
 pub use te_fabric::OpenError;
 pub use transport::{CxlTransport, Mount};
 
