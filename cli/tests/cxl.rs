@@ -87,3 +87,30 @@ fn what_is_no_pool_is_refused_with_the_reason() {
         assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
     }
 }
+
+#[test]
+fn the_doctor_examines_a_pool_and_says_how_to_make_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    std::fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
+    let path = path.to_str().unwrap();
+    let ask = || json(&run(&["doctor", "--fabric", "cxl", "--pool", path, "--json"]));
+    let finding = |report: &serde_json::Value, check: &str| {
+        let checks = report["checks"].as_array().unwrap();
+        checks.iter().find(|finding| finding["check"] == check).unwrap().clone()
+    };
+    let report = ask();
+    let pools = finding(&report, "cxl pools");
+    assert_eq!(pools["verdict"], "fail", "{pools}");
+    assert!(pools["command"].as_str().unwrap().contains(&format!("snowskin cxl format {path}")), "{pools}");
+    assert_eq!(finding(&report, "cxl")["verdict"], "skip", "it refers to that");
+    assert_exit(&run(&["cxl", "format", path]), 0);
+    let report = ask();
+    let pools = finding(&report, "cxl pools");
+    assert_eq!(pools["verdict"], "ok", "{pools}");
+    assert!(
+        pools["found"].as_str().unwrap().contains("extents of 2MiB, of which 0 have an owner"),
+        "{pools}"
+    );
+    assert_eq!(finding(&report, "cxl")["verdict"], "ok");
+}

@@ -16,6 +16,13 @@ pub(crate) const BROKEN: &[(&str, &str, &str, &str, Break)] = &[
     ("kernel", "fail", "3.10", "5.15", |h| h.set("proc/sys/kernel/osrelease", "3.10.0-1160.el7")),
     ("kernel", "warn", "5.4", "5.15", |h| h.set("proc/sys/kernel/osrelease", "5.4.0")),
     ("cpus", "warn", "1", "two", |h| h.set("sys/devices/system/cpu/online", "0")),
+    ("cxl memory", "warn", "dax0.0, 16 GiB, without a driver", "daxctl reconfigure-device", |h| {
+        h.remove("sys/bus/dax/devices/dax0.0/driver");
+    }),
+    ("cxl memory", "warn", "2 CXL memory devices, and no region", "cxl create-region", |h| {
+        h.remove("sys/bus/dax");
+        h.set("sys/bus/cxl/devices/mem1/serial", "0x1");
+    }),
     ("cpu governor", "warn", "powersave", "cpupower frequency-set", |h| {
         h.set("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave");
     }),

@@ -52,6 +52,9 @@ impl Host {
         let host = Self::empty();
         for (path, content) in [
             ("proc/sys/kernel/osrelease", "6.8.0-45-generic"),
+            ("sys/bus/cxl/devices/mem0/serial", "0x0"),
+            ("sys/bus/dax/devices/dax0.0/size", "17179869184"),
+            ("sys/bus/dax/devices/dax0.0/target_node", "2"),
             ("proc/sys/kernel/numa_balancing", "0"),
             ("proc/sys/vm/zone_reclaim_mode", "0"),
             ("proc/sys/vm/overcommit_memory", "0"),
@@ -117,6 +120,7 @@ impl Host {
         ] {
             host.set(path, content);
         }
+        host.link("sys/bus/dax/devices/dax0.0/driver", "../../../../bus/dax/drivers/device_dax");
         for (i, (bus, node, device, netdev, gid)) in SOCKETS.into_iter().enumerate() {
             host.socket(i, bus, node, device, netdev, gid);
         }

@@ -35,13 +35,14 @@ Examples:
   snowskin doctor --fabric rdma               check that RDMA works
   snowskin doctor --master 10.0.0.5:50051     also check that this master answers
   snowskin doctor --disk /mnt/nvme0           check a place for `snowskin node --disk`
+  snowskin doctor --pool /dev/dax0.0          check a pool of CXL memory
   snowskin doctor --ha etcd://10.0.0.9:2379   check the arbiter of several masters
   snowskin doctor --json | jq '.checks[] | select(.verdict == \"fail\" or .verdict == \"warn\")'";
 
 /// Find what makes this machine slow or fail, and explain how to fix it
 ///
 /// Checks CPUs, NUMA nodes, memory and its limits, TCP and its ports, RDMA (library, devices, ports, GIDs,
-/// MTU, errors) and GPUs, and places for disks and an arbiter that are named. For each, it reports the
+/// MTU, errors), GPUs and CXL memory, and places for disks, pools and an arbiter that are named. For each, it reports the
 /// verdict, why it matters and what to change. It changes nothing itself. The exit code is 1 when a check
 /// fails, and 0 when all pass or only warn.
 #[derive(Debug, clap::Args)]
@@ -60,6 +61,9 @@ pub(crate) struct Args {
     /// Also check this place for a disk: a directory, a file or a block device. May be repeated.
     #[arg(long, value_name = "PATH")]
     disk: Vec<PathBuf>,
+    /// Also check this pool of CXL memory: a devdax device or a file. May be repeated.
+    #[arg(long, value_name = "PATH")]
+    pool: Vec<PathBuf>,
     /// Also check that the arbiter of several masters answers, as in `snowskin master --ha`.
     #[arg(long, value_name = "URL")]
     ha: Option<String>,
@@ -95,6 +99,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
             ports: &args.ports,
             master: args.master.as_deref(),
             disks: &args.disk,
+            pools: &args.pool,
             arbiter: args.ha.as_deref().map(|arbiter| (arbiter, args.cluster_id.as_str())),
         };
         facts::gather(&source, &asked)

@@ -51,6 +51,9 @@ fn is_unmet(need: &HostNeed, facts: &Facts) -> bool {
         HostNeed::Network => matches!(facts.loopback, Some(Err(_))),
         HostNeed::SharedMemory => matches!(facts.memfd, Some(Err(_))),
         HostNeed::LockedMemory => memory::memlock(facts).verdict == Verdict::Fail,
+        HostNeed::Pools => {
+            facts.cxl.pools.is_empty() || facts.cxl.pools.iter().any(|(_, pool)| pool.is_err())
+        }
         need => facts.missing.iter().any(|(missing, _)| missing == need),
     }
 }
@@ -63,6 +66,7 @@ fn check_of(need: &HostNeed) -> Option<&'static str> {
         HostNeed::LockedMemory => Some("locked memory"),
         HostNeed::Library("libibverbs.so.1") => Some("libibverbs"),
         HostNeed::DeviceClass("infiniband") => Some("rdma devices"),
+        HostNeed::Pools => Some("cxl pools"),
         _ => None,
     }
 }

@@ -1,5 +1,6 @@
 //! The checks: tables of pure functions from facts to findings, one table per area.
 
+mod cxl;
 mod disks;
 mod fabrics;
 mod gpu;
@@ -97,13 +98,14 @@ struct Check {
 }
 
 /// All checks but those of the registry's fabrics, in the order in which they are printed.
-const AREAS: [(&str, &[Check]); 6] = [
+const AREAS: [(&str, &[Check]); 7] = [
     ("machine", machine::CHECKS),
     ("memory", memory::CHECKS),
     ("disks", disks::CHECKS),
     ("network", network::CHECKS),
     ("rdma", rdma::CHECKS),
     ("gpu", gpu::CHECKS),
+    ("cxl", cxl::CHECKS),
 ];
 
 /// Runs every check.

@@ -1,5 +1,6 @@
 //! The facts about this machine. They contain no judgement: `checks` has that.
 
+pub(super) mod cxl;
 pub(super) mod gpu;
 pub(super) mod pci;
 pub(super) mod ports;
@@ -106,6 +107,8 @@ pub(super) struct Facts {
     pub(super) nvidia: Option<String>,
     /// GPUs that this build reaches; `None` for the files of another machine.
     pub(super) gpus: Option<Vec<gpu::Reached>>,
+    /// CXL memory and pools.
+    pub(super) cxl: cxl::Cxl,
     /// Loaded kernel modules.
     pub(super) modules: Vec<String>,
 }
@@ -129,13 +132,14 @@ pub(super) struct Asked<'a> {
     pub(super) ports: &'a [u16],
     pub(super) master: Option<&'a str>,
     pub(super) disks: &'a [PathBuf],
+    pub(super) pools: &'a [PathBuf],
     /// With the name of the cluster.
     pub(super) arbiter: Option<(&'a str, &'a str)>,
 }
 
 /// Gathers all facts. Takes a fraction of a second, unless the master, a disk or the arbiter does not answer.
 pub(super) fn gather(source: &Source, asked: &Asked<'_>) -> Facts {
-    let Asked { fabrics, ports, master, disks, arbiter } = *asked;
+    let Asked { fabrics, ports, master, disks, pools, arbiter } = *asked;
     let sysctl = |path: &str| source.line(&format!("proc/sys/{path}"));
     let last_number = |path: &str| sysctl(path)?.split_whitespace().last()?.parse().ok();
     let meminfo = source.text("proc/meminfo").unwrap_or_default();
@@ -201,6 +205,7 @@ pub(super) fn gather(source: &Source, asked: &Asked<'_>) -> Facts {
         topology: read_sysfs(&source.at("sys")).ok(),
         nvidia: source.line("proc/driver/nvidia/version"),
         gpus: is_running.then(gpu::gather),
+        cxl: cxl::gather(source, pools),
         modules: source
             .text("proc/modules")
             .map(|text| text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect())
