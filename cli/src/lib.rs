@@ -45,6 +45,7 @@ mod args;
 mod commands;
 mod config;
 pub mod content;
+mod dax;
 mod exit;
 mod global;
 pub mod histogram;

@@ -45,7 +45,7 @@ fn a_host_without_devices_is_reported_as_such() {
 fn json_has_the_shape_that_the_help_promises() {
     let value = json(&on("dgx", &["--json"]));
     let help = stdout(&run(&["topology", "--help"]));
-    let top = ["nodes", "nics", "gpus", "distances", "matrix", "warnings"];
+    let top = ["nodes", "nics", "gpus", "copies", "dax", "distances", "matrix", "warnings"];
     assert_eq!(value.as_object().unwrap().len(), top.len());
     let promised = |field: &str| assert!(help.contains(field), "{field} is not documented");
     for field in top {
@@ -153,4 +153,62 @@ fn hwloc_describes_this_host_one_from_xml_and_one_from_a_string() {
         assert!(stderr(&output).contains(part), "{}", stderr(&output));
     }
     assert_exit(&run(&["topology", "--hwloc", xml, "--sysfs", "/sys"]), 2);
+}
+
+/// The fake driver, under the name by which drivers are found. It is no GPU, and what it says is no figure.
+#[cfg(feature = "cuda")]
+#[test]
+fn copies_of_gpus_are_measured_when_they_are_asked_for() {
+    let tests = std::env::current_exe().unwrap();
+    let fake = tests.parent().unwrap().parent().unwrap().join("examples/libcuda.so");
+    assert!(fake.exists(), "{} was not built: run `cargo build -p te-gpu --examples`", fake.display());
+    let libraries = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(fake, libraries.path().join("libcuda.so.1")).unwrap();
+    let ask = |args: &[&str]| {
+        let mut command = common::snowskin(args);
+        command.env("LD_LIBRARY_PATH", libraries.path()).output().unwrap()
+    };
+    let value = json(&ask(&["topology", "--gpu", "--json"]));
+    let copies = value["copies"].as_array().unwrap();
+    let cuda: Vec<_> = copies.iter().filter(|copy| copy["gpu"].as_str().unwrap().contains("cuda:")).collect();
+    assert!(!cuda.is_empty(), "{value}");
+    for copy in cuda {
+        assert!(copy["error"].is_null() && copy["to_device_gb_s"].as_f64().unwrap() > 0.0, "{copy}");
+        assert!(copy["paths"][0].as_str().unwrap().starts_with("to-device 4096:"), "{copy}");
+    }
+    let text = stdout(&ask(&["topology", "--gpu"]));
+    assert!(text.contains("cuda:0  to the device") && text.contains("      to-host 262144:"), "{text}");
+    let without = stdout(&run(&["topology", "--gpu"]));
+    assert!(without.contains("not measured: ") || without.contains("to the device"), "{without}");
+    assert!(json(&run(&["topology", "--json"]))["copies"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn cxl_memory_is_shown_with_its_mode() {
+    let host = Sysfs::named("vm");
+    let device = |name: &str, driver: Option<&str>| {
+        let at = host.path().join("bus/dax/devices").join(name);
+        std::fs::create_dir_all(&at).unwrap();
+        std::fs::write(at.join("size"), "17179869184\n").unwrap();
+        std::fs::write(at.join("target_node"), "1\n").unwrap();
+        if let Some(driver) = driver {
+            std::os::unix::fs::symlink(format!("../../drivers/{driver}"), at.join("driver")).unwrap();
+        }
+    };
+    device("dax0.0", Some("device_dax"));
+    device("dax1.0", Some("kmem"));
+    device("dax2.0", None);
+    std::fs::write(host.path().join("bus/dax/devices/dax2.0/size"), "plenty").unwrap();
+    let path = host.path().to_str().unwrap();
+    let text = stdout(&run(&["topology", "--sysfs", path]));
+    for line in [
+        "  dax0.0, 16 GiB, devdax",
+        "  dax1.0, 16 GiB, memory of NUMA node 1",
+        "  dax2.0, 0 B, without a driver",
+    ] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+    let value = json(&run(&["topology", "--sysfs", path, "--json"]));
+    let modes: Vec<_> = value["dax"].as_array().unwrap().iter().map(|dax| dax["mode"].clone()).collect();
+    assert_eq!(modes, ["devdax", "system-ram", "unused"]);
 }

@@ -174,7 +174,7 @@ fn build_suites(host: &Host, profile: &str) -> Result<Vec<PathBuf>> {
     Ok(programs)
 }
 
-fn executables(host: &Host, cmd: &Cmd) -> Result<Vec<PathBuf>> {
+pub(crate) fn executables(host: &Host, cmd: &Cmd) -> Result<Vec<PathBuf>> {
     println!("hw-test: $ {cmd}");
     let output = cmd.command(&host.root).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let output = output.with_context(|| format!("cannot start `{cmd}`"))?;

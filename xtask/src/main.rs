@@ -6,6 +6,7 @@
 //! cargo xtask reference     writes the generated pages of docs/reference/
 //! cargo xtask fuzz          libFuzzer on every parser of input from outside
 //! cargo xtask deploy        checks the files in deploy/ against the program, systemd and promtool
+//! cargo xtask device       packs the tests that need a GPU, for a host that has one
 //! cargo xtask image         assembles and runs the container image without an engine, with compose file and units
 //! cargo xtask bindgen       sizes and offsets of libibverbs' structures, from its headers
 //! cargo xtask install-c     builds the C libraries, and installs them with headers and pkg-config files
@@ -25,6 +26,7 @@ mod bindgen;
 mod ci;
 mod cmd;
 mod deploy;
+mod device;
 mod fuzz;
 mod host;
 mod hw_test;
@@ -62,6 +64,8 @@ enum Task {
     /// Check the files in deploy/ against the program: flags, settings, services, units, jobs, variables of
     /// the dashboard.
     Deploy(deploy::Args),
+    /// Pack the tests that need a GPU, for a host that has one.
+    Device(device::Args),
     /// Assemble the container image and run it, including the services of the compose file and of the units.
     Image(image::Args),
     /// Write (or check) the sizes and offsets of libibverbs' structures, from the installed headers.
@@ -92,6 +96,7 @@ fn main() -> ExitCode {
         Task::Reference => reference::run(),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::Deploy(args) => deploy::run(&args),
+        Task::Device(args) => device::run(&args),
         Task::Image(args) => image::run(&args),
         Task::Bindgen(args) => bindgen::run(&args),
         Task::InstallC(args) => install_c::run(&args),

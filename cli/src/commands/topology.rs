@@ -1,5 +1,7 @@
 //! `snowskin topology`: shows where memory, NICs and GPUs are, and how near they are to each other.
 
+#[cfg(any(feature = "cuda", feature = "hip"))]
+mod copies;
 mod dot;
 mod json;
 mod picture;
@@ -11,6 +13,7 @@ use te_host::topology::{Found, SYSFS, read_matrix, read_sysfs};
 #[cfg(feature = "topology-hwloc")]
 use te_host::topology::{HwlocSource, read_hwloc};
 
+use crate::dax::Dax;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::{Outcome, output};
 
@@ -19,18 +22,22 @@ const AFTER_HELP: &str = "Examples:
   snowskin topology --dot | dot -Tsvg > host.svg
   snowskin topology --json | jq .matrix > matrix.json   # edit it, then show it
   snowskin topology --file matrix.json
+  snowskin topology --gpu                               # measures copies of this host's GPUs
   snowskin topology --sysfs /host/sys                   # from a container
 
 JSON, one object:
   nodes      [{id, cpus, memory_bytes, distances}]      distances as ACPI's SLIT, 10 is local
   nics       [{name, kind, netdev, numa_node, pci, link, ports: [{number, state, mbit_per_s}]}]
   gpus       [{name, numa_node, pci, link}]
+  copies     [{gpu, to_device_gb_s, to_host_gb_s, paths, error}]   with --gpu: GB/s of copies between a GPU and
+             host memory, the path of a copy for each size and number of copies, and why a GPU was not measured
+  dax        [{name, bytes, numa_node, mode}]            CXL memory; mode is devdax, system-ram or unused
              pci is {address, root, bridges}, link is {lanes, lanes_max, mt_per_s, mt_per_s_max}; both may be null
   distances  [{location, nic, distance, penalty_percent}]
   matrix     {location: [[preferred NICs], [secondary NICs]]}
   warnings   [text]";
 
-/// Show NUMA nodes, NICs and GPUs, and which NICs serve which memory
+/// Show NUMA nodes, NICs, GPUs and CXL memory, and which NICs serve which memory
 ///
 /// Reads sysfs. The engine uses the same information when it has several NICs to choose from.
 #[derive(Debug, clap::Args)]
@@ -45,6 +52,10 @@ pub(crate) struct Args {
     /// Show this priority matrix instead of the one that is derived from the distances.
     #[arg(long, value_name = "MATRIX.JSON")]
     file: Option<PathBuf>,
+    /// Also measure how fast the GPUs of this host copy to and from host memory. Takes a second per GPU.
+    #[cfg(any(feature = "cuda", feature = "hip"))]
+    #[arg(long, conflicts_with = "dot")]
+    gpu: bool,
     /// Directory of sysfs.
     #[arg(long, value_name = "DIR", default_value = SYSFS)]
     sysfs: PathBuf,
@@ -61,6 +72,24 @@ struct Shown {
     matrix: PriorityMatrix,
     /// Whether the matrix was read from a file.
     is_written: bool,
+    /// CXL memory.
+    dax: Vec<Dax>,
+    /// What was measured of each GPU, or why it was not; `None` where it was not asked for.
+    copies: Option<Vec<(String, Result<Copies, String>)>>,
+}
+
+/// How fast a GPU copies.
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "hip")),
+    expect(dead_code, reason = "this build measures no GPU")
+)]
+struct Copies {
+    /// From host memory to the device's.
+    to_device_gb_s: f64,
+    /// From the device's memory to the host's.
+    to_host_gb_s: f64,
+    /// The path of a copy, by direction, size and number.
+    paths: Vec<String>,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
@@ -76,7 +105,16 @@ pub(crate) fn run(args: &Args) -> Outcome {
             matrix
         }
     };
-    let shown = Shown { found, matrix, is_written: args.file.is_some() };
+    let shown = Shown {
+        found,
+        matrix,
+        is_written: args.file.is_some(),
+        dax: Dax::list(&args.sysfs),
+        #[cfg(any(feature = "cuda", feature = "hip"))]
+        copies: args.gpu.then(copies::measure),
+        #[cfg(not(any(feature = "cuda", feature = "hip")))]
+        copies: None,
+    };
     if args.json {
         output::print_json(&json::value(&shown)?)?;
     } else if args.dot {

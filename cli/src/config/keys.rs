@@ -13,7 +13,7 @@ use crate::size::ByteSize;
 
 /// The sources of the structs: a crate's name as it is written in types, and the file. A struct that is
 /// nested in one of these and lives in another file needs a line here; a test fails when it is missing.
-const SOURCES: [(&str, &str); 9] = [
+const SOURCES: [(&str, &str); 11] = [
     ("cli", include_str!("mod.rs")),
     ("store_master", include_str!("../../../store-master/src/config.rs")),
     (
@@ -35,8 +35,10 @@ const SOURCES: [(&str, &str); 9] = [
         ),
     ),
     ("te_engine", include_str!("../../../te-engine/src/config.rs")),
+    ("te_cxl", include_str!("../../../te-cxl/src/config.rs")),
     ("te_gpu", include_str!("../../../te-gpu/src/config.rs")),
     ("te_host", include_str!("../../../te-host/src/shm/mod.rs")),
+    ("te_nvmeof", include_str!("../../../te-nvmeof/src/config.rs")),
     ("te_rdma", include_str!("../../../te-rdma/src/config.rs")),
     ("te_tcp", include_str!("../../../te-tcp/src/config.rs")),
 ];
@@ -295,6 +297,7 @@ impl Key {
             "TopologySource" => "auto, off, or {file = \"PATH\"}".to_owned(),
             "DiskList" => "PATH[:SIZE], several separated by commas".to_owned(),
             "Vec<String" | "Vec<String>" => "a list of texts".to_owned(),
+            "Vec<PathBuf" | "Vec<PathBuf>" => "a list of paths".to_owned(),
             _ if !self.choices.is_empty() => self.choices.join(", "),
             _ if !self.parts.is_empty() => format!("a table with {}", self.parts.join(", ")),
             other => other.to_owned(),

@@ -360,7 +360,7 @@ fn people_read_the_worst_first_and_below_it_why_and_what_to_do() {
     assert!(lines[5].starts_with("  warn  rdma mtu"), "{shown}");
     let areas: Vec<&str> =
         lines.iter().copied().filter(|line| line.starts_with(char::is_lowercase)).collect();
-    assert_eq!(areas, ["rdma", "machine", "fabrics", "memory", "network", "gpu", "disks"]);
+    assert_eq!(areas, ["rdma", "machine", "fabrics", "memory", "network", "gpu", "cxl", "disks"]);
     assert_eq!(lines.last(), Some(&"1 failed, 2 warned."));
     println!("{shown}");
 }

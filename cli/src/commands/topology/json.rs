@@ -4,8 +4,9 @@ use serde_json::{Value, json};
 use te_core::topology::{Gpu, Nic, NicKind, NicPort, NumaNode, PciLink, PciPath, PortState, Topology};
 use te_host::topology::matrix_to_json;
 
-use super::Shown;
 use super::picture::cpus;
+use super::{Copies, Shown};
+use crate::output::rounded;
 
 pub(super) fn value(shown: &Shown) -> anyhow::Result<Value> {
     let topology = &shown.found.topology;
@@ -13,6 +14,8 @@ pub(super) fn value(shown: &Shown) -> anyhow::Result<Value> {
         "nodes": topology.nodes().iter().map(node).collect::<Vec<_>>(),
         "nics": topology.nics().iter().map(nic).collect::<Vec<_>>(),
         "gpus": topology.gpus().iter().map(gpu).collect::<Vec<_>>(),
+        "copies": shown.copies.iter().flatten().map(copies).collect::<Vec<_>>(),
+        "dax": shown.dax,
         "distances": distances(topology),
         "matrix": serde_json::from_str::<Value>(&matrix_to_json(&shown.matrix))?,
         "warnings": shown.found.warnings,
@@ -59,6 +62,17 @@ fn gpu(gpu: &Gpu) -> Value {
         "numa_node": gpu.numa_node,
         "pci": pci(&gpu.pci),
         "link": gpu.link.map(link),
+    })
+}
+
+fn copies((gpu, measured): &(String, Result<Copies, String>)) -> Value {
+    let copies = measured.as_ref().ok();
+    json!({
+        "gpu": gpu,
+        "to_device_gb_s": copies.map(|copies| rounded(copies.to_device_gb_s)),
+        "to_host_gb_s": copies.map(|copies| rounded(copies.to_host_gb_s)),
+        "paths": copies.map(|copies| &copies.paths),
+        "error": measured.as_ref().err(),
     })
 }
 

@@ -2,8 +2,8 @@
 
 use te_core::topology::{Gpu, Nic, NicKind, NumaNode, PciPath, PortState, Topology};
 
-use super::Shown;
-use crate::output::{Align, Table, printable};
+use super::{Copies, Shown};
+use crate::output::{Align, Table, figure, printable};
 use crate::size::ByteSize;
 
 pub(super) fn text(shown: &Shown) -> String {
@@ -29,6 +29,13 @@ pub(super) fn text(shown: &Shown) -> String {
         );
     } else if topology.is_trivial() {
         out.push_str("\nAll memory uses the only NIC.\n");
+    }
+    if !shown.dax.is_empty() {
+        let dax: Vec<String> = shown.dax.iter().map(|dax| format!("  {}\n", dax.text())).collect();
+        out.push_str(&format!("\nCXL memory\n{}", dax.concat()));
+    }
+    if let Some(measured) = &shown.copies {
+        out.push_str(&copies(measured));
     }
     if topology.nodes().len() > 1 {
         out.push_str(&format!("\nDistances between nodes (10 is local)\n{}", slit(topology)));
@@ -141,6 +148,23 @@ fn tree(out: &mut String, devices: &[Device<'_>]) {
             }
         }
     }
+}
+
+/// What was measured of each GPU.
+fn copies(measured: &[(String, Result<Copies, String>)]) -> String {
+    let mut out = "\nCopies between GPUs and host memory, measured now\n".to_owned();
+    for (gpu, copies) in measured {
+        match copies {
+            Ok(Copies { to_device_gb_s, to_host_gb_s, paths }) => {
+                let (there, back) = (figure(*to_device_gb_s), figure(*to_host_gb_s));
+                out.push_str(&format!("  {gpu}  to the device {there} GB/s, to the host {back} GB/s\n"));
+                out.push_str("    paths by size, for groups of 8, 64 and 512 copies\n");
+                paths.iter().for_each(|line| out.push_str(&format!("      {line}\n")));
+            }
+            Err(why) => out.push_str(&format!("  {gpu}  not measured: {}\n", printable(why))),
+        }
+    }
+    out
 }
 
 fn slit(topology: &Topology) -> String {

@@ -2,7 +2,7 @@
 
 use super::{Check, Judgement, fail, list, ok, skip, warn};
 use crate::commands::doctor::facts::Facts;
-use crate::commands::doctor::facts::cxl::{Dax, Mode};
+use crate::dax::{Dax, Mode};
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
