@@ -16,6 +16,7 @@ mod built {
     use std::time::{Duration, Instant};
 
     use store_core::message::{PageFound, PageGiven, PageWanted, TakePage};
+    use te_engine::TransferEngine;
     use te_engine::cxl::{Part, Pool, Seat};
 
     use crate::engine::Engine;
@@ -26,11 +27,10 @@ mod built {
     /// How long the master is not asked after it has given no page.
     const PAUSE: Duration = Duration::from_secs(1);
 
-    /// The pages that an engine has, by the number of the pool.
+    /// The pages of an engine.
     #[derive(Default)]
     pub(crate) struct Pages {
-        seats: Vec<Option<Seat>>,
-        /// Whether the master knows of them.
+        /// Whether there is one of each pool, and the master knows of it.
         known: bool,
         asked: Option<Instant>,
     }
@@ -44,20 +44,23 @@ mod built {
         /// Asks for the pages that the engine lacks. Without one, memory in the pool is reached over other
         /// fabrics, or not at all.
         pub(crate) fn ensure(&mut self, rpc: &mut RpcConnection, engine: &Engine) {
-            let pools = engine.pools();
+            self.ensure_in(rpc, engine.pools(), engine.identity());
+        }
+
+        /// As [`ensure`](Self::ensure), for the engine of a node.
+        pub(crate) fn ensure_of_node(&mut self, rpc: &mut RpcConnection, engine: &TransferEngine) {
+            self.ensure_in(rpc, engine.pools(), engine.identity());
+        }
+
+        fn ensure_in(&mut self, rpc: &mut RpcConnection, pools: &[Arc<Pool>], identity: u64) {
             let waits = self.asked.is_some_and(|asked| asked.elapsed() < PAUSE);
             if self.known || waits || pools.is_empty() {
                 return;
             }
-            self.seats.resize(pools.len(), None);
             self.known = true;
-            for (pool, seat) in pools.iter().zip(&mut self.seats) {
-                match take(pool, rpc, engine.identity(), *seat) {
-                    Ok(given) if *seat == Some(given) => {}
-                    Ok(given) => {
-                        pool.take_seat(given);
-                        *seat = Some(given);
-                    }
+            for pool in pools {
+                match take(pool, rpc, identity) {
+                    Ok(given) => given.into_iter().for_each(|seat| pool.take_seat(seat)),
                     Err(why) => {
                         log::warn!("no page of a CXL pool, whose memory is not reached through it: {why}");
                         (self.known, self.asked) = (false, Some(Instant::now()));
@@ -67,13 +70,8 @@ mod built {
         }
     }
 
-    /// Takes a page, and the lock on it.
-    fn take(
-        pool: &Arc<Pool>,
-        rpc: &mut RpcConnection,
-        identity: u64,
-        has: Option<Seat>,
-    ) -> Result<Seat, String> {
+    /// Takes a page, and the lock on it. `None`: the engine has the page already that the master gives it.
+    fn take(pool: &Arc<Pool>, rpc: &mut RpcConnection, identity: u64) -> Result<Option<Seat>, String> {
         let text = |error: &dyn Display| error.to_string();
         let block = *pool.superblock();
         let domain = pool.lock_domain().map_err(|error| text(&error))?;
@@ -97,18 +95,18 @@ mod built {
                 PageGiven::Full { elsewhere } => {
                     return Err(format!(
                         "all {} pages are taken, {elsewhere} of them by processes of other hosts: free those of \
-                         processes that have ended with `snowskin admin free-page`, or format the pool with more peers",
+                         processes that have ended with `snowskin admin pools --free-page`, or format the pool with more peers",
                         block.peers
                     ));
                 }
             };
-            let seat = Seat { slot, epoch };
-            if has == Some(seat) {
-                return Ok(seat);
+            let record = records.get(slot as usize).copied().flatten();
+            if record.is_some_and(|record| (record.identity, record.epoch) == (identity, epoch)) {
+                return Ok(None);
             }
-            let later = records.get(slot as usize).copied().flatten().is_some_and(|it| it.epoch >= epoch);
+            let later = record.is_some_and(|record| record.epoch >= epoch);
             if !later && pool.lock(Part::Page(slot)).map_err(|error| text(&error))? {
-                return Ok(seat);
+                return Ok(Some(Seat { slot, epoch }));
             }
         }
         Err(format!("other processes were faster in {TRIES} tries"))
@@ -117,6 +115,8 @@ mod built {
 
 #[cfg(not(feature = "cxl"))]
 mod not_built {
+    use te_engine::TransferEngine;
+
     use crate::engine::Engine;
     use crate::rpc::RpcConnection;
 
@@ -130,5 +130,8 @@ mod not_built {
 
         #[allow(clippy::unused_self, reason = "as where it is built")]
         pub(crate) const fn ensure(&mut self, _: &mut RpcConnection, _: &Engine) {}
+
+        #[allow(clippy::unused_self, reason = "as where it is built")]
+        pub(crate) const fn ensure_of_node(&mut self, _: &mut RpcConnection, _: &TransferEngine) {}
     }
 }

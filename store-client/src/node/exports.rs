@@ -10,7 +10,7 @@
 //! node waits until the client goes on, or its page of the pool is given to another process.
 
 use store_core::NodeId;
-use te_core::Access;
+use te_core::{Access, Location};
 use te_engine::{Populate, RegisterError, SharedRegion, TransferEngine};
 
 use super::extents::Extents;
@@ -84,6 +84,11 @@ impl Exports {
         key: u64,
     ) -> Result<(), ConnectError> {
         self.extents.as_mut().map_or(Ok(()), |extents| extents.take(rpc, node, key))
+    }
+
+    /// Where the memory is, as the master lists it.
+    pub(super) fn location(&self, region: &SharedRegion) -> Location {
+        if self.extents.is_some() { Location::Pool } else { region.span().location() }
     }
 
     /// Checks that the memory is still this node's.

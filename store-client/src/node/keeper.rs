@@ -195,7 +195,7 @@ impl Keeper {
             endpoint: self.engine.name(),
             base: region.addr(),
             len: region.len() as u64,
-            location: region.span().location().into(),
+            location: self.exports.location(region).into(),
             export: Export { engine: self.engine.incarnation(), region: region.id().to_bits() },
             lineage,
             key: self.key,
