@@ -62,6 +62,11 @@ mod built {
                     "must be opened by the engine: name `cxl` in `engine.fabrics`, or set it to `auto`";
                 return Err(ConnectError::Config { field: "cxl.pool", need });
             };
+            if engine.stats().rails.iter().any(|rail| rail.name == "rdma") {
+                let need = "cannot be used with RDMA, which may write memory of a process that has just ended: name \
+                            other fabrics in `engine.fabrics`, such as `shm,cxl,tcp`";
+                return Err(ConnectError::Config { field: "cxl.pool", need });
+            }
             if pool.coherence() == Coherence::Flush {
                 let need = "needs `engine.cxl.coherence` to be `hardware`: a node does not keep objects in a pool \
                             whose hosts' caches do not know of each other";
