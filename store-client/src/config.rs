@@ -120,8 +120,8 @@ pub struct NodeConfig {
     pub copy_bytes_per_s_max: u64,
     /// Whether the node takes its name over from another node that holds it and is alive. For an operator who
     /// knows that the other node must not have the name. It also takes over extents of a CXL pool from a
-    /// process of which it is not proved that it has ended, such as one of a host that has crashed. Default false: the node waits until a silent holder
-    /// is given up, and does not start while the holder is alive.
+    /// process of which it is not proved that it has ended, such as one of a host that has crashed. Default
+    /// false: the node waits until a silent holder is given up, and does not start while the holder is alive.
     pub takeover: bool,
     /// Memory in a CXL pool that the node contributes, in place of memory that it allocates.
     pub cxl: NodeCxlConfig,

@@ -234,7 +234,7 @@ fn a_holder_of_an_export_of_a_node_that_was_killed_cannot_touch_the_extents_any_
     };
     write(1).unwrap();
     node.kill();
-    // Nobody has claimed the extents since: they are still those of the node that has ended.
+    // No process has claimed the extents since: they are still those of the node that has ended.
     let again = start_node("a", &addr, &pool, 0);
     let value = pattern(9, 1 << 20);
     eventually("an object is put", || client.put(b"k", &value, &ONE).unwrap_or(false));

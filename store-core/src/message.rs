@@ -58,7 +58,7 @@
 //! | [`Stage`] | [`StageRequest`] · [`StageItem`]s | [`StageWindow`] · [`Staged`] or error | reads again, into other memory. For nodes: a master does not serve it |
 //! | [`ReleaseStaged`] | – · tickets | – · – | changes nothing. For nodes |
 //! | [`ClaimExtents`] | [`ExtentsWanted`] · – | [`ExtentsGiven`] · – | the same process and incarnation has the same extents: the same epoch |
-//! | [`ReleaseExtents`] | [`ExtentsReleased`] · – | – · – | `SegmentNotFound`: they are nobody's, or another claim's |
+//! | [`ReleaseExtents`] | [`ExtentsReleased`] · – | – · – | `SegmentNotFound`: no claim has them, or another one |
 //! | [`TakePage`] | [`PageWanted`] · [`PageFound`]s | [`PageGiven`] · – | the same page, by the identity |
 //! | [`FreePage`] | [`PageFreed`] · – | – · – | is free, still, unless it was given since |
 //! | [`ListPools`] | – · – | – · [`PoolEntry`]s | changes nothing |

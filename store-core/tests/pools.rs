@@ -131,11 +131,15 @@ fn a_master_without_state_learns_from_the_pool_what_was_given_before() {
     let records = [of(0, 100, 5), of(1, 101, 6)];
     assert_eq!(take(&mut master, &page(6, 10), &records), given(1, 101), "it has that page");
     assert_eq!(take(&mut master, &page(8, 20), &records), PageGiven::Full { elsewhere: 2 }, "no proof");
-    assert_eq!(take(&mut master, &page(8, 10), &records), given(1, 102), "nobody of its host has locked it");
+    assert_eq!(
+        take(&mut master, &page(8, 10), &records),
+        given(1, 102),
+        "no process of its host has locked it"
+    );
 }
 
 #[test]
-fn pages_go_to_another_process_of_the_same_host_when_nobody_has_locked_them() {
+fn pages_go_to_another_process_of_the_same_host_when_no_other_one_has_locked_them() {
     let mut master = master();
     let PageGiven::Given { slot: 0, epoch: first } = take(&mut master, &page(1, 10), &[]) else { panic!() };
     assert_eq!(take(&mut master, &page(1, 10), &[]), given(0, first));
@@ -147,7 +151,7 @@ fn pages_go_to_another_process_of_the_same_host_when_nobody_has_locked_them() {
     assert_eq!(take(&mut master, &page(3, 20), &[free(1, first + 1, 2)]), given(1, first + 2));
     // Another process had taken the lock before this one did: it may have the page.
     assert_eq!(take(&mut master, &page(3, 20), &[locked(1, first + 1, 2)]), PageGiven::Full { elsewhere: 1 });
-    // A process of an unknown domain leaves its page to nobody but itself.
+    // A process of an unknown domain leaves its page to no other one.
     assert_eq!(take(&mut master, &page(4, 0), &[]), PageGiven::Full { elsewhere: 2 });
     assert_eq!(master.free_page(&PageFreed { pool: POOL, slot: 2 }), Err(ErrorCode::KeyNotFound));
     assert_eq!(master.free_page(&PageFreed { pool: [0; 16], slot: 0 }), Err(ErrorCode::KeyNotFound));

@@ -1,4 +1,5 @@
-//! [`SharedRegion`]: memory that an engine allocates and shares within the host, or has claimed in a CXL pool.
+//! [`SharedRegion`]: memory that an engine allocates and shares within the host, or has claimed in a CXL
+//! pool.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,9 +16,9 @@ pub enum Populate {
     OnFirstUse,
 }
 
-/// Registered memory that processes on one host can share, or extents of a CXL pool. Peers may write it at any time, so its bytes are
-/// copied in and out, never borrowed (law L7). The memory is freed when it is unregistered and the last clone
-/// of this value is gone.
+/// Registered memory that processes on one host can share, or extents of a CXL pool. Peers may write it at
+/// any time, so its bytes are copied in and out, never borrowed (law L7). The memory is freed when it is
+/// unregistered and the last clone of this value is gone.
 #[derive(Clone)]
 pub struct SharedRegion {
     id: RegionId,

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodeCxlConfig {
-    /// The pool: the path of a devdax device, such as `/dev/dax0.0`, or of a file, which `snowskin cxl format`
-    /// made a pool of. The node's engine opens it as if `engine.cxl.pools` named it. Needs
+    /// The pool: the path of a devdax device, such as `/dev/dax0.0`, or of a file, which `snowskin cxl
+    /// format` made a pool of. The node's engine opens it as if `engine.cxl.pools` named it. Needs
     /// `engine.cxl.coherence` to be `hardware`. Default "": the node allocates its memory.
     pub pool: PathBuf,
     /// The first extent. Default 0.

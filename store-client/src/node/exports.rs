@@ -6,8 +6,8 @@
 //!
 //! A client that stopped in the middle of a copy over shared memory looks like one that continues in a
 //! moment. Memory that it may touch is put in *quarantine*: its pages are given back to the system, and other
-//! memory is exported in its place. Extents of a CXL pool ([`super::extents`]) cannot be replaced by others: the
-//! node waits until the client goes on, or its page of the pool is given to another process.
+//! memory is exported in its place. Extents of a CXL pool ([`super::extents`]) cannot be replaced by others:
+//! the node waits until the client goes on, or its page of the pool is given to another process.
 
 use store_core::NodeId;
 use te_core::{Access, Location};

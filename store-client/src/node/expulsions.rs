@@ -82,8 +82,8 @@ impl Expulsions {
     }
 }
 
-/// How long a writer that has ended may count as connected: not at all, but for peers in a CXL pool, which have
-/// no connection.
+/// How long a writer that has ended may count as connected: not at all, but for peers in a CXL pool, which
+/// have no connection.
 fn silence(engine: &TransferEngine) -> Duration {
     #[cfg(feature = "cxl")]
     if !engine.pools().is_empty() {

@@ -1,9 +1,9 @@
 //! Extents of a CXL pool as the memory of a node, in place of memory that it allocates.
 //!
-//! The node takes the kernel's lock on them first: then no other process of this host can store into them. The
-//! master gives them to it in a new epoch, and the node writes that into the pool, which makes every export of
-//! an earlier owner void. A node that finds a later epoch there has lost them, and takes its memory out of
-//! service.
+//! The node takes the kernel's lock on them first: then no other process of this host can store into them.
+//! The master gives them to it in a new epoch, and the node writes that into the pool, which makes every
+//! export of an earlier owner void. A node that finds a later epoch there has lost them, and takes its memory
+//! out of service.
 
 #[cfg(feature = "cxl")]
 pub(super) use built::Extents;
@@ -102,8 +102,8 @@ mod built {
             u64::from(self.count) * self.pool.superblock().extent_bytes
         }
 
-        /// Asks the master for the extents, and takes possession of them. They are not exported meanwhile. When
-        /// the master knows of the claim, nothing changes.
+        /// Asks the master for the extents, and takes possession of them. They are not exported meanwhile.
+        /// When the master knows of the claim, nothing changes.
         ///
         /// # Errors
         /// `ExtentsHeld`: another process has some of them. `Rpc`. `Pool`.

@@ -1,8 +1,8 @@
 //! Messages about pools of CXL memory: who owns which extents, and which page each peer writes.
 //!
-//! A process can prove that another one has ended without the master: both take the kernel's lock on what they
-//! use, on the same file. Processes that see each other's locks have the same *lock domain*: the same kernel,
-//! and the same inode. See DESIGN.md, "CXL pools".
+//! A process can prove that another one has ended without the master: both take the kernel's lock on what
+//! they use, on the same file. Processes that see each other's locks have the same *lock domain*: the same
+//! kernel, and the same inode. See DESIGN.md, "CXL pools".
 
 use serde::{Deserialize, Serialize};
 
@@ -113,8 +113,8 @@ pub struct PageFound {
 /// The answer to [`PageWanted`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PageGiven {
-    /// The page is the process'. It takes the lock on it before it writes there; when it cannot, it asks again
-    /// and names the page as locked.
+    /// The page is the process'. It takes the lock on it before it writes there; when it cannot, it asks
+    /// again and names the page as locked.
     Given {
         /// The number of the page.
         slot: u32,

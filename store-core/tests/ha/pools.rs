@@ -1,6 +1,6 @@
-//! Processes that share a pool of CXL memory: each wants a page of it, and one of its extents. They die and are
-//! replaced by others. A process of the same host holds the kernel's lock that one which has ended has left,
-//! and no other; what is in the pool survives all processes and masters.
+//! Processes that share a pool of CXL memory: each wants a page of it, and one of its extents. They die and
+//! are replaced by others. A process of the same host holds the kernel's lock that one which has ended has
+//! left, and no other; what is in the pool survives all processes and masters.
 //!
 //! What must hold: a process is never given what a live process can still write, and no two processes are
 //! given the same page in the same epoch.
@@ -51,7 +51,7 @@ pub(crate) struct Pool {
     extents: BTreeMap<u32, (u64, u64, bool)>,
     /// By host: pages, and extents after them.
     locks: HashMap<(u64, u32), u64>,
-    /// What was given to whom.
+    /// The process that each page was given to, by its epoch.
     given: HashMap<(u32, u64), u64>,
 }
 

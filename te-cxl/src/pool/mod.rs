@@ -401,9 +401,9 @@ impl Pool {
         (0..self.block.peers).map(|slot| Ok(peer(&mut self.lines(), &self.block, slot)?)).collect()
     }
 
-    /// The bytes of a span of extents, which peers may write at any time. `None`: the span is not in the pool,
-    /// or its bytes are to be read with [`refresh`](Self::refresh) and not as they are; in a child after a
-    /// fork.
+    /// The bytes of a span of extents, which peers may write at any time. `None`: the span is not in the
+    /// pool, or its bytes are to be read with [`refresh`](Self::refresh) and not as they are; in a child
+    /// after a fork.
     #[must_use]
     pub fn view(&self, span: MemSpan) -> Option<VolatileSpan<'_>> {
         match self.coherence {

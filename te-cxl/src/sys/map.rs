@@ -150,8 +150,8 @@ impl Map {
     /// The bytes of a span that lies in the mapping. `None` in a child after a fork.
     pub(crate) fn view(&self, span: MemSpan) -> Option<VolatileSpan<'_>> {
         self.find(span).filter(|_| !self.here.is_forked())?;
-        // SAFETY: the mapping is read and written, as the caller says; it lives as long as the view borrows it,
-        // and no reference to its bytes is ever made.
+        // SAFETY: the mapping is read and written, as the caller says; it lives as long as the view borrows
+        // it, and no reference to its bytes is ever made.
         Some(unsafe { VolatileSpan::new(span) })
     }
 

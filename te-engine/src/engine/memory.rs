@@ -345,8 +345,8 @@ impl Engine {
         }
         let id = self.reserve_region()?;
         #[allow(unsafe_code, reason = "registers memory whose promise this crate keeps")]
-        // SAFETY: the span lies in a pool that this engine keeps mapped, and no reference to its bytes is ever
-        // made (see `te_cxl::Pool`).
+        // SAFETY: the span lies in a pool that this engine keeps mapped, and no reference to its bytes is
+        // ever made (see `te_cxl::Pool`).
         unsafe {
             self.register_as(id, span, access, false, None)?;
         }

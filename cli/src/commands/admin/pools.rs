@@ -18,8 +18,9 @@ const AFTER_HELP: &str = "Examples:
 
 /// List who has which extents and pages of CXL pools, or free a page
 ///
-/// A page stays with its process until another process of the same host finds that it has ended. Free one only
-/// when its process, or its host, can write the pool no more: otherwise bytes of other processes may change.
+/// A page stays with its process until another process of the same host finds that it has ended. Free one
+/// only when its process, or its host, can write the pool no more: otherwise bytes of other processes may
+/// change.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
