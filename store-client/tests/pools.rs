@@ -154,7 +154,8 @@ fn what_one_process_puts_into_a_pool_another_one_gets_from_there_without_a_netwo
     assert_eq!((stats.segments, stats.capacity_bytes), (2, 2 * u64::from(COUNT) * EXTENT_BYTES_MIN));
     assert_eq!(pages(&addr).len(), 2);
     writer.stop();
-    (a.stop(), b.stop());
+    a.stop();
+    b.stop();
     // They gave their extents back: any other process may have them.
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
     let pool = Pool::open(&pool.0, Coherence::Hardware, None).unwrap().superblock().uuid;
@@ -205,7 +206,8 @@ fn a_node_that_wants_extents_of_another_one_is_told_who_has_them() {
     let second = Node::start(config("second", COUNT)).unwrap();
     first.stop();
     let third = Node::start(config("third", 0)).unwrap();
-    (second.stop(), third.stop());
+    second.stop();
+    third.stop();
 }
 
 #[test]

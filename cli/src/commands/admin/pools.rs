@@ -63,7 +63,7 @@ impl Row {
                 number: first,
                 count,
                 epoch: epoch.to_string(),
-                holder: format!("{} ({})", printable(name.as_bytes()), node_name(node)),
+                holder: format!("{} ({})", printable(name), node_name(node)),
                 state: if alive { "alive" } else { "silent" },
             },
             PoolEntry::Page { pool, slot, identity, epoch, free } => Self {
