@@ -214,7 +214,9 @@ impl Pool {
         if let Some(held) = overlapping.iter().find(|range| !proved(range)) {
             return Ok(Claimed::Held(Some(held.clone())));
         }
-        let unknown = wanted.owned_elsewhere && !overlapping.iter().any(ours);
+        // A later epoch in the pool is one that another lineage of the master has given.
+        let latest = |range: &Range| ours(range) && range.epoch >= wanted.above;
+        let unknown = wanted.owned_elsewhere && !overlapping.iter().any(latest);
         if (unknown && !wanted.takeover) || !wanted.locked {
             return Ok(Claimed::Held(None));
         }

@@ -127,6 +127,9 @@ fn a_master_without_state_learns_from_the_pool_what_was_given_before() {
     assert_eq!(claim(&mut master, &found), Ok(78));
     assert_eq!(claim(&mut master, &ExtentsWanted { above: 90, ..node }), Ok(91));
 
+    // A process of another domain, which another lineage has given the extents, keeps them.
+    assert!(claim(&mut master, &ExtentsWanted { above: 95, owned_elsewhere: true, ..node }).is_err());
+
     let of = |slot, epoch, identity| PageFound { slot, epoch, identity, locked: false };
     let records = [of(0, 100, 5), of(1, 101, 6)];
     assert_eq!(take(&mut master, &page(6, 10), &records), given(1, 101), "it has that page");
