@@ -1,6 +1,7 @@
 //! Settings of clients and nodes.
 
 mod disks;
+mod extents;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -11,6 +12,7 @@ use store_core::placement::NAMED_MAX;
 use te_engine::Fabrics;
 
 pub use disks::{DiskList, NodeDiskConfig, UnknownDisk};
+pub use extents::NodeCxlConfig;
 
 use crate::disk::check_bucket;
 use crate::error::ConnectError;
@@ -117,9 +119,12 @@ pub struct NodeConfig {
     /// object gets another replica, bytes per second; 0: no limit. Default 0.
     pub copy_bytes_per_s_max: u64,
     /// Whether the node takes its name over from another node that holds it and is alive. For an operator who
-    /// knows that the other node must not have the name. Default false: the node waits until a silent holder
-    /// is given up, and does not start while the holder is alive.
+    /// knows that the other node must not have the name. It also takes over extents of a CXL pool from a
+    /// process of which it is not proved that it has ended, such as one of a host that has crashed. Default
+    /// false: the node waits until a silent holder is given up, and does not start while the holder is alive.
     pub takeover: bool,
+    /// Memory in a CXL pool that the node contributes, in place of memory that it allocates.
+    pub cxl: NodeCxlConfig,
     /// Disks for objects that no longer fit into memory: files or block devices, as `PATH` or `PATH:SIZE`,
     /// separated by commas. A file with a size that does not exist is made and formatted; everything else was
     /// formatted before, by `snowskin disk format`. Default "".
@@ -252,6 +257,7 @@ impl NodeConfig {
             drain_on_stop_ms: 0,
             copy_bytes_per_s_max: 0,
             takeover: false,
+            cxl: NodeCxlConfig::default(),
             disks: DiskList::default(),
             disk_write_bytes_per_s_max: 0,
             shared: DiskList::default(),
@@ -291,6 +297,12 @@ impl NodeConfig {
             check_bucket(&shared.path.join(cluster)).map_err(ConnectError::Disk)?;
         }
         self.stage.validate().map_err(ConnectError::Stage)?;
+        let NodeCxlConfig { first, count, .. } = self.cxl;
+        if (count == 0) == self.cxl.is_set() || first.checked_add(count).is_none() {
+            let need = "must be at least 1 when `cxl.pool` names a pool, and 0 otherwise; with `cxl.first`, it must be \
+                        at most 4294967295";
+            return Err(ConnectError::Config { field: "cxl.count", need });
+        }
         if self.capacity_bytes == 0 || usize::try_from(self.capacity_bytes).is_err() {
             return Err(ConnectError::Config { field: "capacity_bytes", need: "must be at least 1" });
         }

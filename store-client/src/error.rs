@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use store_core::chunks::CHUNK_BYTES;
@@ -259,6 +260,30 @@ pub enum ConnectError {
         /// Time since the master last heard from that node, milliseconds.
         silent_ms: u64,
     },
+    /// Another process has extents of a CXL pool, and it is not proved that it has ended.
+    ExtentsHeld {
+        /// The pool.
+        pool: PathBuf,
+        /// The first extent of its claim.
+        first: u32,
+        /// The number of extents of its claim.
+        count: u32,
+        /// The name of its node; empty if the master does not know it.
+        node: String,
+        /// Whether the master counts that node as alive.
+        alive: bool,
+        /// It is a process of this host, and runs.
+        here: bool,
+    },
+    /// The CXL pool of the node cannot be used.
+    Pool {
+        /// The pool.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+        /// A peer is in the middle of a copy: waiting may help.
+        busy: bool,
+    },
     /// The transfer engine did not start.
     Engine(StartError),
     /// The node's memory could not be allocated or registered.
@@ -343,7 +368,11 @@ impl ConnectError {
     /// Whether waiting may help: the master cannot be reached yet, or is starting.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
-        matches!(self, Self::Rpc(error) if error.is_transient())
+        match self {
+            Self::Rpc(error) => error.is_transient(),
+            Self::Pool { busy, .. } => *busy,
+            _ => false,
+        }
     }
 }
 
@@ -628,6 +657,24 @@ impl fmt::Display for ConnectError {
                 endpoint.escape_debug(),
                 name.escape_debug()
             ),
+            Self::ExtentsHeld { pool, first, count, node, alive, here } => {
+                let last = u64::from(*first) + u64::from(*count).saturating_sub(1);
+                write!(f, "extents {first} to {last} of {} belong to ", pool.display())?;
+                match (node.as_str(), here) {
+                    ("", false) => f.write_str("a process that the master does not know")?,
+                    ("", true) => f.write_str("another process of this host")?,
+                    (node, _) => write!(f, "the node `{}`", node.escape_debug())?,
+                }
+                f.write_str(match (here, alive) {
+                    (true, _) => ", which runs on this host: stop it, or choose other extents (`cxl.first`)",
+                    (_, true) => ", which is alive: stop it, or choose other extents (`cxl.first`)",
+                    (_, false) => {
+                        ", of another host or boot, and nothing proves that it has ended: choose other extents, or set \
+                         `takeover` if that process, or its host, can write the pool no more"
+                    }
+                })
+            }
+            Self::Pool { path, why, .. } => write!(f, "the pool {}: {why}", path.display()),
             Self::Engine(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
             Self::System(error) => write!(f, "the operating system did not create a thread: {error}"),
@@ -640,7 +687,11 @@ impl fmt::Display for ConnectError {
 impl StdError for ConnectError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Self::Config { .. } | Self::Held { .. } | Self::Forked => None,
+            Self::Config { .. }
+            | Self::Held { .. }
+            | Self::ExtentsHeld { .. }
+            | Self::Pool { .. }
+            | Self::Forked => None,
             Self::Rpc(error) => Some(error),
             Self::Engine(error) => Some(error),
             Self::Memory(error) => Some(error),

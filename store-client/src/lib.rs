@@ -88,6 +88,7 @@ mod metrics;
 mod mover;
 mod node;
 mod packs;
+mod pools;
 mod prefetching;
 mod quarantine;
 mod rpc;
@@ -98,7 +99,7 @@ mod sys;
 
 pub use async_client::{AsyncClient, BlockingClient, OwnedSource, Pending, QUEUE_JOBS_MAX, SharedPart};
 pub use client::{Client, Counters, PutRange};
-pub use config::{ClientConfig, DiskList, NodeConfig, NodeDiskConfig, UnknownDisk};
+pub use config::{ClientConfig, DiskList, NodeConfig, NodeCxlConfig, NodeDiskConfig, UnknownDisk};
 pub use error::{ConnectError, DeviceError, RpcError, StoreError};
 pub use item::{Get, PARTS_MAX, Put, Sink, Source, Tally};
 pub use local::{LocalBuffer, LocalClient, LocalRange, LocalServer};

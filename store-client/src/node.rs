@@ -3,6 +3,7 @@
 mod disks;
 mod exports;
 mod expulsions;
+mod extents;
 mod keeper;
 mod share;
 mod tasks;
@@ -28,6 +29,7 @@ use crate::rpc::{RpcConnection, Standing};
 use crate::stage::{StageCounters, StageServer};
 pub use disks::{DiskKind, DiskReport};
 use disks::{Disks, Reports};
+use extents::Extents;
 use keeper::Keeper;
 use tasks::Worker;
 use waiting::Waiting;
@@ -118,18 +120,27 @@ impl Node {
         if config.identity.cluster.is_set() {
             config.engine.cluster_secret = config.identity.cluster_secret();
         }
+        #[cfg(feature = "cxl")]
+        if config.cxl.is_set() && !config.engine.cxl.pools.contains(&config.cxl.pool) {
+            config.engine.cxl.pools.push(config.cxl.pool.clone());
+        }
         // A node reads no notifications.
         config.engine.control.notifications_max = 0;
         // Errors of the engine are reported before the wait for the master.
         let engine = TransferEngine::start(config.engine.clone())?;
         let endpoint = engine.name().to_owned();
+        let extents = Extents::of(&config, &engine)?;
+        if let Some(extents) = &extents {
+            config.capacity_bytes = extents.bytes();
+        }
         let mut waiting = Waiting::new(&config, gives_up);
         let shared = Arc::new(Shared::default());
         let rpc = waiting.until(|| connect(&config, &shared.standing).map_err(ConnectError::from))?;
         let worker = Worker::start(&config, engine.clone(), Arc::clone(&shared))?;
         let disks = Disks::start(&config, &engine, shared.standing.clone())?;
         let reports = disks.as_ref().map(Disks::reports);
-        let mut keeper = Keeper::new(config.clone(), engine.clone(), rpc, Arc::clone(&shared), worker, disks);
+        let mut keeper =
+            Keeper::new(config.clone(), engine.clone(), rpc, Arc::clone(&shared), worker, disks, extents);
         waiting.until(|| keeper.mount())?;
         let (stop, stopped) = channel();
         let thread = thread::Builder::new()

@@ -10,6 +10,7 @@ use store_core::message::{Export, Segments as AskSegments};
 use te_engine::{PeerToPeer, SegmentError, SegmentHandle};
 
 use crate::engine::Engine;
+use crate::pools::Pages;
 use crate::rpc::RpcConnection;
 
 /// The segments that a client has used.
@@ -24,6 +25,8 @@ pub(crate) struct Segments {
     /// Whether packs are read from here.
     direct: bool,
     lineage: u64,
+    /// Pages of CXL pools.
+    pages: Pages,
     /// Addresses of stage services, by the number in [`Place::Disk`].
     services: Vec<String>,
     /// Segments that the master knows, but whose owner could not be reached.
@@ -100,6 +103,7 @@ impl Segments {
             packs: Vec::new(),
             direct: true,
             lineage: 0,
+            pages: Pages::default(),
             services: Vec::new(),
             unreached: Vec::new(),
             why: None,
@@ -122,6 +126,7 @@ impl Segments {
     pub(crate) fn reconnected(&mut self, lineage: u64, engine: &mut Engine) {
         if self.lineage != lineage {
             self.lineage = lineage;
+            self.pages.forget();
             for (_, known) in self.known.drain().chain(self.staged.drain()) {
                 if let Known::Open(place) = known {
                     close(place.handle(), engine);
@@ -175,6 +180,7 @@ impl Segments {
         engine: &mut Engine,
         (direct, shun): (bool, Duration),
     ) -> Option<Place> {
+        self.pages.ensure(rpc, engine);
         match open(segment, rpc, &self.descriptors, engine, direct) {
             Opened::Packs(packs) => Some(Place::Packs(self.number_of_packs(packs))),
             Opened::Here(handle, stage) if stage.is_empty() => Some(Place::Memory(handle)),

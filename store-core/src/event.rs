@@ -60,6 +60,8 @@ pub enum Event {
     SegmentReachable { segment: SegmentNo, name: Box<str>, endpoint: Box<str> },
     /// A node has cut off a writer.
     WriterExpelled { writer: u64, node: NodeId, freed_bytes: u64 },
+    /// A node was given extents of a pool.
+    ExtentsGiven { node: NodeId, pool: [u8; 16], first: u32, count: u32, epoch: u64 },
     /// The memory limit of the master is reached. Reported once, and again only after memory had become
     /// available.
     MetadataFull { bytes: u64, bytes_max: u64 },

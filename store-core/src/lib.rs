@@ -151,6 +151,7 @@ mod objects;
 mod pattern;
 mod pending_release;
 pub mod placement;
+mod pools;
 mod proof;
 mod read_rates;
 mod room;

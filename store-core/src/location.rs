@@ -20,6 +20,7 @@ const NUMA: u8 = 1;
 const CUDA: u8 = 2;
 const HIP: u8 = 3;
 const XPU: u8 = 4;
+const POOL: u8 = 5;
 const UNKNOWN: u8 = u8::MAX;
 
 impl From<Location> for MemoryLocation {
@@ -30,6 +31,7 @@ impl From<Location> for MemoryLocation {
             Location::Device(GpuVendor::Nvidia, number) => (CUDA, number),
             Location::Device(GpuVendor::Amd, number) => (HIP, number),
             Location::Device(GpuVendor::Intel, number) => (XPU, number),
+            Location::Pool => (POOL, 0),
             _ => (UNKNOWN, 0),
         };
         Self { kind, number }
@@ -59,6 +61,7 @@ impl TryFrom<MemoryLocation> for Location {
             CUDA => Ok(Self::Device(GpuVendor::Nvidia, number)),
             HIP => Ok(Self::Device(GpuVendor::Amd, number)),
             XPU => Ok(Self::Device(GpuVendor::Intel, number)),
+            POOL => Ok(Self::Pool),
             _ => Err(ErrorCode::NotSupported),
         }
     }
@@ -75,12 +78,12 @@ mod tests {
     #[test]
     fn every_location_survives_the_wire_and_an_unknown_kind_is_refused() {
         let devices = GpuVendor::ALL.map(|vendor| Location::Device(vendor, 7));
-        for location in [Location::Host, Location::Numa(3)].into_iter().chain(devices) {
+        for location in [Location::Host, Location::Numa(3), Location::Pool].into_iter().chain(devices) {
             let bytes = postcard::to_allocvec(&MemoryLocation::from(location)).unwrap();
             let back: MemoryLocation = postcard::from_bytes(&bytes).unwrap();
             assert_eq!(Location::try_from(back), Ok(location));
         }
-        let unknown: MemoryLocation = postcard::from_bytes(&[5, 0]).unwrap();
+        let unknown: MemoryLocation = postcard::from_bytes(&[6, 0]).unwrap();
         assert_eq!(Location::try_from(unknown), Err(ErrorCode::NotSupported));
         assert_eq!(Location::try_from(MemoryLocation::default()), Ok(Location::Host));
     }
@@ -98,7 +101,7 @@ mod tests {
             location,
             ..MountSegment::default()
         };
-        let unknown = MountSegment { location: MemoryLocation { kind: 5, number: 0 }, ..segment };
+        let unknown = MountSegment { location: MemoryLocation { kind: 6, number: 0 }, ..segment };
         assert_eq!(master.mount(Instant::ZERO, &unknown), Err(ErrorCode::NotSupported));
         let mounted = master.mount(Instant::ZERO, &segment).unwrap().mounted().unwrap();
         assert_eq!(master.segment(mounted.segment).unwrap().location, location);

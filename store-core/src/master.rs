@@ -23,6 +23,7 @@ mod evict;
 mod expel;
 mod hot;
 mod mounts;
+mod pools;
 mod promote;
 mod puts;
 mod queries;
@@ -52,6 +53,7 @@ use crate::nodes::Nodes;
 use crate::objects::{Entry, Objects};
 use crate::pattern::Pattern;
 use crate::pending_release::{PendingRelease, Reason};
+use crate::pools::Pools;
 use crate::segments::{Placed, Segment, Segments};
 use crate::session::{Granted, Leases};
 use crate::shelf::Shelf;
@@ -100,6 +102,7 @@ pub struct Master {
     writers: Writers,
     events: Events,
     nodes: Nodes,
+    pools: Pools,
     /// Counters only; gauges are computed by [`Self::stats`].
     pub(crate) stats: Stats,
     generation: u64,
@@ -164,6 +167,7 @@ impl Master {
             writers: Writers::new(),
             events: Events::default(),
             nodes: Nodes::new(millis(config.node_ttl_ms), 2 * config.segments_max as usize),
+            pools: Pools::default(),
             stats: Stats::default(),
             generation: u64::from(config.epoch) << 32,
             sessions: 0,
@@ -511,6 +515,7 @@ impl Master {
             + self.segments.memory_bytes()
             + self.pending_release.memory_bytes()
             + self.writers.memory_bytes()
+            + self.pools.memory_bytes()
             + self.tasks.memory_bytes()
             + self.hot.memory_bytes()
             + self.ended_upserts.memory_bytes()

@@ -57,6 +57,11 @@
 //! | [`ReclaimExtents`] | [`DiskProof`] · sequences | – · `()` | nothing is in them, still |
 //! | [`Stage`] | [`StageRequest`] · [`StageItem`]s | [`StageWindow`] · [`Staged`] or error | reads again, into other memory. For nodes: a master does not serve it |
 //! | [`ReleaseStaged`] | – · tickets | – · – | changes nothing. For nodes |
+//! | [`ClaimExtents`] | [`ExtentsWanted`] · – | [`ExtentsGiven`] · – | the same process and incarnation has the same extents: the same epoch |
+//! | [`ReleaseExtents`] | [`ExtentsReleased`] · – | – · – | `SegmentNotFound`: no claim has them, or another one |
+//! | [`TakePage`] | [`PageWanted`] · [`PageFound`]s | [`PageGiven`] · – | the same page, by the identity |
+//! | [`FreePage`] | [`PageFreed`] · – | – · – | is free, still, unless it was given since |
+//! | [`ListPools`] | – · – | – · [`PoolEntry`]s | changes nothing |
 //! | [`ClearReplicas`] | optional [`SegmentNo`]; none: all · [`Key`]s | – · `()` or error | `KeyNotFound` or `ReplicaNotFound`: as wanted |
 //!
 //! Every operation may be repeated when its response was lost: the last column says what the second request
@@ -82,6 +87,7 @@ mod eviction;
 mod masters;
 mod nodes;
 mod objects;
+mod pools;
 mod queries;
 mod tasks;
 
@@ -98,6 +104,7 @@ pub use eviction::*;
 pub use masters::*;
 pub use nodes::*;
 pub use objects::*;
+pub use pools::*;
 pub use queries::*;
 pub use tasks::*;
 
@@ -404,4 +411,14 @@ operations! {
     Stage = 100, (StageRequest, StageItem) -> (StageWindow, Result<Staged, ErrorCode>);
     /// A reader is done with staged objects, named by their tickets. For nodes, not for the master.
     ReleaseStaged = 101, ((), u64) -> ((), ());
+    /// A node wants to own extents of a pool of CXL memory.
+    ClaimExtents = 110, (ExtentsWanted<'a>, ()) -> (ExtentsGiven<'a>, ());
+    /// A node gives extents back.
+    ReleaseExtents = 111, (ExtentsReleased, ()) -> ((), ());
+    /// A process wants a page of a pool, so that it can reach memory in it.
+    TakePage = 112, (PageWanted, PageFound) -> (PageGiven, ());
+    /// The process that had a page of a pool has ended. For admins.
+    FreePage = 113, (PageFreed, ()) -> ((), ());
+    /// Lists who has which extents and pages of pools. For admins.
+    ListPools = 114, ((), ()) -> ((), PoolEntry<'a>);
 }

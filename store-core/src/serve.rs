@@ -7,6 +7,7 @@ mod admin;
 mod disks;
 mod nodes;
 mod objects;
+mod pools;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -117,6 +118,12 @@ operations! {
     ReclaimExtents:   Node,                Changes, disks::reclaim;
     Stage:            TenantOrNode,        Asks,    disks::stage;
     ReleaseStaged:    TenantOrNode,        Asks,    disks::release_staged;
+
+    ClaimExtents:     Node,                Changes, pools::claim_extents;
+    ReleaseExtents:   Node,                Changes, pools::release_extents;
+    TakePage:         TenantOrNode,        Changes, pools::take_page;
+    FreePage:         Admin,               Changes, pools::free_page;
+    ListPools:        Admin,               Asks,    pools::list_pools;
 
     ReadStats:        TenantOrAdmin,       Asks,    admin::read_stats;
     ExplainEviction:  TenantOrAdmin,       Asks,    admin::explain_eviction;

@@ -98,6 +98,11 @@ impl Events {
                 objects_lost,
                 "node given up: it sent no heartbeat for too long"
             ),
+            Event::ExtentsGiven { node, first, count, epoch, .. } => {
+                if let Some(suppressed) = self.came.may(now) {
+                    info!(node = %hex(*node), first, count, epoch, suppressed, "node has extents of a CXL pool");
+                }
+            }
             _ => self.condition(event, now),
         }
     }

@@ -1,6 +1,8 @@
 //! The master's metrics: counted by the serving thread, copied on request, rendered on another thread.
 
 mod disks;
+pub(crate) mod pools;
+pub(crate) mod segments;
 
 use std::fmt;
 use std::fs;
@@ -51,7 +53,8 @@ pub(crate) struct Snapshot {
     pub(crate) stats: Stats,
     pub(crate) eviction: EvictionReport,
     pub(crate) requests: RequestCounters,
-    pub(crate) segments: Vec<SegmentUse>,
+    pub(crate) segments: Vec<segments::SegmentUse>,
+    pub(crate) pools: Vec<pools::PoolUse>,
     pub(crate) tenants: Vec<TenantUse>,
     pub(crate) tasks: TaskReport,
     pub(crate) drains: DrainsLeft,
@@ -66,14 +69,6 @@ pub(crate) struct Snapshot {
     pub(crate) journal: Option<JournalStats>,
     /// Answers that wait for the journal.
     pub(crate) answers_held: u64,
-}
-
-/// One segment's gauges.
-#[derive(Debug)]
-pub(crate) struct SegmentUse {
-    name: String,
-    capacity_bytes: u64,
-    used_bytes: u64,
 }
 
 /// One tenant's gauges and counters.
@@ -160,16 +155,6 @@ impl Default for RequestCounters {
     }
 }
 
-/// The segments' part of a snapshot.
-pub(crate) fn segments(master: &Master) -> Vec<SegmentUse> {
-    let row = |info: store_core::message::SegmentInfo<'_>| SegmentUse {
-        name: info.name.to_owned(),
-        capacity_bytes: info.len,
-        used_bytes: info.used,
-    };
-    master.segments().map(row).collect()
-}
-
 /// The tenants' part of a snapshot.
 pub(crate) fn tenants(master: &Master) -> Vec<TenantUse> {
     let row = |usage: store_core::message::TenantUsage<'_>| TenantUse {
@@ -216,7 +201,8 @@ impl Snapshot {
         let mut registry = Registry::with_prefix("snowskin_master");
         self.register_requests(&mut registry);
         registry.register_collector(Box::new(RequestTimes(self.requests.times.clone())));
-        self.register_segments(&mut registry);
+        segments::register(&mut registry, &self.segments);
+        pools::register(&mut registry, &self.pools);
         self.register_tenants(&mut registry);
         self.register_tasks(&mut registry);
         self.register_eviction(&mut registry);
@@ -448,22 +434,6 @@ impl Snapshot {
         let unknown = RequestLabels { op: "unknown", result: ErrorCode::NotSupported.name() };
         family.get_or_create(&unknown).inc_by(self.requests.unknown_total);
         registry.register("requests", "RPC requests by operation and result", family);
-    }
-
-    fn register_segments(&self, registry: &mut Registry) {
-        let capacity = Family::<SegmentLabels, Gauge>::default();
-        let used = Family::<SegmentLabels, Gauge>::default();
-        for segment in &self.segments {
-            let labels = SegmentLabels { segment: segment.name.clone() };
-            capacity.get_or_create(&labels).set(signed(segment.capacity_bytes));
-            used.get_or_create(&labels).set(signed(segment.used_bytes));
-        }
-        registry.register("segment_capacity_bytes", "Bytes of a segment", capacity);
-        registry.register(
-            "segment_allocated_bytes",
-            "Bytes of a segment that are allocated or pending release",
-            used,
-        );
     }
 
     /// Tenants by name, at most `tenants_max`. Limits that a tenant does not have are omitted.
@@ -768,11 +738,6 @@ impl Collector for SyncTimes {
         let classes: Vec<(f64, u64)> = self.0.classes().collect();
         metric.encode_histogram::<NoLabelSet>(self.0.sum_s(), self.0.count(), &classes, None)
     }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SegmentLabels {
-    segment: String,
 }
 
 /// Resident memory, or 0 where the system does not report it.

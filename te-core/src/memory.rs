@@ -297,6 +297,10 @@ pub struct VolatileSpan<'a> {
 }
 
 impl VolatileSpan<'_> {
+    /// No bytes.
+    pub const EMPTY: Self =
+        Self { span: MemSpan::new(core::ptr::null_mut(), 0), _mapped: core::marker::PhantomData };
+
     /// # Safety
     /// `span` is host memory, mapped readable and writable, for as long as the view lives, and no `&` or
     /// `&mut` to it exists.

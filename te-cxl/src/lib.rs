@@ -43,7 +43,8 @@
 //! The pool decides nothing and holds no lock: hosts have no atomic operations on it. The master gives
 //! extents to owners ([`Claim`]) and one page each to peers ([`Seat`]), in epochs that grow. Both are written
 //! down in the pool ([`Pool::claim`]), each line by one host alone, and what an export states is compared
-//! with them before a byte moves ([`ledger`]).
+//! with them before a byte moves ([`ledger`]). Processes of one host prove to each other that one has ended
+//! with the kernel's locks on the pool's file ([`Pool::lock`]).
 //!
 //! A slice ends within one call of `poll`. A peer writes into its own page what it uses while it copies; an
 //! owner that takes a region back looks there. So `deregister` is `Busy` while a peer is in the middle of a
@@ -126,7 +127,7 @@ mod transport;
 
 pub use config::{Coherence, Config};
 pub use export::Export;
-pub use pool::{Claim, FormatOptions, Inspection, Pool, PoolError, Seat};
+pub use pool::{Claim, FormatOptions, Inspection, Part, Pool, PoolError, Seat};
 pub use te_fabric::OpenError;
 pub use transport::{CxlTransport, Mount};
 

@@ -280,6 +280,22 @@ impl TransferEngine {
         registered.unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
+    /// Registers extents of a pool that this process has claimed: see [`Engine::register_claimed`].
+    ///
+    /// # Errors
+    /// As [`Engine::register_claimed`].
+    #[cfg(feature = "cxl")]
+    pub fn register_claimed(
+        &self,
+        pool: &Arc<te_cxl::Pool>,
+        span: MemSpan,
+        access: Access,
+    ) -> Result<SharedRegion, RegisterError> {
+        let pool = pool.clone();
+        let registered = self.call(move |engine| engine.register_claimed(&pool, span, access));
+        registered.unwrap_or_else(|unavailable| Err(unavailable.into()))
+    }
+
     /// Quarantines shared memory for which [`unregister`](Self::unregister) returns `Busy` because a stopped
     /// peer may be in the middle of a copy: see [`Engine::quarantine_shared`]. A clone of `region` that is
     /// kept would keep the addresses in use.

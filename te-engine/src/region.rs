@@ -1,4 +1,5 @@
-//! [`SharedRegion`]: memory that an engine allocates and shares within the host.
+//! [`SharedRegion`]: memory that an engine allocates and shares within the host, or has claimed in a CXL
+//! pool.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,18 +16,33 @@ pub enum Populate {
     OnFirstUse,
 }
 
-/// Registered memory that processes on one host can share. Peers may write it at any time, so its bytes are
-/// copied in and out, never borrowed (law L7). The memory is freed when it is unregistered and the last clone
-/// of this value is gone.
+/// Registered memory that processes on one host can share, or extents of a CXL pool. Peers may write it at
+/// any time, so its bytes are copied in and out, never borrowed (law L7). The memory is freed when it is
+/// unregistered and the last clone of this value is gone.
 #[derive(Clone)]
 pub struct SharedRegion {
     id: RegionId,
-    memory: Arc<SharedMemory>,
+    memory: Kept,
+}
+
+/// What keeps the memory of a region mapped.
+#[derive(Clone)]
+enum Kept {
+    Shared(Arc<SharedMemory>),
+    /// Extents of a pool.
+    #[cfg(feature = "cxl")]
+    Pool(Arc<te_cxl::Pool>, MemSpan),
 }
 
 impl SharedRegion {
     pub(crate) fn new(id: RegionId, memory: Arc<SharedMemory>) -> Self {
-        Self { id, memory }
+        Self { id, memory: Kept::Shared(memory) }
+    }
+
+    /// A region of extents whose bytes this process can read and write as they are.
+    #[cfg(feature = "cxl")]
+    pub(crate) fn in_pool(id: RegionId, pool: Arc<te_cxl::Pool>, span: MemSpan) -> Self {
+        Self { id, memory: Kept::Pool(pool, span) }
     }
 
     /// The id of the region, for requests and `unregister`.
@@ -51,14 +67,22 @@ impl SharedRegion {
     /// The memory of the region.
     #[must_use]
     pub fn span(&self) -> MemSpan {
-        self.memory.span()
+        match &self.memory {
+            Kept::Shared(memory) => memory.span(),
+            #[cfg(feature = "cxl")]
+            Kept::Pool(_, span) => *span,
+        }
     }
 
     /// Access to the bytes, which are copied in and out. In a child after a fork every access is
-    /// `OutOfRange`.
+    /// `OutOfRange`. Memory of a CXL pool that fails ends the process.
     #[must_use]
     pub fn view(&self) -> VolatileSpan<'_> {
-        self.memory.view()
+        match &self.memory {
+            Kept::Shared(memory) => memory.view(),
+            #[cfg(feature = "cxl")]
+            Kept::Pool(pool, span) => pool.view(*span).unwrap_or(VolatileSpan::EMPTY),
+        }
     }
 
     /// A file descriptor of the memory, for another process on this host to [map](te_host::BorrowedMemory). A
@@ -69,10 +93,10 @@ impl SharedRegion {
     /// ([`Engine::alloc_lent`](crate::Engine::alloc_lent)); in a child after a fork.
     pub fn lend(&self) -> std::io::Result<std::os::fd::OwnedFd> {
         self.here().map_err(std::io::Error::other)?;
-        if !self.memory.peers_may_write() {
-            return Err(std::io::ErrorKind::PermissionDenied.into());
+        match self.memory() {
+            Some(memory) if memory.peers_may_write() => memory.share(te_host::Protection::ReadWrite),
+            _ => Err(std::io::ErrorKind::PermissionDenied.into()),
         }
-        self.memory.share(te_host::Protection::ReadWrite)
     }
 
     /// Returns all pages to the system, even if other processes map them. The contents are lost, pages that
@@ -80,19 +104,29 @@ impl SharedRegion {
     ///
     /// # Errors
     /// `PermissionDenied` unless peers may write the memory (the file is sealed against this, too); in a
-    /// child after a fork; the system's error.
+    /// child after a fork; `Unsupported` for memory of a CXL pool; the system's error.
     pub fn discard(&self) -> std::io::Result<()> {
         self.here().map_err(std::io::Error::other)?;
-        self.memory.discard()
+        self.memory().ok_or(std::io::ErrorKind::Unsupported)?.discard()
     }
 
     /// Fails in a child after a fork: there the region belongs to the parent.
     fn here(&self) -> Result<(), Error> {
-        if self.memory.is_forked() { Err(ErrorKind::Forked.into()) } else { Ok(()) }
+        let is_forked = match &self.memory {
+            Kept::Shared(memory) => memory.is_forked(),
+            #[cfg(feature = "cxl")]
+            Kept::Pool(..) => self.view().is_empty(),
+        };
+        if is_forked { Err(ErrorKind::Forked.into()) } else { Ok(()) }
     }
 
-    pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
-        &self.memory
+    /// The memory, unless it is that of a pool.
+    pub(crate) fn memory(&self) -> Option<&Arc<SharedMemory>> {
+        match &self.memory {
+            Kept::Shared(memory) => Some(memory),
+            #[cfg(feature = "cxl")]
+            Kept::Pool(..) => None,
+        }
     }
 
     /// Copies bytes out.

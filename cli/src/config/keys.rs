@@ -29,6 +29,7 @@ const SOURCES: [(&str, &str); 12] = [
         "store_client",
         concat!(
             include_str!("../../../store-client/src/config.rs"),
+            include_str!("../../../store-client/src/config/extents.rs"),
             include_str!("../../../store-client/src/rpc.rs"),
             include_str!("../../../store-client/src/stage/config.rs")
         ),

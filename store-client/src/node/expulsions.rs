@@ -5,6 +5,9 @@
 //! node's engine has *expelled* a writer, nothing of that writer can land here any more, and it is refused
 //! from then on.
 
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
 use store_core::ErrorCode;
 use store_core::message::{
     EndExpulsions, Expulsion as Order, ExpulsionEnd, FetchExpulsions, FetchRequest, NodeProof,
@@ -23,6 +26,8 @@ const ORDERS_MAX: u32 = 256;
 #[derive(Default)]
 pub(super) struct Expulsions {
     orders: Vec<Order>,
+    /// Since when writers count as connected that orders without force are about, by ticket.
+    connected: HashMap<u64, Instant>,
 }
 
 impl Expulsions {
@@ -51,13 +56,23 @@ impl Expulsions {
         mounted: &Mounted,
     ) -> Result<(), RpcError> {
         let mut ends = Vec::new();
+        let patience = silence(engine);
+        let connected = &mut self.connected;
         self.orders.retain(|order| match expel(engine, order) {
+            // Through a pool, only its silence tells that a writer has ended.
+            Some(false)
+                if !order.force
+                    && connected.entry(order.ticket).or_insert_with(Instant::now).elapsed() < patience =>
+            {
+                true
+            }
             Some(gone) => {
                 ends.push(ExpulsionEnd { ticket: order.ticket, gone });
                 false
             }
             None => true,
         });
+        self.connected.retain(|ticket, _| self.orders.iter().any(|order| order.ticket == *ticket));
         if !ends.is_empty() {
             let proof = NodeProof { node: mounted.node, key: mounted.key };
             // If the answer is lost, the same orders are repeated and end as before.
@@ -65,6 +80,17 @@ impl Expulsions {
         }
         Ok(())
     }
+}
+
+/// How long a writer that has ended may count as connected: not at all, but for peers in a CXL pool, which
+/// have no connection.
+fn silence(engine: &TransferEngine) -> Duration {
+    #[cfg(feature = "cxl")]
+    if !engine.pools().is_empty() {
+        return Duration::from_millis(u64::from(engine.config().cxl.peer_silence_ms_max) + 1_000);
+    }
+    let _ = engine;
+    Duration::ZERO
 }
 
 /// Returns whether the writer is expelled; `None`: the expulsion is under way.

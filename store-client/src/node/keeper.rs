@@ -14,6 +14,7 @@ use te_engine::{SharedRegion, TransferEngine};
 use super::Shared;
 use super::disks::Disks;
 use super::exports::Exports;
+use super::extents::Extents;
 use super::tasks::{Mounted, Worker};
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
@@ -47,10 +48,11 @@ impl Keeper {
         shared: Arc<Shared>,
         worker: Worker,
         disks: Option<Disks>,
+        extents: Option<Extents>,
     ) -> Self {
         let ttl = Duration::from_millis(rpc.welcome().node_ttl_ms.into());
         let (node, key) = (NodeId::new(super::random(&engine)), super::random(&engine));
-        let exports = Exports::new(&config, engine.clone());
+        let exports = Exports::new(&config, engine.clone(), extents);
         let (incarnation, mounted) = (Incarnation::default(), None);
         Self { config, engine, exports, rpc, node, key, incarnation, mounted, ttl, shared, worker, disks }
     }
@@ -90,6 +92,15 @@ impl Keeper {
 
     fn beat(&mut self) -> Result<(), ConnectError> {
         if self.mounted.is_none() {
+            return self.mount();
+        }
+        if let Err(error) = self.exports.check() {
+            log::error!(
+                "node {}: its memory belongs to another process, and is taken out of service: {error}",
+                self.config.name
+            );
+            self.say_unmounted();
+            self.forget_mount();
             return self.mount();
         }
         let beat = Heartbeat { node: self.node, incarnation: self.incarnation, key: self.key };
@@ -132,6 +143,12 @@ impl Keeper {
         // one.
         let lineage = self.rpc.welcome().lineage;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        if let Err(error) = self.exports.claim(&mut self.rpc, self.node, self.key) {
+            if matches!(error, ConnectError::Rpc(_)) {
+                self.rpc.disconnect();
+            }
+            return Err(error);
+        }
         self.incarnation = Incarnation::new(wall.max(self.incarnation.get() + 1));
         let region = self.exports.export()?;
         *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region.clone());
@@ -178,7 +195,7 @@ impl Keeper {
             endpoint: self.engine.name(),
             base: region.addr(),
             len: region.len() as u64,
-            location: region.span().location().into(),
+            location: self.exports.location(region).into(),
             export: Export { engine: self.engine.incarnation(), region: region.id().to_bits() },
             lineage,
             key: self.key,
@@ -215,15 +232,20 @@ impl Keeper {
     }
 
     fn unmount(&mut self) {
-        if let Some(segment) = self.mounted {
-            let unmount =
-                UnmountSegment { node: self.node, incarnation: self.incarnation, segment, key: self.key };
-            if let Err(error) = self.rpc.call::<Unmount>(&unmount, std::iter::empty()) {
-                log::debug!("node {}: {error}", self.config.name);
-            }
-            self.forget_mount();
+        self.say_unmounted();
+        self.forget_mount();
+        match self.exports.revoke() {
+            Ok(()) => self.exports.release(&mut self.rpc, self.node, self.key),
+            Err(error) => log::debug!("node {}: {error}", self.config.name),
         }
-        if let Err(error) = self.exports.revoke() {
+    }
+
+    /// Tells the master that the memory is not mounted any more.
+    fn say_unmounted(&mut self) {
+        let Some(segment) = self.mounted else { return };
+        let Self { node, incarnation, key, .. } = *self;
+        let unmount = UnmountSegment { node, incarnation, segment, key };
+        if let Err(error) = self.rpc.call::<Unmount>(&unmount, std::iter::empty()) {
             log::debug!("node {}: {error}", self.config.name);
         }
     }

@@ -42,6 +42,7 @@ use super::expulsions::Expulsions;
 use super::share::Share;
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
+use crate::pools::Pages;
 use crate::rpc::RpcConnection;
 use crate::stage::{StageConnections, StageEnd, StagedAt, Wanted};
 use crate::sys;
@@ -128,6 +129,8 @@ struct Work {
     shared: Arc<Shared>,
     reporter: u64,
     open: HashMap<SegmentNo, Source>,
+    /// Pages of CXL pools.
+    pages: Pages,
     disks: StageConnections<Staging>,
     share: Share,
     expulsions: Expulsions,
@@ -236,6 +239,7 @@ impl Work {
             rpc,
             shared,
             open: HashMap::new(),
+            pages: Pages::default(),
             disks: StageConnections::new(config.rpc, config.identity.cluster_secret(), DISK_SHUN),
             share: Share::new(config.copy_bytes_per_s_max),
             expulsions: Expulsions::default(),
@@ -574,6 +578,7 @@ impl Work {
             let others: Vec<SegmentNo> = self.open.keys().copied().collect();
             others.into_iter().for_each(|segment| self.close(segment));
         }
+        self.pages.ensure_of_node(&mut self.rpc, &self.engine);
         let handle = self.engine.open_segment(&endpoint).ok()?;
         let source = Source { handle, disk };
         self.open.insert(segment, source);

@@ -150,6 +150,7 @@ impl Master {
             writers,
             events: _,
             nodes,
+            pools,
             stats: _,
             generation,
             sessions,
@@ -178,7 +179,10 @@ impl Master {
             "{config:?}{overrides:?}{tenants:?}{segments:?}{objects:?}{shelf:?}{disks:?}{pending_release:?}"
         );
         let _ = write!(digest, "{promotions:?}{writers:?}");
-        let _ = write!(digest, "{nodes:?}{generation}{sessions}{lease_bytes}{metadata_reported}{wall:?}");
+        let _ = write!(
+            digest,
+            "{nodes:?}{pools:?}{generation}{sessions}{lease_bytes}{metadata_reported}{wall:?}"
+        );
         let _ = write!(digest, "{evicting}{starved}{evict_again_at:?}{tasks:?}{drains:?}{hot:?}");
         let _ = write!(digest, "{suspects:?}{ended_upserts:?}{lease_floor:?}");
         digest.0.finish()

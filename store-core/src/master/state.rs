@@ -80,6 +80,7 @@ impl Master {
             writers,
             events: _,
             nodes,
+            pools,
             stats,
             generation,
             sessions,
@@ -111,7 +112,7 @@ impl Master {
         to.put(&(disks, promotions))?;
         to.put(pending_release)?;
         to.put(writers)?;
-        to.put(nodes)?;
+        to.put(&(nodes, pools))?;
         to.put(&(stats, report, task_report))?;
         to.put(&(generation, sessions, lease_bytes, metadata_reported))?;
         to.put(&(wall, evicting, starved, evict_again_at))?;
@@ -213,7 +214,7 @@ impl Master {
         let mut shelf: crate::shelf::Shelf = from.take()?;
         shelf.reindex(config.hash_seed);
         let (disks, promotions) = from.take()?;
-        let (pending_release, writers, nodes) = (from.take()?, from.take()?, from.take()?);
+        let (pending_release, writers, (nodes, pools)) = (from.take()?, from.take()?, from.take()?);
         let (stats, report, task_report) = from.take()?;
         let (generation, sessions, lease_bytes, metadata_reported) = from.take()?;
         let (wall, evicting, starved, evict_again_at) = from.take()?;
@@ -232,6 +233,7 @@ impl Master {
             writers,
             events: Events::default(),
             nodes,
+            pools,
             stats,
             generation,
             sessions,

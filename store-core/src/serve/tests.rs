@@ -65,6 +65,11 @@ const EXPECTED: &[(Kind, &str, &str)] = &[
     (Kind::ReclaimExtents, "xx00", "xx00"),
     (Kind::Stage, ".000", ".000"),
     (Kind::ReleaseStaged, ".000", ".000"),
+    (Kind::ClaimExtents, "xx00", "xx00"),
+    (Kind::ReleaseExtents, "xx00", "xx00"),
+    (Kind::TakePage, ".000", ".000"),
+    (Kind::FreePage, "xxxx", "0000"),
+    (Kind::ListPools, "xxxx", "0000"),
 ];
 
 /// A tenant's number in a master with one tenant besides the default one.
@@ -139,7 +144,8 @@ fn a_request_is_refused_before_it_is_read() {
             }
             let (frame, len) = Frame::parse(&out).unwrap().unwrap();
             assert_eq!((len, frame.header.kind, frame.header.request_id), (out.len(), *kind as u8, 3));
-            let unread = [Kind::ReadStats, Kind::ReadConfig, Kind::ListNodes, Kind::ReadTaskReport];
+            let unread =
+                [Kind::ReadStats, Kind::ReadConfig, Kind::ListNodes, Kind::ReadTaskReport, Kind::ListPools];
             let permitted = if unread.contains(kind) { Ok(()) } else { Err(ErrorCode::InvalidParams) };
             let expected = Right::of(*kind).permit(rights).and(permitted);
             assert_eq!(frame.header.result(), expected, "{kind:?} for {rights:?}");

@@ -246,6 +246,9 @@ impl World {
         connection: u64,
         bytes: Option<Vec<u8>>,
     ) -> Result<(), Violation> {
+        if client >= CLIENTS + self.nodes.len() {
+            return self.pool_answered(client - CLIENTS - self.nodes.len(), connection, bytes);
+        }
         if client >= CLIENTS {
             return self.node_answered(client - CLIENTS, connection, bytes);
         }

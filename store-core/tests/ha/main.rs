@@ -28,6 +28,9 @@
 //! * At the end, what is on a disk that works and was neither removed nor replaced is found: a change of the
 //!   leader is no reason for a miss.
 //!
+//! In runs without disks, processes share a pool of CXL memory (`pools.rs`): no live process loses to another
+//! what it can still write.
+//!
 //! Members join by snapshot, in as many chunks as it has, of which some are lost; in some runs the leader
 //! keeps so little of its log that a member which was cut off for a while gets a snapshot again. The leader
 //! is asked to hand over now and then, also while things go wrong.
@@ -41,6 +44,7 @@
 mod checker;
 mod clients;
 mod nodes;
+mod pools;
 mod report;
 mod switchover;
 mod world;
@@ -106,6 +110,9 @@ fn no_acknowledged_change_is_lost_when_members_die() {
     ];
     assert!(rare.iter().all(|count| *count > 100), "{sum:?}");
     assert!(sum.lineages > 10 && sum.repeated > 1_000, "{sum:?}");
+    let of_pools =
+        [sum.pool_pages, sum.pool_extents, sum.pool_deaths, sum.pool_held, sum.pool_full, sum.pool_contested];
+    assert!(of_pools.iter().all(|count| *count > 50), "{sum:?}");
 }
 
 #[test]
@@ -198,4 +205,16 @@ fn when_a_new_leader_does_not_know_removals_that_disks_have_not_confirmed_remove
 fn when_an_extent_is_written_again_before_the_leader_knows_other_bytes_are_read() {
     let found = first(300, Lies::REUSED, true);
     assert!(matches!(found, Some(Violation::OtherBytes(_))), "{found:?}");
+}
+
+#[test]
+fn when_hosts_state_locks_that_they_do_not_share_two_processes_write_one_page_of_a_pool() {
+    let found = first_violation(300, Lies::ONE_DOMAIN);
+    assert!(matches!(found, Some(Violation::PoolShared(_))), "{found:?}");
+}
+
+#[test]
+fn when_a_master_without_state_is_not_told_what_is_in_a_pool_two_processes_write_it() {
+    let found = first_violation(300, Lies::UNTOLD);
+    assert!(matches!(found, Some(Violation::PoolShared(_))), "{found:?}");
 }

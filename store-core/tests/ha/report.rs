@@ -26,6 +26,10 @@ impl Lies {
     pub(crate) const TOMBSTONES: Self = Self(10);
     /// Nodes give extents up, and write others there, before the leader knows.
     pub(crate) const REUSED: Self = Self(11);
+    /// Processes of different hosts state the same lock domain.
+    pub(crate) const ONE_DOMAIN: Self = Self(12);
+    /// Processes do not tell the master what they find in a pool.
+    pub(crate) const UNTOLD: Self = Self(13);
 }
 
 #[derive(Debug)]
@@ -47,6 +51,8 @@ pub(crate) enum Violation {
     OtherBytes(String),
     /// A disk has an object that the leader does not find.
     NotFound(String),
+    /// A process was given what another one can write.
+    PoolShared(String),
     /// More is kept than may be.
     Unbounded(String),
     /// The end is not as it must be.
@@ -87,6 +93,12 @@ pub(crate) struct Report {
     pub(crate) node_crashes: u64,
     pub(crate) found: u64,
     pub(crate) prefetches: u64,
+    pub(crate) pool_pages: u64,
+    pub(crate) pool_extents: u64,
+    pub(crate) pool_deaths: u64,
+    pub(crate) pool_held: u64,
+    pub(crate) pool_full: u64,
+    pub(crate) pool_contested: u64,
 }
 
 impl Report {
@@ -100,5 +112,6 @@ impl Report {
         add!(swaps, unknown_swaps, compared, snapshots, loaded, diverged, chunks_lost, behind);
         add!(switchovers, switched, disk_hits, demoted, adopted, reclaimed, forgotten, cleared);
         add!(promoted, node_crashes, found, prefetches);
+        add!(pool_pages, pool_extents, pool_deaths, pool_held, pool_full, pool_contested);
     }
 }

@@ -15,6 +15,7 @@ use te_core::testkit::Rng;
 use crate::checker::History;
 use crate::clients::Client;
 use crate::nodes::Node;
+use crate::pools::Pool;
 use crate::report::{Lies, Report, Violation};
 
 #[path = "faults.rs"]
@@ -76,6 +77,8 @@ pub(crate) enum Event {
     /// A node does what it does next.
     Node(usize),
     NodeBack(usize),
+    /// A process that uses the pool does what it does next.
+    Pool(usize),
     Flush(usize),
     Trouble,
     /// A process is killed.
@@ -128,6 +131,7 @@ pub(crate) struct World {
     pub(crate) clients: Vec<Client>,
     pub(crate) has_disks: bool,
     pub(crate) nodes: Vec<Node>,
+    pub(crate) pool: Pool,
     /// Whose disk has a number.
     pub(crate) disks: HashMap<SegmentNo, usize>,
     /// What is in memory: the generation that was written last at each place.
@@ -184,6 +188,8 @@ impl World {
             1 => Limits { append_bytes: 1, window_bytes: 1_000, window_chunks: 1, ..Limits::default() },
             _ => Limits::default(),
         };
+        // The runs that show other broken rules stay as they are.
+        let has_pool = !has_disks && matches!(lies, Lies::NONE | Lies::ONE_DOMAIN | Lies::UNTOLD);
         let mut this = Self {
             now: Instant::ZERO,
             rng,
@@ -194,6 +200,7 @@ impl World {
             clients: (0..CLIENTS).map(Client::new).collect(),
             has_disks,
             nodes: Node::all(has_disks),
+            pool: if has_pool { Pool::new() } else { Pool::default() },
             disks: HashMap::new(),
             memory: HashMap::new(),
             settled: HashMap::new(),
@@ -219,6 +226,8 @@ impl World {
             this.after(Duration::from_millis(700), Event::Wake { client, call: 0 });
         }
         (0..this.nodes.len()).for_each(|node| this.after(Duration::from_millis(600), Event::Node(node)));
+        let processes = this.pool.processes.len();
+        (0..processes).for_each(|process| this.after(Duration::from_millis(650), Event::Pool(process)));
         this.after(Duration::from_secs(1), Event::Trouble);
         this.after(Duration::from_secs(1), Event::Compare);
         this
@@ -377,6 +386,7 @@ impl World {
             Event::Wake { client, call } => self.wake(client, call)?,
             Event::Node(node) => self.node_steps(node),
             Event::NodeBack(node) => self.node_is_back(node),
+            Event::Pool(process) => self.pool_steps(process),
             Event::Flush(member) => self.with(member, Member::flush),
             Event::Trouble => self.trouble(),
             Event::Dies(index) => self.crash(index),

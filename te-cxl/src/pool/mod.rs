@@ -7,16 +7,18 @@
 pub(crate) mod bad;
 mod error;
 pub mod format;
+mod lock;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
-use te_core::{Location, MemSpan};
+use te_core::{Location, MemSpan, VolatileSpan};
 
 pub use error::PoolError;
 pub use format::PAGE;
+pub use lock::Part;
 
 use self::format::{OwnerRecord, PeerRecord, Superblock, Use};
 use crate::Coherence;
@@ -92,6 +94,8 @@ pub struct Inspection {
 #[derive(Debug)]
 pub struct Pool {
     map: Map,
+    /// The open file of the mapping, which has its locks.
+    file: OwnedFd,
     block: Superblock,
     coherence: Coherence,
     writable: bool,
@@ -218,6 +222,7 @@ impl Pool {
         }
         Ok(Arc::new(Self {
             map,
+            file: lock::kept(opened)?,
             block,
             coherence,
             writable,
@@ -369,6 +374,38 @@ impl Pool {
             }
         }
         Ok(())
+    }
+
+    /// The records of the owners of extents, in their order; `None` for one that cannot be understood.
+    ///
+    /// # Errors
+    /// `NoSuch` for extents that there are not. `Memory`.
+    pub fn owners(&self, first: u32, count: u32) -> Result<Vec<Option<OwnerRecord>>, PoolError> {
+        let (end, extents) = (u64::from(first) + u64::from(count), u64::from(self.block.extents));
+        if end > extents {
+            return Err(PoolError::NoSuch { what: "extent", number: end - 1, count: extents });
+        }
+        (first..first + count).map(|extent| self.owner(extent)).collect()
+    }
+
+    /// The records of all peers, by their pages; `None` for a page that no peer has used, or that cannot be
+    /// understood.
+    ///
+    /// # Errors
+    /// `Memory`.
+    pub fn peers(&self) -> Result<Vec<Option<PeerRecord>>, PoolError> {
+        (0..self.block.peers).map(|slot| Ok(peer(&mut self.lines(), &self.block, slot)?)).collect()
+    }
+
+    /// The bytes of a span of extents, which peers may write at any time. `None`: the span is not in the
+    /// pool, or its bytes are to be read with [`refresh`](Self::refresh) and not as they are; in a child
+    /// after a fork.
+    #[must_use]
+    pub fn view(&self, span: MemSpan) -> Option<VolatileSpan<'_>> {
+        match self.coherence {
+            Coherence::Hardware if self.writable => self.map.view(span),
+            _ => None,
+        }
     }
 
     /// The record of an extent's owner, if it can be understood.

@@ -1,7 +1,7 @@
 //! Devices and files that hold a pool, and mappings of them.
 
 use std::num::NonZeroUsize;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap};
 use nix::sys::stat::{Mode, SFlag, fstat, major, minor};
-use te_core::MemSpan;
+use te_core::{MemSpan, VolatileSpan};
 
 use crate::lines::{Cause, Fault};
 use crate::pool::PoolError;
@@ -57,6 +57,12 @@ impl Opened {
 
     pub(crate) fn map(&self, access: Access) -> Result<Map, PoolError> {
         Map::new(self, access)
+    }
+}
+
+impl AsFd for Opened {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
@@ -163,6 +169,14 @@ impl Map {
     pub(crate) fn find(&self, span: MemSpan) -> Option<u64> {
         let at = self.offset_of(span.as_ptr().addr())?;
         (at + span.len() as u64 <= self.len.get() as u64).then_some(at)
+    }
+
+    /// The bytes of a span that lies in the mapping. `None` in a child after a fork.
+    pub(crate) fn view(&self, span: MemSpan) -> Option<VolatileSpan<'_>> {
+        self.find(span).filter(|_| !self.here.is_forked())?;
+        // SAFETY: the mapping is read and written, as the caller says; it lives as long as the view borrows
+        // it, and no reference to its bytes is ever made.
+        Some(unsafe { VolatileSpan::new(span) })
     }
 
     /// Whether any byte of a span lies in the mapping.

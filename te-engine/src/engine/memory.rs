@@ -328,13 +328,43 @@ impl Engine {
     /// registration do not reach it.
     ///
     /// # Errors
-    /// As [`register`](Self::register): `Overlap` while it is still registered.
+    /// As [`register`](Self::register): `Overlap` while it is still registered. `Unsupported` for memory of a
+    /// CXL pool.
     pub fn reregister(
         &mut self,
         region: &SharedRegion,
         access: Access,
     ) -> Result<SharedRegion, RegisterError> {
-        self.register_shared(region.memory().clone(), access)
+        let memory = region.memory().ok_or(RegisterError::Rails(ErrorKind::Unsupported.into()))?;
+        self.register_shared(memory.clone(), access)
+    }
+
+    /// Registers extents of a pool of this engine that this process has claimed: their memory becomes part of
+    /// this engine's segment. Their bytes can be read and written by this process only where the hardware
+    /// keeps the caches of the hosts coherent.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register). `Unsupported` in the mode `flush`, for a pool that is mapped to be
+    /// read, and for a pool or extents that this engine does not have.
+    #[cfg(feature = "cxl")]
+    pub fn register_claimed(
+        &mut self,
+        pool: &Arc<te_cxl::Pool>,
+        span: MemSpan,
+        access: Access,
+    ) -> Result<SharedRegion, RegisterError> {
+        let known = self.pools.all().iter().any(|known| Arc::ptr_eq(known, pool));
+        if !known || pool.view(span).is_none() {
+            return Err(RegisterError::Rails(ErrorKind::Unsupported.into()));
+        }
+        let id = self.reserve_region()?;
+        #[allow(unsafe_code, reason = "registers memory whose promise this crate keeps")]
+        // SAFETY: the span lies in a pool that this engine keeps mapped, and no reference to its bytes is
+        // ever made (see `te_cxl::Pool`).
+        unsafe {
+            self.register_as(id, span, access, false, None)?;
+        }
+        Ok(SharedRegion::in_pool(id, pool.clone(), span))
     }
 
     /// Quarantines shared memory for which [`unregister`](Self::unregister) returns `Busy` because a stopped

@@ -46,7 +46,7 @@ pub(super) struct Nodes {
 pub(crate) struct SegmentRow {
     pub(crate) segment: SegmentNo,
     pub(crate) name: String,
-    /// `memory`, `disk`, or `shared`: a directory of packs.
+    /// `memory`, `cxl`: memory in a CXL pool, `disk`, or `shared`: a directory of packs.
     pub(crate) kind: &'static str,
     pub(crate) endpoint: String,
     pub(crate) node: String,
@@ -107,15 +107,17 @@ pub(crate) fn node_name(node: NodeId) -> String {
 /// Requests all segments of memory, with their states.
 pub(crate) fn ask_segments(rpc: &mut RpcConnection) -> anyhow::Result<Vec<SegmentRow>> {
     let mut rows = ask_all(rpc)?;
-    rows.retain(|row| row.kind == MEMORY);
+    rows.retain(|row| row.kind == MEMORY || row.kind == CXL);
     Ok(rows)
 }
 
 const MEMORY: &str = "memory";
+const CXL: &str = "cxl";
 
 /// What a segment is.
 fn kind_of(info: &message::SegmentInfo<'_>) -> &'static str {
     match (info.shared.is_empty(), info.stage.is_empty()) {
+        (true, true) if info.location == te_core::Location::Pool.into() => CXL,
         (true, true) => MEMORY,
         (true, false) => DiskKind::Local.name(),
         (false, _) => DiskKind::Shared.name(),

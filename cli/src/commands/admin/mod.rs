@@ -4,6 +4,7 @@ mod config;
 mod evict;
 mod list;
 mod masters;
+mod pools;
 mod tasks;
 mod tenants;
 
@@ -26,6 +27,7 @@ pub(crate) struct Args {
 enum What {
     Segments(list::Segments),
     Nodes(list::Nodes),
+    Pools(pools::Args),
     Config(Box<config::Args>),
     Masters(masters::Masters),
     Switchover(masters::Switchover),
@@ -41,6 +43,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     match &args.what {
         What::Segments(args) => list::segments(args),
         What::Nodes(args) => list::nodes(args),
+        What::Pools(args) => pools::run(args),
         What::Config(args) => config::run(args),
         What::Masters(args) => masters::masters(args),
         What::Switchover(args) => masters::switchover(args),

@@ -21,7 +21,7 @@ impl Place {
 
     /// Whether it is memory of a GPU.
     pub(super) fn is_device(self) -> bool {
-        self.0.kind() != MemoryKinds::HOST
+        !(MemoryKinds::HOST | MemoryKinds::POOL).contains(self.0.kind())
     }
 
     /// The place of memory at this location.
@@ -48,7 +48,7 @@ impl FromStr for Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_device() { self.0.fmt(f) } else { f.write_str("host") }
+        if self.0.kind() == MemoryKinds::HOST { f.write_str("host") } else { self.0.fmt(f) }
     }
 }
 

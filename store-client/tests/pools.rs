@@ -1,0 +1,410 @@
+//! Nodes whose memory is in a CXL pool, and clients that reach it there alone. The pools are files in
+//! `/dev/shm`; no CXL device is behind them, and all processes are of one host.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use common::{Process, eventually, master, master_with, pattern, role, say, wait_for_parent, with};
+use store_client::{
+    Client, ClientConfig, ConnectError, Fabrics, Masters, Node, NodeConfig, PutOptions, PutRange, RemoveMode,
+    RpcConfig, RpcConnection, Source, Store as _,
+};
+use store_core::message::{
+    ClaimExtents, ExtentsGiven, ExtentsWanted, FreePage, ListPools, PageFreed, PoolEntry,
+};
+use store_core::{MasterConfig, NodeId};
+use te_core::{Access, Location, Op};
+use te_engine::cxl::pool::format::EXTENT_BYTES_MIN;
+use te_engine::cxl::{Claim, Coherence, FormatOptions, Pool, Seat};
+use te_engine::{LocalAddr, TransferEngine, TransferRequest};
+
+const ONE: PutOptions = PutOptions::DEFAULT;
+/// Extents of a node.
+const COUNT: u32 = 4;
+
+/// Where children begin. As a test it does nothing.
+#[test]
+fn entry() {
+    let Some(role) = role() else { return };
+    match role[0].as_str() {
+        "node" => be_node(&role),
+        "client" => be_client(&role),
+        "half-put" => be_half_put(&role),
+        _ => {}
+    }
+}
+
+/// A file with a pool, which is removed at the end.
+struct PoolFile(PathBuf);
+
+impl PoolFile {
+    fn new(name: &str) -> Self {
+        Self::with(name, FormatOptions::default())
+    }
+
+    fn with(name: &str, options: FormatOptions) -> Self {
+        let path = Path::new("/dev/shm").join(format!("snowskin-store-{name}-{}", std::process::id()));
+        std::fs::File::create(&path).unwrap().set_len(16 * EXTENT_BYTES_MIN).unwrap();
+        Pool::format(&path, options).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for PoolFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A node of extents from `first` on, which no fabric but that of pools reaches.
+fn node_config(name: &str, master: Masters, pool: &Path, first: u32) -> NodeConfig {
+    with(NodeConfig::new(name, master, 1).fabrics(cxl()), |config| {
+        config.engine.cxl.coherence = Coherence::Hardware;
+        config.engine.cxl.peer_silence_ms_max = 500;
+        (config.cxl.pool, config.cxl.first, config.cxl.count) = (pool.to_path_buf(), first, COUNT);
+    })
+}
+
+fn client_config(master: Masters, pool: &Path) -> ClientConfig {
+    with(ClientConfig::new(master).fabrics(cxl()), |config| {
+        config.engine.cxl.coherence = Coherence::Hardware;
+        config.engine.cxl.pools = vec![pool.to_path_buf()];
+    })
+}
+
+fn cxl() -> Fabrics {
+    "cxl".parse().unwrap()
+}
+
+/// The role `node NAME MASTER POOL FIRST`.
+fn be_node(role: &[String]) {
+    let (name, master, pool) = (&role[1], role[2].parse().unwrap(), Path::new(&role[3]));
+    let node = Node::start(node_config(name, master, pool, role[4].parse().unwrap())).unwrap();
+    say(node.endpoint());
+    wait_for_parent();
+    node.stop();
+}
+
+fn start_node(name: &str, master: &dyn std::fmt::Display, pool: &PoolFile, first: u32) -> Process {
+    let (pool, first) = (pool.0.to_str().unwrap(), first.to_string());
+    Process::start("entry", &["node", name, &master.to_string(), pool, &first])
+}
+
+fn connect(role: &[String]) -> Client {
+    Client::connect(client_config(role[1].parse().unwrap(), Path::new(&role[2]))).unwrap()
+}
+
+/// The role `client MASTER POOL`: puts, gets, and says by which rails its bytes went.
+fn be_client(role: &[String]) {
+    let mut client = connect(role);
+    for seed in 0..20 {
+        let (key, value) = (format!("k{seed}"), pattern(seed, 3_001 * seed as usize + 1));
+        assert!(client.put(key.as_bytes(), &value, &ONE).unwrap());
+        assert_eq!(client.get(key.as_bytes()).unwrap(), Some(value));
+    }
+    say(&rails(&client).join(","));
+    wait_for_parent();
+}
+
+/// The role `half-put MASTER POOL`: writes half of an object, and never the rest.
+fn be_half_put(role: &[String]) {
+    let mut client = connect(role);
+    let value = pattern(3, 2 << 20);
+    client.start_puts(&[(b"half", value.len() as u64)], &ONE).pop().unwrap().unwrap();
+    let source = Source::Bytes(&value[..1 << 20]);
+    client.write_puts(&[PutRange { key: b"half", offset: 0, source }]).pop().unwrap().unwrap();
+    say("half");
+    wait_for_parent();
+}
+
+/// Rails that have moved bytes.
+fn rails(client: &Client) -> Vec<String> {
+    let stats = client.engine_stats();
+    stats.rails.iter().filter(|rail| rail.bytes > 0).map(|rail| rail.name.to_owned()).collect()
+}
+
+fn pages(master: &dyn std::fmt::Display) -> Vec<(u32, u64, u64)> {
+    let mut rpc = RpcConnection::connect(master.to_string().parse().unwrap(), RpcConfig::default()).unwrap();
+    let (_, entries) = rpc.call::<ListPools>(&(), std::iter::empty()).unwrap();
+    let page = |entry| match entry {
+        PoolEntry::Page { slot, identity, epoch, .. } => Some((slot, identity, epoch)),
+        PoolEntry::Extents { .. } => None,
+    };
+    entries.filter_map(page).collect()
+}
+
+#[test]
+fn what_one_process_puts_into_a_pool_another_one_gets_from_there_without_a_network() {
+    let (master, pool) = (master(), PoolFile::new("put-get"));
+    let addr = master.rpc_addr();
+    let (mut a, mut b) = (start_node("a", &addr, &pool, 0), start_node("b", &addr, &pool, COUNT));
+    let mut writer = Process::start("entry", &["client", &addr.to_string(), pool.0.to_str().unwrap()]);
+    assert_eq!(writer.said(), "cxl", "every byte went through the pool");
+    let mut client = Client::connect(client_config(addr.into(), &pool.0)).unwrap();
+    for seed in 0..20 {
+        let found = client.get(format!("k{seed}").as_bytes()).unwrap();
+        assert_eq!(found, Some(pattern(seed, 3_001 * seed as usize + 1)), "{seed}");
+    }
+    assert_eq!(rails(&client), ["cxl"]);
+    let stats = client.master().stats().unwrap();
+    assert_eq!((stats.segments, stats.capacity_bytes), (2, 2 * u64::from(COUNT) * EXTENT_BYTES_MIN));
+    assert_eq!(pages(&addr).len(), 2);
+    writer.stop();
+    a.stop();
+    b.stop();
+    // They gave their extents back: any other process may have them.
+    let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
+    let pool = Pool::open(&pool.0, Coherence::Hardware, None).unwrap().superblock().uuid;
+    let wanted =
+        ExtentsWanted { name: "c", pool, count: 2 * COUNT, locked: true, ..ExtentsWanted::default() };
+    let (given, _) = rpc.call::<ClaimExtents>(&wanted, std::iter::empty()).unwrap();
+    assert!(matches!(given, ExtentsGiven::Given { .. }), "{given:?}");
+}
+
+#[test]
+fn a_node_that_is_killed_and_restarted_has_its_extents_again_and_none_of_its_objects() {
+    let (master, pool) = (master(), PoolFile::new("killed"));
+    let addr = master.rpc_addr();
+    let mut node = start_node("a", &addr, &pool, 2);
+    let mut client = Client::connect(client_config(addr.into(), &pool.0)).unwrap();
+    for round in 0..3 {
+        let value = pattern(round, 1 << 20);
+        assert!(client.put(b"k", &value, &ONE).unwrap());
+        assert_eq!(client.get(b"k").unwrap(), Some(value));
+        node.kill();
+        // At once: the kernel's lock proves that the former process has ended, and no time has to pass.
+        node = start_node("a", &addr, &pool, 2);
+        assert_eq!(client.get(b"k").unwrap(), None, "the object is gone with its node");
+        let other = pattern(round + 100, 1 << 20);
+        eventually("it is put again", || client.put(b"k", &other, &ONE).unwrap_or(false));
+        assert_eq!(client.get(b"k").unwrap(), Some(other));
+        client.remove(b"k", RemoveMode::Force).unwrap();
+    }
+    assert_eq!(rails(&client), ["cxl"]);
+}
+
+#[test]
+fn a_node_that_wants_extents_of_another_one_is_told_who_has_them() {
+    let (master, pool) = (master(), PoolFile::new("two"));
+    let addr = master.rpc_addr();
+    let config = |name, first| node_config(name, addr.into(), &pool.0, first);
+    let first = Node::start(config("first", 0)).unwrap();
+    let refused = Node::start(config("second", COUNT - 1)).err().unwrap();
+    let text = refused.to_string();
+    assert!(
+        matches!(refused, ConnectError::ExtentsHeld { first: 0, count: COUNT, here: true, .. }),
+        "{text}"
+    );
+    for part in ["extents 0 to 3 of", "the node `first`", "runs on this host", "choose other extents"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(first.status().segment.is_some());
+    let second = Node::start(config("second", COUNT)).unwrap();
+    first.stop();
+    let third = Node::start(config("third", 0)).unwrap();
+    second.stop();
+    third.stop();
+}
+
+#[test]
+fn a_holder_of_an_export_of_a_node_that_was_killed_cannot_touch_the_extents_any_more() {
+    let (master, pool) = (master(), PoolFile::new("stale"));
+    let addr = master.rpc_addr();
+    let mut node = start_node("a", &addr, &pool, 0);
+    let mut client = Client::connect(client_config(addr.into(), &pool.0)).unwrap();
+    let engine = TransferEngine::start(client_config(addr.into(), &pool.0).engine).unwrap();
+    // As if the master had given it a page.
+    engine.pools()[0].take_seat(Seat { slot: 63, epoch: 1 });
+    let segment = engine.open_segment(node.said()).unwrap();
+    let base = engine.segment_regions(segment).unwrap()[0].addr;
+    let local = engine.alloc_shared(4_096, Access::LOCAL).unwrap();
+    let write = |byte: u8| {
+        local.write(0, &[byte; 4_096]).unwrap();
+        let request = TransferRequest {
+            op: Op::Write,
+            local: LocalAddr::from((local.id(), 0)),
+            segment,
+            remote_addr: base,
+            len: 4_096,
+        };
+        let timeout = Some(Duration::from_secs(20));
+        engine.submit(&[request], timeout).unwrap().wait(timeout).map(drop)
+    };
+    write(1).unwrap();
+    node.kill();
+    // No process has claimed the extents since: they are still those of the node that has ended.
+    let again = start_node("a", &addr, &pool, 0);
+    let value = pattern(9, 1 << 20);
+    eventually("an object is put", || client.put(b"k", &value, &ONE).unwrap_or(false));
+    write(2).unwrap_err();
+    assert_eq!(client.get(b"k").unwrap(), Some(value));
+    drop(again);
+}
+
+#[test]
+fn a_node_whose_extents_an_operator_gave_to_another_process_takes_its_memory_out_of_service() {
+    let (master, pool) = (master(), PoolFile::new("lost"));
+    let addr = master.rpc_addr();
+    let node = Node::start(with(node_config("a", addr.into(), &pool.0, 0), |config| {
+        config.heartbeat_ms = 50;
+    }))
+    .unwrap();
+    let mut client = Client::connect(client_config(addr.into(), &pool.0)).unwrap();
+    assert!(client.put(b"k", &pattern(1, 10_000), &ONE).unwrap());
+    let segments = client.master().segments().unwrap();
+    assert_eq!(segments[0].location, Some(Location::Pool));
+    let mounted = node.status().mounts;
+    // A process of another host, which sees none of this host's locks.
+    let other = Pool::open(&pool.0, Coherence::Hardware, None).unwrap();
+    let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
+    let wanted = |takeover| ExtentsWanted {
+        node: NodeId::new(77),
+        key: 77,
+        name: "other",
+        pool: other.superblock().uuid,
+        first: 1,
+        count: 1,
+        incarnation: 7,
+        domain: 7,
+        locked: true,
+        above: 1,
+        owned_elsewhere: true,
+        takeover,
+    };
+    let (held, _) = rpc.call::<ClaimExtents>(&wanted(false), std::iter::empty()).unwrap();
+    assert!(matches!(held, ExtentsGiven::Held { name: "a", alive: true, .. }), "{held:?}");
+    let (given, _) = rpc.call::<ClaimExtents>(&wanted(true), std::iter::empty()).unwrap();
+    let ExtentsGiven::Given { epoch } = given else { panic!("{given:?}") };
+    other.claim(Claim { first: 1, count: 1, incarnation: 7, epoch, key: [7; 16] }).unwrap();
+    eventually("the memory is not mounted", || node.status().segment.is_none());
+    eventually("the node tries again", || node.status().failures > 3);
+    assert_eq!((node.status().segment, node.status().mounts), (None, mounted));
+    assert_eq!(client.get(b"k").unwrap(), None);
+    node.stop();
+}
+
+#[test]
+fn a_node_that_is_drained_moves_its_objects_to_another_one_through_the_pool() {
+    let (master, pool) = (master(), PoolFile::new("drained"));
+    let addr = master.rpc_addr();
+    let config = |name, first| node_config(name, addr.into(), &pool.0, first);
+    let first = Node::start(config("a", 0)).unwrap();
+    let mut client = Client::connect(client_config(addr.into(), &pool.0)).unwrap();
+    for seed in 0..10 {
+        assert!(client.put(format!("k{seed}").as_bytes(), &pattern(seed, 50_000), &ONE).unwrap());
+    }
+    let second = Node::start(config("b", COUNT)).unwrap();
+    let drained = first.stop_drained(Duration::from_secs(30)).unwrap();
+    assert_eq!((drained.blocks, second.status().copies), (0, 10));
+    for seed in 0..10 {
+        assert_eq!(client.get(format!("k{seed}").as_bytes()).unwrap(), Some(pattern(seed, 50_000)));
+    }
+}
+
+#[test]
+fn settings_of_a_pool_that_cannot_be_used_are_refused_with_what_to_do() {
+    let (master, pool) = (master(), PoolFile::new("settings"));
+    let good = node_config("a", master.rpc_addr().into(), &pool.0, 0);
+    let refused = |change: &dyn Fn(&mut NodeConfig)| {
+        Node::start(with(good.clone(), change)).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    for (change, says) in [
+        (&(|config: &mut NodeConfig| config.cxl.count = 0) as &dyn Fn(&mut NodeConfig), "cxl.count"),
+        (&|config| config.cxl.pool = PathBuf::new(), "cxl.count"),
+        (&|config| config.cxl.first = u32::MAX, "cxl.count"),
+        (&|config| config.cxl.first = 1_000, "snowskin cxl inspect"),
+        (&|config| config.cxl.pool = "/dev/shm/there-is-none".into(), "there-is-none"),
+        (&|config| config.engine.cxl.coherence = Coherence::Flush, "hardware"),
+        (&|config| config.engine.fabrics = Fabrics::TCP, "engine.fabrics"),
+    ] {
+        let text = refused(change);
+        assert!(text.contains(says), "{says}: {text}");
+    }
+    Node::start(good).unwrap().stop();
+}
+
+#[test]
+fn the_bytes_of_a_thousand_rounds_over_the_same_extents_are_those_that_were_put_last() {
+    // Leases end soon: removed objects make room.
+    let config = MasterConfig { lease_ttl_ms: 200, ..MasterConfig::default() };
+    let (master, pool) = (master_with(config), PoolFile::new("rounds"));
+    let _node = Node::start(node_config("a", master.rpc_addr().into(), &pool.0, 0)).unwrap();
+    let connect = || Client::connect(client_config(master.rpc_addr().into(), &pool.0)).unwrap();
+    let (mut writer, mut reader) = (connect(), connect());
+    for round in 0..1_000_u64 {
+        let value = pattern(round, 1_000 + (round as usize * 7_919) % 300_000);
+        eventually("there is room", || writer.put(b"k", &value, &ONE).unwrap_or(false));
+        assert_eq!(reader.get(b"k").unwrap(), Some(value), "{round}");
+        writer.remove(b"k", RemoveMode::Force).unwrap();
+        assert_eq!(reader.get(b"k").unwrap(), None, "{round}");
+    }
+    assert_eq!((rails(&writer), rails(&reader)), (vec!["cxl".to_owned()], vec!["cxl".to_owned()]));
+    assert_eq!(reader.counters().checksum_mismatches, 0);
+}
+
+#[test]
+fn the_space_of_a_writer_that_stops_in_the_middle_is_not_reused_before_the_node_has_cut_it_off() {
+    let (master, pool) = (master_with(MasterConfig::default()), PoolFile::new("half"));
+    let addr = master.rpc_addr();
+    let _node = Node::start(node_config("a", addr.into(), &pool.0, 0)).unwrap();
+    let mut writer = Process::start("entry", &["half-put", &addr.to_string(), pool.0.to_str().unwrap()]);
+    let mut client = Client::connect(client_config(addr.into(), &pool.0)).unwrap();
+    let used = |client: &mut Client| client.master().stats().unwrap().used_bytes;
+    assert!(used(&mut client) >= 2 << 20, "the half put holds its space");
+    writer.signal("STOP");
+    // Everything else is filled, several times over; what was put is read as it was.
+    let fill = |client: &mut Client, seeds: std::ops::Range<u64>| {
+        for seed in seeds {
+            let (key, value) = (format!("fill-{seed}"), pattern(seed, 1 << 20));
+            if client.put(key.as_bytes(), &value, &ONE).unwrap_or(false) {
+                assert_eq!(client.get(key.as_bytes()).unwrap(), Some(value), "{seed}");
+            }
+        }
+    };
+    fill(&mut client, 0..20);
+    assert_eq!(client.master().stats().unwrap().expulsions_total, 0, "it may go on");
+    assert!(used(&mut client) >= 2 << 20);
+    writer.kill();
+    eventually("the node has cut the writer off", || client.master().stats().unwrap().expulsions_total == 1);
+    eventually("its space is free", || client.master().stats().unwrap().quarantined_bytes == 0);
+    fill(&mut client, 20..40);
+    assert_eq!(client.get(b"half").unwrap(), None);
+}
+
+#[test]
+fn pages_of_processes_that_have_ended_are_given_to_others_of_their_host_and_no_live_one_loses_its_own() {
+    let (master, pool) =
+        (master(), PoolFile::with("pages", FormatOptions { peers: 2, ..FormatOptions::default() }));
+    let addr = master.rpc_addr();
+    let _node = Node::start(node_config("a", addr.into(), &pool.0, 0)).unwrap();
+    let mut stays = Client::connect(client_config(addr.into(), &pool.0)).unwrap();
+    assert!(stays.put(b"stays", b"here", &ONE).unwrap());
+    for round in 0..6 {
+        let mut other = Process::start("entry", &["client", &addr.to_string(), pool.0.to_str().unwrap()]);
+        assert_eq!(other.said(), "cxl");
+        // A third process has no page, and so no way to the memory.
+        let mut third = Client::connect(client_config(addr.into(), &pool.0)).unwrap();
+        assert_eq!(third.get(b"stays").unwrap(), None);
+        if round % 2 == 0 {
+            other.kill()
+        } else {
+            other.stop()
+        }
+        for seed in 0..20 {
+            stays.remove(format!("k{seed}").as_bytes(), RemoveMode::Force).unwrap();
+        }
+        assert_eq!(stays.get(b"stays").unwrap(), Some(b"here".to_vec()));
+    }
+    let pages = pages(&addr);
+    assert_eq!(pages.len(), 2, "{pages:?}");
+    assert!(pages[1].2 >= 6, "{pages:?}");
+    // An operator may free a page; one that there is not is an error.
+    let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
+    let pool = Pool::open(&pool.0, Coherence::Hardware, None).unwrap().superblock().uuid;
+    assert!(rpc.call::<FreePage>(&PageFreed { pool, slot: 1 }, std::iter::empty()).is_ok());
+    assert!(rpc.call::<FreePage>(&PageFreed { pool, slot: 7 }, std::iter::empty()).is_err());
+}

@@ -1,0 +1,117 @@
+//! Pools of CXL memory: see [`crate::pools`].
+
+use alloc::vec::Vec;
+
+use te_core::Instant;
+
+use super::{Master, millis};
+use crate::event::Event;
+use crate::message::{
+    ExtentsGiven, ExtentsReleased, ExtentsWanted, NAME_BYTES_MAX, PageFound, PageFreed, PageGiven,
+    PageWanted, PoolEntry,
+};
+use crate::pools::{Claimed, Range};
+use crate::{ErrorCode, NodeId};
+
+impl Master {
+    /// Gives extents of a pool to a node. What another process has mounted there is gone: it is dropped with
+    /// all of that process' memory.
+    ///
+    /// # Errors
+    /// `InvalidParams`; `KeysUltraLimit`: too many pools, or ranges of this one.
+    pub fn claim_extents(
+        &mut self,
+        now: Instant,
+        wanted: &ExtentsWanted<'_>,
+    ) -> Result<ExtentsGiven<'_>, ErrorCode> {
+        if !(1..=NAME_BYTES_MAX).contains(&wanted.name.len()) {
+            return Err(ErrorCode::InvalidParams);
+        }
+        let base = self.first_pool_epoch();
+        let ExtentsWanted { node, pool, first, count, .. } = *wanted;
+        match self.pools.claim(wanted, base)? {
+            Claimed::Given { epoch, losers } => {
+                for (loser, key) in losers {
+                    let lost = self.nodes.get(loser).filter(|known| known.key == key);
+                    for no in lost.map(|known| known.segments.clone()).unwrap_or_default() {
+                        self.drop_segment(now, no);
+                    }
+                }
+                self.emit(|| Event::ExtentsGiven { node, pool, first, count, epoch });
+                Ok(ExtentsGiven::Given { epoch })
+            }
+            Claimed::Held(None) => Ok(ExtentsGiven::Held { first, count, name: "", alive: false }),
+            Claimed::Held(Some(held)) => {
+                let alive = self.lives(now, held.node, held.key);
+                let ranges = self.pools.map.get(&pool).map_or(&[][..], |pool| &pool.ranges);
+                let name = ranges.iter().find(|range| range.first == held.first);
+                let name = name.map_or("", |range| &range.name);
+                Ok(ExtentsGiven::Held { first: held.first, count: held.count, name, alive })
+            }
+        }
+    }
+
+    /// A node gives extents back.
+    ///
+    /// # Errors
+    /// `SegmentNotFound`: they are not the node's, in this epoch.
+    pub fn release_extents(&mut self, released: &ExtentsReleased) -> Result<(), ErrorCode> {
+        self.pools.release(released)
+    }
+
+    /// Gives a page of a pool to a process. A repetition gives the same one.
+    ///
+    /// # Errors
+    /// `InvalidParams`; `KeysUltraLimit`: too many pools.
+    pub fn take_page(
+        &mut self,
+        now: Instant,
+        wanted: &PageWanted,
+        found: impl Iterator<Item = PageFound>,
+    ) -> Result<PageGiven, ErrorCode> {
+        let base = self.first_pool_epoch();
+        Ok(match self.pools.take_page(now, wanted, found, base)? {
+            Ok((slot, epoch)) => PageGiven::Given { slot, epoch },
+            Err(elsewhere) => PageGiven::Full { elsewhere },
+        })
+    }
+
+    /// An operator knows that the process which had a page can write the pool no more.
+    ///
+    /// # Errors
+    /// `KeyNotFound`: the master knows no such page.
+    pub fn free_page(&mut self, freed: &PageFreed) -> Result<(), ErrorCode> {
+        self.pools.free_page(freed.pool, freed.slot)
+    }
+
+    /// What is known of all pools: extents, then pages of each.
+    #[must_use]
+    pub fn pools(&self, now: Instant) -> Vec<PoolEntry<'_>> {
+        let mut all = Vec::new();
+        for (&pool, known) in &self.pools.map {
+            let extents = |range: &'_ Range| {
+                let Range { first, count, node, key, epoch, .. } = *range;
+                (first, count, node, epoch, self.lives(now, node, key))
+            };
+            for range in &known.ranges {
+                let (first, count, node, epoch, alive) = extents(range);
+                all.push(PoolEntry::Extents { pool, first, count, node, name: &range.name, epoch, alive });
+            }
+            for (&slot, page) in &known.pages {
+                let crate::pools::Page { identity, epoch, free, .. } = *page;
+                all.push(PoolEntry::Page { pool, slot, identity, epoch, free });
+            }
+        }
+        all
+    }
+
+    /// Epochs of a later epoch of the master are higher.
+    fn first_pool_epoch(&self) -> u64 {
+        u64::from(self.config.epoch) << 31
+    }
+
+    fn lives(&self, now: Instant, node: NodeId, key: u64) -> bool {
+        let known = self.nodes.get(node).filter(|known| known.key == key);
+        known.is_some_and(|known| known.seen + millis(self.config.node_ttl_ms) > now)
+    }
+}

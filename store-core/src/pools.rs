@@ -1,0 +1,293 @@
+//! Pools of CXL memory: which process owns which extents, and which page each peer writes.
+//!
+//! A process that has extents or a page can write the pool, and no order of the master stops it: a store of
+//! a CPU cannot be fenced, and time proves nothing. So what a process had is given to another one only with a
+//! proof that it has ended:
+//!
+//! ```text
+//!   it said so             ReleaseExtents
+//!   the kernel says so     the other process has the same lock domain, and holds the lock that it held
+//!   an operator says so    `takeover`, FreePage
+//! ```
+//!
+//! The lock is the process' own matter: the master compares lock domains and believes what it is told, as it
+//! believes a node's exports. Epochs grow over all extents and pages of a pool. A master that has lost its
+//! state is told the epochs that are in the pool, and which pages have a record there.
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use te_core::Instant;
+
+use crate::message::{ExtentsReleased, ExtentsWanted, POOL_EPOCH_MAX, POOL_PAGES_MAX, PageFound, PageWanted};
+use crate::{ErrorCode, NodeId};
+
+/// Limit on pools.
+const POOLS_MAX: usize = 64;
+/// Limit on ranges of extents of one pool.
+const RANGES_MAX: usize = 4_096;
+/// A page that was given in this time is not offered to another process of the same lock domain, unless there
+/// is no other: the process may be about to lock it.
+const SETTLES: Duration = Duration::from_secs(5);
+
+/// The name of a pool.
+pub(crate) type PoolName = [u8; 16];
+
+/// Extents of one process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Range {
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+    pub(crate) node: NodeId,
+    pub(crate) key: u64,
+    pub(crate) name: Box<str>,
+    incarnation: u64,
+    domain: u64,
+    pub(crate) epoch: u64,
+}
+
+impl Range {
+    const fn end(&self) -> u64 {
+        self.first as u64 + self.count as u64
+    }
+
+    /// The part from `first` to `end`, if it is not empty.
+    fn part(&self, first: u64, end: u64) -> Option<Self> {
+        let (first, end) = (first.max(self.first.into()), end.min(self.end()));
+        let count = end.checked_sub(first).filter(|count| *count > 0)?;
+        Some(Self { first: first as u32, count: count as u32, ..self.clone() })
+    }
+}
+
+/// A page that a process has, or had.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Page {
+    /// 0: unknown.
+    pub(crate) identity: u64,
+    domain: u64,
+    pub(crate) epoch: u64,
+    given: Instant,
+    /// An operator says that its process has ended.
+    pub(crate) free: bool,
+}
+
+/// One pool.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Pool {
+    /// The highest epoch that was given, or was found in the pool.
+    epoch: u64,
+    /// Sorted, without overlaps.
+    pub(crate) ranges: Vec<Range>,
+    pub(crate) pages: BTreeMap<u32, Page>,
+}
+
+/// What became of a wish for extents.
+#[derive(Debug)]
+pub(crate) enum Claimed {
+    /// With the processes that have lost extents.
+    Given { epoch: u64, losers: Vec<(NodeId, u64)> },
+    /// By this range; `None`: by a process that is unknown here.
+    Held(Option<Range>),
+}
+
+/// All pools that were named.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Pools {
+    pub(crate) map: BTreeMap<PoolName, Pool>,
+}
+
+impl Pools {
+    /// The pool with this name, which is new if it was not named before. Epochs begin after `base`. For a new
+    /// one, a pool without owners is forgotten if there are too many: what is known of its pages is in its
+    /// records as well.
+    ///
+    /// # Errors
+    /// `KeysUltraLimit`.
+    fn named(&mut self, name: PoolName, base: u64) -> Result<&mut Pool, ErrorCode> {
+        if self.map.len() >= POOLS_MAX && !self.map.contains_key(&name) {
+            let unowned = self.map.iter().find(|(_, pool)| pool.ranges.is_empty()).map(|(name, _)| *name);
+            self.map.remove(&unowned.ok_or(ErrorCode::KeysUltraLimit)?);
+        }
+        Ok(self.map.entry(name).or_insert_with(|| Pool { epoch: base, ..Pool::default() }))
+    }
+
+    /// Gives extents to a node, or says who has them.
+    ///
+    /// # Errors
+    /// `InvalidParams`, `KeysUltraLimit`.
+    pub(crate) fn claim(&mut self, wanted: &ExtentsWanted<'_>, base: u64) -> Result<Claimed, ErrorCode> {
+        let ExtentsWanted { pool, first, count, above, .. } = *wanted;
+        if count == 0 || first.checked_add(count).is_none() || above > POOL_EPOCH_MAX {
+            return Err(ErrorCode::InvalidParams);
+        }
+        self.named(pool, base)?.claim(wanted)
+    }
+
+    /// Takes extents back from a node.
+    ///
+    /// # Errors
+    /// `SegmentNotFound`: they are not the node's, in this epoch.
+    pub(crate) fn release(&mut self, released: &ExtentsReleased) -> Result<(), ErrorCode> {
+        let ExtentsReleased { node, key, pool, first, count, epoch } = *released;
+        let pool = self.map.get_mut(&pool).ok_or(ErrorCode::SegmentNotFound)?;
+        let is_it = |range: &Range| {
+            (range.node, range.key, range.first, range.count, range.epoch) == (node, key, first, count, epoch)
+        };
+        let at = pool.ranges.iter().position(is_it).ok_or(ErrorCode::SegmentNotFound)?;
+        pool.ranges.remove(at);
+        Ok(())
+    }
+
+    /// Gives a page to a process. `Err` inside: the number of pages that belong to other lock domains.
+    ///
+    /// # Errors
+    /// `InvalidParams`, `KeysUltraLimit`.
+    pub(crate) fn take_page(
+        &mut self,
+        now: Instant,
+        wanted: &PageWanted,
+        found: impl Iterator<Item = PageFound>,
+        base: u64,
+    ) -> Result<Result<(u32, u64), u32>, ErrorCode> {
+        let PageWanted { pool, pages, identity, .. } = *wanted;
+        let found: Vec<_> = found.take(POOL_PAGES_MAX as usize + 1).collect();
+        let fits = |page: &PageFound| page.slot < pages && page.epoch <= POOL_EPOCH_MAX;
+        if identity == 0
+            || !(1..=POOL_PAGES_MAX).contains(&pages)
+            || found.len() > pages as usize
+            || !found.iter().all(fits)
+        {
+            return Err(ErrorCode::InvalidParams);
+        }
+        Ok(self.named(pool, base)?.take_page(now, wanted, &found))
+    }
+
+    /// An operator says that the process that had a page has ended.
+    ///
+    /// # Errors
+    /// `KeyNotFound`.
+    pub(crate) fn free_page(&mut self, pool: PoolName, slot: u32) -> Result<(), ErrorCode> {
+        let page = self.map.get_mut(&pool).and_then(|pool| pool.pages.get_mut(&slot));
+        page.ok_or(ErrorCode::KeyNotFound)?.free = true;
+        Ok(())
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        // A tree's nodes are at least half full.
+        let of = |pool: &Pool| {
+            let names: usize = pool.ranges.iter().map(|range| range.name.len()).sum();
+            names
+                + pool.ranges.capacity() * size_of::<Range>()
+                + 2 * pool.pages.len() * size_of::<(u32, Page)>()
+        };
+        self.map.values().map(|pool| 2 * size_of::<(PoolName, Pool)>() + of(pool)).sum()
+    }
+}
+
+impl Pool {
+    const fn next_epoch(&mut self) -> u64 {
+        self.epoch = self.epoch.saturating_add(1);
+        self.epoch
+    }
+
+    fn claim(&mut self, wanted: &ExtentsWanted<'_>) -> Result<Claimed, ErrorCode> {
+        let ExtentsWanted { node, key, first, count, incarnation, domain, .. } = *wanted;
+        let end = u64::from(first) + u64::from(count);
+        let same = |range: &&Range| {
+            (range.node, range.key, range.incarnation) == (node, key, incarnation)
+                && (range.first, range.count) == (first, count)
+        };
+        // An answer that was lost. Its epoch is older than what the pool says when another lineage of the
+        // master has given the extents away meanwhile.
+        if let Some(range) = self.ranges.iter().find(same).filter(|range| range.epoch >= wanted.above) {
+            return Ok(Claimed::Given { epoch: range.epoch, losers: Vec::new() });
+        }
+        let overlaps = |range: &&Range| range.end() > first.into() && end > range.first.into();
+        let ours = |range: &Range| (range.node, range.key) == (node, key);
+        let proved = |range: &Range| {
+            wanted.takeover || ours(range) || (wanted.locked && domain != 0 && range.domain == domain)
+        };
+        let overlapping: Vec<Range> = self.ranges.iter().filter(overlaps).cloned().collect();
+        if let Some(held) = overlapping.iter().find(|range| !proved(range)) {
+            return Ok(Claimed::Held(Some(held.clone())));
+        }
+        // A later epoch in the pool is one that another lineage of the master has given.
+        let latest = |range: &Range| ours(range) && range.epoch >= wanted.above;
+        let unknown = wanted.owned_elsewhere && !overlapping.iter().any(latest);
+        if (unknown && !wanted.takeover) || !wanted.locked {
+            return Ok(Claimed::Held(None));
+        }
+        if self.ranges.len() + 2 > RANGES_MAX {
+            return Err(ErrorCode::KeysUltraLimit);
+        }
+        self.epoch = self.epoch.max(wanted.above);
+        let epoch = self.next_epoch();
+        let mut kept = Vec::with_capacity(self.ranges.len() + 2);
+        for range in self.ranges.drain(..) {
+            // What is left of a process' extents stays its own: the proof was about those that were locked.
+            kept.extend(range.part(0, first.into()));
+            kept.extend(range.part(end, u64::from(u32::MAX) * 2));
+        }
+        kept.push(Range { first, count, node, key, name: wanted.name.into(), incarnation, domain, epoch });
+        kept.sort_unstable_by_key(|range| range.first);
+        self.ranges = kept;
+        let losers = overlapping.iter().filter(|range| !ours(range)).map(|range| (range.node, range.key));
+        Ok(Claimed::Given { epoch, losers: losers.collect() })
+    }
+
+    fn take_page(
+        &mut self,
+        now: Instant,
+        wanted: &PageWanted,
+        found: &[PageFound],
+    ) -> Result<(u32, u64), u32> {
+        let PageWanted { pages, identity, domain, .. } = *wanted;
+        let mut locked = BTreeSet::new();
+        for page in found {
+            self.epoch = self.epoch.max(page.epoch);
+            let own = page.identity == identity;
+            let known = self.pages.get(&page.slot);
+            // Another lineage of the master has given it; or it was offered to another process of this domain
+            // before this one had locked it.
+            let later = known.is_none_or(|known| page.epoch > known.epoch) && page.epoch > 0;
+            if later || (own && domain != 0 && known.is_some_and(|known| known.domain == domain)) {
+                let domain = if own { domain } else { 0 };
+                let PageFound { slot, epoch, identity, .. } = *page;
+                self.pages.insert(slot, Page { identity, domain, epoch, given: now, free: false });
+            }
+            if page.locked {
+                locked.insert(page.slot);
+            }
+        }
+        for slot in &locked {
+            // It was given to this process, and another one of its domain was faster.
+            if let Some(page) = self.pages.get_mut(slot).filter(|page| page.identity == identity) {
+                page.identity = 0;
+            }
+        }
+        let own = self.pages.iter().find(|(slot, page)| page.identity == identity && **slot < pages);
+        if let Some((slot, page)) = own {
+            return Ok((*slot, page.epoch));
+        }
+        let may = |slot: &u32| {
+            let page = self.pages.get(slot);
+            !locked.contains(slot)
+                && page.is_none_or(|page| page.free || (domain != 0 && page.domain == domain))
+        };
+        let settled = |slot: &u32| self.pages.get(slot).is_some_and(|page| now >= page.given + SETTLES);
+        let unused = |slot: &u32| !self.pages.contains_key(slot);
+        let all = || (0..pages).filter(may);
+        // A page of a process that has ended first: owners may be waiting for it to be taken.
+        let chosen = all().find(settled).or_else(|| all().find(unused)).or_else(|| all().next());
+        let Some(slot) = chosen else {
+            let elsewhere = self.pages.values().filter(|page| page.domain != domain || domain == 0);
+            return Err(elsewhere.count() as u32);
+        };
+        let epoch = self.next_epoch();
+        self.pages.insert(slot, Page { identity, domain, epoch, given: now, free: false });
+        Ok((slot, epoch))
+    }
+}

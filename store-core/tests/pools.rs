@@ -1,0 +1,265 @@
+//! Pools of CXL memory: who owns extents, and who has which page.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use crc32c::crc32c;
+use store_core::command_log::{Recorder, Standby};
+use store_core::message::{
+    ClaimExtents, ExtentsGiven, ExtentsReleased, ExtentsWanted, MountSegment, Operation, POOL_EPOCH_MAX,
+    PageFound, PageFreed, PageGiven, PageWanted, PoolEntry, TakePage,
+};
+use store_core::{ErrorCode, Frame, Incarnation, Instant, Master, MasterConfig, NodeId, Session, snapshot};
+
+const POOL: [u8; 16] = [7; 16];
+const NOW: Instant = Instant::ZERO;
+
+fn master() -> Master {
+    Master::new(MasterConfig::default()).unwrap()
+}
+
+/// Node `no` of host `domain`.
+fn wanted(no: u64, domain: u64, first: u32, count: u32) -> ExtentsWanted<'static> {
+    ExtentsWanted {
+        node: NodeId::new(no),
+        key: no,
+        name: "a node",
+        pool: POOL,
+        first,
+        count,
+        incarnation: no,
+        domain,
+        locked: true,
+        ..ExtentsWanted::default()
+    }
+}
+
+fn claim(master: &mut Master, wanted: &ExtentsWanted<'_>) -> Result<u64, String> {
+    match master.claim_extents(NOW, wanted).unwrap() {
+        ExtentsGiven::Given { epoch } => Ok(epoch),
+        held @ ExtentsGiven::Held { .. } => Err(format!("{held:?}")),
+    }
+}
+
+fn page(identity: u64, domain: u64) -> PageWanted {
+    PageWanted { pool: POOL, pages: 2, identity, domain }
+}
+
+fn take(master: &mut Master, wanted: &PageWanted, found: &[PageFound]) -> PageGiven {
+    master.take_page(NOW, wanted, found.iter().copied()).unwrap()
+}
+
+fn given(slot: u32, epoch: u64) -> PageGiven {
+    PageGiven::Given { slot, epoch }
+}
+
+#[test]
+fn a_node_that_asks_again_has_the_same_epoch_and_another_one_is_told_who_has_the_extents() {
+    let mut master = master();
+    let first = claim(&mut master, &wanted(1, 10, 4, 4)).unwrap();
+    assert_eq!(claim(&mut master, &wanted(1, 10, 4, 4)), Ok(first));
+    for (from, count) in [(4, 4), (0, 5), (7, 9), (5, 1), (0, 100)] {
+        let held = master.claim_extents(NOW, &wanted(2, 20, from, count)).unwrap();
+        assert_eq!(held, ExtentsGiven::Held { first: 4, count: 4, name: "a node", alive: false });
+    }
+    let beside = claim(&mut master, &wanted(2, 20, 8, 4)).unwrap();
+    assert!(beside > first);
+    assert!(claim(&mut master, &wanted(2, 20, 0, 4)).unwrap() > beside);
+}
+
+#[test]
+fn extents_of_a_process_go_to_another_one_only_with_a_proof_that_it_has_ended() {
+    let mut master = master();
+    let first = claim(&mut master, &wanted(1, 10, 0, 4)).unwrap();
+    let unlocked = ExtentsWanted { locked: false, ..wanted(2, 10, 0, 4) };
+    assert!(claim(&mut master, &unlocked).is_err());
+    assert!(claim(&mut master, &wanted(2, 0, 0, 4)).is_err(), "an unknown domain proves nothing");
+    let (mut other, mut operator) = (wanted(3, 30, 1, 1), wanted(3, 30, 1, 1));
+    assert!(claim(&mut master, &other).is_err());
+    // Silence proves nothing.
+    let later = Instant::from_millis(3_600_000);
+    master.handle_timeout(later);
+    assert!(matches!(master.claim_extents(later, &other), Ok(ExtentsGiven::Held { .. })));
+    // A process of the same host that has the lock.
+    let second = claim(&mut master, &wanted(2, 10, 0, 2)).unwrap();
+    assert!(second > first);
+    // What it did not ask for still belongs to the former process.
+    assert!(claim(&mut master, &wanted(3, 30, 2, 1)).is_err());
+    operator.takeover = true;
+    let third = claim(&mut master, &operator).unwrap();
+    assert!(third > second);
+    other.first = 0;
+    assert!(claim(&mut master, &other).is_err());
+    let released =
+        ExtentsReleased { node: NodeId::new(2), key: 2, pool: POOL, first: 0, count: 1, epoch: second };
+    let foreign = ExtentsReleased { key: 3, ..released };
+    assert_eq!(master.release_extents(&foreign), Err(ErrorCode::SegmentNotFound));
+    assert_eq!(master.release_extents(&released), Ok(()));
+    assert_eq!(master.release_extents(&released), Err(ErrorCode::SegmentNotFound));
+    assert!(claim(&mut master, &other).unwrap() > third);
+}
+
+#[test]
+fn the_memory_of_a_process_that_has_lost_its_extents_is_dropped() {
+    let mut master = master();
+    claim(&mut master, &wanted(1, 10, 0, 4)).unwrap();
+    let segment = MountSegment {
+        node: NodeId::new(1),
+        key: 1,
+        incarnation: Incarnation::new(1),
+        name: "n",
+        endpoint: "h:1",
+        len: 1 << 20,
+        ..MountSegment::default()
+    };
+    master.mount(NOW, &segment).unwrap().mounted().unwrap();
+    claim(&mut master, &wanted(2, 10, 3, 1)).unwrap();
+    assert_eq!((master.segments_len(), master.nodes_len()), (0, 0));
+}
+
+#[test]
+fn a_master_without_state_learns_from_the_pool_what_was_given_before() {
+    let mut master = master();
+    let node = wanted(1, 10, 0, 4);
+    let found = ExtentsWanted { above: 77, owned_elsewhere: true, ..node };
+    let held = master.claim_extents(NOW, &found).unwrap();
+    assert_eq!(held, ExtentsGiven::Held { first: 0, count: 4, name: "", alive: false });
+    assert_eq!(claim(&mut master, &ExtentsWanted { takeover: true, ..found }), Ok(78));
+    // The same request once more, after its answer was lost; and when the pool has a later epoch.
+    assert_eq!(claim(&mut master, &found), Ok(78));
+    assert_eq!(claim(&mut master, &ExtentsWanted { above: 90, ..node }), Ok(91));
+
+    // A process of another domain, which another lineage has given the extents, keeps them.
+    assert!(claim(&mut master, &ExtentsWanted { above: 95, owned_elsewhere: true, ..node }).is_err());
+
+    let of = |slot, epoch, identity| PageFound { slot, epoch, identity, locked: false };
+    let records = [of(0, 100, 5), of(1, 101, 6)];
+    assert_eq!(take(&mut master, &page(6, 10), &records), given(1, 101), "it has that page");
+    assert_eq!(take(&mut master, &page(8, 20), &records), PageGiven::Full { elsewhere: 2 }, "no proof");
+    assert_eq!(
+        take(&mut master, &page(8, 10), &records),
+        given(1, 102),
+        "no process of its host has locked it"
+    );
+}
+
+#[test]
+fn pages_go_to_another_process_of_the_same_host_when_no_other_one_has_locked_them() {
+    let mut master = master();
+    let PageGiven::Given { slot: 0, epoch: first } = take(&mut master, &page(1, 10), &[]) else { panic!() };
+    assert_eq!(take(&mut master, &page(1, 10), &[]), given(0, first));
+    assert_eq!(take(&mut master, &page(2, 20), &[]), given(1, first + 1));
+    assert_eq!(take(&mut master, &page(3, 30), &[]), PageGiven::Full { elsewhere: 2 });
+    let locked = |slot, epoch, identity| PageFound { slot, epoch, identity, locked: true };
+    assert_eq!(take(&mut master, &page(3, 20), &[locked(1, first + 1, 2)]), PageGiven::Full { elsewhere: 1 });
+    let free = |slot, epoch, identity| PageFound { locked: false, ..locked(slot, epoch, identity) };
+    assert_eq!(take(&mut master, &page(3, 20), &[free(1, first + 1, 2)]), given(1, first + 2));
+    // Another process had taken the lock before this one did: it may have the page.
+    assert_eq!(take(&mut master, &page(3, 20), &[locked(1, first + 1, 2)]), PageGiven::Full { elsewhere: 1 });
+    // A process of an unknown domain leaves its page to no other one.
+    assert_eq!(take(&mut master, &page(4, 0), &[]), PageGiven::Full { elsewhere: 2 });
+    assert_eq!(master.free_page(&PageFreed { pool: POOL, slot: 2 }), Err(ErrorCode::KeyNotFound));
+    assert_eq!(master.free_page(&PageFreed { pool: [0; 16], slot: 0 }), Err(ErrorCode::KeyNotFound));
+    assert_eq!(master.free_page(&PageFreed { pool: POOL, slot: 0 }), Ok(()));
+    assert_eq!(take(&mut master, &page(4, 0), &[free(0, first, 1)]), given(0, first + 3));
+}
+
+#[test]
+fn a_page_of_a_process_that_ended_long_ago_is_given_before_an_unused_one() {
+    let mut master = master();
+    assert_eq!(take(&mut master, &page(1, 10), &[]), given(0, 1));
+    assert_eq!(take(&mut master, &page(2, 10), &[]), given(1, 2), "the first may be about to lock its page");
+    let PageWanted { pool, .. } = page(0, 0);
+    let wanted = PageWanted { pool, pages: 3, identity: 3, domain: 10 };
+    let later = Instant::from_millis(5_000);
+    assert_eq!(master.take_page(later, &wanted, std::iter::empty()), Ok(given(0, 3)));
+}
+
+#[test]
+fn bad_requests_are_refused_and_change_nothing() {
+    let mut master = master();
+    let digest = master.digest();
+    let good = wanted(1, 10, 0, 4);
+    let long = "x".repeat(257);
+    for bad in [
+        ExtentsWanted { count: 0, ..good },
+        ExtentsWanted { first: u32::MAX, count: 2, ..good },
+        ExtentsWanted { above: POOL_EPOCH_MAX + 1, ..good },
+        ExtentsWanted { name: "", ..good },
+        ExtentsWanted { name: &long, ..good },
+    ] {
+        assert_eq!(master.claim_extents(NOW, &bad), Err(ErrorCode::InvalidParams), "{bad:?}");
+    }
+    let found = PageFound { slot: 0, epoch: 1, identity: 1, locked: false };
+    for (wanted, found) in [
+        (PageWanted { identity: 0, ..page(1, 1) }, vec![]),
+        (PageWanted { pages: 0, ..page(1, 1) }, vec![]),
+        (PageWanted { pages: 1_025, ..page(1, 1) }, vec![]),
+        (page(1, 1), vec![PageFound { slot: 2, ..found }]),
+        (page(1, 1), vec![PageFound { epoch: u64::MAX, ..found }]),
+        (page(1, 1), vec![found; 3]),
+    ] {
+        assert_eq!(
+            master.take_page(NOW, &wanted, found.into_iter()),
+            Err(ErrorCode::InvalidParams),
+            "{wanted:?}"
+        );
+    }
+    let none = ExtentsReleased { node: NodeId::new(1), key: 1, pool: POOL, first: 0, count: 4, epoch: 1 };
+    assert_eq!(master.release_extents(&none), Err(ErrorCode::SegmentNotFound));
+    assert_eq!(master.digest(), digest);
+}
+
+#[test]
+fn pools_without_owners_make_room_for_others_and_owned_ones_do_not() {
+    let mut master = master();
+    let name = |no: u8| [no; 16];
+    for no in 0..64 {
+        master.take_page(NOW, &PageWanted { pool: name(no), ..page(1, 10) }, std::iter::empty()).unwrap();
+    }
+    for no in 64..128 {
+        claim(&mut master, &ExtentsWanted { pool: name(no), ..wanted(1, 10, 0, 1) }).unwrap();
+    }
+    let more = ExtentsWanted { pool: name(200), ..wanted(1, 10, 0, 1) };
+    assert_eq!(master.claim_extents(NOW, &more), Err(ErrorCode::KeysUltraLimit));
+    let more = PageWanted { pool: name(200), ..page(1, 10) };
+    assert_eq!(master.take_page(NOW, &more, std::iter::empty()), Err(ErrorCode::KeysUltraLimit));
+    // One pool has not more ranges than it may have.
+    let first = (0..).find(|no| {
+        master.claim_extents(NOW, &ExtentsWanted { pool: name(64), ..wanted(1, 10, 2 * no, 1) }).is_err()
+    });
+    assert_eq!(first, Some(4_095));
+}
+
+#[test]
+fn a_standby_and_a_snapshot_know_who_has_what() {
+    let mut master = master();
+    let (mut recorder, mut standby) =
+        (Recorder::new(&mut master), Standby::new(MasterConfig::default()).unwrap());
+    let (mut session, mut request, mut out) = (Session::owner(), Vec::new(), Vec::new());
+    ClaimExtents::encode_request(&mut request, 1, &wanted(1, 10, 0, 4), std::iter::empty()).unwrap();
+    recorder.handle(&mut master, NOW, &mut session, &Frame::parse(&request).unwrap().unwrap().0, &mut out);
+    request.clear();
+    TakePage::encode_request(&mut request, 2, &page(5, 10), std::iter::empty()).unwrap();
+    recorder.handle(&mut master, NOW, &mut session, &Frame::parse(&request).unwrap().unwrap().0, &mut out);
+    standby.apply(&recorder.take()).unwrap();
+    assert_eq!(standby.master().digest(), master.digest());
+    let extents = PoolEntry::Extents {
+        pool: POOL,
+        first: 0,
+        count: 4,
+        node: NodeId::new(1),
+        name: "a node",
+        epoch: 1,
+        alive: false,
+    };
+    let page = PoolEntry::Page { pool: POOL, slot: 0, identity: 5, epoch: 2, free: false };
+    assert_eq!(standby.master().pools(NOW), [extents, page]);
+    let mut bytes = Vec::new();
+    let mut sink = |chunk: &[u8]| -> Result<(), ()> { Ok(bytes.extend_from_slice(chunk)) };
+    standby.snapshot(1, crc32c, &mut sink).unwrap();
+    let mut rest = &bytes[..];
+    let (restored, _) = snapshot::restore(crc32c, &mut |to| std::io::Read::read(&mut rest, to)).unwrap();
+    assert_eq!(restored.master().digest(), master.digest());
+    let (mut master, _) = restored.lead(false);
+    assert_eq!(claim(&mut master, &wanted(1, 10, 0, 4)), Ok(1));
+    assert!(claim(&mut master, &wanted(2, 20, 0, 4)).is_err());
+}
