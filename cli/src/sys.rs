@@ -319,8 +319,8 @@ pub(crate) fn register(
     unsafe { engine.register(span, access) }
 }
 
-/// As [`register`], for an engine that serves by itself; also of a CXL pool, which stays mapped while the engine
-/// has it.
+/// As [`register`], for an engine that serves by itself; also of a CXL pool, which stays mapped while the
+/// engine has it.
 pub(crate) fn register_with(
     engine: &TransferEngine,
     span: MemSpan,

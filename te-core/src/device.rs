@@ -97,8 +97,8 @@ pub trait Devices: Send + Sync {
         Err(Error::new(crate::ErrorKind::Unsupported))
     }
 
-    /// The span as dma-bufs, in the order of addresses: one for most memory, one per mapping for memory that was
-    /// mapped piece by piece.
+    /// The span as dma-bufs, in the order of addresses: one for most memory, one per mapping for memory that
+    /// was mapped piece by piece.
     ///
     /// # Errors
     /// As [`dmabuf`](Self::dmabuf).

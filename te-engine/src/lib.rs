@@ -48,9 +48,9 @@
 //! * **Fork.** In a child process every call returns `Forked`, and nothing of the parent is touched: see
 //!   [`te_host::fork`].
 //!
-//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `nvlink`, `cxl`, `nvmeof`, `cuda` and
-//! `hip` (memory of GPUs; their drivers' libraries are loaded at run time), `uring` (io_uring for TCP).
-//! `local` and `shm` are always built. A [`Transfer`] is a `Future` for any runtime. [`fabrics`](fn@fabrics)
+//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `nvlink`, `cxl`, `nvmeof`,
+//! `cuda` and `hip` (memory of GPUs; their drivers' libraries are loaded at run time), `uring` (io_uring for
+//! TCP). `local` and `shm` are always built. A [`Transfer`] is a `Future` for any runtime. [`fabrics`](fn@fabrics)
 //! lists the fabrics, [`Fabrics`] chooses among them, and
 //! [`start_with_fabrics`](TransferEngine::start_with_fabrics) adds one that is not in this crate.
 //!

@@ -56,9 +56,10 @@
 //! take them.
 //!
 //! **Memory of GPUs.** With [`RdmaTransport::with_devices`] a region may be memory of a GPU, which the NIC
-//! reads and writes without a copy. [`Devices::dmabufs`](te_core::device::Devices::dmabufs) gives the file
-//! descriptors by which it is registered, one per mapping. Such bytes are never carried inside a work request, because the CPU
-//! cannot read them. A NIC that cannot reach the memory refuses the region as `Unsupported`.
+//! reads and writes without a copy. It is registered by file descriptors, one per mapping, which
+//! [`Devices::dmabufs`](te_core::device::Devices::dmabufs) returns. Such bytes are never carried inside a work
+//! request, because the CPU cannot read them. A NIC that cannot reach the memory refuses the region as
+//! `Unsupported`.
 //!
 //! # Capabilities
 //!

@@ -145,8 +145,8 @@ pub struct FabricEntry<'a> {
     pub about: &'static str,
     /// What the fabric needs of the host at run time. Known for a fabric that this build lacks, too.
     pub needs: &'static [HostNeed],
-    /// Whether `auto` includes the fabric. If not, it is used when `fabrics` names it, or when its own settings
-    /// name a port or a device.
+    /// Whether `auto` includes the fabric. If not, it is used when `fabrics` names it, or when its own
+    /// settings name a port or a device.
     pub auto: bool,
     /// What opens the fabric. `None`: this build lacks it.
     pub fabric: Option<&'a dyn Fabric>,

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// What runs there.
-const RUN: &str = include_str!("run.sh");
+const SCRIPT: &str = include_str!("run.sh");
 /// The directory of the pack, in the root of the repository; git ignores it.
 const DIR: &str = ".device";
 /// Test programs that need a GPU: the crate, its features, the test.
@@ -58,7 +58,7 @@ fn pack(host: &Host) -> Result<()> {
     );
     add(host, &cmd, &dir.join("snowskin"))?;
     let script = dir.join("run.sh");
-    fs::write(&script, RUN).with_context(|| format!("cannot write {}", script.display()))?;
+    fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     println!("device: packed into {DIR}/; on the host with the GPU run `{DIR}/run.sh RESULTS`");
     Ok(())
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn the_script_is_one_that_a_shell_reads() {
         let dir = std::env::temp_dir().join(format!("snowskin-device-{}", std::process::id()));
-        fs::write(&dir, RUN).unwrap();
+        fs::write(&dir, SCRIPT).unwrap();
         let read = Cmd::new("sh -n").arg(dir.display().to_string()).run(Path::new("."), None);
         fs::remove_file(&dir).unwrap();
         read.unwrap();

@@ -9,8 +9,8 @@ use crate::exit::Failure;
 /// The pool that fabric cxl uses.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct PoolArgs {
-    /// CXL pool for fabric cxl: a devdax device or a file (see `snowskin cxl format`), free extents of which are
-    /// used. Default: a file for the time of the measurement, with no CXL device behind it.
+    /// CXL pool for fabric cxl: a devdax device or a file (see `snowskin cxl format`), of which free extents
+    /// are used. Default: a file for the time of the measurement, with no CXL device behind it.
     #[cfg(feature = "cxl")]
     #[arg(long, value_name = "PATH")]
     pool: Option<std::path::PathBuf>,

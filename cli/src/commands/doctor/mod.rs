@@ -42,9 +42,9 @@ Examples:
 /// Find what makes this machine slow or fail, and explain how to fix it
 ///
 /// Checks CPUs, NUMA nodes, memory and its limits, TCP and its ports, RDMA (library, devices, ports, GIDs,
-/// MTU, errors), GPUs and CXL memory, and places for disks, pools and an arbiter that are named. For each, it reports the
-/// verdict, why it matters and what to change. It changes nothing itself. The exit code is 1 when a check
-/// fails, and 0 when all pass or only warn.
+/// MTU, errors), GPUs and CXL memory, and places for disks, pools and an arbiter that are named. For each, it
+/// reports the verdict, why it matters and what to change. It changes nothing itself. The exit code is 1 when
+/// a check fails, and 0 when all pass or only warn.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
