@@ -9,7 +9,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 
-use common::{Daemon, PATIENCE, eventually, signal};
+use common::{Daemon, PATIENCE, assert_exit, eventually, run, signal};
 use store_client::{Client, ClientConfig, PutOptions, Store as _};
 
 struct Cluster {
@@ -132,6 +132,14 @@ fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
         of_disks.contains("snowskin_node_disk_ready")
     });
     said.extend(of_disks);
+    // A master that has given extents of a pool away.
+    let pool = shared.path().join("pool");
+    std::fs::File::create(&pool).unwrap().set_len(64 << 20).unwrap();
+    let pool = pool.to_str().unwrap();
+    assert_exit(&run(&["cxl", "format", pool]), 0);
+    let args = ["node", "--master", &rpc, "--name", "n3", "--cxl-pool", pool, "--cxl-count", "2", "--json"];
+    let _in_pool = Daemon::start(&[&args[..], &["--engine-cxl-coherence", "hardware"]].concat());
+    said.extend(families(&http(&cluster.master.text("http"), "/metrics").1));
     let members = Members::start();
     said.extend(families(&http(&members.leader.text("http"), "/metrics").1));
 

@@ -131,7 +131,8 @@ fn name_of(pool: [u8; 16]) -> String {
 /// Reads the name of a pool: 32 hexadecimal digits, with dashes or without.
 fn pool_of(text: &str) -> Result<[u8; 16], String> {
     let digits = text.replace('-', "");
-    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32);
+    let is_name = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| is_name);
     number
         .map(u128::to_be_bytes)
         .ok_or_else(|| format!("`{text}` is not the name of a pool: give its 32 hexadecimal digits"))

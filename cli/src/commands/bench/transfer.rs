@@ -522,6 +522,10 @@ fn measure(args: &Args, combination: Combination, global: Global) -> anyhow::Res
             }
         }
     }
+    // It gives extents of a pool back when it stops.
+    if let Target::Child(child, _) = &mut target {
+        child.stop();
+    }
     let bytes = latency.count() * u64::from(combination.batch) * combination.block;
     // With verification, the time between transfers is long; then only the time inside them counts.
     let seconds = if args.verify { latency.sum_s() / f64::from(threads) } else { elapsed.as_secs_f64() };
