@@ -81,7 +81,8 @@ fn private_memory_that_fails_is_not_blamed_on_the_pool() {
     let mut ends = Ends::new(Flush);
     let other = PoolFile::new(16 * MIB, 1);
     let mapping = other.open(Flush);
-    let span = mapping.claim(other.claim(0, 1, 1)).unwrap();
+    // To the peer, which does not know that pool, it is private memory.
+    let span = mapping.claim(other.claim(0, 1, 1)).unwrap().at(te_core::Location::Host);
     let id = RegionId::new(1, 1);
     common::register(&mut ends.peer, id, span, Access::LOCAL);
     ftruncate(&other.fd, 0).unwrap();

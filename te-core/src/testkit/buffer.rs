@@ -112,7 +112,7 @@ impl Buffer {
         match self.whole.location().kind() {
             // SAFETY: mapped until `self` drops, by us or by the harness's promise; no reference to the bytes
             // is ever made.
-            MemoryKinds::HOST => Ok(unsafe { VolatileSpan::new(self.whole) }),
+            MemoryKinds::HOST | MemoryKinds::POOL => Ok(unsafe { VolatileSpan::new(self.whole) }),
             kind => Err(Skip(alloc::format!("the CPU does not touch memory of the kind {kind:?}"))),
         }
     }
