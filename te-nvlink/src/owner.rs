@@ -19,8 +19,9 @@ use crate::wire::{Frame, Part};
 const PAUSE: Duration = Duration::from_millis(100);
 /// Frames of one peer handled before the others get a turn.
 const FRAMES_MAX: usize = 64;
-/// How often the process of a peer whose connection has ended is looked at.
-const LOOK: Duration = Duration::from_millis(1);
+/// How soon the process of a peer whose connection has ended is looked at, and how often at least: the time
+/// doubles.
+const LOOK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
 pub(crate) struct Owner {
     listener: Option<SeqSocket>,
@@ -33,6 +34,9 @@ pub(crate) struct Owner {
     quarantine: Duration,
     /// Peers whose connection has ended and that may still copy.
     gone: usize,
+    /// When their processes are looked at next, and how long after that again.
+    look_at: Instant,
+    look_every: Duration,
     /// Accepting is paused, because no descriptor is left for another peer.
     paused: bool,
     /// The end of the pause; set by the first `poll` after its begin.
@@ -71,6 +75,8 @@ impl Owner {
             other_users: config.other_users,
             quarantine: milliseconds(config.quarantine_ms),
             gone: 0,
+            look_at: Instant::ZERO,
+            look_every: LOOK.0,
             paused: false,
             paused_until: None,
             now: Instant::ZERO,
@@ -230,6 +236,7 @@ impl Owner {
         holder.channel = None;
         holder.since = None;
         self.gone += 1;
+        (self.look_at, self.look_every) = (self.now, LOOK.0);
     }
 
     /// Disconnects peers that have shown no key in time, learns that peers have died, and accepts again after
@@ -242,8 +249,10 @@ impl Owner {
             self.paused = epoll.modify(listener, Tag::Listener.to_bits(), Interest::READ).is_err();
             self.paused_until = None;
         }
-        if self.gone > 0 {
+        if self.gone > 0 && now >= self.look_at {
             self.look_at_gone(now);
+            self.look_at = now + self.look_every;
+            self.look_every = (self.look_every * 2).min(LOOK.1);
         }
         self.half.poll(now);
         self.settle(epoll);
@@ -269,7 +278,7 @@ impl Owner {
     /// When `poll` has something to do; `now` when it has something at once.
     pub(crate) fn poll_at(&self, now: Instant) -> Option<Instant> {
         let pause = self.paused.then(|| self.paused_until.unwrap_or(now));
-        let look = (self.gone > 0).then(|| self.now + LOOK);
+        let look = (self.gone > 0).then_some(self.look_at);
         self.half.poll_at(now).into_iter().chain(pause).chain(look).min()
     }
 

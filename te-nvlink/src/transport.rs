@@ -697,9 +697,12 @@ impl Transport for NvlinkTransport {
         if self.fences >= FENCES_MAX {
             return Err(ErrorKind::Full.into());
         }
-        // A slice ends when its copy has: nothing of it lands later.
         self.fences += 1;
-        self.operations.complete(Completion::applied(token));
+        // A slice ends when its copy has: nothing of it lands later, unless its device has failed.
+        self.operations.complete(match self.quarantined {
+            0 => Completion::applied(token),
+            _ => Completion::unknown(token, ErrorKind::Rail.into()),
+        });
         Ok(())
     }
 
@@ -740,8 +743,13 @@ impl Drop for NvlinkTransport {
             self.reap();
             std::thread::yield_now();
         }
-        if let Some(mut worker) = self.worker.take() {
-            self.peers.close(&self.epoll, &mut worker);
+        if let Some(worker) = &mut self.worker {
+            self.peers.close(&self.epoll, worker);
+            // Memory that an owner has granted, and is not told that nobody has mapped, stays in use there.
+            while self.peers.waits() && begin.elapsed() < DROP_MAX {
+                self.events();
+                std::thread::yield_now();
+            }
         }
         let ids: Vec<RegionId> =
             self.regions.iter().map(|(index, region)| RegionId::new(index, region.generation)).collect();

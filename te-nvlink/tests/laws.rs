@@ -217,6 +217,11 @@ fn when_a_device_fails_slices_end_and_their_memory_stays_in_use() {
     let error = ended[0].result.unwrap_err();
     assert_eq!((error.kind, ended[0].outcome), (ErrorKind::Rail, Outcome::Unknown));
     assert_eq!(two.initiator.quarantined(), 1);
+    // Its bytes may still land: no fence says that they have.
+    two.initiator.fence(Token(7), REMOTE).unwrap();
+    let fenced = two.poll();
+    assert_eq!((fenced.len(), fenced[0].token, fenced[0].outcome), (1, Token(7), Outcome::Unknown));
+    assert_eq!(fenced[0].result.unwrap_err().kind, ErrorKind::Rail);
     assert_eq!(two.initiator.deregister(REGION).unwrap_err().kind, ErrorKind::Busy);
     assert_eq!(two.owner.deregister(REGION).unwrap_err().kind, ErrorKind::Busy);
     let next = two.run(Op::Read);
@@ -379,4 +384,130 @@ fn shared_memory_that_is_granted_for_reading_is_mapped_for_reading() {
     let both = RegionId::new(1, 1);
     register(&mut there, both, memory.span(), Access::all());
     assert_eq!(there.not_exported(both), Ok(Some(NotExported::NotWritable)));
+}
+
+#[test]
+fn a_mapping_of_an_owner_that_is_gone_is_not_released_to_another_one() {
+    let Two { mut initiator, owner, fakes, here, .. } = Two::new();
+    fakes[0].fill(here, &bytes(1, BYTES));
+    fakes[0].set("stalled", 1);
+    assert_eq!(initiator.submit(&[slice(1, Op::Write, 0, 0, BYTES as u32)]), Ok(1));
+    drop(owner);
+    for _ in 0..100 {
+        assert!(poll(&mut initiator).is_empty());
+    }
+    // Its connection takes the place of the first one.
+    let (mut other, again) = (transport(&fakes[1], 0x3333), RemoteRegionId::new(1, 1));
+    register(&mut other, REGION, fakes[1].allocate(BYTES), Access::all());
+    initiator.attach(again, &export(&other, REGION)).unwrap();
+    for _ in 0..300 {
+        poll(&mut other);
+        assert!(poll(&mut initiator).is_empty());
+    }
+    fakes[0].set("stalled", 0);
+    until("the mapping of the first owner is closed", || {
+        poll(&mut initiator);
+        fakes[0].calls("cuIpcCloseMemHandle") == 1
+    });
+    for _ in 0..50 {
+        poll(&mut initiator);
+        // timing: a wrong release is sent soon after the close
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // This process still has the memory of the second owner mapped, and learns of nothing.
+    for _ in 0..300 {
+        poll(&mut other);
+        assert_eq!(other.deregister(REGION).unwrap_err().kind, ErrorKind::Busy);
+    }
+    assert_eq!(fakes[0].calls("cuIpcCloseMemHandle"), 1);
+    until("the second owner has its memory", || {
+        poll(&mut initiator);
+        other.deregister(REGION).is_ok()
+    });
+    assert_eq!(fakes[0].calls("cuIpcCloseMemHandle"), 2);
+}
+
+/// Attaches the same shared memory so many times, without polling.
+fn attached(count: u32) -> (NvlinkTransport, NvlinkTransport, [Fake; 2]) {
+    let fakes = [Fake::cuda(), Fake::cuda()];
+    let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
+    register(&mut here, REGION, fakes[0].allocate(BYTES), Access::LOCAL);
+    register(&mut there, REGION, common::shared(4_096).span(), Access::all());
+    let blob = export(&there, REGION);
+    for nth in 0..count {
+        here.attach(RemoteRegionId::new(nth, 1), &blob).unwrap();
+    }
+    (here, there, fakes)
+}
+
+fn write_to_each(count: u32) -> Vec<te_core::Slice> {
+    let to = |nth: u32| {
+        let mut slice = slice(nth.into(), Op::Write, 0, 0, 64);
+        slice.remote.region = RemoteRegionId::new(nth, 1);
+        slice
+    };
+    (0..count).map(to).collect()
+}
+
+#[test]
+fn many_regions_that_are_requested_at_once_are_granted() {
+    const COUNT: u32 = 1_000;
+    let (mut here, mut there, _fakes) = attached(COUNT);
+    let ended = run(&mut here, Some(&mut there), &write_to_each(COUNT));
+    let late = ended.iter().filter(|end| end.is_err()).count();
+    assert_eq!((ended.len(), late), (COUNT as usize, 0));
+}
+
+#[test]
+fn an_owner_grants_1024_regions_to_a_peer_and_the_next_is_refused_at_once() {
+    let (mut here, mut there, _fakes) = attached(1_024);
+    let blob = export(&there, REGION);
+    let next = RemoteRegionId::new(1_024, 1);
+    assert_eq!(here.attach(next, &blob).unwrap_err().kind, ErrorKind::Full);
+    assert!(run(&mut here, Some(&mut there), &write_to_each(1_024)).iter().all(Result::is_ok));
+    assert_eq!(here.attach(next, &blob).unwrap_err().kind, ErrorKind::Full);
+    here.detach(RemoteRegionId::new(0, 1)).unwrap();
+    until("there is room for another", || {
+        poll(&mut here);
+        poll(&mut there);
+        here.attach(next, &blob).is_ok()
+    });
+    let last = write_to_each(1_025)[1_024];
+    assert_eq!(run(&mut here, Some(&mut there), &[last]), [Ok(())]);
+}
+
+#[test]
+fn a_request_that_is_given_up_before_its_answer_leaves_the_region_free() {
+    let fakes = [Fake::cuda(), Fake::cuda()];
+    for dropped in [false, true] {
+        let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
+        register(&mut here, REGION, fakes[0].allocate(BYTES), Access::LOCAL);
+        register(&mut there, REGION, fakes[1].allocate(BYTES), Access::all());
+        here.attach(REMOTE, &export(&there, REGION)).unwrap();
+        if dropped {
+            // The owner answers while the peer ends.
+            std::thread::scope(|scope| {
+                let owner = scope.spawn(|| {
+                    for _ in 0..300 {
+                        poll(&mut there);
+                        // timing: the peer waits up to a second for its answer
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                    }
+                });
+                drop(here);
+                owner.join().unwrap();
+            });
+            until("the region is free", || {
+                poll(&mut there);
+                there.deregister(REGION).is_ok()
+            });
+            continue;
+        }
+        here.detach(REMOTE).unwrap();
+        for _ in 0..300 {
+            poll(&mut there);
+            poll(&mut here);
+        }
+        assert_eq!(there.deregister(REGION), Ok(()), "nobody has it mapped");
+    }
 }
