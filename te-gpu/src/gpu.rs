@@ -22,7 +22,7 @@ use crate::sys::pointer::{self, Found};
 use crate::sys::share;
 use crate::sys::stager::{GpuStager, Scratch};
 use crate::{
-    CopyQueue, DeviceBuffer, DeviceInfo, Gate, HostPin, Imported, NoGpu, NotShared, Place, SharedPart,
+    CopyQueue, DeviceBuffer, DeviceInfo, Gate, HostPin, Imported, NoGpu, NotImported, NotShared, Place, SharedPart,
 };
 
 /// Mappings of a span that is shared; a span of more is refused.
@@ -210,13 +210,13 @@ impl Gpu {
     ///
     /// # Errors
     /// `InvalidArgument` for parts that do not fit together, `OutOfRange` for an allocation that is shorter
-    /// than they say, `Unsupported`, `System`.
+    /// than they say, `Unsupported`, `System`; each with the word whether some of it stays mapped.
     pub fn import(
         &self,
         location: Location,
         parts: &[SharedPart],
         writable: bool,
-    ) -> Result<Imported, Error> {
+    ) -> Result<Imported, NotImported> {
         Imported::new(&self.device(location)?, parts, writable)
     }
 

@@ -300,14 +300,18 @@ impl Peers {
                         let token = Token { import, dropped: Arc::clone(&self.dropped) };
                         self.half.mapped(link, Ok(token));
                     }
-                    Err(error) => {
-                        log::warn!("nvlink: memory of a peer could not be mapped: {error}");
+                    Err(why) => {
+                        log::warn!("nvlink: memory of a peer could not be mapped: {why}");
                         let host = known.host;
-                        self.imports[import as usize] = None;
-                        // It sends the release.
-                        self.half.mapped(link, Err(error));
+                        if !why.stays_mapped {
+                            self.imports[import as usize] = None;
+                        }
+                        // It sends the release, unless the import is still there.
+                        self.half.mapped(link, Err(why.error));
                         self.settle(epoll, worker, None);
-                        self.one_less(epoll, host);
+                        if !why.stays_mapped {
+                            self.one_less(epoll, host);
+                        }
                     }
                 }
             }

@@ -743,6 +743,19 @@ impl Drop for NvlinkTransport {
             self.reap();
             std::thread::yield_now();
         }
+        // What still runs uses pages that were locked for it: they are unlocked after that, or never.
+        let mut is_over = self.quarantined == 0;
+        for mut device in self.queues.drain(..) {
+            let _of_no_slice = device.queue.drain();
+            is_over &= device.queue.is_empty() && !device.queue.is_dead();
+        }
+        if !is_over {
+            let indices: Vec<u32> = self.regions.iter().map(|(index, _)| index).collect();
+            for region in indices {
+                let region = self.regions.get_mut(region);
+                std::mem::forget(region.map(|region| std::mem::replace(&mut region.ext.pin, Pinning::Not)));
+            }
+        }
         if let Some(worker) = &mut self.worker {
             self.peers.close(&self.epoll, worker);
             // Memory that an owner has granted, and is not told that nobody has mapped, stays in use there.

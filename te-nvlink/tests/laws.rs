@@ -427,12 +427,20 @@ fn a_mapping_of_an_owner_that_is_gone_is_not_released_to_another_one() {
     assert_eq!(fakes[0].calls("cuIpcCloseMemHandle"), 2);
 }
 
+/// Shared memory of the host that lasts as long as the process.
+fn lasting(bytes: usize) -> MemSpan {
+    let memory = common::shared(bytes);
+    let span = memory.span();
+    std::mem::forget(memory);
+    span
+}
+
 /// Attaches the same shared memory so many times, without polling.
 fn attached(count: u32) -> (NvlinkTransport, NvlinkTransport, [Fake; 2]) {
     let fakes = [Fake::cuda(), Fake::cuda()];
     let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
     register(&mut here, REGION, fakes[0].allocate(BYTES), Access::LOCAL);
-    register(&mut there, REGION, common::shared(4_096).span(), Access::all());
+    register(&mut there, REGION, lasting(4_096), Access::all());
     let blob = export(&there, REGION);
     for nth in 0..count {
         here.attach(RemoteRegionId::new(nth, 1), &blob).unwrap();
@@ -510,4 +518,60 @@ fn a_request_that_is_given_up_before_its_answer_leaves_the_region_free() {
         }
         assert_eq!(there.deregister(REGION), Ok(()), "nobody has it mapped");
     }
+}
+
+#[test]
+fn pages_that_a_copy_uses_stay_locked_when_the_transport_is_dropped() {
+    for ends in [true, false] {
+        let fakes = [Fake::cuda(), Fake::cuda()];
+        let gpu = fakes[0].gpu(te_gpu::Config { drain_ms_max: 100, ..fakes[0].config() });
+        let mut here = NvlinkTransport::new(Config::default(), gpu).unwrap();
+        let mut there = transport(&fakes[1], TARGET);
+        register(&mut here, REGION, lasting(BYTES), Access::LOCAL);
+        register(&mut there, REGION, fakes[1].allocate(BYTES), Access::all());
+        here.attach(REMOTE, &export(&there, REGION)).unwrap();
+        let write = slice(1, Op::Write, 0, 0, BYTES as u32);
+        assert_eq!(run(&mut here, Some(&mut there), &[write]), [Ok(())]);
+        fakes[0].set("stalled", i64::from(!ends));
+        assert_eq!(here.submit(&[write]), Ok(1));
+        drop(here);
+        let unlocked = fakes[0].calls("cuMemHostUnregister");
+        assert_eq!(unlocked > 0, ends, "{unlocked} times");
+        fakes[0].set("stalled", 0);
+    }
+}
+
+#[test]
+fn memory_that_could_not_be_unmapped_again_is_not_released() {
+    let fakes = [Fake::cuda(), Fake::cuda()];
+    for stays_mapped in [false, true] {
+        let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
+        register(&mut here, REGION, fakes[0].allocate(BYTES), Access::LOCAL);
+        register(&mut there, REGION, fakes[1].allocate(BYTES), Access::all());
+        here.attach(REMOTE, &export(&there, REGION)).unwrap();
+        fakes[0].fail("cuMemGetAddressRange_v2", 0, 2);
+        fakes[0].fail("cuIpcCloseMemHandle", 0, if stays_mapped { 2 } else { 0 });
+        let ended = run(&mut here, Some(&mut there), &[slice(1, Op::Write, 0, 0, 4_096)]);
+        assert_eq!(ended[0].unwrap_err().kind, ErrorKind::Unreachable, "the device has no memory left");
+        here.detach(REMOTE).unwrap();
+        for _ in 0..300 {
+            poll(&mut here);
+            poll(&mut there);
+        }
+        let freed = there.deregister(REGION).map_err(|error| error.kind);
+        assert_eq!(freed, if stays_mapped { Err(ErrorKind::Busy) } else { Ok(()) });
+    }
+}
+
+#[test]
+fn pages_that_cannot_be_locked_are_left_to_other_fabrics() {
+    let mut two = Two::new();
+    let host = RegionId::new(1, 1);
+    register(&mut two.initiator, host, lasting(BYTES), Access::LOCAL);
+    two.fakes[0].fail("cuMemHostRegister_v2", 0, 2);
+    let mut write = slice(1, Op::Write, 0, 0, 4_096);
+    write.local.region = host;
+    let ended = run(&mut two.initiator, Some(&mut two.owner), &[write]);
+    assert_eq!(ended[0].unwrap_err().kind, ErrorKind::Unreachable);
+    assert_eq!(two.run(Op::Write), Ok(()), "memory of devices is still served");
 }
