@@ -128,6 +128,10 @@ impl Channel {
                 Ok(frame) => Received::Frame(frame, fd),
                 Err(error) => Received::Invalid(error),
             },
+            // The frame has arrived without its descriptor.
+            Err(errno @ Errno::EMFILE) => {
+                Received::Invalid(Error::with_code(ErrorKind::Unreachable, errno as i32))
+            }
             // The other end has closed its socket without reading everything: its last frames follow.
             Err(Errno::ECONNRESET) => match self.socket.recv(&mut bytes) {
                 Ok(Some((len, fd))) if len > 0 => match Frame::decode(&bytes[..len]) {

@@ -221,7 +221,11 @@ impl Peers {
                 Received::Nothing => return,
                 Received::End => self.half.lost(owner, ErrorKind::PeerDead.into()),
                 Received::Invalid(error) => {
-                    host.asks = 0;
+                    if error.kind == ErrorKind::Unreachable {
+                        log::warn!("nvlink: no room for a descriptor of an owner: raise RLIMIT_NOFILE");
+                    } else {
+                        host.asks = 0;
+                    }
                     self.half.lost(owner, error);
                 }
                 Received::Frame(Frame::Part(part), fd) => {
