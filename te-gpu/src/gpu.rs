@@ -146,7 +146,7 @@ impl Gpu {
         Ok(block(&device, &found))
     }
 
-    /// Checks that the memory of `block` is still the same allocation.
+    /// Checks that the memory of `block` is still the same allocation. It does not allocate.
     ///
     /// # Errors
     /// `Stale` when it was freed and something else was allocated there, `NotFound` when it was freed,
@@ -364,8 +364,7 @@ impl Gpu {
             return Err(ErrorKind::NotFound.into());
         }
         let entries = self.entries().map_err(|_| ErrorKind::NotFound)?;
-        let devices: Vec<Arc<Device>> = entries.iter().map(|entry| Arc::clone(&entry.device)).collect();
-        pointer::device_of(&devices, address(span), span.len())
+        pointer::device_of(entries.iter().map(|entry| &entry.device), address(span), span.len())
     }
 
     /// The plan of a device: set, or measured with this stager by the first call.

@@ -218,9 +218,6 @@ impl NvlinkTransport {
     }
 
     fn accept(&mut self, slice: &Slice) -> Result<(), Error> {
-        if self.mark.is_forked() {
-            return Err(ErrorKind::Forked.into());
-        }
         self.check(slice)?;
         self.look_at_memory(slice.local.region.index)?;
         let link = self.remote_regions.find(slice.remote.region)?.ext.link;
@@ -510,6 +507,9 @@ fn part(shared: te_gpu::SharedPart) -> (Part, Option<Arc<std::os::fd::OwnedFd>>)
 impl Memory for NvlinkTransport {
     #[allow(unsafe_code, reason = "the trait's method; its promise is passed to `sys`")]
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         span.require(self.kinds)?;
         if span.is_empty() {
             return Err(ErrorKind::InvalidArgument.into());
@@ -549,6 +549,9 @@ impl Memory for NvlinkTransport {
     }
 
     fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         let region = self.regions.find(id)?;
         if region.closing {
             return Err(ErrorKind::AccessDenied.into());
@@ -638,6 +641,9 @@ impl Transport for NvlinkTransport {
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         let room = self.operations.room();
         let accepted = accept_prefix(batch, room, |slice| self.accept(slice))?;
         self.pump(false);
@@ -679,6 +685,9 @@ impl Transport for NvlinkTransport {
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         match self.operations.position(|operation| operation.token == token) {
             Some(slot) => {
                 // A copy that runs ends by itself, and soon.
@@ -693,6 +702,9 @@ impl Transport for NvlinkTransport {
     }
 
     fn fence(&mut self, token: Token, remote: RemoteRegionId) -> Result<(), Error> {
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         self.remote_regions.find(remote)?;
         if self.fences >= FENCES_MAX {
             return Err(ErrorKind::Full.into());

@@ -10,6 +10,7 @@ use common::{
     INITIATOR, MIB, REGION, REMOTE, TARGET, bytes, export, poll, register, run, slice, transport, until, with,
 };
 use fakes::Fake;
+use te_core::testkit::{CountingAlloc, allocations, is_counting};
 use te_core::{
     Access, Completion, ErrorKind, ExpelMode, MemSpan, Memory, Op, Outcome, RegionId, RemoteRegionId, Token,
     Transport,
@@ -17,6 +18,9 @@ use te_core::{
 use te_nvlink::{Config, Export, NotExported, NvlinkTransport};
 
 const BYTES: usize = MIB;
+
+#[global_allocator]
+static ALLOCATOR: CountingAlloc<std::alloc::System> = CountingAlloc::new(std::alloc::System);
 
 /// An owner and an initiator with a region each, as two processes have them.
 struct Two {
@@ -167,6 +171,23 @@ fn a_local_region_whose_memory_was_replaced_is_stale() {
 }
 
 #[test]
+fn a_submit_after_another_registration_looks_at_the_memory_again_and_does_not_allocate() {
+    let mut two = Two::new();
+    let other = two.fakes[0].allocate(BYTES);
+    for round in 0..3 {
+        register(&mut two.initiator, RegionId::new(1 + round, 1), other, Access::LOCAL);
+        assert!(is_counting());
+        let looked = two.fakes[0].calls("cuPointerGetAttributes");
+        let before = allocations();
+        let submitted = two.initiator.submit(&[slice(1, Op::Write, 0, 0, 4_096)]);
+        let allocated = allocations() - before;
+        assert_eq!((submitted, allocated), (Ok(1), 0), "round {round}");
+        assert!(two.fakes[0].calls("cuPointerGetAttributes") > looked);
+        until("it ends", || !two.poll().is_empty());
+    }
+}
+
+#[test]
 fn two_sides_of_host_memory_are_left_to_other_fabrics() {
     let fakes = [Fake::cuda(), Fake::cuda()];
     let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
@@ -300,6 +321,20 @@ fn a_child_after_a_fork_does_not_use_its_parents_transport() {
         let deregistered = two.owner.deregister(REGION).map_err(|error| error.kind);
         let detached = two.initiator.detach(REMOTE).map_err(|error| error.kind);
         let forked = Err(ErrorKind::Forked);
+        let kind = |error: te_core::Error| error.kind;
+        // SAFETY: it is refused before it is used.
+        #[allow(unsafe_code, reason = "registers memory under test")]
+        let registered = unsafe { two.initiator.register(RegionId::new(1, 1), two.here, Access::LOCAL) };
+        let others = [
+            registered.map_err(kind),
+            two.owner.export(REGION, &mut [0; 256]).map(drop).map_err(kind),
+            two.initiator.fence(Token(2), REMOTE).map_err(kind),
+            two.initiator.cancel(Token(1)).map_err(kind),
+            two.initiator.submit(&[]).map(drop).map_err(kind),
+        ];
+        if others != [forked; 5] {
+            return Err(format!("{others:?}"));
+        }
         if (submitted, deregistered, detached) != (Err(ErrorKind::Forked), forked, forked) {
             return Err(format!("{submitted:?} {deregistered:?} {detached:?}"));
         }

@@ -449,7 +449,8 @@ fn the_death_of_a_peer_of_another_pid_namespace_is_noticed_or_assumed_after_a_qu
     }
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().unwrap());
-    let mut owner = Other::by(&mut command, "owner legacy");
+    // The fake driver opens IPC handles by the number of a process.
+    let mut owner = Other::by(&mut command, "owner host");
     let blob = owner.line("export");
     let mut writer = Other::start(&format!("writer {blob}"));
     writer.line("writing");
