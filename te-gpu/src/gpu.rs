@@ -22,7 +22,8 @@ use crate::sys::pointer::{self, Found};
 use crate::sys::share;
 use crate::sys::stager::{GpuStager, Scratch};
 use crate::{
-    CopyQueue, DeviceBuffer, DeviceInfo, Gate, HostPin, Imported, NoGpu, NotImported, NotShared, Place, SharedPart,
+    CopyQueue, DeviceBuffer, DeviceInfo, Gate, HostPin, Imported, NoGpu, NotImported, NotShared, Place,
+    SharedPart,
 };
 
 /// Mappings of a span that is shared; a span of more is refused.

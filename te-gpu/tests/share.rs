@@ -138,8 +138,7 @@ fn what_an_import_made_is_given_back_when_any_call_fails() {
 
 #[test]
 fn memory_that_could_not_be_unmapped_again_is_reported_as_mapped() {
-    for (call, undo) in
-        [("cuMemGetAddressRange_v2", "cuIpcCloseMemHandle"), ("cuMemSetAccess", "cuMemUnmap")]
+    for (call, undo) in [("cuMemGetAddressRange_v2", "cuIpcCloseMemHandle"), ("cuMemSetAccess", "cuMemUnmap")]
     {
         for fails in [false, true] {
             let [(owner, shares), (other, maps)] = two();

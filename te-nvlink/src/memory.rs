@@ -104,6 +104,19 @@ impl Opening {
     }
 }
 
+/// The parts of a region, for its peers.
+pub(crate) type Handles = Vec<(Part, Option<Arc<OwnedFd>>)>;
+
+/// A part as it is sent to peers.
+pub(crate) fn part(shared: SharedPart) -> (Part, Option<Arc<OwnedFd>>) {
+    let (means, fd) = match shared.handle {
+        Handle::Fd(fd) => (Means::Fd, Some(Arc::new(fd))),
+        Handle::Fabric(handle) => (Means::Fabric(handle), None),
+        Handle::Ipc(handle) => (Means::Ipc(handle), None),
+    };
+    (Part { means, bytes: shared.bytes, offset: shared.offset, len: shared.len }, fd)
+}
+
 fn shared((part, fd): (Part, Option<OwnedFd>)) -> Option<SharedPart> {
     let handle = match part.means {
         Means::Fd => Handle::Fd(fd?),

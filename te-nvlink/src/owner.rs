@@ -13,6 +13,7 @@ use te_host::own_uid;
 
 use crate::channel::{Channel, Received, Tag, system};
 use crate::config::Config;
+use crate::warnings::Warnings;
 use crate::wire::{Frame, Part};
 
 /// Time for which no connection is accepted after accepting one has failed.
@@ -42,6 +43,7 @@ pub(crate) struct Owner {
     /// The end of the pause; set by the first `poll` after its begin.
     paused_until: Option<Instant>,
     now: Instant,
+    warnings: Warnings,
 }
 
 /// The memory of a region that peers may map, by its handles.
@@ -80,6 +82,7 @@ impl Owner {
             paused: false,
             paused_until: None,
             now: Instant::ZERO,
+            warnings: Warnings::default(),
         }
     }
 
@@ -166,7 +169,7 @@ impl Owner {
                 }
             };
             if let Err(error) = self.admit(epoll, socket) {
-                log::warn!("nvlink: refused a peer: {error}");
+                self.warnings.warn(format_args!("refused a peer: {error}"));
             }
         }
     }
@@ -174,7 +177,7 @@ impl Owner {
     fn admit(&mut self, epoll: &Epoll, socket: SeqSocket) -> Result<(), Error> {
         let (uid, process) = socket.peer().map_err(system)?;
         if !may_share(uid, own_uid(), self.other_users) {
-            log::warn!("nvlink: refused a peer of user {uid}; see the setting other_users");
+            self.warnings.warn(format_args!("a peer is of user {uid}; see the setting other_users"));
             return Err(ErrorKind::AccessDenied.into());
         }
         let at = self.half.connected()?;
@@ -220,7 +223,8 @@ impl Owner {
             return;
         };
         if let Err(error) = gpu.recheck(block) {
-            log::error!("nvlink: region {id} is exported, but its memory was freed: {error}");
+            let text = format_args!("region {id} is exported, but its memory was freed: {error}");
+            self.warnings.warn(text);
             let _in_use = self.half.unshare(region);
         }
     }
@@ -315,13 +319,13 @@ impl Owner {
                     }
                 }
                 OwnerEffect::Close { why, .. } => {
-                    let uid = holder.uid;
+                    let (uid, warnings) = (holder.uid, &mut self.warnings);
                     match why.kind {
-                        ErrorKind::TimedOut => log::warn!(
-                            "nvlink: disconnected a peer of user {uid}: it was granted nothing in time"
-                        ),
-                        ErrorKind::Expelled => log::warn!("nvlink: expelled a peer of user {uid}"),
-                        _ => log::warn!("nvlink: disconnected a peer of user {uid}: {why}"),
+                        ErrorKind::TimedOut => warnings.warn(format_args!(
+                            "disconnected a peer of user {uid}: it was granted nothing in time"
+                        )),
+                        ErrorKind::Expelled => warnings.warn(format_args!("expelled a peer of user {uid}")),
+                        _ => warnings.warn(format_args!("disconnected a peer of user {uid}: {why}")),
                     }
                     if self.holders[peer as usize].take().is_some_and(|holder| holder.channel.is_none()) {
                         self.gone -= 1;

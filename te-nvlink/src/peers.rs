@@ -20,6 +20,7 @@ use crate::channel::{Channel, Received, Tag};
 use crate::config::Config;
 use crate::memory::{Memory, Opening, Own};
 use crate::owner::may_share;
+use crate::warnings::Warnings;
 use crate::wire::{Frame, Part};
 use crate::worker::{Done, Job, Worker};
 
@@ -44,6 +45,7 @@ pub(crate) struct Peers {
     leaving: Vec<u32>,
     driver: u64,
     other_users: bool,
+    warnings: Warnings,
 }
 
 /// A connection to an owner.
@@ -117,6 +119,7 @@ impl Peers {
             dropped: Arc::new(Mutex::new(Vec::with_capacity(1_024))),
             leaving: Vec::with_capacity(1_024),
             driver: 0,
+            warnings: Warnings::default(),
         }
     }
 
@@ -222,7 +225,8 @@ impl Peers {
                 Received::End => self.half.lost(owner, ErrorKind::PeerDead.into()),
                 Received::Invalid(error) => {
                     if error.kind == ErrorKind::Unreachable {
-                        log::warn!("nvlink: no room for a descriptor of an owner: raise RLIMIT_NOFILE");
+                        let text = "no room for a descriptor of an owner: raise RLIMIT_NOFILE";
+                        self.warnings.warn(format_args!("{text}"));
                     } else {
                         host.asks = 0;
                     }
@@ -305,7 +309,7 @@ impl Peers {
                         self.half.mapped(link, Ok(token));
                     }
                     Err(why) => {
-                        log::warn!("nvlink: memory of a peer could not be mapped: {why}");
+                        self.warnings.warn(format_args!("memory of a peer could not be mapped: {why}"));
                         let host = known.host;
                         if !why.stays_mapped {
                             self.imports[import as usize] = None;
@@ -399,7 +403,7 @@ impl Peers {
         self.forget_idle(at);
     }
 
-    /// A connection has ended. Its mappings that are still in use are released to nobody.
+    /// A connection has ended. Its mappings that are still in use are released to no owner.
     fn forget(&mut self, at: u32) {
         for import in self.imports.iter_mut().flatten().filter(|import| import.host == at) {
             import.host = NONE;
@@ -429,7 +433,8 @@ impl Peers {
         let socket = SeqSocket::connect(&socket_name(&name)).map_err(unreachable)?;
         let (uid, _) = socket.peer().map_err(unreachable)?;
         if !may_share(uid, own_uid(), self.other_users) {
-            log::warn!("nvlink: memory of user {uid} is not mapped; see the setting other_users");
+            let text = format_args!("memory of user {uid} is not mapped; see the setting other_users");
+            self.warnings.warn(text);
             return Err(unreachable(Errno::EACCES));
         }
         let at = self.hosts.iter().position(Option::is_none).unwrap_or(self.hosts.len());

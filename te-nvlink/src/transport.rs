@@ -14,7 +14,7 @@ use te_fabric::operation::accept_prefix;
 use te_fabric::{
     Epoll, OpenError, Operation, Operations, Queue, Region, Regions, RemoteBytes, RemoteRegion, RemoteRegions,
 };
-use te_gpu::{Block, Copy, CopyQueue, Gpu, Handle, HostPin, NotShared, Place};
+use te_gpu::{Block, Copy, CopyQueue, Gpu, HostPin, NotShared, Place};
 use te_host::control::{boot_id, socket_name};
 use te_host::fork::Mark;
 use te_host::{Protection, SharedMemory, keys};
@@ -22,8 +22,8 @@ use te_host::{Protection, SharedMemory, keys};
 use crate::channel::{Tag, system};
 use crate::config::Config;
 use crate::export::Export;
-use crate::memory::{Own, is_written};
-use crate::not_exported::NotExported;
+use crate::memory::{Handles, Own, is_written, part};
+use crate::not_exported::{NotExported, Reasons};
 use crate::owner::{Owner, Shared};
 use crate::peers::{Peers, Target};
 use crate::sys::{Lasting, start};
@@ -78,6 +78,8 @@ pub struct NvlinkTransport {
     /// Whether a slice waits that the next poll ends.
     has_failed: bool,
     quarantined: u64,
+    /// Why regions were not exported so far.
+    reasons: Reasons,
     activity: u64,
     now: Instant,
 }
@@ -162,6 +164,7 @@ impl NvlinkTransport {
             is_full: false,
             has_failed: false,
             quarantined: 0,
+            reasons: Reasons::default(),
             activity: 0,
             now: Instant::ZERO,
             config,
@@ -472,9 +475,7 @@ impl NvlinkTransport {
         let parts = match self.parts(local.span, access, local.device.is_some()) {
             Ok(parts) => parts,
             Err(why) => {
-                if why != NotExported::Private {
-                    log::info!("nvlink: region {id} is not exported: {why}");
-                }
+                self.reasons.log(id, &why);
                 local.exported = Err(why);
                 return Ok(());
             }
@@ -491,17 +492,6 @@ impl NvlinkTransport {
         self.owner.share(Offer { key: local.key, offset: 0, len, access }, Shared { id, parts, block });
         Ok(())
     }
-}
-
-type Handles = Vec<(Part, Option<Arc<std::os::fd::OwnedFd>>)>;
-
-fn part(shared: te_gpu::SharedPart) -> (Part, Option<Arc<std::os::fd::OwnedFd>>) {
-    let (means, fd) = match shared.handle {
-        Handle::Fd(fd) => (Means::Fd, Some(Arc::new(fd))),
-        Handle::Fabric(handle) => (Means::Fabric(handle), None),
-        Handle::Ipc(handle) => (Means::Ipc(handle), None),
-    };
-    (Part { means, bytes: shared.bytes, offset: shared.offset, len: shared.len }, fd)
 }
 
 impl Memory for NvlinkTransport {
@@ -770,7 +760,7 @@ impl Drop for NvlinkTransport {
         }
         if let Some(worker) = &mut self.worker {
             self.peers.close(&self.epoll, worker);
-            // Memory that an owner has granted, and is not told that nobody has mapped, stays in use there.
+            // What an owner grants is in use there until it is told that it is not mapped here.
             while self.peers.waits() && begin.elapsed() < DROP_MAX {
                 self.events();
                 std::thread::yield_now();

@@ -130,9 +130,7 @@ fn unreachable(error: Error) -> Error {
         | ErrorKind::System
         | ErrorKind::NotFound
         | ErrorKind::Full
-        | ErrorKind::OutOfRange => {
-            Error::with_code(ErrorKind::Unreachable, error.code)
-        }
+        | ErrorKind::OutOfRange => Error::with_code(ErrorKind::Unreachable, error.code),
         _ => error,
     }
 }

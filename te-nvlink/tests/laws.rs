@@ -551,7 +551,7 @@ fn a_request_that_is_given_up_before_its_answer_leaves_the_region_free() {
             poll(&mut there);
             poll(&mut here);
         }
-        assert_eq!(there.deregister(REGION), Ok(()), "nobody has it mapped");
+        assert_eq!(there.deregister(REGION), Ok(()), "no peer has it mapped");
     }
 }
 
