@@ -310,16 +310,12 @@ impl Peers {
                     }
                     Err(why) => {
                         self.warnings.warn(format_args!("memory of a peer could not be mapped: {why}"));
-                        let host = known.host;
-                        if !why.stays_mapped {
-                            self.imports[import as usize] = None;
-                        }
-                        // It sends the release, unless the import is still there.
+                        // The import sends the release, as one that was open does: `mapped` sends none when the
+                        // owner counts as dead, and settling none while the import is there.
                         self.half.mapped(link, Err(why.error));
                         self.settle(epoll, worker, None);
-                        if !why.stays_mapped {
-                            self.one_less(epoll, host);
-                        }
+                        let is_closed = !why.stays_mapped;
+                        return self.done(epoll, worker, Done::Closed { import, is_closed });
                     }
                 }
             }

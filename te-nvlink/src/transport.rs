@@ -745,13 +745,10 @@ impl Drop for NvlinkTransport {
             self.reap();
             std::thread::yield_now();
         }
-        // What still runs uses pages that were locked for it: they are unlocked after that, or never.
-        let mut is_over = self.quarantined == 0;
-        for mut device in self.queues.drain(..) {
-            let _of_no_slice = device.queue.drain();
-            is_over &= device.queue.is_empty() && !device.queue.is_dead();
-        }
-        if !is_over {
+        // What still runs uses pages that were locked for it. A queue waits once more, and does not say whether
+        // that helped: the pages stay locked.
+        self.queues.clear();
+        if self.running > 0 || self.quarantined > 0 {
             let indices: Vec<u32> = self.regions.iter().map(|(index, _)| index).collect();
             for region in indices {
                 let region = self.regions.get_mut(region);

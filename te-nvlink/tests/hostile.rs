@@ -128,14 +128,17 @@ fn a_peer_that_closes_its_connection_and_lives_keeps_what_it_has_mapped() {
     });
     assert!(owner.is_connected(77));
     drop(peer);
+    let mut looks = std::collections::BTreeSet::new();
     // The process of the peer, which is this one, lives. Its connection says nothing about its copies.
     // timing: longer than the time after which a process that cannot be seen counts as dead
     let start = std::time::Instant::now();
     // timing: as above
     while start.elapsed().as_millis() < 400 {
         poll(&mut owner);
+        looks.extend(owner.poll_at());
         assert_eq!(owner.deregister(REGION).unwrap_err().kind, ErrorKind::Busy);
     }
+    assert!((2..50).contains(&looks.len()), "its process is looked at {} times", looks.len());
     assert!(!owner.is_connected(77), "its connection has ended");
 }
 

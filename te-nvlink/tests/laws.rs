@@ -610,3 +610,27 @@ fn pages_that_cannot_be_locked_are_left_to_other_fabrics() {
     assert_eq!(ended[0].unwrap_err().kind, ErrorKind::Unreachable);
     assert_eq!(two.run(Op::Write), Ok(()), "memory of devices is still served");
 }
+
+#[test]
+fn memory_that_cannot_be_mapped_is_released_to_an_owner_that_has_expelled_the_peer_meanwhile() {
+    let fakes = [Fake::cuda(), Fake::cuda()];
+    fakes[0].fail("cuMemGetAddressRange_v2", 0, 2);
+    for round in 0..30 {
+        let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
+        register(&mut there, REGION, fakes[1].allocate(BYTES), Access::all());
+        here.attach(REMOTE, &export(&there, REGION)).unwrap();
+        // The grant, the expulsion and the end of the mapping come in any order.
+        for _ in 0..3 {
+            poll(&mut there);
+        }
+        if round % 2 == 0 {
+            poll(&mut here);
+        }
+        there.expel(INITIATOR, ExpelMode::Force).unwrap();
+        until("the region is free", || {
+            poll(&mut here);
+            poll(&mut there);
+            there.deregister(REGION).is_ok()
+        });
+    }
+}
