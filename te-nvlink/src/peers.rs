@@ -310,8 +310,8 @@ impl Peers {
                     }
                     Err(why) => {
                         self.warnings.warn(format_args!("memory of a peer could not be mapped: {why}"));
-                        // The import sends the release, as one that was open does: `mapped` sends none when the
-                        // owner counts as dead, and settling none while the import is there.
+                        // The import sends the release, as one that was open does: `mapped` sends none
+                        // when the owner counts as dead, and settling none while the import is there.
                         self.half.mapped(link, Err(why.error));
                         self.settle(epoll, worker, None);
                         let is_closed = !why.stays_mapped;

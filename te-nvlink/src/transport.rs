@@ -745,8 +745,8 @@ impl Drop for NvlinkTransport {
             self.reap();
             std::thread::yield_now();
         }
-        // What still runs uses pages that were locked for it. A queue waits once more, and does not say whether
-        // that helped: the pages stay locked.
+        // What still runs uses pages that were locked for it. A queue waits once more, and does not say
+        // whether that helped: the pages stay locked.
         self.queues.clear();
         if self.running > 0 || self.quarantined > 0 {
             let indices: Vec<u32> = self.regions.iter().map(|(index, _)| index).collect();
