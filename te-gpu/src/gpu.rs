@@ -22,7 +22,8 @@ use crate::sys::pointer::{self, Found};
 use crate::sys::share;
 use crate::sys::stager::{GpuStager, Scratch};
 use crate::{
-    CopyQueue, DeviceBuffer, DeviceInfo, Gate, HostPin, Imported, NoGpu, NotShared, Place, SharedPart,
+    CopyQueue, DeviceBuffer, DeviceInfo, Gate, HostPin, Imported, NoGpu, NotImported, NotShared, Place,
+    SharedPart,
 };
 
 /// Mappings of a span that is shared; a span of more is refused.
@@ -146,7 +147,7 @@ impl Gpu {
         Ok(block(&device, &found))
     }
 
-    /// Checks that the memory of `block` is still the same allocation.
+    /// Checks that the memory of `block` is still the same allocation. It does not allocate.
     ///
     /// # Errors
     /// `Stale` when it was freed and something else was allocated there, `NotFound` when it was freed,
@@ -210,13 +211,13 @@ impl Gpu {
     ///
     /// # Errors
     /// `InvalidArgument` for parts that do not fit together, `OutOfRange` for an allocation that is shorter
-    /// than they say, `Unsupported`, `System`.
+    /// than they say, `Unsupported`, `System`; each with the word whether some of it stays mapped.
     pub fn import(
         &self,
         location: Location,
         parts: &[SharedPart],
         writable: bool,
-    ) -> Result<Imported, Error> {
+    ) -> Result<Imported, NotImported> {
         Imported::new(&self.device(location)?, parts, writable)
     }
 
@@ -364,8 +365,7 @@ impl Gpu {
             return Err(ErrorKind::NotFound.into());
         }
         let entries = self.entries().map_err(|_| ErrorKind::NotFound)?;
-        let devices: Vec<Arc<Device>> = entries.iter().map(|entry| Arc::clone(&entry.device)).collect();
-        pointer::device_of(&devices, address(span), span.len())
+        pointer::device_of(entries.iter().map(|entry| &entry.device), address(span), span.len())
     }
 
     /// The plan of a device: set, or measured with this stager by the first call.

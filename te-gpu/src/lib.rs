@@ -132,7 +132,7 @@ pub use probe::Probe;
 pub use sys::buffer::{DeviceBuffer, HandleTypes};
 pub use sys::channel::Place;
 pub use sys::device::DeviceInfo;
-pub use sys::import::Imported;
+pub use sys::import::{Imported, NotImported};
 pub use sys::load::NoGpu;
 pub use sys::order::{ForeignEvent, Gate};
 pub use sys::pin::HostPin;

@@ -131,16 +131,37 @@ fn what_an_import_made_is_given_back_when_any_call_fails() {
     let mut parts = shares.share(owner.allocate(MIB)).unwrap();
     // An allocation that is shorter than its owner says.
     (parts[0].bytes, parts[0].len) = (2 * MIB as u64, 2 * MIB as u64);
-    assert_eq!(maps.import(other.location(), &parts, true).unwrap_err().kind, ErrorKind::OutOfRange);
+    assert_eq!(maps.import(other.location(), &parts, true).unwrap_err().error.kind, ErrorKind::OutOfRange);
     drop(maps);
     assert_eq!(other.live(), 0);
+}
+
+#[test]
+fn memory_that_could_not_be_unmapped_again_is_reported_as_mapped() {
+    for (call, undo) in [("cuMemGetAddressRange_v2", "cuIpcCloseMemHandle"), ("cuMemSetAccess", "cuMemUnmap")]
+    {
+        for fails in [false, true] {
+            let [(owner, shares), (other, maps)] = two();
+            let is_ipc = undo == "cuIpcCloseMemHandle";
+            let span = if is_ipc { owner.allocate(MIB) } else { owner.map_chunks(3, 2 * MIB) };
+            let parts = shares.share(span).unwrap();
+            maps.devices().unwrap();
+            other.fail(call, 0, 2);
+            if fails {
+                other.fail(undo, 0, 2);
+            }
+            let why = maps.import(other.location(), &parts, true).unwrap_err();
+            assert_eq!((why.stays_mapped, why.error.code), (fails, 2), "{call}");
+            assert_eq!(why.to_string().contains("stays mapped"), fails);
+        }
+    }
 }
 
 #[test]
 fn a_process_cannot_open_its_own_memory_by_ipc() {
     let [(owner, shares), _] = two();
     let parts = shares.share(owner.allocate(MIB)).unwrap();
-    assert_eq!(shares.import(owner.location(), &parts, true).unwrap_err().code, 201);
+    assert_eq!(shares.import(owner.location(), &parts, true).unwrap_err().error.code, 201);
 }
 
 #[test]

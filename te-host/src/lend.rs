@@ -70,8 +70,7 @@ pub fn send_with_fd(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) ->
 /// all but the first are closed. Blocks if the socket does. 0 bytes mean that the peer has closed the socket.
 ///
 /// # Errors
-/// The system's error.
-/// The system's reason.
+/// The system's error; `EMFILE` when the bytes have arrived, but there was no room for their descriptors.
 pub fn recv_with_fd(socket: BorrowedFd<'_>, out: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     sys::recv_with_fd(socket, out).map_err(Into::into)
 }

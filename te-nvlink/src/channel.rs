@@ -86,7 +86,7 @@ impl Channel {
         self.push(Frame::Grant(message), None);
     }
 
-    /// Whether frames wait for room. No frame is taken from a peer that does not take ours.
+    /// Whether frames wait for room. An owner takes no frame from a peer that does not take its own.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.outbox.is_empty() && !self.is_broken
     }
@@ -109,7 +109,10 @@ impl Channel {
         }
         let waits = self.is_blocked();
         if waits != self.waits_for_room {
-            let interest = Interest { readable: !waits, writable: waits };
+            // The owner reads requests only when it can answer. A peer always reads, or both would wait for
+            // each other; what it sends is bounded by the rows of its owner.
+            let is_peer = matches!(self.tag, Tag::Host(_));
+            let interest = Interest { readable: !waits || is_peer, writable: waits };
             if epoll.modify(&self.socket, self.tag.to_bits(), interest).is_ok() {
                 self.waits_for_room = waits;
             }
@@ -125,6 +128,10 @@ impl Channel {
                 Ok(frame) => Received::Frame(frame, fd),
                 Err(error) => Received::Invalid(error),
             },
+            // The frame has arrived without its descriptor.
+            Err(errno @ Errno::EMFILE) => {
+                Received::Invalid(Error::with_code(ErrorKind::Unreachable, errno as i32))
+            }
             // The other end has closed its socket without reading everything: its last frames follow.
             Err(Errno::ECONNRESET) => match self.socket.recv(&mut bytes) {
                 Ok(Some((len, fd))) if len > 0 => match Frame::decode(&bytes[..len]) {

@@ -19,9 +19,9 @@ pub struct Config {
     /// How long copies wait for an owner to grant a region, ms; 1 to 3,600,000. After that they fail with
     /// `Unreachable`, so that other fabrics take over, until the owner answers. Default 2,000.
     pub grant_ms_max: u32,
-    /// When a peer whose process cannot be seen (it is in another PID namespace) closes its connection
-    /// without having closed its mappings, its copies count as ended after this long, ms; 100 to 3,600,000.
-    /// The end of other processes is seen. Default 1,000.
+    /// When a peer whose process cannot be seen (it is in another PID namespace, on a kernel before 6.5)
+    /// closes its connection without having closed its mappings, its copies count as ended after this long,
+    /// ms; 100 to 3,600,000. The end of other processes is seen. Default 1,000.
     pub quarantine_ms: u32,
     /// Upper limit of slices that are accepted and not yet completed, 1 to 1,048,576. Default 4,096.
     #[serde(skip)]

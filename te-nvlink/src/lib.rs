@@ -43,7 +43,7 @@
 //! | one-sided READ and WRITE | yes; slices of up to 64 MiB |
 //! | the owner has to poll | to grant a region, and to take it back; not for copies |
 //! | read-only grants | mapped for reading alone, but memory of `cudaMalloc`; enforced by the kernel for memory files |
-//! | fences | end at once, because a slice ends after its last byte has arrived |
+//! | fences | end at once, because a slice ends after its last byte has arrived; unknown after a device failed |
 //! | expulsion | yes |
 //! | checksums | no |
 //! | other hosts | no |
@@ -52,13 +52,19 @@
 //!
 //! * **What L6 cannot promise.** Handles open whole allocations. An IPC handle opens all of what
 //!   `cudaMalloc` returned, with the other tensors in it, and for writing; a descriptor opens whole
-//!   mappings. A peer that has a key and runs other code can use all of that, and can keep it: it then
-//!   keeps the region busy, and its owner must not free the memory. So only processes of the same user and
-//!   of root are admitted ([`Config::other_users`]). A memory file is granted read-only as the region is,
-//!   and the kernel enforces it.
+//!   mappings. A peer that has a key and runs other code can use all of that, and can keep it. It can also
+//!   say that it has released the memory and keep its mapping: `deregister` then returns `Ok`, and the peer
+//!   reaches what is put there next. So only processes of the same user and of root are admitted
+//!   ([`Config::other_users`]). A memory file is granted read-only as the region is, and the kernel enforces
+//!   it.
 //! * A process that is stopped (SIGSTOP), or does not poll, keeps what it has mapped: `deregister` is `Busy`
-//!   until it goes on or dies. Of a process in a PID namespace that is not visible here, the end of the
-//!   connection and [`Config::quarantine_ms`] count as its end.
+//!   until it goes on or dies. Of a process in a PID namespace that is not visible here, on a kernel before
+//!   6.5, the end of the connection and [`Config::quarantine_ms`] count as its end.
+//! * A process has up to 1,024 regions of one owner mapped or requested; `attach` of more is `Full`.
+//! * File descriptors: one for each connection and one more for the process of a peer, one for each exported
+//!   memory file, and for each exported mapping of virtual memory. When there are none left, peers are
+//!   refused, and owners are `Unreachable`: raise RLIMIT_NOFILE.
+//! * Up to 20 warnings about other processes are written to the log in a minute.
 //! * Other hosts of an NVLink domain are not reached: there is no control connection to them. Within the
 //!   host, memory whose only handle is a fabric handle is shared by it, where the process has an IMEX
 //!   channel; [`NvlinkTransport::not_exported`] says why memory is not exported.
@@ -67,9 +73,11 @@
 //!   memory of a further device is copied by that device, over PCIe where it has no direct way.
 //! * The copy kernel is used where `te_gpu::Config::kernel` allows it; it is off by default.
 //! * Device memory that is freed while it is registered is noticed when a peer asks for it, and on the
-//!   local side after the next registration, but not in between.
-//! * When a device fails, slices end as `Rail`, and their regions stay in use until the process ends
-//!   ([`NvlinkTransport::quarantined`]). Regions of up to 4,096 mappings; 65,536 regions and remote regions.
+//!   local side after the next registration, but not in between; and of a span of several mappings, only
+//!   the first one is looked at.
+//! * When a device fails, slices end as `Rail`, fences end as unknown from then on, and regions stay in use
+//!   until the process ends ([`NvlinkTransport::quarantined`]). Regions of up to 4,096 mappings; 65,536
+//!   regions and remote regions.
 //! * No figure of this crate has been measured on a device: its tests use a fake driver.
 //!   `tests/hardware.rs` runs on the GPUs of a host, and prints figures beside their bounds.
 //!
@@ -130,6 +138,7 @@ mod owner;
 mod peers;
 mod sys;
 mod transport;
+mod warnings;
 pub mod wire;
 mod worker;
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use te_core::{Access, Error, ErrorKind, Location, RegionId};
-use te_gpu::{Gpu, Handle, HostPin, Imported, Place, SharedPart};
+use te_gpu::{Gpu, Handle, HostPin, Imported, NotImported, Place, SharedPart};
 use te_host::Protection;
 use te_host::control::Mapping;
 use te_host::fork::PerProcess;
@@ -72,7 +72,7 @@ pub(crate) struct Opening {
 
 impl Opening {
     /// Maps the memory. It may wait for the driver.
-    pub(crate) fn open(self, gpu: &Gpu) -> Result<Memory, Error> {
+    pub(crate) fn open(self, gpu: &Gpu) -> Result<Memory, NotImported> {
         if let Some(mut own) = self.own {
             // The kernel reaches memory of its own device.
             own.kernel &= own.location == self.via;
@@ -96,9 +96,25 @@ impl Opening {
         };
         match memory.len() == self.len {
             true => Ok(memory),
-            false => Err(ErrorKind::InvalidArgument.into()),
+            false => {
+                let stays_mapped = !memory.close();
+                Err(NotImported { error: ErrorKind::InvalidArgument.into(), stays_mapped })
+            }
         }
     }
+}
+
+/// The parts of a region, for its peers.
+pub(crate) type Handles = Vec<(Part, Option<Arc<OwnedFd>>)>;
+
+/// A part as it is sent to peers.
+pub(crate) fn part(shared: SharedPart) -> (Part, Option<Arc<OwnedFd>>) {
+    let (means, fd) = match shared.handle {
+        Handle::Fd(fd) => (Means::Fd, Some(Arc::new(fd))),
+        Handle::Fabric(handle) => (Means::Fabric(handle), None),
+        Handle::Ipc(handle) => (Means::Ipc(handle), None),
+    };
+    (Part { means, bytes: shared.bytes, offset: shared.offset, len: shared.len }, fd)
 }
 
 fn shared((part, fd): (Part, Option<OwnedFd>)) -> Option<SharedPart> {

@@ -1,8 +1,9 @@
 //! Why memory cannot be exported over this fabric.
 
 use std::fmt;
+use std::mem::{Discriminant, discriminant};
 
-use te_core::{Error, ErrorKind};
+use te_core::{Error, ErrorKind, RegionId};
 use te_gpu::NotShared;
 
 /// Why a region with remote rights cannot be exported over this fabric. Its memory can still be the local
@@ -18,6 +19,27 @@ pub enum NotExported {
     NotSharedMemory,
     /// It is shared memory that peers may not write, with the right to write.
     NotWritable,
+}
+
+/// Reasons that were reported, without the regions that they were of.
+#[derive(Debug, Default)]
+pub(crate) struct Reasons(Vec<(Discriminant<NotExported>, Option<Discriminant<NotShared>>)>);
+
+impl Reasons {
+    /// Writes why a region is not exported to the log: a warning, once for each reason.
+    pub(crate) fn log(&mut self, id: RegionId, why: &NotExported) {
+        if *why == NotExported::Private {
+            return;
+        }
+        let device = if let NotExported::Device(why) = why { Some(discriminant(why)) } else { None };
+        let reason = (discriminant(why), device);
+        if self.0.contains(&reason) {
+            log::info!("nvlink: region {id} is not exported: {why}");
+        } else {
+            log::warn!("nvlink: region {id} is not exported: {why}; others of this reason are told as info");
+            self.0.push(reason);
+        }
+    }
 }
 
 impl NotExported {

@@ -13,14 +13,16 @@ use te_host::own_uid;
 
 use crate::channel::{Channel, Received, Tag, system};
 use crate::config::Config;
+use crate::warnings::Warnings;
 use crate::wire::{Frame, Part};
 
 /// Time for which no connection is accepted after accepting one has failed.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Frames of one peer handled before the others get a turn.
 const FRAMES_MAX: usize = 64;
-/// How often the process of a peer whose connection has ended is looked at.
-const LOOK: Duration = Duration::from_millis(1);
+/// How soon the process of a peer whose connection has ended is looked at, and how often at least: the time
+/// doubles.
+const LOOK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
 pub(crate) struct Owner {
     listener: Option<SeqSocket>,
@@ -33,11 +35,15 @@ pub(crate) struct Owner {
     quarantine: Duration,
     /// Peers whose connection has ended and that may still copy.
     gone: usize,
+    /// When their processes are looked at next, and how long after that again.
+    look_at: Instant,
+    look_every: Duration,
     /// Accepting is paused, because no descriptor is left for another peer.
     paused: bool,
     /// The end of the pause; set by the first `poll` after its begin.
     paused_until: Option<Instant>,
     now: Instant,
+    warnings: Warnings,
 }
 
 /// The memory of a region that peers may map, by its handles.
@@ -71,9 +77,12 @@ impl Owner {
             other_users: config.other_users,
             quarantine: milliseconds(config.quarantine_ms),
             gone: 0,
+            look_at: Instant::ZERO,
+            look_every: LOOK.0,
             paused: false,
             paused_until: None,
             now: Instant::ZERO,
+            warnings: Warnings::default(),
         }
     }
 
@@ -160,7 +169,7 @@ impl Owner {
                 }
             };
             if let Err(error) = self.admit(epoll, socket) {
-                log::warn!("nvlink: refused a peer: {error}");
+                self.warnings.warn(format_args!("refused a peer: {error}"));
             }
         }
     }
@@ -168,7 +177,7 @@ impl Owner {
     fn admit(&mut self, epoll: &Epoll, socket: SeqSocket) -> Result<(), Error> {
         let (uid, process) = socket.peer().map_err(system)?;
         if !may_share(uid, own_uid(), self.other_users) {
-            log::warn!("nvlink: refused a peer of user {uid}; see the setting other_users");
+            self.warnings.warn(format_args!("a peer is of user {uid}; see the setting other_users"));
             return Err(ErrorKind::AccessDenied.into());
         }
         let at = self.half.connected()?;
@@ -214,7 +223,8 @@ impl Owner {
             return;
         };
         if let Err(error) = gpu.recheck(block) {
-            log::error!("nvlink: region {id} is exported, but its memory was freed: {error}");
+            let text = format_args!("region {id} is exported, but its memory was freed: {error}");
+            self.warnings.warn(text);
             let _in_use = self.half.unshare(region);
         }
     }
@@ -230,6 +240,7 @@ impl Owner {
         holder.channel = None;
         holder.since = None;
         self.gone += 1;
+        (self.look_at, self.look_every) = (self.now, LOOK.0);
     }
 
     /// Disconnects peers that have shown no key in time, learns that peers have died, and accepts again after
@@ -242,8 +253,10 @@ impl Owner {
             self.paused = epoll.modify(listener, Tag::Listener.to_bits(), Interest::READ).is_err();
             self.paused_until = None;
         }
-        if self.gone > 0 {
+        if self.gone > 0 && now >= self.look_at {
             self.look_at_gone(now);
+            self.look_at = now + self.look_every;
+            self.look_every = (self.look_every * 2).min(LOOK.1);
         }
         self.half.poll(now);
         self.settle(epoll);
@@ -269,7 +282,7 @@ impl Owner {
     /// When `poll` has something to do; `now` when it has something at once.
     pub(crate) fn poll_at(&self, now: Instant) -> Option<Instant> {
         let pause = self.paused.then(|| self.paused_until.unwrap_or(now));
-        let look = (self.gone > 0).then(|| self.now + LOOK);
+        let look = (self.gone > 0).then_some(self.look_at);
         self.half.poll_at(now).into_iter().chain(pause).chain(look).min()
     }
 
@@ -306,13 +319,13 @@ impl Owner {
                     }
                 }
                 OwnerEffect::Close { why, .. } => {
-                    let uid = holder.uid;
+                    let (uid, warnings) = (holder.uid, &mut self.warnings);
                     match why.kind {
-                        ErrorKind::TimedOut => log::warn!(
-                            "nvlink: disconnected a peer of user {uid}: it was granted nothing in time"
-                        ),
-                        ErrorKind::Expelled => log::warn!("nvlink: expelled a peer of user {uid}"),
-                        _ => log::warn!("nvlink: disconnected a peer of user {uid}: {why}"),
+                        ErrorKind::TimedOut => warnings.warn(format_args!(
+                            "disconnected a peer of user {uid}: it was granted nothing in time"
+                        )),
+                        ErrorKind::Expelled => warnings.warn(format_args!("expelled a peer of user {uid}")),
+                        _ => warnings.warn(format_args!("disconnected a peer of user {uid}: {why}")),
                     }
                     if self.holders[peer as usize].take().is_some_and(|holder| holder.channel.is_none()) {
                         self.gone -= 1;

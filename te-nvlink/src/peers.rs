@@ -20,6 +20,7 @@ use crate::channel::{Channel, Received, Tag};
 use crate::config::Config;
 use crate::memory::{Memory, Opening, Own};
 use crate::owner::may_share;
+use crate::warnings::Warnings;
 use crate::wire::{Frame, Part};
 use crate::worker::{Done, Job, Worker};
 
@@ -27,6 +28,8 @@ use crate::worker::{Done, Job, Worker};
 const FRAMES_MAX: usize = 64;
 /// Parts of one region.
 const PARTS_MAX: usize = 4_096;
+/// The owner of a mapping whose connection has ended.
+const NONE: u32 = u32::MAX;
 
 pub(crate) struct Peers {
     half: grant::Peer<Arc<Ledger>, Token>,
@@ -42,6 +45,7 @@ pub(crate) struct Peers {
     leaving: Vec<u32>,
     driver: u64,
     other_users: bool,
+    warnings: Warnings,
 }
 
 /// A connection to an owner.
@@ -55,6 +59,8 @@ struct Host {
     parts: Vec<(Part, Option<OwnedFd>)>,
     /// Mappings that are being opened, are open, or are being closed.
     imports: u32,
+    /// Requests that were not answered. The owner may have granted them already.
+    asks: u32,
 }
 
 /// What an export says of a link.
@@ -68,6 +74,7 @@ struct Link {
 
 /// A mapping of an owner's memory.
 struct Import {
+    /// `NONE`: its connection has ended, and another one may have its place.
     host: u32,
     row: u32,
     link: u32,
@@ -112,6 +119,7 @@ impl Peers {
             dropped: Arc::new(Mutex::new(Vec::with_capacity(1_024))),
             leaving: Vec::with_capacity(1_024),
             driver: 0,
+            warnings: Warnings::default(),
         }
     }
 
@@ -125,6 +133,12 @@ impl Peers {
     ) -> Result<u32, Error> {
         self.driver = gpu.driver_id();
         let owner = self.owner(epoll, socket)?;
+        let at = self.owners.get(owner as usize).copied().flatten();
+        let host = at.and_then(|at| self.hosts.get(at as usize)).and_then(Option::as_ref);
+        // An owner has so many rows for this process, and refuses what is more.
+        if host.is_some_and(|host| host.imports + host.asks >= grant::ROWS_MAX) {
+            return Err(ErrorKind::Full.into());
+        }
         let link = self.half.attach(owner, want);
         if self.links.len() <= link as usize {
             let nothing = Link { socket, region: want.region, is_device, via };
@@ -192,23 +206,36 @@ impl Peers {
             host.channel.flush(epoll);
             let received = host.channel.receive();
             let Some(owner) = host.owner else {
+                // Only releases are of interest any more: ours, and those of grants that come too late.
                 match received {
-                    // Only our releases are of interest any more.
+                    Received::Frame(Frame::Grant(message), _) => {
+                        host.answered(message);
+                        if let Message::Grant { row, .. } = message {
+                            host.channel.push_message(Message::Release { row });
+                        }
+                        continue;
+                    }
                     Received::Frame(..) | Received::Invalid(_) => continue,
                     Received::Nothing => return self.forget_idle(at),
-                    Received::End => {
-                        self.hosts[at as usize] = None;
-                        return;
-                    }
+                    Received::End => return self.forget(at),
                 }
             };
             match received {
                 Received::Nothing => return,
                 Received::End => self.half.lost(owner, ErrorKind::PeerDead.into()),
-                Received::Invalid(error) => self.half.lost(owner, error),
+                Received::Invalid(error) => {
+                    if error.kind == ErrorKind::Unreachable {
+                        let text = "no room for a descriptor of an owner: raise RLIMIT_NOFILE";
+                        self.warnings.warn(format_args!("{text}"));
+                    } else {
+                        host.asks = 0;
+                    }
+                    self.half.lost(owner, error);
+                }
                 Received::Frame(Frame::Part(part), fd) => {
                     host.parts.push((part, fd));
                     if host.parts.len() > PARTS_MAX {
+                        host.asks = 0;
                         self.half.lost(owner, ErrorKind::Protocol.into());
                     }
                 }
@@ -228,7 +255,8 @@ impl Peers {
         message: Message,
         fd: Option<OwnedFd>,
     ) {
-        let Some(Some(host)) = self.hosts.get(at as usize) else { return };
+        let Some(Some(host)) = self.hosts.get_mut(at as usize) else { return };
+        host.answered(message);
         if let (Message::Revoked { row }, Some(rows)) = (message, &host.rows)
             && rows.row(row).and_then(grant::Row::revoked) == Some(Revoked::Peer)
         {
@@ -246,7 +274,14 @@ impl Peers {
                     host.parts.clear();
                 }
             }
-            _ => {}
+            _ => self.settle(epoll, worker, None),
+        }
+        // It was expelled, or the message was not valid: no answer is waited for.
+        if let Some(Some(host)) = self.hosts.get_mut(at as usize)
+            && host.owner.is_none()
+        {
+            host.asks = 0;
+            self.forget_idle(at);
         }
     }
 
@@ -273,14 +308,14 @@ impl Peers {
                         let token = Token { import, dropped: Arc::clone(&self.dropped) };
                         self.half.mapped(link, Ok(token));
                     }
-                    Err(error) => {
-                        log::warn!("nvlink: memory of a peer could not be mapped: {error}");
-                        let host = known.host;
-                        self.imports[import as usize] = None;
-                        // It sends the release.
-                        self.half.mapped(link, Err(error));
+                    Err(why) => {
+                        self.warnings.warn(format_args!("memory of a peer could not be mapped: {why}"));
+                        // The import sends the release, as one that was open does: `mapped` sends none
+                        // when the owner counts as dead, and settling none while the import is there.
+                        self.half.mapped(link, Err(why.error));
                         self.settle(epoll, worker, None);
-                        self.one_less(epoll, host);
+                        let is_closed = !why.stays_mapped;
+                        return self.done(epoll, worker, Done::Closed { import, is_closed });
                     }
                 }
             }
@@ -340,22 +375,44 @@ impl Peers {
                 std::mem::forget(memory);
             }
         }
-        for host in self.hosts.iter_mut().flatten() {
-            host.channel.flush(epoll);
+        for at in 0..self.hosts.len() as u32 {
+            self.flush(epoll, at);
         }
+    }
+
+    /// Whether owners have to answer, or to take releases, before their connections are closed.
+    pub(crate) fn waits(&self) -> bool {
+        self.hosts.iter().flatten().any(|host| host.asks > 0 || host.channel.is_blocked())
     }
 
     fn one_less(&mut self, epoll: &Epoll, at: u32) {
         if let Some(Some(host)) = self.hosts.get_mut(at as usize) {
             host.imports -= 1;
+        }
+        self.flush(epoll, at);
+    }
+
+    fn flush(&mut self, epoll: &Epoll, at: u32) {
+        if let Some(Some(host)) = self.hosts.get_mut(at as usize) {
             host.channel.flush(epoll);
         }
         self.forget_idle(at);
     }
 
-    /// Closes a connection whose owner is forgotten, once all its mappings are closed and said to be.
+    /// A connection has ended. Its mappings that are still in use are released to no owner.
+    fn forget(&mut self, at: u32) {
+        for import in self.imports.iter_mut().flatten().filter(|import| import.host == at) {
+            import.host = NONE;
+        }
+        self.hosts[at as usize] = None;
+    }
+
+    /// Closes a connection whose owner is forgotten, once all its mappings are closed and said to be, and all
+    /// requests are answered.
     fn forget_idle(&mut self, at: u32) {
-        let is_idle = |host: &Host| host.owner.is_none() && host.imports == 0 && !host.channel.is_blocked();
+        let is_idle = |host: &Host| {
+            host.owner.is_none() && host.imports == 0 && host.asks == 0 && !host.channel.is_blocked()
+        };
         if let Some(slot) = self.hosts.get_mut(at as usize)
             && slot.as_ref().is_some_and(is_idle)
         {
@@ -372,7 +429,8 @@ impl Peers {
         let socket = SeqSocket::connect(&socket_name(&name)).map_err(unreachable)?;
         let (uid, _) = socket.peer().map_err(unreachable)?;
         if !may_share(uid, own_uid(), self.other_users) {
-            log::warn!("nvlink: memory of user {uid} is not mapped; see the setting other_users");
+            let text = format_args!("memory of user {uid} is not mapped; see the setting other_users");
+            self.warnings.warn(text);
             return Err(unreachable(Errno::EACCES));
         }
         let at = self.hosts.iter().position(Option::is_none).unwrap_or(self.hosts.len());
@@ -381,7 +439,8 @@ impl Peers {
         if at == self.hosts.len() {
             self.hosts.push(None);
         }
-        let host = Host { name, owner: Some(owner), channel, rows: None, parts: Vec::new(), imports: 0 };
+        let (owned, parts) = (Some(owner), Vec::new());
+        let host = Host { name, owner: owned, channel, rows: None, parts, imports: 0, asks: 0 };
         self.hosts[at] = Some(host);
         if self.owners.len() <= owner as usize {
             self.owners.resize(owner as usize + 1, None);
@@ -407,6 +466,7 @@ impl Peers {
                     };
                     // The release of a mapping is sent when it is closed.
                     if !self.imports.iter().flatten().any(is_open) {
+                        host.asks += u32::from(matches!(message, Message::Ask { .. }));
                         host.channel.push_message(message);
                         host.channel.flush(epoll);
                     }
@@ -457,6 +517,15 @@ impl Peers {
         self.imports[at] = Some(import);
         let opening = Opening { parts, own, is_device, via, len, writable };
         worker.send(Job::Open { import: at as u32, opening });
+    }
+}
+
+impl Host {
+    /// A message may be the answer to a request.
+    fn answered(&mut self, message: Message) {
+        if matches!(message, Message::Grant { .. } | Message::Refuse { .. }) {
+            self.asks = self.asks.saturating_sub(1);
+        }
     }
 }
 

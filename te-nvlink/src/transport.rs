@@ -14,7 +14,7 @@ use te_fabric::operation::accept_prefix;
 use te_fabric::{
     Epoll, OpenError, Operation, Operations, Queue, Region, Regions, RemoteBytes, RemoteRegion, RemoteRegions,
 };
-use te_gpu::{Block, Copy, CopyQueue, Gpu, Handle, HostPin, NotShared, Place};
+use te_gpu::{Block, Copy, CopyQueue, Gpu, HostPin, NotShared, Place};
 use te_host::control::{boot_id, socket_name};
 use te_host::fork::Mark;
 use te_host::{Protection, SharedMemory, keys};
@@ -22,8 +22,8 @@ use te_host::{Protection, SharedMemory, keys};
 use crate::channel::{Tag, system};
 use crate::config::Config;
 use crate::export::Export;
-use crate::memory::{Own, is_written};
-use crate::not_exported::NotExported;
+use crate::memory::{Handles, Own, is_written, part};
+use crate::not_exported::{NotExported, Reasons};
 use crate::owner::{Owner, Shared};
 use crate::peers::{Peers, Target};
 use crate::sys::{Lasting, start};
@@ -78,6 +78,8 @@ pub struct NvlinkTransport {
     /// Whether a slice waits that the next poll ends.
     has_failed: bool,
     quarantined: u64,
+    /// Why regions were not exported so far.
+    reasons: Reasons,
     activity: u64,
     now: Instant,
 }
@@ -162,6 +164,7 @@ impl NvlinkTransport {
             is_full: false,
             has_failed: false,
             quarantined: 0,
+            reasons: Reasons::default(),
             activity: 0,
             now: Instant::ZERO,
             config,
@@ -218,9 +221,6 @@ impl NvlinkTransport {
     }
 
     fn accept(&mut self, slice: &Slice) -> Result<(), Error> {
-        if self.mark.is_forked() {
-            return Err(ErrorKind::Forked.into());
-        }
         self.check(slice)?;
         self.look_at_memory(slice.local.region.index)?;
         let link = self.remote_regions.find(slice.remote.region)?.ext.link;
@@ -475,9 +475,7 @@ impl NvlinkTransport {
         let parts = match self.parts(local.span, access, local.device.is_some()) {
             Ok(parts) => parts,
             Err(why) => {
-                if why != NotExported::Private {
-                    log::info!("nvlink: region {id} is not exported: {why}");
-                }
+                self.reasons.log(id, &why);
                 local.exported = Err(why);
                 return Ok(());
             }
@@ -496,20 +494,12 @@ impl NvlinkTransport {
     }
 }
 
-type Handles = Vec<(Part, Option<Arc<std::os::fd::OwnedFd>>)>;
-
-fn part(shared: te_gpu::SharedPart) -> (Part, Option<Arc<std::os::fd::OwnedFd>>) {
-    let (means, fd) = match shared.handle {
-        Handle::Fd(fd) => (Means::Fd, Some(Arc::new(fd))),
-        Handle::Fabric(handle) => (Means::Fabric(handle), None),
-        Handle::Ipc(handle) => (Means::Ipc(handle), None),
-    };
-    (Part { means, bytes: shared.bytes, offset: shared.offset, len: shared.len }, fd)
-}
-
 impl Memory for NvlinkTransport {
     #[allow(unsafe_code, reason = "the trait's method; its promise is passed to `sys`")]
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         span.require(self.kinds)?;
         if span.is_empty() {
             return Err(ErrorKind::InvalidArgument.into());
@@ -549,6 +539,9 @@ impl Memory for NvlinkTransport {
     }
 
     fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         let region = self.regions.find(id)?;
         if region.closing {
             return Err(ErrorKind::AccessDenied.into());
@@ -638,6 +631,9 @@ impl Transport for NvlinkTransport {
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         let room = self.operations.room();
         let accepted = accept_prefix(batch, room, |slice| self.accept(slice))?;
         self.pump(false);
@@ -679,6 +675,9 @@ impl Transport for NvlinkTransport {
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         match self.operations.position(|operation| operation.token == token) {
             Some(slot) => {
                 // A copy that runs ends by itself, and soon.
@@ -693,13 +692,19 @@ impl Transport for NvlinkTransport {
     }
 
     fn fence(&mut self, token: Token, remote: RemoteRegionId) -> Result<(), Error> {
+        if self.mark.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
         self.remote_regions.find(remote)?;
         if self.fences >= FENCES_MAX {
             return Err(ErrorKind::Full.into());
         }
-        // A slice ends when its copy has: nothing of it lands later.
         self.fences += 1;
-        self.operations.complete(Completion::applied(token));
+        // A slice ends when its copy has: nothing of it lands later, unless its device has failed.
+        self.operations.complete(match self.quarantined {
+            0 => Completion::applied(token),
+            _ => Completion::unknown(token, ErrorKind::Rail.into()),
+        });
         Ok(())
     }
 
@@ -740,8 +745,23 @@ impl Drop for NvlinkTransport {
             self.reap();
             std::thread::yield_now();
         }
-        if let Some(mut worker) = self.worker.take() {
-            self.peers.close(&self.epoll, &mut worker);
+        // What still runs uses pages that were locked for it. A queue waits once more, and does not say
+        // whether that helped: the pages stay locked.
+        self.queues.clear();
+        if self.running > 0 || self.quarantined > 0 {
+            let indices: Vec<u32> = self.regions.iter().map(|(index, _)| index).collect();
+            for region in indices {
+                let region = self.regions.get_mut(region);
+                std::mem::forget(region.map(|region| std::mem::replace(&mut region.ext.pin, Pinning::Not)));
+            }
+        }
+        if let Some(worker) = &mut self.worker {
+            self.peers.close(&self.epoll, worker);
+            // What an owner grants is in use there until it is told that it is not mapped here.
+            while self.peers.waits() && begin.elapsed() < DROP_MAX {
+                self.events();
+                std::thread::yield_now();
+            }
         }
         let ids: Vec<RegionId> =
             self.regions.iter().map(|(index, region)| RegionId::new(index, region.generation)).collect();

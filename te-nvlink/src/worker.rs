@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use te_core::{Error, ErrorKind, Location};
 use te_fabric::{Epoll, Interest};
-use te_gpu::{Gpu, HostPin};
+use te_gpu::{Gpu, HostPin, NotImported};
 use te_host::fork::Mark;
 
 use crate::channel::{Tag, system};
@@ -29,7 +29,7 @@ pub(crate) enum Job {
 pub(crate) enum Done {
     Opened {
         import: u32,
-        memory: Result<Memory, Error>,
+        memory: Result<Memory, NotImported>,
     },
     /// Whether the memory is unmapped.
     Closed {
@@ -110,7 +110,11 @@ impl Drop for Worker {
 fn carry_out(gpu: &Gpu, job: Job) -> Done {
     match job {
         Job::Open { import, opening } => {
-            Done::Opened { import, memory: opening.open(gpu).map_err(unreachable) }
+            let memory = opening.open(gpu);
+            Done::Opened {
+                import,
+                memory: memory.map_err(|why| NotImported { error: unreachable(why.error), ..why }),
+            }
         }
         Job::Close { import, memory } => Done::Closed { import, is_closed: memory.close() },
         Job::Pin { region, device, memory, writable } => {
@@ -122,9 +126,11 @@ fn carry_out(gpu: &Gpu, job: Job) -> Done {
 /// What cannot be reached by this fabric may be reached by another one.
 fn unreachable(error: Error) -> Error {
     match error.kind {
-        ErrorKind::Unsupported | ErrorKind::System | ErrorKind::NotFound => {
-            Error::with_code(ErrorKind::Unreachable, error.code)
-        }
+        ErrorKind::Unsupported
+        | ErrorKind::System
+        | ErrorKind::NotFound
+        | ErrorKind::Full
+        | ErrorKind::OutOfRange => Error::with_code(ErrorKind::Unreachable, error.code),
         _ => error,
     }
 }

@@ -10,6 +10,7 @@ use common::{
     INITIATOR, MIB, REGION, REMOTE, TARGET, bytes, export, poll, register, run, slice, transport, until, with,
 };
 use fakes::Fake;
+use te_core::testkit::{CountingAlloc, allocations, is_counting};
 use te_core::{
     Access, Completion, ErrorKind, ExpelMode, MemSpan, Memory, Op, Outcome, RegionId, RemoteRegionId, Token,
     Transport,
@@ -17,6 +18,9 @@ use te_core::{
 use te_nvlink::{Config, Export, NotExported, NvlinkTransport};
 
 const BYTES: usize = MIB;
+
+#[global_allocator]
+static ALLOCATOR: CountingAlloc<std::alloc::System> = CountingAlloc::new(std::alloc::System);
 
 /// An owner and an initiator with a region each, as two processes have them.
 struct Two {
@@ -167,6 +171,23 @@ fn a_local_region_whose_memory_was_replaced_is_stale() {
 }
 
 #[test]
+fn a_submit_after_another_registration_looks_at_the_memory_again_and_does_not_allocate() {
+    let mut two = Two::new();
+    let other = two.fakes[0].allocate(BYTES);
+    for round in 0..3 {
+        register(&mut two.initiator, RegionId::new(1 + round, 1), other, Access::LOCAL);
+        assert!(is_counting());
+        let looked = two.fakes[0].calls("cuPointerGetAttributes");
+        let before = allocations();
+        let submitted = two.initiator.submit(&[slice(1, Op::Write, 0, 0, 4_096)]);
+        let allocated = allocations() - before;
+        assert_eq!((submitted, allocated), (Ok(1), 0), "round {round}");
+        assert!(two.fakes[0].calls("cuPointerGetAttributes") > looked);
+        until("it ends", || !two.poll().is_empty());
+    }
+}
+
+#[test]
 fn two_sides_of_host_memory_are_left_to_other_fabrics() {
     let fakes = [Fake::cuda(), Fake::cuda()];
     let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
@@ -217,6 +238,11 @@ fn when_a_device_fails_slices_end_and_their_memory_stays_in_use() {
     let error = ended[0].result.unwrap_err();
     assert_eq!((error.kind, ended[0].outcome), (ErrorKind::Rail, Outcome::Unknown));
     assert_eq!(two.initiator.quarantined(), 1);
+    // Its bytes may still land: no fence says that they have.
+    two.initiator.fence(Token(7), REMOTE).unwrap();
+    let fenced = two.poll();
+    assert_eq!((fenced.len(), fenced[0].token, fenced[0].outcome), (1, Token(7), Outcome::Unknown));
+    assert_eq!(fenced[0].result.unwrap_err().kind, ErrorKind::Rail);
     assert_eq!(two.initiator.deregister(REGION).unwrap_err().kind, ErrorKind::Busy);
     assert_eq!(two.owner.deregister(REGION).unwrap_err().kind, ErrorKind::Busy);
     let next = two.run(Op::Read);
@@ -295,6 +321,20 @@ fn a_child_after_a_fork_does_not_use_its_parents_transport() {
         let deregistered = two.owner.deregister(REGION).map_err(|error| error.kind);
         let detached = two.initiator.detach(REMOTE).map_err(|error| error.kind);
         let forked = Err(ErrorKind::Forked);
+        let kind = |error: te_core::Error| error.kind;
+        // SAFETY: it is refused before it is used.
+        #[allow(unsafe_code, reason = "registers memory under test")]
+        let registered = unsafe { two.initiator.register(RegionId::new(1, 1), two.here, Access::LOCAL) };
+        let others = [
+            registered.map_err(kind),
+            two.owner.export(REGION, &mut [0; 256]).map(drop).map_err(kind),
+            two.initiator.fence(Token(2), REMOTE).map_err(kind),
+            two.initiator.cancel(Token(1)).map_err(kind),
+            two.initiator.submit(&[]).map(drop).map_err(kind),
+        ];
+        if others != [forked; 5] {
+            return Err(format!("{others:?}"));
+        }
         if (submitted, deregistered, detached) != (Err(ErrorKind::Forked), forked, forked) {
             return Err(format!("{submitted:?} {deregistered:?} {detached:?}"));
         }
@@ -379,4 +419,218 @@ fn shared_memory_that_is_granted_for_reading_is_mapped_for_reading() {
     let both = RegionId::new(1, 1);
     register(&mut there, both, memory.span(), Access::all());
     assert_eq!(there.not_exported(both), Ok(Some(NotExported::NotWritable)));
+}
+
+#[test]
+fn a_mapping_of_an_owner_that_is_gone_is_not_released_to_another_one() {
+    let Two { mut initiator, owner, fakes, here, .. } = Two::new();
+    fakes[0].fill(here, &bytes(1, BYTES));
+    fakes[0].set("stalled", 1);
+    assert_eq!(initiator.submit(&[slice(1, Op::Write, 0, 0, BYTES as u32)]), Ok(1));
+    drop(owner);
+    for _ in 0..100 {
+        assert!(poll(&mut initiator).is_empty());
+    }
+    // Its connection takes the place of the first one.
+    let (mut other, again) = (transport(&fakes[1], 0x3333), RemoteRegionId::new(1, 1));
+    register(&mut other, REGION, fakes[1].allocate(BYTES), Access::all());
+    initiator.attach(again, &export(&other, REGION)).unwrap();
+    for _ in 0..300 {
+        poll(&mut other);
+        assert!(poll(&mut initiator).is_empty());
+    }
+    fakes[0].set("stalled", 0);
+    until("the mapping of the first owner is closed", || {
+        poll(&mut initiator);
+        fakes[0].calls("cuIpcCloseMemHandle") == 1
+    });
+    for _ in 0..50 {
+        poll(&mut initiator);
+        // timing: a wrong release is sent soon after the close
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // This process still has the memory of the second owner mapped, and learns of nothing.
+    for _ in 0..300 {
+        poll(&mut other);
+        assert_eq!(other.deregister(REGION).unwrap_err().kind, ErrorKind::Busy);
+    }
+    assert_eq!(fakes[0].calls("cuIpcCloseMemHandle"), 1);
+    until("the second owner has its memory", || {
+        poll(&mut initiator);
+        other.deregister(REGION).is_ok()
+    });
+    assert_eq!(fakes[0].calls("cuIpcCloseMemHandle"), 2);
+}
+
+/// Shared memory of the host that lasts as long as the process.
+fn lasting(bytes: usize) -> MemSpan {
+    let memory = common::shared(bytes);
+    let span = memory.span();
+    std::mem::forget(memory);
+    span
+}
+
+/// Attaches the same shared memory so many times, without polling.
+fn attached(count: u32) -> (NvlinkTransport, NvlinkTransport, [Fake; 2]) {
+    let fakes = [Fake::cuda(), Fake::cuda()];
+    let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
+    register(&mut here, REGION, fakes[0].allocate(BYTES), Access::LOCAL);
+    register(&mut there, REGION, lasting(4_096), Access::all());
+    let blob = export(&there, REGION);
+    for nth in 0..count {
+        here.attach(RemoteRegionId::new(nth, 1), &blob).unwrap();
+    }
+    (here, there, fakes)
+}
+
+fn write_to_each(count: u32) -> Vec<te_core::Slice> {
+    let to = |nth: u32| {
+        let mut slice = slice(nth.into(), Op::Write, 0, 0, 64);
+        slice.remote.region = RemoteRegionId::new(nth, 1);
+        slice
+    };
+    (0..count).map(to).collect()
+}
+
+#[test]
+fn many_regions_that_are_requested_at_once_are_granted() {
+    const COUNT: u32 = 1_000;
+    let (mut here, mut there, _fakes) = attached(COUNT);
+    let ended = run(&mut here, Some(&mut there), &write_to_each(COUNT));
+    let late = ended.iter().filter(|end| end.is_err()).count();
+    assert_eq!((ended.len(), late), (COUNT as usize, 0));
+}
+
+#[test]
+fn an_owner_grants_1024_regions_to_a_peer_and_the_next_is_refused_at_once() {
+    let (mut here, mut there, _fakes) = attached(1_024);
+    let blob = export(&there, REGION);
+    let next = RemoteRegionId::new(1_024, 1);
+    assert_eq!(here.attach(next, &blob).unwrap_err().kind, ErrorKind::Full);
+    assert!(run(&mut here, Some(&mut there), &write_to_each(1_024)).iter().all(Result::is_ok));
+    assert_eq!(here.attach(next, &blob).unwrap_err().kind, ErrorKind::Full);
+    here.detach(RemoteRegionId::new(0, 1)).unwrap();
+    until("there is room for another", || {
+        poll(&mut here);
+        poll(&mut there);
+        here.attach(next, &blob).is_ok()
+    });
+    let last = write_to_each(1_025)[1_024];
+    assert_eq!(run(&mut here, Some(&mut there), &[last]), [Ok(())]);
+}
+
+#[test]
+fn a_request_that_is_given_up_before_its_answer_leaves_the_region_free() {
+    let fakes = [Fake::cuda(), Fake::cuda()];
+    for dropped in [false, true] {
+        let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
+        register(&mut here, REGION, fakes[0].allocate(BYTES), Access::LOCAL);
+        register(&mut there, REGION, fakes[1].allocate(BYTES), Access::all());
+        here.attach(REMOTE, &export(&there, REGION)).unwrap();
+        if dropped {
+            // The owner answers while the peer ends.
+            std::thread::scope(|scope| {
+                let owner = scope.spawn(|| {
+                    for _ in 0..300 {
+                        poll(&mut there);
+                        // timing: the peer waits up to a second for its answer
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                    }
+                });
+                drop(here);
+                owner.join().unwrap();
+            });
+            until("the region is free", || {
+                poll(&mut there);
+                there.deregister(REGION).is_ok()
+            });
+            continue;
+        }
+        here.detach(REMOTE).unwrap();
+        for _ in 0..300 {
+            poll(&mut there);
+            poll(&mut here);
+        }
+        assert_eq!(there.deregister(REGION), Ok(()), "no peer has it mapped");
+    }
+}
+
+#[test]
+fn pages_that_a_copy_uses_stay_locked_when_the_transport_is_dropped() {
+    for ends in [true, false] {
+        let fakes = [Fake::cuda(), Fake::cuda()];
+        let gpu = fakes[0].gpu(te_gpu::Config { drain_ms_max: 100, ..fakes[0].config() });
+        let mut here = NvlinkTransport::new(Config::default(), gpu).unwrap();
+        let mut there = transport(&fakes[1], TARGET);
+        register(&mut here, REGION, lasting(BYTES), Access::LOCAL);
+        register(&mut there, REGION, fakes[1].allocate(BYTES), Access::all());
+        here.attach(REMOTE, &export(&there, REGION)).unwrap();
+        let write = slice(1, Op::Write, 0, 0, BYTES as u32);
+        assert_eq!(run(&mut here, Some(&mut there), &[write]), [Ok(())]);
+        fakes[0].set("stalled", i64::from(!ends));
+        assert_eq!(here.submit(&[write]), Ok(1));
+        drop(here);
+        let unlocked = fakes[0].calls("cuMemHostUnregister");
+        assert_eq!(unlocked > 0, ends, "{unlocked} times");
+        fakes[0].set("stalled", 0);
+    }
+}
+
+#[test]
+fn memory_that_could_not_be_unmapped_again_is_not_released() {
+    let fakes = [Fake::cuda(), Fake::cuda()];
+    for stays_mapped in [false, true] {
+        let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
+        register(&mut here, REGION, fakes[0].allocate(BYTES), Access::LOCAL);
+        register(&mut there, REGION, fakes[1].allocate(BYTES), Access::all());
+        here.attach(REMOTE, &export(&there, REGION)).unwrap();
+        fakes[0].fail("cuMemGetAddressRange_v2", 0, 2);
+        fakes[0].fail("cuIpcCloseMemHandle", 0, if stays_mapped { 2 } else { 0 });
+        let ended = run(&mut here, Some(&mut there), &[slice(1, Op::Write, 0, 0, 4_096)]);
+        assert_eq!(ended[0].unwrap_err().kind, ErrorKind::Unreachable, "the device has no memory left");
+        here.detach(REMOTE).unwrap();
+        for _ in 0..300 {
+            poll(&mut here);
+            poll(&mut there);
+        }
+        let freed = there.deregister(REGION).map_err(|error| error.kind);
+        assert_eq!(freed, if stays_mapped { Err(ErrorKind::Busy) } else { Ok(()) });
+    }
+}
+
+#[test]
+fn pages_that_cannot_be_locked_are_left_to_other_fabrics() {
+    let mut two = Two::new();
+    let host = RegionId::new(1, 1);
+    register(&mut two.initiator, host, lasting(BYTES), Access::LOCAL);
+    two.fakes[0].fail("cuMemHostRegister_v2", 0, 2);
+    let mut write = slice(1, Op::Write, 0, 0, 4_096);
+    write.local.region = host;
+    let ended = run(&mut two.initiator, Some(&mut two.owner), &[write]);
+    assert_eq!(ended[0].unwrap_err().kind, ErrorKind::Unreachable);
+    assert_eq!(two.run(Op::Write), Ok(()), "memory of devices is still served");
+}
+
+#[test]
+fn memory_that_cannot_be_mapped_is_released_to_an_owner_that_has_expelled_the_peer_meanwhile() {
+    let fakes = [Fake::cuda(), Fake::cuda()];
+    fakes[0].fail("cuMemGetAddressRange_v2", 0, 2);
+    for round in 0..30 {
+        let (mut here, mut there) = (transport(&fakes[0], INITIATOR), transport(&fakes[1], TARGET));
+        register(&mut there, REGION, fakes[1].allocate(BYTES), Access::all());
+        here.attach(REMOTE, &export(&there, REGION)).unwrap();
+        // The grant, the expulsion and the end of the mapping come in any order.
+        for _ in 0..3 {
+            poll(&mut there);
+        }
+        if round % 2 == 0 {
+            poll(&mut here);
+        }
+        there.expel(INITIATOR, ExpelMode::Force).unwrap();
+        until("the region is free", || {
+            poll(&mut here);
+            poll(&mut there);
+            there.deregister(REGION).is_ok()
+        });
+    }
 }

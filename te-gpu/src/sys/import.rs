@@ -24,6 +24,40 @@ pub struct Imported {
     kind: Option<Kind>,
 }
 
+/// Why memory of another process was not mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotImported {
+    /// The reason.
+    pub error: Error,
+    /// Whether some of it is mapped all the same, because it could not be unmapped: it stays mapped for the
+    /// life of the process, and its owner must not free it.
+    pub stays_mapped: bool,
+}
+
+impl std::fmt::Display for NotImported {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)?;
+        match self.stays_mapped {
+            true => f.write_str(", and some of the memory stays mapped for the life of the process"),
+            false => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for NotImported {}
+
+impl From<Error> for NotImported {
+    fn from(error: Error) -> Self {
+        Self { error, stays_mapped: false }
+    }
+}
+
+impl From<ErrorKind> for NotImported {
+    fn from(kind: ErrorKind) -> Self {
+        Error::from(kind).into()
+    }
+}
+
 enum Kind {
     Ipc { base: DevicePtr },
     Mapped { range: DevicePtr, bytes: usize, pieces: Vec<(DevicePtr, usize)> },
@@ -32,7 +66,11 @@ enum Kind {
 impl Imported {
     /// Maps the parts for this device. Memory by virtual memory management is mapped read-only unless it is
     /// to be `writable`; the older IPC cannot be.
-    pub(crate) fn new(device: &Arc<Device>, parts: &[SharedPart], writable: bool) -> Result<Self, Error> {
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        parts: &[SharedPart],
+        writable: bool,
+    ) -> Result<Self, NotImported> {
         let (first, len) = check(parts)?;
         let _entered = device.enter()?;
         let (at, kind) = match (&first.handle, parts) {
@@ -122,7 +160,7 @@ fn check(parts: &[SharedPart]) -> Result<(&SharedPart, u64), Error> {
     Ok((first, len))
 }
 
-fn open_ipc(device: &Device, handle: [u8; 64], len: u64) -> Result<DevicePtr, Error> {
+fn open_ipc(device: &Device, handle: [u8; 64], len: u64) -> Result<DevicePtr, NotImported> {
     let driver = &device.driver;
     let (Some(open), Some(close)) = (driver.ipc_open, driver.ipc_close) else {
         return Err(ErrorKind::Unsupported.into());
@@ -140,15 +178,15 @@ fn open_ipc(device: &Device, handle: [u8; 64], len: u64) -> Result<DevicePtr, Er
     });
     if let Err(error) = fits {
         // SAFETY: opened above, closed once.
-        device.gave_back("memory of another process", unsafe { close(base) });
-        return Err(error);
+        let is_closed = device.gave_back("memory of another process", unsafe { close(base) });
+        return Err(NotImported { error, stays_mapped: !is_closed });
     }
     Ok(base)
 }
 
 type Mapped = (DevicePtr, usize, Vec<(DevicePtr, usize)>);
 
-fn map_all(device: &Device, parts: &[SharedPart], writable: bool) -> Result<Mapped, Error> {
+fn map_all(device: &Device, parts: &[SharedPart], writable: bool) -> Result<Mapped, NotImported> {
     let driver = &device.driver;
     let (Some(import), Some(reserve), Some(map), Some(access), Some(release)) =
         (driver.vmm_import, driver.vmm_reserve, driver.vmm_map, driver.vmm_access, driver.vmm_release)
@@ -197,8 +235,8 @@ fn map_all(device: &Device, parts: &[SharedPart], writable: bool) -> Result<Mapp
     match mapped {
         Ok(()) => Ok((range, bytes, pieces)),
         Err(error) => {
-            unmap_all(device, range, bytes, &pieces);
-            Err(error)
+            let stays_mapped = !unmap_all(device, range, bytes, &pieces);
+            Err(NotImported { error, stays_mapped })
         }
     }
 }

@@ -164,13 +164,13 @@ pub(crate) fn walk(
 ///
 /// # Errors
 /// As [`walk`].
-pub(crate) fn device_of(
-    devices: &[Arc<Device>],
+pub(crate) fn device_of<'a>(
+    mut devices: impl Iterator<Item = &'a Arc<Device>> + Clone,
     at: DevicePtr,
     len: usize,
 ) -> Result<(Arc<Device>, Found), Error> {
-    let driver = &devices.first().ok_or(ErrorKind::NotFound)?.driver;
+    let driver = &devices.clone().next().ok_or(ErrorKind::NotFound)?.driver;
     let found = walk(driver, at, len, |_| {})?;
-    let device = devices.iter().find(|device| device.info.ordinal == found.ordinal);
+    let device = devices.find(|device| device.info.ordinal == found.ordinal);
     Ok((Arc::clone(device.ok_or(ErrorKind::NotFound)?), found))
 }

@@ -194,6 +194,10 @@ impl Owner {
             let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
             match holder.socket.recv(&mut bytes) {
                 Ok(None) => break,
+                // It has sent descriptors, which no peer does, and lives.
+                Err(errno @ Errno::EMFILE) => {
+                    self.half.disconnect(at, Error::with_code(ErrorKind::Protocol, errno as i32));
+                }
                 Ok(Some((0, _))) | Err(_) => {
                     self.half.ended(at);
                     self.holders[at as usize] = None;

@@ -76,6 +76,11 @@ impl Peers {
                     was_reset = true;
                     continue;
                 }
+                // A descriptor of the owner is lost, because this process may have no more.
+                Err(errno @ Errno::EMFILE) => {
+                    log::warn!("shm: no room for a descriptor of an owner: raise RLIMIT_NOFILE");
+                    self.half.lost(at, Error::with_code(ErrorKind::Unreachable, errno as i32));
+                }
                 Ok(Some((0, _))) | Err(_) => self.half.lost(at, Error::new(ErrorKind::PeerDead)),
                 Ok(Some((len, fd))) => match Message::decode(&bytes[..len]) {
                     Ok(message) => {

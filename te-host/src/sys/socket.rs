@@ -18,20 +18,39 @@ const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(253 * size_of::<RawFd>() 
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// A process whose end can be noticed. For a process in a namespace that is not visible here, or on a kernel
-/// before 5.3, nothing is known: it counts as running for ever.
+/// The socket option that returns a pidfd of the peer; the `libc` crate does not have it yet.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// A process whose end can be noticed. On a kernel before 6.5, nothing is known of a process in a PID
+/// namespace that is not visible here, and on one before 5.3, or where pidfds are forbidden, of none: it
+/// counts as running for ever.
 #[derive(Debug)]
 pub struct Process(Option<OwnedFd>);
 
 impl Process {
-    fn open(pid: libc::pid_t) -> Self {
-        if pid <= 0 {
-            return Self(None);
+    /// The process that has connected a socket.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE` and `ENOMEM` when there is no descriptor for it, `ESRCH` when it has ended.
+    fn of_peer(socket: &OwnedFd, pid: libc::pid_t) -> Result<Self, Errno> {
+        match peer_pidfd(socket) {
+            Ok(fd) => return Ok(Self(Some(fd))),
+            Err(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => return Err(errno),
+            // The kernel does not have the option, or the process has ended.
+            Err(_) if pid <= 0 => return Ok(Self(None)),
+            Err(_) => {}
         }
         // SAFETY: takes numbers and returns a new descriptor, or an error.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-        // The kernel sets close-on-exec for the descriptor.
-        Self(RawFd::try_from(fd).ok().filter(|&fd| fd >= 0).map(wrap_fd))
+        match Errno::result(fd) {
+            // The kernel sets close-on-exec for the descriptor.
+            Ok(fd) => Ok(Self(RawFd::try_from(fd).ok().map(wrap_fd))),
+            Err(errno @ (Errno::EPERM | Errno::EACCES | Errno::ENOSYS)) => {
+                log::warn!("the end of process {pid} cannot be noticed: pidfd_open failed: {errno}");
+                Ok(Self(None))
+            }
+            Err(errno) => Err(errno),
+        }
     }
 
     /// Whether the end of the process can be noticed.
@@ -90,10 +109,11 @@ impl SeqSocket {
     /// The user id that the peer had when it connected, and its process.
     ///
     /// # Errors
-    /// The system's errno.
+    /// The system's errno: `EMFILE` or `ENFILE` when there is no descriptor for the process, `ESRCH` when it
+    /// has ended.
     pub fn peer(&self) -> Result<(u32, Process), Errno> {
         let peer = getsockopt(&self.0, PeerCredentials)?;
-        Ok((peer.uid(), Process::open(peer.pid())))
+        Ok((peer.uid(), Process::of_peer(&self.0, peer.pid())?))
     }
 
     /// Sends one message, completely or not at all.
@@ -108,7 +128,7 @@ impl SeqSocket {
     /// that came with it.
     ///
     /// # Errors
-    /// The system's errno.
+    /// The system's errno; `EMFILE` when the message has arrived, but there was no room for its descriptors.
     pub fn recv(&self, out: &mut [u8]) -> Result<Option<(usize, Option<OwnedFd>)>, Errno> {
         match recv_with_fd(self.0.as_fd(), out) {
             Ok(received) => Ok(Some(received)),
@@ -147,8 +167,26 @@ pub(crate) fn send_with_fd(
     sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None)
 }
 
+/// A pidfd of the process that has connected a socket.
+fn peer_pidfd(socket: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let (mut fd, mut len): (RawFd, _) = (-1, size_of::<RawFd>() as libc::socklen_t);
+    // SAFETY: writes at most `len` bytes, which is the size of `fd`.
+    let code = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut len,
+        )
+    };
+    Errno::result(code)?;
+    if fd < 0 { Err(Errno::ENODATA) } else { Ok(wrap_fd(fd)) }
+}
+
 /// Receives bytes, and the file descriptor that came with them; blocks if the socket does. 0 bytes: the peer
-/// has closed the socket.
+/// has closed the socket. `EMFILE`: the bytes have arrived, and descriptors that came with them are lost,
+/// because this process may have no more (`RLIMIT_NOFILE`).
 pub(crate) fn recv_with_fd(
     socket: BorrowedFd<'_>,
     out: &mut [u8],
@@ -163,7 +201,12 @@ pub(crate) fn recv_with_fd(
     let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
     let count = Errno::result(count)? as usize;
     // All descriptors are taken, even if the message is otherwise invalid, so that unwanted ones are closed.
-    Ok((count, take_fds(&header)))
+    let fd = take_fds(&header);
+    // The buffer has room for as many as a message can have.
+    match header.msg_flags & libc::MSG_CTRUNC {
+        0 => Ok((count, fd)),
+        _ => Err(Errno::EMFILE),
+    }
 }
 
 /// The user id of this process.
@@ -202,7 +245,7 @@ fn take_fds(header: &libc::msghdr) -> Option<OwnedFd> {
 
 /// Takes over a descriptor that the kernel has just opened for this process.
 fn wrap_fd(fd: RawFd) -> OwnedFd {
-    // SAFETY: callers pass what `accept4` or `recvmsg` has just returned; nothing else knows the number.
+    // SAFETY: callers pass what the kernel has just returned; nothing else knows the number.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -236,6 +279,31 @@ mod tests {
         // No descriptor.
         sender.send(b"y", None).unwrap();
         assert!(receiver.recv(&mut [0; 8]).unwrap().unwrap().1.is_none());
+    }
+
+    #[test]
+    fn a_process_without_free_descriptors_says_so_and_loses_no_connection() {
+        let name = format!("snowskin-test-full-{}", std::process::id());
+        let listener = SeqSocket::listen(name.as_bytes()).unwrap();
+        let sender = SeqSocket::connect(name.as_bytes()).unwrap();
+        let receiver = listener.accept().unwrap().unwrap();
+        let (_uid, process) = receiver.peer().unwrap();
+        assert!(process.is_known() && !process.has_ended());
+        let (_reader, writer) = std::io::pipe().unwrap();
+        sender.send(b"x", Some(writer.as_fd())).unwrap();
+        sender.send(b"y", None).unwrap();
+        te_fabric::testkit::in_a_child("full", || {
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: reads one struct; the limit is that of a child that ends soon.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
+            let peer = receiver.peer().map(|(uid, _)| uid);
+            let lost = receiver.recv(&mut [0; 8]).map(|received| received.map(|(len, _)| len));
+            let next = receiver.recv(&mut [0; 8]).map(|received| received.map(|(len, _)| len));
+            match (peer, lost, next) {
+                (Err(Errno::EMFILE), Err(Errno::EMFILE), Ok(Some(1))) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
     }
 
     fn at_end(reader: &mut PipeReader) -> bool {
