@@ -209,6 +209,7 @@ fn every_request(master: &mut Master) -> Vec<Case> {
     cases.extend(about_tasks(master, now, task));
     cases.extend(about_expulsions(master, now));
     cases.extend(about_disks(master, now));
+    cases.extend(about_pools(master, now));
     cases.extend(about_the_store());
     cases
 }
@@ -335,6 +336,40 @@ fn about_disks(master: &mut Master, now: Instant) -> Vec<Case> {
         (Kind::FetchDiskOrders, request::<FetchDiskOrders>(&fetch, None), Again::Same),
         (Kind::EndDiskOrders, request::<EndDiskOrders>(&proof, Some(end)), Again::Same),
         (Kind::ReclaimExtents, request::<ReclaimExtents>(&proof, Some(3)), Again::Same),
+    ]
+}
+
+/// A pool of which a node has extents, and a process a page.
+fn about_pools(master: &mut Master, now: Instant) -> Vec<Case> {
+    let (node, pool) = (NodeId::new(7), [7; 16]);
+    let wanted = ExtentsWanted {
+        node,
+        key: 7,
+        name: "in a pool",
+        pool,
+        count: 2,
+        incarnation: 1,
+        domain: 5,
+        locked: true,
+        ..ExtentsWanted::default()
+    };
+    let Ok(ExtentsGiven::Given { epoch }) = master.claim_extents(now, &wanted) else {
+        panic!("the extents are free");
+    };
+    let release = ExtentsReleased { node, key: 7, pool, first: 0, count: 2, epoch };
+    let page = PageWanted { pool, pages: 8, identity: 3, domain: 5, ..PageWanted::default() };
+    let Ok(PageGiven::Given { slot, epoch }) = master.take_page(now, &page, std::iter::empty()) else {
+        panic!("a page is free");
+    };
+    let freed = PageFreed { pool, slot, epoch };
+    let (others, another) = (ExtentsWanted { first: 4, ..wanted }, PageWanted { identity: 4, ..page });
+    let released = Again::Refused(ErrorCode::SegmentNotFound);
+    vec![
+        (Kind::ClaimExtents, request::<ClaimExtents>(&others, None), Again::Same),
+        (Kind::ReleaseExtents, request::<ReleaseExtents>(&release, None), released),
+        (Kind::TakePage, request::<TakePage>(&another, None), Again::Same),
+        (Kind::FreePage, request::<FreePage>(&freed, None), Again::Same),
+        (Kind::ListPools, request::<ListPools>(&(), None), Again::Same),
     ]
 }
 
