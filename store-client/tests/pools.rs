@@ -18,7 +18,7 @@ use store_core::message::{
 };
 use store_core::{MasterConfig, NodeId};
 use te_core::{Access, Location, Op};
-use te_engine::cxl::pool::format::EXTENT_BYTES_MIN;
+use te_engine::cxl::pool::format::{EXTENT_BYTES_MIN, PAGE};
 use te_engine::cxl::{Claim, Coherence, FormatOptions, Pool, Seat};
 use te_engine::{LocalAddr, TransferEngine, TransferRequest};
 
@@ -127,6 +127,17 @@ fn rails(client: &Client) -> Vec<String> {
     stats.rails.iter().filter(|rail| rail.bytes > 0).map(|rail| rail.name.to_owned()).collect()
 }
 
+/// The first extent and the number of extents of each claim.
+fn claims(master: &dyn std::fmt::Display) -> Vec<(u32, u32)> {
+    let mut rpc = RpcConnection::connect(master.to_string().parse().unwrap(), RpcConfig::default()).unwrap();
+    let (_, entries) = rpc.call::<ListPools>(&(), std::iter::empty()).unwrap();
+    let claim = |entry| match entry {
+        PoolEntry::Extents { first, count, .. } => Some((first, count)),
+        PoolEntry::Page { .. } => None,
+    };
+    entries.filter_map(claim).collect()
+}
+
 fn pages(master: &dyn std::fmt::Display) -> Vec<(u32, u64, u64)> {
     let mut rpc = RpcConnection::connect(master.to_string().parse().unwrap(), RpcConfig::default()).unwrap();
     let (_, entries) = rpc.call::<ListPools>(&(), std::iter::empty()).unwrap();
@@ -159,8 +170,15 @@ fn what_one_process_puts_into_a_pool_another_one_gets_from_there_without_a_netwo
     // They gave their extents back: any other process may have them.
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
     let pool = Pool::open(&pool.0, Coherence::Hardware, None).unwrap().superblock().uuid;
-    let wanted =
-        ExtentsWanted { name: "c", pool, count: 2 * COUNT, locked: true, ..ExtentsWanted::default() };
+    let lineage = rpc.welcome().lineage;
+    let wanted = ExtentsWanted {
+        lineage,
+        name: "c",
+        pool,
+        count: 2 * COUNT,
+        locked: true,
+        ..ExtentsWanted::default()
+    };
     let (given, _) = rpc.call::<ClaimExtents>(&wanted, std::iter::empty()).unwrap();
     assert!(matches!(given, ExtentsGiven::Given { .. }), "{given:?}");
 }
@@ -211,6 +229,40 @@ fn a_node_that_wants_extents_of_another_one_is_told_who_has_them() {
 }
 
 #[test]
+fn a_node_that_could_not_start_gives_its_extents_back() {
+    let (master, pool) = (master(), PoolFile::new("failed"));
+    let addr = master.rpc_addr();
+    let config =
+        |first| with(node_config("a", addr.into(), &pool.0, first), |config| config.heartbeat_ms = 50);
+    let first = Node::start(config(0)).unwrap();
+    let refused = Node::start(config(COUNT)).err().unwrap();
+    assert!(matches!(refused, ConnectError::Held { .. }), "{refused}");
+    assert_eq!(claims(&addr), [(0, COUNT)]);
+    let owners = Pool::open(&pool.0, Coherence::Hardware, None).unwrap().owners(COUNT, COUNT).unwrap();
+    assert!(
+        owners.iter().all(|owner| owner.is_some_and(|owner| !owner.owned && owner.epoch > 0)),
+        "{owners:?}"
+    );
+    first.stop();
+}
+
+#[test]
+fn extents_whose_record_cannot_be_read_are_taken_only_with_takeover() {
+    let (master, pool) = (master(), PoolFile::new("unreadable"));
+    let addr = master.rpc_addr();
+    let file = std::fs::OpenOptions::new().write(true).open(&pool.0).unwrap();
+    // The record of extent 1.
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0xFF; 64], 2 * PAGE).unwrap();
+    let config =
+        |takeover| with(node_config("a", addr.into(), &pool.0, 0), |config| config.takeover = takeover);
+    let refused = Node::start(config(false)).err().unwrap();
+    assert!(matches!(refused, ConnectError::ExtentsHeld { first: 0, count: COUNT, .. }), "{refused}");
+    Node::start(config(true)).unwrap().stop();
+    // Its record is one again.
+    Node::start(config(false)).unwrap().stop();
+}
+
+#[test]
 fn a_holder_of_an_export_of_a_node_that_was_killed_cannot_touch_the_extents_any_more() {
     let (master, pool) = (master(), PoolFile::new("stale"));
     let addr = master.rpc_addr();
@@ -247,10 +299,19 @@ fn a_holder_of_an_export_of_a_node_that_was_killed_cannot_touch_the_extents_any_
 
 #[test]
 fn a_node_whose_extents_an_operator_gave_to_another_process_takes_its_memory_out_of_service() {
-    let (master, pool) = (master(), PoolFile::new("lost"));
+    loses_its_extents("lost", false);
+}
+
+#[test]
+fn a_node_that_was_started_with_takeover_does_not_take_its_extents_back_from_a_later_owner() {
+    loses_its_extents("taken-over", true);
+}
+
+fn loses_its_extents(name: &str, takeover: bool) {
+    let (master, pool) = (master(), PoolFile::new(name));
     let addr = master.rpc_addr();
     let node = Node::start(with(node_config("a", addr.into(), &pool.0, 0), |config| {
-        config.heartbeat_ms = 50;
+        (config.heartbeat_ms, config.takeover) = (50, takeover);
     }))
     .unwrap();
     let mut client = Client::connect(client_config(addr.into(), &pool.0)).unwrap();
@@ -261,7 +322,9 @@ fn a_node_whose_extents_an_operator_gave_to_another_process_takes_its_memory_out
     // A process of another host, which sees none of this host's locks.
     let other = Pool::open(&pool.0, Coherence::Hardware, None).unwrap();
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
+    let lineage = rpc.welcome().lineage;
     let wanted = |takeover| ExtentsWanted {
+        lineage,
         node: NodeId::new(77),
         key: 77,
         name: "other",
@@ -405,6 +468,9 @@ fn pages_of_processes_that_have_ended_are_given_to_others_of_their_host_and_no_l
     // An operator may free a page; one that there is not is an error.
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
     let pool = Pool::open(&pool.0, Coherence::Hardware, None).unwrap().superblock().uuid;
-    assert!(rpc.call::<FreePage>(&PageFreed { pool, slot: 1 }, std::iter::empty()).is_ok());
-    assert!(rpc.call::<FreePage>(&PageFreed { pool, slot: 7 }, std::iter::empty()).is_err());
+    let (slot, _, epoch) = pages[1];
+    let mut free =
+        |slot, epoch| rpc.call::<FreePage>(&PageFreed { pool, slot, epoch }, std::iter::empty()).is_ok();
+    assert!(free(slot, epoch));
+    assert!(!free(slot, epoch - 1) && !free(7, epoch));
 }
