@@ -5,7 +5,11 @@
 
 mod common;
 
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{Process, eventually, master, master_with, pattern, role, say, wait_for_parent, with};
@@ -244,6 +248,66 @@ fn a_node_that_could_not_start_gives_its_extents_back() {
         "{owners:?}"
     );
     first.stop();
+}
+
+/// A way to the master on which a step happens after the master has answered the first claim of
+/// extents, and before the node has the answer.
+fn relay_to(master: std::net::SocketAddr, step: impl FnOnce() + Send + 'static) -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (step, claimed) = (Arc::new(Mutex::new(Some(step))), Arc::new(AtomicBool::new(false)));
+    std::thread::spawn(move || {
+        for node in listener.incoming().map_while(Result::ok) {
+            let server = TcpStream::connect(master).unwrap();
+            let (mut from, mut to) = (node.try_clone().unwrap(), server.try_clone().unwrap());
+            let seen = Arc::clone(&claimed);
+            std::thread::spawn(move || {
+                let mut bytes = [0; 4_096];
+                while let Ok(len @ 1..) = from.read(&mut bytes) {
+                    // A node has one request under way on a connection: its kind is in the header.
+                    if len > 8 && u16::from_le_bytes([bytes[6], bytes[7]]) == 110 {
+                        seen.store(true, Ordering::SeqCst);
+                    }
+                    to.write_all(&bytes[..len]).unwrap();
+                }
+                let _ = to.shutdown(Shutdown::Both);
+            });
+            let (mut from, mut to) = (server, node);
+            let (step, claimed) = (Arc::clone(&step), Arc::clone(&claimed));
+            std::thread::spawn(move || {
+                let mut bytes = [0; 4_096];
+                while let Ok(len @ 1..) = from.read(&mut bytes) {
+                    if claimed.load(Ordering::SeqCst)
+                        && let Some(step) = step.lock().unwrap().take()
+                    {
+                        step();
+                    }
+                    if to.write_all(&bytes[..len]).is_err() {
+                        break;
+                    }
+                }
+                let _ = to.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    addr
+}
+
+#[test]
+fn a_node_does_not_claim_extents_that_another_process_has_written_while_the_master_was_asked() {
+    let (master, pool) = (master(), PoolFile::new("meanwhile"));
+    let other = Pool::open(&pool.0, Coherence::Hardware, None).unwrap();
+    let writer = Arc::clone(&other);
+    // An earlier lineage of the master gave them to a process of another host, in a lower epoch.
+    let theirs = Claim { first: 1, count: 1, incarnation: 7, epoch: 5, key: [7; 16] };
+    let way = relay_to(master.rpc_addr(), move || {
+        writer.claim(theirs).unwrap();
+    });
+    let refused = Node::start(node_config("a", way.into(), &pool.0, 0)).err().unwrap();
+    assert!(matches!(refused, ConnectError::ExtentsHeld { first: 0, count: COUNT, .. }), "{refused}");
+    let owners = other.owners(0, COUNT).unwrap();
+    let owned: Vec<_> = owners.iter().flatten().map(|owner| (owner.owned, owner.epoch)).collect();
+    assert_eq!(owned, [(false, 0), (true, 5), (false, 0), (false, 0)]);
 }
 
 #[test]

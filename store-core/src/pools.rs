@@ -51,11 +51,21 @@ pub(crate) struct Range {
     incarnation: u64,
     domain: u64,
     pub(crate) epoch: u64,
+    /// The highest epoch that the pool had when it was asked for.
+    above: u64,
 }
 
 impl Range {
     const fn end(&self) -> u64 {
         self.first as u64 + self.count as u64
+    }
+
+    /// Whether what the asker, whose range it is, has found in the pool shows no owner since. A later epoch is
+    /// one that another lineage of the master has given. So is one of which this master was not told, unless
+    /// it is that of the range: it was written late.
+    const fn is_latest(&self, wanted: &ExtentsWanted<'_>) -> bool {
+        let known = wanted.above <= self.above || wanted.above == self.epoch;
+        self.epoch >= wanted.above && (known || !wanted.owned_elsewhere || wanted.takeover)
     }
 
     /// The part from `first` to `end`, if it is not empty.
@@ -219,9 +229,8 @@ impl Pool {
             (range.node, range.key, range.incarnation) == (node, key, incarnation)
                 && (range.first, range.count) == (first, count)
         };
-        // An answer that was lost. Its epoch is older than what the pool says when another lineage of the
-        // master has given the extents away meanwhile.
-        if let Some(range) = self.ranges.iter().find(same).filter(|range| range.epoch >= wanted.above) {
+        // An answer that was lost.
+        if let Some(range) = self.ranges.iter().find(same).filter(|range| range.is_latest(wanted)) {
             return Ok(Claimed::Given { epoch: range.epoch, losers: Vec::new() });
         }
         let overlaps = |range: &&Range| range.end() > first.into() && end > range.first.into();
@@ -233,9 +242,8 @@ impl Pool {
         if let Some(held) = overlapping.iter().find(|range| !proved(range)) {
             return Ok(Claimed::Held(Some(held.clone())));
         }
-        // A later epoch in the pool is one that another lineage of the master has given, and so may be any
-        // extent that is not in a range here.
-        let latest = |range: &&Range| ours(range) && range.epoch >= wanted.above;
+        // Another lineage of the master may have given what is not in a range here.
+        let latest = |range: &&Range| ours(range) && range.is_latest(wanted);
         let parts = overlapping.iter().filter(latest).filter_map(|range| range.part(first.into(), end));
         let known: u64 = parts.map(|part| u64::from(part.count)).sum();
         let unknown = wanted.owned_elsewhere && known < u64::from(count);
@@ -253,7 +261,8 @@ impl Pool {
             kept.extend(range.part(0, first.into()));
             kept.extend(range.part(end, u64::from(u32::MAX) * 2));
         }
-        kept.push(Range { first, count, node, key, name: wanted.name.into(), incarnation, domain, epoch });
+        let (name, above) = (wanted.name.into(), wanted.above);
+        kept.push(Range { first, count, node, key, name, incarnation, domain, epoch, above });
         kept.sort_unstable_by_key(|range| range.first);
         self.ranges = kept;
         let losers = overlapping.iter().filter(|range| !ours(range)).map(|range| (range.node, range.key));
