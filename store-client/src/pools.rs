@@ -1,8 +1,9 @@
 //! Pages of CXL pools: a process reaches memory in a pool once the master has given it a page of it.
 //!
 //! The master is asked when a segment is opened for the first time, and again when it is another lineage of
-//! the store: a page that was given by the former one and is not in use yet is then given up. It is told what this process finds in the pool: which pages have a record, and which are locked
-//! by other processes of this host ([`te_engine::cxl::Pool::lock`]).
+//! the store: a page that was given by the former one and is not in use yet is then given up. It is told
+//! what this process finds in the pool: which pages have a record, and which are locked by other processes
+//! of this host ([`te_engine::cxl::Pool::lock`]).
 
 #[cfg(feature = "cxl")]
 pub(crate) use built::Pages;

@@ -60,9 +60,9 @@ impl Range {
         self.first as u64 + self.count as u64
     }
 
-    /// Whether what the asker, whose range it is, has found in the pool shows no owner since. A later epoch is
-    /// one that another lineage of the master has given. So is one of which this master was not told, unless
-    /// it is that of the range: it was written late.
+    /// Whether what the asker, whose range it is, has found in the pool shows no owner since. A later epoch
+    /// is one that another lineage of the master has given. So is one of which this master was not told,
+    /// unless it is that of the range: it was written late.
     const fn is_latest(&self, wanted: &ExtentsWanted<'_>) -> bool {
         let known = wanted.above <= self.above || wanted.above == self.epoch;
         self.epoch >= wanted.above && (known || !wanted.owned_elsewhere || wanted.takeover)

@@ -365,7 +365,10 @@ fn a_standby_and_a_snapshot_know_who_has_what() {
     let page = PoolEntry::Page { pool: POOL, slot: 0, identity: 5, epoch: 2, free: false };
     assert_eq!(standby.master().pools(NOW), [extents, page]);
     let mut bytes = Vec::new();
-    let mut sink = |chunk: &[u8]| -> Result<(), ()> { Ok(bytes.extend_from_slice(chunk)) };
+    let mut sink = |chunk: &[u8]| -> Result<(), ()> {
+        bytes.extend_from_slice(chunk);
+        Ok(())
+    };
     standby.snapshot(1, crc32c, &mut sink).unwrap();
     let mut rest = &bytes[..];
     let (restored, _) = snapshot::restore(crc32c, &mut |to| std::io::Read::read(&mut rest, to)).unwrap();

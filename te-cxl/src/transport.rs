@@ -334,8 +334,8 @@ impl CxlTransport {
         })
     }
 
-    /// Renews the sign of life, while owners may wait for it. A page that is another peer's by now is not used
-    /// any more: slices then end without a byte that moved.
+    /// Renews the sign of life, while owners may wait for it. A page that is another peer's by now is not
+    /// used any more: slices then end without a byte that moved.
     fn renew(&mut self) {
         if self.attached == 0 || self.now < self.next_beat {
             return;

@@ -11,9 +11,10 @@ use crate::NodeId;
 /// Most pages of a pool.
 pub const POOL_PAGES_MAX: u32 = 1_024;
 
-/// By how many epochs of the master ([`MasterConfig::epoch`](crate::MasterConfig::epoch), which counts seconds)
-/// the epochs that a request states may be ahead of it: about a year. Each has 2^31 epochs of pools. Higher ones
-/// are refused, unless this master has given them: no request uses up the epochs of a pool.
+/// By how many epochs of the master ([`MasterConfig::epoch`](crate::MasterConfig::epoch), which counts
+/// seconds) the epochs that a request states may be ahead of it: about a year. Each has 2^31 epochs of
+/// pools. Higher ones are refused, unless this master has given them: no request uses up the epochs of a
+/// pool.
 pub const POOL_EPOCHS_AHEAD: u64 = 366 * 24 * 3_600;
 
 /// A node wants to own extents of a pool.

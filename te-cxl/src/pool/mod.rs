@@ -79,7 +79,8 @@ pub struct Seat {
     pub epoch: u64,
 }
 
-/// What a page held when the master was asked for one: the epoch and the identity of its record, if it has one.
+/// What a page held when the master was asked for one: the epoch and the identity of its record, if it has
+/// one.
 pub(crate) type Found = Option<(u64, u64)>;
 
 fn found_in(record: Option<PeerRecord>) -> Found {
@@ -523,8 +524,8 @@ impl Pool {
         self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a peer's page, and states that it uses nothing. `before`: what was found in it when the master was
-    /// asked, if that is known.
+    /// Takes a peer's page, and states that it uses nothing. `before`: what was found in it when the master
+    /// was asked, if that is known.
     pub(crate) fn sit(&self, seat: Seat, before: Option<Found>, identity: u64) -> Result<Guest, PoolError> {
         if seat.slot >= self.block.peers {
             let (number, count) = (u64::from(seat.slot), u64::from(self.block.peers));
