@@ -141,7 +141,11 @@ impl Node {
         let reports = disks.as_ref().map(Disks::reports);
         let mut keeper =
             Keeper::new(config.clone(), engine.clone(), rpc, Arc::clone(&shared), worker, disks, extents);
-        waiting.until(|| keeper.mount())?;
+        if let Err(error) = waiting.until(|| keeper.mount()) {
+            // Extents of a pool may be claimed already.
+            keeper.end();
+            return Err(error);
+        }
         let (stop, stopped) = channel();
         let thread = thread::Builder::new()
             .name("snowskin-node".into())

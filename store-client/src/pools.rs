@@ -1,8 +1,9 @@
 //! Pages of CXL pools: a process reaches memory in a pool once the master has given it a page of it.
 //!
 //! The master is asked when a segment is opened for the first time, and again when it is another lineage of
-//! the store. It is told what this process finds in the pool: which pages have a record, and which are locked
-//! by other processes of this host ([`te_engine::cxl::Pool::lock`]).
+//! the store: a page that was given by the former one and is not in use yet is then given up. It is told
+//! what this process finds in the pool: which pages have a record, and which are locked by other processes
+//! of this host ([`te_engine::cxl::Pool::lock`]).
 
 #[cfg(feature = "cxl")]
 pub(crate) use built::Pages;
@@ -30,15 +31,20 @@ mod built {
     /// The pages of an engine.
     #[derive(Default)]
     pub(crate) struct Pages {
-        /// Whether there is one of each pool, and the master knows of it.
-        known: bool,
+        /// The lineage of the master that knows of one page of each pool.
+        known: Option<u64>,
         asked: Option<Instant>,
     }
 
     impl Pages {
         /// The master knows nothing of them any more.
-        pub(crate) fn forget(&mut self) {
-            (self.known, self.asked) = (false, None);
+        pub(crate) fn forget(&mut self, engine: &Engine) {
+            self.forget_in(engine.pools());
+        }
+
+        fn forget_in(&mut self, pools: &[Arc<Pool>]) {
+            (self.known, self.asked) = (None, None);
+            pools.iter().for_each(|pool| pool.forget_seat());
         }
 
         /// Asks for the pages that the engine lacks. Without one, memory in the pool is reached over other
@@ -53,30 +59,39 @@ mod built {
         }
 
         fn ensure_in(&mut self, rpc: &mut RpcConnection, pools: &[Arc<Pool>], identity: u64) {
-            let waits = self.asked.is_some_and(|asked| asked.elapsed() < PAUSE);
-            if self.known || waits || pools.is_empty() {
+            if pools.is_empty() {
                 return;
             }
-            self.known = true;
+            let lineage = rpc.welcome().lineage;
+            if self.known.is_some_and(|known| known != lineage) {
+                self.forget_in(pools);
+            }
+            let waits = self.asked.is_some_and(|asked| asked.elapsed() < PAUSE);
+            if self.known.is_some() || waits {
+                return;
+            }
             for pool in pools {
-                match take(pool, rpc, identity) {
-                    Ok(given) => given.into_iter().for_each(|seat| pool.take_seat(seat)),
-                    Err(why) => {
-                        log::warn!("no page of a CXL pool, whose memory is not reached through it: {why}");
-                        (self.known, self.asked) = (false, Some(Instant::now()));
-                    }
+                if let Err(why) = take(pool, rpc, identity) {
+                    log::warn!("no page of a CXL pool, whose memory is not reached through it: {why}");
+                    self.asked = Some(Instant::now());
+                    return;
                 }
             }
+            // The master may have become another one meanwhile: then each page is asked for again.
+            self.known = Some(lineage);
         }
     }
 
-    /// Takes a page, and the lock on it. `None`: the engine has the page already that the master gives it.
-    fn take(pool: &Arc<Pool>, rpc: &mut RpcConnection, identity: u64) -> Result<Option<Seat>, String> {
+    /// Takes a page, and the lock on it, unless the engine has the page already that the master gives it.
+    fn take(pool: &Arc<Pool>, rpc: &mut RpcConnection, identity: u64) -> Result<(), String> {
         let text = |error: &dyn Display| error.to_string();
         let block = *pool.superblock();
         let domain = pool.lock_domain().map_err(|error| text(&error))?;
-        let wanted = PageWanted { pool: block.uuid, pages: block.peers, identity, domain };
         for _ in 0..TRIES {
+            rpc.ensure_connected().map_err(|error| text(&error))?;
+            // Before the records are read: a later lineage refuses what they say.
+            let lineage = rpc.welcome().lineage;
+            let wanted = PageWanted { lineage, pool: block.uuid, pages: block.peers, identity, domain };
             let records = pool.peers().map_err(|error| text(&error))?;
             let mut found = Vec::new();
             for (slot, record) in (0..).zip(&records) {
@@ -87,6 +102,9 @@ mod built {
                 }
             }
             let asked = rpc.call::<TakePage>(&wanted, found.into_iter()).map(|(given, _)| given);
+            if asked.is_err() && rpc.welcome().lineage != lineage {
+                continue;
+            }
             let (slot, epoch) = match asked.map_err(|error| text(&error))? {
                 PageGiven::Given { slot, epoch } if slot < block.peers => (slot, epoch),
                 PageGiven::Given { slot, .. } => {
@@ -102,11 +120,12 @@ mod built {
             };
             let record = records.get(slot as usize).copied().flatten();
             if record.is_some_and(|record| (record.identity, record.epoch) == (identity, epoch)) {
-                return Ok(None);
+                return Ok(());
             }
             let later = record.is_some_and(|record| record.epoch >= epoch);
             if !later && pool.lock(Part::Page(slot)).map_err(|error| text(&error))? {
-                return Ok(Some(Seat { slot, epoch }));
+                pool.take_seat_found(Seat { slot, epoch }, record);
+                return Ok(());
             }
         }
         Err(format!("other processes were faster in {TRIES} tries"))
@@ -126,7 +145,7 @@ mod not_built {
 
     impl Pages {
         #[allow(clippy::unused_self, reason = "as where it is built")]
-        pub(crate) const fn forget(&mut self) {}
+        pub(crate) const fn forget(&mut self, _: &Engine) {}
 
         #[allow(clippy::unused_self, reason = "as where it is built")]
         pub(crate) const fn ensure(&mut self, _: &mut RpcConnection, _: &Engine) {}

@@ -126,7 +126,7 @@ impl Segments {
     pub(crate) fn reconnected(&mut self, lineage: u64, engine: &mut Engine) {
         if self.lineage != lineage {
             self.lineage = lineage;
-            self.pages.forget();
+            self.pages.forget(engine);
             for (_, known) in self.known.drain().chain(self.staged.drain()) {
                 if let Known::Open(place) = known {
                     close(place.handle(), engine);

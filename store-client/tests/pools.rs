@@ -5,7 +5,11 @@
 
 mod common;
 
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{Process, eventually, master, master_with, pattern, role, say, wait_for_parent, with};
@@ -18,7 +22,7 @@ use store_core::message::{
 };
 use store_core::{MasterConfig, NodeId};
 use te_core::{Access, Location, Op};
-use te_engine::cxl::pool::format::EXTENT_BYTES_MIN;
+use te_engine::cxl::pool::format::{EXTENT_BYTES_MIN, PAGE};
 use te_engine::cxl::{Claim, Coherence, FormatOptions, Pool, Seat};
 use te_engine::{LocalAddr, TransferEngine, TransferRequest};
 
@@ -127,6 +131,17 @@ fn rails(client: &Client) -> Vec<String> {
     stats.rails.iter().filter(|rail| rail.bytes > 0).map(|rail| rail.name.to_owned()).collect()
 }
 
+/// The first extent and the number of extents of each claim.
+fn claims(master: &dyn std::fmt::Display) -> Vec<(u32, u32)> {
+    let mut rpc = RpcConnection::connect(master.to_string().parse().unwrap(), RpcConfig::default()).unwrap();
+    let (_, entries) = rpc.call::<ListPools>(&(), std::iter::empty()).unwrap();
+    let claim = |entry| match entry {
+        PoolEntry::Extents { first, count, .. } => Some((first, count)),
+        PoolEntry::Page { .. } => None,
+    };
+    entries.filter_map(claim).collect()
+}
+
 fn pages(master: &dyn std::fmt::Display) -> Vec<(u32, u64, u64)> {
     let mut rpc = RpcConnection::connect(master.to_string().parse().unwrap(), RpcConfig::default()).unwrap();
     let (_, entries) = rpc.call::<ListPools>(&(), std::iter::empty()).unwrap();
@@ -159,8 +174,15 @@ fn what_one_process_puts_into_a_pool_another_one_gets_from_there_without_a_netwo
     // They gave their extents back: any other process may have them.
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
     let pool = Pool::open(&pool.0, Coherence::Hardware, None).unwrap().superblock().uuid;
-    let wanted =
-        ExtentsWanted { name: "c", pool, count: 2 * COUNT, locked: true, ..ExtentsWanted::default() };
+    let lineage = rpc.welcome().lineage;
+    let wanted = ExtentsWanted {
+        lineage,
+        name: "c",
+        pool,
+        count: 2 * COUNT,
+        locked: true,
+        ..ExtentsWanted::default()
+    };
     let (given, _) = rpc.call::<ClaimExtents>(&wanted, std::iter::empty()).unwrap();
     assert!(matches!(given, ExtentsGiven::Given { .. }), "{given:?}");
 }
@@ -211,6 +233,100 @@ fn a_node_that_wants_extents_of_another_one_is_told_who_has_them() {
 }
 
 #[test]
+fn a_node_that_could_not_start_gives_its_extents_back() {
+    let (master, pool) = (master(), PoolFile::new("failed"));
+    let addr = master.rpc_addr();
+    let config =
+        |first| with(node_config("a", addr.into(), &pool.0, first), |config| config.heartbeat_ms = 50);
+    let first = Node::start(config(0)).unwrap();
+    let refused = Node::start(config(COUNT)).err().unwrap();
+    assert!(matches!(refused, ConnectError::Held { .. }), "{refused}");
+    assert_eq!(claims(&addr), [(0, COUNT)]);
+    let owners = Pool::open(&pool.0, Coherence::Hardware, None).unwrap().owners(COUNT, COUNT).unwrap();
+    assert!(
+        owners.iter().all(|owner| owner.is_some_and(|owner| !owner.owned && owner.epoch > 0)),
+        "{owners:?}"
+    );
+    first.stop();
+}
+
+/// A way to the master on which a step happens after the master has answered the first claim of
+/// extents, and before the node has the answer.
+fn relay_to(master: std::net::SocketAddr, step: impl FnOnce() + Send + 'static) -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (step, claimed) = (Arc::new(Mutex::new(Some(step))), Arc::new(AtomicBool::new(false)));
+    std::thread::spawn(move || {
+        for node in listener.incoming().map_while(Result::ok) {
+            let server = TcpStream::connect(master).unwrap();
+            let (mut from, mut to) = (node.try_clone().unwrap(), server.try_clone().unwrap());
+            let seen = Arc::clone(&claimed);
+            std::thread::spawn(move || {
+                let mut bytes = [0; 4_096];
+                while let Ok(len @ 1..) = from.read(&mut bytes) {
+                    // A node has one request under way on a connection: its kind is in the header.
+                    if len > 8 && u16::from_le_bytes([bytes[6], bytes[7]]) == 110 {
+                        seen.store(true, Ordering::SeqCst);
+                    }
+                    to.write_all(&bytes[..len]).unwrap();
+                }
+                let _ = to.shutdown(Shutdown::Both);
+            });
+            let (mut from, mut to) = (server, node);
+            let (step, claimed) = (Arc::clone(&step), Arc::clone(&claimed));
+            std::thread::spawn(move || {
+                let mut bytes = [0; 4_096];
+                while let Ok(len @ 1..) = from.read(&mut bytes) {
+                    if claimed.load(Ordering::SeqCst)
+                        && let Some(step) = step.lock().unwrap().take()
+                    {
+                        step();
+                    }
+                    if to.write_all(&bytes[..len]).is_err() {
+                        break;
+                    }
+                }
+                let _ = to.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    addr
+}
+
+#[test]
+fn a_node_does_not_claim_extents_that_another_process_has_written_while_the_master_was_asked() {
+    let (master, pool) = (master(), PoolFile::new("meanwhile"));
+    let other = Pool::open(&pool.0, Coherence::Hardware, None).unwrap();
+    let writer = Arc::clone(&other);
+    // An earlier lineage of the master gave them to a process of another host, in a lower epoch.
+    let theirs = Claim { first: 1, count: 1, incarnation: 7, epoch: 5, key: [7; 16] };
+    let way = relay_to(master.rpc_addr(), move || {
+        writer.claim(theirs).unwrap();
+    });
+    let refused = Node::start(node_config("a", way.into(), &pool.0, 0)).err().unwrap();
+    assert!(matches!(refused, ConnectError::ExtentsHeld { first: 0, count: COUNT, .. }), "{refused}");
+    let owners = other.owners(0, COUNT).unwrap();
+    let owned: Vec<_> = owners.iter().flatten().map(|owner| (owner.owned, owner.epoch)).collect();
+    assert_eq!(owned, [(false, 0), (true, 5), (false, 0), (false, 0)]);
+}
+
+#[test]
+fn extents_whose_record_cannot_be_read_are_taken_only_with_takeover() {
+    let (master, pool) = (master(), PoolFile::new("unreadable"));
+    let addr = master.rpc_addr();
+    let file = std::fs::OpenOptions::new().write(true).open(&pool.0).unwrap();
+    // The record of extent 1.
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0xFF; 64], 2 * PAGE).unwrap();
+    let config =
+        |takeover| with(node_config("a", addr.into(), &pool.0, 0), |config| config.takeover = takeover);
+    let refused = Node::start(config(false)).err().unwrap();
+    assert!(matches!(refused, ConnectError::ExtentsHeld { first: 0, count: COUNT, .. }), "{refused}");
+    Node::start(config(true)).unwrap().stop();
+    // Its record is one again.
+    Node::start(config(false)).unwrap().stop();
+}
+
+#[test]
 fn a_holder_of_an_export_of_a_node_that_was_killed_cannot_touch_the_extents_any_more() {
     let (master, pool) = (master(), PoolFile::new("stale"));
     let addr = master.rpc_addr();
@@ -247,10 +363,19 @@ fn a_holder_of_an_export_of_a_node_that_was_killed_cannot_touch_the_extents_any_
 
 #[test]
 fn a_node_whose_extents_an_operator_gave_to_another_process_takes_its_memory_out_of_service() {
-    let (master, pool) = (master(), PoolFile::new("lost"));
+    loses_its_extents("lost", false);
+}
+
+#[test]
+fn a_node_that_was_started_with_takeover_does_not_take_its_extents_back_from_a_later_owner() {
+    loses_its_extents("taken-over", true);
+}
+
+fn loses_its_extents(name: &str, takeover: bool) {
+    let (master, pool) = (master(), PoolFile::new(name));
     let addr = master.rpc_addr();
     let node = Node::start(with(node_config("a", addr.into(), &pool.0, 0), |config| {
-        config.heartbeat_ms = 50;
+        (config.heartbeat_ms, config.takeover) = (50, takeover);
     }))
     .unwrap();
     let mut client = Client::connect(client_config(addr.into(), &pool.0)).unwrap();
@@ -261,7 +386,9 @@ fn a_node_whose_extents_an_operator_gave_to_another_process_takes_its_memory_out
     // A process of another host, which sees none of this host's locks.
     let other = Pool::open(&pool.0, Coherence::Hardware, None).unwrap();
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
+    let lineage = rpc.welcome().lineage;
     let wanted = |takeover| ExtentsWanted {
+        lineage,
         node: NodeId::new(77),
         key: 77,
         name: "other",
@@ -405,6 +532,9 @@ fn pages_of_processes_that_have_ended_are_given_to_others_of_their_host_and_no_l
     // An operator may free a page; one that there is not is an error.
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
     let pool = Pool::open(&pool.0, Coherence::Hardware, None).unwrap().superblock().uuid;
-    assert!(rpc.call::<FreePage>(&PageFreed { pool, slot: 1 }, std::iter::empty()).is_ok());
-    assert!(rpc.call::<FreePage>(&PageFreed { pool, slot: 7 }, std::iter::empty()).is_err());
+    let (slot, _, epoch) = pages[1];
+    let mut free =
+        |slot, epoch| rpc.call::<FreePage>(&PageFreed { pool, slot, epoch }, std::iter::empty()).is_ok();
+    assert!(free(slot, epoch));
+    assert!(!free(slot, epoch - 1) && !free(7, epoch));
 }

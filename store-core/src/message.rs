@@ -60,7 +60,7 @@
 //! | [`ClaimExtents`] | [`ExtentsWanted`] · – | [`ExtentsGiven`] · – | the same process and incarnation has the same extents: the same epoch |
 //! | [`ReleaseExtents`] | [`ExtentsReleased`] · – | – · – | `SegmentNotFound`: no claim has them, or another one |
 //! | [`TakePage`] | [`PageWanted`] · [`PageFound`]s | [`PageGiven`] · – | the same page, by the identity |
-//! | [`FreePage`] | [`PageFreed`] · – | – · – | is free, still, unless it was given since |
+//! | [`FreePage`] | [`PageFreed`] · – | – · – | is free, still; `KeyNotFound`: it was given since |
 //! | [`ListPools`] | – · – | – · [`PoolEntry`]s | changes nothing |
 //! | [`ClearReplicas`] | optional [`SegmentNo`]; none: all · [`Key`]s | – · `()` or error | `KeyNotFound` or `ReplicaNotFound`: as wanted |
 //!

@@ -12,7 +12,9 @@
 //!
 //! The lock is the process' own matter: the master compares lock domains and believes what it is told, as it
 //! believes a node's exports. Epochs grow over all extents and pages of a pool. A master that has lost its
-//! state is told the epochs that are in the pool, and which pages have a record there.
+//! state is told the epochs that are in the pool, and which pages have a record there. What a process found
+//! there counts for the lineage of the master under which it looked: another lineage may have given the same
+//! to another process since.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -22,7 +24,9 @@ use core::time::Duration;
 use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
-use crate::message::{ExtentsReleased, ExtentsWanted, POOL_EPOCH_MAX, POOL_PAGES_MAX, PageFound, PageWanted};
+use crate::message::{
+    ExtentsReleased, ExtentsWanted, POOL_EPOCHS_AHEAD, POOL_PAGES_MAX, PageFound, PageFreed, PageWanted,
+};
 use crate::{ErrorCode, NodeId};
 
 /// Limit on pools.
@@ -47,11 +51,21 @@ pub(crate) struct Range {
     incarnation: u64,
     domain: u64,
     pub(crate) epoch: u64,
+    /// The highest epoch that the pool had when it was asked for.
+    above: u64,
 }
 
 impl Range {
     const fn end(&self) -> u64 {
         self.first as u64 + self.count as u64
+    }
+
+    /// Whether what the asker, whose range it is, has found in the pool shows no owner since. A later epoch
+    /// is one that another lineage of the master has given. So is one of which this master was not told,
+    /// unless it is that of the range: it was written late.
+    const fn is_latest(&self, wanted: &ExtentsWanted<'_>) -> bool {
+        let known = wanted.above <= self.above || wanted.above == self.epoch;
+        self.epoch >= wanted.above && (known || !wanted.owned_elsewhere || wanted.takeover)
     }
 
     /// The part from `first` to `end`, if it is not empty.
@@ -97,33 +111,44 @@ pub(crate) enum Claimed {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Pools {
     pub(crate) map: BTreeMap<PoolName, Pool>,
+    /// The highest epoch of the pools that were forgotten: what was given may not be in the pool yet.
+    floor: u64,
 }
 
 impl Pools {
-    /// The pool with this name, which is new if it was not named before. Epochs begin after `base`. For a new
-    /// one, a pool without owners is forgotten if there are too many: what is known of its pages is in its
-    /// records as well.
+    /// The pool with this name, which is new if it was not named before. Epochs begin after that of the
+    /// master, `epoch`, and after those of pools that were forgotten. For a new one, a pool without owners is
+    /// forgotten if there are too many: what is known of its pages is in its records as well.
     ///
     /// # Errors
     /// `KeysUltraLimit`.
-    fn named(&mut self, name: PoolName, base: u64) -> Result<&mut Pool, ErrorCode> {
+    fn named(&mut self, name: PoolName, epoch: u32) -> Result<&mut Pool, ErrorCode> {
         if self.map.len() >= POOLS_MAX && !self.map.contains_key(&name) {
             let unowned = self.map.iter().find(|(_, pool)| pool.ranges.is_empty()).map(|(name, _)| *name);
-            self.map.remove(&unowned.ok_or(ErrorCode::KeysUltraLimit)?);
+            let forgotten = self.map.remove(&unowned.ok_or(ErrorCode::KeysUltraLimit)?);
+            self.floor = self.floor.max(forgotten.map_or(0, |pool| pool.epoch));
         }
-        Ok(self.map.entry(name).or_insert_with(|| Pool { epoch: base, ..Pool::default() }))
+        let epoch = self.floor.max(u64::from(epoch) << 31);
+        Ok(self.map.entry(name).or_insert_with(|| Pool { epoch, ..Pool::default() }))
+    }
+
+    /// The highest epoch that a request may state: what was given by this master, or what one could have
+    /// given whose epoch was ahead of this one's for the clocks' sake. So no request uses up the epochs.
+    fn stated_max(&self, name: PoolName, epoch: u32) -> u64 {
+        let known = self.map.get(&name).map_or(self.floor, |pool| pool.epoch);
+        known.max((u64::from(epoch) + POOL_EPOCHS_AHEAD) << 31)
     }
 
     /// Gives extents to a node, or says who has them.
     ///
     /// # Errors
     /// `InvalidParams`, `KeysUltraLimit`.
-    pub(crate) fn claim(&mut self, wanted: &ExtentsWanted<'_>, base: u64) -> Result<Claimed, ErrorCode> {
+    pub(crate) fn claim(&mut self, wanted: &ExtentsWanted<'_>, epoch: u32) -> Result<Claimed, ErrorCode> {
         let ExtentsWanted { pool, first, count, above, .. } = *wanted;
-        if count == 0 || first.checked_add(count).is_none() || above > POOL_EPOCH_MAX {
+        if count == 0 || first.checked_add(count).is_none() || above > self.stated_max(pool, epoch) {
             return Err(ErrorCode::InvalidParams);
         }
-        self.named(pool, base)?.claim(wanted)
+        self.named(pool, epoch)?.claim(wanted)
     }
 
     /// Takes extents back from a node.
@@ -150,11 +175,12 @@ impl Pools {
         now: Instant,
         wanted: &PageWanted,
         found: impl Iterator<Item = PageFound>,
-        base: u64,
+        epoch: u32,
     ) -> Result<Result<(u32, u64), u32>, ErrorCode> {
         let PageWanted { pool, pages, identity, .. } = *wanted;
         let found: Vec<_> = found.take(POOL_PAGES_MAX as usize + 1).collect();
-        let fits = |page: &PageFound| page.slot < pages && page.epoch <= POOL_EPOCH_MAX;
+        let stated_max = self.stated_max(pool, epoch);
+        let fits = |page: &PageFound| page.slot < pages && page.epoch <= stated_max;
         if identity == 0
             || !(1..=POOL_PAGES_MAX).contains(&pages)
             || found.len() > pages as usize
@@ -162,16 +188,17 @@ impl Pools {
         {
             return Err(ErrorCode::InvalidParams);
         }
-        Ok(self.named(pool, base)?.take_page(now, wanted, &found))
+        self.named(pool, epoch)?.take_page(now, wanted, &found)
     }
 
-    /// An operator says that the process that had a page has ended.
+    /// An operator says that the process that was given a page in an epoch has ended.
     ///
     /// # Errors
-    /// `KeyNotFound`.
-    pub(crate) fn free_page(&mut self, pool: PoolName, slot: u32) -> Result<(), ErrorCode> {
+    /// `KeyNotFound`: there is no such page, or it was given to another process since.
+    pub(crate) fn free_page(&mut self, freed: &PageFreed) -> Result<(), ErrorCode> {
+        let PageFreed { pool, slot, epoch } = *freed;
         let page = self.map.get_mut(&pool).and_then(|pool| pool.pages.get_mut(&slot));
-        page.ok_or(ErrorCode::KeyNotFound)?.free = true;
+        page.filter(|page| page.epoch == epoch).ok_or(ErrorCode::KeyNotFound)?.free = true;
         Ok(())
     }
 
@@ -188,9 +215,11 @@ impl Pools {
 }
 
 impl Pool {
-    const fn next_epoch(&mut self) -> u64 {
-        self.epoch = self.epoch.saturating_add(1);
-        self.epoch
+    /// # Errors
+    /// `KeysUltraLimit`: there is none.
+    fn next_epoch(&mut self) -> Result<u64, ErrorCode> {
+        self.epoch = self.epoch.checked_add(1).ok_or(ErrorCode::KeysUltraLimit)?;
+        Ok(self.epoch)
     }
 
     fn claim(&mut self, wanted: &ExtentsWanted<'_>) -> Result<Claimed, ErrorCode> {
@@ -200,9 +229,8 @@ impl Pool {
             (range.node, range.key, range.incarnation) == (node, key, incarnation)
                 && (range.first, range.count) == (first, count)
         };
-        // An answer that was lost. Its epoch is older than what the pool says when another lineage of the
-        // master has given the extents away meanwhile.
-        if let Some(range) = self.ranges.iter().find(same).filter(|range| range.epoch >= wanted.above) {
+        // An answer that was lost.
+        if let Some(range) = self.ranges.iter().find(same).filter(|range| range.is_latest(wanted)) {
             return Ok(Claimed::Given { epoch: range.epoch, losers: Vec::new() });
         }
         let overlaps = |range: &&Range| range.end() > first.into() && end > range.first.into();
@@ -214,9 +242,11 @@ impl Pool {
         if let Some(held) = overlapping.iter().find(|range| !proved(range)) {
             return Ok(Claimed::Held(Some(held.clone())));
         }
-        // A later epoch in the pool is one that another lineage of the master has given.
-        let latest = |range: &Range| ours(range) && range.epoch >= wanted.above;
-        let unknown = wanted.owned_elsewhere && !overlapping.iter().any(latest);
+        // Another lineage of the master may have given what is not in a range here.
+        let latest = |range: &&Range| ours(range) && range.is_latest(wanted);
+        let parts = overlapping.iter().filter(latest).filter_map(|range| range.part(first.into(), end));
+        let known: u64 = parts.map(|part| u64::from(part.count)).sum();
+        let unknown = wanted.owned_elsewhere && known < u64::from(count);
         if (unknown && !wanted.takeover) || !wanted.locked {
             return Ok(Claimed::Held(None));
         }
@@ -224,14 +254,15 @@ impl Pool {
             return Err(ErrorCode::KeysUltraLimit);
         }
         self.epoch = self.epoch.max(wanted.above);
-        let epoch = self.next_epoch();
+        let epoch = self.next_epoch()?;
         let mut kept = Vec::with_capacity(self.ranges.len() + 2);
         for range in self.ranges.drain(..) {
             // What is left of a process' extents stays its own: the proof was about those that were locked.
             kept.extend(range.part(0, first.into()));
             kept.extend(range.part(end, u64::from(u32::MAX) * 2));
         }
-        kept.push(Range { first, count, node, key, name: wanted.name.into(), incarnation, domain, epoch });
+        let (name, above) = (wanted.name.into(), wanted.above);
+        kept.push(Range { first, count, node, key, name, incarnation, domain, epoch, above });
         kept.sort_unstable_by_key(|range| range.first);
         self.ranges = kept;
         let losers = overlapping.iter().filter(|range| !ours(range)).map(|range| (range.node, range.key));
@@ -243,7 +274,7 @@ impl Pool {
         now: Instant,
         wanted: &PageWanted,
         found: &[PageFound],
-    ) -> Result<(u32, u64), u32> {
+    ) -> Result<Result<(u32, u64), u32>, ErrorCode> {
         let PageWanted { pages, identity, domain, .. } = *wanted;
         let mut locked = BTreeSet::new();
         for page in found {
@@ -268,9 +299,11 @@ impl Pool {
                 page.identity = 0;
             }
         }
-        let own = self.pages.iter().find(|(slot, page)| page.identity == identity && **slot < pages);
+        let own = self.pages.iter_mut().find(|(slot, page)| page.identity == identity && **slot < pages);
         if let Some((slot, page)) = own {
-            return Ok((*slot, page.epoch));
+            // It has not ended, whatever an operator has said.
+            page.free = false;
+            return Ok(Ok((*slot, page.epoch)));
         }
         let may = |slot: &u32| {
             let page = self.pages.get(slot);
@@ -284,10 +317,10 @@ impl Pool {
         let chosen = all().find(settled).or_else(|| all().find(unused)).or_else(|| all().next());
         let Some(slot) = chosen else {
             let elsewhere = self.pages.values().filter(|page| page.domain != domain || domain == 0);
-            return Err(elsewhere.count() as u32);
+            return Ok(Err(elsewhere.count() as u32));
         };
-        let epoch = self.next_epoch();
+        let epoch = self.next_epoch()?;
         self.pages.insert(slot, Page { identity, domain, epoch, given: now, free: false });
-        Ok((slot, epoch))
+        Ok(Ok((slot, epoch)))
     }
 }

@@ -4,7 +4,7 @@
 use crc32c::crc32c;
 use store_core::command_log::{Recorder, Standby};
 use store_core::message::{
-    ClaimExtents, ExtentsGiven, ExtentsReleased, ExtentsWanted, MountSegment, Operation, POOL_EPOCH_MAX,
+    ClaimExtents, ExtentsGiven, ExtentsReleased, ExtentsWanted, MountSegment, Operation, POOL_EPOCHS_AHEAD,
     PageFound, PageFreed, PageGiven, PageWanted, PoolEntry, TakePage,
 };
 use store_core::{ErrorCode, Frame, Incarnation, Instant, Master, MasterConfig, NodeId, Session, snapshot};
@@ -40,7 +40,7 @@ fn claim(master: &mut Master, wanted: &ExtentsWanted<'_>) -> Result<u64, String>
 }
 
 fn page(identity: u64, domain: u64) -> PageWanted {
-    PageWanted { pool: POOL, pages: 2, identity, domain }
+    PageWanted { lineage: 0, pool: POOL, pages: 2, identity, domain }
 }
 
 fn take(master: &mut Master, wanted: &PageWanted, found: &[PageFound]) -> PageGiven {
@@ -154,12 +154,123 @@ fn pages_go_to_another_process_of_the_same_host_when_no_other_one_has_locked_the
     assert_eq!(take(&mut master, &page(3, 20), &[free(1, first + 1, 2)]), given(1, first + 2));
     // Another process had taken the lock before this one did: it may have the page.
     assert_eq!(take(&mut master, &page(3, 20), &[locked(1, first + 1, 2)]), PageGiven::Full { elsewhere: 1 });
+    let freed = PageFreed { pool: POOL, slot: 0, epoch: first };
     // A process of an unknown domain leaves its page to no other one.
     assert_eq!(take(&mut master, &page(4, 0), &[]), PageGiven::Full { elsewhere: 2 });
-    assert_eq!(master.free_page(&PageFreed { pool: POOL, slot: 2 }), Err(ErrorCode::KeyNotFound));
-    assert_eq!(master.free_page(&PageFreed { pool: [0; 16], slot: 0 }), Err(ErrorCode::KeyNotFound));
-    assert_eq!(master.free_page(&PageFreed { pool: POOL, slot: 0 }), Ok(()));
+    assert_eq!(master.free_page(&PageFreed { slot: 2, ..freed }), Err(ErrorCode::KeyNotFound));
+    assert_eq!(master.free_page(&PageFreed { pool: [0; 16], ..freed }), Err(ErrorCode::KeyNotFound));
+    assert_eq!(master.free_page(&freed), Ok(()));
+    assert_eq!(master.free_page(&freed), Ok(()), "a repetition");
     assert_eq!(take(&mut master, &page(4, 0), &[free(0, first, 1)]), given(0, first + 3));
+    // Once more, after the page was given: the process that has it now is not meant.
+    assert_eq!(master.free_page(&freed), Err(ErrorCode::KeyNotFound));
+    assert_eq!(take(&mut master, &page(5, 50), &[]), PageGiven::Full { elsewhere: 2 });
+}
+
+#[test]
+fn a_page_that_was_freed_stays_with_its_process_when_that_one_asks_for_it() {
+    let mut master = master();
+    assert_eq!(take(&mut master, &page(1, 10), &[]), given(0, 1));
+    assert_eq!(take(&mut master, &page(2, 20), &[]), given(1, 2));
+    assert_eq!(master.free_page(&PageFreed { pool: POOL, slot: 0, epoch: 1 }), Ok(()));
+    assert_eq!(take(&mut master, &page(1, 10), &[]), given(0, 1), "it has not ended");
+    assert_eq!(take(&mut master, &page(3, 30), &[]), PageGiven::Full { elsewhere: 2 });
+}
+
+#[test]
+fn a_request_whose_evidence_was_read_under_another_lineage_is_refused() {
+    let mut master = Master::new(MasterConfig { epoch: 5, ..MasterConfig::default() }).unwrap();
+    let digest = master.digest();
+    for lineage in [0, 4, 6, u64::MAX] {
+        let wanted = ExtentsWanted { lineage, takeover: true, ..wanted(1, 10, 0, 4) };
+        assert_eq!(master.claim_extents(NOW, &wanted), Err(ErrorCode::IllegalClient), "{lineage}");
+        let wanted = PageWanted { lineage, ..page(1, 10) };
+        assert_eq!(master.take_page(NOW, &wanted, std::iter::empty()), Err(ErrorCode::IllegalClient));
+    }
+    assert_eq!(master.digest(), digest);
+    assert_eq!(claim(&mut master, &ExtentsWanted { lineage: 5, ..wanted(1, 10, 0, 4) }), Ok((5 << 31) + 1));
+    assert_eq!(take(&mut master, &PageWanted { lineage: 5, ..page(1, 10) }, &[]), given(0, (5 << 31) + 2));
+}
+
+#[test]
+fn extents_that_another_lineage_gave_are_a_process_own_only_if_it_was_given_all_of_them_since() {
+    let mut master = master();
+    // It has one extent, and the pool says that another process owns the ones beside it.
+    let one = claim(&mut master, &wanted(1, 10, 0, 1)).unwrap();
+    let all = ExtentsWanted { above: one, owned_elsewhere: true, ..wanted(1, 10, 0, 3) };
+    let held = master.claim_extents(NOW, &all).unwrap();
+    assert_eq!(held, ExtentsGiven::Held { first: 0, count: 3, name: "", alive: false });
+    let last = claim(&mut master, &wanted(1, 10, 0, 3)).unwrap();
+    let some = ExtentsWanted { above: last, ..all };
+    assert_eq!(claim(&mut master, &some), Ok(last), "all of them, and no process had them since");
+    assert_eq!(claim(&mut master, &ExtentsWanted { first: 1, count: 2, ..some }), Ok(last + 1));
+}
+
+#[test]
+fn a_record_that_an_owner_of_another_lineage_has_written_late_is_no_proof_for_who_was_given_the_extents() {
+    let mut master = master();
+    let first = ExtentsWanted { above: 5, ..wanted(1, 10, 0, 4) };
+    assert_eq!(claim(&mut master, &first), Ok(6));
+    let next = claim(&mut master, &ExtentsWanted { incarnation: 2, ..first }).unwrap();
+    assert_eq!(next, 7);
+    // The pool says 6 since: not what the node was told of, and not what it has written.
+    let late = ExtentsWanted { above: 6, owned_elsewhere: true, incarnation: 2, ..first };
+    let held = master.claim_extents(NOW, &late).unwrap();
+    assert_eq!(held, ExtentsGiven::Held { first: 0, count: 4, name: "", alive: false });
+    // A process of its own domain has ended, as the lock says; so has one of which an operator says so.
+    assert_eq!(claim(&mut master, &ExtentsWanted { owned_elsewhere: false, ..late }), Ok(7));
+    assert_eq!(claim(&mut master, &ExtentsWanted { takeover: true, ..late }), Ok(7));
+    // What it was told of, and what it has written itself, is no news.
+    for above in [5, 7] {
+        assert_eq!(claim(&mut master, &ExtentsWanted { above, ..late }), Ok(7), "{above}");
+    }
+}
+
+#[test]
+fn no_request_leaves_too_few_epochs_for_later_ones() {
+    let mut master = master();
+    let limit = POOL_EPOCHS_AHEAD << 31;
+    let of = |epoch| PageFound { slot: 1, epoch, identity: 9, locked: false };
+    let digest = master.digest();
+    for epoch in [limit + 1, u64::MAX] {
+        let found = [of(epoch)].into_iter();
+        assert_eq!(master.take_page(NOW, &page(1, 10), found), Err(ErrorCode::InvalidParams), "{epoch}");
+        let wanted = ExtentsWanted { above: epoch, ..wanted(1, 10, 0, 1) };
+        assert_eq!(master.claim_extents(NOW, &wanted), Err(ErrorCode::InvalidParams), "{epoch}");
+    }
+    assert_eq!(master.digest(), digest);
+    assert_eq!(take(&mut master, &page(1, 10), &[of(limit)]), given(0, limit + 1));
+    // What was given may be found; nothing above it.
+    let next = ExtentsWanted { above: limit + 2, ..wanted(1, 10, 0, 1) };
+    assert_eq!(master.claim_extents(NOW, &next), Err(ErrorCode::InvalidParams));
+    assert_eq!(claim(&mut master, &ExtentsWanted { above: limit + 1, ..next }), Ok(limit + 2));
+    // The limit of another pool is not moved by that. The last lineage that there can be has epochs left.
+    let other = ExtentsWanted { pool: [8; 16], ..next };
+    assert_eq!(master.claim_extents(NOW, &other), Err(ErrorCode::InvalidParams));
+    let mut master = Master::new(MasterConfig { epoch: u32::MAX, ..MasterConfig::default() }).unwrap();
+    let limit = (u64::from(u32::MAX) + POOL_EPOCHS_AHEAD) << 31;
+    let last = ExtentsWanted { lineage: u32::MAX.into(), above: limit, ..wanted(1, 10, 0, 1) };
+    assert_eq!(claim(&mut master, &last), Ok(limit + 1));
+    let beyond = ExtentsWanted { above: limit + 2, ..last };
+    assert_eq!(master.claim_extents(NOW, &beyond), Err(ErrorCode::InvalidParams));
+}
+
+#[test]
+fn epochs_of_a_pool_that_was_forgotten_are_not_given_again() {
+    let mut master = master();
+    let name = |no: u8| [no; 16];
+    let mut of = |no, identity| {
+        let wanted = PageWanted { pool: name(no), ..page(identity, 10) };
+        master.take_page(NOW, &wanted, std::iter::empty())
+    };
+    for round in 1..=2 {
+        assert_eq!(of(0, round), Ok(given(round as u32 - 1, round)));
+    }
+    for no in 1..=64 {
+        of(no, 1).unwrap();
+    }
+    // The first one was forgotten for the last one. A record that is not written yet does not say its epoch.
+    assert!(matches!(of(0, 3), Ok(PageGiven::Given { slot: 0, epoch: 3.. })));
 }
 
 #[test]
@@ -168,7 +279,7 @@ fn a_page_of_a_process_that_ended_long_ago_is_given_before_an_unused_one() {
     assert_eq!(take(&mut master, &page(1, 10), &[]), given(0, 1));
     assert_eq!(take(&mut master, &page(2, 10), &[]), given(1, 2), "the first may be about to lock its page");
     let PageWanted { pool, .. } = page(0, 0);
-    let wanted = PageWanted { pool, pages: 3, identity: 3, domain: 10 };
+    let wanted = PageWanted { pool, pages: 3, ..page(3, 10) };
     let later = Instant::from_millis(5_000);
     assert_eq!(master.take_page(later, &wanted, std::iter::empty()), Ok(given(0, 3)));
 }
@@ -182,7 +293,7 @@ fn bad_requests_are_refused_and_change_nothing() {
     for bad in [
         ExtentsWanted { count: 0, ..good },
         ExtentsWanted { first: u32::MAX, count: 2, ..good },
-        ExtentsWanted { above: POOL_EPOCH_MAX + 1, ..good },
+        ExtentsWanted { above: u64::MAX, ..good },
         ExtentsWanted { name: "", ..good },
         ExtentsWanted { name: &long, ..good },
     ] {

@@ -18,7 +18,7 @@ use crate::config::{Coherence, Config};
 use crate::export::Export;
 use crate::ledger::{Grant, Guest, check, enter, leave, peer};
 use crate::lines::{Cause, Fault, LINE, Side, get, get_between, put, put_between};
-use crate::pool::{Pool, PoolError, Seat, key_hash};
+use crate::pool::{Found, Pool, PoolError, Seat, key_hash};
 use crate::sys::Pinned;
 
 /// Longest slice, bytes. Copying it in one go takes some hundred microseconds.
@@ -85,8 +85,13 @@ struct Mounted {
 
 impl Mounted {
     /// Takes a page, in place of the one that the transport had.
-    fn sit(&mut self, seat: Seat, identity: u64, beat: u64) -> Result<(), PoolError> {
-        let guest = self.pool.sit(seat, identity)?;
+    fn sit(
+        &mut self,
+        seat: Seat,
+        before: Option<Found>,
+        (identity, beat): (u64, u64),
+    ) -> Result<(), PoolError> {
+        let guest = self.pool.sit(seat, before, identity)?;
         if let Some((before, epoch)) = self.guest.replace((guest, seat.epoch))
             && before.slot != guest.slot
         {
@@ -158,7 +163,7 @@ impl CxlTransport {
         for Mount { pool, seat } in mounts {
             let mut mount = Mounted { pool, guest: None };
             if let Some(seat) = seat {
-                mount.sit(seat, config.identity, 0).map_err(|source| OpenError::System {
+                mount.sit(seat, None, (config.identity, 0)).map_err(|source| OpenError::System {
                     what: "take the peer's page of the pool",
                     source: std::io::Error::other(source),
                 })?;
@@ -329,17 +334,20 @@ impl CxlTransport {
         })
     }
 
-    /// Renews the sign of life, while owners may wait for it.
+    /// Renews the sign of life, while owners may wait for it. A page that is another peer's by now is not
+    /// used any more: slices then end without a byte that moved.
     fn renew(&mut self) {
         if self.attached == 0 || self.now < self.next_beat {
             return;
         }
         self.next_beat = self.now + BEAT;
         self.beat += 1;
-        for Mounted { pool, guest } in &self.mounts {
-            if let Some((guest, epoch)) = guest {
-                // When the pool is gone, slices tell. When the page is another peer's, it stays as it is.
-                let _ = pool.tell_again(*guest, *epoch, true, self.beat);
+        for Mounted { pool, guest } in &mut self.mounts {
+            let Some((sits, epoch)) = *guest else { continue };
+            // When the pool is gone, slices tell.
+            if let Err(why @ PoolError::Stale { .. }) = pool.tell_again(sits, epoch, true, self.beat) {
+                log::error!("cxl: page {} of the pool is not used any more: {why}", sits.slot);
+                *guest = None;
             }
         }
     }
@@ -422,8 +430,8 @@ impl Memory for CxlTransport {
         self.remote_regions.vacant(id.index)?;
         let (identity, beat) = (self.identity, self.beat);
         for mount in self.mounts.iter_mut().filter(|mount| mount.pool.superblock().uuid == export.uuid) {
-            if let Some(seat) = mount.pool.next_seat()
-                && let Err(why) = mount.sit(seat, identity, beat)
+            if let Some((seat, before)) = mount.pool.next_seat()
+                && let Err(why) = mount.sit(seat, before, (identity, beat))
             {
                 log::warn!("cxl: page {} of the pool could not be taken: {why}", seat.slot);
             }

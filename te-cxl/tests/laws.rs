@@ -586,3 +586,48 @@ fn settings_outside_of_their_ranges_are_refused_by_name() {
     let default = Coherence::default();
     assert_eq!((default, default.granule_bytes(), Hardware.granule_bytes()), (Flush, 64, 1));
 }
+
+#[test]
+fn a_page_that_another_process_has_written_after_it_was_asked_for_is_not_taken() {
+    let ends = Ends::new(Flush);
+    let blob = export(&ends.owner, REGION);
+    let pool = ends.file.open(Flush);
+    let mut late =
+        CxlTransport::new(Config::default(), vec![Mount { pool: pool.clone(), seat: None }]).unwrap();
+    let epoch = ends.file.epoch();
+    // A master that has lost its state gave the page to another process, in a lower epoch.
+    let (_, other) = ends.file.transport(Flush, 3, 0x77);
+    let seat = Seat { slot: 3, epoch: epoch + 10 };
+    pool.take_seat_found(seat, None);
+    assert_eq!(late.attach(REMOTE, &blob).unwrap_err().kind, ErrorKind::Unreachable);
+    let found = pool.peers().unwrap()[3];
+    assert_eq!(found.map(|record| (record.identity, record.present)), Some((0x77, true)));
+    // Nor one that was forgotten.
+    pool.take_seat(Seat { slot: 4, ..seat });
+    pool.forget_seat();
+    assert_eq!(late.attach(REMOTE, &blob).unwrap_err().kind, ErrorKind::Unreachable);
+    // It was found as it is now; the peer's signs of life do not matter.
+    drop(other);
+    pool.take_seat_found(seat, found);
+    late.attach(REMOTE, &blob).unwrap();
+}
+
+#[test]
+fn a_peer_whose_page_another_process_has_written_moves_no_byte_any_more() {
+    for coherence in [Flush, Hardware] {
+        let mut ends = Ends::new(coherence);
+        assert_eq!(run(&mut ends.peer, slice(1, Op::Write, 0, 64)).result, Ok(()));
+        let (_pool, _other) = ends.file.transport(coherence, 1, 0x77);
+        poke(ends.there, 0, &[5; 64]);
+        ends.peer.submit(&[slice(2, Op::Write, 0, 64)]).unwrap();
+        let mut out = [Completion::applied(Token(0)); 4];
+        assert_eq!(ends.peer.poll(Instant::from_millis(1_000), &mut out), 1);
+        assert_eq!(out[0].result.unwrap_err().kind, ErrorKind::Unreachable);
+        assert_eq!((out[0].outcome, peek(ends.there, 0, 64)), (Outcome::NotApplied, vec![5; 64]));
+        assert_eq!(ends.peer_pool.peers().unwrap()[1].unwrap().identity, 0x77);
+        // With a page that is given to it now it goes on.
+        ends.peer_pool.take_seat(Seat { slot: 2, epoch: ends.file.epoch() });
+        ends.peer.attach(OTHER, &export(&ends.owner, REGION)).unwrap();
+        assert_eq!(run(&mut ends.peer, slice(3, Op::Write, 0, 64)).result, Ok(()));
+    }
+}

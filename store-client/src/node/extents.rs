@@ -18,6 +18,7 @@ mod built {
     use store_core::NodeId;
     use store_core::message::{ClaimExtents, ExtentsGiven, ExtentsReleased, ExtentsWanted, ReleaseExtents};
     use te_core::{Access, ErrorKind};
+    use te_engine::cxl::pool::format::OwnerRecord;
     use te_engine::cxl::{Claim, Coherence, Part, Pool, PoolError};
     use te_engine::{RegisterError, SharedRegion, TransferEngine};
 
@@ -27,6 +28,29 @@ mod built {
 
     /// The bits of an owner's incarnation that are those of its lock domain.
     const DOMAIN: u64 = !0xffff;
+
+    /// How often the master is asked when another one answers, or the pool says something else, than before.
+    const TRIES: u32 = 8;
+
+    /// What the pool says of the owners of extents.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Found {
+        /// The highest epoch.
+        above: u64,
+        /// Whether a process of another domain may own one.
+        elsewhere: bool,
+    }
+
+    impl Found {
+        fn of(owners: &[Option<OwnerRecord>], domain: u64) -> Self {
+            let foreign = |owner: &OwnerRecord| owner.owned && (owner.incarnation ^ domain) & DOMAIN != 0;
+            Self {
+                above: owners.iter().flatten().map(|owner| owner.epoch).max().unwrap_or(0),
+                // A record that cannot be understood may be any process'.
+                elsewhere: owners.iter().any(|owner| owner.as_ref().is_none_or(foreign)),
+            }
+        }
+    }
 
     /// The extents of a node.
     pub(in crate::node) struct Extents {
@@ -113,44 +137,10 @@ mod built {
             node: NodeId,
             key: u64,
         ) -> Result<(), ConnectError> {
-            let pool = Arc::clone(&self.pool);
-            let wrong = |error: PoolError| failed(&self.path, &error);
-            let locked = pool.lock(Part::Extents(self.first, self.count)).map_err(wrong)?;
-            let owners = pool.owners(self.first, self.count).map_err(wrong)?;
-            let owners = || owners.iter().flatten();
-            let elsewhere =
-                owners().any(|owner| owner.owned && (owner.incarnation ^ self.domain) & DOMAIN != 0);
-            let wanted = ExtentsWanted {
-                node,
-                key,
-                name: &self.name,
-                pool: pool.superblock().uuid,
-                first: self.first,
-                count: self.count,
-                incarnation: self.incarnation,
-                domain: self.domain,
-                locked,
-                above: owners().map(|owner| owner.epoch).max().unwrap_or(0),
-                owned_elsewhere: elsewhere,
-                takeover: self.takeover,
-            };
-            let (given, _) = rpc.call::<ClaimExtents>(&wanted, std::iter::empty())?;
-            let epoch = match given {
-                ExtentsGiven::Given { epoch } => epoch,
-                ExtentsGiven::Held { first, count, name, alive } => {
-                    return Err(ConnectError::ExtentsHeld {
-                        pool: self.path.clone(),
-                        first,
-                        count,
-                        node: name.to_owned(),
-                        alive,
-                        here: !locked,
-                    });
-                }
-            };
+            let epoch = self.ask(rpc, node, key)?;
             let Self { first, count, incarnation, key, .. } = *self;
             let claim = Claim { first, count, incarnation, epoch, key };
-            pool.claim(claim).map_err(wrong)?;
+            self.pool.claim(claim).map_err(|error| failed(&self.path, &error))?;
             if self.claim.replace(claim) != Some(claim) {
                 let (path, last) = (self.path.display(), first + count - 1);
                 log::info!(
@@ -159,6 +149,74 @@ mod built {
                 );
             }
             Ok(())
+        }
+
+        /// Asks the master for the extents. Returns the epoch in which they were given, after what the pool
+        /// says now: while the master was asked, another lineage may have given them to another process.
+        fn ask(&mut self, rpc: &mut RpcConnection, node: NodeId, key: u64) -> Result<u64, ConnectError> {
+            let wrong = |error: PoolError| failed(&self.path, &error);
+            let locked = self.pool.lock(Part::Extents(self.first, self.count)).map_err(wrong)?;
+            let mut tries_left = TRIES;
+            loop {
+                tries_left -= 1;
+                rpc.ensure_connected()?;
+                // Before the records are read: a later lineage refuses what they say.
+                let lineage = rpc.welcome().lineage;
+                let found = self.found()?;
+                let wanted = ExtentsWanted {
+                    node,
+                    key,
+                    lineage,
+                    name: &self.name,
+                    pool: self.pool.superblock().uuid,
+                    first: self.first,
+                    count: self.count,
+                    incarnation: self.incarnation,
+                    domain: self.domain,
+                    locked,
+                    above: found.above,
+                    owned_elsewhere: found.elsewhere,
+                    takeover: self.takeover,
+                };
+                let given =
+                    rpc.call::<ClaimExtents>(&wanted, std::iter::empty()).map(|(given, _)| match given {
+                        ExtentsGiven::Given { epoch } => Ok(epoch),
+                        ExtentsGiven::Held { first, count, name, alive } => Err(ConnectError::ExtentsHeld {
+                            pool: self.path.clone(),
+                            first,
+                            count,
+                            node: name.to_owned(),
+                            alive,
+                            here: !locked,
+                        }),
+                    });
+                match given {
+                    Ok(given) => {
+                        let epoch = given?;
+                        // An operator has said once that the former owner has ended, not every later one.
+                        self.takeover = false;
+                        let now = self.found()?;
+                        if now == found {
+                            return Ok(epoch);
+                        }
+                        if tries_left == 0 {
+                            return Err(wrong(PoolError::Stale {
+                                number: self.first,
+                                found: now.above,
+                                given: epoch,
+                            }));
+                        }
+                    }
+                    Err(_) if tries_left > 0 && rpc.welcome().lineage != lineage => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+
+        /// What the pool says of the owners of the extents.
+        fn found(&self) -> Result<Found, ConnectError> {
+            let owners = self.pool.owners(self.first, self.count);
+            Ok(Found::of(&owners.map_err(|error| failed(&self.path, &error))?, self.domain))
         }
 
         /// Exports the extents, which were [taken](Self::take).

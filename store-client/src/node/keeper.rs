@@ -72,6 +72,11 @@ impl Keeper {
                 logged = None;
             }
         }
+        self.end();
+    }
+
+    /// Gives everything back.
+    pub(super) fn end(mut self) {
         self.worker.stop();
         if let Some(mut disks) = self.disks.take() {
             disks.stop();
@@ -236,7 +241,11 @@ impl Keeper {
         self.forget_mount();
         match self.exports.revoke() {
             Ok(()) => self.exports.release(&mut self.rpc, self.node, self.key),
-            Err(error) => log::debug!("node {}: {error}", self.config.name),
+            Err(error) => log::warn!(
+                "node {}: its memory is still in use by a peer, and is not given back; extents of a CXL pool then stay \
+                 with it until a node of this host claims them: {error}",
+                self.config.name
+            ),
         }
     }
 

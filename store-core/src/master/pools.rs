@@ -18,6 +18,7 @@ impl Master {
     /// all of that process' memory.
     ///
     /// # Errors
+    /// `IllegalClient` when the records of the pool were read under another lineage of the master;
     /// `InvalidParams`; `KeysUltraLimit`: too many pools, or ranges of this one.
     pub fn claim_extents(
         &mut self,
@@ -27,9 +28,9 @@ impl Master {
         if !(1..=NAME_BYTES_MAX).contains(&wanted.name.len()) {
             return Err(ErrorCode::InvalidParams);
         }
-        let base = self.first_pool_epoch();
+        self.check_lineage(wanted.lineage)?;
         let ExtentsWanted { node, pool, first, count, .. } = *wanted;
-        match self.pools.claim(wanted, base)? {
+        match self.pools.claim(wanted, self.config.epoch)? {
             Claimed::Given { epoch, losers } => {
                 for (loser, key) in losers {
                     let lost = self.nodes.get(loser).filter(|known| known.key == key);
@@ -62,6 +63,7 @@ impl Master {
     /// Gives a page of a pool to a process. A repetition gives the same one.
     ///
     /// # Errors
+    /// `IllegalClient` when the records of the pool were read under another lineage of the master;
     /// `InvalidParams`; `KeysUltraLimit`: too many pools.
     pub fn take_page(
         &mut self,
@@ -69,8 +71,8 @@ impl Master {
         wanted: &PageWanted,
         found: impl Iterator<Item = PageFound>,
     ) -> Result<PageGiven, ErrorCode> {
-        let base = self.first_pool_epoch();
-        Ok(match self.pools.take_page(now, wanted, found, base)? {
+        self.check_lineage(wanted.lineage)?;
+        Ok(match self.pools.take_page(now, wanted, found, self.config.epoch)? {
             Ok((slot, epoch)) => PageGiven::Given { slot, epoch },
             Err(elsewhere) => PageGiven::Full { elsewhere },
         })
@@ -79,9 +81,9 @@ impl Master {
     /// An operator knows that the process which had a page can write the pool no more.
     ///
     /// # Errors
-    /// `KeyNotFound`: the master knows no such page.
+    /// `KeyNotFound`: the master knows no such page, or it was given to another process since.
     pub fn free_page(&mut self, freed: &PageFreed) -> Result<(), ErrorCode> {
-        self.pools.free_page(freed.pool, freed.slot)
+        self.pools.free_page(freed)
     }
 
     /// What is known of all pools: extents, then pages of each.
@@ -105,9 +107,9 @@ impl Master {
         all
     }
 
-    /// Epochs of a later epoch of the master are higher.
-    fn first_pool_epoch(&self) -> u64 {
-        u64::from(self.config.epoch) << 31
+    /// Refuses evidence that was read under another lineage: extents and pages may have been given since.
+    fn check_lineage(&self, lineage: u64) -> Result<(), ErrorCode> {
+        if lineage == u64::from(self.config.epoch) { Ok(()) } else { Err(ErrorCode::IllegalClient) }
     }
 
     fn lives(&self, now: Instant, node: NodeId, key: u64) -> bool {

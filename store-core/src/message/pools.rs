@@ -10,8 +10,12 @@ use crate::NodeId;
 
 /// Most pages of a pool.
 pub const POOL_PAGES_MAX: u32 = 1_024;
-/// The highest epoch that a request may state: above it, too few are left.
-pub const POOL_EPOCH_MAX: u64 = u64::MAX - (1 << 20);
+
+/// By how many epochs of the master ([`MasterConfig::epoch`](crate::MasterConfig::epoch), which counts
+/// seconds) the epochs that a request states may be ahead of it: about a year. Each has 2^31 epochs of
+/// pools. Higher ones are refused, unless this master has given them: no request uses up the epochs of a
+/// pool.
+pub const POOL_EPOCHS_AHEAD: u64 = 366 * 24 * 3_600;
 
 /// A node wants to own extents of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +24,9 @@ pub struct ExtentsWanted<'a> {
     pub node: NodeId,
     /// As in [`MountSegment::key`](super::MountSegment::key).
     pub key: u64,
+    /// The master's [`Welcome::lineage`](super::Welcome::lineage) when the records of the pool were read. A
+    /// master of another lineage refuses the request: extents may have been given since.
+    pub lineage: u64,
     /// The node's name, 1 to 256 bytes, which others are told.
     pub name: &'a str,
     /// The name of the pool.
@@ -87,6 +94,8 @@ pub struct ExtentsReleased {
 /// in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageWanted {
+    /// As in [`ExtentsWanted::lineage`].
+    pub lineage: u64,
     /// The name of the pool.
     pub pool: [u8; 16],
     /// The number of pages of the pool, 1 to 1,024.
@@ -135,6 +144,8 @@ pub struct PageFreed {
     pub pool: [u8; 16],
     /// The number of the page.
     pub slot: u32,
+    /// The epoch in which it was given to the process that does not use it any more.
+    pub epoch: u64,
 }
 
 /// What the master knows of a pool.

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use store_core::message::*;
-use store_core::{Frame, NodeId};
+use store_core::{ErrorCode, Frame, NodeId};
 use te_core::Instant;
 
 use crate::clients::CALL_TIMEOUT;
@@ -37,6 +37,9 @@ pub(crate) struct Process {
     member: usize,
     connection: u64,
     asked: Option<(u64, Call, Instant)>,
+    /// The bytes of that request, and the lineage under which the pool was read for it.
+    bytes: Vec<u8>,
+    lineage: u64,
     page: Option<(u32, u64)>,
     extent: Option<u64>,
 }
@@ -59,11 +62,14 @@ impl Pool {
     pub(crate) fn new() -> Self {
         let process = |(at, host): (usize, &u64)| Process {
             host: *host,
-            identity: 1_000 + at as u64,
+            // Apart from the numbers that later processes get.
+            identity: (1 << 40) + at as u64,
             alive: true,
             member: 0,
             connection: 0,
             asked: None,
+            bytes: Vec::new(),
+            lineage: 0,
             page: None,
             extent: None,
         };
@@ -111,9 +117,20 @@ impl World {
         if process.asked.as_ref().is_some_and(|(.., at)| now < *at + CALL_TIMEOUT) {
             return;
         }
-        if process.asked.take().is_some() {
+        if let Some((number, call, _)) = process.asked.take() {
             self.pool_moves_on(index);
+            if self.rng.below(2) == 0 {
+                // The same bytes to another member, whatever is in the pool by now.
+                self.pool_asks(index, number, call);
+                return;
+            }
         }
+        // A process that does not know the lineage finds a leader first.
+        let Some(lineage) = self.epoch_of(self.pool.processes[index].member) else {
+            self.pool_moves_on(index);
+            return;
+        };
+        self.pool.processes[index].lineage = lineage;
         let (call, bytes) = match self.pool.processes[index] {
             Process { page: None, .. } => (Call::Page, self.page_call(index, fresh)),
             Process { extent: None, .. } => self.claim_call(index, fresh),
@@ -123,9 +140,15 @@ impl World {
             _ if fate < 30 => (Call::Page, self.page_call(index, fresh)),
             _ => self.claim_call(index, fresh),
         };
+        self.pool.processes[index].bytes = bytes;
+        self.pool_asks(index, fresh, call);
+    }
+
+    fn pool_asks(&mut self, index: usize, number: u64, call: Call) {
+        let now = self.now;
         let process = &mut self.pool.processes[index];
-        process.asked = Some((fresh, call, now));
-        let (member, connection) = (process.member, process.connection);
+        process.asked = Some((number, call, now));
+        let (member, connection, bytes) = (process.member, process.connection, process.bytes.clone());
         self.call(CLIENTS + self.nodes.len() + index, member, connection, bytes);
     }
 
@@ -144,8 +167,8 @@ impl World {
     }
 
     fn page_call(&self, index: usize, number: u64) -> Vec<u8> {
-        let Process { host, identity, .. } = self.pool.processes[index];
-        let wanted = PageWanted { pool: NAME, pages: PAGES, identity, domain: self.domain(host) };
+        let Process { host, identity, lineage, .. } = self.pool.processes[index];
+        let wanted = PageWanted { lineage, pool: NAME, pages: PAGES, identity, domain: self.domain(host) };
         let found = (0..PAGES).filter_map(|slot| {
             let record = self.pool.pages.get(&slot).copied();
             let locked = self.pool.locks.get(&(host, slot)).is_some_and(|holder| *holder != identity);
@@ -159,7 +182,7 @@ impl World {
     }
 
     fn claim_call(&mut self, index: usize, number: u64) -> (Call, Vec<u8>) {
-        let Process { host, identity, .. } = self.pool.processes[index];
+        let Process { host, identity, lineage, .. } = self.pool.processes[index];
         let (first, domain) = (extent_of(index), self.domain(host));
         let locked = self.pool.lock(host, PAGES + first, identity);
         let (above, owner, owned) = self.pool.extents.get(&first).copied().unwrap_or_default();
@@ -167,6 +190,7 @@ impl World {
         let wanted = ExtentsWanted {
             node: NodeId::new(identity),
             key: identity,
+            lineage,
             name: "p",
             pool: NAME,
             first,
@@ -216,17 +240,23 @@ impl World {
         let (frame, _) = Frame::parse(&bytes).unwrap().unwrap();
         let asked = process.asked.take_if(|(number, ..)| *number == frame.header.request_id && !lost);
         match asked {
-            Some((_, Call::Page, _)) => match TakePage::decode_response(&frame).unwrap().0 {
-                PageGiven::Given { slot, epoch } => self.page_given(index, slot, epoch)?,
-                PageGiven::Full { .. } => self.report.pool_full += 1,
+            Some((_, Call::Page, _)) => match TakePage::decode_response(&frame).map(|(given, _)| given) {
+                Ok(PageGiven::Given { slot, epoch }) => self.page_given(index, slot, epoch)?,
+                Ok(PageGiven::Full { .. }) => self.report.pool_full += 1,
+                Err(ErrorCode::IllegalClient) => self.report.pool_refused += 1,
+                Err(error) => panic!("{error:?}"),
             },
-            Some((_, Call::Claim { locked }, _)) => match ClaimExtents::decode_response(&frame).unwrap().0 {
-                ExtentsGiven::Given { epoch } if locked => self.extent_given(index, epoch)?,
-                given @ ExtentsGiven::Given { .. } => {
-                    return Err(Violation::PoolShared(format!("{given:?} without a lock")));
+            Some((_, Call::Claim { locked }, _)) => {
+                match ClaimExtents::decode_response(&frame).map(|(given, _)| given) {
+                    Ok(ExtentsGiven::Given { epoch }) if locked => self.extent_given(index, epoch)?,
+                    Ok(given @ ExtentsGiven::Given { .. }) => {
+                        return Err(Violation::PoolShared(format!("{given:?} without a lock")));
+                    }
+                    Ok(ExtentsGiven::Held { .. }) => self.report.pool_held += 1,
+                    Err(ErrorCode::IllegalClient) => self.report.pool_refused += 1,
+                    Err(error) => panic!("{error:?}"),
                 }
-                ExtentsGiven::Held { .. } => self.report.pool_held += 1,
-            },
+            }
             Some((_, Call::Release, _)) => {
                 let Process { host, identity, .. } = self.pool.processes[index];
                 self.pool.unlock(host, PAGES + extent_of(index), identity);

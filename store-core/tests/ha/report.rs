@@ -99,6 +99,8 @@ pub(crate) struct Report {
     pub(crate) pool_held: u64,
     pub(crate) pool_full: u64,
     pub(crate) pool_contested: u64,
+    /// Requests about a pool with what was read under another lineage.
+    pub(crate) pool_refused: u64,
 }
 
 impl Report {
@@ -112,6 +114,6 @@ impl Report {
         add!(swaps, unknown_swaps, compared, snapshots, loaded, diverged, chunks_lost, behind);
         add!(switchovers, switched, disk_hits, demoted, adopted, reclaimed, forgotten, cleared);
         add!(promoted, node_crashes, found, prefetches);
-        add!(pool_pages, pool_extents, pool_deaths, pool_held, pool_full, pool_contested);
+        add!(pool_pages, pool_extents, pool_deaths, pool_held, pool_full, pool_contested, pool_refused);
     }
 }

@@ -79,6 +79,14 @@ pub struct Seat {
     pub epoch: u64,
 }
 
+/// What a page held when the master was asked for one: the epoch and the identity of its record, if it has
+/// one.
+pub(crate) type Found = Option<(u64, u64)>;
+
+fn found_in(record: Option<PeerRecord>) -> Found {
+    record.map(|record| (record.epoch, record.identity))
+}
+
 /// What is on a device or in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspection {
@@ -101,7 +109,7 @@ pub struct Pool {
     writable: bool,
     owned: Mutex<Owned>,
     /// The page that the master has given to this process, for the transport that has none.
-    seat: Mutex<Option<Seat>>,
+    seat: Mutex<Option<(Seat, Option<Found>)>>,
 }
 
 impl Pool {
@@ -234,18 +242,35 @@ impl Pool {
     /// Says which peer's page the master has given to this process. A transport over this mapping of the pool
     /// takes it when it attaches the next region, in place of the page that it had.
     pub fn take_seat(&self, seat: Seat) {
-        *self.seat.lock().unwrap_or_else(PoisonError::into_inner) = Some(seat);
+        *self.next() = Some((seat, None));
+    }
+
+    /// As [`take_seat`](Self::take_seat), for a page in which this record was found before the master was
+    /// asked. The transport does not take the page once another process has written it since: a master that
+    /// has lost its state may have given the page to that process.
+    pub fn take_seat_found(&self, seat: Seat, found: Option<PeerRecord>) {
+        *self.next() = Some((seat, Some(found_in(found))));
+    }
+
+    /// Forgets the page that was given last, unless a transport has taken it: the master that has given it is
+    /// another lineage by now, and may give it to another process.
+    pub fn forget_seat(&self) {
+        *self.next() = None;
+    }
+
+    fn next(&self) -> MutexGuard<'_, Option<(Seat, Option<Found>)>> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The page that was given last, unless a transport has taken it since.
     #[must_use]
     pub fn seat(&self) -> Option<Seat> {
-        *self.seat.lock().unwrap_or_else(PoisonError::into_inner)
+        self.next().map(|(seat, _)| seat)
     }
 
-    /// Takes the page that was given last.
-    pub(crate) fn next_seat(&self) -> Option<Seat> {
-        self.seat.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Takes the page that was given last, and what was found in it.
+    pub(crate) fn next_seat(&self) -> Option<(Seat, Option<Found>)> {
+        self.next().take()
     }
 
     /// The span, as memory that only a transport for pools may move: where the caches of the hosts are not
@@ -499,15 +524,18 @@ impl Pool {
         self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a peer's page, and states that it uses nothing.
-    pub(crate) fn sit(&self, seat: Seat, identity: u64) -> Result<Guest, PoolError> {
+    /// Takes a peer's page, and states that it uses nothing. `before`: what was found in it when the master
+    /// was asked, if that is known.
+    pub(crate) fn sit(&self, seat: Seat, before: Option<Found>, identity: u64) -> Result<Guest, PoolError> {
         if seat.slot >= self.block.peers {
             let (number, count) = (u64::from(seat.slot), u64::from(self.block.peers));
             return Err(PoolError::NoSuch { what: "peer", number, count });
         }
         let found = peer(&mut self.lines(), &self.block, seat.slot)?;
-        if let Some(found) = found.filter(|found| found.epoch >= seat.epoch) {
-            return Err(PoolError::Stale { number: seat.slot, found: found.epoch, given: seat.epoch });
+        let changed = before.is_some_and(|before| before != found_in(found));
+        if changed || found.is_some_and(|found| found.epoch >= seat.epoch) {
+            let found = found.map_or(0, |found| found.epoch);
+            return Err(PoolError::Stale { number: seat.slot, found, given: seat.epoch });
         }
         let guest = Guest { slot: seat.slot, identity };
         write_line(&mut self.lines(), self.coherence, self.block.use_at(seat.slot), Use::NONE)?;

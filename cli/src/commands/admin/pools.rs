@@ -14,7 +14,7 @@ use crate::{Outcome, output};
 const AFTER_HELP: &str = "Examples:
   snowskin admin pools
   snowskin admin pools --json | jq '.[] | select(.what == \"page\" and .number == 3)'
-  snowskin admin pools --free-page 3 --pool 6f1c0d3a2b4e4f5a8c9d0e1f2a3b4c5d";
+  snowskin admin pools --free-page 3 --epoch 3843995742208 --pool 6f1c0d3a2b4e4f5a8c9d0e1f2a3b4c5d";
 
 /// List who has which extents and pages of CXL pools, or free a page
 ///
@@ -25,8 +25,12 @@ const AFTER_HELP: &str = "Examples:
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
     /// Free this page: the process that had it can write the pool no more.
-    #[arg(long, value_name = "NUMBER", requires = "pool")]
+    #[arg(long, value_name = "NUMBER", requires_all = ["pool", "epoch"])]
     free_page: Option<u32>,
+    /// The epoch of the page, as the list shows it: a page that was given to another process since is not
+    /// freed.
+    #[arg(long, value_name = "EPOCH", requires = "free_page")]
+    epoch: Option<u64>,
     /// The pool of the page, as the list shows it.
     #[arg(long, value_name = "POOL", requires = "free_page", value_parser = pool_of)]
     pool: Option<[u8; 16]>,
@@ -81,8 +85,8 @@ impl Row {
 
 pub(super) fn run(args: &Args) -> Outcome {
     let mut rpc = args.master.connect()?;
-    if let (Some(slot), Some(pool)) = (args.free_page, args.pool) {
-        rpc.call::<FreePage>(&PageFreed { pool, slot }, std::iter::empty()).map_err(no_master)?;
+    if let (Some(slot), Some(pool), Some(epoch)) = (args.free_page, args.pool, args.epoch) {
+        rpc.call::<FreePage>(&PageFreed { pool, slot, epoch }, std::iter::empty()).map_err(no_master)?;
     }
     let ((), entries) = rpc.call::<ListPools>(&(), std::iter::empty()).map_err(no_master)?;
     let rows: Vec<Row> = entries.map(Row::of).collect();
