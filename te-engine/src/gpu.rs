@@ -13,7 +13,7 @@ use crate::error::StartError;
 #[derive(Clone, Default)]
 pub(crate) struct GpuMemory {
     all: Option<Arc<dyn Devices>>,
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "nvlink")]
     cuda: Option<te_gpu::Gpu>,
 }
 
@@ -41,7 +41,7 @@ impl GpuMemory {
                 [Some(first), Some(second)] => Some(Arc::new(both::Both { first, second })),
                 [one, other] => one.or(other),
             },
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "nvlink")]
             cuda: Some(cuda),
         })
     }

@@ -40,7 +40,14 @@ pub(super) fn open(config: &Config, identity: u64, given: &[FabricEntry<'_>]) ->
     let addr = listener.local_addr().map_err(listen)?;
     let gpus = GpuMemory::open(config)?;
     let pools = PoolMemory::default();
-    let context = FabricContext { config, control: addr, identity, gpus: &gpus, pools: &pools };
+    let context = FabricContext {
+        config,
+        control: addr,
+        identity,
+        gpus: &gpus,
+        #[cfg(feature = "cxl")]
+        pools: &pools,
+    };
     let mut opened = open_fabrics(&context, given)?;
     // A mask of rails and a descriptor have limits. The farthest rails beyond them are left out.
     let mut export_bytes = 1;

@@ -42,6 +42,7 @@ use te_fabric::ConfigError;
 
 use crate::config::Config;
 use crate::gpu::GpuMemory;
+#[cfg(feature = "cxl")]
 use crate::pools::PoolMemory;
 pub(crate) use set::Wanted;
 pub use set::{Fabrics, UnknownFabric};
@@ -234,6 +235,7 @@ pub struct FabricContext<'a> {
     /// The GPUs whose memory the engine registers.
     pub(crate) gpus: &'a GpuMemory,
     /// Where the CXL fabric puts the pools that it has opened.
+    #[cfg(feature = "cxl")]
     pub(crate) pools: &'a PoolMemory,
 }
 
