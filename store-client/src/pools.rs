@@ -141,7 +141,7 @@ mod not_built {
 
     /// No pages: this build has no pools.
     #[derive(Default)]
-    pub(crate) struct Pages;
+    pub(crate) struct Pages {}
 
     impl Pages {
         #[allow(clippy::unused_self, reason = "as where it is built")]

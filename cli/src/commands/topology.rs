@@ -79,10 +79,6 @@ struct Shown {
 }
 
 /// How fast a GPU copies.
-#[cfg_attr(
-    not(any(feature = "cuda", feature = "hip")),
-    expect(dead_code, reason = "this build measures no GPU")
-)]
 struct Copies {
     /// From host memory to the device's.
     to_device_gb_s: f64,
