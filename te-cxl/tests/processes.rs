@@ -143,7 +143,7 @@ fn a_peer_in_another_process_writes_and_reads_a_region() {
 fn the_range_of_a_writer_that_is_stopped_in_the_middle_of_a_copy_is_not_reused() {
     for coherence in [Flush, Hardware] {
         let mut inside = 0;
-        for _round in 0..20 {
+        for _round in 0..200 {
             let (file, mut owner, there) = owner(coherence);
             let mut writer = Other::start("writer", coherence, &file, 1, &export(&owner, REGION));
             writer.line("writing");
@@ -176,7 +176,7 @@ fn the_range_of_a_writer_that_is_stopped_in_the_middle_of_a_copy_is_not_reused()
 #[test]
 fn the_range_of_a_writer_that_was_killed_is_free_once_its_page_has_another_process() {
     let mut inside = false;
-    for _round in 0..20 {
+    for _round in 0..200 {
         let (file, mut owner, there) = owner(Flush);
         let mut writer = Other::start("writer", Flush, &file, 1, &export(&owner, REGION));
         writer.line("writing");
