@@ -229,7 +229,7 @@ pub struct Notification {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct RailStats {
-    /// The fabric: `local`, `shm`, `rdma`, `tcp`.
+    /// The name of the fabric in [`fabrics`](fn@crate::fabrics): `shm`, `tcp`.
     pub name: &'static str,
     /// Device and port (`mlx5_0:1`) of a fabric with several rails; else empty.
     pub device: String,
