@@ -16,4 +16,9 @@ extern crate alloc;
 
 mod ids;
 
-pub use ids::{BlockKey, Context, ContextId, EngineHash, InstanceId, InstanceMatch, Owner, OwnerId, OwnerMatch, Tier};
+pub mod index;
+pub mod learned;
+
+pub use ids::{
+    BlockKey, Context, ContextId, EngineHash, InstanceId, InstanceMatch, Owner, OwnerId, OwnerMatch, Tier,
+};
