@@ -15,5 +15,8 @@
 extern crate alloc;
 
 mod ids;
+pub mod zmtp;
 
-pub use ids::{BlockKey, Context, ContextId, EngineHash, InstanceId, InstanceMatch, Owner, OwnerId, OwnerMatch, Tier};
+pub use ids::{
+    BlockKey, Context, ContextId, EngineHash, InstanceId, InstanceMatch, Owner, OwnerId, OwnerMatch, Tier,
+};
