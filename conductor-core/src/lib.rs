@@ -15,6 +15,8 @@
 extern crate alloc;
 
 mod ids;
+pub mod index;
+pub mod learned;
 pub mod zmtp;
 
 pub use ids::{

@@ -183,8 +183,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection that was just opened, by either side. `identity` names a DEALER or REQ socket to its ROUTER;
-    /// empty for none, cut at 255 bytes.
+    /// A connection that was just opened, by either side. `identity` names a DEALER or REQ socket to its
+    /// ROUTER; empty for none, cut at 255 bytes.
     #[must_use]
     pub fn new(kind: Kind, limits: Limits, identity: &[u8], now: Instant) -> Self {
         let mut output = Vec::new();
@@ -233,8 +233,9 @@ impl Connection {
         self.heard_at
     }
 
-    /// Memory for the next bytes of the peer, [`Self::filled`] says how many were read into it. At least 64 KiB;
-    /// the memory of what [`Self::next`] returned is overwritten.
+    /// Memory for the next bytes of the peer, at least 64 KiB; [`Self::filled`] says how many were read into it.
+    /// It overwrites what [`Self::next`] returned. Call [`Self::next`] until it has no event before the next
+    /// read, so that no more than one message and one read are buffered.
     pub fn space(&mut self) -> &mut [u8] {
         self.make_room(READ_BYTES);
         &mut self.input[self.end..]
@@ -322,8 +323,8 @@ impl Connection {
         self.subscriptions.iter().any(|subscription| topic.starts_with(subscription))
     }
 
-    /// Subscribes to messages whose first part begins with `topic`; all of them when it is empty. May be called
-    /// before the handshake has ended.
+    /// Subscribes to messages whose first part begins with `topic`; all of them when it is empty. May be
+    /// called before the handshake has ended.
     pub fn subscribe(&mut self, topic: &[u8]) {
         self.subscriptions.push(topic.to_vec());
         if self.state == State::Open {

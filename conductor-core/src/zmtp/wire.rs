@@ -33,8 +33,8 @@ pub const fn greeting() -> [u8; GREETING_BYTES] {
     bytes
 }
 
-/// The minor version of a greeting that has arrived so far; `None` while more bytes are needed. A greeting that
-/// cannot become valid is refused at the first byte that shows it.
+/// The minor version of a greeting that has arrived so far; `None` while more bytes are needed. A greeting
+/// that cannot become valid is refused at the first byte that shows it.
 ///
 /// # Errors
 /// [`Error::NotZmtp`], [`Error::Version`], [`Error::Mechanism`].
