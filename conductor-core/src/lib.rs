@@ -15,5 +15,10 @@
 extern crate alloc;
 
 mod ids;
+pub mod index;
+pub mod learned;
+pub mod zmtp;
 
-pub use ids::{BlockKey, Context, ContextId, EngineHash, InstanceId, InstanceMatch, Owner, OwnerId, OwnerMatch, Tier};
+pub use ids::{
+    BlockKey, Context, ContextId, EngineHash, InstanceId, InstanceMatch, Owner, OwnerId, OwnerMatch, Tier,
+};
