@@ -24,7 +24,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub(crate) use flags::{FlagsOfClient, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, FlagsOfUp, Given};
+pub(crate) use flags::{
+    FlagsOfClient, FlagsOfConductor, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, FlagsOfUp, Given,
+};
 use keys::Key;
 
 use crate::size::ByteSize;
@@ -43,6 +45,8 @@ pub(crate) struct Settings {
     pub(crate) node: NodeSettings,
     /// Clients: `put`, `get` and other commands that send requests to a master.
     pub(crate) client: store_client::ClientConfig,
+    /// `snowskin conductor serve`.
+    pub(crate) conductor: conductor::Config,
 }
 
 /// Log messages on stderr.
@@ -349,6 +353,7 @@ impl Loaded {
         let cluster = &settings.cluster;
         let store = &mut settings.master.store;
         for (own, shared) in [
+            (&mut settings.conductor.admin_secret, &cluster.admin_secret),
             (&mut store.admin_secret, &cluster.admin_secret),
             (&mut store.cluster_secret, &cluster.cluster_secret),
         ] {
@@ -397,6 +402,7 @@ impl Loaded {
                 (!right).then(|| ("tenant".to_owned(), need))
             }
             "client" => client(settings.client.validate()).or_else(|| engine(&settings.client.engine)),
+            "conductor" => settings.conductor.validate().err().map(|error| (error.field, error.need)),
             _ => None,
         }?;
         let key = format!("{section}.{field}");
