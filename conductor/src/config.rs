@@ -24,10 +24,10 @@ pub struct Config {
     /// `/health`, `/ready` and `/metrics` are served under every name. Default none.
     pub http_hosts: Vec<String>,
     /// The secret that requests which change something have to send (`Authorization: Bearer`): `/register`,
-    /// `/unregister` and `/snapshot`. Empty: such requests are accepted from this host only. Default empty.
+    /// `/unregister`, `/snapshot`. Empty: such requests are accepted from this host only. On the command line
+    /// it is `cluster.admin_secret`.
+    #[serde(skip)]
     pub admin_secret: store_core::Secret,
-    /// Limits on clients of the HTTP interface.
-    pub http: store_master::HttpLimits,
     /// The engines and stores whose events are read. Others come by `POST /register`.
     pub engines: Vec<EngineConfig>,
     /// File in which the index is kept over a restart; none: a restart begins with an empty index, which the
@@ -43,6 +43,8 @@ pub struct Config {
     pub peer_ms: u32,
     /// Seed of block hashes, as in Mooncake's `CONDUCTOR_SEED`. Default 0.
     pub seed: u64,
+    /// Limits on clients of the HTTP interface.
+    pub http: store_master::HttpLimits,
     /// Limits on what engines and clients can make the Conductor keep.
     pub limits: LimitsConfig,
     /// Connections to engines.
@@ -179,8 +181,8 @@ pub struct ScheduleConfig {
     pub tbt_slo_ms: u32,
     /// How long a reservation lives without news, milliseconds, at least 100. Default 600,000.
     pub reservation_ms_max: u32,
-    /// How long an instance is assumed to have a prompt's blocks after the prompt was placed there, unless its
-    /// events say so, milliseconds. Default 30,000.
+    /// How long an instance is assumed to have a prompt's blocks after the prompt was placed there, unless
+    /// its events say so, milliseconds. Default 30,000.
     pub assumed_ms: u32,
 }
 

@@ -70,8 +70,6 @@ scopes! {
     OfUp FlagsOfUp { [], SECRETS_OF_MASTER, false, false }
     /// `snowskin node`.
     OfNode FlagsOfNode { ["node", "cluster"], [], true, false }
-    /// `snowskin conductor serve`.
-    OfConductor FlagsOfConductor { ["conductor"], ["cluster.admin_secret", "cluster.admin_secret_file"], true, false }
     /// Commands that move objects.
     OfClient FlagsOfClient { ["client", "cluster"], [], false, false }
     /// Commands that only send requests to the master.

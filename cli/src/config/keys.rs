@@ -46,7 +46,7 @@ const SOURCES: [(&str, &str); 13] = [
 ];
 
 /// Short flags for settings with long names. `-h` lists these; `--help` lists all.
-const FLAGS: [(&str, &str); 43] = [
+const FLAGS: [(&str, &str); 46] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
     ("cluster.tenant_secret", "tenant-secret"),
@@ -87,6 +87,9 @@ const FLAGS: [(&str, &str); 43] = [
     ("node.disks", "disk"),
     ("node.shared", "shared"),
     ("client.engine.fabrics", "fabric"),
+    ("conductor.listen", "listen"),
+    ("conductor.snapshot", "snapshot"),
+    ("conductor.peer", "peer"),
     ("conductor.schedule.policy", "policy"),
     ("conductor.schedule.ttft_slo_ms", "ttft-slo-ms"),
     ("conductor.schedule.tbt_slo_ms", "tbt-slo-ms"),
@@ -210,7 +213,7 @@ pub(crate) fn nearest(path: &str) -> Option<&'static str> {
 
 /// Whether a variable has a name like a setting of this program.
 pub(crate) fn looks_like_setting(variable: &str) -> bool {
-    let sections = ["LOG_", "CLUSTER_", "MASTER_", "NODE_", "CLIENT_"];
+    let sections = ["LOG_", "CLUSTER_", "MASTER_", "NODE_", "CLIENT_", "CONDUCTOR_"];
     variable
         .strip_prefix("SNOWSKIN_")
         .is_some_and(|rest| sections.iter().any(|section| rest.starts_with(section)))

@@ -24,9 +24,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub(crate) use flags::{
-    FlagsOfClient, FlagsOfConductor, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, FlagsOfUp, Given,
-};
+pub(crate) use flags::{FlagsOfClient, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, FlagsOfUp, Given};
 use keys::Key;
 
 use crate::size::ByteSize;
@@ -351,9 +349,9 @@ impl Loaded {
             settings.node.node.name = process_name();
         }
         let cluster = &settings.cluster;
+        settings.conductor.admin_secret = cluster.admin_secret.clone();
         let store = &mut settings.master.store;
         for (own, shared) in [
-            (&mut settings.conductor.admin_secret, &cluster.admin_secret),
             (&mut store.admin_secret, &cluster.admin_secret),
             (&mut store.cluster_secret, &cluster.cluster_secret),
         ] {
