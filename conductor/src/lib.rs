@@ -19,6 +19,8 @@
 #![deny(unsafe_code)]
 
 mod config;
+pub mod mock;
+pub mod proxy;
 
 pub use config::{
     BLOCK_TOKENS_MAX, Config, ConfigError, DP_RANKS_MAX, Endpoint, EngineConfig, EngineKind, LimitsConfig,

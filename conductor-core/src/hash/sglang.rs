@@ -1,0 +1,1 @@
+//! The hashes of `SGLang`'s radix cache.

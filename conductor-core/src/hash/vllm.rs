@@ -1,0 +1,1 @@
+//! The hashes of vLLM's prefix cache.
