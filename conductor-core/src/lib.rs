@@ -14,6 +14,8 @@
 
 extern crate alloc;
 
+pub mod events;
+pub mod hash;
 mod ids;
 pub mod index;
 pub mod learned;
