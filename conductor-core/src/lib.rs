@@ -18,7 +18,9 @@ pub mod events;
 pub mod hash;
 mod ids;
 pub mod index;
+pub mod knowledge;
 pub mod learned;
+pub mod stream;
 pub mod zmtp;
 
 pub use ids::{

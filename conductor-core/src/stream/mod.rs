@@ -336,7 +336,7 @@ impl Stream {
     fn alone(&mut self, sink: &mut impl Sink) {
         self.bound = true;
         self.enter_live(sink);
-        while let Some(held) = self.held.pop() {
+        while let Some(held) = self.held.pop_if(|_| true) {
             if self.begin.is_some() && held.seq != self.next {
                 self.void(FenceReason::Lost, sink);
             }
