@@ -47,7 +47,7 @@ impl Knowledge {
                 Event::Stored(stored) => {
                     let dp_rank = stored.source.dp_rank.or(batch.dp_rank());
                     keys.clear();
-                    apply_stored(publisher, state, id, &self.settings, dp_rank, &stored, &mut keys);
+                    apply_stored(publisher, state, &self.settings, dp_rank, &stored, &mut keys);
                     if !keys.is_empty() && !self.waiting.is_empty() {
                         let context = publisher.context;
                         self.announced(context, &stored, &keys);
@@ -77,7 +77,6 @@ impl Knowledge {
 pub(super) fn rank_of(
     publisher: &mut Publisher,
     state: &mut ContextState,
-    id: PublisherId,
     context: ContextId,
     dp_rank: u32,
     ranks_max: usize,
@@ -90,7 +89,6 @@ pub(super) fn rank_of(
         return None;
     }
     let at = state.new_rank(Rank {
-        publisher: id,
         instance: publisher.instance,
         dp_rank,
         served: publisher.served,
@@ -104,7 +102,6 @@ pub(super) fn rank_of(
 pub(super) fn apply_stored(
     publisher: &mut Publisher,
     state: &mut ContextState,
-    id: PublisherId,
     settings: &Settings,
     dp_rank: Option<u32>,
     stored: &Stored<'_>,
@@ -122,7 +119,7 @@ pub(super) fn apply_stored(
     }
     let dp_rank = dp_rank.unwrap_or(publisher.registration.dp_rank);
     let context = publisher.context;
-    let rank = rank_of(publisher, state, id, context, dp_rank, settings.ranks_per_publisher_max);
+    let rank = rank_of(publisher, state, context, dp_rank, settings.ranks_per_publisher_max);
     let group = stored.group.unwrap_or_default();
     let place = rank.and_then(|rank| {
         let owner = state.owner_or_new(rank, stored.tier, group, settings.groups_max)?;
@@ -173,8 +170,8 @@ fn apply_removed(
 ) {
     let dp_rank = dp_rank.unwrap_or(publisher.registration.dp_rank);
     let known = publisher.ranks.iter().find(|(of, rank, _)| (*of, *rank) == (publisher.context, dp_rank));
-    let owner: Option<OwnerId> = known
-        .and_then(|(_, _, rank)| state.owner(*rank, removed.tier, removed.group.unwrap_or_default()));
+    let owner: Option<OwnerId> =
+        known.and_then(|(_, _, rank)| state.owner(*rank, removed.tier, removed.group.unwrap_or_default()));
     let mut gone = 0;
     if let Some(owner) = owner {
         // Where a hash stands for several blocks, the owner has at most one of them.

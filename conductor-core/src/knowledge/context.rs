@@ -6,7 +6,7 @@ use crate::index::Index;
 use crate::learned::Learned;
 use crate::{Context, ContextId, EngineHash, InstanceId, OwnerId, Tier};
 
-use super::{BlockKey, OwnerDigest, PublisherId, Settings};
+use super::{BlockKey, OwnerDigest, Settings};
 
 /// An owner, from the side of the index.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +19,6 @@ pub(super) struct Owner {
 /// A rank of a publisher, and its owners.
 #[derive(Debug)]
 pub(super) struct Rank {
-    pub(super) publisher: PublisherId,
     pub(super) instance: InstanceId,
     pub(super) dp_rank: u32,
     pub(super) served: bool,
@@ -121,9 +120,8 @@ impl ContextState {
         let first = keys.next()?;
         let Some(second) = keys.next() else { return Some(first) };
         let rank = self.rank(rank)?;
-        let has = |key: &BlockKey| {
-            rank.tiers.iter().flatten().any(|(_, owner)| self.index.holds(*owner, *key))
-        };
+        let has =
+            |key: &BlockKey| rank.tiers.iter().flatten().any(|(_, owner)| self.index.holds(*owner, *key));
         [first, second].into_iter().chain(keys).find(has)
     }
 

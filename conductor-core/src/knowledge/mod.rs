@@ -19,9 +19,9 @@ mod apply;
 mod context;
 mod query;
 mod shared;
-mod types;
 #[cfg(test)]
 mod tests;
+mod types;
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -106,7 +106,11 @@ impl Knowledge {
                 )
         };
         if let Some((id, known)) = self.publishers.iter().find(|(_, known)| same(&known.registration)) {
-            return if known.registration == registration { Ok(*id) } else { Err(RegisterError::Differs(*id)) };
+            return if known.registration == registration {
+                Ok(*id)
+            } else {
+                Err(RegisterError::Differs(*id))
+            };
         }
         if self.publishers.len() >= self.settings.publishers_max {
             return Err(RegisterError::Full("publishers_max"));
@@ -115,8 +119,7 @@ impl Knowledge {
         let instance = self.instance_for(&registration);
         let id = PublisherId(self.next_publisher);
         self.next_publisher += 1;
-        let root =
-            Root::of(self.settings.seed, registration.lora.as_deref(), registration.salt.as_deref());
+        let root = Root::of(self.settings.seed, registration.lora.as_deref(), registration.salt.as_deref());
         let decoder = Decoder::with_limits(registration.dialect, self.settings.payload);
         self.publishers.insert(
             id,

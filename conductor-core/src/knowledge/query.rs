@@ -58,7 +58,11 @@ impl Knowledge {
             let mut candidates = state.learned.get(*hash);
             let first = candidates.next()?;
             // Where engines disagree, what any of them still has.
-            Some(candidates.find(|key| state.index.contains(*key) && !state.index.contains(first)).unwrap_or(first))
+            Some(
+                candidates
+                    .find(|key| state.index.contains(*key) && !state.index.contains(first))
+                    .unwrap_or(first),
+            )
         }));
     }
 }
@@ -101,7 +105,11 @@ fn extended(index: &Index, rank: &Rank, tiers: &[Tier], keys: &[BlockKey], from:
 fn summarize(ranks: &[RankMatch], out: &mut Vec<InstanceMatch>) {
     for rank in ranks {
         if out.last().is_none_or(|last| last.instance != rank.instance) {
-            out.push(InstanceMatch { instance: rank.instance, dp_rank: rank.dp_rank, ..InstanceMatch::default() });
+            out.push(InstanceMatch {
+                instance: rank.instance,
+                dp_rank: rank.dp_rank,
+                ..InstanceMatch::default()
+            });
         }
         let Some(best) = out.last_mut() else { continue };
         if rank.gpu > best.gpu {

@@ -118,7 +118,10 @@ impl Knowledge {
         for (hash, key) in stored.hashes.iter().zip(keys) {
             for of in &stores {
                 let block = (of.publisher, of.model, *hash);
-                if self.waiting.has(block, of.objects) && self.store_join(*of, context, *key) && of.objects == 1 {
+                if self.waiting.has(block, of.objects)
+                    && self.store_join(*of, context, *key)
+                    && of.objects == 1
+                {
                     self.waiting.blocks.remove(&block);
                 }
             }
@@ -147,10 +150,10 @@ impl Knowledge {
     fn store_put(&mut self, of: Of, hash: EngineHash, object: u64) {
         let block = (of.publisher, of.model, hash);
         let known = self.waiting.add(block, object);
-        if known.is_none() {
-            if let Some(publisher) = self.publishers.get_mut(&of.publisher) {
-                publisher.counters.refused += 1;
-            }
+        if known.is_none()
+            && let Some(publisher) = self.publishers.get_mut(&of.publisher)
+        {
+            publisher.counters.refused += 1;
         }
         if known.is_none_or(|objects| objects < of.objects) {
             return;
@@ -178,7 +181,9 @@ impl Knowledge {
         if was_complete {
             for context in self.contexts_of(of) {
                 let Some(publisher) = self.publishers.get(&of.publisher) else { return };
-                let Some((_, _, rank)) = publisher.ranks.iter().find(|(of, ..)| *of == context) else { continue };
+                let Some((_, _, rank)) = publisher.ranks.iter().find(|(of, ..)| *of == context) else {
+                    continue;
+                };
                 let state = &mut self.contexts[context.0 as usize];
                 let Some(owner) = state.owner(*rank, Tier::Store, 0) else { continue };
                 for key in state.learned.get(hash) {
@@ -198,9 +203,9 @@ impl Knowledge {
         let Some(publisher) = self.publishers.get_mut(&of.publisher) else { return false };
         let state = &mut self.contexts[context.0 as usize];
         let ranks_max = self.settings.contexts_max;
-        let Some(rank) = rank_of(publisher, state, of.publisher, context, 0, ranks_max) else { return false };
+        let Some(rank) = rank_of(publisher, state, context, 0, ranks_max) else { return false };
         let Some(owner) = state.owner_or_new(rank, Tier::Store, 0, 1) else { return false };
-        let joined = state.index.joined(owner, key);
+        let joined = state.index.holds(owner, key);
         publisher.counters.stored += u64::from(joined);
         joined
     }
@@ -212,8 +217,12 @@ impl Knowledge {
             Some(state.context.tenant.as_str()) == tenant
                 && xxh3_64(state.context.model.as_bytes()) == of.model
         };
-        let found: Vec<ContextId> =
-            (0..).map(ContextId).zip(&self.contexts).filter(|(_, state)| is(state)).map(|(id, _)| id).collect();
+        let found: Vec<ContextId> = (0..)
+            .map(ContextId)
+            .zip(&self.contexts)
+            .filter(|(_, state)| is(state))
+            .map(|(id, _)| id)
+            .collect();
         found.into_iter()
     }
 
@@ -224,7 +233,7 @@ impl Knowledge {
         let mut keys = core::mem::take(&mut self.keys);
         keys.clear();
         let stored = Stored { tier: Tier::Store, group: None, ..*stored };
-        apply_stored(publisher, state, id, &self.settings, Some(0), &stored, &mut keys);
+        apply_stored(publisher, state, &self.settings, Some(0), &stored, &mut keys);
         self.keys = keys;
     }
 }

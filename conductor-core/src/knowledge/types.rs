@@ -64,12 +64,16 @@ pub enum RegisterError {
 impl fmt::Display for RegisterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Field(field) => write!(f, "`{field}` is missing or out of range: set it in the registration"),
+            Self::Field(field) => {
+                write!(f, "`{field}` is missing or out of range: set it in the registration")
+            }
             Self::Differs(PublisherId(id)) => write!(
                 f,
                 "the instance and rank are registered with other values (publisher {id}): unregister them first"
             ),
-            Self::Full(limit) => write!(f, "`{limit}` was reached: unregister what is gone, or raise the limit"),
+            Self::Full(limit) => {
+                write!(f, "`{limit}` was reached: unregister what is gone, or raise the limit")
+            }
         }
     }
 }

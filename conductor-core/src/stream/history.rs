@@ -51,6 +51,10 @@ impl History {
     pub fn since(&self, from: u64) -> impl Iterator<Item = (u64, &[u8])> {
         let first = self.next - self.messages.len() as u64;
         let skipped = usize::try_from(from.saturating_sub(first)).unwrap_or(usize::MAX);
-        self.messages.iter().enumerate().skip(skipped).map(move |(i, payload)| (first + i as u64, &payload[..]))
+        self.messages
+            .iter()
+            .enumerate()
+            .skip(skipped)
+            .map(move |(i, payload)| (first + i as u64, &payload[..]))
     }
 }

@@ -137,7 +137,8 @@ impl Stream {
     /// Whether everything that the publisher ever said was applied, and not only its latest messages.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.begin.is_none_or(|begin| begin == self.settings.first_seq) && self.next >= self.settings.first_seq
+        self.begin.is_none_or(|begin| begin == self.settings.first_seq)
+            && self.next >= self.settings.first_seq
     }
 
     /// What has to be kept in a snapshot; `None` when nothing was applied.
@@ -463,12 +464,13 @@ impl Stream {
     /// A message of a publisher that replays nothing.
     fn live_alone(&mut self, seq: u64, digest: u64, payload: &[u8], sink: &mut impl Sink) {
         if self.begin.is_some() && seq < self.next {
-            if self.recent.digest(seq) == Some(digest) {
+            let known = self.recent.digest(seq);
+            if known == Some(digest) {
                 self.counters.duplicates += 1;
                 return;
             }
             self.late += 1;
-            if seq != self.settings.first_seq && self.late < LATE_MESSAGES_MAX {
+            if known.is_none() && seq != self.settings.first_seq && self.late < LATE_MESSAGES_MAX {
                 self.counters.reordered += 1;
                 return;
             }
