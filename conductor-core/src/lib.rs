@@ -14,10 +14,16 @@
 
 extern crate alloc;
 
+pub mod cost;
+pub mod events;
+pub mod hash;
 mod ids;
-
 pub mod index;
+pub mod knowledge;
 pub mod learned;
+pub mod scheduler;
+pub mod stream;
+pub mod zmtp;
 
 pub use ids::{
     BlockKey, Context, ContextId, EngineHash, InstanceId, InstanceMatch, Owner, OwnerId, OwnerMatch, Tier,
