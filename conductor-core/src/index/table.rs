@@ -1,10 +1,10 @@
 //! An open-addressed table whose slots are in the order of their hashes.
 //!
-//! A hash's home is its share of the segment (`hash * homes >> bits`), which keeps the order of hashes, and slots
-//! of one cluster are kept sorted. So growth is one sequential copy, a cursor that is a hash survives every
-//! insertion and removal, and a range of hashes is a range of slots. The table is divided into segments by the
-//! hash's highest byte that grow one by one: growth copies a 256th of the table at a time, and the memory of
-//! two generations never exists at once.
+//! A hash's home is its share of the segment (`hash * homes >> bits`), which keeps the order of hashes, and
+//! slots of one cluster are kept sorted. So growth is one sequential copy, a cursor that is a hash survives
+//! every insertion and removal, and a range of hashes is a range of slots. The table is divided into segments
+//! by the hash's highest byte that grow one by one: growth copies a 256th of the table at a time, and the
+//! memory of two generations never exists at once.
 
 use alloc::vec::Vec;
 
@@ -68,8 +68,8 @@ pub(crate) struct At {
     index: usize,
 }
 
-/// Slots between a hash's home and its place. Beyond it insertion is refused, so that keys made to collide cost
-/// a bounded time.
+/// Slots between a hash's home and its place. Beyond it insertion is refused, so that keys made to collide
+/// cost a bounded time.
 const DISPLACEMENT_MAX: usize = 4096;
 const HOMES_MIN: usize = 16;
 
