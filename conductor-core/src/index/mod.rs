@@ -129,6 +129,21 @@ enum Refusal {
     Holders,
 }
 
+impl Refusal {
+    fn count(self, counters: &mut Counters, blocks: usize) {
+        let counter = match self {
+            Self::Conflict => &mut counters.conflicts,
+            Self::Deep => &mut counters.too_deep,
+            Self::Full => &mut counters.refused_full,
+            Self::Holders => &mut counters.refused_holders,
+        };
+        *counter += blocks as u64;
+    }
+}
+
+/// Blocks whose places in the table are read at the same time.
+const TOUCHED: usize = 16;
+
 /// The blocks of one context and their owners. See the [module](self).
 #[derive(Debug)]
 pub struct Index {
@@ -203,27 +218,26 @@ impl Index {
             return refused;
         };
         let confirms = self.seats.get(seat).assumed > 0;
-        for (key, depth) in keys.iter().zip(depth..) {
-            let rest = (keys.len() - stored.added - stored.known) as u64;
-            let hash = spread(key.0);
-            match self.store(seat, before, hash, depth) {
-                Ok((at, added)) => {
-                    stored.added += usize::from(added);
-                    stored.known += usize::from(!added);
-                    before = Some((hash, at));
-                }
-                Err(refusal) => {
-                    match refusal {
-                        Refusal::Conflict => self.counters.conflicts += rest,
-                        Refusal::Deep => self.counters.too_deep += rest,
-                        Refusal::Full => self.counters.refused_full += rest,
-                        Refusal::Holders => self.counters.refused_holders += rest,
+        let mut hashes = [0; TOUCHED];
+        'pieces: for (piece, depth) in keys.chunks(TOUCHED).zip((depth..).step_by(TOUCHED)) {
+            let hashes = &mut hashes[..piece.len()];
+            hashes.iter_mut().zip(piece).for_each(|(hash, key)| *hash = spread(key.0));
+            self.table.touch(hashes);
+            for ((key, hash), depth) in piece.iter().zip(hashes).zip(depth..) {
+                match self.store(seat, before, *hash, depth) {
+                    Ok((at, added)) => {
+                        stored.added += usize::from(added);
+                        stored.known += usize::from(!added);
+                        before = Some((*hash, at));
                     }
-                    break;
+                    Err(refusal) => {
+                        refusal.count(&mut self.counters, keys.len() - stored.added - stored.known);
+                        break 'pieces;
+                    }
                 }
-            }
-            if confirms {
-                self.confirm(seat, *key);
+                if confirms {
+                    self.confirm(seat, *key);
+                }
             }
         }
         if !parent_held && stored.added + stored.known > 0 {

@@ -11,7 +11,7 @@ use super::holders::{EMPTY, SetId, Stamped, each_seat};
 use super::table::At;
 
 /// Blocks without holders that are followed down a chain at a time.
-const PATH_MAX: usize = 64;
+const PATH_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
@@ -172,21 +172,24 @@ impl Index {
             let Some(at) = self.table.find(last) else { break };
             let entry = self.table.get(at);
             let mut child = None;
-            let has_child = self.any_child(&entry, |of| {
+            self.any_child(&entry, |of| {
                 child = Some((of.hash, of.set));
                 true
             });
-            match child {
-                Some((next, EMPTY)) if path.len() < PATH_MAX => path.push(next),
-                _ if has_child => {
-                    self.sweep.ghosts_dirty |= path.len() == PATH_MAX;
-                    break;
-                }
-                _ => {
-                    self.forget(at);
-                    path.pop();
-                }
+            let Some((next, set)) = child else {
+                self.forget(at);
+                path.pop();
+                continue;
+            };
+            let Some(next_at) = self.table.find(next) else { break };
+            if self.without_dead(next_at, set) != EMPTY {
+                break;
             }
+            if path.len() == PATH_MAX {
+                self.sweep.ghosts_dirty = true;
+                break;
+            }
+            path.push(next);
         }
         self.sweep.path = path;
         steps

@@ -72,6 +72,8 @@ pub(crate) struct At {
 /// cost a bounded time.
 const DISPLACEMENT_MAX: usize = 4096;
 const HOMES_MIN: usize = 16;
+/// The mean distance from a home to the end of a search, in slots.
+const TOUCHED_AHEAD: usize = 4;
 
 #[derive(Debug)]
 struct Segment<S> {
@@ -197,6 +199,21 @@ impl<S: Slot> Table<S> {
         let index = of.lower_bound(hash);
         let slot = &of.slots[index];
         (slot.hash() == hash && !slot.vacant()).then_some(At { segment, index })
+    }
+
+    /// Reads the homes of hashes that are about to be looked up: these reads do not wait for each other, while
+    /// those of look-ups do.
+    #[inline]
+    pub(crate) fn touch(&self, hashes: &[u64]) {
+        let mut read = 0;
+        for hash in hashes {
+            let of = &self.segments[segment_of(*hash)];
+            let home = of.home(*hash);
+            for index in [home, home + TOUCHED_AHEAD] {
+                read ^= of.slots.get(index).map_or(0, Slot::hash);
+            }
+        }
+        core::hint::black_box(read);
     }
 
     /// The slot with this hash, which was at `hint` a while ago.

@@ -86,12 +86,7 @@ impl Index {
                 }
                 Err(refusal) => {
                     stored.refused += 1;
-                    match refusal {
-                        Refusal::Conflict => self.counters.conflicts += 1,
-                        Refusal::Deep => self.counters.too_deep += 1,
-                        Refusal::Full => self.counters.refused_full += 1,
-                        Refusal::Holders => self.counters.refused_holders += 1,
-                    }
+                    refusal.count(&mut self.counters, 1);
                 }
             }
         }
