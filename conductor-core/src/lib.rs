@@ -14,6 +14,13 @@
 
 extern crate alloc;
 
+pub mod events;
+pub mod hash;
 mod ids;
+pub mod index;
+pub mod learned;
+pub mod zmtp;
 
-pub use ids::{BlockKey, Context, ContextId, EngineHash, InstanceId, InstanceMatch, Owner, OwnerId, OwnerMatch, Tier};
+pub use ids::{
+    BlockKey, Context, ContextId, EngineHash, InstanceId, InstanceMatch, Owner, OwnerId, OwnerMatch, Tier,
+};
