@@ -173,12 +173,16 @@ impl BlockCache {
             block.held[tier] = None;
         }
         let below = tier + 1;
-        let is_below = |cache: &Self| cache.blocks.get(&hash).is_some_and(|block| block.held[below].is_some());
+        let is_below =
+            |cache: &Self| cache.blocks.get(&hash).is_some_and(|block| block.held[below].is_some());
         if below < TIERS.len() && self.capacity[below] > 0 && !is_below(self) && self.make_room(below) {
             self.place(below, hash);
         }
         self.events.push(Event::Removed { tier: TIERS[tier], hash });
-        if self.blocks.get(&hash).is_some_and(|block| block.users == 0 && block.held.iter().all(Option::is_none))
+        if self
+            .blocks
+            .get(&hash)
+            .is_some_and(|block| block.users == 0 && block.held.iter().all(Option::is_none))
         {
             self.blocks.remove(&hash);
         }

@@ -29,7 +29,8 @@ impl Fields {
     /// # Errors
     /// It is not JSON, not an object, has too many fields, or one twice.
     pub(crate) fn parse(text: Bytes) -> Result<Self, String> {
-        let checked = std::str::from_utf8(&text).map_err(|error| format!("the body is not UTF-8: {error}"))?;
+        let checked =
+            std::str::from_utf8(&text).map_err(|error| format!("the body is not UTF-8: {error}"))?;
         let mut deserializer = serde_json::Deserializer::from_str(checked);
         let fields = Finder(checked)
             .deserialize(&mut deserializer)
@@ -143,7 +144,8 @@ impl Prompt {
             (Some(b'"'), _) => Ok(Self::Text),
             (Some(b'['), Some(b'0'..=b'9')) => ids(bytes).map(Self::Ids),
             (Some(b'['), Some(b'[' | b'"')) => {
-                let prompts: Vec<&RawValue> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+                let prompts: Vec<&RawValue> =
+                    serde_json::from_str(text).map_err(|error| error.to_string())?;
                 match prompts[..] {
                     [prompt] if !prompt.get().starts_with("[[") => Self::parse(prompt.get()),
                     _ => Err(format!("{} prompts: send one per request", prompts.len())),
@@ -209,7 +211,8 @@ mod tests {
 
     #[test]
     fn fields_are_read_and_replaced_in_the_text() {
-        let fields = fields(r#" {"model":"m", "prompt" : [1, 2] ,"stream":true,"n":null,"q\"":{"a":[]}} "#).unwrap();
+        let fields =
+            fields(r#" {"model":"m", "prompt" : [1, 2] ,"stream":true,"n":null,"q\"":{"a":[]}} "#).unwrap();
         assert_eq!(fields.get("prompt"), Some("[1, 2]"));
         assert_eq!((fields.get("n"), fields.get("absent")), (None, None));
         assert_eq!(fields.parsed::<bool>("stream"), Ok(Some(true)));
@@ -220,7 +223,9 @@ mod tests {
 
     #[test]
     fn hostile_bodies_are_refused() {
-        for text in ["", "[]", "{", r#"{"a":1}{"#, r#"{"a":1,"a":2}"#, r#"{"a":}"#, "null", r#"{"a" 1}"#, "\"x\""] {
+        for text in
+            ["", "[]", "{", r#"{"a":1}{"#, r#"{"a":1,"a":2}"#, r#"{"a":}"#, "null", r#"{"a" 1}"#, "\"x\""]
+        {
             assert!(fields(text).is_err(), "{text}");
         }
         assert!(Fields::parse(Bytes::from_static(b"{\"a\":\"\xff\"}")).is_err());
@@ -240,8 +245,28 @@ mod tests {
         assert_eq!(Prompt::parse("\"x\""), Ok(Prompt::Text));
         assert_eq!(Prompt::parse("[\"x\"]"), Ok(Prompt::Text));
         for text in [
-            "", "[]", "[", "[1", "[1,", "[1,]", "[,1]", "[1 2]", "[01]", "[1.5]", "[-1]", "[1e3]", "[4294967296]",
-            "[99999999999999999999]", "[1]]", "[1],", "[\"a\",\"b\"]", "[[1],[2]]", "[[[1]]]", "{}", "1", "true",
+            "",
+            "[]",
+            "[",
+            "[1",
+            "[1,",
+            "[1,]",
+            "[,1]",
+            "[1 2]",
+            "[01]",
+            "[1.5]",
+            "[-1]",
+            "[1e3]",
+            "[4294967296]",
+            "[99999999999999999999]",
+            "[1]]",
+            "[1],",
+            "[\"a\",\"b\"]",
+            "[[1],[2]]",
+            "[[[1]]]",
+            "{}",
+            "1",
+            "true",
         ] {
             assert!(Prompt::parse(text).is_err(), "{text}");
         }

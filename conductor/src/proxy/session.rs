@@ -93,9 +93,8 @@ impl Wanted {
             return Err("max_tokens: send at least 1".to_owned());
         }
         let options: StreamOptions = fields.parsed("stream_options")?.unwrap_or_default();
-        let harmless = |(name, values): &(&str, &[&str])| {
-            fields.get(name).is_none_or(|value| values.contains(&value))
-        };
+        let harmless =
+            |(name, values): &(&str, &[&str])| fields.get(name).is_none_or(|value| values.contains(&value));
         Ok(Self {
             model,
             is_chat,
@@ -235,8 +234,7 @@ impl<P: Place> Session<P> {
         let begun = Instant::now();
         let limit = self.core.limits.tokenize_time_max;
         let tokenizer = &self.core.tokenizer;
-        self.tokens =
-            tokenizer.tokens(&self.fields, &self.wanted.model, &engine, &self.headers, limit).await;
+        self.tokens = tokenizer.tokens(&self.fields, &self.wanted.model, &engine, &self.headers, limit).await;
         self.with_engines += begun.elapsed();
         Ok(())
     }
@@ -303,9 +301,7 @@ impl<P: Place> Session<P> {
             (Handover::KvTransferParams, _) => {
                 self.hand_over(&placed, asked, &reserved).await.map(|exchange| (exchange, None))
             }
-            (Handover::Bootstrap { host, port }, _) => {
-                self.bootstrap(&placed, asked, host, *port).await
-            }
+            (Handover::Bootstrap { host, port }, _) => self.bootstrap(&placed, asked, host, *port).await,
         };
         self.with_engines += decided.elapsed();
         let (mut exchange, prefill) = match answered {
@@ -377,7 +373,9 @@ impl<P: Place> Session<P> {
     /// Fields that no client may set for an engine, and the ids that make a continuation possible.
     fn changes_of_all(&self) -> Vec<(&'static str, Option<Cow<'static, str>>)> {
         let mut changes: Vec<(&'static str, Option<Cow<'static, str>>)> =
-            ["kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"].map(|name| (name, None)).into();
+            ["kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"]
+                .map(|name| (name, None))
+                .into();
         if self.asks_for_ids() {
             changes.push(("return_token_ids", Some("true".into())));
         }

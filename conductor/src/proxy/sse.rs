@@ -192,7 +192,8 @@ pub(crate) struct Tokens {
 mod tests {
     use super::*;
 
-    const STREAM: &str = "data: {\"a\":1}\n\n: ping\n\ndata: x\r\n\r\nevent: e\ndata:y\ndata: z\n\ndata: [DONE]\r\r";
+    const STREAM: &str =
+        "data: {\"a\":1}\n\n: ping\n\ndata: x\r\n\r\nevent: e\ndata:y\ndata: z\n\ndata: [DONE]\r\r";
 
     fn whole(cuts: &[usize]) -> Vec<Vec<u8>> {
         let (mut splitter, mut found, mut from) = (Splitter::default(), Vec::new(), 0);

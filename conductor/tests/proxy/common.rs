@@ -171,7 +171,11 @@ pub(crate) fn start(config: MockConfig) -> MockEngine {
 }
 
 /// Sends a request, and returns the status, the headers and the body.
-pub(crate) async fn post(addr: SocketAddr, path: &str, body: impl Into<String>) -> (StatusCode, HeaderMap, String) {
+pub(crate) async fn post(
+    addr: SocketAddr,
+    path: &str,
+    body: impl Into<String>,
+) -> (StatusCode, HeaderMap, String) {
     let pool = Pool::new(&addr.to_string()).unwrap();
     let (body, headers) = (Bytes::from(body.into()), HeaderMap::new());
     let message = Message { path, body: Some(&body), headers: &headers };

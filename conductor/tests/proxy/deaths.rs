@@ -71,11 +71,19 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
 /// Runs requests while an engine dies; all of them have to be answered as if nothing had happened.
 fn survive(flavor: Flavor, dies: Role, seeds: std::ops::Range<u64>) {
     let expected = block_on(undisturbed());
-    each_seed(seeds, |seed| {
+    for seed in each_seed(seeds) {
         block_on(async {
-            let most = if dies == Role::Prefill { REQUESTS as u64 / 2 } else { REQUESTS as u64 / 2 * u64::from(TOKENS) };
+            let most = if dies == Role::Prefill {
+                REQUESTS as u64 / 2
+            } else {
+                REQUESTS as u64 / 2 * u64::from(TOKENS)
+            };
             let (prefill, decode) = cluster(flavor, dies, 1 + seed.wrapping_mul(0x9E37_79B9) % most);
-            let front = front(&prefill.iter().collect::<Vec<_>>(), &decode.iter().collect::<Vec<_>>(), Limits::default());
+            let front = front(
+                &prefill.iter().collect::<Vec<_>>(),
+                &decode.iter().collect::<Vec<_>>(),
+                Limits::default(),
+            );
             let ask = |at| {
                 let (path, body) = body(at, at % 2 == 1);
                 tokio::spawn(post(front.addr, path, body))
@@ -91,7 +99,7 @@ fn survive(flavor: Flavor, dies: Role, seeds: std::ops::Range<u64>) {
             let figures = front.proxy.figures();
             assert_eq!((figures.done + figures.continued >= REQUESTS as u64, figures.broken), (true, 0));
         });
-    });
+    }
 }
 
 #[test]
@@ -113,10 +121,14 @@ fn no_request_fails_when_a_prefill_engine_of_sglang_dies() {
 #[test]
 fn an_output_whose_tokens_are_not_known_ends_with_an_error_when_its_engine_dies() {
     let expected = block_on(undisturbed());
-    each_seed(0..20, |seed| {
+    for seed in each_seed(0..20) {
         block_on(async {
             let (prefill, decode) = cluster(Flavor::Sglang, Role::Decode, 1 + seed % u64::from(TOKENS - 1));
-            let front = front(&prefill.iter().collect::<Vec<_>>(), &decode.iter().collect::<Vec<_>>(), Limits::default());
+            let front = front(
+                &prefill.iter().collect::<Vec<_>>(),
+                &decode.iter().collect::<Vec<_>>(),
+                Limits::default(),
+            );
             for at in 0..2 {
                 let (path, body) = body(at, at % 2 == 1);
                 let (status, _, text) = post(front.addr, path, body).await;
@@ -128,15 +140,19 @@ fn an_output_whose_tokens_are_not_known_ends_with_an_error_when_its_engine_dies(
             }
             assert_eq!(front.place.open(), 0);
         });
-    });
+    }
 }
 
 #[test]
 fn an_answer_in_one_piece_is_made_anew_when_its_engine_dies() {
-    each_seed(0..20, |seed| {
+    for seed in each_seed(0..20) {
         block_on(async {
             let (prefill, decode) = cluster(Flavor::Vllm, Role::Decode, 1 + seed % u64::from(TOKENS));
-            let front = front(&prefill.iter().collect::<Vec<_>>(), &decode.iter().collect::<Vec<_>>(), Limits::default());
+            let front = front(
+                &prefill.iter().collect::<Vec<_>>(),
+                &decode.iter().collect::<Vec<_>>(),
+                Limits::default(),
+            );
             let body = json!({"model": "mock", "prompt": "horses", "max_tokens": TOKENS}).to_string();
             let mut texts = Vec::new();
             for _ in 0..2 {
@@ -148,7 +164,7 @@ fn an_answer_in_one_piece_is_made_anew_when_its_engine_dies() {
             assert_eq!(texts[0], texts[1]);
             assert_eq!(front.place.open(), 0);
         });
-    });
+    }
 }
 
 #[tokio::test]
@@ -166,7 +182,8 @@ async fn a_client_that_leaves_cancels_its_request_at_the_engine() {
     while engine.requests().1 > 0 || front.place.open() > 0 {
         tokio::task::yield_now().await;
     }
-    let ended: Vec<_> = front.place.reports().iter().filter(|(_, end)| *end == Progress::Failed).copied().collect();
+    let ended: Vec<_> =
+        front.place.reports().iter().filter(|(_, end)| *end == Progress::Failed).copied().collect();
     assert_eq!(ended.len(), 1);
 }
 

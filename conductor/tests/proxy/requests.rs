@@ -29,7 +29,8 @@ async fn an_answer_is_the_same_through_the_proxy_as_from_an_engine() {
     for (name, prefill, decode) in clusters() {
         let front = front(&refs(&prefill), &refs(&decode), Limits::default());
         for stream in [false, true] {
-            let text = json!({"model": "mock", "prompt": "tell me of horses", "max_tokens": 9, "stream": stream});
+            let text =
+                json!({"model": "mock", "prompt": "tell me of horses", "max_tokens": 9, "stream": stream});
             let chat = json!({"model": "mock", "messages": [{"role": "user", "content": "hello baba"}],
                 "max_tokens": 7, "stream": stream, "stream_options": {"include_usage": true}});
             for (path, body) in [("/v1/completions", text), ("/v1/chat/completions", chat)] {
@@ -43,7 +44,8 @@ async fn an_answer_is_the_same_through_the_proxy_as_from_an_engine() {
                     assert_eq!(direct, proxied, "{name} {path}");
                     assert_eq!((proxied.finish.len(), proxied.is_done), (1, true));
                 } else {
-                    let mut answers = [&direct, &proxied].map(|text| serde_json::from_str::<Value>(text).unwrap());
+                    let mut answers =
+                        [&direct, &proxied].map(|text| serde_json::from_str::<Value>(text).unwrap());
                     answers.iter_mut().for_each(|answer| answer["id"] = Value::Null);
                     assert_eq!(answers[0], answers[1], "{name} {path}");
                 }
@@ -99,11 +101,9 @@ async fn refusals_say_what_to_do() {
     let front = front(&[], &[&engine], Limits::default());
     let body = json!({"model": "mock", "prompt": "x"}).to_string();
     let overloaded = Refused::Overloaded { retry_after: Duration::from_millis(2_300) };
-    for (refused, status, retry) in [
-        (overloaded, 429, Some("3")),
-        (Refused::NoEngine, 503, Some("1")),
-        (Refused::NoModel, 404, None),
-    ] {
+    for (refused, status, retry) in
+        [(overloaded, 429, Some("3")), (Refused::NoEngine, 503, Some("1")), (Refused::NoModel, 404, None)]
+    {
         front.place.refuse(Some(refused));
         let (got, headers, text) = post(front.addr, "/v1/completions", body.clone()).await;
         assert_eq!(got.as_u16(), status);
