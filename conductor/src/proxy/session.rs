@@ -189,7 +189,7 @@ pub(crate) struct Failed {
     pub(crate) is_gone: bool,
     pub(crate) why: String,
     /// What it answered.
-    pub(crate) answer: Option<Stop>,
+    pub(crate) answer: Option<Box<Stop>>,
 }
 
 /// One request.
@@ -254,7 +254,7 @@ impl<P: Place> Session<P> {
             let stop = Stop::own(StatusCode::BAD_GATEWAY, format!("no engine answered: {}", failed.why));
             self.failed(&failed);
             if self.attempts >= self.core.limits.attempts_max {
-                return Err(failed.answer.unwrap_or(stop));
+                return Err(failed.answer.map_or(stop, |answer| *answer));
             }
         }
     }
@@ -319,7 +319,7 @@ impl<P: Place> Session<P> {
         if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
             let engines = vec![placed.decode.instance];
             let why = format!("an engine answered {status}");
-            return Ok(Err(Failed { engines, is_gone: false, why, answer: Some(answer) }));
+            return Ok(Err(Failed { engines, is_gone: false, why, answer: Some(Box::new(answer)) }));
         }
         // The request itself is wrong, which no other engine will see otherwise.
         reserved.done();
@@ -431,7 +431,7 @@ impl<P: Place> Session<P> {
         };
         if !status.is_success() {
             let why = format!("a prefill engine answered {status}");
-            return Err(failed(why, Some(Stop::Engine { status, content_type, body })));
+            return Err(failed(why, Some(Box::new(Stop::Engine { status, content_type, body }))));
         }
         let prefilled: Prefilled<'_> = serde_json::from_slice(&body)
             .map_err(|error| failed(format!("a prefill engine's answer: {error}"), None))?;

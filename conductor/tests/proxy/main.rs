@@ -1,4 +1,5 @@
 //! The proxy in front of mock engines: what clients get, also when engines die.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
 mod deaths;
