@@ -122,7 +122,7 @@ pub struct Profile {
     pub release: Release,
     /// What the root is the hash of.
     pub seed: String,
-    /// How many tokens behind a block are part of its hash: 0, but for drafters since 0.32 (EAGLE, MTP).
+    /// How many tokens behind a block are part of its hash: 0, but for drafters since 0.33 (EAGLE, MTP).
     pub lookahead_tokens: u32,
 }
 
