@@ -175,7 +175,7 @@ fn chain(profile: &Profile, tokens: &[u32], case: &str) -> Vec<Digest> {
     if case == "media" {
         let media = |offset: i64, block: i64| ExtraKey::Media {
             identifier: ["image-2", "image-8", "image-28"]
-                [[2, 8, 28].iter().position(|o| *o == offset).unwrap()],
+                [[2, 8, 28].iter().position(|o| *o == offset).expect("as capture.py writes it")],
             offset: offset - 16 * block,
         };
         let keys = [vec![media(2, 0), media(8, 0)], vec![media(28, 1)], vec![media(28, 2)]];
@@ -209,12 +209,15 @@ impl File {
         for line in text.lines() {
             let Some((kind, rest)) = line.split_once(' ') else { continue };
             match kind {
-                "tokens" => file.tokens = rest.split(',').map(|token| token.parse().unwrap()).collect(),
+                "tokens" => {
+                    file.tokens =
+                        rest.split(',').map(|token| token.parse().expect("as capture.py writes it")).collect()
+                }
                 "frame" => {
                     let [name, _, _, payload] = words(rest);
                     file.frames.push(Frame { name, payload: bytes(payload), expected: Vec::new() });
                 }
-                "expect" => file.frames.last_mut().unwrap().expected.push(rest),
+                "expect" => file.frames.last_mut().expect("as capture.py writes it").expected.push(rest),
                 _ => {}
             }
         }
@@ -224,9 +227,10 @@ impl File {
     /// The line, with tokens in place of a reference to them.
     fn spelled(&self, line: &str) -> String {
         let Some((before, rest)) = line.split_once("t=@") else { return line.to_owned() };
-        let (range, after) = rest.split_once(' ').unwrap();
-        let (start, end) = range.split_once(':').unwrap();
-        let tokens = &self.tokens[start.parse().unwrap()..end.parse().unwrap()];
+        let (range, after) = rest.split_once(' ').expect("as capture.py writes it");
+        let (start, end) = range.split_once(':').expect("as capture.py writes it");
+        let tokens = &self.tokens
+            [start.parse().expect("as capture.py writes it")..end.parse().expect("as capture.py writes it")];
         format!("{before}t={} {after}", joined(tokens))
     }
 }
@@ -281,6 +285,9 @@ fn hex(bytes: &[u8]) -> String {
 fn bytes(hex: &str) -> Vec<u8> {
     hex.as_bytes()
         .chunks_exact(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+        .map(|pair| {
+            u8::from_str_radix(std::str::from_utf8(pair).expect("as capture.py writes it"), 16)
+                .expect("as capture.py writes it")
+        })
         .collect()
 }

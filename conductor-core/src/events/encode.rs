@@ -221,8 +221,8 @@ fn mooncake(writer: &mut Writer<'_>, event: &Event<'_>, published: f64) {
     };
     let object = usize::from(source.object.is_some());
     writer.map(match event {
-        Event::Stored(_) => 19 + object,
-        Event::Removed(_) => 16 + object,
+        Event::Stored(stored) => 19 + object + usize::from(stored.group.is_some()),
+        Event::Removed(removed) => 16 + object + usize::from(removed.group.is_some()),
         Event::Cleared(_) => 12,
     });
     writer.text("event_id");
@@ -292,8 +292,9 @@ fn mooncake_blocks(
     group: Option<u32>,
     blocks: &[EngineHash],
 ) {
-    writer.text("group_idx");
-    number_or_nil(writer, group);
+    writer.text("group_id");
+    writer.nil();
+    named_number(writer, "group_idx", group);
     writer.text("medium");
     writer.text(source.medium.unwrap_or(match tier {
         Tier::Gpu => "gpu",

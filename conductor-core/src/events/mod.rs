@@ -20,7 +20,7 @@ mod object;
 
 pub use batch::Batch;
 pub use decode::{BatchError, Decoded, Decoder, Limits, Skipped};
-pub use load::{LoadStat, decode_load};
+pub use load::{LoadStat, NotALoad, decode_load};
 pub use object::{ObjectKey, ObjectLayout};
 
 use crate::{EngineHash, Tier};
