@@ -15,8 +15,8 @@ pub enum Layout {
     VllmMaps,
     /// `SGLang` 0.5.23: maps without defaults, signed hashes.
     Sglang,
-    /// The events of Mooncake's store (RFC 1527), with object keys where there are any, and with the names that
-    /// readers of engines' events look for (`emit_legacy_compat_fields`).
+    /// The events of Mooncake's store (RFC 1527), with object keys where there are any, and with the names
+    /// that readers of engines' events look for (`emit_legacy_compat_fields`).
     Mooncake,
 }
 
@@ -430,8 +430,8 @@ fn values(extra: &[u8]) -> usize {
 }
 
 impl<'a> Extra<'a> {
-    /// The extra keys of blocks whose bytes end in `bytes` at `ends`. `None` unless the ends rise to the length
-    /// of `bytes` and each block's bytes are whole msgpack values.
+    /// The extra keys of blocks whose bytes end in `bytes` at `ends`. `None` unless the ends rise to the
+    /// length of `bytes` and each block's bytes are whole msgpack values.
     #[must_use]
     pub fn new(ends: &'a [u32], bytes: &'a [u8]) -> Option<Self> {
         let mut start = 0;
