@@ -19,7 +19,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::cache::{BlockCache, Event};
 use super::config::MockConfig;
-use super::hashes::Hashes;
+use super::hashes::{Hasher, Hashes};
 use super::tokens::Generator;
 
 /// Requests whose blocks wait for a decode engine; beyond them the oldest is released.
@@ -124,7 +124,7 @@ pub(crate) struct Batch {
     running_max: usize,
     waiting_max: usize,
     noise: Noise,
-    hashes: Hashes,
+    hasher: Hasher,
     cache: BlockCache,
     waiting: VecDeque<Work>,
     prefilling: VecDeque<Sequence>,
@@ -146,7 +146,7 @@ impl Batch {
             running_max: config.running_max.max(1) as usize,
             waiting_max: config.waiting_max as usize,
             noise: Noise { amount: config.noise.clamp(0.0, 1.0), state: config.seed },
-            hashes: Hashes::new(config.flavor),
+            hasher: Hasher::new(config.flavor),
             cache: BlockCache::new(
                 config.gpu_blocks as usize,
                 config.cpu_blocks as usize,
@@ -280,7 +280,7 @@ impl Batch {
                 return;
             }
             let Some(work) = self.waiting.pop_front() else { return };
-            let mut sequence = Sequence::new(work, &self.hashes);
+            let mut sequence = Sequence::new(work, &self.hasher);
             sequence.hashes.extend(&sequence.tokens, self.block_tokens);
             match sequence.work.kv {
                 Kv::Fetched => {
@@ -352,11 +352,11 @@ impl Batch {
 }
 
 impl Sequence {
-    fn new(work: Work, hashes: &Hashes) -> Self {
+    fn new(work: Work, hasher: &Hasher) -> Self {
         let tokens = work.tokens.clone();
         Self {
             model: Generator::after(&tokens),
-            hashes: hashes.begin(&work.root),
+            hashes: hasher.begin(&work.root),
             tokens,
             used: Vec::new(),
             is_full: false,

@@ -1,45 +1,73 @@
-//! The chain of hashes of an engine: its own, not the Conductor's.
+//! The hashes that an engine gives its blocks: by its own chain, not by the Conductor's.
 
 use conductor_core::EngineHash;
+use conductor_core::hash::{Algorithm, ExtraKey, Profile, Release, SglangChain, VllmChain, published};
 
 use super::batch::Root;
 use super::config::Flavor;
 
 /// The hashes of the full blocks of a sequence.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Hashes {
-    flavor: Flavor,
-    root: u64,
+    chain: Chain,
+    salt: Option<String>,
     all: Vec<EngineHash>,
 }
 
-impl Hashes {
+#[derive(Debug)]
+enum Chain {
+    Vllm(VllmChain),
+    Sglang(SglangChain),
+}
+
+/// How an engine hashes.
+#[derive(Clone, Debug)]
+pub(crate) struct Hasher {
+    flavor: Flavor,
+    profile: Profile,
+}
+
+impl Hasher {
+    /// The default of the engine: vLLM's is SHA-256 of pickle; before 0.29 its seed has to be set.
     pub(crate) fn new(flavor: Flavor) -> Self {
-        Self { flavor, root: 0, all: Vec::new() }
+        let release = if flavor == Flavor::VllmArrays { Release::UpTo28 } else { Release::From31 };
+        let seed = "0".to_owned();
+        let profile = Profile::of(release, Algorithm::Sha256, None);
+        let profile = profile.unwrap_or(Profile {
+            algorithm: Algorithm::Sha256,
+            release,
+            seed,
+            lookahead_tokens: 0,
+        });
+        Self { flavor, profile }
     }
 
-    /// The chain of a new sequence.
-    pub(crate) fn begin(&self, root: &Root) -> Self {
-        let salt = root.salt.as_deref().unwrap_or_default();
-        let root = salt.bytes().fold(self.flavor as u64, |hash, byte| mix(hash ^ u64::from(byte)));
-        Self { flavor: self.flavor, root, all: Vec::new() }
+    /// The hashes of a new sequence.
+    pub(crate) fn begin(&self, root: &Root) -> Hashes {
+        let chain = match self.flavor {
+            Flavor::Sglang => Chain::Sglang(SglangChain::new(root.salt.as_deref())),
+            Flavor::Vllm | Flavor::VllmArrays => Chain::Vllm(VllmChain::new(&self.profile)),
+        };
+        Hashes { chain, salt: root.salt.clone(), all: Vec::new() }
     }
+}
 
+impl Hashes {
     /// Adds the hashes of the full blocks of `tokens` that are not there yet.
     pub(crate) fn extend(&mut self, tokens: &[u32], block_tokens: usize) {
         for block in tokens.chunks_exact(block_tokens).skip(self.all.len()) {
-            let parent = self.all.last().map_or(self.root, |hash| hash.0);
-            let hash = block.iter().fold(mix(parent), |hash, &token| mix(hash ^ u64::from(token)));
-            self.all.push(EngineHash(hash));
+            let hash = match &mut self.chain {
+                Chain::Sglang(chain) => published(&chain.push(block)),
+                Chain::Vllm(chain) => {
+                    let salt = self.salt.as_deref().filter(|_| self.all.is_empty()).map(ExtraKey::Salt);
+                    chain.push(block, salt.as_slice(), &[]).published()
+                }
+            };
+            self.all.push(hash);
         }
     }
 
     pub(crate) fn all(&self) -> &[EngineHash] {
         &self.all
     }
-}
-
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) ^ (x >> 31)
 }
