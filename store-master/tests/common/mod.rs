@@ -1,6 +1,8 @@
 //! A master on loopback, and a client that can send anything.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod followers;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
