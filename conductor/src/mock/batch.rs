@@ -11,6 +11,7 @@
 //! [`Batch::finish`].
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use conductor_core::EngineHash;
@@ -57,7 +58,7 @@ pub(crate) struct Root {
     /// The LoRA adapter's name.
     pub(crate) lora: Option<String>,
     /// The salt of the cache.
-    pub(crate) salt: Option<String>,
+    pub(crate) salt: Option<Arc<str>>,
 }
 
 /// Where the KV of a prompt comes from, and where it goes.
@@ -388,7 +389,8 @@ impl Sequence {
             self.hashes.extend(&self.tokens[..computed], block_tokens);
             let hash = self.hashes.all()[at];
             let parent = at.checked_sub(1).map(|before| self.hashes.all()[before]);
-            match cache.insert(hash, parent, &self.tokens[at * block_tokens..][..block_tokens]) {
+            let tokens = &self.tokens[at * block_tokens..][..block_tokens];
+            match cache.insert(hash, parent, tokens, self.work.root.salt.as_ref()) {
                 true => self.used.push(hash),
                 false => self.is_full = true,
             }

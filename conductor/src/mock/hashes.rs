@@ -1,7 +1,10 @@
 //! The hashes that an engine gives its blocks: by its own chain, not by the Conductor's.
 
+use std::sync::Arc;
+
 use conductor_core::EngineHash;
-use conductor_core::hash::{Algorithm, ExtraKey, Profile, Release, SglangChain, VllmChain, published};
+use conductor_core::hash::sglang::{SglangChain, published};
+use conductor_core::hash::vllm::{Algorithm, ExtraKey, Profile, Release, VllmChain};
 
 use super::batch::Root;
 use super::config::Flavor;
@@ -10,7 +13,7 @@ use super::config::Flavor;
 #[derive(Debug)]
 pub(crate) struct Hashes {
     chain: Chain,
-    salt: Option<String>,
+    salt: Option<Arc<str>>,
     all: Vec<EngineHash>,
 }
 
@@ -33,12 +36,8 @@ impl Hasher {
         let release = if flavor == Flavor::VllmArrays { Release::UpTo28 } else { Release::From31 };
         let seed = "0".to_owned();
         let profile = Profile::of(release, Algorithm::Sha256, None);
-        let profile = profile.unwrap_or(Profile {
-            algorithm: Algorithm::Sha256,
-            release,
-            seed,
-            lookahead_tokens: 0,
-        });
+        let profile =
+            profile.unwrap_or(Profile { algorithm: Algorithm::Sha256, release, seed, lookahead_tokens: 0 });
         Self { flavor, profile }
     }
 

@@ -257,7 +257,7 @@ async fn generate(engine: &Arc<Shared>, request: Asked, is_chat: bool) -> Answer
     let kv = handover(engine, &fields, tokens.len()).await?;
     let (out, outputs) = unbounded_channel();
     let prompt_tokens = tokens.len();
-    let root = Root { lora: None, salt: fields.cache_salt.clone() };
+    let root = Root { lora: None, salt: fields.cache_salt.as_deref().map(Arc::from) };
     if !engine.with_batch(|batch| batch.submit(Work { tokens, root, output_tokens, kv, out })) {
         return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait".into()));
     }

@@ -12,6 +12,7 @@ mod cache;
 mod config;
 mod hashes;
 mod http;
+mod publish;
 mod tokens;
 
 use std::collections::{HashMap, VecDeque};
@@ -27,13 +28,17 @@ use tokio::time::Instant;
 
 use crate::proxy::{ConnectionLimits, Pool, serve};
 use batch::Batch;
+use conductor_core::events::LoadStat;
 pub use config::{Flavor, MockConfig, Role};
+use publish::Publisher;
 pub use tokens::{Generator, VOCABULARY, detokenize, template, tokenize};
 
 /// How far the clock of a machine that is too slow for `speed` may lag behind before it gives up that time.
 const LAG_MAX: Duration = Duration::from_millis(200);
-/// How often things that nobody fetched are looked for.
-const TIDY_EVERY: Duration = Duration::from_millis(500);
+/// How often the load is published, and things that nobody fetched are looked for.
+const TIDY_EVERY: Duration = Duration::from_millis(250);
+/// The topic of loads.
+const LOAD_TOPIC: &str = "load";
 /// Most other engines whose connections are kept.
 const PEERS_MAX: usize = 1_024;
 
@@ -56,6 +61,8 @@ struct Shared {
     replay: Option<SocketAddr>,
     load: Option<SocketAddr>,
     batch: Mutex<Batch>,
+    published: Arc<Publisher>,
+    loads: Arc<Publisher>,
     /// There is something to compute.
     wake: Notify,
     held_changed: Notify,
@@ -77,13 +84,19 @@ impl MockEngine {
     pub fn start(config: MockConfig) -> io::Result<Self> {
         let listener = TcpListener::bind(config.listen)?;
         let http = listener.local_addr()?;
+        let bind = |addr: Option<SocketAddr>| addr.map(TcpListener::bind).transpose();
+        let (events, replays, loads) = (bind(config.events)?, bind(config.replay)?, bind(config.load)?);
+        let address =
+            |listener: &Option<TcpListener>| listener.as_ref().map(TcpListener::local_addr).transpose();
         let (stop, stopped) = watch::channel(false);
         let shared = Arc::new(Shared {
             id: format!("mock-{}-{}", http.port(), STARTS.fetch_add(1, Ordering::Relaxed)),
             http,
-            events: None,
-            replay: None,
-            load: None,
+            events: address(&events)?,
+            replay: address(&replays)?,
+            load: address(&loads)?,
+            published: Arc::new(Publisher::new(&config.topic, config.flavor, config.replay_batches)),
+            loads: Arc::new(Publisher::new(LOAD_TOPIC, config.flavor, 0)),
             batch: Mutex::new(Batch::new(&config)),
             wake: Notify::new(),
             held_changed: Notify::new(),
@@ -97,6 +110,11 @@ impl MockEngine {
         let answers = serve(listener, ConnectionLimits::default(), stopped, move |request, _| {
             http::answer(Arc::clone(&handler), request)
         });
+        let (published, replayed) = (Arc::clone(&shared.published), Arc::clone(&shared.published));
+        let events = listening(events, |listener| published.serve(listener));
+        let replays = listening(replays, |listener| replayed.serve_replays(listener));
+        let published = Arc::clone(&shared.loads);
+        let loads = listening(loads, |listener| published.serve(listener));
         let (clock, tidy, lives) = (Arc::clone(&shared), Arc::clone(&shared), Arc::clone(&shared));
         let server = tokio::spawn(async move {
             let mut dead = lives.dead.subscribe();
@@ -105,6 +123,9 @@ impl MockEngine {
                 _ = answers => {}
                 () = clock.compute() => {}
                 () = tidy.tidy() => {}
+                () = events => {}
+                () = replays => {}
+                () = loads => {}
             }
         });
         Ok(Self { shared, stop, server: Some(server) })
@@ -154,6 +175,11 @@ impl MockEngine {
         (load.requests_total, load.running + load.waiting)
     }
 
+    /// Loses the next batches of events on their way: a reader finds a gap, and they can be replayed.
+    pub fn lose_events(&self, batches: u64) {
+        self.shared.published.lose(batches);
+    }
+
     /// Dies at once: every connection is closed, and nothing is said to anybody.
     pub fn kill(&self) {
         self.shared.dead.send_replace(true);
@@ -180,6 +206,24 @@ impl Drop for MockEngine {
         if let Some(server) = self.server.take() {
             self.kill();
             server.abort();
+        }
+    }
+}
+
+/// What a listener does; nothing without one.
+fn listening<F: Future<Output = io::Result<()>>>(
+    listener: Option<TcpListener>,
+    work: impl FnOnce(TcpListener) -> F,
+) -> impl Future<Output = ()> {
+    let work = listener.map(work);
+    async {
+        match work {
+            None => std::future::pending().await,
+            Some(work) => {
+                if let Err(error) = work.await {
+                    tracing::warn!(%error, "a mock engine cannot publish any more");
+                }
+            }
         }
     }
 }
@@ -263,13 +307,37 @@ impl Shared {
 
     /// Publishes what changed in the cache.
     fn publish(&self) {
-        let _ = self.with_batch(Batch::take_events);
+        let changes = self.with_batch(Batch::take_events);
+        if self.events.is_some() {
+            self.published.publish(&changes, self.config.block_tokens);
+        }
     }
 
-    /// Releases what nobody fetched.
+    /// Publishes the load. Times are those that a client measures: the engine's clock may go faster.
+    fn publish_load(&self) {
+        let load = self.with_batch(|batch| batch.load());
+        let speed = if self.config.speed > 0.0 { self.config.speed } else { f64::INFINITY };
+        self.loads.publish_load(&LoadStat {
+            running_requests: load.running.into(),
+            waiting_requests: load.waiting.into(),
+            used_tokens: load.tokens,
+            capacity_tokens: load.tokens_max,
+            dp_rank: Some(0),
+            waiting_uncached_tokens: load.waiting_uncached,
+            total_tokens: load.context,
+            running_requests_max: self.config.running_max.into(),
+            prefilled_tokens: load.prefilled_total,
+            prefill_busy_us: (load.prefill_busy_s * 1e6 / speed) as u64,
+        });
+    }
+
+    /// Publishes the load, and releases what nobody fetched.
     async fn tidy(self: Arc<Self>) {
         loop {
             tokio::time::sleep(TIDY_EVERY).await;
+            if self.load.is_some() {
+                self.publish_load();
+            }
             let now = Instant::now();
             loop {
                 let mut holding = lock(&self.holding);

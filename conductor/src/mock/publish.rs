@@ -7,8 +7,10 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use conductor_core::events::encode::{Layout, encode, encode_load};
@@ -16,7 +18,7 @@ use conductor_core::events::{self, Extra, LoadStat, Removed, Source, Stored};
 use conductor_core::zmtp::{Connection, Event as Said, Kind, Limits};
 use conductor_core::{EngineHash, Tier};
 use te_core::Instant;
-use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
@@ -182,21 +184,31 @@ impl Publisher {
 
 /// Events that are one event on the wire: a chain of blocks that were stored, or blocks that left one tier.
 enum Run {
-    Stored { tier: Tier, parent: Option<EngineHash>, hashes: Vec<EngineHash>, tokens: Vec<u32> },
-    Removed { tier: Tier, hashes: Vec<EngineHash> },
+    Stored {
+        tier: Tier,
+        parent: Option<EngineHash>,
+        hashes: Vec<EngineHash>,
+        tokens: Vec<u32>,
+        salt: Option<Arc<str>>,
+    },
+    Removed {
+        tier: Tier,
+        hashes: Vec<EngineHash>,
+    },
     Cleared,
 }
 
 impl Run {
     fn event(&self, block_tokens: u32) -> events::Event<'_> {
         match self {
-            Self::Stored { tier, parent, hashes, tokens } => events::Event::Stored(Stored {
+            Self::Stored { tier, parent, hashes, tokens, salt } => events::Event::Stored(Stored {
                 hashes,
                 parent: *parent,
                 tokens,
                 block_tokens,
                 lora: None,
-                salt: None,
+                // Engines say it with the first block of a prompt.
+                salt: salt.as_deref().filter(|_| parent.is_none()),
                 extra: Extra::default(),
                 tier: *tier,
                 group: None,
@@ -218,7 +230,7 @@ fn runs(changes: &[Event]) -> Vec<Run> {
     for change in changes {
         match (change, runs.last_mut()) {
             (
-                Event::Stored { tier, hash, parent, tokens },
+                Event::Stored { tier, hash, parent, tokens, .. },
                 Some(Run::Stored { tier: on, hashes, tokens: all, .. }),
             ) if tier == on && *parent == hashes.last().copied() => {
                 hashes.push(*hash);
@@ -227,11 +239,12 @@ fn runs(changes: &[Event]) -> Vec<Run> {
             (Event::Removed { tier, hash }, Some(Run::Removed { tier: from, hashes })) if tier == from => {
                 hashes.push(*hash);
             }
-            (Event::Stored { tier, hash, parent, tokens }, _) => runs.push(Run::Stored {
+            (Event::Stored { tier, hash, parent, tokens, salt }, _) => runs.push(Run::Stored {
                 tier: *tier,
                 parent: *parent,
                 hashes: vec![*hash],
                 tokens: tokens.to_vec(),
+                salt: salt.clone(),
             }),
             (Event::Removed { tier, hash }, _) => {
                 runs.push(Run::Removed { tier: *tier, hashes: vec![*hash] });
@@ -272,7 +285,12 @@ fn log_end(from: SocketAddr, error: &io::Error) {
 
 async fn write(stream: &mut TcpStream, connection: &mut Connection) -> io::Result<()> {
     while !connection.output().is_empty() {
-        let written = stream.write(connection.output()).await?;
+        let bytes = connection.output();
+        let write = |cx: &mut Context<'_>| Pin::new(&mut *stream).poll_write(cx, bytes);
+        let written = std::future::poll_fn(write).await?;
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
         connection.wrote(written);
     }
     Ok(())
@@ -281,8 +299,8 @@ async fn write(stream: &mut TcpStream, connection: &mut Connection) -> io::Resul
 async fn read(stream: &mut TcpStream, connection: &mut Connection) -> io::Result<()> {
     let len = std::future::poll_fn(|cx| {
         let mut buffer = ReadBuf::new(connection.space());
-        std::task::ready!(std::pin::Pin::new(&mut *stream).poll_read(cx, &mut buffer))?;
-        std::task::Poll::Ready(io::Result::Ok(buffer.filled().len()))
+        ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer))?;
+        Poll::Ready(io::Result::Ok(buffer.filled().len()))
     })
     .await?;
     connection.filled(now(), len);
