@@ -195,8 +195,8 @@ impl Batch {
         Some(Duration::from_secs_f64(prefill_s + decode_s.unwrap_or(0.0) * factor))
     }
 
-    /// Ends the step that was planned: tokens come out, blocks are kept. Returns the numbers under which blocks
-    /// are held from now on.
+    /// Ends the step that was planned: tokens come out, blocks are kept. Returns the numbers under which
+    /// blocks are held from now on.
     pub(crate) fn finish(&mut self) -> Vec<u64> {
         let Some((has_prefill, decoding)) = self.planned.take() else { return Vec::new() };
         for at in (0..decoding.min(self.decoding.len())).rev() {
@@ -224,7 +224,7 @@ impl Batch {
         self.cache.clear();
     }
 
-    /// Releases held blocks, which a decode engine has fetched or nobody will. Returns whether they were held.
+    /// Releases held blocks, which were fetched or have waited too long. Returns whether they were held.
     pub(crate) fn release_held(&mut self, number: u64) -> bool {
         match self.held.remove(&number) {
             Some(hashes) => {

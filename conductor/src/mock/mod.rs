@@ -35,7 +35,7 @@ pub use tokens::{Generator, VOCABULARY, detokenize, template, tokenize};
 
 /// How far the clock of a machine that is too slow for `speed` may lag behind before it gives up that time.
 const LAG_MAX: Duration = Duration::from_millis(200);
-/// How often the load is published, and things that nobody fetched are looked for.
+/// How often the load is published, and blocks that were not fetched are looked for.
 const TIDY_EVERY: Duration = Duration::from_millis(250);
 /// The topic of loads.
 const LOAD_TOPIC: &str = "load";
@@ -180,7 +180,7 @@ impl MockEngine {
         self.shared.published.lose(batches);
     }
 
-    /// Dies at once: every connection is closed, and nothing is said to anybody.
+    /// Dies at once: every connection is closed, without a word to clients or subscribers.
     pub fn kill(&self) {
         self.shared.dead.send_replace(true);
     }
@@ -331,7 +331,7 @@ impl Shared {
         });
     }
 
-    /// Publishes the load, and releases what nobody fetched.
+    /// Publishes the load, and releases blocks that were not fetched in time.
     async fn tidy(self: Arc<Self>) {
         loop {
             tokio::time::sleep(TIDY_EVERY).await;

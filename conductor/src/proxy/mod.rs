@@ -110,7 +110,7 @@ pub(crate) struct Core<P: Place> {
 }
 
 impl<P: Place> Core<P> {
-    /// A number that nobody can guess.
+    /// A number that no client can guess.
     pub(crate) fn number(&self) -> u64 {
         self.random.hash_one(self.next.fetch_add(1, Ordering::Relaxed))
     }

@@ -6,10 +6,10 @@
 //! * Before the first token the request is sent again.
 //! * After it the output is continued: another engine gets the prompt and the tokens so far, which the proxy
 //!   knows because it asked the engine for ids. Its chunks get the form, the id and the counts of the stream
-//!   that the client reads. With greedy sampling this is the output that the first engine would have made; with
-//!   random sampling it is a valid output with the same beginning.
-//! * Where that is not possible (ids are not told; several choices, tools, a grammar, stop strings or penalties
-//!   on the output), the stream ends with an error event and without `[DONE]`.
+//!   that the client reads. With greedy sampling this is the output that the first engine would have made;
+//!   with random sampling it is a valid output with the same beginning.
+//! * Where that is not possible (ids are not told; several choices, tools, a grammar, stop strings or
+//!   penalties on the output), the stream ends with an error event and without `[DONE]`.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;

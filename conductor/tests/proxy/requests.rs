@@ -115,7 +115,7 @@ async fn refusals_say_what_to_do() {
     let figures = front.proxy.figures();
     assert_eq!((figures.overloaded, figures.unavailable, figures.wrong), (1, 1, 1));
     assert_eq!(front.place.open(), 0);
-    // What the engine finds wrong is passed on, and nobody else is asked.
+    // What the engine finds wrong is passed on, and no other engine is asked.
     let long = json!({"model": "mock", "prompt": [1, 2], "max_tokens": 200_000}).to_string();
     let (status, _, text) = post(front.addr, "/v1/completions", long).await;
     assert_eq!(status.as_u16(), 400);
