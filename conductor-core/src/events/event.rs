@@ -92,7 +92,7 @@ enum Field {
     Ignored,
 }
 
-/// Positions in an array behind the tag. vLLM 0.22, `kv_events.py`; `SGLang` until 0.5.18 has the first
+/// Positions in an array behind the tag. vLLM until 0.23, `kv_events.py`; `SGLang` until 0.5.18 has the first
 /// seven.
 const STORED: [Field; 11] = [
     Field::Hashes,
