@@ -248,6 +248,8 @@ impl Stream {
             replay.overlap.take()
         });
         match overlap {
+            // The connection was faster.
+            None if self.begin.is_some() && seq < self.next => self.counters.duplicates += 1,
             None => {
                 self.attempts = 0;
                 self.apply(seq, digest, payload, sink);
