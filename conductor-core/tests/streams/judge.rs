@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use conductor_core::knowledge::{Feed, Knowledge, Matches, PublisherId};
+use conductor_core::InstanceId;
+use conductor_core::knowledge::{Feed, Matches, PublisherId};
 use conductor_core::stream::{FenceReason, Sink};
-use conductor_core::{ContextId, InstanceId};
 
-use crate::model::{Op, Prompts, Truth};
+use crate::model::{Op, Truth};
 
 /// A rule that the Conductor breaks on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,12 +78,15 @@ pub(crate) struct Watched<'a> {
     pub(crate) publisher: usize,
     pub(crate) lie: Option<Lie>,
     pub(crate) wrong: Result<(), String>,
+    /// Whether it was called.
+    pub(crate) acted: bool,
     /// Without removals of parents, for the lie.
     pub(crate) altered: &'a dyn Fn(Origin) -> Option<Vec<u8>>,
 }
 
 impl Sink for Watched<'_> {
     fn apply(&mut self, seq: u64, payload: &[u8]) -> bool {
+        self.acted = true;
         let origin = self.origins[payload];
         if self.wrong.is_ok() {
             self.wrong = match origin {
@@ -99,6 +102,7 @@ impl Sink for Watched<'_> {
     }
 
     fn fence(&mut self, reason: FenceReason) {
+        self.acted = true;
         self.cursor.at = None;
         self.cursor.truth = Truth::default();
         self.cursor.fences += 1;
@@ -109,6 +113,7 @@ impl Sink for Watched<'_> {
     }
 
     fn serve(&mut self, served: bool) {
+        self.acted = true;
         self.cursor.served = served;
         self.feed.serve(served);
     }
@@ -118,21 +123,10 @@ impl Sink for Watched<'_> {
     }
 }
 
-/// What the knowledge answers for one publisher and prompt.
-pub(crate) fn answer(
-    knowledge: &Knowledge,
-    context: ContextId,
-    prompts: &Prompts,
-    prompt: &[usize],
-    matches: &mut Matches,
-) -> HashMap<(InstanceId, u32), [u32; 3]> {
-    let keys: Vec<_> = prompt.iter().map(|block| prompts.blocks[*block].key).collect();
-    knowledge.query(context, &keys, false, matches);
-    matches
-        .ranks
-        .iter()
-        .map(|rank| ((rank.instance, rank.dp_rank), [rank.gpu, rank.cpu, rank.disk]))
-        .collect()
+/// What is answered for one rank.
+pub(crate) fn answered(matches: &Matches, instance: InstanceId, dp_rank: u32) -> [u32; 3] {
+    let found = matches.ranks.iter().find(|rank| (rank.instance, rank.dp_rank) == (instance, dp_rank));
+    found.map_or([0; 3], |rank| [rank.gpu, rank.cpu, rank.disk])
 }
 
 /// Nothing that is answered exceeds the truth at the stream's position; with `equal`, it is the truth.

@@ -63,3 +63,8 @@ fn a_restart_that_is_not_noticed_is_found() {
 fn a_removal_of_a_parent_that_is_ignored_is_found() {
     found(Lie::RemovalsOfParentsIgnored);
 }
+
+#[test]
+fn a_snapshot_that_is_served_unconfirmed_is_found() {
+    found(Lie::SnapshotsTrusted);
+}

@@ -30,6 +30,8 @@ pub(crate) struct Prompts {
     pub(crate) blocks: Vec<Block>,
     /// Each prompt, as its blocks.
     pub(crate) prompts: Vec<Vec<usize>>,
+    /// The keys of each prompt.
+    pub(crate) keys: Vec<Vec<BlockKey>>,
 }
 
 impl Prompts {
@@ -58,8 +60,10 @@ impl Prompts {
             path.reverse();
             path
         };
-        let prompts = leaves.into_iter().map(path).collect();
-        Self { blocks, prompts }
+        let prompts: Vec<Vec<usize>> = leaves.into_iter().map(path).collect();
+        let keys =
+            prompts.iter().map(|prompt| prompt.iter().map(|block| blocks[*block].key).collect()).collect();
+        Self { blocks, prompts, keys }
     }
 }
 

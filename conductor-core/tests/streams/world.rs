@@ -11,7 +11,7 @@ use conductor_core::{ContextId, InstanceId};
 use te_core::Instant;
 use te_core::testkit::Rng;
 
-use crate::judge::{Cursor, Lie, Origin, Said, Watched, answer, compare};
+use crate::judge::{Cursor, Lie, Origin, Said, Watched, answered, compare};
 use crate::model::{BLOCK_TOKENS, Op, Prompts, Rank};
 
 const STEPS: u64 = 250;
@@ -40,6 +40,8 @@ struct Publisher {
     live: Option<Wire>,
     replay: Option<Wire>,
     cursor: Cursor,
+    /// Of a stream before a crash.
+    excused: bool,
     /// The last message that was applied, for a lie.
     last: Vec<u8>,
 }
@@ -73,6 +75,8 @@ pub(crate) struct World {
     faults_ppm: u32,
     snapshot: Option<(Vec<u8>, Vec<Cursor>)>,
     matches: Matches,
+    /// Something was applied since the judge looked.
+    dirty: bool,
     report: Report,
 }
 
@@ -103,6 +107,7 @@ impl World {
             faults_ppm,
             snapshot: None,
             matches: Matches::default(),
+            dirty: true,
             report: Report::default(),
         }
     }
@@ -132,13 +137,8 @@ impl World {
 
     fn recovered(mut self) -> Result<Report, String> {
         for publisher in &self.publishers {
-            let run = publisher.said.runs.len() - 1;
-            let silent = publisher.said.runs[run].is_empty();
-            if publisher.cursor.at != Some((run, publisher.history.next())) && !silent {
-                return Err(format!("{:?} is not where its publisher is", publisher.cursor.at));
-            }
             let whole = publisher.stream.is_whole();
-            if !whole && publisher.settings.replay && publisher.kept > 10_000 && !publisher.unreadable() {
+            if !whole && publisher.settings.replay && publisher.kept > 10_000 && !publisher.excused() {
                 return Err(format!("not whole, though it could be: {:?}", publisher.stream));
             }
             *(if whole { &mut self.report.whole } else { &mut self.report.partial }) += 1;
@@ -214,9 +214,7 @@ impl World {
         match &mut self.publishers[at].live {
             None if connects => {
                 self.publishers[at].live = Some(Wire::default());
-                if self.lie != Some(Lie::ReconnectsNotNoticed)
-                    || self.publishers[at].stream.position().is_none()
-                {
+                if !self.hides_reconnects(at) {
                     self.with(at, |stream, now, sink| stream.connected(now, sink))?;
                 }
             }
@@ -235,7 +233,7 @@ impl World {
                 self.with(at, |stream, now, sink| stream.live(now, seq, &payload, sink))?;
             } else if wire.cut {
                 self.publishers[at].live = None;
-                if self.lie != Some(Lie::ReconnectsNotNoticed) {
+                if !self.hides_reconnects(at) {
                     self.with(at, |stream, now, sink| stream.disconnected(now, sink))?;
                 }
             }
@@ -256,6 +254,11 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// With the lie, a live stream is not told that its connection ended and another one began.
+    fn hides_reconnects(&self, at: usize) -> bool {
+        self.lie == Some(Lie::ReconnectsNotNoticed) && self.publishers[at].stream.state() == State::Live
     }
 
     /// Crashes, snapshots, and reports that an engine is dead.
@@ -293,16 +296,18 @@ impl World {
             publisher: at,
             lie: self.lie,
             wrong: Ok(()),
+            acted: false,
             altered: &altered,
         };
         act(&mut publisher.stream, self.now, &mut sink);
+        self.dirty |= sink.acted;
         let (asked, wrong) = (sink.feed.asked, sink.wrong);
         wrong?;
-        if let Some((run, next)) = publisher.cursor.at {
+        if self.lie == Some(Lie::ReplaysNotVerified)
+            && let Some((run, next)) = publisher.cursor.at
+        {
             let last = self.origins.iter().find(|(_, origin)| **origin == (at, run, next - 1));
-            if self.lie == Some(Lie::ReplaysNotVerified) {
-                publisher.last = last.map(|(payload, _)| payload.clone()).unwrap_or_default();
-            }
+            publisher.last = last.map(|(payload, _)| payload.clone()).unwrap_or_default();
         }
         if let Some(from) = asked {
             self.answer_replay(at, from);
@@ -330,16 +335,45 @@ impl World {
         self.publishers[at].replay = Some(wire);
     }
 
-    fn take_snapshot(&mut self) {}
+    fn take_snapshot(&mut self) {
+        let positions: Vec<_> =
+            self.publishers.iter().map(|known| (known.id, known.stream.position())).collect();
+        let position = |id| positions.iter().find(|(of, _)| *of == id).and_then(|(_, position)| *position);
+        let mut bytes = Vec::new();
+        self.knowledge.snapshot(position, &mut bytes);
+        let cursors = self.publishers.iter().map(|publisher| publisher.cursor.clone()).collect();
+        self.snapshot = Some((bytes, cursors));
+    }
 
-    fn crash(&mut self) {}
+    /// The Conductor ends, and starts from the last snapshot.
+    fn crash(&mut self) {
+        let Some((bytes, cursors)) = &self.snapshot else { return };
+        self.report.crashes += 1;
+        let (knowledge, positions) = Knowledge::restore(bytes, Settings::default()).unwrap();
+        self.knowledge = knowledge;
+        for (publisher, cursor) in self.publishers.iter_mut().zip(cursors) {
+            let position = positions.iter().find(|(of, _)| *of == publisher.id).and_then(|(_, at)| *at);
+            publisher.excused = publisher.excused();
+            publisher.stream = Stream::new(publisher.settings, position);
+            publisher.cursor = Cursor { served: false, ..cursor.clone() };
+            (publisher.live, publisher.replay) = (None, None);
+            if self.lie == Some(Lie::SnapshotsTrusted) {
+                self.knowledge.serve(publisher.id, true);
+            }
+        }
+        self.dirty = true;
+    }
 
+    /// Compares every answer with the truth, if anything has changed.
     fn judge(&mut self, equal: bool) -> Result<(), String> {
-        for prompt in &self.prompts.prompts {
-            let answers = answer(&self.knowledge, self.context, &self.prompts, prompt, &mut self.matches);
+        if !self.dirty && !equal {
+            return Ok(());
+        }
+        self.dirty = false;
+        for (prompt, keys) in self.prompts.prompts.iter().zip(&self.prompts.keys) {
+            self.knowledge.query(self.context, keys, false, &mut self.matches);
             for publisher in &self.publishers {
-                let place = (publisher.instance, publisher.rank.dp_rank);
-                let answered = answers.get(&place).copied().unwrap_or_default();
+                let answered = answered(&self.matches, publisher.instance, publisher.rank.dp_rank);
                 let equal = equal && publisher.stream.is_whole();
                 compare(answered, &publisher.cursor, prompt, equal, publisher.id)?;
                 self.report.served_blocks += u64::from(answered[2]);
@@ -394,6 +428,7 @@ impl Publisher {
             live: None,
             replay: None,
             cursor: Cursor::default(),
+            excused: false,
             last: Vec::new(),
         }
     }
@@ -411,12 +446,17 @@ impl Publisher {
 
     fn is_settled(&self) -> bool {
         let quiet = |wire: &Wire| wire.messages.is_empty() && !wire.cut;
-        self.up && self.stream.state() == State::Live && self.live.as_ref().is_some_and(quiet)
+        let here = Some((self.said.runs.len() - 1, self.history.next()));
+        let live = self.stream.state() == State::Live && self.live.as_ref().is_some_and(quiet);
+        self.up && live && self.cursor.at == here
     }
 
-    /// A message of the run could not be read, so that what was before it is not known.
-    fn unreadable(&self) -> bool {
-        self.stream.counters().fences[stream::FenceReason::Unreadable as usize] != 0
+    /// A message could not be read, or the replays failed too often in a row: what was before is not known.
+    fn excused(&self) -> bool {
+        let counters = self.stream.counters();
+        self.excused
+            || counters.fences[stream::FenceReason::Unreadable as usize] != 0
+            || counters.given_up != 0
     }
 }
 
