@@ -110,8 +110,8 @@ impl Knowledge {
         put_u64(out, checksum);
     }
 
-    /// What a snapshot has, and where each publisher's stream goes on. No publisher is served before its stream has
-    /// shown that it is the same run. What a publisher without a position said is left out.
+    /// What a snapshot has, and where each publisher's stream goes on. No publisher is served before its
+    /// stream has shown that it is the same run. What a publisher without a position said is left out.
     ///
     /// # Errors
     /// The bytes are not a valid snapshot, or exceed a limit.

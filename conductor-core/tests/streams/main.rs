@@ -1,6 +1,6 @@
-//! Random histories of engines, over networks that lose, repeat and reorder messages and cut connections: what
-//! the Conductor answers never exceeds what the publishers said up to the message that it got to, and is exactly
-//! that once it has recovered.
+//! Random histories of engines, over networks that lose, repeat and reorder messages and cut connections:
+//! what the Conductor answers never exceeds what the publishers said up to the message that it got to, and is
+//! exactly that once it has recovered.
 #![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod judge;

@@ -39,7 +39,8 @@ impl Prompts {
         let mut blocks: Vec<Block> = Vec::new();
         let mut chains: Vec<Chain> = Vec::new();
         for i in 0..36_usize {
-            // The first blocks begin a tree each; later ones often continue the newest, which makes prompts long.
+            // The first blocks begin a tree each; later ones often continue the newest, which makes prompts
+            // long.
             let parent = (i >= 5).then(|| if rng.index(3) == 0 { rng.index(i) } else { i - 1 });
             let root = parent.map_or(i % ROOTS.len(), |parent| blocks[parent].root);
             let (lora, salt) = ROOTS[root];
@@ -154,8 +155,8 @@ impl Rank {
         ops
     }
 
-    /// Evicts what is beyond the capacity of a tier, down to the next one. The GPU evicts ends of chains first,
-    /// the others what was not used for longest, whatever depends on it.
+    /// Evicts what is beyond the capacity of a tier, down to the next one. The GPU evicts ends of chains
+    /// first, the others what was not used for longest, whatever depends on it.
     fn shrink(&mut self, tier: usize, prompts: &Prompts, ops: &mut Vec<Op>) {
         let mut removed = Vec::new();
         while self.caches[tier].len() > self.capacity[tier] {

@@ -143,6 +143,11 @@ impl World {
             }
             *(if whole { &mut self.report.whole } else { &mut self.report.partial }) += 1;
             self.report.fences += publisher.cursor.fences;
+            // Since the last crash.
+            let counters = publisher.stream.counters();
+            self.report.applied += counters.applied;
+            self.report.gaps += counters.gaps;
+            self.report.replays += counters.replays;
         }
         self.judge(true)?;
         Ok(self.report)
