@@ -38,7 +38,7 @@ use crate::{BlockKey, Context, ContextId, InstanceId};
 
 use context::ContextState;
 use shared::Waiting;
-pub use snapshot::SnapshotError;
+pub use snapshot::{Positions, SnapshotError};
 pub use types::{
     Counters, Matches, OwnerDigest, PublisherId, RankMatch, RegisterError, Registration, Role, Settings,
 };

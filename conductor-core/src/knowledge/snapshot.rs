@@ -75,6 +75,9 @@ impl fmt::Display for SnapshotError {
 
 impl core::error::Error for SnapshotError {}
 
+/// Where the stream of each publisher goes on; `None` begins anew.
+pub type Positions = Vec<(PublisherId, Option<Position>)>;
+
 const CUT: SnapshotError = SnapshotError::Invalid("it ends early");
 
 impl Knowledge {
@@ -115,10 +118,7 @@ impl Knowledge {
     ///
     /// # Errors
     /// The bytes are not a valid snapshot, or exceed a limit.
-    pub fn restore(
-        bytes: &[u8],
-        settings: Settings,
-    ) -> Result<(Self, Vec<(PublisherId, Option<Position>)>), SnapshotError> {
+    pub fn restore(bytes: &[u8], settings: Settings) -> Result<(Self, Positions), SnapshotError> {
         let rest = bytes.strip_prefix(&MAGIC).ok_or(SnapshotError::NotASnapshot)?;
         let (mut read, checksum) = rest.split_last_chunk::<8>().ok_or(SnapshotError::Checksum)?;
         if xxh3_64(&bytes[..bytes.len() - 8]) != u64::from_le_bytes(*checksum) {
@@ -158,10 +158,7 @@ impl Knowledge {
         Ok((this, positions))
     }
 
-    fn read_publishers(
-        &mut self,
-        read: &mut &[u8],
-    ) -> Result<Vec<(PublisherId, Option<Position>)>, SnapshotError> {
+    fn read_publishers(&mut self, read: &mut &[u8]) -> Result<Positions, SnapshotError> {
         self.next_publisher = u32_of(read)?;
         let count = len_of(read, 32)?;
         if count > self.settings.publishers_max {
