@@ -333,7 +333,7 @@ impl World {
             if lossy {
                 wire.messages.retain(|_| self.rng.index(4) != 0);
             }
-            if !wire.cut && !(lossy && self.rng.index(4) == 0) {
+            if !wire.cut && (!lossy || self.rng.index(4) != 0) {
                 wire.messages.push_back((REPLAY_END, Vec::new()));
             }
         }
