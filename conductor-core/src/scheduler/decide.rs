@@ -29,6 +29,8 @@ pub(super) struct Scratch {
     matches: Vec<InstanceMatch>,
     /// Per slot of an instance: blocks in its memory.
     held: Vec<u32>,
+    /// How busy the candidates have been, on average.
+    utilisation: f64,
 }
 
 impl Scratch {
@@ -40,6 +42,7 @@ impl Scratch {
             holders: Vec::with_capacity(2 * instances + 1),
             matches: Vec::with_capacity(instances),
             held: Vec::with_capacity(instances),
+            utilisation: 0.0,
         }
     }
 }
@@ -307,6 +310,7 @@ impl Scratch {
         self.candidates.clear();
         let nanos = now.as_nanos();
         let queue_max = cluster.config.limits.queue_per_instance;
+        let mut busy = 0.0;
         for (slot, instance) in cluster.instances.iter().enumerate() {
             if !instance.prefills(ask.model) || instance.queue.len() >= queue_max {
                 continue;
@@ -315,10 +319,12 @@ impl Scratch {
             let decodes = instance.spec.role == Role::Both;
             let decoding = if decodes { instance.projection.requests() as u32 } else { 0 };
             let egress = instance.egress.free(nanos).max(instance.ship_free_at);
+            busy += instance.utilisation(nanos);
             self.candidates.push(Candidate {
                 slot: slot as u32,
                 egress_wait: egress - nanos,
                 ingress_wait: instance.ingress.free(nanos) - nanos,
+                ingress_utilisation: instance.ingress.utilisation(nanos),
                 id: instance.spec.id,
                 rack: instance.spec.rack,
                 decodes,
@@ -334,6 +340,7 @@ impl Scratch {
                 recent_ns: instance.recent_ns(nanos),
             });
         }
+        self.utilisation = busy / self.candidates.len().max(1) as f64;
     }
 
     fn fill_holders(&mut self, cluster: &Cluster, now: Instant, store_blocks: u32) {
@@ -353,6 +360,7 @@ impl Scratch {
                 tier,
                 blocks,
                 wait: if blind { 0 } else { instance.egress.free(nanos) - nanos },
+                utilisation: instance.egress.utilisation(nanos),
             };
             if found.cpu > 0 {
                 let tier = if found.cpu > found.gpu { Tier::Cpu } else { Tier::Gpu };
@@ -364,7 +372,15 @@ impl Scratch {
         }
         if store_blocks > 0 {
             let (tier, blocks) = (Tier::Store, store_blocks);
-            self.holders.push(Holder { slot: NONE, rack: 0, instance: None, tier, blocks, wait: 0 });
+            self.holders.push(Holder {
+                slot: NONE,
+                rack: 0,
+                instance: None,
+                tier,
+                blocks,
+                wait: 0,
+                utilisation: 0.0,
+            });
         }
         self.holders.sort_unstable_by(|a, b| {
             b.blocks
@@ -384,11 +400,21 @@ impl Scratch {
         self.holders.truncate(kept);
     }
 
+    fn view<'a>(&'a self, cluster: &'a Cluster, now: Instant, ask: &'a Ask<'a>) -> View<'a> {
+        View {
+            cluster,
+            now,
+            ask,
+            candidates: &self.candidates,
+            holders: &self.holders,
+            blocks_max: (ask.tokens - 1) / ask.block_tokens,
+            utilisation: self.utilisation,
+        }
+    }
+
     /// The policy's choice, and what it will take.
     fn plan(&self, cluster: &Cluster, policy: &mut dyn Policy, now: Instant, ask: &Ask<'_>) -> Option<Plan> {
-        let blocks_max = (ask.tokens - 1) / ask.block_tokens;
-        let view =
-            View { cluster, now, ask, candidates: &self.candidates, holders: &self.holders, blocks_max };
+        let view = self.view(cluster, now, ask);
         let Placement { candidate, fetch } = policy.place(&view)?;
         let candidate = *self.candidates.get(candidate)?;
         let own = view.own(&candidate);
@@ -405,8 +431,8 @@ impl Scratch {
             if blocks > own.blocks && holder.blocks > own.blocks {
                 plan.estimate = view.fetched(&candidate, &own, &holder, blocks, true);
                 plan.from = Some(holder);
-                let (begin, span) = view.fetch_span(&candidate, &own, &holder, plan.estimate.blocks);
-                (plan.fetch_earliest, plan.fetch_span) = (now.as_nanos().saturating_add(begin), span);
+                plan.fetch_earliest = now.as_nanos().saturating_add(view.fetch_begin(&candidate, &holder));
+                plan.fetch_span = view.fetch_span(&candidate, &own, &holder, plan.estimate.blocks) as u64;
             }
         }
         Some(plan)
@@ -423,11 +449,10 @@ impl Scratch {
         let (Some(from), Some(&key)) = (holder.instance, ask.keys.get(holder.blocks as usize - 1)) else {
             return;
         };
-        let blocks_max = (ask.tokens - 1) / ask.block_tokens;
-        let view =
-            View { cluster, now, ask, candidates: &self.candidates, holders: &self.holders, blocks_max };
-        let free = view.best_fetch(&plan.candidate, &view.own(&plan.candidate), holder, false);
-        let lost = plan.estimate.total.saturating_sub(free.total);
+        let view = self.view(cluster, now, ask);
+        let fetches = view.fetches(&plan.candidate, &view.own(&plan.candidate), holder, false);
+        let free = fetches.into_iter().flatten().map(|fetched| fetched.total).min().unwrap_or(u64::MAX);
+        let lost = plan.estimate.total.saturating_sub(free);
         let idle = self.candidates.iter().filter(|candidate| candidate.disk < holder.blocks);
         let Some(to) = idle.min_by_key(|candidate| (candidate.recent_ns, candidate.slot)) else { return };
         let Some(replication) = cluster.replication.as_mut().filter(|_| lost > 0) else { return };
