@@ -1,5 +1,5 @@
-//! The Conductor's index: events of engines, queries, and snapshots. `examples/conductor_index_figures.rs` has
-//! percentiles, memory and a real trace.
+//! The Conductor's index: events of engines, queries, and snapshots. `examples/conductor_index_figures.rs`
+//! has percentiles, memory and a real trace.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
 use benches::Prompts;

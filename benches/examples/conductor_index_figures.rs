@@ -4,8 +4,9 @@
 //! cargo run --release -p benches --example conductor_index_figures -- [TRACE.jsonl] [--json]
 //! ```
 //!
-//! The trace is one of Mooncake's (`hash_ids` per line, blocks of 512 tokens), expanded to blocks of 16 tokens.
-//! Without one, synthetic conversations of the same shape are used. One thread; each row is the median of five.
+//! The trace is one of Mooncake's (`hash_ids` per line, blocks of 512 tokens), expanded to blocks of 16
+//! tokens. Without one, synthetic conversations of the same shape are used. One thread; each row is the
+//! median of five.
 #![allow(clippy::print_stdout, reason = "prints its result")]
 
 use std::time::{Duration, Instant};
@@ -78,7 +79,7 @@ fn engines(prompts: &Prompts, engines: u32, depth: usize, rows: &mut Vec<Row>) {
         rows.push((name(&format!("query of {length}, p50")), p50, "us"));
         rows.push((name(&format!("query of {length}, p99")), p99, "us"));
     }
-    rows.push((name("snapshot of it cleared: sweep of everything"), sweep(&mut index, engines), "ns/block"));
+    rows.push((name("sweep of everything after clears"), sweep(&mut index, engines), "ns/block"));
 }
 
 fn query(index: &Index, chains: &[Vec<BlockKey>]) -> (f64, f64, f64) {

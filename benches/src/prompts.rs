@@ -42,8 +42,8 @@ impl Prompts {
         Ok(Self { ids: text.lines().filter_map(ids_of).collect() })
     }
 
-    /// Conversations like those of Mooncake's trace: every prompt begins with one shared block, 36 % of the blocks
-    /// were in an earlier prompt, and the mean is 24 blocks of 512 tokens.
+    /// Conversations like those of Mooncake's trace: every prompt begins with one shared block, 36 % of the
+    /// blocks were in an earlier prompt, and the mean is 24 blocks of 512 tokens.
     #[must_use]
     pub fn synthetic(count: usize) -> Self {
         let mut ids: Vec<Vec<u64>> = Vec::with_capacity(count);
@@ -77,8 +77,8 @@ impl Prompts {
         long.map(|ids| ids.iter().flat_map(|id| Self::blocks(*id)).take(depth).collect()).collect()
     }
 
-    /// The events of `engines` engines that get the prompts at random, each prompt cut to `depth` blocks, until
-    /// every engine has `blocks` blocks or the prompts were served eight times.
+    /// The events of `engines` engines that get the prompts at random, each prompt cut to `depth` blocks,
+    /// until every engine has `blocks` blocks or the prompts were served eight times.
     #[must_use]
     pub fn events(&self, engines: u32, blocks: usize, depth: usize) -> Events {
         let mut events = Events::default();

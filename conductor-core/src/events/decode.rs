@@ -36,7 +36,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            payload_bytes_max: 64 << 20,
+            payload_bytes_max: 16 << 20,
             events_max: 1 << 18,
             blocks_max: 1 << 18,
             block_tokens_max: 1 << 16,
@@ -188,8 +188,8 @@ impl Decoder {
         self.groups = Groups::default();
     }
 
-    /// Replaces the content of `into` by the events of `payload`, the third frame of a message. Payloads are to
-    /// be decoded in the order in which they were published.
+    /// Replaces the content of `into` by the events of `payload`, the third frame of a message. Payloads are
+    /// to be decoded in the order in which they were published.
     ///
     /// # Errors
     ///

@@ -201,8 +201,8 @@ impl<S: Slot> Table<S> {
         (slot.hash() == hash && !slot.vacant()).then_some(At { segment, index })
     }
 
-    /// Reads the homes of hashes that are about to be looked up: these reads do not wait for each other, while
-    /// those of look-ups do.
+    /// Reads the homes of hashes that are about to be looked up: these reads do not wait for each other,
+    /// while those of look-ups do.
     #[inline]
     pub(crate) fn touch(&self, hashes: &[u64]) {
         let mut read = 0;

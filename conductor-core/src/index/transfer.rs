@@ -96,6 +96,32 @@ impl Index {
         stored
     }
 
+    /// `owner` has a block, of which nothing is said but its key. Returns whether it is recorded: it is if
+    /// any owner has it already, since only then it is known what is before it. The owner is holey until a
+    /// later [`Index::sweep`] notices that it is not.
+    pub fn joined(&mut self, owner: OwnerId, key: BlockKey) -> bool {
+        let hash = spread(key.0);
+        let Some(at) = self.table.find(hash).filter(|at| self.is_held(self.table.get(*at).set)) else {
+            self.counters.orphans += 1;
+            return false;
+        };
+        let depth = self.table.get(at).depth();
+        let Some(seat) = self.seats.of_or_new(owner) else {
+            self.counters.refused_owners += 1;
+            return false;
+        };
+        let Ok((_, added)) = self.store(seat, None, hash, depth) else {
+            self.counters.refused_holders += 1;
+            return false;
+        };
+        self.counters.added += u64::from(added);
+        if added && depth > 0 {
+            self.puncture(seat);
+            self.sweep.examine_soon();
+        }
+        true
+    }
+
     fn adopt_one(&mut self, seat: u32, entry: &BucketEntry) -> Result<bool, Refusal> {
         if entry.depth >= self.limits.depth_max.min(IndexLimits::DEPTH_MAX) {
             return Err(Refusal::Deep);
