@@ -1,6 +1,7 @@
-//! From the bytes of a publisher to the index, in one thread and without a socket: ZMTP, stream, decoder, block
-//! keys, learnt hashes, index. Elements are blocks; the floors are 2 million blocks per second with 64 blocks per
-//! message, and 1 million with 4.
+//! From the bytes of a publisher to the index, in one thread and without a socket: ZMTP, stream, decoder,
+//! block keys, learnt hashes, index. Elements are blocks; the floors are 2 million blocks per second with 64
+//! blocks per message, and 1 million with 4.
+#![allow(missing_docs, reason = "criterion's macros make public items")]
 #![allow(clippy::unwrap_used, reason = "a bench that fails reports the line")]
 
 use conductor_core::events::encode::{Layout, encode};
