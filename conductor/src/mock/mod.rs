@@ -13,6 +13,7 @@ mod config;
 mod hashes;
 mod http;
 mod publish;
+mod thread;
 mod tokens;
 
 use std::collections::{HashMap, VecDeque};
@@ -31,6 +32,7 @@ use batch::Batch;
 use conductor_core::events::LoadStat;
 pub use config::{Flavor, MockConfig, Role};
 use publish::Publisher;
+pub use thread::MockEngines;
 pub use tokens::{Generator, VOCABULARY, detokenize, template, tokenize};
 
 /// How far the clock of a machine that is too slow for `speed` may lag behind before it gives up that time.
@@ -47,7 +49,8 @@ const PEERS_MAX: usize = 1_024;
 pub struct MockEngine {
     shared: Arc<Shared>,
     stop: watch::Sender<bool>,
-    server: Option<JoinHandle<()>>,
+    ended: watch::Receiver<bool>,
+    server: JoinHandle<()>,
 }
 
 /// What the tasks of an engine share.
@@ -116,6 +119,7 @@ impl MockEngine {
         let published = Arc::clone(&shared.loads);
         let loads = listening(loads, |listener| published.serve(listener));
         let (clock, tidy, lives) = (Arc::clone(&shared), Arc::clone(&shared), Arc::clone(&shared));
+        let (end, ended) = watch::channel(false);
         let server = tokio::spawn(async move {
             let mut dead = lives.dead.subscribe();
             tokio::select! {
@@ -127,8 +131,9 @@ impl MockEngine {
                 () = replays => {}
                 () = loads => {}
             }
+            end.send_replace(true);
         });
-        Ok(Self { shared, stop, server: Some(server) })
+        Ok(Self { shared, stop, ended, server })
     }
 
     /// The address of its HTTP server.
@@ -192,21 +197,24 @@ impl MockEngine {
     }
 
     /// Stops: requests under way may end.
-    pub async fn stop(mut self) {
+    pub async fn stop(self) {
+        self.ask_to_stop();
+        self.stopped().await;
+    }
+
+    fn ask_to_stop(&self) {
         self.stop.send_replace(true);
-        self.shared.wake.notify_one();
-        if let Some(server) = self.server.take() {
-            let _ = server.await;
-        }
+    }
+
+    /// Waits until it has stopped, or died.
+    async fn stopped(&self) {
+        let _ = self.ended.clone().wait_for(|&ended| ended).await;
     }
 }
 
 impl Drop for MockEngine {
     fn drop(&mut self) {
-        if let Some(server) = self.server.take() {
-            self.kill();
-            server.abort();
-        }
+        self.server.abort();
     }
 }
 

@@ -17,6 +17,7 @@ mod listener;
 mod place;
 mod relay;
 mod request;
+mod server;
 mod session;
 mod sse;
 mod tokenizer;
@@ -41,6 +42,7 @@ pub use listener::{Asked, ConnectionLimits, serve};
 pub use place::{Ask, Engine, Handover, Place, Placed, Progress, Refused, Reservation};
 use relay::Relay;
 use request::Fields;
+pub use server::ProxyServer;
 use session::{Failed, Session, Stop, Wanted};
 use tokenizer::Tokenizer;
 
