@@ -110,11 +110,6 @@ impl EngineArgs {
             ..MockConfig::default()
         })
     }
-
-    /// How many times faster than the simulated engine it is.
-    pub(crate) fn speed(&self) -> f64 {
-        self.speed
-    }
 }
 
 /// What an engine does.
