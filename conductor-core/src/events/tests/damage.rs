@@ -201,7 +201,8 @@ fn limits_hold() {
 fn counts_that_the_payload_cannot_hold_allocate_nothing() {
     let named = |before: &[u8], name: &[u8], count: &[u8]| [before, name, count, &[1, 1]].concat();
     let huge = [
-        // Arrays, maps and texts of 2^32 - 1 values: the batch, the events, an event, a field that is not known.
+        // Arrays, maps and texts of 2^32 - 1 values: the batch, the events, an event, a field that is not
+        // known.
         vec![0xdd, 255, 255, 255, 255, 1],
         vec![0x92, 1, 0xdd, 255, 255, 255, 255, 1],
         vec![0x92, 1, 0x91, 0xdf, 255, 255, 255, 255, 1],
