@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use conductor_core::events::Dialect;
 use serde::{Deserialize, Serialize};
 
 /// Settings of a Conductor. The default serves loopback only and knows no engine.
@@ -171,7 +172,7 @@ pub struct StreamsConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScheduleConfig {
-    /// The rule that places requests. Default `ours`: the least predicted time to the first token, with
+    /// The rule that places requests. Default `cost`: the least predicted time to the first token, with
     /// queues, transfers and prefill.
     pub policy: PolicyName,
     /// Limit on the predicted time to the first token, milliseconds; 0: none. A request beyond it is refused
@@ -188,29 +189,63 @@ pub struct ScheduleConfig {
 
 /// The rule that places requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "kebab-case")]
 pub enum PolicyName {
     /// Least predicted time to the first token; transfers overlap queues and book network cards.
     #[default]
-    Ours,
+    Cost,
+    /// The same, but transfers take bytes / bandwidth, whatever else uses the network cards.
+    CostBlind,
     /// Algorithm 1 of the Mooncake paper (FAST'25, page 8).
     Algorithm1,
+    /// Algorithm 1 without transfers.
+    Local,
     /// The cost of Dynamo's router.
     Dynamo,
+    /// Its variant that multiplies by the decode load.
+    DynamoLmetric,
+    /// Most overlap, unless loads differ much.
+    TwoTier,
     /// SGLang's `cache_aware`.
     SglangCacheAware,
     /// Preble's E2.
     Preble,
-    /// Most overlap, unless loads differ much.
-    TwoTier,
-    /// The less loaded one of two chosen at random.
+    /// The less loaded one of two drawn at random.
     PowerOfTwo,
+    /// The fewest requests.
+    LeastRequests,
+    /// The shortest queue, in time, whatever is cached.
+    LeastTime,
     /// One after the other.
     RoundRobin,
     /// At random.
     Random,
-    /// Least predicted time, whatever is cached.
-    LeastTime,
+    /// The longest prefix, whatever the load.
+    MaxHit,
+}
+
+impl PolicyName {
+    /// The name in settings, which is that of the policy in the scheduler.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cost => "cost",
+            Self::CostBlind => "cost-blind",
+            Self::Algorithm1 => "algorithm1",
+            Self::Local => "local",
+            Self::Dynamo => "dynamo",
+            Self::DynamoLmetric => "dynamo-lmetric",
+            Self::TwoTier => "two-tier",
+            Self::SglangCacheAware => "sglang-cache-aware",
+            Self::Preble => "preble",
+            Self::PowerOfTwo => "power-of-two",
+            Self::LeastRequests => "least-requests",
+            Self::LeastTime => "least-time",
+            Self::RoundRobin => "round-robin",
+            Self::Random => "random",
+            Self::MaxHit => "max-hit",
+        }
+    }
 }
 
 /// A setting that is out of its range.
@@ -411,6 +446,22 @@ fn wrong(field: &str, need: impl Into<String>) -> ConfigError {
 }
 
 impl EngineKind {
+    /// How events of this kind are read.
+    #[must_use]
+    pub const fn dialect(self) -> Dialect {
+        match self {
+            Self::Vllm => Dialect::Vllm,
+            Self::Sglang => Dialect::Sglang,
+            Self::Mooncake | Self::Snowskin => Dialect::Mooncake,
+        }
+    }
+
+    /// Whether it is a store, which every instance of its tenant can read, and not an engine.
+    #[must_use]
+    pub const fn is_store(self) -> bool {
+        matches!(self, Self::Mooncake | Self::Snowskin)
+    }
+
     /// The name in settings, answers and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {

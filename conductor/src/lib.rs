@@ -19,6 +19,7 @@
 #![deny(unsafe_code)]
 
 mod config;
+mod http;
 pub mod mock;
 pub mod proxy;
 
