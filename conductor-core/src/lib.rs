@@ -14,11 +14,13 @@
 
 extern crate alloc;
 
+pub mod cost;
 pub mod events;
 pub mod hash;
 mod ids;
 pub mod index;
 pub mod learned;
+pub mod scheduler;
 pub mod zmtp;
 
 pub use ids::{

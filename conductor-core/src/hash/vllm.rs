@@ -1,1 +1,0 @@
-//! The hashes of vLLM's prefix cache.
