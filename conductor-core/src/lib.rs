@@ -19,8 +19,10 @@ pub mod events;
 pub mod hash;
 mod ids;
 pub mod index;
+pub mod knowledge;
 pub mod learned;
 pub mod scheduler;
+pub mod stream;
 pub mod zmtp;
 
 pub use ids::{
