@@ -13,8 +13,8 @@ use super::context::{ContextState, Rank};
 use super::{Counters, Knowledge, Publisher, PublisherId, Role, Settings};
 
 impl Knowledge {
-    /// Applies a message of a publisher. Returns whether it could be read; if not, everything that the publisher
-    /// said is forgotten.
+    /// Applies a message of a publisher. Returns whether it could be read; if not, everything that the
+    /// publisher said is forgotten.
     pub fn apply(&mut self, id: PublisherId, payload: &[u8]) -> bool {
         let Some(publisher) = self.publishers.get_mut(&id) else { return true };
         let mut batch = mem::take(&mut self.batch);

@@ -8,9 +8,10 @@
 //!   query: keys ──▶ owners ──▶ per rank GPU ≤ CPU ≤ disk ──▶ per instance, and the store
 //! ```
 //!
-//! Blocks are named by the Conductor's own chain ([`crate::hash`]). The hashes of engines are learnt from events
-//! that carry tokens, and never computed: removals, parents and objects of stores are translated by what was
-//! learnt. What cannot be translated is not recorded, so that an answer is too short and never too long.
+//! Blocks are named by the Conductor's own chain ([`crate::hash`]). The hashes of engines are learnt from
+//! events that carry tokens, and never computed: removals, parents and objects of stores are translated by
+//! what was learnt. What cannot be translated is not recorded, so that an answer is too short and never too
+//! long.
 //!
 //! Each publisher speaks for its own owners (rank, tier, attention group). [`Feed`] connects it to its
 //! [`Stream`](crate::stream::Stream), which decides what is applied and when all of it is void.
@@ -88,8 +89,8 @@ impl Knowledge {
         }
     }
 
-    /// Makes a publisher known. It is not served before its stream says so. One that is registered already, with
-    /// the same values, keeps its id.
+    /// Makes a publisher known. It is not served before its stream says so. One that is registered already,
+    /// with the same values, keeps its id.
     ///
     /// # Errors
     /// A value is missing, differs from a former registration, or there is no room.
@@ -237,8 +238,8 @@ impl Knowledge {
         }
     }
 
-    /// An instance is known to be dead: what its publishers said is void at once, until they say it again. Their
-    /// streams have to be told, too ([`Stream::died`](crate::stream::Stream::died)).
+    /// An instance is known to be dead: what its publishers said is void at once, until they say it again.
+    /// Their streams have to be told, too ([`Stream::died`](crate::stream::Stream::died)).
     pub fn died(&mut self, instance: InstanceId) {
         let of = self.publishers.iter().filter(|(_, publisher)| publisher.instance == instance);
         let ids: Vec<PublisherId> = of.map(|(id, _)| *id).collect();

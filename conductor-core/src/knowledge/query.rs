@@ -49,8 +49,8 @@ impl Knowledge {
         summarize(&out.ranks, &mut out.instances);
     }
 
-    /// The keys of blocks that have the engines' `hashes`, as far as they are known, from the first on. `keys` is
-    /// emptied first.
+    /// The keys of blocks that have the engines' `hashes`, as far as they are known, from the first on.
+    /// `keys` is emptied first.
     pub fn keys_of(&self, context: ContextId, hashes: &[EngineHash], keys: &mut Vec<BlockKey>) {
         keys.clear();
         let Some(state) = self.contexts.get(context.0 as usize) else { return };

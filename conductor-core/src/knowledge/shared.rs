@@ -1,5 +1,5 @@
-//! Blocks of stores that all instances share: objects that are named by an engine's hash, and say neither tokens
-//! nor what is before them.
+//! Blocks of stores that all instances share: objects that are named by an engine's hash, and say neither
+//! tokens nor what is before them.
 
 use alloc::vec::Vec;
 
@@ -16,8 +16,8 @@ use super::{Knowledge, PublisherId, Role};
 /// A block of a store: its objects that are there. The model is the digest of its name.
 type Block = (PublisherId, u64, EngineHash);
 
-/// Blocks of stores that no engine has announced, or of which not every object is there. Where a block consists
-/// of several objects, complete and announced blocks are here, too.
+/// Blocks of stores that no engine has announced, or of which not every object is there. Where a block
+/// consists of several objects, complete and announced blocks are here, too.
 #[derive(Debug)]
 pub(super) struct Waiting {
     blocks: HashMap<Block, Vec<u64>, FixedState>,
@@ -128,7 +128,8 @@ impl Knowledge {
         }
     }
 
-    /// The store and model of an event; `None`, and counted, if it is not of the registered model or names none.
+    /// The store and model of an event; `None`, and counted, if it is not of the registered model or names
+    /// none.
     fn store_of(&mut self, id: PublisherId, source: &Source<'_>) -> Option<Of> {
         let publisher = self.publishers.get_mut(&id)?;
         let registration = &publisher.registration;
@@ -238,8 +239,8 @@ impl Knowledge {
     }
 }
 
-/// Which of a block's objects an event is about: the key but for the hash of the block would do; the whole key
-/// does, too.
+/// Which of a block's objects an event is about: the key but for the hash of the block would do; the whole
+/// key does, too.
 fn object_id(source: &Source<'_>) -> u64 {
     source.object.map_or(0, |object| xxh3_64(object.as_bytes()))
 }

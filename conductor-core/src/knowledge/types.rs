@@ -21,8 +21,8 @@ pub enum Role {
     Engine,
     /// A store that every instance of its tenant can read.
     Store {
-        /// Objects of which a block consists there (one per rank of tensor parallelism, for instance): the block
-        /// counts when all of them are there. 1 to 64.
+        /// Objects of which a block consists there (one per rank of tensor parallelism, for instance): the
+        /// block counts when all of them are there. 1 to 64.
         objects_per_block: u32,
     },
 }
@@ -192,7 +192,8 @@ pub struct Counters {
     pub removed_unknown: u64,
     /// Clears, in events.
     pub cleared: u64,
-    /// Blocks that were not stored since the block before them, or without tokens they themselves, are unknown.
+    /// Blocks that were not stored since the block before them, or without tokens they themselves, are
+    /// unknown.
     pub orphans: u64,
     /// Blocks that were not stored since a limit of the index or of the learnt hashes was reached.
     pub refused: u64,

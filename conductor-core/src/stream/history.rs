@@ -40,7 +40,8 @@ impl History {
         self.next - 1
     }
 
-    /// Lets a number pass without a message: what was to be published is lost, and subscribers have to notice.
+    /// Lets a number pass without a message: what was to be published is lost, and subscribers have to
+    /// notice.
     pub fn skip(&mut self) {
         self.messages.clear();
         self.bytes = 0;

@@ -1,5 +1,5 @@
-//! The stream of one publisher: which of its messages are applied, in which order, and when nothing that it said
-//! may be relied on any more. It decodes nothing.
+//! The stream of one publisher: which of its messages are applied, in which order, and when nothing that it
+//! said may be relied on any more. It decodes nothing.
 //!
 //! ```text
 //!                 connected                 end of the replay, nothing missing
@@ -18,8 +18,8 @@
 //! at which it was made in it, so that two runs do not produce equal messages.
 //!
 //! What holds at any time: the messages that were applied since the last [`Sink::fence`] are consecutive
-//! messages of one run of the publisher. This relies on a connection not outliving the publisher's run: a broker
-//! between them that survives a restart is noticed only when numbers go back.
+//! messages of one run of the publisher. This relies on a connection not outliving the publisher's run: a
+//! broker between them that survives a restart is noticed only when numbers go back.
 
 mod held;
 mod history;
@@ -38,13 +38,14 @@ pub use settings::{Counters, FenceReason, Position, Settings, State};
 pub const REPLAY_END: u64 = u64::MAX;
 /// Messages in a row whose numbers lie back, after which a publisher without a replay counts as restarted.
 const LATE_MESSAGES_MAX: u32 = 16;
-/// Times that a stream begins from the start without reaching [`State::Live`], before it does without replays.
+/// Times that a stream begins from the start without reaching [`State::Live`], before it does without
+/// replays.
 const RESTARTS_MAX: u32 = 3;
 
 /// What a stream has done to its surroundings, in the order of the calls.
 pub trait Sink {
-    /// The next message of the publisher. Returns whether it could be read. If not, it may have removed blocks:
-    /// then the sink has to forget the publisher's blocks, as after a [`Sink::fence`].
+    /// The next message of the publisher. Returns whether it could be read. If not, it may have removed
+    /// blocks: then the sink has to forget the publisher's blocks, as after a [`Sink::fence`].
     fn apply(&mut self, seq: u64, payload: &[u8]) -> bool;
 
     /// Everything that was applied is void: the publisher's blocks are to be forgotten at once.
@@ -53,8 +54,8 @@ pub trait Sink {
     /// Whether the publisher's blocks may be part of answers. At first they may not.
     fn serve(&mut self, served: bool);
 
-    /// A replay from the message `from` on is to be asked for, over a new connection to the publisher's replay
-    /// port. Replay connections of before are closed, and nothing more is passed on from them.
+    /// A replay from the message `from` on is to be asked for, over a new connection to the publisher's
+    /// replay port. Replay connections of before are closed, and nothing more is passed on from them.
     fn ask(&mut self, from: u64);
 }
 
@@ -284,8 +285,8 @@ impl Stream {
         [self.replay.map(|replay| replay.until), stale].into_iter().flatten().min()
     }
 
-    /// The publisher is known to be dead: its blocks are void at once. If its connection is open all the same,
-    /// the stream begins again.
+    /// The publisher is known to be dead: its blocks are void at once. If its connection is open all the
+    /// same, the stream begins again.
     pub fn died(&mut self, now: Instant, sink: &mut impl Sink) {
         self.void(FenceReason::Dead, sink);
         self.serve(false, sink);
@@ -332,8 +333,8 @@ impl Stream {
         self.serve(true, sink);
     }
 
-    /// From now on without what was before, and without a replay: nothing was applied, so that every message of
-    /// the connection fits.
+    /// From now on without what was before, and without a replay: nothing was applied, so that every message
+    /// of the connection fits.
     fn alone(&mut self, sink: &mut impl Sink) {
         self.bound = true;
         self.enter_live(sink);
@@ -386,8 +387,8 @@ impl Stream {
         self.ask(now, sink);
     }
 
-    /// An answer begins at `seq`, behind what was asked for. Without anything applied that is accepted when it
-    /// happens twice: the publisher does not keep more. Otherwise messages were lost on the way.
+    /// An answer begins at `seq`, behind what was asked for. Without anything applied that is accepted when
+    /// it happens twice: the publisher does not keep more. Otherwise messages were lost.
     fn accepts_hole(&self, seq: u64) -> bool {
         self.begin.is_none() && self.hole_at.is_some_and(|before| seq >= before)
     }
@@ -409,8 +410,8 @@ impl Stream {
             self.replay = None;
             return self.enter_live(sink);
         }
-        // Messages arrived since the replay was asked for that it does not have, or of which it is to show that
-        // they are of the same run.
+        // Messages arrived since the replay was asked for that it does not have, or of which it is to show
+        // that they are of the same run.
         self.ask_again(now, FenceReason::Lost, sink);
     }
 

@@ -233,9 +233,9 @@ impl Connection {
         self.heard_at
     }
 
-    /// Memory for the next bytes of the peer, at least 64 KiB; [`Self::filled`] says how many were read into it.
-    /// It overwrites what [`Self::next`] returned. Call [`Self::next`] until it has no event before the next
-    /// read, so that no more than one message and one read are buffered.
+    /// Memory for the next bytes of the peer, at least 64 KiB; [`Self::filled`] says how many were read into
+    /// it. It overwrites what [`Self::next`] returned. Call [`Self::next`] until it has no event before the
+    /// next read, so that no more than one message and one read are buffered.
     pub fn space(&mut self) -> &mut [u8] {
         self.make_room(READ_BYTES);
         &mut self.input[self.end..]

@@ -13,8 +13,8 @@
 //! difference on the wire. Not spoken: CURVE and PLAIN, UDP, and versions before 3.0.
 //!
 //! A [`Connection`] is one byte stream. ROUTER sockets have one connection per peer; the caller answers on
-//! the connection on which it was asked, so no identity is prepended to a message. REQ and ROUTER put an empty
-//! delimiter before the message; here it is an ordinary first part.
+//! the connection on which it was asked, so no identity is prepended to a message. REQ and ROUTER put an
+//! empty delimiter before the message; here it is an ordinary first part.
 //!
 //! Source: ZeroMQ RFC 23 (ZMTP 3.0) and 37 (ZMTP 3.1); libzmq 4.3.5.
 
