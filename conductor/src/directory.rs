@@ -6,7 +6,7 @@ use std::sync::Arc;
 use conductor_core::InstanceId;
 use conductor_core::knowledge::PublisherId;
 
-use crate::config::{EngineConfig, Role};
+use crate::config::{EngineConfig, EngineKind, Role};
 use crate::proxy::Pool;
 
 /// An instance, over all entries of settings and registrations that name it.
@@ -20,6 +20,7 @@ pub(crate) struct Instance {
     pub(crate) block_tokens: u32,
     pub(crate) role: Role,
     pub(crate) is_store: bool,
+    pub(crate) kind: EngineKind,
     /// Where it serves HTTP; empty: unknown.
     pub(crate) http: String,
     /// Connections to that address.

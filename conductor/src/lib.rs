@@ -19,11 +19,23 @@
 #![deny(unsafe_code)]
 
 mod config;
+mod directory;
+mod discovery;
+mod hot;
 mod http;
+mod io;
+mod metrics;
 pub mod mock;
+mod placing;
 pub mod proxy;
+mod registry;
+mod service;
+mod shared;
+mod turns;
 
 pub use config::{
     BLOCK_TOKENS_MAX, Config, ConfigError, DP_RANKS_MAX, Endpoint, EngineConfig, EngineKind, LimitsConfig,
     NAME_BYTES_MAX, PolicyName, Role, ScheduleConfig, StreamsConfig,
 };
+pub use registry::RegisterError;
+pub use service::{Conductor, ConductorHandle, StartError};

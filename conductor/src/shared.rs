@@ -17,6 +17,7 @@ use te_core::Instant;
 
 use crate::config::Config;
 use crate::directory::Directory;
+use crate::hot::Hot;
 use crate::turns::Turns;
 
 /// Most instances; the scheduler's memory is allocated for them.
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     directory: RwLock<Directory>,
     schedule: Mutex<Schedule>,
     pub(crate) counts: Counts,
+    hot: Mutex<Hot>,
 }
 
 /// Counts of requests.
@@ -174,6 +176,7 @@ impl Shared {
             directory: RwLock::default(),
             schedule: Mutex::new(Schedule::new(&config)),
             counts: Counts::default(),
+            hot: Mutex::default(),
             config,
         }
     }
@@ -194,6 +197,11 @@ impl Shared {
 
     pub(crate) fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Prefixes that are asked for often.
+    pub(crate) fn hot(&self) -> MutexGuard<'_, Hot> {
+        self.hot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A publisher's blocks are part of answers from now on, or not any more. An instance of which nothing is

@@ -33,8 +33,8 @@ use tracing::{debug, error, warn};
 
 use crate::shared::Shared;
 use peer::Peer;
-pub(crate) use publisher::{Subscription, Totals};
 use publisher::{Publisher, Replay, Turn};
+pub(crate) use publisher::{Subscription, Totals};
 use resolver::{Question, Resolver};
 
 const WAKE: Token = Token(usize::MAX);
@@ -213,7 +213,13 @@ impl Service {
             }
             let now = self.shared.now();
             turns.append(&mut self.more);
-            turns.extend(events.iter().map(mio::event::Event::token).filter(|token| *token != WAKE).map(|token| token.0));
+            turns.extend(
+                events
+                    .iter()
+                    .map(mio::event::Event::token)
+                    .filter(|token| *token != WAKE)
+                    .map(|token| token.0),
+            );
             turns.sort_unstable();
             turns.dedup();
             for token in turns.drain(..) {
@@ -311,8 +317,7 @@ impl Service {
             Ok(peer) => publisher.replay = Some(Replay { peer, from: Some(from) }),
             Err(error) => {
                 debug!(publisher = publisher.what.name, %error, "a replay cannot be asked for");
-                publisher
-                    .with_stream(&self.shared, |stream, sink| stream.replay_failed(now, sink));
+                publisher.with_stream(&self.shared, |stream, sink| stream.replay_failed(now, sink));
             }
         }
     }

@@ -31,7 +31,6 @@ pub(crate) struct Subscription {
     pub(crate) replay: Option<Endpoint>,
     pub(crate) bind: bool,
     pub(crate) topic: String,
-    pub(crate) dp_rank: u32,
     /// Where the events of a snapshot end.
     pub(crate) position: Option<Position>,
 }
@@ -170,11 +169,7 @@ impl Publisher {
     }
 
     /// Calls the stream with a sink, and remembers the replay that it asks for.
-    pub(super) fn with_stream(
-        &mut self,
-        shared: &Shared,
-        call: impl FnOnce(&mut Stream, &mut Applier<'_>),
-    ) {
+    pub(super) fn with_stream(&mut self, shared: &Shared, call: impl FnOnce(&mut Stream, &mut Applier<'_>)) {
         let Self { stream, totals, what, ask_from, .. } = self;
         let mut sink = Applier { shared, what, totals, ask: None };
         call(stream, &mut sink);
