@@ -188,8 +188,8 @@ impl Decoder {
         self.groups = Groups::default();
     }
 
-    /// Replaces the content of `into` by the events of `payload`, the third frame of a message. Payloads are to
-    /// be decoded in the order in which they were published.
+    /// Replaces the content of `into` by the events of `payload`, the third frame of a message. Payloads are
+    /// to be decoded in the order in which they were published.
     ///
     /// # Errors
     ///

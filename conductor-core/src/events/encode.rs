@@ -15,8 +15,8 @@ pub enum Layout {
     VllmMaps,
     /// `SGLang` 0.5.23: maps without defaults, signed hashes.
     Sglang,
-    /// The events of Mooncake's store (RFC 1527), with object keys where there are any, and with the names that
-    /// readers of engines' events look for (`emit_legacy_compat_fields`).
+    /// The events of Mooncake's store (RFC 1527), with object keys where there are any, and with the names
+    /// that readers of engines' events look for (`emit_legacy_compat_fields`).
     Mooncake,
 }
 
@@ -221,8 +221,8 @@ fn mooncake(writer: &mut Writer<'_>, event: &Event<'_>, published: f64) {
     };
     let object = usize::from(source.object.is_some());
     writer.map(match event {
-        Event::Stored(_) => 19 + object,
-        Event::Removed(_) => 16 + object,
+        Event::Stored(stored) => 19 + object + usize::from(stored.group.is_some()),
+        Event::Removed(removed) => 16 + object + usize::from(removed.group.is_some()),
         Event::Cleared(_) => 12,
     });
     writer.text("event_id");
@@ -292,8 +292,9 @@ fn mooncake_blocks(
     group: Option<u32>,
     blocks: &[EngineHash],
 ) {
-    writer.text("group_idx");
-    number_or_nil(writer, group);
+    writer.text("group_id");
+    writer.nil();
+    named_number(writer, "group_idx", group);
     writer.text("medium");
     writer.text(source.medium.unwrap_or(match tier {
         Tier::Gpu => "gpu",
@@ -429,8 +430,8 @@ fn values(extra: &[u8]) -> usize {
 }
 
 impl<'a> Extra<'a> {
-    /// The extra keys of blocks whose bytes end in `bytes` at `ends`. `None` unless the ends rise to the length
-    /// of `bytes` and each block's bytes are whole msgpack values.
+    /// The extra keys of blocks whose bytes end in `bytes` at `ends`. `None` unless the ends rise to the
+    /// length of `bytes` and each block's bytes are whole msgpack values.
     #[must_use]
     pub fn new(ends: &'a [u32], bytes: &'a [u8]) -> Option<Self> {
         let mut start = 0;

@@ -20,8 +20,8 @@ pub(super) enum Skip {
 }
 
 impl Skip {
-    /// Whether an event that is skipped for this reason may have removed blocks that are known. What is removed
-    /// from an unknown medium, from another group or under an unknown object key was never known.
+    /// Whether an event that is skipped for this reason may have removed blocks that are known. What is
+    /// removed from an unknown medium, from another group or under an unknown object key was never known.
     pub(super) const fn loses(self) -> bool {
         matches!(self, Self::Malformed | Self::Truncated | Self::TooLarge | Self::Mismatch)
     }
@@ -57,8 +57,8 @@ impl Groups {
         whole == Some(true)
     }
 
-    /// Whether an event that removes blocks of `group` counts. It does if nothing is known of the group: to know
-    /// of too few blocks is safe.
+    /// Whether an event that removes blocks of `group` counts. It does if nothing is known of the group: to
+    /// know of too few blocks is safe.
     fn removes(&self, group: Option<u32>) -> bool {
         let Some(group) = group else { return true };
         1_u64.checked_shl(group).is_some_and(|bit| self.other & bit == 0)
@@ -92,7 +92,8 @@ enum Field {
     Ignored,
 }
 
-/// Positions in an array behind the tag. vLLM 0.22, `kv_events.py`; `SGLang` until 0.5.18 has the first seven.
+/// Positions in an array behind the tag. vLLM 0.22, `kv_events.py`; `SGLang` until 0.5.18 has the first
+/// seven.
 const STORED: [Field; 11] = [
     Field::Hashes,
     Field::Parent,
@@ -293,7 +294,8 @@ impl<'a> Draft<'a> {
             reader.tokens(count, &mut into.tokens)?;
             return Ok(Part::behind(start, into.tokens.len()));
         }
-        // SGLang with a drafter (EAGLE): each token with the one behind it. The first of each pair is the prompt.
+        // SGLang with a drafter (EAGLE): each token with the one behind it. The first of each pair is the
+        // prompt.
         for _ in 0..count {
             if reader.array()? != 2 {
                 return Err(Skip::Malformed);

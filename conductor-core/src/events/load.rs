@@ -5,8 +5,8 @@ use core::fmt;
 
 use super::msgpack::{Fault, Int, Reader, Writer};
 
-/// The load of one data-parallel rank, as `LoadStat` of `load_publisher.py` has it (0.5.23). Counters are zero
-/// where an earlier release does not send them.
+/// The load of one data-parallel rank, as `LoadStat` of `load_publisher.py` has it (0.5.23). Counters are
+/// zero where an earlier release does not send them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadStat {
     /// Requests in the running batch.

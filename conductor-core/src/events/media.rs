@@ -14,7 +14,8 @@ pub(super) fn tier(dialect: Dialect, medium: &[u8]) -> Option<Tier> {
     name.copy_from_slice(medium);
     name.make_ascii_uppercase();
     Some(match (&*name, dialect) {
-        // A pool of the store is shared, whatever it is made of; a worker's own tiers have the worker's names.
+        // A pool of the store is shared, whatever it is made of; a worker's own tiers have the worker's
+        // names.
         (b"CPU" | b"MEMORY" | b"DRAM" | b"DISK" | b"SSD" | b"NVME" | b"NOF", Dialect::Mooncake) => {
             Tier::Store
         }

@@ -20,7 +20,7 @@ mod object;
 
 pub use batch::Batch;
 pub use decode::{BatchError, Decoded, Decoder, Limits, Skipped};
-pub use load::{LoadStat, decode_load};
+pub use load::{LoadStat, NotALoad, decode_load};
 pub use object::{ObjectKey, ObjectLayout};
 
 use crate::{EngineHash, Tier};
@@ -55,7 +55,8 @@ pub struct Stored<'a> {
     pub hashes: &'a [EngineHash],
     /// The hash of the block before the first; `None` if that is the first of its prompt.
     pub parent: Option<EngineHash>,
-    /// The tokens of all blocks: `hashes.len() * block_tokens`, or none at all if the publisher has only hashes.
+    /// The tokens of all blocks: `hashes.len() * block_tokens`, or none at all if the publisher has only
+    /// hashes.
     pub tokens: &'a [u32],
     /// Tokens per block; 0 without tokens.
     pub block_tokens: u32,
@@ -68,8 +69,8 @@ pub struct Stored<'a> {
     pub extra: Extra<'a>,
     /// Where the blocks are kept.
     pub tier: Tier,
-    /// The attention group of a hybrid model; `None` for models that have one. Groups that do not keep a whole
-    /// prefix (sliding windows, state space models, encoders) never appear.
+    /// The attention group of a hybrid model; `None` for models that have one. Groups that do not keep a
+    /// whole prefix (sliding windows, state space models, encoders) never appear.
     pub group: Option<u32>,
     /// Where the event came from, if it says so.
     pub source: Source<'a>,
@@ -99,12 +100,13 @@ pub struct Source<'a> {
     pub tenant: Option<&'a str>,
     /// The model (`model_name`).
     pub model: Option<&'a str>,
-    /// The medium in the publisher's words. Several media of a store are one [`Tier::Store`], and an object may be
-    /// on more than one of them.
+    /// The medium in the publisher's words. Several media of a store are one [`Tier::Store`], and an object
+    /// may be on more than one of them.
     pub medium: Option<&'a str>,
     /// The data-parallel rank of this event; that of the batch is [`Batch::dp_rank`].
     pub dp_rank: Option<u32>,
-    /// The object's key in the store; [`ObjectKey::parse`] reads it. Such an event has one hash: that in the key.
+    /// The object's key in the store; [`ObjectKey::parse`] reads it. Such an event has one hash: that in the
+    /// key.
     pub object: Option<&'a str>,
     /// How many blocks are in front of the first of this event (`base_block_idx`).
     pub base_block: Option<u32>,

@@ -155,8 +155,8 @@ impl<'a> Reader<'a> {
         Ok((int, bytes))
     }
 
-    /// Appends `count` integers of 32 bits to `out`. The markers of tokens change from one to the next without
-    /// a pattern, so the loop looks lengths up instead of branching on them.
+    /// Appends `count` integers of 32 bits to `out`. The markers of tokens change from one to the next
+    /// without a pattern, so the loop looks lengths up instead of branching on them.
     pub(crate) fn tokens(&mut self, count: usize, out: &mut Vec<u32>) -> Read<()> {
         let mut left = count;
         out.reserve(count);

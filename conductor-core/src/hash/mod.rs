@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A block with more than tokens in it (an image, a prompt given as embeddings) has these extra keys folded
-//! into its local hash. The modules [`vllm`] and [`sglang`] compute what those engines publish: for tests, for
-//! a simulated engine, and for queries by an engine's own hashes.
+//! into its local hash. The modules [`vllm`] and [`sglang`] compute what those engines publish: for tests,
+//! for a simulated engine, and for queries by an engine's own hashes.
 
 mod session;
 pub mod sglang;
@@ -28,7 +28,8 @@ use zerocopy::IntoBytes;
 
 use crate::BlockKey;
 
-/// Where a chain begins: its seed, and what separates it from the chains of other prompts with the same tokens.
+/// Where a chain begins: its seed, and what separates it from the chains of other prompts with the same
+/// tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Root {
     seed: u64,
@@ -36,8 +37,8 @@ pub struct Root {
 }
 
 impl Root {
-    /// The root of prompts without LoRA adapter and salt. Every publisher of standard hashes, every client that
-    /// asks by them and the Conductor have to agree on `seed`; Mooncake's default is 0.
+    /// The root of prompts without LoRA adapter and salt. Every publisher of standard hashes, every client
+    /// that asks by them and the Conductor have to agree on `seed`; Mooncake's default is 0.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self { seed, before: None }
@@ -80,8 +81,8 @@ impl Chain {
         Self { seed: root.seed, before: root.before }
     }
 
-    /// A chain whose next block follows the block `parent`. What separates prompts with equal tokens is part of
-    /// `parent` already, so only the seed is needed.
+    /// A chain whose next block follows the block `parent`. What separates prompts with equal tokens is part
+    /// of `parent` already, so only the seed is needed.
     #[must_use]
     pub const fn after(seed: u64, parent: BlockKey) -> Self {
         Self { seed, before: Some(parent) }
@@ -93,8 +94,9 @@ impl Chain {
         self.link(local)
     }
 
-    /// The key of the next block, which has `tokens` and `extra`: what else decides its content, in the form in
-    /// which events have it ([`Extra`](crate::events::Extra)). With an empty `extra` it is [`push`](Self::push).
+    /// The key of the next block, which has `tokens` and `extra`: what else decides its content, in the form
+    /// in which events have it ([`Extra`](crate::events::Extra)). With an empty `extra` it is
+    /// [`push`](Self::push).
     pub fn push_with(&mut self, tokens: &[u32], extra: &[u8]) -> BlockKey {
         if extra.is_empty() {
             return self.push(tokens);

@@ -47,8 +47,8 @@ impl SglangChain {
         self.end(hasher)
     }
 
-    /// The hash of the next page of a prompt with a drafter (EAGLE): every token is hashed with the one behind
-    /// it, so `tokens` has one more than the page.
+    /// The hash of the next page of a prompt with a drafter (EAGLE): every token is hashed with the one
+    /// behind it, so `tokens` has one more than the page.
     pub fn push_pairs(&mut self, tokens: &[u32]) -> PageDigest {
         let mut hasher = self.begin();
         for pair in tokens.windows(2) {
@@ -94,8 +94,8 @@ pub fn hashes(tokens: &[u32], page_tokens: u32, salt: Option<&str>, out: &mut Ve
 pub struct Namespace(Option<PageDigest>);
 
 impl Namespace {
-    /// The namespace of prompts with this extra key (that of an adapter, mostly) and this salt. An empty text is
-    /// another one than none; with neither, numbers stay as they are.
+    /// The namespace of prompts with this extra key (that of an adapter, mostly) and this salt. An empty text
+    /// is another one than none; with neither, numbers stay as they are.
     #[must_use]
     pub fn new(extra_key: Option<&str>, salt: Option<&str>) -> Self {
         if extra_key.is_none() && salt.is_none() {

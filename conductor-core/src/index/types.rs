@@ -11,8 +11,9 @@ pub const BUCKETS: usize = 256;
 /// longer, and counts that in [`Counters`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexLimits {
-    /// Unique blocks. At the limit the index drops blocks without a successor, the least recently stored
-    /// first and among those the deepest first; when it finds none, it refuses the new block.
+    /// Unique blocks. At the limit the index drops ends of chains, the least recently stored first and among
+    /// those the deepest first; when it finds none in a bounded search, it refuses the new block. So no owner
+    /// becomes holey by it.
     pub blocks_max: usize,
     /// Owners that hold blocks at the same time; one that was cleared and not yet swept counts too.
     pub owners_max: u32,

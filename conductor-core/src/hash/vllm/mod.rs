@@ -6,9 +6,9 @@
 //! ```
 //!
 //! `H` is SHA-256 or XXH3-128 of the value, serialised by Python's pickle (protocol 5) or as canonical CBOR:
-//! `vllm/utils/hashing.py`, `vllm/v1/core/kv_cache_utils.py`. The seed and the form of the extra keys depend on
-//! the release; [`Profile::of`] knows them. Events have the low 64 bits of a hash ([`Digest::published`]), or
-//! all of it where `VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`.
+//! `vllm/utils/hashing.py`, `vllm/v1/core/kv_cache_utils.py`. The seed and the form of the extra keys depend
+//! on the release; [`Profile::of`] knows them. Events have the low 64 bits of a hash ([`Digest::published`]),
+//! or all of it where `VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`.
 //!
 //! Pickle begins a new frame after 64 KiB. Blocks with fewer than 8192 tokens and shorter texts stay below
 //! that; for larger ones the pickled algorithms give other hashes than vLLM.
@@ -122,7 +122,7 @@ pub struct Profile {
     pub release: Release,
     /// What the root is the hash of.
     pub seed: String,
-    /// How many tokens behind a block are part of its hash: 0, but for drafters since 0.32 (EAGLE, MTP).
+    /// How many tokens behind a block are part of its hash: 0, but for drafters since 0.33 (EAGLE, MTP).
     pub lookahead_tokens: u32,
 }
 
