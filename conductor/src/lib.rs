@@ -28,6 +28,7 @@ mod metrics;
 pub mod mock;
 mod placing;
 pub mod proxy;
+mod publisher;
 mod registry;
 mod service;
 mod shared;
@@ -37,5 +38,6 @@ pub use config::{
     BLOCK_TOKENS_MAX, Config, ConfigError, DP_RANKS_MAX, Endpoint, EngineConfig, EngineKind, LimitsConfig,
     NAME_BYTES_MAX, PolicyName, Role, ScheduleConfig, StreamsConfig,
 };
+pub use publisher::Publisher;
 pub use registry::RegisterError;
 pub use service::{Conductor, ConductorHandle, StartError};
