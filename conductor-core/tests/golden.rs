@@ -8,6 +8,7 @@
 use std::fmt::Write as _;
 
 use conductor_core::EngineHash;
+use conductor_core::events::encode::{Layout, encode};
 use conductor_core::events::{Batch, Decoder, Dialect, Event, decode_load};
 use conductor_core::hash::vllm::{Algorithm, Digest, ExtraKey, Profile, Release, VllmChain};
 use conductor_core::hash::{sglang, vllm};
@@ -167,6 +168,36 @@ fn a_report_of_load_is_read() {
     let mut again = Vec::new();
     conductor_core::events::encode::encode_load(&load, &mut again);
     assert_eq!(again, bytes(line));
+}
+
+#[test]
+fn encoders_write_the_bytes_of_the_releases() {
+    let releases = [
+        (Layout::VllmArrays, VLLM[0].2, Dialect::Vllm),
+        (Layout::VllmArrays, VLLM[1].2, Dialect::Vllm),
+        (Layout::VllmMaps, VLLM[9].2, Dialect::Vllm),
+        (Layout::Sglang, SGLANG[4].1, Dialect::Sglang),
+    ];
+    for (layout, text, dialect) in releases {
+        let file = File::read(text);
+        let mut decoder = Decoder::new(dialect);
+        let mut batch = Batch::new();
+        let mut compared = 0;
+        for frame in &file.frames {
+            // Those that encoders have no field for: sessions, windows, numbers of adapters, old media.
+            let whole = ["plain", "child", "media-keys", "many", "adapter", "remote", "cleared", "mixed"];
+            if !whole.contains(&frame.name) {
+                continue;
+            }
+            decoder.decode(&frame.payload, &mut batch).expect("a batch");
+            let events: Vec<Event<'_>> = batch.events().collect();
+            let mut again = Vec::new();
+            encode(layout, batch.published(), batch.dp_rank(), &events, &mut again);
+            assert_eq!(hex(&again), hex(&frame.payload), "{layout:?}, {}", frame.name);
+            compared += 1;
+        }
+        assert!(compared >= 5, "{layout:?}: {compared} frames");
+    }
 }
 
 /// The hashes of the captured prompt: 48 tokens, 16 per block.

@@ -16,7 +16,13 @@ use crate::size::ByteSize;
 const SOURCES: [(&str, &str); 13] = [
     ("cli", include_str!("mod.rs")),
     ("conductor", include_str!("../../../conductor/src/config.rs")),
-    ("store_master", include_str!("../../../store-master/src/config.rs")),
+    (
+        "store_master",
+        concat!(
+            include_str!("../../../store-master/src/config.rs"),
+            include_str!("../../../store-master/src/kv_events/mod.rs")
+        ),
+    ),
     (
         "store_core",
         concat!(

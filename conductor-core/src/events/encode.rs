@@ -9,7 +9,7 @@ use crate::{EngineHash, Tier};
 /// A layout of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// vLLM until 0.22: arrays without trailing defaults.
+    /// vLLM until 0.23: arrays of every field.
     VllmArrays,
     /// vLLM 0.33: maps without defaults, the header of stored events in three bytes.
     VllmMaps,
@@ -27,10 +27,7 @@ pub enum Layout {
 /// Mooncake's.
 pub fn encode(layout: Layout, published: f64, dp_rank: Option<u32>, events: &[Event<'_>], out: &mut Vec<u8>) {
     let mut writer = Writer { out };
-    let rank = dp_rank.or((layout == Layout::Mooncake).then_some(0));
-    // vLLM leaves a missing rank out, SGLang writes nil.
-    let ranked = rank.is_some() || layout == Layout::Sglang;
-    writer.array(if ranked { 3 } else { 2 });
+    writer.array(3);
     #[allow(clippy::cast_possible_truncation, reason = "a time of milliseconds fits")]
     match layout {
         Layout::Mooncake => writer.signed(published as i64),
@@ -45,11 +42,8 @@ pub fn encode(layout: Layout, published: f64, dp_rank: Option<u32>, events: &[Ev
             Layout::Mooncake => mooncake(&mut writer, event, published),
         }
     }
-    match rank {
-        Some(rank) => writer.unsigned(u64::from(rank)),
-        None if ranked => writer.nil(),
-        None => {}
-    }
+    // The store has no ranks and says 0.
+    number_or_nil(&mut writer, dp_rank.or((layout == Layout::Mooncake).then_some(0)));
 }
 
 /// Appends the payload of a report of load to `out`.
@@ -70,46 +64,32 @@ fn vllm_array(writer: &mut Writer<'_>, event: &Event<'_>) {
             writer.text(CLEARED);
         }
         Event::Removed(removed) => {
-            writer.array(if removed.group.is_some() { 4 } else { 3 });
+            writer.array(4);
             writer.text(REMOVED);
             hashes(writer, removed.hashes);
             writer.text(old_medium(removed.tier));
-            if let Some(group) = removed.group {
-                writer.unsigned(u64::from(group));
-            }
+            number_or_nil(writer, removed.group);
         }
         Event::Stored(stored) => {
-            let extra = has_extra_keys(stored);
-            let fields = match (stored.group, extra) {
-                (Some(_), _) => 11,
-                (None, true) => 9,
-                (None, false) => 8,
-            };
-            writer.array(fields);
+            writer.array(12);
             writer.text(STORED);
-            stored_values(writer, stored);
+            hashes(writer, stored.hashes);
+            parent(writer, stored.parent);
+            tokens(writer, stored.tokens);
+            writer.unsigned(u64::from(stored.block_tokens));
             writer.nil();
             writer.text(old_medium(stored.tier));
             text_or_nil(writer, stored.lora);
-            match extra {
-                true => extra_keys(writer, stored),
-                false if stored.group.is_some() => writer.nil(),
-                false => {}
+            if has_extra_keys(stored) {
+                extra_keys(writer, stored)
+            } else {
+                writer.nil()
             }
-            if let Some(group) = stored.group {
-                writer.unsigned(u64::from(group));
-                writer.text(GROUP_KIND);
-            }
+            number_or_nil(writer, stored.group);
+            text_or_nil(writer, stored.group.map(|_| GROUP_KIND));
+            writer.nil();
         }
     }
-}
-
-/// Hashes, parent, tokens and block size, without names.
-fn stored_values(writer: &mut Writer<'_>, stored: &Stored<'_>) {
-    hashes(writer, stored.hashes);
-    parent(writer, stored.parent);
-    tokens(writer, stored.tokens);
-    writer.unsigned(u64::from(stored.block_tokens));
 }
 
 fn vllm_map(writer: &mut Writer<'_>, event: &Event<'_>) {

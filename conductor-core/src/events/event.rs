@@ -2,7 +2,7 @@
 
 use super::batch::{Batch, Kind, Part, Record, SourceParts};
 use super::msgpack::{Fault, Int, Reader};
-use super::{Dialect, Limits, ObjectKey, media};
+use super::{Dialect, Limits, ObjectKey, media, object};
 use crate::{EngineHash, Tier};
 
 /// Why an event is not used.
@@ -88,11 +88,12 @@ enum Field {
     Model,
     DpRank,
     Object,
+    ConnectorHash,
     BaseBlock,
     Ignored,
 }
 
-/// Positions in an array behind the tag. vLLM 0.22, `kv_events.py`; `SGLang` until 0.5.18 has the first
+/// Positions in an array behind the tag. vLLM until 0.23, `kv_events.py`; `SGLang` until 0.5.18 has the first
 /// seven.
 const STORED: [Field; 11] = [
     Field::Hashes,
@@ -130,6 +131,7 @@ fn field(name: &[u8]) -> Field {
         b"model_name" => Field::Model,
         b"dp_rank" => Field::DpRank,
         b"object_key" => Field::Object,
+        b"connector_block_hash" => Field::ConnectorHash,
         b"base_block_idx" => Field::BaseBlock,
         _ => Field::Ignored,
     }
@@ -156,6 +158,8 @@ pub(super) struct Draft<'a> {
     /// The extra keys as they are in the payload, if a block has any. Read when the adapter's name is known.
     extra_keys: Option<Part>,
     source: SourceParts,
+    /// The hash of the object's block, where a store says it beside or in place of the object's key.
+    connector_hash: Option<EngineHash>,
 }
 
 type Read<T> = Result<T, Skip>;
@@ -178,6 +182,7 @@ impl<'a> Draft<'a> {
             salt: None,
             extra_keys: None,
             source: SourceParts::default(),
+            connector_hash: None,
         }
     }
 
@@ -249,6 +254,11 @@ impl<'a> Draft<'a> {
             Field::Model => self.source.model = self.text(reader, into)?,
             Field::DpRank => self.source.dp_rank = Some(small(reader)?),
             Field::Object => self.source.object = self.text(reader, into)?,
+            // A text of another layout is as good as none: the event may have other hashes.
+            Field::ConnectorHash => {
+                let text = core::str::from_utf8(reader.text()?).unwrap_or_default();
+                self.connector_hash = object::digest(text);
+            }
             Field::BaseBlock => self.source.base_block = Some(small(reader)?),
             Field::Ignored => reader.skip()?,
         }
@@ -386,20 +396,24 @@ impl<'a> Draft<'a> {
         Ok(record)
     }
 
-    /// The hashes, or that in the object's key.
+    /// The hashes, or that of the object.
     fn named(&self, into: &mut Batch) -> Read<Part> {
-        match (self.hashes, self.source.object) {
-            (Some(hashes), _) if hashes.len() > 0 => Ok(hashes),
-            (_, Some(object)) => {
-                let key = core::str::from_utf8(&into.bytes[object.range()]).unwrap_or_default();
-                let hash = ObjectKey::parse(key).map(|key| key.hash).ok_or(Skip::UnknownObject)?;
-                let start = into.hashes.len();
-                into.hashes.push(hash);
-                Ok(Part::behind(start, into.hashes.len()))
-            }
-            (Some(_), None) => Err(Skip::Empty),
-            (None, None) => Err(Skip::Malformed),
+        if let Some(hashes) = self.hashes.filter(|hashes| hashes.len() > 0) {
+            return Ok(hashes);
         }
+        let of_key = |object: Part| {
+            let key = core::str::from_utf8(&into.bytes[object.range()]).unwrap_or_default();
+            ObjectKey::parse(key).map(|key| key.hash)
+        };
+        let hash = match (self.connector_hash.or_else(|| self.source.object.and_then(of_key)), self.hashes) {
+            (Some(hash), _) => hash,
+            (None, _) if self.source.object.is_some() => return Err(Skip::UnknownObject),
+            (None, Some(_)) => return Err(Skip::Empty),
+            (None, None) => return Err(Skip::Malformed),
+        };
+        let start = into.hashes.len();
+        into.hashes.push(hash);
+        Ok(Part::behind(start, into.hashes.len()))
     }
 
     fn tier(&self) -> Option<Tier> {

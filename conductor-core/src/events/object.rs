@@ -38,7 +38,8 @@ pub struct ObjectKey<'a> {
 pub enum ObjectLayout {
     /// `[prefix@]model@tp_rank:N@pcpN@dcpN@pp_rank:N[@group:N][@cache_role:..][@cache_family:..]@hash`.
     Vllm,
-    /// `model@pcpN@dcpN@head_or_tp_rank:N[@pp_rank:N][@group:N][@layer_id:N]@hash`, of vLLM on Ascend.
+    /// `model@pcpN@dcpN@head_or_tp_rank:N[@pp_rank:N][@group:N][@layer_id:N]@hash`, of vLLM on Ascend; with
+    /// `@hash@layer` at the end in former releases.
     Ascend,
     /// `model@[group@]hash@rank`.
     Compact,
@@ -75,17 +76,30 @@ impl<'a> ObjectKey<'a> {
 
 /// Keys with `@`. Names may have one, too, so they are read from the end.
 fn parted(key: &str) -> Option<ObjectKey<'_>> {
-    let (mut rest, last) = key.rsplit_once('@')?;
-    let Some(hash) = digest(last) else { return compact(rest, last) };
+    let (rest, last) = key.rsplit_once('@')?;
+    if let Some(hash) = digest(last) {
+        return ranked(rest, hash);
+    }
+    // A number behind the hash: the layer in Ascend's keys of before `layer_id`, the rank in compact ones.
+    let number = last.parse().ok()?;
+    let (rest, last) = rest.rsplit_once('@')?;
+    let hash = digest(last)?;
+    if let Some(found) = ranked(rest, hash).filter(|found| found.layout == ObjectLayout::Ascend) {
+        return Some(ObjectKey { layer: Some(number), ..found });
+    }
+    compact(rest, hash, number)
+}
+
+/// What is in front of the hash, with the rank by name.
+fn ranked(mut rest: &str, hash: EngineHash) -> Option<ObjectKey<'_>> {
     let mut found = ObjectKey::new(ObjectLayout::Vllm, hash);
-    let mut ranked = false;
     while let Some((before, part)) = rest.rsplit_once('@') {
-        if !labelled(part, &mut found, &mut ranked)? {
+        if !labelled(part, &mut found)? {
             break;
         }
         rest = before;
     }
-    if !ranked || rest.is_empty() {
+    if found.tp_rank.is_none() || rest.is_empty() {
         return None;
     }
     match rest.rsplit_once('@') {
@@ -94,18 +108,18 @@ fn parted(key: &str) -> Option<ObjectKey<'_>> {
         }
         _ => found.model = Some(rest),
     }
-    Some(found)
+    found.model.is_some_and(|model| !model.is_empty()).then_some(found)
 }
 
 /// Reads `label:N` or `labelN` into its field. `Some(false)` if the part is no label, `None` if its number is
 /// none.
-fn labelled<'a>(part: &'a str, found: &mut ObjectKey<'a>, ranked: &mut bool) -> Option<bool> {
+fn labelled<'a>(part: &'a str, found: &mut ObjectKey<'a>) -> Option<bool> {
     if let Some((label, value)) = part.split_once(':') {
         match label {
-            "tp_rank" => (found.tp_rank, *ranked) = (Some(value.parse().ok()?), true),
+            "tp_rank" => found.tp_rank = Some(value.parse().ok()?),
             "head_or_tp_rank" => {
                 found.layout = ObjectLayout::Ascend;
-                (found.tp_rank, *ranked) = (Some(value.parse().ok()?), true);
+                found.tp_rank = Some(value.parse().ok()?);
             }
             "pp_rank" => found.pp_rank = Some(value.parse().ok()?),
             "group" => found.group = Some(value.parse().ok()?),
@@ -125,13 +139,10 @@ fn labelled<'a>(part: &'a str, found: &mut ObjectKey<'a>, ranked: &mut bool) -> 
     Some(true)
 }
 
-/// `model@[group@]hash@rank`, without the rank.
-fn compact<'a>(rest: &'a str, rank: &str) -> Option<ObjectKey<'a>> {
-    let tp_rank = rank.parse().ok()?;
-    let (rest, hash) = rest.rsplit_once('@')?;
-    let mut found = ObjectKey::new(ObjectLayout::Compact, digest(hash)?);
-    found.tp_rank = Some(tp_rank);
-    found.model = Some(rest);
+/// `model[@group]`, in front of `@hash@rank`.
+fn compact(rest: &str, hash: EngineHash, tp_rank: u32) -> Option<ObjectKey<'_>> {
+    let mut found = ObjectKey::new(ObjectLayout::Compact, hash);
+    (found.model, found.tp_rank) = (Some(rest), Some(tp_rank));
     if let Some((model, group)) = rest.rsplit_once('@')
         && let Ok(group) = group.parse()
     {
@@ -140,8 +151,9 @@ fn compact<'a>(rest: &'a str, rank: &str) -> Option<ObjectKey<'a>> {
     found.model.is_some_and(|model| !model.is_empty()).then_some(found)
 }
 
-/// The last 64 bits of a digest in hexadecimal: of 8 to 64 bytes.
-fn digest(text: &str) -> Option<EngineHash> {
+/// The last 64 bits of a digest in hexadecimal: of 8 to 64 bytes, with or without `0x` in front.
+pub(super) fn digest(text: &str) -> Option<EngineHash> {
+    let text = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")).unwrap_or(text);
     let bytes = text.as_bytes();
     let plausible = bytes.len() >= 16 && bytes.len() <= 128 && bytes.len().is_multiple_of(2);
     if !plausible || !bytes.iter().all(u8::is_ascii_hexdigit) {

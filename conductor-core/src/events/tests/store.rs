@@ -172,6 +172,36 @@ fn keys_of_ascend_are_read() {
 }
 
 #[test]
+fn keys_of_former_releases_are_read() {
+    let text = alloc::format!("a@b@pcp1@dcp2@head_or_tp_rank:3@{DIGEST}@6");
+    let found = key(&text);
+    assert_eq!((found.layout, found.model), (ObjectLayout::Ascend, Some("a@b")));
+    assert_eq!((found.hash, found.layer), (EngineHash(0xfedc_ba98_7654_3210), Some(6)));
+    let text = alloc::format!("model@tp_rank:3@pcp0@dcp0@pp_rank:0@0x{DIGEST}");
+    assert_eq!((key(&text).hash, key(&text).tp_rank), (EngineHash(0xfedc_ba98_7654_3210), Some(3)));
+}
+
+#[test]
+fn an_event_may_have_the_hash_of_its_object_beside_it() {
+    let event = |hash: &str| {
+        batch_of(1, |writer| {
+            writer.map(3);
+            writer.text("event_type");
+            writer.text("removed");
+            writer.text("connector_block_hash");
+            writer.text(hash);
+            writer.text("seq_hashes");
+            writer.array(0);
+        })
+    };
+    let (batch, _) = decode(Dialect::Mooncake, &event("0123456789abcdef000000000000002a"));
+    let Some(Event::Removed(removed)) = batch.events().next() else { panic!("no removed event") };
+    assert_eq!(removed.hashes, [EngineHash(42)]);
+    let (_, decoded) = decode(Dialect::Mooncake, &event("2a"));
+    assert_eq!((decoded.events, decoded.skipped.empty), (0, 1));
+}
+
+#[test]
 fn compact_keys_are_read() {
     let text = alloc::format!("model@{DIGEST}@7");
     let found = key(&text);
@@ -219,6 +249,8 @@ fn texts_that_are_no_keys_are_refused() {
         "é_é@é".into(),
         alloc::format!("model@{DIGEST}"),
         alloc::format!("@tp_rank:0@{DIGEST}"),
+        alloc::format!("prefix@@tp_rank:0@{DIGEST}"),
+        alloc::format!("model@pcp0@{DIGEST}"),
         alloc::format!("model@tp_rank:x@{DIGEST}"),
         alloc::format!("model@tp_rank:0@{}", &DIGEST[..15]),
         alloc::format!("model@tp_rank:0@{long}"),
